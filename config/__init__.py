@@ -1,0 +1,425 @@
+"""
+The schema of a run, and the loader:  python train.py config/sudoku.py --learning_rate=1e-3 --n_layer=2
+
+A config file is ordinary Python that defines `config = Config(...)`. What the command line adds comes after it. Both
+are checked by name, type and sense before anything compiles. `python train.py --help` prints the comments of this file.
+"""
+import ast
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import os
+import re
+import runpy
+import sys
+import traceback
+import types
+import typing
+import warnings
+
+from model import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    # run
+    objective: str = "pretrain"  # what to optimize: pretrain (a prompt in a row makes it fine-tuning), judge or grpo
+    out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, curves.png
+    init_from: str | None = None  # start from a model folder, an out_dir, or a config file (trained first if need be)
+    resume: bool = False  # continue the run in out_dir; else an earlier run there is moved aside
+    seed: int = 0  # of everything random: the same seed on the same machine gives the same run
+    max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
+    stop_at: float | None = None  # end early when the sampled val pass rate first exceeds this
+    eval_only: bool = False  # evaluate the newest checkpoint (or init_from) and leave
+    log_interval: int = 10  # steps between lines of metrics.jsonl
+    eval_interval: int = 100  # steps between evaluations on val
+    eval_size: int = 256  # val rows that an evaluation fills and scores
+    eval_samples: int | None = None  # of each also so many at the run's temperature; None: 1, and 4 for grpo
+    eval_rewards: tuple[str, ...] = ()  # rewards that are measured at evaluations and never trained on
+    save_interval: int = 500  # steps between checkpoints
+    keep_checkpoints: int = 2  # the newest that many are kept, and the best one
+    log_samples: int = 3  # completions shown on screen at an evaluation; samples.jsonl gets 16
+    wandb_log: bool = False  # also log to Weights & Biases
+    wandb_project: str = "unmask"  # under which project
+    wandb_run_name: str | None = None  # None: the name of out_dir
+    wandb_entity: str | None = None  # under which account; None: your own
+    # data
+    dataset: str = "sudoku"  # a folder in data/, or your own folder or file (JSONL, JSON, txt)
+    max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
+    max_new_tokens: int = 20  # tokens; completions are filled with end-of-text to this
+    chat_template: str | None = None  # what prompts are put into: chatml (Dream, Qwen) or llada; None: a base model
+    system_prompt: str | None = None  # what the template begins with; None: what is usual there
+    data_part: tuple[float, ...] = ()  # (from, to), as in 0,0.7: a share of the train rows, for others to use the rest
+    difficulty: tuple[float, ...] = ()  # (lowest, highest): rows of other difficulties are left out
+    curriculum: tuple[tuple[int, float], ...] = ()  # ((step, hardest difficulty allowed from then on), ...)
+    # optimizer
+    batch_size: int = 32  # rows a step; of grpo, prompts a rollout
+    gradient_accumulation_steps: int = 1  # micro-batches that a batch is cut into
+    learning_rate: float = 1e-3  # the highest, at the end of the warm-up
+    lr_schedule: str = "cosine"  # cosine or constant, after the warm-up
+    warmup_iters: int = 20  # steps in which the rate climbs from 0
+    min_lr: float = 1e-4  # where the cosine ends
+    beta1: float = 0.9  # Adam's memory of the gradient
+    beta2: float = 0.99  # Adam's memory of its square
+    adam_eps: float = 1e-8  # keeps Adam's quotient finite
+    weight_decay: float = 0.1  # not on norms, biases and embeddings
+    grad_clip: float | None = 1.0  # global norm; None: no clipping
+    ema_decay: float | None = None  # average the weights; evaluation and the saved model then use the average
+    # diffusion
+    paired: bool = False  # two complementary half-masks of half as many rows: less variance at the same cost
+    loss_norm: str = "token"  # token: a mean over tokens (pre-training); completion: over rows, each by its own length
+    # sampling: of rollouts and at evaluations
+    diffusion_steps: int = 16  # forward passes that fill a completion
+    order: str = "confidence"  # which hole first: random, confidence, margin, entropy, left, sampled
+    rule: str = "quota"  # how many a step: quota, dream, threshold, entropy
+    block_len: int | None = None  # fill blocks of this length from left to right; None: everything at once
+    temperature: float = 1.0  # of rollouts and of the sampled pass rate; the greedy one is always measured too
+    top_k: int | None = None  # draw from the k most probable tokens; None: from all
+    top_p: float | None = None  # draw from the most probable tokens that reach this probability; None: from all
+    repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
+    # rewards
+    rewards: tuple[str, ...] = ()  # names out of rewards.py or path.py:function; the first decides what passes
+    reward_weights: tuple[float, ...] = ()  # one for each reward; empty: all 1
+    reward_timeout: float = 1.0  # seconds a program may run
+    reward_workers: int | None = None  # programs at a time; None: four a core
+    sandbox_unsafe: tuple[str, ...] = ()  # what you accept not to be contained on this machine, see sandbox.py
+    reward_clip: float | None = None  # each reward is cut to at most this far from 0
+    diversity_bonus: float = 0.0  # weight of how much a completion differs from those of its group
+    judge_from: str | None = None  # the judge behind the reward `judge`: a folder or a config file, as for init_from
+    # grpo: rollouts
+    group_size: int = 8  # completions of each prompt, which are compared with each other
+    rollout_steps: int | None = None  # forward passes of a rollout; None: diffusion_steps, as at evaluations
+    rollout_chunk: int | None = None  # completions generated at a time; None: all
+    updates_per_rollout: int = 1  # passes over the completions, each with masks of its own
+    keep_completions: int | None = None  # update on those with the largest advantages only; None: on all
+    minibatch_size: int | None = None  # completions an update; None: all that are kept
+    mask_truncated: bool = False  # leave completions without an end of text out of the loss
+    dynamic_sampling: int = 0  # draw groups that agree with themselves again, at most that many times
+    fill_in: bool = False  # prompts are the rows' own completions with holes
+    mask_ratio_min: float = 0.2  # of fill_in: the smallest share of tokens that are holes; of coupled: the lowest t
+    mask_ratio_max: float = 0.8  # the largest
+    # grpo: log-probabilities
+    logp_est: str = "trace"  # how: one_step, coupled, elbo, coupled_elbo, trace, left_to_right; exact if causal
+    logp_views: int = 4  # masked copies of a completion, where the estimator leaves their number open
+    logp_chunk: int | None = None  # masked copies computed at a time; None: all
+    logp_scale: float = 1.0  # a factor; 2/3 makes the weights of coupled sum to 1
+    random_masking: bool = True  # new masks in every pass; False: stale ones, as a known bug has it
+    p_mask_prompt: float = 0.0  # of one_step: the probability that a token of the prompt is masked, too
+    # grpo: advantages and loss, see grpo.py
+    adv_baseline: str = "mean"  # of the group: mean, or loo, the mean of the others
+    adv_norm: str = "group"  # divide by the standard deviation of the group, the batch, or none
+    adv_eps: float = 1e-4  # is added to that
+    adv_negative: float = 1.0  # weight of negative advantages; 0: learn only from what beats its group
+    reward_norm: str = "sum"  # several rewards: sum them up and normalize, or normalize each first
+    ratio_level: str = "token"  # compare with the policy that wrote it each token, the sequence, or none
+    loss_type: str = "dapo"  # grpo, bnpo, dapo, dr_grpo, luspo, cispo, sapo, wd1, spg
+    clip_low: float = 0.2  # ratios below 1 - clip_low do not fall any more
+    clip_high: float = 0.2  # ratios above 1 + clip_high do not rise any more
+    clip_cap: float | None = None  # dual clip: with a negative advantage no ratio counts as more
+    cispo_cap: float = 5.0  # of cispo: no ratio weighs more
+    spg_mix: float = 0.5  # of spg: the share of the upper bound where a completion should become less likely
+    spg_power: float = 1.5  # of spg: its power mean
+    entropy_coef: float = 0.0  # weight of a bonus for uncertain predictions
+    kl_beta: float = 0.0  # weight of the KL to the reference; 0: there is no reference
+    kl_est: str = "k3"  # k2, k3, or k3_ratio
+    ref_mode: str = "static"  # the reference stays, follows (ema) or is renewed (periodic)
+    ref_decay: float = 0.99  # of ema: the weight of the old reference
+    ref_sync_interval: int = 64  # of periodic: iterations between renewals
+    ref_sync_mix: float = 1.0  # of periodic: the weight of the policy in the new reference
+    ref_offload: bool = False  # keep the reference in host memory while it is not used
+    # judge
+    judge_rows: int = 8192  # train rows that pairs are made of
+    judge_temperatures: tuple[float, ...] = (0.5, 1.0, 1.5)  # at which the generator writes the worse half of a pair
+    model: ModelConfig = ModelConfig()
+
+    def __post_init__(self):
+        check_types(self)
+        if self.kl_est == "k1":
+            raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
+                             "Use k2, whose gradient is that of the reverse KL, or k3")
+        for key, allowed in CHOICES.items():
+            if getattr(self, key) not in allowed:
+                raise ValueError(f"{key}={getattr(self, key)!r}: one of {', '.join(map(str, allowed))}")
+        for key, (holds, expected) in RANGES.items():
+            if getattr(self, key) is not None and not holds(getattr(self, key)):
+                raise ValueError(f"{key}={getattr(self, key)!r} must be {expected}")
+        if self.objective != "grpo" and self.batch_size % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"batch_size={self.batch_size} must be divisible by "
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps}"
+            )
+        if self.paired and self.batch_size % 2:
+            raise ValueError(f"paired=True sees every row twice: batch_size={self.batch_size} must be even")
+        if self.lr_schedule == "cosine" and self.min_lr > self.learning_rate:
+            raise ValueError(f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}")
+        if self.difficulty and (len(self.difficulty) != 2 or self.difficulty[0] > self.difficulty[1]):
+            raise ValueError(f"difficulty={self.difficulty}: two numbers, the lowest and the highest, as in 1,3")
+        if self.data_part and (len(self.data_part) != 2 or not 0 <= self.data_part[0] < self.data_part[1] <= 1):
+            raise ValueError(f"data_part={self.data_part}: two numbers from 0 to 1, the lower first, as in 0,0.7")
+        if self.curriculum and self.objective == "judge":
+            raise ValueError(f"curriculum={self.curriculum}: objective={self.objective!r} takes its rows in any order")
+        if self.reward_weights and len(self.reward_weights) != len(self.rewards):
+            raise ValueError(
+                f"reward_weights={self.reward_weights} has {len(self.reward_weights)} numbers for "
+                f"{len(self.rewards)} rewards {self.rewards}"
+            )
+        if self.stop_at is not None and self.objective == "pretrain" and not self.rewards:
+            raise ValueError(f"stop_at={self.stop_at} needs rewards: the first of them decides what passes")
+        if self.objective == "grpo":
+            check_grpo(self)
+        if self.init_from and not (self.resume or self.eval_only) and same_place(self.init_from, self.out_dir):
+            raise ValueError(f"init_from={self.init_from!r} lies in out_dir={self.out_dir!r}, where this run writes: "
+                             "give it another out_dir")
+
+
+CHOICES = {
+    "objective": ("pretrain", "judge", "grpo"), "lr_schedule": ("cosine", "constant"),
+    "loss_norm": ("token", "completion"), "adv_baseline": ("mean", "loo"), "adv_norm": ("group", "batch", "none"),
+    "reward_norm": ("sum", "each"), "ratio_level": ("token", "sequence", "none"),
+    "logp_est": ("one_step", "coupled", "elbo", "coupled_elbo", "trace", "left_to_right", "exact"),
+    "loss_type": ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "wd1", "spg"),
+    "chat_template": (None, "chatml", "llada"),
+    "kl_est": ("k2", "k3", "k3_ratio"), "ref_mode": ("static", "ema", "periodic"),
+}  # fmt: skip
+AT_LEAST = {
+    0: "warmup_iters min_lr weight_decay log_samples max_prompt_len temperature dynamic_sampling kl_beta adv_eps "
+       "diversity_bonus entropy_coef adv_negative",
+    1: "max_iters log_interval eval_interval eval_size save_interval keep_checkpoints max_new_tokens batch_size "
+       "gradient_accumulation_steps diffusion_steps reward_workers judge_rows eval_samples rollout_chunk rollout_steps "
+       "keep_completions updates_per_rollout minibatch_size logp_views logp_chunk ref_sync_interval",
+}  # fmt: skip
+ABOVE_0 = "learning_rate adam_eps grad_clip reward_timeout reward_clip logp_scale spg_power cispo_cap clip_high"
+RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler can do is checked by sample.Plan
+    **{key: (lambda v, n=n: v >= n, f"at least {n}") for n, keys in AT_LEAST.items() for key in keys.split()},
+    **dict.fromkeys(ABOVE_0.split(), (lambda v: v > 0, "above 0")),
+    **dict.fromkeys(("beta1", "beta2", "ema_decay", "stop_at"), (lambda v: 0 <= v < 1, "at least 0 and below 1")),
+    **dict.fromkeys(("p_mask_prompt", "ref_decay", "ref_sync_mix", "spg_mix", "clip_low"),
+                    (lambda v: 0 <= v <= 1, "from 0 to 1")),
+    **dict.fromkeys(("mask_ratio_min", "mask_ratio_max"), (lambda v: 0 < v <= 1, "above 0 and at most 1")),
+    "clip_cap": (lambda v: v > 1, "above 1"),
+    "seed": (lambda v: 0 <= v < 2**32, "at least 0 and below 2**32"),
+    "out_dir": (bool, "the name of a folder"),
+    "judge_from": (bool, "None, a folder or a config file"),
+    "init_from": (bool, "None, a folder or a config file"),
+}
+
+
+def check_grpo(c):
+    """What grpo needs to hold between keys."""
+    completions = c.batch_size * c.group_size
+    kept = c.keep_completions or completions
+    size = c.minibatch_size or kept
+    view = {"one_step": 1, "coupled": 3, "coupled_elbo": 2 * c.logp_views, "exact": 1}.get(c.logp_est, c.logp_views)
+    micro = size // c.gradient_accumulation_steps
+    where = f"batch_size={c.batch_size} x group_size={c.group_size} = {completions} completions"
+    judged = "judge" in c.rewards + c.eval_rewards
+    for wrong, message in (
+        (c.group_size < 2,
+         f"group_size={c.group_size}: a completion is compared with the others of its group, so at least 2"),
+        (not c.rewards,
+         "objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help lists them"),
+        (not (c.init_from or c.resume or c.eval_only),
+         "objective='grpo' needs init_from: a folder, or the config file that trains the model to start from"),
+        (kept > completions, f"keep_completions={c.keep_completions} must be at most {where}"),
+        (kept % size, f"minibatch_size={c.minibatch_size} must divide "
+         + (f"keep_completions={c.keep_completions}" if c.keep_completions else where)),
+        (size % c.gradient_accumulation_steps,
+         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide the {size} completions an update"),
+        (c.rollout_chunk and completions % c.rollout_chunk, f"rollout_chunk={c.rollout_chunk} must divide {where}"),
+        (c.logp_chunk and (micro * view % c.logp_chunk or kept * view % c.logp_chunk),
+         f"logp_chunk={c.logp_chunk} must divide the {micro * view} masked copies of a micro-batch: "
+         f"{micro} completions x {view} views"),
+        (c.mask_ratio_min > c.mask_ratio_max,
+         f"mask_ratio_min={c.mask_ratio_min} must be at most mask_ratio_max={c.mask_ratio_max}"),
+        (c.logp_est == "coupled" and c.mask_ratio_max == 1,
+         "logp_est='coupled' divides by 1 - t: mask_ratio_max must be below 1"),
+        (c.fill_in and c.mask_truncated,
+         "mask_truncated=True with fill_in=True would leave out everything: the holes do not include an end of text"),
+        (c.top_k or c.top_p or c.repetition_penalty != 1,
+         f"top_k={c.top_k}, top_p={c.top_p}, repetition_penalty={c.repetition_penalty}: grpo trains the "
+         "log-probs of the whole distribution, so completions must be drawn from it: None, None and 1.0"),
+        (c.temperature == 0, "temperature=0: all completions of a group would be the same; use 1.0"),
+        (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
+         f"loss_type='spg' is a bound made of the views of logp_est='elbo' (now {c.logp_est!r}), with kl_beta=0 (now "
+         f"{c.kl_beta})"),
+        (c.loss_type in ("wd1", "spg") and c.ratio_level != "none",
+         f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
+        (judged and not c.judge_from,
+         "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
+        (c.logp_est == "exact" and not c.model.causal,
+         "logp_est='exact' is the log-probability of a causal model; a denoiser sees the tokens it should predict: use "
+         "trace, coupled, elbo, ..."),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(message)
+
+
+def same_place(path, folder):
+    """Whether a path is a folder or lies in it."""
+    return f"{os.path.abspath(path)}/".startswith(f"{os.path.abspath(folder)}/")
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def check_types(cfg):
+    """Every field of a dataclass has the type that its annotation says (an int will do for a float)."""
+    for name, kind in typing.get_type_hints(type(cfg)).items():
+        value = getattr(cfg, name)
+        if not fits(value, kind):
+            raise ValueError(f"{name}={value!r}: expected {describe(kind)}, got {type(value).__name__}")
+
+
+def fits(value, kind):
+    """Whether a value is what an annotation says."""
+    if isinstance(kind, types.UnionType):
+        return any(fits(value, k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        inner = typing.get_args(kind)
+        inner = inner[:1] * len(value) if inner[-1] is Ellipsis and isinstance(value, tuple) else inner
+        return isinstance(value, tuple) and len(value) == len(inner) and all(map(fits, value, inner))
+    if kind is float:  # neither inf nor nan, nor a whole number that no float holds
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is kind or (dataclasses.is_dataclass(kind) and isinstance(value, kind))
+
+
+def describe(kind):
+    """An annotation in words."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(describe(k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        inner = typing.get_args(kind)[0]
+        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)")}.get(inner, ["((0, 1), (500, 2))"] * 2)
+        return f"a tuple, as in {shell} on the command line or {file} in a file"
+    return {int: "a whole number", float: "a finite number", bool: "True or False", str: "text",
+            type(None): "None"}.get(kind, getattr(kind, "__name__", str(kind)))  # fmt: skip
+
+
+def parse(name, text, kind):
+    """The value that `--name=text` stands for, of the annotated type, or a ValueError that says what was expected."""
+    for value in readings(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
+        if fits(value, kind):
+            return value
+    raise ValueError(f"--{name}={text}: expected {describe(kind)}")
+
+
+def readings(text, kinds):
+    """What a text may mean, the likeliest first: text as it is (--wandb_run_name=7 is a name), else Python."""
+    if type(None) in kinds and text == "None":
+        yield None
+    if str in kinds:
+        yield text
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of "\d" and the like
+            value = frozen(ast.literal_eval(text.strip()))
+        yield value
+        yield (value,)  # a single name, number or pair where several are possible
+    yield tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def frozen(value):
+    """Lists within lists -> tuples within tuples."""
+    return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+# ---- keys ------------------------------------------------------------------------------------------------------------
+
+
+def flatten(cfg, prefix=""):
+    """{"max_iters": 1000, ..., "model.n_layer": 4, ...}"""
+    out = {}
+    for f in dataclasses.fields(cfg):
+        v = getattr(cfg, f.name)
+        out |= flatten(v, f"{prefix}{f.name}.") if dataclasses.is_dataclass(v) else {prefix + f.name: v}
+    return out
+
+
+def unknown(name, known):
+    """One sentence about a key that does not exist, with the nearest that does."""
+    names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
+    near = difflib.get_close_matches(name, names, 1, 0.5)
+    return f"unknown config key {name!r}" + (f", did you mean {names[near[0]]!r}?" if near else "; see --help")
+
+
+def override(cfg, args):
+    """A copy of cfg with {name: text} set, all at once. Model keys need no prefix: n_layer is model.n_layer."""
+    known, of_run, of_model = flatten(cfg), {}, {}
+    for name, text in args.items():
+        name = f"model.{name}" if name not in known and f"model.{name}" in known else name
+        if name not in known:
+            raise ValueError(unknown(name, known))
+        leaf = name.removeprefix("model.")
+        cls, to = (ModelConfig, of_model) if leaf != name else (Config, of_run)
+        if leaf in to:
+            raise ValueError(f"--{leaf} is given twice")
+        to[leaf] = parse(leaf, text, typing.get_type_hints(cls)[leaf])
+    return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
+
+
+def read(path):
+    """The `config` that a config file defines, or a ValueError that says what is wrong with the file."""
+    if not os.path.isfile(path):
+        here = os.path.dirname(os.path.abspath(__file__))
+        there = sorted(f"config/{f}" for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
+        raise ValueError(f"there is no config file {path!r}; there are {', '.join(there)}")
+    try:
+        found = runpy.run_path(path).get("config")
+    except Exception as e:  # whatever a file of the user's raises is said in one line, with its place in the file
+        key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # how dataclasses name what they do not have
+        what = unknown(key[1], flatten(Config())) if key else str(e)
+        kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
+        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
+        raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{what}") from None
+    if not isinstance(found, Config):
+        raise ValueError(f"{path} defines no `config = Config(...)`, but config = {found!r}")
+    check_types(found.model)
+    return found
+
+
+def lineage(cfg):
+    """A run, the run of the config file that it starts from, and so on: all can be read, none writes into another."""
+    chain = [cfg]
+    while chain[-1].init_from and chain[-1].init_from.endswith(".py"):
+        base = read(chain[-1].init_from)
+        if any(same_place(base.out_dir, run.out_dir) for run in chain):
+            raise ValueError(f"init_from={chain[-1].init_from!r} writes into {base.out_dir!r}, where the run that "
+                             "starts from it writes, too: give that another out_dir")
+        chain.append(base)
+    if cfg.judge_from and cfg.judge_from.endswith(".py") and read(cfg.judge_from).objective != "judge":
+        raise ValueError(f"judge_from={cfg.judge_from!r} trains no judge: its objective is "
+                         f"{read(cfg.judge_from).objective!r}")
+    return chain
+
+
+def load(argv):
+    """The arguments of `python train.py FILE [--key=value ...]` -> Config."""
+    files, args, types_ = [], {}, {k: type(v) for k, v in flatten(Config()).items()}
+    for word, after in zip(argv, [*argv[1:], ""], strict=False):
+        name, equals, text = word[2:].partition("=")
+        if not word.startswith("--"):
+            files.append(word)
+        elif not equals:
+            value = "True" if types_.get(name) is bool else "value" if after[:2] in ("", "--") else after
+            raise ValueError(f"{word}: write it as {word}={value}")
+        elif name in args:
+            raise ValueError(f"--{name} is given twice")
+        else:
+            args[name] = text
+    if len(files) != 1:
+        raise ValueError("usage: python train.py config/NAME.py [--key=value ...], with one config file, got "
+                         + (" and ".join(map(repr, files)) or "none"))  # fmt: skip
+    return lineage(override(read(files[0]), args))[0]
+
+
+def help_text():
+    """Every key with its default and the comment beside it."""
+    lines = []
+    for cls, prefix in ((Config, ""), (ModelConfig, "model.")):
+        for line in inspect.getsource(cls).splitlines():
+            if section := re.fullmatch(r"    # (.+)|    model: .*", line):
+                lines.append("\n" + (section[1] or "model (a model key needs no prefix)"))
+            elif key := re.fullmatch(r"    (\w+): [^=]+ = (.+?)(?:  # (.*))?", line):
+                lines.append(f"  --{prefix}{key[1]}={key[2]}".ljust(42) + (f"  {key[3]}" if key[3] else ""))
+    return "usage: python train.py config/NAME.py [--key=value ...]\n" + "\n".join(lines)

@@ -1,0 +1,29 @@
+"""
+A start for reinforcement learning on countdown: three numbers up to 9, a target, equations that use every number once.
+It stops when 30% of its sampled completions keep the strict rule.
+
+    python train.py config/countdown_base.py
+
+2450 steps, 235 seconds on 2 cores of an Intel Xeon: 32.4% sampled and 35.2% greedy.
+"""
+from config import Config
+from model import ModelConfig
+
+config = Config(
+    out_dir="out/countdown_base",
+    dataset="countdown",
+    difficulty=(1, 1),
+    data_part=(0, 0.7),  # the other numbers and targets are left for reinforcement learning to meet for the first time
+    max_prompt_len=8,
+    max_new_tokens=11,
+    rewards=("countdown",),
+    max_iters=4000,
+    batch_size=64,
+    learning_rate=1e-3,
+    lr_schedule="constant",
+    ema_decay=0.98,
+    eval_interval=50,
+    diffusion_steps=8,
+    stop_at=0.3,
+    model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),
+)

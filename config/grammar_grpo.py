@@ -1,0 +1,35 @@
+"""
+GRPO without a checkable answer: holes in couplets are filled in, and the reward is the opinion of a judge that was
+trained on real and corrupted ones (config/grammar_judge.py). A judge can be fooled, so what it says is printed beside
+three things that training never sees: the grammar's own checker (val/sampled), the likelihood under the frozen base
+(coherence), and how many of all trigrams are different (distinct_3).
+
+    python train.py config/grammar_grpo.py
+
+40 iterations, 2.6 minutes on one of 2 cores of an Intel Xeon (`taskset -c 0`). The judge's opinion of greedy fill-ins
+rises from 0.61 to 0.82, and the share that is grammatical falls from 45% to 36%: the judge is outwitted, which is the
+lesson here. With learning_rate=3e-4 and masks of 0.3 to 0.9 it goes further (README).
+"""
+from dataclasses import replace
+
+from config.grammar import config as base
+from config.sudoku_grpo import tuning
+
+config = replace(base, **tuning | {
+    "out_dir": "out/grammar_grpo",
+    "init_from": "config/grammar.py",
+    "judge_from": "config/grammar_judge.py",
+    "rewards": ("judge",),
+    "eval_rewards": ("data/grammar/prepare.py:grammatical", "coherence"),
+    "fill_in": True,
+    "mask_ratio_min": 0.2,
+    "mask_ratio_max": 0.5,
+    "diffusion_steps": 6,
+    "temperature": 0.7,
+    "batch_size": 32,
+    "group_size": 8,
+    "learning_rate": 2e-4,
+    "max_iters": 40,
+    "eval_size": 128,
+    "eval_interval": 20,
+})  # fmt: skip

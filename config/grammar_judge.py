@@ -1,0 +1,22 @@
+"""
+A judge of couplets: it tells real ones from those that config/grammar.py fills in and from corrupted ones. val/pair_acc
+is how often it scores the real one of a held-out pair higher.
+
+    python train.py config/grammar_judge.py
+
+400 steps, 3 minutes on one of 2 cores of an Intel Xeon: val/pair_acc 0.947.
+"""
+from dataclasses import replace
+
+from config.grammar import config as grammar
+
+config = replace(
+    grammar,
+    objective="judge",
+    out_dir="out/grammar_judge",
+    init_from="config/grammar.py",
+    rewards=(),
+    max_iters=400,
+    learning_rate=5e-4,
+    eval_size=512,
+)

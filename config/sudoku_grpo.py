@@ -1,0 +1,49 @@
+"""
+GRPO on 4x4 sudokus with 12 empty cells and four denoising steps. The base is trained first if it is not there. Watch
+`reward` in the bar, and val/greedy: held-out grids without a mistake.
+
+    python train.py config/sudoku_grpo.py
+
+150 iterations, 7.5 minutes on 2 cores of an Intel Xeon (and 92 seconds for the base): greedy from 52.1% to 82.3%,
+sampled from 32.8% to 76.8%, pass@4 from 59.4% to 85.9%.
+
+This is GRPO at its simplest: advantages within a group, no KL, no ratio (which the passes after the first do without as
+well) and, see adv_negative below, only what beats its group. Each can be switched on with a flag.
+"""
+from dataclasses import replace
+
+from config.sudoku_base import config as base
+
+# What all GRPO runs here have in common.
+tuning = dict(
+    objective="grpo",
+    # Many prompts, few completions of each, and updates on those with the largest advantages only: what helps most is
+    # that an update sees many different prompts which the policy solves now and then.
+    batch_size=128,
+    group_size=4,
+    keep_completions=128,
+    updates_per_rollout=4,
+    # log p of a completion is bounded from below, by pairs of complementary masks. Such a bound can be pushed up, but
+    # not down (the loss then makes the bound loose), so completions below the average of their group are left out.
+    logp_est="coupled_elbo",
+    logp_views=1,
+    ratio_level="none",
+    adv_negative=0.0,
+    learning_rate=3e-4,
+    lr_schedule="cosine",
+    min_lr=1e-5,
+    warmup_iters=5,
+    ema_decay=0.95,
+    stop_at=None,
+    log_interval=1,
+    save_interval=50,
+)
+
+config = replace(
+    base,
+    **tuning,
+    out_dir="out/sudoku_grpo",
+    init_from="config/sudoku_base.py",
+    max_iters=150,
+    eval_interval=15,
+)

@@ -1,0 +1,24 @@
+"""
+A start for reinforcement learning on word problems of one step, with the working and `#### answer`. It stops
+when 30% of its sampled answers are right.
+
+    python train.py config/words_base.py
+
+116 seconds on 2 cores of an Intel Xeon: it stops after 700 steps, at val/sampled 32.0% and val/greedy 35.2%.
+"""
+from dataclasses import replace
+
+from config.countdown_base import config as countdown
+
+config = replace(
+    countdown,
+    out_dir="out/words_base",
+    dataset="words",
+    difficulty=(1, 1),
+    data_part=(),
+    max_prompt_len=22,
+    max_new_tokens=9,
+    rewards=("math",),
+    batch_size=32,
+    learning_rate=2e-3,
+)

@@ -1,0 +1,241 @@
+"""
+Masked diffusion: a share t of the tokens is replaced by the mask, and the model learns to put them back. t = 0 is clean
+text, t = 1 all holes. This is the only file that knows what t means and which tokens are masked when.
+
+Two things are made from masked copies of a text: the training loss, and the likelihoods that reinforcement learning
+needs. Noise is data: it is drawn before a loss is called, so a loss is a plain function of params and arrays.
+"""
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import model
+
+# ---- the clock -------------------------------------------------------------------------------------------------------
+
+
+def strata(key, n):
+    """-> (n,) uniform numbers in [0, 1), one in each n-th of it, in cyclic order: averages over them vary far less."""
+    return (jax.random.uniform(key) + jnp.arange(n) / n) % 1.0
+
+
+def sample_t(key, n):
+    """n (B,), how many tokens may be masked -> t (B,) in (0, 1], a multiple of 1/n, stratified over the batch.
+
+    As `corrupt` masks exactly t * n tokens (LLaDA's likelihood rule, not a coin for each), the bound below is exact
+    on a uniform model for every draw, and no row comes out without a hole.
+    """
+    return jnp.maximum(jnp.ceil((1 - strata(key, len(n))) * n), 1) / jnp.maximum(n, 1)
+
+
+def subset(key, among, count):
+    """among (B, T) bool, count (B,) -> (B, T) bool: that many of those positions, each as likely as any other."""
+    noise = jnp.where(among, jax.random.uniform(key, among.shape), 2.0)
+    return among & (jnp.argsort(jnp.argsort(noise, 1), 1) < count[:, None])
+
+
+def corrupt(key, x, t, maskable, mask_id):
+    """x (B, T), t (B,), maskable (B, T) -> z (B, T) with holes, hole (B, T)."""
+    hole = subset(key, maskable, jnp.round(t * maskable.sum(1)))
+    return jnp.where(hole, mask_id, x), hole
+
+
+def weight(t):
+    """-alpha'(t) / (1 - alpha(t)) of the linear schedule alpha(t) = 1 - t: the weight of a hole in the bound (MDLM)."""
+    return 1.0 / t
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
+
+
+def gather_logp(logits, x):
+    """logits (..., V), x (...) -> log p(x) (...)."""
+    chosen = jnp.take_along_axis(logits, x[..., None], -1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, -1)
+
+
+def noise(key, batch, cfg, norm="token", paired=False):
+    """batch of tokens (B, T), hole (B, T) True where a token may be masked, valid -> what `loss` takes.
+
+    norm "token": the loss is a mean over the tokens of the batch (LLaDA's pre-training); "completion": over its rows,
+    each by its own length (LLaDA's SFT). paired: every row twice, with complementary masks that together cover every
+    token: at the same number of forward passes loss and gradient vary less.
+    """
+    x, maskable = batch["tokens"], batch["hole"]
+    n = maskable.sum(1)
+    k_t, k_mask = jax.random.split(key)
+    t = sample_t(k_t, n)
+    z, hole = corrupt(k_mask, x, t, maskable, cfg.mask_id)
+    w = hole * weight(t)[:, None]
+    w = w / jnp.maximum(n.sum(), 1) if norm == "token" else w / jnp.maximum(n, 1)[:, None] / len(x)
+    if not paired:
+        return {"x": x, "z": z, "weight": w, "valid": batch["valid"]}
+    # A pair has ratios t and 1 - t and half a vote for each; but t = 1 has no other half, and keeps its full vote.
+    # Every ratio then counts as before: the bound has no bias and stays exact on a uniform model.
+    alone = (t == 1)[:, None]
+    other = maskable & ~hole
+    w_other = w.max(1, keepdims=True) * (t / jnp.where(alone[:, 0], 1, 1 - t))[:, None] * other
+    twice = lambda a: None if a is None else jnp.concatenate([a, a])
+    return {"x": twice(x), "z": jnp.concatenate([z, jnp.where(other, cfg.mask_id, x)]), "valid": twice(batch["valid"]),
+            "weight": jnp.concatenate([jnp.where(alone, w, w / 2), w_other / 2])}
+
+
+def loss(params, batch, cfg, start=0):
+    """x, z, weight (B, T), valid of `noise` -> the negative ELBO in nats per token, metrics. Only holes weigh anything.
+
+    Of a uniform model it is log V (of the V tokens that can be predicted: the mask cannot). `start`: the first column
+    that can be a hole; logits are computed from there on. Loss and metrics add up over parts of a batch.
+    """
+    logits = model.logits(params, batch["z"], cfg, batch["valid"], start)
+    x, w = batch["x"][:, start:], batch["weight"][:, start:]
+    nelbo = -jnp.sum(w * gather_logp(logits, x))
+    return nelbo, {"nelbo": nelbo, "hole_acc": jnp.sum(w * (logits.argmax(-1) == x))}
+
+
+def likelihood(params, batch, key, cfg, n=8, start=0):
+    """batch as for `noise` -> log-likelihood bound of every row (B,) in nats, from n masks each (LLaDA's rule)."""
+    x, maskable = batch["tokens"], batch["hole"]
+    L = maskable.sum(1)
+    k_first, k_mask = jax.random.split(key)
+    first = jnp.floor(jax.random.uniform(k_first, L.shape) * L) + 1  # in 1..L; the others follow at distances of L / n
+
+    def one(j):
+        count = (jnp.round(first + j * L / n) - 1) % jnp.maximum(L, 1) + 1
+        hole = subset(jax.random.fold_in(k_mask, j), maskable, count)
+        logits = model.logits(params, jnp.where(hole, cfg.mask_id, x), cfg, batch["valid"], start)
+        logp = gather_logp(logits, x[:, start:])
+        return jnp.sum(hole[:, start:] * logp, 1) * L / count
+
+    return jax.lax.map(one, jnp.arange(n)).mean(0)
+
+
+# ---- likelihood estimators: views and weights ------------------------------------------------------------------------
+#
+# A view k is the text with the positions M_k masked, and every estimator of the field is a choice of M and w in
+#
+#     token_logp[i] = sum_k w_k[i] log p(x_i | x with M_k masked),        w_k[i] = 0 outside M_k
+#
+# (`exact` masks nothing: a causal model has not seen token i when it predicts it). Same key, same masks: the current,
+# the old and the reference model are compared on equal views.
+
+
+class Choice(NamedTuple):
+    order: jax.Array | None  # (B, T) int, the step at which a token was committed; -1 = given
+    n: int  # how many views, where the estimator leaves that open
+    ratio: tuple[float, float]  # coupled: the range of t
+    p_mask_prompt: float  # one_step: the probability that a prompt token is masked, too
+    prompt: jax.Array | None  # (B, T) True at the tokens of the prompt
+
+
+def one_step(key, hole, c):
+    """d1: every hole at once, so tokens are independent given the prompt, of which some tokens are hidden as well."""
+    M = hole
+    if c.p_mask_prompt:
+        M = hole | c.prompt & (jax.random.uniform(key, hole.shape) < c.p_mask_prompt)
+    return M[None], hole[None]
+
+
+def coupled(key, hole, c):
+    """DiffuCoder: everything; a random half M of ratio t; its complement. The weights of a token sum to 1.5 on average
+    (Eq. 7 with lambda = 1), which stretches ratios and KL by as much."""
+    k_t, k_mask = jax.random.split(key)
+    low, high = c.ratio
+    t = (low + (high - low) * strata(k_t, len(hole)))[:, None]
+    half = hole & (jax.random.uniform(k_mask, hole.shape) < t)
+    other = hole & ~half
+    return jnp.stack([hole, half, other]), jnp.stack([hole / 2, half / (2 * t), other / (2 * (1 - t))])
+
+
+def counted(key, hole, n):
+    """-> L (B,), u (n, B) stratified over all views, keys: what both ELBO estimators count with."""
+    k_t, k_mask = jax.random.split(key)
+    return hole.sum(1), strata(k_t, n * len(hole)).reshape(n, -1), jax.random.split(k_mask, n)
+
+
+def elbo(key, hole, c):
+    """LLaDA, MDLM: n views in which l of the L tokens are masked, l uniform in 1..L, each hole weighing L / l."""
+    L, u, keys = counted(key, hole, c.n)
+    l = jnp.maximum(jnp.ceil((1 - u) * L), 1)
+    M = jnp.stack([subset(keys[k], hole, l[k]) for k in range(c.n)])
+    return M, M * (L / (c.n * l))[..., None]
+
+
+def coupled_elbo(key, hole, c):
+    """ESPO: l uniform in 0..L, and the complement beside it: every token is scored once in each pair."""
+    L, u, keys = counted(key, hole, c.n)
+    l = jnp.floor(u * (L + 1))
+    M = jnp.stack([subset(keys[k], hole, l[k]) for k in range(c.n)])
+    w = lambda M, count: M * ((L + 1) / (2 * c.n * jnp.maximum(count, 1)))[..., None]
+    return jnp.concatenate([M, hole & ~M]), jnp.concatenate([w(M, l), w(hole & ~M, L - l)])
+
+
+def trace(key, hole, c):
+    """TraceRL, CJ-GRPO: each token at the step that committed it, given what was committed before. With fewer views
+    than a row has steps S, every (S/n)-th step from a random start, each standing for S/n of them (AGRPO)."""
+    S = jnp.max(jnp.where(hole, c.order, -1), 1) + 1  # (B,)
+    m = jnp.clip(S, 1, c.n)
+    u, k = jax.random.uniform(key, S.shape), jnp.arange(c.n)[:, None]
+    step = jnp.where(S <= c.n, k, jnp.floor((u + k) * (S / m)))[..., None]  # (n, B, 1)
+    chosen = (k < m)[..., None]
+    M = hole & (c.order >= step) & chosen
+    return M, M * (c.order == step) * (jnp.maximum(S, 1) / m)[:, None]
+
+
+def left_to_right(key, hole, c):
+    """JustGRPO: the holes one by one from the left, as an autoregressive model fills them; n up to their number."""
+    return trace(key, hole, c._replace(order=jnp.cumsum(hole, 1) - 1))
+
+
+def exact(key, hole, c):
+    """Every autoregressive GRPO: nothing is masked, one pass."""
+    return jnp.zeros_like(hole)[None], hole[None]
+
+
+ESTIMATORS = dict(one_step=one_step, coupled=coupled, elbo=elbo, coupled_elbo=coupled_elbo, trace=trace,
+                  left_to_right=left_to_right, exact=exact)  # fmt: skip
+
+
+def views(key, method, hole, order=None, n=1, ratio=(0.2, 0.8), p_mask_prompt=0.0, prompt=None):
+    """hole (B, T), the completion -> M (K, B, T) bool, what each view masks; w (K, B, T), what it scores."""
+    M, w = ESTIMATORS[method](key, hole, Choice(order, n, ratio, p_mask_prompt, prompt))
+    return M, w.astype(jnp.float32)
+
+
+def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0):
+    """x (B, T), M (K, B, T) -> log p of every token in every view, and the entropy there, (K, B, T); 0 before start.
+
+    The views are rows of one batch, of which `chunk` at a time are computed and, for the gradient, kept: None: all.
+    """
+    K, B, T = M.shape
+    chunk = chunk or K * B
+    if K * B % chunk:
+        raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
+
+    def some(rows):
+        b = rows % B
+        z = jnp.where(M.reshape(-1, T)[rows], cfg.mask_id, x[b]) if cfg.mask_id is not None else x[b]
+        logits = model.logits(params, z, cfg, None if valid is None else valid[b], start) / temperature
+        entropy = jax.nn.logsumexp(logits, -1) - jnp.sum(jax.nn.softmax(logits) * logits, -1)
+        return gather_logp(logits, x[b, start:]), entropy
+
+    rows = jnp.arange(K * B).reshape(-1, chunk)
+    both = some(rows[0]) if len(rows) == 1 else jax.lax.map(jax.checkpoint(some), rows)
+    return tuple(jnp.pad(a.reshape(K, B, -1), ((0, 0), (0, 0), (start, 0))) for a in both)
+
+
+def token_logp(params, x, M, w, cfg, valid=None, start=0, chunk=None, temperature=1.0):
+    """x (B, T), M and w (K, B, T) -> sum over the views of w log p (B, T), zero outside the completion."""
+    return (w * view_logp(params, x, M, cfg, valid, start, chunk, temperature)[0]).sum(0)
+
+
+def sandwich(logp, w, up, mix, power):
+    """logp, w (K, B, T) of `elbo`, up (B,): is the row to become likelier? -> (B, T): SPG's bounds (2510.09541).
+
+    What should rise is its lower bound, the ELBO; what should fall, mix * its upper bound, 1 / power times the log of
+    the mean over the views of p ** power, + (1 - mix) * the ELBO: pushing down a lower bound need not push down p."""
+    lower = (w * logp).sum(0)
+    seen = w > 0
+    upper = jax.nn.logsumexp(jnp.where(seen, power * logp, -jnp.inf), 0, b=jnp.where(seen, w, 1)) / power
+    upper = jnp.where(seen.any(0), upper, 0)  # a token that no view masked has no bound
+    return jnp.where(up[:, None], lower, mix * upper + (1 - mix) * lower)

@@ -1,0 +1,476 @@
+"""
+A transformer, all of it in this file, in plain JAX: params are a nested dict, every function is pure.
+
+One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
+autoregressive models (`causal`). LLaDA, Dream, Llama, Qwen2, Qwen3 and Gemma 2 are this network with other switches and
+under other tensor names (FAMILIES, below).
+
+Shape letters used in the whole repository:
+  B batch   T sequence   D width   H heads   K head width   F mlp width   L layers   V vocabulary   N prompts   G group
+"""
+import dataclasses
+import json
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+
+BANNED = -1e30  # the logit of what must never be chosen: finite, so that 0 * log p stays 0 in an entropy
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    vocab_size: int = 259  # V: every id there is, mask, padding and end of text included
+    n_layer: int = 4  # L, blocks
+    n_head: int = 4  # H, attention heads
+    n_kv_head: int | None = None  # heads of keys and values (grouped-query attention); None: as many as n_head
+    d_model: int = 128  # D, the width
+    d_head: int | None = None  # K, the width of a head; None: d_model / n_head
+    d_ff: int | None = None  # F, the width inside the mlp; None: 8/3 of d_model, rounded up to a multiple of 32
+    causal: bool = False  # True: an autoregressive model, each position sees only what is left of it
+    shift: bool = False  # True: position i-1 predicts token i (Dream, and every autoregressive model)
+    qkv_bias: bool = False  # queries, keys and values have biases (Dream, Qwen2)
+    qk_norm: bool = False  # queries and keys are normalised (Qwen3)
+    gemma: bool = False  # norms also after attention and mlp, gains of 1 + w, GELU, embeddings times sqrt(D) (Gemma 2)
+    window: int | None = None  # blocks 0, 2, 4, ... see only tokens less than this far away (Gemma 2)
+    query_scale: int | None = None  # queries are divided by its root; None: by that of the width of a head
+    attn_cap: float | None = None  # attention scores s become cap * tanh(s / cap) (Gemma 2)
+    logit_cap: float | None = None  # and so do logits (Gemma 2)
+    tie_embeddings: bool = False  # one matrix reads tokens in and logits out
+    rope_theta: float = 10000.0  # the longest wavelength of the rotary positions, over 2 pi
+    norm_eps: float = 1e-5  # added to the mean square before its root is taken
+    dtype: str = "float32"  # of the matmuls; params, norms, softmax and logits stay float32
+    remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
+    mask_id: int | None = None  # the special ids; a data set's tokenizer sets them
+    eos_id: int | None = None  # ends a text
+    pad_id: int | None = None  # fills a prompt on its left
+    bos_id: int | None = None  # begins a text, in models that have it
+
+    def __post_init__(self):
+        for f in dataclasses.fields(self):
+            kind = f.type | int if isinstance(0.0, f.type) else f.type  # 256 is a number like 256.0
+            if not isinstance(getattr(self, f.name), kind):
+                raise ValueError(f"{f.name}={getattr(self, f.name)!r}: expected {getattr(f.type, '__name__', f.type)}")
+        for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.d_head is None and self.d_model % self.n_head:
+            raise ValueError(f"d_model={self.d_model} must be divisible by n_head={self.n_head} (or set d_head)")
+        if self.n_kv_head is not None and (self.n_kv_head < 1 or self.n_head % self.n_kv_head):
+            raise ValueError(f"n_head={self.n_head} must be divisible by n_kv_head={self.n_kv_head}")
+        if self.head_dim % 2:
+            raise ValueError(f"a head has {self.head_dim} columns, but rotary positions turn pairs: make it even")
+        if self.causal and not self.shift:
+            raise ValueError("causal=True needs shift=True: a position that sees its own token cannot predict it")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype={self.dtype!r}: one of float32, bfloat16")
+        for name in ("mask_id", "eos_id", "pad_id", "bos_id"):
+            # A causal model never reads a hole, so an id beyond its vocabulary can stand for one: all others are text.
+            size = self.vocab_size + (self.causal and name == "mask_id")
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) < size:
+                raise ValueError(f"{name}={getattr(self, name)} is outside the vocabulary of {self.vocab_size} ids")
+
+    @property
+    def kv_heads(self):
+        return self.n_kv_head or self.n_head
+
+    @property
+    def head_dim(self):
+        return self.d_head or self.d_model // self.n_head
+
+    @property
+    def ff(self):
+        return self.d_ff or -(-8 * self.d_model // 96) * 32
+
+
+def shapes(cfg, n_out=None):
+    """The params as a table of shapes: {name: shape}, "blocks" with a leading L axis. n_out None: the vocabulary."""
+    L, D, F, V = cfg.n_layer, cfg.d_model, cfg.ff, cfg.vocab_size
+    Q, KV = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
+    blocks = {
+        "attn_norm": (L, D), "q": (L, D, Q), "k": (L, D, KV), "v": (L, D, KV), "o": (L, Q, D),
+        "mlp_norm": (L, D), "gate": (L, D, F), "up": (L, D, F), "down": (L, F, D)}  # fmt: skip
+    if cfg.qkv_bias:
+        blocks |= {"q_bias": (L, Q), "k_bias": (L, KV), "v_bias": (L, KV)}
+    if cfg.qk_norm:
+        blocks |= {"q_norm": (L, cfg.head_dim), "k_norm": (L, cfg.head_dim)}
+    if cfg.gemma:
+        blocks |= {"attn_out_norm": (L, D), "mlp_out_norm": (L, D)}
+    head = {} if cfg.tie_embeddings and n_out is None else {"head": (D, n_out or V)}
+    return {"embed": (V, D), "blocks": blocks, "norm": (D,)} | head
+
+
+def init(key, cfg, n_out=None):
+    """key -> params of the trunk and of a linear head to n_out (None: the vocabulary; 1: a judge)."""
+
+    def leaf(path, shape):
+        name = path[-1].key
+        if name.endswith("norm"):
+            return jnp.full(shape, 0.0 if cfg.gemma else 1.0)
+        if name.endswith("bias"):
+            return jnp.zeros(shape)
+        # Embeddings of 0.5: at 0.02 sudoku had 43% instead of 54% after 800 steps. A head near zero: a uniform start.
+        std = {"embed": 0.02 if cfg.tie_embeddings else 0.5, "head": 0.02}.get(name, shape[-2] ** -0.5)
+        if name in ("o", "down"):
+            std *= (2 * cfg.n_layer) ** -0.5  # GPT-2: what is added to the residual stream, scaled by its depth
+        k_leaf = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
+        return std * jax.random.normal(k_leaf, shape)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes(cfg, n_out), is_leaf=lambda x: isinstance(x, tuple))
+
+
+def dense(x, w, dtype=None):
+    """x (..., I), w (I, O) -> (..., O), as one matrix product: the CPU gradient of a (B, T, I) one is 1/3 slower."""
+    y = jnp.matmul(x.reshape(-1, x.shape[-1]), w, preferred_element_type=dtype)
+    return y.reshape(*x.shape[:-1], w.shape[-1])
+
+
+def rms_norm(x, gain, eps):
+    x32 = x.astype(jnp.float32)
+    return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)).astype(x.dtype) * gain
+
+
+def rotary(positions, cfg):
+    """positions (B or 1, T) -> cos, sin (B or 1, T, 1, K/2) float32."""
+    frequency = cfg.rope_theta ** (-jnp.arange(0, cfg.head_dim, 2) / cfg.head_dim)
+    angle = positions[:, :, None, None] * frequency
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x, cos, sin):
+    """The half-split form: column i turns with column i + K/2 (GPT-NeoX; GGUF files interleave instead)."""
+    a, b = jnp.split(x.astype(jnp.float32), 2, -1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+def attention(q, k, v, mask, scale=None, cap=None):
+    """q (B, T, H, K), k and v (B, T, KV, K), mask (B or 1, 1, 1, T or 1, T) or None -> (B, T, H*K)."""
+    B, T, H, K = q.shape
+    KV = k.shape[2]
+    # One batch axis of B*KV, the heads that share a key as rows, and the division after the product with v: 6 ms where
+    # einsum over "bthk" takes 43 (B 32, T 160, D 256, 2 cores), and on a GPU the same three kernels.
+    q = q.reshape(B, T, KV, H // KV, K).transpose(0, 2, 3, 1, 4).reshape(B * KV, H // KV * T, K)
+    k, v = (x.transpose(0, 2, 1, 3).reshape(B * KV, T, K) for x in (k, v))
+    s = jnp.einsum("btk,bsk->bts", q, k, preferred_element_type=jnp.float32)  # (B*KV, H/KV*T, T)
+    s = soft_cap(s * (scale or K) ** -0.5, cap)
+    if mask is not None:
+        s = jnp.where(mask, s.reshape(B, KV, H // KV, T, T), BANNED).reshape(s.shape)
+    p = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
+    out = jnp.einsum("bts,bsk->btk", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    out = (out / p.sum(-1, keepdims=True)).astype(v.dtype)
+    return out.reshape(B, KV, H // KV, T, K).transpose(0, 3, 1, 2, 4).reshape(B, T, H * K)
+
+
+def soft_cap(x, cap):
+    """x -> x squeezed between -cap and cap; None: x."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def block(x, w, cfg, cos, sin, mask):
+    """x (B, T, D), w the weights of one layer -> (B, T, D)."""
+    B, T, _ = x.shape
+    h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
+    q, k, v = (dense(h, w[n]) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
+    q, k, v = (a.reshape(B, T, -1, cfg.head_dim) for a in (q, k, v))  # (B, T, H or KV, K)
+    if cfg.qk_norm:
+        q, k = rms_norm(q, w["q_norm"], cfg.norm_eps), rms_norm(k, w["k_norm"], cfg.norm_eps)
+    mixed = attention(rotate(q, cos, sin), rotate(k, cos, sin), v, mask, cfg.query_scale, cfg.attn_cap)
+    out = dense(mixed, w["o"])
+    x = x + (rms_norm(out, w["attn_out_norm"], cfg.norm_eps) if cfg.gemma else out)
+    h = rms_norm(x, w["mlp_norm"], cfg.norm_eps)
+    bend = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
+    out = dense(bend(dense(h, w["gate"])) * dense(h, w["up"]), w["down"])
+    return x + (rms_norm(out, w["mlp_out_norm"], cfg.norm_eps) if cfg.gemma else out)
+
+
+def trunk(params, tokens, cfg, valid=None):
+    """tokens (B, T), valid (B, T) False at left padding -> features (B, T, D). Denoisers and judges share this."""
+    gain = lambda path: cfg.gemma and path[-1].key.endswith("norm")
+    p = jax.tree_util.tree_map_with_path(lambda path, w: (w + 1 if gain(path) else w).astype(cfg.dtype),
+                                         {n: params[n] for n in ("embed", "blocks", "norm")})  # fmt: skip
+    T = tokens.shape[1]
+    # Padding is neither attended nor counted, so a padded prompt and an unpadded one have the same logits.
+    positions = jnp.arange(T)[None] if valid is None else jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
+    mask = None if valid is None else valid[:, None, None, None, :]
+    if cfg.causal:
+        causal = jnp.tril(jnp.ones((T, T), bool))
+        mask = causal if mask is None else mask & causal
+    local = mask
+    if cfg.window:
+        near = jnp.abs(jnp.arange(T)[:, None] - jnp.arange(T)) < cfg.window
+        mask = jnp.ones((T, T), bool) if mask is None else mask
+        local = mask & near
+
+    def step(x, layer):
+        w, i = layer
+        seen = jnp.where(i % 2 == 0, local, mask) if cfg.window else mask
+        return block(x, w, cfg, *rotary(positions, cfg), seen), None
+
+    if cfg.remat:
+        step = jax.checkpoint(step)
+    # A while loop costs a small model 15% on a CPU; beyond 8 layers the compile time is worth more.
+    x = p["embed"].at[tokens].get(mode="clip")  # a causal model's mask_id may lie beyond: what it reads there is moot
+    x = x * cfg.d_model**0.5 if cfg.gemma else x
+    x, _ = jax.lax.scan(step, x, (p["blocks"], jnp.arange(cfg.n_layer)), unroll=min(cfg.n_layer, 8))
+    return rms_norm(x, p["norm"], cfg.norm_eps)
+
+
+def readout(params, h, cfg):
+    """h (..., D) -> logits (..., V) float32, in which the mask token can never win."""
+    head = params["embed"].T if cfg.tie_embeddings else params["head"]
+    out = soft_cap(dense(h, head.astype(cfg.dtype), jnp.float32), cfg.logit_cap)
+    return out if cfg.mask_id is None else jnp.where(jnp.arange(cfg.vocab_size) == cfg.mask_id, BANNED, out)
+
+
+def logits(params, z, cfg, valid=None, start=0, length=None):
+    """z (B, T) with holes -> (B, length, V) float32: `[:, i]` is always about token start + i, shifted model or not.
+
+    Only the window [start, start + length) is read out (None: to the end); `start` may be traced, so a sampler that
+    works on a block pays the vocabulary for the block alone.
+    """
+    h = trunk(params, z, cfg, valid)
+    if cfg.shift:  # position 0 has nothing on its left: it keeps its own features, as in Dream's sampler
+        h = jnp.concatenate([h[:, :1], h[:, :-1]], 1)
+    length = z.shape[1] - start if length is None else length
+    if length != z.shape[1]:
+        h = jax.lax.dynamic_slice_in_dim(h, start, length, 1)
+    return readout(params, h, cfg)
+
+
+def score(params, tokens, cfg, valid=None):
+    """tokens (B, T) -> one number per sequence (B,): the judge. Features are averaged; causal models use the last."""
+    h = trunk(params, tokens, cfg, valid).astype(jnp.float32)
+    seen = jnp.ones(tokens.shape) if valid is None else valid.astype(jnp.float32)
+    if cfg.causal:
+        seen = (jnp.cumsum(seen, 1) == seen.sum(1, keepdims=True)) * seen
+    pooled = jnp.sum(h * seen[..., None], 1) / jnp.maximum(seen.sum(1, keepdims=True), 1)  # (B, D)
+    return pooled @ params["head"][:, 0]
+
+
+# ---- Hugging Face folders: config.json and safetensors, the only checkpoint format -----------------------------------
+
+# Where a family keeps each of our tensors, * is ".weight" and {} the layer. They store (out, in), we compute (in, out).
+LLAMA = {
+    "embed": "model.embed_tokens*", "norm": "model.norm*", "head": "lm_head*",
+    "attn_norm": "model.layers.{}.input_layernorm*", "mlp_norm": "model.layers.{}.post_attention_layernorm*",
+    "o": "model.layers.{}.self_attn.o_proj*", "gate": "model.layers.{}.mlp.gate_proj*",
+    "up": "model.layers.{}.mlp.up_proj*", "down": "model.layers.{}.mlp.down_proj*",
+    "q_norm": "model.layers.{}.self_attn.q_norm*", "k_norm": "model.layers.{}.self_attn.k_norm*",
+} | {n: f"model.layers.{{}}.self_attn.{n}_proj*" for n in "qkv"}  # fmt: skip
+GEMMA = LLAMA | {
+    "attn_out_norm": "model.layers.{}.post_attention_layernorm*",
+    "mlp_norm": "model.layers.{}.pre_feedforward_layernorm*",
+    "mlp_out_norm": "model.layers.{}.post_feedforward_layernorm*"}  # fmt: skip
+LLADA = {
+    "embed": "model.transformer.wte*", "norm": "model.transformer.ln_f*", "head": "model.transformer.ff_out*",
+    "attn_norm": "model.transformer.blocks.{}.attn_norm*", "mlp_norm": "model.transformer.blocks.{}.ff_norm*",
+    "o": "model.transformer.blocks.{}.attn_out*", "gate": "model.transformer.blocks.{}.ff_proj*",
+    "up": "model.transformer.blocks.{}.up_proj*", "down": "model.transformer.blocks.{}.ff_out*",
+} | {n: f"model.transformer.blocks.{{}}.{n}_proj*" for n in "qkv"}  # fmt: skip
+
+# Our field -> their key. A key with a default may be missing.
+IDS = {"mask_id": "mask_token_id", "eos_id": "eos_token_id", "pad_id": "pad_token_id", "bos_id": "bos_token_id"}
+LLAMA_KEYS = IDS | {
+    "vocab_size": "vocab_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "d_head": "head_dim",
+    "n_kv_head": "num_key_value_heads", "d_model": "hidden_size", "d_ff": "intermediate_size",
+    "tie_embeddings": "tie_word_embeddings", "rope_theta": "rope_theta", "norm_eps": "rms_norm_eps"}  # fmt: skip
+GEMMA_KEYS = LLAMA_KEYS | {
+    "window": "sliding_window", "query_scale": "query_pre_attn_scalar", "attn_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping"}  # fmt: skip
+LLADA_KEYS = IDS | {
+    "vocab_size": "embedding_size", "n_layer": "n_layers", "n_head": "n_heads", "n_kv_head": "n_kv_heads",
+    "d_model": "d_model", "d_ff": "mlp_hidden_size", "tie_embeddings": "weight_tying", "rope_theta": "rope_theta",
+    "norm_eps": "rms_norm_eps", "qkv_bias": "include_qkv_bias"}  # fmt: skip
+# What a config must say (or leave out) for this code to be that network.
+LLAMA_NEEDS = {"hidden_act": "silu", "rope_scaling": None, "rope_type": "default", "attention_bias": False,
+               "mlp_bias": False, "use_sliding_window": False}  # fmt: skip
+GEMMA_NEEDS = LLAMA_NEEDS | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+                             "use_bidirectional_attention": False}  # fmt: skip
+LLADA_NEEDS = {
+    "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "rope": True, "block_group_size": 1,
+    "alibi": False, "include_bias": False, "attention_layer_norm": False, "input_emb_norm": False,
+    "scale_logits": False}  # fmt: skip
+
+# model_type: (class, tensors, keys, needs, what its config need not say). Every other field has its default.
+FAMILIES = {
+    "llada": ("LLaDAModelLM", LLADA, LLADA_KEYS, LLADA_NEEDS, {}),
+    "Dream": ("DreamModel", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(shift=True, qkv_bias=True)),
+    "llama": ("LlamaForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True)),
+    "qwen2": ("Qwen2ForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True, qkv_bias=True)),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True, qk_norm=True)),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA, GEMMA_KEYS, GEMMA_NEEDS,
+               dict(causal=True, shift=True, gemma=True, tie_embeddings=True)),
+}  # fmt: skip
+FREE = ("dtype", "remat", "d_head")  # fields that say nothing about the family
+JUDGE = "score.weight"  # (1, D): the head of a judge, as in transformers' ...ForSequenceClassification
+
+
+def family(cfg):
+    """The name of the family whose folders hold this configuration."""
+    fixed = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in FREE}
+    for name, (_, _, keys, _, implied) in FAMILIES.items():
+        headed = "d_head" in keys or cfg.head_dim * cfg.n_head == cfg.d_model
+        if headed and all(getattr(cfg, k) == v for k, v in (fixed | implied).items() if k not in keys):
+            return name
+    switches = ("causal", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale", "attn_cap", "logit_cap")
+    raise ValueError(
+        "no Hugging Face family has these switches together: "
+        + ", ".join(f"{k}={getattr(cfg, k)}" for k in (*switches, "d_head"))
+        + "; there are " + "; ".join(f"{n}: {f[4] or 'none'}" for n, f in FAMILIES.items())
+    )  # fmt: skip
+
+
+def tensors(cfg, n_out):
+    """(our path, layer or None, their name) of every tensor of a folder of this configuration."""
+    names, table = FAMILIES[family(cfg)][1], shapes(cfg, n_out)
+    for name in table:
+        if name == "head" and n_out is not None:
+            yield ("head",), None, JUDGE
+        elif name != "blocks":
+            yield (name,), None, names[name].replace("*", ".weight")
+    for i in range(cfg.n_layer):
+        for name in table["blocks"]:
+            role = name.removesuffix("_bias")
+            yield ("blocks", name), i, names[role].format(i).replace("*", ".weight" if role == name else ".bias")
+
+
+def save(folder, params, cfg):
+    """Writes a Hugging Face folder: config.json and model.safetensors (a tokenizer saves itself beside them)."""
+    os.makedirs(folder, exist_ok=True)
+    n_out = 1 if "head" in params and params["head"].shape[-1] == 1 else None
+    name = family(cfg)
+    architecture, _, keys, needs, _ = FAMILIES[name]
+    filled = dataclasses.replace(cfg, d_head=cfg.head_dim, n_kv_head=cfg.kv_heads, d_ff=cfg.ff,
+                                 query_scale=cfg.query_scale or cfg.head_dim)  # fmt: skip
+    theirs = {"model_type": name, "architectures": [architecture], "torch_dtype": "float32"}
+    theirs |= {k: v for k, v in needs.items() if v is not None} | ({"num_labels": 1} if n_out else {})
+    theirs |= {key: getattr(filled, ours) for ours, key in keys.items()} | {"vocab_size": cfg.vocab_size}
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(theirs, f, indent=2)
+
+    def stored():
+        for path, layer, tensor in tensors(cfg, n_out):
+            x = params[path[0]] if len(path) == 1 else params[path[0]][path[1]]
+            x = np.asarray(x if layer is None else x[layer])
+            yield tensor, x.T if x.ndim == 2 and path != ("embed",) else x
+
+    write_tensors(os.path.join(folder, "model.safetensors"), stored)
+
+
+def write_tensors(path, items):
+    """Writes `items()`, pairs of name and array, as a safetensors file: one tensor at a time, on disk at return."""
+    kinds = {"float32": "F32", "bfloat16": "BF16", "int32": "I32", "uint32": "U32", "bool": "BOOL"}
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, x in items():
+        header[name] = {"dtype": kinds[str(x.dtype)], "shape": list(x.shape), "data_offsets": [end, end + x.nbytes]}
+        end += x.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for _, x in items():
+            f.write(np.ascontiguousarray(x).tobytes())
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def find(path):
+    """A folder with a config.json: `path` itself, or the newest checkpoint below the out_dir of one of our runs."""
+    if not os.path.isdir(path):
+        raise ValueError(f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it")
+    if os.path.exists(os.path.join(path, "config.json")):
+        return path
+    steps = [d for d in os.listdir(path) if re.fullmatch(r"step-\d+", d)]
+    if not steps:
+        raise ValueError(f"{path!r} holds no model: neither a config.json nor a checkpoint step-... of a run")
+    return os.path.join(path, max(steps, key=lambda d: int(d[5:])))
+
+
+def read_json(path):
+    """A JSON file that holds an object -> dict."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            found = json.load(f)
+    except (OSError, ValueError) as e:
+        raise ValueError(f"{path} cannot be read as JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}, expected an object such as {{...}}")
+    return found
+
+
+def read_config(folder):
+    """config.json of a Hugging Face folder -> ModelConfig, or a ValueError that names what this code cannot do."""
+    path = os.path.join(folder, "config.json")
+    theirs = read_json(path)
+    kind = theirs.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(f"{path}: model_type is {kind!r}; known families: {', '.join(FAMILIES)}")
+    _, _, keys, needs, implied = FAMILIES[kind]
+    theirs |= theirs.get("rope_parameters") or {}  # where transformers 5 keeps rope_theta
+    for key, want in needs.items():
+        if (theirs.get(key, want) or None) != (want or None):  # null is no
+            raise ValueError(f"{path}: {key}={theirs[key]!r} is not supported; this code computes {key}={want!r}")
+    fields = {ours: theirs[key] for ours, key in keys.items() if theirs.get(key) is not None}
+    fields["eos_id"] = fields["eos_id"][0] if isinstance(fields.get("eos_id"), list) else fields.get("eos_id")
+    missing = [keys[f] for f in ("vocab_size", "n_layer", "n_head", "d_model", "d_ff") if f not in fields]
+    if missing:
+        raise ValueError(f"{path}: missing {', '.join(missing)}")
+    try:
+        cfg = ModelConfig(**implied | fields)
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from None
+    types = ["sliding_attention" if cfg.window and i % 2 == 0 else "full_attention" for i in range(cfg.n_layer)]
+    if theirs.get("layer_types") not in (None, types):
+        raise ValueError(f"{path}: layer_types={theirs['layer_types']} is not supported; this code computes {types}")
+    return cfg
+
+
+def load(path, dtype="float32"):
+    """A Hugging Face folder, or the out_dir of a run (its newest checkpoint) -> params, ModelConfig.
+
+    Tensors are read one at a time and stored as `dtype`: peak memory is the model and its largest leaf, one matrix of
+    all layers.
+    """
+    folder = find(path)
+    cfg = read_config(folder)
+    index = os.path.join(folder, "model.safetensors.index.json")
+    sharded = os.path.exists(index)
+    listed = read_json(index).get("weight_map") if sharded else {"": "model.safetensors"}
+    if not isinstance(listed, dict):
+        raise ValueError(f"{index} has no weight_map, the file of each tensor")
+    where = {}
+    for file in sorted(set(listed.values())):
+        file = os.path.join(folder, file)
+        try:
+            opened = safetensors.safe_open(file, "flax")
+        except (OSError, safetensors.SafetensorError) as e:
+            raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
+        where |= {name: opened for name in opened.keys()}
+    n_out = 1 if JUDGE in where else None
+    if cfg.mask_id is None and not cfg.causal and n_out is None:
+        raise ValueError(f"{folder}/config.json has no mask_token_id: a model of the family {family(cfg)} fills holes, "
+                         f"so one of its {cfg.vocab_size} ids is the mask; add the one that it was trained with")
+    wanted = list(tensors(cfg, n_out))
+    missing, unknown = {n for *_, n in wanted} - set(where), set(where) - {n for *_, n in wanted}
+    if missing or unknown:
+        some = lambda names: ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        raise ValueError(f"{folder} is not the {family(cfg)} model that its config.json describes: "
+                         f"missing tensors: {some(missing) or 'none'}; unknown tensors: {some(unknown) or 'none'}")
+    room = lambda shape: np.empty(shape, jnp.dtype(dtype))
+    params = jax.tree.map(room, shapes(cfg, n_out), is_leaf=lambda s: isinstance(s, tuple))
+    for tree, layer, name in wanted:
+        x = np.asarray(where[name].get_tensor(name))
+        full = params[tree[0]] if len(tree) == 1 else params[tree[0]][tree[1]]
+        part = full[...] if layer is None else full[layer]
+        part = part.T if part.ndim == 2 and tree != ("embed",) else part
+        if x.shape != part.shape:
+            raise ValueError(f"{folder}: {name} has the shape {x.shape}, but config.json makes it {part.shape}")
+        part[...] = x
+    leaves, tree = jax.tree.flatten(params)
+    del params, full, part
+    for i in range(len(leaves)):
+        leaves[i] = jnp.asarray(leaves[i])  # one by one, so that there are never two copies of all of them
+    return jax.tree.unflatten(tree, leaves), cfg

@@ -1,0 +1,407 @@
+"""
+Filling the holes: every position of z that holds the mask token is drawn from the model, some at each step, best first.
+
+Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`; a Plan says in which order
+holes are filled and how many at once. LLaDA's sampler is the rule quota, Dream's is dream with tempered=True, that of
+Fast-dLLM is threshold, EB-Sampler's is entropy; an autoregressive model is the order left, one token a step.
+
+    python sample.py out/code --prompt="def add(a, b):" --n=4
+    python sample.py out/sudoku --prompt="3.2..1........43:3_2__1________43" --show       # holes are filled in place
+    python sample.py out/words --data=words --out=filled.jsonl --rewards=math
+    python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
+"""
+import argparse
+import dataclasses
+import functools
+import inspect
+import itertools
+import json
+import os
+import re
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import model
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    # `confidence` is the largest probability of a position: it depends on the state alone, so the trace's log-probs are
+    # exactly the trajectory's. LLaDA's own choice at temperature > 0 is `sampled`, the probability of the token just
+    # drawn: whether a token is kept then depends on which one it is, and its log-prob is not that of its being there.
+    order: str = "confidence"  # which holes first: random, confidence, margin, entropy, left, sampled
+    rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, entropy
+    steps: int = 32  # forward passes, shared out over the blocks (rules quota and dream)
+    block_len: int | None = None  # fill blocks of this many tokens from left to right; None: all is one block
+    threshold: float = 0.9  # rule threshold: commit whatever is at least this probable, and the best
+    budget: float = 0.1  # rule entropy: commit while the sum of entropies, less the largest, is within this (nats)
+    temperature: float = 0.0  # 0: the most probable token
+    top_k: int | None = None  # draw from the k most probable tokens
+    top_p: float | None = None  # draw from the most probable tokens that together reach this probability
+    repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
+    guidance: float = 0.0  # LLaDA's cfg_scale: away from what the model says without the given tokens
+    tempered: bool = False  # order by the probabilities after temperature, top-k and top-p (Dream), not before (LLaDA)
+    never: tuple[int, ...] = ()  # ids that are never drawn (LLaDA's logits_eos_inf)
+    last: tuple[int, ...] = ()  # ids whose confidence counts as 0 (LLaDA's confidence_eos_eot_inf)
+
+    def __post_init__(self):
+        least = dict(steps=1, block_len=1, top_k=1, threshold=0, budget=0, temperature=0, guidance=0)
+        values = dataclasses.asdict(self)
+        checks = {name: (values[name] is None or values[name] >= x, f"at least {x}") for name, x in least.items()} | {
+            "order": (self.order in ORDERS, "one of " + ", ".join(ORDERS)),
+            "rule": (self.rule in RULES, "one of " + ", ".join(RULES)),
+            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1"),
+            "repetition_penalty": (self.repetition_penalty > 0, "above 0; 1 changes nothing"),
+            "last": (not self.last or self.order not in ("random", "left"),
+                     f"nothing with order={self.order!r}, which does not look at probabilities")}
+        for name, (holds, expected) in checks.items():
+            if not holds:
+                raise ValueError(f"{name}={values[name]!r}: expected {expected}")
+        for name in ("never", "last"):  # a list has no hash, and jit finds a plan by its hash
+            object.__setattr__(self, name, tuple(values[name]))
+
+
+class State(NamedTuple):
+    z: jax.Array  # (B, T)
+    step: jax.Array  # (B, T) when each token was committed; -1: given, or still a hole
+    logp: jax.Array  # (B, T) its log-prob when it was drawn
+    n: jax.Array  # steps so far
+    block: jax.Array  # where the current block begins
+    i: jax.Array  # steps so far in this block
+
+
+# ---- who goes first: p (B, L, V), the token each position would get (B, L), keys (B, L) -> scores (B, L)
+
+def pick(p, token):
+    """p (..., V), token (...) -> p of that token (...)."""
+    return jnp.take_along_axis(p, token[..., None], -1)[..., 0]
+
+
+def negative_entropy(p):
+    """p (..., V) -> (...). The 1e-10 is Dream's: its orders are reproduced to the token."""
+    return jnp.sum(p * jnp.log(p + 1e-10), -1)
+
+
+ORDERS = {
+    "random": lambda p, token, keys: jax.vmap(jax.vmap(jax.random.uniform))(keys),
+    "confidence": lambda p, token, keys: pick(p, token),
+    "margin": lambda p, token, keys: -jnp.diff(jax.lax.top_k(p, 2)[0])[..., 0],  # the best minus the second best
+    "entropy": lambda p, token, keys: negative_entropy(p),
+    "left": lambda p, token, keys: jnp.broadcast_to(-jnp.arange(p.shape[1], dtype=jnp.float32), p.shape[:2]),
+    "sampled": lambda p, token, keys: pick(p, token),  # the token is the one drawn; for all others, the most probable
+}
+
+
+# ---- how many: rank (B, L), hole (B, L), p and token as above, step i of `share` in this block -> commit (B, L) bool
+
+def quota(plan, rank, hole, p, token, i, share):
+    """LLaDA's balanced split: n holes in s steps are n // s at each and one more at the first n % s."""
+    return rank < -(-hole.sum(1, keepdims=True) // jnp.maximum(share - i, 1))  # holes left / steps left, rounded up
+
+
+def dream_fractions(steps):
+    """-> (steps,) float32: the fraction of the holes that Dream fills at each step; at the last, all."""
+    t = np.linspace(1, 1e-3, steps + 1, dtype=np.float32)  # not to 0: as many steps as holes fill 0, 1, 1, ..., 1, 2
+    return np.append(1 - t[1:-1] / t[:-2], np.float32(1))
+
+
+def dream(plan, rank, hole, p, token, i, share):
+    """Dream's schedule: a fraction of the mean number of holes in a row, rounded down; at the last step all."""
+    fractions = np.stack([np.pad(dream_fractions(s), (0, plan.steps - s)) for s in range(1, plan.steps + 1)])
+    k = (hole.sum() / len(hole) * jnp.asarray(fractions)[share - 1, i]).astype(jnp.int32)
+    return rank < jnp.where(i < share - 1, k, hole.shape[1])
+
+
+def entropy(plan, rank, hole, p, token, i, share):
+    """EB-Sampler: as far as the sum of entropies, less the largest of them, stays in the budget; and the best."""
+    H = jnp.where(rank[:, None] <= rank[..., None], -negative_entropy(p)[:, None], 0)  # (B, L, L): up to each rank
+    return (H.sum(-1) - H.max(-1) <= plan.budget) | (rank == 0)
+
+
+RULES = {"quota": quota, "dream": dream, "entropy": entropy,  # and Fast-dLLM: whatever is probable enough, and the best
+         "threshold": lambda plan, rank, hole, p, token, i, share: (pick(p, token) >= plan.threshold) | (rank == 0)}
+
+
+# ---- one step --------------------------------------------------------------------------------------------------------
+
+def ban(l, ids):
+    """l (..., V) with these ids out of reach."""
+    return l.at[..., jnp.array(ids)].set(model.BANNED) if ids else l
+
+
+def predict(params, z, asked, cfg, plan, valid, start, length):
+    """z (B, T), asked (B, T) -> logits (B, length, V) of the window at start, after guidance, penalty and `never`."""
+    l = model.logits(params, z, cfg, valid, start, length)
+    if plan.guidance:
+        u = model.logits(params, jnp.where(asked, z, cfg.mask_id), cfg, valid, start, length)
+        l = u + (1 + plan.guidance) * (l - u)
+    if plan.repetition_penalty != 1:
+        there = (z != cfg.mask_id) & (True if valid is None else valid)
+        seen = jnp.zeros((len(z), 1, l.shape[-1]), bool).at[jnp.arange(len(z))[:, None], 0, z].max(there)
+        l = jnp.where(seen, jnp.where(l > 0, l / plan.repetition_penalty, l * plan.repetition_penalty), l)
+    return ban(l, plan.never)
+
+
+def temper(l, plan):
+    """l (..., V) -> the logits that tokens are drawn from: temperature, then top-p, then top-k, in Dream's order."""
+    if plan.temperature:
+        l = l / plan.temperature
+    if plan.top_p is not None and plan.top_p < 1:
+        ranked = jnp.sort(l, -1, descending=True)
+        p = jax.nn.softmax(ranked)
+        kept = jnp.cumsum(p, -1) - p <= plan.top_p  # the token that crosses top_p is in, so there always is one
+        l = jnp.where(l < jnp.min(jnp.where(kept, ranked, jnp.inf), -1, keepdims=True), model.BANNED, l)
+    if plan.top_k is not None:
+        l = jnp.where(l < jax.lax.top_k(l, min(plan.top_k, l.shape[-1]))[0][..., -1:], model.BANNED, l)
+    return l
+
+
+def gumbel(key, shape):
+    """Noise for argmax(l + noise), a draw from softmax(l). JAX's own has 23 bits and ends at 15.9, so that in a large
+    vocabulary rare tokens come too rarely (arXiv 2409.02908); these 32 are finest where it matters and end at 22.9."""
+    u = (jax.random.bits(key, shape, "uint32").astype(jnp.float32) + 0.5) * 2.0**-32
+    return -jnp.log(-jnp.log1p(-jnp.minimum(u, 1 - 2.0**-24)))
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "plan"))
+def denoise(params, keys, s, cfg, plan, valid):
+    """One step from State s, keys (B,): a token for every hole of the current block, the best of them committed."""
+    T = s.z.shape[1]
+    L = min(plan.block_len or T, T)
+    holes = s.z == cfg.mask_id
+    asked = holes | (s.step >= 0)
+    # Blocks tile the sequence from its first hole and share the steps by how many columns were asked for in each: equal
+    # shares where all of them were, as in LLaDA, and none for given text in between.
+    first, now = jnp.argmax(asked.any(0)), jnp.argmax(holes.any(0))
+    block = first + (now - first) // L * L
+    columns = jnp.pad(jnp.cumsum(asked.any(0)), (1, 0))  # (T+1,)
+    steps_before = lambda at: plan.steps * columns[at] // columns[T]
+    share = jnp.maximum(steps_before(jnp.minimum(block + L, T)) - steps_before(block), 1)
+    i = jnp.where(block == s.block, s.i, 0)
+    start = jnp.minimum(block, T - L)  # the last block may look back over finished text, where no holes are
+    window = lambda x: jax.lax.dynamic_slice_in_dim(x, start, L, 1)
+    hole = window(holes)
+
+    l = predict(params, s.z, asked, cfg, plan, valid, start, L)  # (B, L, V)
+    source = temper(l, plan)
+    # A key per row, position from the right end, and step: neither other rows nor padding change what a row gets.
+    each = lambda fn: jax.vmap(jax.vmap(fn))
+    at = ((T - start - jnp.arange(L)) * 2**15 + i) * 2 + jnp.arange(2)[:, None]  # one hash: each costs compile time
+    fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))  # (B,) keys, (L,) -> (B, L) keys
+    k_token, k_order = jax.vmap(fold, (None, 0))(keys, at)
+    noise = each(lambda k: gumbel(k, l.shape[2:]))
+    drawn = jnp.argmax(source + noise(k_token) if plan.temperature else source, -1)  # (B, L)
+    # At temperature 0 this is the model's own log-prob, at temperature 1: that of a point mass would say nothing.
+    logp = pick(jax.nn.log_softmax(source), drawn)
+
+    looked_at = source if plan.tempered else l
+    token = drawn if plan.order == "sampled" else jnp.argmax(looked_at, -1)
+    p = jax.nn.softmax(ban(looked_at, plan.last))
+    score = ORDERS[plan.order](p, token, k_order)
+    low = jnp.isnan(score) | jnp.isin(token, jnp.array(plan.last, int))  # nan: a broken model must not hang the loop
+    score = jnp.where(hole, jnp.where(low, model.BANNED, score), -jnp.inf)
+    # How many go before it: those with a higher score, and of equals those to the left, so that ties break the same way
+    # everywhere. L * L comparisons are nothing beside attention's dot products.
+    other, own, earlier = score[:, None], score[..., None], jnp.tri(L, k=-1, dtype=bool)  # (B, L, L)
+    rank = ((other > own) | (other == own) & earlier).sum(-1)
+    commit = hole & RULES[plan.rule](plan, rank, hole, p, token, i, share)
+    if cfg.causal:
+        commit &= rank == 0  # to the right of a hole an autoregressive model would have to read it
+
+    put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, jnp.where(commit, new, window(x)), start, 1)
+    return State(put(s.z, drawn.astype(s.z.dtype)), put(s.step, s.n), put(s.logp, logp), s.n + 1, block, i + 1)
+
+
+# ---- all of them -----------------------------------------------------------------------------------------------------
+
+def row_keys(key, n, first=0):
+    """key -> the keys (n,) of rows first .. first + n - 1: a batch in chunks gets the tokens that it gets at once."""
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(first + jnp.arange(n))
+
+
+def begin(key, z, cfg, plan):
+    """-> keys (B,), the State before the first step. What cannot work is said here."""
+    if cfg.mask_id is None:
+        raise ValueError("this model has no mask token, so nothing in z can be a hole: set mask_id in its config")
+    if cfg.causal and plan.order != "left":
+        raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a hole; use order='left'")
+    ids = set(plan.never + plan.last)
+    if not ids <= set(range(cfg.vocab_size)) or len({cfg.mask_id, *plan.never}) == cfg.vocab_size:
+        raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
+    n, block, i = jnp.array([0, -1, 0], jnp.int32)
+    return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "plan"))
+def generate(params, key, z, cfg, plan, valid=None):
+    """z (B, T) with holes, a key or keys (B,), valid (B, T) False at left padding -> x (B, T) without holes, trace:
+    step (B, T) at which each token was committed, -1 where given; logp (B, T) of each token under the
+    distribution it was drawn from, 0 where given; n_steps (), the forward passes. What is not a hole is not changed.
+    """
+    keys, s = begin(key, z, cfg, plan)
+    step = lambda s: denoise(params, keys, s, cfg, plan, valid)
+    s = jax.lax.while_loop(lambda s: jnp.any(s.z == cfg.mask_id), step, s)
+    return s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}
+
+
+def steps(params, key, z, cfg, plan, valid=None):
+    """The tokens of `generate` as they come: yields z (B, T), new (B, T) after every step."""
+    keys, s = begin(key, jnp.asarray(z), cfg, plan)
+    while np.any(np.asarray(s.z) == cfg.mask_id):
+        s = denoise(params, keys, s, cfg, plan, valid)
+        yield np.asarray(s.z), np.asarray(s.step == s.n - 1)
+
+
+# ---- as a program ----------------------------------------------------------------------------------------------------
+
+TRAINED = {"order": "order", "rule": "rule", "diffusion_steps": "steps", "block_len": "block_len"}  # config key: field
+HOLES = {"mask": r"<\|mask\|>", "auto": r"<\|mask\|>|(?<![^\W\d])(?<!\\)_+(?![^\W\d])"}  # [^\W\d]: a letter or a _
+
+
+def encode(text, tok, mask_id, holes, n_new):
+    """Text -> ids with masks for its holes, and 0. Text without -> ids, n_new masks, and where these begin."""
+    plain = lambda part: tok.encode(part if holes == "mask" else part.replace("\\_", "_"), specials=True)
+    ids = []
+    for n, part in enumerate(re.split(f"({HOLES[holes]})", text)):  # every other part is a hole
+        ids += [mask_id] * (1 if part[0] == "<" else len(part)) if n % 2 else plain(part)
+    return (ids, 0) if mask_id in ids else (ids + [mask_id] * n_new, len(ids))
+
+
+def pack(rows, tok, cfg):
+    """[(ids, begin)] -> z, valid (B, T), padded on the left to a multiple of 16, so that few lengths are compiled."""
+    T = -(-max(len(ids) for ids, _ in rows) // 16) * 16
+    pad_id = next(i for i in (tok.pad_id, 0, 1) if i != cfg.mask_id and i < cfg.vocab_size)
+    z = np.array([[pad_id] * (T - len(ids)) + ids for ids, _ in rows], np.int32)
+    return z, np.arange(T) >= T - np.array([[len(ids)] for ids, _ in rows])
+
+
+def fill(params, cfg, tok, plan, rows, seed, batch_size):
+    """[(ids, begin)] -> yields a text for each, in batches; but for rounding, batch_size changes no text."""
+    for first in range(0, len(rows), batch_size):
+        batch = [rows[min(i, len(rows) - 1)] for i in range(first, first + batch_size)]  # one shape, one compilation
+        z, valid = pack(batch, tok, cfg)
+        filled, _ = generate(params, row_keys(jax.random.key(seed), batch_size, first), z, cfg, plan, valid)
+        for (ids, begin), x in zip(rows[first:first + batch_size], np.asarray(filled), strict=False):
+            x = x[len(x) - len(ids):]
+            ends = [j for j, i in enumerate(ids) if i == cfg.mask_id and x[j] == tok.eos_id]
+            yield tok.decode(x[begin:min(ends, default=len(ids))])
+
+
+def play(params, cfg, tok, plan, rows, seed):
+    """Shows the steps as they come: on a terminal as a film, new tokens in green, else a line for each row and step."""
+    z, valid = pack(rows, tok, cfg)
+    styles = {"hole": "\x1b[2m{}\x1b[0m", "new": "\x1b[1;32m{}\x1b[0m"} if sys.stdout.isatty() else {}
+    for n, (now, new) in enumerate(steps(params, jax.random.key(seed), z, cfg, plan, valid), 1):
+        kinds, texts = np.where(now == cfg.mask_id, "hole", np.where(new, "new", "old")), [""] * len(rows)
+        for b in range(len(rows)):
+            for kind, at in itertools.groupby(np.flatnonzero(valid[b]), kinds[b].__getitem__):
+                ids = now[b, list(at)]  # decoded together: a character may be several tokens
+                texts[b] += styles.get(kind, "{}").format("_" * len(ids) if kind == "hole" else tok.decode(ids))
+        film = ["\x1b[H\x1b[2J" + "\n\n".join(texts), "", f"step {n}, {(now == cfg.mask_id).sum()} holes"]
+        lines = [f"step {n:3d}  {text}".replace("\n", "⏎") for text in texts]
+        print(*(film if styles else lines), sep="\n", flush=True)
+        time.sleep(0.1 if styles else 0)
+
+
+def parser():
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        usage="python sample.py OUT_DIR [--prompt=TEXT | --data=FILE.jsonl] [--flag=value ...]   (--help lists them)")
+    p.add_argument("folder", metavar="OUT_DIR", help="out_dir of a run, or a Hugging Face folder with its tokenizer")
+    p.add_argument("--prompt", help="text to complete, or text with holes (see --holes), which then are filled instead")
+    p.add_argument("--n", type=int, default=1, help="completions of each prompt; with more than 1, temperature is 1")
+    p.add_argument("--show", action="store_true", help="play the denoising, step by step")
+    p.add_argument("--data", help="rows to fill: .jsonl, .json (.gz), or the name of a data set (its val rows)")
+    p.add_argument("--out", help="write the rows with their completions here, as .jsonl")
+    p.add_argument("--rewards", help="score the completions of --data: names or path/to/file.py:function, with commas")
+    p.add_argument("--holes", choices=HOLES, help=r"a hole, of one token, is <|mask|>, with auto also a _ touching no "
+                   r"letter: 3_1_ has two, is_prime none; \_ is an underscore. auto for --prompt, else mask")
+    p.add_argument("--chat_template", help="chatml or llada, for a model that was taught to chat; else as in training")
+    p.add_argument("--system_prompt", help="what the template begins with; else as in training, or what is usual there")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--max_new_tokens", type=int, help="holes after a prompt without holes; else as in training, or 128")
+    p.add_argument("--batch_size", type=int, default=32)
+    meaning = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(Plan), re.M))
+    for f in dataclasses.fields(Plan):
+        p.add_argument(f"--{f.name}", metavar="X", help=f"{meaning[f.name]} ({f.default})".replace("%", "%%"))
+    return p
+
+
+def run(options):
+    """Options of the command line -> what they ask for, printed or written."""
+    import config
+    import data
+    import rewards
+    import runs
+    given = {name: value for name, value in vars(options).items() if value is not None and value is not False}
+    if min(given.get(name, 1) for name in ("n", "max_new_tokens", "batch_size")) < 1:
+        raise ValueError("--n, --max_new_tokens and --batch_size must be at least 1")
+    if given.keys() & ({"prompt", "show"} if options.data else {"out", "rewards"}):
+        raise ValueError("--out and --rewards go with --data; --prompt and --show go without it")
+    asked = {f.name: config.parse(f.name, given[f.name], f.type) for f in dataclasses.fields(Plan) if f.name in given}
+    fns = rewards.resolve(options.rewards) if options.rewards else {}
+    rows = [{"prompt": options.prompt or ""}]
+    if options.data:
+        path = data.find(options.data)
+        rows = data.read_rows(path) if path.is_file() else data.load(options.data, "val")
+    rows = [row for row in rows for _ in range(options.n)]
+
+    data.prepare(options.folder)
+    folder = model.find(options.folder)
+    params, cfg = model.load(folder)
+    tok = data.Tokenizer.load(folder, cfg.vocab_size)
+    if cfg.mask_id is None:  # an autoregressive model reads no holes, and may write every id that it has
+        cfg = dataclasses.replace(cfg, mask_id=cfg.vocab_size)
+    trained = runs.read_run(folder).get("config", {})
+    chat = {key: config.parse(key, given[key], str | None) if key in given else trained.get(key)
+            for key in ("chat_template", "system_prompt")}
+    template = data.chat(*chat.values(), tok)
+    n_new, holes = options.max_new_tokens or trained.get("max_new_tokens", 128), options.holes
+    holes = holes or ("mask" if options.data or template else "auto")
+    said = map(template or str, (row["prompt"] for row in rows))
+    encoded = [encode(text, tok, cfg.mask_id, holes, n_new) for text in said]
+    plan = {"steps": max(ids.count(cfg.mask_id) for ids, _ in encoded), "temperature": float(options.n > 1)}
+    plan |= {"order": "left", "block_len": 1} if cfg.causal else {}  # of one position at a time are logits needed
+    plan |= {ours: trained[name] for name, ours in TRAINED.items() if name in trained} | asked
+    if plan.get("block_len") is None and all(begin for _, begin in encoded):  # still one block: logits for it alone
+        plan["block_len"] = max(len(ids) - begin for ids, begin in encoded)
+    todo = (params, cfg, tok, Plan(**plan), encoded, options.seed)
+    if options.show:
+        return play(*todo)
+    texts = fill(*todo, min(options.batch_size, len(rows)))
+    if not options.data:
+        return print(*texts, sep="\n---\n")
+    completions = []
+    with open(options.out or os.devnull, "w", encoding="utf-8") as file:
+        for row, text in zip(rows, tqdm(texts, total=len(rows), unit="row"), strict=True):
+            completions.append(text)  # and the reference moves to where rewards.py looks for it
+            kept = {"answer": row["completion"], "reference": row["completion"]} if "completion" in row else {}
+            print(json.dumps({**kept, **row, "completion": text}, ensure_ascii=False), file=file, flush=True)
+    if fns:
+        total, parts = rewards.combine(fns, None, [row["prompt"] for row in rows], completions, rewards.columns(rows))
+        mean = lambda x: None if np.isnan(x).all() else round(float(np.nanmean(x)), 6)
+        print(json.dumps({"n": len(rows), **{name: mean(x) for name, x in {**parts, "reward": total}.items()}}))
+
+
+def main(arguments=None):
+    """Arguments of the command line -> exit code."""
+    try:
+        run(parser().parse_args(arguments))
+        return 0
+    except (ValueError, OSError) as e:
+        print(f"sample.py: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

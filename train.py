@@ -1,0 +1,292 @@
+"""
+One loop, several objectives:  python train.py config/sudoku.py [--key=value ...]
+
+Pretraining, judge training and reinforcement learning differ in where a batch comes from and in what the loss is. A
+Task (objectives.py) says that; the loop does the rest: optimizer, checkpoints, resuming, evaluation, logs. Step s draws
+everything from fold_in(run key, s), so any step can be run again alone, and a resumed run equals the unbroken one bit
+for bit.
+"""
+
+import dataclasses
+import functools
+import re
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+import config
+import data
+import grpo
+import model
+import runs
+from objectives import OBJECTIVES, SAMPLES, plan
+
+
+class State(NamedTuple):
+    step: int  # iterations: batches of rows, or rollouts with all their updates
+    params: dict
+    opt_state: tuple
+    average: dict | None  # of the params, when ema_decay is set
+    reference: dict | None  # what the KL of grpo keeps the policy near to, when kl_beta is set
+
+    @property
+    def weights(self):
+        """What is evaluated and saved."""
+        return self.params if self.average is None else self.average
+
+
+# ---- the optimizer ---------------------------------------------------------------------------------------------------
+
+
+def updates_per_iter(cfg):
+    """How often the optimizer steps in an iteration of the loop."""
+    completions = cfg.keep_completions or cfg.batch_size * cfg.group_size
+    return (
+        cfg.updates_per_rollout * completions // (cfg.minibatch_size or completions) if cfg.objective == "grpo" else 1
+    )
+
+
+def optimizer(cfg):
+    """AdamW with clipping, warm-up and a schedule; norms, biases and embeddings do not decay. -> it, rate(update)"""
+    each = updates_per_iter(cfg)
+    warm = optax.linear_schedule(0.0, cfg.learning_rate, cfg.warmup_iters * each)
+    then = optax.constant_schedule(cfg.learning_rate)
+    if cfg.lr_schedule == "cosine":
+        rest = max(cfg.max_iters - cfg.warmup_iters, 1) * each
+        then = optax.cosine_decay_schedule(cfg.learning_rate, rest, cfg.min_lr / cfg.learning_rate)
+    rate = optax.join_schedules([warm, then], [cfg.warmup_iters * each]) if cfg.warmup_iters else then
+    decays = lambda params: jax.tree_util.tree_map_with_path(
+        lambda path, _: not re.search("norm|bias|embed", path[-1].key), params)  # fmt: skip
+    clip = [optax.clip_by_global_norm(cfg.grad_clip)] if cfg.grad_clip else []
+    adamw = optax.adamw(rate, cfg.beta1, cfg.beta2, cfg.adam_eps, weight_decay=cfg.weight_decay, mask=decays)
+    return optax.chain(*clip, adamw), rate
+
+
+def make_update(loss, tx, cfg):
+    """-> update(params, opt_state, average, step, batch) with the gradient summed over micro-batches by a scan."""
+    A = cfg.gradient_accumulation_steps
+    grad = jax.value_and_grad(loss, has_aux=True)
+
+    def micro(params, total, batch):
+        (value, metrics), grads = grad(params, batch)
+        return jax.tree.map(jnp.add, total, grads), metrics | {"loss": value}
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
+    def update(params, opt_state, average, step, batch):
+        if A == 1:
+            (value, metrics), grads = grad(params, batch)
+            metrics = metrics | {"loss": value}
+        else:
+            cut = jax.tree.map(lambda x: x.reshape(A, len(x) // A, *x.shape[1:]), batch)
+            zeros = jax.tree.map(jnp.zeros_like, params)
+            grads, metrics = jax.lax.scan(functools.partial(micro, params), zeros, cut)
+            metrics = together(metrics, "sum")
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        if average is not None:
+            decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # a young average forgets its start
+            average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
+        norm = optax.global_norm
+        return (
+            params,
+            opt_state,
+            average,
+            metrics
+            | {"grad_norm": norm(grads), "update_norm": norm(updates), "update_ratio": norm(updates) / norm(params)},
+        )
+
+    return update
+
+
+def together(metrics, how):
+    """{name: (n,)} -> {name: ()}, summed over micro-batches or averaged over updates; extremes stay extremes."""
+    pick = lambda name: name.rpartition("_")[2] if name.endswith(("_max", "_min")) else how
+    return {name: getattr(jnp, pick(name))(x, 0) for name, x in metrics.items()}
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+
+def finite(step, updates, notes, last, cfg):
+    """[metrics of an update, on the device] -> their mean as floats, or the end of the run with the numbers before."""
+    updates = [{k: float(v) for k, v in metrics.items()} for metrics in updates]
+    bad = [m for m in updates if not np.isfinite([m["loss"], m["grad_norm"]]).all()]
+    if not bad:
+        return {k: float(v) for k, v in together({k: np.array([m[k] for m in updates]) for k in updates[0]},
+                                                 "mean").items()} | notes  # fmt: skip
+    values = bad[0]
+    kept = runs.checkpoints(cfg.out_dir)
+    raise SystemExit(
+        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last finite step was "
+        + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. " if last else "none. ")
+        + (f"The checkpoint before it is kept: {cfg.out_dir}/step-{kept[-1]:06d}. " if kept else "None was saved yet. ")
+        + f"Try a lower learning_rate (now {cfg.learning_rate}), more warmup_iters (now {cfg.warmup_iters}), "
+        + f"grad_clip=1.0 (now {cfg.grad_clip})" + (", dtype=float32" if cfg.model.dtype != "float32" else "")
+    )  # fmt: skip
+
+
+def trained(path):
+    """init_from or judge_from -> a folder. A config file stands for its out_dir, run first if it was never finished."""
+    if not path.endswith(".py"):
+        return path
+    base = config.read(path)
+    steps = runs.checkpoints(base.out_dir)
+    if not steps or not runs.read_run(model.find(base.out_dir)).get("finished"):
+        print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
+        train(dataclasses.replace(base, resume=True))
+    return base.out_dir
+
+
+def prepare(cfg):
+    """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
+    plan(cfg, cfg.temperature)  # what is wrong with it is said now, not at the first evaluation
+    if cfg.judge_from:
+        cfg = dataclasses.replace(cfg, judge_from=trained(cfg.judge_from))
+    resumed = model.find(cfg.out_dir) if (cfg.resume or cfg.eval_only) and runs.checkpoints(cfg.out_dir) else None
+    if cfg.init_from and not (resumed and cfg.objective == "pretrain"):
+        cfg = dataclasses.replace(cfg, init_from=model.find(trained(cfg.init_from)))
+    folder = resumed or cfg.init_from
+    if cfg.eval_only and not folder:
+        raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
+    if folder:
+        params, shape = model.load(folder)
+        tok = data.Tokenizer.load(folder, shape.vocab_size)
+        for f in dataclasses.fields(shape):
+            asked, there = getattr(cfg.model, f.name), getattr(shape, f.name)
+            if f.name not in ("dtype", "remat") and asked not in (f.default, there):
+                raise ValueError(f"{f.name}={asked}, but the model in {folder} has {f.name}={there}")
+        shape = dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat)
+    else:
+        params, tok = None, data.tokenizer(cfg.dataset)
+        ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
+        shape = dataclasses.replace(cfg.model, **ids)
+    model.family(shape)  # a model that no folder can hold should not be trained first
+    return dataclasses.replace(cfg, model=shape), tok, params, resumed
+
+
+def new_reference(state, cfg):
+    """The reference for the iteration after state.step."""
+    new = grpo.update_reference(state.reference, state.params, state.step, cfg.ref_mode, cfg.ref_decay,
+                                cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
+    return jax.device_get(new) if cfg.ref_offload else new
+
+
+def train(cfg):
+    """Runs cfg to its end -> the last State."""
+    cfg, tok, start, resumed = prepare(cfg)
+    task = OBJECTIVES[cfg.objective](cfg, tok, start)
+    run_key = jax.random.key(cfg.seed)
+    params = task.init(jax.random.fold_in(run_key, 0))
+    tx, rate = optimizer(cfg)
+    copied = jax.tree.map(jnp.copy, params) if cfg.ema_decay is not None else None
+    reference = jax.tree.map(jnp.copy, params) if cfg.objective == "grpo" and cfg.kl_beta else None
+    state, best = State(0, params, tx.init(params), copied, reference), None
+    if resumed:
+        state, run = runs.restore(resumed, state)
+        best = run["best"]
+    done = state.step >= cfg.max_iters or bool(best) and cfg.stop_at is not None and best["score"] > cfg.stop_at
+    if resumed:
+        print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
+    update = make_update(task.loss, tx, cfg)
+    rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
+    print(
+        f"{cfg.objective} on {cfg.dataset}: {sum(x.size for x in jax.tree.leaves(params)):,} parameters, "
+        f"{cfg.max_iters} steps of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}"
+    )
+    del params
+    if not (cfg.resume or cfg.eval_only):
+        runs.move_aside(cfg.out_dir)
+    log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
+
+    def evaluate(best):
+        values, samples = task.evaluate(state, jax.random.fold_in(jax.random.fold_in(run_key, 1), state.step))
+        if log:
+            log.metrics(state.step, values)
+            log.samples(state.step, samples[:SAMPLES])
+            runs.draw(cfg.out_dir)
+        tqdm.write(f"step {state.step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
+        for s in samples[: cfg.log_samples]:
+            tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items()))
+        score = values[task.passes] if task.passes else -values["val/nelbo"]
+        better = score > (best["score"] if best else -np.inf)  # nan never is
+        new = {"step": state.step, "score": score, "measure": task.passes or "val/nelbo"}
+        return values, new if better else best
+
+    if cfg.eval_only:
+        evaluate(best)
+        return state
+    last = pending = None
+    if cfg.objective == "grpo" and state.step == 0:
+        _, best = evaluate(best)
+    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
+    with runs.Asked() as asked, bar:
+        while not done:
+            step, clock = state.step, time.perf_counter()
+            k_batch = jax.random.fold_in(jax.random.fold_in(run_key, 2), step)
+            updates, notes = [], {}
+            for batch, said in task.batches(state, k_batch):
+                *arrays, metrics = update(*state[1:4], step, batch)
+                state, notes = State(step + 1, *arrays, state.reference), notes | said
+                updates.append(metrics)
+            if state.reference is not None:
+                state = state._replace(reference=new_reference(state, cfg))
+            # The device works on this step while the last one's numbers are read: one late, so it never waits for us.
+            if pending:
+                last = finite(*pending, last, cfg) | {"step": pending[0]}
+            pending = step + 1, updates, notes
+            due = lambda interval, now=state.step: now % interval == 0
+            done, leaving = state.step >= cfg.max_iters, asked.signal
+            if done or leaving or due(cfg.log_interval) or due(cfg.eval_interval) or due(cfg.save_interval):
+                last, pending = finite(*pending, last, cfg) | {"step": state.step}, None
+                if due(cfg.log_interval):
+                    took = {"step_time": time.perf_counter() - clock}
+                    if timed := [v for k, v in last.items() if k.startswith("time/")]:
+                        took["time/update"] = took["step_time"] - sum(timed)
+                    log.metrics(state.step, {k: v for k, v in last.items() if k != "step"} | took | {
+                        "lr": float(rate(step * updates_per_iter(cfg)))})  # fmt: skip
+                shown = {"reward": f"{last['reward']:.3f}"} if "reward" in last else {}
+                bar.set_postfix(**shown, loss=f"{last['loss']:.3f}", refresh=False)
+            bar.update(1)
+            better = False
+            if due(cfg.eval_interval) or done:
+                values, new = evaluate(best)
+                better, best = new is not best, new
+                done = done or cfg.stop_at is not None and values[task.passes] > cfg.stop_at
+            if done or better or due(cfg.save_interval) or leaving:
+                runs.save(cfg, state, tok, best, finished=done)
+            if leaving and not done:
+                print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
+                raise SystemExit(128 + leaving)
+    if cfg.objective == "grpo":
+        rows = [r for r in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if "val/greedy" in r]
+        for name in [k for k in rows[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
+            print(f"{name}: {rows[0][name]:.1%} before, {rows[-1][name]:.1%} after")
+    measure = task.passes or "val/nelbo"
+    print(
+        f"done: {cfg.out_dir}/step-{state.step:06d}"
+        + (f", best at step {best['step']}: {measure} {abs(best['score']):.4f}" if best else "")
+    )
+    return state
+
+
+def main():
+    if "--help" in sys.argv or "-h" in sys.argv:
+        print(config.help_text())
+        return
+    runs.prepare_process()
+    try:
+        train(config.load(sys.argv[1:]))
+    except (ValueError, OSError) as e:
+        raise SystemExit(f"error: {e}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
