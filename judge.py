@@ -1,0 +1,205 @@
+"""
+A judge is the transformer with a head of width 1: it reads a prompt and a completion and says how good it is. It learns
+from pairs of a better and a worse text, and then stays frozen: a reward for texts that no rule and no test can grade.
+"""
+import functools
+import os
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import data
+import diffusion
+import model
+import runs
+
+MAX_LEN = 4096  # tokens of a prompt and a completion that a judge reads at most
+WIDTH = 16  # lengths are rounded up to a multiple of this
+
+# ---- as a reward -----------------------------------------------------------------------------------------------------
+
+
+def encode(prompts, completions, tok, max_len):
+    """Texts -> tokens (B, T) int32, valid (B, T) bool for model.score: prompt, completion, eos; padded on the left.
+
+    T is the longest, rounded up so that few widths are compiled. What is longer than max_len loses its beginning. The
+    tokenizer is the judge's own: the policy's may differ."""
+    texts = zip(prompts, completions, strict=True)
+    ids = [[*tok.encode(prompt), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in texts]
+    width = min(max_len, -(-max(map(len, ids), default=1) // WIDTH) * WIDTH)
+    tokens = np.full((len(ids), width), tok.pad_id, np.int32)
+    valid = np.zeros(tokens.shape, bool)
+    for i, row in enumerate(ids):
+        tokens[i, -len(row) :], valid[i, -len(row) :] = row, True
+    return tokens, valid
+
+
+def in_batches(fn, *arrays, size):
+    """fn of arrays (B, ...) -> (B,), `size` rows at a time, the last batch filled up: one shape, one compilation."""
+    out = np.zeros(len(arrays[0]))
+    for start in range(0, len(out), size):
+        rows = np.arange(start, start + size).clip(max=len(out) - 1)
+        out[rows] = fn(*(a[rows] for a in arrays))
+    return out
+
+
+def reward(params, cfg, tok, batch_size=32, max_len=MAX_LEN):
+    """A judge -> a reward in (0, 1), the sigmoid of its score of prompt + completion; blank text earns 0."""
+    score = jax.jit(functools.partial(model.score, cfg=cfg))
+
+    def judge(prompts, completions):
+        read = lambda tokens, valid: score(params, tokens, valid=valid)
+        scores = in_batches(read, *encode(prompts, completions, tok, max_len), size=batch_size)
+        chances = 1 / (1 + np.exp(-scores))
+        return [float(p) if text.strip() else 0.0 for p, text in zip(chances, completions, strict=True)]
+
+    return judge
+
+
+def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
+    """A frozen denoiser or autoregressive model -> a reward: the mean log-prob of the tokens of a completion.
+
+    Of a denoiser it is the bound from 8 masks, always the same ones. Zero would be certainty, so blank text gets the
+    floor: in nats per token it is rarer than a uniform guess in any vocabulary."""
+
+    @jax.jit
+    def bound(params, tokens, valid, hole):
+        if cfg.causal:
+            M, w = diffusion.views(jax.random.key(0), "exact", hole)
+            return diffusion.token_logp(params, tokens, M, w, cfg, valid).sum(1)
+        return diffusion.likelihood(params, {"tokens": tokens, "hole": hole, "valid": valid}, jax.random.key(0), cfg)
+
+    def coherence(prompts, completions):
+        tokens, valid = encode(prompts, completions, tok, max_len)
+        width = tokens.shape[1]
+        n = np.array([min(len(tok.encode(text)) + 1, width) for text in completions])  # the eos counts, too
+        hole = np.arange(width) >= width - n[:, None]
+        logp = in_batches(functools.partial(bound, params), tokens, valid, hole, size=batch_size) / n
+        return [max(floor, float(x)) if text.strip() else floor for x, text in zip(logp, completions, strict=True)]
+
+    return coherence
+
+
+def load(folder, **sizes):
+    """The folder or out_dir of a judge or of a language model -> {"judge": reward} or {"coherence": reward}."""
+    found = model.find(folder)
+    best = runs.read_run(found).get("best") or {}
+    if best and os.path.isdir(better := os.path.join(folder, f"step-{best['step']:06d}")):
+        found = better  # an out_dir stands for its best step
+    params, cfg = model.load(found)
+    tok = data.Tokenizer.load(found, cfg.vocab_size)
+    if "head" not in params or params["head"].shape[-1] != 1:
+        return {"coherence": coherence(params, cfg, tok, **sizes)}
+    tested = f"{best['measure']} {best['score']:.3f} on held-out texts" if best else "never tested on held-out texts"
+    print(f"judge {found}: {tested}")
+    return {"judge": reward(params, cfg, tok, **sizes)}
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+
+
+class Pairs(NamedTuple):
+    prompts: list
+    better: list
+    worse: list
+    kinds: list  # what is worse about them
+    scores: np.ndarray | None  # instead of pairs: a score in [0, 1] for each of `better`
+
+
+def corrupted(rng, text, other, prompted=True):
+    """A text made worse: two pieces swapped, a piece lost, a piece replaced by one of another row, or, where there is a
+    prompt that it does not answer, all of the text of another row."""
+    split = lambda text: (re.split(r"(\s+)", text), 2)  # words, and the space between them
+    parts, stride = split(text)
+    if len(parts) < 7:
+        parts, stride = list(text), 1
+    kinds = ("swapped", "lost", "replaced", *(["another row"] if prompted else [])) if len(parts) > 1 else ("lost",)
+    kind = kinds[rng.integers(len(kinds))]
+    if kind == "another row":
+        return other, kind
+    pieces = -(-len(parts) // stride)
+    i, j = sorted(stride * rng.choice(pieces, min(2, pieces), replace=False))[:2] if pieces > 1 else (0, 0)
+    if kind == "swapped":
+        parts[i], parts[j] = parts[j], parts[i]
+    elif kind == "replaced":
+        theirs = split(other)[0] if stride == 2 else list(other) or [""]
+        parts[i] = theirs[min(i, (len(theirs) - 1) // stride * stride)]  # of the same place: the best imitation
+    else:
+        del parts[i : i + stride * (1 + (j - i) // (4 * stride))]
+    return "".join(parts), kind
+
+
+def pairs(rows, seed, refill=None):
+    """Rows of a data set -> Pairs. Rows with `chosen` and `rejected` or with a `score` are taken as they are; of
+    others the completion is the better text, and the worse one is it corrupted or, every second time, refilled by a
+    generator: refill(rows, seed) -> texts, kinds, from holes in the completions."""
+    given = lambda *names: all(all(name in row for name in names) for row in rows)
+    prompts = [row["prompt"] for row in rows]
+    if given("chosen", "rejected"):
+        chosen, rejected = ([row[side] for row in rows] for side in ("chosen", "rejected"))
+        return Pairs(prompts, chosen, rejected, ["rejected"] * len(rows), None)
+    if not given("completion"):
+        raise ValueError("a judge learns from rows with a completion, with chosen and rejected, or with completion and "
+                         f"score; the first row has {', '.join(rows[0])}")
+    better = [row["completion"] for row in rows]
+    if given("score"):
+        scores = np.array([row["score"] for row in rows], np.float32)
+        if scores.min() < 0 or scores.max() > 1:
+            raise ValueError(f"scores must lie in [0, 1], these go from {scores.min():g} to {scores.max():g}")
+        return Pairs(prompts, better, better, ["scored"] * len(rows), scores)
+    rng = np.random.default_rng(seed)
+    others = (better[rng.integers(len(rows))] for _ in rows)
+    worse = [corrupted(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
+    if refill:
+        worse[::2] = zip(*refill(rows[::2], seed), strict=True)
+    kept = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a generator may fill a hole rightly
+    return Pairs(*([column[i] for i in kept] for column in (prompts, better, *zip(*worse, strict=True))), None)
+
+
+def arrays(p, tok, max_len):
+    """Pairs -> better, worse (N, T) and which of their tokens are valid, score (N,) or None: what `loss` takes."""
+    out = {"score": p.scores}
+    size = lambda prompt, text: len(tok.encode(prompt + text)) + 1
+    sizes = [size(*both) for side in (p.better, p.worse) for both in zip(p.prompts, side, strict=True)]
+    if longer := sum(n > max_len for n in sizes):
+        tqdm.write(f"{longer} of {len(sizes)} texts, the longest of {max(sizes)} tokens, lose their beginning: "
+                   f"there is room for max_prompt_len + max_new_tokens + 1 = {max_len}")  # fmt: skip
+    for side in ("better", "worse"):
+        out[side], out[side + "_valid"] = encode(p.prompts, getattr(p, side), tok, max_len)
+    return out
+
+
+def loss(params, batch, cfg):
+    """Bradley-Terry: the better of two should score higher; and, so that sigmoid(score) is the probability of being
+    one of the better ones, the cross-entropy of that. With scores: the cross-entropy to the score."""
+    score = functools.partial(model.score, params, cfg=cfg)
+    b = score(batch["better"], valid=batch["better_valid"])
+    if batch["score"] is not None:
+        p = batch["score"]
+        return -jnp.mean(p * jax.nn.log_sigmoid(b) + (1 - p) * jax.nn.log_sigmoid(-b)), {}
+    w = score(batch["worse"], valid=batch["worse_valid"])
+    pointwise = (jax.nn.log_sigmoid(b) + jax.nn.log_sigmoid(-w)) / 2
+    return -jnp.mean(jax.nn.log_sigmoid(b - w) + pointwise), {"pair_acc": jnp.mean(b > w)}
+
+
+def report(b, w, p):
+    """Scores of both sides of held-out Pairs p -> metrics: pairs in order, by kind; or how far from given scores."""
+    chance = lambda s: 1 / (1 + np.exp(-s))
+    if p.scores is not None:
+        return {"val/error": float(np.abs(chance(b) - p.scores).mean()),
+                "val/correlation": float(np.corrcoef(chance(b), p.scores)[0, 1])}
+    out = {"val/pair_acc": float(np.mean(b > w)), "val/calibration_error": calibration_error(chance(b), chance(w))}
+    for kind in sorted(set(p.kinds)):
+        out[f"val/pair_acc/{kind}"] = float(np.mean((b > w)[np.array(p.kinds) == kind]))
+    return out
+
+
+def calibration_error(better, worse, bins=10):
+    """How far, on average, the stated probability of being a better text is from the share that are."""
+    p, truth = np.concatenate([better, worse]), np.repeat([1.0, 0.0], [len(better), len(worse)])
+    index = np.minimum((p * bins).astype(int), bins - 1)
+    return float(sum(abs(p[index == i].mean() - truth[index == i].mean()) * np.mean(index == i) for i in set(index)))

@@ -1,0 +1,260 @@
+"""
+Programs: rewards for code. Which program does a completion mean; does it parse, pass its tests, run fast, read well?
+
+Programs are only parsed here; they run in sandbox.py, all of a batch in one call. Everything else about rewards is in
+rewards.py; the type of the functions with columns `prompts, completions, ...` is described there.
+"""
+import ast
+import itertools
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import rules
+from sandbox import Sandbox
+
+NONE = itertools.repeat(None)   # the default of an optional column: None in every row
+MAX_SOURCE = 100_000            # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
+LANGUAGES = {"": "python", "py": "python", "python3": "python", "js": "javascript", "node": "javascript", "cpp": "c++"}
+COMPILERS = {"javascript": ("main.js", "node --check"), "c": ("main.c", "gcc -fsyntax-only -w"),
+             "c++": ("main.cpp", "g++ -fsyntax-only -w"), "java": ("Main.java", "javac -proc:none -nowarn -d .")}
+
+
+class Scores(list):
+    """A reward's list, and what else was seen: notes {name: [number per completion]}, logged as rewards/FN/NAME."""
+
+    def __init__(self, scores, **notes):
+        super().__init__(scores)
+        self.notes = notes
+
+
+# ---- which program, does it parse -----------------------------------------------------------------------------------
+
+def language_of(name):
+    """A language as people write it, or None -> its one name here."""
+    name = (name or "").strip().lower()
+    return LANGUAGES.get(name, name)
+
+
+def definition(code, name, language="python"):
+    """The match where `code` defines `name` at the top level, or None."""
+    name = re.escape(name)
+    if language == "python":
+        return re.search(rf"^(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|^{name}[ \t]*(?::[^\n=]*)?=(?!=)", code, re.M)
+    return re.search(rf"\b{name}\s{{0,9}}=|\b{name}\s{{0,9}}\([^;{{}}]{{0,300}}\)[^;{{}}]{{0,99}}\{{", code)
+
+
+def program(prompt, completion, entry=None, language="python"):
+    """The program a completion means: its fenced block; itself, if it defines `entry`; else prompt + completion.
+
+    Of several blocks, the last that defines `entry`, else the first. Imports and helpers of the prompt come along.
+    `entry` is by default the last function of the prompt; without that too, the completion stands alone."""
+    if not entry and language == "python":
+        entry = (re.findall(r"^(?:async[ \t]+)?def[ \t]+(\w+)", prompt, re.M) or [None])[-1]
+    blocks = rules.fenced(completion)
+    code = blocks[0] if blocks else completion
+    if not entry:
+        return code
+    code = next((block for block in reversed(blocks) if definition(block, entry, language)), code)
+    asked = definition(prompt, entry, language)
+    if not definition(code, entry, language):
+        return prompt + code if asked or not blocks else code
+    before = prompt[:asked.start()] if asked and language == "python" else ""
+    tree, parts = parse(before)[1], (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign)
+    return before + code if tree and all(isinstance(node, parts) for node in tree.body) else code
+
+
+def programs(prompts, completions, entry, language):
+    """Columns -> [(code, entry, language)]; a blank completion is a blank program, whatever its prompt."""
+    rows = zip(prompts, completions, entry, map(language_of, language), strict=False)
+    return [(program(p, text, e, lang) if text.strip() else "", e or "", lang) for p, text, e, lang in rows]
+
+
+def parse(code):
+    """Python text -> (verdict, ast or None): 1.0 parses; -1.0 not; 0.0 blank, comments, too long, too deep or NUL."""
+    if len(code) > MAX_SOURCE or "\0" in code:      # NUL: ValueError until 3.11, SyntaxError since; one value for both
+        return 0.0, None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")         # a "\d" in a completion is no news for the trainer's console
+            tree = ast.parse(code)
+    except SyntaxError:
+        return -1.0, None
+    except (ValueError, RecursionError, MemoryError):   # lone surrogates; nesting beyond the parser's stack
+        return 0.0, None
+    return (1.0, tree) if tree.body else (0.0, None)
+
+
+def compiles(code, language="python", seconds=20.0):
+    """Source -> verdict as in `parse`: by ast, json, node, gcc, g++, javac, or its brackets where they are missing."""
+    if not code.strip() or len(code) > MAX_SOURCE or language == "python":
+        return parse(code)[0]
+    if language == "json":
+        return 1.0 if rules.loads(code) is not None else -1.0
+    file, command = COMPILERS.get(language, ("", "none"))
+    if not shutil.which(command.split()[0]):
+        return 1.0 if balanced(code) else -1.0
+    if language == "java" and (public := re.search(r"\bpublic\s{1,9}(?:final\s{1,9})?class\s{1,9}(\w{1,80})", code)):
+        file = public[1] + ".java"      # javac insists on it
+    # An #include of an endless file gets 10 CPU seconds and 4 GB. V8 and Java reserve more addresses than they use.
+    limits = "ulimit -t 10;" + ("" if language in ("javascript", "java") else "ulimit -v 4000000;")
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, file), "wb") as f:
+            f.write(code.encode("utf-8", "replace"))
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        shell = ["sh", "-c", f"{limits} {command} {file}"]
+        child = subprocess.Popen(shell, cwd=folder, start_new_session=True, **quiet)
+        try:
+            return 1.0 if child.wait(seconds) == 0 else -1.0
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)    # the shell, the driver and the compiler proper
+            child.wait()
+            return 0.0
+
+
+def balanced(code):
+    """Are the brackets of a text closed in order? Strings and comments are not told apart."""
+    still_open = []
+    for c in code:
+        if c in "([{":
+            still_open.append(c)
+        elif c in ")]}" and (not still_open or still_open.pop() + c not in ("()", "[]", "{}")):
+            return False
+    return not still_open
+
+
+def syntax(prompts, completions, entry=NONE, language=NONE):
+    """+1.0 the program parses; -1.0 it does not; 0.0 blank, only comments, too long, too deep, or not text (NUL).
+
+    By the column `language`: python by ast, json, javascript by node --check, c, c++ and java by gcc, g++ and javac; by
+    the balance of its brackets where the compiler is not installed, and in every other language."""
+    jobs = [(code, lang) for code, _, lang in programs(prompts, completions, entry, language)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:    # compilers are processes; ast wants a deep stack, not a thread
+        started = {job: pool.submit(compiles, *job) for job in set(jobs) if job[1] in COMPILERS}
+    return [started[job].result() if job in started else compiles(*job) for job in jobs]
+
+
+def code_format(text, language=None):
+    """Exactly one closed ``` block: 1.0 if what is in it parses, 0.5 if not; none, blank, cut off or several: 0.0."""
+    blocks = rules.fenced(text)
+    if len(blocks) != 1 or not blocks[0].strip() or text.count("```") != 2:
+        return 0.0
+    return 1.0 if compiles(blocks[0], language_of(language)) > 0 else 0.5
+
+
+# ---- what its tests say ---------------------------------------------------------------------------------------------
+
+shared = {}
+
+
+def sandbox(**settings):
+    """The Sandbox all rewards share, made on first use; with settings (workers, timeout, memory, unsafe), made anew."""
+    if settings and shared:
+        shared.pop("sandbox").close()
+    if not shared:
+        shared["sandbox"] = Sandbox(**settings)
+    return shared["sandbox"]
+
+
+def run(jobs):
+    """[(code, tests, entry, language)] -> [{"passed", "error"}]; equal jobs run once, those without a test never."""
+    keys = [json.dumps(job) for job in jobs]
+    todo = {key: job for key, job in zip(keys, jobs, strict=True) if job[0].strip() and job[1]}
+    results = dict(zip(todo, sandbox().run(list(todo.values())) if todo else [], strict=True))
+    return [results.get(key, {"passed": [], "error": ""}) for key in keys]
+
+
+def tests(prompts, completions, tests, entry=NONE, language=NONE):
+    """Share of the row's tests that pass, 0.0 to 1.0. 0.0 also for blank text, and without tests (see none_frac)."""
+    meant = programs(prompts, completions, entry, language)
+    results = run([(code, list(t or []), e, lang) for (code, e, lang), t in zip(meant, tests, strict=True)])
+    return Scores([sum(r["passed"]) / max(1, len(r["passed"])) for r in results],
+                  none_frac=[float(not t) for t in tests],
+                  timeout_frac=[float("out of time" in r["error"]) for r in results])
+
+
+share_of_tests = tests      # in the next function `tests` is the column
+
+
+def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
+    """1.0 if every test of the row passes, else 0.0; also 0.0 for blank text and without tests."""
+    scores = share_of_tests(prompts, completions, tests, entry, language)
+    return Scores([float(score == 1.0) for score in scores], **scores.notes)
+
+
+# ---- how good it is -------------------------------------------------------------------------------------------------
+
+# The test runs in the judge: its clock is out of the candidate's reach, and so is the nonce that makes a time believed.
+TIMED = "import time\nstarted = time.perf_counter()\n{}\nassert False, '{} %.6f' % (time.perf_counter() - started)"
+
+
+def performance(prompts, completions, tests, reference, entry=NONE):
+    """0.0 unless every test passes; then 0.5 * min(1, (2 T + 0.05) / t) + 0.5 * min(1, C / c). None if reference fails.
+
+    t and T are the seconds the tests take with the completion and with the reference solution: up to twice as long, or
+    50 ms, is noise. c and C are their AST nodes, each counted once more for every loop around it. Python only."""
+    nonce, jobs = secrets.token_hex(8), []
+    for texts in (completions, [text or "" for text in reference]):
+        for (code, e, lang), t in zip(programs(prompts, texts, entry, NONE), tests, strict=True):
+            timed = TIMED.format("\n".join(test for test in t or [] if isinstance(test, str)), nonce)
+            jobs.append((code, [timed, *(test for test in t if isinstance(test, dict))] if t else [], e, lang))
+    measured = []
+    for (code, *_), result in zip(jobs, run(jobs), strict=True):
+        took, tree = re.search(nonce + r" ([\d.]+)", result["error"]), parse(code)[1]
+        right = took and tree and all(result["passed"][1:])
+        measured.append((max(1e-6, float(took[1])), complexity(tree)) if right else None)
+    scores = []
+    for own, best in zip(measured[:len(completions)], measured[len(completions):], strict=True):
+        speed, brevity = ((2 * best[0] + 0.05) / own[0], best[1] / own[1]) if own and best else (0.0, 0.0)
+        scores.append(None if best is None else 0.5 * min(1.0, speed) + 0.5 * min(1.0, brevity))
+    return scores
+
+
+def complexity(tree):
+    """ast -> its number of nodes, each counted once more for every loop or comprehension around it."""
+    loops = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    total, stack = 0, [(tree, 1)]
+    while stack:
+        node, weight = stack.pop()
+        total += weight
+        stack.extend((child, weight + isinstance(node, loops)) for child in ast.iter_child_nodes(node))
+    return total
+
+
+QUALITY = {"has_docstring": 0.3, "proper_naming": 0.2, "good_comments": 0.2, "proper_structure": 0.3}
+
+
+def quality(prompts, completions, entry=NONE):
+    """0.3 has_docstring + 0.2 proper_naming + 0.2 good_comments + 0.3 proper_structure, each logged; blank text 0.0.
+
+    A docstring is what ast calls one, or triple quotes in what does not parse. Functions are lower case, classes begin
+    with a capital. A comment has more than 10 characters. Lines begin at the margin, with four spaces or a tab."""
+    seen = []
+    for (whole, *_), text in zip(programs(prompts, completions, entry, NONE), completions, strict=True):
+        seen.append(quality_of((rules.fenced(text) or [text])[0], whole))
+    return Scores([round(sum(QUALITY[k] for k in QUALITY if row[k]), 6) for row in seen],
+                  **{k: [float(row[k]) for row in seen] for k in QUALITY})
+
+
+def quality_of(code, whole):
+    """Code as written, and the program it is part of -> {sub-check: bool}; "no bad name" counts only where code is."""
+    tree = parse(code)[1]
+    lines = [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    real = bool(lines) and (tree is not None or parse(whole)[1] is not None)
+    scopes = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, scopes)] if tree else []
+    documented = any(map(ast.get_docstring, nodes)) if tree else '"""' in code or "'''" in code
+    names = re.findall(r"^[ \t]*(?:async +)?(def|class) +(\w+)", code, re.M)
+    good = all(name.lstrip("_")[:1].isupper() if kind == "class" else name.islower() for kind, name in names)
+    comments = [c.strip() for c in re.findall(r"(?:^|[ \t])#+(.*)", code, re.M)]
+    return {"has_docstring": documented,
+            "proper_naming": good and (real or bool(names)),
+            "good_comments": any(len(comment) > 10 for comment in comments),
+            "proper_structure": real and all(re.match(r" {4}|\t|\S", line) for line in lines)}

@@ -1,0 +1,305 @@
+"""
+Rewards: what a completion is worth, judged by running it (programs.py), by rules (rules.py), by its group, by a model.
+
+A reward is one plain function, and a new one is a line in the dict REWARDS or a function in a file of your own:
+
+    fn(prompts, completions, **columns) -> list[float | None]      one entry per completion; None = no opinion
+
+Columns of the data set reach it by parameter name, as lists aligned with the completions. A parameter without a default
+is a column it cannot do without. `reference` is the completion that the row came with; a trainer may add token_ids.
+
+    python rewards.py samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
+    python rewards.py samples.jsonl --rewards=my_rewards.py:politeness
+    python rewards.py code --rewards=tests --check      do the reference solutions of a data set score 1.0?
+"""
+import argparse
+import difflib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import sys
+import traceback
+
+import numpy as np
+from tqdm import tqdm
+
+import programs
+import rules
+from programs import sandbox
+
+
+def empty(value):
+    """None, blank text or an empty list: how a row says that it has no such column. Zero is a value."""
+    return value is None or isinstance(value, str) and not value.strip() or isinstance(value, list) and not value
+
+
+def per_text(rule):
+    """rule(text, columns of its row) -> a reward: None where a column without default is empty, 0.0 for blank text."""
+    _, *wanted = inspect.signature(rule).parameters.values()
+    needed = [p.name for p in wanted if p.default is p.empty]
+
+    def reward(prompts, completions, **columns):
+        columns["prompt"] = prompts
+        scores = []
+        for i, text in enumerate(completions):
+            row = {p.name: columns[p.name][i] for p in wanted if p.name in columns or p.name in needed}
+            if any(empty(row[name]) for name in needed if name != "prompt"):
+                scores.append(None)
+            else:
+                row = {name: value for name, value in row.items() if value is not None}
+                scores.append(rule(text, **row) if text.strip() else 0.0)
+        return scores
+
+    first = list(inspect.signature(reward).parameters.values())[:2]
+    reward.__signature__ = inspect.Signature([*first, *(p for p in wanted if p.name != "prompt")])
+    reward.__name__, reward.__doc__ = rule.__name__, rule.__doc__
+    return reward
+
+
+# ---- by its group (by a model: judge.py) -----------------------------------------------------------------------------
+
+def diversity(prompts, completions, groups=None):
+    """1 - the largest overlap (Jaccard, sets of 3-grams) with another completion of its group; 0.0 for a copy or blank.
+
+    A group shares its value in the column `groups`, or its prompt; None where there is nobody to differ from."""
+    grams = [frozenset(rules.ngrams(text, 3)) for text in completions]
+    members = {}
+    for i, group in enumerate(prompts if groups is None else groups):
+        members.setdefault(group, []).append(i)
+    scores = [None] * len(completions)
+    for group in members.values():
+        for i in group if len(group) > 1 else []:
+            overlap = max(len(grams[i] & grams[j]) / max(1, len(grams[i] | grams[j])) for j in group if j != i)
+            scores[i] = 1.0 - overlap if grams[i] else 0.0
+    return scores
+
+
+def made_from_a_model(name, how):
+    """A placeholder in REWARDS for a reward that `resolve` is handed."""
+    def reward(prompts, completions):
+        raise ValueError(f"the reward {name!r} is made from a model: {how}")
+    return reward
+
+
+REWARDS = {
+    "syntax": programs.syntax, "tests": programs.tests, "tests_all": programs.tests_all,
+    "performance": programs.performance, "quality": programs.quality, "format": per_text(programs.code_format),
+    "exact": per_text(rules.exact), "contains": per_text(rules.contains), "regex": per_text(rules.regex),
+    "keywords": per_text(rules.keywords), "json": per_text(rules.valid_json), "xml": per_text(rules.valid_xml),
+    "xml_tags": per_text(rules.xml_tags), "math": per_text(rules.math_answer), "countdown": per_text(rules.countdown),
+    "sudoku": per_text(rules.sudoku), "sudoku_all": per_text(rules.sudoku_all), "length": per_text(rules.length),
+    "overlong": per_text(rules.overlong), "repetition": per_text(rules.repetition), "diversity": diversity,
+    "reasoning": per_text(rules.reasoning), "safety": per_text(rules.safety),
+    "coherence": made_from_a_model("coherence", "set judge_from to the folder of a language model"),
+    "judge": made_from_a_model("judge", "set judge_from to the folder of a judge")}
+
+
+# ---- names, columns, weights ----------------------------------------------------------------------------------------
+
+def load(path, name):
+    """"file.py", "fn" -> that function; what is wrong with either is said in one sentence."""
+    where = f"reward {path}:{name}:"
+    if not (os.path.isfile(path) and path.endswith(".py")):
+        raise ValueError(f"{where} there is no Python file {path!r}")
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        raise ValueError(f"{where} {path} cannot be imported: {type(e).__name__}: {e}") from e
+    if not callable(getattr(module, name, None)):
+        what = "is not a function" if hasattr(module, name) else "is not there"
+        functions = [k for k, value in vars(module).items() if inspect.isfunction(value)]
+        raise ValueError(f"{where} {name!r} {what}; the functions in {path} are {', '.join(functions) or 'none'}")
+    return getattr(module, name)
+
+
+def resolve(names, **made):
+    """"tests,my.py:fn" or ("tests", "my.py:fn") -> {name: fn}; `made` are those from models, of judge.load."""
+    known, fns = {**REWARDS, **made}, {}
+    for name in [n.strip() for n in (names.split(",") if isinstance(names, str) else names)]:
+        path, colon, short = name.rpartition(":")
+        if not colon and name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"no reward {name!r}.{hint} There are {', '.join(known)}, and path/to/file.py:function")
+        if short in fns:
+            raise ValueError(f"two rewards are called {short!r} in {names!r}")
+        fns[short] = load(path, short) if colon else known[name]
+        if short in ("judge", "coherence") and fns[short] is REWARDS[short]:
+            fns[short]([], [])      # raises: better now than after the first rollout
+    return fns
+
+
+def columns(rows):
+    """Rows of a data set -> {name: list} for `combine`, None where a row has no such entry."""
+    names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def arguments(name, fn, columns):
+    """The columns that a reward takes, by its parameters; one that it needs and is not there is an error."""
+    if "completion" in columns:     # of a data set, it is the reference, and the answer where there is no other
+        columns = {"reference": columns["completion"], "answer": columns["completion"], **columns}
+    taken = {}
+    for p in list(inspect.signature(fn).parameters.values())[2:]:
+        if p.kind is p.VAR_KEYWORD:
+            return columns
+        if p.name in columns:
+            taken[p.name] = columns[p.name]
+        elif p.default is p.empty:
+            raise ValueError(f"reward {name!r} needs the column {p.name!r}; there are {', '.join(columns) or 'none'}")
+    return taken
+
+
+def call(name, fn, prompts, completions, columns):
+    """One reward on a batch -> its list, of the right length, finite or None; what is wrong is said with the row."""
+    def row(i):
+        return f"row {i} (prompt {prompts[i][:60]!r}, completion {completions[i][:60]!r})"
+
+    def fails(i):
+        try:
+            fn(prompts[i:i + 1], completions[i:i + 1], **{k: column[i:i + 1] for k, column in taken.items()})
+        except Exception:
+            return True
+
+    taken = arguments(name, fn, columns)
+    try:
+        scores = fn(prompts, completions, **taken)
+    except RuntimeError:  # the machine's failure, as a sandbox that does not hold: no completion is to blame
+        raise
+    except Exception as e:
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        culprit = next((row(i) for i in range(len(prompts)) if fails(i)), "the batch as a whole, no single row")
+        what = f"{type(e).__name__}: {e} ({at.filename}:{at.lineno})"
+        raise ValueError(f"reward {name!r} failed on {culprit}: {what}") from e
+    size = len(scores) if hasattr(scores, "__len__") else f"a {type(scores).__name__}"
+    if size != len(completions):
+        raise ValueError(f"reward {name!r} returned {size}, not one entry for each of {len(completions)} completions")
+    for i, value in enumerate(scores):
+        try:
+            good = value is None or math.isfinite(value)
+        except TypeError:
+            good = False
+        if not good:
+            raise ValueError(f"reward {name!r} returned {value!r} for {row(i)}: a finite number or None is needed")
+    return scores
+
+
+def combine(fns, weights, prompts, completions, columns, clip=None):
+    """{name: fn}, weights -> total (n,), parts {name: (n,)}: the weighted sum over the rewards that have an opinion.
+
+    None is nan in the parts, and in the total where no reward has an opinion. Each reward is clipped to [-clip, clip]
+    before it is weighed. What a reward notes besides is a part too, called NAME/NOTE."""
+    weights = [1.0] * len(fns) if weights is None else list(weights)
+    if len(weights) != len(fns):
+        raise ValueError(f"{len(fns)} rewards ({', '.join(fns)}) but {len(weights)} reward_weights {weights}")
+    for name, column in {"prompts": prompts, **columns}.items():
+        if len(column) != len(completions):
+            raise ValueError(f"the column {name!r} has {len(column)} entries for {len(completions)} completions")
+    total, opinions, parts = np.zeros(len(completions)), np.zeros(len(completions), bool), {}
+    for weight, (name, fn) in zip(weights, fns.items(), strict=True):
+        scores = call(name, fn, prompts, completions, columns)
+        part = np.array([math.nan if score is None else score for score in scores], float)
+        parts[name] = part.clip(-clip, clip) if clip else part
+        parts |= {f"{name}/{note}": np.array(values, float) for note, values in getattr(scores, "notes", {}).items()}
+        total += np.nan_to_num(weight * parts[name])
+        opinions |= ~np.isnan(part)
+    return np.where(opinions, total, math.nan), parts
+
+
+def summary(parts):
+    """Parts -> metrics: rewards/NAME/mean, /std, /none_frac, and the mean of each note, as in tests/timeout_frac."""
+    metrics = {}
+    for name, part in parts.items():
+        seen = part[~np.isnan(part)]
+        if "/" in name:
+            metrics[f"rewards/{name}"] = float(np.mean(part))
+            continue
+        metrics[f"rewards/{name}/none_frac"] = 1.0 - len(seen) / max(1, len(part))
+        if len(seen):
+            metrics |= {f"rewards/{name}/mean": float(seen.mean()), f"rewards/{name}/std": float(seen.std())}
+    return metrics
+
+
+# ---- as a program ---------------------------------------------------------------------------------------------------
+
+def batches(rows, size=256):
+    """Rows -> lists of row numbers, the rows of one prompt in one list: a group is judged together."""
+    groups, batch = {}, []
+    for i, row in enumerate(rows):
+        groups.setdefault(row["prompt"], []).append(i)
+    for group in groups.values():
+        batch += group
+        if len(batch) >= size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def score(options):
+    """Options of the command line -> exit code; the last line printed is a JSON object with n and the means."""
+    import data
+    path = data.find(options.data)
+    if options.judge_from:
+        import judge
+    fns = resolve(options.rewards, **(judge.load(options.judge_from) if options.judge_from else {}))
+    unsafe = tuple(options.sandbox_unsafe.split(",")) if options.sandbox_unsafe else ()
+    sandbox(workers=options.reward_workers, timeout=options.reward_timeout, unsafe=unsafe)
+    rows = data.read_rows(path) if path.is_file() else [*data.load(path, "train"), *data.load(path, "val")]
+    for i, row in enumerate(rows):
+        if "completion" not in row:
+            raise ValueError(f"{options.data}: row {i} has no completion to score, only {', '.join(row)}")
+    table = {name: np.full(len(rows), math.nan) for name in [*fns, "reward"]}
+    with tqdm(total=len(rows), unit="row") as bar:
+        for batch in batches(rows):
+            chosen = [rows[i] for i in batch]
+            given = columns(chosen)
+            texts = given["completion"] if options.check else given.pop("completion")
+            total, parts = combine(fns, options.reward_weights, [row["prompt"] for row in chosen], texts, given)
+            for name, column in table.items():
+                column[batch] = total if name == "reward" else parts[name]
+            bar.update(len(batch))
+    plain = lambda x: None if math.isnan(x) else round(float(x), 6)
+    if options.out:
+        with open(options.out, "w", encoding="utf-8") as f:
+            for i, row in enumerate(rows):
+                scores = {"rewards": {name: plain(table[name][i]) for name in fns}, "reward": plain(table["reward"][i])}
+                f.write(json.dumps(row | scores) + "\n")
+    wrong = [i for i in range(len(rows)) if options.check and any(table[name][i] != 1.0 for name in fns)]
+    for i in wrong:
+        scores = ", ".join(f"{name} {plain(table[name][i])}" for name in fns)
+        print(f"row {i} is not 1.0: {scores}; prompt {rows[i]['prompt'][:60]!r}")
+    means = {name: plain(np.nanmean(x)) if not np.isnan(x).all() else None for name, x in table.items()}
+    print(json.dumps({"n": len(rows)} | means))
+    return 1 if wrong else 0
+
+
+def numbers(text):
+    return [float(number) for number in text.split(",")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog="rewards: " + ", ".join(REWARDS), allow_abbrev=False)
+    parser.add_argument("data", help='rows {"prompt", "completion", ...} in .jsonl or .json, or the name of a data set')
+    parser.add_argument("--rewards", required=True, help="names, or path/to/file.py:function, with commas")
+    parser.add_argument("--reward_weights", type=numbers, help="a number for each, with commas (default: 1)")
+    parser.add_argument("--reward_timeout", type=float, default=5.0, help="seconds for a completion (default: 5)")
+    parser.add_argument("--reward_workers", type=int, help="programs at a time (default: four a core)")
+    parser.add_argument("--sandbox_unsafe", help="what need not be contained on this machine, for example: read,memory")
+    parser.add_argument("--judge_from", help="folder of a judge (reward judge) or of a model (coherence)")
+    parser.add_argument("--out", help="write the rows with their rewards to this .jsonl file")
+    parser.add_argument("--check", action="store_true", help="fail unless every completion, as a reference, scores 1.0")
+    try:
+        return score(parser.parse_args())
+    except (ValueError, OSError, RuntimeError) as e:
+        print(f"rewards.py: {e}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
