@@ -1,0 +1,567 @@
+"""
+The objectives: where a batch comes from, and what the loss is. All the rest is the loop's (train.py).
+
+    pretrain   rows -> noise -> the negative ELBO
+    judge      pairs of a better and a worse text -> Bradley-Terry
+    grpo       prompts -> completions -> rewards -> advantages, and views of the completions -> the loss of grpo.py
+"""
+
+import functools
+import time
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import data
+import diffusion
+import grpo
+import judge
+import model
+import rewards
+import rules
+import sample
+
+SAMPLES = 16  # completions that an evaluation writes to samples.jsonl
+
+
+class Task(NamedTuple):
+    init: Callable  # key -> params
+    batches: Callable  # state, key -> minibatches of one iteration: dicts of arrays (B, ...), and numbers to be logged
+    loss: Callable  # params, minibatch -> scalar, metrics; the only thing that is differentiated
+    evaluate: Callable  # state, key -> metrics, samples
+    passes: str | None  # the metric that decides which checkpoint is best and when stop_at is reached
+
+
+class Text(NamedTuple):
+    """A split of a data set, as rows and as arrays of one length."""
+
+    rows: list  # one for each row of the arrays
+    arrays: dict  # tokens, hole (N, T) and valid, None where no row is padded
+
+    def part(self, index):
+        return Text([self.rows[i] for i in index], {k: None if v is None else v[index] for k, v in self.arrays.items()})
+
+    def take(self, index):
+        return {k: None if v is None else jnp.asarray(v[index]) for k, v in self.arrays.items()}
+
+
+# ---- rows in, texts out ----------------------------------------------------------------------------------------------
+
+
+def read_rows(cfg, split):
+    """The rows of a split, of the difficulties that this run is about; unrated rows always are. What data_part sorts
+    by are the characters of a prompt: the same numbers in another order stay together."""
+    rows = data.load(cfg.dataset, split)
+    if cfg.data_part and split == "train":
+        low, high = (share * 2**32 for share in cfg.data_part)
+        rows = [row for row in rows if low <= zlib.crc32("".join(sorted(row["prompt"])).encode()) < high]
+        if not rows:
+            raise ValueError(f"{cfg.dataset}/{split}: no row is in data_part={cfg.data_part}")
+    if cfg.difficulty:
+        low, high = cfg.difficulty
+        rows = [row for row in rows if low <= row.get("difficulty", low) <= high]
+        if not rows:
+            raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={cfg.difficulty}")
+    return rows
+
+
+def read_text(cfg, tok, split):
+    """A split as Text. What does not fit is counted and said."""
+    rows = read_rows(cfg, split)
+    template = data.chat(cfg.chat_template, cfg.system_prompt, tok)
+    arrays, notes = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
+    for note, count in notes.items():
+        tqdm.write(f"{cfg.dataset}/{split}: {count} {note}")
+    if not len(arrays["tokens"]):
+        raise ValueError(f"{cfg.dataset}/{split}: no row fits max_prompt_len={cfg.max_prompt_len} and "
+                         f"max_new_tokens={cfg.max_new_tokens}")  # fmt: skip
+    rows = [rows[i] for i in arrays.pop("row")]
+    return Text(rows, arrays | {"valid": None if arrays["valid"].all() else arrays["valid"]})
+
+
+def stages(cfg, rows):
+    """-> index(step): the rows that the curriculum allows at this step."""
+    allowed = {step: data.curriculum(rows, cfg.curriculum, step) for step, _ in cfg.curriculum}
+    latest = lambda step: max((s for s in allowed if s <= step), default=min(allowed))
+    return lambda step: allowed[latest(step)] if allowed else np.arange(len(rows))
+
+
+def plan(cfg, temperature, steps=None):
+    block = cfg.block_len or cfg.max_new_tokens  # one block of all holes: of the prompt no logits are needed
+    return sample.Plan(order=cfg.order, rule=cfg.rule, steps=steps or cfg.diffusion_steps, block_len=block,
+                       temperature=temperature, top_k=cfg.top_k, top_p=cfg.top_p,
+                       repetition_penalty=cfg.repetition_penalty)  # fmt: skip
+
+
+def fill(params, keys, arrays, cfg, temperature, steps=None):
+    """arrays of Text, a key or one for each row -> tokens (B, T) whose holes are filled, the trace."""
+    z = jnp.where(arrays["hole"], cfg.model.mask_id, arrays["tokens"])
+    return sample.generate(params, keys, z, cfg.model, plan(cfg, temperature, steps), arrays["valid"])
+
+
+def texts(tokens, tok, cfg):
+    """tokens (B, T) -> completions as text, up to their first end of text."""
+    completions = np.asarray(tokens)[:, cfg.max_prompt_len :].tolist()
+    return [tok.decode(row[: row.index(tok.eos_id)] if tok.eos_id in row else row) for row in completions]
+
+
+def punch(text, cfg, tok, seed):
+    """Text -> Text for a fill-in task: a share of the tokens of every completion (not its end) are its only holes."""
+    rng, tokens = np.random.default_rng(seed), text.arrays["tokens"]
+    written = text.arrays["hole"] & (tokens != tok.eos_id)
+    ratio = rng.uniform(cfg.mask_ratio_min, cfg.mask_ratio_max, (len(tokens), 1))
+    noise = np.where(written, rng.random(tokens.shape), 2)
+    count = np.maximum(np.rint(ratio * written.sum(1, keepdims=True)), 1)
+    return Text(text.rows, text.arrays | {"hole": written & (noise.argsort(1).argsort(1) < count)})
+
+
+def holes_of_rows(text, cfg, tok):
+    """Text whose rows have a column `masked`, their completion with <|mask|> for some of its tokens -> Text with those
+    holes; None where the rows leave the choice to `punch`."""
+    if not all("masked" in row for row in text.rows):
+        return None
+    tokens, first = text.arrays["tokens"].copy(), cfg.max_prompt_len
+    tokens[:, first:] = tok.eos_id
+    for i, row in enumerate(text.rows):
+        ids = tok.encode(row["masked"], specials=True)
+        if tok.mask_id not in ids or len(ids) > cfg.max_new_tokens:
+            raise ValueError(
+                f"{cfg.dataset}: masked={row['masked'][:80]!r} has {ids.count(tok.mask_id)} <|mask|> among {len(ids)} "
+                f"tokens; there should be at least one, and no more tokens than max_new_tokens={cfg.max_new_tokens}"
+            )
+        tokens[i, first : first + len(ids)] = ids
+    return Text(text.rows, text.arrays | {"tokens": tokens, "hole": tokens == tok.mask_id})
+
+
+# ---- rewards ---------------------------------------------------------------------------------------------------------
+
+
+def reward_functions(cfg, tok, frozen, rows):
+    """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards, all checked against the columns of rows."""
+    names = cfg.rewards + cfg.eval_rewards
+    made = judge.load(cfg.judge_from) if cfg.judge_from else {}
+    if cfg.judge_from and not set(made) & set(names):
+        raise ValueError(
+            f"judge_from={cfg.judge_from!r} makes the reward {'judge' if 'judge' in made else 'coherence'!r}"
+            + (", and is not a judge: its head has not width 1" if "judge" not in made else "")
+            + f", but rewards are {', '.join(names) or 'none'}"
+        )
+    if "coherence" in names and "coherence" not in made and frozen:
+        made["coherence"] = judge.coherence(frozen, cfg.model, tok)
+    fns, more = rewards.resolve(cfg.rewards, **made), rewards.resolve(cfg.eval_rewards, **made)
+    if twice := fns.keys() & more.keys():
+        raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
+    for name, fn in (fns | more).items():
+        rewards.arguments(name, fn, rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []})
+    if {"tests", "tests_all", "performance"} & set(fns | more):  # a machine that contains nothing is refused now
+        box = rewards.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
+        try:
+            box.run([("", ["assert True"], "")])
+        except RuntimeError as e:
+            raise ValueError(str(e)) from None
+    return fns, more
+
+
+def score(fns, more, cfg, tok, rows, completions, each):
+    """`each` completions of every row -> total reward (B,), {name: (B,)}; what is in `more` is not in the total."""
+    weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(more)
+    many = [row for row in rows for _ in range(each)]
+    columns = rewards.columns(many) | {
+        "groups": np.repeat(np.arange(len(rows)), each).tolist(),
+        "token_ids": [tok.encode(text) for text in completions],
+        "max_length": [cfg.max_new_tokens] * len(many),
+    }
+    prompts = [row["prompt"] for row in many]
+    return rewards.combine(fns | more, weights, prompts, completions, columns, cfg.reward_clip)
+
+
+def distinct(completions, n=3):
+    """The share of the n-grams of words in all completions that are different: near 0 when they are all alike."""
+    grams = [gram for text in completions for gram in rules.ngrams(text, n)]
+    return len(set(grams)) / max(len(grams), 1)
+
+
+def decisive(fns, more):
+    """The reward that decides what passes: the first of eval_rewards, or else of rewards."""
+    return next(iter(more or fns), None)
+
+
+def measure(fns, more):
+    """The metric that decides which checkpoint is best: how many pass, or a mean where 1 is out of reach."""
+    return "val/sampled_reward" if decisive(fns, more) in ("judge", "coherence") else "val/sampled"
+
+
+def pass_rates(cfg, tok, fns, more, params, key, text):
+    """Fills the holes of a Text: once greedily, and eval_samples times at the run's temperature -> metrics, samples.
+
+    A completion passes that earns 1 from the decisive reward."""
+    out, arrays, judge_of_all = {}, text.take(slice(None)), decisive(fns, more)
+    k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
+    size = min(cfg.rollout_chunk or len(text.rows), len(text.rows))
+
+    def answers(key, temperature):
+        """A completion of every row, `rollout_chunk` rows at a time (the last ones again, so that the shape stays)."""
+        out, keys = [""] * len(text.rows), sample.row_keys(key, len(text.rows))
+        for first in range(0, len(out), size):
+            at = np.arange(first, first + size).clip(max=len(out) - 1)
+            some = {name: None if a is None else a[at] for name, a in arrays.items()}
+            for i, filled in zip(at, texts(fill(params, keys[at], some, cfg, temperature)[0], tok, cfg), strict=True):
+                out[i] = filled
+        return out
+
+    samples = [{"prompt": row["prompt"]} for row in text.rows]
+    for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):
+        each = [answers(jax.random.fold_in(key, i), temperature) for i in range(n)]
+        groups = list(zip(*each, strict=True))  # the completions of each row
+        for s, group in zip(samples, groups, strict=True):
+            s[name] = group[0] if n == 1 else list(group)
+        if not judge_of_all:
+            continue
+        completions = [t for group in groups for t in group]
+        total, parts = score(fns, more, cfg, tok, text.rows, completions, n)
+        passed = (parts[judge_of_all] >= 1).reshape(-1, n)
+        out |= {f"val/{name}": float(passed.mean()), f"val/{name}_reward": float(np.nanmean(total))}
+        if len(fns | more) > 1:
+            out |= {f"val/{name}/{part}": float(np.nanmean(parts[part])) for part in fns | more}
+        if n > 1:
+            own = total.reshape(-1, n)
+            adv = grpo.advantages(jnp.float32(own)[None], (1.0,), cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps)
+            for s, r, a in zip(samples, own.tolist(), np.asarray(adv).tolist(), strict=True):
+                s |= {"rewards": r, "advantages": [round(x, 4) for x in a]}
+            out[f"val/pass@{n}"] = float(passed.any(1).mean())
+            out["val/distinct_3"] = distinct(completions)
+    return out, samples
+
+
+# ---- pretrain --------------------------------------------------------------------------------------------------------
+
+
+def pretrain(cfg, tok, start):
+    """Masked diffusion on the completions of the rows: pre-training when prompts are empty, fine-tuning when not."""
+    if cfg.model.causal:
+        raise ValueError("objective='pretrain' trains denoisers, which see both sides of a hole: causal must be False")
+    train, val = read_text(cfg, tok, "train"), read_text(cfg, tok, "val")
+    shown = val.part(np.random.default_rng(0).permutation(len(val.rows))[: cfg.eval_size])  # the same every time
+    frozen = model.load(cfg.init_from)[0] if "coherence" in cfg.rewards + cfg.eval_rewards and cfg.init_from else None
+    fns, more = reward_functions(cfg, tok, frozen, shown.rows)
+    if not fns and cfg.max_prompt_len:  # what can be said of any answer: is it the one in the data?
+        fns = {"exact": rewards.REWARDS["exact"]}
+    if lacking := sum("completion" not in row for row in train.rows):
+        raise ValueError(f"{cfg.dataset}/train: {lacking} of {len(train.rows)} rows have no completion to learn from")
+    noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
+    logp = jax.jit(functools.partial(diffusion.likelihood, cfg=cfg.model, start=cfg.max_prompt_len))
+    allowed = stages(cfg, train.rows)
+
+    def batches(state, key):
+        size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
+        yield noise(key, train.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
+
+    def evaluate(state, key):
+        arrays = shown.take(slice(None))
+        bound = logp(state.weights, arrays, jax.random.key(0))  # the same masks every time
+        out = {"val/nelbo": -float(bound.sum() / arrays["hole"].sum())}
+        if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
+            size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])
+            out["val/bits_per_byte"] = out["val/nelbo"] * arrays["tokens"].shape[1] / size / np.log(2)
+        few = shown if fns else shown.part(np.arange(min(SAMPLES, len(shown.rows))))  # only to be looked at
+        rates, samples = pass_rates(cfg, tok, fns, more, state.weights, key, few)
+        return out | rates, samples
+
+    return Task(
+        init=lambda key: start or model.init(key, cfg.model),
+        batches=batches,
+        loss=functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
+        evaluate=evaluate,
+        passes=measure(fns, more) if cfg.rewards or cfg.eval_rewards else None,
+    )
+
+
+# ---- judge -----------------------------------------------------------------------------------------------------------
+
+
+def judge_texts(cfg, tok, start):
+    """A judge of texts, from pairs of a better and a worse one; its trunk starts from the denoiser in init_from."""
+    is_judge = lambda params: "head" in params and params["head"].shape[-1] == 1
+    generator = start
+    if start and is_judge(start):  # a resumed run makes its pairs again with what it began from
+        generator = model.load(cfg.init_from)[0] if cfg.init_from else None
+        generator = None if generator and is_judge(generator) else generator
+
+    def refill(rows, seed):
+        """Holes in the completions of rows, filled by the generator at one temperature after the other."""
+        rng = np.random.default_rng(seed)
+        arrays, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
+        written = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
+        arrays["hole"] = written & (rng.random(written.shape) < rng.uniform(0.2, 1.0, (len(written), 1)))
+        out, kinds = [row["completion"] for row in rows], [""] * len(rows)
+        size = min(cfg.eval_size, -(-len(written) // len(cfg.judge_temperatures)))  # every temperature has its turn
+        for n, first in enumerate(range(0, len(written), size)):
+            index = np.arange(first, first + size) % len(written)  # all chunks of one shape
+            heat = cfg.judge_temperatures[n % len(cfg.judge_temperatures)]
+            chunk = {k: jnp.asarray(arrays[k][index]) for k in ("tokens", "hole", "valid")}
+            filled = texts(fill(generator, jax.random.key(seed + n), chunk, cfg, heat)[0], tok, cfg)
+            for row, text in zip(arrays["row"][index], filled, strict=True):
+                out[row], kinds[row] = text, f"filled at {heat:g}"
+        return out, kinds
+
+    made = [
+        judge.pairs(read_rows(cfg, split)[:n], cfg.seed + i, generator and refill)
+        for i, (split, n) in enumerate((("train", cfg.judge_rows), ("val", cfg.eval_size)))
+    ]
+    train, val = (judge.arrays(p, tok, cfg.max_prompt_len + cfg.max_new_tokens + 1) for p in made)
+    read = jax.jit(functools.partial(model.score, cfg=cfg.model))
+
+    def batches(state, key):
+        index = data.batch_indices(len(train["better"]), cfg.batch_size, state.step, cfg.seed)
+        yield {k: None if v is None else jnp.asarray(v[index]) for k, v in train.items()}, {}
+
+    def loss(params, batch):  # a mean over rows, of which every micro-batch has its share
+        return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, judge.loss(params, batch, cfg.model))
+
+    def evaluate(state, key):
+        b, w = (np.asarray(read(state.weights, val[s], valid=val[s + "_valid"])) for s in ("better", "worse"))
+        columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
+        shown = zip(*made[1][:4], b.tolist(), w.tolist(), strict=True)
+        return judge.report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]
+
+    return Task(
+        init=lambda key: model.init(key, cfg.model, n_out=1) | {
+            k: v for k, v in (start or {}).items() if k != "head" or is_judge(start)},
+        batches=batches,
+        loss=loss,
+        evaluate=evaluate,
+        passes="val/pair_acc" if train["score"] is None else "val/correlation",
+    )  # fmt: skip
+
+
+# ---- grpo ------------------------------------------------------------------------------------------------------------
+
+
+class Rollout(NamedTuple):
+    """N prompts with G completions each, those of one prompt in a row; B = N * G."""
+
+    x: jax.Array  # (B, T) tokens
+    valid: jax.Array | None  # (B, T) False at left padding
+    hole: jax.Array  # (B, T) what the policy was asked to fill
+    mask: jax.Array  # (B, T) of these, what counts: up to and with the first end of text
+    order: jax.Array  # (B, T) the step at which it was filled; -1 elsewhere
+    logp: jax.Array  # (B, T) its log-prob under the distribution it was drawn from
+    n_steps: jax.Array  # () forward passes of a chunk, on average
+
+
+def objective(cfg):
+    """The loss's share of a config."""
+    return grpo.Objective(loss=cfg.loss_type, ratio=cfg.ratio_level, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
+                          clip_cap=cfg.clip_cap, cispo_cap=cfg.cispo_cap, kl_beta=cfg.kl_beta, kl_est=cfg.kl_est,
+                          entropy_coef=cfg.entropy_coef)  # fmt: skip
+
+
+def tune(cfg, tok, start):
+    """GRPO: the policy completes prompts, rewards judge, and what beats its group becomes likelier."""
+    if start is None:
+        raise ValueError(
+            "objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
+            "the config file that trains one"
+        )
+    train, val = read_text(cfg, tok, "train"), read_text(cfg, tok, "val")
+    frozen = model.load(cfg.init_from)[0] if "coherence" in cfg.rewards + cfg.eval_rewards and cfg.init_from else None
+    fns, more = reward_functions(cfg, tok, frozen, train.rows)
+    shown = val.part(np.random.default_rng(0).permutation(len(val.rows))[: cfg.eval_size])
+    given = cfg.fill_in and holes_of_rows(train, cfg, tok)
+    if cfg.fill_in:
+        train = given or train
+        shown = holes_of_rows(shown, cfg, tok) or punch(shown, cfg, tok, 0)
+    allowed, o, first = stages(cfg, train.rows), objective(cfg), cfg.max_prompt_len
+    N, G = cfg.batch_size, cfg.group_size
+    kept_all = cfg.keep_completions in (None, N * G)
+    K = cfg.keep_completions or N * G
+    size = cfg.minibatch_size or K
+    several = cfg.updates_per_rollout > 1 or size < K  # are there updates after the first?
+    weights = (cfg.reward_weights or (1.0,) * len(fns)) + ((cfg.diversity_bonus,) if cfg.diversity_bonus else ())
+
+    @jax.jit
+    def finish(x, hole, valid, trace):
+        ends = hole & (x == tok.eos_id)
+        mask = hole & (jnp.cumsum(ends, 1) - ends == 0)
+        if cfg.mask_truncated:
+            mask &= ends.any(1, keepdims=True)
+        return Rollout(x, valid, hole, mask, trace["step"], trace["logp"], trace["n_steps"])
+
+    def roll_out(params, key, arrays):
+        """Arrays of N prompts -> Rollout of their completions, `rollout_chunk` of them at a time."""
+        many = {k: None if v is None else jnp.repeat(v, G, 0) for k, v in arrays.items()}
+        keys, step = sample.row_keys(key, N * G), cfg.rollout_chunk or N * G
+        parts = [fill(params, keys[i : i + step], {k: None if v is None else v[i : i + step] for k, v in many.items()},
+                      cfg, cfg.temperature, cfg.rollout_steps) for i in range(0, N * G, step)]  # fmt: skip
+        x = jnp.concatenate([p[0] for p in parts])
+        trace = {k: jnp.concatenate([p[1][k] for p in parts]) for k in ("step", "logp")}
+        return finish(
+            x, many["hole"], many["valid"], trace | {"n_steps": sum(p[1]["n_steps"] for p in parts) / len(parts)}
+        )
+
+    @jax.jit
+    def look(key, r):
+        """-> M, w (B, K, T): the masks of one pass over the completions, with the rows in front."""
+        prompt = ~r.hole & (True if r.valid is None else r.valid)
+        ratio = cfg.mask_ratio_min, cfg.mask_ratio_max
+        M, w = diffusion.views(key, cfg.logp_est, r.hole, r.order, cfg.logp_views, ratio,
+                               cfg.p_mask_prompt, prompt)  # fmt: skip
+        return M.swapaxes(0, 1), (w * r.mask * cfg.logp_scale).swapaxes(0, 1)
+
+    def policy(params, b):
+        """Batch with x, M, w, valid, adv -> log-probs, entropy (B, T) under params."""
+        M, w = b["M"].swapaxes(0, 1), b["w"].swapaxes(0, 1)
+        chunk = cfg.logp_chunk and min(cfg.logp_chunk, M.shape[0] * M.shape[1])
+        logp, entropy = diffusion.view_logp(
+            params, b["x"], M, cfg.model, b["valid"], first, chunk, cfg.temperature or 1.0
+        )
+        entropy = (w * entropy).sum(0) / jnp.maximum(w.sum(0), 1e-6)
+        if cfg.loss_type == "spg":
+            return diffusion.sandwich(logp, w, b["adv"] > 0, cfg.spg_mix, cfg.spg_power) * b["mask"], entropy
+        return (w * logp).sum(0), entropy
+
+    logps = jax.jit(lambda params, b: policy(params, b)[0])
+
+    def loss(params, b):
+        logp, entropy = policy(params, b)
+        of_tokens = logp, b["old"], b["ref"], b["mask"], b["weight"], b["share"], entropy
+        logp, old, ref, mask, weight, share, entropy = (x if x is None else x[:, first:] for x in of_tokens)
+        total, metrics = grpo.loss(logp, old, ref, b["adv"], mask, weight, share, o, entropy)
+        # How far what is trained is from what was sampled: of `trace`, 0 before the first update.
+        return total, metrics | {"behaviour_gap": jnp.sum(share * jnp.abs(logp - b["drawn"][:, first:]))}
+
+    def passes(state, key, r):
+        """Everything that depends on the policy before the first update: for each pass over the completions its own
+        masks, and on them the log-probs of the policy that wrote these, and of the reference."""
+        out = []
+        for n in range(cfg.updates_per_rollout):
+            M, w = look(jax.random.fold_in(key, n if cfg.random_masking else 0), r)
+            b = {"x": r.x, "valid": r.valid, "mask": r.mask, "drawn": r.logp, "M": M, "w": w}
+            b["adv"] = jnp.zeros(len(r.x))  # not known yet
+            b["old"] = logps(state.params, b) if several and cfg.ratio_level != "none" else None
+            b["ref"] = logps(state.reference, b) if cfg.kl_beta else None
+            out.append(b)
+        return out
+
+    def judged(r, rows):
+        """Rollout of rows -> completions, rewards (R, N, G), parts with notes."""
+        completions = texts(r.x, tok, cfg)
+        _, parts = score(fns, {}, cfg, tok, rows, completions, G)
+        if cfg.diversity_bonus:
+            groups = np.repeat(np.arange(N), G).tolist()
+            parts["diversity_bonus"] = np.array(rewards.diversity(groups, completions, groups), float)
+        each = [parts[name] for name in [*fns, *(["diversity_bonus"] if cfg.diversity_bonus else [])]]
+        return completions, np.stack(each).reshape(-1, N, G), parts
+
+    def collect(state, key):
+        """Rolls out and scores; with dynamic_sampling, again in place of groups that agree with themselves."""
+        index, kept, clock = allowed(state.step), None, time.perf_counter()
+        tries, spent = 1 + cfg.dynamic_sampling, {"time/rollout": 0.0, "time/reward": 0.0}
+        for n in range(tries):
+            chosen = index[data.batch_indices(len(index), N, state.step * tries + n, cfg.seed)]
+            prompts = train.part(chosen)
+            if cfg.fill_in and not given:
+                prompts = punch(prompts, cfg, tok, [cfg.seed, state.step, n])
+            r = roll_out(state.params, jax.random.fold_in(key, n), prompts.take(slice(None)))
+            jax.block_until_ready(r.x)
+            spent["time/rollout"] += time.perf_counter() - clock
+            # The device goes on with what needs no rewards while the host scores; but it is not known then which
+            # completions stay, when groups may be drawn again or only the best are kept.
+            ready = passes(state, jax.random.fold_in(key, tries), r) if tries == 1 and kept_all else None
+            clock = time.perf_counter()
+            completions, each, parts = judged(r, prompts.rows)
+            spent["time/reward"] += time.perf_counter() - clock
+            clock = time.perf_counter()
+            found = (prompts.rows, r, completions, each, parts)
+            kept = found if kept is None else refill(kept, found)
+            if tries == 1 or spread(kept[3]).all():
+                break
+        return *kept, ready, spent | {"rollouts": n + 1}
+
+    def spread(each):
+        """rewards (R, N, G) -> (N,): do the completions of the group differ in any reward (beside the bonus)?"""
+        each = each[: len(fns)]
+        return (np.nanmax(each, 2, initial=-np.inf) > np.nanmin(each, 2, initial=np.inf)).any(0)
+
+    def refill(old, new):
+        """Groups of `old` that agree with themselves give way to groups of `new` that do not."""
+        out, into = np.flatnonzero(~spread(old[3])), np.flatnonzero(spread(new[3]))
+        pick = np.arange(N)
+        pick[out[: len(into)]] = N + into[: len(out)]
+        rows = [(old[0] + new[0])[i] for i in pick]
+        flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
+        take = lambda a, b: None if a is None else jnp.concatenate([a, b])[flat]
+        r = Rollout(
+            *(take(a, b) for a, b in zip(old[1][:-1], new[1][:-1], strict=True)), old[1].n_steps + new[1].n_steps
+        )
+        parts = {k: np.concatenate([old[4][k], new[4][k]])[flat] for k in old[4]}
+        return rows, r, [(old[2] + new[2])[i] for i in flat], np.concatenate([old[3], new[3]], 1)[:, pick], parts
+
+    def batches(state, key):
+        k_roll, k_order = jax.random.split(key)
+        rows, r, completions, each, parts, ready, notes = collect(state, k_roll)
+        adv = grpo.advantages(jnp.asarray(each, jnp.float32), weights, cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps,
+                              cfg.reward_norm)  # fmt: skip
+        if np.isnan(each).all():
+            raise ValueError(f"no reward ({', '.join(fns)}) has an opinion on any of the {N * G} completions of a step")
+        off = float(jnp.abs(adv.mean(1)).max())
+        if r.x.shape[0] != N * G or adv.shape != (N, G) or off > 1e-3 * max(1.0, float(jnp.abs(adv).max())):
+            raise RuntimeError(
+                f"advantages of shape {adv.shape}, of which a group has the mean {off:.2g}, for {N} x {G} completions: "
+                "they must be centred in each group"
+            )  # a bug of ours, never the user's
+        notes |= describe(r, completions, each, parts, adv)
+        adv = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1)
+        adv = grpo.wd1_weights(adv) if cfg.loss_type == "wd1" else adv
+        clock = time.perf_counter()
+        if not kept_all:
+            best = jnp.argsort(-jnp.abs(adv))[:K]
+            r, adv = jax.tree.map(lambda a: a[best] if a.ndim else a, r), adv[best]
+        ready = ready or passes(state, jax.random.fold_in(k_roll, 1 + cfg.dynamic_sampling), r)
+        jax.block_until_ready(ready)
+        notes["time/old_ref"] = time.perf_counter() - clock
+        for n, b in enumerate(ready):
+            b["adv"] = adv
+            order = np.asarray(jax.random.permutation(jax.random.fold_in(k_order, n), K))
+            for i in range(0, K, size):
+                mini = b if size == K else {k: None if v is None else v[order[i : i + size]] for k, v in b.items()}
+                mask = mini["mask"]
+                mini["weight"] = grpo.weights(o.loss, mask, cfg.max_new_tokens, cfg.gradient_accumulation_steps)
+                mini["share"] = mask / jnp.maximum(mask.sum(), 1)
+                yield mini, notes
+                notes = {}
+
+    def describe(r, completions, each, parts, adv):
+        """What an iteration logs beside the loss: of the rewards, the advantages, and the completions."""
+        total = np.where(np.isnan(each).all(0), np.nan, np.nansum(np.array(weights)[:, None, None] * each, 0))
+        ends = np.asarray((r.hole & (r.x == tok.eos_id)).any(1))
+        length, lengths = np.asarray(r.mask).sum(1), {}
+        for kind, which in (("", slice(None)), ("terminated_", ends)):
+            if len(length[which]):
+                lengths |= {
+                    f"completions/{stat}_{kind}length": float(getattr(length[which], stat)())
+                    for stat in ("mean", "min", "max")
+                }
+        groups = [completions[i : i + G] for i in range(0, N * G, G)]
+        return {
+            "reward": float(np.nanmean(total)), "reward/std": float(np.nanstd(total)),
+            "reward/group_std": float(np.nanmean(np.nanstd(total, 1, ddof=1))),
+            "frac_reward_zero_std": float(np.mean(~spread(each))),
+            "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
+            "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
+            "completions/terminated_frac": float(ends.mean()),
+            "steps_per_token": float(r.n_steps) / max(length.mean(), 1),
+        } | lengths | rewards.summary(parts)  # fmt: skip
+
+    def evaluate(state, key):
+        return pass_rates(cfg, tok, fns, more, state.weights, key, shown)
+
+    return Task(init=lambda key: start, batches=batches, loss=loss, evaluate=evaluate, passes=measure(fns, more))
+
+
+OBJECTIVES = {"pretrain": pretrain, "judge": judge_texts, "grpo": tune}
