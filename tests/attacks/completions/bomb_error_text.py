@@ -1,0 +1,4 @@
+class E(Exception):
+    def __str__(self):
+        while True: pass
+def add(a, b): raise E(E())

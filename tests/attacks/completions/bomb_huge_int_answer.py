@@ -1,0 +1,1 @@
+def add(a, b): return 1 << 30_000_000

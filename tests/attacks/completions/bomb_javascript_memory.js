@@ -1,0 +1,1 @@
+const k = []; while (true) k.push(Buffer.alloc(1 << 26, 1));

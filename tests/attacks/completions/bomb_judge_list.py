@@ -1,0 +1,1 @@
+def upto(n): return range(10 ** 12)

@@ -1,0 +1,1 @@
+def rounds(n): return 10 ** 15

@@ -1,0 +1,1 @@
+def size(n): return 10 ** 18

@@ -1,0 +1,1 @@
+def pattern(n): return '(a+)+$'

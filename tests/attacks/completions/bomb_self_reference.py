@@ -1,0 +1,2 @@
+def add(a, b):
+    x = []; x.append(x); return x

@@ -1,0 +1,2 @@
+x = a@REPEAT{.a|100000}@
+def add(a, b): return None

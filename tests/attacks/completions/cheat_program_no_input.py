@@ -1,0 +1,1 @@
+print(3 if 0 else 4)

@@ -1,0 +1,1 @@
+print(*range(-50, 50), sep='\n')

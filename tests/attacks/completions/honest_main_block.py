@@ -1,0 +1,6 @@
+def add(a, b):
+    return a + b
+
+if __name__ == '__main__':
+    a = int(input()); b = int(input())
+    print(add(a, b))

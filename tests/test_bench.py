@@ -1,0 +1,87 @@
+"""tests/bench.py: every command runs, at sizes that say nothing about speed."""
+import importlib.util
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import pytest
+
+import data
+import model
+import runs
+from config.sudoku import config
+from train import State
+
+
+def bench(*args):
+    """What it prints, and the cells of the rows of its tables by their label."""
+    run = subprocess.run([sys.executable, "tests/bench.py", *args], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in run.stdout.splitlines() if line[:2] == "| "]
+    return run.stdout, {label: cells for label, *cells in rows}
+
+
+def test_without_a_command_it_says_what_there_is():
+    out, _ = bench()
+    names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
+    assert names == ["train", "sample", "rewards", "order", "estimators"]
+
+
+def test_train_compares_a_model_with_the_same_model():
+    out, rows = bench("train", "--toy")
+    who = ["jax"] + ["torch eager"] * bool(importlib.util.find_spec("torch"))
+    assert all(float(rows[f"{name} {what}"][0]) > 0 for name in who for what in ("step", "gradient"))
+    assert len(who) == 2 or out.count("PyTorch is not installed") == 1
+    assert rows["step"][1] == "100%"  # and its pieces before it
+
+
+def test_sample_compares_samplers_that_agree():
+    pytest.importorskip("torch")
+    _, rows = bench("sample", "--toy")
+    (cells,) = (cells for label, cells in rows.items() if label.startswith("toy"))
+    ours, theirs = float(cells[1]), float(cells[3])
+    assert float(cells[5]) == pytest.approx(ours / theirs, rel=0.1)
+
+
+def test_rewards_bills_every_way_of_scoring():
+    out, rows = bench("rewards", "--toy")
+    assert [float(rows[name][3]) > 0 for name in rows if name.startswith(("sandbox", "("))] == [True] * 4
+    assert float(re.search(r"10 completions, every tenth loops forever, limit 1 s: ([\d.]+) s", out)[1]) >= 1
+
+
+def small_run(folder):
+    """A run of config/sudoku.py with a tiny model that never learnt anything."""
+    tok = data.tokenizer("sudoku")
+    ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
+    cfg = replace(config, out_dir=str(folder), model=replace(config.model, n_layer=1, d_model=16, **ids))
+    runs.save(cfg, State(1, model.init(jax.random.key(0), cfg.model), (), None, None), tok, None, finished=True)
+
+
+def test_order_is_a_table_of_orders_and_steps(tmp_path):
+    small_run(tmp_path)
+    _, rows = bench("order", str(tmp_path), "--toy")
+    assert rows["order"] == ["1"]
+    assert all(rows[order] == ["0.0%"] for order in ("random", "confidence", "margin", "entropy", "left"))
+
+
+def test_order_of_no_run_is_one_sentence(tmp_path):
+    run = subprocess.run([sys.executable, "tests/bench.py", "order", str(tmp_path)], capture_output=True, text=True)
+    assert run.returncode == 1 and re.fullmatch(r"error: .* holds no model.*\n", run.stderr)
+
+
+def test_estimators_are_runs_of_train_and_found_again(tmp_path):
+    small_run(tmp_path / "base")
+    small = "--n_layer=1 --d_model=16 --eval_size=4 --eval_samples=1 --batch_size=2"
+    options = "--toy", "--out", str(tmp_path), "--flags", f"--init_from={tmp_path / 'base'} {small}"
+    first, rows = bench("estimators", *options)
+    assert rows["one_step"] == ["token", "1", "+0.0 ± 0.0", "+0.0 ± 0.0"]
+    assert bench("estimators", *options)[1] == rows and runs.checkpoints(tmp_path / "sudoku-one_step-token-0") == [1]
+
+
+def test_a_run_that_fails_is_an_error_with_its_command(tmp_path):
+    options = "estimators", "--toy", "--out", str(tmp_path), "--flags=--group_size=1"
+    run = subprocess.run([sys.executable, "tests/bench.py", *options], capture_output=True, text=True)
+    assert run.returncode == 1 and "group_size=1 " in run.stderr
+    assert "python train.py config/sudoku_grpo.py" in run.stderr and "Traceback" not in run.stderr

@@ -1,0 +1,358 @@
+"""config/: every run can be read, and whatever a person gets wrong is said in one sentence."""
+import dataclasses
+import glob
+import os
+import re
+import subprocess
+import sys
+import typing
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import config
+import model
+import objectives
+import rewards
+import runs
+import train
+
+RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
+KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
+         for name, kind in typing.get_type_hints(cls).items() if name != "model"}  # fmt: skip
+GIVEN = "dataset='sudoku', model=ModelConfig(n_layer=2)"  # what most of the config files below say
+
+
+def written(folder, text, name="run.py"):
+    """A config file with that text in that folder -> its path."""
+    path = folder / name
+    imports = "from dataclasses import replace", "from config import Config", "from model import ModelConfig"
+    path.write_text("\n".join([*imports, text, ""]))
+    return str(path)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return written(tmp_path, f"config = Config({GIVEN})")
+
+
+def message(*argv):
+    """What `config.load` says about arguments that are wrong: one line that does not come from Python itself."""
+    with pytest.raises(ValueError) as e:
+        config.load([str(a) for a in argv])
+    text = str(e.value)
+    assert "\n" not in text and "Traceback" not in text and "__init__" not in text and len(text) < 600
+    return text
+
+
+# ---- the files in config/ ----
+
+
+@pytest.mark.parametrize("path", RUNS)
+def test_every_run_can_be_loaded(path):
+    cfg = config.load([path])
+    for name in vars(cfg):
+        assert name == "model" or config.fits(getattr(cfg, name), KINDS[name])
+    assert len(cfg.rewards) == len(rewards.resolve(cfg.rewards, judge=len))
+    objectives.plan(cfg, cfg.temperature)
+
+
+@pytest.mark.parametrize("path", RUNS)
+def test_every_run_opens_with_its_purpose_its_command_its_time_on_named_hardware_and_what_to_expect(path):
+    purpose, command, rest = re.fullmatch(r'"""\n(.+?)\n\n    (python train\.py \S+).*?\n(.*?)"""\n.*',
+                                          open(path).read(), re.S).groups()  # fmt: skip
+    assert command == f"python train.py {path}"
+    text = f"{purpose} {rest}"
+    assert re.search(r"\d+(\.\d+)? (seconds|minutes?|hours?)", text), "how long?"
+    assert re.search(r"\d cores|GPU|H200|A100", text), "on what?"
+    assert re.search(r"\d+(\.\d+)?%|0\.\d+|\d\.\d+ (bits|nats)", text), "which number to expect?"
+
+
+def test_no_two_runs_write_to_the_same_place_and_what_a_run_starts_from_exists():
+    cfgs = [config.read(path) for path in RUNS]
+    assert len(RUNS) >= 6
+    places = [os.path.abspath(cfg.out_dir) for cfg in cfgs]
+    assert len(set(places)) == len(places)
+    assert all(cfg.out_dir.startswith("out/") for cfg in cfgs)  # what git ignores
+    for cfg in cfgs:
+        assert cfg.init_from is None or os.path.exists(cfg.init_from)
+
+
+def test_the_defaults_are_a_run():
+    assert config.Config() == dataclasses.replace(config.Config())
+
+
+# ---- what can be wrong, in a file and on the command line alike ----
+
+WRONG = [  # what a file says, what the command line says, what must be in the answer
+    ("max_iter=3", "--max_iter=3", ("'max_iter'", "did you mean 'max_iters'?")),
+    ("lerning_rate=3.", "--lerning_rate=3.", ("did you mean 'learning_rate'?",)),
+    ("qqqqq=3", "--qqqqq=3", ("unknown config key 'qqqqq'", "--help")),
+    ("max_iters='many'", "--max_iters=many", ("max_iters", "many", "a whole number")),
+    ("max_iters=1.5", "--max_iters=1.5", ("max_iters", "1.5", "a whole number")),
+    ("max_iters=True", "--max_iters=True", ("max_iters", "a whole number")),
+    ("max_iters=None", "--max_iters=None", ("max_iters", "a whole number")),
+    ("resume=1", "--resume=1", ("resume", "True or False")),
+    ("resume='yes'", "--resume=yes", ("resume", "True or False")),
+    ("learning_rate='x'", "--learning_rate=x", ("learning_rate", "a finite number")),
+    ("learning_rate=float('nan')", "--learning_rate=nan", ("learning_rate", "a finite number")),
+    ("learning_rate=1e999", "--learning_rate=1e999", ("learning_rate", "a finite number")),
+    ("stop_at='x'", "--stop_at=x", ("stop_at", "a finite number or None")),
+    ("difficulty=('a', 'b')", "--difficulty=a,b", ("difficulty", "as in 1,2")),
+    ("difficulty=(1,)", "--difficulty=1", ("difficulty", "two numbers")),
+    ("difficulty=(3, 1)", "--difficulty=3,1", ("difficulty", "lowest and the highest")),
+    ("curriculum=(1, 2)", "--curriculum=1,2,3", ("curriculum", "((0, 1), (500, 2))")),
+    ("max_iters=0", "--max_iters=0", ("max_iters=0 must be at least 1",)),
+    ("batch_size=-4", "--batch_size=-4", ("batch_size=-4 must be at least 1",)),
+    ("seed=-1", "--seed=-1", ("seed=-1 must be at least 0",)),
+    ("warmup_iters=-1", "--warmup_iters=-1", ("warmup_iters=-1 must be at least 0",)),
+    ("learning_rate=0.0", "--learning_rate=0", ("learning_rate=0", "above 0")),
+    ("learning_rate=1e-5", "--learning_rate=1e-5", ("min_lr=0.0001", "learning_rate=1e-05")),
+    ("grad_clip=0.0", "--grad_clip=0.0", ("grad_clip=0.0", "above 0")),
+    ("ema_decay=1.0", "--ema_decay=1.0", ("ema_decay=1.0", "below 1")),
+    ("stop_at=30.0, rewards=('exact',)", "--stop_at=30.0 --rewards=exact", ("stop_at=30.0", "below 1")),
+    ("stop_at=0.3", "--stop_at=0.3", ("stop_at=0.3 needs rewards",)),
+    ("objective='grop'", "--objective=grop", ("objective='grop'", "pretrain, judge")),
+    ("lr_schedule='linear'", "--lr_schedule=linear", ("cosine, constant",)),
+    ("batch_size=10, gradient_accumulation_steps=4", "--batch_size=10 --gradient_accumulation_steps=4",
+     ("batch_size=10", "divisible", "gradient_accumulation_steps=4")),
+    ("batch_size=7, paired=True", "--batch_size=7 --paired=True", ("paired=True", "batch_size=7 must be even")),
+    ("rewards=('exact',), reward_weights=(1.0, 2.0)", "--rewards=exact --reward_weights=1,2",
+     ("reward_weights", "2 numbers for 1 rewards")),
+    ("out_dir=''", "--out_dir=", ("out_dir=''",)),
+    ("init_from=''", "--init_from=", ("init_from=''",)),
+    ("out_dir='out/x', init_from='./out//x/step-000001'", "--out_dir=out/x --init_from=./out//x/step-000001",
+     ("init_from", "lies in out_dir='out/x'")),
+    ("init_from='config/sudoky.py'", "--init_from=config/sudoky.py", ("no config file 'config/sudoky.py'", "text.py")),
+    ("init_from='config/sudoku.py', out_dir='out/sudoku'", "--init_from=config/sudoku.py --out_dir=out/sudoku",
+     ("init_from", "another out_dir")),
+    ("model=ModelConfig(n_layers=3)", "--n_layers=3", ("'n_layers'", "did you mean 'model.n_layer'?")),
+    ("model=ModelConfig(n_layer='3')", "--n_layer='3'", ("n_layer", "'3'", "expected")),
+    ("model=ModelConfig(n_layer=0)", "--n_layer=0", ("n_layer=0 must be at least 1",)),
+    ("model=ModelConfig(d_model=130)", "--d_model=130", ("d_model=130", "divisible by n_head=4")),
+    ("model=ModelConfig(n_kv_head=3)", "--n_kv_head=3", ("n_head=4", "divisible by n_kv_head=3")),
+    ("model=ModelConfig(causal=True)", "--causal=True", ("causal=True needs shift=True",)),
+    ("model=ModelConfig(dtype='float16')", "--dtype=float16", ("'float16'", "float32, bfloat16")),
+    ("model=ModelConfig(d_ff=-1)", "--d_ff=-1", ("d_ff=-1",)),
+    ("model=None", "--model=None", ("model",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("in_file, on_line, parts", WRONG)
+def test_what_is_wrong_is_said_in_one_sentence_in_files_and_on_the_line(tmp_path, file, in_file, on_line, parts):
+    path = written(tmp_path, f"config = replace(Config({GIVEN}), {in_file})", "wrong.py")
+    said = message(path)
+    assert path in said or "init_from" in in_file  # which may be noticed when the file as such is fine
+    for text in (said, message(file, *on_line.split())):
+        for part in parts:
+            assert part in text
+
+
+def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path):
+    for text, parts in {
+        "x = 1\nconfig = Config(max_iter=3)": (", line 5:", "max_iters"),
+        "config = Config(resume=true)": ("line 4", "'true' is not defined"),
+        "config = Config(": ("line 4", "never closed"),
+        "config = 1 / 0": ("line 4", "ZeroDivisionError: division by zero"),
+        "import nothing_like_this": ("line 4", "No module named 'nothing_like_this'"),
+        "from config.nothing import config": ("line 4", "config.nothing"),
+        "config = {}['key']": ("line 4", "KeyError: 'key'"),
+        "config = open('/nowhere/at/all')": ("line 4", "/nowhere/at/all"),
+    }.items():
+        path = written(tmp_path, text)
+        said = message(path)
+        assert path in said
+        for part in parts:
+            assert part in said, said
+
+
+def test_a_file_must_define_config(tmp_path):
+    assert "defines no `config = Config(...)`" in message(written(tmp_path, "cfg = Config()"))
+    assert "but config = {'max_iters': 3}" in message(written(tmp_path, "config = dict(max_iters=3)"))
+    (tmp_path / "binary.py").write_bytes(b"\0\x80\xff")
+    assert "binary.py" in message(tmp_path / "binary.py")
+
+
+def test_a_file_that_is_not_there_is_answered_with_those_that_are(tmp_path):
+    for path in ("config/sudoky.py", str(tmp_path), "sudoku", "nul\0l"):
+        said = message(path)
+        assert repr(path) in said and all(name in said for name in RUNS)
+
+
+def test_exactly_one_file_is_wanted(file):
+    for argv in ([], ["--n_layer=2"], [file, file], [file, "-n_layer=2"]):
+        assert "one config file" in message(*argv)
+
+
+@pytest.mark.parametrize("words, cure", [("--n_layer 3", "--n_layer=3"), ("--min_lr -1e-3", "--min_lr=-1e-3"),
+                                         ("--resume", "--resume=True"), ("--seed --resume=True", "--seed=value")])
+def test_a_value_without_an_equals_sign_is_answered_with_how_to_write_it(file, words, cure):
+    for argv in ([file, *words.split()], [*words.split(), file]):
+        said = message(*argv)
+        assert "write it as " in said and (cure in said or argv[-1] == file)
+
+
+def test_a_key_given_twice_has_no_last_word(file):
+    assert "--seed is given twice" in message(file, "--seed=1", "--seed=2")
+    assert "--n_layer is given twice" in message(file, "--n_layer=1", "--model.n_layer=2")
+
+
+def test_runs_that_start_from_each_other_are_not_followed_for_ever(tmp_path):
+    first, second = (tmp_path / name for name in ("first.py", "second.py"))
+    written(tmp_path, f"config = Config(out_dir='out/1', init_from={str(second)!r})", "first.py")
+    written(tmp_path, f"config = Config(out_dir='out/2', init_from={str(first)!r})", "second.py")
+    third = written(tmp_path, f"config = Config(out_dir='out/3', init_from={str(first)!r})", "third.py")
+    for path in (first, second, third):
+        assert "give that another out_dir" in message(path)
+
+
+def test_a_run_may_start_from_its_own_checkpoints_only_when_it_does_not_move_them_aside(file):
+    argv = [file, "--out_dir=out/x", "--init_from=out/x/step-000007"]
+    assert "lies in out_dir" in message(*argv)
+    assert config.load([*argv, "--resume=True"]).resume
+    assert config.load([file, "--out_dir=out/x", "--init_from=out/xyz"]).init_from == "out/xyz"  # no folder in out/x
+
+
+# ---- values ----
+
+
+def test_values_of_every_type_are_read(file):
+    line = ("--max_iters=7 --min_lr=0 --learning_rate=2.5e-4 --weight_decay=3 --paired=True --batch_size=8 "
+            "--stop_at=None --grad_clip=None --ema_decay=.5 --block_len=None --wandb_run_name=7 --out_dir=a=b "
+            "--difficulty=1,2.5 --rewards=exact,sudoku_all --reward_weights=1,-2e-1 --curriculum=(0,1),(500,2.5) "
+            "--judge_temperatures=[1,2] --dtype=bfloat16 --model.n_layer=3 --d_ff=None --rope_theta=100 --n_kv_head=2")
+    cfg = config.load([file, *line.split()])
+    asked = dict(max_iters=7, min_lr=0, learning_rate=2.5e-4, weight_decay=3, paired=True, batch_size=8, stop_at=None,
+                 grad_clip=None, ema_decay=0.5, block_len=None, wandb_run_name="7", out_dir="a=b",
+                 rewards=("exact", "sudoku_all"), reward_weights=(1, -0.2), difficulty=(1, 2.5),
+                 curriculum=((0, 1), (500, 2.5)), judge_temperatures=(1, 2))  # fmt: skip
+    of_model = dict(dtype="bfloat16", n_layer=3, d_ff=None, rope_theta=100, n_kv_head=2)
+    shape = dataclasses.replace(model.ModelConfig(n_layer=2), **of_model)
+    assert cfg == dataclasses.replace(config.Config(dataset="sudoku"), **asked, model=shape)
+
+
+def test_a_tuple_of_one_and_an_empty_tuple_can_be_written(file):
+    assert config.load([file, "--rewards=exact"]).rewards == ("exact",)
+    assert config.load([file, "--rewards="]).rewards == config.load([file, "--rewards=()"]).rewards == ()
+    for pair in ("0,5", "(0,5)", "((0,5),)", "[[0, 5]]"):
+        assert config.load([file, f"--curriculum={pair}"]).curriculum == ((0, 5),)
+
+
+def test_overrides_are_applied_together_so_their_order_does_not_matter(file):
+    # each of these alone, or the first without the second, is impossible
+    pairs = [("--n_head=3", "--d_model=96"), ("--causal=True", "--shift=True"), ("--stop_at=0.5", "--rewards=exact"),
+             ("--reward_weights=2", "--rewards=exact"), ("--batch_size=9", "--gradient_accumulation_steps=3"),
+             ("--learning_rate=1e-5", "--min_lr=1e-6"), ("--mask_id=300", "--vocab_size=301")]  # fmt: skip
+    for one, other in pairs:
+        assert config.load([file, one, other]) == config.load([other, file, one]) == config.load([other, one, file])
+    for one in ("--n_head=3", "--causal=True", "--stop_at=0.5", "--learning_rate=1e-5", "--mask_id=300"):
+        message(file, one)
+
+
+def test_keys_of_a_run_and_of_its_model_do_not_share_names():
+    names = [f.name for cls in (config.Config, model.ModelConfig) for f in dataclasses.fields(cls)]
+    assert len(set(names)) == len(names)
+
+
+def values(kind):
+    """A strategy of the values that fit an annotation."""
+    if typing.get_origin(kind) is tuple:
+        inner = typing.get_args(kind)
+        return (st.lists(values(inner[0]), max_size=3).map(tuple) if inner[-1] is Ellipsis
+                else st.tuples(*map(values, inner)))  # fmt: skip
+    if typing.get_args(kind):
+        return st.one_of(*map(values, typing.get_args(kind)))
+    floats = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(10**20), 10**20))
+    return {int: st.integers(), float: floats, bool: st.booleans(), str: st.text(), type(None): st.none()}[kind]
+
+
+@given(st.data())
+@settings(max_examples=400, deadline=None)
+def test_what_python_prints_of_a_value_is_read_as_that_value(data):
+    name = data.draw(st.sampled_from(sorted(KINDS)))
+    value = data.draw(values(KINDS[name]))
+    if value == "None" and type(None) in typing.get_args(KINDS[name]):
+        return  # the one text that cannot be meant where None can
+    assert config.fits(value, KINDS[name])
+    back = config.parse(name, str(value), KINDS[name])
+    assert back == value and config.fits(back, KINDS[name])
+
+
+NASTY = ["", " ", "None", "True", "nan", "-inf", "1e999", "1" * 5000, "(" * 300, "-" * 5000 + "1", "[" * 99, "{[]: 1}",
+         "\\d", "'\\x'", "b'x'", "1,", ",", ",,", "(1,(2,))", "((0,1),(2,))", "0,1,2", "...", "__import__('os')",
+         "9**9**9", "1+1j", "{1,2}", "\0", "\ud800", "\n1", "\t 1", "1 2", "١"]
+TEXTS = st.one_of(st.text(), st.sampled_from(NASTY), st.text("0123456789.,()[]-+e'\"\\ nNoeTru", max_size=9))
+
+
+@given(st.sampled_from(sorted(KINDS)), TEXTS)
+@settings(max_examples=1500, deadline=None)
+@example("max_iters", "-" * 100_000 + "1")
+@example("curriculum", "(" * 100_000)
+def test_no_text_is_answered_with_a_traceback(name, text):
+    try:
+        value = config.parse(name, text, KINDS[name])
+    except ValueError as e:
+        assert name in str(e) and "expected" in str(e)
+    else:
+        assert config.fits(value, KINDS[name])
+
+
+@given(st.lists(st.one_of(st.text(max_size=20), st.builds("--{}={}".format, st.sampled_from(sorted(KINDS)), st.text())),
+                max_size=3))
+@settings(max_examples=500, deadline=None)
+def test_no_command_line_is_answered_with_a_traceback(argv):
+    try:
+        config.load(["config/sudoku.py", *argv])
+    except ValueError as e:
+        assert str(e)
+
+
+def test_model_files_of_other_people_are_checked_by_type_too(tmp_path):
+    with pytest.raises(ValueError, match="rope_theta='1e4': expected float"):
+        model.ModelConfig(rope_theta="1e4")
+    with pytest.raises(ValueError, match="n_layer=2.0: expected int"):
+        model.ModelConfig(n_layer=2.0)
+
+
+# ---- help and main ----
+
+
+def test_help_lists_every_key_with_its_default_and_a_meaning():
+    text = config.help_text()
+    for cls, prefix in ((config.Config, ""), (model.ModelConfig, "model.")):
+        for f in dataclasses.fields(cls):
+            if f.name == "model":
+                continue
+            line = re.search(rf"^  --{re.escape(prefix + f.name)}=(.+?)  +(\S.*\S)$", text, re.M)
+            assert line, f"{f.name} has no meaning"
+            assert config.parse(f.name, line[1].strip('"'), KINDS[f.name]) == f.default
+            assert len(line[2]) >= 8
+    assert len(re.findall(r"^  --", text, re.M)) == len(KINDS)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["config/sudoku.py", "--help"]])
+def test_help_needs_nothing_else(argv, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", *argv])
+    train.main()
+    assert capsys.readouterr().out.strip() == config.help_text().strip()
+
+
+def test_main_turns_a_mistake_into_one_line(tmp_path, file, monkeypatch):
+    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1=", "completion": "2...", "difficulty": 1}\n' * 8)
+    for argv in ("--seed", "--order=best", "--rule=all", "--top_p=2", "--dataset=sudoky", "--rewards=exakt",
+                 "--eval_only=True --out_dir=/nowhere/at/all", "--out_dir=/proc/none/such", "--init_from=/nowhere",
+                 "--init_from=data", "--max_new_tokens=1", "--qk_norm=True", "--difficulty=98,99"):  # fmt: skip
+        dataset = [] if "dataset" in argv else [f"--dataset={rows}"]
+        monkeypatch.setattr(sys, "argv", ["train.py", file, "--d_model=16", *argv.split(), *dataset])
+        with pytest.raises(SystemExit) as e:
+            train.main()
+        assert re.fullmatch(r"error: .{10,700}", e.value.code), argv
+
+
+def test_a_mistake_ends_the_program_without_a_traceback(file):
+    done = subprocess.run([sys.executable, "train.py", file, "--lerning_rate=1"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "error: unknown config key 'lerning_rate', did you mean 'learning_rate'?\n"

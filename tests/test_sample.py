@@ -1,0 +1,682 @@
+"""sample.py: equal to LLaDA's and Dream's samplers where they are deterministic, to enumeration where they are not."""
+import dataclasses
+import itertools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import data
+import model
+import sample
+from sample import Plan, generate, row_keys
+
+FIXTURE = "tests/fixtures/llada"
+V, EOS, MASK = 6, 4, 5
+TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=MASK, eos_id=EOS,
+                         pad_id=EOS)  # fmt: skip
+KEY = jax.random.key(0)
+
+
+def sharp(cfg, seed):
+    """Params whose distributions are far from uniform, and differ with the position and what stands around it."""
+    params = model.init(jax.random.key(seed), cfg)
+    blocks = params["blocks"] | {name: params["blocks"][name] * by for name, by in (("q", 3), ("k", 3), ("o", 8))}
+    return params | {"head": params["head"] * 25, "embed": params["embed"] * 8, "blocks": blocks}
+
+
+PARAMS = sharp(TINY, 9)
+logits = jax.jit(model.logits, static_argnames="cfg")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    """Each plan is compiled by itself, and these are small: 0.9 instead of 2.8 s."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def holes(*rows):
+    """Rows as text, _ for a hole: "01__" -> z (B, T)."""
+    return jnp.array([[MASK if c == "_" else int(c) for c in row] for row in rows], jnp.int32)
+
+
+def check_filled(z, x, trace):
+    z, x, hole = np.asarray(z), np.asarray(x), np.asarray(z) == MASK
+    assert (x[~hole] == z[~hole]).all() and not (x == MASK).any()
+    assert (np.asarray(trace["step"])[~hole] == -1).all() and (np.asarray(trace["logp"])[~hole] == 0).all()
+    assert (np.asarray(trace["step"])[hole] >= 0).all() and (np.asarray(trace["logp"])[hole] <= 0).all()
+    assert np.asarray(trace["step"]).max() < trace["n_steps"] or not hole.any()
+
+
+# ---- LLaDA, to the token ----
+
+@pytest.fixture(scope="module")
+def llada():
+    return *model.load(FIXTURE), np.load(f"{FIXTURE}/expected.npz")
+
+
+SETTINGS = {
+    "s32_b32": Plan(steps=32, block_len=32), "s16_b32": Plan(steps=16, block_len=32), "s32_b8": Plan(block_len=8),
+    "s16_b8": Plan(steps=16, block_len=8), "s12_b8": Plan(steps=12, block_len=8),
+    "s16_b16_cfg": Plan(steps=16, block_len=16, guidance=1.5),
+    "s16_b16_eosinf": Plan(steps=16, block_len=16, never=(305,)),
+    "s16_b16_confinf": Plan(steps=16, block_len=16, last=(305, 313)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_greedy_tokens_and_their_order_are_those_of_lladas_generate(llada, name):
+    params, cfg, e = llada
+    z = np.concatenate([e["prompt_ids"], e["prompt_full"]]).astype(np.int32)  # 3 rows padded on the left, 3 not
+    z = np.concatenate([z, np.full((6, 32), cfg.mask_id, np.int32)], 1)
+    valid = np.concatenate([np.concatenate([e["prompt_mask"], np.ones((3, 24))]), np.ones((6, 32))], 1).astype(bool)
+    x, trace = generate(params, KEY, z, cfg, SETTINGS[name], valid)
+    np.testing.assert_array_equal(x, np.concatenate([e[f"gen_pad_{name}"], e[f"gen_full_{name}"]]))
+    states = np.concatenate([e[f"traj_pad_{name}"], e[f"traj_full_{name}"]], 1)  # (forwards + 1, 6, 56)
+    for n, state in enumerate(states):
+        np.testing.assert_array_equal(np.where(trace["step"] >= n, cfg.mask_id, x), state)
+    assert trace["n_steps"] == SETTINGS[name].steps
+
+
+def test_random_order_is_lladas_when_it_gets_the_same_random_numbers(llada, monkeypatch):
+    (params, cfg, e), plan = llada, Plan(order="random", steps=16, block_len=16)
+    z = np.concatenate([e["prompt_full"], np.full((3, 32), cfg.mask_id)], 1).astype(np.int32)
+    keys, s = sample.begin(KEY, jnp.array(z), cfg, plan)
+
+    @jax.jit
+    def step(s, u):
+        monkeypatch.setitem(sample.ORDERS, "random", lambda *_: u)
+        return sample.denoise.__wrapped__(params, keys, s, cfg, plan, None)
+
+    for u, start in zip(e["random_u"], [24] * 8 + [40] * 8, strict=True):
+        s = step(s, u[:, start:start + 16])
+    np.testing.assert_array_equal(s.z, e["gen_full_random_s16_b16"])
+
+
+def test_the_quota_is_lladas_get_num_transfer_tokens(llada):
+    e = llada[2]
+    for (n, steps), expected in zip(e["ntt_args"], e["ntt_out"], strict=True):
+        hole, counts = np.arange(n)[None] >= 0, []
+        for i in range(steps):
+            commit = hole & np.asarray(sample.quota(None, np.cumsum(hole, 1) - 1, hole, None, None, i, steps))
+            counts.append(int(commit.sum()))
+            hole = hole & ~commit
+        assert counts == [k for k in expected if k >= 0]
+
+
+@pytest.mark.parametrize("T", [0.3, 1.0])
+def test_a_temperature_draws_what_lladas_gumbel_noise_draws_from_the_same_numbers(llada, monkeypatch, T):
+    (_, cfg, e), plan = llada, Plan(temperature=T)
+    keys, s = sample.begin(KEY, jnp.full((1, 1), cfg.mask_id), cfg, plan)
+
+    @jax.jit
+    def draw(l, noise):
+        monkeypatch.setattr(model, "logits", lambda *_: l[None, None])
+        monkeypatch.setattr(sample, "gumbel", lambda *_: noise)
+        return sample.denoise.__wrapped__(None, keys, s, cfg, plan, None).z[0, 0]
+
+    noise = -np.log(-np.log(e["gumbel_u"][0])).astype(np.float32)
+    drawn = [int(draw(*pair)) for pair in zip(e["gumbel_logits"][0], noise, strict=True)]
+    assert drawn == e[f"gumbel_argmax_T{T}"][0].tolist()
+
+
+# ---- Dream's schedule ----
+
+def dream_counts(n, steps):
+    counts = []
+    for fraction in sample.dream_fractions(steps):
+        counts.append(int(np.float32(n - sum(counts)) * fraction))
+    return counts
+
+
+def test_dream_commits_nothing_first_and_two_last_when_steps_equal_tokens():
+    for n in (128, 256, 512):
+        assert dream_counts(n, n) == [0] + [1] * (n - 2) + [2]
+    assert dream_counts(256, 128) == [1] + [2] * 126 + [3]
+
+
+def test_dreams_counts_are_those_of_its_loop_in_torch():
+    torch = pytest.importorskip("torch")
+    for n, steps in itertools.product((1, 7, 16, 32, 100, 256), (1, 2, 3, 8, 31, 64, 100, 256)):
+        ts, left = torch.linspace(1, 1e-3, steps + 1), torch.tensor([n])
+        for i, k in enumerate(dream_counts(n, steps)):
+            mean = left.sum() / left.shape[0]
+            assert k == (int(mean * (1 - ts[i + 1] / ts[i])) if i < steps - 1 else int(mean)), (n, steps, i)
+            left -= k
+
+
+@pytest.mark.parametrize("steps", [16, 5])
+def test_generate_follows_dreams_schedule(steps):
+    z = jnp.full((3, 16), MASK)
+    _, trace = generate(PARAMS, KEY, z, TINY, Plan(rule="dream", order="entropy", steps=steps, tempered=True))
+    for row in np.asarray(trace["step"]):
+        assert np.bincount(row, minlength=steps).tolist() == dream_counts(16, steps)
+    assert trace["n_steps"] == steps
+
+
+# ---- every hole, and nothing but the holes ----
+
+plans = st.builds(
+    Plan, order=st.sampled_from(sorted(sample.ORDERS)), rule=st.sampled_from(sorted(sample.RULES)),
+    steps=st.integers(1, 14), block_len=st.none() | st.integers(1, 12), threshold=st.floats(0, 1),
+    budget=st.floats(0, 3), temperature=st.sampled_from([0.0, 0.7]), top_k=st.none() | st.integers(1, 9),
+    top_p=st.none() | st.floats(0.1, 1), repetition_penalty=st.sampled_from([1.0, 1.3]),
+    guidance=st.sampled_from([0.0, 1.0]), tempered=st.booleans(), never=st.sampled_from([(), (2, EOS)]),
+)  # fmt: skip
+batches = st.lists(st.tuples(
+    st.lists(st.lists(st.integers(0, 3) | st.just(MASK), min_size=10, max_size=10), min_size=3, max_size=3),
+    st.lists(st.integers(0, 6), min_size=3, max_size=3), st.integers(0, 9)), min_size=3, max_size=3)  # fmt: skip
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(plan=plans, batches=batches)
+def test_every_hole_is_filled_and_nothing_else_is_changed(plan, batches):
+    for rows, pads, seed in batches:  # all with one compilation
+        valid = np.arange(10) >= np.array(pads)[:, None]
+        z = np.where(valid, np.array(rows), EOS).astype(np.int32)
+        x, trace = generate(PARAMS, jax.random.key(seed), z, TINY, plan, valid)
+        check_filled(z, x, trace)
+        assert not np.isin(np.asarray(x)[z == MASK], plan.never).any()
+        if plan.rule in ("quota", "dream"):
+            assert trace["n_steps"] <= plan.steps + (0 if plan.block_len is None else -(-10 // plan.block_len))
+
+
+def test_a_padded_prompt_gives_what_it_gives_alone():
+    plan, rows = Plan(steps=3, temperature=1.0, order="random"), ["01____", "23130____"]
+    together = [[EOS] * (9 - len(row)) + holes(row)[0].tolist() for row in rows]
+    valid = jnp.arange(9) >= 9 - jnp.array([[len(row)] for row in rows])
+    x, _ = generate(PARAMS, KEY, jnp.array(together), TINY, plan, valid)
+    alone, _ = generate(PARAMS, KEY, holes(rows[0]), TINY, plan)
+    np.testing.assert_array_equal(x[0, 3:], alone[0])
+
+
+@pytest.mark.parametrize("plan", [
+    Plan(temperature=1.0, order="random", steps=4, block_len=3),
+    Plan(temperature=1.0, order="sampled", rule="threshold", threshold=0.4, block_len=4)])
+def test_a_batch_in_chunks_gets_the_tokens_it_gets_at_once(plan):
+    z = jnp.tile(holes("01________"), (6, 1))
+    x, trace = generate(PARAMS, KEY, z, TINY, plan)
+    assert len({tuple(row) for row in np.asarray(x)}) > 3
+    for first in (0, 2, 4):
+        part, part_trace = generate(PARAMS, row_keys(KEY, 2, first), z[:2], TINY, plan)
+        np.testing.assert_array_equal(part, x[first:first + 2])
+        np.testing.assert_allclose(part_trace["logp"], trace["logp"][first:first + 2], atol=1e-5)
+
+
+def test_the_same_key_gives_the_same_tokens_and_greedy_needs_none():
+    z, hot = jnp.tile(holes("0_______"), (2, 1)), Plan(temperature=1.0, steps=4)
+    once = [np.asarray(generate(PARAMS, jax.random.key(k), z, TINY, hot)[0]) for k in (1, 1, 2)]
+    assert (once[0] == once[1]).all() and (once[0] != once[2]).any() and (once[0][0] != once[0][1]).any()
+    cold = [np.asarray(generate(PARAMS, jax.random.key(k), z, TINY, Plan(steps=4))[0]) for k in (1, 2)]
+    assert (cold[0] == cold[1]).all() and (cold[0][0] == cold[0][1]).all()
+
+
+def test_a_window_over_the_holes_draws_what_the_whole_sequence_draws():
+    z = jnp.tile(holes("0123______"), (3, 1))
+    x = [generate(PARAMS, KEY, z, TINY, Plan(order="random", temperature=1.0, steps=3, block_len=n)) for n in (None, 6)]
+    np.testing.assert_array_equal(x[0][0], x[1][0])
+    np.testing.assert_array_equal(x[0][1]["step"], x[1][1]["step"])
+
+
+def test_old_style_keys_work_too():
+    z = holes("01____")
+    for key in (jax.random.PRNGKey(3), jax.vmap(lambda i: jax.random.fold_in(jax.random.PRNGKey(3), i))(jnp.arange(1))):
+        check_filled(z, *generate(PARAMS, key, z, TINY, Plan(temperature=1.0, steps=2)))
+
+
+# ---- which ones, and how many ----
+
+def committed(row, plan, params=PARAMS):
+    """The state of one row before its first step, what was committed then, and the logits it was chosen by."""
+    z = holes(row)
+    _, new = next(sample.steps(params, KEY, z, TINY, plan))
+    return np.flatnonzero(new[0]), np.asarray(logits(params, z, TINY), np.float64)[0]
+
+
+def softmax(l):
+    p = np.exp(l - l.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def entropy(p):
+    return -np.sum(p * np.log(p + 1e-30), -1)
+
+
+@pytest.mark.parametrize("order, score", [
+    ("confidence", lambda p: p.max(-1)), ("margin", lambda p: np.sort(p)[:, -1] - np.sort(p)[:, -2]),
+    ("entropy", lambda p: -entropy(p)), ("left", lambda p: -np.arange(len(p)))])
+def test_an_order_commits_the_holes_that_score_highest(order, score):
+    hole = np.arange(2, 10)
+    at, l = committed("01________", Plan(order=order, steps=3))  # 8 holes in 3 steps: 3 first
+    assert sorted(at) == sorted(hole[np.argsort(-score(softmax(l))[hole])[:3]])
+
+
+def test_the_orders_disagree_so_that_the_test_above_can_tell_them_apart():
+    orders = ("confidence", "margin", "entropy")
+    assert len({tuple(committed("01________", Plan(order=order, steps=3))[0]) for order in orders}) > 1
+
+
+def test_random_order_chooses_every_hole_equally_often():
+    z = jnp.tile(holes("0____1"), (2000, 1))
+    _, new = next(sample.steps(PARAMS, KEY, z, TINY, Plan(order="random", steps=4)))
+    np.testing.assert_allclose(new.mean(0), [0, 0.25, 0.25, 0.25, 0.25, 0], atol=0.04)  # 4 standard errors
+
+
+def test_equal_scores_go_from_left_to_right():
+    flat = jax.tree.map(jnp.zeros_like, PARAMS)
+    for order in ("confidence", "margin", "entropy"):
+        assert committed("01________", Plan(order=order, steps=3), flat)[0].tolist() == [2, 3, 4]
+
+
+def test_the_threshold_rule_commits_what_is_probable_enough_and_always_the_best():
+    for threshold in (0.3, 0.5, 1.0):
+        at, l = committed("01________", Plan(rule="threshold", threshold=threshold))
+        p = softmax(l).max(-1)
+        p[:2] = 0
+        assert set(at) == set(np.flatnonzero(p >= threshold)) | {p.argmax()}
+
+
+def test_the_entropy_rule_spends_its_budget():
+    sizes = set()
+    for budget in (0.0, 2.0, 4.0, 99.0):
+        at, l = committed("01________", Plan(rule="entropy", order="entropy", budget=budget))
+        H = np.sort(entropy(softmax(l))[2:])
+        k = max(k for k in range(1, 9) if k == 1 or H[:k].sum() - H[:k].max() <= budget)
+        assert sorted(at) == sorted(2 + np.argsort(entropy(softmax(l))[2:])[:k])
+        sizes.add(k)
+    assert {1, 8} < sizes
+
+
+def test_the_order_sees_probabilities_before_or_after_top_k_as_it_is_told():
+    """After top-1 every probability is 1, so that the order falls back to left to right."""
+    assert committed("0_______", Plan(steps=7, top_k=1, tempered=True))[0].tolist() == [1]
+    at, l = committed("0_______", Plan(steps=7, top_k=1))
+    assert at.tolist() == [1 + softmax(l).max(-1)[1:].argmax()] != [1]
+
+
+def test_ids_that_come_last_wait_for_all_others():
+    for order in ("confidence", "entropy"):
+        at, l = committed("01________", Plan(order=order, steps=3))
+        first = int(l[at[0]].argmax())
+        assert (l[2:].argmax(-1) != first).sum() > 3  # more others than go first
+        at, l = committed("01________", Plan(order=order, steps=3, last=(first,)))
+        assert (l[at].argmax(-1) != first).all()
+
+
+def test_a_strong_repetition_penalty_repeats_nothing_that_it_can_avoid():
+    z, plan = holes("0___1"), Plan(steps=3, order="left")
+    x = np.asarray(generate(PARAMS, KEY, z, TINY, dataclasses.replace(plan, repetition_penalty=1e6))[0])[0]
+    assert len(set(x)) == 5
+    assert len(set(np.asarray(generate(PARAMS, KEY, z, TINY, plan)[0])[0])) < 5
+
+
+# ---- the steps ----
+
+def test_steps_are_spent_exactly_and_end_when_nothing_is_left():
+    count = lambda row, **plan: int(generate(PARAMS, KEY, holes(row), TINY, Plan(**plan))[1]["n_steps"])
+    assert count("01________", steps=4) == 4
+    assert count("01________", steps=4, block_len=4) == 4
+    assert count("01________", steps=99) == 8  # one a step, and no step without
+    assert count("01________", steps=1, block_len=2) == 4  # a block takes at least one
+    assert count("0120310123", steps=4) == 0
+    assert count("01________", rule="threshold", threshold=0.0) == 1
+    assert count("01________", rule="threshold", threshold=0.0, block_len=2) == 4
+    assert count("0_0000000_", rule="threshold", threshold=0.0, block_len=2) == 2  # blocks without holes are skipped
+    assert count("0__000000_", steps=6, block_len=2) == 3
+
+
+def test_blocks_are_filled_from_left_to_right_and_share_the_steps():
+    _, trace = generate(PARAMS, KEY, holes("01__________"), TINY, Plan(steps=5, block_len=4))  # 10 holes: 4, 4, 2
+    step = np.asarray(trace["step"])[0]
+    assert step[2:6].max() < step[6:10].min() and step[6:10].max() < step[10:].min()
+    assert [len(set(s)) for s in (step[2:6], step[6:10], step[10:])] == [2, 2, 1]
+
+
+def test_watching_the_steps_shows_what_generate_does():
+    z = holes("01________", "0_1_0_1_0_")
+    plan = Plan(rule="dream", steps=10, temperature=1.0, block_len=5)
+    x, trace = generate(PARAMS, KEY, z, TINY, plan)
+    seen = list(sample.steps(PARAMS, KEY, z, TINY, plan))
+    assert len(seen) == trace["n_steps"]
+    np.testing.assert_array_equal(seen[-1][0], x)
+    for n, (_, new) in enumerate(seen):
+        np.testing.assert_array_equal(new, np.asarray(trace["step"]) == n)
+
+
+def test_one_plan_and_shape_is_compiled_once():
+    plan, before = Plan(steps=3, block_len=5, temperature=0.9), generate._cache_size()
+    for seed, row in enumerate(("01________", "0_1_0_1_0_", "0123012301")):
+        generate(PARAMS, jax.random.key(seed), holes(row), TINY, dataclasses.replace(plan))
+    assert generate._cache_size() == before + 1
+
+
+def test_a_broken_model_does_not_hang_the_loop():
+    broken = jax.tree.map(lambda w: w * jnp.nan, PARAMS)
+    for rule in ("quota", "entropy"):
+        x, trace = generate(broken, KEY, holes("01______"), TINY, Plan(rule=rule, steps=3, order="entropy"))
+        assert not (np.asarray(x) == MASK).any()
+
+
+# ---- the probabilities, against enumeration ----
+
+def filtered(l, plan):
+    """The distribution that tokens are drawn from, in float64 and one token at a time."""
+    p = softmax(l / (plan.temperature or 1))
+    for row in p:
+        ranked = np.argsort(-row)
+        kept, mass = [], 0.0
+        for v in ranked:
+            if mass <= (plan.top_p or 1):
+                kept.append(v)
+            mass += row[v]
+        kept = kept[:plan.top_k or V]
+        row[[v for v in range(V) if v not in kept]] = 0
+    return p / p.sum(-1, keepdims=True)
+
+
+ROW = "32___2"
+STATES = {s: n for n, s in enumerate(itertools.product((*range(MASK + 1),), repeat=3))}
+TABLE = np.asarray(logits(PARAMS, jnp.array([[3, 2, *s, 2] for s in STATES]), TINY)[:, 2:5], np.float64)
+
+
+def enumerate_outcomes(plan, state=(MASK,) * 3, i=0):
+    """{filled state: probability} of 3 holes in `plan.steps` steps, by every branch there is."""
+    holes = [j for j in range(3) if state[j] == MASK]
+    if not holes:
+        return {state: 1.0}
+    l = TABLE[STATES[state]]
+    p, k = filtered(l, plan), -(-len(holes) // (plan.steps - i))
+    looked_at = p if plan.tempered else softmax(l)
+    score = {"confidence": looked_at.max(-1), "entropy": -entropy(looked_at), "left": [0, -1, -2]}.get(plan.order)
+    subsets = list(itertools.combinations(holes, k)) if score is None else [sorted(holes, key=lambda j: -score[j])[:k]]
+    out = {}
+    for subset in subsets:
+        for tokens in itertools.product(range(V), repeat=k):
+            prob = np.prod([p[j, v] for j, v in zip(subset, tokens, strict=True)]) / len(subsets)
+            if prob > 0:
+                new = list(state)
+                for j, v in zip(subset, tokens, strict=True):
+                    new[j] = v
+                for x, q in enumerate_outcomes(plan, tuple(new), i + 1).items():
+                    out[x] = out.get(x, 0.0) + prob * q
+    return out
+
+
+@pytest.mark.parametrize("plan", [
+    Plan(order="left", steps=3, temperature=1.0),
+    Plan(order="confidence", steps=3, temperature=0.6),
+    Plan(order="entropy", steps=2, temperature=1.5, top_k=2),
+    Plan(order="confidence", steps=2, temperature=0.8, top_p=0.7, tempered=True),
+    Plan(order="random", steps=2, temperature=1.2, top_k=4, top_p=0.9),
+], ids=lambda plan: plan.order)
+def test_samples_follow_the_enumerated_distribution_and_the_trace_is_their_log_probability(plan):
+    N, expected = 20000, enumerate_outcomes(plan)
+    assert abs(sum(expected.values()) - 1) < 1e-9 and len(expected) > 4
+    x, trace = generate(PARAMS, KEY, jnp.tile(holes(ROW), (N, 1)), TINY, plan)
+    drawn = [tuple(row) for row in np.asarray(x)[:, 2:5].tolist()]
+    counts = {s: 0 for s in expected}
+    for s in drawn:
+        counts[s] += 1  # a KeyError is a sample that cannot be
+    for s, p in expected.items():
+        assert abs(counts[s] / N - p) < 5 * np.sqrt(p * (1 - p) / N) + 2 / N, (s, counts[s] / N, p)
+    if plan.order != "random":  # there each filled row has many trajectories
+        log_p = np.log([expected[s] for s in drawn])
+        np.testing.assert_allclose(np.asarray(trace["logp"]).sum(1), log_p, atol=2e-4)
+
+
+def test_the_trace_holds_the_log_prob_of_every_token_in_the_state_it_was_drawn_in():
+    z = holes("01________", "0_1_0_1_0_")
+    plan = Plan(order="sampled", steps=4, block_len=5, temperature=0.7, top_k=4, guidance=0.5)
+    x, trace = generate(PARAMS, KEY, z, TINY, plan)
+    for n in range(int(trace["n_steps"])):
+        state = jnp.where(trace["step"] >= n, MASK, x)
+        l = np.asarray(logits(PARAMS, state, TINY), np.float64)
+        u = np.asarray(logits(PARAMS, jnp.where(z == MASK, state, MASK), TINY), np.float64)
+        for b, t in zip(*np.nonzero(np.asarray(trace["step"]) == n), strict=True):
+            p = filtered((u + 1.5 * (l - u))[b, t][None], plan)[0]
+            assert abs(np.log(p[x[b, t]]) - trace["logp"][b, t]) < 1e-4
+
+
+def test_at_temperature_0_the_trace_holds_the_models_own_log_prob():
+    x, trace = generate(PARAMS, KEY, holes(ROW), TINY, Plan(steps=1))
+    p = softmax(TABLE[STATES[(MASK,) * 3]])
+    assert np.asarray(x)[0, 2:5].tolist() == p.argmax(-1).tolist()
+    np.testing.assert_allclose(trace["logp"][0, 2:5], np.log(p.max(-1)), atol=1e-5)
+
+
+def test_gumbel_noise_has_the_right_distribution_and_a_long_tail():
+    g = np.sort(np.asarray(sample.gumbel(KEY, (200000,)), np.float64))
+    np.testing.assert_allclose(np.exp(-np.exp(-g)), (np.arange(len(g)) + 0.5) / len(g), atol=0.004)
+    best = jax.jit(jax.vmap(lambda k: sample.gumbel(k, (2**15,)).max()))(row_keys(KEY, 512))
+    least = np.exp(-np.asarray(best, np.float64))  # of 2**15 exponentials: 2**-15 on average
+    np.testing.assert_allclose(least.mean() * 2**15, 1, atol=0.2)
+    assert len(set(least)) > 500  # with 23 bits there are no more than some 300 values
+
+
+# ---- autoregressive models ----
+
+def test_a_causal_model_writes_from_left_to_right_what_it_would_write_without_seeing_holes():
+    cfg = dataclasses.replace(TINY, causal=True, shift=True)
+    params = sharp(cfg, 3)
+    x, trace = generate(params, KEY, holes("01______", "23______"), cfg, Plan(order="left", steps=1))
+    assert trace["n_steps"] == 6  # one token at a time, whatever the plan says
+    for t in range(2, 8):
+        prefix = x.at[:, t:].set(0)  # what comes after position t - 1 is something else altogether
+        np.testing.assert_array_equal(x[:, t], logits(params, prefix, cfg)[:, t].argmax(-1))
+    with pytest.raises(ValueError, match="a causal model sees only what is left"):
+        generate(params, KEY, holes("01__"), cfg, Plan(order="random"))
+
+
+# ---- mistakes ----
+
+@pytest.mark.parametrize("wrong, message", [
+    (dict(order="best"), "order='best': expected one of random, confidence"),
+    (dict(rule="all"), "rule='all': expected one of quota"),
+    (dict(steps=0), "steps=0: expected at least 1"), (dict(block_len=0), "block_len=0"), (dict(top_k=0), "top_k=0"),
+    (dict(top_p=0.0), "top_p=0.0"), (dict(top_p=1.5), "top_p=1.5"), (dict(temperature=-1.0), "temperature=-1.0"),
+    (dict(temperature=float("nan")), "temperature=nan"), (dict(repetition_penalty=0.0), "repetition_penalty=0.0"),
+    (dict(order="left", last=(1,)), "last=.* does not look at probabilities"),
+])
+def test_an_impossible_plan_is_refused_in_one_sentence(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Plan(**wrong)
+
+
+def test_a_plan_with_lists_still_hashes():
+    assert hash(Plan(never=[1, 2])) == hash(Plan(never=(1, 2)))
+
+
+def test_ids_that_do_not_exist_and_models_without_holes_are_refused():
+    with pytest.raises(ValueError, match="ids below 6"):
+        generate(PARAMS, KEY, holes("0_"), TINY, Plan(never=(6,)))
+    with pytest.raises(ValueError, match="never not all"):
+        generate(PARAMS, KEY, holes("0_"), TINY, Plan(never=(0, 1, 2, 3, 4)))
+    with pytest.raises(ValueError, match="no mask token"):
+        generate(PARAMS, KEY, holes("0_"), dataclasses.replace(TINY, mask_id=None), Plan())
+
+
+# ---- the program ----
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path, tok = tmp_path_factory.mktemp("tiny"), data.Tokenizer.bytes()
+    cfg = model.ModelConfig(vocab_size=tok.vocab_size, n_layer=1, n_head=2, d_model=16, mask_id=tok.mask_id,
+                            eos_id=tok.eos_id, pad_id=tok.pad_id)  # fmt: skip
+    params = sharp(cfg, 0)
+    model.save(path, params, cfg)
+    tok.save(path)
+    (path / "run.json").write_text(json.dumps({"config": {
+        "order": "left", "rule": "quota", "diffusion_steps": 3, "block_len": None, "max_new_tokens": 6, "seed": 1}}))
+    return str(path)
+
+
+def run(capsys, *arguments):
+    code = sample.main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_holes_in_a_prompt_are_read_as_the_help_says():
+    tok = data.Tokenizer.bytes()
+    ids = lambda text, holes: sample.encode(text, tok, tok.mask_id, holes, 2)[0]
+    show = lambda text, holes: "".join("?" if i == tok.mask_id else chr(i) for i in ids(text, holes))
+    assert show("1_3__", "auto") == "1?3??"
+    assert show("the _ sat", "auto") == "the ? sat"
+    for text in ("is_prime(x_1)", "__init__", "_private", "a__"):
+        assert show(text, "auto") == text + "??"  # untouched, and 2 new tokens
+    assert show(r"1\_3_", "auto") == "1_3?" and show(r"\_ \__", "auto") == "_ __??"
+    assert show("1_3<|mask|>", "mask") == "1_3?" and show("f_1 <|mask|>_", "auto") == "f_1 ??"
+
+
+def test_a_prompt_is_completed_as_the_run_was_trained(folder, capsys):
+    code, out, _ = run(capsys, folder, "--prompt=ab", "--seed=1")
+    assert code == 0 and out.endswith("\n")
+    _, shown, _ = run(capsys, folder, "--prompt=ab", "--seed=1", "--show")
+    lines = shown.splitlines()
+    assert len(lines) == 3  # diffusion_steps of run.json
+    assert lines[0].startswith("step   1  ab") and lines[0].endswith("____") and "_" not in lines[2]
+    assert lines[2] == "step   3  ab" + out.rstrip("\n")
+
+
+def test_on_a_terminal_the_steps_are_a_film_with_new_tokens_in_green(folder, capsys, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    plain = run(capsys, folder, "--prompt=ab", "--seed=1", "--show")[1].splitlines()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    frames = run(capsys, folder, "--prompt=ab", "--seed=1", "--show")[1].split("\x1b[H\x1b[2J")[1:]
+    assert len(frames) == len(plain) and "\x1b[1;32m" in frames[0] and "\x1b[2m_" in frames[0]
+    for n, (frame, line) in enumerate(zip(frames, plain, strict=True), 1):
+        assert f"step {n}, {line.count('_')} holes" in frame
+        text = re.sub(r"\x1b\[[\d;]*m", "", frame).split("\n\n")[0].replace("\n", "⏎")
+        assert text == line.removeprefix(f"step {n:3d}  ")
+    assert "\x1b[2m" not in frames[-1]  # no hole is left
+
+
+def test_seeds_reproduce_and_n_completions_differ(folder, capsys):
+    first = run(capsys, folder, "--prompt=ab", "--n=4", "--seed=5")[1]
+    assert first == run(capsys, folder, "--prompt=ab", "--n=4", "--seed=5")[1]
+    assert first != run(capsys, folder, "--prompt=ab", "--n=4", "--seed=6")[1]
+    assert len(set(first.split("\n---\n"))) == 4
+
+
+def test_holes_are_filled_in_place(folder, capsys):
+    out = run(capsys, folder, "--prompt=1_3__<|mask|>5 is_prime")[1]
+    assert out[0] == "1" and out.endswith("5 is_prime\n") and "<|mask|>" not in out
+
+
+def test_a_file_is_filled_written_and_scored(folder, capsys, tmp_path):
+    rows = [{"prompt": "a", "completion": "xyz", "difficulty": 1}, {"prompt": "longer one", "answer": "7"},
+            {"prompt": "in<|mask|>place_x"}]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--rewards=length", "--n=2", "--batch_size=4")
+    code, out, err = run(capsys, folder, f"--data={source}", f"--out={target}", *flags)
+    filled = [json.loads(line) for line in target.read_text().splitlines()]
+    assert code == 0 and [row["prompt"] for row in filled] == [row["prompt"] for row in rows for _ in range(2)]
+    assert filled[0]["reference"] == "xyz" and filled[0]["difficulty"] == 1 and filled[2]["answer"] == "7"
+    assert filled[4]["completion"].startswith("in") and filled[4]["completion"].endswith("place_x")
+    assert filled[0]["completion"] != filled[1]["completion"]
+    assert json.loads(out.splitlines()[-1]).keys() == {"n", "length", "reward"} and "row" in err
+    again = tmp_path / "again.jsonl"
+    run(capsys, folder, f"--data={source}", f"--out={again}", "--n=2", "--batch_size=1")
+    assert again.read_text() == target.read_text()  # whatever the batch
+
+
+@pytest.fixture
+def causal(tmp_path):
+    """A folder of a causal model without a mask, in which its last id, the end of a turn in ChatML, may come next."""
+    tok = data.Tokenizer.bytes()
+    specials = {"<|mask|>": 300, "<|eos|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
+    tok = data.Tokenizer(tok.vocab, specials, dict(mask="<|mask|>", eos="<|eos|>", pad="<|eos|>"), shown=["<|im_end|>"])
+    cfg = model.ModelConfig(vocab_size=259, n_layer=1, n_head=2, d_model=16, causal=True, shift=True, eos_id=256)
+    params = sharp(cfg, 1)
+    model.save(tmp_path, params, cfg)
+    tok.save(tmp_path)
+    return str(tmp_path), params, cfg, tok
+
+
+def continued(params, cfg, tok, text, n):
+    """Greedily and one at a time, with a forward pass over the whole prefix: what follows."""
+    ids = tok.encode(text, specials=True)
+    begin = len(ids)
+    while len(ids) < begin + n and (begin == len(ids) or ids[-1] != tok.eos_id):
+        padded = jnp.array([ids + [0] * (200 - len(ids))])
+        ids.append(int(logits(params, padded, cfg)[0, len(ids)].argmax()))
+    return tok.decode(ids[begin:])
+
+
+def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(causal, capsys):
+    path, params, cfg, tok = causal
+    first = logits(params, jnp.array([[97, 98, 0]]), cfg)[0, 2].argmax()
+    likely = params | {"head": params["head"].at[:, 258].set(3 * params["head"][:, first])}
+    for weights in params, likely:
+        model.save(path, weights, cfg)
+        expected = continued(weights, cfg, tok, "ab", 6)
+        assert run(capsys, path, "--prompt=ab", "--max_new_tokens=6") == (0, expected + "\n", "")
+    assert expected.startswith("<|im_end|>")  # the last id, which is no hole
+
+
+def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causal, capsys):
+    path, params, cfg, tok = causal
+    answer = lambda system, prompt: continued(params, cfg, tok, data.chatml(prompt, system), 6) + "\n"
+    ask = lambda *flags: run(capsys, path, "--prompt=3_1", "--max_new_tokens=6", *flags)
+    assert ask("--chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
+    assert ask("--chat_template=chatml", "--system_prompt=")[1] == answer("", "3_1") != answer(None, "3_1")
+    with open(f"{path}/run.json", "w") as f:
+        json.dump({"config": {"chat_template": "chatml", "system_prompt": "Add."}}, f)
+    assert ask()[1] == answer("Add.", "3_1")
+    assert ask("--chat_template=None", "--holes=mask")[1] == continued(params, cfg, tok, "3_1", 6) + "\n"
+    assert "one of chatml, llada" in ask("--chat_template=alpaca")[2]
+    assert "'llada' writes <|end_header_id|>" in ask("--chat_template=llada")[2]
+
+
+def test_a_folder_with_the_tokenizer_of_a_larger_model_is_refused(folder, capsys, tmp_path):
+    params, cfg = model.load(folder)
+    small = dataclasses.replace(cfg, vocab_size=257, eos_id=None, pad_id=None)
+    model.save(tmp_path, jax.tree.map(lambda w: w[:257] if len(w) == 259 else w[..., :257], params), small)
+    data.Tokenizer.load(folder).save(tmp_path)
+    code, _, err = run(capsys, str(tmp_path), "--prompt=a")
+    assert code == 2 and "ids up to 258, its model only 257 ids" in err
+
+
+def test_text_ends_at_the_end_of_text():
+    class Fixed:
+        eos_id, pad_id = 1, 0
+        decode = staticmethod(lambda ids: "".join(chr(i + 96) for i in ids))
+    cfg = dataclasses.replace(TINY, vocab_size=8, mask_id=7, eos_id=1)
+    params = jax.tree.map(jnp.zeros_like, model.init(KEY, cfg))
+    plan = Plan(never=(0,), steps=2)  # everything ties, and without 0 the first id is 1, the end of text
+    rows = [([2, 1, 3, 7, 7], 3), ([2, 7, 4, 5], 0)]
+    assert list(sample.fill(params, cfg, Fixed, plan, rows, 0, 2)) == ["", "b"]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--order=best"], "order='best': expected one of"), (["--steps=many"], "--steps=many: expected a whole number"),
+    (["--data=nowhere.jsonl"], "nowhere.jsonl"), (["--n=0"], "must be at least 1"),
+    (["--rewards=math"], "go with --data"),
+    (["--never=999"], "ids below 259"), (["--data=sudoku", "--show"], "go with --data"),
+])
+def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, capsys, arguments, message):
+    code, out, err = run(capsys, folder, *arguments)
+    assert code == 2 and out == "" and err.startswith("sample.py: ") and message in err and err.count("\n") == 1
+
+
+def test_a_folder_without_a_model_is_one_sentence_too(capsys, tmp_path):
+    code, _, err = run(capsys, str(tmp_path))
+    assert code == 2 and "holds no model" in err and err.count("\n") == 1
+
+
+def test_help_names_every_field_of_a_plan_with_its_meaning(capsys):
+    with pytest.raises(SystemExit) as e:
+        sample.main(["--help"])
+    out = capsys.readouterr().out
+    assert e.value.code == 0
+    for f in dataclasses.fields(Plan):
+        assert f"--{f.name} " in out
+    assert "EB-Sampler" in out and "logits_eos_inf" in out

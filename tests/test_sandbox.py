@@ -1,0 +1,667 @@
+"""sandbox.py pays right answers only, lets nothing out, and leaves nothing behind. The attacks are in tests/attacks."""
+import ast
+import glob
+import importlib.util
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sandbox as module
+from sandbox import Sandbox
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has what contains a candidate")
+ROOT = os.path.dirname(os.path.abspath(module.__file__))
+ATTACKS = os.path.join(ROOT, "tests", "attacks")
+ADD = "def add(a, b): return a + b"
+RIGHT = ["assert add(1, 2) == 3", "assert add(-4, 9) == 5"]
+LOOP = "def add(a, b):\n    while True: pass"
+
+
+@pytest.fixture(scope="module")
+def box():
+    with Sandbox(workers=4, timeout=2) as box:
+        yield box
+
+
+def one(box, code, tests, entry="", language="python"):
+    return box.run([(code, tests, entry, language)])[0]
+
+
+def value(box, code, expression):
+    """What an expression is in a candidate, told by the message of a failed assertion."""
+    verdict = one(box, f"{code}\ndef told(): return {expression}", ["assert 0, told()"])
+    return ast.literal_eval(verdict["error"].removeprefix("test 1: AssertionError: "))
+
+
+def parents():
+    """{pid: its parent} of every process."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                found[int(pid)] = int(f.read().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            pass
+    return found
+
+
+def descendants(pid):
+    family, known = [pid], parents()
+    for p in family:
+        family += [child for child, parent in known.items() if parent == p]
+    return set(family[1:])
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def eventually(condition, seconds=5):
+    end = time.time() + seconds
+    while not condition() and time.time() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def scratch():
+    return [n for n in os.listdir("/tmp") if n.startswith("sandbox-")]
+
+
+def altered(tmp_path, *changes):
+    """The module with parts of its source replaced, as it would be on another machine or after a mistake."""
+    with open(module.__file__) as f:
+        source = f.read()
+    for old, new in changes:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    path = tmp_path / "sandbox_altered.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("sandbox_altered", path)
+    spec.loader.exec_module(changed := importlib.util.module_from_spec(spec))
+    return changed
+
+
+# ---- scoring ---------------------------------------------------------------------------------------------------------
+def test_right_answers_pass_and_wrong_ones_fail(box):
+    assert one(box, ADD, RIGHT, "add") == {"passed": [True, True], "error": ""}
+    verdict = one(box, "def add(a, b): return 3", [*RIGHT, "assert add(0, 3) == 3"], "add")
+    assert verdict["passed"] == [True, False, True] and verdict["error"] == "test 2: AssertionError"
+
+
+def test_verdicts_come_in_the_order_of_the_jobs(box):
+    jobs = [(f"def f(): return {i}", [f"assert f() == {i // 2 * 2}"], "f") for i in range(40)]
+    assert [v["passed"][0] for v in box.run(jobs)] == [i % 2 == 0 for i in range(40)]
+
+
+def test_no_jobs_and_no_tests_are_no_verdicts(box):
+    assert box.run([]) == []
+    assert one(box, ADD, [])["passed"] == []
+
+
+def test_state_lives_within_a_completion_and_not_beyond(box):
+    count = "n = 0\ndef hit():\n    global n; n += 1; return n"
+    for _ in range(5):
+        assert one(box, count, ["assert hit() == 1", "assert hit() == 2 and n == 2"], "hit")["passed"] == [True, True]
+
+
+def test_a_check_function_is_one_test(box):
+    check = "import math\ndef check(candidate):\n    assert candidate(1, 2) == math.gcd(3, {})\ncheck(add)"
+    assert one(box, ADD, [check.format(6), check.format(7)], "add")["passed"] == [True, False]
+
+
+def test_a_builtin_is_the_judges_unless_it_is_the_function_asked_for(box):
+    lie = "def max(xs): return 7\ndef abs(x): return 0\ndef f(): return [3, -4]"
+    assert one(box, lie, ["assert max(f()) == 3", "assert abs(f()[1]) == 4"], "f")["passed"] == [True, True]
+    assert one(box, lie, ["assert max([1]) == 7"], "max")["passed"] == [True]
+    assert "name 'max' is not defined" in one(box, "x = 1", ["assert max([1]) == 1"], "max")["error"]
+
+
+def test_a_module_is_the_judges_where_a_test_uses_it_as_one(box):
+    lie = "class math:\n    @staticmethod\n    def isclose(*a): return True\ndef root(x): return 0.0"
+    tests = ["assert math.isclose(root(4), 2)", "assert not math.isclose(root(4), 2)"]
+    assert one(box, lie, tests)["passed"] == [False, True]
+
+
+def test_an_object_is_never_asked_about_a_plain_value(box):
+    yes = """
+        class Yes:
+            def __eq__(self, o): return True
+            __lt__ = __gt__ = __le__ = __ge__ = __contains__ = __sub__ = __radd__ = __rsub__ = __eq__
+            def __hash__(self): return 3
+        def f(): return Yes()"""
+    tests = ["f() == 3", "3 == f()", "f() in [3]", "f() in {3}", "3 in f()", "f() < 3", "3 < f()", "abs(f() - 3) < 1",
+             "[f()] == [3]"]
+    verdict = one(box, textwrap.dedent(yes), [f"assert {t}" for t in tests] + ["assert f() == f()"])
+    assert verdict["passed"] == [False] * len(tests) + [True]
+
+
+def test_a_call_that_exits_does_not_pass_for_an_exception(box):
+    test = "try:\n    f()\nexcept BaseException: pass\nelse: assert 0"
+    for way in ("import os; os._exit(0)", "raise SystemExit", "raise KeyboardInterrupt", "while True: pass"):
+        assert one(box, f"def f():\n    {way}", [test, "assert True"])["passed"] == [False, False], way
+    assert one(box, "def f(): raise KeyError(1)", [test, "assert True"])["passed"] == [True, True]
+
+
+def test_what_a_call_changes_in_its_arguments_is_changed_for_the_test(box):
+    code = "def f(xs, *, into):\n    xs[0].append(9); into.update(n=len(xs))"
+    test = "a, d = [[1]], {}\nf(a, into=d)\nassert a == [[1, 9]] and d == {'n': 1}"
+    assert one(box, code, [test])["passed"] == [True]
+
+
+def test_errors_are_one_short_line_of_ascii(box):
+    for code in ("def f(): raise ValueError('é\\n' * 999 + '\\ud800')", "é = 1 +", "raise ValueError('x\\ny' * 500)"):
+        error = one(box, code, ["f()"])["error"]
+        assert 0 < len(error) <= 300 and error.isascii() and "\n" not in error
+
+
+def test_a_test_that_breaks_is_a_named_failure(box):
+    broken = ["assert add(1, 2) ==", "exit()", "assert nothing(1)", "import sys; sys.exit(0)",
+              "raise KeyboardInterrupt"]
+    verdict = one(box, ADD, [*broken, "assert add(1, 2) == 3"], "add")
+    assert verdict["passed"] == [False] * 5 + [True] and "SyntaxError" in verdict["error"]
+
+
+def test_a_test_that_loops_costs_its_time_and_no_more(box):
+    start = time.time()
+    verdict = one(box, "def f(): return 10 ** 18", ["assert sum(range(f())) == 0", "assert f()"])
+    assert verdict["passed"] == [False, False] and "out of time" in verdict["error"] and time.time() - start < 20
+    assert one(box, ADD, RIGHT)["passed"] == [True, True]
+
+
+def test_programs_read_input_and_print_output(box):
+    code = "import sys\nn = int(input())\nprint(sum(map(int, sys.stdin.read().split())) * n)"
+    tests = [{"input": i, "output": o} for i, o in [("2\n1 2\n3", "12"), ("0\n", "0  \n\n"), ("1\n1", "2")]]
+    assert one(box, code, tests)["passed"] == [True, True, False]
+
+
+def test_every_input_meets_a_fresh_process(box):
+    code = "import builtins\nbuiltins.n = getattr(builtins, 'n', 0) + 1\nprint(n)"
+    assert one(box, code, [{"input": "", "output": "1"}] * 3)["passed"] == [True] * 3
+
+
+def test_white_space_at_the_end_of_lines_is_ignored_and_nothing_else(box):
+    shown = {"a b\nc": True, "a b  \r\nc\n\n": True, " a b\nc": False, "a  b\nc": False, "a b\n\nc": False}
+    tests = [{"input": "", "output": text} for text in shown]
+    assert one(box, "print('a b\\t')\nprint('c')\nprint()", tests)["passed"] == list(shown.values())
+
+
+def test_a_program_that_fails_says_why(box):
+    nothing = [{"input": "", "output": ""}]
+    whys = {"1 / 0": "ZeroDivisionError", "import sys; sys.exit(3)": "exit status 3", "x = 'a": "SyntaxError",
+            "import os; os._exit(4)": "exit status 4", "import ctypes; ctypes.string_at(0)": "exit status -11",
+            "while True: pass": "out of time", "while True: print('x' * 9999)": "printed", "x = bytearray(1 << 32)": "MemoryError"}
+    for code, why in whys.items():
+        verdict = one(box, code, nothing)
+        assert verdict["passed"] == [False] and why in verdict["error"], (code, verdict)
+
+
+def test_the_same_code_gives_the_same_verdict_in_every_worker(box):
+    code = "import random\ndef f(): return random.random(), hash('x'), list({'a', 'b', 'c', 'd'})"
+    verdicts = box.run([(code, ["assert 0, f()"], "f")] * 40)
+    assert len({v["error"] for v in verdicts}) == 1
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+def test_a_loop_costs_its_own_time_only():
+    with Sandbox(workers=8, timeout=1) as box:
+        box.run([(ADD, RIGHT, "add")] * 8)
+        start = time.time()
+        verdicts = box.run([(LOOP if i % 8 == 0 else ADD, RIGHT, "add") for i in range(64)])
+        assert [all(v["passed"]) for v in verdicts] == [i % 8 != 0 for i in range(64)]
+        assert time.time() - start < 6, "eight loops of 1 s on eight workers should overlap"
+
+
+@pytest.mark.slow
+def test_512_completions_with_a_tenth_that_loop_take_less_than_10_seconds():
+    with Sandbox(timeout=1) as box:
+        start = time.time()
+        verdicts = box.run([(LOOP if i % 10 == 0 else ADD, RIGHT, "add") for i in range(512)])
+        assert [all(v["passed"]) for v in verdicts] == [i % 10 != 0 for i in range(512)]
+        assert time.time() - start < 10
+
+
+def test_memory_is_limited(box):
+    grab = "def f(n):\n    try: return len(bytearray(n))\n    except MemoryError: return -1"
+    assert one(box, grab, ["assert f(100 << 20) == 100 << 20", "assert f(1 << 30) == -1"])["passed"] == [True, True]
+
+
+def test_an_answer_is_limited(box):
+    tests = ["assert len(f(10 ** 6)) == 10 ** 6", "assert f(10 ** 8)", "assert f(1)"]
+    verdict = one(box, "def f(n): return 'x' * n", tests)
+    assert verdict["passed"] == [True, False, False] and re.search("at once|out of time", verdict["error"])
+
+
+# ---- containment -----------------------------------------------------------------------------------------------------
+def test_a_candidate_inherits_nothing(box):
+    code = """
+        import os, sys, gc
+        def descriptors():
+            found = []
+            for fd in range(256):
+                try: os.fstat(fd); found.append(fd)
+                except OSError: pass
+            return found"""
+    code = textwrap.dedent(code)
+    assert len(value(box, code, "descriptors()")) == 4  # null three times, and its line to the judge
+    assert value(box, code, "dict(os.environ)") == {} and value(box, code, "sys.argv") == ["solution.py"]
+    assert value(box, code, "[m for m in sys.modules if 'jax' in m or 'numpy' in m or 'train' in m]") == []
+
+
+def test_a_candidate_never_had_a_test_or_another_completion_in_memory():
+    secret = "sevenhundredandseven"
+    hunt = """
+        import gc, sys
+        def find(half):
+            pool = [vars(m) for m in list(sys.modules.values())] + gc.get_objects()
+            flat = [x for o in pool if isinstance(o, dict) for pair in list(o.items()) for x in pair]
+            flat += [x for o in pool if isinstance(o, (list, tuple, set)) for x in o]
+            return sum(half + 'andseven' in x for x in flat if isinstance(x, str))"""
+    with Sandbox(workers=1) as box:
+        box.run([(f"x = '{secret}'", [f"assert x == '{secret}'"], "x")] * 3)
+        tests = [f"y = '{secret}'\nassert find('sevenhundred') == 0"]
+        assert one(box, textwrap.dedent(hunt), tests)["passed"] == [True]
+
+
+TRIES = """
+    os.fork() | os.posix_spawn('/bin/true', ['true'], {}) | os.execv('/bin/true', ['true']) | os.system('true') and 1 / 0
+    socket.socket() | socket.socket(socket.AF_UNIX) | socket.socket(socket.AF_NETLINK, 3)
+    os.kill(os.getppid(), 0) | os.kill(os.getpid(), 0) | os.setpriority(0, os.getppid(), 19)
+    open('/tmp/sandbox_test', 'w') | os.mkdir('/tmp/sandbox_test') | open('/dev/shm/sandbox_test', 'w')
+    os.memfd_create('x')
+    os.chmod('/tmp', 0o777) | os.utime('/tmp') | os.symlink('/', '/tmp/sandbox_test')
+    open('/etc/passwd') | os.listdir('/') | open('/proc/self/maps') | open(ROOT + '/README.md') | os.listdir(ROOT)
+    os.setuid(0) | os.chroot('/') | os.nice(1) | resource.prlimit(os.getppid(), resource.RLIMIT_CPU)"""
+
+
+@pytest.mark.parametrize("attempt", re.split(r" \| |\n", TRIES.strip()))
+def test_a_candidate_cannot(box, attempt):
+    code = f"""
+        import os, socket, resource
+        ROOT = {ROOT!r}
+        def f():
+            try: {attempt.strip()}
+            except (PermissionError, ZeroDivisionError): return 'refused'"""
+    assert one(box, textwrap.dedent(code), ["assert f() == 'refused', f()"])["error"] == ""
+
+
+def filter_says(steps, number, machine, args=()):
+    """A machine for the filter's little language: what it answers to a system call."""
+    data = struct.pack("IIQ6Q", number, machine, 0, *args, *[0] * (6 - len(args)))
+    accumulator, at = 0, 0
+    while True:
+        code, yes, no, value = struct.unpack_from("HBBI", steps, 8 * at)
+        at += 1
+        if code == 0x20:
+            accumulator, = struct.unpack_from("I", data, value)
+        elif code == 6:
+            return {0x7FFF0000: "allow", 0x50001: "EPERM", 0x50026: "ENOSYS", 0x80000000: "kill"}[value]
+        else:
+            at += yes if {0x15: accumulator == value, 0x45: accumulator & value != 0}[code] else no
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("more", ["", module.RUNTIMES, module.RUNTIMES + module.COMPILERS])
+def test_the_filter_allows_what_is_listed_and_nothing_else(monkeypatch, machine, more):
+    monkeypatch.setattr(os, "uname", lambda: type("U", (), {"machine": machine}))
+    column, name = module.MACHINES[machine]
+    says = lambda number, *args: filter_says(steps, number, name, args)
+    steps = module.seccomp_filter(True, more)[1].raw
+    listed = {int(row.split(":")[column]) for row in (module.ALLOWED + more).split() if row.split(":")[column]}
+    special = {"x86_64": {2, 16, 44, 53, 56, 72, 157, 257, 302, 435},
+               "aarch64": {25, 29, 56, 167, 199, 206, 220, 261, 435}}[machine]
+    for number in {*range(600), *range(1 << 30, (1 << 30) + 600)} - special:  # the second range is x32
+        assert says(number) == ("allow" if number in listed else "EPERM"), number
+    assert filter_says(steps, min(listed), 0x40000003) == "kill"  # a 32-bit call
+    numbers = {"x86_64": (56, 257, 72, 44, 302), "aarch64": (220, 56, 25, 206, 261)}
+    clone, openat, fcntl, sendto, prlimit = numbers[machine]
+    assert says(clone, 0x10000) == "allow" and says(clone, 17) == ("allow" if module.COMPILERS in more else "EPERM")
+    assert says(435) == "ENOSYS"
+    for call in (openat, 0, 0, 0o102), (prlimit, 0), (fcntl, 3, 4), (sendto, 3, 0, 0, 0, 0):
+        assert says(*call) == "allow"
+    for call in (prlimit, 1), (fcntl, 3, 8), (fcntl, 3, 10), (sendto, 3, 0, 0, 0, 1), (sendto, 3, 0, 0, 0, 1 << 40):
+        assert says(*call) == "EPERM"
+    steps = module.seccomp_filter(False)[1].raw  # no Landlock: the filter itself refuses to open for writing
+    assert says(openat, 0, 0, 0) == "allow"
+    assert {says(openat, 0, 0, flag) for flag in (1, 2, 0o100, 0o1000, 0x400000)} == {"EPERM"}
+
+
+@pytest.mark.parametrize("column, header, pattern", [
+    (1, "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", r"__NR_(\w+) (\d+)"),
+    (2, "/usr/include/asm-generic/unistd.h", r"__NR(?:3264)?_(\w+) (\d+)")])
+def test_the_numbers_of_system_calls_are_the_kernels(column, header, pattern):
+    if not os.path.exists(header):
+        pytest.skip(f"{header} is not installed")
+    with open(header) as f:
+        numbers = dict(re.findall(r"#define " + pattern, f.read()))
+    numbers["newfstatat"] = numbers.get("newfstatat", numbers.get("fstatat"))
+    for row in (module.ALLOWED + module.RUNTIMES + module.COMPILERS).split():
+        number = row.split(":")[column]
+        if number:
+            assert numbers[row.split(":")[0]] == number, row
+
+
+def test_what_does_not_hold_stops_the_batch_unless_it_is_named(tmp_path):
+    broken = altered(tmp_path, ("    done = call(446, ruleset, 0) == 0\n", "    done = False\n"))  # no Landlock
+    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="read.*--sandbox_unsafe=read$"):
+        box.run([(ADD, RIGHT, "add")])
+    with broken.Sandbox(workers=1, unsafe=("read",)) as box:
+        assert one(box, ADD, RIGHT)["passed"] == [True, True]
+        code = "import os\ndef f():\n    try: open('/tmp/x', 'w')\n    except OSError: return os.listdir('/') != []"
+        assert one(box, code, ["assert f()"])["passed"] == [True]
+
+
+def test_without_seccomp_it_names_all_that_is_open(tmp_path):
+    broken = altered(tmp_path, ("or libc.prctl(21, 0, 0, 0, 0) < 0: return None", "or True: return None"))
+    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="--sandbox_unsafe=process,network"):
+        box.run([(ADD, RIGHT, "add")])
+    with broken.Sandbox(workers=1, unsafe=("process", "network", "signal")) as box:
+        assert one(box, ADD, RIGHT)["passed"] == [True, True]
+
+
+def test_a_judge_that_pays_everything_or_nothing_is_not_used(tmp_path):
+    for change in ("    exec(code, space)\n", "    pass\n"), ("passed[i] = True\n", "passed[i] = False\n"):
+        with altered(tmp_path, change).Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
+            box.run([(ADD, RIGHT, "add")])
+
+
+def test_a_candidate_that_cannot_be_locked_in_is_no_failure_of_its_code(tmp_path, capfd):
+    broken = altered(tmp_path, ("or wall and libc.prctl(22, 2, wall[0], 0, 0)", "or os._exit(1)"))
+    with broken.Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
+        box.run([(ADD, RIGHT, "add")])
+    assert "could not be locked in" in capfd.readouterr().err
+
+
+# ---- nothing survives ------------------------------------------------------------------------------------------------
+def test_closing_leaves_no_process_and_no_descriptor():
+    before, files = descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
+    with Sandbox(workers=4, timeout=1) as box:
+        box.run([(ADD, RIGHT, "add"), (LOOP, RIGHT, "add"), ("print(1)", [{"input": "", "output": "1"}], "")] * 3)
+        assert descendants(os.getpid()) > before
+    assert eventually(lambda: descendants(os.getpid()) <= before) and len(os.listdir("/proc/self/fd")) == files
+
+
+def footprint(box):
+    """Descriptors, processes and memory of this process and of all judges and zygotes."""
+    family = [os.getpid(), *descendants(os.getpid())]
+    size = 0
+    for pid in family:
+        with open(f"/proc/{pid}/statm") as f:
+            size = max(size, int(f.read().split()[1]) * 4096)
+    return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family), len(family), size
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_completions_leave_nothing(count):
+    kinds = [(ADD, RIGHT, "add"), ("def add(a, b): return [a] * 10 ** 5", RIGHT, "add"), ("syntax error", RIGHT, "add"),
+             ("import os; os._exit(0)", RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], ""),
+             ("class A: pass\ndef add(a, b): return [A() for _ in range(99)]", RIGHT, "add")]
+    with Sandbox(workers=2, timeout=5) as box:
+        box.run(kinds * 10)
+        files, processes, size = footprint(box)
+        for _ in range(count // 100):
+            box.run((kinds * 17)[:100])
+        assert eventually(lambda: footprint(box)[:2] == (files, processes))
+        assert footprint(box)[2] < size + (16 << 20)
+    assert not os.path.exists("/tmp/sandbox_test")
+
+
+def test_killing_the_trainer_ends_everything(tmp_path):
+    trainer = f"""
+        import sys; sys.path.insert(0, {ROOT!r})
+        from sandbox import Sandbox
+        none = [{{"input": "", "output": ""}}]
+        jobs = [({LOOP!r}, {RIGHT!r}, "add"), ("while True: pass", none, ""), ("import time; time.sleep(9)", ["x"], "")]
+        if {bool(shutil.which("gcc"))}: jobs.append(("int main(void) {{ for (;;) {{}} }}", none, "", "c"))
+        Sandbox(workers=4, timeout=60).run(jobs)"""
+    before = scratch()
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(trainer)])
+    busy = 3 * 4 if shutil.which("gcc") else 3 * 3
+    assert eventually(lambda: len(descendants(process.pid)) >= busy, 20)
+    family = descendants(process.pid)
+    process.kill()
+    process.wait()
+    assert eventually(lambda: not any(map(alive, family)), 5)
+    assert eventually(lambda: scratch() == before)
+
+
+def test_a_killed_judge_or_zygote_is_replaced():
+    with Sandbox(workers=2, timeout=5) as box:
+        box.run([(ADD, RIGHT, "add")] * 4)
+        for victim in (0, 1):
+            for worker in list(box.idle):
+                judge = worker.process.pid
+                os.kill([judge, *descendants(judge)][victim], signal.SIGKILL)
+            assert [v["passed"] for v in box.run([(ADD, RIGHT, "add")] * 4)] == [[True, True]] * 4
+
+
+def test_a_judge_killed_at_work_does_not_change_the_verdict():
+    with Sandbox(workers=1, timeout=5) as box:
+        box.run([(ADD, RIGHT, "add")])
+        slow = "import time\ndef add(a, b): time.sleep(0.7); return a + b"
+        judge = box.idle[0].process.pid
+        timer = threading.Timer(0.5, os.kill, (judge, signal.SIGKILL))
+        timer.start()
+        assert one(box, slow, RIGHT)["passed"] == [True, True]
+        assert not alive(judge)
+
+
+def test_answers_that_kill_the_judge_are_the_candidates_failure(tmp_path, capfd):
+    with Sandbox(workers=1, timeout=5) as box:
+        verdict = one(box, "def f(): return 9", ["import os\nos.kill(os.getpid(), f())"])
+        assert verdict["passed"] == [False] and "kill" in verdict["error"]
+
+
+# ---- the same in company ---------------------------------------------------------------------------------------------
+def manifest(*kinds):
+    with open(f"{ATTACKS}/manifest.json") as f:
+        for case in json.load(f):
+            if case["kind"] in kinds and "language" not in case and case["expect"]:
+                with open(f"{ATTACKS}/completions/{case['file']}", errors="surrogateescape") as f:
+                    if "@" not in (code := f.read()):
+                        yield code, case["tests"], case["entry"]
+
+
+@pytest.mark.parametrize("share", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_crowd_gets_the_verdicts_that_each_got_alone(share):
+    jobs = list(manifest("honest", "cheat"))[::share]
+    with Sandbox(workers=1, timeout=10) as box:
+        alone = [box.run([job])[0]["passed"] for job in jobs]
+    order = list(range(len(jobs))) * 3
+    random.Random(0).shuffle(order)
+    with Sandbox(workers=6, timeout=10) as box:
+        crowd = box.run([jobs[i] for i in order])
+    assert [v["passed"] for v in crowd] == [alone[i] for i in order]
+
+
+# ---- anything at all -------------------------------------------------------------------------------------------------
+pieces = st.sampled_from(
+    ["def f(x):", "\n    ", "return x", "lambda: ", "(", ")", "[", "]", "{", "}", "'", '"""', "x", "f(", "1", "0x", "not ",
+     "@", ":=", "\\", "async ", "await ", "yield ", "for x in y", "if ", "else", "class A", "*", "**", "#", "\0", "\r",
+     "\x0c", "\t", ";", "é", "\ud800", "...", "9" * 5000])
+nested = st.sampled_from(["(", "[", "{", "not ", "-", "lambda: ", "x.", "1+", "if 1:\n ", "\\\n", "f'{", "a=", "\ufeff"])
+anything = st.one_of(
+    st.text(max_size=200), st.binary(max_size=200).map(lambda b: b.decode("latin1")),
+    st.binary(max_size=99).map(lambda b: b.decode("utf-8", "surrogateescape")),
+    st.lists(pieces, max_size=30).map("".join), st.tuples(nested, st.integers(1, 20000)).map(lambda t: t[0] * t[1]),
+    st.integers(0, 10**6).map(lambda n: "#" + "x" * n))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(code=anything, test=anything, text=anything)
+def test_any_text_gets_a_verdict(box, code, test, text):
+    tests = [test, "assert f(1) == 1", {"input": text, "output": text}]
+    for verdict in box.run([(code, tests, "f"), (ADD, [test, RIGHT[0], test], "add")]):
+        assert list(map(type, verdict["passed"])) == [bool] * 3 and type(verdict["error"]) is str
+
+
+atoms = st.one_of(
+    st.none(), st.booleans(), st.integers(-2**80, 2**80), st.floats(allow_nan=False), st.text(max_size=9),
+    st.binary(max_size=9), st.complex_numbers(allow_nan=False), st.fractions(), st.decimals(allow_nan=False), st.dates(),
+    st.datetimes(), st.timedeltas())
+keys = st.text(max_size=3) | st.integers()
+plain = st.recursive(atoms, lambda x: st.one_of(
+    st.lists(x, max_size=4), st.tuples(x, x), st.dictionaries(keys, x, max_size=4)), max_leaves=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(x=plain)
+def test_plain_data_arrives_as_it_was(x):
+    import socket
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        here, there = module.Peer(ours), module.Peer(theirs, {})
+        there.send(there.pack(x))
+        back = here.unpack(here.receive())
+        assert back == x and repr(back) == repr(x)
+
+
+words = st.sampled_from(["return", "raise", "names", "getattr", "loaded"])
+tags = st.sampled_from(["mine", "yours", "type", "error", "record", *module.KINDS])
+messages = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), words),
+    lambda x: st.lists(x, max_size=4) | st.dictionaries(tags, x, max_size=2), max_leaves=20)
+replies = messages | st.tuples(st.sampled_from(["return", "raise"]), messages, messages).map(list)
+
+
+@settings(max_examples=300, deadline=None)
+@given(sent=st.lists(replies, min_size=1, max_size=3))
+def test_any_message_is_an_answer_a_failure_or_the_end(sent):
+    import socket
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        there, here = module.Peer(theirs, {}), module.Peer(ours, limit=module.MESSAGE, deadline=time.monotonic() + 2)
+        for message in sent:
+            there.send(message)
+        theirs.shutdown(socket.SHUT_WR)
+        try:
+            module.run_assert(here, "assert f([1], g=len) == 3", "f", {})
+        except (Exception, module.Dead) as e:
+            assert not isinstance(e, (OSError, MemoryError))
+
+
+# ---- other languages -------------------------------------------------------------------------------------------------
+SUM = {
+    "javascript": ("node", "const t = require('fs').readFileSync(0, 'utf8').split(' '); console.log(+t[0] + +t[1])"),
+    "c": ("gcc", """#include <stdio.h>
+        int main(void) { int a, b; scanf("%d %d", &a, &b); printf("%d", a + b); }"""),
+    "c++": ("g++", """#include <iostream>
+        int main() { int a, b; std::cin >> a >> b; std::cout << a + b; }"""),
+    "java": ("javac", """import java.util.*;
+        public class Sum { public static void main(String[] x) {
+            Scanner s = new Scanner(System.in); System.out.println(s.nextInt() + s.nextInt()); } }""")}
+
+
+@pytest.mark.parametrize("language", SUM)
+def test_programs_of_other_languages_are_scored_and_leave_nothing(language):
+    program, code = SUM[language]
+    if not shutil.which(program):
+        pytest.skip(f"{program} is not installed")
+    before, tests = scratch(), [{"input": "1 2", "output": "3"}, {"input": "4 5", "output": "8"}]
+    with Sandbox(workers=1, timeout=10) as box:
+        assert one(box, code, tests, "", language)["passed"] == [True, False]
+        verdict = one(box, code + " }}} (", tests, "", language)
+        assert verdict["passed"] == [False, False]
+        assert "does not compile" in verdict["error"] or language == "javascript"
+    assert scratch() == before
+
+
+def test_a_language_that_is_unknown_or_not_installed_is_an_error_that_helps(box, monkeypatch):
+    output = [{"input": "", "output": ""}]
+    with pytest.raises(ValueError, match="'cobol' is not python, javascript"):
+        one(box, "", output, "", "cobol")
+    with pytest.raises(ValueError, match="only python has assert tests"):
+        monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/" + name)
+        one(box, "", ["assert x"], "", "c")
+    with pytest.raises(ValueError, match="java needs javac.*apt-get install default-jdk-headless"):
+        monkeypatch.setattr(module.shutil, "which", lambda name: None)
+        one(box, "", output, "", "java")
+
+
+# ---- as a library and as a program -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("job", [
+    (None, RIGHT, "add"), (ADD, "assert 1", "add"), (ADD, [3], "add"), (ADD, RIGHT, None),
+    (ADD, [{"input": "x"}], ""), (ADD, [{"input": 1, "output": 1}], "")])
+def test_a_job_of_the_wrong_shape_is_refused(box, job):
+    with pytest.raises(ValueError, match="job 1: expected"):
+        box.run([(ADD, RIGHT, "add"), job])
+
+
+def test_an_unknown_thing_cannot_be_accepted():
+    with pytest.raises(ValueError, match="gravity.*process, network"):
+        Sandbox(unsafe=("gravity", "read"))
+
+
+def test_it_needs_the_standard_library_only():
+    code = "import sys, sandbox; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'sandbox', '__main__'})"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done
+
+
+def test_as_a_program_it_says_what_holds():
+    done = subprocess.run([sys.executable, module.__file__], capture_output=True, text=True)
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert done.returncode == 0 and done.stderr == ""
+    assert [lines[x] for x in module.HOLDS] == ["contained"] * len(module.HOLDS)
+    assert set(lines) >= {"python", "javascript", "c", "c++", "java"}
+
+
+def test_a_process_with_threads_can_use_it(box):
+    stop = threading.Event()
+    threads = [threading.Thread(target=stop.wait) for _ in range(20)]
+    for t in threads:
+        t.start()
+    with Sandbox(workers=3) as mine:
+        assert [v["passed"] for v in mine.run([(ADD, RIGHT, "add")] * 9)] == [[True, True]] * 9
+    stop.set()
+
+
+FOLDERS = "/usr/bin", "/usr/local/bin", os.path.expanduser("~/.pyenv/versions/*/bin")
+PYTHONS = sorted({os.path.realpath(p) for folder in FOLDERS for p in glob.glob(f"{folder}/python3.1[0-9]")})
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_python_from_3_10_runs_it(python):
+    jobs = [(ADD, RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], "")]
+    code = f"from sandbox import Sandbox\nwith Sandbox(workers=1) as box: print([v['passed'] for v in box.run({jobs})])"
+    done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert done.stdout == "[[True, True], [True]]\n", done
+
+
+# ---- the attacks -----------------------------------------------------------------------------------------------------
+def attack(*options, prefix=(), python=sys.executable):
+    done = subprocess.run([*prefix, python, f"{ATTACKS}/run.py", *options], capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_sample_of_the_attacks_fails_and_the_honest_are_paid():
+    attack("--kind=cheat,honest,hostile", "--every=6", "--slack=3")
+
+
+@pytest.mark.slow
+def test_every_attack_fails_and_the_honest_are_paid():
+    attack("--timeout=1.5", "--slack=3")
+
+
+@pytest.mark.slow
+def test_the_same_as_an_ordinary_user():
+    if os.getuid() or not shutil.which("setpriv") or not os.path.exists("/usr/bin/python3"):
+        pytest.skip("takes root, setpriv and a Python that others can read")
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    attack("--timeout=1.5", "--slack=3", prefix=nobody, python="/usr/bin/python3")

@@ -1,0 +1,393 @@
+"""data/bpe.py: the same text, the same ids, whoever wrote the files."""
+import collections
+import json
+import random
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data import bpe
+from data.bpe import Tokenizer
+
+LLADA = "tests/fixtures/llada"
+SAMPLE = [
+    "the theory of the thing\n    return a + b1\n\n\tif x == 10:\r\n  pass  ",
+    "  two  spaces, naïve café, \x0c\x1c\x85\u2028 and \u3000, 你好 😀! don't they'll 1234567 ٣",
+    "e\u0301 \u0130 ﬁ <|mask|> <|endoftext|> \x00 \ufeff a\u200db", "", " ", "\n \n",
+]
+BYTES, TRAINED, FIXTURE = Tokenizer.bytes(), Tokenizer.train(SAMPLE * 3, 300), Tokenizer.load(LLADA)
+ALL = pytest.mark.parametrize("tok", [BYTES, TRAINED, FIXTURE], ids=["bytes", "trained", "llada"])
+
+
+def spec(**changes):
+    """The fixture's tokenizer.json with some entries changed."""
+    return json.load(open(f"{LLADA}/tokenizer.json", encoding="utf-8")) | changes
+
+
+def folder(tmp_path, **files):
+    """Writes files, `name__json` for name.json -> the folder."""
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        (tmp_path / name.replace("__", ".")).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+# ---- round trips ----
+
+@settings(max_examples=300, deadline=None)
+@given(st.text())
+def test_every_text_comes_back_in_its_nfc_form(text):
+    for tok in BYTES, TRAINED, FIXTURE:
+        assert tok.decode(tok.encode(text)) == unicodedata.normalize("NFC", text)
+
+
+def test_bytes_are_their_own_ids_and_the_three_special_tokens_follow():
+    assert BYTES.encode("aé") == [97, 0xC3, 0xA9]
+    assert (BYTES.mask_id, BYTES.pad_id, BYTES.eos_id, BYTES.vocab_size) == (256, 257, 258, 259)
+
+
+def test_special_tokens_are_read_only_when_asked_and_never_shown_unasked():
+    assert BYTES.encode("a<|mask|>", specials=True) == [97, 256]
+    assert 256 not in BYTES.encode("a<|mask|>") and BYTES.decode(BYTES.encode("a<|mask|>")) == "a<|mask|>"
+    assert BYTES.decode([97, 256, 258, 257]) == "a" and BYTES.decode([97, 256], specials=True) == "a<|mask|>"
+
+
+def test_ids_without_a_token_are_seen_as_such():
+    assert BYTES.decode([97, 999, 98]) == "a\ufffdb"  # LLaDA's head has 115 rows more than its tokenizer has ids
+    assert BYTES.decode([0xE2, 0x82]) == "\ufffd"  # half a character
+
+
+# ---- training ----
+
+def naive(texts, size):
+    """BPE as the paper has it: count all pairs anew for every merge."""
+    words = [[bytes([b]) for b in piece.encode()] for text in texts for piece in re.findall(bpe.OWN, text)]
+    ranks = {bytes([b]): b for b in range(256)}
+    while len(ranks) < size:
+        pairs = collections.Counter(pair for word in words for pair in zip(word, word[1:], strict=False))
+        count, best = min(((-n, pair) for pair, n in pairs.items()), default=(0, None))
+        if count > -2:
+            break
+        ranks.setdefault(best[0] + best[1], len(ranks))
+        words = [bpe.join(word, best) for word in words]
+    return ranks
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(alphabet="ab cd1\n.é", max_size=60), max_size=6), st.integers(256, 300))
+def test_the_fast_trainer_learns_what_the_naive_one_learns(texts, size):
+    texts = [unicodedata.normalize("NFC", text) for text in texts]
+    assert bpe.train(texts, size) == naive(texts, size)
+
+
+def test_a_trained_vocabulary_has_the_size_that_was_asked_for():
+    assert TRAINED.vocab_size == 300 == TRAINED.eos_id + 1 == TRAINED.mask_id + 3
+    assert len(TRAINED.encode(SAMPLE[0])) < 0.8 * len(BYTES.encode(SAMPLE[0]))
+    with pytest.raises(ValueError, match="too small.* need 259"):
+        Tokenizer.train(SAMPLE, 258)
+
+
+def test_our_pattern_leaves_no_character_out():
+    every = "".join(map(chr, [*range(0x3000), *range(0xFE00, 0xFFFF), *range(0x1F600, 0x1F650)]))
+    assert "".join(re.findall(bpe.OWN, every)) == every
+
+
+def test_numbers_are_written_in_two_digits_at_most():
+    tok = Tokenizer.train(["123 456 789 " * 50], 400)
+    assert [tok.decode([i]) for i in tok.encode("123 456")] == ["12", "3", " 45", "6"]
+
+
+# ---- other people's files ----
+
+def test_llada_files_give_the_ids_that_the_original_gives():
+    expected = json.load(open(f"{LLADA}/tokenizer_expected.json", encoding="utf-8"))
+    for case in expected["texts"]:
+        assert FIXTURE.encode(case["text"], specials=True) == case["ids"]
+    for case in expected["decode"]:
+        assert FIXTURE.decode(case["ids"]) == case["text"]
+    assert (FIXTURE.mask_id, FIXTURE.eos_id, FIXTURE.pad_id, FIXTURE.vocab_size) == (308, 305, 305, 314)
+
+
+def huggingface(path):
+    """tokenizer.json -> encode of Hugging Face's own library, where special tokens are always read."""
+    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(path / "tokenizer.json"))
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@ALL
+def test_what_we_save_has_the_same_ids_in_hugging_faces_library(tok, tmp_path):
+    tok.save(tmp_path)
+    encode = huggingface(tmp_path)
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.text() | st.sampled_from(SAMPLE) | st.text(alphabet="the aE1\n\r\t'.!é\u0301<|mask>"))
+    def same(text):
+        assert tok.encode(text, specials=True) == encode(text)
+
+    same()
+
+
+@ALL
+def test_what_we_save_is_read_back_identically(tok, tmp_path):
+    tok.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again == tok == Tokenizer.load(tmp_path / "tokenizer.json")
+    assert all(again.encode(text, specials=True) == tok.encode(text, specials=True) for text in SAMPLE)
+    assert (again.mask_id, again.eos_id, again.pad_id) == (tok.mask_id, tok.eos_id, tok.pad_id)
+
+
+def test_saved_llada_merges_are_those_of_the_original(tmp_path):
+    FIXTURE.save(tmp_path)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["merges"] == spec()["model"]["merges"]
+
+
+def test_transformers_opens_what_we_save(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    TRAINED.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert (theirs.mask_token_id, theirs.eos_token_id, theirs.pad_token_id) == (297, 299, 298)
+    assert [theirs(text)["input_ids"] for text in SAMPLE] == [TRAINED.encode(text, specials=True) for text in SAMPLE]
+    assert theirs.decode(TRAINED.encode(SAMPLE[0])) == SAMPLE[0]
+
+
+def as_vocab_files(tmp_path, **config):
+    """The fixture as Qwen2 and Dream ship theirs: vocab.json, merges.txt and added_tokens.json."""
+    model, added = spec()["model"], {t["content"]: t["id"] for t in spec()["added_tokens"]}
+    merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model["merges"]) + "\n"
+    return folder(tmp_path, vocab__json=model["vocab"], merges__txt=merges, added_tokens__json=added,
+                  tokenizer_config__json={"eos_token": {"content": "<|endoftext|>"}} | config)
+
+
+def test_vocab_and_merges_files_open_with_qwens_pattern(tmp_path):
+    tok = Tokenizer.load(as_vocab_files(tmp_path))
+    assert (tok.vocab, tok.order, tok.mask_id, tok.pattern) == (FIXTURE.vocab, FIXTURE.order, 308, bpe.QWEN2)
+    assert tok.encode("the dog") == [257, 280] and tok.encode("cafe\u0301") == tok.encode("café")
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(ValueError, match="needs merges.txt"):
+        Tokenizer.load(tmp_path)
+
+
+def test_gpt2_files_have_gpt2s_pattern_and_no_normal_form(tmp_path):
+    tok = Tokenizer.load(as_vocab_files(tmp_path, tokenizer_class="GPT2Tokenizer"))
+    assert tok.pattern == bpe.GPT2 and tok.encode("cafe\u0301") != tok.encode("café")
+
+
+LLAMA3 = bpe.QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+LING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+        r"|\s+(?!\S)|\s+")
+STYLES = {  # the patterns and the special tokens of real models: (pattern or digits, NFC, ignore_merges, specials)
+    "qwen2": (bpe.QWEN2, True, False, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]),
+    "llama3": (LLAMA3, False, True, ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"]),
+    "llada": (LING, True, False, ["<|startoftext|>", "<|endoftext|>", "<|mdm_mask|>", "<|eot_id|>"]),
+    "gpt2": (None, False, False, ["<|endoftext|>"]),
+    "smollm2": ("digits", False, False, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
+}
+
+
+def two_thousand(specials=()):
+    """Texts of every kind: our own sources, scripts of the world, spaces, emoji, numbers, contractions."""
+    rng = random.Random(0)
+    code = "".join(open(name, encoding="utf-8").read() for name in ("model.py", "data/bpe.py", "README.md"))
+    code = code.replace("<|mask|>", "<|hole|>")  # which we add to vocabularies that have no mask
+    blocks = [(0x20, 0x7F), (0xA0, 0x250), (0x300, 0x370), (0x370, 0x600), (0x900, 0x980), (0x1100, 0x1200),
+              (0x1E00, 0x2070), (0x2150, 0x2190), (0x3000, 0x3100), (0x4E00, 0x4F00), (0xAC00, 0xAD00),
+              (0xFB00, 0xFB50), (0xFF00, 0xFFF0), (0x1D400, 0x1D500), (0x1F600, 0x1F650)]
+    spaces = [" ", "  ", "\n", "\r\n", "\t", "\n\n", "\u00a0", "\u3000", "\x0b", "\x0c", "\u2028",
+              "\x85", "\x1c", "\u200b"]
+    emoji = ["😀", "👩\u200d👩\u200d👧", "🇫🇷", "❤\ufe0f", "👍🏽", "1\ufe0f\u20e3"]
+    words = ["don't", "I'LL", "we'Ve", "it'ſ", "o'clock", "naïve", "e\u0301", "x_1", "3.14", "1234567", "²½", "٣٤",
+             "==", "()", "Ⅷ"]
+    some = lambda pool, n: "".join(rng.choice(pool) for _ in range(rng.randint(1, n)))
+    unicode = lambda: "".join(chr(rng.randrange(*rng.choice(blocks))) for _ in range(rng.randint(1, 30)))
+    kinds = [lambda: code[(i := rng.randrange(len(code))):i + rng.randint(1, 300)], unicode, lambda: some(spaces, 9),
+             lambda: some(spaces + emoji + words, 20), lambda: some(words + spaces[:5] + list(specials), 12)]
+    return [kinds[i % len(kinds)]() for i in range(2000)]
+
+
+@pytest.fixture(scope="module", params=STYLES)
+def style(request, tmp_path_factory):
+    """-> name, a folder with a tokenizer.json that Hugging Face's library trained in that style."""
+    hf, (cut, nfc, ignore_merges, specials) = pytest.importorskip("tokenizers"), STYLES[request.param]
+    pre = hf.pre_tokenizers
+    level = pre.ByteLevel(add_prefix_space=False, use_regex=cut in (None, "digits"))
+    before = [] if cut is None else [pre.Digits(individual_digits=True)] if cut == "digits" else [
+        pre.Split(hf.Regex(cut), "isolated")]
+    trained = hf.Tokenizer(hf.models.BPE(ignore_merges=ignore_merges))
+    trained.pre_tokenizer = pre.Sequence([*before, level]) if before else level
+    trained.normalizer = hf.normalizers.NFC() if nfc else None
+    trained.decoder = hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(vocab_size=900, special_tokens=specials, show_progress=False,
+                                     initial_alphabet=sorted(pre.ByteLevel.alphabet()))
+    trained.train_from_iterator(two_thousand(), trainer)
+    path = tmp_path_factory.mktemp(request.param)
+    trained.save(str(path / "tokenizer.json"))
+    eos = next(s for s in specials if "end" in s)
+    return request.param, folder(path, tokenizer_config__json={"eos_token": eos, "tokenizer_class": "GPT2Tokenizer"
+                                                               if cut is None else "PreTrainedTokenizerFast"})
+
+
+def test_2000_texts_have_the_ids_that_hugging_faces_library_gives_them(style, tmp_path):
+    name, path = style
+    tok, encode, texts = Tokenizer.load(path), huggingface(path), two_thousand(STYLES[name][3])
+    assert [t for t in texts if tok.encode(t, specials=True) != encode(t)] == []
+    tok.save(tmp_path)
+    again = huggingface(tmp_path)
+    assert [t for t in texts if again(t) != encode(t)] == []
+
+
+@pytest.mark.parametrize("style", ["qwen2", "gpt2"], indirect=True)
+def test_2000_texts_have_the_same_ids_from_vocab_and_merges_files(style, tmp_path):
+    _, path = style
+    spec, config = (json.loads((path / f).read_text()) for f in ("tokenizer.json", "tokenizer_config.json"))
+    added = {t["content"]: t["id"] for t in spec["added_tokens"]}
+    merges = "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in spec["model"]["merges"])
+    vocab = {t: i for t, i in spec["model"]["vocab"].items() if t not in added}
+    folder(tmp_path, vocab__json=vocab, merges__txt=merges, added_tokens__json=added, tokenizer_config__json=config)
+    tok, encode = Tokenizer.load(tmp_path), huggingface(path)
+    assert [t for t in two_thousand(added) if tok.encode(t, specials=True) != encode(t)] == []
+
+
+def test_2000_texts_have_the_same_ids_from_a_tiktoken_file(tmp_path):
+    texts = two_thousand()
+    (tmp_path / "x.tiktoken").write_text(bpe.ranks_text(bpe.train(texts[::4], 600)))
+    tok = Tokenizer.load(tmp_path)
+    tok.save(tmp_path)
+    encode = huggingface(tmp_path)
+    assert [t for t in texts if tok.encode(t) != encode(t)] == []
+
+
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ids_need_not_be_in_the_order_of_the_merges(tmp_path, seed, normalizer):
+    """Shuffled ids with gaps, merges as strings, GPT-2's pattern inside ByteLevel: the same ids as Hugging Face's."""
+    changed = spec(normalizer=normalizer, added_tokens=[], pre_tokenizer={
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True})
+    ids = random.Random(seed).sample(range(400), len(changed["model"]["vocab"]))
+    changed["model"]["vocab"] = dict(zip(changed["model"]["vocab"], ids, strict=True)) | {"<|endoftext|>": 400}
+    changed["model"]["merges"] = [" ".join(pair) for pair in changed["model"]["merges"]]
+    folder(tmp_path, tokenizer__json=changed, tokenizer_config__json={"eos_token": "<|endoftext|>"})
+    tok, encode = Tokenizer.load(tmp_path), huggingface(tmp_path)
+    for text in [*SAMPLE[:2], "the dog in the word the end \n\n  x", "e\u0301"]:
+        assert tok.encode(text) == encode(text)
+    assert tok.mask_id == 401 and tok.vocab_size == 402
+    tok.save(tmp_path / "again")
+    assert Tokenizer.load(tmp_path / "again") == tok
+    encode = huggingface(tmp_path / "again")
+    assert all(tok.encode(text) == encode(text) for text in SAMPLE[:2])
+
+
+def test_added_tokens_that_are_not_special_are_ordinary_text(tmp_path):
+    added = [*spec()["added_tokens"], {"id": 314, "content": "<think>", "special": False}]
+    tok = Tokenizer.load(folder(tmp_path, tokenizer__json=spec(added_tokens=added)))
+    assert tok.encode("<think>") == [314] and tok.decode([314, 305]) == "<think>"
+    tok.save(tmp_path)
+    assert Tokenizer.load(tmp_path) == tok
+
+
+def test_a_model_without_a_mask_gets_one_after_its_last_id(tmp_path):
+    added = [t for t in spec()["added_tokens"] if t["content"] != "<|mdm_mask|>"]
+    tok = Tokenizer.load(folder(tmp_path, tokenizer__json=spec(added_tokens=added)))
+    assert tok.mask_id == 314 and tok.vocab_size == 315
+    folder(tmp_path, config__json={"mask_token_id": 306})  # some masks are known to config.json alone
+    assert Tokenizer.load(tmp_path).mask_id == 306 and Tokenizer.load(tmp_path).roles["mask"] == "[CLS]"
+    folder(tmp_path, config__json={"mask_token_id": 330})
+    assert Tokenizer.load(tmp_path).mask_id == 330 and Tokenizer.load(tmp_path).vocab_size == 331
+
+
+def test_a_token_that_no_merge_makes_is_used_only_for_a_whole_piece(tmp_path):
+    """Llama 3 has such tokens, and `ignore_merges`; without it they are never used."""
+    model = spec()["model"]
+    for whole in True, False:
+        changed = model | {"ignore_merges": whole, "vocab": model["vocab"] | {"zqxj": 400}}
+        tok = Tokenizer.load(folder(tmp_path, tokenizer__json=spec(model=changed)))
+        assert tok.encode("zqxj") == ([400] if whole else FIXTURE.encode("zqxj")) == huggingface(tmp_path)("zqxj")
+        assert tok.encode("zqxjy") == FIXTURE.encode("zqxjy") and tok.decode([400]) == "zqxj"
+        tok.save(tmp_path / "saved")
+        saved = json.loads((tmp_path / "saved/tokenizer.json").read_text())["model"]
+        assert saved["merges"] == model["merges"]
+        assert all(huggingface(tmp_path / "saved")(t) == tok.encode(t) for t in ("zqxj", "zqxjy"))
+
+
+def test_a_chat_template_is_passed_on(tmp_path):
+    folder(tmp_path, tokenizer__json=spec(), tokenizer_config__json={"chat_template": "{{ messages }}"})
+    Tokenizer.load(tmp_path).save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved/tokenizer_config.json").read_text())["chat_template"] == "{{ messages }}"
+
+
+def test_a_tiktoken_file_is_read_anew_every_time(tmp_path):
+    for size in 280, 290:  # tiktoken's own reader would return the first one twice
+        ranks = bpe.train(SAMPLE * 3, size)
+        (tmp_path / "tokenizer.tiktoken").write_text(bpe.ranks_text(ranks))
+        for path in tmp_path, tmp_path / "tokenizer.tiktoken":
+            assert Tokenizer.load(path) == Tokenizer.from_ranks(ranks)
+
+
+@pytest.mark.parametrize("pattern", [bpe.OWN, bpe.QWEN2, bpe.GPT2], ids=["own", "qwen2", "gpt2"])
+@pytest.mark.parametrize("text", [" " * 1_000_000 + "x", "a" * 100_000, " \n" * 50_000], ids=["spaces", "as", "lines"])
+def test_very_long_runs_neither_crash_nor_get_lost(pattern, text):
+    tok = Tokenizer(TRAINED.vocab, TRAINED.specials, TRAINED.roles, pattern)
+    assert tok.decode(tok.encode(text)) == text
+
+
+def test_a_tokenizer_with_more_ids_than_its_model_is_refused(tmp_path):
+    folder(tmp_path, tokenizer__json=spec())
+    assert Tokenizer.load(tmp_path, 314) == FIXTURE
+    with pytest.raises(ValueError, match="ids up to 313, its model only 313 ids"):
+        Tokenizer.load(tmp_path, 313)
+
+
+def test_a_mask_that_its_model_does_not_have_needs_no_row(tmp_path):
+    added = [t for t in spec()["added_tokens"] if t["content"] != "<|mdm_mask|>"]
+    folder(tmp_path, tokenizer__json=spec(added_tokens=added))
+    assert Tokenizer.load(tmp_path, 314).mask_id == 314  # of an autoregressive model
+
+
+def test_equal_means_equal_in_everything_that_matters():
+    assert Tokenizer.bytes() == Tokenizer.bytes() != TRAINED
+    assert Tokenizer(TRAINED.vocab, TRAINED.specials, TRAINED.roles, nfc=False) != TRAINED
+    assert TRAINED != "a tokenizer"
+
+
+# ---- errors ----
+
+NO_EOS = [t for t in spec()["added_tokens"] if t["content"] != "<|endoftext|>"]
+METASPACE = {"type": "Metaspace", "replacement": "▁"}
+SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithNext", "invert": False}
+
+
+def cut_by(*steps, use_regex=True):
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    return {"type": "Sequence", "pretokenizers": [*steps, level]}
+
+
+@pytest.mark.parametrize("files, message", [
+    ({}, "no tokenizer at .*expected tokenizer.json, vocab.json"),
+    ({"tokenizer__json": "{"}, "not valid JSON"),
+    ({"tokenizer__json": []}, "does not look like a tokenizer file"),
+    ({"tokenizer__json": {"model": {}}}, "does not look like a tokenizer file"),
+    ({"tokenizer__json": spec(pre_tokenizer=METASPACE)}, "not a byte-level BPE.*Metaspace"),
+    ({"tokenizer__json": spec(pre_tokenizer=None)}, "not a byte-level BPE"),
+    ({"tokenizer__json": spec(pre_tokenizer=cut_by(use_regex=False))}, "not a byte-level BPE.*'use_regex': False"),
+    ({"tokenizer__json": spec(pre_tokenizer=cut_by({"type": "Digits", "individual_digits": False}))}, "'Digits'"),
+    ({"tokenizer__json": spec(pre_tokenizer=cut_by(SPACES, use_regex=False))}, "MergedWithNext"),
+    ({"tokenizer__json": spec(pre_tokenizer=cut_by(SPACES | {"behavior": "Isolated"}))}, "'use_regex': True"),
+    ({"tokenizer__json": spec(model={"type": "Unigram"})}, "its model is Unigram"),
+    ({"tokenizer__json": spec(normalizer={"type": "Lowercase"})}, "changes texts.*Lowercase"),
+    ({"tokenizer__json": spec(added_tokens=NO_EOS)}, "no token ends a text"),
+    ({"tokenizer__json": spec(), "tokenizer_config__json": {"mask_token": "<hole>"}}, "'<hole>', which is in no vocab"),
+    ({"tokenizer__json": spec(), "tokenizer_config__json": {"mask_token": "<|endoftext|>"}}, "is the mask and also"),
+    ({"x__tiktoken": "YQ==\n"}, "not in tiktoken's format"),
+    ({"x__tiktoken": "YQ== 0\n"}, "lacks some of the 256 single bytes"),
+])
+def test_a_file_that_cannot_be_used_is_explained_in_a_sentence(tmp_path, files, message):
+    with pytest.raises(ValueError, match=message):
+        Tokenizer.load(folder(tmp_path, **files))
+
+
+def test_a_path_that_is_no_tokenizer_is_named(tmp_path):
+    for path in tmp_path / "nothing", "README.md":
+        with pytest.raises(ValueError, match="no tokenizer at"):
+            Tokenizer.load(path)

@@ -1,0 +1,587 @@
+"""train.py: the optimizer against numpy, and the loop run to its end, stopped, broken, poisoned and started again."""
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import config
+import data
+import model
+import objectives
+import runs
+import sample
+import train
+
+SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """The runs below are nearly all the same programs: compile each once, not once a run."""
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    use = lambda folder, seconds: (jax.config.update("jax_compilation_cache_dir", folder),
+                                   jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds),
+                                   compilation_cache.reset_cache())  # fmt: skip
+    use(str(tmp_path_factory.mktemp("compiled")), 0.0)
+    yield
+    use(*before)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A data set: "37" -> "73", with the larger digit as its difficulty."""
+    folder = tmp_path_factory.mktemp("rows")
+    lines = [json.dumps({"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1], "difficulty": max(divmod(i, 10))}) + "\n"
+             for i in np.random.default_rng(0).permutation(100).tolist()]  # fmt: skip
+    (folder / "train.jsonl").write_text("".join(lines[:80]))
+    (folder / "val.jsonl").write_text("".join(lines[80:]))
+    return str(folder)
+
+
+SECONDS = dict(max_prompt_len=3, max_new_tokens=4, max_iters=12, batch_size=8, eval_interval=4, eval_size=8,
+               save_interval=3, log_interval=2, log_samples=1, diffusion_steps=4, rewards=("exact",), warmup_iters=2,
+               model=SHAPE)  # fmt: skip
+
+
+@pytest.fixture
+def tiny(rows, tmp_path):
+    """tiny(key=value, ...) -> a Config of a run of seconds."""
+    return lambda **changes: config.Config(**SECONDS | dict(out_dir=f"{tmp_path}/out", dataset=rows) | changes)
+
+
+@pytest.fixture(scope="module")
+def unbroken(rows, tmp_path_factory):
+    """The run, with an average of the weights, that others are compared with."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    cfg = config.Config(**SECONDS, out_dir=f"{folder}/out", dataset=rows, ema_decay=0.9)
+    train.train(cfg)
+    return cfg
+
+
+def written(cfg, path):
+    """A config file that says cfg -> its path."""
+    fields = ", ".join(f"{k}={v!r}" for k, v in vars(cfg).items())
+    path.write_text(f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n")
+    return str(path)
+
+
+def left(out_dir):
+    """What a run leaves, but for times: {file: bytes} of its last checkpoint, lines of its logs."""
+    folder = model.find(out_dir)
+    files = {name: open(os.path.join(folder, name), "rb").read() for name in sorted(os.listdir(folder))}
+    run = json.loads(files.pop("run.json"))
+    logs = [[{k: v for k, v in row.items() if k not in ("time", "step_time")} for row in lines(out_dir, name)]
+            for name in runs.LOGS]  # fmt: skip
+    return files, {k: v for k, v in run.items() if k != "config"}, logs
+
+
+def lines(out_dir, name="metrics.jsonl"):
+    return [json.loads(line) for line in open(os.path.join(out_dir, name))]
+
+
+def leave(cfg, monkeypatch, tmp_path):
+    """`python train.py FILE`, in this process -> what it exits with."""
+    monkeypatch.setattr(sys, "argv", ["train.py", written(cfg, tmp_path / "run.py")])
+    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    with pytest.raises(SystemExit) as e:
+        train.main()
+    return e.value.code
+
+
+def change_task(monkeypatch, **changes):
+    """The objective pretrain with parts of its Task replaced: name=function of the old part."""
+    made = objectives.OBJECTIVES["pretrain"]
+
+    def altered(cfg, tok, start):
+        task = made(cfg, tok, start)
+        return task._replace(**{name: new(getattr(task, name)) for name, new in changes.items()})
+
+    monkeypatch.setitem(objectives.OBJECTIVES, "pretrain", altered)
+
+
+def scripted(scores):
+    """An evaluation that finds one score after the other, without sampling."""
+    given = iter(scores)
+    return lambda old: lambda state, key: ({"val/nelbo": 1.0, "val/sampled": next(given)}, [{"prompt": "a"}])
+
+
+# ---- the optimizer ----
+
+
+def test_the_rate_climbs_in_a_line_falls_in_half_a_cosine_and_ends_on_its_floor(tiny):
+    _, rate = train.optimizer(tiny(learning_rate=2e-3, min_lr=3e-4, warmup_iters=10, max_iters=110))
+    want = [2e-3 * s / 10 if s < 10 else 3e-4 + (2e-3 - 3e-4) * (1 + np.cos(np.pi * (s - 10) / 100)) / 2
+            for s in range(111)] + [3e-4, 3e-4]  # fmt: skip
+    np.testing.assert_allclose([rate(s) for s in [*range(111), 111, 999]], want, rtol=1e-5)
+
+
+def test_a_constant_rate_stays_after_its_warm_up(tiny):
+    _, rate = train.optimizer(tiny(learning_rate=2e-3, lr_schedule="constant", warmup_iters=4, max_iters=20))
+    np.testing.assert_allclose([rate(s) for s in (0, 1, 2, 4, 5, 19, 10**6)], [0, 5e-4, 1e-3, *[2e-3] * 4], rtol=1e-5)
+
+
+def test_without_a_warm_up_the_first_step_has_the_full_rate(tiny):
+    for schedule in ("cosine", "constant"):
+        _, rate = train.optimizer(tiny(learning_rate=2e-3, lr_schedule=schedule, warmup_iters=0))
+        assert rate(0) == np.float32(2e-3)
+
+
+def test_norms_biases_and_embeddings_do_not_decay_and_all_else_does(tiny):
+    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=16, qkv_bias=True, qk_norm=True, mask_id=258)
+    tx, _ = train.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
+    params = jax.tree.map(jnp.ones_like, model.init(KEY, shape))
+    updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+    moved = {k for k, u in runs.flat(updates).items() if np.any(u != 0)}
+    decaying = {"['head']", *(f"['blocks']['{n}']" for n in ("q", "k", "v", "o", "gate", "up", "down"))}
+    assert moved == decaying
+    for name in decaying:
+        np.testing.assert_allclose(runs.flat(updates)[name], -0.1 * 0.5, rtol=1e-6)
+    kept = {"['embed']", "['norm']", *(f"['blocks']['{n}']" for n in (
+        "attn_norm", "mlp_norm", "q_norm", "k_norm", "q_bias", "k_bias", "v_bias"))}  # fmt: skip
+    assert set(runs.flat(params)) == decaying | kept
+
+
+def test_gradients_are_clipped_to_their_global_norm_and_reported_unclipped(tiny):
+    loss = lambda params, batch: (jnp.sum(params["w"] * batch["x"].mean(0)), {})
+    batch = {"x": jnp.tile(jnp.array([30.0, 40.0]), (8, 1))}  # a gradient of norm 50
+    for clip, norm in ((1.0, 1.0), (60.0, 50.0), (None, 50.0)):
+        tx, _ = train.optimizer(cfg := tiny(grad_clip=clip, beta1=0.9))
+        params = {"w": jnp.ones(2)}
+        *_, opt_state, _, metrics = train.make_update(loss, tx, cfg)(params, tx.init(params), None, 0, batch)
+        assert float(metrics["grad_norm"]) == pytest.approx(50)
+        mu = optax.tree_utils.tree_get(opt_state, "mu")["w"]
+        np.testing.assert_allclose(mu, 0.1 * norm * np.array([0.6, 0.8]), rtol=1e-5)
+
+
+def test_one_update_is_adamw_as_its_paper_writes_it(tiny):
+    cfg = tiny(learning_rate=0.1, warmup_iters=0, lr_schedule="constant", weight_decay=0.2, beta1=0.8, beta2=0.95,
+               grad_clip=None)  # fmt: skip
+    tx, _ = train.optimizer(cfg)
+    update = train.make_update(lambda p, b: (jnp.sum(p["w"] ** 2 * b["x"].mean(0)), {}), tx, cfg)
+    w, m, v = np.array([1.0, -2.0]), 0, 0
+    params = {"w": jnp.array(w)}
+    state = params, tx.init(params), None
+    for step in range(5):
+        x = np.random.default_rng(step).random((4, 2))
+        *state, metrics = update(*state, step, {"x": jnp.array(x)})
+        assert float(metrics["loss"]) == pytest.approx(np.sum(w**2 * x.mean(0)), rel=1e-5)
+        g = 2 * w * x.mean(0)
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+        m_hat, v_hat = m / (1 - 0.8 ** (step + 1)), v / (1 - 0.95 ** (step + 1))
+        w = w - 0.1 * (m_hat / (np.sqrt(v_hat) + 1e-8) + 0.2 * w)
+        np.testing.assert_allclose(state[0]["w"], w, rtol=1e-4)
+
+
+def one_step(cfg, objective="pretrain"):
+    """Params and metrics after one update from the real data and loss."""
+    cfg, tok, start, _ = train.prepare(cfg)
+    task = objectives.OBJECTIVES[objective](cfg, tok, start)
+    params = task.init(KEY)
+    tx, _ = train.optimizer(cfg)
+    state = train.State(0, params, tx.init(params), None, None)
+    ((batch, _),) = task.batches(state, jax.random.key(1))
+    return train.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch)
+
+
+@pytest.mark.parametrize("changes", [{}, {"paired": True}, {"loss_norm": "completion"}, {"objective": "judge"}])
+def test_micro_batches_add_up_to_the_big_batch(tiny, changes):
+    cfg = tiny(batch_size=16, warmup_iters=0, adam_eps=1e-3, rewards=(), **changes)  # eps: no noise over tiny gradients
+    whole, _, _, metrics = one_step(cfg, cfg.objective)
+    for parts in (2, 4):
+        params, _, _, others = one_step(dataclasses.replace(cfg, gradient_accumulation_steps=parts), cfg.objective)
+        for name, x in runs.flat(params).items():
+            np.testing.assert_allclose(x, runs.flat(whole)[name], atol=1e-6, rtol=0)
+        for name, x in metrics.items():
+            assert float(others[name]) == pytest.approx(float(x), rel=1e-5)
+
+
+def test_a_pair_of_half_masks_covers_every_completion_once(tiny):
+    cfg, tok, start, _ = train.prepare(tiny(paired=True))
+    task = objectives.pretrain(cfg, tok, start)
+    ((batch, _),) = task.batches(train.State(3, {}, (), None, None), KEY)
+    hole = np.asarray(batch["z"] == cfg.model.mask_id)
+    assert hole.shape == (8, 7) and np.array_equal(hole[:4, 3:], ~hole[4:, 3:]) and not hole[:, :3].any()
+
+
+def test_the_average_of_the_weights_is_what_numpy_computes(tiny):
+    cfg = tiny(ema_decay=0.5, warmup_iters=0, lr_schedule="constant")
+    tx, _ = train.optimizer(cfg)
+    params = {"w": jnp.arange(3.0)}
+    update = train.make_update(lambda p, b: (jnp.sum(p["w"] ** 2), {}), tx, cfg)
+    state, want = (params, tx.init(params), {"w": jnp.arange(3.0)}), np.arange(3.0)
+    for step in range(20):
+        *state, _ = update(*state, step, {"x": jnp.zeros((8, 1))})
+        decay = min(0.5, (1 + step) / (10 + step))  # at step 8 the cap is reached
+        want = decay * want + (1 - decay) * np.asarray(state[0]["w"])
+        np.testing.assert_allclose(state[2]["w"], want, rtol=1e-5)
+    assert not np.allclose(state[0]["w"], want, rtol=1e-3)
+
+
+# ---- a run, end to end ----
+
+
+def test_a_run_leaves_its_logs_its_curves_its_last_checkpoints_and_its_best(unbroken):
+    names = set(os.listdir(unbroken.out_dir)) - {"curves.png"}
+    best = json.load(open(f"{unbroken.out_dir}/step-000012/run.json"))["best"]
+    assert names == {"metrics.jsonl", "samples.jsonl", "step-000009", "step-000012", f"step-{best['step']:06d}"}
+    assert ("curves.png" in os.listdir(unbroken.out_dir)) == (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_the_log_has_loss_rate_and_gradient_norm_and_at_evaluations_nelbo_and_pass_rates(unbroken):
+    log = lines(unbroken.out_dir)
+    training, evaluations = ([r for r in log if ("loss" in r) == has] for has in (True, False))
+    assert [r["step"] for r in training] == [2, 4, 6, 8, 10, 12]
+    assert [r["step"] for r in evaluations] == [4, 8, 12]
+    assert training[0].keys() >= {"loss", "grad_norm", "lr", "step_time", "time", "nelbo"}
+    assert evaluations[0].keys() >= {"val/nelbo", "val/greedy", "val/sampled", "time"}
+    assert training[0]["loss"] == pytest.approx(np.log(258), abs=0.5)  # an untrained model knows nothing
+    _, rate = train.optimizer(unbroken)
+    np.testing.assert_allclose([r["lr"] for r in training], [rate(r["step"] - 1) for r in training], rtol=1e-6)
+    assert [r["time"] for r in log] == sorted(r["time"] for r in log)
+
+
+def test_samples_are_prompts_with_completions_of_val(unbroken):
+    samples = lines(unbroken.out_dir, "samples.jsonl")
+    prompts = {row["prompt"] for row in data.load(unbroken.dataset, "val")}
+    assert {s["step"] for s in samples} == {4, 8, 12} and len(samples) == 3 * 8
+    assert all(s["prompt"] in prompts and isinstance(s["greedy"], str) and "sampled" in s for s in samples)
+
+
+def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbroken):
+    params, shape = model.load(unbroken.out_dir)
+    tok = data.Tokenizer.load(model.find(unbroken.out_dir))
+    assert tok == data.Tokenizer.bytes() and shape.vocab_size == tok.vocab_size and shape.mask_id == tok.mask_id
+    saved = runs.safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
+    for name, x in runs.flat(params).items():
+        np.testing.assert_array_equal(x, saved[f".average{name}"])
+        assert not np.array_equal(x, saved[f".params{name}"])
+    mask = np.ones((1, 7), int) * tok.mask_id
+    assert model.logits(params, mask, shape).shape == (1, 7, 259)
+
+
+def test_the_sampler_opens_what_a_run_has_saved(unbroken, tmp_path, capsys):
+    assert sample.main([unbroken.out_dir, "--prompt=12", "--n=2"]) in (0, None)
+    assert capsys.readouterr().out.count("---") == 1
+    out = tmp_path / "filled.jsonl"
+    what = [f"--data={unbroken.dataset}/val.jsonl", f"--out={out}", "--rewards=exact"]
+    assert sample.main([unbroken.out_dir, *what]) in (0, None)
+    assert len(out.read_text().splitlines()) == 20 and "exact" in capsys.readouterr().out
+
+
+def test_the_same_seed_gives_the_same_run_to_the_bit_and_another_seed_another(unbroken, tiny):
+    again, other = (tiny(ema_decay=0.9, seed=seed, out_dir=tiny().out_dir + str(seed)) for seed in (0, 1))
+    train.train(again)
+    assert left(again.out_dir) == left(unbroken.out_dir)
+    train.train(other)
+    for mine, theirs in zip(left(other.out_dir)[0].items(), left(again.out_dir)[0].items(), strict=True):
+        assert (mine == theirs) == ("tensors" not in mine[0])
+
+
+def test_it_learns(tiny):
+    cfg = tiny(max_iters=150, learning_rate=1e-2, eval_interval=999, save_interval=999, max_new_tokens=2,
+               model=dataclasses.replace(SHAPE, d_model=32))  # fmt: skip
+    train.train(cfg)
+    losses = [r["loss"] for r in lines(cfg.out_dir) if "loss" in r]
+    assert losses[-1] < 2.2 < 5 < np.log(258)  # which ten digits there are is 2.3 nats, which of them is what to learn
+    assert lines(cfg.out_dir)[-1]["val/nelbo"] < 2.2
+
+
+# ---- beginnings ----
+
+
+def test_an_earlier_run_is_moved_aside_and_nothing_of_it_is_lost(tiny, capsys):
+    cfg = tiny(max_iters=2, log_interval=1, rewards=())
+    for n in range(3):
+        train.train(dataclasses.replace(cfg, seed=n))
+    assert f"moved to {cfg.out_dir}.2" in capsys.readouterr().out
+    seeds = [json.load(open(f"{cfg.out_dir}{end}/step-000002/run.json"))["config"]["seed"] for end in (".1", ".2", "")]
+    assert seeds == [0, 1, 2]
+    assert all(len(lines(cfg.out_dir + end)) == 3 for end in (".1", ".2", ""))
+
+
+def test_a_run_that_cannot_start_moves_nothing(tiny, monkeypatch, tmp_path):
+    cfg = tiny(max_iters=1, rewards=())
+    train.train(cfg)
+    for wrong in (dict(dataset=f"{tmp_path}/none"), dict(rewards=("nothing",)), dict(difficulty=(50, 60)),
+                  dict(order="best"), dict(init_from=f"{tmp_path}"), dict(curriculum=((0, -1),))):  # fmt: skip
+        code = leave(dataclasses.replace(cfg, **wrong), monkeypatch, tmp_path)
+        assert code.startswith("error: ") and "\n" not in code
+    assert sorted(os.listdir(tmp_path)) == ["out", "run.py"]
+
+
+def test_it_starts_from_the_weights_of_a_folder_or_of_another_run(unbroken, tiny):
+    want = runs.flat(model.load(unbroken.out_dir)[0])
+    for path in (unbroken.out_dir, f"{unbroken.out_dir}/step-000012"):
+        cfg, tok, start, resumed = train.prepare(tiny(init_from=path))
+        assert resumed is None
+        params = runs.flat(objectives.pretrain(cfg, tok, start).init(KEY))
+        assert params.keys() == want.keys()
+        for name, x in want.items():
+            np.testing.assert_array_equal(params[name], x)
+    first = lines_of(tiny(init_from=unbroken.out_dir, max_iters=1, log_interval=1, learning_rate=1e-4, warmup_iters=0))
+    assert first[0]["loss"] < lines(unbroken.out_dir)[0]["loss"]
+
+
+def lines_of(cfg):
+    train.train(cfg)
+    return lines(cfg.out_dir)
+
+
+def test_a_start_that_contradicts_the_config_is_refused(unbroken, tiny, monkeypatch, tmp_path):
+    shape = dataclasses.replace(SHAPE, n_layer=3)
+    code = leave(tiny(init_from=unbroken.out_dir, model=shape), monkeypatch, tmp_path)
+    assert "n_layer=3, but the model in" in code and "has n_layer=1" in code
+    cfg, *_ = train.prepare(tiny(init_from=unbroken.out_dir, model=model.ModelConfig(dtype="bfloat16", remat=True)))
+    assert (cfg.model.d_model, cfg.model.dtype, cfg.model.remat) == (16, "bfloat16", True)
+
+
+def test_a_start_that_is_a_config_file_is_trained_first_and_only_once(tiny, tmp_path, capsys):
+    base = tiny(out_dir=f"{tmp_path}/base", max_iters=2, rewards=(), log_interval=1)
+    cfg = tiny(init_from=written(base, tmp_path / "base.py"), max_iters=1, rewards=())
+    train.train(cfg)
+    assert "which has not been run to its end: that first" in capsys.readouterr().out
+    stamp = os.stat(f"{tmp_path}/base/step-000002").st_mtime_ns
+    train.train(cfg)
+    assert "that first" not in capsys.readouterr().out and len(lines(base.out_dir)) == 3
+    assert os.stat(f"{tmp_path}/base/step-000002").st_mtime_ns == stamp
+    # a base that was broken off is continued, not begun again
+    run = json.load(open(f"{tmp_path}/base/step-000002/run.json"))
+    json.dump(run | {"finished": False, "step": 1}, open(f"{tmp_path}/base/step-000002/run.json", "w"))
+    os.rename(f"{tmp_path}/base/step-000002", f"{tmp_path}/base/step-000001")
+    train.train(cfg)
+    said = capsys.readouterr().out
+    assert "that first" in said and f"resuming {base.out_dir} at step 1" in said
+    assert [r["step"] for r in lines(base.out_dir) if "loss" in r] == [1, 2]
+
+
+def test_a_curriculum_begins_with_the_easy_rows(tiny):
+    cfg, tok, start, _ = train.prepare(tiny(curriculum=((0, 3), (5, 6), (9, 9)), batch_size=32))
+    task = objectives.pretrain(cfg, tok, start)
+    hardest = []
+    for step in (0, 1, 4, 5, 8, 9, 10):
+        ((batch, _),) = task.batches(train.State(step, {}, (), None, None), KEY)
+        digits = [int(d) for row in np.asarray(batch["x"])[:, 1:3].tolist() for d in tok.decode(row)]
+        hardest.append(max(digits))
+    assert hardest == [3, 3, 3, 6, 6, 9, 9]
+
+
+def test_a_range_of_difficulty_holds_for_training_and_evaluation(tiny):
+    cfg = tiny(difficulty=(2, 4))
+    for split in ("train", "val"):
+        rows = objectives.read_rows(cfg, split)
+        assert {row["difficulty"] for row in rows} <= {2, 3, 4} and rows
+
+
+# ---- endings ----
+
+
+def test_it_stops_when_the_pass_rate_first_exceeds_stop_at_and_stays_stopped(tiny, monkeypatch):
+    change_task(monkeypatch, evaluate=scripted([0.1, 0.3, 0.5, 0.9]))
+    cfg = tiny(stop_at=0.3, eval_interval=2, max_iters=50)
+    assert train.train(cfg).step == 6
+    assert json.load(open(f"{model.find(cfg.out_dir)}/run.json"))["finished"]
+    before = left(cfg.out_dir)
+    assert train.train(dataclasses.replace(cfg, resume=True)).step == 6 and left(cfg.out_dir) == before
+    assert train.train(dataclasses.replace(cfg, resume=True, stop_at=0.6)).step == 8
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(tiny, monkeypatch):
+    nan = float("nan")
+    change_task(monkeypatch, evaluate=scripted([nan, 0.1, 0.9, nan, 0.2, 0.9]))
+    cfg = tiny(eval_interval=2, save_interval=1, keep_checkpoints=1)
+    train.train(cfg)
+    assert runs.checkpoints(cfg.out_dir) == [6, 12]
+    assert json.load(open(f"{cfg.out_dir}/step-000012/run.json"))["best"] == {
+        "step": 6, "score": 0.9, "measure": "val/sampled"}  # fmt: skip
+    assert [r["val/sampled"] for r in lines(cfg.out_dir) if "val/sampled" in r] == [None, 0.1, 0.9, None, 0.2, 0.9]
+
+
+def test_without_rewards_the_best_has_the_lowest_nelbo(tiny, monkeypatch):
+    given = iter([3.0, 1.0, 2.0])
+    change_task(monkeypatch, evaluate=lambda old: lambda state, key: ({"val/nelbo": next(given)}, []))
+    cfg = tiny(keep_checkpoints=1, rewards=())
+    train.train(cfg)
+    assert runs.checkpoints(cfg.out_dir) == [8, 12]
+
+
+def test_eval_only_measures_the_newest_checkpoint_and_changes_nothing(unbroken, capsys):
+    times = lambda: {(d, f): os.stat(os.path.join(d, f)).st_mtime_ns for d, _, files in os.walk(unbroken.out_dir)
+                     for f in files}  # fmt: skip
+    before = times()
+    train.train(dataclasses.replace(unbroken, eval_only=True))
+    said = capsys.readouterr().out
+    want = [r for r in lines(unbroken.out_dir) if "val/nelbo" in r][-1]
+    assert f"step     12  val/nelbo {want['val/nelbo']:.4f}" in said
+    assert times() == before
+
+
+def test_eval_only_measures_a_start_when_there_is_no_run_yet(unbroken, tiny, capsys):
+    cfg = tiny(init_from=unbroken.out_dir, eval_only=True)
+    train.train(cfg)
+    assert "val/nelbo" in capsys.readouterr().out and not os.path.exists(cfg.out_dir)
+
+
+@pytest.mark.parametrize("signals, code", [((signal.SIGTERM,), 143), ((signal.SIGINT,), 130)])
+@pytest.mark.parametrize("step", [1, 5, 8])
+def test_sigterm_and_ctrl_c_save_and_a_resumed_run_equals_the_unbroken_one(
+        unbroken, tiny, monkeypatch, tmp_path, capsys, signals, code, step):
+    cfg = tiny(ema_decay=0.9)
+    with monkeypatch.context() as m:
+        def batches(old):
+            def interrupted(state, key):
+                if state.step == step:
+                    for s in signals:
+                        os.kill(os.getpid(), s)
+                yield from old(state, key)
+            return interrupted
+        change_task(m, batches=batches)
+        assert leave(cfg, m, tmp_path) == code
+    assert runs.checkpoints(cfg.out_dir)[-1] == step + 1 and "--resume=True" in capsys.readouterr().out
+    train.train(dataclasses.replace(cfg, resume=True))
+    assert left(cfg.out_dir) == left(unbroken.out_dir)
+
+
+def test_a_second_ctrl_c_leaves_at_once(tiny, monkeypatch, tmp_path):
+    def impatient(old):
+        def batches(state, key):
+            if state.step == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+            yield from old(state, key)
+        return batches
+    change_task(monkeypatch, batches=impatient)
+    before = signal.getsignal(signal.SIGINT)
+    assert leave(tiny(), monkeypatch, tmp_path) == 130
+    assert 6 not in runs.checkpoints(tiny().out_dir)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class Killed(BaseException):
+    """What kill -9 would be, for a test in one process: nothing of ours catches it."""
+
+
+@pytest.mark.parametrize("where, call", [("metrics", 4), ("samples", 1), ("save", 2), ("save", 4)])
+@pytest.mark.parametrize("done", [False, True])
+def test_a_run_broken_at_a_write_and_resumed_equals_the_unbroken_one(unbroken, tiny, monkeypatch, where, call, done):
+    cfg = tiny(ema_decay=0.9)
+    with monkeypatch.context() as m:
+        owner, calls = runs if where == "save" else runs.Log, []
+        old = getattr(owner, where)
+
+        def breaks(*args, **kwargs):
+            calls.append(1)
+            if len(calls) < call or done:
+                old(*args, **kwargs)
+            if len(calls) == call:
+                raise Killed
+
+        m.setattr(owner, where, breaks)
+        with pytest.raises(Killed):
+            train.train(cfg)
+    train.train(dataclasses.replace(cfg, resume=True))
+    assert left(cfg.out_dir) == left(unbroken.out_dir)
+
+
+def test_a_judge_broken_off_and_resumed_learns_from_the_pairs_it_began_with(unbroken, tiny, monkeypatch):
+    cfg = tiny(objective="judge", init_from=unbroken.out_dir, rewards=(), judge_rows=16, max_iters=8)
+    train.train(cfg)
+    whole = left(cfg.out_dir)
+    kinds = {row["kind"] for row in lines(cfg.out_dir, "samples.jsonl")}
+    assert any(kind.startswith("filled") for kind in kinds) and len(kinds) > 1
+    shutil.rmtree(f"{cfg.out_dir}/step-000008")
+    train.train(dataclasses.replace(cfg, resume=True))
+    assert left(cfg.out_dir) == whole
+
+
+def test_resuming_a_finished_run_does_nothing(unbroken):
+    before = left(unbroken.out_dir)
+    assert train.train(dataclasses.replace(unbroken, resume=True)).step == 12
+    assert left(unbroken.out_dir) == before
+
+
+# ---- accidents ----
+
+
+@pytest.mark.parametrize("poisoned", [0, 5, 6, 11])
+def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, monkeypatch, tmp_path, poisoned):
+    def poison(old):
+        def batches(state, key):
+            for batch, notes in old(state, key):
+                yield batch | {"weight": batch["weight"] * (jnp.nan if state.step == poisoned else 1)}, notes
+        return batches
+    change_task(monkeypatch, batches=poison, evaluate=scripted([0.5] * 9))
+    cfg = tiny(log_interval=1)
+    code = leave(cfg, monkeypatch, tmp_path)
+    assert code.startswith(f"step {poisoned + 1}: loss nan, gradient norm nan. ") and "\n" not in code
+    assert f"lower learning_rate (now {cfg.learning_rate})" in code
+    kept = [s for s in (3, 4, 6, 9) if s <= poisoned]
+    assert runs.checkpoints(cfg.out_dir) == (sorted({*kept[-2:], 4}) if poisoned > 4 else kept)
+    if poisoned:
+        last = [r for r in lines(cfg.out_dir) if "loss" in r][-1]
+        assert f"The last finite step was {poisoned}: loss {last['loss']:.4f}, gradient norm" in code
+        assert last["step"] == poisoned and f"step-{kept[-1]:06d}" in code
+        params, _ = model.load(cfg.out_dir)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+    else:
+        assert "The last finite step was none" in code and "None was saved yet" in code
+
+
+def test_a_gradient_that_overflows_stops_the_run_even_when_the_loss_does_not(tiny, monkeypatch, tmp_path):
+    steep = lambda old: lambda params, batch: (1 + jnp.sqrt(0 * jnp.sum(params["norm"])), {})
+    change_task(monkeypatch, loss=steep)
+    assert re.match(r"step 1: loss 1\.0, gradient norm (nan|inf)\.", leave(tiny(), monkeypatch, tmp_path))
+
+
+def test_a_rate_that_is_far_too_high_ends_in_one_sentence(tiny, monkeypatch, tmp_path):
+    change_task(monkeypatch, evaluate=scripted([0.5] * 9))
+    code = leave(tiny(learning_rate=1e30, min_lr=1e29, max_iters=40, eval_interval=50), monkeypatch, tmp_path)
+    assert re.match(r"step \d+: loss (nan|inf)|step \d+: loss .*, gradient norm (nan|inf)", code)
+    assert "Try a lower learning_rate (now 1e+30)" in code and "\n" not in code
+
+
+def test_weights_and_biases_is_asked_for_by_name_when_it_is_missing(tiny, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    code = leave(tiny(wandb_log=True), monkeypatch, tmp_path)
+    assert code == "error: wandb_log=True needs the package wandb: pip install wandb"
+
+
+def test_weights_and_biases_gets_the_config_and_what_metrics_jsonl_gets(tiny, monkeypatch):
+    seen = []
+    fake = types.SimpleNamespace(init=lambda **given: seen.append(given) or fake,
+                                 log=lambda values, step: seen.append({"step": step} | values))  # fmt: skip
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    change_task(monkeypatch, evaluate=scripted([0.5] * 9))
+    cfg = tiny(wandb_log=True, wandb_project="p", wandb_entity="e")
+    train.train(cfg)
+    assert (seen[0]["project"], seen[0]["entity"], seen[0]["name"]) == ("p", "e", "out")
+    assert seen[0]["config"]["model.d_model"] == 16 and seen[0]["config"]["max_iters"] == 12
+    assert seen[1:] == [{k: v for k, v in row.items() if k != "time"} for row in lines(cfg.out_dir)]
+
+
+def test_a_run_that_cannot_be_resumed_says_why(unbroken, tiny, monkeypatch, tmp_path):
+    code = leave(dataclasses.replace(unbroken, resume=True, ema_decay=None), monkeypatch, tmp_path)
+    assert "is of another model or optimizer than this config" in code and ".average" in code
+    code = leave(dataclasses.replace(unbroken, resume=True, model=dataclasses.replace(SHAPE, d_model=32)), monkeypatch,
+                 tmp_path)  # fmt: skip
+    assert "d_model=32, but the model in" in code
+
+
+def test_a_step_can_be_run_again_alone(tiny):
+    cfg, tok, start, _ = train.prepare(tiny())
+    one, other = (objectives.pretrain(cfg, tok, start) for _ in range(2))
+    list(one.batches(train.State(0, {}, (), None, None), KEY))
+    ((a, _),), ((b, _),) = (t.batches(train.State(7, {}, (), None, None), jax.random.key(7)) for t in (one, other))
+    assert all(np.array_equal(a[k], b[k]) for k in ("x", "z", "weight"))
