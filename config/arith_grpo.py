@@ -1,0 +1,21 @@
+"""
+GRPO on sums and differences of numbers with three digits, by a denoiser: config/arith_ar_grpo.py is its autoregressive
+twin.
+
+    python train.py config/arith_grpo.py
+
+TBD
+"""
+from dataclasses import replace
+
+from config.arith_base import config as base
+from config.sudoku_grpo import tuning
+
+config = replace(
+    base,
+    **tuning,
+    out_dir="out/arith_grpo",
+    init_from="config/arith_base.py",
+    max_iters=60,
+    eval_interval=10,
+)
