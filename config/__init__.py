@@ -48,8 +48,9 @@ class Config:
     dataset: str = "sudoku"  # a folder in data/, or your own folder or file (JSONL, JSON, txt)
     max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
     max_new_tokens: int = 20  # tokens; completions are filled with end-of-text to this
-    chat_template: str | None = None  # what prompts are put into: chatml (Dream, Qwen) or llada; None: a base model
+    chat_template: str | None = None  # what prompts are put into: chatml (Dream, Qwen), llada or llama3; None: nothing
     system_prompt: str | None = None  # what the template begins with; None: what is usual there
+    instruction: str | None = None  # what is said before every prompt, in the same turn
     data_part: tuple[float, ...] = ()  # (from, to), as in 0,0.7: a share of the train rows, for others to use the rest
     difficulty: tuple[float, ...] = ()  # (lowest, highest): rows of other difficulties are left out
     curriculum: tuple[tuple[int, float], ...] = ()  # ((step, hardest difficulty allowed from then on), ...)
@@ -179,7 +180,7 @@ CHOICES = {
     "reward_norm": ("sum", "each"), "ratio_level": ("token", "sequence", "none"),
     "logp_est": ("one_step", "coupled", "elbo", "coupled_elbo", "trace", "left_to_right", "exact"),
     "loss_type": ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "wd1", "spg"),
-    "chat_template": (None, "chatml", "llada"),
+    "chat_template": (None, "chatml", "llada", "llama3"),
     "kl_est": ("k2", "k3", "k3_ratio"), "ref_mode": ("static", "ema", "periodic"),
 }  # fmt: skip
 AT_LEAST = {
