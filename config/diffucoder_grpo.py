@@ -15,8 +15,8 @@ config = Config(
     objective="grpo",
     out_dir="out/diffucoder_grpo",
     init_from="models/DiffuCoder-7B-Instruct",
-    # data: their questions are the hard ones, of which other models' programs pass few tests (the lowest fifth). What
-    # share that is follows from the data; 0.5 stands for it here. They also repeat questions in the form of a signature.
+    # data: theirs are the hard questions, the fifth of which other models' programs pass the fewest tests. Where that
+    # fifth ends is a matter of the whole file; 0.5 stands for it. They also repeat some as a signature to complete.
     dataset="data/acecode",
     difficulty=(0.5, 1.0),
     chat_template="chatml",
@@ -87,8 +87,11 @@ tiny = {  # what --model=tiny changes
     "rollout_chunk": None,
     "logp_chunk": None,
     "gradient_accumulation_steps": 1,
+    "diversity_bonus": 0.1,  # a random model earns nothing else, and without differences there is nothing to learn
     "max_iters": 2,
     "log_interval": 1,
     "eval_interval": 2,
-    "eval_size": 4,
+    "eval_size": 8,
+    "log_samples": 1,
+    "model": ModelConfig(),
 }
