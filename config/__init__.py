@@ -456,5 +456,5 @@ def help_text():
                 lines.append("\n" + (section[1] or "model (a model key needs no prefix)"))
             elif key := re.fullmatch(r"    (\w+): [^=]+ = (.+?)(?:  # (.*))?", line):
                 lines.append(f"  --{prefix}{key[1]}={key[2]}".ljust(42) + (f"  {key[3]}" if key[3] else ""))
-    return ("usage: python train.py config/NAME.py [--key=value ...]\n\n  --model=tiny".ljust(100)
-            + "  try a recipe for a model that is not here on a random one\n" + "\n".join(lines))
+    return ("usage: python train.py config/NAME.py [--key=value ...]\n"
+            "--model=tiny tries a recipe for somebody else's model on a random one\n" + "\n".join(lines))

@@ -76,4 +76,5 @@ tiny = small | {  # what --model=tiny changes
     "init_from": "out/tiny/dream",
     "dataset": "out/tiny/countdown",
     "out_dir": "out/tiny/dream_countdown_grpo",
+    "max_prompt_len": 180,
 }

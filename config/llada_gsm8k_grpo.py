@@ -77,5 +77,6 @@ tiny = small | {  # what --model=tiny changes
     "init_from": "out/tiny/llada",
     "dataset": "out/tiny/gsm8k",
     "out_dir": "out/tiny/llada_gsm8k_grpo",
-    "block_len": 16,
+    "max_prompt_len": 120,
+    "block_len": 8,
 }

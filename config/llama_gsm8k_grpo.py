@@ -65,6 +65,7 @@ tiny = small | {  # what --model=tiny changes
     "init_from": "out/tiny/llama",
     "dataset": "out/tiny/gsm8k",
     "out_dir": "out/tiny/llama_gsm8k_grpo",
-    "diffusion_steps": 32,
+    "max_prompt_len": 120,
+    "diffusion_steps": 16,
     "model": ModelConfig(causal=True, shift=True),
 }
