@@ -147,21 +147,21 @@ def rotate(x, cos, sin):
 
 
 def attention(q, k, v, mask, scale=None, cap=None):
-    """q (B, T, H, K), k and v (B, T, KV, K), mask (B or 1, 1, 1, T or 1, T) or None -> (B, T, H*K)."""
-    B, T, H, K = q.shape
-    KV = k.shape[2]
+    """q (B, S, H, K), k and v (B, T, KV, K), mask (B or 1, 1, 1, S or 1, T) or None -> (B, S, H*K)."""
+    B, S, H, K = q.shape
+    T, KV = k.shape[1:3]
     # One batch axis of B*KV, the heads that share a key as rows, and the division after the product with v: 6 ms where
     # einsum over "bthk" takes 43 (B 32, T 160, D 256, 2 cores), and on a GPU the same three kernels.
-    q = q.reshape(B, T, KV, H // KV, K).transpose(0, 2, 3, 1, 4).reshape(B * KV, H // KV * T, K)
+    q = q.reshape(B, S, KV, H // KV, K).transpose(0, 2, 3, 1, 4).reshape(B * KV, H // KV * S, K)
     k, v = (x.transpose(0, 2, 1, 3).reshape(B * KV, T, K) for x in (k, v))
-    s = jnp.einsum("btk,bsk->bts", q, k, preferred_element_type=jnp.float32)  # (B*KV, H/KV*T, T)
+    s = jnp.einsum("btk,bsk->bts", q, k, preferred_element_type=jnp.float32)  # (B*KV, H/KV*S, T)
     s = soft_cap(s * (scale or K) ** -0.5, cap)
     if mask is not None:
-        s = jnp.where(mask, s.reshape(B, KV, H // KV, T, T), BANNED).reshape(s.shape)
+        s = jnp.where(mask, s.reshape(B, KV, H // KV, S, T), BANNED).reshape(s.shape)
     p = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
     out = jnp.einsum("bts,bsk->btk", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
     out = (out / p.sum(-1, keepdims=True)).astype(v.dtype)
-    return out.reshape(B, KV, H // KV, T, K).transpose(0, 3, 1, 2, 4).reshape(B, T, H * K)
+    return out.reshape(B, KV, H // KV, S, K).transpose(0, 3, 1, 2, 4).reshape(B, S, H * K)
 
 
 def soft_cap(x, cap):
@@ -169,53 +169,72 @@ def soft_cap(x, cap):
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def block(x, w, cfg, cos, sin, mask):
-    """x (B, T, D), w the weights of one layer -> (B, T, D)."""
-    B, T, _ = x.shape
+def block(x, w, cfg, cos, sin, mask, cache=None, place=None):
+    """x (B, S, D), w the weights of one layer, a cache of keys and values and where in it this block's are from the
+    first of x on -> (B, S, D), the cache with those of x."""
+    B, S, _ = x.shape
     h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
     q, k, v = (dense(h, w[n]) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
-    q, k, v = (a.reshape(B, T, -1, cfg.head_dim) for a in (q, k, v))  # (B, T, H or KV, K)
+    q, k, v = (a.reshape(B, S, -1, cfg.head_dim) for a in (q, k, v))  # (B, S, H or KV, K)
     if cfg.qk_norm:
         q, k = rms_norm(q, w["q_norm"], cfg.norm_eps), rms_norm(k, w["k_norm"], cfg.norm_eps)
-    mixed = attention(rotate(q, cos, sin), rotate(k, cos, sin), v, mask, cfg.query_scale, cfg.attn_cap)
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    if cache is not None:
+        layer, column = place
+        cache = [jax.lax.dynamic_update_slice(old, new[None], (layer, 0, column, 0, 0))
+                 for old, new in zip(cache, (k, v), strict=True)]  # fmt: skip
+        k, v = (old[layer] for old in cache)  # (B, T, KV, K)
+    mixed = attention(q, k, v, mask, cfg.query_scale, cfg.attn_cap)
     out = dense(mixed, w["o"])
     x = x + (rms_norm(out, w["attn_out_norm"], cfg.norm_eps) if cfg.gemma else out)
     h = rms_norm(x, w["mlp_norm"], cfg.norm_eps)
     bend = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
     out = dense(bend(dense(h, w["gate"])) * dense(h, w["up"]), w["down"])
-    return x + (rms_norm(out, w["mlp_out_norm"], cfg.norm_eps) if cfg.gemma else out)
+    return x + (rms_norm(out, w["mlp_out_norm"], cfg.norm_eps) if cfg.gemma else out), cache
 
 
 def trunk(params, tokens, cfg, valid=None):
     """tokens (B, T), valid (B, T) False at left padding -> features (B, T, D). Denoisers and judges share this."""
+    return extend(params, tokens, cfg, valid)[0]
+
+
+def new_cache(cfg, B, T):
+    """Room for the keys and the values of every block, (L, B, T, KV, K) each."""
+    return [jnp.zeros((cfg.n_layer, B, T, cfg.kv_heads, cfg.head_dim), cfg.dtype) for _ in "kv"]
+
+
+def extend(params, tokens, cfg, valid=None, cache=None, start=0):
+    """tokens (B, S), which are columns start to start + S of a text whose T columns have `valid` (B, T) and the cache
+    of what was computed before -> features (B, S, D), the cache with them. Without a cache, S is T."""
     gain = lambda path: cfg.gemma and path[-1].key.endswith("norm")
     p = jax.tree_util.tree_map_with_path(lambda path, w: (w + 1 if gain(path) else w).astype(cfg.dtype),
                                          {n: params[n] for n in ("embed", "blocks", "norm")})  # fmt: skip
-    T = tokens.shape[1]
+    S, T = tokens.shape[1], tokens.shape[1] if cache is None else cache[0].shape[2]
     # Padding is neither attended nor counted, so a padded prompt and an unpadded one have the same logits.
     positions = jnp.arange(T)[None] if valid is None else jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
+    positions = jax.lax.dynamic_slice_in_dim(positions, start, S, 1)
     mask = None if valid is None else valid[:, None, None, None, :]
+    own, others = start + jnp.arange(S)[:, None], jnp.arange(T)
     if cfg.causal:
-        causal = jnp.tril(jnp.ones((T, T), bool))
-        mask = causal if mask is None else mask & causal
+        mask = others <= own if mask is None else mask & (others <= own)
     local = mask
     if cfg.window:
-        near = jnp.abs(jnp.arange(T)[:, None] - jnp.arange(T)) < cfg.window
-        mask = jnp.ones((T, T), bool) if mask is None else mask
-        local = mask & near
+        mask = jnp.ones((S, T), bool) if mask is None else mask
+        local = mask & (jnp.abs(own - others) < cfg.window)
 
-    def step(x, layer):
+    def step(carry, layer):
         w, i = layer
         seen = jnp.where(i % 2 == 0, local, mask) if cfg.window else mask
-        return block(x, w, cfg, *rotary(positions, cfg), seen), None
+        return block(carry[0], w, cfg, *rotary(positions, cfg), seen, carry[1], (i, start)), None
 
     if cfg.remat:
         step = jax.checkpoint(step)
     # A while loop costs a small model 15% on a CPU; beyond 8 layers the compile time is worth more.
     x = p["embed"].at[tokens].get(mode="clip")  # a causal model's mask_id may lie beyond: what it reads there is moot
     x = x * cfg.d_model**0.5 if cfg.gemma else x
-    x, _ = jax.lax.scan(step, x, (p["blocks"], jnp.arange(cfg.n_layer)), unroll=min(cfg.n_layer, 8))
-    return rms_norm(x, p["norm"], cfg.norm_eps)
+    layers = p["blocks"], jnp.arange(cfg.n_layer)
+    (x, cache), _ = jax.lax.scan(step, (x, cache), layers, unroll=min(cfg.n_layer, 8))
+    return rms_norm(x, p["norm"], cfg.norm_eps), cache
 
 
 def readout(params, h, cfg):
@@ -348,6 +367,7 @@ def save(folder, params, cfg):
     theirs = {"model_type": name, "architectures": [architecture], "torch_dtype": "float32"}
     theirs |= {k: v for k, v in needs.items() if v is not None} | ({"num_labels": 1} if n_out else {})
     theirs |= {key: getattr(filled, ours) for ours, key in keys.items()} | {"vocab_size": cfg.vocab_size}
+    theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(theirs, f, indent=2)
 
@@ -414,6 +434,8 @@ def read_config(folder):
         if (theirs.get(key, want) or None) != (want or None):  # null is no
             raise ValueError(f"{path}: {key}={theirs[key]!r} is not supported; this code computes {key}={want!r}")
     fields = {ours: theirs[key] for ours, key in keys.items() if theirs.get(key) is not None}
+    if implied.get("causal"):  # it reads no holes, and may write every id that it has
+        fields.setdefault("mask_id", fields.get("vocab_size"))
     fields["eos_id"] = fields["eos_id"][0] if isinstance(fields.get("eos_id"), list) else fields.get("eos_id")
     missing = [keys[f] for f in ("vocab_size", "n_layer", "n_head", "d_model", "d_ff") if f not in fields]
     if missing:

@@ -3,7 +3,8 @@ Filling the holes: every position of z that holds the mask token is drawn from t
 
 Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`; a Plan says in which order
 holes are filled and how many at once. LLaDA's sampler is the rule quota, Dream's is dream with tempered=True, that of
-Fast-dLLM is threshold, EB-Sampler's is entropy; an autoregressive model is the order left, one token a step.
+Fast-dLLM is threshold, EB-Sampler's is entropy. An autoregressive model is the order left, one token a step, and reads
+only that token: what it computed for those before is in a cache of keys and values.
 
     python sample.py out/code --prompt="def add(a, b):" --n=4
     python sample.py out/sudoku --prompt="3.2..1........43:3_2__1________43" --show       # holes are filled in place
@@ -74,6 +75,7 @@ class State(NamedTuple):
     n: jax.Array  # steps so far
     block: jax.Array  # where the current block begins
     i: jax.Array  # steps so far in this block
+    cache: list | None = None  # of a causal model: the keys and values of what is left of the current column
 
 
 # ---- who goes first: p (B, L, V), the token each position would get (B, L), keys (B, L) -> scores (B, L)
@@ -135,9 +137,16 @@ def ban(l, ids):
     return l.at[..., jnp.array(ids)].set(model.BANNED) if ids else l
 
 
-def predict(params, z, asked, cfg, plan, valid, start, length):
-    """z (B, T), asked (B, T) -> logits (B, length, V) of the window at start, after guidance, penalty and `never`."""
-    l = model.logits(params, z, cfg, valid, start, length)
+def predict(params, s, asked, cfg, plan, valid, start, length):
+    """State, asked (B, T) -> logits (B, length, V) of the window at start, after guidance, penalty and `never`; the
+    cache, in a causal model with the column before start, the one that was filled last."""
+    z, cache = s.z, s.cache
+    if cfg.causal:
+        before = jnp.maximum(start - 1, 0)
+        h, cache = model.extend(params, jax.lax.dynamic_slice_in_dim(z, before, 1, 1), cfg, valid, cache, before)
+        l = model.readout(params, h, cfg)
+    else:
+        l = model.logits(params, z, cfg, valid, start, length)
     if plan.guidance:
         u = model.logits(params, jnp.where(asked, z, cfg.mask_id), cfg, valid, start, length)
         l = u + (1 + plan.guidance) * (l - u)
@@ -145,7 +154,7 @@ def predict(params, z, asked, cfg, plan, valid, start, length):
         there = (z != cfg.mask_id) & (True if valid is None else valid)
         seen = jnp.zeros((len(z), 1, l.shape[-1]), bool).at[jnp.arange(len(z))[:, None], 0, z].max(there)
         l = jnp.where(seen, jnp.where(l > 0, l / plan.repetition_penalty, l * plan.repetition_penalty), l)
-    return ban(l, plan.never)
+    return ban(l, plan.never), cache
 
 
 def temper(l, plan):
@@ -173,12 +182,13 @@ def gumbel(key, shape):
 def denoise(params, keys, s, cfg, plan, valid):
     """One step from State s, keys (B,): a token for every hole of the current block, the best of them committed."""
     T = s.z.shape[1]
-    L = min(plan.block_len or T, T)
+    L = 1 if cfg.causal else min(plan.block_len or T, T)
     holes = s.z == cfg.mask_id
     asked = holes | (s.step >= 0)
     # Blocks tile the sequence from its first hole and share the steps by how many columns were asked for in each: equal
     # shares where all of them were, as in LLaDA, and none for given text in between.
     first, now = jnp.argmax(asked.any(0)), jnp.argmax(holes.any(0))
+    now = first + s.n if cfg.causal else now  # given columns, too: the cache has to know them
     block = first + (now - first) // L * L
     columns = jnp.pad(jnp.cumsum(asked.any(0)), (1, 0))  # (T+1,)
     steps_before = lambda at: plan.steps * columns[at] // columns[T]
@@ -188,7 +198,7 @@ def denoise(params, keys, s, cfg, plan, valid):
     window = lambda x: jax.lax.dynamic_slice_in_dim(x, start, L, 1)
     hole = window(holes)
 
-    l = predict(params, s.z, asked, cfg, plan, valid, start, L)  # (B, L, V)
+    l, cache = predict(params, s, asked, cfg, plan, valid, start, L)  # (B, L, V)
     source = temper(l, plan)
     # A key per row, position from the right end, and step: neither other rows nor padding change what a row gets.
     each = lambda fn: jax.vmap(jax.vmap(fn))
@@ -210,12 +220,15 @@ def denoise(params, keys, s, cfg, plan, valid):
     # everywhere. L * L comparisons are nothing beside attention's dot products.
     other, own, earlier = score[:, None], score[..., None], jnp.tri(L, k=-1, dtype=bool)  # (B, L, L)
     rank = ((other > own) | (other == own) & earlier).sum(-1)
-    commit = hole & RULES[plan.rule](plan, rank, hole, p, token, i, share)
-    if cfg.causal:
-        commit &= rank == 0  # to the right of a hole an autoregressive model would have to read it
+    commit = hole if cfg.causal else hole & RULES[plan.rule](plan, rank, hole, p, token, i, share)
 
     put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, jnp.where(commit, new, window(x)), start, 1)
-    return State(put(s.z, drawn.astype(s.z.dtype)), put(s.step, s.n), put(s.logp, logp), s.n + 1, block, i + 1)
+    z, step = put(s.z, drawn.astype(s.z.dtype)), put(s.step, s.n)
+    if cfg.causal and cfg.eos_id is not None:  # after an end with nothing but holes behind it there is no more to say
+        right = jnp.arange(T) > start
+        rest = (commit & (drawn == cfg.eos_id)) & (holes | ~right).all(1, keepdims=True) & right  # (B, T)
+        z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
+    return State(z, step, put(s.logp, logp), s.n + 1, block, i + 1, cache)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -225,28 +238,44 @@ def row_keys(key, n, first=0):
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(first + jnp.arange(n))
 
 
-def begin(key, z, cfg, plan):
+def begin(params, key, z, cfg, plan, valid, group=1):
     """-> keys (B,), the State before the first step. What cannot work is said here."""
     if cfg.mask_id is None:
         raise ValueError("this model has no mask token, so nothing in z can be a hole: set mask_id in its config")
     if cfg.causal and plan.order != "left":
         raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a hole; use order='left'")
+    if cfg.causal and plan.guidance:
+        raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")
     ids = set(plan.never + plan.last)
     if not ids <= set(range(cfg.vocab_size)) or len({cfg.mask_id, *plan.never}) == cfg.vocab_size:
         raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
     n, block, i = jnp.array([0, -1, 0], jnp.int32)
-    return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i)
+    cache = prefill(params, z, cfg, valid, group) if cfg.causal else None
+    return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i, cache)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "plan"))
-def generate(params, key, z, cfg, plan, valid=None):
+@functools.partial(jax.jit, static_argnames=("cfg", "group"))
+def prefill(params, z, cfg, valid, group):
+    """z (B, T), in which every `group` rows begin alike -> the cache of a causal model, from one pass over one of each.
+
+    Behind a row's first hole it is wrong, and computed again before it is read."""
+    some = None if valid is None else valid[::group]
+    cache = model.new_cache(cfg, len(z) // group, z.shape[1])
+    cache = model.extend(params, z[::group], cfg, some, cache)[1]
+    return [jnp.repeat(x, group, 1) for x in cache]
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
+def generate(params, key, z, cfg, plan, valid=None, group=1):
     """z (B, T) with holes, a key or keys (B,), valid (B, T) False at left padding -> x (B, T) without holes, trace:
     step (B, T) at which each token was committed, -1 where given; logp (B, T) of each token under the
     distribution it was drawn from, 0 where given; n_steps (), the forward passes. What is not a hole is not changed.
+
+    group: so many rows in a row are one prompt, which a causal model then reads once.
     """
-    keys, s = begin(key, z, cfg, plan)
+    keys, s = begin(params, key, z, cfg, plan, valid, group)
     step = lambda s: denoise(params, keys, s, cfg, plan, valid)
     s = jax.lax.while_loop(lambda s: jnp.any(s.z == cfg.mask_id), step, s)
     return s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}
@@ -254,7 +283,7 @@ def generate(params, key, z, cfg, plan, valid=None):
 
 def steps(params, key, z, cfg, plan, valid=None):
     """The tokens of `generate` as they come: yields z (B, T), new (B, T) after every step."""
-    keys, s = begin(key, jnp.asarray(z), cfg, plan)
+    keys, s = begin(params, key, jnp.asarray(z), cfg, plan, valid)
     while np.any(np.asarray(s.z) == cfg.mask_id):
         s = denoise(params, keys, s, cfg, plan, valid)
         yield np.asarray(s.z), np.asarray(s.step == s.n - 1)
@@ -359,8 +388,6 @@ def run(options):
     folder = model.find(options.folder)
     params, cfg = model.load(folder)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
-    if cfg.mask_id is None:  # an autoregressive model reads no holes, and may write every id that it has
-        cfg = dataclasses.replace(cfg, mask_id=cfg.vocab_size)
     trained = runs.read_run(folder).get("config", {})
     chat = {key: config.parse(key, given[key], str | None) if key in given else trained.get(key)
             for key in ("chat_template", "system_prompt", "instruction")}
@@ -370,7 +397,7 @@ def run(options):
     said = map(template or str, (row["prompt"] for row in rows))
     encoded = [encode(text, tok, cfg.mask_id, holes, n_new) for text in said]
     plan = {"steps": max(ids.count(cfg.mask_id) for ids, _ in encoded), "temperature": float(options.n > 1)}
-    plan |= {"order": "left", "block_len": 1} if cfg.causal else {}  # of one position at a time are logits needed
+    plan |= {"order": "left"} if cfg.causal else {}
     plan |= {ours: trained[name] for name, ours in TRAINED.items() if name in trained} | asked
     if plan.get("block_len") is None and all(begin for _, begin in encoded):  # still one block: logits for it alone
         plan["block_len"] = max(len(ids) - begin for ids, begin in encoded)

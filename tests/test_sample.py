@@ -88,7 +88,7 @@ def test_greedy_tokens_and_their_order_are_those_of_lladas_generate(llada, name)
 def test_random_order_is_lladas_when_it_gets_the_same_random_numbers(llada, monkeypatch):
     (params, cfg, e), plan = llada, Plan(order="random", steps=16, block_len=16)
     z = np.concatenate([e["prompt_full"], np.full((3, 32), cfg.mask_id)], 1).astype(np.int32)
-    keys, s = sample.begin(KEY, jnp.array(z), cfg, plan)
+    keys, s = sample.begin(params, KEY, jnp.array(z), cfg, plan, None)
 
     @jax.jit
     def step(s, u):
@@ -463,7 +463,7 @@ def test_gumbel_noise_has_the_right_distribution_and_a_long_tail():
 # ---- autoregressive models ----
 
 def test_a_causal_model_writes_from_left_to_right_what_it_would_write_without_seeing_holes():
-    cfg = dataclasses.replace(TINY, causal=True, shift=True)
+    cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
     params = sharp(cfg, 3)
     x, trace = generate(params, KEY, holes("01______", "23______"), cfg, Plan(order="left", steps=1))
     assert trace["n_steps"] == 6  # one token at a time, whatever the plan says
@@ -472,6 +472,48 @@ def test_a_causal_model_writes_from_left_to_right_what_it_would_write_without_se
         np.testing.assert_array_equal(x[:, t], logits(params, prefix, cfg)[:, t].argmax(-1))
     with pytest.raises(ValueError, match="a causal model sees only what is left"):
         generate(params, KEY, holes("01__"), cfg, Plan(order="random"))
+    with pytest.raises(ValueError, match="which a causal model cannot read"):
+        generate(params, KEY, holes("01__"), cfg, Plan(order="left", guidance=1.0))
+
+
+@pytest.mark.parametrize("plan", [Plan(order="left"), Plan(order="left", temperature=1.0, top_k=3)])
+def test_the_cache_of_a_causal_model_changes_nothing_between_given_tokens_and_behind_padding(plan):
+    cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
+    params, rows = sharp(cfg, 3), ["01_2__", "012___", "0_34_1"]
+    z = holes(*rows)
+    x, trace = generate(params, KEY, z, cfg, plan)
+    assert (np.asarray(trace["step"])[np.asarray(z) == MASK] >= 0).all()
+    np.testing.assert_array_equal(np.asarray(x)[np.asarray(z) != MASK], np.asarray(z)[np.asarray(z) != MASK])
+    own = jax.nn.log_softmax(sample.temper(logits(params, x, cfg), plan))  # of the whole text at once, without a cache
+    expected = np.where(np.asarray(z) == MASK, sample.pick(own, x), 0)
+    np.testing.assert_allclose(trace["logp"], expected, atol=1e-4)
+    padded = jnp.pad(z, ((0, 0), (3, 0)), constant_values=4)
+    y, _ = generate(params, KEY, padded, cfg, plan, valid=jnp.broadcast_to(jnp.arange(9) >= 3, padded.shape))
+    np.testing.assert_array_equal(y[:, 3:], x)
+
+
+def test_a_prompt_is_read_once_for_all_its_completions_and_they_are_the_same():
+    cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
+    params, plan = sharp(cfg, 3), Plan(order="left", temperature=1.0)
+    z = holes(*["01____"] * 3, *["4_2___"] * 3)
+    alone, trace = generate(params, KEY, z, cfg, plan)
+    shared, shared_trace = generate(params, KEY, z, cfg, plan, group=3)
+    np.testing.assert_array_equal(shared, alone)
+    np.testing.assert_allclose(shared_trace["logp"], trace["logp"], atol=1e-6)
+    assert len({tuple(row) for row in np.asarray(alone[:3]).tolist()}) > 1
+    assert sample.prefill(params, z, cfg, None, 3)[0].shape == (cfg.n_layer, 6, 6, cfg.kv_heads, cfg.head_dim)
+
+
+def test_a_causal_model_stops_at_an_end_of_text_unless_given_text_follows():
+    cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=2)
+    params, plan = sharp(cfg, 3), Plan(order="left", temperature=3.0)
+    x, trace = generate(params, KEY, holes(*["01____________"] * 8), cfg, plan)
+    ends = [(row[2:].tolist() + [2]).index(2) for row in np.asarray(x)]  # 12 where there is none
+    assert trace["n_steps"] == min(max(ends) + 1, 12) and len(set(ends)) > 2
+    for row, logp, end in zip(np.asarray(x), np.asarray(trace["logp"]), ends, strict=True):
+        assert (row[2 + end:] == 2).all() and (logp[3 + end:] == 0).all() and (logp[2:3 + end] < 0).all()
+    middle, _ = generate(params, KEY, holes(*["01__________0"] * 8), cfg, plan)
+    assert any((row == 2).any() and row[-2] != 2 for row in np.asarray(middle))  # there it is a token like any other
 
 
 # ---- mistakes ----
