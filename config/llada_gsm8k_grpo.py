@@ -78,5 +78,6 @@ tiny = small | {  # what --model=tiny changes
     "dataset": "out/tiny/gsm8k",
     "out_dir": "out/tiny/llada_gsm8k_grpo",
     "max_prompt_len": 120,
-    "block_len": 8,
+    "max_new_tokens": 32,
+    "block_len": 16,
 }

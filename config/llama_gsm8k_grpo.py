@@ -66,6 +66,7 @@ tiny = small | {  # what --model=tiny changes
     "dataset": "out/tiny/gsm8k",
     "out_dir": "out/tiny/llama_gsm8k_grpo",
     "max_prompt_len": 120,
-    "diffusion_steps": 16,
+    "max_new_tokens": 32,
+    "diffusion_steps": 32,
     "model": ModelConfig(causal=True, shift=True),
 }

@@ -81,6 +81,7 @@ def test_every_tiny_row_fits_its_recipe(name, folders):
         rewards.arguments("first", rewards.resolve(cfg.rewards)[cfg.rewards[0]], rewards.columns(part))
         for row in part:
             assert len(tok.encode(template(row["prompt"]), specials=True)) <= cfg.max_prompt_len
+            assert len(tok.encode(row.get("completion", ""))) <= cfg.max_new_tokens
             assert not cfg.difficulty or cfg.difficulty[0] <= row["difficulty"] <= cfg.difficulty[1]
     assert {split: len(part) for split, part in rows.items()} == {"train": 16, "test": 8}
 
