@@ -5,8 +5,8 @@ of their tests that a single fenced block passes.
     python train.py config/diffucoder_grpo.py
     python train.py config/diffucoder_grpo.py --model=tiny      on a random DiffuCoder: does the recipe run?
 
-Not run here on the real model. The paper: 40 hours on 8 H100 GPUs, 21,000 questions once, +4.4% on EvalPlus. Tiny: 25
-seconds on one of 2 cores of an Intel Xeon, and every pass rate 0.0%.
+Not run here on the real model. The paper: 40 hours on 8 H100 GPUs, 21,000 questions once, +4.4% on EvalPlus. Tiny: 40
+seconds of one of 2 cores of an Intel Xeon, most of them to compile, and every pass rate 0.0%.
 """
 from config import Config
 from model import ModelConfig
@@ -16,7 +16,8 @@ config = Config(
     out_dir="out/diffucoder_grpo",
     init_from="models/DiffuCoder-7B-Instruct",
     # data: theirs are the hard questions, the fifth of which other models' programs pass the fewest tests. Where that
-    # fifth ends is a matter of the whole file; 0.5 stands for it. They also repeat some as a signature to complete.
+    # fifth ends is a matter of the whole file; 0.5 stands for it. They also take only those on which the programs
+    # differ, and repeat some as a signature to complete.
     dataset="data/acecode",
     difficulty=(0.5, 1.0),
     chat_template="chatml",
@@ -74,7 +75,7 @@ config = Config(
 
 downloads = {
     "init_from": "apple/DiffuCoder-7B-Instruct of huggingface.co, 15 GB",
-    "dataset": "TIGER-Lab/AceCode-87K of huggingface.co, saved as train.jsonl",
+    "dataset": "TIGER-Lab/AceCode-87K of huggingface.co, saved as train.jsonl; of its inferences the pass_rate will do",
 }
 tiny = {  # what --model=tiny changes
     "init_from": "out/tiny/diffucoder",

@@ -7,7 +7,7 @@ completion is one action: the ratio compares bounds of its log-probability, whic
 
 Not run here on the real model. The settings are those of the paper's script for Dream (2512.03759), its number of
 prompts and masks those of its experiments. It claims 20 to 40 points more than losses of single tokens; of those, d1's
-takes LLaDA from 19.5% to 31.3% in 5,000 updates. Tiny: 25 seconds on one of 2 cores of an Intel Xeon, 0.0%.
+takes LLaDA from 19.5% to 31.3% in 5,000 updates. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
 """
 from config import Config
 from config.diffucoder_grpo import tiny as small

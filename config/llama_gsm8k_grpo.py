@@ -6,7 +6,7 @@ that are exact. The settings are those of EasyDeL's GSM8K script, the loss is De
     python train.py config/llama_gsm8k_grpo.py --model=tiny      on a random Llama: does the recipe run?
 
 Not run here on the real model. Its authors report 79.6% on GSM8K (8 examples in the prompt) before any of this, no
-number is known to us for afterwards; expect hours on several A100 GPUs. Tiny: 20 seconds on one of 2 cores of an Intel
+number is known to us for afterwards; expect hours on several A100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel
 Xeon, 0.0%. A small real one is data/smollm2: --init_from=data/smollm2 --chat_template=chatml.
 """
 from config import Config
