@@ -94,8 +94,8 @@ def test_a_recipe_says_what_to_download_and_that_tiny_does_without(path, tmp_pat
     rows.write_text("{}")
     said = message(path, f"--dataset={rows}")  # what is the user's own is not looked for elsewhere
     assert cfg.init_from in said and cfg.dataset not in said
-    own = config.load([path, f"--dataset={rows}", f"--init_from={tmp_path}"])
-    assert (own.dataset, own.init_from, own.rewards) == (str(rows), str(tmp_path), cfg.rewards)
+    own = config.load([path, f"--dataset={rows}", "--init_from=/nowhere"])
+    assert (own.dataset, own.init_from, own.rewards) == (str(rows), "/nowhere", cfg.rewards)
 
 
 @pytest.mark.parametrize("path", sorted(REAL))

@@ -231,7 +231,7 @@ def test_mbpp_rows_are_recognised_and_their_solution_passes(tmp_path):
 
 
 ACECODE = {"id": "oss_1", "source": "oss", "question": "Write a function add that adds two numbers.",
-           "test_cases": ["assert add(1, 2) == 3", "assert add(0, float('inf')) > max(2, 3)"],
+           "test_cases": ["assert float(add(1, 2)) == 3", "assert add(0, float('inf')) > max(2, 3)"],
            "inferences": [{"model_name": "a", "completion_id": 0, "completion": "def add(", "pass_rate": 0.25},
                           {"model_name": "b", "completion_id": 0, "completion": "...", "pass_rate": 0.5}],
            "context_messages": [[{"role": "user", "content": "Write."}]]}
@@ -239,7 +239,7 @@ ACECODE = {"id": "oss_1", "source": "oss", "question": "Write a function add tha
 
 def test_acecode_rows_are_recognised_and_show_a_test_unless_there_is_code(tmp_path):
     row = read(tmp_path, ACECODE)
-    assert row.pop("prompt") == f"{ACECODE['question']}\nTest cases: assert add(1, 2) == 3"
+    assert row.pop("prompt") == f"{ACECODE['question']}\nTest cases: assert float(add(1, 2)) == 3"
     assert row == {"id": "oss_1", "source": "oss", "tests": ACECODE["test_cases"], "difficulty": 0.625,
                    "entry": "add"}
     with_code = ACECODE | {"question": "Please complete:\n```\ndef add(a, b):\n```\n", "inferences": None}

@@ -135,6 +135,7 @@ BOTH = "<reasoning>\n2+3\nis 5\n</reasoning>\n<answer>\n5\n</answer>"
     ("<reasoning>2+3</reasoning> <answer>5</answer>", 1, 0), ("<reasoning>a</reasoning>b<answer>5</answer>", 0, 0),
     (BOTH + "\n" + BOTH, 1, 0), (BOTH.replace("5\n</answer>", "5\n<answer>\n5\n</answer>"), 1, 0),
     (BOTH.replace("\n<answer>", "\n\n<answer>"), 1, 0), (BOTH.removesuffix("</answer>"), 0, 0),
+    ("<answer>\n5\n</answer>\n<reasoning>\na\n</reasoning>", 0, 0),
     ("<answer>5</answer>", 0, 0), ("", 0, 0), ("</reasoning><answer>", 0, 0),
     ("<reasoning>\n</reasoning>\n<answer>\n5\n</answer>", 1, 0)])
 def test_xml_soft_and_strict_are_the_formats_of_d1_over_any_number_of_lines(text, soft, strict):
@@ -143,6 +144,7 @@ def test_xml_soft_and_strict_are_the_formats_of_d1_over_any_number_of_lines(text
 
 @pytest.mark.parametrize("said, answer, right, whole", [
     ("5", "5", 1, 1), ("1,200", "1200", 1, 1), ("1200", "1,200", 1, 1), ("-5", "-5", 1, 1), ("\u00b2", "2", 0, 0),
+    ("\u0663", "3", 0, 0),
     ("$1,200.00", "1200", 1, 0), ("5.", "5", 1, 0), ("5 apples", "5", 0, 0), ("2+3=5", "5", 0, 0), ("", "5", 0, 0),
     ("1,20", "120", 0, 0), ("yes", "yes", 1, 0), ("6", "5", 0, 1), ("1/2", "0.5", 1, 0), ("5/0", "5", 0, 0)])
 def test_the_answer_in_the_tags_is_the_answer_and_is_whole(said, answer, right, whole):
