@@ -60,10 +60,14 @@ def noise(key, batch, cfg, norm="token", paired=False):
 
     norm "token": the loss is a mean over the tokens of the batch (LLaDA's pre-training); "completion": over its rows,
     each by its own length (LLaDA's SFT). paired: every row twice, with complementary masks that together cover every
-    token: at the same number of forward passes loss and gradient vary less.
+    token: at the same number of forward passes loss and gradient vary less. Of a causal model nothing is masked: it
+    has not seen the token that it predicts.
     """
     x, maskable = batch["tokens"], batch["hole"]
     n = maskable.sum(1)
+    if cfg.causal:
+        w = maskable / jnp.maximum(n.sum(), 1) if norm == "token" else maskable / jnp.maximum(n, 1)[:, None] / len(x)
+        return {"x": x, "z": x, "weight": w, "valid": batch["valid"]}
     k_t, k_mask = jax.random.split(key)
     t = sample_t(k_t, n)
     z, hole = corrupt(k_mask, x, t, maskable, cfg.mask_id)
@@ -94,8 +98,12 @@ def loss(params, batch, cfg, start=0):
 
 
 def likelihood(params, batch, key, cfg, n=8, start=0):
-    """batch as for `noise` -> log-likelihood bound of every row (B,) in nats, from n masks each (LLaDA's rule)."""
+    """batch as for `noise` -> log-likelihood bound of every row (B,) in nats, from n masks each (LLaDA's rule); of a
+    causal model no bound, the log-likelihood."""
     x, maskable = batch["tokens"], batch["hole"]
+    if cfg.causal:
+        logits = model.logits(params, x, cfg, batch["valid"], start)
+        return jnp.sum(maskable[:, start:] * gather_logp(logits, x[:, start:]), 1)
     L = maskable.sum(1)
     k_first, k_mask = jax.random.split(key)
     first = jnp.floor(jax.random.uniform(k_first, L.shape) * L) + 1  # in 1..L; the others follow at distances of L / n

@@ -269,6 +269,18 @@ def score(params, tokens, cfg, valid=None):
     return pooled @ params["head"][:, 0]
 
 
+def adapt(params, cfg, mask_id):
+    """A causal model -> params, ModelConfig of a denoiser, as Dream was made of Qwen2: it sees both sides, still
+    predicts each token one place before it, and has a mask, at first the mean of all tokens. Its family has biases."""
+    size = max(cfg.vocab_size, mask_id + 1)
+    more = size - cfg.vocab_size
+    cfg = dataclasses.replace(cfg, causal=False, mask_id=mask_id, vocab_size=size, qkv_bias=True)
+    grown = lambda rows: jnp.concatenate([rows, jnp.repeat(rows.mean(0, keepdims=True), more, 0)])
+    biases = {n: jnp.zeros(shape) for n, shape in shapes(cfg)["blocks"].items() if n.endswith("_bias")}
+    head = {"head": grown(params["head"].T).T} if "head" in params else {}
+    return params | head | {"embed": grown(params["embed"]), "blocks": biases | params["blocks"]}, cfg
+
+
 # ---- Hugging Face folders: config.json and safetensors, the only checkpoint format -----------------------------------
 
 # Where a family keeps each of our tensors, * is ".weight" and {} the layer. They store (out, in), we compute (in, out).

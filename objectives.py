@@ -7,6 +7,7 @@ The objectives: where a batch comes from, and what the loss is. All the rest is 
 """
 
 import functools
+import math
 import time
 import zlib
 from collections.abc import Callable
@@ -98,10 +99,17 @@ def plan(cfg, temperature, steps=None):
                        repetition_penalty=cfg.repetition_penalty)  # fmt: skip
 
 
-def fill(params, keys, arrays, cfg, temperature, steps=None):
-    """arrays of Text, a key or one for each row -> tokens (B, T) whose holes are filled, the trace."""
+def fill(params, keys, arrays, cfg, temperature, steps=None, group=1):
+    """arrays of Text, a key or one for each row -> tokens (B, T) whose holes are filled, the trace. group: so many
+    rows in a row have one prompt."""
     z = jnp.where(arrays["hole"], cfg.model.mask_id, arrays["tokens"])
-    return sample.generate(params, keys, z, cfg.model, plan(cfg, temperature, steps), arrays["valid"])
+    return sample.generate(params, keys, z, cfg.model, plan(cfg, temperature, steps), arrays["valid"], group)
+
+
+def up_to_its_end(text, tok):
+    """Text -> Text that asks for completions up to their first end of text: a causal model stops there."""
+    ends = text.arrays["hole"] & (text.arrays["tokens"] == tok.eos_id)
+    return Text(text.rows, text.arrays | {"hole": text.arrays["hole"] & (ends.cumsum(1) - ends == 0)})
 
 
 def texts(tokens, tok, cfg):
@@ -242,9 +250,8 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
 
 
 def pretrain(cfg, tok, start):
-    """Masked diffusion on the completions of the rows: pre-training when prompts are empty, fine-tuning when not."""
-    if cfg.model.causal:
-        raise ValueError("objective='pretrain' trains denoisers, which see both sides of a hole: causal must be False")
+    """Masked diffusion on the completions of the rows (a causal model: the next token): pre-training when prompts are
+    empty, fine-tuning when not."""
     train, val = read_text(cfg, tok, "train"), read_text(cfg, tok, "val")
     shown = val.part(np.random.default_rng(0).permutation(len(val.rows))[: cfg.eval_size])  # the same every time
     frozen = model.load(cfg.init_from)[0] if "coherence" in cfg.rewards + cfg.eval_rewards and cfg.init_from else None
@@ -256,18 +263,19 @@ def pretrain(cfg, tok, start):
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
     logp = jax.jit(functools.partial(diffusion.likelihood, cfg=cfg.model, start=cfg.max_prompt_len))
     allowed = stages(cfg, train.rows)
+    learnt, held_out = ((up_to_its_end(t, tok) if cfg.model.causal else t) for t in (train, shown))
 
     def batches(state, key):
         size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
-        yield noise(key, train.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
+        yield noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
 
     def evaluate(state, key):
-        arrays = shown.take(slice(None))
+        arrays = held_out.take(slice(None))
         bound = logp(state.weights, arrays, jax.random.key(0))  # the same masks every time
         out = {"val/nelbo": -float(bound.sum() / arrays["hole"].sum())}
         if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
             size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])
-            out["val/bits_per_byte"] = out["val/nelbo"] * arrays["tokens"].shape[1] / size / np.log(2)
+            out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         few = shown if fns else shown.part(np.arange(min(SAMPLES, len(shown.rows))))  # only to be looked at
         rates, samples = pass_rates(cfg, tok, fns, more, state.weights, key, few)
         return out | rates, samples
@@ -397,7 +405,8 @@ def tune(cfg, tok, start):
         many = {k: None if v is None else jnp.repeat(v, G, 0) for k, v in arrays.items()}
         keys, step = sample.row_keys(key, N * G), cfg.rollout_chunk or N * G
         parts = [fill(params, keys[i : i + step], {k: None if v is None else v[i : i + step] for k, v in many.items()},
-                      cfg, cfg.temperature, cfg.rollout_steps) for i in range(0, N * G, step)]  # fmt: skip
+                      cfg, cfg.temperature, cfg.rollout_steps, math.gcd(step, G)) for i in range(0, N * G, step)
+                 ]  # fmt: skip
         x = jnp.concatenate([p[0] for p in parts])
         trace = {k: jnp.concatenate([p[1][k] for p in parts]) for k in ("step", "logp")}
         return finish(

@@ -135,6 +135,7 @@ def finite(step, updates, notes, last, cfg):
 def trained(path):
     """init_from or judge_from -> a folder. A config file stands for its out_dir, run first if it was never finished."""
     if not path.endswith(".py"):
+        data.prepare(path)  # a model that a folder in data/ makes
         return path
     base = config.read(path)
     steps = runs.checkpoints(base.out_dir)
@@ -158,6 +159,10 @@ def prepare(cfg):
     if folder:
         params, shape = model.load(folder)
         tok = data.Tokenizer.load(folder, shape.vocab_size)
+        if cfg.adapt and not resumed:
+            if not shape.causal:
+                raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
+            params, shape = model.adapt(params, shape, tok.mask_id)
         for f in dataclasses.fields(shape):
             asked, there = getattr(cfg.model, f.name), getattr(shape, f.name)
             if f.name not in ("dtype", "remat") and asked not in (f.default, there):
@@ -167,6 +172,15 @@ def prepare(cfg):
         params, tok = None, data.tokenizer(cfg.dataset)
         ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
         shape = dataclasses.replace(cfg.model, **ids)
+    if shape.causal:
+        asked = {"order": "left"} | ({"logp_est": "exact"} if cfg.objective == "grpo" else {"paired": False})
+        for key, value in asked.items():
+            if getattr(cfg, key) != value:
+                raise ValueError(f"{key}={getattr(cfg, key)!r}: a causal model reads from left to right and needs "
+                                 f"{key}={value!r}")  # fmt: skip
+    elif cfg.objective == "grpo" and cfg.logp_est == "exact":
+        raise ValueError(f"logp_est='exact', but the model in {folder} is no causal one: it sees the tokens it should "
+                         "predict, so take trace, coupled, elbo, ...")  # fmt: skip
     model.family(shape)  # a model that no folder can hold should not be trained first
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
 

@@ -30,6 +30,7 @@ class Config:
     objective: str = "pretrain"  # what to optimize: pretrain (a prompt in a row makes it fine-tuning), judge or grpo
     out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, curves.png
     init_from: str | None = None  # start from a model folder, an out_dir, or a config file (trained first if need be)
+    adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from, as Dream was made
     resume: bool = False  # continue the run in out_dir; else an earlier run there is moved aside
     seed: int = 0  # of everything random: the same seed on the same machine gives the same run
     max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
@@ -168,6 +169,9 @@ class Config:
                 f"reward_weights={self.reward_weights} has {len(self.reward_weights)} numbers for "
                 f"{len(self.rewards)} rewards {self.rewards}"
             )
+        if self.adapt and (self.objective != "pretrain" or not self.init_from):
+            raise ValueError("adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', "
+                             f"now init_from={self.init_from!r}, objective={self.objective!r}")  # fmt: skip
         if self.stop_at is not None and self.objective == "pretrain" and not self.rewards:
             raise ValueError(f"stop_at={self.stop_at} needs rewards: the first of them decides what passes")
         if self.objective == "grpo":
@@ -251,7 +255,7 @@ def check_grpo(c):
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
         (judged and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
-        (c.logp_est == "exact" and not c.model.causal,
+        (c.logp_est == "exact" and not c.model.causal and (c.init_from or "").endswith(".py"),
          "logp_est='exact' is the log-probability of a causal model; a denoiser sees the tokens it should predict: use "
          "trace, coupled, elbo, ..."),
     ):  # fmt: skip

@@ -289,6 +289,20 @@ def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):
         assert cut(mine)[: len(cut(other))] == cut(other) and len(cut(other)) > 1
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_denoiser_made_of_a_causal_model_is_that_model_without_its_mask(name, tmp_path):
+    cfg = AUTOREGRESSIVE[name]
+    params = model.init(KEY, cfg)
+    adapted, new = model.adapt(params, cfg, mask_id=40)  # an id that the model has no row for
+    assert (new.vocab_size, new.causal, new.shift) == (41, False, True)
+    blinded = dataclasses.replace(new, causal=True)
+    close(model.logits(adapted, TOKENS, blinded)[..., :40], model.logits(params, TOKENS, cfg))
+    assert float(jnp.abs(model.logits(adapted, TOKENS, new) - model.logits(adapted, TOKENS, blinded)).max()) > 0.01
+    model.save(tmp_path, adapted, new)
+    assert model.family(model.load(tmp_path)[1]) == "Dream"
+    assert model.adapt(params, cfg, mask_id=39)[0]["embed"].shape == params["embed"].shape  # a row that was left over
+
+
 # ---- folders ----
 
 SAVED = {

@@ -269,7 +269,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "spg"}, "logp_est='elbo'"),
     ({"loss_type": "wd1"}, "ratio_level='none'"),
-    ({"logp_est": "exact"}, "causal"),
+    ({"logp_est": "exact", "init_from": "config/sudoku_base.py"}, "causal"),
     ({"rewards": ("judge",)}, "judge_from"),
     ({"rewards": ("keywords",)}, "needs the column 'keywords'; there are"),
     ({"rewards": ("exact",), "judge_from": "BASE"}, "but rewards are exact"),
@@ -302,10 +302,68 @@ def test_pretraining_on_rows_without_a_completion_is_refused(tiny, tmp_path):
         train.train(config.Config(**SECONDS, dataset=f"{tmp_path}/rows.jsonl", out_dir=f"{tmp_path}/out"))
 
 
-def test_a_causal_model_is_not_pretrained_on_holes(tiny, tmp_path):
-    shape = dataclasses.replace(SECONDS["model"], causal=True, shift=True)
-    with pytest.raises(ValueError, match="causal must be False"):
-        train.train(tiny(objective="pretrain", init_from=None, rewards=(), model=shape))
+# ---- autoregressive models ----
+
+CAUSAL = dict(order="left", model=model.ModelConfig(n_layer=1, n_head=2, d_model=32, causal=True, shift=True))
+
+
+@pytest.fixture(scope="module")
+def causal(place):
+    """Flags of a GRPO run that starts from an autoregressive model which has seen a little of the data set."""
+    train.train(config.Config(**SECONDS | CAUSAL, dataset=str(place), out_dir=f"{place}/causal", rewards=("exact",),
+                              max_iters=200, eval_interval=200, learning_rate=3e-3))  # fmt: skip
+    return CAUSAL | dict(init_from=f"{place}/causal", logp_est="exact")
+
+
+def test_a_causal_model_learns_the_next_token_and_its_end(causal, place):
+    rows = runs.read_lines(f"{place}/causal/metrics.jsonl")
+    losses = [r["loss"] for r in rows if "loss" in r]
+    assert losses[0] > 4 and losses[-1] < 1 and [r for r in rows if "val/nelbo" in r][-1]["val/nelbo"] < 3
+    samples = runs.read_lines(f"{place}/causal/samples.jsonl")
+    assert np.mean([len(s["sampled"]) == 2 for s in samples]) > 0.8  # two digits and an end
+
+
+def test_what_a_causal_model_scored_is_what_it_sampled(tiny, causal):
+    _, _, task, state, (b,), _ = one_iteration(tiny(**causal))
+    assert not np.asarray(b["M"]).any() and len(set(map(tuple, np.asarray(b["x"]).tolist()))) > 4
+    _, metrics = task.loss(state.params, b)
+    assert float(metrics["behaviour_gap"]) < 1e-5  # with a cache at the rollout, and without one here
+
+
+def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
+    rows = []
+    for chunk in None, 8, 2:  # of 2, half a group: then no prompt is shared
+        out = f"{tmp_path}/{chunk}"
+        train.train(tiny(**causal, rollout_chunk=chunk, max_iters=2, out_dir=out))
+        rows.append([r["reward"] for r in runs.read_lines(f"{out}/metrics.jsonl") if "reward" in r])
+    assert rows[0] == rows[1] == rows[2] and len(rows[0]) == 2
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"order": "confidence"}, "order='confidence': a causal model reads from left to right and needs order='left'"),
+    ({"logp_est": "trace"}, "needs logp_est='exact'"),
+    ({"init_from": "BASE", "model": SECONDS["model"]}, "is no causal one"),
+])  # fmt: skip
+def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, changes, words):
+    changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        begin(tiny(**causal | changes))
+
+
+def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place, tmp_path):
+    cfg = config.Config(**SECONDS, dataset=str(place), init_from=f"{place}/causal", adapt=True, max_iters=2,
+                        eval_interval=2, save_interval=2, out_dir=f"{tmp_path}/out")  # fmt: skip
+    train.train(cfg)
+    train.train(dataclasses.replace(cfg, max_iters=4, resume=True))
+    _, shape = model.load(cfg.out_dir)
+    assert (model.family(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
+    with pytest.raises(ValueError, match="is a denoiser already"):
+        train.train(dataclasses.replace(cfg, init_from=f"{place}/base", out_dir=f"{tmp_path}/other"))
+    with pytest.raises(ValueError, match="adapt=True turns the causal model in init_from"):
+        dataclasses.replace(cfg, objective="judge")
+
+
+# ---- the rest ----
 
 
 def test_when_no_reward_has_an_opinion_the_run_ends(tiny, tmp_path):
