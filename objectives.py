@@ -74,7 +74,7 @@ def read_rows(cfg, split):
 def read_text(cfg, tok, split):
     """A split as Text. What does not fit is counted and said."""
     rows = read_rows(cfg, split)
-    template = data.chat(cfg.chat_template, cfg.system_prompt, tok)
+    template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
     arrays, notes = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     for note, count in notes.items():
         tqdm.write(f"{cfg.dataset}/{split}: {count} {note}")
@@ -166,7 +166,7 @@ def reward_functions(cfg, tok, frozen, rows):
         raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
     for name, fn in (fns | more).items():
         rewards.arguments(name, fn, rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []})
-    if {"tests", "tests_all", "performance"} & set(fns | more):  # a machine that contains nothing is refused now
+    if {"tests", "tests_all", "tests_fenced", "performance"} & set(fns | more):  # refuse a machine without walls now
         box = rewards.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
         try:
             box.run([("", ["assert True"], "")])

@@ -173,7 +173,11 @@ def run(jobs):
 
 def tests(prompts, completions, tests, entry=NONE, language=NONE):
     """Share of the row's tests that pass, 0.0 to 1.0. 0.0 also for blank text, and without tests (see none_frac)."""
-    meant = programs(prompts, completions, entry, language)
+    return passed(programs(prompts, completions, entry, language), tests)
+
+
+def passed(meant, tests):
+    """[(code, entry, language)], the tests of each -> Scores, the share of them that pass."""
     results = run([(code, list(t or []), e, lang) for (code, e, lang), t in zip(meant, tests, strict=True)])
     return Scores([sum(r["passed"]) / max(1, len(r["passed"])) for r in results],
                   none_frac=[float(not t) for t in tests],
@@ -187,6 +191,16 @@ def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
     """1.0 if every test of the row passes, else 0.0; also 0.0 for blank text and without tests."""
     scores = share_of_tests(prompts, completions, tests, entry, language)
     return Scores([float(score == 1.0) for score in scores], **scores.notes)
+
+
+def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
+    """`tests` of the fenced block by itself, where `format` is 1.0, else 0.0: the code reward of DiffuCoder.
+
+    (Its regex wants a line end after the closing fence, so that a completion which ends there earned nothing; and a
+    loop without end took the reward of all tests away: here, of its own and of those after it.)"""
+    rows = zip(completions, entry, map(language_of, language), strict=False)
+    return passed([(rules.fenced(text)[0] if code_format(text, lang) == 1.0 else "", e or "", lang)
+                   for text, e, lang in rows], tests)
 
 
 # ---- how good it is -------------------------------------------------------------------------------------------------

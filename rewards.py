@@ -85,10 +85,14 @@ def made_from_a_model(name, how):
 
 REWARDS = {
     "syntax": programs.syntax, "tests": programs.tests, "tests_all": programs.tests_all,
-    "performance": programs.performance, "quality": programs.quality, "format": per_text(programs.code_format),
+    "tests_fenced": programs.tests_fenced, "format": per_text(programs.code_format),
+    "performance": programs.performance, "quality": programs.quality,
     "exact": per_text(rules.exact), "contains": per_text(rules.contains), "regex": per_text(rules.regex),
     "keywords": per_text(rules.keywords), "json": per_text(rules.valid_json), "xml": per_text(rules.valid_xml),
-    "xml_tags": per_text(rules.xml_tags), "math": per_text(rules.math_answer), "countdown": per_text(rules.countdown),
+    "xml_tags": per_text(rules.xml_tags), "xml_soft": per_text(rules.xml_soft),
+    "xml_strict": per_text(rules.xml_strict), "xml_int": per_text(rules.xml_int),
+    "xml_answer": per_text(rules.xml_answer),
+    "math": per_text(rules.math_answer), "countdown": per_text(rules.countdown),
     "sudoku": per_text(rules.sudoku), "sudoku_all": per_text(rules.sudoku_all), "length": per_text(rules.length),
     "overlong": per_text(rules.overlong), "repetition": per_text(rules.repetition), "diversity": diversity,
     "reasoning": per_text(rules.reasoning), "safety": per_text(rules.safety),

@@ -193,10 +193,42 @@ def valid_xml(text):
 
 def xml_tags(text):
     """0.125 for each tag of "<reasoning>\\n..\\n</reasoning>\\n<answer>\\n..\\n</answer>" that is there exactly once,
-    with these line ends, minus 0.001 for every character after the last one and its line end; at least 0.0."""
+    with these line ends, minus 0.001 for every character after the last one and its line end; at least 0.0. (d1's takes
+    the 0.001 twice, and off the whole text where the last tag has no line end: a right text loses by its length.)"""
     tags = sum(text.count(tag) == 1 for tag in ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>"))
     _, closed, after = text.rpartition("\n</answer>")
     return max(0.0, round(0.125 * tags - 0.001 * len(after.removeprefix("\n")) * bool(closed), 6))
+
+
+def xml_soft(text):
+    """1.0 if it begins with <reasoning>..</reasoning><answer>..</answer>, white space apart, over any lines, else 0.0.
+    (d1's regex, worth 0.5, lacks DOTALL: reasoning of two lines never earned it.)"""
+    head, _, rest = text.lstrip().partition("</reasoning>")
+    return float(head.startswith("<reasoning>") and rest.lstrip().startswith("<answer>") and "</answer>" in rest)
+
+
+def xml_strict(text):
+    """1.0 if it is "<reasoning>\\n..\\n</reasoning>\\n<answer>\\n..\\n</answer>", each tag once, else 0.0. (d1's regex,
+    worth 0.5, lacks DOTALL, too, and wants one line end more, which a text that ends with its answer does not have.)"""
+    parts = re.split(r"(</?(?:reasoning|answer)>)", text.removesuffix("\n"))
+    lines = len(parts) == 9 and all(len(part) > 1 and part[0] == part[-1] == "\n" for part in (parts[2], parts[6]))
+    tags = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
+    return float(lines and parts[1::2] == tags and parts[::4] == ["", "\n", ""])
+
+
+def xml_int(text):
+    """1.0 if what <answer> holds (without one: the text) is a whole number: sign and thousands may be there, else 0.0.
+    (d1's, worth 0.5, asks str.isdigit: not for -5 or 1,200, but for a superscript two.)"""
+    return float(bool(re.fullmatch(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)", tagged(text), re.ASCII)))
+
+
+def xml_answer(text, answer):
+    """1.0 if what <answer> holds (without one: the text) is the answer and nothing else, as exact numbers if both are,
+    else as strings; else 0.0. (d1's, worth 2.0, compares strings only, so that 1,200 is not 1200.)"""
+    said, wanted = tidy(tagged(text)), tidy(str(answer))
+    if NUMBER.fullmatch(said) and NUMBER.fullmatch(wanted):
+        return float(fraction(wanted) is not None and fraction(said) == fraction(wanted))
+    return float(bool(wanted) and said == wanted)
 
 
 def math_answer(text, answer):
@@ -213,7 +245,8 @@ def math_answer(text, answer):
 
 def countdown(text, numbers, target):
     """Steps "44-15=29,79-29=50" or one expression, also in <answer>. 1.0 solved: each number used exactly once, every
-    equation true, only the target left. 0.1 wrong. 0.0 no answer: <answer> is empty or, without it, no arithmetic."""
+    equation true, only the target left. 0.1 wrong. 0.0 no answer: <answer> is empty or, without it, no arithmetic.
+    (d1's evaluates the text, where 9**9**9 or 7//2 can stand, and calls what is within 0.00001 of the target right.)"""
     answered = 0.1 if "<answer>" in text and tagged(text) else 0.0
     text = tagged(text).rstrip(".").replace("×", "*").replace("÷", "/")
     if len(text) > 400 or not re.fullmatch(r"[0-9+\-*/()=,;\s]+", text):

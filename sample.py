@@ -353,8 +353,9 @@ def parser():
     p.add_argument("--rewards", help="score the completions of --data: names or path/to/file.py:function, with commas")
     p.add_argument("--holes", choices=HOLES, help=r"a hole, of one token, is <|mask|>, with auto also a _ touching no "
                    r"letter: 3_1_ has two, is_prime none; \_ is an underscore. auto for --prompt, else mask")
-    p.add_argument("--chat_template", help="chatml or llada, for a model that was taught to chat; else as in training")
+    p.add_argument("--chat_template", help="chatml, llada or llama3, if it was taught to chat; else as in training")
     p.add_argument("--system_prompt", help="what the template begins with; else as in training, or what is usual there")
+    p.add_argument("--instruction", help="what is said before every prompt; else as in training, or nothing")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--max_new_tokens", type=int, help="holes after a prompt without holes; else as in training, or 128")
     p.add_argument("--batch_size", type=int, default=32)
@@ -389,8 +390,8 @@ def run(options):
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
     trained = runs.read_run(folder).get("config", {})
     chat = {key: config.parse(key, given[key], str | None) if key in given else trained.get(key)
-            for key in ("chat_template", "system_prompt")}
-    template = data.chat(*chat.values(), tok)
+            for key in ("chat_template", "system_prompt", "instruction")}
+    template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new, holes = options.max_new_tokens or trained.get("max_new_tokens", 128), options.holes
     holes = holes or ("mask" if options.data or template else "auto")
     said = map(template or str, (row["prompt"] for row in rows))

@@ -25,6 +25,7 @@ import data
 import grpo
 import model
 import runs
+import tiny
 from objectives import OBJECTIVES, SAMPLES, plan
 
 
@@ -295,7 +296,9 @@ def main():
         return
     runs.prepare_process()
     try:
-        train(config.load(sys.argv[1:]))
+        cfg = config.load(sys.argv[1:])
+        tiny.make(cfg)
+        train(cfg)
     except (ValueError, OSError) as e:
         raise SystemExit(f"error: {e}") from None
     except KeyboardInterrupt:

@@ -3,6 +3,9 @@ The schema of a run, and the loader:  python train.py config/sudoku.py --learnin
 
 A config file is ordinary Python that defines `config = Config(...)`. What the command line adds comes after it. Both
 are checked by name, type and sense before anything compiles. `python train.py --help` prints the comments of this file.
+
+A recipe for somebody else's model defines two dicts besides: `downloads`, from where what these keys name comes, and
+`tiny`, the keys that --model=tiny changes so that the recipe can be tried without (tiny.py).
 """
 import ast
 import contextlib
@@ -49,8 +52,9 @@ class Config:
     dataset: str = "sudoku"  # a folder in data/, or your own folder or file (JSONL, JSON, txt)
     max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
     max_new_tokens: int = 20  # tokens; completions are filled with end-of-text to this
-    chat_template: str | None = None  # what prompts are put into: chatml (Dream, Qwen) or llada; None: a base model
+    chat_template: str | None = None  # what prompts are put into: chatml (Dream, Qwen), llada or llama3; None: nothing
     system_prompt: str | None = None  # what the template begins with; None: what is usual there
+    instruction: str | None = None  # what is said before every prompt, in the same turn
     data_part: tuple[float, ...] = ()  # (from, to), as in 0,0.7: a share of the train rows, for others to use the rest
     difficulty: tuple[float, ...] = ()  # (lowest, highest): rows of other difficulties are left out
     curriculum: tuple[tuple[int, float], ...] = ()  # ((step, hardest difficulty allowed from then on), ...)
@@ -183,7 +187,7 @@ CHOICES = {
     "reward_norm": ("sum", "each"), "ratio_level": ("token", "sequence", "none"),
     "logp_est": ("one_step", "coupled", "elbo", "coupled_elbo", "trace", "left_to_right", "exact"),
     "loss_type": ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "wd1", "spg"),
-    "chat_template": (None, "chatml", "llada"),
+    "chat_template": (None, "chatml", "llada", "llama3"),
     "kl_est": ("k2", "k3", "k3_ratio"), "ref_mode": ("static", "ema", "periodic"),
 }  # fmt: skip
 AT_LEAST = {
@@ -362,24 +366,51 @@ def override(cfg, args):
     return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
 
 
-def read(path):
-    """The `config` that a config file defines, or a ValueError that says what is wrong with the file."""
+def define(path):
+    """All that a config file defines, its `config` checked, or a ValueError that says what is wrong with the file."""
     if not os.path.isfile(path):
         here = os.path.dirname(os.path.abspath(__file__))
         there = sorted(f"config/{f}" for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
         raise ValueError(f"there is no config file {path!r}; there are {', '.join(there)}")
     try:
-        found = runpy.run_path(path).get("config")
+        defined = runpy.run_path(path)
+        if "tiny" in defined:
+            dataclasses.replace(defined["config"], **defined["tiny"])
     except Exception as e:  # whatever a file of the user's raises is said in one line, with its place in the file
         key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # how dataclasses name what they do not have
         what = unknown(key[1], flatten(Config())) if key else str(e)
         kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
         raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{what}") from None
+    found = defined.get("config")
     if not isinstance(found, Config):
         raise ValueError(f"{path} defines no `config = Config(...)`, but config = {found!r}")
     check_types(found.model)
-    return found
+    return defined
+
+
+def read(path):
+    """The `config` that a config file defines."""
+    return define(path)["config"]
+
+
+def tiny(path, defined, asked):
+    """The config of a recipe at --model=tiny."""
+    if asked != "tiny":
+        raise ValueError(f"--model={asked}: only tiny is a name; to start from another model, write --init_from=FOLDER")
+    if "tiny" not in defined:
+        raise ValueError(f"--model=tiny tries a recipe for a model that has to be downloaded; {path} is none: it needs "
+                         "nothing but its own command")
+    return dataclasses.replace(defined["config"], **defined["tiny"])
+
+
+def check_downloads(path, defined, cfg):
+    """Is everything there that a recipe does not bring along?"""
+    lacking = [f"{getattr(cfg, key)} ({source})" for key, source in defined.get("downloads", {}).items()
+               if getattr(cfg, key) == getattr(defined["config"], key) and not os.path.exists(getattr(cfg, key))]
+    if lacking:
+        raise ValueError(f"{path} needs {' and '.join(lacking)}, which you have to download to that place; with "
+                         "--model=tiny it can be tried without")
 
 
 def lineage(cfg):
@@ -414,7 +445,10 @@ def load(argv):
     if len(files) != 1:
         raise ValueError("usage: python train.py config/NAME.py [--key=value ...], with one config file, got "
                          + (" and ".join(map(repr, files)) or "none"))  # fmt: skip
-    return lineage(override(read(files[0]), args))[0]
+    defined, asked = define(files[0]), args.pop("model", None)
+    cfg = override(defined["config"] if asked is None else tiny(files[0], defined, asked), args)
+    check_downloads(files[0], defined, cfg)
+    return lineage(cfg)[0]
 
 
 def help_text():
@@ -426,4 +460,5 @@ def help_text():
                 lines.append("\n" + (section[1] or "model (a model key needs no prefix)"))
             elif key := re.fullmatch(r"    (\w+): [^=]+ = (.+?)(?:  # (.*))?", line):
                 lines.append(f"  --{prefix}{key[1]}={key[2]}".ljust(42) + (f"  {key[3]}" if key[3] else ""))
-    return "usage: python train.py config/NAME.py [--key=value ...]\n" + "\n".join(lines)
+    return ("usage: python train.py config/NAME.py [--key=value ...]\n"
+            "--model=tiny tries a recipe for somebody else's model on a random one\n" + "\n".join(lines))

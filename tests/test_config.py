@@ -21,6 +21,7 @@ import train
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
          for name, kind in typing.get_type_hints(cls).items() if name != "model"}  # fmt: skip
+REAL = {path for path in RUNS if "downloads" in config.define(path)}  # recipes for models that are not here
 GIVEN = "dataset='sudoku', model=ModelConfig(n_layer=2)"  # what most of the config files below say
 
 
@@ -51,11 +52,11 @@ def message(*argv):
 
 @pytest.mark.parametrize("path", RUNS)
 def test_every_run_can_be_loaded(path):
-    cfg = config.load([path])
-    for name in vars(cfg):
-        assert name == "model" or config.fits(getattr(cfg, name), KINDS[name])
-    assert len(cfg.rewards) == len(rewards.resolve(cfg.rewards, judge=len))
-    objectives.plan(cfg, cfg.temperature)
+    for cfg in [config.read(path), config.load([path, "--model=tiny"])] if path in REAL else [config.load([path])]:
+        for name in vars(cfg):
+            assert name == "model" or config.fits(getattr(cfg, name), KINDS[name])
+        assert len(cfg.rewards) == len(rewards.resolve(cfg.rewards, judge=len))
+        objectives.plan(cfg, cfg.temperature)
 
 
 @pytest.mark.parametrize("path", RUNS)
@@ -72,11 +73,98 @@ def test_every_run_opens_with_its_purpose_its_command_its_time_on_named_hardware
 def test_no_two_runs_write_to_the_same_place_and_what_a_run_starts_from_exists():
     cfgs = [config.read(path) for path in RUNS]
     assert len(RUNS) >= 6
+    cfgs += [config.load([path, "--model=tiny"]) for path in REAL]
     places = [os.path.abspath(cfg.out_dir) for cfg in cfgs]
     assert len(set(places)) == len(places)
     assert all(cfg.out_dir.startswith("out/") for cfg in cfgs)  # what git ignores
     for cfg in cfgs:
-        assert cfg.init_from is None or os.path.exists(cfg.init_from)
+        assert cfg.init_from is None or not cfg.init_from.endswith(".py") or os.path.exists(cfg.init_from)
+
+
+# ---- recipes for models that have to be downloaded ----
+
+
+@pytest.mark.parametrize("path", sorted(REAL))
+def test_a_recipe_says_what_to_download_and_that_tiny_does_without(path, tmp_path):
+    cfg, downloads = config.read(path), config.define(path)["downloads"]
+    said = message(path)
+    for key in ("init_from", "dataset"):
+        assert f"{getattr(cfg, key)} ({downloads[key]})" in said and "--model=tiny" in said
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}")
+    said = message(path, f"--dataset={rows}")  # what is the user's own is not looked for elsewhere
+    assert cfg.init_from in said and cfg.dataset not in said
+    own = config.load([path, f"--dataset={rows}", "--init_from=/nowhere"])
+    assert (own.dataset, own.init_from, own.rewards) == (str(rows), "/nowhere", cfg.rewards)
+
+
+@pytest.mark.parametrize("path", sorted(REAL))
+def test_tiny_changes_what_the_file_says_and_the_command_line_comes_after_it(path):
+    changed = config.define(path)["tiny"]
+    cfg = config.load([path, "--model=tiny", "--max_iters=7"])
+    assert cfg == dataclasses.replace(config.read(path), **changed | {"max_iters": 7})
+    assert cfg.init_from.startswith("out/tiny/") and cfg.dataset.startswith("out/tiny/")
+    of_paper = {"rewards", "reward_weights", "logp_est", "loss_type", "kl_beta", "chat_template", "learning_rate"}
+    assert not of_paper & set(changed)
+
+
+def test_only_a_recipe_has_a_tiny_model_and_tiny_is_the_only_name(file, tmp_path):
+    assert "--model=tiny tries a recipe for a model that has to be downloaded" in message(file, "--model=tiny")
+    said = message("config/llada_gsm8k_grpo.py", "--model=llada")
+    assert "--model=llada: only tiny is a name" in said and "--init_from=FOLDER" in said
+    assert "did you mean 'seed'" in message(written(tmp_path, "config = Config()\ntiny = {}\ntiny['sed'] = 1", "t.py"))
+
+
+def of(name, keys):
+    """The values of these keys in config/NAME.py."""
+    return tuple(getattr(config.read(f"config/{name}.py"), key) for key in keys.split())
+
+
+def test_diffucoder_is_trained_as_in_its_paper():
+    name = "diffucoder_grpo"
+    assert of(name, "batch_size group_size updates_per_rollout logp_est") == (8, 10, 2, "coupled")
+    assert of(name, "mask_ratio_min mask_ratio_max") == (0.2, 0.8)
+    assert of(name, "adv_baseline adv_norm loss_type clip_low clip_high") == ("loo", "none", "bnpo", 0.5, 0.5)
+    assert of(name, "kl_beta ref_mode ref_sync_mix") == (0.01, "periodic", 0.6)
+    assert 64 == of(name, "ref_sync_interval")[0] * train.updates_per_iter(config.read(f"config/{name}.py"))
+    assert of(name, "learning_rate min_lr beta1 beta2 weight_decay grad_clip") == (1e-6, 1e-7, 0.9, 0.99, 0.1, 0.2)
+    assert of(name, "max_prompt_len max_new_tokens diffusion_steps order temperature") == (200, 256, 256, "entropy", 1)
+    assert of(name, "rewards reward_weights reward_timeout") == (("tests_fenced", "format"), (2.0, 0.5), 5.0)
+    assert of(name, "top_p chat_template") == (None, "chatml")
+
+
+def test_llada_is_trained_as_in_d1():
+    name = "llada_gsm8k_grpo"
+    assert of(name, "batch_size group_size updates_per_rollout logp_est") == (16, 6, 12, "one_step")
+    assert of(name, "p_mask_prompt adv_baseline adv_norm kl_beta ref_mode") == (0.15, "mean", "none", 0.04, "static")
+    assert of(name, "loss_type clip_low clip_high ratio_level") == ("bnpo", 0.5, 0.5, "token")
+    assert of(name, "learning_rate lr_schedule beta2 weight_decay grad_clip") == (3e-6, "constant", 0.99, 0.1, 0.2)
+    assert of(name, "max_prompt_len max_new_tokens diffusion_steps block_len") == (200, 256, 128, 32)
+    assert of(name, "order rule temperature chat_template") == ("sampled", "quota", 0.9, "llada")
+    (weights,) = of(name, "reward_weights")
+    assert dict(zip(*of(name, "rewards reward_weights"), strict=True)) == {
+        "xml_answer": 2.0, "xml_strict": 0.5, "xml_soft": 0.5, "xml_int": 0.5, "xml_tags": 1.0}  # fmt: skip
+    right = "<reasoning>\n2+3\n</reasoning>\n<answer>\n5\n</answer>\n"
+    fns = rewards.resolve(of(name, "rewards")[0])
+    assert rewards.combine(fns, weights, ["2+3?"], [right], {"answer": ["5"]})[0].tolist() == [4.0]
+
+
+def test_dream_is_trained_as_in_espo():
+    name = "dream_countdown_grpo"
+    assert of(name, "group_size updates_per_rollout logp_est logp_views") == (6, 8, "coupled_elbo", 2)
+    assert of(name, "ratio_level clip_low clip_high kl_beta kl_est") == ("sequence", 4e-4, 4e-4, 1e-3, "k2")
+    assert of(name, "learning_rate lr_schedule weight_decay grad_clip") == (3e-6, "constant", 0.01, 0.2)
+    assert of(name, "max_prompt_len max_new_tokens diffusion_steps temperature") == (400, 256, 64, 1.0)
+    assert of(name, "rewards difficulty chat_template") == (("countdown",), (3, 3), "chatml")
+
+
+def test_llama_is_trained_left_to_right_with_exact_log_probabilities():
+    name = "llama_gsm8k_grpo"
+    assert of(name, "logp_est order updates_per_rollout kl_beta kl_est") == ("exact", "left", 1, 0.04, "k3")
+    assert of(name, "batch_size group_size temperature learning_rate") == (16, 4, 0.7, 1e-6)
+    assert of(name, "rewards reward_weights adv_norm") == (("xml_answer", "xml_tags"), (2.0, 1.0), "group")
+    cfg = config.read(f"config/{name}.py")
+    assert cfg.model.causal and cfg.diffusion_steps == cfg.max_new_tokens and cfg.top_p is cfg.top_k is None
 
 
 def test_the_defaults_are_a_run():

@@ -230,6 +230,39 @@ def test_mbpp_rows_are_recognised_and_their_solution_passes(tmp_path):
             exec(row["completion"] + "\n" + test, {})
 
 
+ACECODE = {"id": "oss_1", "source": "oss", "question": "Write a function add that adds two numbers.",
+           "test_cases": ["assert float(add(1, 2)) == 3", "assert add(0, float('inf')) > max(2, 3)"],
+           "inferences": [{"model_name": "a", "completion_id": 0, "completion": "def add(", "pass_rate": 0.25},
+                          {"model_name": "b", "completion_id": 0, "completion": "...", "pass_rate": 0.5}],
+           "context_messages": [[{"role": "user", "content": "Write."}]]}
+
+
+def test_acecode_rows_are_recognised_and_show_a_test_unless_there_is_code(tmp_path):
+    row = read(tmp_path, ACECODE)
+    assert row.pop("prompt") == f"{ACECODE['question']}\nTest cases: assert float(add(1, 2)) == 3"
+    assert row == {"id": "oss_1", "source": "oss", "tests": ACECODE["test_cases"], "difficulty": 0.625,
+                   "entry": "add"}
+    with_code = ACECODE | {"question": "Please complete:\n```\ndef add(a, b):\n```\n", "inferences": None}
+    row = read(tmp_path, with_code)
+    assert row["prompt"] == with_code["question"] and "difficulty" not in row
+    assert read(tmp_path, ACECODE | {"prompt": "Add."})["prompt"] == "Add."  # a prompt of one's own is kept
+
+
+def test_acecode_rows_without_a_question_have_it_in_their_messages(tmp_path):
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add."}]
+    for messages in (said, [said[:1], said]):
+        row = read(tmp_path, {"context_messages": messages, "test_cases": ["assert f(1) == g(2)"]})
+        assert row == {"prompt": "Add.\nTest cases: assert f(1) == g(2)", "tests": ["assert f(1) == g(2)"]}
+    with pytest.raises(ValueError, match="looks like a row of acecode, but a column lacks 'content'"):
+        read(tmp_path, {"context_messages": [{"role": "user"}], "test_cases": ["assert f(1)"]})
+
+
+def test_countdown_tasks_are_put_into_words_and_rated_by_their_size(tmp_path):
+    row = read(tmp_path, {"target": 98, "nums": [44, 19, 35]})
+    assert row.pop("prompt").startswith("Make 98 from the numbers [44, 19, 35]: write one arithmetic expression in ")
+    assert row == {"numbers": [44, 19, 35], "target": 98, "difficulty": 3}
+
+
 def test_documents_preferences_and_scores_are_rows_too(tmp_path):
     assert read(tmp_path, {"text": "Once."}) == {"prompt": "", "completion": "Once."}
     for row in {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "completion": "b", "score": 0.5}:
@@ -311,7 +344,8 @@ def test_documents_are_cut_into_windows_and_nothing_is_lost():
 CHATTY = data.Tokenizer(
     data.Tokenizer.bytes().vocab, {text: 256 + i for i, text in enumerate((
         "<|mask|>", "<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|startoftext|>", "<|start_header_id|>",
-        "<|end_header_id|>", "<|eot_id|>"))}, {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"})  # fmt: skip
+        "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>"))},
+    {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"})  # fmt: skip
 
 
 @pytest.mark.parametrize("name, system, expected", [
@@ -324,6 +358,8 @@ CHATTY = data.Tokenizer(
     ("llada", "Be brief.\n", "<|startoftext|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
                              "<|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
                              "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+    ("llama3", None, "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi?<|eot_id|>"
+                     "<|start_header_id|>assistant<|end_header_id|>\n\n"),
 ])
 def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, expected):
     template = data.chat(name, system, CHATTY)
@@ -332,6 +368,11 @@ def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, 
     tokens = arrays["tokens"][0]
     assert CHATTY.decode(tokens[arrays["valid"][0]][:-9], specials=True) == expected
     assert (tokens >= 259).sum() == expected.count("<|") and CHATTY.decode(tokens[200:]) == "a<|eos|>"
+
+
+def test_an_instruction_is_said_before_every_prompt_in_the_same_turn():
+    assert data.chat("llada", None, CHATTY, "Add.\n\n")("2+3") == data.chat("llada", None, CHATTY)("Add.\n\n2+3")
+    assert data.chat(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
 
 
 def test_without_a_template_special_tokens_are_text():
@@ -351,8 +392,10 @@ def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
     import config
     import objectives
     path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
-    cfg = config.Config(dataset=path, max_prompt_len=120, chat_template="chatml", system_prompt="Add.")
+    cfg = config.Config(dataset=path, max_prompt_len=120, chat_template="chatml", system_prompt="Add.",
+                        instruction="Now: ")
     read = objectives.read_text(cfg, CHATTY, "train")
+    assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.arrays["tokens"][0], specials=True)
     assert CHATTY.decode(read.arrays["tokens"][0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
     assert read.rows[0]["prompt"] == "0+1="  # what rewards see
     with pytest.raises(ValueError, match="chat_template='alpaca': one of None, chatml, llada"):

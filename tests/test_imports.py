@@ -12,6 +12,7 @@ ARROWS = {
     "programs": {"rules", "sandbox"}, "runs": {"config", "model"}, "judge": {"data", "diffusion", "model", "runs"},
     "rewards": {"programs", "rules", "data", "judge"}, "sample": {"config", "data", "model", "rewards", "runs"},
     "grpo": set(),
+    "tiny": {"data", "model"},
     "objectives": {"data", "diffusion", "grpo", "judge", "model", "rewards", "rules", "sample"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS)

@@ -145,6 +145,24 @@ def test_tests_are_paid_by_the_share_that_passes():
     assert scores.notes["timeout_frac"] == scores.notes["none_frac"] == [0] * 6
 
 
+def test_fenced_tests_are_paid_only_where_the_format_is_right_and_run_the_block_by_itself():
+    right = "```python\ndef add(a, b): return a + b\n```"
+    texts = [right, right + "\n", "Here:\n" + right, right * 2, "def add(a, b): return a + b", right[:-3],
+             right.replace("+", "-"), "```python\nadd(\n```", "```\n    return a + b\n```", ""]
+    scores = programs.tests_fenced([BODY] * len(texts), texts, [TESTS] * len(texts))
+    assert scores == [1, 1, 1, 0, 0, 0, 0.25, 0, 0, 0]  # the paper's regex: 0 for the first, which ends with its fence
+    assert programs.tests([BODY] * 2, [right * 2, texts[4]], [TESTS] * 2) == [1, 1]
+    assert scores.notes["none_frac"] == [0] * len(texts)
+
+
+def test_a_loop_without_end_costs_no_test_before_it():
+    text = "```python\ndef add(a, b):\n    while a == 0: pass\n    return a + b\n```"
+    tests = ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(0, 2) == 2", "assert add(1, 1) == 2"]
+    programs.sandbox(timeout=1.0)
+    assert programs.tests_fenced([""], [text], [tests]) == [0.5]
+    programs.sandbox(timeout=5.0)
+
+
 def test_every_row_has_its_own_tests():
     two = [["assert add(1, 2) == 3"], ["assert add(1, 2) == 2"]]
     assert programs.tests([BODY] * 4, ["a + b", "a + b", "a * b", "a * b"], two + two) == [1, 0, 0, 1]

@@ -14,6 +14,7 @@ import rewards
 from rewards import REWARDS, combine, resolve, summary
 
 NAMES = """syntax tests tests_all quality performance format exact contains regex keywords json xml xml_tags math
+xml_soft xml_strict xml_int xml_answer tests_fenced
 countdown sudoku sudoku_all length overlong repetition diversity reasoning safety coherence judge""".split()
 CODE = "def add(a, b):\n    return "
 COLUMNS = {"answer": ["5", "5"], "tests": [["assert add(2, 3) == 5"]] * 2,
@@ -59,6 +60,10 @@ def test_blank_text_earns_nothing_anywhere(name):
     ("regex", "it is 5", "it is 6", [1, 0]), ("keywords", "it is 5", "it is 55", [1, 0]), ("json", "{}", "{", [1, 0]),
     ("xml", "<a/>", "<a>", [1, 0]), ("xml_tags", "<reasoning>\nx\n</reasoning>\n<answer>\n5\n</answer>\n", "5",
     [0.5, 0]),
+    ("xml_soft", "<reasoning>x</reasoning> <answer>5</answer>", "5", [1, 0]),
+    ("xml_strict", "<reasoning>\nx\n</reasoning>\n<answer>\n5\n</answer>\n", "5", [1, 0]),
+    ("xml_int", "<answer>6</answer>", "<answer>x</answer>", [1, 0]), ("xml_answer", "<answer>5</answer>", "6", [1, 0]),
+    ("tests_fenced", f"```python\n{CODE}a + b\n```", CODE + "a + b", [1, 0]),
     ("math", "#### 5", "#### 6", [1, 0]), ("countdown", "2+3", "2+2", [1, 0.1]),
     ("length", "x" * 100, "x" * 150, [1, 0.5]),
     ("sudoku", "3421213443121243", "." * 16, [1, 0]), ("sudoku_all", "3421213443121243", "." * 16, [1, 0]),

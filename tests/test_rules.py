@@ -126,6 +126,36 @@ def test_xml_tags_are_worth_an_eighth_each(text, worth):
     assert rules.xml_tags(text) == worth
 
 
+BOTH = "<reasoning>\n2+3\nis 5\n</reasoning>\n<answer>\n5\n</answer>"
+
+
+@pytest.mark.parametrize("text, soft, strict", [
+    (BOTH, 1, 1), (BOTH + "\n", 1, 1),     # d1's regexes: 0 for the two lines of reasoning; 0 without the last line end
+    (BOTH + "\n\n", 1, 0), (BOTH + "\nBye.", 1, 0), ("\n" + BOTH, 1, 0), ("So:\n" + BOTH, 0, 0),
+    ("<reasoning>2+3</reasoning> <answer>5</answer>", 1, 0), ("<reasoning>a</reasoning>b<answer>5</answer>", 0, 0),
+    (BOTH + "\n" + BOTH, 1, 0), (BOTH.replace("5\n</answer>", "5\n<answer>\n5\n</answer>"), 1, 0),
+    (BOTH.replace("\n<answer>", "\n\n<answer>"), 1, 0), (BOTH.removesuffix("</answer>"), 0, 0),
+    ("<answer>\n5\n</answer>\n<reasoning>\na\n</reasoning>", 0, 0),
+    ("<answer>5</answer>", 0, 0), ("", 0, 0), ("</reasoning><answer>", 0, 0),
+    ("<reasoning>\n</reasoning>\n<answer>\n5\n</answer>", 1, 0)])
+def test_xml_soft_and_strict_are_the_formats_of_d1_over_any_number_of_lines(text, soft, strict):
+    assert (rules.xml_soft(text), rules.xml_strict(text)) == (soft, strict)
+
+
+@pytest.mark.parametrize("said, answer, right, whole", [
+    ("5", "5", 1, 1), ("1,200", "1200", 1, 1), ("1200", "1,200", 1, 1), ("-5", "-5", 1, 1), ("\u00b2", "2", 0, 0),
+    ("\u0663", "3", 0, 0),
+    ("$1,200.00", "1200", 1, 0), ("5.", "5", 1, 0), ("5 apples", "5", 0, 0), ("2+3=5", "5", 0, 0), ("", "5", 0, 0),
+    ("1,20", "120", 0, 0), ("yes", "yes", 1, 0), ("6", "5", 0, 1), ("1/2", "0.5", 1, 0), ("5/0", "5", 0, 0)])
+def test_the_answer_in_the_tags_is_the_answer_and_is_whole(said, answer, right, whole):
+    for text in (f"<reasoning>\n7\n</reasoning>\n<answer>\n{said}\n</answer>\n", f"<answer>7</answer><answer>{said}"):
+        assert (rules.xml_answer(text, answer), rules.xml_int(text)) == (right, whole)
+
+
+def test_without_tags_the_whole_text_is_the_answer_and_a_last_number_is_not():
+    assert [rules.xml_answer(text, "5") for text in ("5", "It is 5")] == [1, 0] and rules.math_answer("It is 5", "5")
+
+
 @pytest.mark.parametrize("text, is_json, is_xml", [
     ('{"a": [1, 2.5, null]}', 1, 0), ("[]", 1, 0), ("```json\n[1]\n```", 1, 0), ("5", 0, 0), ('"a"', 0, 0),
     ("[NaN]", 0, 0),
@@ -172,7 +202,8 @@ def every_rule(text):
             rules.valid_json(text), rules.valid_xml(text), rules.xml_tags(text), rules.math_answer(text, "5"),
             rules.math_answer("5", text), rules.countdown(text, [1, 2], 3), rules.sudoku(text, PUZZLE),
             rules.sudoku_all(text, PUZZLE), rules.length(text), rules.overlong(text, 10), rules.repetition(text),
-            rules.reasoning(text), rules.safety(text)]
+            rules.reasoning(text), rules.safety(text), rules.xml_soft(text), rules.xml_strict(text),
+            rules.xml_int(text), rules.xml_answer(text, "5"), rules.xml_answer("5", text)]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))

@@ -671,9 +671,11 @@ def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causa
     assert ask("--chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
     assert ask("--chat_template=chatml", "--system_prompt=")[1] == answer("", "3_1") != answer(None, "3_1")
     with open(f"{path}/run.json", "w") as f:
-        json.dump({"config": {"chat_template": "chatml", "system_prompt": "Add."}}, f)
-    assert ask()[1] == answer("Add.", "3_1")
-    assert ask("--chat_template=None", "--holes=mask")[1] == continued(params, cfg, tok, "3_1", 6) + "\n"
+        json.dump({"config": {"chat_template": "chatml", "system_prompt": "Add.", "instruction": "Now: "}}, f)
+    assert ask()[1] == answer("Add.", "Now: 3_1") != answer("Add.", "3_1")
+    assert ask("--instruction=")[1] == answer("Add.", "3_1")
+    assert ask("--chat_template=None", "--instruction=None", "--holes=mask")[1] == continued(
+        params, cfg, tok, "3_1", 6) + "\n"  # fmt: skip
     assert "one of chatml, llada" in ask("--chat_template=alpaca")[2]
     assert "'llada' writes <|end_header_id|>" in ask("--chat_template=llada")[2]
 

@@ -1,0 +1,72 @@
+"""
+GRPO on an autoregressive model, Llama-3-8B-Instruct, and GSM8K: the order left, one token a step, and log-probabilities
+that are exact. The settings are those of EasyDeL's GSM8K script, the loss is DeepSeekMath's (2402.03300).
+
+    python train.py config/llama_gsm8k_grpo.py
+    python train.py config/llama_gsm8k_grpo.py --model=tiny      on a random Llama: does the recipe run?
+
+Not run here on the real model. Its authors report 79.6% on GSM8K (8 examples in the prompt) before any of this, no
+number is known to us for afterwards; expect hours on several A100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel
+Xeon, 0.0%. A small real one is data/smollm2: --init_from=data/smollm2 --chat_template=chatml.
+"""
+from config import Config
+from config.diffucoder_grpo import tiny as small
+from config.llada_gsm8k_grpo import FORMAT
+from model import ModelConfig
+
+config = Config(
+    objective="grpo",
+    out_dir="out/llama_gsm8k_grpo",
+    init_from="models/Meta-Llama-3-8B-Instruct",  # not 3.1 and later: their rope_scaling is not computed here
+    # data
+    dataset="data/gsm8k",
+    chat_template="llama3",
+    instruction=FORMAT,
+    max_prompt_len=512,
+    max_new_tokens=256,
+    # rollouts. Their script draws with top_p=0.95 and top_k=50; grpo refuses both, because the loss is about the whole
+    # distribution: what is cut off would be trained as if it had been drawn
+    batch_size=16,
+    group_size=4,
+    temperature=0.7,
+    diffusion_steps=256,
+    order="left",
+    rollout_chunk=32,
+    rewards=("xml_answer", "xml_tags"),
+    reward_weights=(2.0, 1.0),
+    # log-probabilities, advantages and loss
+    logp_est="exact",
+    logp_chunk=4,
+    adv_baseline="mean",
+    adv_norm="group",
+    loss_type="grpo",
+    kl_beta=0.04,
+    kl_est="k3",
+    ref_mode="static",
+    ref_offload=True,
+    # optimizer
+    learning_rate=1e-6,
+    min_lr=1e-7,
+    warmup_iters=10,
+    gradient_accumulation_steps=16,
+    max_iters=1401,  # 7,473 questions three times
+    eval_interval=100,
+    eval_size=64,
+    eval_samples=1,
+    save_interval=100,
+    model=ModelConfig(causal=True, shift=True, dtype="bfloat16", remat=True),
+)
+
+downloads = {
+    "init_from": "meta-llama/Meta-Llama-3-8B-Instruct of huggingface.co, 16 GB",
+    "dataset": "train.jsonl and test.jsonl of github.com/openai/grade-school-math",
+}
+tiny = small | {  # what --model=tiny changes
+    "init_from": "out/tiny/llama",
+    "dataset": "out/tiny/gsm8k",
+    "out_dir": "out/tiny/llama_gsm8k_grpo",
+    "max_prompt_len": 120,
+    "max_new_tokens": 32,
+    "diffusion_steps": 32,
+    "model": ModelConfig(causal=True, shift=True),
+}

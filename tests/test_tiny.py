@@ -1,0 +1,124 @@
+"""tiny.py: a random model of each family in its own files, rows as the real ones, and every recipe runs on them."""
+import json
+import os
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import config
+import data
+import model
+import rewards
+import rules
+import tiny
+
+RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
+           "llama_gsm8k_grpo": "llama"}  # fmt: skip
+FILES = {"Dream": {"vocab.json", "merges.txt", "added_tokens.json"}, "llada": {"tokenizer.json"},
+         "llama": {"tokenizer.json"}}  # fmt: skip
+TEXT = "Ann has 12 apples;\n\n    they're: naïve\tß 日本 <|im_start|>"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tiny")
+    for name in tiny.MODELS:
+        tiny.checkpoint(root / name, name)
+    return root
+
+
+@pytest.mark.parametrize("name", tiny.MODELS)
+def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
+    params, cfg = model.load(folders / name)
+    kind = {"dream": "Dream", "diffucoder": "Dream"}.get(name, name)
+    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == model.family(cfg)
+    there = set(os.listdir(folders / name))
+    assert there == FILES[kind] | {"config.json", "model.safetensors", "tokenizer_config.json"}
+    assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (kind != "llada", kind == "Dream", kind == "llama")
+    tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
+    out = model.logits(params, jnp.array([tok.encode("2+3")]), cfg)
+    assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("name, mask, eos, pad", [
+    ("llada", "<|mdm_mask|>", "<|endoftext|>", "<|endoftext|>"),
+    ("dream", "<|mask|>", "<|endoftext|>", "<|endoftext|>"),
+    ("diffucoder", "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"), ("llama", "<|mask|>", "<|eot_id|>", "<|eot_id|>")])
+def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(name, mask, eos, pad, folders):
+    tok, cfg = data.Tokenizer.load(folders / name), model.read_config(folders / name)
+    assert tok.roles == {"mask": mask, "eos": eos, "pad": pad}
+    assert tok.encode(TEXT) == tiny.tokenizer(name).encode(TEXT) and tok.decode(tok.encode(TEXT)) == TEXT
+    assert cfg.eos_id == tok.eos_id
+    if name == "llama":  # which has no mask: its place is beyond the vocabulary
+        assert tok.mask_id == cfg.vocab_size
+        assert json.load(open(folders / name / "config.json"))["mask_token_id"] is None
+        assert "<|mask|>" not in (folders / name / "tokenizer.json").read_text()
+    else:  # ids that no token has, as in the real ones
+        assert cfg.mask_id == tok.mask_id and cfg.pad_id == tok.pad_id and cfg.vocab_size > tok.vocab_size
+    first = {"llada": "<|startoftext|>", "llama": "<|begin_of_text|>"}.get(name, "<|endoftext|>")
+    assert tok.specials[first] == len(tok.vocab) and [tok.vocab[bytes([b])] for b in b"!\n"] == [0, 198]  # as GPT-2
+
+
+@pytest.mark.parametrize("name", ["llada", "dream", "llama"])
+def test_a_tiny_tokenizer_is_that_of_transformers(name, folders):
+    transformers = pytest.importorskip("transformers")
+    kind = transformers.Qwen2TokenizerFast if name == "dream" else transformers.PreTrainedTokenizerFast
+    theirs = kind.from_pretrained(folders / name)
+    ours = data.Tokenizer.load(folders / name)
+    assert theirs.encode(TEXT, add_special_tokens=False) == ours.encode(TEXT, specials=True)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_tiny_row_fits_its_recipe(name, folders):
+    cfg = config.load([f"config/{name}.py", "--model=tiny"])
+    tok = tiny.tokenizer(os.path.basename(cfg.init_from))
+    template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
+    rows = {split: [data.normal(row) for row in part] for split, part in
+            tiny.rows(os.path.basename(cfg.dataset)).items()}  # fmt: skip
+    for part in rows.values():
+        rewards.arguments("first", rewards.resolve(cfg.rewards)[cfg.rewards[0]], rewards.columns(part))
+        for row in part:
+            assert len(tok.encode(template(row["prompt"]), specials=True)) <= cfg.max_prompt_len
+            assert len(tok.encode(row.get("completion", ""))) <= cfg.max_new_tokens
+            assert not cfg.difficulty or cfg.difficulty[0] <= row["difficulty"] <= cfg.difficulty[1]
+    assert {split: len(part) for split, part in rows.items()} == {"train": 16, "test": 8}
+
+
+def test_tiny_rows_can_be_solved():
+    for row in map(data.normal, tiny.rows("acecode")["train"]):
+        good = f"```python\ndef {row['entry']}(x): return x + {row['entry'][4:]}\n```"
+        assert rewards.REWARDS["tests_fenced"]([row["prompt"]], [good], [row["tests"]]) == [1.0]
+    for row in map(data.normal, tiny.rows("countdown")["train"]):
+        a, b, c = row["numbers"]
+        assert rules.countdown(f"<answer>{a}+{b}-{c}</answer>", row["numbers"], row["target"]) == 1.0
+    for row in map(data.normal, tiny.rows("gsm8k")["train"]):
+        assert rules.math_answer(row["completion"], row["answer"]) == 1.0
+
+
+def test_make_says_what_it_makes_and_knows_what_it_can_make(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tiny, "HOME", str(tmp_path))
+    tiny.make(config.Config(init_from=f"{tmp_path}/llada", dataset=f"{tmp_path}/gsm8k"))
+    said = capsys.readouterr().out
+    assert "a random llada of 147,776 parameters. This shows that the recipe runs; nothing can be learnt" in said
+    assert len(data.load(tmp_path / "gsm8k", "train")) == 16 and len(data.load(tmp_path / "gsm8k", "val")) == 8
+    with pytest.raises(ValueError, match="init_from='.*/mamba': what can be made there is llada, dream, diffucoder"):
+        tiny.make(config.Config(init_from=f"{tmp_path}/mamba"))
+    tiny.make(config.Config(dataset="sudoku"))  # of nobody's concern
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path):
+    argv = [sys.executable, "train.py", f"config/{name}.py", "--model=tiny", f"--out_dir={tmp_path}/out"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert "nothing can be learnt from it" in done.stdout and "done: " in done.stdout
+    lines = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)
+    assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
+    assert model.family(model.read_config(tmp_path / "out/step-000002")) == RECIPES[name]

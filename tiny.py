@@ -1,0 +1,143 @@
+"""
+What a recipe for a real model is tried on:  python train.py config/llada_gsm8k_grpo.py --model=tiny
+
+A random model of the family, two layers in the family's own files, and a few rows in the format of the real data. Both
+are made on the spot, in out/tiny. That a recipe runs, from its chat template to its last checkpoint, can be seen on a
+laptop in a minute; nothing can be learnt from it.
+"""
+import json
+import random
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import data
+import model
+from data import bpe
+
+HOME = "out/tiny"
+SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
+VOCAB = 640  # bytes and merges, before the special tokens
+LLAMA3 = bpe.QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TURNS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+# name: what the family fixes, its special tokens in the order of their ids, which of them play a part, and the pattern
+# that cuts texts. LLaDA's tokenizer does not say which is the mask, only its config.json does; a causal model has none.
+MODELS = {
+    "llada": (dict(rope_theta=5e5),
+              ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mdm_mask|>", "<role>", "</role>", *TURNS),
+              dict(mask="<|mdm_mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2),
+    "dream": (dict(shift=True, qkv_bias=True, n_kv_head=2, rope_theta=1e6, norm_eps=1e-6),
+              (*QWEN, "<|beginoftext|>", "<|mask|>"),
+              dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2),
+    "diffucoder": (dict(shift=True, qkv_bias=True, n_kv_head=2, rope_theta=1e6, norm_eps=1e-6),
+                   (*QWEN, "<|beginoftext|>", "<|mask|>", "<|dlm_pad|>"),
+                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), bpe.QWEN2),
+    "llama": (dict(causal=True, shift=True, n_kv_head=2, rope_theta=5e5),
+              ("<|begin_of_text|>", "<|end_of_text|>", *TURNS), dict(eos="<|eot_id|>"), LLAMA3),
+}  # fmt: skip
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+def gsm8k(rng):
+    """A row of GSM8K, {"question", "answer"}: the steps and, after ####, the number."""
+    name, a, b = rng.choice(("Ann", "Ben", "Eva")), rng.randint(2, 9), rng.randint(2, 9)
+    return {"question": f"{name} has {a} apples and buys {b} more. How many apples does {name} have now?",
+            "answer": f"{a} + {b} = <<{a}+{b}={a + b}>>{a + b} apples.\n#### {a + b}"}
+
+
+def countdown(rng):
+    """A row of Countdown-Tasks-3to4, {"nums", "target"}."""
+    numbers = [rng.randint(1, 30) for _ in range(3)]
+    return {"nums": numbers, "target": numbers[0] + numbers[1] - numbers[2]}
+
+
+def acecode(rng):
+    """A row of AceCode-87K."""
+    n = rng.randint(2, 9)
+    question = f"Write a Python function add_{n}(x) that returns x + {n}."
+    return {"id": f"tiny_{n}", "source": "tiny", "question": question,
+            "test_cases": [f"assert add_{n}({x}) == {x + n}" for x in (0, 1, 7)],
+            "inferences": [{"model_name": "qwen_coder_2.5", "completion_id": i, "pass_rate": i / 2,
+                            "completion": f"def add_{n}(x):\n    return x + {n * i}"} for i in range(2)],
+            "context_messages": [[{"role": "user", "content": question}]]}  # fmt: skip
+
+
+ROWS = {"gsm8k": gsm8k, "countdown": countdown, "acecode": acecode}
+
+
+def rows(name):
+    """A name of ROWS -> {"train": 16 rows, "test": 8 rows}, always the same."""
+    rng = random.Random(name)
+    return {"train": [ROWS[name](rng) for _ in range(16)], "test": [ROWS[name](rng) for _ in range(8)]}
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+def tokenizer(name):
+    """A name of MODELS -> a Tokenizer: the bytes in GPT-2's order, merges learnt from all rows, the special tokens."""
+    _, specials, roles, pattern = MODELS[name]
+    texts = [str(value) for kind in ROWS for row in rows(kind)["train"] for value in data.normal(row).values()]
+    merges = [token for token in bpe.train(texts, VOCAB) if len(token) > 1]
+    vocab = {token: i for i, token in enumerate([*(bytes([b]) for b in bpe.CHAR), *merges])}
+    roles = {"mask": bpe.SPECIALS["mask"], "pad": roles["eos"]} | roles
+    names = dict.fromkeys((*specials, roles["mask"]))
+    return bpe.Tokenizer(vocab, {text: len(vocab) + i for i, text in enumerate(names)}, roles, pattern, name != "llama")
+
+
+def write_tokenizer(folder, tok, name):
+    """Writes the files that the family has: Dream's are those of Qwen2; of a tokenizer.json, what it does not say."""
+    _, specials, roles, _ = MODELS[name]
+    if name in ("dream", "diffucoder"):
+        age = {token: rank for rank, token in enumerate(tok.order)}
+        merges = [" ".join(map(bpe.written, bpe.split(token, age))) for token in tok.order[256:]]
+        bpe.write_json(folder / "vocab.json", {bpe.written(token): i for token, i in tok.vocab.items()})
+        bpe.write(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
+        bpe.write_json(folder / "added_tokens.json", tok.specials)
+        bpe.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
+            f"{role}_token": text for role, text in roles.items()})
+        return
+    tok.save(folder)
+    spec, config = (bpe.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in specials]
+    spec["model"]["vocab"] = {t: i for t, i in spec["model"]["vocab"].items() if t not in tok.specials}
+    said = roles.keys() - {"mask"}
+    bpe.write_json(folder / "tokenizer.json", spec)
+    bpe.write_json(folder / "tokenizer_config.json", {
+        key: v for key, v in config.items() if key not in {"mask_token", "eos_token", "pad_token"} or key[:-6] in said})
+
+
+def checkpoint(folder, name):
+    """Writes a random model of MODELS with its tokenizer -> the number of its parameters."""
+    tok, (fixed, specials, roles, _) = tokenizer(name), MODELS[name]
+    used = max(tok.specials[text] for text in specials) + 1
+    ids = {f"{role}_id": tok.specials[text] for role, text in roles.items()}
+    # Like the real ones: LLaDA has 115 rows more than ids, Dream 397; Llama 3 none.
+    size = used if name == "llama" else used // 64 * 64 + 64
+    cfg = model.ModelConfig(vocab_size=size, **SIZE, **fixed, **ids)
+    rng = np.random.default_rng(0)  # model.init would compile for longer than the model computes
+    draw = lambda path, shape: np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))
+    params = jax.tree_util.tree_map_with_path(draw, model.shapes(cfg), is_leaf=lambda x: isinstance(x, tuple))
+    model.save(folder, params, cfg)
+    write_tokenizer(Path(folder), tok, name)
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+def make(cfg):
+    """Makes what a config starts from and reads, as far as that is in out/tiny; says what it is."""
+    for key, known in (("init_from", MODELS), ("dataset", ROWS)):
+        path = Path(getattr(cfg, key) or "")
+        if path.parent != Path(HOME):
+            continue
+        if path.name not in known:
+            raise ValueError(f"{key}={str(path)!r}: what can be made there is {', '.join(known)}")
+        if key == "init_from":
+            print(f"{path}: a random {path.name} of {checkpoint(path, path.name):,} parameters. This shows that the "
+                  "recipe runs; nothing can be learnt from it")  # fmt: skip
+        else:
+            for split, made in rows(path.name).items():
+                bpe.write(path / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
+            print(f"{path}: a few rows in the format of the real data")
