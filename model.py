@@ -225,19 +225,22 @@ def readout(params, h, cfg):
     return out if cfg.mask_id is None else jnp.where(jnp.arange(cfg.vocab_size) == cfg.mask_id, BANNED, out)
 
 
-def logits(params, z, cfg, valid=None, start=0, length=None):
-    """z (B, T) with holes -> (B, length, V) float32: `[:, i]` is always about token start + i, shifted model or not.
+def features(params, z, cfg, valid=None, start=0, length=None):
+    """z (B, T) with holes -> (B, length, D): `[:, i]` is what token start + i is read from, shifted model or not.
 
-    Only the window [start, start + length) is read out (None: to the end); `start` may be traced, so a sampler that
-    works on a block pays the vocabulary for the block alone.
+    Only the window [start, start + length) is taken (None: to the end); `start` may be traced, so a sampler that works
+    on a block pays the vocabulary for the block alone.
     """
     h = trunk(params, z, cfg, valid)
     if cfg.shift:  # position 0 has nothing on its left: it keeps its own features, as in Dream's sampler
         h = jnp.concatenate([h[:, :1], h[:, :-1]], 1)
     length = z.shape[1] - start if length is None else length
-    if length != z.shape[1]:
-        h = jax.lax.dynamic_slice_in_dim(h, start, length, 1)
-    return readout(params, h, cfg)
+    return h if length == z.shape[1] else jax.lax.dynamic_slice_in_dim(h, start, length, 1)
+
+
+def logits(params, z, cfg, valid=None, start=0, length=None):
+    """z (B, T) with holes -> (B, length, V) float32: `[:, i]` is always about token start + i (see `features`)."""
+    return readout(params, features(params, z, cfg, valid, start, length), cfg)
 
 
 def score(params, tokens, cfg, valid=None):
