@@ -49,7 +49,9 @@ def weight(t):
 # ---- what the logits say of given tokens -----------------------------------------------------------------------------
 
 
-LOGITS = 2**28  # bytes of logits at a time: at 152,000 ids 441 positions, about as many as keep a GPU's matmul busy
+# Bytes of logits at a time: at 152,000 ids 220 positions. Far fewer, and the head is read and its gradient written for
+# too little; more, and of a gradient with entropy seven such arrays are there at once.
+LOGITS = 2**27
 
 
 def gather_logp(logits, x):

@@ -68,8 +68,8 @@ class ModelConfig:
         if self.rope_scaling is not None:
             numbers = all(type(x) in (int, float) and x > 0 for x in self.rope_scaling)
             if len(self.rope_scaling) != 4 or not numbers or self.rope_scaling[1] >= self.rope_scaling[2]:
-                raise ValueError(f"rope_scaling={self.rope_scaling}: expected four numbers above 0, factor, low_freq_factor"
-                                 " < high_freq_factor, original_max_position_embeddings, as in 8,1,4,8192")
+                raise ValueError(f"rope_scaling={self.rope_scaling}: expected four numbers above 0, as in 8,1,4,8192: "
+                                 "factor, low_freq_factor < high_freq_factor, original_max_position_embeddings")
         if self.causal and not self.shift:
             raise ValueError("causal=True needs shift=True: a position that sees its own token cannot predict it")
         if self.dtype not in ("float32", "bfloat16"):
@@ -309,7 +309,7 @@ LLADA_NEEDS = {
     "rope_scaling": None,
     "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "rope": True, "block_group_size": 1,
     "alibi": False, "include_bias": False, "attention_layer_norm": False, "input_emb_norm": False,
-    "scale_logits": False, "rope_scaling": None}  # fmt: skip
+    "scale_logits": False}  # fmt: skip
 
 # model_type: (class, tensors, keys, needs, what its config need not say). Every other field has its default.
 FAMILIES = {
@@ -424,7 +424,7 @@ def read_json(path):
 
 def llama3_rope(path, theirs):
     """config.json of a folder -> cfg.rope_scaling; takes the rope_type of what is understood out of it."""
-    found = theirs.get("rope_scaling") or ({"rope_type": "llama3"} | theirs if theirs.get("rope_type") == "llama3" else {})
+    found = theirs.get("rope_scaling") or (theirs if theirs.get("rope_type") == "llama3" else {})
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "default":
         return None

@@ -358,7 +358,7 @@ def arguments(file, vocab, merges, added, unmerged, processor=None, **rest):
     specials = {text: t["id"] for text, t in added.items()}
     roles, specials = find_roles(file, config, vocab, specials)
     if lacking := set(bos := begins(config, processor)) - specials.keys():
-        raise ValueError(f"{file.parent}: texts are said to begin with {lacking.pop()!r}, which is no special token here")
+        raise ValueError(f"{file.parent}: texts are said to begin with {lacking.pop()!r}, which is no special token")
     tokens = {read(text): i for text, i in vocab.items() if text not in specials}
     order = dict.fromkeys(read(a + b) for a, b in merges)  # two merges may make the same token: the older one counts
     if unmerged:
