@@ -78,6 +78,7 @@ def cost(cfg):
     Q, KV, D, F, L, V = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ff, m.n_layer, m.vocab_size
     shapes = jax.tree.leaves(model.shapes(m, 1 if judge else None), is_leaf=lambda s: isinstance(s, tuple))
     n, wide = sum(map(math.prod, shapes)), 2 if m.dtype == "bfloat16" else 4
+    trained = n  # every weight has a gradient and two moments
     total, rows, again = rows_of(cfg)
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
     layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * T)
@@ -87,10 +88,12 @@ def cost(cfg):
     filled = (cfg.rollout_chunk or cfg.batch_size * cfg.group_size) if grpo else 0
     block = cfg.block_len or new
     parts = {
-        "params": 4 * n + (wide == 2) * 2 * n, "optimizer": 8 * n, "average": 4 * n * (cfg.ema_decay is not None),
+        "params": 4 * n + 2 * n * (wide == 2), "optimizer": 8 * trained, "average": 4 * n * (cfg.ema_decay is not None),
         "reference": 4 * n * bool(grpo and cfg.kl_beta and not cfg.ref_offload),
-        "gradients": 4 * n * (2 if cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk else 1),  # a sum and its next
-        "activations": rows * kept, "logits": 3 * logits(some(rows * new)),
+        # Summed up part by part, there are two of them: the sum, and what is next in it.
+        "gradients": 4 * trained * (2 if cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk else 1),
+        # The logits and their gradient; with an entropy, also probabilities, and products of all of them.
+        "activations": rows * kept, "logits": (7 if grpo else 2) * logits(some(rows * new)),
         # Of a rollout no more than a layer is kept at a time; of its logits there are copies, probabilities and noise.
         "rollout": filled * layer // 2 + 4 * logits(filled * block),
     }  # fmt: skip
@@ -160,9 +163,10 @@ def describe_cost(cfg, limit=None):
              f"{amount(sum(flops.values()), 'FLOP')} a step" + (f" ({stages})" if flops["rollout"] else "")]
     if parts["peak"] > limit:
         changes, then = cheaper(cfg, limit)
-        how = " ".join(f"--{key}={value}" for key, value in changes.items()) or "nothing in this config"
-        lines.append(f"warning: this run will probably not fit. {how} would make it {amount(then)}"
-                     + ("" if then <= limit else ", still too much: it needs a smaller model or a larger device"))
+        how = " ".join(f"--{key}={value}" for key, value in changes.items())
+        would = f"{how} would make it {amount(then)}" if how else "no key of this config helps"
+        lines.append(f"warning: this run will probably not fit: {would}"
+                     + ("" if then <= limit else "; still too much: it needs a smaller model or a larger device"))
     return lines
 
 

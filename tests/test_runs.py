@@ -485,7 +485,7 @@ def array(cfg, kind):
 
 
 @pytest.mark.parametrize("changes", [
-    {}, dict(model=dataclasses.replace(SMALL.model, remat=True, vocab_size=4000, dtype="bfloat16"))])  # fmt: skip
+    {}, dict(gradient_accumulation_steps=2, model=dataclasses.replace(SMALL.model, vocab_size=4000))])  # fmt: skip
 def test_memory_is_estimated_to_a_factor_of_two_of_what_xla_allocates(changes):
     cfg = dataclasses.replace(SMALL, **changes)
     params, (tx, _) = shapes_of(cfg), train.optimizer(cfg)
@@ -518,7 +518,8 @@ def test_a_training_step_is_three_forward_passes_of_two_flops_a_weight_and_token
 @pytest.mark.parametrize("changes, part, more", [
     (dict(kl_beta=0.1), "reference", True), (dict(kl_beta=0.1, ref_offload=True), "reference", False),
     (dict(ema_decay=0.9), "average", True), (dict(logp_chunk=8), "activations", False),
-    (dict(gradient_accumulation_steps=2), "activations", False), (dict(rollout_chunk=8), "rollout", False)])  # fmt: skip
+    (dict(gradient_accumulation_steps=2), "activations", False), (dict(rollout_chunk=8), "rollout", False),
+])  # fmt: skip
 def test_what_a_key_costs_or_saves_is_counted(changes, part, more):
     base = runs.cost(dataclasses.replace(SMALL, **TUNING))[0][part]
     now = runs.cost(dataclasses.replace(SMALL, **TUNING, **changes))[0][part]
