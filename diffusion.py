@@ -46,13 +46,52 @@ def weight(t):
     return 1.0 / t
 
 
-# ---- the loss --------------------------------------------------------------------------------------------------------
+# ---- what the logits say of given tokens -----------------------------------------------------------------------------
+
+
+# Bytes of logits at a time: at 152,000 ids 220 positions. Far fewer, and the head is read and its gradient written for
+# too little; more, and of a gradient with entropy seven such arrays are there at once.
+LOGITS = 2**27
 
 
 def gather_logp(logits, x):
     """logits (..., V), x (...) -> log p(x) (...)."""
     chosen = jnp.take_along_axis(logits, x[..., None], -1)[..., 0]
     return chosen - jax.nn.logsumexp(logits, -1)
+
+
+def entropy(logits):
+    """logits (..., V) -> (...), in nats."""
+    return jax.nn.logsumexp(logits, -1) - jnp.sum(jax.nn.softmax(logits) * logits, -1)
+
+
+def read(params, h, x, cfg, say, scored):
+    """h (B, T, D) of model.features, x and scored (B, T) -> say(logits (..., V), x (...)), (B, T) or a tuple of them.
+
+    Logits of all positions are made only where they fit into LOGITS. Else chunks of positions are read one after the
+    other, and again in the backward pass, so that (B, T, V) never exists. What is not scored comes last, in chunks
+    that are skipped: one view of `trace` scores a few tokens of a row. Of what is not scored the result may be 0.
+    """
+    some = lambda h, x: say(model.readout(params, h, cfg), x)
+    n = max(LOGITS // (4 * cfg.vocab_size), 1)
+    if x.size <= n:
+        return some(h, x)
+    order = jnp.argsort(~scored.reshape(-1))
+    cut = lambda a: jnp.pad(a[order], [(0, -len(order) % n)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, n, *a.shape[1:])
+    parts = cut(h.reshape(-1, h.shape[-1])), cut(x.reshape(-1))
+    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(some, *(a[0] for a in parts)))
+
+    @jax.checkpoint
+    def chunk(part):
+        i, *part = part
+        return jax.lax.cond(i * n < scored.sum(), some, lambda *_: empty, *part)
+
+    out = jax.lax.map(chunk, (jnp.arange(len(parts[1])), *parts))
+    back = jnp.argsort(order)
+    return jax.tree.map(lambda a: a.reshape(-1)[back].reshape(x.shape), out)
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
 
 
 def noise(key, batch, cfg, norm="token", paired=False):
@@ -91,10 +130,12 @@ def loss(params, batch, cfg, start=0):
     Of a uniform model it is log V (of the V tokens that can be predicted: the mask cannot). `start`: the first column
     that can be a hole; logits are computed from there on. Loss and metrics add up over parts of a batch.
     """
-    logits = model.logits(params, batch["z"], cfg, batch["valid"], start)
+    h = model.features(params, batch["z"], cfg, batch["valid"], start)
     x, w = batch["x"][:, start:], batch["weight"][:, start:]
-    nelbo = -jnp.sum(w * gather_logp(logits, x))
-    return nelbo, {"nelbo": nelbo, "hole_acc": jnp.sum(w * (logits.argmax(-1) == x))}
+    say = lambda logits, x: (gather_logp(logits, x), logits.argmax(-1) == x)
+    logp, hit = read(params, h, x, cfg, say, w > 0)
+    nelbo = -jnp.sum(w * logp)
+    return nelbo, {"nelbo": nelbo, "hole_acc": jnp.sum(w * hit)}
 
 
 def likelihood(params, batch, key, cfg, n=8, start=0):
@@ -102,8 +143,8 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
     causal model no bound, the log-likelihood."""
     x, maskable = batch["tokens"], batch["hole"]
     if cfg.causal:
-        logits = model.logits(params, x, cfg, batch["valid"], start)
-        return jnp.sum(maskable[:, start:] * gather_logp(logits, x[:, start:]), 1)
+        h = model.features(params, x, cfg, batch["valid"], start)
+        return jnp.sum(maskable[:, start:] * read(params, h, x[:, start:], cfg, gather_logp, maskable[:, start:]), 1)
     L = maskable.sum(1)
     k_first, k_mask = jax.random.split(key)
     first = jnp.floor(jax.random.uniform(k_first, L.shape) * L) + 1  # in 1..L; the others follow at distances of L / n
@@ -111,8 +152,8 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
     def one(j):
         count = (jnp.round(first + j * L / n) - 1) % jnp.maximum(L, 1) + 1
         hole = subset(jax.random.fold_in(k_mask, j), maskable, count)
-        logits = model.logits(params, jnp.where(hole, cfg.mask_id, x), cfg, batch["valid"], start)
-        logp = gather_logp(logits, x[:, start:])
+        h = model.features(params, jnp.where(hole, cfg.mask_id, x), cfg, batch["valid"], start)
+        logp = read(params, h, x[:, start:], cfg, gather_logp, hole[:, start:])
         return jnp.sum(hole[:, start:] * logp, 1) * L / count
 
     return jax.lax.map(one, jnp.arange(n)).mean(0)
@@ -210,22 +251,28 @@ def views(key, method, hole, order=None, n=1, ratio=(0.2, 0.8), p_mask_prompt=0.
     return M, w.astype(jnp.float32)
 
 
-def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0):
+def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0, scored=None):
     """x (B, T), M (K, B, T) -> log p of every token in every view, and the entropy there, (K, B, T); 0 before start.
 
     The views are rows of one batch, of which `chunk` at a time are computed and, for the gradient, kept: None: all.
+    scored (K, B, T): where a view's result is looked at, None: everywhere.
     """
     K, B, T = M.shape
     chunk = chunk or K * B
     if K * B % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
 
+    def say(logits, x):
+        logits = logits / temperature
+        spread = entropy(logits)
+        return gather_logp(logits, x), spread
+
     def some(rows):
-        b = rows % B
-        z = jnp.where(M.reshape(-1, T)[rows], cfg.mask_id, x[b]) if cfg.mask_id is not None else x[b]
-        logits = model.logits(params, z, cfg, None if valid is None else valid[b], start) / temperature
-        entropy = jax.nn.logsumexp(logits, -1) - jnp.sum(jax.nn.softmax(logits) * logits, -1)
-        return gather_logp(logits, x[b, start:]), entropy
+        b, of_view = rows % B, lambda a: a.reshape(-1, T)[rows]
+        z = jnp.where(of_view(M), cfg.mask_id, x[b]) if cfg.mask_id is not None else x[b]
+        h = model.features(params, z, cfg, None if valid is None else valid[b], start)
+        looked_at = jnp.ones_like(z, bool) if scored is None else of_view(scored)
+        return read(params, h, x[b, start:], cfg, say, looked_at[:, start:])
 
     rows = jnp.arange(K * B).reshape(-1, chunk)
     both = some(rows[0]) if len(rows) == 1 else jax.lax.map(jax.checkpoint(some), rows)
@@ -234,7 +281,7 @@ def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.
 
 def token_logp(params, x, M, w, cfg, valid=None, start=0, chunk=None, temperature=1.0):
     """x (B, T), M and w (K, B, T) -> sum over the views of w log p (B, T), zero outside the completion."""
-    return (w * view_logp(params, x, M, cfg, valid, start, chunk, temperature)[0]).sum(0)
+    return (w * view_logp(params, x, M, cfg, valid, start, chunk, temperature, w != 0)[0]).sum(0)
 
 
 def sandwich(logp, w, up, mix, power):

@@ -41,6 +41,7 @@ class ModelConfig:
     logit_cap: float | None = None  # and so do logits (Gemma 2)
     tie_embeddings: bool = False  # one matrix reads tokens in and logits out
     rope_theta: float = 10000.0  # the longest wavelength of the rotary positions, over 2 pi
+    rope_scaling: tuple[float, ...] | None = None  # factor, low and high frequency factor, trained length (Llama 3.1)
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of the matmuls; params, norms, softmax and logits stay float32
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
@@ -51,7 +52,8 @@ class ModelConfig:
 
     def __post_init__(self):
         for f in dataclasses.fields(self):
-            kind = f.type | int if isinstance(0.0, f.type) else f.type  # 256 is a number like 256.0
+            kind = tuple | None if f.name == "rope_scaling" else f.type  # isinstance knows no tuple[float]
+            kind = kind | int if isinstance(0.0, kind) else kind  # 256 is a number like 256.0
             if not isinstance(getattr(self, f.name), kind):
                 raise ValueError(f"{f.name}={getattr(self, f.name)!r}: expected {getattr(f.type, '__name__', f.type)}")
         for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window"):
@@ -63,6 +65,11 @@ class ModelConfig:
             raise ValueError(f"n_head={self.n_head} must be divisible by n_kv_head={self.n_kv_head}")
         if self.head_dim % 2:
             raise ValueError(f"a head has {self.head_dim} columns, but rotary positions turn pairs: make it even")
+        if self.rope_scaling is not None:
+            numbers = all(type(x) in (int, float) and x > 0 for x in self.rope_scaling)
+            if len(self.rope_scaling) != 4 or not numbers or self.rope_scaling[1] >= self.rope_scaling[2]:
+                raise ValueError(f"rope_scaling={self.rope_scaling}: expected four numbers above 0, as in 8,1,4,8192: "
+                                 "factor, low_freq_factor < high_freq_factor, original_max_position_embeddings")
         if self.causal and not self.shift:
             raise ValueError("causal=True needs shift=True: a position that sees its own token cannot predict it")
         if self.dtype not in ("float32", "bfloat16"):
@@ -136,6 +143,10 @@ def rms_norm(x, gain, eps):
 def rotary(positions, cfg):
     """positions (B or 1, T) -> cos, sin (B or 1, T, 1, K/2) float32."""
     frequency = cfg.rope_theta ** (-jnp.arange(0, cfg.head_dim, 2) / cfg.head_dim)
+    if cfg.rope_scaling is not None:  # slow turns become `factor` times slower, fast ones stay, linear in between
+        factor, low, high, length = cfg.rope_scaling
+        stay = jnp.clip((length * frequency / (2 * jnp.pi) - low) / (high - low), 0, 1)
+        frequency = frequency * (stay + (1 - stay) / factor)
     angle = positions[:, :, None, None] * frequency
     return jnp.cos(angle), jnp.sin(angle)
 
@@ -244,19 +255,22 @@ def readout(params, h, cfg):
     return out if cfg.mask_id is None else jnp.where(jnp.arange(cfg.vocab_size) == cfg.mask_id, BANNED, out)
 
 
-def logits(params, z, cfg, valid=None, start=0, length=None):
-    """z (B, T) with holes -> (B, length, V) float32: `[:, i]` is always about token start + i, shifted model or not.
+def features(params, z, cfg, valid=None, start=0, length=None):
+    """z (B, T) with holes -> (B, length, D): `[:, i]` is what token start + i is read from, shifted model or not.
 
-    Only the window [start, start + length) is read out (None: to the end); `start` may be traced, so a sampler that
-    works on a block pays the vocabulary for the block alone.
+    Only the window [start, start + length) is taken (None: to the end); `start` may be traced, so a sampler that works
+    on a block pays the vocabulary for the block alone.
     """
     h = trunk(params, z, cfg, valid)
     if cfg.shift:  # position 0 has nothing on its left: it keeps its own features, as in Dream's sampler
         h = jnp.concatenate([h[:, :1], h[:, :-1]], 1)
     length = z.shape[1] - start if length is None else length
-    if length != z.shape[1]:
-        h = jax.lax.dynamic_slice_in_dim(h, start, length, 1)
-    return readout(params, h, cfg)
+    return h if length == z.shape[1] else jax.lax.dynamic_slice_in_dim(h, start, length, 1)
+
+
+def logits(params, z, cfg, valid=None, start=0, length=None):
+    """z (B, T) with holes -> (B, length, V) float32: `[:, i]` is always about token start + i (see `features`)."""
+    return readout(params, features(params, z, cfg, valid, start, length), cfg)
 
 
 def score(params, tokens, cfg, valid=None):
@@ -304,10 +318,12 @@ LLADA = {
 
 # Our field -> their key. A key with a default may be missing.
 IDS = {"mask_id": "mask_token_id", "eos_id": "eos_token_id", "pad_id": "pad_token_id", "bos_id": "bos_token_id"}
+ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # of cfg.rope_scaling
 LLAMA_KEYS = IDS | {
     "vocab_size": "vocab_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "d_head": "head_dim",
     "n_kv_head": "num_key_value_heads", "d_model": "hidden_size", "d_ff": "intermediate_size",
-    "tie_embeddings": "tie_word_embeddings", "rope_theta": "rope_theta", "norm_eps": "rms_norm_eps"}  # fmt: skip
+    "tie_embeddings": "tie_word_embeddings", "rope_theta": "rope_theta", "norm_eps": "rms_norm_eps",
+    "rope_scaling": "rope_scaling"}  # fmt: skip
 GEMMA_KEYS = LLAMA_KEYS | {
     "window": "sliding_window", "query_scale": "query_pre_attn_scalar", "attn_cap": "attn_logit_softcapping",
     "logit_cap": "final_logit_softcapping"}  # fmt: skip
@@ -316,11 +332,12 @@ LLADA_KEYS = IDS | {
     "d_model": "d_model", "d_ff": "mlp_hidden_size", "tie_embeddings": "weight_tying", "rope_theta": "rope_theta",
     "norm_eps": "rms_norm_eps", "qkv_bias": "include_qkv_bias"}  # fmt: skip
 # What a config must say (or leave out) for this code to be that network.
-LLAMA_NEEDS = {"hidden_act": "silu", "rope_scaling": None, "rope_type": "default", "attention_bias": False,
+LLAMA_NEEDS = {"hidden_act": "silu", "rope_type": "default", "attention_bias": False,
                "mlp_bias": False, "use_sliding_window": False}  # fmt: skip
 GEMMA_NEEDS = LLAMA_NEEDS | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
                              "use_bidirectional_attention": False}  # fmt: skip
 LLADA_NEEDS = {
+    "rope_scaling": None,
     "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "rope": True, "block_group_size": 1,
     "alibi": False, "include_bias": False, "attention_layer_norm": False, "input_emb_norm": False,
     "scale_logits": False}  # fmt: skip
@@ -346,7 +363,8 @@ def family(cfg):
         headed = "d_head" in keys or cfg.head_dim * cfg.n_head == cfg.d_model
         if headed and all(getattr(cfg, k) == v for k, v in (fixed | implied).items() if k not in keys):
             return name
-    switches = ("causal", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale", "attn_cap", "logit_cap")
+    switches = ("causal", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale", "attn_cap", "logit_cap",
+                "rope_scaling")
     raise ValueError(
         "no Hugging Face family has these switches together: "
         + ", ".join(f"{k}={getattr(cfg, k)}" for k in (*switches, "d_head"))
@@ -380,6 +398,9 @@ def save(folder, params, cfg):
     theirs |= {k: v for k, v in needs.items() if v is not None} | ({"num_labels": 1} if n_out else {})
     theirs |= {key: getattr(filled, ours) for ours, key in keys.items()} | {"vocab_size": cfg.vocab_size}
     theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
+    if cfg.rope_scaling is not None:
+        theirs["rope_scaling"] = {"rope_type": "llama3", **dict(zip(ROPE, cfg.rope_scaling, strict=True))}
+        del theirs["rope_type"]
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(theirs, f, indent=2)
 
@@ -433,6 +454,19 @@ def read_json(path):
     return found
 
 
+def llama3_rope(path, theirs):
+    """config.json of a folder -> cfg.rope_scaling; takes the rope_type of what is understood out of it."""
+    found = theirs.get("rope_scaling") or (theirs if theirs.get("rope_type") == "llama3" else {})
+    kind = found.get("rope_type", found.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3" or not set(ROPE) <= found.keys():
+        raise ValueError(f"{path}: rope_scaling={found} is not supported; this code computes rope_type='default', and "
+                         f"'llama3' with {', '.join(ROPE)}")
+    theirs.pop("rope_type", None)
+    return tuple(found[k] for k in ROPE)
+
+
 def read_config(folder):
     """config.json of a Hugging Face folder -> ModelConfig, or a ValueError that names what this code cannot do."""
     path = os.path.join(folder, "config.json")
@@ -442,6 +476,7 @@ def read_config(folder):
         raise ValueError(f"{path}: model_type is {kind!r}; known families: {', '.join(FAMILIES)}")
     _, _, keys, needs, implied = FAMILIES[kind]
     theirs |= theirs.get("rope_parameters") or {}  # where transformers 5 keeps rope_theta
+    theirs |= {"rope_scaling": llama3_rope(path, theirs)}
     for key, want in needs.items():
         if (theirs.get(key, want) or None) != (want or None):  # null is no
             raise ValueError(f"{path}: {key}={theirs[key]!r} is not supported; this code computes {key}={want!r}")

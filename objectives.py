@@ -427,7 +427,7 @@ def tune(cfg, tok, start):
         M, w = b["M"].swapaxes(0, 1), b["w"].swapaxes(0, 1)
         chunk = cfg.logp_chunk and min(cfg.logp_chunk, M.shape[0] * M.shape[1])
         logp, entropy = diffusion.view_logp(
-            params, b["x"], M, cfg.model, b["valid"], first, chunk, cfg.temperature or 1.0
+            params, b["x"], M, cfg.model, b["valid"], first, chunk, cfg.temperature or 1.0, w != 0
         )
         entropy = (w * entropy).sum(0) / jnp.maximum(w.sum(0), 1e-6)
         if cfg.loss_type == "spg":

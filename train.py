@@ -214,6 +214,7 @@ def train(cfg):
         f"{cfg.objective} on {cfg.dataset}: {sum(x.size for x in jax.tree.leaves(params)):,} parameters, "
         f"{cfg.max_iters} steps of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}"
     )
+    print(*runs.describe_cost(cfg), sep="\n")
     del params
     if not (cfg.resume or cfg.eval_only):
         runs.move_aside(cfg.out_dir)

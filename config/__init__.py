@@ -213,12 +213,17 @@ RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler
 }
 
 
+def n_views(c):
+    """How many masked copies of a completion grpo scores."""
+    return {"one_step": 1, "coupled": 3, "coupled_elbo": 2 * c.logp_views, "exact": 1}.get(c.logp_est, c.logp_views)
+
+
 def check_grpo(c):
     """What grpo needs to hold between keys."""
     completions = c.batch_size * c.group_size
     kept = c.keep_completions or completions
     size = c.minibatch_size or kept
-    view = {"one_step": 1, "coupled": 3, "coupled_elbo": 2 * c.logp_views, "exact": 1}.get(c.logp_est, c.logp_views)
+    view = n_views(c)
     micro = size // c.gradient_accumulation_steps
     where = f"batch_size={c.batch_size} x group_size={c.group_size} = {completions} completions"
     judged = "judge" in c.rewards + c.eval_rewards

@@ -9,6 +9,7 @@ order of learning, and in the ids.
 import base64
 import collections
 import heapq
+import itertools
 import json
 import os
 import re
@@ -40,16 +41,18 @@ CHUNK = 8192  # characters at a time, only for text that overflows the stack of 
 class Tokenizer:
     """Byte-level BPE; the ids that matter are `mask_id`, `eos_id` and `pad_id`, and every id is below `vocab_size`."""
 
-    def __init__(self, vocab, specials, roles, pattern=OWN, nfc=True, order=None, shown=(), extra=None):
+    def __init__(self, vocab, specials, roles, pattern=OWN, nfc=True, order=None, shown=(), extra=None, bos=()):
         """vocab {bytes: id}, specials {text: id}, roles {"mask", "eos", "pad": text} -> a tokenizer.
 
         order: [bytes], the tokens by age, if their ids do not tell; shown: the specials that are text to a reader;
-        extra: entries of tokenizer_config.json that we only pass on (a chat template)."""
+        extra: entries of tokenizer_config.json that we only pass on (a chat template); bos: (), or the [text] of the
+        special token that every text of this model begins with (Llama 3, Gemma)."""
         self.vocab, self.specials, self.roles = vocab, specials, roles
         self.pattern, self.nfc, self.shown, self.extra = pattern, nfc, frozenset(shown), extra or {}
         single = sorted((bytes([b]) for b in range(256)), key=lambda t: vocab.get(t, len(vocab)))
         self.order = single + [t for t in order or sorted(vocab, key=vocab.get) if len(t) > 1]
         self.mask_id, self.eos_id, self.pad_id = (specials[roles[role]] for role in ("mask", "eos", "pad"))
+        self.bos, self.bos_ids = tuple(bos), [specials[text] for text in bos]
         if self.mask_id in (self.eos_id, self.pad_id):
             raise ValueError(f"{roles['mask']!r} is the mask and also the end or the padding of a text: "
                              "a hole must look like nothing else, give the mask a token of its own")
@@ -61,6 +64,10 @@ class Tokenizer:
         self._tiktoken = tiktoken.Encoding(
             "unmask", pat_str=pattern, mergeable_ranks={t: rank for rank, t in enumerate(self.order)},
             special_tokens={s: len(self.order) + i for i, s in enumerate(specials)})
+
+    def begin(self, ids):
+        """[id] of a text -> the same after what every text of this model begins with, unless it is there already."""
+        return ids if ids[: len(self.bos_ids)] == self.bos_ids else self.bos_ids + ids
 
     def encode(self, text, specials=False):
         """Text -> [id], of its NFC form if the model was trained so; specials=True reads `<|mask|>` as one token."""
@@ -80,7 +87,7 @@ class Tokenizer:
 
     def __eq__(self, other):
         """Do both give every text the same ids, and the same ids the same parts to play?"""
-        facts = ("vocab", "specials", "roles", "pattern", "nfc", "order", "shown")
+        facts = ("vocab", "specials", "roles", "pattern", "nfc", "order", "shown", "bos")
         return isinstance(other, Tokenizer) and all(getattr(self, f) == getattr(other, f) for f in facts)
 
     @classmethod
@@ -143,7 +150,7 @@ class Tokenizer:
             "added_tokens": sorted(added, key=lambda token: token["id"]),
             "normalizer": {"type": "NFC"} if self.nfc else None,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut, byte_level]},
-            "post_processor": None, "decoder": byte_level,
+            "post_processor": prefix(self.bos, self.bos_ids), "decoder": byte_level,
             "model": {
                 "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                 "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
@@ -152,7 +159,8 @@ class Tokenizer:
                 "merges": [list(map(written, pair)) for pair in pairs if len(pair) == 2]}})
         write_json(Path(folder) / "tokenizer_config.json", self.extra | {
             "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
-            **{f"{role}_token": text for role, text in self.roles.items()}})
+            **{f"{role}_token": text for role, text in self.roles.items()},
+            **({"bos_token": self.bos[0], "add_bos_token": True} if self.bos else {})})
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -289,7 +297,7 @@ def read_huggingface(file):
     merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     return arguments(
         file, model["vocab"], merges, {t["content"]: t for t in spec["added_tokens"]}, model.get("ignore_merges"),
-        pattern=pattern, nfc=bool(changes))
+        pattern=pattern, nfc=bool(changes), processor=spec.get("post_processor"))
 
 
 def cuts(steps):
@@ -321,7 +329,27 @@ def read_vocab(file):
     return arguments(file, read_json(file), merges, {}, False, pattern=GPT2 if gpt2 else QWEN2, nfc=not gpt2)
 
 
-def arguments(file, vocab, merges, added, unmerged, **rest):
+def prefix(bos, ids):
+    """The post-processor of a tokenizer.json that writes these special tokens before every text; None: no tokens."""
+    first = [{"SpecialToken": {"id": text, "type_id": 0}} for text in bos]
+    text = lambda name, n: {"Sequence": {"id": name, "type_id": n}}
+    return {"type": "TemplateProcessing", "single": [*first, text("A", 0)],
+            "pair": [*first, text("A", 0), *first, text("B", 1)],
+            "special_tokens": {s: {"id": s, "ids": [i], "tokens": [s]} for s, i in zip(bos, ids, strict=True)},
+            } if bos else None  # fmt: skip
+
+
+def begins(config, processor):
+    """tokenizer_config.json, the post-processor of tokenizer.json -> [text] that every text begins with."""
+    steps = (processor or {}).get("processors", [processor or {}])
+    single = next((step["single"] for step in steps if step.get("type") == "TemplateProcessing"), [])
+    written = [part["SpecialToken"]["id"] for part in itertools.takewhile(lambda part: "SpecialToken" in part, single)]
+    said = config.get("bos_token")  # the config has the last word, where it says anything
+    said = said["content"] if isinstance(said, dict) else said
+    return {True: [said] if said else written, False: [], None: written}[config.get("add_bos_token")]
+
+
+def arguments(file, vocab, merges, added, unmerged, processor=None, **rest):
     """{text: id}, [[a, b]], {text: added token}, may tokens come from no merge? -> arguments of Tokenizer."""
     config = read_json(file.with_name("tokenizer_config.json"))
     plain = {text: {"id": i} for text, i in read_json(file.with_name("added_tokens.json")).items()}
@@ -329,11 +357,13 @@ def arguments(file, vocab, merges, added, unmerged, **rest):
     added = plain | listed | added
     specials = {text: t["id"] for text, t in added.items()}
     roles, specials = find_roles(file, config, vocab, specials)
+    if lacking := set(bos := begins(config, processor)) - specials.keys():
+        raise ValueError(f"{file.parent}: texts are said to begin with {lacking.pop()!r}, which is no special token")
     tokens = {read(text): i for text, i in vocab.items() if text not in specials}
     order = dict.fromkeys(read(a + b) for a, b in merges)  # two merges may make the same token: the older one counts
     if unmerged:
         order |= dict.fromkeys(sorted(tokens, key=tokens.get))
-    return dict(vocab=tokens, specials=specials, roles=roles, order=list(order),
+    return dict(vocab=tokens, specials=specials, roles=roles, order=list(order), bos=bos,
                 shown=[text for text, t in added.items() if not t.get("special", True)],
                 extra={k: config[k] for k in ("bos_token", "chat_template", "model_max_length") if k in config}, **rest)
 

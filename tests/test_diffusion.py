@@ -339,3 +339,54 @@ def test_temperature_divides_the_logits_before_they_are_normalised():
     logits = model.logits(WILD, jnp.where(HOLES, 3, TEXT), SMALL)
     expected = jnp.where(HOLES, diffusion.gather_logp(logits / 0.7, TEXT), 0)
     close(diffusion.token_logp(WILD, TEXT, M, w, SMALL, temperature=0.7), expected)
+
+
+# ---- logits in chunks ----
+
+
+def everything(cfg, T=8, B=3):
+    """-> f(params, data), data: the loss, and the views of a `trace` with their entropies, as one number each."""
+    x, hole = jax.random.randint(KEY, (B, T), 0, 10), jnp.tile(jnp.arange(T) >= 2, (B, 1))
+    b = noise(KEY, {"tokens": x, "hole": hole, "valid": None}, cfg)
+    M, w = views(KEY, "trace", hole, order=jnp.where(hole, jnp.arange(T) % 3, -1), n=3)
+
+    def f(params, data):
+        b, M, w = data
+        nelbo, metrics = diffusion.loss(params, b, cfg, 2)
+        logp, entropy = diffusion.view_logp(params, b["x"], M, cfg, None, 2, B, 0.7, w != 0)
+        return jnp.stack([nelbo, metrics["hole_acc"], (w * logp).sum(), (w * entropy).sum()])
+
+    return f, (b, M, w)
+
+
+@pytest.mark.parametrize("changes", [{}, dict(shift=True, qkv_bias=True, tie_embeddings=True)], ids=["llada", "Dream"])
+def test_logits_in_chunks_have_the_values_and_gradients_of_all_logits_at_once(changes, monkeypatch):
+    cfg = dataclasses.replace(CFG, **changes)
+    params = model.init(KEY, cfg)
+    f, data = everything(cfg)
+    both = lambda: jax.jit(jax.grad(lambda p, d: (lambda out: (out.sum(), out))(f(p, d)), has_aux=True))(params, data)
+    expected = both()
+    monkeypatch.setattr(diffusion, "LOGITS", 4 * cfg.vocab_size * 4)  # four positions: the last chunks hold none scored
+    jax.tree.map(close, both(), expected)
+
+
+def test_chunks_in_which_nothing_is_scored_are_never_read(monkeypatch):
+    monkeypatch.setattr(diffusion, "LOGITS", 4 * CFG.vocab_size * 4)
+    h, scored = jnp.ones((2, 8, CFG.d_model)), jnp.arange(16).reshape(2, 8) % 4 == 0
+    seen = []
+    say = lambda logits, x: (jax.debug.callback(lambda l: seen.append(l.shape), logits), x + 1)[1]
+    out = diffusion.read(PARAMS, h, X[:2, :8] * 0, CFG, say, scored)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(out, scored * 1)
+    assert seen == [(4, CFG.vocab_size)]
+
+
+def test_a_large_vocabulary_never_has_the_logits_of_all_positions():
+    cfg = model.ModelConfig(vocab_size=50_000, n_layer=1, n_head=2, d_model=16, mask_id=39)
+    shapes = jax.eval_shape(lambda: model.init(KEY, cfg))
+    B, T = 32, 256
+    score, data = everything(cfg, T, B)
+    for f in (score, jax.grad(lambda *args: score(*args).sum())):
+        used = jax.jit(f).lower(shapes, data).compile().memory_analysis().temp_size_in_bytes
+        print(f"{used / 2**20:.0f} of {B * T * cfg.vocab_size * 4 / 2**20:.0f} MiB")
+        assert used < B * T * cfg.vocab_size * 4

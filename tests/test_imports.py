@@ -9,7 +9,8 @@ import pytest
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
     "model": set(), "config": {"model"}, "data": set(), "rules": set(), "sandbox": set(), "diffusion": {"model"},
-    "programs": {"rules", "sandbox"}, "runs": {"config", "model"}, "judge": {"data", "diffusion", "model", "runs"},
+    "programs": {"rules", "sandbox"}, "runs": {"config", "diffusion", "model"},
+    "judge": {"data", "diffusion", "model", "runs"},
     "rewards": {"programs", "rules", "data", "judge"}, "sample": {"config", "data", "model", "rewards", "runs"},
     "grpo": set(),
     "tiny": {"data", "model"},

@@ -61,6 +61,7 @@ def test_hidden_states_layer_by_layer(expected):
 
 AUTOREGRESSIVE = {
     "llama": CAUSAL,
+    "llama 3.1": dataclasses.replace(CAUSAL, d_head=16, rope_theta=100.0, rope_scaling=(8.0, 1.0, 4.0, 64)),
     "qwen2": dataclasses.replace(CAUSAL, qkv_bias=True, tie_embeddings=True),
     "qwen3": dataclasses.replace(CAUSAL, qk_norm=True, d_head=16),
     "gemma2": dataclasses.replace(CAUSAL, gemma=True, tie_embeddings=True, n_layer=3, d_head=16, window=5,
@@ -88,7 +89,7 @@ def test_our_causal_folder_opens_in_transformers_with_the_same_logits(kind, tmp_
     cfg = AUTOREGRESSIVE[kind]
     params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(KEY, w.shape), model.init(KEY, cfg))
     model.save(tmp_path, params, cfg)
-    assert json.load(open(tmp_path / "config.json"))["model_type"] == kind
+    assert json.load(open(tmp_path / "config.json"))["model_type"] == kind.split()[0]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     with torch.no_grad():
         raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
@@ -102,7 +103,11 @@ def test_a_folder_that_transformers_wrote_opens_here(kind, tmp_path):
                  num_key_value_heads=2, max_position_embeddings=64, rope_theta=5e5,
                  tie_word_embeddings=False)  # fmt: skip
     small |= GEMMA if kind == "gemma2" else {}
-    theirs = random_torch(transformers.AutoConfig.for_model(kind, **small))
+    if kind == "llama 3.1":  # wavelengths of 6 to 350 tokens: some stay, some are stretched by 8, some in between
+        small |= dict(head_dim=16, rope_theta=100.0, rope_scaling=dict(
+            rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+            original_max_position_embeddings=64))  # fmt: skip
+    theirs = random_torch(transformers.AutoConfig.for_model(kind.split()[0], **small))
     theirs.save_pretrained(tmp_path)
     params, cfg = model.load(tmp_path)
     with torch.no_grad():
@@ -362,7 +367,8 @@ def test_what_does_not_fit_is_named(change, named, tmp_path):
 
 
 @pytest.mark.parametrize("change, named", [
-    (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_scaling="),
+    (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_scaling=.*low_freq_factor"),
+    (dict(rope_scaling={"type": "linear", "factor": 8.0}), "rope_scaling=.*linear"),
     (dict(rope_parameters={"rope_type": "yarn"}), "rope_type='yarn' is not supported"),
     (dict(layer_types=["sliding_attention"] * 2), "layer_types="), (dict(attention_bias=True), "attention_bias=True"),
 ])  # fmt: skip
@@ -424,7 +430,7 @@ def test_an_out_dir_stands_for_its_newest_checkpoint(tmp_path):
 @pytest.mark.parametrize("wrong, named", [
     (dict(n_head=5), "n_head=5"), (dict(n_kv_head=3), "n_kv_head=3"), (dict(causal=True), "shift=True"),
     (dict(mask_id=40), "mask_id=40"), (dict(dtype="float16"), "float16"), (dict(d_head=7), "7 columns"),
-    (dict(n_layer=0), "n_layer=0"),
+    (dict(n_layer=0), "n_layer=0"), (dict(rope_scaling=(8.0, 4.0, 1.0, 64)), "rope_scaling=.*four numbers"),
 ])  # fmt: skip
 def test_impossible_configurations_are_refused(wrong, named):
     with pytest.raises(ValueError, match=named):

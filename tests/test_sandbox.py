@@ -11,6 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -645,8 +646,9 @@ def test_every_python_from_3_10_runs_it(python):
 
 
 # ---- the attacks -----------------------------------------------------------------------------------------------------
-def attack(*options, prefix=(), python=sys.executable):
-    done = subprocess.run([*prefix, python, f"{ATTACKS}/run.py", *options], capture_output=True, text=True, cwd="/")
+def attack(*options, prefix=(), python=sys.executable, root=ROOT):
+    command = [*prefix, python, f"{root}/tests/attacks/run.py", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -664,4 +666,8 @@ def test_the_same_as_an_ordinary_user():
     if os.getuid() or not shutil.which("setpriv") or not os.path.exists("/usr/bin/python3"):
         pytest.skip("takes root, setpriv and a Python that others can read")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    attack("--timeout=1.5", "--slack=3", prefix=nobody, python="/usr/bin/python3")
+    with tempfile.TemporaryDirectory() as root:  # the repository may lie where only its owner reads
+        shutil.copy(f"{ROOT}/sandbox.py", root)
+        shutil.copytree(ATTACKS, f"{root}/tests/attacks")
+        subprocess.run(["chmod", "-R", "a+rX", root], check=True)
+        attack("--timeout=1.5", "--slack=3", prefix=nobody, python="/usr/bin/python3", root=root)

@@ -391,3 +391,54 @@ def test_a_path_that_is_no_tokenizer_is_named(tmp_path):
     for path in tmp_path / "nothing", "README.md":
         with pytest.raises(ValueError, match="no tokenizer at"):
             Tokenizer.load(path)
+
+
+# ---- what every text begins with ----
+
+BEGIN = {"type": "Sequence", "processors": [
+    {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
+    {"type": "TemplateProcessing", "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+     "single": [{"SpecialToken": {"id": "<|startoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+     "special_tokens": {"<|startoftext|>": {"id": "<|startoftext|>", "tokens": ["<|startoftext|>"]}}}]}  # fmt: skip
+
+
+def beginning(tmp_path, config, processor=BEGIN):
+    """-> the folder of the fixture's tokenizer with this post-processor, as Llama 3 has one, and these settings."""
+    made, told = spec(post_processor=processor), json.load(open(f"{LLADA}/tokenizer_config.json"))
+    ids = {t["content"]: t["id"] for t in made["added_tokens"]}
+    if processor:
+        processor["processors"][1]["special_tokens"]["<|startoftext|>"]["ids"] = [ids["<|startoftext|>"]]
+    told = {k: v for k, v in told.items() if k != "add_bos_token"} | config
+    return folder(tmp_path, tokenizer__json=made, tokenizer_config__json=told), ids["<|startoftext|>"]
+
+
+def test_a_model_whose_texts_begin_with_a_token_gets_it_as_transformers_gives_it(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    path, bos = beginning(tmp_path, {})
+    tok, theirs = Tokenizer.load(path), transformers.PreTrainedTokenizerFast.from_pretrained(path)
+    ids = tok.begin(tok.encode("return a + b"))
+    assert ids[0] == bos and ids == theirs("return a + b")["input_ids"]
+    assert tok.begin(ids) == ids  # a chat template may have written it
+    tok.save(tmp_path / "again")
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "again")
+    assert Tokenizer.load(tmp_path / "again") == tok and theirs("return a + b")["input_ids"] == ids
+
+
+@pytest.mark.parametrize("config, processor, begins", [
+    ({}, None, False), ({"add_bos_token": False}, BEGIN, False),
+    ({"add_bos_token": True, "bos_token": "<|startoftext|>"}, None, True)])  # fmt: skip
+def test_the_settings_have_the_last_word_on_how_texts_begin(config, processor, begins, tmp_path):
+    path, bos = beginning(tmp_path, config, processor)
+    assert Tokenizer.load(path).bos_ids == [bos] * begins
+    assert FIXTURE.bos_ids == BYTES.bos_ids == []
+
+
+def test_prompts_begin_with_it_and_windows_of_documents_do_not(tmp_path):
+    import data
+    import sample
+    path, bos = beginning(tmp_path, {})
+    tok = Tokenizer.load(path)
+    rows = [{"prompt": "a b", "completion": "c"}, {"prompt": "", "completion": "the thing " * 9}]
+    tokens = data.encode(rows, tok, 8, 8)[0]["tokens"]
+    assert [bos in row for row in tokens] == [True] + [False] * (len(tokens) - 1)
+    assert sample.encode("a b", tok, tok.mask_id, "mask", 3)[0][0] == bos
