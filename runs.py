@@ -1,8 +1,9 @@
 """
 What a run takes from its machine and leaves on its disk: checkpoints, metrics.jsonl, samples.jsonl, curves.png.
 
-A checkpoint is a Hugging Face folder of the weights, with state.safetensors (everything the next step depends on) and
-run.json (the step, the best step so far, the config) beside it. It appears whole or not at all.
+A checkpoint is a Hugging Face folder of the weights (of LoRA: a PEFT folder of the adapters), with state.safetensors
+(everything the next step depends on) and run.json (the step, the best step so far, the config) beside it. It appears
+whole or not at all.
 """
 
 import contextlib
@@ -60,13 +61,16 @@ WRITING = ".writing"  # where in out_dir a checkpoint is before it is one, and a
 
 
 def save(cfg, state, tok, best, finished):
-    """Writes out_dir/step-NNNNNN: a Hugging Face folder of the weights, and all that the next step depends on."""
+    """Writes out_dir/step-NNNNNN: a folder of the weights or adapters, and all that the next step depends on."""
     final = os.path.join(cfg.out_dir, f"step-{state.step:06d}")
     if os.path.isdir(final):
         return
     temporary = os.path.join(cfg.out_dir, WRITING)
     shutil.rmtree(temporary, ignore_errors=True)
-    model.save(temporary, state.weights, cfg.model)
+    if cfg.lora_rank:
+        model.save_adapters(temporary, state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
+    else:
+        model.save(temporary, state.weights, cfg.model)
     tok.save(temporary)
     model.write_tensors(os.path.join(temporary, "state.safetensors"), lambda: flat(state._replace(step=())).items())
     run = {"step": state.step, "finished": finished, "best": best, "config": config.flatten(cfg)}
