@@ -94,6 +94,18 @@ def test_adapters_add_alpha_over_rank_times_their_product(saved):
     assert all(np.array_equal(merged[name], base[name]) for name in ("embed", "norm", "head"))
 
 
+def test_the_gradient_of_adapters_is_that_of_their_matrix_seen_through_the_other_one():
+    cfg = SAVED["llada"]
+    base, new = model.init(KEY, cfg), trained_adapters(cfg)["blocks"]
+    loss = lambda params: jnp.sum(jnp.sin(model.logits(params, TOKENS, cfg)[..., :37]))
+    of = jax.jit(jax.grad(lambda new, params: loss(model.adapted(params, new, 6.0)), argnums=(0, 1)))
+    ours, full = (g["blocks"] for g in of({"blocks": new}, base))
+    for name in ALL:  # W + 2 A B: dA = 2 dW B', dB = 2 A' dW
+        np.testing.assert_allclose(ours[name + "_a"], 2 * full[name] @ new[name + "_b"].swapaxes(1, 2), atol=1e-3)
+        np.testing.assert_allclose(ours[name + "_b"], 2 * new[name + "_a"].swapaxes(1, 2) @ full[name], atol=1e-3)
+        assert float(jnp.abs(ours[name + "_b"]).max()) > 0.02, name
+
+
 @pytest.mark.parametrize("name", ["llada tied", "Dream", "qwen3", "gemma2"])
 def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, saved):
     cfg = SAVED[name]
