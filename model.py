@@ -135,6 +135,12 @@ def dense(x, w, dtype=None):
     return y.reshape(*x.shape[:-1], w.shape[-1])
 
 
+def linear(x, w, name):
+    """x (..., I) times the matrix of that name, and times the adapters A (I, r), B (r, O) beside it -> (..., O)."""
+    y = dense(x, w[name])
+    return y + dense(dense(x, w[name + "_a"]), w[name + "_b"]) if name + "_a" in w else y
+
+
 def rms_norm(x, gain, eps):
     x32 = x.astype(jnp.float32)
     return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)).astype(x.dtype) * gain
@@ -185,7 +191,7 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None):
     first of x on -> (B, S, D), the cache with those of x."""
     B, S, _ = x.shape
     h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
-    q, k, v = (dense(h, w[n]) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
+    q, k, v = (linear(h, w, n) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
     q, k, v = (a.reshape(B, S, -1, cfg.head_dim) for a in (q, k, v))  # (B, S, H or KV, K)
     if cfg.qk_norm:
         q, k = rms_norm(q, w["q_norm"], cfg.norm_eps), rms_norm(k, w["k_norm"], cfg.norm_eps)
@@ -196,11 +202,11 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None):
                  for old, new in zip(cache, (k, v), strict=True)]  # fmt: skip
         k, v = (old[layer] for old in cache)  # (B, T, KV, K)
     mixed = attention(q, k, v, mask, cfg.query_scale, cfg.attn_cap)
-    out = dense(mixed, w["o"])
+    out = linear(mixed, w, "o")
     x = x + (rms_norm(out, w["attn_out_norm"], cfg.norm_eps) if cfg.gemma else out)
     h = rms_norm(x, w["mlp_norm"], cfg.norm_eps)
     bend = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
-    out = dense(bend(dense(h, w["gate"])) * dense(h, w["up"]), w["down"])
+    out = linear(bend(linear(h, w, "gate")) * linear(h, w, "up"), w, "down")
     return x + (rms_norm(out, w["mlp_out_norm"], cfg.norm_eps) if cfg.gemma else out), cache
 
 
@@ -293,6 +299,34 @@ def adapt(params, cfg, mask_id):
     biases = {n: jnp.zeros(shape) for n, shape in shapes(cfg)["blocks"].items() if n.endswith("_bias")}
     head = {"head": grown(params["head"].T).T} if "head" in params else {}
     return params | head | {"embed": grown(params["embed"]), "blocks": biases | params["blocks"]}, cfg
+
+
+# ---- LoRA (2106.09685): beside a frozen matrix W (I, O) two small ones are trained, W + alpha / r * A (I, r) B (r, O)
+
+
+def adapter_shapes(cfg, targets, rank):
+    """As `shapes`, of the adapters beside the matrices in targets: {name: shape}, with a leading L axis."""
+    sizes = [(name, *shapes(cfg)["blocks"][name]) for name in targets]
+    return {n + "_a": (L, I, rank) for n, L, I, _ in sizes} | {n + "_b": (L, rank, O) for n, L, _, O in sizes}
+
+
+def adapters(key, cfg, targets, rank):
+    """key -> new adapters. As in PEFT, A is uniform within 1 / sqrt(I), and B is 0: a model begins as its base."""
+    table = adapter_shapes(cfg, targets, rank)
+    k_leaf = dict(zip(table, jax.random.split(key, len(table)), strict=True))
+    uniform = lambda name, shape: jax.random.uniform(k_leaf[name], shape, minval=-1, maxval=1) * shape[1] ** -0.5
+    return {"blocks": {n: jnp.zeros(s) if n.endswith("_b") else uniform(n, s) for n, s in table.items()}}
+
+
+def adapted(base, adapters, alpha):
+    """Params of a base, adapters and what else is new -> params of the model that they make, with the base's arrays."""
+    scaled = {name: x * (alpha / x.shape[1]) if name.endswith("_b") else x for name, x in adapters["blocks"].items()}
+    return base | adapters | {"blocks": base["blocks"] | scaled}
+
+
+def width(params):
+    """1 if params are a judge's, else None: what `shapes` calls n_out."""
+    return 1 if "head" in params and params["head"].shape[-1] == 1 else None
 
 
 # ---- Hugging Face folders: config.json and safetensors, the only checkpoint format -----------------------------------
@@ -389,7 +423,7 @@ def tensors(cfg, n_out):
 def save(folder, params, cfg):
     """Writes a Hugging Face folder: config.json and model.safetensors (a tokenizer saves itself beside them)."""
     os.makedirs(folder, exist_ok=True)
-    n_out = 1 if "head" in params and params["head"].shape[-1] == 1 else None
+    n_out = width(params)
     name = family(cfg)
     architecture, _, keys, needs, _ = FAMILIES[name]
     filled = dataclasses.replace(cfg, d_head=cfg.head_dim, n_kv_head=cfg.kv_heads, d_ff=cfg.ff,
@@ -403,14 +437,15 @@ def save(folder, params, cfg):
         del theirs["rope_type"]
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(theirs, f, indent=2)
+    write_tensors(os.path.join(folder, "model.safetensors"), lambda: stored(params, tensors(cfg, n_out)))
 
-    def stored():
-        for path, layer, tensor in tensors(cfg, n_out):
-            x = params[path[0]] if len(path) == 1 else params[path[0]][path[1]]
-            x = np.asarray(x if layer is None else x[layer])
-            yield tensor, x.T if x.ndim == 2 and path != ("embed",) else x
 
-    write_tensors(os.path.join(folder, "model.safetensors"), stored)
+def stored(params, listed):
+    """params, (our path, layer or None, their name) of tensors -> (their name, array as they store it) of each."""
+    for path, layer, name in listed:
+        x = params[path[0]] if len(path) == 1 else params[path[0]][path[1]]
+        x = np.asarray(x if layer is None else x[layer])
+        yield name, x.T if x.ndim == 2 and path != ("embed",) else x
 
 
 def write_tensors(path, items):
@@ -431,10 +466,10 @@ def write_tensors(path, items):
 
 
 def find(path):
-    """A folder with a config.json: `path` itself, or the newest checkpoint below the out_dir of one of our runs."""
+    """The folder of a model or of adapters: `path` itself, or the newest checkpoint in the out_dir of a run of ours."""
     if not os.path.isdir(path):
         raise ValueError(f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it")
-    if os.path.exists(os.path.join(path, "config.json")):
+    if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", ADAPTERS)):
         return path
     steps = [d for d in os.listdir(path) if re.fullmatch(r"step-\d+", d)]
     if not steps:
@@ -477,9 +512,7 @@ def read_config(folder):
     _, _, keys, needs, implied = FAMILIES[kind]
     theirs |= theirs.get("rope_parameters") or {}  # where transformers 5 keeps rope_theta
     theirs |= {"rope_scaling": llama3_rope(path, theirs)}
-    for key, want in needs.items():
-        if (theirs.get(key, want) or None) != (want or None):  # null is no
-            raise ValueError(f"{path}: {key}={theirs[key]!r} is not supported; this code computes {key}={want!r}")
+    demand(path, theirs, needs)
     fields = {ours: theirs[key] for ours, key in keys.items() if theirs.get(key) is not None}
     if implied.get("causal"):  # it reads no holes, and may write every id that it has
         fields.setdefault("mask_id", fields.get("vocab_size"))
@@ -497,13 +530,23 @@ def read_config(folder):
     return cfg
 
 
+def demand(path, theirs, needs):
+    """A ValueError unless the file at path says (or leaves out) what this code computes."""
+    for key, want in needs.items():
+        if (theirs.get(key, want) or None) != (want or None):  # null is no
+            raise ValueError(f"{path}: {key}={theirs[key]!r} is not supported; this code computes {key}={want!r}")
+
+
 def load(path, dtype="float32"):
-    """A Hugging Face folder, or the out_dir of a run (its newest checkpoint) -> params, ModelConfig.
+    """A Hugging Face folder, or the out_dir of a run (its newest checkpoint) -> params, ModelConfig. Of a folder of
+    adapters: the params of their base, with the adapters merged into them.
 
     Tensors are read one at a time and stored as `dtype`: peak memory is the model and its largest leaf, one matrix of
     all layers.
     """
     folder = find(path)
+    if os.path.exists(os.path.join(folder, ADAPTERS)):
+        return load_merged(folder, dtype)
     cfg = read_config(folder)
     index = os.path.join(folder, "model.safetensors.index.json")
     sharded = os.path.exists(index)
@@ -512,34 +555,114 @@ def load(path, dtype="float32"):
         raise ValueError(f"{index} has no weight_map, the file of each tensor")
     where = {}
     for file in sorted(set(listed.values())):
-        file = os.path.join(folder, file)
-        try:
-            opened = safetensors.safe_open(file, "flax")
-        except (OSError, safetensors.SafetensorError) as e:
-            raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
-        where |= {name: opened for name in opened.keys()}
+        where |= opened(os.path.join(folder, file))
     n_out = 1 if JUDGE in where else None
     if cfg.mask_id is None and not cfg.causal and n_out is None:
         raise ValueError(f"{folder}/config.json has no mask_token_id: a model of the family {family(cfg)} fills holes, "
                          f"so one of its {cfg.vocab_size} ids is the mask; add the one that it was trained with")
-    wanted = list(tensors(cfg, n_out))
+    kind = f"{family(cfg)} model"
+    return read(folder, where, list(tensors(cfg, n_out)), shapes(cfg, n_out), dtype, kind, "config.json"), cfg
+
+
+def opened(file):
+    """A safetensors file -> {name of a tensor: the open file}."""
+    try:
+        handle = safetensors.safe_open(file, "flax")
+    except (OSError, safetensors.SafetensorError) as e:
+        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
+    return dict.fromkeys(handle.keys(), handle)
+
+
+def read(folder, where, wanted, table, dtype, kind, by):
+    """{name: open file}, (our path, layer, name) of all that is wanted, a table of shapes -> params of these shapes."""
     missing, unknown = {n for *_, n in wanted} - set(where), set(where) - {n for *_, n in wanted}
     if missing or unknown:
         some = lambda names: ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        raise ValueError(f"{folder} is not the {family(cfg)} model that its config.json describes: "
+        raise ValueError(f"{folder} is not the {kind} that its {by} describes: "
                          f"missing tensors: {some(missing) or 'none'}; unknown tensors: {some(unknown) or 'none'}")
     room = lambda shape: np.empty(shape, jnp.dtype(dtype))
-    params = jax.tree.map(room, shapes(cfg, n_out), is_leaf=lambda s: isinstance(s, tuple))
+    params = jax.tree.map(room, table, is_leaf=lambda s: isinstance(s, tuple))
     for tree, layer, name in wanted:
         x = np.asarray(where[name].get_tensor(name))
         full = params[tree[0]] if len(tree) == 1 else params[tree[0]][tree[1]]
         part = full[...] if layer is None else full[layer]
         part = part.T if part.ndim == 2 and tree != ("embed",) else part
         if x.shape != part.shape:
-            raise ValueError(f"{folder}: {name} has the shape {x.shape}, but config.json makes it {part.shape}")
+            raise ValueError(f"{folder}: {name} has the shape {x.shape}, but {by} makes it {part.shape}")
         part[...] = x
     leaves, tree = jax.tree.flatten(params)
     del params, full, part
     for i in range(len(leaves)):
         leaves[i] = jnp.asarray(leaves[i])  # one by one, so that there are never two copies of all of them
-    return jax.tree.unflatten(tree, leaves), cfg
+    return jax.tree.unflatten(tree, leaves)
+
+
+# ---- folders of adapters, in PEFT's format ---------------------------------------------------------------------------
+
+ADAPTERS = "adapter_config.json"
+PEFT = "base_model.model."  # before the names of the base's tensors
+PEFT_NEEDS = {"peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_rslora": False, "use_dora": False,
+              "rank_pattern": {}, "alpha_pattern": {}}  # fmt: skip
+
+
+def adapter_tensors(cfg, targets, n_out):
+    """(our path, layer or None, PEFT's name) of every tensor of adapters: A (r, I), B (O, r), the head of a judge."""
+    for path, layer, name in tensors(cfg, n_out):
+        if path[-1] in targets:
+            stem = PEFT + name.removesuffix("weight")
+            yield ("blocks", path[-1] + "_a"), layer, stem + "lora_A.weight"
+            yield ("blocks", path[-1] + "_b"), layer, stem + "lora_B.weight"
+        elif name == JUDGE:
+            yield ("head",), None, PEFT + name
+
+
+def save_adapters(folder, params, cfg, base, alpha):
+    """Writes `params` of LoRA: adapter_config.json, which names the folder of their base, and their tensors."""
+    os.makedirs(folder, exist_ok=True)
+    names, n_out = FAMILIES[family(cfg)][1], width(params)
+    ranks = {name[:-2]: x.shape[-1] for name, x in params["blocks"].items() if name.endswith("_a")}
+    module = lambda name: names[name].removesuffix("*").rpartition(".")[2]
+    theirs = PEFT_NEEDS | {
+        "base_model_name_or_path": base, "r": max(ranks.values()), "lora_alpha": alpha, "lora_dropout": 0.0,
+        "target_modules": sorted(map(module, ranks)), "inference_mode": True,
+        "task_type": "SEQ_CLS" if n_out else "CAUSAL_LM" if cfg.causal else None,
+        "modules_to_save": [JUDGE.removesuffix(".weight")] if n_out else None}  # fmt: skip
+    if module("head") in theirs["target_modules"]:  # LLaDA: both its head and the last matrix of a block are a ff_out
+        theirs["exclude_modules"] = [names["head"].removesuffix("*")]
+    with open(os.path.join(folder, ADAPTERS), "w") as f:
+        json.dump(theirs, f, indent=2)
+    listed = list(adapter_tensors(cfg, ranks, n_out))
+    write_tensors(os.path.join(folder, "adapter_model.safetensors"), lambda: stored(params, listed))
+
+
+def read_adapters(folder):
+    """adapter_config.json of a folder -> the folder of the base, r, alpha; or a ValueError."""
+    path = os.path.join(folder, ADAPTERS)
+    theirs = read_json(path)
+    demand(path, theirs, PEFT_NEEDS)
+    base, rank, alpha = (theirs.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha"))
+    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and isinstance(base, str)):
+        raise ValueError(f"{path}: expected the numbers r and lora_alpha and the text base_model_name_or_path, got "
+                         f"{rank!r}, {alpha!r} and {base!r}")
+    if not os.path.isdir(base):
+        raise ValueError(f"{path}: the base of these adapters, base_model_name_or_path={base!r}, is not a folder here: "
+                         "bring it back, or write there where it is now")
+    return base, rank, alpha
+
+
+def load_merged(folder, dtype):
+    """A folder of adapters -> the params of their base with them merged into its matrices, ModelConfig."""
+    base, rank, alpha = read_adapters(folder)
+    params, cfg = load(base, dtype)
+    where = opened(os.path.join(folder, "adapter_model.safetensors"))
+    n_out = 1 if PEFT + JUDGE in where else None
+    matrices = [name for name, shape in shapes(cfg)["blocks"].items() if len(shape) == 3]
+    targets = {path[-1][:-2] for path, _, name in adapter_tensors(cfg, matrices, None) if name in where}
+    table = {"blocks": adapter_shapes(cfg, targets, rank)} | ({"head": (cfg.d_model, 1)} if n_out else {})
+    wanted = list(adapter_tensors(cfg, targets, n_out))
+    new = read(folder, where, wanted, table, "float32", f"LoRA of a {family(cfg)} model", ADAPTERS)
+    for name in targets:  # one after the other, so that there are never two copies of all of them
+        a, b = (new["blocks"][name + end] for end in ("_a", "_b"))
+        merged = params["blocks"][name] + jnp.matmul(a, b * (alpha / rank), precision="highest")
+        params["blocks"][name] = merged.astype(dtype)
+    return params | {name: x for name, x in new.items() if name != "blocks"}, cfg

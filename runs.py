@@ -1,8 +1,9 @@
 """
 What a run takes from its machine and leaves on its disk: checkpoints, metrics.jsonl, samples.jsonl, curves.png.
 
-A checkpoint is a Hugging Face folder of the weights, with state.safetensors (everything the next step depends on) and
-run.json (the step, the best step so far, the config) beside it. It appears whole or not at all.
+A checkpoint is a Hugging Face folder of the weights (of LoRA: a PEFT folder of the adapters), with state.safetensors
+(everything the next step depends on) and run.json (the step, the best step so far, the config) beside it. It appears
+whole or not at all.
 """
 
 import contextlib
@@ -78,7 +79,11 @@ def cost(cfg):
     Q, KV, D, F, L, V = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ff, m.n_layer, m.vocab_size
     shapes = jax.tree.leaves(model.shapes(m, 1 if judge else None), is_leaf=lambda s: isinstance(s, tuple))
     n, wide = sum(map(math.prod, shapes)), 2 if m.dtype == "bfloat16" else 4
-    trained = n  # every weight has a gradient and two moments
+    trained, held = n, 4 * n + 2 * n * (wide == 2)  # what has a gradient and two moments; float32, and cast
+    if cfg.lora_rank:
+        adapters = model.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
+        trained = sum(map(math.prod, adapters.values())) + judge * D
+        held = wide * n + 4 * trained
     total, rows, again = rows_of(cfg)
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
     layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * T)
@@ -88,8 +93,8 @@ def cost(cfg):
     filled = (cfg.rollout_chunk or cfg.batch_size * cfg.group_size) if grpo else 0
     block = cfg.block_len or new
     parts = {
-        "params": 4 * n + 2 * n * (wide == 2), "optimizer": 8 * trained, "average": 4 * n * (cfg.ema_decay is not None),
-        "reference": 4 * n * bool(grpo and cfg.kl_beta and not cfg.ref_offload),
+        "params": held, "optimizer": 8 * trained, "average": 4 * trained * (cfg.ema_decay is not None),
+        "reference": 4 * n * bool(grpo and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank),
         # Summed up part by part, there are two of them: the sum, and what is next in it.
         "gradients": 4 * trained * (2 if cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk else 1),
         # The logits and their gradient; with an entropy, also probabilities, and products of all of them.
@@ -178,13 +183,16 @@ WRITING = ".writing"  # where in out_dir a checkpoint is before it is one, and a
 
 
 def save(cfg, state, tok, best, finished):
-    """Writes out_dir/step-NNNNNN: a Hugging Face folder of the weights, and all that the next step depends on."""
+    """Writes out_dir/step-NNNNNN: a folder of the weights or adapters, and all that the next step depends on."""
     final = os.path.join(cfg.out_dir, f"step-{state.step:06d}")
     if os.path.isdir(final):
         return
     temporary = os.path.join(cfg.out_dir, WRITING)
     shutil.rmtree(temporary, ignore_errors=True)
-    model.save(temporary, state.weights, cfg.model)
+    if cfg.lora_rank:
+        model.save_adapters(temporary, state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
+    else:
+        model.save(temporary, state.weights, cfg.model)
     tok.save(temporary)
     model.write_tensors(os.path.join(temporary, "state.safetensors"), lambda: flat(state._replace(step=())).items())
     run = {"step": state.step, "finished": finished, "best": best, "config": config.flatten(cfg)}

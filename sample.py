@@ -10,6 +10,7 @@ only that token: what it computed for those before is in a cache of keys and val
     python sample.py out/sudoku --prompt="3.2..1........43:3_2__1________43" --show       # holes are filled in place
     python sample.py out/words --data=words --out=filled.jsonl --rewards=math
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
+    python sample.py out/lora --export=merged                          # LoRA adapters become part of the weights
 """
 import argparse
 import dataclasses
@@ -352,6 +353,8 @@ def parser():
     p.add_argument("--data", help="rows to fill: .jsonl, .json (.gz), or the name of a data set (its val rows)")
     p.add_argument("--out", help="write the rows with their completions here, as .jsonl")
     p.add_argument("--rewards", help="score the completions of --data: names or path/to/file.py:function, with commas")
+    p.add_argument("--export", metavar="FOLDER", help="fill nothing: write the model, with adapters (LoRA) merged into "
+                   "its weights, and its tokenizer here, as a Hugging Face folder")
     p.add_argument("--holes", choices=HOLES, help=r"a hole, of one token, is <|mask|>, with auto also a _ touching no "
                    r"letter: 3_1_ has two, is_prime none; \_ is an underscore. auto for --prompt, else mask")
     p.add_argument("--chat_template", help="chatml, llada or llama3, if it was taught to chat; else as in training")
@@ -377,6 +380,10 @@ def run(options):
         raise ValueError("--n, --max_new_tokens and --batch_size must be at least 1")
     if given.keys() & ({"prompt", "show"} if options.data else {"out", "rewards"}):
         raise ValueError("--out and --rewards go with --data; --prompt and --show go without it")
+    if options.export and os.path.exists(options.export):
+        raise ValueError(f"--export={options.export} is there already, and nothing is overwritten: name a new folder")
+    if options.export and given.keys() & {"prompt", "data", "show"}:
+        raise ValueError("--export fills nothing: it goes without --prompt, --data and --show")
     asked = {f.name: config.parse(f.name, given[f.name], f.type) for f in dataclasses.fields(Plan) if f.name in given}
     fns = rewards.resolve(options.rewards) if options.rewards else {}
     rows = [{"prompt": options.prompt or ""}]
@@ -389,6 +396,9 @@ def run(options):
     folder = model.find(options.folder)
     params, cfg = model.load(folder)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
+    if options.export:
+        model.save(options.export, params, cfg)
+        return tok.save(options.export)
     trained = runs.read_run(folder).get("config", {})
     chat = {key: config.parse(key, given[key], str | None) if key in given else trained.get(key)
             for key in ("chat_template", "system_prompt", "instruction")}

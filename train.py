@@ -9,6 +9,7 @@ for bit.
 
 import dataclasses
 import functools
+import os
 import re
 import sys
 import time
@@ -42,6 +43,31 @@ class State(NamedTuple):
         return self.params if self.average is None else self.average
 
 
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+
+def split(params, key, cfg):
+    """Params of a start -> what is trained, and what stays as it is: the base of LoRA, else None."""
+    if not cfg.lora_rank:
+        return params, None
+    new = model.adapters(key, cfg.model, cfg.lora_targets, cfg.lora_rank)
+    new |= {"head": params["head"]} if model.width(params) else {}  # the head of a judge is new
+    return new, {name: x for name, x in params.items() if name == "blocks" or name not in new}
+
+
+def whole(params, base, cfg):
+    """What is trained (or None), the base -> the params of a model."""
+    return params if base is None or params is None else model.adapted(base, params, cfg.lora_alpha)
+
+
+def seen(state, base, cfg):
+    """The state as a Task sees it: all params are those of models, and with LoRA the reference is the base."""
+    if base is None:
+        return state
+    return state._replace(params=whole(state.params, base, cfg), average=whole(state.average, base, cfg),
+                          reference=base)  # fmt: skip
+
+
 # ---- the optimizer ---------------------------------------------------------------------------------------------------
 
 
@@ -70,23 +96,23 @@ def optimizer(cfg):
 
 
 def make_update(loss, tx, cfg):
-    """-> update(params, opt_state, average, step, batch) with the gradient summed over micro-batches by a scan."""
+    """-> update(params, opt_state, average, step, batch, base), the gradient summed over micro-batches by a scan."""
     A = cfg.gradient_accumulation_steps
-    grad = jax.value_and_grad(loss, has_aux=True)
+    grad = jax.value_and_grad(lambda params, base, batch: loss(whole(params, base, cfg), batch), has_aux=True)
 
-    def micro(params, total, batch):
-        (value, metrics), grads = grad(params, batch)
+    def micro(params, base, total, batch):
+        (value, metrics), grads = grad(params, base, batch)
         return jax.tree.map(jnp.add, total, grads), metrics | {"loss": value}
 
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
-    def update(params, opt_state, average, step, batch):
+    def update(params, opt_state, average, step, batch, base=None):
         if A == 1:
-            (value, metrics), grads = grad(params, batch)
+            (value, metrics), grads = grad(params, base, batch)
             metrics = metrics | {"loss": value}
         else:
             cut = jax.tree.map(lambda x: x.reshape(A, len(x) // A, *x.shape[1:]), batch)
             zeros = jax.tree.map(jnp.zeros_like, params)
-            grads, metrics = jax.lax.scan(functools.partial(micro, params), zeros, cut)
+            grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, cut)
             metrics = together(metrics, "sum")
         updates, opt_state = tx.update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
@@ -132,6 +158,10 @@ def finite(step, updates, notes, last, cfg):
     )  # fmt: skip
 
 
+def count(params):
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
 def trained(path):
     """init_from or judge_from -> a folder. A config file stands for its out_dir, run first if it was never finished."""
     if not path.endswith(".py"):
@@ -153,11 +183,14 @@ def prepare(cfg):
     resumed = model.find(cfg.out_dir) if (cfg.resume or cfg.eval_only) and runs.checkpoints(cfg.out_dir) else None
     if cfg.init_from and not (resumed and cfg.objective == "pretrain"):
         cfg = dataclasses.replace(cfg, init_from=model.find(trained(cfg.init_from)))
-    folder = resumed or cfg.init_from
-    if cfg.eval_only and not folder:
-        raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
+    if resumed and cfg.lora_rank:
+        cfg = dataclasses.replace(cfg, init_from=base_of(resumed, cfg))
+    folder = cfg.init_from if cfg.lora_rank else resumed or cfg.init_from
+    if (cfg.eval_only or cfg.lora_rank) and not folder:
+        asked = "eval_only=True" if cfg.eval_only else f"lora_rank={cfg.lora_rank}"
+        raise ValueError(f"{asked}: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
     if folder:
-        params, shape = model.load(folder)
+        params, shape = model.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
         tok = data.Tokenizer.load(folder, shape.vocab_size)
         if cfg.adapt and not resumed:
             if not shape.causal:
@@ -185,6 +218,18 @@ def prepare(cfg):
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
 
 
+def base_of(folder, cfg):
+    """A checkpoint of LoRA -> the folder of its base."""
+    if not os.path.exists(os.path.join(folder, model.ADAPTERS)):
+        raise ValueError(f"lora_rank={cfg.lora_rank}, but {folder} holds a whole model: resume without lora_rank, or "
+                         "start from it with --init_from and another out_dir")  # fmt: skip
+    base, rank, alpha = model.read_adapters(folder)
+    if (rank, alpha) != (cfg.lora_rank, cfg.lora_alpha):
+        raise ValueError(f"lora_rank={cfg.lora_rank} and lora_alpha={cfg.lora_alpha:g}, but {folder} has {rank} and "
+                         f"{alpha:g}: resume with these, or start elsewhere with --out_dir")  # fmt: skip
+    return base
+
+
 def new_reference(state, cfg):
     """The reference for the iteration after state.step."""
     new = grpo.update_reference(state.reference, state.params, state.step, cfg.ref_mode, cfg.ref_decay,
@@ -197,10 +242,11 @@ def train(cfg):
     cfg, tok, start, resumed = prepare(cfg)
     task = OBJECTIVES[cfg.objective](cfg, tok, start)
     run_key = jax.random.key(cfg.seed)
-    params = task.init(jax.random.fold_in(run_key, 0))
+    params, base = split(task.init(jax.random.fold_in(run_key, 0)), jax.random.fold_in(run_key, 3), cfg)
     tx, rate = optimizer(cfg)
     copied = jax.tree.map(jnp.copy, params) if cfg.ema_decay is not None else None
-    reference = jax.tree.map(jnp.copy, params) if cfg.objective == "grpo" and cfg.kl_beta else None
+    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None
+    reference = jax.tree.map(jnp.copy, params) if moves else None
     state, best = State(0, params, tx.init(params), copied, reference), None
     if resumed:
         state, run = runs.restore(resumed, state)
@@ -210,8 +256,9 @@ def train(cfg):
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
     update = make_update(task.loss, tx, cfg)
     rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
+    frozen = f" beside {count(base):,} frozen ones" if base else ""
     print(
-        f"{cfg.objective} on {cfg.dataset}: {sum(x.size for x in jax.tree.leaves(params)):,} parameters, "
+        f"{cfg.objective} on {cfg.dataset}: {count(params):,} parameters{frozen}, "
         f"{cfg.max_iters} steps of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}"
     )
     print(*runs.describe_cost(cfg), sep="\n")
@@ -221,7 +268,8 @@ def train(cfg):
     log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
 
     def evaluate(best):
-        values, samples = task.evaluate(state, jax.random.fold_in(jax.random.fold_in(run_key, 1), state.step))
+        k_eval = jax.random.fold_in(jax.random.fold_in(run_key, 1), state.step)
+        values, samples = task.evaluate(seen(state, base, cfg), k_eval)
         if log:
             log.metrics(state.step, values)
             log.samples(state.step, samples[:SAMPLES])
@@ -246,8 +294,8 @@ def train(cfg):
             step, clock = state.step, time.perf_counter()
             k_batch = jax.random.fold_in(jax.random.fold_in(run_key, 2), step)
             updates, notes = [], {}
-            for batch, said in task.batches(state, k_batch):
-                *arrays, metrics = update(*state[1:4], step, batch)
+            for batch, said in task.batches(seen(state, base, cfg), k_batch):
+                *arrays, metrics = update(*state[1:4], step, batch, base)
                 state, notes = State(step + 1, *arrays, state.reference), notes | said
                 updates.append(metrics)
             if state.reference is not None:

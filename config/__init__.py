@@ -71,6 +71,10 @@ class Config:
     weight_decay: float = 0.1  # not on norms, biases and embeddings
     grad_clip: float | None = 1.0  # global norm; None: no clipping
     ema_decay: float | None = None  # average the weights; evaluation and the saved model then use the average
+    # LoRA: a frozen base, which is also the reference of grpo, and small matrices beside its own that are trained
+    lora_rank: int | None = None  # the width of these; None: no LoRA, everything is trained
+    lora_alpha: float = 16.0  # what they add counts alpha / rank times
+    lora_targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")  # beside which matrices
     # diffusion
     paired: bool = False  # two complementary half-masks of half as many rows: less variance at the same cost
     loss_norm: str = "token"  # token: a mean over tokens (pre-training); completion: over rows, each by its own length
@@ -174,6 +178,8 @@ class Config:
                              f"now init_from={self.init_from!r}, objective={self.objective!r}")  # fmt: skip
         if self.stop_at is not None and self.objective == "pretrain" and not self.rewards:
             raise ValueError(f"stop_at={self.stop_at} needs rewards: the first of them decides what passes")
+        if self.lora_rank:
+            check_lora(self)
         if self.objective == "grpo":
             check_grpo(self)
         if self.init_from and not (self.resume or self.eval_only) and same_place(self.init_from, self.out_dir):
@@ -195,9 +201,10 @@ AT_LEAST = {
        "diversity_bonus entropy_coef adv_negative",
     1: "max_iters log_interval eval_interval eval_size save_interval keep_checkpoints max_new_tokens batch_size "
        "gradient_accumulation_steps diffusion_steps reward_workers judge_rows eval_samples rollout_chunk rollout_steps "
-       "keep_completions updates_per_rollout minibatch_size logp_views logp_chunk ref_sync_interval",
+       "keep_completions updates_per_rollout minibatch_size logp_views logp_chunk ref_sync_interval lora_rank",
 }  # fmt: skip
-ABOVE_0 = "learning_rate adam_eps grad_clip reward_timeout reward_clip logp_scale spg_power cispo_cap clip_high"
+ABOVE_0 = ("learning_rate adam_eps grad_clip reward_timeout reward_clip logp_scale spg_power cispo_cap clip_high "
+           "lora_alpha")  # fmt: skip
 RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler can do is checked by sample.Plan
     **{key: (lambda v, n=n: v >= n, f"at least {n}") for n, keys in AT_LEAST.items() for key in keys.split()},
     **dict.fromkeys(ABOVE_0.split(), (lambda v: v > 0, "above 0")),
@@ -216,6 +223,22 @@ RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler
 def n_views(c):
     """How many masked copies of a completion grpo scores."""
     return {"one_step": 1, "coupled": 3, "coupled_elbo": 2 * c.logp_views, "exact": 1}.get(c.logp_est, c.logp_views)
+
+
+def check_lora(c):
+    """What LoRA needs to hold between keys."""
+    if c.adapt:
+        raise ValueError(f"adapt=True changes all weights, and lora_rank={c.lora_rank} leaves them as they are in "
+                         "init_from: make the denoiser first, then start from that")  # fmt: skip
+    named, known = c.lora_targets, Config.lora_targets
+    if not named or len(set(named)) < len(named) or not set(named) <= set(known):
+        raise ValueError(f"lora_targets={named}: expected one or more of {', '.join(known)}, each once")
+    if not (c.init_from or c.resume or c.eval_only):
+        raise ValueError(f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that "
+                         "trains it")  # fmt: skip
+    if c.ref_mode != "static" or c.ref_offload:
+        raise ValueError(f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}: with lora_rank the reference is the "
+                         "base, which nothing changes and which is always in use: 'static' and False")
 
 
 def check_grpo(c):

@@ -1,0 +1,517 @@
+"""LoRA: adapters that begin as nothing and merge into what they computed, and runs that train and save nothing else."""
+import dataclasses
+import json
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
+
+import config
+import data
+import diffusion
+import judge
+import model
+import objectives
+import runs
+import sample
+import train
+
+KEY = jax.random.key(0)
+ALL = config.Config.lora_targets
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """The runs below are nearly all the same programs: compile each once, not once a run."""
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    use = lambda folder, seconds: (jax.config.update("jax_compilation_cache_dir", folder),
+                                   jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds),
+                                   compilation_cache.reset_cache())  # fmt: skip
+    use(os.environ.get("DEVCACHE") or str(tmp_path_factory.mktemp("compiled")), 0.0)
+    yield
+    use(*before)
+
+
+# ---- the model ----
+
+
+def trained_adapters(cfg, targets=ALL, rank=3, head=None):
+    """Adapters as if they had been trained: B is not 0 any more."""
+    new = model.adapters(KEY, cfg, targets, rank)
+    moved = lambda i, name, x: 0.1 * jax.random.normal(jax.random.key(i), x.shape) if name.endswith("_b") else x
+    blocks = {name: moved(i, name, x) for i, (name, x) in enumerate(new["blocks"].items())}
+    return {"blocks": blocks} | ({"head": head} if head is not None else {})
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """saved(cfg, ...) -> base, adapters, the folder of the adapters; the base is in a folder beside it."""
+    def write(cfg, targets=ALL, rank=3, alpha=5.0, n_out=None):
+        base = model.init(jax.random.key(1), cfg)
+        model.save(tmp_path / "base", base, cfg)
+        head = 0.1 * jax.random.normal(KEY, (cfg.d_model, 1)) if n_out else None
+        new = trained_adapters(cfg, targets, rank, head)
+        model.save_adapters(tmp_path / "lora", new, cfg, str(tmp_path / "base"), alpha)
+        return base, new, tmp_path / "lora"
+    return write
+
+
+@pytest.mark.parametrize("name", ["llada", "gemma2"])
+def test_new_adapters_change_nothing_to_the_bit_and_trained_ones_do(name):
+    cfg = SAVED[name]
+    base, compute = model.init(KEY, cfg), jax.jit(lambda params: model.logits(params, TOKENS, cfg))
+    new, trained, alone = model.adapters(KEY, cfg, ALL, 3), trained_adapters(cfg), compute(base)
+    assert np.array_equal(compute(model.adapted(base, new, 16.0)), alone)
+    for target in ALL:
+        one = {"blocks": new["blocks"] | {target + "_b": trained["blocks"][target + "_b"]}}
+        assert float(jnp.abs(compute(model.adapted(base, one, 16.0)) - alone).max()) > 1e-4, target
+
+
+def test_new_adapters_are_those_of_peft_a_uniform_a_and_a_zero_b():
+    cfg = model.ModelConfig(n_layer=3, n_head=2, d_model=64, d_ff=96)
+    new = model.adapters(KEY, cfg, ("q", "down"), 32)["blocks"]
+    assert {n: x.shape for n, x in new.items()} == {"q_a": (3, 64, 32), "q_b": (3, 32, 64),
+                                                    "down_a": (3, 96, 32), "down_b": (3, 32, 64)}  # fmt: skip
+    for name, width in (("q", 64), ("down", 96)):
+        a = np.asarray(new[name + "_a"])
+        assert not new[name + "_b"].any() and 0.98 < np.abs(a).max() * width**0.5 <= 1
+        assert a.std() == pytest.approx((3 * width) ** -0.5, rel=0.03)  # torch: kaiming_uniform_(a=sqrt(5))
+    assert abs(np.corrcoef(new["q_a"][0].ravel(), new["q_a"][1].ravel())[0, 1]) < 0.1
+
+
+def test_adapters_add_alpha_over_rank_times_their_product(saved):
+    cfg = SAVED["llada"]
+    base, new, folder = saved(cfg, ("k", "gate"), rank=3, alpha=6.0)
+    merged, _ = model.load(folder)
+    for name, w in base["blocks"].items():
+        more = 2.0 * new["blocks"][name + "_a"] @ new["blocks"][name + "_b"] if name in ("k", "gate") else 0
+        np.testing.assert_allclose(merged["blocks"][name], w + more, atol=1e-6)
+    assert all(np.array_equal(merged[name], base[name]) for name in ("embed", "norm", "head"))
+
+
+def test_the_gradient_of_adapters_is_that_of_their_matrix_seen_through_the_other_one():
+    cfg = SAVED["llada"]
+    base, new = model.init(KEY, cfg), trained_adapters(cfg)["blocks"]
+    loss = lambda params: jnp.sum(jnp.sin(model.logits(params, TOKENS, cfg)[..., :37]))
+    of = jax.jit(jax.grad(lambda new, params: loss(model.adapted(params, new, 6.0)), argnums=(0, 1)))
+    ours, full = (g["blocks"] for g in of({"blocks": new}, base))
+    for name in ALL:  # W + 2 A B: dA = 2 dW B', dB = 2 A' dW
+        np.testing.assert_allclose(ours[name + "_a"], 2 * full[name] @ new[name + "_b"].swapaxes(1, 2), atol=1e-3)
+        np.testing.assert_allclose(ours[name + "_b"], 2 * new[name + "_a"].swapaxes(1, 2) @ full[name], atol=1e-3)
+        assert float(jnp.abs(ours[name + "_b"]).max()) > 0.02, name
+
+
+@pytest.mark.parametrize("name", ["llada tied", "Dream", "qwen3", "gemma2"])
+def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, saved):
+    cfg = SAVED[name]
+    base, new, folder = saved(cfg)
+    merged, shape = model.load(folder)
+    assert shape == model.load(folder.parent / "base")[1] and jax.tree.structure(merged) == jax.tree.structure(base)
+    close(model.logits(merged, TOKENS, cfg), model.logits(model.adapted(base, new, 5.0), TOKENS, cfg), 1e-5)
+    files = set(os.listdir(folder))
+    assert files == {"adapter_config.json", "adapter_model.safetensors"}  # and no weights of the base
+
+
+@pytest.mark.parametrize("name", ["llada tied", "qwen2"])
+def test_the_head_of_a_judge_is_among_its_adapters(name, saved):
+    cfg = SAVED[name]
+    base, new, folder = saved(cfg, n_out=1)
+    merged, shape = model.load(folder)
+    assert model.width(merged) == 1 and np.array_equal(merged["head"], new["head"])
+    unmerged = model.adapted(base, new, 5.0)
+    close(model.score(merged, TOKENS, cfg), model.score(unmerged, TOKENS, cfg), 1e-5)
+
+
+def test_a_base_may_be_adapters_of_a_base_itself(saved, tmp_path):
+    cfg = SAVED["llada"]
+    base, first, folder = saved(cfg)
+    second = trained_adapters(cfg, ("o",), 2)
+    model.save_adapters(tmp_path / "second", second, cfg, str(folder), 4.0)
+    close(model.logits(model.load(tmp_path / "second")[0], TOKENS, cfg),
+          model.logits(model.adapted(model.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
+
+
+def test_a_base_held_in_bfloat16_computes_what_one_cast_at_every_step_does(saved):
+    cfg = dataclasses.replace(SAVED["Dream"], dtype="bfloat16")
+    base, new, folder = saved(cfg)
+    held, _ = model.load(folder.parent / "base", "bfloat16")
+    assert {x.dtype for x in jax.tree.leaves(held)} == {jnp.bfloat16.dtype}
+    a, b = (model.logits(model.adapted(params, new, 5.0), TOKENS, cfg) for params in (base, held))
+    assert np.array_equal(a, b)
+    assert {x.dtype for x in jax.tree.leaves(model.load(folder, "bfloat16")[0])} == {jnp.bfloat16.dtype}
+
+
+# ---- the format of PEFT ----
+
+
+@pytest.mark.parametrize("name", AUTOREGRESSIVE)
+def test_adapters_stand_beside_the_modules_of_transformers_with_their_sizes(name, saved):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    base, new, folder = saved(SAVED[name])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "base")
+    modules = {n: m for n, m in theirs.named_modules() if isinstance(m, torch.nn.Linear)}
+    tensors = runs.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    said = json.load(open(folder / "adapter_config.json"))
+    assert (said["peft_type"], said["r"], said["lora_alpha"], said["task_type"]) == ("LORA", 3, 5.0, "CAUSAL_LM")
+    assert said["base_model_name_or_path"] == str(folder.parent / "base")
+    beside = {n for n in modules if n.rpartition(".")[2] in said["target_modules"]}
+    assert beside == {n for n in modules if n != "lm_head"} and len(tensors) == 2 * len(beside)
+    for module in beside:
+        A, B = (tensors[f"base_model.model.{module}.lora_{x}.weight"] for x in "AB")
+        assert A.shape == (3, modules[module].in_features) and B.shape == (modules[module].out_features, 3)
+
+
+@pytest.mark.parametrize("name", AUTOREGRESSIVE)
+def test_adapters_open_in_peft_with_the_same_logits(name, saved):
+    peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
+    cfg = SAVED[name]
+    base, new, folder = saved(cfg)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "base", attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(theirs, folder).eval()
+    with torch.no_grad():
+        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
+    close(model.logits(model.adapted(base, new, 5.0), TOKENS, cfg)[:, 1:], raw[:, :-1])
+
+
+def test_a_judge_of_adapters_opens_in_peft_with_the_same_scores(saved):
+    peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
+    cfg = dataclasses.replace(SAVED["llama"], pad_id=39)
+    base, new, folder = saved(cfg, n_out=1)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder.parent / "base", num_labels=1)
+    theirs = peft.PeftModel.from_pretrained(theirs, folder).eval()
+    with torch.no_grad():
+        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits[:, 0].numpy()
+    close(model.score(model.adapted(base, new, 5.0), TOKENS, cfg), raw)
+
+
+def test_in_peft_the_head_of_llada_is_not_taken_for_a_matrix_of_the_same_name(saved):
+    peft, torch = map(pytest.importorskip, ("peft", "torch"))
+    cfg = SAVED["llada"]
+    base, new, folder = saved(cfg)
+    root = torch.nn.Module()  # a skeleton with the names of LLaDA's modules
+    for _, _, name in model.tensors(cfg, None):
+        *path, leaf = name.removesuffix(".weight").split(".")
+        at = root
+        for part in path:
+            at.add_module(part, getattr(at, part, None) or torch.nn.Module())
+            at = getattr(at, part)
+        at.add_module(leaf, torch.nn.Linear(1, 1, bias=False))
+    tensors = runs.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    for name, x in tensors.items():
+        if "lora_A" in name:
+            at = root.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
+            at.in_features = x.shape[1]
+        else:
+            at.out_features = x.shape[0]
+            at.weight = torch.nn.Parameter(torch.zeros(at.out_features, at.in_features))
+    theirs = peft.PeftModel.from_pretrained(root, folder)
+    wrapped = {n: x.detach().numpy() for n, x in theirs.named_parameters() if ".lora_" in n}
+    assert {n.replace(".default", "") for n in wrapped} == set(tensors)
+    for name, x in wrapped.items():
+        np.testing.assert_array_equal(x, tensors[name.replace(".default", "")])
+
+
+def test_adapters_that_peft_wrote_open_here(saved, tmp_path):
+    peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
+    cfg = SAVED["qwen2"]
+    _, _, folder = saved(cfg)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "base", attn_implementation="eager")
+    asked = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False,
+                            task_type="CAUSAL_LM")  # fmt: skip
+    theirs = peft.get_peft_model(theirs, asked).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    with torch.no_grad():
+        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
+    close(model.logits(model.load(tmp_path / "theirs")[0], TOKENS, cfg)[:, 1:], raw[:, :-1])
+
+
+# ---- what is wrong with a folder ----
+
+
+@pytest.mark.parametrize("change, named", [
+    (dict(peft_type="LOHA"), "peft_type='LOHA' is not supported; this code computes peft_type='LORA'"),
+    (dict(use_dora=True), "use_dora=True is not supported"), (dict(use_rslora=True), "use_rslora=True"),
+    (dict(rank_pattern={"q_proj": 2}), "rank_pattern="), (dict(bias="all"), "bias='all'"),
+    (dict(r=None), "expected the numbers r and lora_alpha"), (dict(r=0), "got 0, 5.0"), (dict(lora_alpha="8"), "'8'"),
+    (dict(base_model_name_or_path=None), "base_model_name_or_path, got 3, 5.0 and None"),
+    (dict(base_model_name_or_path="GSAI-ML/LLaDA-8B-Base"), "'GSAI-ML/LLaDA-8B-Base', is not a folder here"),
+    (dict(r=4), r"q_proj.lora_A.weight has the shape \(3, 32\), but adapter_config.json makes it \(4, 32\)"),
+])  # fmt: skip
+def test_adapters_that_this_code_cannot_compute_are_refused_in_one_sentence(change, named, saved):
+    _, _, folder = saved(SAVED["llada"])
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=named) as e:
+        model.load(folder)
+    assert "\n" not in str(e.value)
+
+
+def test_a_base_that_is_gone_or_another_is_named(saved, tmp_path):
+    cfg = SAVED["llada"]
+    _, _, folder = saved(cfg)
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(ValueError, match=f"base_model_name_or_path='{tmp_path}/base', is not a folder here: bring it"):
+        model.load(folder)
+    model.save(tmp_path / "base", model.init(KEY, SAVED["Dream"]), SAVED["Dream"])
+    with pytest.raises(ValueError, match=r"not the LoRA of a Dream model that its adapter_config.json describes: "
+                                         r"missing tensors: none; unknown tensors: base_model\.model\.model\.trans"):
+        model.load(folder)
+    thinner = dataclasses.replace(cfg, n_layer=1)
+    model.save(tmp_path / "base", model.init(KEY, thinner), thinner)
+    with pytest.raises(ValueError, match=r"unknown tensors: base_model\.\S+blocks\.1"):
+        model.load(folder)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_damaged_file_of_adapters_is_named_in_one_sentence(name, saved):
+    _, _, folder = saved(SAVED["llada"])
+    content = (folder / name).read_bytes()
+    for broken in (content[: len(content) // 2], b"", b"[1]"):
+        (folder / name).write_bytes(broken)
+        with pytest.raises(ValueError, match=name) as e:
+            model.load(folder)
+        assert "\n" not in str(e.value)
+    os.remove(folder / name)
+    with pytest.raises(ValueError, match="missing|neither a config.json"):
+        model.load(folder)
+
+
+# ---- runs ----
+
+
+SECONDS = dict(max_prompt_len=3, max_new_tokens=4, max_iters=4, batch_size=8, eval_interval=4, eval_size=8,
+               save_interval=2, log_interval=1, log_samples=0, diffusion_steps=4, warmup_iters=0, keep_checkpoints=9,
+               lr_schedule="constant", learning_rate=1e-2)  # fmt: skip
+SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
+OF = {
+    "pretrain": dict(gradient_accumulation_steps=2, ema_decay=0.5),
+    "judge": dict(rewards=()),
+    "grpo": dict(batch_size=2, group_size=4, kl_beta=0.1, rewards=("sorted.py:digits",), updates_per_rollout=2),
+}
+REWARD = """
+def digits(prompts, completions):
+    return [sum(c.isdigit() for c in text) / 4 + ord(text[:1] or "a") / 1e3 for text in completions]
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Rows "37" -> "73", which are pairs of a better and a worse text, too; a reward; and a base, untrained."""
+    folder = tmp_path_factory.mktemp("place")
+    row = lambda p: {"prompt": p, "completion": p[::-1], "chosen": p[::-1], "rejected": p}
+    rows = [json.dumps(row(f"{i:02d}")) + "\n" for i in range(100) if i % 11]
+    for split, lines in (("train", rows[:80]), ("val", rows[80:])):
+        (folder / f"{split}.jsonl").write_text("".join(lines))
+    (folder / "sorted.py").write_text(REWARD)
+    tok = data.Tokenizer.bytes()
+    ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
+    shape = dataclasses.replace(SHAPE, **ids)
+    model.save(folder / "base", model.init(KEY, shape), shape)
+    tok.save(folder / "base")
+    return folder
+
+
+@pytest.fixture
+def tiny(place, tmp_path, monkeypatch):
+    """tiny(objective, key=value, ...) -> the Config of a LoRA run of seconds; the evaluations of a run cost nothing."""
+    values = dict.fromkeys(("val/nelbo", "val/greedy", "val/sampled", "val/pair_acc"), 0.5)
+    for name, make in list(objectives.OBJECTIVES.items()):
+        quick = lambda cfg, tok, start, make=make: make(cfg, tok, start)._replace(evaluate=lambda *_: (values, []))
+        monkeypatch.setitem(objectives.OBJECTIVES, name, quick)
+
+    def make(objective, **changes):
+        rewards = [f"{place}/{r}" for r in OF[objective].get("rewards", ())]
+        given = SECONDS | OF[objective] | dict(rewards=tuple(rewards), out_dir=f"{tmp_path}/{objective}")
+        return config.Config(**given | dict(objective=objective, dataset=str(place), init_from=f"{place}/base",
+                                            lora_rank=2) | changes)  # fmt: skip
+    return make
+
+
+def watch(monkeypatch, objective, each):
+    """Calls each(start, state, batch) at every minibatch of a run."""
+    made = objectives.OBJECTIVES[objective]
+
+    def watched(cfg, tok, start):
+        task = made(cfg, tok, start)
+
+        def batches(state, key):
+            for batch, notes in task.batches(state, key):
+                each(start, state, batch)
+                yield batch, notes
+
+        return task._replace(batches=batches)
+
+    monkeypatch.setitem(objectives.OBJECTIVES, objective, watched)
+
+
+def remains(cfg):
+    """What must not depend on being stopped: {file: bytes} of the last checkpoint, the logs without times."""
+    folder = model.find(cfg.out_dir)
+    files = {n: open(f"{folder}/{n}", "rb").read() for n in sorted(os.listdir(folder)) if n != "run.json"}
+    rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
+    return files, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+@pytest.mark.parametrize("objective", OF)
+def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective, tiny, place, monkeypatch, tmp_path):
+    cfg, starts = tiny(objective), []
+    with monkeypatch.context() as m:
+        watch(m, objective, lambda start, state, batch: starts.append(start))
+        state = train.train(cfg)
+    base, _ = model.load(place / "base")
+    jax.tree.map(np.testing.assert_array_equal, starts[-1], base)  # nothing was written to the arrays of the base
+    folder = model.find(cfg.out_dir)
+    names = {"tokenizer.json", "tokenizer_config.json", "run.json", "state.safetensors"}
+    assert set(os.listdir(folder)) == names | {"adapter_config.json", "adapter_model.safetensors"}
+    kept = {f"{name}_{end}" for name in ALL for end in "ab"} | ({"head"} if objective == "judge" else set())
+    leaves = runs.safetensors.numpy.load_file(f"{folder}/state.safetensors")
+    assert {path.split("'")[-2] for path in leaves if "'" in path} == kept
+    assert state.reference is None and (state.average is None) == (objective != "pretrain")
+    began = train.split(base, jax.random.fold_in(jax.random.key(cfg.seed), 3), tiny("pretrain", model=SHAPE))[0]
+    for name, x in state.params["blocks"].items():
+        assert not np.array_equal(x, began["blocks"][name]), name
+
+    def kill(start, state, batch):
+        if state.step == 3:
+            raise Killed
+
+    again = dataclasses.replace(cfg, out_dir=f"{tmp_path}/killed")
+    with monkeypatch.context() as m:
+        watch(m, objective, kill)
+        with pytest.raises(Killed):
+            train.train(again)
+    assert runs.checkpoints(again.out_dir) == [2]
+    train.train(dataclasses.replace(again, resume=True, init_from=None))  # the checkpoint knows its base
+    assert remains(again) == remains(cfg)
+
+
+def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatch):
+    base, shape = model.load(place / "base")
+    cfg, gaps = tiny("grpo", updates_per_rollout=1), []
+
+    def compare(start, state, b):
+        M, w = (jnp.swapaxes(b[k], 0, 1) for k in ("M", "w"))
+        own, of_base = (diffusion.token_logp(p, b["x"], M, w, shape, b["valid"], 3) for p in (state.params, base))
+        np.testing.assert_allclose(b["ref"], of_base, atol=2e-5)
+        gaps.append(float(jnp.abs(own - of_base).max()))
+
+    watch(monkeypatch, "grpo", compare)
+    train.train(cfg)
+    kl = [row["kl"] for row in map(json.loads, open(f"{cfg.out_dir}/metrics.jsonl")) if "kl" in row]
+    assert len(kl) == len(gaps) == 4 and gaps[0] < 1e-6 and abs(kl[0]) < 1e-9 < 1e-6 < min(kl[1:])
+    assert min(gaps[1:]) > 1e-3
+
+
+def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, place, tmp_path, capsys):
+    cfg = tiny("pretrain")
+    state = train.train(cfg)
+    base, shape = model.load(place / "base")
+    merged, _ = model.load(cfg.out_dir)
+    unmerged = model.adapted(base, state.average, cfg.lora_alpha)  # what is saved is the average, where there is one
+    tokens = TOKENS + 60
+    close(model.logits(merged, tokens, shape), model.logits(unmerged, tokens, shape), 1e-5)
+    capsys.readouterr()
+    assert sample.main([cfg.out_dir, f"--export={tmp_path}/whole"]) == 0
+    exported, _ = model.load(tmp_path / "whole")
+    jax.tree.map(np.testing.assert_array_equal, exported, merged)
+    assert data.Tokenizer.load(tmp_path / "whole") == data.Tokenizer.load(place / "base")
+    for flag, said in ((f"--export={tmp_path}/whole", "is there already"), ("--prompt=1", "without --prompt")):
+        assert sample.main([cfg.out_dir, f"--export={tmp_path}/other", flag]) == 2
+        assert said in capsys.readouterr().err
+    assert sample.main([cfg.out_dir, "--prompt=12", "--order=left"]) == 0
+    told = capsys.readouterr().out
+    assert sample.main([f"{tmp_path}/whole", "--prompt=12", "--order=left", "--max_new_tokens=4", "--steps=4"]) == 0
+    assert capsys.readouterr().out == told
+    followed = tiny("pretrain", init_from=cfg.out_dir, lora_rank=None, max_iters=1, out_dir=f"{tmp_path}/full",
+                    learning_rate=1e-9, min_lr=0.0, ema_decay=None)  # fmt: skip
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), train.train(followed).params, merged)
+    assert not os.path.exists(f"{model.find(followed.out_dir)}/adapter_config.json")
+    assert train.train(dataclasses.replace(cfg, eval_only=True)).step == 4
+
+
+def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
+    cfg = tiny("judge", max_iters=1)
+    state = train.train(cfg)
+    base, shape = model.load(place / "base")
+    (name, fn), = judge.load(cfg.out_dir).items()
+    tok = data.Tokenizer.bytes()
+    tokens, valid = judge.encode(["12", "34"], ["21", "99"], tok, 64)
+    scores = model.score(model.adapted(base, state.params, cfg.lora_alpha), tokens, shape, valid)
+    assert name == "judge"
+    np.testing.assert_allclose(fn(["12", "34"], ["21", "99"]), jax.nn.sigmoid(scores), atol=1e-6)
+
+
+def test_micro_batches_add_up_to_the_big_batch(tiny):
+    outs = []
+    for parts in (1, 2):
+        cfg, tok, start, _ = train.prepare(tiny("pretrain", gradient_accumulation_steps=parts, adam_eps=1e-3))
+        task = objectives.pretrain(cfg, tok, start)
+        params, base = train.split(start, KEY, cfg)
+        tx, _ = train.optimizer(cfg)
+        ((batch, _),) = task.batches(train.seen(train.State(0, params, (), None, None), base, cfg), KEY)
+        outs.append(train.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch, base)[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *outs)
+
+
+def test_the_base_of_a_run_is_held_in_the_dtype_of_its_matmuls_and_adapters_in_float32(tiny):
+    cfg, _, start, _ = train.prepare(tiny("pretrain", model=dataclasses.replace(SHAPE, dtype="bfloat16")))
+    new, base = train.split(start, KEY, cfg)
+    kinds = lambda tree: {str(x.dtype) for x in jax.tree.leaves(tree)}
+    assert (kinds(new), kinds(base)) == ({"float32"}, {"bfloat16"})
+    whole = train.prepare(tiny("pretrain", model=dataclasses.replace(SHAPE, dtype="bfloat16"), lora_rank=None))[2]
+    assert kinds(whole) == {"float32"}
+
+
+def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the_base(tiny):
+    shape = model.ModelConfig(n_layer=4, n_head=4, d_model=256, mask_id=258)
+    cfg = tiny("pretrain", model=shape, lora_rank=8)
+    full = jax.eval_shape(lambda: model.init(KEY, shape))
+    new, base = jax.eval_shape(lambda: train.split(model.init(KEY, shape), KEY, cfg))
+    size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    state = lambda params: size(jax.eval_shape(train.optimizer(cfg)[0].init, params))
+    assert base == full and size(new) == 4 * train.count(new) == 4 * 4 * 8 * (4 * 512 + 3 * (256 + 704))
+    assert abs(state(new) - 2 * size(new)) < 64 and abs(state(full) - 2 * size(full)) < 64
+    assert state(full) > 20 * state(new)
+
+
+# ---- what cannot work ----
+
+
+@pytest.mark.parametrize("changes, words", [
+    (dict(lora_rank=0), "lora_rank=0 must be at least 1"), (dict(lora_alpha=0.0), "lora_alpha=0.0 must be above 0"),
+    (dict(lora_targets=("q", "w")), "expected one or more of q, k, v, o, gate, up, down"),
+    (dict(lora_targets=("q", "q")), "each once"), (dict(lora_targets=()), "one or more"),
+    (dict(init_from=None), "lora_rank=2 needs init_from"),
+    (dict(ref_mode="ema"), "ref_mode='ema'.*the reference is the base"), (dict(ref_offload=True), "ref_offload=True"),
+])  # fmt: skip
+def test_keys_that_contradict_each_other_are_refused(changes, words, tiny):
+    with pytest.raises(ValueError, match=words):
+        tiny("pretrain", **changes)
+
+
+def test_a_run_is_resumed_with_its_own_adapters_or_not_at_all(tiny, place, tmp_path):
+    cfg = tiny("judge", max_iters=1)
+    train.train(cfg)
+    again = dataclasses.replace(cfg, resume=True)
+    for changes, words in ((dict(lora_alpha=3.0), "lora_alpha=3, but .*step-000001 has 2 and 16"),
+                           (dict(lora_rank=4), "lora_rank=4 and .* has 2 and 16: resume with these"),
+                           (dict(lora_targets=("q",)), "of another model or optimizer than this config"),
+                           (dict(lora_rank=None), "of another model or optimizer than this config")):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            train.train(dataclasses.replace(again, **changes))
+    nothing = dataclasses.replace(again, out_dir=f"{tmp_path}/nothing", init_from=None)
+    with pytest.raises(ValueError, match="lora_rank=2: there is no checkpoint in .*nothing', and no init_from"):
+        train.train(nothing)
+    full = tiny("judge", max_iters=1, lora_rank=None, out_dir=f"{tmp_path}/full")
+    train.train(full)
+    with pytest.raises(ValueError, match="lora_rank=2, but .*full/step-000001 holds a whole model"):
+        train.train(dataclasses.replace(full, resume=True, lora_rank=2))
