@@ -154,7 +154,7 @@ def cheaper(cfg, limit):
 
 def amount(x, unit="B"):
     """1234567890, "FLOP" -> 1.2 GFLOP."""
-    power = max((p for p in range(5) if x >= 1000**p), default=0)
+    power = max((p for p in range(6) if x >= 1000**p), default=0)
     return f"{x / 1000**power:.{0 if power == 0 else 1}f} {' kMGTP'[power].strip()}{unit}"
 
 

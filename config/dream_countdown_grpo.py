@@ -49,7 +49,8 @@ config = Config(
     kl_beta=1e-3,
     kl_est="k2",
     ref_mode="static",
-    ref_offload=True,
+    lora_rank=128,
+    lora_alpha=64.0,
     # optimizer. The authors train a LoRA of rank 128; this trains all weights
     learning_rate=3e-6,
     lr_schedule="constant",
@@ -74,6 +75,7 @@ downloads = {
 }
 tiny = small | {  # what --model=tiny changes
     "init_from": "out/tiny/dream",
+    "lora_rank": 4,
     "dataset": "out/tiny/countdown",
     "out_dir": "out/tiny/dream_countdown_grpo",
     "max_prompt_len": 180,

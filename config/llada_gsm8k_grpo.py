@@ -50,8 +50,9 @@ config = Config(
     clip_high=0.5,
     kl_beta=0.04,
     ref_mode="static",
-    ref_offload=True,
-    # optimizer. The paper trains a LoRA of rank 128 on a base of 4 bits; this trains all weights
+    # optimizer: of a LoRA, on a base of 16 bits where the paper has 4
+    lora_rank=128,
+    lora_alpha=64.0,
     learning_rate=3e-6,
     lr_schedule="constant",
     warmup_iters=0,  # theirs is a ten-thousandth of the run: one update
@@ -80,4 +81,5 @@ tiny = small | {  # what --model=tiny changes
     "max_prompt_len": 120,
     "max_new_tokens": 32,
     "block_len": 16,
+    "lora_rank": 4,
 }

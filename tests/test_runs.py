@@ -519,6 +519,8 @@ def test_a_training_step_is_three_forward_passes_of_two_flops_a_weight_and_token
     (dict(kl_beta=0.1), "reference", True), (dict(kl_beta=0.1, ref_offload=True), "reference", False),
     (dict(ema_decay=0.9), "average", True), (dict(logp_chunk=8), "activations", False),
     (dict(gradient_accumulation_steps=2), "activations", False), (dict(rollout_chunk=8), "rollout", False),
+    (dict(lora_rank=4), "optimizer", False), (dict(lora_rank=4), "gradients", False),
+    (dict(lora_rank=4), "params", True),
 ])  # fmt: skip
 def test_what_a_key_costs_or_saves_is_counted(changes, part, more):
     base = runs.cost(dataclasses.replace(SMALL, **TUNING))[0][part]
