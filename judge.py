@@ -29,7 +29,7 @@ def encode(prompts, completions, tok, max_len):
     T is the longest, rounded up so that few widths are compiled. What is longer than max_len loses its beginning. The
     tokenizer is the judge's own: the policy's may differ."""
     texts = zip(prompts, completions, strict=True)
-    ids = [[*tok.encode(prompt), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in texts]
+    ids = [[*tok.begin(tok.encode(prompt)), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in texts]
     width = min(max_len, -(-max(map(len, ids), default=1) // WIDTH) * WIDTH)
     tokens = np.full((len(ids), width), tok.pad_id, np.int32)
     valid = np.zeros(tokens.shape, bool)
@@ -68,9 +68,6 @@ def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
 
     @jax.jit
     def bound(params, tokens, valid, hole):
-        if cfg.causal:
-            M, w = diffusion.views(jax.random.key(0), "exact", hole)
-            return diffusion.token_logp(params, tokens, M, w, cfg, valid).sum(1)
         return diffusion.likelihood(params, {"tokens": tokens, "hole": hole, "valid": valid}, jax.random.key(0), cfg)
 
     def coherence(prompts, completions):

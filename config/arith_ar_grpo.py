@@ -1,5 +1,5 @@
 """
-GRPO on sums and differences of numbers with three digits, by an autoregressive model: the same program with another
+GRPO on sums and differences of numbers with two digits, by an autoregressive model: the same program with another
 estimator. Its log-probs are exact, so both signs of the advantage and the clipped ratio do what they should.
 
     python train.py config/arith_ar_grpo.py

@@ -1,5 +1,5 @@
 """
-A start for reinforcement learning on sums and differences of numbers with three digits: a denoiser that writes 30% of
+A start for reinforcement learning on sums and differences of numbers with two digits: a denoiser that writes 30% of
 the results without a mistake. It stops at that rate, not at a time.
 
     python train.py config/arith_base.py
@@ -12,9 +12,9 @@ from model import ModelConfig
 config = Config(
     out_dir="out/arith_base",
     dataset="arith",
-    difficulty=(3, 3),
-    max_prompt_len=8,
-    max_new_tokens=5,
+    difficulty=(2, 2),
+    max_prompt_len=6,
+    max_new_tokens=4,
     rewards=("exact",),
     max_iters=4000,
     batch_size=128,
@@ -22,7 +22,7 @@ config = Config(
     lr_schedule="constant",
     ema_decay=0.98,
     eval_interval=50,
-    diffusion_steps=5,
+    diffusion_steps=4,
     stop_at=0.3,
     model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),
 )

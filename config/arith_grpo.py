@@ -1,5 +1,5 @@
 """
-GRPO on sums and differences of numbers with three digits, by a denoiser: config/arith_ar_grpo.py is its autoregressive
+GRPO on sums and differences of numbers with two digits, by a denoiser: config/arith_ar_grpo.py is its autoregressive
 twin.
 
     python train.py config/arith_grpo.py

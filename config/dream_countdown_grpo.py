@@ -51,7 +51,7 @@ config = Config(
     ref_mode="static",
     lora_rank=128,
     lora_alpha=64.0,
-    # optimizer. The authors train a LoRA of rank 128; this trains all weights
+    # optimizer
     learning_rate=3e-6,
     lr_schedule="constant",
     warmup_iters=0,  # theirs is a thousandth of the run: five updates, less than one iteration
