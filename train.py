@@ -32,10 +32,10 @@ from objectives import OBJECTIVES, SAMPLES, plan
 
 class State(NamedTuple):
     step: int  # iterations: batches of rows, or rollouts with all their updates
-    params: dict
+    params: dict  # what is trained: of LoRA, the adapters
     opt_state: tuple
     average: dict | None  # of the params, when ema_decay is set
-    reference: dict | None  # what the KL of grpo keeps the policy near to, when kl_beta is set
+    reference: dict | None  # what the KL of grpo keeps the policy near to, when kl_beta is set; None with LoRA
 
     @property
     def weights(self):
