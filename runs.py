@@ -91,7 +91,7 @@ def cost(cfg):
     logits = lambda positions: 0 if judge else 4 * V * positions
     some = lambda positions: min(positions, max(diffusion.LOGITS // (4 * V), 1))
     filled = (cfg.rollout_chunk or cfg.batch_size * cfg.group_size) if grpo else 0
-    block = cfg.block_len or new
+    block = 1 if m.causal else cfg.block_len or new
     parts = {
         "params": held, "optimizer": 8 * trained, "average": 4 * trained * (cfg.ema_decay is not None),
         "reference": 4 * n * bool(grpo and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank),
@@ -99,8 +99,9 @@ def cost(cfg):
         "gradients": 4 * trained * (2 if cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk else 1),
         # The logits and their gradient; with an entropy, also probabilities, and products of all of them.
         "activations": rows * kept, "logits": (7 if grpo else 2) * logits(some(rows * new)),
-        # Of a rollout no more than a layer is kept at a time; of its logits there are copies, probabilities and noise.
-        "rollout": filled * layer // 2 + 4 * logits(filled * block),
+        # Of a rollout no more than a layer is kept at a time, or the keys and values of all; of its logits there are
+        # copies, probabilities and noise.
+        "rollout": filled * (L * T * 2 * KV * wide if m.causal else layer // 2) + 4 * logits(filled * block),
     }  # fmt: skip
     update = sum(parts[name] for name in ("gradients", "activations", "logits"))
     resident = sum(parts[name] for name in ("params", "optimizer", "average", "reference"))
@@ -112,9 +113,9 @@ def cost(cfg):
 
     scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none" and (cfg.updates_per_rollout > 1 or bool(
         cfg.minibatch_size and cfg.minibatch_size < (cfg.keep_completions or cfg.batch_size * cfg.group_size))))
-    steps = cfg.rollout_steps or cfg.diffusion_steps
+    steps = 1 if m.causal else cfg.rollout_steps or cfg.diffusion_steps  # with a cache, every token is read once
     flops = {
-        "rollout": grpo * steps * forward(cfg.batch_size * cfg.group_size, block),
+        "rollout": grpo * steps * forward(cfg.batch_size * cfg.group_size, new if m.causal else block),
         "scoring": grpo * scorings * forward(total, new), "update": (4 if again else 3) * forward(total, new),
     }  # fmt: skip
     return parts, flops

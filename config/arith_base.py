@@ -21,7 +21,7 @@ config = Config(
     learning_rate=1e-3,
     lr_schedule="constant",
     ema_decay=0.98,
-    eval_interval=50,
+    eval_interval=25,
     diffusion_steps=4,
     stop_at=0.3,
     model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),

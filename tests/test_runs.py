@@ -515,6 +515,12 @@ def test_a_training_step_is_three_forward_passes_of_two_flops_a_weight_and_token
     assert flops["update"] == 3 * 16 * (2 * T * (L * (4 * D * D + 3 * D * F) + D * V) + 4 * L * T * T * D)
 
 
+def test_a_rollout_with_a_cache_costs_one_pass_and_one_without_as_many_as_it_has_steps():
+    cfg = dataclasses.replace(SMALL, **TUNING, diffusion_steps=8)
+    causal = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, causal=True, shift=True))
+    assert runs.cost(cfg)[1]["rollout"] == 8 * runs.cost(causal)[1]["rollout"] > 0
+
+
 @pytest.mark.parametrize("changes, part, more", [
     (dict(kl_beta=0.1), "reference", True), (dict(kl_beta=0.1, ref_offload=True), "reference", False),
     (dict(ema_decay=0.9), "average", True), (dict(logp_chunk=8), "activations", False),
