@@ -398,8 +398,8 @@ def define(path):
     """All that a config file defines, its `config` checked, or a ValueError that says what is wrong with the file."""
     if not os.path.isfile(path):
         here = os.path.dirname(os.path.abspath(__file__))
-        there = sorted(f"config/{f}" for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
-        raise ValueError(f"there is no config file {path!r}; there are {', '.join(there)}")
+        there = sorted(f for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
+        raise ValueError(f"there is no config file {path!r}; in config/ there are {', '.join(there)}")
     try:
         defined = runpy.run_path(path)
         if "tiny" in defined:

@@ -1,5 +1,5 @@
 """
-The same start as config/arith_base.py for an autoregressive model of the same size: it stops when it writes 30% of the
+The same start as config/arith_base.py for an autoregressive model of the same size: it stops when it writes 40% of the
 results without a mistake.
 
     python train.py config/arith_ar_base.py

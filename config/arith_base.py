@@ -1,5 +1,5 @@
 """
-A start for reinforcement learning on sums and differences of numbers with two digits: a denoiser that writes 30% of
+A start for reinforcement learning on sums and differences of numbers with two digits: a denoiser that writes 40% of
 the results without a mistake. It stops at that rate, not at a time.
 
     python train.py config/arith_base.py
@@ -23,6 +23,6 @@ config = Config(
     ema_decay=0.98,
     eval_interval=25,
     diffusion_steps=4,
-    stop_at=0.3,
+    stop_at=0.4,
     model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),
 )

@@ -448,7 +448,7 @@ def choices(plan):
         size = lambda z, n: -(-(z == HOLE).sum() // (plan.steps - n))
         sets = lambda z, n: list(itertools.combinations(np.flatnonzero(z == HOLE), size(z, n)))
         return lambda z, n: [(1 / len(sets(z, n)), np.isin(range(3), s)) for s in sets(z, n)]
-    keys, s = sample.begin(jax.random.key(0), with_prompt(STATES, 1), CFG, plan)
+    keys, s = sample.begin(None, jax.random.key(0), with_prompt(STATES, 1), CFG, plan, None)
     table = []
     for n in range(3):  # one step from every state there is
         after = sample.denoise(PARAMS, keys, s, CFG, plan, None)

@@ -273,7 +273,7 @@ def test_a_text_read_piece_by_piece_has_the_features_of_the_text_read_at_once(na
     close(jnp.where(valid[..., None], jnp.concatenate(parts, 1), 0), jnp.where(valid[..., None], whole, 0))
 
 
-@pytest.mark.parametrize("name", AUTOREGRESSIVE)
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
 def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     small = dict(vocab_size=37, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
