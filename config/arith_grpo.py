@@ -4,7 +4,7 @@ twin.
 
     python train.py config/arith_grpo.py
 
-TBD
+60 iterations, 158 seconds on one of 2 cores of an Intel Xeon: greedy from 68.0% to 88.3%, sampled from 42.1% to 75.5%.
 """
 from dataclasses import replace
 

