@@ -121,4 +121,4 @@ def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path):
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)
     assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
-    assert model.family(model.read_config(tmp_path / "out/step-000002")) == RECIPES[name]
+    assert model.family(model.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]
