@@ -348,6 +348,15 @@ def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, chang
         begin(tiny(**causal | changes))
 
 
+def test_a_causal_model_writes_the_pairs_of_a_judge_is_its_trunk_and_is_judged_by_it(tiny, causal, place, tmp_path):
+    cfg = config.Config(**SECONDS | CAUSAL, dataset=str(place), objective="judge", init_from=f"{place}/causal",
+                        judge_rows=16, max_iters=1, eval_interval=1, out_dir=f"{tmp_path}/judge")  # fmt: skip
+    train.train(cfg)
+    assert any("filled at" in row["kind"] for row in runs.read_lines(f"{tmp_path}/judge/samples.jsonl"))
+    notes = one_iteration(tiny(**causal, rewards=("judge",), judge_from=f"{tmp_path}/judge"))[-1]
+    assert 0 < notes["reward"] < 1
+
+
 def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place, tmp_path):
     cfg = config.Config(**SECONDS, dataset=str(place), init_from=f"{place}/causal", adapt=True, max_iters=2,
                         eval_interval=2, save_interval=2, out_dir=f"{tmp_path}/out")  # fmt: skip
