@@ -114,7 +114,7 @@ def test_the_quota_is_lladas_get_num_transfer_tokens(llada):
 @pytest.mark.parametrize("T", [0.3, 1.0])
 def test_a_temperature_draws_what_lladas_gumbel_noise_draws_from_the_same_numbers(llada, monkeypatch, T):
     (_, cfg, e), plan = llada, Plan(temperature=T)
-    keys, s = sample.begin(KEY, jnp.full((1, 1), cfg.mask_id), cfg, plan)
+    keys, s = sample.begin(None, KEY, jnp.full((1, 1), cfg.mask_id), cfg, plan, None)
 
     @jax.jit
     def draw(l, noise):
