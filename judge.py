@@ -89,7 +89,7 @@ def load(folder, **sizes):
         found = better  # an out_dir stands for its best step
     params, cfg = model.load(found)
     tok = data.Tokenizer.load(found, cfg.vocab_size)
-    if "head" not in params or params["head"].shape[-1] != 1:
+    if not model.width(params):
         return {"coherence": coherence(params, cfg, tok, **sizes)}
     tested = f"{best['measure']} {best['score']:.3f} on held-out texts" if best else "never tested on held-out texts"
     print(f"judge {found}: {tested}")

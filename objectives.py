@@ -294,11 +294,10 @@ def pretrain(cfg, tok, start):
 
 def judge_texts(cfg, tok, start):
     """A judge of texts, from pairs of a better and a worse one; its trunk starts from the denoiser in init_from."""
-    is_judge = lambda params: "head" in params and params["head"].shape[-1] == 1
     generator = start
-    if start and is_judge(start):  # a resumed run makes its pairs again with what it began from
+    if start and model.width(start):  # a resumed run makes its pairs again with what it began from
         generator = model.load(cfg.init_from)[0] if cfg.init_from else None
-        generator = None if generator and is_judge(generator) else generator
+        generator = None if generator and model.width(generator) else generator
 
     def refill(rows, seed):
         """Holes in the completions of rows, filled by the generator at one temperature after the other."""
@@ -339,7 +338,7 @@ def judge_texts(cfg, tok, start):
 
     return Task(
         init=lambda key: model.init(key, cfg.model, n_out=1) | {
-            k: v for k, v in (start or {}).items() if k != "head" or is_judge(start)},
+            k: v for k, v in (start or {}).items() if k != "head" or model.width(start)},
         batches=batches,
         loss=loss,
         evaluate=evaluate,
