@@ -361,6 +361,39 @@ class Rollout(NamedTuple):
     n_steps: jax.Array  # () forward passes of a chunk, on average
 
 
+class Scored(NamedTuple):
+    """N prompts, their completions, and what the rewards think of these."""
+
+    rows: list  # N
+    rollout: Rollout
+    completions: list  # B texts
+    rewards: np.ndarray  # (R, N, G), the diversity bonus last
+    parts: dict  # name: (B,) of every reward, what it notes, and the bonus
+
+
+def spread(scored, n):
+    """-> (N,): do the completions of a group differ in any of the first n rewards?"""
+    each = scored.rewards[:n]
+    return (np.nanmax(each, 2, initial=-np.inf) > np.nanmin(each, 2, initial=np.inf)).any(0)
+
+
+def refill(old, new, n):
+    """Scored, Scored -> Scored: groups of `old` that agree with themselves give way to groups of `new` that do not."""
+    _, N, G = old.rewards.shape
+    out, into = np.flatnonzero(~spread(old, n)), np.flatnonzero(spread(new, n))
+    pick = np.arange(N)
+    pick[out[: len(into)]] = N + into[: len(out)]
+    flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
+    take = lambda a, b: jnp.concatenate([a, b])[flat] if a.ndim else a + b  # or the forward passes of both
+    return Scored(
+        rows=[(old.rows + new.rows)[i] for i in pick],
+        rollout=jax.tree.map(take, old.rollout, new.rollout),
+        completions=[(old.completions + new.completions)[i] for i in flat],
+        rewards=np.concatenate([old.rewards, new.rewards], 1)[:, pick],
+        parts={k: np.concatenate([old.parts[k], new.parts[k]])[flat] for k in old.parts},
+    )
+
+
 def objective(cfg):
     """The loss's share of a config."""
     return grpo.Objective(loss=cfg.loss_type, ratio=cfg.ratio_level, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
@@ -457,18 +490,19 @@ def tune(cfg, tok, start):
         return out
 
     def judged(r, rows):
-        """Rollout of rows -> completions, rewards (R, N, G), parts with notes."""
+        """Rollout of rows -> Scored."""
         completions = texts(r.x, tok, cfg)
         _, parts = score(fns, {}, cfg, tok, rows, completions, G)
         if cfg.diversity_bonus:
             groups = np.repeat(np.arange(N), G).tolist()
             parts["diversity_bonus"] = np.array(rewards.diversity(groups, completions, groups), float)
         each = [parts[name] for name in [*fns, *(["diversity_bonus"] if cfg.diversity_bonus else [])]]
-        return completions, np.stack(each).reshape(-1, N, G), parts
+        return Scored(rows, r, completions, np.stack(each).reshape(-1, N, G), parts)
 
     def collect(state, key):
-        """Rolls out and scores; with dynamic_sampling, again in place of groups that agree with themselves."""
-        index, kept, clock = allowed(state.step), None, time.perf_counter()
+        """Rolls out and scores; with dynamic_sampling, again in place of groups that agree with themselves. -> Scored,
+        `passes` of it if they are known already, what took how long."""
+        index, found, clock = allowed(state.step), None, time.perf_counter()
         tries, spent = 1 + cfg.dynamic_sampling, {"time/rollout": 0.0, "time/reward": 0.0}
         for n in range(tries):
             chosen = index[data.batch_indices(len(index), N, state.step * tries + n, cfg.seed)]
@@ -482,37 +516,18 @@ def tune(cfg, tok, start):
             # completions stay, when groups may be drawn again or only the best are kept.
             ready = passes(state, jax.random.fold_in(key, tries), r) if tries == 1 and kept_all else None
             clock = time.perf_counter()
-            completions, each, parts = judged(r, prompts.rows)
+            new = judged(r, prompts.rows)
             spent["time/reward"] += time.perf_counter() - clock
             clock = time.perf_counter()
-            found = (prompts.rows, r, completions, each, parts)
-            kept = found if kept is None else refill(kept, found)
-            if tries == 1 or spread(kept[3]).all():
+            found = new if found is None else refill(found, new, len(fns))
+            if tries == 1 or spread(found, len(fns)).all():
                 break
-        return *kept, ready, spent | {"rollouts": n + 1}
-
-    def spread(each):
-        """rewards (R, N, G) -> (N,): do the completions of the group differ in any reward (beside the bonus)?"""
-        each = each[: len(fns)]
-        return (np.nanmax(each, 2, initial=-np.inf) > np.nanmin(each, 2, initial=np.inf)).any(0)
-
-    def refill(old, new):
-        """Groups of `old` that agree with themselves give way to groups of `new` that do not."""
-        out, into = np.flatnonzero(~spread(old[3])), np.flatnonzero(spread(new[3]))
-        pick = np.arange(N)
-        pick[out[: len(into)]] = N + into[: len(out)]
-        rows = [(old[0] + new[0])[i] for i in pick]
-        flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
-        take = lambda a, b: None if a is None else jnp.concatenate([a, b])[flat]
-        r = Rollout(
-            *(take(a, b) for a, b in zip(old[1][:-1], new[1][:-1], strict=True)), old[1].n_steps + new[1].n_steps
-        )
-        parts = {k: np.concatenate([old[4][k], new[4][k]])[flat] for k in old[4]}
-        return rows, r, [(old[2] + new[2])[i] for i in flat], np.concatenate([old[3], new[3]], 1)[:, pick], parts
+        return found, ready, spent | {"rollouts": n + 1}
 
     def batches(state, key):
         k_roll, k_order = jax.random.split(key)
-        rows, r, completions, each, parts, ready, notes = collect(state, k_roll)
+        found, ready, notes = collect(state, k_roll)
+        r, each = found.rollout, found.rewards
         adv = grpo.advantages(jnp.asarray(each, jnp.float32), weights, cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps,
                               cfg.reward_norm)  # fmt: skip
         if np.isnan(each).all():
@@ -523,7 +538,7 @@ def tune(cfg, tok, start):
                 f"advantages of shape {adv.shape}, of which a group has the mean {off:.2g}, for {N} x {G} completions: "
                 "they must be centred in each group"
             )  # a bug of ours, never the user's
-        notes |= describe(r, completions, each, parts, adv)
+        notes |= describe(found, adv)
         adv = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1)
         adv = grpo.wd1_weights(adv) if cfg.loss_type == "wd1" else adv
         clock = time.perf_counter()
@@ -544,8 +559,9 @@ def tune(cfg, tok, start):
                 yield mini, notes
                 notes = {}
 
-    def describe(r, completions, each, parts, adv):
+    def describe(found, adv):
         """What an iteration logs beside the loss: of the rewards, the advantages, and the completions."""
+        r, each = found.rollout, found.rewards
         total = np.where(np.isnan(each).all(0), np.nan, np.nansum(np.array(weights)[:, None, None] * each, 0))
         ends = np.asarray((r.hole & (r.x == tok.eos_id)).any(1))
         length, lengths = np.asarray(r.mask).sum(1), {}
@@ -555,16 +571,16 @@ def tune(cfg, tok, start):
                     f"completions/{stat}_{kind}length": float(getattr(length[which], stat)())
                     for stat in ("mean", "min", "max")
                 }
-        groups = [completions[i : i + G] for i in range(0, N * G, G)]
+        groups = [found.completions[i : i + G] for i in range(0, N * G, G)]
         return {
             "reward": float(np.nanmean(total)), "reward/std": float(np.nanstd(total)),
             "reward/group_std": float(np.nanmean(np.nanstd(total, 1, ddof=1))),
-            "frac_reward_zero_std": float(np.mean(~spread(each))),
+            "frac_reward_zero_std": float(np.mean(~spread(found, len(fns)))),
             "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
             "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
             "completions/terminated_frac": float(ends.mean()),
             "steps_per_token": float(r.n_steps) / max(length.mean(), 1),
-        } | lengths | rewards.summary(parts)  # fmt: skip
+        } | lengths | rewards.summary(found.parts)  # fmt: skip
 
     def evaluate(state, key):
         return pass_rates(cfg, tok, fns, more, state.weights, key, shown)

@@ -18,6 +18,7 @@ import functools
 import inspect
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -172,11 +173,23 @@ def temper(l, plan):
     return l
 
 
-def gumbel(key, shape):
-    """Noise for argmax(l + noise), a draw from softmax(l). JAX's own has 23 bits and ends at 15.9, so that in a large
-    vocabulary rare tokens come too rarely (arXiv 2409.02908); these 32 are finest where it matters and end at 22.9."""
-    u = (jax.random.bits(key, shape, "uint32").astype(jnp.float32) + 0.5) * 2.0**-32
-    return -jnp.log(-jnp.log1p(-jnp.minimum(u, 1 - 2.0**-24)))
+def reach(key, p):
+    """Where the cumulative sum of p (..., n) first reaches a random share of the whole: index i with chance p[i]."""
+    u = (jnp.asarray(jax.random.bits(key) >> 8, jnp.float32) + 0.5) * 2.0**-24  # neither 0 nor 1
+    sums = jnp.cumsum(p, -1)
+    return jnp.minimum((sums < u * sums[..., -1:]).sum(-1), p.shape[-1] - 1)
+
+
+def draw(key, p):
+    """A key, p (V,) -> a token. First which of sqrt(V) stretches of the vocabulary, then which token of the stretch: so
+    the sums stay short, and exact for the rare tokens of a large vocabulary, and two random numbers do. (Gumbel noise,
+    as in LLaDA's code, takes V of them and as many logarithms of logarithms, with the same distribution.)"""
+    n = math.isqrt(len(p) - 1) + 1
+    cut = jnp.pad(p, (0, n * n - len(p))).reshape(n, n)
+    k_stretch, k_token = jax.random.split(key)
+    stretch = reach(k_stretch, cut.sum(-1))
+    token = stretch * n + reach(k_token, cut[stretch])
+    return jnp.where(p[token] > 0, token, jnp.argmax(p))  # the last bit of a sum must not make a banned token possible
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan"))
@@ -206,8 +219,7 @@ def denoise(params, keys, s, cfg, plan, valid):
     at = ((T - start - jnp.arange(L)) * 2**15 + i) * 2 + jnp.arange(2)[:, None]  # one hash: each costs compile time
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))  # (B,) keys, (L,) -> (B, L) keys
     k_token, k_order = jax.vmap(fold, (None, 0))(keys, at)
-    noise = each(lambda k: gumbel(k, l.shape[2:]))
-    drawn = jnp.argmax(source + noise(k_token) if plan.temperature else source, -1)  # (B, L)
+    drawn = each(draw)(k_token, jax.nn.softmax(source)) if plan.temperature else jnp.argmax(source, -1)  # (B, L)
     # At temperature 0 this is the model's own log-prob, at temperature 1: that of a point mass would say nothing.
     logp = pick(jax.nn.log_softmax(source), drawn)
 

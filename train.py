@@ -119,7 +119,7 @@ def make_update(loss, tx, cfg):
         if average is not None:
             decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # a young average forgets its start
             average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
-        norm = optax.global_norm
+        norm = optax.tree.norm
         return (
             params,
             opt_state,

@@ -369,11 +369,18 @@ RATIOS = "token", "sequence"
 # Name: the model, how its base is trained, and its GRPO runs. Sudoku's is a sixth of that of config/sudoku_base.py.
 TASKS = {"sudoku": ("--d_model=64 --n_layer=3", "--learning_rate=2e-3 --max_iters=3000", "--temperature=1.0"),
          "countdown": ("--d_model=128 --n_layer=4", "", "--temperature=1.2")}  # fmt: skip
-# All runs of the comparison: 32 prompts, 4 completions of each by 4 forward passes, and 2 updates on all of them.
-COMPARED = ("--batch_size=32 --group_size=4 --keep_completions=None --updates_per_rollout=2 --diffusion_steps=4 "
-            "--adv_negative=1.0 --learning_rate=1e-4 --lr_schedule=constant --warmup_iters=2 --save_interval=10000 "
-            "--log_samples=0")  # fmt: skip
-BUDGET = 1200  # forward passes of a completion in a run: what it has to learn from, whatever its estimator costs
+# All runs of the comparison: 64 prompts, 4 completions of each by 4 forward passes, and 4 updates on the 64 that are
+# furthest above the average of their group, with a ratio that is clipped; then the average of the weights.
+COMPARED = ("--batch_size=64 --group_size=4 --keep_completions=64 --updates_per_rollout=4 --diffusion_steps=4 "
+            "--adv_negative=0.0 --learning_rate=3e-4 --lr_schedule=constant --warmup_iters=5 --ema_decay=0.95 "
+            "--save_interval=10000 --log_samples=0")  # fmt: skip
+BUDGET = 150_000  # forward passes of a completion in a run: what it has to learn from, whatever its estimator costs
+
+
+def iterations(views):
+    """How many the budget is good for: to fill, 4 passes; for every update, to score once, and a gradient, which costs
+    as much as 3."""
+    return round(BUDGET / (64 * 4 * 4 + 64 * 4 * (1 + 3) * views))
 
 
 def estimators(options):
@@ -394,8 +401,7 @@ def estimators(options):
             L = config.read(f"config/{task}_base.py").max_new_tokens
             for name, (estimator, views) in list(ESTIMATORS.items())[: 1 if options.toy else None]:
                 views = L if views == "L" else views
-                # To fill, 4; for each of 2 updates: to score once, and a gradient, which costs as much as 3.
-                iters = 1 if options.toy else round(BUDGET / (4 + 2 * (1 + 3) * views))
+                iters = 1 if options.toy else iterations(views)
                 for ratio in RATIOS[: 1 if options.toy else None]:
                     out = f"{options.out}/{task}-{re.sub('[^a-z0-9]+', '_', name)}-{ratio}-{seed}"
                     chosen = (f"{COMPARED} {shape} {estimator} {flags} --init_from={base(task)} --ratio_level={ratio} "

@@ -73,7 +73,7 @@ def test_order_of_no_run_is_one_sentence(tmp_path):
 
 def test_estimators_are_runs_of_train_and_found_again(tmp_path):
     small_run(tmp_path / "base")
-    small = "--n_layer=1 --d_model=16 --eval_size=4 --eval_samples=1 --batch_size=2"
+    small = "--n_layer=1 --d_model=16 --eval_size=4 --eval_samples=1 --batch_size=2 --keep_completions=None"
     options = "--toy", "--out", str(tmp_path), "--flags", f"--init_from={tmp_path / 'base'} {small}"
     first, rows = bench("estimators", *options)
     assert rows["one_step"] == ["token", "1", "+0.0 ± 0.0", "+0.0 ± 0.0"]

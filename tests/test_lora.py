@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
 import config
@@ -23,18 +22,6 @@ import train
 
 KEY = jax.random.key(0)
 ALL = config.Config.lora_targets
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """The runs below are nearly all the same programs: compile each once, not once a run."""
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
-    use = lambda folder, seconds: (jax.config.update("jax_compilation_cache_dir", folder),
-                                   jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds),
-                                   compilation_cache.reset_cache())  # fmt: skip
-    use(str(tmp_path_factory.mktemp("compiled")), 0.0)
-    yield
-    use(*before)
 
 
 # ---- the model ----

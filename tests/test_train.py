@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import config
 import data
@@ -26,18 +25,6 @@ import train
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
 KEY = jax.random.key(0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """The runs below are nearly all the same programs: compile each once, not once a run."""
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
-    use = lambda folder, seconds: (jax.config.update("jax_compilation_cache_dir", folder),
-                                   jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds),
-                                   compilation_cache.reset_cache())  # fmt: skip
-    use(str(tmp_path_factory.mktemp("compiled")), 0.0)
-    yield
-    use(*before)
 
 
 @pytest.fixture(scope="module")
