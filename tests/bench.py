@@ -369,18 +369,24 @@ RATIOS = "token", "sequence"
 # Name: the model, how its base is trained, and its GRPO runs. Sudoku's is a sixth of that of config/sudoku_base.py.
 TASKS = {"sudoku": ("--d_model=64 --n_layer=3", "--learning_rate=2e-3 --max_iters=3000", "--temperature=1.0"),
          "countdown": ("--d_model=128 --n_layer=4", "", "--temperature=1.2")}  # fmt: skip
-# All runs of the comparison: 64 prompts, 4 completions of each by 4 forward passes, and 4 updates on the 64 that are
-# furthest above the average of their group, with a ratio that is clipped; then the average of the weights.
-COMPARED = ("--batch_size=64 --group_size=4 --keep_completions=64 --updates_per_rollout=4 --diffusion_steps=4 "
-            "--adv_negative=0.0 --learning_rate=3e-4 --lr_schedule=constant --warmup_iters=5 --ema_decay=0.95 "
-            "--save_interval=10000 --log_samples=0")  # fmt: skip
+# What learns: the completions that are furthest above the average of their group, or all with both signs of the
+# advantage. (prompts, completions that are kept, updates on them), and what all runs have in common.
+SIGNS = {"positive": ((64, 64, 4), "--adv_negative=0.0 --learning_rate=3e-4 --warmup_iters=5"),
+         "both": ((32, 128, 2), "--adv_negative=1.0 --learning_rate=1e-4 --warmup_iters=2")}  # fmt: skip
+COMPARED = ("--group_size=4 --diffusion_steps=4 --lr_schedule=constant --ema_decay=0.95 --save_interval=10000 "
+            "--log_samples=0")  # fmt: skip
 BUDGET = 150_000  # forward passes of a completion in a run: what it has to learn from, whatever its estimator costs
 
 
-def iterations(views):
+def iterations(prompts, kept, updates, views):
     """How many the budget is good for: to fill, 4 passes; for every update, to score once, and a gradient, which costs
     as much as 3."""
-    return round(BUDGET / (64 * 4 * 4 + 64 * 4 * (1 + 3) * views))
+    return round(BUDGET / (prompts * 4 * 4 + kept * updates * (1 + 3) * views))
+
+
+def finished(out):
+    """Whether a run of train.py was run to its end."""
+    return bool(runs.checkpoints(out)) and runs.read_run(model.find(out)).get("finished")
 
 
 def estimators(options):
@@ -390,10 +396,12 @@ def estimators(options):
     for task in () if options.toy else options.tasks.split(","):
         if task not in TASKS:
             raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TASKS)}")
-        if not (runs.checkpoints(base(task)) and runs.read_run(model.find(base(task))).get("finished")):
+        if not finished(base(task)):
             shape, training, _ = TASKS[task]
             config_file = f"config/{task}_base.py"
             trainer.train(config.load([config_file, *shape.split(), *training.split(), f"--out_dir={base(task)}"]))
+    (prompts, kept, updates), signs = SIGNS[options.signs]
+    common = f"{COMPARED} {signs} --batch_size={prompts} --keep_completions={kept} --updates_per_rollout={updates}"
     jobs = {}
     for seed in range(1 if options.toy else options.seeds):  # seeds outermost: stopped early, the table is still fair
         for task in options.tasks.split(","):
@@ -401,10 +409,10 @@ def estimators(options):
             L = config.read(f"config/{task}_base.py").max_new_tokens
             for name, (estimator, views) in list(ESTIMATORS.items())[: 1 if options.toy else None]:
                 views = L if views == "L" else views
-                iters = 1 if options.toy else iterations(views)
+                iters = 1 if options.toy else iterations(prompts, kept, updates, views)
                 for ratio in RATIOS[: 1 if options.toy else None]:
-                    out = f"{options.out}/{task}-{re.sub('[^a-z0-9]+', '_', name)}-{ratio}-{seed}"
-                    chosen = (f"{COMPARED} {shape} {estimator} {flags} --init_from={base(task)} --ratio_level={ratio} "
+                    out = f"{options.out}/{task}-{options.signs}-{re.sub('[^a-z0-9]+', '_', name)}-{ratio}-{seed}"
+                    chosen = (f"{common} {shape} {estimator} {flags} --init_from={base(task)} --ratio_level={ratio} "
                               f"--seed={seed} --max_iters={iters} --eval_interval={iters} --out_dir={out} "
                               f"{options.flags}")  # fmt: skip
                     latest = dict(flag.split("=", 1) for flag in chosen.split())  # the user's flags come last
@@ -416,11 +424,11 @@ def estimators(options):
 
     def run(job):
         out, command = job
-        if not (os.path.exists(f"{out}/metrics.jsonl") and "val/greedy" in runs.read_lines(f"{out}/metrics.jsonl")[-1]):
+        if not finished(out):
             core = free.pop()
-            pin = (lambda: os.sched_setaffinity(0, {core})) if core is not None else None
-            done = subprocess.run([sys.executable, "train.py", *command.split()], capture_output=True, text=True,
-                                  preexec_fn=pin)  # fmt: skip
+            if core is not None:
+                os.sched_setaffinity(0, {core})  # of this thread, and so of what it starts
+            done = subprocess.run([sys.executable, "train.py", *command.split()], capture_output=True, text=True)
             free.append(core)
             if done.returncode:
                 raise ValueError(f"python train.py {command}\n{done.stderr[-2000:]}")
@@ -454,6 +462,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="for train and sample: measurements each")
     parser.add_argument("--tasks", default="sudoku", help=f"for estimators: some of {', '.join(TASKS)}")
     parser.add_argument("--seeds", type=int, default=5, help="for estimators: runs of each")
+    parser.add_argument("--signs", default="positive", choices=SIGNS, help="for estimators: of the advantages")
     parser.add_argument("--out", default="out/estimators", help="for estimators: where runs are, and are found again")
     parser.add_argument("--flags", default="", help="for estimators: more for train.py, in quotes")
     parser.add_argument("--toy", action="store_true", help="tiny sizes: does it run at all")

@@ -77,7 +77,8 @@ def test_estimators_are_runs_of_train_and_found_again(tmp_path):
     options = "--toy", "--out", str(tmp_path), "--flags", f"--init_from={tmp_path / 'base'} {small}"
     first, rows = bench("estimators", *options)
     assert rows["one_step"] == ["token", "1", "+0.0 ± 0.0", "+0.0 ± 0.0"]
-    assert bench("estimators", *options)[1] == rows and runs.checkpoints(tmp_path / "sudoku-one_step-token-0") == [1]
+    assert bench("estimators", *options)[1] == rows
+    assert runs.checkpoints(tmp_path / "sudoku-positive-one_step-token-0") == [1]
 
 
 def test_a_run_that_fails_is_an_error_with_its_command(tmp_path):
