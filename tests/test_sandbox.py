@@ -231,12 +231,12 @@ def test_a_loop_costs_its_own_time_only():
 
 
 @pytest.mark.slow
-def test_512_completions_with_a_tenth_that_loop_take_less_than_10_seconds():
+def test_512_completions_with_a_tenth_that_loop_take_less_than_20_seconds():
     with Sandbox(timeout=1) as box:
         start = time.time()
         verdicts = box.run([(LOOP if i % 10 == 0 else ADD, RIGHT, "add") for i in range(512)])
         assert [all(v["passed"]) for v in verdicts] == [i % 10 != 0 for i in range(512)]
-        assert time.time() - start < 10
+        assert time.time() - start < 20
 
 
 def test_memory_is_limited(box):
