@@ -30,10 +30,14 @@ import diffusion
 import model
 
 
+def cache_folder():
+    """Where compiled programs are kept from one start to the next."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "unmask")
+
+
 def prepare_process():
     """Once, in main: a compilation cache, so that a second start is fast, and memory in large pages."""
-    cache = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "unmask")
-    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_compilation_cache_dir", cache_folder())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     if sys.platform != "linux":
         return

@@ -174,10 +174,10 @@ def temper(l, plan):
 
 
 def reach(key, p):
-    """Where the cumulative sum of p (..., n) first reaches a random share of the whole: index i with chance p[i]."""
-    u = (jnp.asarray(jax.random.bits(key) >> 8, jnp.float32) + 0.5) * 2.0**-24  # neither 0 nor 1
-    sums = jnp.cumsum(p, -1)
-    return jnp.minimum((sums < u * sums[..., -1:]).sum(-1), p.shape[-1] - 1)
+    """Where the cumulative sum of p (n,) first reaches a random share of the whole: index i with chance p[i]."""
+    u = ((jax.random.bits(key) >> 8).astype(jnp.float32) + 0.5) * 2.0**-24  # neither 0 nor 1
+    sums = jnp.cumsum(p)
+    return (sums < u * sums[-1]).sum()
 
 
 def draw(key, p):

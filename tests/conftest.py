@@ -8,14 +8,15 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 os.chdir(ROOT)
-CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "unmask", "tests")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once():
     """Most of the time goes into compiling small programs, many of them again and again: each is compiled once and kept
     on disk, for the next run of the tests, too. In memory they are kept no longer than a module's tests take."""
-    jax.config.update("jax_compilation_cache_dir", CACHE)
+    import runs  # found only now that ROOT is on sys.path
+
+    jax.config.update("jax_compilation_cache_dir", os.path.join(runs.cache_folder(), "tests"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_disable_most_optimizations", True)  # what the tests start as programs is compiled as it is
     yield
