@@ -246,7 +246,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     )
     rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
     reward = [r["reward"] for r in rows if "reward" in r]
-    assert np.mean(reward[-20:]) > np.mean(reward[:5]) + 0.1, reward  # 0.2 and more with each of four seeds
+    assert np.mean(reward[-20:]) > np.mean(reward[:5]) + 0.15, reward  # 0.2 and more with each of four seeds
     first = json.loads(open(f"{cfg.out_dir}/samples.jsonl").readline())
     assert {"prompt", "greedy", "sampled", "rewards", "advantages", "step"} == first.keys() and len(
         first["sampled"]

@@ -116,7 +116,9 @@ def test_a_temperature_draws_what_lladas_gumbel_noise_draws_as_often(llada, T):
     (_, cfg, e), n = llada, 4000
     l, u = jnp.asarray(e["gumbel_logits"][0, 0]), jax.random.uniform(jax.random.key(1), (n, cfg.vocab_size))
     ours = jax.jit(jax.vmap(lambda key: sample.draw(key, jax.nn.softmax(sample.temper(l, Plan(temperature=T))))))
-    theirs = np.argmax(np.asarray(l, np.float64) - T * np.log(-np.log(np.asarray(u, np.float64))), -1)
+    gumbel = lambda l, u: np.argmax(np.asarray(l, np.float64) - T * np.log(-np.log(np.asarray(u, np.float64))), -1)
+    assert gumbel(e["gumbel_logits"], e["gumbel_u"]).tolist() == e[f"gumbel_argmax_T{T}"].tolist()  # that is LLaDA's
+    theirs = gumbel(l, u)
     share = lambda tokens: np.bincount(tokens, minlength=cfg.vocab_size) / n
     off = np.abs(share(ours(row_keys(KEY, n))) - share(theirs))
     assert (off < 5 * np.sqrt(2 * np.maximum(share(theirs), 1 / n) / n)).all()

@@ -74,8 +74,7 @@ def alive(pid):
         return False
 
 
-def eventually(condition, seconds=120):
-    """Whether it comes true: soon where a machine is idle, and a busy one has its time."""
+def eventually(condition, seconds=5):
     end = time.time() + seconds
     while not condition() and time.time() < end:
         time.sleep(0.02)
@@ -183,7 +182,7 @@ def test_a_test_that_breaks_is_a_named_failure(box):
 def test_a_test_that_loops_costs_its_time_and_no_more(box):
     start = time.time()
     verdict = one(box, "def f(): return 10 ** 18", ["assert sum(range(f())) == 0", "assert f()"])
-    assert verdict["passed"] == [False, False] and "out of time" in verdict["error"] and time.time() - start < 60
+    assert verdict["passed"] == [False, False] and "out of time" in verdict["error"] and time.time() - start < 20
     assert one(box, ADD, RIGHT)["passed"] == [True, True]
 
 
@@ -227,16 +226,16 @@ def test_a_loop_costs_its_own_time_only():
         start = time.time()
         verdicts = box.run([(LOOP if i % 8 == 0 else ADD, RIGHT, "add") for i in range(64)])
         assert [all(v["passed"]) for v in verdicts] == [i % 8 != 0 for i in range(64)]
-        assert time.time() - start < 7, "eight loops of 1 s on eight workers should overlap"
+        assert time.time() - start < 6, "eight loops of 1 s on eight workers should overlap"
 
 
 @pytest.mark.slow
-def test_512_completions_with_a_tenth_that_loop_take_less_than_20_seconds():
+def test_512_completions_with_a_tenth_that_loop_take_less_than_10_seconds():
     with Sandbox(timeout=1) as box:
         start = time.time()
         verdicts = box.run([(LOOP if i % 10 == 0 else ADD, RIGHT, "add") for i in range(512)])
         assert [all(v["passed"]) for v in verdicts] == [i % 10 != 0 for i in range(512)]
-        assert time.time() - start < 20
+        assert time.time() - start < 10
 
 
 def test_memory_is_limited(box):
@@ -432,17 +431,17 @@ def test_killing_the_trainer_ends_everything(tmp_path):
         jobs = [({LOOP!r}, {RIGHT!r}, "add"), ("while True: pass", none, ""), ("import time; time.sleep(900)", ["x"], "")]
         if {bool(shutil.which("gcc"))}: jobs.append(("int main(void) {{ for (;;) {{}} }}", none, "", "c"))
         Sandbox(workers=4, timeout=900).run(jobs)"""
-    before = scratch()
+    before, busy_machine = scratch(), 120  # seconds: what this waits for comes late where others work, too
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(trainer)])
     busy = 3 * 4 if shutil.which("gcc") else 3 * 3
     try:
-        assert eventually(lambda: len(descendants(process.pid)) >= busy), f"{len(descendants(process.pid))} processes"
+        assert eventually(lambda: len(descendants(process.pid)) >= busy, busy_machine)
         family = descendants(process.pid)
     finally:
         process.kill()
         process.wait()
-    assert eventually(lambda: not any(map(alive, family)))
-    assert eventually(lambda: scratch() == before)
+    assert eventually(lambda: not any(map(alive, family)), busy_machine)
+    assert eventually(lambda: scratch() == before, busy_machine)
 
 
 def test_a_killed_judge_or_zygote_is_replaced():
@@ -673,4 +672,4 @@ def test_the_same_as_an_ordinary_user():
         shutil.copy(f"{ROOT}/sandbox.py", root)
         shutil.copytree(ATTACKS, f"{root}/tests/attacks")
         subprocess.run(["chmod", "-R", "a+rX", root], check=True)
-        attack("--every=3", "--timeout=1.5", "--slack=3", prefix=nobody, python="/usr/bin/python3", root=root)
+        attack("--timeout=1.5", "--slack=3", prefix=nobody, python="/usr/bin/python3", root=root)
