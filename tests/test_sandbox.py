@@ -76,9 +76,9 @@ def alive(pid):
 
 def eventually(condition, seconds=5):
     end = time.time() + seconds
-    while not condition() and time.time() < end:
+    while not (holds := condition()) and time.time() < end:
         time.sleep(0.02)
-    return condition()
+    return holds  # not asked again: processes of the probe come and go
 
 
 def scratch():
