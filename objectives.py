@@ -149,6 +149,33 @@ def holes_of_rows(text, cfg, tok):
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 
 
+def named_rewards(cfg, **made):
+    """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards; `made` are those from models."""
+    fns, more = rewards.resolve(cfg.rewards, **made), rewards.resolve(cfg.eval_rewards, **made)
+    if twice := fns.keys() & more.keys():
+        raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
+    return fns, more
+
+
+def check_columns(cfg, fns, rows):
+    """Stops if a reward of {name: fn} needs a column that no row has."""
+    for name, fn in fns.items():
+        rewards.arguments(name, fn, rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []})
+
+
+def check_early(cfg):
+    """What can be said of the rewards before a base or a judge is trained for them: that they and their columns are
+    there."""
+    fns, more = named_rewards(cfg, judge=lambda prompts, completions: [], coherence=lambda prompts, completions: [])
+    for split in ("train", "val"):
+        rows = read_rows(cfg, split)
+        check_columns(cfg, fns | more, rows)
+        bare = [row for row in rows if not row.get("completion")]
+        if cfg.fill_in and bare and not all("masked" in row for row in rows):
+            raise ValueError(f"fill_in=True makes holes in completions, and {len(bare)} rows of {cfg.dataset}/{split} "
+                             f"have none: {str(bare[0])[:80]}")  # fmt: skip
+
+
 def reward_functions(cfg, tok, frozen, rows):
     """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards, all checked against the columns of rows."""
     names = cfg.rewards + cfg.eval_rewards
@@ -161,11 +188,8 @@ def reward_functions(cfg, tok, frozen, rows):
         )
     if "coherence" in names and "coherence" not in made and frozen:
         made["coherence"] = judge.coherence(frozen, cfg.model, tok)
-    fns, more = rewards.resolve(cfg.rewards, **made), rewards.resolve(cfg.eval_rewards, **made)
-    if twice := fns.keys() & more.keys():
-        raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
-    for name, fn in (fns | more).items():
-        rewards.arguments(name, fn, rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []})
+    fns, more = named_rewards(cfg, **made)
+    check_columns(cfg, fns | more, rows)
     if {"tests", "tests_all", "tests_fenced", "performance"} & set(fns | more):  # refuse a machine without walls now
         box = rewards.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
         try:
@@ -207,8 +231,9 @@ def measure(fns, more):
 def pass_rates(cfg, tok, fns, more, params, key, text):
     """Fills the holes of a Text: once greedily, and eval_samples times at the run's temperature -> metrics, samples.
 
-    A completion passes that earns 1 from the decisive reward."""
+    A completion passes that earns 1 from the decisive reward, or as much as reward_clip leaves of it."""
     out, arrays, judge_of_all = {}, text.take(slice(None)), decisive(fns, more)
+    enough = min(1.0, cfg.reward_clip or 1.0)
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
     size = min(cfg.rollout_chunk or len(text.rows), len(text.rows))
 
@@ -232,15 +257,15 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
             continue
         completions = [t for group in groups for t in group]
         total, parts = score(fns, more, cfg, tok, text.rows, completions, n)
-        passed = (parts[judge_of_all] >= 1).reshape(-1, n)
+        passed = (parts[judge_of_all] >= enough).reshape(-1, n)
         out |= {f"val/{name}": float(passed.mean()), f"val/{name}_reward": float(np.nanmean(total))}
         if len(fns | more) > 1:
             out |= {f"val/{name}/{part}": float(np.nanmean(parts[part])) for part in fns | more}
-        if n > 1:
-            own = total.reshape(-1, n)
-            adv = grpo.advantages(jnp.float32(own)[None], (1.0,), cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps)
-            for s, r, a in zip(samples, own.tolist(), np.asarray(adv).tolist(), strict=True):
+        if n > 1 and fns:
+            adv = np.asarray(advantages(np.stack([parts[name] for name in fns]).reshape(len(fns), -1, n), cfg))
+            for s, r, a in zip(samples, total.reshape(-1, n).tolist(), adv.tolist(), strict=True):
                 s |= {"rewards": r, "advantages": [round(x, 4) for x in a]}
+        if n > 1:
             out[f"val/pass@{n}"] = float(passed.any(1).mean())
             out["val/distinct_3"] = distinct(completions)
     return out, samples
@@ -371,16 +396,22 @@ class Scored(NamedTuple):
     parts: dict  # name: (B,) of every reward, what it notes, and the bonus
 
 
-def spread(scored, n):
-    """-> (N,): do the completions of a group differ in any of the first n rewards?"""
-    each = scored.rewards[:n]
-    return (np.nanmax(each, 2, initial=-np.inf) > np.nanmin(each, 2, initial=np.inf)).any(0)
+def advantages(each, cfg):
+    """each (R, N, G) of cfg.rewards and, where it is the last, of the diversity bonus -> (N, G)."""
+    weights = (*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), cfg.diversity_bonus)[: len(each)]
+    return grpo.advantages(jnp.asarray(each, jnp.float32), weights, cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps,
+                           cfg.reward_norm)  # fmt: skip
 
 
-def refill(old, new, n):
+def spread(scored, cfg):
+    """-> (N,): has a group anything to teach, the diversity bonus apart? Groups that agree have no advantages."""
+    return np.asarray(advantages(scored.rewards[: len(cfg.rewards)], cfg) != 0).any(1)
+
+
+def refill(old, new, cfg):
     """Scored, Scored -> Scored: groups of `old` that agree with themselves give way to groups of `new` that do not."""
     _, N, G = old.rewards.shape
-    out, into = np.flatnonzero(~spread(old, n)), np.flatnonzero(spread(new, n))
+    out, into = np.flatnonzero(~spread(old, cfg)), np.flatnonzero(spread(new, cfg))
     pick = np.arange(N)
     pick[out[: len(into)]] = N + into[: len(out)]
     flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
@@ -492,16 +523,18 @@ def tune(cfg, tok, start):
     def judged(r, rows):
         """Rollout of rows -> Scored."""
         completions = texts(r.x, tok, cfg)
-        _, parts = score(fns, {}, cfg, tok, rows, completions, G)
+        total, parts = score(fns, {}, cfg, tok, rows, completions, G)
         if cfg.diversity_bonus:
             groups = np.repeat(np.arange(N), G).tolist()
-            parts["diversity_bonus"] = np.array(rewards.diversity(groups, completions, groups), float)
+            bonus = np.array(rewards.diversity(groups, completions, groups), float)
+            parts["diversity_bonus"] = np.where(np.isnan(total), np.nan, bonus)  # what nobody judged stays left out
         each = [parts[name] for name in [*fns, *(["diversity_bonus"] if cfg.diversity_bonus else [])]]
         return Scored(rows, r, completions, np.stack(each).reshape(-1, N, G), parts)
 
     def collect(state, key):
         """Rolls out and scores; with dynamic_sampling, again in place of groups that agree with themselves. -> Scored,
         `passes` of it if they are known already, what took how long."""
+        jax.block_until_ready(state.params)  # what is left of the last update is not this rollout's time
         index, found, clock = allowed(state.step), None, time.perf_counter()
         tries, spent = 1 + cfg.dynamic_sampling, {"time/rollout": 0.0, "time/reward": 0.0}
         for n in range(tries):
@@ -519,8 +552,8 @@ def tune(cfg, tok, start):
             new = judged(r, prompts.rows)
             spent["time/reward"] += time.perf_counter() - clock
             clock = time.perf_counter()
-            found = new if found is None else refill(found, new, len(fns))
-            if tries == 1 or spread(found, len(fns)).all():
+            found = new if found is None else refill(found, new, cfg)
+            if tries == 1 or spread(found, cfg).all():
                 break
         return found, ready, spent | {"rollouts": n + 1}
 
@@ -528,8 +561,7 @@ def tune(cfg, tok, start):
         k_roll, k_order = jax.random.split(key)
         found, ready, notes = collect(state, k_roll)
         r, each = found.rollout, found.rewards
-        adv = grpo.advantages(jnp.asarray(each, jnp.float32), weights, cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps,
-                              cfg.reward_norm)  # fmt: skip
+        adv = advantages(each, cfg)
         if np.isnan(each).all():
             raise ValueError(f"no reward ({', '.join(fns)}) has an opinion on any of the {N * G} completions of a step")
         off = float(jnp.abs(adv.mean(1)).max())
@@ -574,11 +606,11 @@ def tune(cfg, tok, start):
         groups = [found.completions[i : i + G] for i in range(0, N * G, G)]
         return {
             "reward": float(np.nanmean(total)), "reward/std": float(np.nanstd(total)),
-            "reward/group_std": float(np.nanmean(np.nanstd(total, 1, ddof=1))),
-            "frac_reward_zero_std": float(np.mean(~spread(found, len(fns)))),
+            "reward/group_std": float(grpo.moments(total, 1)[1].mean()),
+            "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
             "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
             "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
-            "completions/terminated_frac": float(ends.mean()),
+            "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),
             "steps_per_token": float(r.n_steps) / max(length.mean(), 1),
         } | lengths | rewards.summary(found.parts)  # fmt: skip
 

@@ -351,7 +351,7 @@ def draw(out_dir):
     ]
     panels = {"reward": ["reward", "val/greedy_reward", "val/sampled_reward"] if "reward" in keys else [],
               "loss": ["loss", "val/nelbo"], "val": rated, "spread": ["entropy", "frac_reward_zero_std"],
-              "gradient norm": ["grad_norm"], "learning rate": ["lr"]}  # fmt: skip
+              "gradient norm": ["grad_norm"], "learning rate": ["learning_rate"]}  # fmt: skip
     panels = {title: [k for k in some if k in keys] for title, some in panels.items() if keys.keys() & set(some)}
     wide, high = max(min(len(panels), 3), 1), max(-(-len(panels) // 3), 1)
     figure = plt.figure(figsize=(4.2 * wide, 3 * high), constrained_layout=True)

@@ -27,7 +27,7 @@ import grpo
 import model
 import runs
 import tiny
-from objectives import OBJECTIVES, SAMPLES, plan
+from objectives import OBJECTIVES, SAMPLES, check_early, plan
 
 
 class State(NamedTuple):
@@ -178,6 +178,8 @@ def trained(path):
 def prepare(cfg):
     """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
     plan(cfg, cfg.temperature)  # what is wrong with it is said now, not at the first evaluation
+    if cfg.objective == "grpo":
+        check_early(cfg)
     if cfg.judge_from:
         cfg = dataclasses.replace(cfg, judge_from=trained(cfg.judge_from))
     resumed = model.find(cfg.out_dir) if (cfg.resume or cfg.eval_only) and runs.checkpoints(cfg.out_dir) else None
@@ -232,6 +234,8 @@ def base_of(folder, cfg):
 
 def new_reference(state, cfg):
     """The reference for the iteration after state.step."""
+    if cfg.ref_mode == "static":
+        return state.reference
     new = grpo.update_reference(state.reference, state.params, state.step, cfg.ref_mode, cfg.ref_decay,
                                 cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
     return jax.device_get(new) if cfg.ref_offload else new
@@ -248,10 +252,14 @@ def train(cfg):
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None
     reference = jax.tree.map(jnp.copy, params) if moves else None
     state, best = State(0, params, tx.init(params), copied, reference), None
+    run = {}
     if resumed:
         state, run = runs.restore(resumed, state)
         best = run["best"]
-    done = state.step >= cfg.max_iters or bool(best) and cfg.stop_at is not None and best["score"] > cfg.stop_at
+    if cfg.ref_offload and moves:
+        state = state._replace(reference=jax.device_get(state.reference))
+    stopped = run.get("finished") and cfg.stop_at is not None and best["score"] > cfg.stop_at
+    done = state.step >= cfg.max_iters or bool(stopped)
     if resumed:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
     update = make_update(task.loss, tx, cfg)
@@ -313,7 +321,7 @@ def train(cfg):
                     if timed := [v for k, v in last.items() if k.startswith("time/")]:
                         took["time/update"] = took["step_time"] - sum(timed)
                     log.metrics(state.step, {k: v for k, v in last.items() if k != "step"} | took | {
-                        "lr": float(rate(step * updates_per_iter(cfg)))})  # fmt: skip
+                        "learning_rate": float(rate(step * updates_per_iter(cfg)))})  # fmt: skip
                 shown = {"reward": f"{last['reward']:.3f}"} if "reward" in last else {}
                 bar.set_postfix(**shown, loss=f"{last['loss']:.3f}", refresh=False)
             bar.update(1)

@@ -275,6 +275,9 @@ def check_grpo(c):
         (c.top_k or c.top_p or c.repetition_penalty != 1,
          f"top_k={c.top_k}, top_p={c.top_p}, repetition_penalty={c.repetition_penalty}: grpo trains the "
          "log-probs of the whole distribution, so completions must be drawn from it: None, None and 1.0"),
+        (c.clip_cap is not None and c.clip_cap <= 1 + c.clip_high,
+         f"clip_cap={c.clip_cap} is for ratios that are clipped nowhere else: it must be above 1 + clip_high = "
+         f"{1 + c.clip_high:g}"),
         (c.temperature == 0, "temperature=0: all completions of a group would be the same; use 1.0"),
         (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
          f"loss_type='spg' is a bound made of the views of logp_est='elbo' (now {c.logp_est!r}), with kl_beta=0 (now "

@@ -39,11 +39,11 @@ tuning = dict(
     save_interval=50,
 )
 
-config = replace(
-    base,
-    **tuning,
-    out_dir="out/sudoku_grpo",
-    init_from="config/sudoku_base.py",
-    max_iters=150,
-    eval_interval=15,
-)
+config = replace(base, **tuning | {
+    "out_dir": "out/sudoku_grpo",
+    "init_from": "config/sudoku_base.py",
+    "keep_completions": 96,  # about so many beat their group
+    "learning_rate": 6e-4,
+    "max_iters": 130,
+    "eval_interval": 26,
+})  # fmt: skip

@@ -390,3 +390,24 @@ def test_a_large_vocabulary_never_has_the_logits_of_all_positions():
         used = jax.jit(f).lower(shapes, data).compile().memory_analysis().temp_size_in_bytes
         print(f"{used / 2**20:.0f} of {B * T * cfg.vocab_size * 4 / 2**20:.0f} MiB")
         assert used < B * T * cfg.vocab_size * 4
+
+
+def test_the_sandwich_bounds_from_both_sides():
+    """SPG: log sum w p ** power / power lies above sum w log p where the weights of a token sum to 1 (Jensen), comes
+    down to it as power goes to 0, and both are log p where all views agree."""
+    rng = np.random.default_rng(0)
+    logp = jnp.asarray(-rng.exponential(1.0, (3, 2, 4)), jnp.float32)
+    w = rng.uniform(0.1, 1, (3, 2, 4))
+    w = jnp.asarray(w / w.sum(0), jnp.float32)
+    bound = lambda up, mix=1.0, power=1.0, logp=logp: diffusion.sandwich(logp, w, jnp.full(2, up), mix, power)
+    lower, upper = (w * logp).sum(0), jnp.log((w * jnp.exp(2 * logp)).sum(0)) / 2
+    np.testing.assert_allclose(bound(True), lower, rtol=1e-5)
+    np.testing.assert_allclose(bound(False, power=2.0), upper, rtol=1e-5)
+    np.testing.assert_allclose(bound(False, 0.3, 2.0), 0.3 * upper + 0.7 * lower, rtol=1e-5)
+    assert (upper > lower).all() and (bound(False, power=0.5) < upper).all()
+    np.testing.assert_allclose(bound(False, power=1e-3), lower, atol=2e-3)
+    agreed = jnp.broadcast_to(logp[:1], logp.shape)
+    np.testing.assert_allclose(bound(False, logp=agreed), logp[0], rtol=1e-5)
+    mixed = diffusion.sandwich(logp, w, jnp.array([True, False]), 1.0, 2.0)
+    np.testing.assert_allclose(mixed, jnp.stack([lower[0], upper[1]]), rtol=1e-5)
+    assert not diffusion.sandwich(logp, w * 0, jnp.array([True, False]), 1.0, 2.0).any()  # seen by no view

@@ -94,7 +94,7 @@ def test_what_counts_ends_with_the_first_end_of_text(tiny):
             n = written.index(tok.eos_id) + 1 if tok.eos_id in written else 0 if truncated else len(written)
             assert mask == [False] * 3 + [True] * n + [False] * (4 - n)
             ended.append(tok.eos_id in written)
-        assert notes["completions/terminated_frac"] == np.mean(ended)
+        assert notes["completions/terminated_frac"] == 1 - notes["completions/clipped_ratio"] == np.mean(ended)
         assert not np.asarray(b["w"]).swapaxes(0, 1)[:, ~np.asarray(b["mask"])].any()
 
 
@@ -181,6 +181,47 @@ def test_several_rewards_a_reward_without_opinion_and_a_diversity_bonus(tiny, pl
     assert np.isfinite(b["adv"]).all() and abs(float(b["adv"].mean())) < 1e-3
 
 
+def test_a_completion_without_any_opinion_is_left_out_whatever_its_diversity(tiny, place):
+    (place / "shy.py").write_text(
+        "def shy(prompts, completions):\n    return [None if c[:1] < '3' else 1.0 for c in completions]\n")  # fmt: skip
+    cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), diversity_bonus=0.5))
+    silent = np.array([text[:1] < "3" for text in objectives.texts(b["x"], tok, cfg)])
+    assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
+
+
+def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place):
+    both = tuple(f"{place}/my.py:{name}" for name in ("digits", "short"))
+    nan = np.nan
+    each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
+                     [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
+    scored = objectives.Scored([], None, [], each, {})
+    spread = lambda *weights: objectives.spread(scored, tiny(rewards=both, reward_weights=weights)).tolist()
+    assert spread(1.0, 1.0) == [True, True, True, False]
+    assert spread(1.0, 0.0) == [True, False, True, False]
+    assert spread(0.0, 1.0) == [False, True, False, False]
+
+
+def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
+    *_, (whole,), _ = one_iteration(tiny())
+    *_, (some,), _ = one_iteration(tiny(keep_completions=5, adv_negative=0.0))
+    *_, (half,), _ = one_iteration(tiny(adv_negative=0.25, logp_scale=2.0))
+    adv, x = np.asarray(whole["adv"]), np.asarray(whole["x"])
+    assert (adv < 0).any() and some["x"].shape == (5, 7)
+    np.testing.assert_array_equal(some["adv"], np.sort(adv.clip(0))[::-1][:5])
+    assert all(any((row == x[i]).all() and a == adv[i] for i in range(16)) for row, a in
+               zip(np.asarray(some["x"]), np.asarray(some["adv"]), strict=True) if a)  # fmt: skip
+    np.testing.assert_allclose(half["adv"], np.where(adv < 0, adv / 4, adv))
+    np.testing.assert_allclose(half["w"], 2 * np.asarray(whole["w"]))
+
+
+def test_a_clipped_reward_passes_where_it_reaches_the_clip(tiny, place):
+    def rate(clip):
+        *_, task, state = begin(tiny(rewards=("exact",), reward_clip=clip, eval_size=20))
+        return task.evaluate(state, KEY)[0]["val/sampled"]
+
+    assert rate(0.5) == rate(None) > 0
+
+
 def test_a_rollout_in_chunks_is_the_rollout(tiny):
     *_, (whole,), _ = one_iteration(tiny())
     *_, (parts,), _ = one_iteration(tiny(rollout_chunk=4, logp_chunk=8))
@@ -233,6 +274,48 @@ def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     assert all(np.array_equal(x, start[k]) for k, x in runs.flat(state.reference).items())
     assert any(not np.array_equal(x, start[k]) for k, x in runs.flat(state.params).items())
     assert train.train(tiny(max_iters=1, ref_offload=True)).reference is None
+    away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True)).reference
+    assert all(isinstance(x, np.ndarray) and np.array_equal(x, start[k]) for k, x in runs.flat(away).items())
+
+
+def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypatch):
+    """stop_at was passed by the start, and by no evaluation since: killed or not, the run goes on to its end."""
+    class Killed(BaseException):
+        pass
+
+    def scripted(cfg, tok, start):
+        def evaluate(state, key):
+            return {"val/greedy": 0.0, "val/sampled": 0.1 if state.step else 0.9}, []
+
+        def batches(state, key):
+            if state.step == 3 and not cfg.resume:
+                raise Killed
+            yield from task.batches(state, key)
+
+        task = objectives.tune(cfg, tok, start)
+        return task._replace(evaluate=evaluate, batches=batches)
+
+    monkeypatch.setitem(objectives.OBJECTIVES, "grpo", scripted)
+    cfg = tiny(stop_at=0.5)
+    with pytest.raises(Killed):
+        train.train(cfg)
+    assert train.train(dataclasses.replace(cfg, resume=True)).step == 4
+
+
+def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
+    monkeypatch.setattr(train, "trained", lambda path: pytest.fail(f"{path} was trained first"))
+    for changes, words in (({"rewards": ("exakt",)}, "Did you mean 'exact'"),
+                           ({"eval_rewards": ("keywords",)}, "needs the column 'keywords'"),
+                           ({"rewards": ("exact",), "eval_rewards": ("exact",)}, "in rewards and in eval_rewards")
+                           ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            train.prepare(tiny(init_from="config/sudoku_base.py", **changes))
+
+
+def test_filling_in_needs_completions(tiny, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "completion": "21"}\n' * 30 + '{"prompt": "34"}\n' * 10)
+    with pytest.raises(ValueError, match="fill_in=True makes holes in completions, and .* rows of .* have none"):
+        begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
 
 
 def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
@@ -264,6 +347,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"logp_chunk": 5}, "logp_chunk=5"),
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
+    ({"clip_cap": 1.1}, "above 1 + clip_high = 1.2"),
     ({"top_p": 0.9}, "top_p=0.9"),
     ({"fill_in": True, "mask_truncated": True}, "mask_truncated=True with fill_in=True"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
@@ -421,7 +505,7 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
 
 def test_a_reference_off_the_device_is_the_same_reference(tiny):
     tree = lambda seed: {"w": jax.random.normal(jax.random.key(seed), (3, 2))}
-    for mode in ("static", "ema", "periodic"):
+    for mode in ("ema", "periodic"):
         cfg = tiny(kl_beta=0.1, ref_mode=mode, ref_sync_interval=2)
         state = train.State(2, tree(0), (), None, tree(1))
         here, away = (train.new_reference(state, dataclasses.replace(cfg, ref_offload=off)) for off in (False, True))

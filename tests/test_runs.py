@@ -342,7 +342,7 @@ def test_curves_are_drawn_of_whatever_there_is(cfg):
     runs.draw(cfg.out_dir)
     sizes = []
     for step in range(1, 40):
-        log.metrics(step, {"loss": 3 / step, "lr": 0.1, "grad_norm": 1.0})
+        log.metrics(step, {"loss": 3 / step, "learning_rate": 0.1, "grad_norm": 1.0})
     log.metrics(39, {"val/nelbo": 1.0, "val/sampled": float("nan"), "val/greedy": 0.5})
     for _ in range(2):
         runs.draw(cfg.out_dir)

@@ -232,11 +232,12 @@ def test_the_log_has_loss_rate_and_gradient_norm_and_at_evaluations_nelbo_and_pa
     training, evaluations = ([r for r in log if ("loss" in r) == has] for has in (True, False))
     assert [r["step"] for r in training] == [2, 4, 6, 8, 10, 12]
     assert [r["step"] for r in evaluations] == [4, 8, 12]
-    assert training[0].keys() >= {"loss", "grad_norm", "lr", "step_time", "time", "nelbo"}
+    assert training[0].keys() >= {"loss", "grad_norm", "learning_rate", "step_time", "time", "nelbo"}
     assert evaluations[0].keys() >= {"val/nelbo", "val/greedy", "val/sampled", "time"}
     assert training[0]["loss"] == pytest.approx(np.log(258), abs=0.5)  # an untrained model knows nothing
     _, rate = train.optimizer(unbroken)
-    np.testing.assert_allclose([r["lr"] for r in training], [rate(r["step"] - 1) for r in training], rtol=1e-6)
+    rates = [rate(r["step"] - 1) for r in training]
+    np.testing.assert_allclose([r["learning_rate"] for r in training], rates, rtol=1e-6)
     assert [r["time"] for r in log] == sorted(r["time"] for r in log)
 
 
