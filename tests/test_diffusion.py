@@ -405,7 +405,7 @@ def test_the_sandwich_bounds_from_both_sides():
     np.testing.assert_allclose(bound(False, power=2.0), upper, rtol=1e-5)
     np.testing.assert_allclose(bound(False, 0.3, 2.0), 0.3 * upper + 0.7 * lower, rtol=1e-5)
     assert (upper > lower).all() and (bound(False, power=0.5) < upper).all()
-    np.testing.assert_allclose(bound(False, power=1e-3), lower, atol=2e-3)
+    np.testing.assert_allclose(bound(False, power=1e-3), lower, atol=1e-2)
     agreed = jnp.broadcast_to(logp[:1], logp.shape)
     np.testing.assert_allclose(bound(False, logp=agreed), logp[0], rtol=1e-5)
     mixed = diffusion.sandwich(logp, w, jnp.array([True, False]), 1.0, 2.0)
