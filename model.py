@@ -79,6 +79,9 @@ class ModelConfig:
             size = self.vocab_size + (self.causal and name == "mask_id")
             if getattr(self, name) is not None and not 0 <= getattr(self, name) < size:
                 raise ValueError(f"{name}={getattr(self, name)} is outside the vocabulary of {self.vocab_size} ids")
+        if self.mask_id is not None and self.mask_id in (self.eos_id, self.pad_id, self.bos_id):
+            raise ValueError(f"mask_id={self.mask_id}, eos_id={self.eos_id}, pad_id={self.pad_id}, "
+                             f"bos_id={self.bos_id}: a hole must look like none of the tokens that can be there")
 
     @property
     def kv_heads(self):
