@@ -14,8 +14,9 @@ from config.sudoku_grpo import tuning
 config = replace(base, **tuning | {
     "out_dir": "out/code_grpo",
     "init_from": "config/code_base.py",
-    "keep_completions": 96,
-    "diffusion_steps": 4,  # a sixth of what the base was measured with
-    "max_iters": 150,
-    "eval_interval": 30,
+    "batch_size": 64,
+    "keep_completions": 64,
+    "diffusion_steps": 8,  # a third of what the base was measured with
+    "max_iters": 100,
+    "eval_interval": 10,
 })  # fmt: skip
