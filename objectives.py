@@ -534,7 +534,6 @@ def tune(cfg, tok, start):
     def collect(state, key):
         """Rolls out and scores; with dynamic_sampling, again in place of groups that agree with themselves. -> Scored,
         `passes` of it if they are known already, what took how long."""
-        jax.block_until_ready(state.params)  # what is left of the last update is not this rollout's time
         index, found, clock = allowed(state.step), None, time.perf_counter()
         tries, spent = 1 + cfg.dynamic_sampling, {"time/rollout": 0.0, "time/reward": 0.0}
         for n in range(tries):

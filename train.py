@@ -258,7 +258,7 @@ def train(cfg):
         best = run["best"]
     if cfg.ref_offload and moves:
         state = state._replace(reference=jax.device_get(state.reference))
-    stopped = run.get("finished") and cfg.stop_at is not None and best["score"] > cfg.stop_at
+    stopped = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     done = state.step >= cfg.max_iters or bool(stopped)
     if resumed:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
@@ -299,6 +299,8 @@ def train(cfg):
     bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
     with runs.Asked() as asked, bar:
         while not done:
+            if cfg.objective == "grpo":  # a rollout needs the last update, and is timed: what is left of that is not its
+                jax.block_until_ready(state.params)
             step, clock = state.step, time.perf_counter()
             k_batch = jax.random.fold_in(jax.random.fold_in(run_key, 2), step)
             updates, notes = [], {}
