@@ -299,7 +299,7 @@ def train(cfg):
     bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
     with runs.Asked() as asked, bar:
         while not done:
-            if cfg.objective == "grpo":  # a rollout needs the last update, and is timed: what is left of that is not its
+            if cfg.objective == "grpo":  # a rollout is timed, and waits for the last update, which is not its time
                 jax.block_until_ready(state.params)
             step, clock = state.step, time.perf_counter()
             k_batch = jax.random.fold_in(jax.random.fold_in(run_key, 2), step)
