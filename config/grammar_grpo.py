@@ -6,9 +6,10 @@ three things that training never sees: the grammar's own checker (val/sampled), 
 
     python train.py config/grammar_grpo.py
 
-40 iterations, 7 minutes on one of 2 cores of an Intel Xeon (`taskset -c 0`, while the other was at work, too). The
-judge's opinion of greedy fill-ins rises from 0.54 to 0.69, and the share of them that is grammatical falls from 45% to
-41% (sampled ones: 0.44 to 0.53, and 32% to 33%): the judge is outwitted, which is the lesson here.
+130 iterations, 16 minutes on one of 2 cores of an Intel Xeon (`taskset -c 1`, while the other was at work, too). On
+1,200 held-out couplets the judge's opinion of greedy fill-ins rises from 0.57 to 0.87 (sampled: 0.50 to 0.80), and the
+share of them that is grammatical from 46.3% to 49.7% (sampled: 33.0% to 45.4%). With a quarter of the couplets an
+iteration the judge is outwitted: its opinion rises, and that share falls.
 """
 from dataclasses import replace
 
@@ -29,10 +30,8 @@ config = replace(base, **tuning | {
     "mask_ratio_max": 0.5,
     "diffusion_steps": 6,
     "temperature": 0.7,
-    "batch_size": 32,
-    "group_size": 8,
-    "learning_rate": 2e-4,
-    "max_iters": 40,
-    "eval_size": 128,
-    "eval_interval": 20,
+    "keep_completions": 96,
+    "max_iters": 130,
+    "eval_size": 400,
+    "eval_interval": 26,
 })  # fmt: skip
