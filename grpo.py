@@ -59,11 +59,11 @@ def advantages(rewards, weights=(1.0,), baseline="mean", scale="group", eps=1e-4
     return jnp.nan_to_num(a)
 
 
-def wd1_weights(adv):
-    """adv (B,) of a batch -> (B,): what wd1's weighted likelihood puts in its place (Eq. 9 of 2507.08838): the softmax
-    of the advantages, less the softmax of their negatives. Both are taken over the batch, so that a completion whose
-    advantage is 0 has a weight near 0, but not 0."""
-    return jax.nn.softmax(adv) - jax.nn.softmax(-adv)
+def wd1_weights(adv, judged=None):
+    """adv, judged (B,) of a batch -> (B,): what wd1's weighted likelihood puts in its place (Eq. 9 of 2507.08838): the
+    softmax of the advantages, less the softmax of their negatives. Both are taken over the batch, so that a completion
+    whose advantage is 0 has a weight near 0, but not 0, unless no reward has judged it."""
+    return jax.nn.softmax(adv, where=judged) - jax.nn.softmax(-adv, where=judged)
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------

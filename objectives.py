@@ -159,8 +159,9 @@ def named_rewards(cfg, **made):
 
 def check_columns(cfg, fns, rows):
     """Stops if a reward of {name: fn} needs a column that no row has."""
+    columns = rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []}
     for name, fn in fns.items():
-        rewards.arguments(name, fn, rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []})
+        rewards.arguments(name, fn, columns)
 
 
 def check_early(cfg):
@@ -396,11 +397,15 @@ class Scored(NamedTuple):
     parts: dict  # name: (B,) of every reward, what it notes, and the bonus
 
 
+def weights_of(each, cfg):
+    """each (R, N, G) of cfg.rewards and, where it is the last, of the diversity bonus -> their weights (R,)."""
+    return np.array([*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), cfg.diversity_bonus][: len(each)])
+
+
 def advantages(each, cfg):
-    """each (R, N, G) of cfg.rewards and, where it is the last, of the diversity bonus -> (N, G)."""
-    weights = (*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), cfg.diversity_bonus)[: len(each)]
-    return grpo.advantages(jnp.asarray(each, jnp.float32), weights, cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps,
-                           cfg.reward_norm)  # fmt: skip
+    """each (R, N, G) as above -> (N, G)."""
+    return grpo.advantages(jnp.asarray(each, jnp.float32), weights_of(each, cfg), cfg.adv_baseline, cfg.adv_norm,
+                           cfg.adv_eps, cfg.reward_norm)  # fmt: skip
 
 
 def spread(scored, cfg):
@@ -453,7 +458,6 @@ def tune(cfg, tok, start):
     K = cfg.keep_completions or N * G
     size = cfg.minibatch_size or K
     several = cfg.updates_per_rollout > 1 or size < K  # are there updates after the first?
-    weights = (cfg.reward_weights or (1.0,) * len(fns)) + ((cfg.diversity_bonus,) if cfg.diversity_bonus else ())
 
     @jax.jit
     def finish(x, hole, valid, trace):
@@ -571,7 +575,8 @@ def tune(cfg, tok, start):
             )  # a bug of ours, never the user's
         notes |= describe(found, adv)
         adv = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1)
-        adv = grpo.wd1_weights(adv) if cfg.loss_type == "wd1" else adv
+        if cfg.loss_type == "wd1":
+            adv = grpo.wd1_weights(adv, ~np.isnan(each).all(0).reshape(-1))
         clock = time.perf_counter()
         if not kept_all:
             best = jnp.argsort(-jnp.abs(adv))[:K]
@@ -593,7 +598,7 @@ def tune(cfg, tok, start):
     def describe(found, adv):
         """What an iteration logs beside the loss: of the rewards, the advantages, and the completions."""
         r, each = found.rollout, found.rewards
-        total = np.where(np.isnan(each).all(0), np.nan, np.nansum(np.array(weights)[:, None, None] * each, 0))
+        total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
         ends = np.asarray((r.hole & (r.x == tok.eos_id)).any(1))
         length, lengths = np.asarray(r.mask).sum(1), {}
         for kind, which in (("", slice(None)), ("terminated_", ends)):

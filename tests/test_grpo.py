@@ -178,6 +178,10 @@ def test_wd1s_weights_are_two_softmaxes_and_sum_to_nothing():
     w = grpo.wd1_weights(jnp.array(a, jnp.float32))
     close(w, np.exp(a) / np.exp(a).sum() - np.exp(-a) / np.exp(-a).sum())
     assert abs(float(w.sum())) < 1e-6 and w[0] > 0 > w[1]
+    judged = np.array([True, False, True, True])
+    some = grpo.wd1_weights(jnp.array(a, jnp.float32), judged)
+    close(some[judged], grpo.wd1_weights(jnp.array(a[judged], jnp.float32)))
+    assert some[1] == 0 != some[3]
 
 
 # ---- the ratio ----

@@ -181,10 +181,11 @@ def test_several_rewards_a_reward_without_opinion_and_a_diversity_bonus(tiny, pl
     assert np.isfinite(b["adv"]).all() and abs(float(b["adv"].mean())) < 1e-3
 
 
-def test_a_completion_without_any_opinion_is_left_out_whatever_its_diversity(tiny, place):
+@pytest.mark.parametrize("flags", [{"diversity_bonus": 0.5}, {"loss_type": "wd1", "ratio_level": "none"}])
+def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
     (place / "shy.py").write_text(
         "def shy(prompts, completions):\n    return [None if c[:1] < '3' else 1.0 for c in completions]\n")  # fmt: skip
-    cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), diversity_bonus=0.5))
+    cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), **flags))
     silent = np.array([text[:1] < "3" for text in objectives.texts(b["x"], tok, cfg)])
     assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
 

@@ -3,7 +3,6 @@ import builtins
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -335,7 +334,6 @@ def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys)
 # ---- curves ----
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is optional")
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_curves_are_drawn_of_whatever_there_is(cfg):
     log = runs.Log(cfg, 0)
