@@ -112,10 +112,15 @@ def up_to_its_end(text, tok):
     return Text(text.rows, text.arrays | {"hole": text.arrays["hole"] & (ends.cumsum(1) - ends == 0)})
 
 
-def texts(tokens, tok, cfg):
-    """tokens (B, T) -> completions as text, up to their first end of text."""
+def written(tokens, tok, cfg):
+    """tokens (B, T) -> the ids of the completions, up to their first end of text."""
     completions = np.asarray(tokens)[:, cfg.max_prompt_len :].tolist()
-    return [tok.decode(row[: row.index(tok.eos_id)] if tok.eos_id in row else row) for row in completions]
+    return [row[: row.index(tok.eos_id)] if tok.eos_id in row else row for row in completions]
+
+
+def texts(tokens, tok, cfg):
+    """tokens (B, T) -> completions as text."""
+    return [tok.decode(ids) for ids in written(tokens, tok, cfg)]
 
 
 def punch(text, cfg, tok, seed):
@@ -200,17 +205,18 @@ def reward_functions(cfg, tok, frozen, rows):
     return fns, more
 
 
-def score(fns, more, cfg, tok, rows, completions, each):
-    """`each` completions of every row -> total reward (B,), {name: (B,)}; what is in `more` is not in the total."""
+def score(fns, more, cfg, tok, rows, ids, each):
+    """The ids of `each` completions of every row -> these as text, their total reward (B,), {name: (B,)}; what is in
+    `more` is not in the total."""
     weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(more)
     many = [row for row in rows for _ in range(each)]
     columns = rewards.columns(many) | {
         "groups": np.repeat(np.arange(len(rows)), each).tolist(),
-        "token_ids": [tok.encode(text) for text in completions],
+        "token_ids": ids,
         "max_length": [cfg.max_new_tokens] * len(many),
     }
-    prompts = [row["prompt"] for row in many]
-    return rewards.combine(fns | more, weights, prompts, completions, columns, cfg.reward_clip)
+    prompts, completions = [row["prompt"] for row in many], [tok.decode(row) for row in ids]
+    return completions, *rewards.combine(fns | more, weights, prompts, completions, columns, cfg.reward_clip)
 
 
 def distinct(completions, n=3):
@@ -239,25 +245,25 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
     size = min(cfg.rollout_chunk or len(text.rows), len(text.rows))
 
     def answers(key, temperature):
-        """A completion of every row, `rollout_chunk` rows at a time (the last ones again, so that the shape stays)."""
-        out, keys = [""] * len(text.rows), sample.row_keys(key, len(text.rows))
+        """The ids of a completion of every row, `rollout_chunk` rows at a time (the last ones again, so that the shape
+        stays)."""
+        out, keys = [[]] * len(text.rows), sample.row_keys(key, len(text.rows))
         for first in range(0, len(out), size):
             at = np.arange(first, first + size).clip(max=len(out) - 1)
             some = {name: None if a is None else a[at] for name, a in arrays.items()}
-            for i, filled in zip(at, texts(fill(params, keys[at], some, cfg, temperature)[0], tok, cfg), strict=True):
-                out[i] = filled
+            for i, ids in zip(at, written(fill(params, keys[at], some, cfg, temperature)[0], tok, cfg), strict=True):
+                out[i] = ids
         return out
 
     samples = [{"prompt": row["prompt"]} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):
         each = [answers(jax.random.fold_in(key, i), temperature) for i in range(n)]
-        groups = list(zip(*each, strict=True))  # the completions of each row
-        for s, group in zip(samples, groups, strict=True):
-            s[name] = group[0] if n == 1 else list(group)
+        ids = [row for group in zip(*each, strict=True) for row in group]  # those of one prompt in a row
+        completions, total, parts = score(fns, more, cfg, tok, text.rows, ids, n)
+        for i, s in enumerate(samples):
+            s[name] = completions[i] if n == 1 else completions[i * n : (i + 1) * n]
         if not judge_of_all:
             continue
-        completions = [t for group in groups for t in group]
-        total, parts = score(fns, more, cfg, tok, text.rows, completions, n)
         passed = (parts[judge_of_all] >= enough).reshape(-1, n)
         out |= {f"val/{name}": float(passed.mean()), f"val/{name}_reward": float(np.nanmean(total))}
         if len(fns | more) > 1:
@@ -526,8 +532,7 @@ def tune(cfg, tok, start):
 
     def judged(r, rows):
         """Rollout of rows -> Scored."""
-        completions = texts(r.x, tok, cfg)
-        total, parts = score(fns, {}, cfg, tok, rows, completions, G)
+        completions, total, parts = score(fns, {}, cfg, tok, rows, written(r.x, tok, cfg), G)
         if cfg.diversity_bonus:
             groups = np.repeat(np.arange(N), G).tolist()
             bonus = np.array(rewards.diversity(groups, completions, groups), float)

@@ -198,6 +198,9 @@ def prepare(cfg):
             if not shape.causal:
                 raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
             params, shape = model.adapt(params, shape, tok.mask_id)
+        if not shape.causal and tok.mask_id != shape.mask_id:
+            raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
+                             f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
         for f in dataclasses.fields(shape):
             asked, there = getattr(cfg.model, f.name), getattr(shape, f.name)
             if f.name not in ("dtype", "remat") and asked not in (f.default, there):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,16 @@ def test_completions_of_a_prompt_are_neighbours_and_every_reward_meets_its_own(t
     )
     assert notes["frac_reward_zero_std"] == np.mean(groups.std(1) == 0)
     assert notes["unique_completions"] == np.mean([len(set(texts[i : i + 4])) / 4 for i in range(0, 16, 4)])
+
+
+def test_a_reward_gets_the_tokens_that_were_written_and_not_those_of_their_text(tiny, place):
+    (place / "long.py").write_text(
+        "def long(prompts, completions, token_ids):\n    return [len(t) for t in token_ids]\n")  # fmt: skip
+    cfg, tok, _, _, (b,), notes = one_iteration(tiny(rewards=(f"{place}/long.py:long",), temperature=9.0))
+    rows = [row[3:] for row in np.asarray(b["x"]).tolist()]
+    lengths = [len(row[: row.index(tok.eos_id)] if tok.eos_id in row else row) for row in rows]
+    assert notes["reward"] == np.mean(lengths)
+    assert sum(len(tok.encode(text)) for text in objectives.texts(b["x"], tok, cfg)) > sum(lengths)  # no UTF-8
 
 
 def test_what_counts_ends_with_the_first_end_of_text(tiny):
@@ -184,7 +195,8 @@ def test_several_rewards_a_reward_without_opinion_and_a_diversity_bonus(tiny, pl
 @pytest.mark.parametrize("flags", [{"diversity_bonus": 0.5}, {"loss_type": "wd1", "ratio_level": "none"}])
 def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
     (place / "shy.py").write_text(
-        "def shy(prompts, completions):\n    return [None if c[:1] < '3' else 1.0 for c in completions]\n")  # fmt: skip
+        "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
+    )
     cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), **flags))
     silent = np.array([text[:1] < "3" for text in objectives.texts(b["x"], tok, cfg)])
     assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
@@ -386,6 +398,14 @@ def test_pretraining_on_rows_without_a_completion_is_refused(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "completion": "21"}\n' * 30 + '{"prompt": "34"}\n' * 10)
     with pytest.raises(ValueError, match="rows have no completion to learn from"):
         train.train(config.Config(**SECONDS, dataset=f"{tmp_path}/rows.jsonl", out_dir=f"{tmp_path}/out"))
+
+
+def test_a_model_and_a_tokenizer_must_mean_the_same_mask(tiny, place, tmp_path):
+    folder = shutil.copytree(model.find(f"{place}/base"), tmp_path / "other")
+    known = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(known | {"mask_token_id": 7}))
+    with pytest.raises(ValueError, match="config.json says that the mask is id 7, and the tokenizer that it is id 256"):
+        train.prepare(tiny(init_from=str(folder)))
 
 
 # ---- autoregressive models ----
