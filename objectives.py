@@ -9,7 +9,6 @@ The objectives: where a batch comes from, and what the loss is. All the rest is 
 import functools
 import math
 import time
-import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -55,14 +54,8 @@ class Text(NamedTuple):
 
 
 def read_rows(cfg, split):
-    """The rows of a split, of the difficulties that this run is about; unrated rows always are. What data_part sorts
-    by are the characters of a prompt: the same numbers in another order stay together."""
+    """The rows of a split, of the difficulties that this run is about; unrated rows always are."""
     rows = data.load(cfg.dataset, split)
-    if cfg.data_part and split == "train":
-        low, high = (share * 2**32 for share in cfg.data_part)
-        rows = [row for row in rows if low <= zlib.crc32("".join(sorted(row["prompt"])).encode()) < high]
-        if not rows:
-            raise ValueError(f"{cfg.dataset}/{split}: no row is in data_part={cfg.data_part}")
     if cfg.difficulty:
         low, high = cfg.difficulty
         rows = [row for row in rows if low <= row.get("difficulty", low) <= high]

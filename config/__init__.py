@@ -55,7 +55,6 @@ class Config:
     chat_template: str | None = None  # what prompts are put into: chatml (Dream, Qwen), llada or llama3; None: nothing
     system_prompt: str | None = None  # what the template begins with; None: what is usual there
     instruction: str | None = None  # what is said before every prompt, in the same turn
-    data_part: tuple[float, ...] = ()  # (from, to), as in 0,0.7: a share of the train rows, for others to use the rest
     difficulty: tuple[float, ...] = ()  # (lowest, highest): rows of other difficulties are left out
     curriculum: tuple[tuple[int, float], ...] = ()  # ((step, hardest difficulty allowed from then on), ...)
     # optimizer
@@ -164,8 +163,6 @@ class Config:
             raise ValueError(f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}")
         if self.difficulty and (len(self.difficulty) != 2 or self.difficulty[0] > self.difficulty[1]):
             raise ValueError(f"difficulty={self.difficulty}: two numbers, the lowest and the highest, as in 1,3")
-        if self.data_part and (len(self.data_part) != 2 or not 0 <= self.data_part[0] < self.data_part[1] <= 1):
-            raise ValueError(f"data_part={self.data_part}: two numbers from 0 to 1, the lower first, as in 0,0.7")
         if self.curriculum and self.objective == "judge":
             raise ValueError(f"curriculum={self.curriculum}: objective={self.objective!r} takes its rows in any order")
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):

@@ -15,7 +15,6 @@ config = replace(
     out_dir="out/code_base",
     dataset="code",
     difficulty=(),
-    data_part=(),
     max_prompt_len=32,  # three quarters of the functions: those with a body of up to 24 tokens
     max_new_tokens=24,
     rewards=("tests_all",),

@@ -1,10 +1,10 @@
 """
-A start for reinforcement learning on countdown: three numbers up to 9, a target, equations that use every number once.
-It stops when 30% of its sampled completions keep the strict rule.
+A start for reinforcement learning on countdown: three numbers up to 20, of which + and - make the target, and equations
+that use every number once. It stops when 30% of its sampled completions keep the strict rule.
 
     python train.py config/countdown_base.py
 
-2450 steps, 235 seconds on 2 cores of an Intel Xeon: 32.4% sampled and 35.2% greedy.
+1250 steps, 5 minutes on 2 cores of an AMD EPYC: 30.9% sampled and 41.0% greedy.
 """
 from config import Config
 from model import ModelConfig
@@ -13,7 +13,6 @@ config = Config(
     out_dir="out/countdown_base",
     dataset="countdown",
     difficulty=(1, 1),
-    data_part=(0, 0.7),  # the other numbers and targets are left for reinforcement learning to meet for the first time
     max_prompt_len=8,
     max_new_tokens=11,
     rewards=("countdown",),

@@ -15,7 +15,6 @@ config = replace(
     out_dir="out/words_base",
     dataset="words",
     difficulty=(1, 1),
-    data_part=(),
     max_prompt_len=22,
     max_new_tokens=9,
     rewards=("math",),

@@ -368,7 +368,7 @@ ESTIMATORS = {
 RATIOS = "token", "sequence"
 # Name: the model, how its base is trained, and its GRPO runs. Sudoku's is a sixth of that of config/sudoku_base.py.
 TASKS = {"sudoku": ("--d_model=64 --n_layer=3", "--learning_rate=2e-3 --max_iters=3000", "--temperature=1.0"),
-         "countdown": ("--d_model=128 --n_layer=4", "", "--temperature=1.2")}  # fmt: skip
+         "countdown": ("--d_model=128 --n_layer=4", "", "--temperature=1.3")}  # fmt: skip
 # What learns: the completions that are furthest above the average of their group, or all with both signs of the
 # advantage. (prompts, completions that are kept, updates on them), and what all runs have in common.
 SIGNS = {"positive": ((64, 64, 4), "--adv_negative=0.0 --learning_rate=3e-4 --warmup_iters=5"),

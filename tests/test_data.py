@@ -514,36 +514,40 @@ def test_9x9_sudoku_has_one_solution_and_a_technique():
 def test_every_countdown_keeps_the_strict_rule_and_fits():
     for row in build("countdown")["train"] + build("countdown")["val"]:
         assert countdown.check(**row) and len(row["prompt"]) <= 15 and len(row["completion"]) <= 30
-        n, highest = countdown.TIERS[row["difficulty"] - 1]
+        n, highest, hardest = countdown.TIERS[row["difficulty"] - 1]
         assert len(row["numbers"]) == n and 1 <= min(row["numbers"]) and max(row["numbers"]) <= highest
+        assert sum(row["completion"].count(op) for op in "*/") <= hardest
         assert row["prompt"] == ",".join(map(str, row["numbers"])) + f"={row['target']}:"
 
 
-def test_countdown_is_split_by_numbers_and_target():
-    pair = lambda row: (*sorted(row["numbers"]), row["target"])
-    train, val = ({pair(row) for row in build("countdown")[split]} for split in ("train", "val"))
-    assert not train & val and len(train) + len(val) > 30_000
+def test_countdown_is_split_by_numbers_and_target_and_none_is_of_two_difficulties():
+    rated, rows = {}, build("countdown")
+    for split in rows:
+        for row in rows[split]:
+            rated.setdefault((*sorted(row["numbers"]), row["target"]), set()).add((split, row["difficulty"]))
+    assert {len(which) for which in rated.values()} == {1} and len(rated) > 30_000
 
 
-def reachable(numbers):
+def reachable(numbers, ops):
     """All whole positive results that use every number once, by brute force over all orders and trees."""
     if len(numbers) == 1:
         return {numbers[0]}
     found = set()
     for a, b, *rest in itertools.permutations(numbers):
-        for c in {a + b, a - b, a * b, a // b if a % b == 0 else 0}:
-            if 0 < c < 1000:
-                found |= reachable((c, *rest))
+        for op, c in (("+", a + b), ("-", a - b), ("*", a * b), ("/", a // b if a % b == 0 else 0)):
+            if op in ops and 0 < c < 1000:
+                found |= reachable((c, *rest), ops)
     return found
 
 
-def test_the_easiest_countdown_is_complete():
-    rows = [row for split in build("countdown").values() for row in split if row["difficulty"] == 1]
+@pytest.mark.parametrize("hardest, highest, ops", [(1, 20, "+-"), (2, 9, "+-*/")])
+def test_the_easiest_countdowns_are_complete(hardest, highest, ops):
     have = collections.defaultdict(set)
-    for row in rows:
-        have[tuple(sorted(row["numbers"]))].add(row["target"])
-    sets = list(itertools.combinations_with_replacement(range(1, 10), 3))
-    assert all(have[s] == {t for t in reachable(s) if t <= 99} for s in sets)
+    for row in sum(build("countdown").values(), []):
+        if row["difficulty"] <= hardest:
+            have[tuple(sorted(row["numbers"]))].add(row["target"])
+    sets = list(itertools.combinations_with_replacement(range(1, highest + 1), 3))
+    assert all(have[s] == {t for t in reachable(s, ops) if t <= 99} for s in sets)
 
 
 @pytest.mark.parametrize("completion", [

@@ -6,15 +6,18 @@ are still there, until only the target is left:
 
 The rule is strict (`check`): every number is used exactly once, every equation is true, the last one has the target.
 
-    difficulty                1        2         3        4         5         6
-    numbers               3 to 9  3 to 20   3 to 99   4 to 9   4 to 20   4 to 99
-    train + val rows    9731+108 5701+301  5700+300 5700+300  5700+300  5702+301
-    longest, characters     9+14    12+19     12+19    11+24     15+30     15+30    prompt + completion
+    difficulty                 1*        2         3        4         5         6         7
+    numbers              3 to 20    3 to 9   3 to 20  3 to 99    4 to 9   4 to 20   4 to 99
+    train + val rows   28708+282   7305+80  5700+300 5700+301  5700+300  5700+300  5700+301
+    longest, characters    12+17      9+14     12+19    12+19     11+24     15+30     15+30    prompt + completion
 
-Difficulty 1 has every set of numbers with every target from 1 to 99 that it can make, the others are samples. The split
-is by (sorted numbers, target). Train rows of difficulty 1 come in every order of their numbers, all others in one. The
-completion of a set and a target is always the same, its plainest solution, all results whole, positive and below 1000:
-the less there is to choose, the sooner a model of 1M parameters learns to add. Made in 3 seconds.
+* + and - are enough for these; the others may need * and /.
+
+Difficulty 1 and 2 have every set of numbers with every target from 1 to 99 that it can make, the others are samples,
+and no puzzle is in two. The split is by (sorted numbers, target). Train rows of difficulty 1 and 2 come in every order
+of their numbers, all others in one. The completion of a set and a target is always the same, its plainest solution, all
+results whole, positive and below 1000: the less there is to choose, the sooner a model of 1M parameters learns to add.
+Made in XXX seconds.
 
     python data/countdown/prepare.py
 """
@@ -25,8 +28,10 @@ import re
 import sys
 from pathlib import Path
 
-TIERS = ((3, 9), (3, 20), (3, 99), (4, 9), (4, 20), (4, 99))  # how many numbers, up to what; difficulty 1, 2, ...
-PAIRS, PER_SET = 6000, 4  # (set of numbers, target) of each tier but the first; with the same numbers, at most
+# How many numbers, up to what, how many * and / the plainest solution may have; difficulty 1, 2, ...
+TIERS = (3, 20, 0), (3, 9, 2), (3, 20, 2), (3, 99, 2), (4, 9, 3), (4, 20, 3), (4, 99, 3)
+COMPLETE = 2  # so many tiers have all there is, and the others PAIRS of (set of numbers, target), PER_SET of a set
+PAIRS, PER_SET = 6000, 4
 VAL = 0.05
 TARGET, RESULT = 99, 999  # the largest: so rows are short
 NUMBER = r"(-?(?:0|[1-9][0-9]{0,8}))"  # 9 digits at most: their product costs nothing
@@ -69,16 +74,17 @@ def plainest(numbers):
     return best
 
 
-def pairs(rng, n, lowest, highest):
-    """n numbers, the largest in lowest + 1 to highest -> [(numbers, target)]: all if lowest is None, else PAIRS."""
-    goals = lambda numbers: sorted(t for t in plainest(numbers) if t <= TARGET)
-    if lowest is None:
+def pairs(rng, tier, known):
+    """A tier -> [(numbers, target)] of it that are not in `known`."""
+    n, highest, hardest = TIERS[tier]
+    goals = lambda numbers: sorted(t for t, (hard, *_) in plainest(numbers).items()
+                                   if t <= TARGET and hard <= hardest and (numbers, t) not in known)  # fmt: skip
+    if tier < COMPLETE:
         return [(ns, t) for ns in itertools.combinations_with_replacement(range(1, highest + 1), n) for t in goals(ns)]
     found = {}
     while len(found) < PAIRS:
         numbers = tuple(sorted(rng.randint(1, highest) for _ in range(n)))
-        if numbers[-1] > lowest:
-            found |= dict.fromkeys((numbers, t) for t in rng.sample(goals(numbers), min(PER_SET, len(goals(numbers)))))
+        found |= dict.fromkeys((numbers, t) for t in rng.sample(goals(numbers), min(PER_SET, len(goals(numbers)))))
     return list(found)
 
 
@@ -91,17 +97,17 @@ def row(numbers, target, difficulty):
 
 def build(seed=0):
     """Seed -> {"train": rows, "val": rows}."""
-    rng, splits = random.Random(seed), {"train": [], "val": []}
-    for difficulty, (n, highest) in enumerate(TIERS, 1):
-        below = max((h for m, h in TIERS[:difficulty - 1] if m == n), default=None if difficulty == 1 else 0)
-        found = pairs(rng, n, below, highest)
+    rng, splits, known = random.Random(seed), {"train": [], "val": []}, set()
+    for tier in range(len(TIERS)):
+        found = pairs(rng, tier, known)
+        known |= set(found)
         rng.shuffle(found)
         for k, (numbers, target) in enumerate(found):
             held_out = k < VAL * len(found)
             orders = sorted(set(itertools.permutations(numbers)))
-            if held_out or difficulty > 1:
+            if held_out or tier >= COMPLETE:
                 orders = [rng.choice(orders)]
-            splits["val" if held_out else "train"] += [row(order, target, difficulty) for order in orders]
+            splits["val" if held_out else "train"] += [row(order, target, tier + 1) for order in orders]
     for rows in splits.values():
         rng.shuffle(rows)
     return splits
