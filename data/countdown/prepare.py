@@ -17,7 +17,7 @@ Difficulty 1 and 2 have every set of numbers with every target from 1 to 99 that
 and no puzzle is in two. The split is by (sorted numbers, target). Train rows of difficulty 1 and 2 come in every order
 of their numbers, all others in one. The completion of a set and a target is always the same, its plainest solution, all
 results whole, positive and below 1000: the less there is to choose, the sooner a model of 1M parameters learns to add.
-Made in XXX seconds.
+Made in 7 seconds.
 
     python data/countdown/prepare.py
 """
