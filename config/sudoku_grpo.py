@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from config.sudoku_base import config as base
 
-# What all GRPO runs here have in common.
+# What all GRPO runs here have in common, unless they say otherwise below.
 tuning = dict(
     objective="grpo",
     # Many prompts, few completions of each, and updates on those with the largest advantages only: what helps most is

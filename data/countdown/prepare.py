@@ -84,7 +84,8 @@ def pairs(rng, tier, known):
     found = {}
     while len(found) < PAIRS:
         numbers = tuple(sorted(rng.randint(1, highest) for _ in range(n)))
-        found |= dict.fromkeys((numbers, t) for t in rng.sample(goals(numbers), min(PER_SET, len(goals(numbers)))))
+        targets = goals(numbers)
+        found |= dict.fromkeys((numbers, t) for t in rng.sample(targets, min(PER_SET, len(targets))))
     return list(found)
 
 
