@@ -194,16 +194,21 @@ def loss(logp, old_logp, ref_logp, adv, mask, weight, share, o, entropy=None):
     per = LOSSES[o.loss][0](rho, logp, A, o) + jnp.zeros_like(logp)
     pg_loss = jnp.sum(weight * per)
     mean = lambda x: jnp.sum(share * x)
-    low, high = (rho < 1 - o.clip_low) & (A < 0), (rho > 1 + o.clip_high) & (A > 0)
     in_rows = lambda x: (x * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
     log_rho = jnp.log(rho)
     metrics = {
         "pg_loss": pg_loss, "logp": mean(logp),
-        "clip_ratio/low_mean": mean(low), "clip_ratio/high_mean": mean(high),
-        "clip_ratio/region_mean": mean(low | high),
-        "clip_ratio/low_min": in_rows(low).min(), "clip_ratio/high_max": in_rows(high).max(),
         "ratio_max": jnp.where(mask, rho, 0).max(), "approx_kl": mean(jnp.expm1(log_rho) - log_rho),
     }  # fmt: skip
+    if LOSSES[o.loss][0] is clipped:
+        low, high = (rho < 1 - o.clip_low) & (A < 0), (rho > 1 + o.clip_high) & (A > 0)
+        metrics |= {
+            "clip_ratio/low_mean": mean(low), "clip_ratio/high_mean": mean(high),
+            "clip_ratio/region_mean": mean(low | high),
+            "clip_ratio/low_min": in_rows(low).min(), "clip_ratio/high_max": in_rows(high).max(),
+        }  # fmt: skip
+    if o.loss == "cispo":
+        metrics["cispo_clip_ratio"] = mean((rho > o.cispo_cap) & (A > 0))
     total = pg_loss
     if o.kl_beta:
         d = ref_logp - logp

@@ -73,8 +73,10 @@ def test_losses_and_their_metrics_are_trls(loss, level):
     for beta, expected in zip((0.0, 0.04), GOLDEN[loss, level], strict=True):
         value, _, metrics = evaluate(Objective(loss=loss, ratio=level, clip_high=0.28, kl_beta=beta))
         close([value, metrics["loss"]], [expected, expected], 2e-6, STALE)
-        for name, ratio in RATIOS.items():
-            close(metrics[f"clip_ratio/{name}"], ratio * (level == "token"), 2e-6, STALE)
+        clips = {f"clip_ratio/{name}": ratio * (level == "token") for name, ratio in RATIOS.items()}
+        clips = {"cispo": {"cispo_clip_ratio": 0}, "sapo": {}}.get(loss, clips)
+        assert {name for name in metrics if "clip" in name} == set(clips)
+        close([metrics[name] for name in clips], list(clips.values()), 2e-6, STALE)
         assert ("kl" in metrics) == (beta > 0)
         close(metrics.get("kl", 0.024322), 0.024322, 2e-6, STALE)
 
@@ -197,7 +199,8 @@ def test_the_first_update_has_a_ratio_of_one_and_is_reinforce(name, level):
     if (name, level) == ("luspo", "sequence"):  # its mean over columns undoes the mean in the ratio: what it is for
         weight = np.full((3, 4), 1 / 3)
     close(grad, -np.asarray(ADV)[:, None] * weight * MASK, 1e-6)
-    assert metrics["ratio_max"] == 1 and metrics["approx_kl"] == metrics["clip_ratio/region_mean"] == 0
+    assert metrics["ratio_max"] == 1 and metrics["approx_kl"] == 0
+    assert not any(value for name, value in metrics.items() if "clip" in name)
     for old in (None, OLD) if level == "none" else (None,):
         other = evaluate(o, old=old)
         assert other[0] == value and (other[1] == grad).all() and other[2] == metrics
@@ -272,6 +275,13 @@ def test_metrics_count_tokens_that_are_clipped_not_padding():
     close([low[f"clip_ratio/{k}"] for k in names], [7 / 9, 1 / 3, 7 / 9, 0])
     _, _, high = evaluate(Objective(), old=OLD.at[0].set(NEW[0]), adv=jnp.ones(3))
     close([high[f"clip_ratio/{k}"] for k in ("high_mean", "high_max", "low_mean")], [1 / 9, 1 / 3, 0])
+
+
+def test_cispo_counts_the_good_tokens_above_its_cap():
+    """The three of nine tokens whose ratio is e^0.3."""
+    for A, share in ((1.0, 3 / 9), (-1.0, 0)):
+        _, _, metrics = evaluate(Objective("cispo", cispo_cap=1.2), adv=A * jnp.ones(3))
+        close(metrics["cispo_clip_ratio"], share)
 
 
 def test_other_metrics_are_means_over_tokens_not_padding():
@@ -379,7 +389,7 @@ def test_micro_batches_add_up_to_the_batch(name):
     close(np.concatenate([p[1] for p in parts]), whole[1], 1e-6)
     summed = [k for k in whole[2] if not k.endswith(("_min", "_max"))]
     close([sum(p[2][k] for p in parts) for k in summed], [whole[2][k] for k in summed], 1e-6)
-    assert {"loss", "pg_loss", "kl", "entropy", "approx_kl", "logp", "clip_ratio/low_mean"} <= set(summed)
+    assert {"loss", "pg_loss", "kl", "entropy", "approx_kl", "logp"} <= set(summed)
 
 
 def test_what_the_weights_sum_to():
