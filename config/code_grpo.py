@@ -14,9 +14,9 @@ from config.sudoku_grpo import tuning
 config = replace(base, **tuning | {
     "out_dir": "out/code_grpo",
     "init_from": "config/code_base.py",
-    "batch_size": 64,
-    "keep_completions": 64,
+    "updates_per_rollout": 2,
+    "learning_rate": 4e-4,
     "diffusion_steps": 8,  # a third of what the base was measured with
-    "max_iters": 100,
+    "max_iters": 150,
     "eval_interval": 10,
 })  # fmt: skip

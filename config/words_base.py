@@ -20,4 +20,5 @@ config = replace(
     rewards=("math",),
     batch_size=32,
     learning_rate=2e-3,
+    stop_at=0.3,
 )

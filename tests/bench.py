@@ -366,22 +366,26 @@ ESTIMATORS = {
     "coupled, stale masks": ("--logp_est=coupled --random_masking=False", 3),
     "coupled, weights sum to 1": (f"--logp_est=coupled --logp_scale={2 / 3:.6f}", 3)}  # fmt: skip
 RATIOS = "token", "sequence"
-# Name: the model, how its base is trained, and its GRPO runs. Sudoku's is a sixth of that of config/sudoku_base.py.
-TASKS = {"sudoku": ("--d_model=64 --n_layer=3", "--learning_rate=2e-3 --max_iters=3000", "--temperature=1.0"),
-         "countdown": ("--d_model=128 --n_layer=4", "", "--temperature=1.3")}  # fmt: skip
+# Name: the model, how its base is trained, its denoising steps and its temperature. Sudoku's is a sixth of that of
+# config/sudoku_base.py.
+TASKS = {"sudoku": ("--d_model=64 --n_layer=3", "--learning_rate=2e-3 --max_iters=3000", 4, 1.0),
+         "countdown": ("--d_model=128 --n_layer=4", "", 8, 1.3)}  # fmt: skip
 # What learns: the completions that are furthest above the average of their group, or all with both signs of the
-# advantage. (prompts, completions that are kept, updates on them), and what all runs have in common.
-SIGNS = {"positive": ((64, 64, 4), "--adv_negative=0.0 --learning_rate=3e-4 --warmup_iters=5"),
-         "both": ((32, 128, 2), "--adv_negative=1.0 --learning_rate=1e-4 --warmup_iters=2")}  # fmt: skip
-COMPARED = ("--group_size=4 --diffusion_steps=4 --lr_schedule=constant --ema_decay=0.95 --save_interval=10000 "
-            "--log_samples=0")  # fmt: skip
+# advantage. (prompts, completions that are kept, updates on them), and what all runs of the task have in common.
+SIGNS = {
+    ("sudoku", "positive"): ((64, 64, 4), "--adv_negative=0.0 --learning_rate=3e-4 --warmup_iters=5"),
+    ("sudoku", "both"): ((32, 128, 2), "--adv_negative=1.0 --learning_rate=1e-4 --warmup_iters=2"),
+    ("countdown", "positive"): ((128, 128, 2), "--adv_negative=0.0 --learning_rate=5e-4 --warmup_iters=5"),
+    ("countdown", "both"): ((64, 256, 2), "--adv_negative=1.0 --learning_rate=1e-4 --warmup_iters=2"),
+}
+COMPARED = "--group_size=4 --lr_schedule=constant --ema_decay=0.95 --save_interval=10000 --log_samples=0"
 BUDGET = 150_000  # forward passes of a completion in a run: what it has to learn from, whatever its estimator costs
 
 
-def iterations(prompts, kept, updates, views):
-    """How many the budget is good for: to fill, 4 passes; for every update, to score once, and a gradient, which costs
-    as much as 3."""
-    return round(BUDGET / (prompts * 4 * 4 + kept * updates * (1 + 3) * views))
+def iterations(prompts, kept, updates, steps, views):
+    """How many the budget is good for: to fill 4 completions of a prompt, `steps` passes each; for every update, to
+    score once, and a gradient, which costs as much as 3."""
+    return round(BUDGET / (prompts * 4 * steps + kept * updates * (1 + 3) * views))
 
 
 def finished(out):
@@ -393,27 +397,28 @@ def estimators(options):
     """every likelihood estimator with two ratios in GRPO, at equal forward passes: held-out accuracy, many seeds"""
     machine("jax", "numpy")
     base = lambda task: f"{options.out}/{task}_base"
-    for task in () if options.toy else options.tasks.split(","):
+    for task in options.tasks.split(","):
         if task not in TASKS:
             raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TASKS)}")
-        if not finished(base(task)):
-            shape, training, _ = TASKS[task]
+        if not options.toy and not finished(base(task)):
+            shape, training, *_ = TASKS[task]
             config_file = f"config/{task}_base.py"
             trainer.train(config.load([config_file, *shape.split(), *training.split(), f"--out_dir={base(task)}"]))
-    (prompts, kept, updates), signs = SIGNS[options.signs]
-    common = f"{COMPARED} {signs} --batch_size={prompts} --keep_completions={kept} --updates_per_rollout={updates}"
     jobs = {}
     for seed in range(1 if options.toy else options.seeds):  # seeds outermost: stopped early, the table is still fair
         for task in options.tasks.split(","):
-            shape, _, flags = TASKS[task]
+            shape, _, steps, temperature = TASKS[task]
+            (prompts, kept, updates), signs = SIGNS[task, options.signs]
+            common = (f"{COMPARED} {shape} {signs} --diffusion_steps={steps} --temperature={temperature} "
+                      f"--batch_size={prompts} --keep_completions={kept} --updates_per_rollout={updates}")  # fmt: skip
             L = config.read(f"config/{task}_base.py").max_new_tokens
             for name, (estimator, views) in list(ESTIMATORS.items())[: 1 if options.toy else None]:
                 views = L if views == "L" else views
-                iters = 1 if options.toy else iterations(prompts, kept, updates, views)
+                iters = 1 if options.toy else iterations(prompts, kept, updates, steps, views)
                 for ratio in RATIOS[: 1 if options.toy else None]:
                     out = f"{options.out}/{task}-{options.signs}-{re.sub('[^a-z0-9]+', '_', name)}-{ratio}-{seed}"
-                    chosen = (f"{common} {shape} {estimator} {flags} --init_from={base(task)} --ratio_level={ratio} "
-                              f"--seed={seed} --max_iters={iters} --eval_interval={iters} --out_dir={out} "
+                    chosen = (f"{common} {estimator} --init_from={base(task)} --ratio_level={ratio} --seed={seed} "
+                              f"--max_iters={iters} --eval_interval={iters} --out_dir={out} "
                               f"{options.flags}")  # fmt: skip
                     latest = dict(flag.split("=", 1) for flag in chosen.split())  # the user's flags come last
                     command = " ".join([f"config/{task}_grpo.py", *(f"{k}={v}" for k, v in latest.items())])
@@ -462,7 +467,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="for train and sample: measurements each")
     parser.add_argument("--tasks", default="sudoku", help=f"for estimators: some of {', '.join(TASKS)}")
     parser.add_argument("--seeds", type=int, default=5, help="for estimators: runs of each")
-    parser.add_argument("--signs", default="positive", choices=SIGNS, help="for estimators: of the advantages")
+    parser.add_argument("--signs", default="positive", choices=("positive", "both"),
+                        help="for estimators: of the advantages")  # fmt: skip
     parser.add_argument("--out", default="out/estimators", help="for estimators: where runs are, and are found again")
     parser.add_argument("--flags", default="", help="for estimators: more for train.py, in quotes")
     parser.add_argument("--toy", action="store_true", help="tiny sizes: does it run at all")
