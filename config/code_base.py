@@ -1,6 +1,6 @@
 """
 A start for reinforcement learning on Python functions: signature and docstring in, body out, judged by unit tests in
-the sandbox. It stops when 15% of its sampled bodies pass all their tests.
+the sandbox. It stops when 20% of its sampled bodies pass all their tests.
 
     python train.py config/code_base.py
 
@@ -23,5 +23,5 @@ config = replace(
     diffusion_steps=24,
     eval_interval=100,
     eval_size=128,
-    stop_at=0.15,
+    stop_at=0.2,
 )
