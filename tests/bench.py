@@ -366,10 +366,9 @@ ESTIMATORS = {
     "coupled, stale masks": ("--logp_est=coupled --random_masking=False", 3),
     "coupled, weights sum to 1": (f"--logp_est=coupled --logp_scale={2 / 3:.6f}", 3)}  # fmt: skip
 RATIOS = "token", "sequence"
-# Name: the model, how its base is trained, its denoising steps and its temperature. Sudoku's is a sixth of that of
-# config/sudoku_base.py.
-TASKS = {"sudoku": ("--d_model=64 --n_layer=3", "--learning_rate=2e-3 --max_iters=3000", 4, 1.0),
-         "countdown": ("--d_model=128 --n_layer=4", "", 8, 1.3)}  # fmt: skip
+# Name: the model, and how its base is trained. Sudoku's is a sixth of that of config/sudoku_base.py.
+TASKS = {"sudoku": ("--d_model=64 --n_layer=3", "--learning_rate=2e-3 --max_iters=3000"),
+         "countdown": ("--d_model=128 --n_layer=4", "")}  # fmt: skip
 # What learns: the completions that are furthest above the average of their group, or all with both signs of the
 # advantage. (prompts, completions that are kept, updates on them), and what all runs of the task have in common.
 SIGNS = {
@@ -401,20 +400,18 @@ def estimators(options):
         if task not in TASKS:
             raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TASKS)}")
         if not options.toy and not finished(base(task)):
-            shape, training, *_ = TASKS[task]
+            shape, training = TASKS[task]
             config_file = f"config/{task}_base.py"
             trainer.train(config.load([config_file, *shape.split(), *training.split(), f"--out_dir={base(task)}"]))
     jobs = {}
     for seed in range(1 if options.toy else options.seeds):  # seeds outermost: stopped early, the table is still fair
         for task in options.tasks.split(","):
-            shape, _, steps, temperature = TASKS[task]
-            (prompts, kept, updates), signs = SIGNS[task, options.signs]
-            common = (f"{COMPARED} {shape} {signs} --diffusion_steps={steps} --temperature={temperature} "
-                      f"--batch_size={prompts} --keep_completions={kept} --updates_per_rollout={updates}")  # fmt: skip
-            L = config.read(f"config/{task}_base.py").max_new_tokens
+            recipe, (prompts, kept, updates), signs = config.read(f"config/{task}_grpo.py"), *SIGNS[task, options.signs]
+            common = (f"{COMPARED} {TASKS[task][0]} {signs} --batch_size={prompts} --keep_completions={kept} "
+                      f"--updates_per_rollout={updates}")  # fmt: skip
             for name, (estimator, views) in list(ESTIMATORS.items())[: 1 if options.toy else None]:
-                views = L if views == "L" else views
-                iters = 1 if options.toy else iterations(prompts, kept, updates, steps, views)
+                views = recipe.max_new_tokens if views == "L" else views
+                iters = 1 if options.toy else iterations(prompts, kept, updates, recipe.diffusion_steps, views)
                 for ratio in RATIOS[: 1 if options.toy else None]:
                     out = f"{options.out}/{task}-{options.signs}-{re.sub('[^a-z0-9]+', '_', name)}-{ratio}-{seed}"
                     chosen = (f"{common} {estimator} --init_from={base(task)} --ratio_level={ratio} --seed={seed} "
