@@ -9,6 +9,7 @@ Shape letters used in the whole repository:
   B batch   T sequence   D width   H heads   K head width   F mlp width   L layers   V vocabulary   N prompts   G group
 """
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
+UNROLLED = 8  # blocks that are compiled one by one
 BANNED = -1e30  # the logit of what must never be chosen: finite, so that 0 * log p stays 0 in an entropy
 
 
@@ -189,16 +191,16 @@ def soft_cap(x, cap):
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def block(x, w, cfg, cos, sin, mask, cache=None, place=None):
+def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None):
     """x (B, S, D), w the weights of one layer, a cache of keys and values and where in it this block's are from the
-    first of x on -> (B, S, D), the cache with those of x."""
-    B, S, _ = x.shape
+    first of x on -> (B, S, D), the cache with those of x. window, a start and a length: only of these columns of x."""
+    cut = lambda a: a if window is None else jax.lax.dynamic_slice_in_dim(a, *window, 1)
     h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
-    q, k, v = (linear(h, w, n) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
-    q, k, v = (a.reshape(B, S, -1, cfg.head_dim) for a in (q, k, v))  # (B, S, H or KV, K)
+    q, k, v = (linear(cut(h) if n == "q" else h, w, n) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
+    q, k, v = (a.reshape(*a.shape[:2], -1, cfg.head_dim) for a in (q, k, v))  # (B, S, H or KV, K)
     if cfg.qk_norm:
         q, k = rms_norm(q, w["q_norm"], cfg.norm_eps), rms_norm(k, w["k_norm"], cfg.norm_eps)
-    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    q, k = rotate(q, cut(cos), cut(sin)), rotate(k, cos, sin)
     if cache is not None:
         layer, column = place
         cache = [jax.lax.dynamic_update_slice(old, new[None], (layer, 0, column, 0, 0))
@@ -206,7 +208,7 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None):
         k, v = (old[layer] for old in cache)  # (B, T, KV, K)
     mixed = attention(q, k, v, mask, cfg.query_scale, cfg.attn_cap)
     out = linear(mixed, w, "o")
-    x = x + (rms_norm(out, w["attn_out_norm"], cfg.norm_eps) if cfg.gemma else out)
+    x = cut(x) + (rms_norm(out, w["attn_out_norm"], cfg.norm_eps) if cfg.gemma else out)
     h = rms_norm(x, w["mlp_norm"], cfg.norm_eps)
     bend = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
     out = linear(bend(linear(h, w, "gate")) * linear(h, w, "up"), w, "down")
@@ -223,9 +225,10 @@ def new_cache(cfg, B, T):
     return [jnp.zeros((cfg.n_layer, B, T, cfg.kv_heads, cfg.head_dim), cfg.dtype) for _ in "kv"]
 
 
-def extend(params, tokens, cfg, valid=None, cache=None, start=0):
+def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
     """tokens (B, S), which are columns start to start + S of a text whose T columns have `valid` (B, T) and the cache
-    of what was computed before -> features (B, S, D), the cache with them. Without a cache, S is T."""
+    of what was computed before -> features (B, S, D), the cache with them. Without a cache, S is T, and of a window,
+    a start and a length, the features are (B, length, D): the last block is not computed for the other columns."""
     gain = lambda path: cfg.gemma and path[-1].key.endswith("norm")
     p = jax.tree_util.tree_map_with_path(lambda path, w: (w + 1 if gain(path) else w).astype(cfg.dtype),
                                          {n: params[n] for n in ("embed", "blocks", "norm")})  # fmt: skip
@@ -233,27 +236,36 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0):
     # Padding is neither attended nor counted, so a padded prompt and an unpadded one have the same logits.
     positions = jnp.arange(T)[None] if valid is None else jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
     positions = jax.lax.dynamic_slice_in_dim(positions, start, S, 1)
-    mask = None if valid is None else valid[:, None, None, None, :]
-    own, others = start + jnp.arange(S)[:, None], jnp.arange(T)
-    if cfg.causal:
-        mask = others <= own if mask is None else mask & (others <= own)
-    local = mask
-    if cfg.window:
-        mask = jnp.ones((S, T), bool) if mask is None else mask
-        local = mask & (jnp.abs(own - others) < cfg.window)
 
-    def step(carry, layer):
-        w, i = layer
-        seen = jnp.where(i % 2 == 0, local, mask) if cfg.window else mask
-        return block(carry[0], w, cfg, *rotary(positions, cfg), seen, carry[1], (i, start)), None
+    def seen(i, first, n):
+        """What columns first to first + n attend to in layer i: (B or 1, 1, 1, n or 1, T), or None for everything."""
+        own, others = first + jnp.arange(n)[:, None], jnp.arange(T)
+        near = [] if valid is None else [valid[:, None, None, None, :]]
+        near += [others <= own] if cfg.causal else []
+        near += [(jnp.abs(own - others) < cfg.window) | (i % 2 == 1)] if cfg.window else []
+        return functools.reduce(jnp.logical_and, near) if near else None
 
-    if cfg.remat:
-        step = jax.checkpoint(step)
-    # A while loop costs a small model 15% on a CPU; beyond 8 layers the compile time is worth more.
+    def step(window):
+        def step(carry, layer):
+            w, i = layer
+            mask = seen(i, *(window or (start, S)))
+            return block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start), window), None
+
+        return jax.checkpoint(step) if cfg.remat else step
+
     x = p["embed"].at[tokens].get(mode="clip")  # a causal model's mask_id may lie beyond: what it reads there is moot
     x = x * cfg.d_model**0.5 if cfg.gemma else x
     layers = p["blocks"], jnp.arange(cfg.n_layer)
-    (x, cache), _ = jax.lax.scan(step, (x, cache), layers, unroll=min(cfg.n_layer, 8))
+    # A while loop costs a small model 15% on a CPU; beyond 8 layers the compile time is worth more. There a window is
+    # cut out in the end: it would save little, and the loop over all blocks but the last would copy their weights.
+    flat = cfg.n_layer <= UNROLLED
+    if window and flat:
+        last, layers = jax.tree.map(lambda w: w[-1], layers), jax.tree.map(lambda w: w[:-1], layers)
+    (x, cache), _ = jax.lax.scan(step(None), (x, cache), layers, unroll=max(1, min(len(layers[1]), UNROLLED)))
+    if window and flat:
+        (x, cache), _ = step(window)((x, cache), last)
+    elif window:
+        x = jax.lax.dynamic_slice_in_dim(x, *window, 1)
     return rms_norm(x, p["norm"], cfg.norm_eps), cache
 
 
@@ -270,11 +282,12 @@ def features(params, z, cfg, valid=None, start=0, length=None):
     Only the window [start, start + length) is taken (None: to the end); `start` may be traced, so a sampler that works
     on a block pays the vocabulary for the block alone.
     """
-    h = trunk(params, z, cfg, valid)
-    if cfg.shift:  # position 0 has nothing on its left: it keeps its own features, as in Dream's sampler
-        h = jnp.concatenate([h[:, :1], h[:, :-1]], 1)
     length = z.shape[1] - start if length is None else length
-    return h if length == z.shape[1] else jax.lax.dynamic_slice_in_dim(h, start, length, 1)
+    first = jnp.maximum(start - 1, 0) if cfg.shift else start
+    h = extend(params, z, cfg, valid, window=None if length == z.shape[1] else (first, length))[0]
+    if cfg.shift:  # position 0 has nothing on its left: it keeps its own features, as in Dream's sampler
+        h = jnp.where(start == 0, jnp.concatenate([h[:, :1], h[:, :-1]], 1), h)
+    return h
 
 
 def logits(params, z, cfg, valid=None, start=0, length=None):

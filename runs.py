@@ -111,17 +111,23 @@ def cost(cfg):
     resident = sum(parts[name] for name in ("params", "optimizer", "average", "reference"))
     parts["peak"] = resident + max(update, parts["rollout"])
 
-    def forward(rows, positions):
-        """2 for each weight of a matmul and token, 4TQ of attention in a layer; the head where it is read."""
-        return rows * (T * L * (4 * D * (Q + KV) + 6 * D * F + 4 * T * Q) + (0 if judge else 2 * positions * D * V))
+    def forward(rows, positions, window):
+        """2 for each weight of a matmul and token, 4TQ of attention in a layer; the head and, but for keys and values,
+        the last of a few layers are computed for a window only."""
+        tokens = (L - 1) * T + (window if L <= model.UNROLLED else T)
+        return rows * (tokens * (4 * D * Q + 6 * D * F + 4 * T * Q) + L * T * 4 * D * KV
+                       + (0 if judge else 2 * positions * D * V))  # fmt: skip
 
     scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none" and (cfg.updates_per_rollout > 1 or bool(
         cfg.minibatch_size and cfg.minibatch_size < (cfg.keep_completions or cfg.batch_size * cfg.group_size))))
-    steps = 1 if m.causal else cfg.rollout_steps or cfg.diffusion_steps  # with a cache, every token is read once
-    flops = {
-        "rollout": grpo * steps * forward(cfg.batch_size * cfg.group_size, new if m.causal else block),
-        "scoring": grpo * scorings * forward(total, new), "update": (4 if again else 3) * forward(total, new),
-    }  # fmt: skip
+    filling = cfg.batch_size * cfg.group_size
+    if m.causal:  # with a cache, every token is read once
+        rollout = forward(filling, new, T)
+    else:  # the first step is the same for a group
+        steps = (cfg.rollout_steps or cfg.diffusion_steps) - 1 + 1 / cfg.group_size
+        rollout = steps * forward(filling, block, block)
+    scoring = forward(total, new, T if judge else new)
+    flops = {"rollout": grpo * rollout, "scoring": grpo * scorings * scoring, "update": (4 if again else 3) * scoring}
     return parts, flops
 
 

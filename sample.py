@@ -192,9 +192,10 @@ def draw(key, p):
     return jnp.where(p[token] > 0, token, jnp.argmax(p))  # the last bit of a sum must not make a banned token possible
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "plan"))
-def denoise(params, keys, s, cfg, plan, valid):
-    """One step from State s, keys (B,): a token for every hole of the current block, the best of them committed."""
+@functools.partial(jax.jit, static_argnames=("cfg", "plan", "alike"))
+def denoise(params, keys, s, cfg, plan, valid, alike=1):
+    """One step from State s, keys (B,): a token for every hole of the current block, the best of them committed. Where
+    so many rows in a row are `alike`, the model reads the first of them."""
     T = s.z.shape[1]
     L = 1 if cfg.causal else min(plan.block_len or T, T)
     holes = s.z == cfg.mask_id
@@ -212,7 +213,9 @@ def denoise(params, keys, s, cfg, plan, valid):
     window = lambda x: jax.lax.dynamic_slice_in_dim(x, start, L, 1)
     hole = window(holes)
 
-    l, cache = predict(params, s, asked, cfg, plan, valid, start, L)  # (B, L, V)
+    z, seen = s.z[::alike], None if valid is None else valid[::alike]
+    l, cache = predict(params, s._replace(z=z), asked[::alike], cfg, plan, seen, start, L)
+    l = jnp.repeat(l, alike, 0)  # (B, L, V)
     source = temper(l, plan)
     # A key per row, position from the right end, and step: neither other rows nor padding change what a row gets.
     each = lambda fn: jax.vmap(jax.vmap(fn))
@@ -271,7 +274,7 @@ def begin(params, key, z, cfg, plan, valid, group=1):
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))
 def prefill(params, z, cfg, valid, group):
-    """z (B, T), in which every `group` rows begin alike -> the cache of a causal model, from one pass over one of each.
+    """z (B, T), in which every `group` rows are alike -> the cache of a causal model, from one pass over one of each.
 
     Behind a row's first hole it is wrong, and computed again before it is read."""
     some = None if valid is None else valid[::group]
@@ -286,9 +289,12 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
     step (B, T) at which each token was committed, -1 where given; logp (B, T) of each token under the
     distribution it was drawn from, 0 where given; n_steps (), the forward passes. What is not a hole is not changed.
 
-    group: so many rows in a row are one prompt, which a causal model then reads once.
+    group: so many rows in a row are alike. A causal model then reads their prompt once, and a denoiser does their first
+    step once, from which they differ.
     """
     keys, s = begin(params, key, z, cfg, plan, valid, group)
+    if group > 1 and not cfg.causal:
+        s = denoise(params, keys, s, cfg, plan, valid, group)
     step = lambda s: denoise(params, keys, s, cfg, plan, valid)
     s = jax.lax.while_loop(lambda s: jnp.any(s.z == cfg.mask_id), step, s)
     return s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}

@@ -184,15 +184,21 @@ def test_a_shifted_model_is_aligned_by_the_readout_alone():
     close(model.logits(params, TOKENS, shifted), jnp.concatenate([raw[:, :1], raw[:, :-1]], 1), 1e-6)
 
 
-@pytest.mark.parametrize("shift", [False, True])
-def test_a_window_of_logits_is_that_window_of_all_logits(shift):
-    cfg = dataclasses.replace(DENOISER, shift=shift)
-    params = model.init(KEY, cfg)
-    whole = model.logits(params, TOKENS, cfg)
-    window = jax.jit(lambda start: model.logits(params, TOKENS, cfg, start=start, length=4))
+@pytest.mark.parametrize("changes", [
+    {}, dict(shift=True), dict(n_layer=1), dict(n_layer=model.UNROLLED + 1),
+    dict(causal=True, shift=True, qkv_bias=True), dict(window=3, qk_norm=True), dict(remat=True)], ids=str)  # fmt: skip
+def test_a_window_of_logits_is_that_window_of_all_logits(changes):
+    cfg = dataclasses.replace(DENOISER, **changes)
+    params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [2], [0]])
+    read = jax.jit(model.logits, static_argnames=("cfg", "length"))
+    whole = read(params, TOKENS, cfg, valid)
     for start in (0, 3, 8):
-        close(window(start), whole[:, start : start + 4], 1e-6)
-    close(model.logits(params, TOKENS, cfg, start=7), whole[:, 7:], 1e-6)
+        close(read(params, TOKENS, cfg, valid, start, 4), whole[:, start : start + 4], 1e-5)
+    to_the_end = lambda params: model.logits(params, TOKENS, cfg, valid, 7)
+    cut_out = lambda params: model.logits(params, TOKENS, cfg, valid)[:, 7:]
+    close(to_the_end(params), whole[:, 7:], 1e-5)
+    gradient = lambda read: jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(read(params)[..., :37]))))(params)
+    jax.tree.map(lambda a, b: close(a, b, 1e-4), gradient(to_the_end), gradient(cut_out))
 
 
 @pytest.mark.parametrize("cfg", [DENOISER, CAUSAL], ids=["denoiser", "causal"])

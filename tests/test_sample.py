@@ -520,6 +520,22 @@ def test_a_prompt_is_read_once_for_all_its_completions_and_they_are_the_same():
     assert sample.prefill(params, z, cfg, None, 3)[0].shape == (cfg.n_layer, 6, 6, cfg.kv_heads, cfg.head_dim)
 
 
+def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_if_alone():
+    params, plan, read = sharp(TINY, 3), Plan(order="confidence", temperature=1.0, steps=3), []
+    z, valid = holes(*["01_2__"] * 3, *["____12"] * 3), jnp.arange(6) >= jnp.array([[2]] * 3 + [[0]] * 3)
+    alone, trace = generate(params, KEY, z, TINY, plan, valid)
+    with pytest.MonkeyPatch.context() as patch:
+        plain = model.logits
+        patch.setattr(model, "logits", lambda p, z, *a: read.append(len(z)) or plain(p, z, *a))
+        shared, shared_trace = generate(params, KEY, z, TINY, plan, valid, group=3)
+    assert read == [2]  # besides the step of all six, which was compiled above
+    assert trace["n_steps"] == shared_trace["n_steps"] == 3
+    np.testing.assert_array_equal(shared, alone)
+    np.testing.assert_array_equal(shared_trace["step"], trace["step"])
+    np.testing.assert_allclose(shared_trace["logp"], trace["logp"], atol=1e-5)
+    assert len({tuple(row) for row in np.asarray(alone[:3]).tolist()}) > 1
+
+
 def test_a_causal_model_stops_at_an_end_of_text_unless_given_text_follows():
     cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=2)
     params, plan = sharp(cfg, 3), Plan(order="left", temperature=3.0)
