@@ -412,6 +412,12 @@ def spread(scored, cfg):
     return np.asarray(advantages(scored.rewards[: len(cfg.rewards)], cfg) != 0).any(1)
 
 
+def joined(pieces):
+    """Rollouts of different prompts -> the Rollout of all."""
+    take = lambda *x: jnp.concatenate(x) if x[0].ndim else sum(x) / len(x)
+    return pieces[0] if len(pieces) == 1 else jax.tree.map(take, *pieces)
+
+
 def refill(old, new, cfg):
     """Scored, Scored -> Scored: groups of `old` that agree with themselves give way to groups of `new` that do not."""
     _, N, G = old.rewards.shape
@@ -467,17 +473,18 @@ def tune(cfg, tok, start):
         return Rollout(x, valid, hole, mask, trace["step"], trace["logp"], trace["n_steps"])
 
     def roll_out(params, key, arrays):
-        """Arrays of N prompts -> Rollout of their completions, `rollout_chunk` of them at a time."""
+        """Arrays of N prompts -> Rollouts of their completions, `rollout_chunk` of these at a time, but whole groups.
+        The device may still be at work on them."""
         many = {k: None if v is None else jnp.repeat(v, G, 0) for k, v in arrays.items()}
         keys, step = sample.row_keys(key, N * G), cfg.rollout_chunk or N * G
-        parts = [fill(params, keys[i : i + step], {k: None if v is None else v[i : i + step] for k, v in many.items()},
-                      cfg, cfg.temperature, cfg.rollout_steps, math.gcd(step, G)) for i in range(0, N * G, step)
-                 ]  # fmt: skip
-        x = jnp.concatenate([p[0] for p in parts])
-        trace = {k: jnp.concatenate([p[1][k] for p in parts]) for k in ("step", "logp")}
-        return finish(
-            x, many["hole"], many["valid"], trace | {"n_steps": sum(p[1]["n_steps"] for p in parts) / len(parts)}
-        )
+        parts = []
+        for i in range(0, N * G, step):
+            some = {k: None if v is None else v[i : i + step] for k, v in many.items()}
+            x, trace = fill(params, keys[i : i + step], some, cfg, cfg.temperature, cfg.rollout_steps,
+                            math.gcd(step, G))  # fmt: skip
+            parts.append(finish(x, some["hole"], some["valid"], trace))
+        each = math.lcm(step, G) // step
+        return [joined(parts[i : i + each]) for i in range(0, len(parts), each)]
 
     @jax.jit
     def look(key, r):
@@ -523,15 +530,27 @@ def tune(cfg, tok, start):
             out.append(b)
         return out
 
-    def judged(r, rows):
-        """Rollout of rows -> Scored."""
-        completions, total, parts = score(fns, {}, cfg, tok, rows, written(r.x, tok, cfg), G)
+    def judged(pieces, rows, spent):
+        """Rollouts that come one after the other, the rows of all -> Scored. The host scores what is there while the
+        device fills the next; what is waited for either is added to `spent`."""
+        scores, done = [], 0
+        for r in pieces:
+            clock = time.perf_counter()
+            jax.block_until_ready(r.x)
+            spent["time/rollout"] += time.perf_counter() - clock
+            clock = time.perf_counter()
+            n = len(r.x) // G
+            scores.append(score(fns, {}, cfg, tok, rows[done : done + n], written(r.x, tok, cfg), G))
+            spent["time/reward"] += time.perf_counter() - clock
+            done += n
+        completions = [text for some, _, _ in scores for text in some]
+        parts = {k: np.concatenate([some[k] for *_, some in scores]) for k in scores[0][2]}
         if cfg.diversity_bonus:
-            groups = np.repeat(np.arange(N), G).tolist()
+            groups, total = np.repeat(np.arange(N), G).tolist(), np.concatenate([some for _, some, _ in scores])
             bonus = np.array(rewards.diversity(groups, completions, groups), float)
             parts["diversity_bonus"] = np.where(np.isnan(total), np.nan, bonus)  # what nobody judged stays left out
         each = [parts[name] for name in [*fns, *(["diversity_bonus"] if cfg.diversity_bonus else [])]]
-        return Scored(rows, r, completions, np.stack(each).reshape(-1, N, G), parts)
+        return Scored(rows, joined(pieces), completions, np.stack(each).reshape(-1, N, G), parts)
 
     def collect(state, key):
         """Rolls out and scores; with dynamic_sampling, again in place of groups that agree with themselves. -> Scored,
@@ -543,15 +562,13 @@ def tune(cfg, tok, start):
             prompts = train.part(chosen)
             if cfg.fill_in and not given:
                 prompts = punch(prompts, cfg, tok, [cfg.seed, state.step, n])
-            r = roll_out(state.params, jax.random.fold_in(key, n), prompts.take(slice(None)))
-            jax.block_until_ready(r.x)
-            spent["time/rollout"] += time.perf_counter() - clock
+            pieces = roll_out(state.params, jax.random.fold_in(key, n), prompts.take(slice(None)))
             # The device goes on with what needs no rewards while the host scores; but it is not known then which
             # completions stay, when groups may be drawn again or only the best are kept.
-            ready = passes(state, jax.random.fold_in(key, tries), r) if tries == 1 and kept_all else None
-            clock = time.perf_counter()
-            new = judged(r, prompts.rows)
-            spent["time/reward"] += time.perf_counter() - clock
+            early = tries == 1 and kept_all
+            ready = passes(state, jax.random.fold_in(key, tries), joined(pieces)) if early else None
+            spent["time/rollout"] += time.perf_counter() - clock
+            new = judged(pieces, prompts.rows, spent)
             clock = time.perf_counter()
             found = new if found is None else refill(found, new, cfg)
             if tries == 1 or spread(found, cfg).all():
