@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+import config
 import data
 import diffusion
 import grpo
@@ -462,6 +463,7 @@ def tune(cfg, tok, start):
     kept_all = cfg.keep_completions in (None, N * G)
     K = cfg.keep_completions or N * G
     size = cfg.minibatch_size or K
+    step = config.rollout_rows(cfg)
     several = cfg.updates_per_rollout > 1 or size < K  # are there updates after the first?
 
     @jax.jit
@@ -473,11 +475,10 @@ def tune(cfg, tok, start):
         return Rollout(x, valid, hole, mask, trace["step"], trace["logp"], trace["n_steps"])
 
     def roll_out(params, key, arrays):
-        """Arrays of N prompts -> Rollouts of their completions, `rollout_chunk` of these at a time, but whole groups.
-        The device may still be at work on them."""
+        """Arrays of N prompts -> Rollouts of their completions, `step` of these at a time, but whole groups. The device
+        may still be at work on them."""
         many = {k: None if v is None else jnp.repeat(v, G, 0) for k, v in arrays.items()}
-        keys, step = sample.row_keys(key, N * G), cfg.rollout_chunk or N * G
-        parts = []
+        keys, parts = sample.row_keys(key, N * G), []
         for i in range(0, N * G, step):
             some = {k: None if v is None else v[i : i + step] for k, v in many.items()}
             x, trace = fill(params, keys[i : i + step], some, cfg, cfg.temperature, cfg.rollout_steps,

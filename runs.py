@@ -94,7 +94,7 @@ def cost(cfg):
     kept = L * layer if not m.remat else L * T * wide * D + layer
     logits = lambda positions: 0 if judge else 4 * V * positions
     some = lambda positions: min(positions, max(diffusion.LOGITS // (4 * V), 1))
-    filled = (cfg.rollout_chunk or cfg.batch_size * cfg.group_size) if grpo else 0
+    filled = config.rollout_rows(cfg) if grpo else 0
     block = 1 if m.causal else cfg.block_len or new
     parts = {
         "params": held, "optimizer": 8 * trained, "average": 4 * trained * (cfg.ema_decay is not None),
@@ -146,8 +146,7 @@ def cheaper(cfg, limit):
     with_model = lambda **new: {"model": dataclasses.replace(cfg.model, **new)}
     tries = [("gradient_accumulation_steps", [cfg.gradient_accumulation_steps << i for i in range(1, 12)])]
     if grpo:
-        filled = cfg.rollout_chunk or cfg.batch_size * cfg.group_size
-        tries += [("logp_chunk", halves(rows)), ("rollout_chunk", halves(filled))]
+        tries += [("logp_chunk", halves(rows)), ("rollout_chunk", halves(config.rollout_rows(cfg)))]
     tries += [("remat", [True]), ("dtype", ["bfloat16"])] + [("ref_offload", [True])] * bool(grpo and cfg.kl_beta)
     for key, values in [*tries, ("batch_size", halves(cfg.batch_size))]:
         for value in values:

@@ -98,7 +98,7 @@ class Config:
     # grpo: rollouts
     group_size: int = 8  # completions of each prompt, which are compared with each other
     rollout_steps: int | None = None  # forward passes of a rollout; None: diffusion_steps, as at evaluations
-    rollout_chunk: int | None = None  # completions generated at a time; None: all
+    rollout_chunk: int | None = None  # completions generated at a time, at most; None: all
     updates_per_rollout: int = 1  # passes over the completions, each with masks of its own
     keep_completions: int | None = None  # update on those with the largest advantages only; None: on all
     minibatch_size: int | None = None  # completions an update; None: all that are kept
@@ -222,6 +222,13 @@ def n_views(c):
     return {"one_step": 1, "coupled": 3, "coupled_elbo": 2 * c.logp_views, "exact": 1}.get(c.logp_est, c.logp_views)
 
 
+def rollout_rows(c):
+    """How many completions grpo generates at a time: rollout_chunk at most, in equal parts."""
+    completions = c.batch_size * c.group_size
+    most = min(c.rollout_chunk or completions, completions)
+    return next(n for n in range(most, 0, -1) if completions % n == 0)
+
+
 def check_lora(c):
     """What LoRA needs to hold between keys."""
     if c.adapt:
@@ -259,7 +266,6 @@ def check_grpo(c):
          + (f"keep_completions={c.keep_completions}" if c.keep_completions else where)),
         (size % c.gradient_accumulation_steps,
          f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide the {size} completions an update"),
-        (c.rollout_chunk and completions % c.rollout_chunk, f"rollout_chunk={c.rollout_chunk} must divide {where}"),
         (c.logp_chunk and (micro * view % c.logp_chunk or kept * view % c.logp_chunk),
          f"logp_chunk={c.logp_chunk} must divide the {micro * view} masked copies of a micro-batch: "
          f"{micro} completions x {view} views"),

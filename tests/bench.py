@@ -48,6 +48,8 @@ V = 259  # the byte tokenizer's vocabulary
 SIZES = {
     "d=256, 6 layers": (dict(d_model=256, n_layer=6), 32, 160, 128, [(16, 32), (32, 32), (64, 32), (64, 128)]),
     "d=128, 4 layers": (dict(d_model=128, n_layer=4), 128, 32, 16, [(16, 16), (16, 8)])}  # fmt: skip
+# A rollout of config/code_grpo.py: 4 completions of each prompt, 64 rows at a time.
+ROLLOUT = {"d=128, 4 layers, groups of 4": (dict(d_model=128, n_layer=4), 512, 56, 24, [(8, 24)])}
 TOY = {"toy": (dict(d_model=16, n_layer=2), 4, 16, 8, [(4, 4)])}
 
 
@@ -206,10 +208,12 @@ def train_one(torch, twin, rounds, rate, name, cfg, run, B, T):
 def sample(options):
     """the sampler against LLaDA's own loop in PyTorch, on the same weights and with the same tokens as result"""
     (torch, twin), rows = prepare(), []
-    for name, (shape, B, T, new, plans) in (TOY if options.toy else SIZES).items():
+    for name, (shape, B, T, new, plans) in (TOY if options.toy else SIZES | ROLLOUT).items():
+        group, chunk = (4, 64) if name in ROLLOUT else (1, B)
         for steps, block_len in plans:
             cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
-            fns = same_tokens(torch, twin, cfg, B, T, T - new, sampler.Plan(steps=steps, block_len=block_len))
+            plan = sampler.Plan(steps=steps, block_len=block_len)
+            fns = same_tokens(torch, twin, cfg, B, T, T - new, plan, group, chunk)
             times = in_turns(fns, 1 if options.toy else options.rounds)
             rows.append([f"{name}, T={T}, batch {B}, {new} new in blocks of {block_len}", steps])
             rows[-1] += [f"{n / s[0]:.0f}" for s in times.values() for n in (steps, B * new)]
@@ -219,21 +223,29 @@ def sample(options):
     table(head, *rows)
 
 
-def same_tokens(torch, twin, cfg, B, T, start, plan):
-    """-> {"ours": call, "LLaDA": call}, which give the same tokens."""
+def over(fn, pieces):
+    """fn of each piece, one after the other."""
+    return [fn(z) for z in pieces]
+
+
+def same_tokens(torch, twin, cfg, B, T, start, plan, group, chunk):
+    """-> {"ours": call, "LLaDA": call}, which give the same tokens, `chunk` rows at a time; every `group` are alike."""
     # Sums in another order differ in the last bit, and among 2,000 decisions two confidences can be as close as that.
     # Then a row goes another way, so weights are drawn again; samplers that differ in more than this always disagree.
     for seed in range(5):
         key = jax.random.key(seed)
         params = model.init(key, cfg)
         params["head"] *= 10  # confidences far apart
-        z = jax.random.randint(key, (B, T), 0, V - 1).at[:, start:].set(cfg.mask_id)
-        ours = waiting(sampler.generate, params, key, z, cfg, plan)
+        z = jax.random.randint(key, (B // group, T), 0, V - 1).at[:, start:].set(cfg.mask_id)
+        pieces = jnp.split(jnp.repeat(z, group, 0), B // chunk)
+        ours = waiting(over, functools.partial(sampler.generate, params, key, cfg=cfg, plan=plan, group=group), pieces)
         if not torch:
             return {"ours": ours}
-        args = twin.tensors(params, cfg), torch.from_numpy(np.array(z)).long(), cfg, start, plan.steps, plan.block_len
-        theirs = functools.partial(twin.llada, *args)
-        if (different := (ours()[0] != theirs().numpy()).any(1).sum()) == 0:
+        loop = functools.partial(twin.llada, twin.tensors(params, cfg), cfg=cfg, start=start, steps=plan.steps,
+                                 block_len=plan.block_len)  # fmt: skip
+        theirs = functools.partial(over, loop, [torch.from_numpy(np.array(z)).long() for z in pieces])
+        same = np.concatenate([x for x, _ in ours()]) == torch.cat(theirs()).numpy()
+        if (different := (~same).any(1).sum()) == 0:
             return {"ours": ours, "LLaDA": theirs}
         print(f"weights {seed}, {plan.steps} steps: {different} of {B} rows differ, with others it is tried again")
     raise SystemExit("the samplers disagree on five sets of weights: one of them is wrong")

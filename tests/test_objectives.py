@@ -240,7 +240,7 @@ def test_a_rollout_in_chunks_is_the_rollout_and_whole_groups_are_scored_as_they_
     monkeypatch.setattr(objectives, "score", lambda *a: rows.append(len(a[4])) or score(*a))
     cfg = dict(updates_per_rollout=2, logp_chunk=8, diversity_bonus=0.5)
     *_, whole, expected = one_iteration(tiny(**cfg))
-    for chunk, prompts in (2, [1, 1, 1, 1]), (8, [2, 2]):  # of 4 prompts with 4 completions each
+    for chunk, prompts in (3, [1, 1, 1, 1]), (8, [2, 2]), (99, [4]):  # of 4 prompts with 4 completions each
         rows.clear()
         *_, parts, notes = one_iteration(tiny(**cfg, rollout_chunk=chunk))
         assert rows == prompts
@@ -369,7 +369,6 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"init_from": None}, "needs init_from"),
     ({"minibatch_size": 5}, "minibatch_size=5 must divide batch_size=4 x group_size=4 = 16 completions"),
     ({"gradient_accumulation_steps": 3}, "gradient_accumulation_steps=3 must divide"),
-    ({"rollout_chunk": 3}, "rollout_chunk=3"),
     ({"logp_chunk": 5}, "logp_chunk=5"),
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
