@@ -238,21 +238,19 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
     positions = jax.lax.dynamic_slice_in_dim(positions, start, S, 1)
 
     def seen(i, first, n):
-        """What columns first to first + n attend to in layer i: (B or 1, 1, 1, n or 1, T), or None for everything."""
+        """What columns first to first + n attend to in layer i: (..., n or 1, T), or None for everything."""
         own, others = first + jnp.arange(n)[:, None], jnp.arange(T)
         near = [] if valid is None else [valid[:, None, None, None, :]]
         near += [others <= own] if cfg.causal else []
         near += [(jnp.abs(own - others) < cfg.window) | (i % 2 == 1)] if cfg.window else []
         return functools.reduce(jnp.logical_and, near) if near else None
 
-    def step(window):
-        def step(carry, layer):
-            w, i = layer
-            mask = seen(i, *(window or (start, S)))
-            return block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start), window), None
+    def step(carry, layer, window=None):
+        w, i = layer
+        mask = seen(i, *(window or (start, S)))
+        return block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start), window), None
 
-        return jax.checkpoint(step) if cfg.remat else step
-
+    kept = jax.checkpoint if cfg.remat else lambda step: step
     x = p["embed"].at[tokens].get(mode="clip")  # a causal model's mask_id may lie beyond: what it reads there is moot
     x = x * cfg.d_model**0.5 if cfg.gemma else x
     layers = p["blocks"], jnp.arange(cfg.n_layer)
@@ -261,9 +259,9 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
     flat = cfg.n_layer <= UNROLLED
     if window and flat:
         last, layers = jax.tree.map(lambda w: w[-1], layers), jax.tree.map(lambda w: w[:-1], layers)
-    (x, cache), _ = jax.lax.scan(step(None), (x, cache), layers, unroll=max(1, min(len(layers[1]), UNROLLED)))
+    (x, cache), _ = jax.lax.scan(kept(step), (x, cache), layers, unroll=max(1, min(len(layers[1]), UNROLLED)))
     if window and flat:
-        (x, cache), _ = step(window)((x, cache), last)
+        (x, cache), _ = kept(functools.partial(step, window=window))((x, cache), last)
     elif window:
         x = jax.lax.dynamic_slice_in_dim(x, *window, 1)
     return rms_norm(x, p["norm"], cfg.norm_eps), cache

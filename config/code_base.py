@@ -16,13 +16,13 @@ config = replace(
     out_dir="out/code_base",
     dataset="code",
     difficulty=(),
-    max_prompt_len=32,  # three quarters of the functions: those with a body of up to 24 tokens
+    max_prompt_len=32,  # two thirds of the functions: those with a body of up to 24 tokens
     max_new_tokens=24,
     rewards=("tests_all",),
     batch_size=32,
     learning_rate=2e-3,
     diffusion_steps=24,
-    eval_interval=100,
-    eval_size=128,
+    eval_interval=50,
+    eval_size=256,
     stop_at=0.2,
 )

@@ -19,6 +19,6 @@ config = replace(base, **tuning | {
     "updates_per_rollout": 2,
     "learning_rate": 4e-4,
     "diffusion_steps": 8,  # a third of what the base was measured with
-    "max_iters": 150,
-    "eval_interval": 15,
+    "max_iters": 240,
+    "eval_interval": 30,
 })  # fmt: skip

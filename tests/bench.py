@@ -10,6 +10,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import io
+import itertools
 import multiprocessing
 import os
 import platform
@@ -48,8 +49,9 @@ V = 259  # the byte tokenizer's vocabulary
 SIZES = {
     "d=256, 6 layers": (dict(d_model=256, n_layer=6), 32, 160, 128, [(16, 32), (32, 32), (64, 32), (64, 128)]),
     "d=128, 4 layers": (dict(d_model=128, n_layer=4), 128, 32, 16, [(16, 16), (16, 8)])}  # fmt: skip
-# A rollout of config/code_grpo.py: 4 completions of each prompt, 64 rows at a time.
-ROLLOUT = {"d=128, 4 layers, groups of 4": (dict(d_model=128, n_layer=4), 512, 56, 24, [(8, 24)])}
+# A rollout as in config/code_grpo.py, and how many rows in a row are alike, and how many are filled at a time.
+ROLLOUT = {"rollout, d=128, 4 layers": (dict(d_model=128, n_layer=4), 512, 56, 24, [(8, 24)])}
+WAYS = (1, 512), (4, 512), (4, 64)
 TOY = {"toy": (dict(d_model=16, n_layer=2), 4, 16, 8, [(4, 4)])}
 
 
@@ -209,13 +211,13 @@ def sample(options):
     """the sampler against LLaDA's own loop in PyTorch, on the same weights and with the same tokens as result"""
     (torch, twin), rows = prepare(), []
     for name, (shape, B, T, new, plans) in (TOY if options.toy else SIZES | ROLLOUT).items():
-        group, chunk = (4, 64) if name in ROLLOUT else (1, B)
-        for steps, block_len in plans:
+        for (steps, block_len), (group, chunk) in itertools.product(plans, WAYS if name in ROLLOUT else [(1, B)]):
             cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
             plan = sampler.Plan(steps=steps, block_len=block_len)
             fns = same_tokens(torch, twin, cfg, B, T, T - new, plan, group, chunk)
             times = in_turns(fns, 1 if options.toy else options.rounds)
-            rows.append([f"{name}, T={T}, batch {B}, {new} new in blocks of {block_len}", steps])
+            way = f", groups of {group}" * (group > 1) + f", {chunk} at a time" * (chunk < B)
+            rows.append([f"{name}, T={T}, batch {B}{way}, {new} new in blocks of {block_len}", steps])
             rows[-1] += [f"{n / s[0]:.0f}" for s in times.values() for n in (steps, B * new)]
             rows[-1] += [f"{times['LLaDA'][0] / times['ours'][0]:.2f}"] if torch else []
     print()
