@@ -413,12 +413,6 @@ def spread(scored, cfg):
     return np.asarray(advantages(scored.rewards[: len(cfg.rewards)], cfg) != 0).any(1)
 
 
-def joined(pieces):
-    """Rollouts of different prompts -> the Rollout of all."""
-    take = lambda *x: jnp.concatenate(x) if x[0].ndim else sum(x) / len(x)
-    return pieces[0] if len(pieces) == 1 else jax.tree.map(take, *pieces)
-
-
 def refill(old, new, cfg):
     """Scored, Scored -> Scored: groups of `old` that agree with themselves give way to groups of `new` that do not."""
     _, N, G = old.rewards.shape
@@ -463,7 +457,7 @@ def tune(cfg, tok, start):
     kept_all = cfg.keep_completions in (None, N * G)
     K = cfg.keep_completions or N * G
     size = cfg.minibatch_size or K
-    step = config.rollout_rows(cfg)
+    at_once = config.rollout_rows(cfg)
     several = cfg.updates_per_rollout > 1 or size < K  # are there updates after the first?
 
     @jax.jit
@@ -475,17 +469,16 @@ def tune(cfg, tok, start):
         return Rollout(x, valid, hole, mask, trace["step"], trace["logp"], trace["n_steps"])
 
     def roll_out(params, key, arrays):
-        """Arrays of N prompts -> Rollouts of their completions, `step` of these at a time, but whole groups. The device
-        may still be at work on them."""
+        """Arrays of N prompts -> Rollout of their completions, `at_once` of them at a time."""
         many = {k: None if v is None else jnp.repeat(v, G, 0) for k, v in arrays.items()}
         keys, parts = sample.row_keys(key, N * G), []
-        for i in range(0, N * G, step):
-            some = {k: None if v is None else v[i : i + step] for k, v in many.items()}
-            x, trace = fill(params, keys[i : i + step], some, cfg, cfg.temperature, cfg.rollout_steps,
-                            math.gcd(step, G))  # fmt: skip
+        for i in range(0, N * G, at_once):
+            now = slice(i, i + at_once)
+            some = {k: None if v is None else v[now] for k, v in many.items()}
+            x, trace = fill(params, keys[now], some, cfg, cfg.temperature, cfg.rollout_steps, math.gcd(at_once, G))
             parts.append(finish(x, some["hole"], some["valid"], trace))
-        each = math.lcm(step, G) // step
-        return [joined(parts[i : i + each]) for i in range(0, len(parts), each)]
+        take = lambda *x: jnp.concatenate(x) if x[0].ndim else sum(x) / len(x)
+        return parts[0] if len(parts) == 1 else jax.tree.map(take, *parts)
 
     @jax.jit
     def look(key, r):
@@ -531,27 +524,15 @@ def tune(cfg, tok, start):
             out.append(b)
         return out
 
-    def judged(pieces, rows, spent):
-        """Rollouts that come one after the other, the rows of all -> Scored. The host scores what is there while the
-        device fills the next; what is waited for either is added to `spent`."""
-        scores, done = [], 0
-        for r in pieces:
-            clock = time.perf_counter()
-            jax.block_until_ready(r.x)
-            spent["time/rollout"] += time.perf_counter() - clock
-            clock = time.perf_counter()
-            n = len(r.x) // G
-            scores.append(score(fns, {}, cfg, tok, rows[done : done + n], written(r.x, tok, cfg), G))
-            spent["time/reward"] += time.perf_counter() - clock
-            done += n
-        completions = [text for some, _, _ in scores for text in some]
-        parts = {k: np.concatenate([some[k] for *_, some in scores]) for k in scores[0][2]}
+    def judged(r, rows):
+        """Rollout of rows -> Scored."""
+        completions, total, parts = score(fns, {}, cfg, tok, rows, written(r.x, tok, cfg), G)
         if cfg.diversity_bonus:
-            groups, total = np.repeat(np.arange(N), G).tolist(), np.concatenate([some for _, some, _ in scores])
+            groups = np.repeat(np.arange(N), G).tolist()
             bonus = np.array(rewards.diversity(groups, completions, groups), float)
             parts["diversity_bonus"] = np.where(np.isnan(total), np.nan, bonus)  # what nobody judged stays left out
         each = [parts[name] for name in [*fns, *(["diversity_bonus"] if cfg.diversity_bonus else [])]]
-        return Scored(rows, joined(pieces), completions, np.stack(each).reshape(-1, N, G), parts)
+        return Scored(rows, r, completions, np.stack(each).reshape(-1, N, G), parts)
 
     def collect(state, key):
         """Rolls out and scores; with dynamic_sampling, again in place of groups that agree with themselves. -> Scored,
@@ -563,13 +544,15 @@ def tune(cfg, tok, start):
             prompts = train.part(chosen)
             if cfg.fill_in and not given:
                 prompts = punch(prompts, cfg, tok, [cfg.seed, state.step, n])
-            pieces = roll_out(state.params, jax.random.fold_in(key, n), prompts.take(slice(None)))
+            r = roll_out(state.params, jax.random.fold_in(key, n), prompts.take(slice(None)))
+            jax.block_until_ready(r.x)
+            spent["time/rollout"] += time.perf_counter() - clock
             # The device goes on with what needs no rewards while the host scores; but it is not known then which
             # completions stay, when groups may be drawn again or only the best are kept.
-            early = tries == 1 and kept_all
-            ready = passes(state, jax.random.fold_in(key, tries), joined(pieces)) if early else None
-            spent["time/rollout"] += time.perf_counter() - clock
-            new = judged(pieces, prompts.rows, spent)
+            ready = passes(state, jax.random.fold_in(key, tries), r) if tries == 1 and kept_all else None
+            clock = time.perf_counter()
+            new = judged(r, prompts.rows)
+            spent["time/reward"] += time.perf_counter() - clock
             clock = time.perf_counter()
             found = new if found is None else refill(found, new, cfg)
             if tries == 1 or spread(found, cfg).all():

@@ -120,12 +120,12 @@ def cost(cfg):
 
     scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none" and (cfg.updates_per_rollout > 1 or bool(
         cfg.minibatch_size and cfg.minibatch_size < (cfg.keep_completions or cfg.batch_size * cfg.group_size))))
-    filling = cfg.batch_size * cfg.group_size
+    completions = cfg.batch_size * cfg.group_size
     if m.causal:  # with a cache, every token is read once
-        rollout = forward(filling, new, T)
-    else:  # the first step is the same for a group
-        steps = (cfg.rollout_steps or cfg.diffusion_steps) - 1 + 1 / cfg.group_size
-        rollout = steps * forward(filling, block, block)
+        rollout = forward(completions, new, T)
+    else:  # the first step is the same for a group, if chunks do not cut it
+        alike = math.gcd(config.rollout_rows(cfg), cfg.group_size)
+        rollout = ((cfg.rollout_steps or cfg.diffusion_steps) - 1 + 1 / alike) * forward(completions, block, block)
     scoring = forward(total, new, T if judge else new)
     flops = {"rollout": grpo * rollout, "scoring": grpo * scorings * scoring, "update": (4 if again else 3) * scoring}
     return parts, flops

@@ -223,10 +223,13 @@ def n_views(c):
 
 
 def rollout_rows(c):
-    """How many completions grpo generates at a time: rollout_chunk at most, in equal parts."""
-    completions = c.batch_size * c.group_size
-    most = min(c.rollout_chunk or completions, completions)
-    return next(n for n in range(most, 0, -1) if completions % n == 0)
+    """How many completions grpo generates at a time: rollout_chunk at most, in parts that are as equal as whole groups
+    can be."""
+    prompts, most = c.batch_size, c.rollout_chunk or c.batch_size * c.group_size
+    if most < c.group_size:
+        return most
+    parts = -(-prompts // (most // c.group_size))
+    return -(-prompts // parts) * c.group_size
 
 
 def check_lora(c):

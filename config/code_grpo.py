@@ -15,7 +15,7 @@ from config.sudoku_grpo import tuning
 config = replace(base, **tuning | {
     "out_dir": "out/code_grpo",
     "init_from": "config/code_base.py",
-    "rollout_chunk": 64,
+    "rollout_chunk": 64,  # what stays in the cache of a CPU; on a GPU rather None, all at once
     "updates_per_rollout": 2,
     "learning_rate": 4e-4,
     "diffusion_steps": 8,  # a third of what the base was measured with

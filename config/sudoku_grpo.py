@@ -42,7 +42,7 @@ tuning = dict(
 config = replace(base, **tuning | {
     "out_dir": "out/sudoku_grpo",
     "init_from": "config/sudoku_base.py",
-    "rollout_chunk": 128,  # of 512: what stays in a CPU's cache is half again as fast; a GPU wants all at once
+    "rollout_chunk": 128,  # what stays in the cache of a CPU; on a GPU rather None, all at once
     "keep_completions": 96,  # about so many beat their group
     "learning_rate": 6e-4,
     "max_iters": 130,

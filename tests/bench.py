@@ -49,10 +49,10 @@ V = 259  # the byte tokenizer's vocabulary
 SIZES = {
     "d=256, 6 layers": (dict(d_model=256, n_layer=6), 32, 160, 128, [(16, 32), (32, 32), (64, 32), (64, 128)]),
     "d=128, 4 layers": (dict(d_model=128, n_layer=4), 128, 32, 16, [(16, 16), (16, 8)])}  # fmt: skip
-# A rollout as in config/code_grpo.py, and how many rows in a row are alike, and how many are filled at a time.
-ROLLOUT = {"rollout, d=128, 4 layers": (dict(d_model=128, n_layer=4), 512, 56, 24, [(8, 24)])}
-WAYS = (1, 512), (4, 512), (4, 64)
 TOY = {"toy": (dict(d_model=16, n_layer=2), 4, 16, 8, [(4, 4)])}
+# A rollout as in config/code_grpo.py: alone, 4 rows in a row alike, and then an eighth of them at a time.
+ROLLOUT = {"rollout, d=128, 4 layers": (dict(d_model=128, n_layer=4), 512, 56, 24, [(8, 24)])}
+ROLLOUT_TOY = {"rollout": (dict(d_model=16, n_layer=2), 32, 16, 8, [(4, 8)])}
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -210,8 +210,9 @@ def train_one(torch, twin, rounds, rate, name, cfg, run, B, T):
 def sample(options):
     """the sampler against LLaDA's own loop in PyTorch, on the same weights and with the same tokens as result"""
     (torch, twin), rows = prepare(), []
-    for name, (shape, B, T, new, plans) in (TOY if options.toy else SIZES | ROLLOUT).items():
-        for (steps, block_len), (group, chunk) in itertools.product(plans, WAYS if name in ROLLOUT else [(1, B)]):
+    for name, (shape, B, T, new, plans) in (TOY | ROLLOUT_TOY if options.toy else SIZES | ROLLOUT).items():
+        ways = [(1, B), (4, B), (4, B // 8)] if name.startswith("rollout") else [(1, B)]
+        for (steps, block_len), (group, chunk) in itertools.product(plans, ways):
             cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
             plan = sampler.Plan(steps=steps, block_len=block_len)
             fns = same_tokens(torch, twin, cfg, B, T, T - new, plan, group, chunk)
@@ -225,7 +226,7 @@ def sample(options):
     table(head, *rows)
 
 
-def over(fn, pieces):
+def one_by_one(fn, pieces):
     """fn of each piece, one after the other."""
     return [fn(z) for z in pieces]
 
@@ -240,12 +241,13 @@ def same_tokens(torch, twin, cfg, B, T, start, plan, group, chunk):
         params["head"] *= 10  # confidences far apart
         z = jax.random.randint(key, (B // group, T), 0, V - 1).at[:, start:].set(cfg.mask_id)
         pieces = jnp.split(jnp.repeat(z, group, 0), B // chunk)
-        ours = waiting(over, functools.partial(sampler.generate, params, key, cfg=cfg, plan=plan, group=group), pieces)
+        generate = functools.partial(sampler.generate, params, key, cfg=cfg, plan=plan, group=group)
+        ours = waiting(one_by_one, generate, pieces)
         if not torch:
             return {"ours": ours}
         loop = functools.partial(twin.llada, twin.tensors(params, cfg), cfg=cfg, start=start, steps=plan.steps,
                                  block_len=plan.block_len)  # fmt: skip
-        theirs = functools.partial(over, loop, [torch.from_numpy(np.array(z)).long() for z in pieces])
+        theirs = functools.partial(one_by_one, loop, [torch.from_numpy(np.array(z)).long() for z in pieces])
         same = np.concatenate([x for x, _ in ours()]) == torch.cat(theirs()).numpy()
         if (different := (~same).any(1).sum()) == 0:
             return {"ours": ours, "LLaDA": theirs}

@@ -14,7 +14,7 @@ ARROWS = {
     "rewards": {"programs", "rules", "data", "judge"}, "sample": {"config", "data", "model", "rewards", "runs"},
     "grpo": set(),
     "tiny": {"data", "model"},
-    "objectives": {"data", "diffusion", "grpo", "judge", "model", "rewards", "rules", "sample"},
+    "objectives": {"config", "data", "diffusion", "grpo", "judge", "model", "rewards", "rules", "sample"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS)
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}

@@ -186,7 +186,8 @@ def test_a_shifted_model_is_aligned_by_the_readout_alone():
 
 @pytest.mark.parametrize("changes", [
     {}, dict(shift=True), dict(n_layer=1), dict(n_layer=model.UNROLLED + 1),
-    dict(causal=True, shift=True, qkv_bias=True), dict(window=3, qk_norm=True), dict(remat=True)], ids=str)  # fmt: skip
+    dict(causal=True, shift=True, qkv_bias=True), dict(window=3, qk_norm=True),
+    dict(gemma=True, n_layer=3, window=3), dict(remat=True)], ids=str)  # fmt: skip
 def test_a_window_of_logits_is_that_window_of_all_logits(changes):
     cfg = dataclasses.replace(DENOISER, **changes)
     params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [2], [0]])

@@ -235,22 +235,21 @@ def test_a_clipped_reward_passes_where_it_reaches_the_clip(tiny, place):
     assert rate(0.5) == rate(None) > 0
 
 
-def test_a_rollout_in_chunks_is_the_rollout_and_whole_groups_are_scored_as_they_come(tiny, monkeypatch):
-    score, rows = objectives.score, []
-    monkeypatch.setattr(objectives, "score", lambda *a: rows.append(len(a[4])) or score(*a))
-    cfg = dict(updates_per_rollout=2, logp_chunk=8, diversity_bonus=0.5)
+@pytest.mark.parametrize("chunk, parts", [(3, [3, 3, 3, 3, 3, 1]), (4, [4, 4, 4, 4]), (15, [8, 8]), (99, [16])])
+def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
+    cfg = dict(updates_per_rollout=2, logp_chunk=8, keep_completions=8)
     *_, whole, expected = one_iteration(tiny(**cfg))
-    for chunk, prompts in (3, [1, 1, 1, 1]), (8, [2, 2]), (99, [4]):  # of 4 prompts with 4 completions each
-        rows.clear()
-        *_, parts, notes = one_iteration(tiny(**cfg, rollout_chunk=chunk))
-        assert rows == prompts
-        for a, b in zip(whole, parts, strict=True):
-            assert (np.asarray(a["adv"]) != 0).any()
-            for k in ("x", "M", "w", "mask", "adv", "weight"):
-                np.testing.assert_array_equal(a[k], b[k])
-            np.testing.assert_allclose(a["old"], b["old"], atol=1e-5)
-        assert {k: v for k, v in notes.items() if "time" not in k} == pytest.approx(
-            {k: v for k, v in expected.items() if "time" not in k})  # fmt: skip
+    fill, seen = objectives.fill, []
+    monkeypatch.setattr(objectives, "fill", lambda params, keys, *a: seen.append(len(keys)) or fill(params, keys, *a))
+    *_, again, notes = one_iteration(tiny(**cfg, rollout_chunk=chunk))  # 4 prompts with 4 completions each
+    assert seen == parts
+    for a, b in zip(whole, again, strict=True):
+        assert (np.asarray(a["adv"]) != 0).any()
+        for k in ("x", "M", "w", "mask", "adv", "weight"):
+            np.testing.assert_array_equal(a[k], b[k])
+        np.testing.assert_allclose(a["old"], b["old"], atol=1e-5)
+    assert {k: v for k, v in notes.items() if "time" not in k} == pytest.approx(
+        {k: v for k, v in expected.items() if "time" not in k})  # fmt: skip
 
 
 def remains(cfg):
