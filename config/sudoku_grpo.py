@@ -45,6 +45,6 @@ config = replace(base, **tuning | {
     "rollout_chunk": 128,  # what stays in the cache of a CPU; on a GPU rather None, all at once
     "keep_completions": 96,  # about so many beat their group
     "learning_rate": 6e-4,
-    "max_iters": 130,
-    "eval_interval": 26,
+    "max_iters": 200,
+    "eval_interval": 40,
 })  # fmt: skip
