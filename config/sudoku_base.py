@@ -4,7 +4,7 @@ look only four times. It stops at that rate, not at a time, so it is as good on 
 
     python train.py config/sudoku_base.py
 
-92 seconds on 2 cores of an Intel Xeon: it stops after 425 steps, at val/sampled 30.7% and val/greedy 52.1%.
+56 seconds on 2 cores of an AMD EPYC (Zen 5): it stops after 425 steps, at val/sampled 32.8% and val/greedy 56.2%.
 """
 from dataclasses import replace
 
