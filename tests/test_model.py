@@ -194,10 +194,10 @@ def test_a_window_of_logits_is_that_window_of_all_logits(changes):
     read = jax.jit(model.logits, static_argnames=("cfg", "length"))
     whole = read(params, TOKENS, cfg, valid)
     for start in (0, 3, 8):
-        close(read(params, TOKENS, cfg, valid, start, 4), whole[:, start : start + 4], 1e-5)
+        close(read(params, TOKENS, cfg, valid, start, 4), whole[:, start : start + 4], 1e-6)
     to_the_end = lambda params: model.logits(params, TOKENS, cfg, valid, 7)
     cut_out = lambda params: model.logits(params, TOKENS, cfg, valid)[:, 7:]
-    close(to_the_end(params), whole[:, 7:], 1e-5)
+    close(to_the_end(params), whole[:, 7:], 1e-6)
     gradient = lambda read: jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(read(params)[..., :37]))))(params)
     jax.tree.map(lambda a, b: close(a, b, 1e-4), gradient(to_the_end), gradient(cut_out))
 
