@@ -29,11 +29,19 @@ ATTACKS = os.path.join(ROOT, "tests", "attacks")
 ADD = "def add(a, b): return a + b"
 RIGHT = ["assert add(1, 2) == 3", "assert add(-4, 9) == 5"]
 LOOP = "def add(a, b):\n    while True: pass"
+NAP = "import time\ndef add(a, b): time.sleep(99)"  # as long as a loop, and free
 
 
 @pytest.fixture(scope="module")
 def box():
     with Sandbox(workers=4, timeout=2) as box:
+        yield box
+
+
+@pytest.fixture(scope="module")
+def brief():
+    """For what takes all the time there is."""
+    with Sandbox(workers=1, timeout=1) as box:
         yield box
 
 
@@ -81,8 +89,9 @@ def eventually(condition, seconds=5):
     return holds  # not asked again: processes of the probe come and go
 
 
-def scratch():
-    return [n for n in os.listdir("/tmp") if n.startswith("sandbox-")]
+def scratch(family):
+    """The folders that these processes left behind; those of others come and go."""
+    return [n for n in os.listdir("/tmp") if n.startswith(tuple(f"sandbox-{pid}-" for pid in family))]
 
 
 def altered(tmp_path, *changes):
@@ -153,10 +162,11 @@ def test_an_object_is_never_asked_about_a_plain_value(box):
     assert verdict["passed"] == [False] * len(tests) + [True]
 
 
-def test_a_call_that_exits_does_not_pass_for_an_exception(box):
+def test_a_call_that_exits_does_not_pass_for_an_exception(box, brief):
     test = "try:\n    f()\nexcept BaseException: pass\nelse: assert 0"
-    for way in ("import os; os._exit(0)", "raise SystemExit", "raise KeyboardInterrupt", "while True: pass"):
-        assert one(box, f"def f():\n    {way}", [test, "assert True"])["passed"] == [False, False], way
+    for way in ("import os; os._exit(0)", "raise SystemExit", "raise KeyboardInterrupt", "import time; time.sleep(99)"):
+        where = brief if "sleep" in way else box
+        assert one(where, f"def f():\n    {way}", [test, "assert True"])["passed"] == [False, False], way
     assert one(box, "def f(): raise KeyError(1)", [test, "assert True"])["passed"] == [True, True]
 
 
@@ -179,11 +189,11 @@ def test_a_test_that_breaks_is_a_named_failure(box):
     assert verdict["passed"] == [False] * 5 + [True] and "SyntaxError" in verdict["error"]
 
 
-def test_a_test_that_loops_costs_its_time_and_no_more(box):
+def test_a_test_that_loops_costs_its_time_and_no_more(brief):
     start = time.time()
-    verdict = one(box, "def f(): return 10 ** 18", ["assert sum(range(f())) == 0", "assert f()"])
+    verdict = one(brief, "def f(): return 10 ** 18", ["assert sum(range(f())) == 0", "assert f()"])
     assert verdict["passed"] == [False, False] and "out of time" in verdict["error"] and time.time() - start < 20
-    assert one(box, ADD, RIGHT)["passed"] == [True, True]
+    assert one(brief, ADD, RIGHT)["passed"] == [True, True]
 
 
 def test_programs_read_input_and_print_output(box):
@@ -203,13 +213,13 @@ def test_white_space_at_the_end_of_lines_is_ignored_and_nothing_else(box):
     assert one(box, "print('a b\\t')\nprint('c')\nprint()", tests)["passed"] == list(shown.values())
 
 
-def test_a_program_that_fails_says_why(box):
+def test_a_program_that_fails_says_why(box, brief):
     nothing = [{"input": "", "output": ""}]
     whys = {"1 / 0": "ZeroDivisionError", "import sys; sys.exit(3)": "exit status 3", "x = 'a": "SyntaxError",
             "import os; os._exit(4)": "exit status 4", "import ctypes; ctypes.string_at(0)": "exit status -11",
             "while True: pass": "out of time", "while True: print('x' * 9999)": "printed", "x = bytearray(1 << 32)": "MemoryError"}
     for code, why in whys.items():
-        verdict = one(box, code, nothing)
+        verdict = one(brief if why == "out of time" else box, code, nothing)
         assert verdict["passed"] == [False] and why in verdict["error"], (code, verdict)
 
 
@@ -224,18 +234,10 @@ def test_a_loop_costs_its_own_time_only():
     with Sandbox(workers=8, timeout=1) as box:
         box.run([(ADD, RIGHT, "add")] * 8)
         start = time.time()
-        verdicts = box.run([(LOOP if i % 8 == 0 else ADD, RIGHT, "add") for i in range(64)])
-        assert [all(v["passed"]) for v in verdicts] == [i % 8 != 0 for i in range(64)]
-        assert time.time() - start < 6, "eight loops of 1 s on eight workers should overlap"
-
-
-@pytest.mark.slow
-def test_512_completions_with_a_tenth_that_loop_take_less_than_10_seconds():
-    with Sandbox(timeout=1) as box:
-        start = time.time()
-        verdicts = box.run([(LOOP if i % 10 == 0 else ADD, RIGHT, "add") for i in range(512)])
-        assert [all(v["passed"]) for v in verdicts] == [i % 10 != 0 for i in range(512)]
-        assert time.time() - start < 10
+        box.run([(NAP, RIGHT, "add")] * 8)
+        assert time.time() - start < 6, "eight that take 1 s each, on eight workers, should overlap"
+        verdicts = box.run([(LOOP if i == 8 else ADD, RIGHT, "add") for i in range(16)])
+        assert [all(v["passed"]) for v in verdicts] == [i != 8 for i in range(16)]
 
 
 def test_memory_is_limited(box):
@@ -376,10 +378,11 @@ def test_without_seccomp_it_names_all_that_is_open(tmp_path):
         assert one(box, ADD, RIGHT)["passed"] == [True, True]
 
 
-def test_a_judge_that_pays_everything_or_nothing_is_not_used(tmp_path):
-    for change in ("    exec(code, space)\n", "    pass\n"), ("passed[i] = True\n", "passed[i] = False\n"):
-        with altered(tmp_path, change).Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
-            box.run([(ADD, RIGHT, "add")])
+@pytest.mark.parametrize("change", [("    exec(code, space)\n", "    pass\n"), pytest.param(
+    ("passed[i] = True\n", "passed[i] = False\n"), marks=pytest.mark.slow)])
+def test_a_judge_that_pays_everything_or_nothing_is_not_used(tmp_path, change):
+    with altered(tmp_path, change).Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
+        box.run([(ADD, RIGHT, "add")])
 
 
 def test_a_candidate_that_cannot_be_locked_in_is_no_failure_of_its_code(tmp_path, capfd):
@@ -393,7 +396,7 @@ def test_a_candidate_that_cannot_be_locked_in_is_no_failure_of_its_code(tmp_path
 def test_closing_leaves_no_process_and_no_descriptor():
     before, files = descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
     with Sandbox(workers=4, timeout=1) as box:
-        box.run([(ADD, RIGHT, "add"), (LOOP, RIGHT, "add"), ("print(1)", [{"input": "", "output": "1"}], "")] * 3)
+        box.run([(ADD, RIGHT, "add"), (NAP, RIGHT, "add"), ("print(1)", [{"input": "", "output": "1"}], "")] * 3)
         assert descendants(os.getpid()) > before
     assert eventually(lambda: descendants(os.getpid()) <= before) and len(os.listdir("/proc/self/fd")) == files
 
@@ -408,7 +411,7 @@ def footprint(box):
     return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family), len(family), size
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(2400, marks=pytest.mark.slow)])
 def test_thousands_of_completions_leave_nothing(count):
     kinds = [(ADD, RIGHT, "add"), ("def add(a, b): return [a] * 10 ** 3", RIGHT, "add"), ("syntax error", RIGHT, "add"),
              ("import os; os._exit(0)", RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], ""),
@@ -416,10 +419,10 @@ def test_thousands_of_completions_leave_nothing(count):
     with Sandbox(workers=2, timeout=5) as box:
         box.run(kinds * 10)
         files, processes, size = footprint(box)
-        for _ in range(count // 100):
-            box.run((kinds * 17)[:100])
+        for _ in range(count // 60):
+            box.run(kinds * 10)
         assert eventually(lambda: footprint(box)[:2] == (files, processes))
-        assert footprint(box)[2] < size + (16 << 20)
+        assert footprint(box)[2] < size + (4 << 20)  # 2,400 that leave 2 KB each would take more
     assert not os.path.exists("/tmp/sandbox_test")
 
 
@@ -431,7 +434,7 @@ def test_killing_the_trainer_ends_everything(tmp_path):
         jobs = [({LOOP!r}, {RIGHT!r}, "add"), ("while True: pass", none, ""), ("import time; time.sleep(900)", ["x"], "")]
         if {bool(shutil.which("gcc"))}: jobs.append(("int main(void) {{ for (;;) {{}} }}", none, "", "c"))
         Sandbox(workers=4, timeout=900).run(jobs)"""
-    before, busy_machine = scratch(), 120  # seconds: what this waits for comes late where others work, too
+    busy_machine = 120  # seconds: what this waits for comes late where others work, too
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(trainer)])
     busy = 3 * 4 if shutil.which("gcc") else 3 * 3
     try:
@@ -441,7 +444,7 @@ def test_killing_the_trainer_ends_everything(tmp_path):
         process.kill()
         process.wait()
     assert eventually(lambda: not any(map(alive, family)), busy_machine)
-    assert eventually(lambda: scratch() == before, busy_machine)
+    assert eventually(lambda: not scratch(family), busy_machine)
 
 
 def test_a_killed_judge_or_zygote_is_replaced():
@@ -481,14 +484,14 @@ def manifest(*kinds):
                         yield code, case["tests"], case["entry"]
 
 
-@pytest.mark.parametrize("share", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_crowd_gets_the_verdicts_that_each_got_alone(share):
     jobs = list(manifest("honest", "cheat"))[::share]
-    with Sandbox(workers=1, timeout=10) as box:
+    with Sandbox(workers=1, timeout=5) as box:
         alone = [box.run([job])[0]["passed"] for job in jobs]
-    order = list(range(len(jobs))) * 3
+    order = list(range(len(jobs))) * 2
     random.Random(0).shuffle(order)
-    with Sandbox(workers=6, timeout=10) as box:
+    with Sandbox(workers=6, timeout=5) as box:
         crowd = box.run([jobs[i] for i in order])
     assert [v["passed"] for v in crowd] == [alone[i] for i in order]
 
@@ -506,12 +509,16 @@ anything = st.one_of(
     st.integers(0, 10**6).map(lambda n: "#" + "x" * n))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(code=anything, test=anything, text=anything)
-def test_any_text_gets_a_verdict(box, code, test, text):
-    tests = [test, "assert f(1) == 1", {"input": text, "output": text}]
-    for verdict in box.run([(code, tests, "f"), (ADD, [test, RIGHT[0], test], "add")]):
-        assert list(map(type, verdict["passed"])) == [bool] * 3 and type(verdict["error"]) is str
+@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_any_text_gets_a_verdict(box, examples):
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(code=anything, test=anything, text=anything)
+    def scored(code, test, text):
+        tests = [test, "assert f(1) == 1", {"input": text, "output": text}]
+        for verdict in box.run([(code, tests, "f"), (ADD, [test, RIGHT[0], test], "add")]):
+            assert list(map(type, verdict["passed"])) == [bool] * 3 and type(verdict["error"]) is str
+
+    scored()
 
 
 atoms = st.one_of(
@@ -523,7 +530,7 @@ plain = st.recursive(atoms, lambda x: st.one_of(
     st.lists(x, max_size=4), st.tuples(x, x), st.dictionaries(keys, x, max_size=4)), max_leaves=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(x=plain)
 def test_plain_data_arrives_as_it_was(x):
     import socket
@@ -543,7 +550,7 @@ messages = st.recursive(
 replies = messages | st.tuples(st.sampled_from(["return", "raise"]), messages, messages).map(list)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(sent=st.lists(replies, min_size=1, max_size=3))
 def test_any_message_is_an_answer_a_failure_or_the_end(sent):
     import socket
@@ -571,18 +578,19 @@ SUM = {
             Scanner s = new Scanner(System.in); System.out.println(s.nextInt() + s.nextInt()); } }""")}
 
 
-@pytest.mark.parametrize("language", SUM)
+@pytest.mark.parametrize("language", [pytest.param(x, marks=pytest.mark.slow) if x in ("c++", "java") else x for x in SUM])
 def test_programs_of_other_languages_are_scored_and_leave_nothing(language):
     program, code = SUM[language]
     if not shutil.which(program):
         pytest.skip(f"{program} is not installed")
-    before, tests = scratch(), [{"input": "1 2", "output": "3"}, {"input": "4 5", "output": "8"}]
+    tests = [{"input": "1 2", "output": "3"}, {"input": "4 5", "output": "8"}]
     with Sandbox(workers=1, timeout=10) as box:
         assert one(box, code, tests, "", language)["passed"] == [True, False]
         verdict = one(box, code + " }}} (", tests, "", language)
         assert verdict["passed"] == [False, False]
         assert "does not compile" in verdict["error"] or language == "javascript"
-    assert scratch() == before
+        family = descendants(os.getpid())
+    assert scratch(family) == []
 
 
 def test_a_language_that_is_unknown_or_not_installed_is_an_error_that_helps(box, monkeypatch):
@@ -617,6 +625,7 @@ def test_it_needs_the_standard_library_only():
     assert done.stdout.strip() == "set()", done
 
 
+@pytest.mark.slow
 def test_as_a_program_it_says_what_holds():
     done = subprocess.run([sys.executable, module.__file__], capture_output=True, text=True)
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
@@ -639,7 +648,7 @@ FOLDERS = "/usr/bin", "/usr/local/bin", os.path.expanduser("~/.pyenv/versions/*/
 PYTHONS = sorted({os.path.realpath(p) for folder in FOLDERS for p in glob.glob(f"{folder}/python3.1[0-9]")})
 
 
-@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("python", [*PYTHONS[:1], *(pytest.param(p, marks=pytest.mark.slow) for p in PYTHONS[1:])])
 def test_every_python_from_3_10_runs_it(python):
     jobs = [(ADD, RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], "")]
     code = f"from sandbox import Sandbox\nwith Sandbox(workers=1) as box: print([v['passed'] for v in box.run({jobs})])"
@@ -655,7 +664,7 @@ def attack(*options, prefix=(), python=sys.executable, root=ROOT):
 
 
 def test_a_sample_of_the_attacks_fails_and_the_honest_are_paid():
-    attack("--kind=cheat,honest,hostile", "--every=6", "--slack=3")
+    attack("--kind=cheat,honest,hostile", "--every=12", "--slack=3")
 
 
 @pytest.mark.slow
@@ -664,7 +673,7 @@ def test_every_attack_fails_and_the_honest_are_paid():
 
 
 @pytest.mark.slow
-def test_the_same_as_an_ordinary_user():
+def test_a_quarter_of_them_as_an_ordinary_user():
     if os.getuid() or not shutil.which("setpriv") or not os.path.exists("/usr/bin/python3"):
         pytest.skip("takes root, setpriv and a Python that others can read")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -672,4 +681,4 @@ def test_the_same_as_an_ordinary_user():
         shutil.copy(f"{ROOT}/sandbox.py", root)
         shutil.copytree(ATTACKS, f"{root}/tests/attacks")
         subprocess.run(["chmod", "-R", "a+rX", root], check=True)
-        attack("--timeout=1.5", "--slack=3", prefix=nobody, python="/usr/bin/python3", root=root)
+        attack("--timeout=1.5", "--slack=3", "--every=4", prefix=nobody, python="/usr/bin/python3", root=root)
