@@ -67,6 +67,7 @@ AUTOREGRESSIVE = {
     "gemma2": dataclasses.replace(CAUSAL, gemma=True, tie_embeddings=True, n_layer=3, d_head=16, window=5,
                                   query_scale=24, attn_cap=2.0, logit_cap=3.0),
 }  # fmt: skip
+KINDS = [kind if kind in ("llama", "gemma2") else pytest.param(kind, marks=pytest.mark.slow) for kind in AUTOREGRESSIVE]
 GEMMA = dict(head_dim=16, query_pre_attn_scalar=24, sliding_window=5, num_hidden_layers=3, attn_logit_softcapping=2.0,
              final_logit_softcapping=3.0, tie_word_embeddings=True)  # fmt: skip
 
@@ -83,7 +84,7 @@ def random_torch(config):
     return theirs
 
 
-@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
+@pytest.mark.parametrize("kind", KINDS)
 def test_our_causal_folder_opens_in_transformers_with_the_same_logits(kind, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     cfg = AUTOREGRESSIVE[kind]
@@ -96,7 +97,7 @@ def test_our_causal_folder_opens_in_transformers_with_the_same_logits(kind, tmp_
     close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1])  # ours are aligned: [i] is about token i
 
 
-@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_that_transformers_wrote_opens_here(kind, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     small = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -184,10 +185,10 @@ def test_a_shifted_model_is_aligned_by_the_readout_alone():
     close(model.logits(params, TOKENS, shifted), jnp.concatenate([raw[:, :1], raw[:, :-1]], 1), 1e-6)
 
 
-@pytest.mark.parametrize("changes", [
-    {}, dict(shift=True), dict(n_layer=1), dict(n_layer=model.UNROLLED + 1),
-    dict(causal=True, shift=True, qkv_bias=True), dict(window=3, qk_norm=True),
-    dict(gemma=True, n_layer=3, window=3), dict(remat=True)], ids=str)  # fmt: skip
+@pytest.mark.parametrize("changes", [dict(shift=True), dict(window=3, qk_norm=True), *(
+    pytest.param(changes, marks=pytest.mark.slow) for changes in (
+        {}, dict(n_layer=1), dict(n_layer=model.UNROLLED + 1), dict(causal=True, shift=True, qkv_bias=True),
+        dict(gemma=True, n_layer=3, window=3), dict(remat=True)))], ids=str)  # fmt: skip
 def test_a_window_of_logits_is_that_window_of_all_logits(changes):
     cfg = dataclasses.replace(DENOISER, **changes)
     params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [2], [0]])
@@ -197,9 +198,11 @@ def test_a_window_of_logits_is_that_window_of_all_logits(changes):
         close(read(params, TOKENS, cfg, valid, start, 4), whole[:, start : start + 4], 1e-6)
     to_the_end = lambda params: model.logits(params, TOKENS, cfg, valid, 7)
     cut_out = lambda params: model.logits(params, TOKENS, cfg, valid)[:, 7:]
-    close(to_the_end(params), whole[:, 7:], 1e-6)
-    gradient = lambda read: jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(read(params)[..., :37]))))(params)
-    jax.tree.map(lambda a, b: close(a, b, 1e-4), gradient(to_the_end), gradient(cut_out))
+    both = lambda logits: (jnp.sum(jnp.sin(logits[..., :37])), logits)
+    gradient = lambda read: jax.jit(jax.grad(lambda params: both(read(params)), has_aux=True))(params)
+    (ours, end), (theirs, _) = gradient(to_the_end), gradient(cut_out)
+    close(end, whole[:, 7:], 1e-6)
+    jax.tree.map(lambda a, b: close(a, b, 1e-4), ours, theirs)
 
 
 @pytest.mark.parametrize("cfg", [DENOISER, CAUSAL], ids=["denoiser", "causal"])
@@ -231,11 +234,11 @@ def test_rotary_scores_depend_on_distance_only():
     close(jnp.sum(at(q, 3) * at(k, 9)), jnp.sum(at(q, 103) * at(k, 109)), 1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_recomputing_blocks_changes_no_gradient(dtype):
     cfg = dataclasses.replace(DENOISER, dtype=dtype)
     params = model.init(KEY, cfg)
-    gradient = lambda cfg: jax.grad(lambda p: jnp.mean(model.logits(p, TOKENS, cfg)[..., :30] ** 2))(params)
+    gradient = lambda cfg: jax.jit(jax.grad(lambda p: jnp.mean(model.logits(p, TOKENS, cfg)[..., :30] ** 2)))(params)
     jax.tree.map(lambda a, b: close(a, b, 1e-6), gradient(cfg), gradient(dataclasses.replace(cfg, remat=True)))
 
 
@@ -266,7 +269,7 @@ def test_a_causal_judge_reads_the_last_token():
 # ---- a cache of keys and values ----
 
 
-@pytest.mark.parametrize("name", AUTOREGRESSIVE)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_text_read_piece_by_piece_has_the_features_of_the_text_read_at_once(name):
     cfg = AUTOREGRESSIVE[name]
     params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [3], [1]])
@@ -280,7 +283,8 @@ def test_a_text_read_piece_by_piece_has_the_features_of_the_text_read_at_once(na
     close(jnp.where(valid[..., None], jnp.concatenate(parts, 1), 0), jnp.where(valid[..., None], whole, 0))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+    "qwen2", "qwen3", "gemma2"))])
 def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     small = dict(vocab_size=37, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -301,7 +305,7 @@ def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):
         assert cut(mine)[: len(cut(other))] == cut(other) and len(cut(other)) > 1
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow), "qwen2"])
 def test_a_denoiser_made_of_a_causal_model_is_that_model_without_its_mask(name, tmp_path):
     cfg = AUTOREGRESSIVE[name]
     params = model.init(KEY, cfg)
