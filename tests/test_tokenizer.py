@@ -37,7 +37,7 @@ def folder(tmp_path, **files):
 
 # ---- round trips ----
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text())
 def test_every_text_comes_back_in_its_nfc_form(text):
     for tok in BYTES, TRAINED, FIXTURE:
@@ -76,7 +76,7 @@ def naive(texts, size):
     return ranks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(alphabet="ab cd1\n.é", max_size=60), max_size=6), st.integers(256, 300))
 def test_the_fast_trainer_learns_what_the_naive_one_learns(texts, size):
     texts = [unicodedata.normalize("NFC", text) for text in texts]
@@ -122,7 +122,7 @@ def test_what_we_save_has_the_same_ids_in_hugging_faces_library(tok, tmp_path):
     tok.save(tmp_path)
     encode = huggingface(tmp_path)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(st.text() | st.sampled_from(SAMPLE) | st.text(alphabet="the aE1\n\r\t'.!é\u0301<|mask>"))
     def same(text):
         assert tok.encode(text, specials=True) == encode(text)
@@ -187,11 +187,17 @@ STYLES = {  # the patterns and the special tokens of real models: (pattern or di
 }
 
 
+WRITTEN = r"""def return if else: for in lambda k: self.head import numpy as np None x_1 logits[i + 1:] (B, T, V) ==
+    => != **2 {'a': 1} 0.125 1e-5 # the loss of a step, 'One line.' f"{x:.2f}" https://example.org/a?b=c&d | a | b |
+    `python run.py` It don't matter -- the naïve café's model, e.g. GPT-2's; 12,345 tokens... <a> </b> <|x|> @cache
+    \n it''s""".split()
+
+
 def two_thousand(specials=()):
-    """Texts of every kind: our own sources, scripts of the world, spaces, emoji, numbers, contractions."""
+    """Texts of every kind: programs and prose, scripts of the world, spaces, emoji, numbers, contractions."""
     rng = random.Random(0)
-    code = "".join(open(name, encoding="utf-8").read() for name in ("model.py", "data/bpe.py", "README.md"))
-    code = code.replace("<|mask|>", "<|hole|>")  # which we add to vocabularies that have no mask
+    code = "".join(rng.choice(WRITTEN) + rng.choice([" ", " ", " ", "", ", ", ".\n\n", "\n    ", "\n        "])
+                   for _ in range(20_000))  # it spells no special token out: some of these we add ourselves
     blocks = [(0x20, 0x7F), (0xA0, 0x250), (0x300, 0x370), (0x370, 0x600), (0x900, 0x980), (0x1100, 0x1200),
               (0x1E00, 0x2070), (0x2150, 0x2190), (0x3000, 0x3100), (0x4E00, 0x4F00), (0xAC00, 0xAD00),
               (0xFB00, 0xFB50), (0xFF00, 0xFFF0), (0x1D400, 0x1D500), (0x1F600, 0x1F650)]
