@@ -363,7 +363,7 @@ def values(kind):
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_what_python_prints_of_a_value_is_read_as_that_value(data):
     name = data.draw(st.sampled_from(sorted(KINDS)))
     value = data.draw(values(KINDS[name]))
@@ -381,7 +381,7 @@ TEXTS = st.one_of(st.text(), st.sampled_from(NASTY), st.text("0123456789.,()[]-+
 
 
 @given(st.sampled_from(sorted(KINDS)), TEXTS)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @example("max_iters", "-" * 100_000 + "1")
 @example("curriculum", "(" * 100_000)
 def test_no_text_is_answered_with_a_traceback(name, text):
@@ -395,7 +395,7 @@ def test_no_text_is_answered_with_a_traceback(name, text):
 
 @given(st.lists(st.one_of(st.text(max_size=20), st.builds("--{}={}".format, st.sampled_from(sorted(KINDS)), st.text())),
                 max_size=3))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_no_command_line_is_answered_with_a_traceback(argv):
     try:
         config.load(["config/sudoku.py", *argv])

@@ -27,8 +27,17 @@ from data.words import prepare as words
 
 REPOSITORY = str(data.ROOT.parent)
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
-build = functools.cache(lambda name: {"sudoku": sudoku, "countdown": countdown, "code": code, "words": words,
-                                      "grammar": grammar}[name].build())
+build = functools.cache(lambda name: problems(1) if name == "words" else {
+    "sudoku": sudoku, "countdown": countdown, "code": code, "grammar": grammar}[name].build())
+
+
+@functools.cache
+def problems(share):
+    """The word problems, or one of `share` of them: all take 14 s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "ROWS", words.ROWS // share)
+        patch.setattr(words, "VAL_ROWS", words.VAL_ROWS // share)
+        return words.build()
 
 
 def jsonl(rows):
@@ -177,7 +186,7 @@ def test_the_tokenizer_of_a_folder_is_its_own_or_bytes(tmp_path):
     assert data.tokenizer(tmp_path).vocab_size == 262
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="ab \n\r\x0c\u2028", max_size=400) | st.text(max_size=200).map(lambda t: t * 30))
 def test_pages_are_the_whole_text(text):
     assert "".join(data.pages(text)) == (text if text.strip() else "")
@@ -436,18 +445,20 @@ def digest(name):
     return hashlib.sha256(json.dumps(build(name)).encode()).hexdigest()
 
 
-def test_a_data_set_is_the_same_in_every_process():
+@pytest.mark.parametrize("names", ["grammar", pytest.param("sudoku countdown code words", marks=pytest.mark.slow)])
+def test_a_data_set_is_the_same_in_every_process(names):
     """Sets and hashes of strings differ from process to process; the rows must not."""
     program = f"import sys; sys.path.insert(0, {REPOSITORY!r})\n" \
-              "from tests.test_data import digest\nprint(*map(digest, 'sudoku countdown code words grammar'.split()))"
+              f"from tests.test_data import digest\nprint(*map(digest, {names.split()}))"
     there = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
                              env=os.environ | {"PYTHONHASHSEED": "123"})
-    here = [digest(name) for name in ("sudoku", "countdown", "code", "words", "grammar")]
+    here = [digest(name) for name in names.split()]
     assert there.communicate()[0].split() == here
 
 
 @pytest.mark.parametrize("name, least", [
-    ("sudoku", 50_000), ("countdown", 35_000), ("code", 1500), ("words", 20_000), ("grammar", 20_000)])
+    ("sudoku", 50_000), ("countdown", 35_000), ("code", 1500), ("grammar", 20_000),
+    pytest.param("words", 20_000, marks=pytest.mark.slow)])
 def test_a_data_set_has_many_rows_and_none_is_in_both_splits(name, least):
     text = lambda row: row["prompt"] or row["completion"]
     train, val = ({text(row) for row in build(name)[split]} for split in ("train", "val"))
@@ -456,7 +467,7 @@ def test_a_data_set_has_many_rows_and_none_is_in_both_splits(name, least):
     assert all(isinstance(row["difficulty"], int) for row in build(name)["train"])
 
 
-@pytest.mark.parametrize("name", ["code", "words", "grammar"])
+@pytest.mark.parametrize("name", [*(pytest.param(x, marks=pytest.mark.slow) for x in ("code", "words")), "grammar"])
 def test_a_data_set_with_words_has_a_tokenizer_of_its_own(name):
     prepare = {"code": code, "words": words, "grammar": grammar}[name]
     texts = [row["prompt"] + row["completion"] for row in build(name)["train"]]
@@ -494,6 +505,7 @@ def test_sudoku_check_wants_a_whole_grid_that_keeps_the_given_cells():
     assert not sudoku.check("." * 16 + ":", "1234" * 4)
 
 
+@pytest.mark.slow
 def test_9x9_sudoku_has_one_solution_and_a_technique():
     splits = sudoku.build9(seed=1, grids=(2, 1))
     rows = splits["train"]
@@ -596,6 +608,7 @@ def test_every_reference_body_passes_its_ten_tests_or_more():
         exec("\n".join(row["tests"]), scope)
 
 
+@pytest.mark.slow
 def test_hardly_any_other_body_of_the_same_signature_passes():
     rows = collections.defaultdict(list)
     for row in build("code")["train"] + build("code")["val"]:
@@ -607,6 +620,7 @@ def test_hardly_any_other_body_of_the_same_signature_passes():
     assert wrong == 0  # exhaustively, in prepare.py: 0 of 1,954,492
 
 
+@pytest.mark.slow
 def test_boundaries_are_tested():
     """Bodies in which a number or a comparison is off by one, and which give other results on new inputs, fail."""
     inputs, rng, caught = code.pools(random.Random(9)), random.Random(0), []
@@ -630,7 +644,7 @@ def test_code_is_split_by_composition_and_train_has_every_part():
 # words
 
 def test_the_working_of_every_word_problem_is_right_and_begins_with_its_numbers():
-    for row in build("words")["train"][:3000] + build("words")["val"]:
+    for row in problems(20)["train"] + problems(20)["val"]:
         steps, answer = row["completion"].split(" #### ")
         total = int(re.search(r"\d+", row["prompt"])[0])
         for step in steps.split(" "):
@@ -642,14 +656,15 @@ def test_the_working_of_every_word_problem_is_right_and_begins_with_its_numbers(
         assert str(total) == answer == row["answer"] and len(steps.split(" ")) == row["difficulty"]
 
 
-def test_no_step_of_a_val_problem_occurs_in_train():
+@pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_step_of_a_val_problem_occurs_in_train(share):
     def steps(row):  # what there was, and the sentence with what happened, without the names in it
         first, *events, _ = re.split(r"(?<=[.?]) ", row["prompt"].strip())
         before = [re.match(r"\d+", work)[0] for work in row["completion"].split(" #### ")[0].split()]
         return list(zip(before, (re.sub(r"\b(?!A\b)[A-Z][a-z]+\b", "X", e) for e in events), strict=True))
 
-    train, val = ([step for row in rows for step in steps(row)] for rows in build("words").values())
-    assert len(set(train)) > 2000 and len(set(val)) > 200
+    train, val = ([step for row in rows for step in steps(row)] for rows in problems(share).values())
+    assert len(set(train)) > 2000 / share and len(set(val)) > 200 / share
     assert not set(train) & set(val)
 
 
@@ -699,6 +714,7 @@ def test_grammatical_is_a_reward_for_the_prompt_and_its_completion():
 
 # text
 
+@pytest.mark.slow
 def test_the_text_of_this_python_is_large_and_split_by_document():
     splits = text.build()
     names = {split: {row["source"] for row in rows} for split, rows in splits.items()}

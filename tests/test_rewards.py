@@ -1,5 +1,7 @@
 """The dict of rewards, how they are named, called, weighed and reported, and the program that scores a file."""
+import contextlib
 import inspect
+import io
 import json
 import math
 import subprocess
@@ -245,19 +247,27 @@ ROWS = [{"prompt": CODE, "completion": "a + b", "tests": ["assert add(2, 3) == 5
 
 
 def program(*args, rows=None, path=None):
-    """Run rewards.py -> exit code, last line of stdout as JSON if it is, stderr."""
+    """Run rewards.py in this process -> exit code, last line of stdout as JSON if it is, stderr, all of stdout."""
     if rows is not None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = subprocess.run([sys.executable, "rewards.py", *map(str, args)], capture_output=True, text=True, timeout=120)
-    last = (run.stdout.strip().split("\n") or [""])[-1]
-    return run.returncode, json.loads(last) if last.startswith("{") else run.stdout, run.stderr
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["rewards.py", *map(str, args)])
+        try:
+            code = rewards.main()
+        except SystemExit as e:
+            code = e.code
+    last = (out.getvalue().strip().split("\n") or [""])[-1]
+    return code or 0, json.loads(last) if last.startswith("{") else out.getvalue(), err.getvalue(), out.getvalue()
 
 
 def test_the_program_scores_a_file_and_ends_with_one_json_line(tmp_path):
     path, out = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
-    code, last, err = program(path, "--rewards=tests,syntax",
-    "--reward_weights=2,0.5", f"--out={out}", rows=ROWS, path=path)
-    assert (code, last) == (0, {"n": 3, "tests": 0.5, "syntax": pytest.approx(1 / 3, abs=1e-5),
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    command = [sys.executable, "rewards.py", path, "--rewards=tests,syntax", "--reward_weights=2,0.5", f"--out={out}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    last, err = json.loads(run.stdout.splitlines()[-1]), run.stderr
+    assert (run.returncode, last) == (0, {"n": 3, "tests": 0.5, "syntax": pytest.approx(1 / 3, abs=1e-5),
                                 "reward": pytest.approx((2.5 + 1.5 - 0.5) / 3, abs=1e-5)}), err
     scored = [json.loads(line) for line in out.read_text().splitlines()]
     assert scored[0] == ROWS[0] | {"rewards": {"tests": 1.0, "syntax": 1.0}, "reward": 2.5}
@@ -268,12 +278,10 @@ def test_the_program_checks_references_and_names_the_rows_that_fail(tmp_path):
     path = tmp_path / "rows.jsonl"
     assert program(path, "--rewards=tests", "--check", rows=ROWS[:1], path=path)[:2] == (
         0, {"n": 1, "tests": 1, "reward": 1})
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    command = [sys.executable, "rewards.py", path, "--rewards=tests", "--check"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 1 and json.loads(run.stdout.splitlines()[-1])["n"] == 3
-    assert "row 1 is not 1.0: tests 0.5" in run.stdout and "row 2 is not 1.0" in run.stdout
-    assert "row 0" not in run.stdout
+    code, last, _, out = program(path, "--rewards=tests", "--check", rows=ROWS, path=path)
+    assert code == 1 and last["n"] == 3
+    assert "row 1 is not 1.0: tests 0.5" in out and "row 2 is not 1.0" in out
+    assert "row 0" not in out
 
 
 def test_the_program_knows_the_rows_of_humaneval_mbpp_and_gsm8k(tmp_path):
@@ -314,11 +322,11 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
     (tmp_path / "file.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     (tmp_path / "bad.jsonl").write_text("{\n")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "p"}\n')
-    code, _, err = program(*[arg.format(**{n: tmp_path / f"{n}.jsonl" for n in ("file", "bad",
+    code, _, err, _ = program(*[arg.format(**{n: tmp_path / f"{n}.jsonl" for n in ("file", "bad",
     "prompts")}) for arg in args])
     assert code == 2 and message in err and "Traceback" not in err
 
 
 def test_help_lists_the_rewards():
-    run = subprocess.run([sys.executable, "rewards.py", "--help"], capture_output=True, text=True)
-    assert run.returncode == 0 and all(name in run.stdout for name in NAMES)
+    code, _, _, out = program("--help")
+    assert code == 0 and all(name in out for name in NAMES)

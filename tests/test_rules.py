@@ -213,7 +213,7 @@ def test_no_text_breaks_or_stalls_a_rule(text):
     assert time.process_time() - started < 5
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text() | st.lists(st.sampled_from(["<answer>", "</answer>", "\\boxed{", "}", "####", "answer is", "-",
 ",", "/",
                                              "1", "23", "456", ".", "=", "(", ")", "*", " ", "\n", "$", "<a>",
