@@ -230,6 +230,7 @@ def test_the_same_key_gives_the_same_tokens_and_greedy_needs_none():
     assert (cold[0] == cold[1]).all() and (cold[0][0] == cold[0][1]).all()
 
 
+@pytest.mark.slow
 def test_a_window_over_the_holes_draws_what_the_whole_sequence_draws():
     z = jnp.tile(holes("0123______"), (3, 1))
     x = [generate(PARAMS, KEY, z, TINY, Plan(order="random", temperature=1.0, steps=3, block_len=n)) for n in (None, 6)]
