@@ -457,8 +457,8 @@ def test_a_data_set_is_the_same_in_every_process(names):
 
 
 @pytest.mark.parametrize("name, least", [
-    ("sudoku", 50_000), ("countdown", 35_000), ("code", 1500), ("grammar", 20_000),
-    pytest.param("words", 20_000, marks=pytest.mark.slow)])
+    ("sudoku", 50_000), ("countdown", 35_000), ("grammar", 20_000),
+    pytest.param("code", 1500, marks=pytest.mark.slow), pytest.param("words", 20_000, marks=pytest.mark.slow)])
 def test_a_data_set_has_many_rows_and_none_is_in_both_splits(name, least):
     text = lambda row: row["prompt"] or row["completion"]
     train, val = ({text(row) for row in build(name)[split]} for split in ("train", "val"))
@@ -599,6 +599,7 @@ def passes(row, test):
     return True
 
 
+@pytest.mark.slow
 def test_every_reference_body_passes_its_ten_tests_or_more():
     rows = build("code")["train"] + build("code")["val"]
     assert len({row["family"] for row in rows}) >= 60 and len(rows) >= 1500
@@ -632,6 +633,7 @@ def test_boundaries_are_tested():
     assert len(caught) > 500 and np.mean(caught) > 0.98  # 0.997; without the mutants in prepare.py, 0.927
 
 
+@pytest.mark.slow
 def test_code_is_split_by_composition_and_train_has_every_part():
     train, val = build("code")["train"], build("code")["val"]
     assert 0.15 < len(val) / len(train + val) < 0.2
