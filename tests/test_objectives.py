@@ -1,7 +1,9 @@
 """objectives.py: what a rollout is made of, that every pass has masks of its own, and that GRPO learns and resumes."""
 
 import dataclasses
+import functools
 import json
+import os
 import re
 import shutil
 
@@ -9,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import compiled_once
 
 import config
 import diffusion
@@ -27,6 +30,12 @@ def short(prompts, completions):
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_step_for_all_runs():
+    with compiled_once():
+        yield
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A data set "37" -> "73", a file of rewards, and a model that has seen a little of it."""
@@ -36,8 +45,11 @@ def place(tmp_path_factory):
     (folder / "train.jsonl").write_text("".join(rows[:80]))
     (folder / "val.jsonl").write_text("".join(rows[80:]))
     (folder / "my.py").write_text(REWARD)
-    train.train(config.Config(**SECONDS, dataset=str(folder), out_dir=f"{folder}/base", rewards=("exact",),
-                              max_iters=200, eval_interval=200, learning_rate=3e-3))  # fmt: skip
+    unmeasured = lambda *given: objectives.pretrain(*given)._replace(evaluate=lambda *_: ({"val/sampled": 0.0}, []))
+    with pytest.MonkeyPatch.context() as m:
+        m.setitem(objectives.OBJECTIVES, "pretrain", unmeasured)
+        train.train(config.Config(**SECONDS, dataset=str(folder), out_dir=f"{folder}/base", rewards=("exact",),
+                                  max_iters=200, eval_interval=200, learning_rate=3e-3))  # fmt: skip
     return folder
 
 
@@ -63,11 +75,18 @@ def begin(cfg):
     return cfg, tok, task, train.State(0, params, (), None, reference)
 
 
+ITERATIONS = {}
+
+
 def one_iteration(cfg):
-    """All minibatches of one iteration (the params are not updated in between), and what it notes."""
-    cfg, tok, task, state = begin(cfg)
-    made = list(task.batches(state, KEY))
-    return cfg, tok, task, state, [b for b, _ in made], {k: v for _, notes in made for k, v in notes.items()}
+    """All minibatches of one iteration (the params are not updated in between), and what it notes; made once."""
+    key = os.stat(f"{cfg.dataset}/train.jsonl").st_mtime_ns, *((k, v) for k, v in vars(cfg).items() if k != "out_dir")
+    if key not in ITERATIONS:
+        cfg, tok, task, state = begin(cfg)
+        made = list(task.batches(state, KEY))
+        notes = {k: v for _, notes in made for k, v in notes.items()}
+        ITERATIONS[key] = cfg, tok, task._replace(loss=jax.jit(task.loss)), state, [b for b, _ in made], notes
+    return ITERATIONS[key]
 
 
 def test_completions_of_a_prompt_are_neighbours_and_every_reward_meets_its_own(tiny, place):
@@ -86,6 +105,7 @@ def test_completions_of_a_prompt_are_neighbours_and_every_reward_meets_its_own(t
     assert notes["unique_completions"] == np.mean([len(set(texts[i : i + 4])) / 4 for i in range(0, 16, 4)])
 
 
+@pytest.mark.slow
 def test_a_reward_gets_the_tokens_that_were_written_and_not_those_of_their_text(tiny, place):
     (place / "long.py").write_text(
         "def long(prompts, completions, token_ids):\n    return [len(t) for t in token_ids]\n")  # fmt: skip
@@ -109,7 +129,8 @@ def test_what_counts_ends_with_the_first_end_of_text(tiny):
         assert not np.asarray(b["w"]).swapaxes(0, 1)[:, ~np.asarray(b["mask"])].any()
 
 
-@pytest.mark.parametrize("method", [m for m in diffusion.ESTIMATORS if m != "exact"])
+@pytest.mark.parametrize("method", ["coupled", *(pytest.param(m, marks=pytest.mark.slow)
+                                                  for m in diffusion.ESTIMATORS if m not in ("coupled", "exact"))])
 def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(tiny, method):
     """Two passes of two minibatches: the known bug counts micro-steps, so that a chunk of completions never changes its
     masks. Here the rows of a pass are one permutation of the rollout's, all with the masks of that pass."""
@@ -120,7 +141,8 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
     assert sorted(rows(0).tolist()) == sorted(rows(1).tolist())
     for b in batches:
         M, w = (np.asarray(b[k]).swapaxes(0, 1) for k in ("M", "w"))
-        now = np.asarray(diffusion.token_logp(state.params, b["x"], M, w, cfg.model, b["valid"], 3))
+        score = jax.jit(functools.partial(diffusion.token_logp, cfg=cfg.model, start=3))
+        now = np.asarray(score(state.params, b["x"], M, w, valid=b["valid"]))
         np.testing.assert_allclose(b["old"], now, atol=2e-5)
         np.testing.assert_allclose(b["ref"], now, atol=2e-5)
     by_row = [{tuple(x): m.tolist() for b in batches[2 * i : 2 * i + 2]
@@ -134,6 +156,7 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
         assert sets[0] == sets[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["trace", "coupled"])
 def test_the_first_ratio_is_exactly_one_and_one_update_needs_no_old_forward(tiny, method):
     *_, task, state, batches, _ = one_iteration(tiny(logp_est=method, minibatch_size=8, logp_views=4))
@@ -145,6 +168,7 @@ def test_the_first_ratio_is_exactly_one_and_one_update_needs_no_old_forward(tiny
     assert float(metrics["ratio_max"]) == 1 and float(metrics["clip_ratio/region_mean"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dapo", "luspo", "spg"])
 def test_micro_batches_add_up_to_the_whole(tiny, name):
     cfg = tiny(loss_type=name, logp_est="elbo", ratio_level="none" if name in ("wd1", "spg") else "token", logp_views=2)
@@ -183,6 +207,7 @@ def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_
         assert all(own == given for own, given, hole in zip(row[3:], right, m[3:], strict=True) if not hole)
 
 
+@pytest.mark.slow
 def test_several_rewards_a_reward_without_opinion_and_a_diversity_bonus(tiny, place):
     both = (f"{place}/my.py:digits", f"{place}/my.py:short")
     *_, (b,), notes = one_iteration(
@@ -192,7 +217,8 @@ def test_several_rewards_a_reward_without_opinion_and_a_diversity_bonus(tiny, pl
     assert np.isfinite(b["adv"]).all() and abs(float(b["adv"].mean())) < 1e-3
 
 
-@pytest.mark.parametrize("flags", [{"diversity_bonus": 0.5}, {"loss_type": "wd1", "ratio_level": "none"}])
+@pytest.mark.parametrize("flags", [
+    {"loss_type": "wd1", "ratio_level": "none"}, pytest.param({"diversity_bonus": 0.5}, marks=pytest.mark.slow)])
 def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
     (place / "shy.py").write_text(
         "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
@@ -227,6 +253,7 @@ def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
     np.testing.assert_allclose(half["w"], 2 * np.asarray(whole["w"]))
 
 
+@pytest.mark.slow
 def test_a_clipped_reward_passes_where_it_reaches_the_clip(tiny, place):
     def rate(clip):
         *_, task, state = begin(tiny(rewards=("exact",), reward_clip=clip, eval_size=20))
@@ -235,6 +262,7 @@ def test_a_clipped_reward_passes_where_it_reaches_the_clip(tiny, place):
     assert rate(0.5) == rate(None) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk, parts", [(3, [3, 3, 3, 3, 3, 1]), (4, [4, 4, 4, 4]), (15, [8, 8]), (99, [16])])
 def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
     cfg = dict(updates_per_rollout=2, logp_chunk=8, keep_completions=8)
@@ -260,6 +288,7 @@ def remains(cfg):
     return state, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
 
 
+@pytest.mark.slow
 def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_run(tiny, tmp_path, monkeypatch):
     options = dict(kl_beta=0.1, ref_mode="ema", ref_decay=0.5, updates_per_rollout=2, minibatch_size=8,
                    logp_est="coupled",                    ema_decay=0.9)  # fmt: skip
@@ -291,6 +320,7 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
     assert remains(cfg) == remains(whole)
 
 
+@pytest.mark.slow
 def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     cfg = tiny(kl_beta=0.1)
     start = runs.flat(begin(cfg)[-1].params)
@@ -343,9 +373,10 @@ def test_filling_in_needs_completions(tiny, tmp_path):
         begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
 
 
+@pytest.mark.slow
 def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     cfg = tiny(
-        max_iters=60, batch_size=8, group_size=8, learning_rate=3e-3, eval_interval=60, eval_samples=4, eval_size=20
+        max_iters=60, batch_size=8, group_size=8, learning_rate=3e-3, eval_interval=60, eval_samples=4
     )
     train.train(cfg)
     out = capsys.readouterr().out
@@ -431,12 +462,14 @@ def causal(place):
     return CAUSAL | dict(init_from=f"{place}/causal", logp_est="exact")
 
 
+@pytest.mark.slow
 def test_a_causal_model_learns_the_next_token(causal, place):
     rows = runs.read_lines(f"{place}/causal/metrics.jsonl")
     losses = [r["loss"] for r in rows if "loss" in r]
     assert losses[0] > 4 and losses[-1] < 1 and [r for r in rows if "val/nelbo" in r][-1]["val/nelbo"] < 3
 
 
+@pytest.mark.slow
 def test_what_a_causal_model_scored_is_what_it_sampled(tiny, causal):
     _, _, task, state, (b,), _ = one_iteration(tiny(**causal))
     assert not np.asarray(b["M"]).any() and len(set(map(tuple, np.asarray(b["x"]).tolist()))) > 4
@@ -444,6 +477,7 @@ def test_what_a_causal_model_scored_is_what_it_sampled(tiny, causal):
     assert float(metrics["behaviour_gap"]) < 1e-5  # with a cache at the rollout, and without one here
 
 
+@pytest.mark.slow
 def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
     rows = []
     for chunk in None, 8, 2:  # of 2, half a group: then no prompt is shared
@@ -453,6 +487,7 @@ def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
     assert rows[0] == rows[1] == rows[2] and len(rows[0]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes, words", [
     ({"order": "confidence"}, "order='confidence': a causal model reads from left to right and needs order='left'"),
     ({"logp_est": "trace"}, "needs logp_est='exact'"),
@@ -464,6 +499,7 @@ def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, chang
         begin(tiny(**causal | changes))
 
 
+@pytest.mark.slow
 def test_a_causal_model_writes_the_pairs_of_a_judge_is_its_trunk_and_is_judged_by_it(tiny, causal, place, tmp_path):
     cfg = config.Config(**SECONDS | CAUSAL, dataset=str(place), objective="judge", init_from=f"{place}/causal",
                         judge_rows=16, max_iters=1, eval_interval=1, out_dir=f"{tmp_path}/judge")  # fmt: skip
@@ -473,6 +509,7 @@ def test_a_causal_model_writes_the_pairs_of_a_judge_is_its_trunk_and_is_judged_b
     assert 0 < notes["reward"] < 1
 
 
+@pytest.mark.slow
 def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place, tmp_path):
     cfg = config.Config(**SECONDS, dataset=str(place), init_from=f"{place}/causal", adapt=True, max_iters=2,
                         eval_interval=2, save_interval=2, out_dir=f"{tmp_path}/out")  # fmt: skip
@@ -527,6 +564,7 @@ def test_lengths_are_counted_in_tokens_of_the_policy(tiny):
     assert -1 <= notes["rewards/overlong/mean"] <= 0
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
     def samples(chunk):
         *_, task, state = begin(tiny(rollout_chunk=chunk, eval_size=7))

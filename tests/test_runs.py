@@ -30,7 +30,7 @@ import train
 
 TOK = data.Tokenizer.bytes()
 SHAPE = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4, mask_id=TOK.mask_id, eos_id=TOK.eos_id)
-PARAMS = model.init(jax.random.key(0), SHAPE)
+PARAMS = jax.jit(model.init, static_argnames="cfg")(jax.random.key(0), SHAPE)
 
 
 class State(NamedTuple):
@@ -383,7 +383,7 @@ from model import ModelConfig
 
 config = Config(
     out_dir="{folder}/unbroken", dataset="{folder}/rows.jsonl", max_prompt_len=3, max_new_tokens=4, rewards=("exact",),
-    max_iters=400, batch_size=8, gradient_accumulation_steps=2, paired=True, ema_decay=0.9, learning_rate=5e-3,
+    max_iters=200, batch_size=8, gradient_accumulation_steps=2, paired=True, ema_decay=0.9, learning_rate=5e-3,
     eval_interval=50, eval_size=8, save_interval=3, log_interval=1, diffusion_steps=2,
     model=ModelConfig(n_layer=1, n_head=2, d_model=16))
 """
@@ -398,16 +398,14 @@ def start(folder, *argv):
 
 @pytest.fixture(scope="module")
 def killable(tmp_path_factory):
-    """A folder with FILE, its data and a finished run; and how many seconds that takes once it is compiled."""
+    """A folder with FILE, its data and a finished run."""
     folder = tmp_path_factory.mktemp("killable")
     (folder / "run.py").write_text(FILE.format(folder=folder))
     rows = [{"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]} for i in range(100)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for _ in range(2):
-        begun = time.time()
-        out, err = (process := start(folder)).communicate()
-        assert process.returncode == 0, err
-    return folder, time.time() - begun
+    out, err = (process := start(folder)).communicate()
+    assert process.returncode == 0, err
+    return folder
 
 
 def remains(out_dir):
@@ -421,23 +419,23 @@ def remains(out_dir):
 
 
 @pytest.mark.slow
-def test_a_run_killed_ten_times_at_random_moments_and_resumed_equals_the_unbroken_one_to_the_bit(killable):
-    folder, seconds = killable
-    rng, argv = random.Random(0), (f"--out_dir={folder}/killed", "--resume=True")
-    # One moment in each tenth of the life of a run: while it starts, compiles, trains, evaluates and saves. The short
-    # lives come first: a long one may reach the end, and then there is nothing left to kill.
-    delays = [(i + rng.random()) / 10 * seconds for i in range(10)]
-    reached, finished = [], 0
-    for delay in delays:
+def test_a_run_killed_five_times_at_random_moments_and_resumed_equals_the_unbroken_one_to_the_bit(killable):
+    folder, rng, reached, finished = killable, random.Random(0), [], 0
+    argv, log = (f"--out_dir={folder}/killed", "--resume=True"), f"{folder}/killed/metrics.jsonl"
+    # While it starts; and a little after four lines of its log, wherever it is then: it trains, evaluates or saves. Of
+    # steps, not seconds: how long a run lives depends on what else the machine does.
+    for line in (None, *sorted(rng.sample(range(5, 190), 4))):
         process = start(folder, *argv)
+        while line and process.poll() is None and len(runs.read_lines(log)) < line:
+            time.sleep(0.002)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(delay)
+            process.wait(rng.random() * (0.02 if line else 2))
         process.kill()
         out, err = process.communicate()
         assert "Traceback" not in err and process.returncode in (0, -signal.SIGKILL), err
         finished += process.returncode == 0
         reached.append(max(runs.checkpoints(f"{folder}/killed"), default=0))
-    assert reached == sorted(reached) and len(set(reached)) > 1 and finished < 8, (reached, delays)
+    assert reached == sorted(reached) and len(set(reached)) > 1 and finished < 4, reached
     out, err = (process := start(folder, *argv)).communicate()
     assert process.returncode == 0, err
     assert remains(f"{folder}/killed") == remains(f"{folder}/unbroken")
@@ -446,7 +444,7 @@ def test_a_run_killed_ten_times_at_random_moments_and_resumed_equals_the_unbroke
 
 @pytest.mark.slow
 def test_sigterm_and_ctrl_c_save_the_step_they_came_at_and_leave_with_their_codes(killable):
-    folder, _ = killable
+    folder = killable
     reached = 0
     for asked, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         process = start(folder, f"--out_dir={folder}/asked", "--resume=True", "--save_interval=100000")
@@ -482,6 +480,7 @@ def array(cfg, kind):
     return jax.ShapeDtypeStruct((cfg.batch_size * (cfg.group_size if cfg.objective == "grpo" else 1), 64), kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [
     {}, dict(gradient_accumulation_steps=2, model=dataclasses.replace(SMALL.model, vocab_size=4000))])  # fmt: skip
 def test_memory_is_estimated_to_a_factor_of_two_of_what_xla_allocates(changes):
@@ -497,6 +496,7 @@ def test_memory_is_estimated_to_a_factor_of_two_of_what_xla_allocates(changes):
     assert 0.5 < estimate / used < 2
 
 
+@pytest.mark.slow
 def test_the_rollouts_memory_is_estimated_to_a_factor_of_two():
     cfg = dataclasses.replace(SMALL, **TUNING)
     plan = sample.Plan(temperature=1.0, block_len=cfg.max_new_tokens)
@@ -520,7 +520,8 @@ def test_a_rollout_with_a_cache_costs_one_pass_and_one_without_as_many_as_it_has
     assert runs.cost(cfg)[1]["rollout"] == (7 + 1 / cfg.group_size) * runs.cost(causal)[1]["rollout"] > 0
 
 
-@pytest.mark.parametrize("n_layer", [1, 4])  # of a deep model's loop XLA counts the body once
+# of a deep model's loop XLA counts the body once
+@pytest.mark.parametrize("n_layer", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_operations_of_a_forward_pass_are_those_that_xla_counts(n_layer):
     cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, model=dataclasses.replace(SMALL.model, n_layer=n_layer))
     first, z = cfg.max_prompt_len, array(cfg, int)

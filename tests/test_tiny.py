@@ -1,9 +1,10 @@
 """tiny.py: a random model of each family in its own files, rows as the real ones, and every recipe runs on them."""
+import functools
 import json
 import os
-import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,13 +14,22 @@ import data
 import model
 import rewards
 import rules
+import runs
 import tiny
+import train
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
            "llama_gsm8k_grpo": "llama"}  # fmt: skip
 FILES = {"Dream": {"vocab.json", "merges.txt", "added_tokens.json"}, "llada": {"tokenizer.json"},
          "llama": {"tokenizer.json"}}  # fmt: skip
 TEXT = "Ann has 12 apples;\n\n    they're: naïve\tß 日本 <|im_start|>"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tokenizers_learnt_once():
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(tiny, "tokenizer", functools.cache(tiny.tokenizer))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +49,7 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     assert there == FILES[kind] | {"config.json", "model.safetensors", "tokenizer_config.json"}
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (kind != "llada", kind == "Dream", kind == "llama")
     tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
-    out = model.logits(params, jnp.array([tok.encode("2+3")]), cfg)
+    out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
     assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
 
 
@@ -62,6 +72,7 @@ def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(nam
     assert tok.specials[first] == len(tok.vocab) and [tok.vocab[bytes([b])] for b in b"!\n"] == [0, 198]  # as GPT-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llada", "dream", "llama"])
 def test_a_tiny_tokenizer_is_that_of_transformers(name, folders):
     transformers = pytest.importorskip("transformers")
@@ -112,11 +123,12 @@ def test_make_says_what_it_makes_and_knows_what_it_can_make(tmp_path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path):
-    argv = [sys.executable, "train.py", f"config/{name}.py", "--model=tiny", f"--out_dir={tmp_path}/out"]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-1000:]
-    assert "nothing can be learnt from it" in done.stdout and "done: " in done.stdout
+def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", f"config/{name}.py", "--model=tiny", f"--out_dir={tmp_path}/out"])
+    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    train.main()
+    said = capsys.readouterr().out
+    assert "nothing can be learnt from it" in said and "done: " in said
     lines = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)

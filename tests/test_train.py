@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from shared import compiled_once
 
 import config
 import data
@@ -24,6 +25,12 @@ import train
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
 KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_step_for_all_runs():
+    with compiled_once():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +46,7 @@ def rows(tmp_path_factory):
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=4, max_iters=12, batch_size=8, eval_interval=4, eval_size=8,
                save_interval=3, log_interval=2, log_samples=1, diffusion_steps=4, rewards=("exact",), warmup_iters=2,
-               model=SHAPE)  # fmt: skip
+               ema_decay=0.9, model=SHAPE)  # fmt: skip
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def tiny(rows, tmp_path):
 def unbroken(rows, tmp_path_factory):
     """The run, with an average of the weights, that others are compared with."""
     folder = tmp_path_factory.mktemp("unbroken")
-    cfg = config.Config(**SECONDS, out_dir=f"{folder}/out", dataset=rows, ema_decay=0.9)
+    cfg = config.Config(**SECONDS, out_dir=f"{folder}/out", dataset=rows)
     train.train(cfg)
     return cfg
 
@@ -128,8 +135,8 @@ def test_without_a_warm_up_the_first_step_has_the_full_rate(tiny):
 def test_norms_biases_and_embeddings_do_not_decay_and_all_else_does(tiny):
     shape = model.ModelConfig(n_layer=1, n_head=2, d_model=16, qkv_bias=True, qk_norm=True, mask_id=258)
     tx, _ = train.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
-    params = jax.tree.map(jnp.ones_like, model.init(KEY, shape))
-    updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+    params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), jax.eval_shape(lambda: model.init(KEY, shape)))
+    updates = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p)[0])(params)
     moved = {k for k, u in runs.flat(updates).items() if np.any(u != 0)}
     decaying = {"['head']", *(f"['blocks']['{n}']" for n in ("q", "k", "v", "o", "gate", "up", "down"))}
     assert moved == decaying
@@ -182,11 +189,26 @@ def one_step(cfg, objective="pretrain"):
     return train.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch)
 
 
-@pytest.mark.parametrize("changes", [{}, {"paired": True}, {"loss_norm": "completion"}, {"objective": "judge"}])
-def test_micro_batches_add_up_to_the_big_batch(tiny, changes):
+def test_micro_batches_of_two_rows_are_summed_and_extremes_stay_extremes(tiny):
+    loss = lambda params, batch: (jnp.sum(params["w"] ** 3 * batch["x"].sum(0)), {
+        "rows": batch["x"].shape[0] * jnp.ones(()), "x_max": batch["x"].max(), "x_min": batch["x"].min()})  # fmt: skip
+    params, batch, outs = {"w": jnp.array([1.0, -2.0])}, {"x": jnp.arange(16.0).reshape(8, 2)}, []
+    for parts in (1, 4):
+        tx, _ = train.optimizer(cfg := tiny(gradient_accumulation_steps=parts, warmup_iters=0))
+        outs.append(train.make_update(loss, tx, cfg)(jax.tree.map(jnp.copy, params), tx.init(params), None, 0, batch))
+    (whole, state, _, metrics), (again, summed, _, others) = outs
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), (whole, state), (again, summed))
+    assert {k: float(others[k]) for k in ("rows", "x_max", "x_min")} == {"rows": 8, "x_max": 15, "x_min": 0}
+    assert float(others["grad_norm"]) == pytest.approx(float(metrics["grad_norm"]), rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes, splits", [({}, (4,)), ({"paired": True}, (2,)), ({"loss_norm": "completion"}, (4,)),
+                                             ({"objective": "judge"}, (2, 4))])  # fmt: skip
+def test_micro_batches_add_up_to_the_big_batch(tiny, changes, splits):
     cfg = tiny(batch_size=16, warmup_iters=0, adam_eps=1e-3, rewards=(), **changes)  # eps: no noise over tiny gradients
     whole, _, _, metrics = one_step(cfg, cfg.objective)
-    for parts in (2, 4):
+    for parts in splits:
         params, _, _, others = one_step(dataclasses.replace(cfg, gradient_accumulation_steps=parts), cfg.objective)
         for name, x in runs.flat(params).items():
             np.testing.assert_allclose(x, runs.flat(whole)[name], atol=1e-6, rtol=0)
@@ -259,6 +281,7 @@ def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbrok
     assert model.logits(params, mask, shape).shape == (1, 7, 259)
 
 
+@pytest.mark.slow
 def test_the_sampler_opens_what_a_run_has_saved(unbroken, tmp_path, capsys):
     assert sample.main([unbroken.out_dir, "--prompt=12", "--n=2"]) in (0, None)
     assert capsys.readouterr().out.count("---") == 1
@@ -269,7 +292,7 @@ def test_the_sampler_opens_what_a_run_has_saved(unbroken, tmp_path, capsys):
 
 
 def test_the_same_seed_gives_the_same_run_to_the_bit_and_another_seed_another(unbroken, tiny):
-    again, other = (tiny(ema_decay=0.9, seed=seed, out_dir=tiny().out_dir + str(seed)) for seed in (0, 1))
+    again, other = (tiny(seed=seed, out_dir=tiny().out_dir + str(seed)) for seed in (0, 1))
     train.train(again)
     assert left(again.out_dir) == left(unbroken.out_dir)
     train.train(other)
@@ -277,6 +300,7 @@ def test_the_same_seed_gives_the_same_run_to_the_bit_and_another_seed_another(un
         assert (mine == theirs) == ("tensors" not in mine[0])
 
 
+@pytest.mark.slow
 def test_it_learns(tiny):
     cfg = tiny(max_iters=150, learning_rate=1e-2, eval_interval=999, save_interval=999, max_new_tokens=2,
                model=dataclasses.replace(SHAPE, d_model=32))  # fmt: skip
@@ -290,17 +314,17 @@ def test_it_learns(tiny):
 
 
 def test_an_earlier_run_is_moved_aside_and_nothing_of_it_is_lost(tiny, capsys):
-    cfg = tiny(max_iters=2, log_interval=1, rewards=())
+    cfg = tiny(log_interval=6, save_interval=12, eval_interval=12)
     for n in range(3):
         train.train(dataclasses.replace(cfg, seed=n))
     assert f"moved to {cfg.out_dir}.2" in capsys.readouterr().out
-    seeds = [json.load(open(f"{cfg.out_dir}{end}/step-000002/run.json"))["config"]["seed"] for end in (".1", ".2", "")]
+    seeds = [json.load(open(f"{cfg.out_dir}{end}/step-000012/run.json"))["config"]["seed"] for end in (".1", ".2", "")]
     assert seeds == [0, 1, 2]
     assert all(len(lines(cfg.out_dir + end)) == 3 for end in (".1", ".2", ""))
 
 
 def test_a_run_that_cannot_start_moves_nothing(tiny, monkeypatch, tmp_path):
-    cfg = tiny(max_iters=1, rewards=())
+    cfg = tiny()
     train.train(cfg)
     for wrong in (dict(dataset=f"{tmp_path}/none"), dict(rewards=("nothing",)), dict(difficulty=(50, 60)),
                   dict(order="best"), dict(init_from=f"{tmp_path}"), dict(curriculum=((0, -1),))):  # fmt: skip
@@ -318,7 +342,7 @@ def test_it_starts_from_the_weights_of_a_folder_or_of_another_run(unbroken, tiny
         assert params.keys() == want.keys()
         for name, x in want.items():
             np.testing.assert_array_equal(params[name], x)
-    first = lines_of(tiny(init_from=unbroken.out_dir, max_iters=1, log_interval=1, learning_rate=1e-4, warmup_iters=0))
+    first = lines_of(tiny(init_from=unbroken.out_dir, log_interval=1))
     assert first[0]["loss"] < lines(unbroken.out_dir)[0]["loss"]
 
 
@@ -336,22 +360,20 @@ def test_a_start_that_contradicts_the_config_is_refused(unbroken, tiny, monkeypa
 
 
 def test_a_start_that_is_a_config_file_is_trained_first_and_only_once(tiny, tmp_path, capsys):
-    base = tiny(out_dir=f"{tmp_path}/base", max_iters=2, rewards=(), log_interval=1)
-    cfg = tiny(init_from=written(base, tmp_path / "base.py"), max_iters=1, rewards=())
+    base = tiny(out_dir=f"{tmp_path}/base", log_interval=6, save_interval=6, eval_interval=12)
+    cfg = tiny(init_from=written(base, tmp_path / "base.py"))
     train.train(cfg)
     assert "which has not been run to its end: that first" in capsys.readouterr().out
-    stamp = os.stat(f"{tmp_path}/base/step-000002").st_mtime_ns
+    stamp = os.stat(f"{tmp_path}/base/step-000012").st_mtime_ns
     train.train(cfg)
     assert "that first" not in capsys.readouterr().out and len(lines(base.out_dir)) == 3
-    assert os.stat(f"{tmp_path}/base/step-000002").st_mtime_ns == stamp
+    assert os.stat(f"{tmp_path}/base/step-000012").st_mtime_ns == stamp
     # a base that was broken off is continued, not begun again
-    run = json.load(open(f"{tmp_path}/base/step-000002/run.json"))
-    json.dump(run | {"finished": False, "step": 1}, open(f"{tmp_path}/base/step-000002/run.json", "w"))
-    os.rename(f"{tmp_path}/base/step-000002", f"{tmp_path}/base/step-000001")
+    shutil.rmtree(f"{tmp_path}/base/step-000012")
     train.train(cfg)
     said = capsys.readouterr().out
-    assert "that first" in said and f"resuming {base.out_dir} at step 1" in said
-    assert [r["step"] for r in lines(base.out_dir) if "loss" in r] == [1, 2]
+    assert "that first" in said and f"resuming {base.out_dir} at step 6" in said
+    assert [r["step"] for r in lines(base.out_dir) if "loss" in r] == [6, 12]
 
 
 def test_a_curriculum_begins_with_the_easy_rows(tiny):
@@ -377,7 +399,7 @@ def test_a_range_of_difficulty_holds_for_training_and_evaluation(tiny):
 
 def test_it_stops_when_the_pass_rate_first_exceeds_stop_at_and_stays_stopped(tiny, monkeypatch):
     change_task(monkeypatch, evaluate=scripted([0.1, 0.3, 0.5, 0.9]))
-    cfg = tiny(stop_at=0.3, eval_interval=2, max_iters=50)
+    cfg = tiny(stop_at=0.3, eval_interval=2)
     assert train.train(cfg).step == 6
     assert json.load(open(f"{model.find(cfg.out_dir)}/run.json"))["finished"]
     before = left(cfg.out_dir)
@@ -421,11 +443,12 @@ def test_eval_only_measures_a_start_when_there_is_no_run_yet(unbroken, tiny, cap
     assert "val/nelbo" in capsys.readouterr().out and not os.path.exists(cfg.out_dir)
 
 
-@pytest.mark.parametrize("signals, code", [((signal.SIGTERM,), 143), ((signal.SIGINT,), 130)])
-@pytest.mark.parametrize("step", [1, 5, 8])
+@pytest.mark.parametrize("signals, code, step", [
+    ((signal.SIGTERM,), 143, 5), *(pytest.param((s,), code, step, marks=pytest.mark.slow) for s, code, step in (
+        (signal.SIGINT, 130, 1), (signal.SIGINT, 130, 5), (signal.SIGTERM, 143, 8)))])  # fmt: skip
 def test_sigterm_and_ctrl_c_save_and_a_resumed_run_equals_the_unbroken_one(
         unbroken, tiny, monkeypatch, tmp_path, capsys, signals, code, step):
-    cfg = tiny(ema_decay=0.9)
+    cfg = tiny()
     with monkeypatch.context() as m:
         def batches(old):
             def interrupted(state, key):
@@ -460,10 +483,12 @@ class Killed(BaseException):
     """What kill -9 would be, for a test in one process: nothing of ours catches it."""
 
 
-@pytest.mark.parametrize("where, call", [("metrics", 4), ("samples", 1), ("save", 2), ("save", 4)])
-@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("where, call, done", [
+    ("metrics", 4, False), ("save", 2, True), *(pytest.param(*p, marks=pytest.mark.slow) for p in (
+        ("metrics", 4, True), ("samples", 1, False), ("samples", 1, True), ("save", 2, False), ("save", 4, False),
+        ("save", 4, True)))])  # fmt: skip
 def test_a_run_broken_at_a_write_and_resumed_equals_the_unbroken_one(unbroken, tiny, monkeypatch, where, call, done):
-    cfg = tiny(ema_decay=0.9)
+    cfg = tiny()
     with monkeypatch.context() as m:
         owner, calls = runs if where == "save" else runs.Log, []
         old = getattr(owner, where)
@@ -483,7 +508,8 @@ def test_a_run_broken_at_a_write_and_resumed_equals_the_unbroken_one(unbroken, t
 
 
 def test_a_judge_broken_off_and_resumed_learns_from_the_pairs_it_began_with(unbroken, tiny, monkeypatch):
-    cfg = tiny(objective="judge", init_from=unbroken.out_dir, rewards=(), judge_rows=16, max_iters=8)
+    cfg = tiny(objective="judge", init_from=unbroken.out_dir, rewards=(), judge_rows=16, max_iters=8,
+               judge_temperatures=(1.0,))  # fmt: skip
     train.train(cfg)
     whole = left(cfg.out_dir)
     kinds = {row["kind"] for row in lines(cfg.out_dir, "samples.jsonl")}
@@ -502,7 +528,7 @@ def test_resuming_a_finished_run_does_nothing(unbroken):
 # ---- accidents ----
 
 
-@pytest.mark.parametrize("poisoned", [0, 5, 6, 11])
+@pytest.mark.parametrize("poisoned", [0, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 11))])
 def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, monkeypatch, tmp_path, poisoned):
     def poison(old):
         def batches(state, key):
@@ -532,6 +558,7 @@ def test_a_gradient_that_overflows_stops_the_run_even_when_the_loss_does_not(tin
     assert re.match(r"step 1: loss 1\.0, gradient norm (nan|inf)\.", leave(tiny(), monkeypatch, tmp_path))
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_far_too_high_ends_in_one_sentence(tiny, monkeypatch, tmp_path):
     change_task(monkeypatch, evaluate=scripted([0.5] * 9))
     code = leave(tiny(learning_rate=1e30, min_lr=1e29, max_iters=40, eval_interval=50), monkeypatch, tmp_path)

@@ -1,0 +1,39 @@
+"""For the tests that run train.train many times: to trace and compile a step costs as much as hundreds of them."""
+import contextlib
+import functools
+
+import jax
+import pytest
+
+import runs
+import train
+
+# What no compiled function depends on: where a run reads and writes, and when it does what.
+FREE = ("out_dir dataset init_from resume eval_only seed rewards eval_rewards eval_interval save_interval log_interval "
+        "keep_checkpoints stop_at eval_size log_samples wandb_log wandb_project wandb_entity").split()  # fmt: skip
+
+
+def known(f):
+    """A function -> what it is known by, wherever it was made."""
+    return (f.func, f.args, *f.keywords.items()) if isinstance(f, functools.partial) else f.__qualname__
+
+
+@contextlib.contextmanager
+def compiled_once():
+    """Runs that differ only in what is FREE share their update and their jitted partials, and draw no curves."""
+    jit, make_update, made = jax.jit, train.make_update, {}
+
+    def shared_jit(*args, **options):
+        if options or not isinstance(args[0], functools.partial):
+            return jit(*args, **options)
+        return made.setdefault(known(args[0]), jit(*args))
+
+    def shared_update(loss, tx, cfg):
+        key = (known(loss), *((k, v) for k, v in vars(cfg).items() if k not in FREE))
+        return made.setdefault(key, make_update(loss, tx, cfg))
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(jax, "jit", shared_jit)
+        m.setattr(train, "make_update", shared_update)
+        m.setattr(runs, "draw", lambda out_dir: open(f"{out_dir}/curves.png", "w").close())
+        yield
