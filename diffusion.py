@@ -31,7 +31,12 @@ def sample_t(key, n):
 
 def subset(key, among, count):
     """among (B, T) bool, count (B,) -> (B, T) bool: that many of those positions, each as likely as any other."""
-    noise = jnp.where(among, jax.random.uniform(key, among.shape), 2.0)
+    return least(jax.random.uniform(key, among.shape), among, count)
+
+
+def least(noise, among, count):
+    """noise (B or 1, T), among (B, T) bool, count (B,) -> (B, T) bool: that many of those, the least noisy."""
+    noise = jnp.where(among, noise, 2.0)
     return among & (jnp.argsort(jnp.argsort(noise, 1), 1) < count[:, None])
 
 
@@ -140,18 +145,21 @@ def loss(params, batch, cfg, start=0):
 
 def likelihood(params, batch, key, cfg, n=8, start=0):
     """batch as for `noise` -> log-likelihood bound of every row (B,) in nats, from n masks each (LLaDA's rule); of a
-    causal model no bound, the log-likelihood."""
+    causal model no bound, the log-likelihood. A key is for all rows: the same text has the same masks in each of them,
+    and behind any padding. With keys (B,) rows have their own, and a mean over them varies less."""
     x, maskable = batch["tokens"], batch["hole"]
     if cfg.causal:
         h = model.features(params, x, cfg, batch["valid"], start)
         return jnp.sum(maskable[:, start:] * read(params, h, x[:, start:], cfg, gather_logp, maskable[:, start:]), 1)
     L = maskable.sum(1)
-    k_first, k_mask = jax.random.split(key)
-    first = jnp.floor(jax.random.uniform(k_first, L.shape) * L) + 1  # in 1..L; the others follow at distances of L / n
+    keys = key[None] if key.ndim == 0 else key  # (1 or B,)
+    uniform = lambda i, *shape: jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, i), shape))(keys)
+    first = jnp.floor(uniform(n) * L) + 1  # in 1..L; the others follow at distances of L / n
 
     def one(j):
-        count = (jnp.round(first + j * L / n) - 1) % jnp.maximum(L, 1) + 1
-        hole = subset(jax.random.fold_in(k_mask, j), maskable, count)
+        # Halves go up: LLaDA's round takes them to even counts, of 3 tokens 1, 1 and 2 are masked instead of 1, 2, 3.
+        count = (jnp.floor(first + j * L / n + 0.5) - 1) % jnp.maximum(L, 1) + 1
+        hole = least(uniform(j, x.shape[1])[:, ::-1], maskable, count)  # a number depends on its place from the end
         h = model.features(params, jnp.where(hole, cfg.mask_id, x), cfg, batch["valid"], start)
         logp = read(params, h, x[:, start:], cfg, gather_logp, hole[:, start:])
         return jnp.sum(hole[:, start:] * logp, 1) * L / count

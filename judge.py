@@ -63,8 +63,8 @@ def reward(params, cfg, tok, batch_size=32, max_len=MAX_LEN):
 def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
     """A frozen denoiser or autoregressive model -> a reward: the mean log-prob of the tokens of a completion.
 
-    Of a denoiser it is the bound from 8 masks, always the same ones. Zero would be certainty, so blank text gets the
-    floor: in nats per token it is rarer than a uniform guess in any vocabulary."""
+    Of a denoiser it is the bound from 8 masks, always the same ones, wherever a text stands in its batch. Zero would be
+    certainty, so blank text gets the floor: in nats per token it is rarer than a uniform guess in any vocabulary."""
 
     @jax.jit
     def bound(params, tokens, valid, hole):

@@ -235,12 +235,15 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
     S, T = tokens.shape[1], tokens.shape[1] if cache is None else cache[0].shape[2]
     # Padding is neither attended nor counted, so a padded prompt and an unpadded one have the same logits.
     positions = jnp.arange(T)[None] if valid is None else jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
-    positions = jax.lax.dynamic_slice_in_dim(positions, start, S, 1)
+    part = lambda a: jax.lax.dynamic_slice_in_dim(a, start, S, 1)
+    positions = part(positions)
+    if valid is not None and cfg.causal:  # where the first token is read from: see `features`
+        tokens = jnp.where(part(valid), tokens, start_id(cfg))
 
     def seen(i, first, n):
         """What columns first to first + n attend to in layer i: (..., n or 1, T), or None for everything."""
         own, others = first + jnp.arange(n)[:, None], jnp.arange(T)
-        near = [] if valid is None else [valid[:, None, None, None, :]]
+        near = [] if valid is None else [valid[:, None, None, None, :] | (others == own if cfg.causal else False)]
         near += [others <= own] if cfg.causal else []
         near += [(jnp.abs(own - others) < cfg.window) | (i % 2 == 1)] if cfg.window else []
         return functools.reduce(jnp.logical_and, near) if near else None
@@ -274,17 +277,31 @@ def readout(params, h, cfg):
     return out if cfg.mask_id is None else jnp.where(jnp.arange(cfg.vocab_size) == cfg.mask_id, BANNED, out)
 
 
+def start_id(cfg):
+    """What a causal model reads the first token of a text from: the beginning or the end of a text, or any one id."""
+    return next(i for i in (cfg.bos_id, cfg.eos_id, 0) if i is not None)
+
+
 def features(params, z, cfg, valid=None, start=0, length=None):
     """z (B, T) with holes -> (B, length, D): `[:, i]` is what token start + i is read from, shifted model or not.
 
     Only the window [start, start + length) is taken (None: to the end); `start` may be traced, so a sampler that works
     on a block pays the vocabulary for the block alone.
+
+    Shifted, the first token has nothing on its left. A denoiser reads it from its own position, a hole, as in Dream's
+    sampler. A causal model would see the token: it reads it from a `start_id` in the column before, which sees only
+    itself and which no token sees; where there is no padding that column is added.
     """
     length = z.shape[1] - start if length is None else length
-    first = jnp.maximum(start - 1, 0) if cfg.shift else start
-    h = extend(params, z, cfg, valid, window=None if length == z.shape[1] else (first, length))[0]
-    if cfg.shift:  # position 0 has nothing on its left: it keeps its own features, as in Dream's sampler
-        h = jnp.where(start == 0, jnp.concatenate([h[:, :1], h[:, :-1]], 1), h)
+    if cfg.causal and not (isinstance(start, int) and start > 0):
+        valid = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
+        z, valid, start = jnp.pad(z, ((0, 0), (1, 0))), jnp.pad(valid, ((0, 0), (1, 0))), start + 1
+    own = cfg.shift and not cfg.causal
+    first, n = jnp.maximum(start - 1, 0) if cfg.shift else start, min(length + own, z.shape[1])
+    h = extend(params, z, cfg, valid, window=None if n == z.shape[1] else (first, n))[0]
+    if own:
+        left = jnp.maximum(start - 1 + jnp.arange(length), 0 if valid is None else jnp.argmax(valid, 1)[:, None])
+        h = jax.vmap(lambda h, i: h[i])(h, jnp.broadcast_to(left - first, (len(h), length)))
     return h
 
 

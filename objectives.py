@@ -297,7 +297,8 @@ def pretrain(cfg, tok, start):
 
     def evaluate(state, key):
         arrays = held_out.take(slice(None))
-        bound = logp(state.weights, arrays, jax.random.key(0))  # the same masks every time
+        keys = sample.row_keys(jax.random.key(0), len(shown.rows))  # the same masks every time
+        bound = logp(state.weights, arrays, keys)
         out = {"val/nelbo": -float(bound.sum() / arrays["hole"].sum())}
         if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
             size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])

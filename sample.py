@@ -145,7 +145,9 @@ def predict(params, s, asked, cfg, plan, valid, start, length):
     z, cache = s.z, s.cache
     if cfg.causal:
         before = jnp.maximum(start - 1, 0)
-        h, cache = model.extend(params, jax.lax.dynamic_slice_in_dim(z, before, 1, 1), cfg, valid, cache, before)
+        last = jax.lax.dynamic_slice_in_dim(z, before, 1, 1)  # of column 0 there is none, and the next step mends it
+        last = jnp.where(start == 0, model.start_id(cfg), last)
+        h, cache = model.extend(params, last, cfg, valid, cache, before)
         l = model.readout(params, h, cfg)
     else:
         l = model.logits(params, z, cfg, valid, start, length)

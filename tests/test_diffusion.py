@@ -169,7 +169,7 @@ def test_likelihood_masks_by_lladas_rule_and_is_exact_on_a_uniform_model():
 def test_likelihood_and_loss_estimate_the_same_bound():
     rows = 256
     batch = {"tokens": jnp.tile(X[:1], (rows, 1)), "hole": jnp.tile(HOLE[:1], (rows, 1)), "valid": None}
-    bound = likelihood(PARAMS, batch, KEY, CFG, n=16)
+    bound = likelihood(PARAMS, batch, jax.random.split(KEY, rows), CFG, n=16)
     nelbo = jnp.stack([loss(PARAMS, noise(jax.random.key(s), batch, CFG), CFG)[0] for s in range(8)])
     paired = jnp.stack([loss(PARAMS, noise(jax.random.key(s), batch, CFG, paired=True), CFG)[0] for s in range(8)])
     close(-bound.mean() / 8, nelbo.mean(), 2e-3)
@@ -224,6 +224,21 @@ def estimates(method, rows=40_000, seed=0, **options):
 def agrees(samples, exact):
     error = samples.std(0) / len(samples) ** 0.5
     np.testing.assert_array_less(np.abs(samples.mean(0) - exact), 5 * error + 1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 8])
+def test_likelihood_is_the_bound_on_average(n):
+    rows = 6000
+    batch = {"tokens": jnp.tile(TEXT, (rows, 1)), "hole": jnp.tile(HOLES, (rows, 1)), "valid": None}
+    agrees(diffusion.likelihood(WILD, batch, jax.random.split(KEY, rows), SMALL, n=n)[:, None], ELBO().sum())
+
+
+def test_a_key_has_the_same_masks_for_a_text_in_every_row_and_behind_padding():
+    score = lambda tokens, hole, valid: diffusion.likelihood(
+        PARAMS, {"tokens": tokens, "hole": hole, "valid": valid}, KEY, CFG)  # fmt: skip
+    alone = score(X[:1], HOLE[:1], None)
+    pad = lambda a: jnp.pad(jnp.tile(a, (3, 1)), ((0, 0), (4, 0)))
+    close(score(pad(X[:1]), pad(HOLE[:1]), pad(jnp.ones((1, 10), bool))), jnp.tile(alone, 3))
 
 
 @pytest.mark.parametrize("method, n", [("elbo", 3), ("coupled_elbo", 2), *(
@@ -299,6 +314,21 @@ def test_exact_is_one_pass_of_a_causal_model():
     chain = [float(diffusion.gather_logp(logits_of(params, TEXT[:, : i + 1], cfg), TEXT[:, : i + 1])[0, i])
              for i in (1, 2, 3)]  # fmt: skip
     close(token_logp(params, TEXT, M, w, cfg)[0], [0, *chain])
+
+
+@pytest.mark.parametrize("pads, start", [(0, 0), (1, 0), (1, 1), (3, 3)])
+def test_the_probabilities_of_all_texts_of_two_tokens_of_a_causal_model_sum_to_one(pads, start):
+    cfg = dataclasses.replace(SMALL, causal=True, shift=True)  # three tokens and a mask
+    texts = jnp.array(list(itertools.product(range(3), repeat=2)))
+    batch = {"tokens": jnp.pad(texts, ((0, 0), (pads, 0))), "hole": jnp.arange(2 + pads) >= jnp.full((9, 1), pads)}
+    batch["valid"] = batch["hole"] if pads else None
+    logp = diffusion.likelihood(WILD, batch, KEY, cfg, start=start)
+    close(jnp.exp(logp).sum(), 1)
+    M, w = views(KEY, "exact", batch["hole"])
+    scored = diffusion.token_logp(WILD, batch["tokens"], M, w, cfg, batch["valid"], start)
+    close(scored.sum(1), logp)
+    drawn = noise(KEY, batch, cfg)
+    close(loss(WILD, drawn, cfg, start)[0], -logp.mean() / 2)
 
 
 @pytest.mark.parametrize("method", ["coupled", *(pytest.param(m, marks=pytest.mark.slow)

@@ -84,6 +84,17 @@ def test_coherence_of_a_uniform_model_is_minus_log_v_and_of_blank_text_the_floor
     assert values == pytest.approx([-math.log(258), -math.log(258), -20.0], abs=1e-4)
 
 
+@pytest.mark.parametrize("shift", [False, True])
+def test_coherence_of_a_text_is_the_same_in_every_row_and_behind_any_padding(shift):
+    cfg = model.ModelConfig(n_layer=1, n_head=2, d_model=16, shift=shift, qkv_bias=shift, **IDS)
+    params = model.init(jax.random.key(3), cfg) | {"head": jax.random.normal(jax.random.key(4), (16, 259))}
+    coherence = judge.coherence(params, cfg, TOK, batch_size=4, max_len=48)
+    alike = coherence([""] * 8, ["a word or two"] * 8)
+    assert alike == pytest.approx([alike[0]] * 8, abs=1e-5)
+    longer = coherence(["", "a longer prompt"], ["a word or two", "and a longer text"])
+    assert longer[0] == pytest.approx(alike[0], abs=1e-5) and longer[1] != pytest.approx(alike[0], abs=0.01)
+
+
 @pytest.mark.slow
 def test_coherence_of_a_causal_model_is_its_exact_log_prob():
     cfg = model.ModelConfig(n_layer=1, n_head=2, d_model=16, causal=True, shift=True, **IDS)

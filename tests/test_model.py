@@ -159,6 +159,33 @@ def test_a_causal_model_sees_only_what_is_left_of_a_token():
     assert moved_logits(CAUSAL, 4) == set(range(5, 12))
 
 
+@pytest.mark.parametrize("pads", [0, 1, 3])
+def test_a_causal_model_without_a_prompt_does_not_see_the_token_it_predicts(pads):
+    params, rest = model.init(KEY, CAUSAL), jax.random.randint(KEY, (37, 5), 0, 37)
+    z = jnp.concatenate([jnp.full((37, pads), 37), jnp.arange(37)[:, None], rest], 1)
+    valid = jnp.broadcast_to(jnp.arange(6 + pads) >= pads, z.shape) if pads else None
+    first = model.logits(params, z, CAUSAL, valid)[:, pads]
+    close(first, jnp.broadcast_to(first[0], first.shape), 1e-6)  # whatever it is, and whatever follows
+    close(first[0], model.logits(params, z[:, pads:], CAUSAL)[0, 0], 1e-6)
+    raw = model.readout(params, model.trunk(params, jnp.array([[CAUSAL.eos_id]]), CAUSAL), CAUSAL)
+    close(first[0], raw[0, 0], 1e-6)  # it is what follows an end of text
+
+
+@pytest.mark.parametrize("changes", [{}, dict(window=2)], ids=str)
+def test_the_first_hole_of_a_shifted_denoiser_is_the_same_behind_padding(changes):
+    cfg = dataclasses.replace(DENOISER, shift=True, qkv_bias=True, **changes)
+    params, z = model.init(KEY, cfg), TOKENS.at[:, :2].set(cfg.mask_id)
+    params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(KEY, w.shape), params)
+    padded = jnp.pad(z, ((0, 0), (3, 0)), constant_values=cfg.pad_id)
+    valid = jnp.broadcast_to(jnp.arange(15) >= 3, padded.shape)
+    alone = model.logits(params, z, cfg)
+    close(model.logits(params, padded, cfg, valid)[:, 3:], alone, 1e-4)
+    close(model.logits(params, padded, cfg, valid, 3), alone, 1e-4)
+    close(model.logits(params, padded, cfg, valid, 2, 4)[:, 1:], alone[:, :3], 1e-4)
+    own = model.readout(params, model.trunk(params, z, cfg), cfg)
+    close(alone[:, 0], own[:, 0], 1e-5)  # as in Dream's sampler
+
+
 def test_every_second_block_of_gemma_sees_a_window_only():
     cfg = dataclasses.replace(AUTOREGRESSIVE["gemma2"], n_layer=1, window=3)
     assert moved_logits(cfg, 4) == {5, 6, 7}  # token 8 is predicted from position 7, which sees 5, 6 and 7
@@ -210,7 +237,7 @@ def test_left_padding_changes_nothing(cfg):
     params = model.init(KEY, cfg)
     padded = jnp.concatenate([jnp.full((3, 5), 37), TOKENS], 1)
     valid = jnp.arange(17) >= jnp.full((3, 1), 5)
-    close(model.logits(params, padded, cfg, valid)[:, 6:], model.logits(params, TOKENS, cfg)[:, 1:], 1e-5)
+    close(model.logits(params, padded, cfg, valid)[:, 5:], model.logits(params, TOKENS, cfg), 1e-5)
 
 
 def test_grouped_query_attention_is_full_attention_with_repeated_heads():

@@ -524,6 +524,21 @@ def test_the_cache_of_a_causal_model_changes_nothing_between_given_tokens_and_be
     np.testing.assert_array_equal(y[:, 3:], x)
 
 
+def test_a_causal_model_without_a_prompt_writes_what_its_score_says_padded_or_not():
+    cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
+    params, plan = sharp(cfg, 3), Plan(order="left", temperature=1.0)
+    z, padded = holes(*["__"] * 3000), holes(*["444__"] * 3000)
+    valid = jnp.broadcast_to(jnp.arange(5) >= 3, padded.shape)
+    x, trace = generate(params, KEY, z, cfg, plan)
+    own = jax.nn.log_softmax(logits(params, x, cfg))
+    np.testing.assert_allclose(trace["logp"], sample.pick(own, x), atol=1e-5)
+    np.testing.assert_array_equal(generate(params, KEY, padded, cfg, plan, valid)[0][:, 3:], x)
+    texts = jnp.array(list(itertools.product(range(5), repeat=2)))
+    p = np.exp(sample.pick(jax.nn.log_softmax(logits(params, texts, cfg)), texts).sum(1))
+    counts = np.bincount(np.asarray(x[:, 0] * 5 + x[:, 1]), minlength=25)
+    assert p.sum() == pytest.approx(1, abs=1e-5) and abs(counts / 3000 - p).max() < 0.04
+
+
 def test_a_prompt_is_read_once_for_all_its_completions_and_they_are_the_same():
     cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
     params, plan = sharp(cfg, 3), Plan(order="left", temperature=1.0)
