@@ -194,7 +194,7 @@ def soft_cap(x, cap):
 def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None):
     """x (B, S, D), w the weights of one layer, a cache of keys and values and where in it this block's are from the
     first of x on -> (B, S, D), the cache with those of x. window, a start and a length: only of these columns of x."""
-    cut = lambda a: a if window is None else jax.lax.dynamic_slice_in_dim(a, *window, 1)
+    cut = lambda a: a if window is None else columns(a, *window)
     h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
     q, k, v = (linear(cut(h) if n == "q" else h, w, n) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
     q, k, v = (a.reshape(*a.shape[:2], -1, cfg.head_dim) for a in (q, k, v))  # (B, S, H or KV, K)
@@ -213,6 +213,14 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None):
     bend = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
     out = linear(bend(linear(h, w, "gate")) * linear(h, w, "up"), w, "down")
     return x + (rms_norm(out, w["mlp_out_norm"], cfg.norm_eps) if cfg.gemma else out), cache
+
+
+def columns(a, start, length):
+    """a (B or 1, T, ...) -> (B or 1, length, ...), those from start () or, of each row its own, (B,)."""
+    if jnp.ndim(start) == 0:
+        return jax.lax.dynamic_slice_in_dim(a, start, length, 1)
+    rows = jnp.broadcast_to(a, (len(start), *a.shape[1:]))
+    return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, length))(rows, start)
 
 
 def trunk(params, tokens, cfg, valid=None):
@@ -239,7 +247,7 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
 
     def seen(i, first, n):
         """What columns first to first + n attend to in layer i: (..., n or 1, T), or None for everything."""
-        own, others = first + jnp.arange(n)[:, None], jnp.arange(T)
+        own, others = jnp.reshape(first, (-1, 1, 1, 1, 1)) + jnp.arange(n)[:, None], jnp.arange(T)
         near = [] if valid is None else [valid[:, None, None, None, :]]
         near += [others <= own] if cfg.causal else []
         near += [(jnp.abs(own - others) < cfg.window) | (i % 2 == 1)] if cfg.window else []
@@ -263,7 +271,7 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
     if window and flat:
         (x, cache), _ = kept(functools.partial(step, window=window))((x, cache), last)
     elif window:
-        x = jax.lax.dynamic_slice_in_dim(x, *window, 1)
+        x = columns(x, *window)
     return rms_norm(x, p["norm"], cfg.norm_eps), cache
 
 
@@ -277,14 +285,14 @@ def readout(params, h, cfg):
 def features(params, z, cfg, valid=None, start=0, length=None):
     """z (B, T) with holes -> (B, length, D): `[:, i]` is what token start + i is read from, shifted model or not.
 
-    Only the window [start, start + length) is taken (None: to the end); `start` may be traced, so a sampler that works
-    on a block pays the vocabulary for the block alone.
+    Only the window [start, start + length) is taken (None: to the end); `start` may be traced, and differ by row (B,),
+    so a sampler that works on a block pays the vocabulary for the block alone.
     """
     length = z.shape[1] - start if length is None else length
     first = jnp.maximum(start - 1, 0) if cfg.shift else start
     h = extend(params, z, cfg, valid, window=None if length == z.shape[1] else (first, length))[0]
     if cfg.shift:  # position 0 has nothing on its left: it keeps its own features, as in Dream's sampler
-        h = jnp.where(start == 0, jnp.concatenate([h[:, :1], h[:, :-1]], 1), h)
+        h = jnp.where(jnp.reshape(start == 0, (-1, 1, 1)), jnp.concatenate([h[:, :1], h[:, :-1]], 1), h)
     return h
 
 
@@ -305,11 +313,13 @@ def score(params, tokens, cfg, valid=None):
 
 def adapt(params, cfg, mask_id):
     """A causal model -> params, ModelConfig of a denoiser, as Dream was made of Qwen2: it sees both sides, still
-    predicts each token one place before it, and has a mask, at first the mean of all tokens. Its family has biases."""
+    predicts each token one place before it, and has a mask, at first the mean of all tokens, also where there is a row
+    for it already (Qwen2 has 152,064, of which 151,665 mean something). Its family has biases."""
     size = max(cfg.vocab_size, mask_id + 1)
     more = size - cfg.vocab_size
     cfg = dataclasses.replace(cfg, causal=False, mask_id=mask_id, vocab_size=size, qkv_bias=True)
-    grown = lambda rows: jnp.concatenate([rows, jnp.repeat(rows.mean(0, keepdims=True), more, 0)])
+    fill = lambda rows, mean: jnp.concatenate([rows, jnp.repeat(mean[None], more, 0)]).at[mask_id].set(mean)
+    grown = lambda rows: fill(rows, rows.mean(0))
     biases = {n: jnp.zeros(shape) for n, shape in shapes(cfg)["blocks"].items() if n.endswith("_bias")}
     head = {"head": grown(params["head"].T).T} if "head" in params else {}
     return params | head | {"embed": grown(params["embed"]), "blocks": biases | params["blocks"]}, cfg
