@@ -245,13 +245,6 @@ def test_logits_in_chunks_of_positions_give_the_tokens_that_they_give_at_once(pl
     np.testing.assert_allclose(again["logp"], trace["logp"], atol=1e-5)
 
 
-def test_only_committed_tokens_are_drawn_and_in_a_batch_of_few_positions_more(monkeypatch):
-    drawn, plain = [], sample.draw
-    monkeypatch.setattr(sample, "draw", lambda key, p: (jax.debug.callback(lambda: drawn.append(1)), plain(key, p))[1])
-    generate(PARAMS, KEY, jnp.full((128, 16), MASK), TINY, Plan(temperature=1.0, steps=8, budget=0.3))
-    assert len(drawn) == 128 * 16  # each once, and not in each of 8 steps
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [
     Plan(temperature=1.0, block_len=32),
@@ -799,7 +792,7 @@ def test_text_ends_at_the_end_of_text():
 
 @pytest.mark.parametrize("arguments, message", [
     (["--order=best"], "order='best': expected one of"), (["--steps=many"], "--steps=many: expected a whole number"),
-    (["--data=nowhere.jsonl"], "nowhere.jsonl"), (["--n=0"], "must be at least 1"),
+    (["--data=nowhere.jsonl", "--out=x"], "nowhere.jsonl"), (["--n=0"], "must be at least 1"),
     (["--rewards=math"], "go with --data"), (["--block_len=0"], "block_len=0: expected at least 1"),
     (["--never=999"], "ids below 259"), (["--data=sudoku", "--show"], "go with --data"),
     (["--data=README.md"], "add --out=FILE.jsonl to write them"),
