@@ -81,19 +81,27 @@ def read(params, h, x, cfg, say, scored):
     n = max(LOGITS // (4 * cfg.vocab_size), 1)
     if x.size <= n:
         return some(h, x)
-    order = jnp.argsort(~scored.reshape(-1))
+    out = in_chunks(some, n, scored.reshape(-1), h.reshape(-1, h.shape[-1]), x.reshape(-1))
+    return jax.tree.map(lambda a: a.reshape(x.shape), out)
+
+
+def in_chunks(fn, n, wanted, *arrays):
+    """fn of arrays (N, ...) -> (N,) or a tuple of them, n of the N at a time; 0 in chunks without any `wanted` (N,)."""
+    if len(wanted) <= n:
+        return fn(*arrays)
+    order = jnp.argsort(~wanted)
     cut = lambda a: jnp.pad(a[order], [(0, -len(order) % n)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, n, *a.shape[1:])
-    parts = cut(h.reshape(-1, h.shape[-1])), cut(x.reshape(-1))
-    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(some, *(a[0] for a in parts)))
+    parts = [cut(a) for a in arrays]
+    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *(a[0] for a in parts)))
 
     @jax.checkpoint
     def chunk(part):
         i, *part = part
-        return jax.lax.cond(i * n < scored.sum(), some, lambda *_: empty, *part)
+        return jax.lax.cond(i * n < wanted.sum(), fn, lambda *_: empty, *part)
 
-    out = jax.lax.map(chunk, (jnp.arange(len(parts[1])), *parts))
+    out = jax.lax.map(chunk, (jnp.arange(len(parts[0])), *parts))
     back = jnp.argsort(order)
-    return jax.tree.map(lambda a: a.reshape(-1)[back].reshape(x.shape), out)
+    return jax.tree.map(lambda a: a.reshape(-1)[back], out)
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def soft_cap(x, cap):
 def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None):
     """x (B, S, D), w the weights of one layer, a cache of keys and values and where in it this block's are from the
     first of x on -> (B, S, D), the cache with those of x. window, a start and a length: only of these columns of x."""
-    cut = lambda a: a if window is None else jax.lax.dynamic_slice_in_dim(a, *window, 1)
+    cut = lambda a: a if window is None else columns(a, *window)
     h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
     q, k, v = (linear(cut(h) if n == "q" else h, w, n) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
     q, k, v = (a.reshape(*a.shape[:2], -1, cfg.head_dim) for a in (q, k, v))  # (B, S, H or KV, K)
@@ -213,6 +213,14 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None):
     bend = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
     out = linear(bend(linear(h, w, "gate")) * linear(h, w, "up"), w, "down")
     return x + (rms_norm(out, w["mlp_out_norm"], cfg.norm_eps) if cfg.gemma else out), cache
+
+
+def columns(a, start, length):
+    """a (B or 1, T, ...) -> (B or 1, length, ...), those from start () or, of each row its own, (B,)."""
+    if jnp.ndim(start) == 0:
+        return jax.lax.dynamic_slice_in_dim(a, start, length, 1)
+    rows = jnp.broadcast_to(a, (len(start), *a.shape[1:]))
+    return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, length))(rows, start)
 
 
 def trunk(params, tokens, cfg, valid=None):
@@ -242,7 +250,7 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
 
     def seen(i, first, n):
         """What columns first to first + n attend to in layer i: (..., n or 1, T), or None for everything."""
-        own, others = first + jnp.arange(n)[:, None], jnp.arange(T)
+        own, others = jnp.reshape(first, (-1, 1, 1, 1, 1)) + jnp.arange(n)[:, None], jnp.arange(T)
         near = [] if valid is None else [valid[:, None, None, None, :] | (others == own if cfg.causal else False)]
         near += [others <= own] if cfg.causal else []
         near += [(jnp.abs(own - others) < cfg.window) | (i % 2 == 1)] if cfg.window else []
@@ -266,7 +274,7 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
     if window and flat:
         (x, cache), _ = kept(functools.partial(step, window=window))((x, cache), last)
     elif window:
-        x = jax.lax.dynamic_slice_in_dim(x, *window, 1)
+        x = columns(x, *window)
     return rms_norm(x, p["norm"], cfg.norm_eps), cache
 
 
@@ -285,8 +293,8 @@ def start_id(cfg):
 def features(params, z, cfg, valid=None, start=0, length=None):
     """z (B, T) with holes -> (B, length, D): `[:, i]` is what token start + i is read from, shifted model or not.
 
-    Only the window [start, start + length) is taken (None: to the end); `start` may be traced, so a sampler that works
-    on a block pays the vocabulary for the block alone.
+    Only the window [start, start + length) is taken (None: to the end); `start` may be traced, and differ by row (B,),
+    so a sampler that works on a block pays the vocabulary for the block alone.
 
     Shifted, the first token has nothing on its left. A denoiser reads it from its own position, a hole, as in Dream's
     sampler. A causal model would see the token: it reads it from a `start_id` in the column before, which sees only
@@ -300,8 +308,10 @@ def features(params, z, cfg, valid=None, start=0, length=None):
     first, n = jnp.maximum(start - 1, 0) if cfg.shift else start, min(length + own, z.shape[1])
     h = extend(params, z, cfg, valid, window=None if n == z.shape[1] else (first, n))[0]
     if own:
-        left = jnp.maximum(start - 1 + jnp.arange(length), 0 if valid is None else jnp.argmax(valid, 1)[:, None])
-        h = jax.vmap(lambda h, i: h[i])(h, jnp.broadcast_to(left - first, (len(h), length)))
+        per_row = lambda a: jnp.reshape(a, (-1, 1))
+        left = per_row(start) - 1 + jnp.arange(length)
+        left = jnp.maximum(left, 0 if valid is None else per_row(jnp.argmax(valid, 1))) - per_row(first)
+        h = jax.vmap(lambda h, i: h[i])(h, jnp.broadcast_to(left, (len(h), length)))
     return h
 
 
@@ -322,11 +332,13 @@ def score(params, tokens, cfg, valid=None):
 
 def adapt(params, cfg, mask_id):
     """A causal model -> params, ModelConfig of a denoiser, as Dream was made of Qwen2: it sees both sides, still
-    predicts each token one place before it, and has a mask, at first the mean of all tokens. Its family has biases."""
+    predicts each token one place before it, and has a mask, at first the mean of all tokens, also where there is a row
+    for it already (Qwen2 has 152,064, of which 151,665 mean something). Its family has biases."""
     size = max(cfg.vocab_size, mask_id + 1)
     more = size - cfg.vocab_size
     cfg = dataclasses.replace(cfg, causal=False, mask_id=mask_id, vocab_size=size, qkv_bias=True)
-    grown = lambda rows: jnp.concatenate([rows, jnp.repeat(rows.mean(0, keepdims=True), more, 0)])
+    fill = lambda rows, mean: jnp.concatenate([rows, jnp.repeat(mean[None], more, 0)]).at[mask_id].set(mean)
+    grown = lambda rows: fill(rows, rows.mean(0))
     biases = {n: jnp.zeros(shape) for n, shape in shapes(cfg)["blocks"].items() if n.endswith("_bias")}
     head = {"head": grown(params["head"].T).T} if "head" in params else {}
     return params | head | {"embed": grown(params["embed"]), "blocks": biases | params["blocks"]}, cfg

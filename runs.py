@@ -105,7 +105,7 @@ def cost(cfg):
         "activations": rows * kept, "logits": (7 if grpo else 2) * logits(some(rows * new)),
         # Of a rollout no more than a layer is kept at a time, or the keys and values of all; of its logits there are
         # copies, probabilities and noise.
-        "rollout": filled * (L * T * 2 * KV * wide if m.causal else layer // 2) + 4 * logits(filled * block),
+        "rollout": filled * (L * T * 2 * KV * wide if m.causal else layer // 2) + logits(some(4 * filled * block)),
     }  # fmt: skip
     update = sum(parts[name] for name in ("gradients", "activations", "logits"))
     resident = sum(parts[name] for name in ("params", "optimizer", "average", "reference"))

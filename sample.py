@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+import diffusion
 import model
 
 
@@ -75,12 +76,12 @@ class State(NamedTuple):
     step: jax.Array  # (B, T) when each token was committed; -1: given, or still a hole
     logp: jax.Array  # (B, T) its log-prob when it was drawn
     n: jax.Array  # steps so far
-    block: jax.Array  # where the current block begins
-    i: jax.Array  # steps so far in this block
+    block: jax.Array  # (B,) where the current block of each row begins
+    i: jax.Array  # (B,) steps so far in this block
     cache: list | None = None  # of a causal model: the keys and values of what is left of the current column
 
 
-# ---- who goes first: p (B, L, V), the token each position would get (B, L), keys (B, L) -> scores (B, L)
+# ---- who goes first: p (n, V), the token each of n positions would get, its key and its column -> scores (n,)
 
 def pick(p, token):
     """p (..., V), token (...) -> p of that token (...)."""
@@ -93,18 +94,21 @@ def negative_entropy(p):
 
 
 ORDERS = {
-    "random": lambda p, token, keys: jax.vmap(jax.vmap(jax.random.uniform))(keys),
-    "confidence": lambda p, token, keys: pick(p, token),
-    "margin": lambda p, token, keys: -jnp.diff(jax.lax.top_k(p, 2)[0])[..., 0],  # the best minus the second best
-    "entropy": lambda p, token, keys: negative_entropy(p),
-    "left": lambda p, token, keys: jnp.broadcast_to(-jnp.arange(p.shape[1], dtype=jnp.float32), p.shape[:2]),
-    "sampled": lambda p, token, keys: pick(p, token),  # the token is the one drawn; for all others, the most probable
+    "random": lambda p, token, keys, column: jax.vmap(jax.random.uniform)(keys),
+    "confidence": lambda p, token, keys, column: pick(p, token),
+    "margin": lambda p, token, keys, column: -jnp.diff(jax.lax.top_k(p, 2)[0])[..., 0],  # the best minus the second
+    "entropy": lambda p, token, keys, column: negative_entropy(p),
+    "left": lambda p, token, keys, column: -column.astype(jnp.float32),
+    "sampled": lambda p, token, keys, column: pick(p, token),  # of the token drawn; for all others, the likeliest
 }
 
 
-# ---- how many: rank (B, L), hole (B, L), p and token as above, step i of `share` in this block -> commit (B, L) bool
+# ---- how many: rank, hole, the scores of NEEDS (B, L), step i of `share` (B, 1) in this block -> commit (B, L) bool
 
-def quota(plan, rank, hole, p, token, i, share):
+NEEDS = {"threshold": "confidence", "entropy": "entropy"}  # the order by whose scores a rule decides
+
+
+def quota(plan, rank, hole, score, i, share):
     """LLaDA's balanced split: n holes in s steps are n // s at each and one more at the first n % s."""
     return rank < -(-hole.sum(1, keepdims=True) // jnp.maximum(share - i, 1))  # holes left / steps left, rounded up
 
@@ -115,21 +119,21 @@ def dream_fractions(steps):
     return np.append(1 - t[1:-1] / t[:-2], np.float32(1))
 
 
-def dream(plan, rank, hole, p, token, i, share):
-    """Dream's schedule: a fraction of the mean number of holes in a row, rounded down; at the last step all."""
+def dream(plan, rank, hole, score, i, share):
+    """Dream's schedule: a fraction of a row's holes (Dream: of their mean in the batch), rounded down; at last, all."""
     fractions = np.stack([np.pad(dream_fractions(s), (0, plan.steps - s)) for s in range(1, plan.steps + 1)])
-    k = (hole.sum() / len(hole) * jnp.asarray(fractions)[share - 1, i]).astype(jnp.int32)
+    k = (hole.sum(1, keepdims=True) * jnp.asarray(fractions)[share - 1, i]).astype(jnp.int32)
     return rank < jnp.where(i < share - 1, k, hole.shape[1])
 
 
-def entropy(plan, rank, hole, p, token, i, share):
+def entropy(plan, rank, hole, score, i, share):
     """EB-Sampler: as far as the sum of entropies, less the largest of them, stays in the budget; and the best."""
-    H = jnp.where(rank[:, None] <= rank[..., None], -negative_entropy(p)[:, None], 0)  # (B, L, L): up to each rank
+    H = jnp.where(rank[:, None] <= rank[..., None], -score[:, None], 0)  # (B, L, L): up to each rank
     return (H.sum(-1) - H.max(-1) <= plan.budget) | (rank == 0)
 
 
 RULES = {"quota": quota, "dream": dream, "entropy": entropy,  # and Fast-dLLM: whatever is probable enough, and the best
-         "threshold": lambda plan, rank, hole, p, token, i, share: (pick(p, token) >= plan.threshold) | (rank == 0)}
+         "threshold": lambda plan, rank, hole, score, i, share: (score >= plan.threshold) | (rank == 0)}
 
 
 # ---- one step --------------------------------------------------------------------------------------------------------
@@ -140,25 +144,36 @@ def ban(l, ids):
 
 
 def predict(params, s, asked, cfg, plan, valid, start, length):
-    """State, asked (B, T) -> logits (B, length, V) of the window at start, after guidance, penalty and `never`; the
-    cache, in a causal model with the column before start, the one that was filled last."""
+    """State, asked (B, T), the start (B,) of a window, or () -> what its logits are read from, (B, length, D or with
+    guidance 2D); for the penalty, which ids (B, V) a row has already; the cache, in a causal model with the column
+    before start, the one that was filled last."""
     z, cache = s.z, s.cache
     if cfg.causal:
         before = jnp.maximum(start - 1, 0)
         last = jax.lax.dynamic_slice_in_dim(z, before, 1, 1)  # of column 0 there is none, and the next step mends it
         last = jnp.where(start == 0, model.start_id(cfg), last)
         h, cache = model.extend(params, last, cfg, valid, cache, before)
-        l = model.readout(params, h, cfg)
     else:
-        l = model.logits(params, z, cfg, valid, start, length)
+        h = model.features(params, z, cfg, valid, start, length)
     if plan.guidance:
-        u = model.logits(params, jnp.where(asked, z, cfg.mask_id), cfg, valid, start, length)
+        u = model.features(params, jnp.where(asked, z, cfg.mask_id), cfg, valid, start, length)
+        h = jnp.concatenate([h, u], -1)
+    if plan.repetition_penalty == 1:
+        return h, None, cache
+    there = (z != cfg.mask_id) & (True if valid is None else valid)
+    return h, jnp.zeros((len(z), cfg.vocab_size), bool).at[jnp.arange(len(z))[:, None], z].max(there), cache
+
+
+def logits(params, h, known, cfg, plan):
+    """h (n, D or 2D), known (n, V) or None of `predict` -> logits (n, V), after guidance, penalty and `never`."""
+    h, *without = jnp.split(h, 1 + bool(plan.guidance), -1)
+    l = model.readout(params, h, cfg)
+    if plan.guidance:
+        u = model.readout(params, *without, cfg)
         l = u + (1 + plan.guidance) * (l - u)
-    if plan.repetition_penalty != 1:
-        there = (z != cfg.mask_id) & (True if valid is None else valid)
-        seen = jnp.zeros((len(z), 1, l.shape[-1]), bool).at[jnp.arange(len(z))[:, None], 0, z].max(there)
-        l = jnp.where(seen, jnp.where(l > 0, l / plan.repetition_penalty, l * plan.repetition_penalty), l)
-    return ban(l, plan.never), cache
+    if known is not None:
+        l = jnp.where(known, jnp.where(l > 0, l / plan.repetition_penalty, l * plan.repetition_penalty), l)
+    return ban(l, plan.never)
 
 
 def temper(l, plan):
@@ -194,56 +209,87 @@ def draw(key, p):
     return jnp.where(p[token] > 0, token, jnp.argmax(p))  # the last bit of a sum must not make a banned token possible
 
 
+def place(s, cfg, plan, L):
+    """State, the length L of a block -> for each row (B,) where its block begins, the steps it may take, and of these
+    the next one.
+
+    Blocks tile a row from its first hole and share the steps by how many tokens were asked for in each: equal shares
+    where all of them were, as in LLaDA, and none for given text in between. A causal model is at one column in all
+    rows, and comes by given ones, too: the cache has to know them."""
+    T, holes = s.z.shape[1], s.z == cfg.mask_id
+    asked = holes | (s.step >= 0)
+    first = jnp.argmax(asked, 1)
+    now = jnp.where(holes.any(1), jnp.argmax(holes, 1), first)
+    if cfg.causal:
+        first = jnp.full(len(s.z), jnp.argmax(asked.any(0)))
+        now = first + s.n
+    block = first + (now - first) // L * L
+    before = lambda at: plan.steps * (asked & (jnp.arange(T) < at[:, None])).sum(1) // jnp.maximum(asked.sum(1), 1)
+    return block, jnp.maximum(before(block + L) - before(block), 1), jnp.where(block == s.block, s.i, 0)
+
+
+def speak(l, keys, plan):
+    """l (n, V), keys (n,) -> the tokens (n,) that are drawn, their log-probs. At temperature 0 that is the model's own,
+    at temperature 1: that of a point mass would say nothing."""
+    source = temper(l, plan)
+    token = jax.vmap(draw)(keys, jax.nn.softmax(source)) if plan.temperature else jnp.argmax(source, -1)
+    return token, diffusion.gather_logp(source, token)
+
+
+def rate(l, keys, plan, column, drawn=None):
+    """l (n, V), keys, columns and maybe tokens (n,) -> the scores (n,) of plan.order, and those that its rule needs."""
+    looked_at = temper(l, plan) if plan.tempered else l
+    token = jnp.argmax(looked_at, -1) if drawn is None else drawn
+    p = jax.nn.softmax(ban(looked_at, plan.last))
+    of = lambda order: ORDERS[order](p, token, keys, column)
+    score = of(plan.order)
+    low = jnp.isnan(score) | jnp.isin(token, jnp.array(plan.last, int))  # nan: a broken model must not hang the loop
+    return jnp.where(low, model.BANNED, score), of(NEEDS[plan.rule]) if plan.rule in NEEDS else score
+
+
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "alike"))
 def denoise(params, keys, s, cfg, plan, valid, alike=1):
-    """One step from State s, keys (B,): a token for every hole of the current block, the best of them committed. Where
-    so many rows in a row are `alike`, the model reads the first of them."""
-    T = s.z.shape[1]
+    """One step from State s, keys (B,): of the holes of each row's current block the best get a token. Where so many
+    rows in a row are `alike`, the model reads the first of them."""
+    B, T = s.z.shape
     L = 1 if cfg.causal else min(plan.block_len or T, T)
     holes = s.z == cfg.mask_id
-    asked = holes | (s.step >= 0)
-    # Blocks tile the sequence from its first hole and share the steps by how many columns were asked for in each: equal
-    # shares where all of them were, as in LLaDA, and none for given text in between.
-    first, now = jnp.argmax(asked.any(0)), jnp.argmax(holes.any(0))
-    now = first + s.n if cfg.causal else now  # given columns, too: the cache has to know them
-    block = first + (now - first) // L * L
-    columns = jnp.pad(jnp.cumsum(asked.any(0)), (1, 0))  # (T+1,)
-    steps_before = lambda at: plan.steps * columns[at] // columns[T]
-    share = jnp.maximum(steps_before(jnp.minimum(block + L, T)) - steps_before(block), 1)
-    i = jnp.where(block == s.block, s.i, 0)
+    block, share, i = place(s, cfg, plan, L)
     start = jnp.minimum(block, T - L)  # the last block may look back over finished text, where no holes are
-    window = lambda x: jax.lax.dynamic_slice_in_dim(x, start, L, 1)
-    hole = window(holes)
+    column = start[:, None] + jnp.arange(L)
+    here = jnp.arange(B)[:, None], column  # (B, L) of (B, T)
+    hole = holes[here]
 
-    z, seen = s.z[::alike], None if valid is None else valid[::alike]
-    l, cache = predict(params, s._replace(z=z), asked[::alike], cfg, plan, seen, start, L)
-    l = jnp.repeat(l, alike, 0)  # (B, L, V)
-    source = temper(l, plan)
+    z, asked, seen, at = (None if x is None else x[::alike] for x in (s.z, holes | (s.step >= 0), valid, start))
+    h, known, cache = predict(params, s._replace(z=z), asked, cfg, plan, seen, at[0] if cfg.causal else at, L)
+    read = lambda h, row: logits(params, h, None if known is None else known[row // alike], cfg, plan)
+    row, flat = jnp.arange(B).repeat(L), lambda a: a.reshape(B * L, *a.shape[2:])
+    n = max(diffusion.LOGITS // (16 * cfg.vocab_size), 1)  # positions at a time: there are up to four such arrays
+    if B * L <= n:  # all logits at once, and once
+        l = read(h.reshape(-1, h.shape[-1]), alike * row[: B * L // alike])
+        h, read = l.reshape(-1, L, cfg.vocab_size), lambda l, row: l
     # A key per row, position from the right end, and step: neither other rows nor padding change what a row gets.
-    each = lambda fn: jax.vmap(jax.vmap(fn))
-    at = ((T - start - jnp.arange(L)) * 2**15 + i) * 2 + jnp.arange(2)[:, None]  # one hash: each costs compile time
-    fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))  # (B,) keys, (L,) -> (B, L) keys
-    k_token, k_order = jax.vmap(fold, (None, 0))(keys, at)
-    drawn = each(draw)(k_token, jax.nn.softmax(source)) if plan.temperature else jnp.argmax(source, -1)  # (B, L)
-    # At temperature 0 this is the model's own log-prob, at temperature 1: that of a point mass would say nothing.
-    logp = pick(jax.nn.log_softmax(source), drawn)
+    number = ((T - column) * 2**15 + i[:, None]) * 2
+    of_row = lambda row, number: jax.vmap(jax.random.fold_in)(keys[row], number)
+    some = flat(jnp.repeat(h, alike, 0)), row, flat(number)
+    say = lambda h, row, number: speak(read(h, row), of_row(row, number), plan)
+    see = lambda h, row, number, *more: rate(read(h, row), of_row(row, number + 1), plan, *more)
 
-    looked_at = source if plan.tempered else l
-    token = drawn if plan.order == "sampled" else jnp.argmax(looked_at, -1)
-    p = jax.nn.softmax(ban(looked_at, plan.last))
-    score = ORDERS[plan.order](p, token, k_order)
-    low = jnp.isnan(score) | jnp.isin(token, jnp.array(plan.last, int))  # nan: a broken model must not hang the loop
-    score = jnp.where(hole, jnp.where(low, model.BANNED, score), -jnp.inf)
+    drawn = diffusion.in_chunks(say, n, flat(hole), *some) if plan.order == "sampled" else ()
+    score, sure = (x.reshape(B, L) for x in diffusion.in_chunks(see, n, flat(hole), *some, flat(column), *drawn[:1]))
+    score = jnp.where(hole, score, -jnp.inf)
     # How many go before it: those with a higher score, and of equals those to the left, so that ties break the same way
     # everywhere. L * L comparisons are nothing beside attention's dot products.
     other, own, earlier = score[:, None], score[..., None], jnp.tri(L, k=-1, dtype=bool)  # (B, L, L)
     rank = ((other > own) | (other == own) & earlier).sum(-1)
-    commit = hole if cfg.causal else hole & RULES[plan.rule](plan, rank, hole, p, token, i, share)
+    commit = hole if cfg.causal else hole & RULES[plan.rule](plan, rank, hole, sure, i[:, None], share[:, None])
+    few = min(n, max(B * L // 8, 256))  # of the rest nothing is drawn
+    drawn, logp = (x.reshape(B, L) for x in drawn or diffusion.in_chunks(say, few, flat(commit), *some))
 
-    put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, jnp.where(commit, new, window(x)), start, 1)
+    put = lambda x, new: x.at[here].set(jnp.where(commit, new, x[here]))
     z, step = put(s.z, drawn.astype(s.z.dtype)), put(s.step, s.n)
     if cfg.causal and cfg.eos_id is not None:  # after an end with nothing but holes behind it there is no more to say
-        right = jnp.arange(T) > start
+        right = jnp.arange(T) > start[:, None]
         rest = (commit & (drawn == cfg.eos_id)) & (holes | ~right).all(1, keepdims=True) & right  # (B, T)
         z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
     return State(z, step, put(s.logp, logp), s.n + 1, block, i + 1, cache)
@@ -269,7 +315,7 @@ def begin(params, key, z, cfg, plan, valid, group=1):
         raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
-    n, block, i = jnp.array([0, -1, 0], jnp.int32)
+    n, block, i = jnp.int32(0), *jnp.array([[-1], [0]], jnp.int32).repeat(len(z), 1)
     cache = prefill(params, z, cfg, valid, group) if cfg.causal else None
     return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i, cache)
 
@@ -312,13 +358,15 @@ def steps(params, key, z, cfg, plan, valid=None):
 
 # ---- as a program ----------------------------------------------------------------------------------------------------
 
+LONG = 4096  # tokens of a text before which a word is said
 TRAINED = {"order": "order", "rule": "rule", "diffusion_steps": "steps", "block_len": "block_len"}  # config key: field
-HOLES = {"mask": r"<\|mask\|>", "auto": r"<\|mask\|>|(?<![^\W\d])(?<!\\)_+(?![^\W\d])"}  # [^\W\d]: a letter or a _
+HOLES = {"mask": r"<\|mask\|>", "auto": r"<\|mask\|>|(?<![^\W\d])(?<!\\)_+(?![^\W\d])",  # [^\W\d]: a letter or a _
+         "none": r"(?!)"}  # what never matches
 
 
 def encode(text, tok, mask_id, holes, n_new):
     """Text -> ids with masks for its holes, and 0. Text without -> ids, n_new masks, and where these begin."""
-    plain = lambda part: tok.encode(part if holes == "mask" else part.replace("\\_", "_"), specials=True)
+    plain = lambda part: tok.encode(part.replace("\\_", "_") if holes == "auto" else part, True, mask=False)
     ids = []
     for n, part in enumerate(re.split(f"({HOLES[holes]})", text)):  # every other part is a hole
         ids += [mask_id] * (1 if part[0] == "<" else len(part)) if n % 2 else plain(part)
@@ -370,13 +418,15 @@ def parser():
     p.add_argument("--prompt", help="text to complete, or text with holes (see --holes), which then are filled instead")
     p.add_argument("--n", type=int, default=1, help="completions of each prompt; with more than 1, temperature is 1")
     p.add_argument("--show", action="store_true", help="play the denoising, step by step")
-    p.add_argument("--data", help="rows to fill: .jsonl, .json (.gz), or the name of a data set (its val rows)")
+    p.add_argument("--data", help="rows to fill: .jsonl, .json, .txt with a prompt on each line (all also .gz), or the "
+                   "name of a data set (its val rows)")
     p.add_argument("--out", help="write the rows with their completions here, as .jsonl")
     p.add_argument("--rewards", help="score the completions of --data: names or path/to/file.py:function, with commas")
     p.add_argument("--export", metavar="FOLDER", help="fill nothing: write the model, with adapters (LoRA) merged into "
                    "its weights, and its tokenizer here, as a Hugging Face folder")
     p.add_argument("--holes", choices=HOLES, help=r"a hole, of one token, is <|mask|>, with auto also a _ touching no "
-                   r"letter: 3_1_ has two, is_prime none; \_ is an underscore. auto for --prompt, else mask")
+                   r"letter: 3_1_ has two, is_prime none; \_ is an underscore. none with a chat template, auto for "
+                   "--prompt, mask for --data")
     p.add_argument("--chat_template", help="chatml, llada or llama3, if it was taught to chat; else as in training")
     p.add_argument("--system_prompt", help="what the template begins with; else as in training, or what is usual there")
     p.add_argument("--instruction", help="what is said before every prompt; else as in training, or nothing")
@@ -385,7 +435,8 @@ def parser():
     p.add_argument("--batch_size", type=int, default=32)
     meaning = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(Plan), re.M))
     for f in dataclasses.fields(Plan):
-        p.add_argument(f"--{f.name}", metavar="X", help=f"{meaning[f.name]} ({f.default})".replace("%", "%%"))
+        names = [f"--{name}" for name in dict.fromkeys([f.name, *(n for n, ours in TRAINED.items() if ours == f.name)])]
+        p.add_argument(*names, metavar="X", help=f"{meaning[f.name]} ({f.default})".replace("%", "%%"))
     return p
 
 
@@ -395,11 +446,17 @@ def run(options):
     import data
     import rewards
     import runs
+    for name in ("folder", "data", "out", "rewards", "export"):  # a shell leaves the ~ of --out=~/x as it is
+        setattr(options, name, getattr(options, name) and os.path.expanduser(getattr(options, name)))
     given = {name: value for name, value in vars(options).items() if value is not None and value is not False}
     if min(given.get(name, 1) for name in ("n", "max_new_tokens", "batch_size")) < 1:
         raise ValueError("--n, --max_new_tokens and --batch_size must be at least 1")
     if given.keys() & ({"prompt", "show"} if options.data else {"out", "rewards"}):
         raise ValueError("--out and --rewards go with --data; --prompt and --show go without it")
+    if options.data and not given.keys() & {"out", "rewards", "export"}:
+        raise ValueError("--data prints no rows: add --out=FILE.jsonl to write them, or --rewards to score them")
+    if options.out and os.path.isfile(options.out):
+        raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
     if options.export and os.path.exists(options.export):
         raise ValueError(f"--export={options.export} is there already, and nothing is overwritten: name a new folder")
     if options.export and given.keys() & {"prompt", "data", "show"}:
@@ -410,8 +467,13 @@ def run(options):
     if options.data:
         path = data.find(options.data)
         rows = data.read_rows(path) if path.is_file() else data.load(options.data, "val")
+        if path.name.removesuffix(".gz").endswith(".txt"):  # elsewhere a text to learn: pages of whole lines
+            rows = [{"prompt": line} for page in rows for line in page["completion"].splitlines() if line.strip()]
+    for name, fn in fns.items():  # better now than after all rows are filled
+        rewards.arguments(name, fn, rewards.columns(rows))
     rows = [row for row in rows for _ in range(options.n)]
 
+    runs.prepare_process()
     data.prepare(options.folder)
     folder = model.find(options.folder)
     params, cfg = model.load(folder)
@@ -424,7 +486,7 @@ def run(options):
             for key in ("chat_template", "system_prompt", "instruction")}
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new, holes = options.max_new_tokens or trained.get("max_new_tokens", 128), options.holes
-    holes = holes or ("mask" if options.data or template else "auto")
+    holes = holes or ("none" if chat["chat_template"] else "mask" if options.data or template else "auto")
     said = map(template or str, (row["prompt"] for row in rows))
     encoded = [encode(text, tok, cfg.mask_id, holes, n_new) for text in said]
     plan = {"steps": max(ids.count(cfg.mask_id) for ids, _ in encoded), "temperature": float(options.n > 1)}
@@ -433,6 +495,9 @@ def run(options):
     if plan.get("block_len") is None and all(begin for _, begin in encoded):  # still one block: logits for it alone
         plan["block_len"] = max(len(ids) - begin for ids, begin in encoded)
     todo = (params, cfg, tok, Plan(**plan), encoded, options.seed)
+    if (longest := max(len(ids) for ids, _ in encoded)) > LONG:
+        print(f"the longest of these texts has {longest:,} tokens, so that in each step the attention of a layer is "
+              f"{4 * cfg.n_head * longest**2 / 1e9:.1f} GB of numbers a text: this takes long", file=sys.stderr)
     if options.show:
         return play(*todo)
     texts = fill(*todo, min(options.batch_size, len(rows)))
@@ -453,7 +518,12 @@ def run(options):
 def main(arguments=None):
     """Arguments of the command line -> exit code."""
     try:
-        run(parser().parse_args(arguments))
+        options, unknown = parser().parse_known_args(arguments)
+        if unknown:
+            import config
+            name = unknown[0].lstrip("-").partition("=")[0]
+            raise ValueError(config.unknown(name, vars(options)).replace("config key", "flag"))
+        run(options)
         return 0
     except (ValueError, OSError) as e:
         print(f"sample.py: {e}", file=sys.stderr)

@@ -348,7 +348,7 @@ def encode(rows, tok, prompt_len, completion_len, template=None):
     prompt is cut, into windows of completion_len. template: of `chat`, what prompts are put into."""
     kept, notes = [], collections.Counter()
     for i, row in enumerate(rows):
-        prompt = tok.encode(template(row["prompt"]), specials=True) if template else tok.encode(row["prompt"])
+        prompt = tok.encode(template(row["prompt"]), True, mask=False) if template else tok.encode(row["prompt"])
         prompt = tok.begin(prompt) if prompt else prompt  # windows of a document are not its beginning
         completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
         windows = [completion[j:j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]

@@ -69,10 +69,11 @@ class Tokenizer:
         """[id] of a text -> the same after what every text of this model begins with, unless it is there already."""
         return ids if ids[: len(self.bos_ids)] == self.bos_ids else self.bos_ids + ids
 
-    def encode(self, text, specials=False):
-        """Text -> [id], of its NFC form if the model was trained so; specials=True reads `<|mask|>` as one token."""
+    def encode(self, text, specials=False, mask=True):
+        """Text -> [id], of its NFC form if the model was trained so; specials=True reads `<|eos|>` as one token, and
+        `<|mask|>` unless mask=False: in a prompt it is text, for a hole there would be filled."""
         text = unicodedata.normalize("NFC", text) if self.nfc else text
-        allowed = set(self.specials) if specials else self.shown
+        allowed = (set(self.specials) if specials else set(self.shown)) - (set() if mask else {self.roles["mask"]})
         try:
             ranks = self._tiktoken.encode(text, allowed_special=allowed, disallowed_special=())
         except ValueError:  # Qwen's and LLaDA's patterns backtrack through runs of spaces: a million are too many

@@ -379,6 +379,12 @@ def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, 
     assert (tokens >= 259).sum() == expected.count("<|") and CHATTY.decode(tokens[200:]) == "a<|eos|>"
 
 
+def test_a_mask_typed_into_a_prompt_is_text_and_no_hole():
+    template = data.chat("chatml", None, CHATTY)
+    ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template)[0]["tokens"][0]
+    assert CHATTY.mask_id not in ids and "user\na<|mask|>b<|im_end|>" in CHATTY.decode(ids, specials=True)
+
+
 def test_an_instruction_is_said_before_every_prompt_in_the_same_turn():
     assert data.chat("llada", None, CHATTY, "Add.\n\n")("2+3") == data.chat("llada", None, CHATTY)("Add.\n\n2+3")
     assert data.chat(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"

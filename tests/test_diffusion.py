@@ -461,3 +461,9 @@ def test_the_sandwich_bounds_from_both_sides():
     mixed = diffusion.sandwich(logp, w, jnp.array([True, False]), 1.0, 2.0)
     np.testing.assert_allclose(mixed, jnp.stack([lower[0], upper[1]]), rtol=1e-5)
     assert not diffusion.sandwich(logp, w * 0, jnp.array([True, False]), 1.0, 2.0).any()  # seen by no view
+
+
+def test_chunks_in_which_nothing_is_wanted_are_not_computed():
+    wanted = jnp.isin(jnp.arange(16), jnp.array([3, 8, 13]))
+    out = diffusion.in_chunks(lambda a: a + 1, 4, wanted, jnp.arange(16))
+    assert (out[wanted] == jnp.array([4, 9, 14])).all() and (out == 0).sum() == 12  # one chunk of four

@@ -11,8 +11,8 @@ ARROWS = {
     "model": set(), "config": {"model"}, "data": set(), "rules": set(), "sandbox": set(), "diffusion": {"model"},
     "programs": {"rules", "sandbox"}, "runs": {"config", "diffusion", "model"},
     "judge": {"data", "diffusion", "model", "runs"},
-    "rewards": {"programs", "rules", "data", "judge"}, "sample": {"config", "data", "model", "rewards", "runs"},
-    "grpo": set(),
+    "rewards": {"programs", "rules", "data", "judge"},
+    "sample": {"config", "data", "diffusion", "model", "rewards", "runs"}, "grpo": set(),
     "tiny": {"data", "model"},
     "objectives": {"config", "data", "diffusion", "grpo", "judge", "model", "rewards", "rules", "sample"},
 }  # fmt: skip

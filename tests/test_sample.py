@@ -2,6 +2,7 @@
 import dataclasses
 import itertools
 import json
+import os
 import re
 
 import jax
@@ -94,7 +95,7 @@ def test_random_order_is_lladas_when_it_gets_the_same_random_numbers(llada, monk
 
     @jax.jit
     def step(s, u):
-        monkeypatch.setitem(sample.ORDERS, "random", lambda *_: u)
+        monkeypatch.setitem(sample.ORDERS, "random", lambda *_: u.reshape(-1))
         return sample.denoise.__wrapped__(params, keys, s, cfg, plan, None)
 
     for u, start in zip(e["random_u"], [24] * 8 + [40] * 8, strict=True):
@@ -107,7 +108,7 @@ def test_the_quota_is_lladas_get_num_transfer_tokens(llada):
     for (n, steps), expected in zip(e["ntt_args"], e["ntt_out"], strict=True):
         hole, counts = np.arange(n)[None] >= 0, []
         for i in range(steps):
-            commit = hole & np.asarray(sample.quota(None, np.cumsum(hole, 1) - 1, hole, None, None, i, steps))
+            commit = hole & np.asarray(sample.quota(None, np.cumsum(hole, 1) - 1, hole, None, i, steps))
             counts.append(int(commit.sum()))
             hole = hole & ~commit
         assert counts == [k for k in expected if k >= 0]
@@ -220,6 +221,60 @@ def test_a_batch_in_chunks_gets_the_tokens_it_gets_at_once(plan):
         part, part_trace = generate(PARAMS, row_keys(KEY, 2, first), z[:2], TINY, plan)
         np.testing.assert_array_equal(part, x[first:first + 2])
         np.testing.assert_allclose(part_trace["logp"], trace["logp"][first:first + 2], atol=1e-5)
+
+
+@pytest.mark.parametrize("rule, plan", [
+    ("quota", dict(steps=5, block_len=3)), ("dream", dict(steps=6)), ("dream", dict(steps=4, block_len=4)),
+    pytest.param("threshold", dict(threshold=0.4, block_len=3, order="sampled"), marks=pytest.mark.slow)])
+def test_holes_of_other_rows_change_nothing_in_a_row_neither_its_blocks_nor_its_share_of_the_steps(rule, plan):
+    plan, rows = Plan(rule=rule, temperature=1.0, **plan), ["01______", "__2301_2", "0123_1_2", "01230123", "_12__0_3"]
+    x, trace = generate(PARAMS, KEY, holes(*rows), TINY, plan)
+    check_filled(holes(*rows), x, trace)
+    for b in range(len(rows)):  # one compilation: all rows are this one, with its key
+        alone, own = generate(PARAMS, row_keys(KEY, len(rows), b), holes(*rows[b:b + 1] * len(rows)), TINY, plan)
+        np.testing.assert_array_equal(alone[0], x[b])
+        np.testing.assert_array_equal(own["step"][0], trace["step"][b])
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_a_window_that_begins_elsewhere_in_each_row_has_the_logits_of_the_whole(shift):
+    cfg = dataclasses.replace(TINY, shift=shift, window=3, n_layer=2)
+    params, z, start = sharp(cfg, 1), holes("01_2__01", "__01_2_0", "0_1_2___"), jnp.array([2, 0, 5])
+    whole = model.logits(params, z, cfg)
+    for some, at in ((z, start), (z[:1], start[:1])):
+        part = model.logits(params, some, cfg, None, at, 3)
+        for row, l, first in zip(whole, part, at, strict=False):
+            np.testing.assert_allclose(l, row[first:first + 3], atol=2e-5)
+
+
+@pytest.mark.parametrize("plan", [
+    Plan(temperature=1.0, steps=3, block_len=6, repetition_penalty=1.3, guidance=0.5),
+    Plan(temperature=0.9, order="sampled", rule="threshold", threshold=0.3, top_p=0.9)])
+def test_logits_in_chunks_of_positions_give_the_tokens_that_they_give_at_once(plan, monkeypatch):
+    z = holes("01______", "0_1_2___", "________")
+    x, trace = generate(PARAMS, KEY, z, TINY, plan)
+    monkeypatch.setattr(sample.diffusion, "LOGITS", 16 * V * 5)  # 5 positions at a time
+    y, again = generate(PARAMS, KEY, z, TINY, dataclasses.replace(plan, budget=0.2))  # means nothing here but: compile
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(again["step"], trace["step"])
+    np.testing.assert_allclose(again["logp"], trace["logp"], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [
+    Plan(temperature=1.0, block_len=32),
+    Plan(temperature=1.0, block_len=32, order="sampled", top_p=0.9, guidance=1.0)])
+def test_a_step_of_a_large_vocabulary_never_needs_more_than_one_and_a_half_times_the_logits_of_its_window(plan):
+    V, B = 152_064, 8
+    cfg = model.ModelConfig(vocab_size=V, n_layer=1, n_head=1, d_model=8, d_ff=8, mask_id=V - 1)
+
+    def step(params, key, z):
+        keys, s = sample.begin(params, key, z, cfg, plan, None)
+        return sample.denoise(params, keys, s, cfg, plan, None)
+
+    params = jax.eval_shape(lambda: model.init(KEY, cfg))
+    memory = jax.jit(step).lower(params, KEY, jax.ShapeDtypeStruct((B, 64), jnp.int32)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 1.5 * 4 * V * B * 32  # 0.9; with logits and probabilities of all at once 4.0
 
 
 def test_the_same_key_gives_the_same_tokens_and_greedy_needs_none():
@@ -556,8 +611,8 @@ def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_
     z, valid = holes(*["01_2__"] * 3, *["____12"] * 3), jnp.arange(6) >= jnp.array([[2]] * 3 + [[0]] * 3)
     alone, trace = generate(params, KEY, z, TINY, plan, valid)
     with pytest.MonkeyPatch.context() as patch:
-        plain = model.logits
-        patch.setattr(model, "logits", lambda p, z, *a: read.append(len(z)) or plain(p, z, *a))
+        plain = model.features
+        patch.setattr(model, "features", lambda p, z, *a: read.append(len(z)) or plain(p, z, *a))
         shared, shared_trace = generate(params, KEY, z, TINY, plan, valid, group=3)
     assert read == [2]  # besides the step of all six, which was compiled above
     assert trace["n_steps"] == shared_trace["n_steps"] == 3
@@ -733,6 +788,9 @@ def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causa
     answer = lambda system, prompt: continued(params, cfg, tok, data.chatml(prompt, system), 6) + "\n"
     ask = lambda *flags: run(capsys, path, "--prompt=3_1", "--max_new_tokens=6", *flags)
     assert ask("--chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
+    typed = ask("--chat_template=chatml", "--prompt=a<|mask|>b")[1]  # nor is a <|mask|>, unless it is asked for
+    assert not typed.startswith("system")  # but is completed; what has holes is shown from its beginning
+    assert ask("--chat_template=chatml", "--prompt=a<|mask|>b", "--holes=mask")[1].startswith("system")
     assert ask("--chat_template=chatml", "--system_prompt=")[1] == answer("", "3_1") != answer(None, "3_1")
     with open(f"{path}/run.json", "w") as f:
         json.dump({"config": {"chat_template": "chatml", "system_prompt": "Add.", "instruction": "Now: "}}, f)
@@ -766,13 +824,52 @@ def test_text_ends_at_the_end_of_text():
 
 @pytest.mark.parametrize("arguments, message", [
     (["--order=best"], "order='best': expected one of"), (["--steps=many"], "--steps=many: expected a whole number"),
-    (["--data=nowhere.jsonl"], "nowhere.jsonl"), (["--n=0"], "must be at least 1"),
-    (["--rewards=math"], "go with --data"),
+    (["--data=nowhere.jsonl", "--out=x"], "nowhere.jsonl"), (["--n=0"], "must be at least 1"),
+    (["--rewards=math"], "go with --data"), (["--block_len=0"], "block_len=0: expected at least 1"),
     (["--never=999"], "ids below 259"), (["--data=sudoku", "--show"], "go with --data"),
+    (["--data=README.md"], "add --out=FILE.jsonl to write them"),
+    (["--data=sudoku", "--out=README.md"], "--out=README.md is there already"),
+    (["--promt=a"], "unknown flag 'promt', did you mean 'prompt'?"), (["--difusion_steps=4"], "did you mean"),
+    (["--data=~/nowhere.jsonl", "--out=x"], os.path.expanduser("~/nowhere.jsonl")),
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, capsys, arguments, message):
     code, out, err = run(capsys, folder, *arguments)
     assert code == 2 and out == "" and err.startswith("sample.py: ") and message in err and err.count("\n") == 1
+
+
+def test_a_column_that_a_reward_needs_is_missed_before_anything_is_filled(folder, capsys, tmp_path, monkeypatch):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    monkeypatch.setattr(sample, "fill", None)
+    code, _, err = run(capsys, folder, f"--data={tmp_path}/in.jsonl", "--rewards=tests")
+    assert code == 2 and "'tests' needs the column 'tests'" in err
+
+
+def test_each_line_of_a_text_file_is_a_prompt(folder, capsys, tmp_path):
+    (tmp_path / "prompts.txt").write_text("one\n\ntwo\n")
+    assert run(capsys, folder, f"--data={tmp_path}/prompts.txt", f"--out={tmp_path}/out.jsonl")[0] == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row.pop("prompt") for row in rows] == ["one", "two"] and {*rows[0], *rows[1]} == {"completion"}
+
+
+def test_the_program_prepares_its_process_takes_the_name_of_a_config_and_warns_of_a_long_prompt(
+        folder, capsys, monkeypatch):
+    import runs
+    prepared = []
+    monkeypatch.setattr(runs, "prepare_process", lambda: prepared.append(1))
+    monkeypatch.setattr(sample, "LONG", 5)
+    _, shown, err = run(capsys, folder, "--prompt=abc", "--diffusion_steps=2", "--show")
+    assert len(shown.splitlines()) == 2 and prepared and "the longest of these texts has 9 tokens" in err
+
+
+@pytest.mark.slow
+def test_texts_do_not_depend_on_the_batch_size_wherever_their_holes_are():
+    tok = data.Tokenizer.bytes()
+    cfg = dataclasses.replace(TINY, vocab_size=259, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
+    texts = ["a__b_c", "______", "abcdef__ghij_", "x", "_0___0_0_0_0_1111111111"]
+    rows = [sample.encode(text, tok, cfg.mask_id, "auto", 4) for text in texts]
+    for plan in (Plan(steps=5, block_len=3, temperature=1.0), Plan(rule="dream", steps=4, temperature=1.0)):
+        filled = [list(sample.fill(sharp(cfg, 0), cfg, tok, plan, rows, 0, size)) for size in (1, 2, 5)]
+        assert filled[0] == filled[1] == filled[2]
 
 
 def test_a_folder_without_a_model_is_one_sentence_too(capsys, tmp_path):
