@@ -3,7 +3,6 @@ A judge is the transformer with a head of width 1: it reads a prompt and a compl
 from pairs of a better and a worse text, and then stays frozen: a reward for texts that no rule and no test can grade.
 """
 import functools
-import os
 import re
 from typing import NamedTuple
 
@@ -83,10 +82,8 @@ def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
 
 def load(folder, **sizes):
     """The folder or out_dir of a judge or of a language model -> {"judge": reward} or {"coherence": reward}."""
-    found = model.find(folder)
+    found, _ = model.best(folder)
     best = runs.read_run(found).get("best") or {}
-    if best and os.path.isdir(better := os.path.join(folder, f"step-{best['step']:06d}")):
-        found = better  # an out_dir stands for its best step
     params, cfg = model.load(found)
     tok = data.Tokenizer.load(found, cfg.vocab_size)
     if not model.width(params):

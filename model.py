@@ -520,6 +520,21 @@ def find(path):
     return os.path.join(path, max(steps, key=lambda d: int(d[5:])))
 
 
+def best(path):
+    """-> the folder that `path` stands for where a model is only to be used: itself, or the best checkpoint in the
+    out_dir of a run (which goes on from its newest, `find`); and why this one."""
+    newest = find(path)
+    run = os.path.join(newest, "run.json")
+    if newest == path:
+        return path, "asked for"
+    known = read_json(run).get("best") if os.path.exists(run) else None
+    if not known:
+        return newest, "the newest; none was evaluated"
+    if not os.path.isdir(folder := os.path.join(path, f"step-{known['step']:06d}")):
+        return newest, f"the newest; the best by {known['measure']}, step {known['step']}, is not here"
+    return folder, f"the best by {known['measure']}" + (", and the newest" if folder == newest else "")
+
+
 def read_json(path):
     """A JSON file that holds an object -> dict."""
     try:

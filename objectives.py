@@ -35,7 +35,7 @@ class Task(NamedTuple):
     batches: Callable  # state, key -> minibatches of one iteration: dicts of arrays (B, ...), and numbers to be logged
     loss: Callable  # params, minibatch -> scalar, metrics; the only thing that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
-    passes: str | None  # the metric that decides which checkpoint is best and when stop_at is reached
+    passes: str | None  # the metric that decides which checkpoint is best and when stop_at is reached; None: val/nelbo
 
 
 class Text(NamedTuple):
@@ -65,11 +65,12 @@ def read_rows(cfg, split):
     return rows
 
 
-def read_text(cfg, tok, split):
-    """A split as Text. What does not fit is counted and said."""
+def read_text(cfg, tok, split, learnt=True):
+    """A split as Text. What does not fit is counted and said; completions have to only where they are to be learnt."""
     rows = read_rows(cfg, split)
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
-    arrays, notes = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
+    taken = rows if learnt else [{"prompt": row["prompt"]} for row in rows]
+    arrays, notes = data.encode(taken, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     for note, count in notes.items():
         tqdm.write(f"{cfg.dataset}/{split}: {count} {note}")
     if not len(arrays["tokens"]):
@@ -77,6 +78,11 @@ def read_text(cfg, tok, split):
                          f"max_new_tokens={cfg.max_new_tokens}")  # fmt: skip
     rows = [rows[i] for i in arrays.pop("row")]
     return Text(rows, arrays | {"valid": None if arrays["valid"].all() else arrays["valid"]})
+
+
+def few(text, cfg):
+    """The eval_size rows of a Text that evaluations look at, the same every time."""
+    return text.part(np.random.default_rng(0).permutation(len(text.rows))[: cfg.eval_size])
 
 
 def stages(cfg, rows):
@@ -194,8 +200,11 @@ def reward_functions(cfg, tok, frozen, rows):
         box = rewards.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
         try:
             box.run([("", ["assert True"], "")])
-        except RuntimeError as e:
-            raise ValueError(str(e)) from None
+            strange = rewards.programs.check(rows)
+        except (RuntimeError, ValueError) as e:
+            raise ValueError(f"{cfg.dataset}: {e}") from None
+        for language, count in strange.items():
+            tqdm.write(f"{cfg.dataset}: no opinion on {count} rows in {language!r}, which tests are not run in")
     return fns, more
 
 
@@ -213,6 +222,12 @@ def score(fns, more, cfg, tok, rows, ids, each):
     return completions, *rewards.combine(fns | more, weights, prompts, completions, columns, cfg.reward_clip)
 
 
+def opinions(parts, cfg, fns):
+    """{name: (B,)} -> (R, B) of the rewards `fns` that are trained; what weighs nothing has no opinion."""
+    weights = cfg.reward_weights or (1.0,) * len(fns)
+    return np.stack([np.where(w, parts[name], np.nan) for w, name in zip(weights, fns, strict=True)])
+
+
 def distinct(completions, n=3):
     """The share of the n-grams of words in all completions that are different: near 0 when they are all alike."""
     grams = [gram for text in completions for gram in rules.ngrams(text, n)]
@@ -224,17 +239,20 @@ def decisive(fns, more):
     return next(iter(more or fns), None)
 
 
-def measure(fns, more):
-    """The metric that decides which checkpoint is best: how many pass, or a mean where 1 is out of reach."""
-    return "val/sampled_reward" if decisive(fns, more) in ("judge", "coherence") else "val/sampled"
+def meaning(cfg, fns, more):
+    """What val/greedy and val/sampled are, in words."""
+    name = decisive(fns, more)
+    if cfg.pass_at is None:
+        return f"val/greedy, val/sampled: the mean of {name}; with pass_at=1.0 the share of completions that earn 1"
+    return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
 
 
 def pass_rates(cfg, tok, fns, more, params, key, text):
     """Fills the holes of a Text: once greedily, and eval_samples times at the run's temperature -> metrics, samples.
 
-    A completion passes that earns 1 from the decisive reward, or as much as reward_clip leaves of it."""
+    Rates are means, over prompts, of what the decisive reward says; of 0 and 1 that is how many pass. With pass_at it
+    says 1 from there on (or from what reward_clip leaves of it), else 0. What it has no opinion on is left out."""
     out, arrays, judge_of_all = {}, text.take(slice(None)), decisive(fns, more)
-    enough = min(1.0, cfg.reward_clip or 1.0)
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
     size = min(cfg.rollout_chunk or len(text.rows), len(text.rows))
 
@@ -258,17 +276,30 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
             s[name] = completions[i] if n == 1 else completions[i * n : (i + 1) * n]
         if not judge_of_all:
             continue
-        passed = (parts[judge_of_all] >= enough).reshape(-1, n)
-        out |= {f"val/{name}": float(passed.mean()), f"val/{name}_reward": float(np.nanmean(total))}
+        each = parts[judge_of_all].reshape(-1, n)
+        if cfg.pass_at is not None:
+            each = np.where(np.isnan(each), np.nan, each >= min(cfg.pass_at, cfg.reward_clip or math.inf))
+        each = each[~np.isnan(each).all(1)]
+        of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
+        out[f"val/{name}"] = float(of_prompts.mean())
+        if len(each) > 1:
+            out[f"val/{name}_se"] = float(of_prompts.std(ddof=1) / len(each) ** 0.5)  # the standard error
+        if fns:
+            out[f"val/{name}_reward"] = rewards.mean(total)
         if len(fns | more) > 1:
-            out |= {f"val/{name}/{part}": float(np.nanmean(parts[part])) for part in fns | more}
+            out |= {f"val/{name}/{part}": rewards.mean(parts[part]) for part in fns | more}
         if n > 1 and fns:
-            adv = np.asarray(advantages(np.stack([parts[name] for name in fns]).reshape(len(fns), -1, n), cfg))
+            adv = np.asarray(advantages(opinions(parts, cfg, fns).reshape(len(fns), -1, n), cfg))
             for s, r, a in zip(samples, total.reshape(-1, n).tolist(), adv.tolist(), strict=True):
                 s |= {"rewards": r, "advantages": [round(x, 4) for x in a]}
         if n > 1:
-            out[f"val/pass@{n}"] = float(passed.any(1).mean())
+            out[f"val/pass@{n}"] = float(np.nanmax(each, 1).mean()) if len(each) else math.nan
             out["val/distinct_3"] = distinct(completions)
+        if not len(each):
+            tqdm.write(f"{cfg.dataset}/val: {judge_of_all} has no opinion on any of the {len(ids)} {name} completions")
+    for s, row in zip(samples, text.rows, strict=True):  # what rewards.py needs to score them
+        reference = {name: row["completion"] for name in ("reference", "answer") if "completion" in row}
+        s["columns"] = reference | {k: v for k, v in row.items() if k not in ("prompt", "completion")}
     return out, samples
 
 
@@ -278,12 +309,14 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
 def pretrain(cfg, tok, start):
     """Masked diffusion on the completions of the rows (a causal model: the next token): pre-training when prompts are
     empty, fine-tuning when not."""
-    train, val = read_text(cfg, tok, "train"), read_text(cfg, tok, "val")
-    shown = val.part(np.random.default_rng(0).permutation(len(val.rows))[: cfg.eval_size])  # the same every time
+    train, shown = read_text(cfg, tok, "train"), few(read_text(cfg, tok, "val"), cfg)
+    asked = few(read_text(cfg, tok, "val", learnt=False), cfg) if cfg.max_prompt_len else shown  # what is to be filled
     frozen = model.load(cfg.init_from)[0] if "coherence" in cfg.rewards + cfg.eval_rewards and cfg.init_from else None
-    fns, more = reward_functions(cfg, tok, frozen, shown.rows)
+    fns, more = reward_functions(cfg, tok, frozen, asked.rows)
     if not fns and cfg.max_prompt_len:  # what can be said of any answer: is it the one in the data?
         fns = {"exact": rewards.REWARDS["exact"]}
+    if fns or more:
+        tqdm.write(meaning(cfg, fns, more))
     if lacking := sum("completion" not in row for row in train.rows):
         raise ValueError(f"{cfg.dataset}/train: {lacking} of {len(train.rows)} rows have no completion to learn from")
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
@@ -303,8 +336,8 @@ def pretrain(cfg, tok, start):
         if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
             size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
-        few = shown if fns else shown.part(np.arange(min(SAMPLES, len(shown.rows))))  # only to be looked at
-        rates, samples = pass_rates(cfg, tok, fns, more, state.weights, key, few)
+        scored = asked if fns or more else asked.part(np.arange(min(SAMPLES, len(asked.rows))))  # only to be looked at
+        rates, samples = pass_rates(cfg, tok, fns, more, state.weights, key, scored)
         return out | rates, samples
 
     return Task(
@@ -312,7 +345,7 @@ def pretrain(cfg, tok, start):
         batches=batches,
         loss=functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
         evaluate=evaluate,
-        passes=measure(fns, more) if cfg.rewards or cfg.eval_rewards else None,
+        passes="val/sampled" if cfg.rewards or cfg.eval_rewards else None,
     )
 
 
@@ -445,10 +478,10 @@ def tune(cfg, tok, start):
             "objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
             "the config file that trains one"
         )
-    train, val = read_text(cfg, tok, "train"), read_text(cfg, tok, "val")
+    train, shown = read_text(cfg, tok, "train", cfg.fill_in), few(read_text(cfg, tok, "val", cfg.fill_in), cfg)
     frozen = model.load(cfg.init_from)[0] if "coherence" in cfg.rewards + cfg.eval_rewards and cfg.init_from else None
-    fns, more = reward_functions(cfg, tok, frozen, train.rows)
-    shown = val.part(np.random.default_rng(0).permutation(len(val.rows))[: cfg.eval_size])
+    fns, more = reward_functions(cfg, tok, frozen, train.rows + shown.rows)
+    tqdm.write(meaning(cfg, fns, more))
     given = cfg.fill_in and holes_of_rows(train, cfg, tok)
     if cfg.fill_in:
         train = given or train
@@ -532,7 +565,7 @@ def tune(cfg, tok, start):
             groups = np.repeat(np.arange(N), G).tolist()
             bonus = np.array(rewards.diversity(groups, completions, groups), float)
             parts["diversity_bonus"] = np.where(np.isnan(total), np.nan, bonus)  # what nobody judged stays left out
-        each = [parts[name] for name in [*fns, *(["diversity_bonus"] if cfg.diversity_bonus else [])]]
+        each = [*opinions(parts, cfg, fns), *([parts["diversity_bonus"]] if cfg.diversity_bonus else [])]
         return Scored(rows, r, completions, np.stack(each).reshape(-1, N, G), parts)
 
     def collect(state, key):
@@ -565,15 +598,18 @@ def tune(cfg, tok, start):
         found, ready, notes = collect(state, k_roll)
         r, each = found.rollout, found.rewards
         adv = advantages(each, cfg)
-        if np.isnan(each).all():
-            raise ValueError(f"no reward ({', '.join(fns)}) has an opinion on any of the {N * G} completions of a step")
+        notes |= describe(found, adv) | {"skipped": float(np.isnan(each).all())}
+        if notes["skipped"]:
+            tqdm.write(f"step {state.step + 1}: no reward ({', '.join(fns)}) has an opinion on any of the {N * G} "
+                       "completions, so there is no update")  # fmt: skip
+            yield None, notes
+            return
         off = float(jnp.abs(adv.mean(1)).max())
         if r.x.shape[0] != N * G or adv.shape != (N, G) or off > 1e-3 * max(1.0, float(jnp.abs(adv).max())):
             raise RuntimeError(
                 f"advantages of shape {adv.shape}, of which a group has the mean {off:.2g}, for {N} x {G} completions: "
                 "they must be centred in each group"
             )  # a bug of ours, never the user's
-        notes |= describe(found, adv)
         adv = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1)
         if cfg.loss_type == "wd1":
             adv = grpo.wd1_weights(adv, ~np.isnan(each).all(0).reshape(-1))
@@ -599,7 +635,8 @@ def tune(cfg, tok, start):
         """What an iteration logs beside the loss: of the rewards, the advantages, and the completions."""
         r, each = found.rollout, found.rewards
         total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
-        ends = np.asarray((r.hole & (r.x == tok.eos_id)).any(1))
+        judged = total[~np.isnan(total)]
+        ends = cfg.fill_in | np.asarray((r.hole & (r.x == tok.eos_id)).any(1))  # holes in a text: its end is given
         length, lengths = np.asarray(r.mask).sum(1), {}
         for kind, which in (("", slice(None)), ("terminated_", ends)):
             if len(length[which]):
@@ -609,7 +646,7 @@ def tune(cfg, tok, start):
                 }
         groups = [found.completions[i : i + G] for i in range(0, N * G, G)]
         return {
-            "reward": float(np.nanmean(total)), "reward/std": float(np.nanstd(total)),
+            "reward": rewards.mean(total), "reward/std": float(judged.std()) if len(judged) else math.nan,
             "reward/group_std": float(grpo.moments(total, 1)[1].mean()),
             "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
             "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
@@ -621,7 +658,7 @@ def tune(cfg, tok, start):
     def evaluate(state, key):
         return pass_rates(cfg, tok, fns, more, state.weights, key, shown)
 
-    return Task(init=lambda key: start, batches=batches, loss=loss, evaluate=evaluate, passes=measure(fns, more))
+    return Task(init=lambda key: start, batches=batches, loss=loss, evaluate=evaluate, passes="val/sampled")
 
 
 OBJECTIVES = {"pretrain": pretrain, "judge": judge_texts, "grpo": tune}

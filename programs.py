@@ -5,6 +5,7 @@ Programs are only parsed here; they run in sandbox.py, all of a batch in one cal
 rewards.py; the type of the functions with columns `prompts, completions, ...` is described there.
 """
 import ast
+import collections
 import itertools
 import json
 import os
@@ -18,11 +19,13 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import rules
-from sandbox import Sandbox
+from sandbox import Sandbox, check_job
 
 NONE = itertools.repeat(None)   # the default of an optional column: None in every row
 MAX_SOURCE = 100_000            # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
-LANGUAGES = {"": "python", "py": "python", "python3": "python", "js": "javascript", "node": "javascript", "cpp": "c++"}
+LANGUAGES = {"": "python", "py": "python", "pypy": "python", "js": "javascript", "node": "javascript",
+             "nodejs": "javascript", "node.js": "javascript", "ecmascript": "javascript", "es": "javascript",
+             "cpp": "c++", "cxx": "c++", "g++": "c++", "gnu c++": "c++", "gcc": "c", "gnu c": "c"}  # without versions
 COMPILERS = {"javascript": ("main.js", "node --check"), "c": ("main.c", "gcc -fsyntax-only -w"),
              "c++": ("main.cpp", "g++ -fsyntax-only -w"), "java": ("Main.java", "javac -proc:none -nowarn -d .")}
 
@@ -38,9 +41,29 @@ class Scores(list):
 # ---- which program, does it parse -----------------------------------------------------------------------------------
 
 def language_of(name):
-    """A language as people write it, or None -> its one name here."""
+    """A language as people write it ("Python 3", "C++17", "py"), or None -> its one name here."""
     name = (name or "").strip().lower()
+    if not re.match(r"py(thon)?[ -]?2", name):      # another language
+        name = re.sub(r"[ -]?\d[\d.]*$", "", name)
     return LANGUAGES.get(name, name)
+
+
+def runs(language):
+    """Can tests in this language, as people write it, be run here? In others they have no opinion."""
+    return language_of(language) in ("python", *COMPILERS)
+
+
+def check(rows):
+    """Rows -> {language, as written: how many rows} that `tests` have no opinion on; ValueError for a row whose tests
+    cannot be run, as without a compiler."""
+    strange = collections.Counter(row["language"] for row in rows if "language" in row and not runs(row["language"]))
+    for i, row in enumerate(rows):
+        if row.get("tests") and row.get("language") not in strange:
+            try:
+                check_job(i, "", row["tests"], "", language_of(row.get("language")))
+            except ValueError as e:
+                raise ValueError(f"row {i}: {str(e).partition(': ')[2]}") from None
+    return strange
 
 
 def definition(code, name, language="python"):
@@ -164,23 +187,27 @@ def sandbox(**settings):
 
 
 def run(jobs):
-    """[(code, tests, entry, language)] -> [{"passed", "error"}]; equal jobs run once, those without a test never."""
+    """[(code, tests, entry, language)] -> [{"passed", "error"}]; equal jobs run once, those without a test or in an
+    unknown language never."""
     keys = [json.dumps(job) for job in jobs]
-    todo = {key: job for key, job in zip(keys, jobs, strict=True) if job[0].strip() and job[1]}
+    todo = {key: job for key, job in zip(keys, jobs, strict=True) if job[0].strip() and job[1] and runs(job[3])}
     results = dict(zip(todo, sandbox().run(list(todo.values())) if todo else [], strict=True))
     return [results.get(key, {"passed": [], "error": ""}) for key in keys]
 
 
 def tests(prompts, completions, tests, entry=NONE, language=NONE):
-    """Share of the row's tests that pass, 0.0 to 1.0. 0.0 also for blank text, and without tests (see none_frac)."""
+    """Share of the row's tests that pass, 0.0 to 1.0. 0.0 also for blank text, and without tests (see none_frac); None
+    in a language that is not run here."""
     return passed(programs(prompts, completions, entry, language), tests)
 
 
 def passed(meant, tests):
-    """[(code, entry, language)], the tests of each -> Scores, the share of them that pass."""
+    """[(code, entry, language)], the tests of each -> Scores, the share of them that pass, None if they cannot run."""
     results = run([(code, list(t or []), e, lang) for (code, e, lang), t in zip(meant, tests, strict=True)])
-    return Scores([sum(r["passed"]) / max(1, len(r["passed"])) for r in results],
-                  none_frac=[float(not t) for t in tests],
+    known = [runs(lang) for *_, lang in meant]
+    return Scores([sum(r["passed"]) / max(1, len(r["passed"])) if k else None
+                   for r, k in zip(results, known, strict=True)],
+                  none_frac=[float(not (t and k)) for t, k in zip(tests, known, strict=True)],
                   timeout_frac=[float("out of time" in r["error"]) for r in results])
 
 
@@ -188,9 +215,9 @@ share_of_tests = tests      # in the next function `tests` is the column
 
 
 def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
-    """1.0 if every test of the row passes, else 0.0; also 0.0 for blank text and without tests."""
+    """1.0 if every test of the row passes, else 0.0; also 0.0 for blank text and without tests; None as in `tests`."""
     scores = share_of_tests(prompts, completions, tests, entry, language)
-    return Scores([float(score == 1.0) for score in scores], **scores.notes)
+    return Scores([None if score is None else float(score == 1.0) for score in scores], **scores.notes)
 
 
 def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):

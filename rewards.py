@@ -5,10 +5,11 @@ A reward is one plain function, and a new one is a line in the dict REWARDS or a
 
     fn(prompts, completions, **columns) -> list[float | None]      one entry per completion; None = no opinion
 
-Columns of the data set reach it by parameter name, as lists aligned with the completions. A parameter without a default
-is a column it cannot do without. `reference` is the completion that the row came with; a trainer may add token_ids.
+All reach it by parameter name, as lists aligned with the completions, so a reward of TRL's, fn(completions, **kwargs),
+is one too. A parameter without a default is a column it cannot do without. `reference` is the completion that the row
+came with; a trainer may add token_ids.
 
-    python rewards.py samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
+    python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
     python rewards.py samples.jsonl --rewards=my_rewards.py:politeness
     python rewards.py code --rewards=tests --check      do the reference solutions of a data set score 1.0?
 """
@@ -54,7 +55,7 @@ def per_text(rule):
 
     first = list(inspect.signature(reward).parameters.values())[:2]
     reward.__signature__ = inspect.Signature([*first, *(p for p in wanted if p.name != "prompt")])
-    reward.__name__, reward.__doc__ = rule.__name__, rule.__doc__
+    reward.__name__, reward.__doc__, reward.__wrapped__ = rule.__name__, rule.__doc__, rule
     return reward
 
 
@@ -111,13 +112,18 @@ def load(path, name):
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise ValueError(f"{where} {path} cannot be imported: {type(e).__name__}: {e}") from e
     if not callable(getattr(module, name, None)):
         what = "is not a function" if hasattr(module, name) else "is not there"
         functions = [k for k, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{where} {name!r} {what}; the functions in {path} are {', '.join(functions) or 'none'}")
-    return getattr(module, name)
+    fn = getattr(module, name)
+    if not any(p.name == "completions" or p.kind is p.VAR_KEYWORD for p in inspect.signature(fn).parameters.values()):
+        line = f" (line {fn.__code__.co_firstlineno})" if inspect.isfunction(fn) else ""
+        raise ValueError(f"{where} it is {name}{inspect.signature(fn)}{line}; expected {name}(prompts, completions, "
+                         "**columns), parameters by these names, of which only completions is a must")
+    return fn
 
 
 def resolve(names, **made):
@@ -133,6 +139,9 @@ def resolve(names, **made):
             raise ValueError(f"two rewards are called {short!r} in {names!r}")
         fns[short] = load(path, short) if colon else known[name]
         if short in ("judge", "coherence") and fns[short] is REWARDS[short]:
+            if made:
+                raise ValueError(f"the reward {short!r}: what judge_from names makes {', '.join(made)} instead (a "
+                                 "judge has a head of width 1, a language model has not)")
             fns[short]([], [])      # raises: better now than after the first rollout
     return fns
 
@@ -144,17 +153,20 @@ def columns(rows):
 
 
 def arguments(name, fn, columns):
-    """The columns that a reward takes, by its parameters; one that it needs and is not there is an error."""
+    """The columns (of `call`, with prompts and completions) that a reward takes, by its parameters; one that it needs
+    and is not there is an error."""
+    texts = ("prompts", "completions")
     if "completion" in columns:     # of a data set, it is the reference, and the answer where there is no other
         columns = {"reference": columns["completion"], "answer": columns["completion"], **columns}
     taken = {}
-    for p in list(inspect.signature(fn).parameters.values())[2:]:
+    for p in inspect.signature(fn).parameters.values():
         if p.kind is p.VAR_KEYWORD:
             return columns
         if p.name in columns:
             taken[p.name] = columns[p.name]
-        elif p.default is p.empty:
-            raise ValueError(f"reward {name!r} needs the column {p.name!r}; there are {', '.join(columns) or 'none'}")
+        elif p.default is p.empty and p.name not in texts:
+            there = ", ".join(column for column in columns if column not in texts)
+            raise ValueError(f"reward {name!r} needs the column {p.name!r}; there are {there or 'none'}")
     return taken
 
 
@@ -163,19 +175,23 @@ def call(name, fn, prompts, completions, columns):
     def row(i):
         return f"row {i} (prompt {prompts[i][:60]!r}, completion {completions[i][:60]!r})"
 
+    def ask(rows):
+        return fn(**{k: column[rows] for k, column in taken.items()})
+
     def fails(i):
         try:
-            fn(prompts[i:i + 1], completions[i:i + 1], **{k: column[i:i + 1] for k, column in taken.items()})
-        except Exception:
+            ask(slice(i, i + 1))
+        except (Exception, SystemExit):
             return True
 
-    taken = arguments(name, fn, columns)
+    taken = arguments(name, fn, {**columns, "prompts": prompts, "completions": completions})
     try:
-        scores = fn(prompts, completions, **taken)
-    except RuntimeError:  # the machine's failure, as a sandbox that does not hold: no completion is to blame
-        raise
-    except Exception as e:
-        at = traceback.extract_tb(e.__traceback__)[-1]
+        scores = ask(slice(None))
+    except (Exception, SystemExit) as e:
+        frames, file = traceback.extract_tb(e.__traceback__), getattr(inspect.unwrap(fn), "__code__", None)
+        if isinstance(e, RuntimeError) and frames[-1].filename == inspect.getfile(programs.Sandbox):
+            raise ValueError(f"reward {name!r}: {e}") from e    # the machine's failure: no completion is to blame
+        at = next((f for f in reversed(frames) if file and f.filename == file.co_filename), frames[-1])
         culprit = next((row(i) for i in range(len(prompts)) if fails(i)), "the batch as a whole, no single row")
         what = f"{type(e).__name__}: {e} ({at.filename}:{at.lineno})"
         raise ValueError(f"reward {name!r} failed on {culprit}: {what}") from e
@@ -195,8 +211,8 @@ def call(name, fn, prompts, completions, columns):
 def combine(fns, weights, prompts, completions, columns, clip=None):
     """{name: fn}, weights -> total (n,), parts {name: (n,)}: the weighted sum over the rewards that have an opinion.
 
-    None is nan in the parts, and in the total where no reward has an opinion. Each reward is clipped to [-clip, clip]
-    before it is weighed. What a reward notes besides is a part too, called NAME/NOTE."""
+    None is nan in the parts, and in the total where no reward of a weight other than 0 has an opinion. Each reward is
+    clipped to [-clip, clip] before it is weighed. What a reward notes besides is a part too, called NAME/NOTE."""
     weights = [1.0] * len(fns) if weights is None else list(weights)
     if len(weights) != len(fns):
         raise ValueError(f"{len(fns)} rewards ({', '.join(fns)}) but {len(weights)} reward_weights {weights}")
@@ -210,8 +226,14 @@ def combine(fns, weights, prompts, completions, columns, clip=None):
         parts[name] = part.clip(-clip, clip) if clip else part
         parts |= {f"{name}/{note}": np.array(values, float) for note, values in getattr(scores, "notes", {}).items()}
         total += np.nan_to_num(weight * parts[name])
-        opinions |= ~np.isnan(part)
+        opinions |= ~np.isnan(part) & (weight != 0)
     return np.where(opinions, total, math.nan), parts
+
+
+def mean(part):
+    """Values, nan for no opinion -> the mean of the others, nan where there is none."""
+    seen = part[~np.isnan(part)]
+    return float(seen.mean()) if seen.size else math.nan
 
 
 def summary(parts):
@@ -244,6 +266,22 @@ def batches(rows, size=256):
         yield batch
 
 
+def completed(rows, name):
+    """Rows -> rows with a completion: one of a run's samples.jsonl is as many as it shows, with the columns it has."""
+    out = []
+    for i, row in enumerate(rows):
+        shown = {how: row[how] for how in ("greedy", "sampled") if how in row}
+        if "completion" in row:
+            out.append(row)
+        elif shown:
+            known = {k: row[k] for k in ("step", "prompt") if k in row} | (row["columns"] if "columns" in row else {})
+            out += [known | {"how": how, "groups": f"{i} {how}", "completion": text}
+                    for how, texts in shown.items() for text in ([texts] if isinstance(texts, str) else texts)]
+        else:
+            raise ValueError(f"{name}: row {i} has no completion to score, only {', '.join(row)}")
+    return out
+
+
 def score(options):
     """Options of the command line -> exit code; the last line printed is a JSON object with n and the means."""
     import data
@@ -254,11 +292,15 @@ def score(options):
     unsafe = tuple(options.sandbox_unsafe.split(",")) if options.sandbox_unsafe else ()
     sandbox(workers=options.reward_workers, timeout=options.reward_timeout, unsafe=unsafe)
     rows = data.read_rows(path) if path.is_file() else [*data.load(path, "train"), *data.load(path, "val")]
-    for i, row in enumerate(rows):
-        if "completion" not in row:
-            raise ValueError(f"{options.data}: row {i} has no completion to score, only {', '.join(row)}")
+    rows = completed(rows, options.data)
+    for name, fn in fns.items():
+        arguments(name, fn, columns(rows))
+    if options.out and os.path.isfile(options.out):
+        raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
     table = {name: np.full(len(rows), math.nan) for name in [*fns, "reward"]}
-    with tqdm(total=len(rows), unit="row") as bar:
+    plain = lambda x: None if math.isnan(x) else round(float(x), 6)
+    scored, written = np.zeros(len(rows), bool), 0
+    with tqdm(total=len(rows), unit="row") as bar, open(options.out or os.devnull, "w", encoding="utf-8") as file:
         for batch in batches(rows):
             chosen = [rows[i] for i in batch]
             given = columns(chosen)
@@ -266,19 +308,19 @@ def score(options):
             total, parts = combine(fns, options.reward_weights, [row["prompt"] for row in chosen], texts, given)
             for name, column in table.items():
                 column[batch] = total if name == "reward" else parts[name]
+            scored[batch] = True
             bar.update(len(batch))
-    plain = lambda x: None if math.isnan(x) else round(float(x), 6)
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as f:
-            for i, row in enumerate(rows):
-                scores = {"rewards": {name: plain(table[name][i]) for name in fns}, "reward": plain(table["reward"][i])}
-                f.write(json.dumps(row | scores) + "\n")
+            while written < len(rows) and scored[written]:      # in the order of the rows, as far as all are scored
+                of = {name: plain(column[written]) for name, column in table.items()}
+                line = rows[written] | {"rewards": {name: of[name] for name in fns}, "reward": of["reward"]}
+                file.write(json.dumps(line) + "\n")
+                written += 1
+            file.flush()
     wrong = [i for i in range(len(rows)) if options.check and any(table[name][i] != 1.0 for name in fns)]
     for i in wrong:
         scores = ", ".join(f"{name} {plain(table[name][i])}" for name in fns)
         print(f"row {i} is not 1.0: {scores}; prompt {rows[i]['prompt'][:60]!r}")
-    means = {name: plain(np.nanmean(x)) if not np.isnan(x).all() else None for name, x in table.items()}
-    print(json.dumps({"n": len(rows)} | means))
+    print(json.dumps({"n": len(rows)} | {name: plain(mean(x)) for name, x in table.items()}))
     return 1 if wrong else 0
 
 
@@ -289,7 +331,8 @@ def numbers(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      epilog="rewards: " + ", ".join(REWARDS), allow_abbrev=False)
-    parser.add_argument("data", help='rows {"prompt", "completion", ...} in .jsonl or .json, or the name of a data set')
+    parser.add_argument("data", help='rows {"prompt", "completion", ...} in .jsonl or .json, samples.jsonl of a run, '
+                                     "or the name of a data set")
     parser.add_argument("--rewards", required=True, help="names, or path/to/file.py:function, with commas")
     parser.add_argument("--reward_weights", type=numbers, help="a number for each, with commas (default: 1)")
     parser.add_argument("--reward_timeout", type=float, default=5.0, help="seconds for a completion (default: 5)")
@@ -303,6 +346,8 @@ def main():
     except (ValueError, OSError, RuntimeError) as e:
         print(f"rewards.py: {e}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -414,7 +414,8 @@ def parser():
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         usage="python sample.py OUT_DIR [--prompt=TEXT | --data=FILE.jsonl] [--flag=value ...]   (--help lists them)")
-    p.add_argument("folder", metavar="OUT_DIR", help="out_dir of a run, or a Hugging Face folder with its tokenizer")
+    p.add_argument("folder", metavar="OUT_DIR", help="out_dir of a run, for its best checkpoint, or a step-... in it, "
+                   "or a Hugging Face folder with its tokenizer")
     p.add_argument("--prompt", help="text to complete, or text with holes (see --holes), which then are filled instead")
     p.add_argument("--n", type=int, default=1, help="completions of each prompt; with more than 1, temperature is 1")
     p.add_argument("--show", action="store_true", help="play the denoising, step by step")
@@ -475,7 +476,9 @@ def run(options):
 
     runs.prepare_process()
     data.prepare(options.folder)
-    folder = model.find(options.folder)
+    folder, why = model.best(options.folder)
+    if folder != options.folder:
+        print(f"{folder}: {why}", file=sys.stderr)
     params, cfg = model.load(folder)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
     if options.export:

@@ -142,6 +142,8 @@ def together(metrics, how):
 
 def finite(step, updates, notes, last, cfg):
     """[metrics of an update, on the device] -> their mean as floats, or the end of the run with the numbers before."""
+    if not updates:
+        return notes
     updates = [{k: float(v) for k, v in metrics.items()} for metrics in updates]
     bad = [m for m in updates if not np.isfinite([m["loss"], m["grad_norm"]]).all()]
     if not bad:
@@ -151,7 +153,8 @@ def finite(step, updates, notes, last, cfg):
     kept = runs.checkpoints(cfg.out_dir)
     raise SystemExit(
         f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last finite step was "
-        + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. " if last else "none. ")
+        + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. "
+           if last and "loss" in last else "none. ")
         + (f"The checkpoint before it is kept: {cfg.out_dir}/step-{kept[-1]:06d}. " if kept else "None was saved yet. ")
         + f"Try a lower learning_rate (now {cfg.learning_rate}), more warmup_iters (now {cfg.warmup_iters}), "
         + f"grad_clip=1.0 (now {cfg.grad_clip})" + (", dtype=float32" if cfg.model.dtype != "float32" else "")
@@ -244,6 +247,15 @@ def new_reference(state, cfg):
     return jax.device_get(new) if cfg.ref_offload else new
 
 
+def saved(cfg, state, tok, best, where, error):
+    """A reward's error -> the same with its place, and all that was learnt until then on the disk."""
+    if not state.step:
+        return ValueError(f"{where}: {error}")
+    runs.save(cfg, state, tok, best, finished=False)
+    return ValueError(f"{where}: {error}. Saved {cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
+                      "--resume=True")  # fmt: skip
+
+
 def train(cfg):
     """Runs cfg to its end -> the last State."""
     cfg, tok, start, resumed = prepare(cfg)
@@ -280,17 +292,22 @@ def train(cfg):
 
     def evaluate(best):
         k_eval = jax.random.fold_in(jax.random.fold_in(run_key, 1), state.step)
-        values, samples = task.evaluate(seen(state, base, cfg), k_eval)
+        try:
+            values, samples = task.evaluate(seen(state, base, cfg), k_eval)
+        except ValueError as e:
+            raise saved(cfg, state, tok, best, f"evaluation at step {state.step}", e) if log else e from e
         if log:
             log.metrics(state.step, values)
             log.samples(state.step, samples[:SAMPLES])
             runs.draw(cfg.out_dir)
-        tqdm.write(f"step {state.step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
+        tqdm.write(f"step {state.step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
         for s in samples[: cfg.log_samples]:
-            tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items()))
+            tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k != "columns"))
         score = values[task.passes] if task.passes else -values["val/nelbo"]
-        better = score > (best["score"] if best else -np.inf)  # nan never is
+        better = score >= (best["score"] if best else -np.inf)  # nan never is; of equals the later
         new = {"step": state.step, "score": score, "measure": task.passes or "val/nelbo"}
+        if f"{task.passes}_se" in values:
+            new["se"] = values[f"{task.passes}_se"]
         return values, new if better else best
 
     if cfg.eval_only:
@@ -307,10 +324,18 @@ def train(cfg):
             step, clock = state.step, time.perf_counter()
             k_batch = jax.random.fold_in(jax.random.fold_in(run_key, 2), step)
             updates, notes = [], {}
-            for batch, said in task.batches(seen(state, base, cfg), k_batch):
-                *arrays, metrics = update(*state[1:4], step, batch, base)
-                state, notes = State(step + 1, *arrays, state.reference), notes | said
-                updates.append(metrics)
+            try:
+                for batch, said in task.batches(seen(state, base, cfg), k_batch):
+                    notes |= said
+                    if batch is not None:  # nobody judged the completions: nothing to learn
+                        *arrays, metrics = update(*state[1:4], step, batch, base)
+                        state = State(step, *arrays, state.reference)
+                        updates.append(metrics)
+            except ValueError as e:  # a reward fails before anything is updated
+                if pending:
+                    finite(*pending, last, cfg)  # nothing broken is saved
+                raise e if updates else saved(cfg, state, tok, best, f"step {step + 1}", e) from e
+            state = state._replace(step=step + 1)
             if state.reference is not None:
                 state = state._replace(reference=new_reference(state, cfg))
             # The device works on this step while the last one's numbers are read: one late, so it never waits for us.
@@ -319,16 +344,16 @@ def train(cfg):
             pending = step + 1, updates, notes
             due = lambda interval, now=state.step: now % interval == 0
             done, leaving = state.step >= cfg.max_iters, asked.signal
-            if done or leaving or due(cfg.log_interval) or due(cfg.eval_interval) or due(cfg.save_interval):
+            read = due(cfg.log_interval) or due(cfg.eval_interval) or due(cfg.save_interval) or not updates
+            if done or leaving or read:
                 last, pending = finite(*pending, last, cfg) | {"step": state.step}, None
-                if due(cfg.log_interval):
+                if due(cfg.log_interval) or not updates:
                     took = {"step_time": time.perf_counter() - clock}
                     if timed := [v for k, v in last.items() if k.startswith("time/")]:
                         took["time/update"] = took["step_time"] - sum(timed)
                     log.metrics(state.step, {k: v for k, v in last.items() if k != "step"} | took | {
                         "learning_rate": float(rate(step * updates_per_iter(cfg)))})  # fmt: skip
-                shown = {"reward": f"{last['reward']:.3f}"} if "reward" in last else {}
-                bar.set_postfix(**shown, loss=f"{last['loss']:.3f}", refresh=False)
+                bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.update(1)
             better = False
             if due(cfg.eval_interval) or done:
@@ -343,13 +368,21 @@ def train(cfg):
     if cfg.objective == "grpo":
         rows = [r for r in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if "val/greedy" in r]
         for name in [k for k in rows[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
-            print(f"{name}: {rows[0][name]:.1%} before, {rows[-1][name]:.1%} after")
-    measure = task.passes or "val/nelbo"
-    print(
-        f"done: {cfg.out_dir}/step-{state.step:06d}"
-        + (f", best at step {best['step']}: {measure} {abs(best['score']):.4f}" if best else "")
-    )
+            both = rows[0][name], rows[-1][name]
+            form = ".1%" if all(x is None or 0 <= x <= 1 for x in both) else ".3f"
+            before, after = ("no opinion" if x is None else format(x, form) for x in both)
+            print(f"{name}: {before} before, {after} after")
+    print(f"done: {cfg.out_dir}/step-{state.step:06d}" + (ending(cfg, best) if best else ""))
     return state
+
+
+def ending(cfg, best):
+    """Which checkpoint is the best, and how sure that is: the highest of many noisy numbers is too high."""
+    measure, score = best["measure"], best["score"] if best["measure"] != "val/nelbo" else -best["score"]
+    said = f"{measure} {score:.4f}" + (f" ± {best['se']:.4f}" if "se" in best else "")
+    n = sum(measure in row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl"))
+    where = f"best at step {best['step']}" if best["step"] else f"none better than the start, {cfg.init_from}"
+    return f", {where}: {said}, of {n} evaluations"
 
 
 def main():

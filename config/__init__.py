@@ -34,13 +34,14 @@ class Config:
     resume: bool = False  # continue the run in out_dir; else an earlier run there is moved aside
     seed: int = 0  # of everything random: the same seed on the same machine gives the same run
     max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
-    stop_at: float | None = None  # end early when the sampled val pass rate first exceeds this
+    stop_at: float | None = None  # end early when val/sampled first exceeds this
     eval_only: bool = False  # evaluate the newest checkpoint (or init_from) and leave
     log_interval: int = 10  # steps between lines of metrics.jsonl
     eval_interval: int = 100  # steps between evaluations on val
     eval_size: int = 256  # val rows that an evaluation fills and scores
     eval_samples: int | None = None  # of each also so many at the run's temperature; None: 1, and 4 for grpo
-    eval_rewards: tuple[str, ...] = ()  # rewards that are measured at evaluations and never trained on
+    eval_rewards: tuple[str, ...] = ()  # rewards that are measured at evaluations, the first decides, never trained on
+    pass_at: float | None = None  # what passes earns this from the reward that decides; None: rates are its mean
     save_interval: int = 500  # steps between checkpoints
     keep_checkpoints: int = 2  # the newest that many are kept, and the best one
     log_samples: int = 3  # completions shown on screen at an evaluation; samples.jsonl gets 16
@@ -87,7 +88,7 @@ class Config:
     top_p: float | None = None  # draw from the most probable tokens that reach this probability; None: from all
     repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
     # rewards
-    rewards: tuple[str, ...] = ()  # names out of rewards.py or path.py:function; the first decides what passes
+    rewards: tuple[str, ...] = ()  # names out of rewards.py or path.py:function; the first decides at evaluations
     reward_weights: tuple[float, ...] = ()  # one for each reward; empty: all 1
     reward_timeout: float = 1.0  # seconds a program may run
     reward_workers: int | None = None  # programs at a time; None: four a core

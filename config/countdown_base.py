@@ -16,6 +16,7 @@ config = Config(
     max_prompt_len=8,
     max_new_tokens=11,
     rewards=("countdown",),
+    pass_at=1.0,  # not the 0.1 of a well-formed equation
     max_iters=4000,
     batch_size=64,
     learning_rate=1e-3,

@@ -34,6 +34,7 @@ config = Config(
     rollout_chunk=40,
     # rewards: 2 * share of tests + 0.5 * format
     rewards=("tests_fenced", "format"),
+    pass_at=1.0,  # all tests of a problem
     reward_weights=(2.0, 0.5),
     reward_timeout=5.0,
     # log-probabilities: every completion with all its tokens masked, and with either part of a random half

@@ -34,6 +34,7 @@ config = Config(
     rule="dream",
     rollout_chunk=48,
     rewards=("countdown",),  # 1 solved, with every number exactly once; 0.1 another answer; 0 none
+    pass_at=1.0,
     # log-probabilities: two pairs of a mask and its complement, new ones in each of eight passes
     logp_est="coupled_elbo",
     logp_views=2,

@@ -14,6 +14,7 @@ import pytest
 from shared import compiled_once
 
 import config
+import data
 import diffusion
 import model
 import objectives
@@ -256,7 +257,7 @@ def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
 @pytest.mark.slow
 def test_a_clipped_reward_passes_where_it_reaches_the_clip(tiny, place):
     def rate(clip):
-        *_, task, state = begin(tiny(rewards=("exact",), reward_clip=clip, eval_size=20))
+        *_, task, state = begin(tiny(rewards=("exact",), reward_clip=clip, eval_size=20, pass_at=1.0))
         return task.evaluate(state, KEY)[0]["val/sampled"]
 
     assert rate(0.5) == rate(None) > 0
@@ -387,7 +388,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     reward = [r["reward"] for r in rows if "reward" in r]
     assert np.mean(reward[-20:]) > np.mean(reward[:5]) + 0.15, reward  # 0.2 and more with each of four seeds
     first = json.loads(open(f"{cfg.out_dir}/samples.jsonl").readline())
-    assert {"prompt", "greedy", "sampled", "rewards", "advantages", "step"} == first.keys() and len(
+    assert {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns"} == first.keys() and len(
         first["sampled"]
     ) == 4
     assert sum(first["advantages"]) == pytest.approx(0, abs=1e-3)
@@ -526,10 +527,120 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
 # ---- the rest ----
 
 
-def test_when_no_reward_has_an_opinion_the_run_ends(tiny, tmp_path):
-    (tmp_path / "mute.py").write_text("def mute(prompts, completions):\n    return [None] * len(prompts)\n")
-    with pytest.raises(ValueError, match="no reward .mute. has an opinion on any of the 16 completions"):
-        one_iteration(tiny(rewards=(f"{tmp_path}/mute.py:mute",)))
+def test_a_best_step_that_is_the_start_is_called_that(tiny, monkeypatch, capsys):
+    def scripted(cfg, tok, start):
+        evaluate = lambda state, key: ({"val/greedy": 0.0, "val/sampled": 0.1 if state.step else 0.9}, [])
+        return objectives.tune(cfg, tok, start)._replace(evaluate=evaluate)
+
+    monkeypatch.setitem(objectives.OBJECTIVES, "grpo", scripted)
+    cfg = tiny(max_iters=2, eval_interval=1, save_interval=9)
+    train.train(cfg)
+    start = model.find(cfg.init_from)
+    assert f"step-000002, none better than the start, {start}: val/sampled 0.9000, of 3" in capsys.readouterr().out
+    assert model.best(cfg.out_dir) == (
+        f"{cfg.out_dir}/step-000002", "the newest; the best by val/sampled, step 0, is not here")  # fmt: skip
+
+
+MOODY = """
+import os
+calls = []
+def moody(prompts, completions):
+    calls.append(0)
+    return [{words}] * len(prompts)
+"""
+
+
+@pytest.mark.filterwarnings("error:.*empty slice:RuntimeWarning", "error:Degrees of freedom:RuntimeWarning")
+def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(tiny, tmp_path, capsys):
+    # The calls: 2 of the first evaluation (greedy, sampled), then a step each, but for the second.
+    (tmp_path / "my.py").write_text(MOODY.format(words="None if len(calls) in (1, 2, 4) else len(calls) % 2 / 2"))
+    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9, eval_samples=1)
+    assert train.train(cfg).step == 3
+    rows = runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")
+    assert [(r["step"], r["skipped"]) for r in rows if "skipped" in r] == [(2, 1.0), (3, 0.0)]
+    assert "loss" not in rows[1] and rows[1]["reward"] is None and rows[0]["val/greedy"] is None
+    out = capsys.readouterr().out
+    assert "step 2: no reward (moody) has an opinion on any of the 16 completions, so there is no update" in out
+    assert "moody has no opinion on any of the 8 greedy completions" in out
+    assert "val/sampled: no opinion before, " in out
+
+
+@pytest.mark.parametrize("words", ["1 / 0", "exit(0)"])
+def test_a_reward_that_fails_loses_no_step_and_is_named_with_its_row_and_step(tiny, tmp_path, words):
+    (tmp_path / "my.py").write_text(MOODY.format(words=f"0.0 if len(calls) < 5 else {words}"))
+    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=4, save_interval=99, eval_samples=1)
+    with pytest.raises(ValueError, match=r"step 3: reward 'moody' failed on row 0 \(prompt '\d+', .* \(.*my.py:6\)"
+                                         r"\. Saved .*out/step-000002; mend it and continue with --resume=True"):
+        train.train(cfg)
+    (tmp_path / "my.py").write_text(MOODY.format(words="0.5"))
+    assert train.train(dataclasses.replace(cfg, resume=True)).step == 4
+
+
+def rates(tiny, tmp_path, body, **changes):
+    """What an evaluation finds with a reward of this body, which sees texts and the number of each."""
+    (tmp_path / "my.py").write_text("def mine(prompts, completions):\n    return [" + body
+                                    + " for i, text in enumerate(completions)]\n")  # fmt: skip
+    *_, task, state = begin(tiny(**{"rewards": (f"{tmp_path}/my.py:mine",)} | changes))
+    assert task.passes == "val/sampled"
+    return task.evaluate(state, KEY)[0]
+
+
+def test_a_shaped_reward_is_seen_in_the_rates_and_pass_at_says_what_passes(tiny, tmp_path):
+    shaped = rates(tiny, tmp_path, "i % 4 / 4")  # of the four completions of a prompt: 0, 1/4, 2/4 and 3/4
+    assert shaped["val/sampled"] == 0.375 and shaped["val/pass@4"] == 0.75 and shaped["val/greedy"] == 0.375
+    strict = rates(tiny, tmp_path, "i % 4 / 4", pass_at=0.5)
+    assert strict["val/sampled"] == 0.5 and strict["val/pass@4"] == 1.0
+    assert rates(tiny, tmp_path, "i % 4 / 4", pass_at=1.0)["val/sampled"] == 0.0
+
+
+def test_what_has_no_opinion_has_not_failed(tiny, tmp_path):
+    assert rates(tiny, tmp_path, "None if i % 4 else 1.0")["val/sampled"] == 1.0
+    alone = rates(tiny, tmp_path, "0.0", rewards=("diversity",))  # a greedy completion differs from no other
+    assert np.isnan(alone["val/greedy"]) and 0 < alone["val/sampled"] < 1
+
+
+def test_the_reward_that_decides_is_what_is_maximised_also_when_it_is_not_trained(tiny, tmp_path):
+    found = rates(tiny, tmp_path, "-1.0 - i % 4", rewards=("exact",), eval_rewards=(f"{tmp_path}/my.py:mine",))
+    assert found["val/sampled"] == -2.5 == found["val/sampled/mine"]
+
+
+def test_the_standard_error_is_that_of_a_mean_over_prompts(tiny, tmp_path):
+    found = rates(tiny, tmp_path, "float(i // 4 < 2)")  # two of eight prompts are solved by all of their completions
+    assert found["val/sampled"] == 0.25
+    assert found["val/sampled_se"] == pytest.approx(np.std([1, 1, 0, 0, 0, 0, 0, 0], ddof=1) / 8**0.5)
+
+
+def test_a_weight_of_nothing_judges_nothing(tiny, tmp_path):
+    (tmp_path / "my.py").write_text("def none(prompts, completions):\n    return [None] * len(prompts)\n"
+                                    "def seen(prompts, completions):\n    return [0.5] * len(prompts)\n")  # fmt: skip
+    cfg = tiny(rewards=tuple(f"{tmp_path}/my.py:{name}" for name in ("none", "seen")), reward_weights=(1.0, 0.0))
+    *_, task, state = begin(cfg)
+    (made,) = task.batches(state, KEY)
+    assert made[0] is None and made[1]["skipped"] == 1 and made[1]["rewards/seen/mean"] == 0.5
+
+
+def test_a_reference_longer_than_a_completion_may_be_leaves_no_row_out(tiny, tmp_path):
+    row = lambda i: json.dumps({"prompt": f"{i}", "completion": "1" * i, "answer": "1"}) + "\n"
+    (tmp_path / "rows.jsonl").write_text("".join(row(i) for i in range(1, 41)))
+    cfg = tiny(dataset=f"{tmp_path}/rows.jsonl", rewards=("exact",), batch_size=32, eval_size=2)
+    *_, task, state = begin(cfg)
+    assert {row["prompt"] for row in task.evaluate(state, KEY)[1]} == {"39", "40"}  # of 4 tokens at most are 1 to 4
+    (batch, _), *_ = task.batches(state, KEY)
+    assert len({tuple(x) for x in np.asarray(batch["x"])[:, :3].tolist()}) == 32
+    assert len(objectives.read_text(cfg, data.Tokenizer.bytes(), "train").rows) == 4  # to be learnt
+
+
+def test_nothing_is_clipped_where_the_end_of_a_text_is_given(tiny):
+    *_, notes = one_iteration(tiny(fill_in=True))
+    assert notes["completions/clipped_ratio"] == 0
+
+
+def test_rows_in_a_language_that_nothing_runs_are_named_at_the_start(tiny, tmp_path, capsys):
+    row = {"prompt": "12", "completion": "21", "tests": ["assert True"]}
+    rows = [row | {"language": name} for name in ["Python 3", "rust", "py"] * 10]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    begin(tiny(rewards=("tests",), dataset=f"{tmp_path}/rows.jsonl"))
+    assert "no opinion on 10 rows in 'rust', which tests are not run in" in capsys.readouterr().out
 
 
 # ---- what else a row and a run can ask for ----

@@ -275,3 +275,29 @@ def test_the_reference_solutions_of_humaneval_all_pass():
     fenced = [f"Sure:\n```python\n{head}{body}```" for head, body in zip(own, solutions, strict=True)]
     assert programs.tests(prompts, fenced, tests, entries) == [1] * 164     # its imports and helpers come along
     assert programs.syntax(prompts, solutions, entries) == [1] * 164
+
+
+def test_languages_are_known_by_their_usual_spellings():
+    known = {"C++": "c++", "cpp": "c++", "C++17": "c++", "GNU C++20": "c++", "Python 3": "python", "py": "python",
+             "python3.11": "python", "PyPy 3": "python", "js": "javascript", "Node.js": "javascript", "C99": "c",
+             "Java 17": "java", "JAVASCRIPT": "javascript", None: "python", "": "python"}
+    assert {name: programs.language_of(name) for name in known} == known
+    assert not any(map(programs.runs, ("rust", "c#", "Python 2", "python2.7", "typescript", "go")))
+
+
+def test_a_language_that_is_not_run_here_has_no_opinion_and_spoils_no_other_row():
+    rows = [["f", "f"], [CODE_OF_F] * 2, [["assert f() == 1"]] * 2]
+    for fn in (programs.tests, programs.tests_all):
+        scores = fn(*rows, language=["Rust", "Python 3"])
+        assert scores == [None, 1.0] and scores.notes["none_frac"] == [1.0, 0.0]
+    assert programs.tests_fenced(rows[0], [f"```\n{CODE_OF_F}\n```"] * 2, rows[2], language=["c#", "py"]) == [None, 1.0]
+
+
+def test_tests_that_no_machine_could_run_are_found_before_they_are():
+    row = {"prompt": "p", "tests": ["assert True"]}
+    assert programs.check([row, row | {"language": "rust"}, {"prompt": "p", "language": "go"}]) == {"rust": 1, "go": 1}
+    with pytest.raises(ValueError, match="row 1: only python has assert tests, those of c|row 1: c needs gcc"):
+        programs.check([row, row | {"language": "C"}])
+
+
+CODE_OF_F = "def f(): return 1"

@@ -136,6 +136,29 @@ def test_resolve_says_what_is_wrong_with_a_name(names, message, tmp_path):
         resolve(names.format(**paths))
 
 
+@pytest.mark.parametrize("source", [
+    "def mine(completions, **kwargs):\n    return [float(a == c) for a, c in zip(kwargs['answer'], completions)]\n",
+    "def mine(completions, answer):\n    return [float(a == c) for a, c in zip(answer, completions)]\n",
+    "def mine(*, prompts, answer, completions):\n    return [float(a == c) for a, c in zip(answer, completions)]\n"])
+def test_a_reward_takes_what_it_names_as_those_of_trl_do(source, tmp_path):
+    (tmp_path / "my.py").write_text(source)
+    assert combine(resolve(f"{tmp_path}/my.py:mine"), None, ["p"] * 2, ["5", "6"], {"answer": ["5"] * 2})[0][0] == 1
+
+
+@pytest.mark.parametrize("source, words", [
+    ("\ndef mine(completion):\n    return 1.0\n", r"it is mine\(completion\) \(line 2\); expected mine\(prompts, "),
+    ("import sys\nsys.exit(0)\n", "cannot be imported: SystemExit: 0")])
+def test_a_function_that_cannot_be_a_reward_is_answered_with_what_one_is(source, words, tmp_path):
+    (tmp_path / "my.py").write_text(source)
+    with pytest.raises(ValueError, match=words):
+        resolve(f"{tmp_path}/my.py:mine")
+
+
+def test_a_model_that_is_no_judge_is_not_taken_for_one():
+    with pytest.raises(ValueError, match="'judge': what judge_from names makes coherence instead"):
+        resolve("judge", coherence=of_rows(1))
+
+
 def test_rewards_from_models_are_handed_to_resolve():
     mine = of_rows(1)
     assert resolve("judge,tests", judge=mine)["judge"] is mine
@@ -153,6 +176,11 @@ def test_combine_weighs_and_reports_every_part():
 def test_no_opinion_is_left_out_and_none_at_all_is_nan():
     total, _ = combine({"a": of_rows(1, None, None), "b": of_rows(None, 0, None)}, None, ["p"] * 3, ["x"] * 3, {})
     assert total[:2].tolist() == [1, 0] and math.isnan(total[2])
+
+
+def test_an_opinion_that_weighs_nothing_does_not_judge():
+    total, parts = combine({"a": of_rows(None, 1), "b": of_rows(1, 1)}, [1, 0], ["p"] * 2, ["x"] * 2, {})
+    assert math.isnan(total[0]) and total[1] == 1 and parts["b"][0] == 1
 
 
 def test_each_reward_is_clipped_before_it_is_weighed():
@@ -191,6 +219,13 @@ def test_an_exception_in_a_reward_is_named_with_the_row_and_the_line():
     with pytest.raises(ValueError, match=r"'r' failed on row 1 \(prompt 'p', completion 'y'\): ValueError: could not"
                                          r" convert .*test_rewards.py:\d+"):
         one(fragile, "x", "y", answer=["5", "five"])
+
+    for stop in (RuntimeError("mine"), SystemExit(0)):
+        def stops(prompts, completions, stop=stop):
+            json.loads("[]")
+            raise stop
+        with pytest.raises(ValueError, match=rf"failed on row 0 .*{type(stop).__name__}: .*test_rewards.py:\d+"):
+            one(stops, "x", "y")
 
     def picky(prompts, completions):
         return [1.0] if len(prompts) == 1 else completions[99]
@@ -300,6 +335,40 @@ def test_a_group_is_judged_together_wherever_its_rows_stand(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": str(i % 300), "completion": str(i)} for i in range(600)]         # partners are 300 rows apart
     assert program(path, "--rewards=diversity", rows=rows, path=path)[1] == {"n": 600, "diversity": 1, "reward": 1}
+
+
+def scoring(monkeypatch, *args):
+    """What `python rewards.py ARGS` leaves with, in this process."""
+    monkeypatch.setattr(sys, "argv", ["rewards.py", *map(str, args)])
+    return rewards.main()
+
+
+def test_the_samples_of_a_run_are_scored(tmp_path, monkeypatch, capsys):
+    row = {"step": 4, "prompt": "2+3", "greedy": "5", "sampled": ["5", "6", "7", "8"], "rewards": [1, 0, 0, 0],
+           "columns": {"answer": "5", "level": 1}}
+    single = {"step": 0, "prompt": "2+3", "greedy": "6", "sampled": "5", "columns": {"answer": "5"}}
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (single, row)))
+    out = tmp_path / "scored.jsonl"
+    assert scoring(monkeypatch, tmp_path / "samples.jsonl", "--rewards=exact,diversity", f"--out={out}") == 0
+    assert json.loads(capsys.readouterr().out) == {"n": 7, "exact": pytest.approx(3 / 7, abs=1e-5), "diversity": 1,
+                                                   "reward": pytest.approx(3 / 7 + 4 / 7, abs=1e-5)}
+    first, *_, last = map(json.loads, out.read_text().splitlines())
+    assert (first["how"], first["step"], first["rewards"]) == ("greedy", 0, {"exact": 0.0, "diversity": None})
+    assert (last["how"], last["completion"], last["level"], last["rewards"]["exact"]) == ("sampled", "8", 1, 0.0)
+
+
+def test_rows_are_written_as_they_come_and_never_over_others(tmp_path, monkeypatch, capsys):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}", "completion": f"{i}"}) + "\n"
+                                                 for i in range(300)))
+    (tmp_path / "my.py").write_text("def late(prompts, completions):\n    if '299' in completions:\n"
+                                    "        raise KeyboardInterrupt\n    return [1.0] * len(prompts)\n")
+    mine, out = f"--rewards={tmp_path}/my.py:late", tmp_path / "out.jsonl"
+    assert scoring(monkeypatch, tmp_path / "rows.jsonl", mine, f"--out={out}") == 130
+    assert [json.loads(line)["prompt"] for line in open(out)] == [str(i) for i in range(256)]
+    for wrong in (f"{tmp_path}/rows.jsonl/x", out):     # before a single row is scored
+        monkeypatch.setattr(rewards, "combine", lambda *_: pytest.fail("scored"))
+        assert scoring(monkeypatch, tmp_path / "rows.jsonl", mine, f"--out={wrong}") == 2
+    assert "is there already, and nothing is overwritten" in capsys.readouterr().err
 
 
 def test_no_opinion_anywhere_is_null(tmp_path):

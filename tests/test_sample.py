@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -703,6 +704,16 @@ def test_a_prompt_is_completed_as_the_run_was_trained(folder, capsys):
     assert len(lines) == 3  # diffusion_steps of run.json
     assert lines[0].startswith("step   1  ab") and lines[0].endswith("____") and "_" not in lines[2]
     assert lines[2] == "step   3  ab" + out.rstrip("\n")
+
+
+def test_of_a_run_the_best_checkpoint_is_opened_and_named(folder, capsys, tmp_path):
+    for step in (5, 9):
+        place = shutil.copytree(folder, tmp_path / f"step-{step:06d}")
+        (place / "run.json").write_text(json.dumps({"best": {"step": 5, "measure": "val/sampled"}}))
+    ask = lambda: run(capsys, str(tmp_path), "--prompt=ab", "--max_new_tokens=2")[2]
+    assert ask() == f"{tmp_path}/step-000005: the best by val/sampled\n"
+    shutil.rmtree(tmp_path / "step-000005")
+    assert ask() == f"{tmp_path}/step-000009: the newest; the best by val/sampled, step 5, is not here\n"
 
 
 def test_on_a_terminal_the_steps_are_a_film_with_new_tokens_in_green(folder, capsys, monkeypatch):

@@ -409,13 +409,23 @@ def test_it_stops_when_the_pass_rate_first_exceeds_stop_at_and_stays_stopped(tin
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(tiny, monkeypatch):
     nan = float("nan")
-    change_task(monkeypatch, evaluate=scripted([nan, 0.1, 0.9, nan, 0.2, 0.9]))
+    change_task(monkeypatch, evaluate=scripted([nan, 0.1, 0.9, nan, 0.2, 0.8]))
     cfg = tiny(eval_interval=2, save_interval=1, keep_checkpoints=1)
     train.train(cfg)
     assert runs.checkpoints(cfg.out_dir) == [6, 12]
     assert json.load(open(f"{cfg.out_dir}/step-000012/run.json"))["best"] == {
         "step": 6, "score": 0.9, "measure": "val/sampled"}  # fmt: skip
-    assert [r["val/sampled"] for r in lines(cfg.out_dir) if "val/sampled" in r] == [None, 0.1, 0.9, None, 0.2, 0.9]
+    assert [r["val/sampled"] for r in lines(cfg.out_dir) if "val/sampled" in r] == [None, 0.1, 0.9, None, 0.2, 0.8]
+
+
+def test_of_equally_good_checkpoints_the_later_is_the_best(tiny, monkeypatch, capsys):
+    change_task(monkeypatch, evaluate=scripted([0.1, 0.2, 0.2, 0.1]))
+    cfg = tiny(eval_interval=3, save_interval=99, keep_checkpoints=1)
+    train.train(cfg)
+    assert runs.checkpoints(cfg.out_dir) == [9, 12]
+    assert "best at step 9: val/sampled 0.2000, of 4 evaluations" in capsys.readouterr().out
+    assert model.best(cfg.out_dir) == (f"{cfg.out_dir}/step-000009", "the best by val/sampled")
+    assert model.find(cfg.out_dir) == f"{cfg.out_dir}/step-000012"
 
 
 def test_without_rewards_the_best_has_the_lowest_nelbo(tiny, monkeypatch):
@@ -535,7 +545,7 @@ def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, 
             for batch, notes in old(state, key):
                 yield batch | {"weight": batch["weight"] * (jnp.nan if state.step == poisoned else 1)}, notes
         return batches
-    change_task(monkeypatch, batches=poison, evaluate=scripted([0.5] * 9))
+    change_task(monkeypatch, batches=poison, evaluate=scripted([0.5, 0.4, 0.3]))
     cfg = tiny(log_interval=1)
     code = leave(cfg, monkeypatch, tmp_path)
     assert code.startswith(f"step {poisoned + 1}: loss nan, gradient norm nan. ") and "\n" not in code
