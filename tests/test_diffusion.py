@@ -411,3 +411,14 @@ def test_the_sandwich_bounds_from_both_sides():
     mixed = diffusion.sandwich(logp, w, jnp.array([True, False]), 1.0, 2.0)
     np.testing.assert_allclose(mixed, jnp.stack([lower[0], upper[1]]), rtol=1e-5)
     assert not diffusion.sandwich(logp, w * 0, jnp.array([True, False]), 1.0, 2.0).any()  # seen by no view
+
+
+def test_remat_in_chunks_computes_every_block_twice_and_not_three_times():
+    """Forward, again, and two for the gradient: 4 passes of a chunk, which XLA counts once. It was 4.8."""
+    cfg = model.ModelConfig(n_layer=3, d_model=32, vocab_size=40, mask_id=39, remat=True)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
+    x, M = jax.ShapeDtypeStruct((4, 12), int), jax.ShapeDtypeStruct((2, 4, 12), bool)
+    logp = lambda p, x, M, chunk=4: diffusion.view_logp(p, x, M, cfg, chunk=chunk)[0]
+    flops = lambda f, M: jax.jit(f).lower(params, x, M).compile().cost_analysis()["flops"]
+    once = flops(logp, jax.ShapeDtypeStruct((1, 4, 12), bool))
+    assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(0)).sum()), M) / once < 4.2
