@@ -179,7 +179,7 @@ def check_early(cfg):
 def reward_functions(cfg, tok, frozen, rows):
     """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards, all checked against the columns of rows."""
     names = cfg.rewards + cfg.eval_rewards
-    made = judge.load(cfg.judge_from) if cfg.judge_from else {}
+    made = judge.load(cfg.judge_from, cfg.model.dtype) if cfg.judge_from else {}
     if cfg.judge_from and not set(made) & set(names):
         raise ValueError(
             f"judge_from={cfg.judge_from!r} makes the reward {'judge' if 'judge' in made else 'coherence'!r}"
@@ -280,7 +280,8 @@ def pretrain(cfg, tok, start):
     empty, fine-tuning when not."""
     train, val = read_text(cfg, tok, "train"), read_text(cfg, tok, "val")
     shown = val.part(np.random.default_rng(0).permutation(len(val.rows))[: cfg.eval_size])  # the same every time
-    frozen = model.load(cfg.init_from)[0] if "coherence" in cfg.rewards + cfg.eval_rewards and cfg.init_from else None
+    coherent = cfg.init_from and "coherence" in cfg.rewards + cfg.eval_rewards
+    frozen = model.load(cfg.init_from, cfg.model.dtype)[0] if coherent else None
     fns, more = reward_functions(cfg, tok, frozen, shown.rows)
     if not fns and cfg.max_prompt_len:  # what can be said of any answer: is it the one in the data?
         fns = {"exact": rewards.REWARDS["exact"]}
@@ -296,9 +297,12 @@ def pretrain(cfg, tok, start):
         yield noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
 
     def evaluate(state, key):
-        arrays = held_out.take(slice(None))
-        bound = logp(state.weights, arrays, jax.random.key(0))  # the same masks every time
-        out = {"val/nelbo": -float(bound.sum() / arrays["hole"].sum())}
+        n = len(held_out.rows)
+        size, bound = min(cfg.rollout_chunk or n, n), np.zeros(n)
+        for first in range(0, n, size):  # the last rows again, so that the shape stays; the same masks every time
+            at = np.arange(first, first + size).clip(max=n - 1)
+            bound[at] = logp(state.weights, held_out.take(at), jax.random.key(0))
+        out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
         if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
             size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
@@ -445,7 +449,8 @@ def tune(cfg, tok, start):
             "the config file that trains one"
         )
     train, val = read_text(cfg, tok, "train"), read_text(cfg, tok, "val")
-    frozen = model.load(cfg.init_from)[0] if "coherence" in cfg.rewards + cfg.eval_rewards and cfg.init_from else None
+    coherent = cfg.init_from and "coherence" in cfg.rewards + cfg.eval_rewards
+    frozen = model.load(cfg.init_from, cfg.model.dtype)[0] if coherent else None
     fns, more = reward_functions(cfg, tok, frozen, train.rows)
     shown = val.part(np.random.default_rng(0).permutation(len(val.rows))[: cfg.eval_size])
     given = cfg.fill_in and holes_of_rows(train, cfg, tok)

@@ -413,6 +413,7 @@ def test_the_sandwich_bounds_from_both_sides():
     assert not diffusion.sandwich(logp, w * 0, jnp.array([True, False]), 1.0, 2.0).any()  # seen by no view
 
 
+@pytest.mark.slow
 def test_remat_in_chunks_computes_every_block_twice_and_not_three_times():
     """Forward, again, and two for the gradient: 4 passes of a chunk, which XLA counts once. It was 4.8."""
     cfg = model.ModelConfig(n_layer=3, d_model=32, vocab_size=40, mask_id=39, remat=True)

@@ -239,6 +239,7 @@ def test_recomputing_blocks_changes_no_gradient(dtype):
     jax.tree.map(lambda a, b: close(a, b, 1e-6), gradient(cfg), gradient(dataclasses.replace(cfg, remat=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [9, 13, 28])
 def test_a_deep_model_does_not_copy_its_weights(depth):
     """Blocks that are compiled one by one do: 1.28 times the params for 28 of them in eights, and 2.4 in a gradient."""

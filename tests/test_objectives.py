@@ -1,6 +1,7 @@
 """objectives.py: what a rollout is made of, that every pass has masks of its own, and that GRPO learns and resumes."""
 
 import dataclasses
+import gc
 import json
 import re
 import shutil
@@ -303,6 +304,17 @@ def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     assert all(np.array_equal(x, start[k]) for k, x in runs.flat(away).items())
 
 
+def test_a_resumed_run_with_its_reference_off_the_device_holds_params_and_two_moments_only(tiny, monkeypatch):
+    cfg, alive, make = tiny(max_iters=1, kl_beta=0.1, ref_offload=True), [], train.make_update
+    train.train(cfg)
+    shape = model.shapes(model.read_config(model.find(cfg.out_dir)))["blocks"]["gate"]
+    count = lambda: gc.collect() and 0 or sum(x.shape == shape for x in jax.live_arrays())
+    monkeypatch.setattr(train, "make_update", lambda *args: alive.append(count()) or make(*args))
+    before = count()
+    train.train(dataclasses.replace(cfg, max_iters=2, resume=True))
+    assert alive[0] - before == 3
+
+
 def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypatch):
     """stop_at was passed by the start, and by no evaluation since: killed or not, the run goes on to its end."""
     class Killed(BaseException):
@@ -533,6 +545,17 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
         return task.evaluate(state, KEY)
 
     assert samples(None) == samples(4)
+
+
+def test_the_likelihood_of_held_out_rows_is_computed_in_chunks(place, tmp_path, monkeypatch):
+    sizes, whole = set(), diffusion.likelihood
+    monkeypatch.setattr(diffusion, "likelihood", lambda params, batch, *rest, **more: (
+        sizes.add(len(batch["tokens"])) or whole(params, batch, *rest, **more)))  # fmt: skip
+    cfg = config.Config(**SECONDS | dict(eval_size=7), dataset=str(place), out_dir=f"{tmp_path}/out", rollout_chunk=4)
+    cfg, tok, *_ = train.prepare(cfg)
+    task = objectives.pretrain(cfg, tok, None)
+    values, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
+    assert sizes == {4} and 5 < values["val/nelbo"] < 7  # log 259 = 5.56
 
 
 def test_a_reference_off_the_device_is_the_same_reference(tiny):
