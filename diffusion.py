@@ -271,6 +271,7 @@ def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.
     """x (B, T), M (K, B, T) -> log p of every token in every view, and the entropy there, (K, B, T); 0 before start.
 
     The views are rows of one batch, of which `chunk` at a time are computed and, for the gradient, kept: None: all.
+    With remat what enters each block is kept of all.
     scored (K, B, T): where a view's result is looked at, None: everywhere.
     """
     K, B, T = M.shape
@@ -288,10 +289,14 @@ def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.
         z = jnp.where(of_view(M), cfg.mask_id, x[b]) if cfg.mask_id is not None else x[b]
         h = model.features(params, z, cfg, None if valid is None else valid[b], start)
         looked_at = jnp.ones_like(z, bool) if scored is None else of_view(scored)
-        return read(params, h, x[b, start:], cfg, say, looked_at[:, start:])
+        look = lambda params, h: read(params, h, x[b, start:], cfg, say, looked_at[:, start:])
+        return (jax.checkpoint(look) if cfg.remat and chunk < K * B else look)(params, h)
 
     rows = jnp.arange(K * B).reshape(-1, chunk)
-    both = some(rows[0]) if len(rows) == 1 else jax.lax.map(jax.checkpoint(some), rows)
+    if len(rows) == 1:
+        both = some(rows[0])
+    else:  # with remat the blocks are computed again one by one: a whole chunk again would be a fifth pass beside four
+        both = jax.lax.map(some if cfg.remat else jax.checkpoint(some), rows)
     return tuple(jnp.pad(a.reshape(K, B, -1), ((0, 0), (0, 0), (start, 0))) for a in both)
 
 

@@ -2,6 +2,7 @@
 A judge is the transformer with a head of width 1: it reads a prompt and a completion and says how good it is. It learns
 from pairs of a better and a worse text, and then stays frozen: a reward for texts that no rule and no test can grade.
 """
+import dataclasses
 import functools
 import re
 from typing import NamedTuple
@@ -80,11 +81,13 @@ def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
     return coherence
 
 
-def load(folder, **sizes):
-    """The folder or out_dir of a judge or of a language model -> {"judge": reward} or {"coherence": reward}."""
+def load(folder, dtype="float32", **sizes):
+    """The folder or out_dir of a judge or of a language model -> {"judge": reward} or {"coherence": reward}, which keep
+    and compute it in dtype."""
     found, _ = model.best(folder)
     best = runs.read_run(found).get("best") or {}
-    params, cfg = model.load(found)
+    params, cfg = model.load(found, dtype)
+    cfg = dataclasses.replace(cfg, dtype=dtype)
     tok = data.Tokenizer.load(found, cfg.vocab_size)
     if not model.width(params):
         return {"coherence": coherence(params, cfg, tok, **sizes)}

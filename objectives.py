@@ -182,18 +182,18 @@ def check_early(cfg):
                              f"have none: {str(bare[0])[:80]}")  # fmt: skip
 
 
-def reward_functions(cfg, tok, frozen, rows):
+def reward_functions(cfg, tok, rows):
     """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards, all checked against the columns of rows."""
     names = cfg.rewards + cfg.eval_rewards
-    made = judge.load(cfg.judge_from) if cfg.judge_from else {}
+    made = judge.load(cfg.judge_from, cfg.model.dtype) if cfg.judge_from else {}
     if cfg.judge_from and not set(made) & set(names):
         raise ValueError(
             f"judge_from={cfg.judge_from!r} makes the reward {'judge' if 'judge' in made else 'coherence'!r}"
             + (", and is not a judge: its head has not width 1" if "judge" not in made else "")
             + f", but rewards are {', '.join(names) or 'none'}"
         )
-    if "coherence" in names and "coherence" not in made and frozen:
-        made["coherence"] = judge.coherence(frozen, cfg.model, tok)
+    if "coherence" in names and "coherence" not in made and cfg.init_from:
+        made["coherence"] = judge.coherence(model.load(cfg.init_from, cfg.model.dtype)[0], cfg.model, tok)
     fns, more = named_rewards(cfg, **made)
     check_columns(cfg, fns | more, rows)
     if {"tests", "tests_all", "tests_fenced", "performance"} & set(fns | more):  # refuse a machine without walls now
@@ -311,8 +311,7 @@ def pretrain(cfg, tok, start):
     empty, fine-tuning when not."""
     train, shown = read_text(cfg, tok, "train"), few(read_text(cfg, tok, "val"), cfg)
     asked = few(read_text(cfg, tok, "val", learnt=False), cfg) if cfg.max_prompt_len else shown  # what is to be filled
-    frozen = model.load(cfg.init_from)[0] if "coherence" in cfg.rewards + cfg.eval_rewards and cfg.init_from else None
-    fns, more = reward_functions(cfg, tok, frozen, asked.rows)
+    fns, more = reward_functions(cfg, tok, asked.rows)
     if not fns and cfg.max_prompt_len:  # what can be said of any answer: is it the one in the data?
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
@@ -329,10 +328,13 @@ def pretrain(cfg, tok, start):
         yield noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
 
     def evaluate(state, key):
-        arrays = held_out.take(slice(None))
-        keys = sample.row_keys(jax.random.key(0), len(shown.rows))  # the same masks every time
-        bound = logp(state.weights, arrays, keys)
-        out = {"val/nelbo": -float(bound.sum() / arrays["hole"].sum())}
+        n = len(held_out.rows)
+        size, bound = min(cfg.rollout_chunk or n, n), np.zeros(n)
+        keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
+        for first in range(0, n, size):  # the last rows again, so that the shape stays
+            at = np.arange(first, first + size).clip(max=n - 1)
+            bound[at] = logp(state.weights, held_out.take(at), keys[at])
+        out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
         if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
             size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
@@ -479,8 +481,7 @@ def tune(cfg, tok, start):
             "the config file that trains one"
         )
     train, shown = read_text(cfg, tok, "train", cfg.fill_in), few(read_text(cfg, tok, "val", cfg.fill_in), cfg)
-    frozen = model.load(cfg.init_from)[0] if "coherence" in cfg.rewards + cfg.eval_rewards and cfg.init_from else None
-    fns, more = reward_functions(cfg, tok, frozen, train.rows + shown.rows)
+    fns, more = reward_functions(cfg, tok, train.rows + shown.rows)
     tqdm.write(meaning(cfg, fns, more))
     given = cfg.fill_in and holes_of_rows(train, cfg, tok)
     if cfg.fill_in:

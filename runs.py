@@ -9,6 +9,7 @@ whole or not at all.
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -65,15 +66,15 @@ def prepare_process():
 
 
 def rows_of(cfg):
-    """-> rows whose forward pass an iteration's updates take, rows of which a backward pass keeps activations, are
-    these recomputed?"""
+    """-> rows whose forward pass an iteration's updates take, rows of which a backward pass keeps activations, rows of
+    which remat keeps what enters a block, are these recomputed?"""
     if cfg.objective != "grpo":
         rows = cfg.batch_size * (2 if cfg.objective == "judge" else 1)
-        return rows, rows // cfg.gradient_accumulation_steps, cfg.model.remat
+        return rows, *[rows // cfg.gradient_accumulation_steps] * 2, cfg.model.remat
     kept = cfg.keep_completions or cfg.batch_size * cfg.group_size
     micro = (cfg.minibatch_size or kept) // cfg.gradient_accumulation_steps * config.n_views(cfg)
     chunk = min(cfg.logp_chunk or micro, micro)
-    return cfg.updates_per_rollout * kept * config.n_views(cfg), chunk, cfg.model.remat or chunk < micro
+    return cfg.updates_per_rollout * kept * config.n_views(cfg), chunk, micro, cfg.model.remat or chunk < micro
 
 
 def cost(cfg):
@@ -88,10 +89,10 @@ def cost(cfg):
         adapters = model.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, adapters.values())) + judge * D
         held = wide * n + 4 * trained
-    total, rows, again = rows_of(cfg)
+    total, rows, micro, again = rows_of(cfg)
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
     layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * T)
-    kept = L * layer if not m.remat else L * T * wide * D + layer
+    kept = rows * L * layer if not m.remat else micro * L * T * wide * D + rows * layer
     logits = lambda positions: 0 if judge else 4 * V * positions
     some = lambda positions: min(positions, max(diffusion.LOGITS // (4 * V), 1))
     filled = config.rollout_rows(cfg) if grpo else 0
@@ -102,7 +103,7 @@ def cost(cfg):
         # Summed up part by part, there are two of them: the sum, and what is next in it.
         "gradients": 4 * trained * (2 if cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk else 1),
         # The logits and their gradient; with an entropy, also probabilities, and products of all of them.
-        "activations": rows * kept, "logits": (7 if grpo else 2) * logits(some(rows * new)),
+        "activations": kept, "logits": (7 if grpo else 2) * logits(some(rows * new)),
         # Of a rollout no more than a layer is kept at a time, or the keys and values of all; of its logits there are
         # copies, probabilities and noise.
         "rollout": filled * (L * T * 2 * KV * wide if m.causal else layer // 2) + logits(some(4 * filled * block)),
@@ -204,7 +205,8 @@ def save(cfg, state, tok, best, finished):
     else:
         model.save(temporary, state.weights, cfg.model)
     tok.save(temporary)
-    model.write_tensors(os.path.join(temporary, "state.safetensors"), lambda: flat(state._replace(step=())).items())
+    model.write_tensors(os.path.join(temporary, "state.safetensors"), [
+        (name, x, functools.partial(np.asarray, x)) for name, x in leaves(state._replace(step=())).items()])
     run = {"step": state.step, "finished": finished, "best": best, "config": config.flatten(cfg)}
     with open(os.path.join(temporary, "run.json"), "w") as f:
         json.dump(run, f, indent=2)
@@ -233,13 +235,18 @@ def checkpoints(out_dir):
     return sorted(int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n))
 
 
+def leaves(tree):
+    """A tree -> {path: leaf}, where it is."""
+    return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def flat(tree):
-    """A tree of arrays -> {path: array}."""
-    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+    """A tree of arrays -> {path: array}, on the host."""
+    return {path: np.asarray(x) for path, x in leaves(tree).items()}
 
 
 def restore(folder, state):
-    """The state that `save` wrote into folder, in the shape of `state`, and its run.json."""
+    """The state that `save` wrote into folder, in the shape of `state` (jax.eval_shape's will do), and its run.json."""
     run = read_run(folder)
     if not {"step", "best"} <= run.keys():
         raise ValueError(
@@ -254,7 +261,7 @@ def restore(folder, state):
             f"{path} is truncated or not a checkpoint of this program ({e}): delete {folder} to resume "
             "from the checkpoint before it"
         ) from None
-    mine = flat(state._replace(step=()))
+    mine = leaves(state._replace(step=()))
     shape = lambda arrays, k: arrays[k].shape if k in arrays else None
     different = sorted(k for k in saved.keys() | mine.keys() if shape(saved, k) != shape(mine, k))
     if different:

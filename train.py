@@ -240,8 +240,8 @@ def base_of(folder, cfg):
 
 def new_reference(state, cfg):
     """The reference for the iteration after state.step."""
-    if cfg.ref_mode == "static":
-        return state.reference
+    if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
+        return state.reference  # one off the device stays there
     new = grpo.update_reference(state.reference, state.params, state.step, cfg.ref_mode, cfg.ref_decay,
                                 cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
     return jax.device_get(new) if cfg.ref_offload else new
@@ -263,11 +263,13 @@ def train(cfg):
     run_key = jax.random.key(cfg.seed)
     params, base = split(task.init(jax.random.fold_in(run_key, 0)), jax.random.fold_in(run_key, 3), cfg)
     tx, rate = optimizer(cfg)
-    copied = jax.tree.map(jnp.copy, params) if cfg.ema_decay is not None else None
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None
-    reference = jax.tree.map(jnp.copy, params) if moves else None
-    state, best = State(0, params, tx.init(params), copied, reference), None
-    run = {}
+    copied = lambda asked, params: jax.tree.map(jnp.copy, params) if asked else None
+    new = lambda params: State(0, params, tx.init(params), copied(cfg.ema_decay is not None, params),
+                               copied(moves, params))  # fmt: skip
+    state, best, run = jax.eval_shape(new, params) if resumed else new(params), None, {}
+    del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
+    task = task._replace(init=None)
     if resumed:
         state, run = runs.restore(resumed, state)
         best = run["best"]
@@ -281,11 +283,10 @@ def train(cfg):
     rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
     frozen = f" beside {count(base):,} frozen ones" if base else ""
     print(
-        f"{cfg.objective} on {cfg.dataset}: {count(params):,} parameters{frozen}, "
+        f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, "
         f"{cfg.max_iters} steps of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}"
     )
     print(*runs.describe_cost(cfg), sep="\n")
-    del params
     if not (cfg.resume or cfg.eval_only):
         runs.move_aside(cfg.out_dir)
     log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)

@@ -99,7 +99,7 @@ class Config:
     # grpo: rollouts
     group_size: int = 8  # completions of each prompt, which are compared with each other
     rollout_steps: int | None = None  # forward passes of a rollout; None: diffusion_steps, as at evaluations
-    rollout_chunk: int | None = None  # completions generated at a time, at most; None: all
+    rollout_chunk: int | None = None  # completions generated, held-out rows read at a time, at most; None: all
     updates_per_rollout: int = 1  # passes over the completions, each with masks of its own
     keep_completions: int | None = None  # update on those with the largest advantages only; None: on all
     minibatch_size: int | None = None  # completions an update; None: all that are kept

@@ -467,3 +467,15 @@ def test_chunks_in_which_nothing_is_wanted_are_not_computed():
     wanted = jnp.isin(jnp.arange(16), jnp.array([3, 8, 13]))
     out = diffusion.in_chunks(lambda a: a + 1, 4, wanted, jnp.arange(16))
     assert (out[wanted] == jnp.array([4, 9, 14])).all() and (out == 0).sum() == 12  # one chunk of four
+
+
+@pytest.mark.slow
+def test_remat_in_chunks_computes_every_block_twice_and_not_three_times():
+    """Forward, again, and two for the gradient: 4 passes of a chunk, which XLA counts once. It was 4.8."""
+    cfg = model.ModelConfig(n_layer=3, d_model=32, vocab_size=40, mask_id=39, remat=True)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
+    x, M = jax.ShapeDtypeStruct((4, 12), int), jax.ShapeDtypeStruct((2, 4, 12), bool)
+    logp = lambda p, x, M, chunk=4: diffusion.view_logp(p, x, M, cfg, chunk=chunk)[0]
+    flops = lambda f, M: jax.jit(f).lower(params, x, M).compile().cost_analysis()["flops"]
+    once = flops(logp, jax.ShapeDtypeStruct((1, 4, 12), bool))
+    assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(0)).sum()), M) / once < 4.2

@@ -71,6 +71,12 @@ def test_a_denoiser_is_no_judge_but_measures_coherence(tmp_path):
         rewards.resolve("judge", **made)
 
 
+def test_a_judge_is_kept_and_computes_in_the_dtype_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(judge, "reward", lambda params, cfg, tok: (params["embed"].dtype, cfg.dtype))
+    folder = saved(tmp_path, SCORER, CFG)
+    assert judge.load(folder, "bfloat16")["judge"] == ("bfloat16", "bfloat16")
+
+
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
     small = model.ModelConfig(n_layer=1, n_head=2, d_model=16, vocab_size=200)
     with pytest.raises(ValueError, match="ids up to 258, its model only 200"):

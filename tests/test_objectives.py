@@ -684,6 +684,17 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
     assert samples(None) == samples(4)
 
 
+def test_the_likelihood_of_held_out_rows_is_computed_in_chunks(place, tmp_path, monkeypatch):
+    sizes, whole = set(), diffusion.likelihood
+    monkeypatch.setattr(diffusion, "likelihood", lambda params, batch, *rest, **more: (
+        sizes.add(len(batch["tokens"])) or whole(params, batch, *rest, **more)))  # fmt: skip
+    cfg = config.Config(**SECONDS | dict(eval_size=7), dataset=str(place), out_dir=f"{tmp_path}/out", rollout_chunk=4)
+    cfg, tok, *_ = train.prepare(cfg)
+    task = objectives.pretrain(cfg, tok, None)
+    values, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
+    assert sizes == {4} and 5 < values["val/nelbo"] < 7  # log 259 = 5.56
+
+
 def test_a_reference_off_the_device_is_the_same_reference(tiny):
     tree = lambda seed: {"w": jax.random.normal(jax.random.key(seed), (3, 2))}
     for mode in ("ema", "periodic"):

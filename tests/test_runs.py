@@ -87,7 +87,10 @@ def test_what_was_saved_is_restored_to_the_bit(cfg):
 def test_all_kinds_of_numbers_that_a_state_may_hold_survive(tmp_path):
     tree = {"a": jnp.array([0.0, -0.0, 1e-45, jnp.inf, jnp.nan]), "b": jnp.array([3, 2**31 - 1]),
             "c": jnp.array([True]), "d": jnp.array([1.5], jnp.bfloat16), "e": jnp.uint32(7)}
-    model.write_tensors(tmp_path / "t", lambda: runs.flat(tree).items())
+    fetched = []
+    fetch = lambda name, x: lambda: fetched.append(name) or np.asarray(x)
+    model.write_tensors(tmp_path / "t", [(name, x, fetch(name, x)) for name, x in runs.leaves(tree).items()])
+    assert fetched == list(runs.flat(tree))  # each once
     for name, x in runs.safetensors.numpy.load_file(tmp_path / "t").items():
         want = runs.flat(tree)[name]
         assert x.tobytes() == want.tobytes() and x.shape == want.shape and x.dtype == want.dtype
