@@ -67,7 +67,8 @@ def gather_logp(logits, x):
 
 def entropy(logits):
     """logits (..., V) -> (...), in nats."""
-    return jax.nn.logsumexp(logits, -1) - jnp.sum(jax.nn.softmax(logits) * logits, -1)
+    total = jax.nn.logsumexp(logits, -1)
+    return total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, -1)  # an array less than of softmax
 
 
 def read(params, h, x, cfg, say, scored):
@@ -177,12 +178,24 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
 
 # ---- likelihood estimators: views and weights ------------------------------------------------------------------------
 #
-# A view k is the text with the positions M_k masked, and every estimator of the field is a choice of M and w in
+# A view k is the text with the positions M_k masked, and every estimator of the field is a choice of M, w and s in
 #
 #     token_logp[i] = sum_k w_k[i] log p(x_i | x with M_k masked),        w_k[i] = 0 outside M_k
+#     sum_i s[i] f(token_logp[i])                                         instead of sum_i f(token_logp[i])
 #
-# (`exact` masks nothing: a causal model has not seen token i when it predicts it). Same key, same masks: the current,
+# w is what multiplies log p: ratios, KL and the gap to the rollout see it. s is the token's share of the loss: how
+# often it counts because of what was drawn, 0 where no view scores it, 1 on average. A step of four that stands for all
+# of them has w = 1 and s = 4: with the 4 in w, a ratio of 1.2 would be one of 1.2 ** 4. Without a ratio only their
+# product matters; and the ratio of a sequence is made of the mean of s * token_logp, which is ESPO's definition.
+# (`exact` masks nothing: a causal model has not seen token i when it predicts it.) Same key, same masks: the current,
 # the old and the reference model are compared on equal views.
+
+
+def apart(M, w):
+    """M, w (K, B, T), a sum over views that is right on average -> M, w of a mean over the views that score a token,
+    and s (B, T), what it was multiplied with."""
+    s = w.sum(0)
+    return M, w / jnp.where(s > 0, s, 1), s
 
 
 class Choice(NamedTuple):
@@ -198,18 +211,18 @@ def one_step(key, hole, c):
     M = hole
     if c.p_mask_prompt:
         M = hole | c.prompt & (jax.random.uniform(key, hole.shape) < c.p_mask_prompt)
-    return M[None], hole[None]
+    return M[None], hole[None], hole
 
 
 def coupled(key, hole, c):
-    """DiffuCoder: everything; a random half M of ratio t; its complement. The weights of a token sum to 1.5 on average
-    (Eq. 7 with lambda = 1), which stretches ratios and KL by as much."""
+    """DiffuCoder: everything; a random half M of ratio t; its complement. The weights are part of its log p by
+    definition (Eq. 7 with lambda = 1) and sum to 1.5 on average, which stretches ratios and KL by as much."""
     k_t, k_mask = jax.random.split(key)
     low, high = c.ratio
     t = (low + (high - low) * strata(k_t, len(hole)))[:, None]
     half = hole & (jax.random.uniform(k_mask, hole.shape) < t)
     other = hole & ~half
-    return jnp.stack([hole, half, other]), jnp.stack([hole / 2, half / (2 * t), other / (2 * (1 - t))])
+    return jnp.stack([hole, half, other]), jnp.stack([hole / 2, half / (2 * t), other / (2 * (1 - t))]), hole
 
 
 def counted(key, hole, n):
@@ -219,11 +232,12 @@ def counted(key, hole, n):
 
 
 def elbo(key, hole, c):
-    """LLaDA, MDLM: n views in which l of the L tokens are masked, l uniform in 1..L, each hole weighing L / l."""
+    """LLaDA, MDLM: n views in which l of the L tokens are masked, l uniform in 1..L, each hole weighing L / l. That
+    bounds the sum; a token that one of four views masked has a log p, not L / 4l of one."""
     L, u, keys = counted(key, hole, c.n)
     l = jnp.maximum(jnp.ceil((1 - u) * L), 1)
     M = jnp.stack([subset(keys[k], hole, l[k]) for k in range(c.n)])
-    return M, M * (L / (c.n * l))[..., None]
+    return apart(M, M * (L / (c.n * l))[..., None])
 
 
 def coupled_elbo(key, hole, c):
@@ -232,7 +246,7 @@ def coupled_elbo(key, hole, c):
     l = jnp.floor(u * (L + 1))
     M = jnp.stack([subset(keys[k], hole, l[k]) for k in range(c.n)])
     w = lambda M, count: M * ((L + 1) / (2 * c.n * jnp.maximum(count, 1)))[..., None]
-    return jnp.concatenate([M, hole & ~M]), jnp.concatenate([w(M, l), w(hole & ~M, L - l)])
+    return apart(jnp.concatenate([M, hole & ~M]), jnp.concatenate([w(M, l), w(hole & ~M, L - l)]))
 
 
 def trace(key, hole, c):
@@ -244,7 +258,7 @@ def trace(key, hole, c):
     step = jnp.where(S <= c.n, k, jnp.floor((u + k) * (S / m)))[..., None]  # (n, B, 1)
     chosen = (k < m)[..., None]
     M = hole & (c.order >= step) & chosen
-    return M, M * (c.order == step) * (jnp.maximum(S, 1) / m)[:, None]
+    return apart(M, M * (c.order == step) * (jnp.maximum(S, 1) / m)[:, None])
 
 
 def left_to_right(key, hole, c):
@@ -254,7 +268,7 @@ def left_to_right(key, hole, c):
 
 def exact(key, hole, c):
     """Every autoregressive GRPO: nothing is masked, one pass."""
-    return jnp.zeros_like(hole)[None], hole[None]
+    return jnp.zeros_like(hole)[None], hole[None], hole
 
 
 ESTIMATORS = dict(one_step=one_step, coupled=coupled, elbo=elbo, coupled_elbo=coupled_elbo, trace=trace,
@@ -262,17 +276,18 @@ ESTIMATORS = dict(one_step=one_step, coupled=coupled, elbo=elbo, coupled_elbo=co
 
 
 def views(key, method, hole, order=None, n=1, ratio=(0.2, 0.8), p_mask_prompt=0.0, prompt=None):
-    """hole (B, T), the completion -> M (K, B, T) bool, what each view masks; w (K, B, T), what it scores."""
-    M, w = ESTIMATORS[method](key, hole, Choice(order, n, ratio, p_mask_prompt, prompt))
-    return M, w.astype(jnp.float32)
+    """hole (B, T), the completion -> M (K, B, T) bool, what each view masks; w (K, B, T), what multiplies log p there;
+    s (B, T), each token's share of the loss."""
+    M, w, s = ESTIMATORS[method](key, hole, Choice(order, n, ratio, p_mask_prompt, prompt))
+    return M, w.astype(jnp.float32), s.astype(jnp.float32)
 
 
-def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0, scored=None):
+def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0, scored=None, bonus=True):
     """x (B, T), M (K, B, T) -> log p of every token in every view, and the entropy there, (K, B, T); 0 before start.
 
     The views are rows of one batch, of which `chunk` at a time are computed and, for the gradient, kept: None: all.
-    With remat what enters each block is kept of all.
-    scored (K, B, T): where a view's result is looked at, None: everywhere.
+    With remat what enters each block is kept of all. scored (K, B, T): where a view's result is looked at, None:
+    everywhere. bonus: has the entropy a gradient?
     """
     K, B, T = M.shape
     chunk = chunk or K * B
@@ -281,7 +296,7 @@ def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.
 
     def say(logits, x):
         logits = logits / temperature
-        spread = entropy(logits)
+        spread = entropy(logits if bonus else jax.lax.stop_gradient(logits))
         return gather_logp(logits, x), spread
 
     def some(rows):
@@ -306,7 +321,7 @@ def token_logp(params, x, M, w, cfg, valid=None, start=0, chunk=None, temperatur
 
 
 def sandwich(logp, w, up, mix, power):
-    """logp, w (K, B, T) of `elbo`, up (B,): is the row to become likelier? -> (B, T): SPG's bounds (2510.09541).
+    """logp, w * s (K, B, T) of `elbo`, up (B,): is the row to become likelier? -> (B, T): SPG's bounds (2510.09541).
 
     What should rise is its lower bound, the ELBO; what should fall, mix * its upper bound, 1 / power times the log of
     the mean over the views of p ** power, + (1 - mix) * the ELBO: pushing down a lower bound need not push down p."""

@@ -59,11 +59,13 @@ def advantages(rewards, weights=(1.0,), baseline="mean", scale="group", eps=1e-4
     return jnp.nan_to_num(a)
 
 
-def wd1_weights(adv, judged=None):
-    """adv, judged (B,) of a batch -> (B,): what wd1's weighted likelihood puts in its place (Eq. 9 of 2507.08838): the
-    softmax of the advantages, less the softmax of their negatives. Both are taken over the batch, so that a completion
-    whose advantage is 0 has a weight near 0, but not 0, unless no reward has judged it."""
-    return jax.nn.softmax(adv, where=judged) - jax.nn.softmax(-adv, where=judged)
+def wd1_weights(adv, judged=True):
+    """adv, judged (N, G) -> (N, G): what wd1's weighted likelihood puts in its place (Eq. 9 of 2507.08838): the softmax
+    over the batch of the advantages, less that of their negatives, times its size: the loss is a mean over it. Groups
+    that agree are in neither (they would get 1 / Z+ - 1 / Z-), nor is what no reward has judged."""
+    teaches = (adv != 0).any(1, keepdims=True) & judged
+    part = lambda a: jnp.where(teaches, jax.nn.softmax(a, (0, 1), where=teaches), 0)
+    return adv.size * (part(adv) - part(-adv))
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -84,10 +86,16 @@ class Objective:
     entropy_coef: float = 0.0  # weight of the entropy of the predictions, a bonus
 
 
+def clamp(x, low, high):
+    """x cut to low..high; on a bound it still has its gradient, as in torch. (jnp.clip's is half of it there: with
+    clip_low=0 the first ratio, 1, would have three quarters.)"""
+    return jnp.where(x < low, low, jnp.where(x > high, high, x))
+
+
 def clipped(rho, logp, A, o):
     """PPO: -min(rho A, clip(rho) A)."""
-    free = rho if o.clip_cap is None else jnp.minimum(rho, o.clip_cap)
-    return -jnp.minimum(free * A, jnp.clip(rho, 1 - o.clip_low, 1 + o.clip_high) * A)
+    free = rho if o.clip_cap is None else clamp(rho, -jnp.inf, o.clip_cap)
+    return -jnp.minimum(free * A, clamp(rho, 1 - o.clip_low, 1 + o.clip_high) * A)
 
 
 def cispo(rho, logp, A, o):
@@ -138,8 +146,8 @@ def by_length(mask, max_len, parts):
 
 
 def summed(mask, max_len, parts):
-    """A plain sum: the weights of wd1 are normalized over the batch already."""
-    return mask * 1.0
+    """wd1: every completion counts the same, as the sum of its tokens: mean_i sum_t."""
+    return mask / len(mask)
 
 
 LOSSES = {
@@ -170,35 +178,38 @@ KLS = {
 # ---- the loss --------------------------------------------------------------------------------------------------------
 
 
-def ratios(logp, old_logp, mask, level):
-    """log-probs (B, T) -> the ratio to the old policy, (B, T) or, for a sequence, (B, 1)."""
+def ratios(logp, old_logp, mask, level, seen=1.0):
+    """log-probs (B, T) -> the ratio to the old policy, (B, T) or, from the mean over a sequence, (B, 1)."""
     if level == "none" or old_logp is None:
         old_logp = jax.lax.stop_gradient(logp)  # 1, with the gradient of log p
     log_ratio = logp - old_logp
     if level == "sequence":
-        log_ratio = (log_ratio * mask).sum(1, keepdims=True) / jnp.maximum(mask.sum(1, keepdims=True), 1)
+        log_ratio = (log_ratio * mask * seen).sum(1, keepdims=True) / jnp.maximum(mask.sum(1, keepdims=True), 1)
     return jnp.exp(jnp.clip(log_ratio, -20, 20))  # an infinite ratio would make 0 * inf = nan in the gradient
 
 
-def loss(logp, old_logp, ref_logp, adv, mask, weight, share, o, entropy=None):
+def loss(logp, old_logp, ref_logp, adv, mask, weight, share, o, entropy=None, seen=1.0):
     """logp, old_logp, ref_logp (B, T), adv (B,), mask (B, T), weight (B, T) of `weights` -> scalar, metrics.
 
-    share (B, T): mask / the number of tokens of the whole batch, for metrics that are means. old_logp None: the policy
-    itself. Everything adds up over micro-batches but what ends in _max or _min. One advantage for each completion:
-    every token of it gets the same.
+    share (B, T), of sum 1 over the whole batch: for metrics that are means, and the entropy. seen (B, T): how often
+    each token counts because of what an estimator drew (s of diffusion.py). old_logp None: the policy itself.
+    Everything adds up over micro-batches but what ends in _max or _min. One advantage for each completion: every token
+    of it gets the same.
     """
     A = jax.lax.stop_gradient(adv)[:, None]
     logp = jnp.where(mask, logp, jax.lax.stop_gradient(logp))  # padding carries no gradient, whatever its weight
     old_logp, ref_logp = jax.lax.stop_gradient((old_logp, ref_logp))
-    rho = ratios(logp, old_logp, mask, o.ratio)
-    per = LOSSES[o.loss][0](rho, logp, A, o) + jnp.zeros_like(logp)
-    pg_loss = jnp.sum(weight * per)
+    rho = ratios(logp, old_logp, mask, o.ratio, seen)
+    per = LOSSES[o.loss][0](rho, logp, A, o)
+    # A term for each token is one that was drawn; the one term of a sequence has the draw in its ratio already.
+    pg_loss = jnp.sum(weight * (seen * per if per.shape == logp.shape else per))
     mean = lambda x: jnp.sum(share * x)
-    in_rows = lambda x: (x * mask).sum(1) / jnp.maximum(mask.sum(1), 1)
+    drawn = mask * seen
+    in_rows = lambda x: (x * drawn).sum(1) / jnp.where(drawn.any(1), drawn.sum(1), 1)
     log_rho = jnp.log(rho)
     metrics = {
         "pg_loss": pg_loss, "logp": mean(logp),
-        "ratio_max": jnp.where(mask, rho, 0).max(), "approx_kl": mean(jnp.expm1(log_rho) - log_rho),
+        "ratio_max": jnp.where(drawn > 0, rho, 0).max(), "approx_kl": mean(jnp.expm1(log_rho) - log_rho),
     }  # fmt: skip
     if LOSSES[o.loss][0] is clipped:
         low, high = (rho < 1 - o.clip_low) & (A < 0), (rho > 1 + o.clip_high) & (A > 0)
@@ -213,7 +224,7 @@ def loss(logp, old_logp, ref_logp, adv, mask, weight, share, o, entropy=None):
     if o.kl_beta:
         d = ref_logp - logp
         metrics["kl"] = mean(KLS["k3"](d, rho))
-        total += o.kl_beta * jnp.sum(weight * KLS[o.kl_est](d, rho))
+        total += o.kl_beta * jnp.sum(weight * seen * KLS[o.kl_est](d, rho))
     if entropy is not None:
         metrics["entropy"] = mean(entropy)
         total -= o.entropy_coef * mean(entropy)

@@ -473,6 +473,19 @@ def objective(cfg):
                           entropy_coef=cfg.entropy_coef)  # fmt: skip
 
 
+def what_counts(x, hole, eos_id, cfg):
+    """x, hole (B, T) -> (B, T): which tokens of a rollout are in the loss: those up to and with the first end of text,
+    or all that were drawn."""
+    ends = hole & (x == eos_id)
+    mask = hole if cfg.score_after_end else hole & (jnp.cumsum(ends, 1) - ends == 0)
+    return mask & ends.any(1, keepdims=True) if cfg.mask_truncated else mask
+
+
+def in_parts(batch, parts):
+    """Arrays (B, ...) -> (parts, B / parts, ...)."""
+    return jax.tree.map(lambda x: x.reshape(parts, len(x) // parts, *x.shape[1:]), batch)
+
+
 def tune(cfg, tok, start):
     """GRPO: the policy completes prompts, rewards judge, and what beats its group becomes likelier."""
     if start is None:
@@ -497,10 +510,7 @@ def tune(cfg, tok, start):
 
     @jax.jit
     def finish(x, hole, valid, trace):
-        ends = hole & (x == tok.eos_id)
-        mask = hole & (jnp.cumsum(ends, 1) - ends == 0)
-        if cfg.mask_truncated:
-            mask &= ends.any(1, keepdims=True)
+        mask = what_counts(x, hole, tok.eos_id, cfg)
         return Rollout(x, valid, hole, mask, trace["step"], trace["logp"], trace["n_steps"])
 
     def roll_out(params, key, arrays):
@@ -517,46 +527,62 @@ def tune(cfg, tok, start):
 
     @jax.jit
     def look(key, r):
-        """-> M, w (B, K, T): the masks of one pass over the completions, with the rows in front."""
+        """-> M, w (B, K, T), seen (B, T): the masks of one pass over the completions, with the rows in front."""
         prompt = ~r.hole & (True if r.valid is None else r.valid)
         ratio = cfg.mask_ratio_min, cfg.mask_ratio_max
-        M, w = diffusion.views(key, cfg.logp_est, r.hole, r.order, cfg.logp_views, ratio,
-                               cfg.p_mask_prompt, prompt)  # fmt: skip
-        return M.swapaxes(0, 1), (w * r.mask * cfg.logp_scale).swapaxes(0, 1)
+        M, w, seen = diffusion.views(key, cfg.logp_est, r.hole, r.order, cfg.logp_views, ratio,
+                                     cfg.p_mask_prompt, prompt)  # fmt: skip
+        if cfg.loss_type == "spg":  # whose upper bound is the log of a weighted mean
+            w, seen = w * seen, seen > 0
+        return M.swapaxes(0, 1), (w * r.mask * cfg.logp_scale).swapaxes(0, 1), seen * r.mask
 
     def policy(params, b):
         """Batch with x, M, w, valid, adv -> log-probs, entropy (B, T) under params."""
         M, w = b["M"].swapaxes(0, 1), b["w"].swapaxes(0, 1)
         chunk = cfg.logp_chunk and min(cfg.logp_chunk, M.shape[0] * M.shape[1])
         logp, entropy = diffusion.view_logp(
-            params, b["x"], M, cfg.model, b["valid"], first, chunk, cfg.temperature or 1.0, w != 0
-        )
+            params, b["x"], M, cfg.model, b["valid"], first, chunk, cfg.temperature or 1.0, w != 0,
+            bonus=cfg.entropy_coef > 0
+        )  # fmt: skip
         entropy = (w * entropy).sum(0) / jnp.maximum(w.sum(0), 1e-6)
         if cfg.loss_type == "spg":
             return diffusion.sandwich(logp, w, b["adv"] > 0, cfg.spg_mix, cfg.spg_power) * b["mask"], entropy
         return (w * logp).sum(0), entropy
 
-    logps = jax.jit(lambda params, b: policy(params, b)[0])
+    @jax.jit
+    def logps(params, b):
+        """As in the gradient, micro-batch by micro-batch: in 16 bits a product of another shape is another number."""
+        parts = in_parts({k: b[k] for k in ("x", "valid", "mask", "M", "w", "adv")}, cfg.gradient_accumulation_steps)
+        return jax.lax.map(lambda part: policy(params, part)[0], parts).reshape(b["x"].shape)
 
     def loss(params, b):
         logp, entropy = policy(params, b)
-        of_tokens = logp, b["old"], b["ref"], b["mask"], b["weight"], b["share"], entropy
-        logp, old, ref, mask, weight, share, entropy = (x if x is None else x[:, first:] for x in of_tokens)
-        total, metrics = grpo.loss(logp, old, ref, b["adv"], mask, weight, share, o, entropy)
-        # How far what is trained is from what was sampled: of `trace`, 0 before the first update.
+        of_tokens = logp, b["old"], b["ref"], b["mask"], b["weight"], b["share"], entropy, b["seen"]
+        logp, old, ref, mask, weight, share, entropy, seen = (x if x is None else x[:, first:] for x in of_tokens)
+        if old is not None:
+            old = jnp.where(jnp.isnan(old), logp, old)
+        total, metrics = grpo.loss(logp, old, ref, b["adv"], mask, weight, share, o, entropy, seen)
+        # How far what is trained is from what was sampled: of `trace`, 0 before the first update, of any of its steps.
         return total, metrics | {"behaviour_gap": jnp.sum(share * jnp.abs(logp - b["drawn"][:, first:]))}
 
-    def passes(state, key, r):
-        """Everything that depends on the policy before the first update: for each pass over the completions its own
-        masks, and on them the log-probs of the policy that wrote these, and of the reference."""
-        out = []
+    def passes(state, key, k_order, r):
+        """Rollout of K completions -> all minibatches but their advantages: each pass has its own order and masks, and
+        on them the log-probs of the policy that wrote the completions and of the reference. In the first minibatch that
+        policy is the one whose gradient is taken: nan, for its own forward pass will do."""
+        out, parts = [], cfg.gradient_accumulation_steps
         for n in range(cfg.updates_per_rollout):
-            M, w = look(jax.random.fold_in(key, n if cfg.random_masking else 0), r)
-            b = {"x": r.x, "valid": r.valid, "mask": r.mask, "drawn": r.logp, "M": M, "w": w}
-            b["adv"] = jnp.zeros(len(r.x))  # not known yet
-            b["old"] = logps(state.params, b) if several and cfg.ratio_level != "none" else None
-            b["ref"] = logps(state.reference, b) if cfg.kl_beta else None
-            out.append(b)
+            M, w, seen = look(jax.random.fold_in(key, n if cfg.random_masking else 0), r)
+            whole = {"x": r.x, "valid": r.valid, "mask": r.mask, "drawn": r.logp, "M": M, "w": w, "seen": seen}
+            whole |= {"row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
+            order = jax.random.permutation(jax.random.fold_in(k_order, n), K)
+            for i in range(0, K, size):
+                b = {k: v if v is None or size == K else v[order[i : i + size]] for k, v in whole.items()}
+                compared = several and cfg.ratio_level != "none"
+                b["old"] = (logps(state.params, b) if out else jnp.full(b["x"].shape, jnp.nan)) if compared else None
+                b["ref"] = logps(state.reference, b) if cfg.kl_beta else None
+                b["weight"] = grpo.weights(o.loss, b["mask"], cfg.max_new_tokens, parts)
+                b["share"] = b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)
+                out.append(b)
         return out
 
     def judged(r, rows):
@@ -569,7 +595,7 @@ def tune(cfg, tok, start):
         each = [*opinions(parts, cfg, fns), *([parts["diversity_bonus"]] if cfg.diversity_bonus else [])]
         return Scored(rows, r, completions, np.stack(each).reshape(-1, N, G), parts)
 
-    def collect(state, key):
+    def collect(state, key, k_order):
         """Rolls out and scores; with dynamic_sampling, again in place of groups that agree with themselves. -> Scored,
         `passes` of it if they are known already, what took how long."""
         index, found, clock = allowed(state.step), None, time.perf_counter()
@@ -584,7 +610,7 @@ def tune(cfg, tok, start):
             spent["time/rollout"] += time.perf_counter() - clock
             # The device goes on with what needs no rewards while the host scores; but it is not known then which
             # completions stay, when groups may be drawn again or only the best are kept.
-            ready = passes(state, jax.random.fold_in(key, tries), r) if tries == 1 and kept_all else None
+            ready = passes(state, jax.random.fold_in(key, tries), k_order, r) if tries == 1 and kept_all else None
             clock = time.perf_counter()
             new = judged(r, prompts.rows)
             spent["time/reward"] += time.perf_counter() - clock
@@ -596,7 +622,7 @@ def tune(cfg, tok, start):
 
     def batches(state, key):
         k_roll, k_order = jax.random.split(key)
-        found, ready, notes = collect(state, k_roll)
+        found, ready, notes = collect(state, k_roll, k_order)
         r, each = found.rollout, found.rewards
         adv = advantages(each, cfg)
         notes |= describe(found, adv) | {"skipped": float(np.isnan(each).all())}
@@ -611,34 +637,28 @@ def tune(cfg, tok, start):
                 f"advantages of shape {adv.shape}, of which a group has the mean {off:.2g}, for {N} x {G} completions: "
                 "they must be centred in each group"
             )  # a bug of ours, never the user's
-        adv = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1)
         if cfg.loss_type == "wd1":
-            adv = grpo.wd1_weights(adv, ~np.isnan(each).all(0).reshape(-1))
+            adv = grpo.wd1_weights(adv, ~np.isnan(each).all(0))
+        adv = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1)
         clock = time.perf_counter()
         if not kept_all:
             best = jnp.argsort(-jnp.abs(adv))[:K]
             r, adv = jax.tree.map(lambda a: a[best] if a.ndim else a, r), adv[best]
-        ready = ready or passes(state, jax.random.fold_in(k_roll, 1 + cfg.dynamic_sampling), r)
+        ready = ready or passes(state, jax.random.fold_in(k_roll, 1 + cfg.dynamic_sampling), k_order, r)
         jax.block_until_ready(ready)
         notes["time/old_ref"] = time.perf_counter() - clock
-        for n, b in enumerate(ready):
-            b["adv"] = adv
-            order = np.asarray(jax.random.permutation(jax.random.fold_in(k_order, n), K))
-            for i in range(0, K, size):
-                mini = b if size == K else {k: None if v is None else v[order[i : i + size]] for k, v in b.items()}
-                mask = mini["mask"]
-                mini["weight"] = grpo.weights(o.loss, mask, cfg.max_new_tokens, cfg.gradient_accumulation_steps)
-                mini["share"] = mask / jnp.maximum(mask.sum(), 1)
-                yield mini, notes
-                notes = {}
+        for b in ready:
+            yield b | {"adv": adv[b.pop("row")]}, notes
+            notes = {}
 
     def describe(found, adv):
         """What an iteration logs beside the loss: of the rewards, the advantages, and the completions."""
         r, each = found.rollout, found.rewards
         total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
         judged = total[~np.isnan(total)]
-        ends = cfg.fill_in | np.asarray((r.hole & (r.x == tok.eos_id)).any(1))  # holes in a text: its end is given
-        length, lengths = np.asarray(r.mask).sum(1), {}
+        ends, drawn = (np.asarray(a) for a in (r.hole & (r.x == tok.eos_id), r.hole))
+        length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
+        ends, lengths = cfg.fill_in | ends.any(1), {}  # holes in a text: its end is given
         for kind, which in (("", slice(None)), ("terminated_", ends)):
             if len(length[which]):
                 lengths |= {

@@ -119,9 +119,10 @@ def cost(cfg):
         return rows * (tokens * (4 * D * Q + 6 * D * F + 4 * T * Q) + L * T * 4 * D * KV
                        + (0 if judge else 2 * positions * D * V))  # fmt: skip
 
-    scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none" and (cfg.updates_per_rollout > 1 or bool(
-        cfg.minibatch_size and cfg.minibatch_size < (cfg.keep_completions or cfg.batch_size * cfg.group_size))))
     completions = cfg.batch_size * cfg.group_size
+    kept_all = cfg.keep_completions or completions  # the first minibatch is not scored
+    first = (cfg.minibatch_size or kept_all) / (kept_all * cfg.updates_per_rollout)
+    scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none") * (1 - first)
     if m.causal:  # with a cache, every token is read once
         rollout = forward(completions, new, T)
     else:  # the first step is the same for a group, if chunks do not cut it

@@ -82,7 +82,7 @@ def updates_per_iter(cfg):
 def optimizer(cfg):
     """AdamW with clipping, warm-up and a schedule; norms, biases and embeddings do not decay. -> it, rate(update)"""
     each = updates_per_iter(cfg)
-    warm = optax.linear_schedule(0.0, cfg.learning_rate, cfg.warmup_iters * each)
+    warm = lambda update: cfg.learning_rate * (update + 1) / (cfg.warmup_iters * each)  # no rollout for a rate of 0
     then = optax.constant_schedule(cfg.learning_rate)
     if cfg.lr_schedule == "cosine":
         rest = max(cfg.max_iters - cfg.warmup_iters, 1) * each

@@ -63,7 +63,7 @@ class Config:
     gradient_accumulation_steps: int = 1  # micro-batches that a batch is cut into
     learning_rate: float = 1e-3  # the highest, at the end of the warm-up
     lr_schedule: str = "cosine"  # cosine or constant, after the warm-up
-    warmup_iters: int = 20  # steps in which the rate climbs from 0
+    warmup_iters: int = 20  # steps in which the rate climbs to learning_rate
     min_lr: float = 1e-4  # where the cosine ends
     beta1: float = 0.9  # Adam's memory of the gradient
     beta2: float = 0.99  # Adam's memory of its square
@@ -104,6 +104,7 @@ class Config:
     keep_completions: int | None = None  # update on those with the largest advantages only; None: on all
     minibatch_size: int | None = None  # completions an update; None: all that are kept
     mask_truncated: bool = False  # leave completions without an end of text out of the loss
+    score_after_end: bool = False  # what was drawn after its end is in the loss, too: only then trace has no bias
     dynamic_sampling: int = 0  # draw groups that agree with themselves again, at most that many times
     fill_in: bool = False  # prompts are the rows' own completions with holes
     mask_ratio_min: float = 0.2  # of fill_in: the smallest share of tokens that are holes; of coupled: the lowest t
@@ -180,6 +181,7 @@ class Config:
             check_lora(self)
         if self.objective == "grpo":
             check_grpo(self)
+            check_idle(self)
         if self.init_from and not (self.resume or self.eval_only) and same_place(self.init_from, self.out_dir):
             raise ValueError(f"init_from={self.init_from!r} lies in out_dir={self.out_dir!r}, where this run writes: "
                              "give it another out_dir")
@@ -247,6 +249,27 @@ def check_lora(c):
     if c.ref_mode != "static" or c.ref_offload:
         raise ValueError(f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}: with lora_rank the reference is the "
                          "base, which nothing changes and which is always in use: 'static' and False")
+
+
+IDLE = (  # keys of grpo, where they have an effect, and in words
+    (("paired", "loss_norm"), lambda c: False, "objective='pretrain'"),
+    (("p_mask_prompt",), lambda c: c.logp_est == "one_step", "logp_est='one_step'"),
+    (("mask_ratio_min", "mask_ratio_max"), lambda c: c.fill_in or c.logp_est == "coupled",
+     "fill_in=True or logp_est='coupled'"),
+    (("clip_low", "clip_high", "clip_cap"), lambda c: c.ratio_level != "none",
+     "a ratio: ratio_level='token' or 'sequence'"),
+    (("ref_mode",), lambda c: c.kl_beta, "kl_beta above 0: there is no reference without"),
+)  # fmt: skip
+
+
+def check_idle(c):
+    """What would be taken silently and change nothing is refused."""
+    for keys, works, where in IDLE:
+        for key in keys:
+            value, usual = getattr(c, key), getattr(Config, key)
+            if value != usual and not works(c):
+                raise ValueError(f"{key}={value!r} changes nothing here, it is for {where}; leave it out or set "
+                                 f"{key}={usual!r}")  # fmt: skip
 
 
 def check_grpo(c):

@@ -215,10 +215,10 @@ def estimates(method, rows=40_000, seed=0, **options):
     hole = jnp.tile(HOLES, (rows, 1))
     if "order" in options:
         options["order"] = jnp.tile(options["order"], (rows, 1))
-    M, w = (np.asarray(a) for a in views(jax.random.key(seed), method, hole, **options))
+    M, w, s = (np.asarray(a) for a in views(jax.random.key(seed), method, hole, **options))
     assert not (w * ~M).any() or method == "exact"
     assert not (M & ~np.asarray(hole)).any()
-    return (w * table()[code(M)]).sum(0)
+    return s * (w * table()[code(M)]).sum(0)
 
 
 def agrees(samples, exact):
@@ -247,8 +247,18 @@ def test_elbo_estimators_average_over_all_orders(method, n):
     agrees(estimates(method, n=n), ELBO())
 
 
+@pytest.mark.parametrize("method", [m for m in diffusion.ESTIMATORS if m not in ("coupled", "exact")])
+def test_log_p_is_a_mean_over_views_and_what_was_drawn_is_in_the_share_of_the_loss(method):
+    """Whatever the number of views, so that a ratio, a KL and a clip mean the same with one view and with many."""
+    hole, order = jnp.tile(HOLES, (3000, 1)), jnp.tile(jnp.array([[-1, 1, 0, 1]]), (3000, 1))
+    for n in (1, 2, 3):
+        _, w, s = (np.asarray(a) for a in views(jax.random.key(n), method, hole, order=order, n=n))
+        close(w.sum(0), s > 0)
+        agrees(s, np.asarray(HOLES[0], float))  # 1 on average: nothing has a bias
+
+
 def test_coupled_elbo_scores_every_token_in_every_pair():
-    M, w = views(KEY, "coupled_elbo", jnp.tile(HOLES, (64, 1)), n=2)
+    M, w, _ = views(KEY, "coupled_elbo", jnp.tile(HOLES, (64, 1)), n=2)
     np.testing.assert_array_equal(M[:2] ^ M[2:], np.tile(HOLES, (2, 64, 1)))
     assert ((w > 0) == M).all()
 
@@ -274,7 +284,7 @@ def test_one_step_takes_every_token_alone():
 
 def test_one_step_can_mask_prompt_tokens_which_it_does_not_score():
     prompt = jnp.tile(~HOLES, (2000, 1))
-    M, w = views(KEY, "one_step", ~prompt, p_mask_prompt=0.3, prompt=prompt)
+    M, w, _ = views(KEY, "one_step", ~prompt, p_mask_prompt=0.3, prompt=prompt)
     np.testing.assert_array_equal(w[0], ~prompt)
     assert abs(float((M[0] & prompt).sum(1).mean()) - 0.3) < 0.05 and (M[0] | prompt).all()
 
@@ -299,7 +309,7 @@ def test_a_sample_of_the_steps_is_unbiased(n):
 
 def test_sampled_steps_are_never_the_same_step_twice():
     order = jnp.tile(jnp.arange(12)[None], (500, 1))
-    _, w = views(KEY, "trace", jnp.ones((500, 12), bool), order=order, n=5)
+    _, w, _ = views(KEY, "trace", jnp.ones((500, 12), bool), order=order, n=5)
     assert ((w > 0).sum((0, 2)) == 5).all() and ((w > 0).sum(0) <= 1).all()
 
 
@@ -310,7 +320,7 @@ def test_left_to_right_is_the_autoregressive_chain():
 def test_exact_is_one_pass_of_a_causal_model():
     cfg = dataclasses.replace(SMALL, causal=True, shift=True, mask_id=None)
     params = WILD
-    M, w = views(KEY, "exact", HOLES)
+    M, w, _ = views(KEY, "exact", HOLES)
     chain = [float(diffusion.gather_logp(logits_of(params, TEXT[:, : i + 1], cfg), TEXT[:, : i + 1])[0, i])
              for i in (1, 2, 3)]  # fmt: skip
     close(token_logp(params, TEXT, M, w, cfg)[0], [0, *chain])
@@ -324,7 +334,7 @@ def test_the_probabilities_of_all_texts_of_two_tokens_of_a_causal_model_sum_to_o
     batch["valid"] = batch["hole"] if pads else None
     logp = diffusion.likelihood(WILD, batch, KEY, cfg, start=start)
     close(jnp.exp(logp).sum(), 1)
-    M, w = views(KEY, "exact", batch["hole"])
+    M, w, _ = views(KEY, "exact", batch["hole"])
     scored = diffusion.token_logp(WILD, batch["tokens"], M, w, cfg, batch["valid"], start)
     close(scored.sum(1), logp)
     drawn = noise(KEY, batch, cfg)
@@ -339,13 +349,13 @@ def test_the_same_key_makes_the_same_views_and_another_key_others(method):
     for a, b in zip(make(1), make(1), strict=True):
         np.testing.assert_array_equal(a, b)
     if method in ("coupled", "elbo", "coupled_elbo", "trace"):
-        assert (make(1)[1] != make(2)[1]).any()
+        assert any((a != b).any() for a, b in zip(make(1), make(2), strict=True))
 
 
 def looked_up(method, rows=4):
     """-> x, M, w of some rows, and token_logp of them from the table."""
     x, hole = jnp.tile(TEXT, (rows, 1)), jnp.tile(HOLES, (rows, 1))
-    M, w = views(KEY, method, hole, order=jnp.tile(jnp.array([[-1, 2, 0, 1]]), (rows, 1)), n=3)
+    M, w, _ = views(KEY, method, hole, order=jnp.tile(jnp.array([[-1, 2, 0, 1]]), (rows, 1)), n=3)
     return x, M, w, (np.asarray(w) * table()[code(M)]).sum(0)
 
 
@@ -367,7 +377,7 @@ def test_token_logp_is_the_table_looked_up_and_chunks_change_nothing(method):
 
 
 def test_a_chunk_that_does_not_divide_is_refused():
-    M, w = views(KEY, "coupled", HOLE)
+    M, w, _ = views(KEY, "coupled", HOLE)
     with pytest.raises(ValueError, match="chunk=7"):
         diffusion.token_logp(PARAMS, X, M, w, CFG, chunk=7)
 
@@ -383,7 +393,7 @@ def test_coupled_equals_diffucoders_own_numbers():
 
 
 def test_temperature_divides_the_logits_before_they_are_normalised():
-    M, w = views(KEY, "one_step", HOLES)
+    M, w, _ = views(KEY, "one_step", HOLES)
     logits = logits_of(WILD, jnp.where(HOLES, 3, TEXT), SMALL)
     expected = jnp.where(HOLES, diffusion.gather_logp(logits / 0.7, TEXT), 0)
     close(token_logp(WILD, TEXT, M, w, SMALL, temperature=0.7), expected)
@@ -396,7 +406,7 @@ def everything(cfg, T=8, B=3):
     """-> f(params, data), data: the loss, and the views of a `trace` with their entropies, as one number each."""
     x, hole = jax.random.randint(KEY, (B, T), 0, 10), jnp.tile(jnp.arange(T) >= 2, (B, 1))
     b = noise(KEY, {"tokens": x, "hole": hole, "valid": None}, cfg)
-    M, w = views(KEY, "trace", hole, order=jnp.where(hole, jnp.arange(T) % 3, -1), n=3)
+    M, w, _ = views(KEY, "trace", hole, order=jnp.where(hole, jnp.arange(T) % 3, -1), n=3)
 
     def f(params, data):
         b, M, w = data
@@ -440,6 +450,31 @@ def test_a_large_vocabulary_never_has_the_logits_of_all_positions():
         used = jax.jit(f).lower(shapes, data).compile().memory_analysis().temp_size_in_bytes
         print(f"{used / 2**20:.0f} of {B * T * cfg.vocab_size * 4 / 2**20:.0f} MiB")
         assert used < B * T * cfg.vocab_size * 4
+
+
+def test_an_entropy_that_is_only_looked_at_has_no_backward_pass(monkeypatch):
+    """Counted by XLA: beside a gradient without it there is one array of all logits more, and two operations a logit,
+    for its value; with a bonus there are three of them, and twelve operations."""
+    cfg = model.ModelConfig(vocab_size=4000, n_layer=1, n_head=2, d_model=16, mask_id=39)
+    params, x = jax.eval_shape(lambda: model.init(KEY, cfg)), jnp.zeros((2, 16), int)
+    M, w, _ = views(KEY, "one_step", x == 0)
+
+    def used(bonus, weight):
+        def f(params):
+            logp, entropy = diffusion.view_logp(params, x, M, cfg, bonus=bonus)
+            return (w * logp).sum() - weight * (w * entropy).sum(), (w * entropy).sum()
+
+        made = jax.jit(jax.grad(f, has_aux=True)).lower(params).compile()
+        cost = made.cost_analysis()
+        return made.memory_analysis().temp_size_in_bytes, cost["flops"]
+
+    with_bonus, looked_at = used(True, 0.1), used(False, 0.0)
+    monkeypatch.setattr(diffusion, "entropy", lambda logits: logits[..., 0])
+    without = used(False, 0.0)
+    print(with_bonus, looked_at, without)
+    size = x.size * cfg.vocab_size
+    assert looked_at[0] - without[0] < 1.1 * 4 * size < 2.2 * 4 * size < with_bonus[0] - without[0]
+    assert looked_at[1] - without[1] < 3 * size < 9 * size < with_bonus[1] - without[1]
 
 
 def test_the_sandwich_bounds_from_both_sides():

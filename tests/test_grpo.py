@@ -15,9 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import config
 import diffusion
 import grpo
 import model
+import objectives
 import sample
 from grpo import Objective, advantages
 from sample import Plan
@@ -171,14 +173,29 @@ def test_a_group_is_judged_alone_unless_the_scale_is_the_batchs(scale, alone):
 
 
 def test_wd1s_weights_are_two_softmaxes_and_sum_to_nothing():
-    a = np.array([2.0, -1.0, 0.5, 0.0])
+    a = np.array([[2.0, -1.0, 0.5, 0.0]])
     w = grpo.wd1_weights(jnp.array(a, jnp.float32))
-    close(w, np.exp(a) / np.exp(a).sum() - np.exp(-a) / np.exp(-a).sum())
-    assert abs(float(w.sum())) < 1e-6 and w[0] > 0 > w[1]
-    judged = np.array([True, False, True, True])
+    close(w / 4, np.exp(a) / np.exp(a).sum() - np.exp(-a) / np.exp(-a).sum())
+    assert abs(float(w.sum())) < 1e-6 and w[0, 0] > 0 > w[0, 1]
+    judged = np.array([[True, False, True, True]])
     some = grpo.wd1_weights(jnp.array(a, jnp.float32), judged)
-    close(some[judged], grpo.wd1_weights(jnp.array(a[judged], jnp.float32)))
-    assert some[1] == 0 != some[3]
+    close(some[judged] / 4, grpo.wd1_weights(jnp.array(a[:, judged[0]], jnp.float32))[0] / 3)
+    assert some[0, 1] == 0 != some[0, 3]
+
+
+def test_groups_that_agree_teach_wd1_nothing_and_do_not_weaken_what_others_teach():
+    a = jnp.array([[2.0, -1.0, -1.0], [0, 0, 0]])
+    w = grpo.wd1_weights(a)
+    assert not w[1].any()
+    close(w[0] / 6, grpo.wd1_weights(a[:1])[0] / 3)
+    assert not grpo.wd1_weights(a[1:]).any()
+
+
+def test_the_kl_of_wd1_does_not_grow_with_the_batch():
+    """Nor does its loss: the same completions, sixteen times."""
+    o, many = Objective("wd1", "none", kl_beta=1.0), lambda x: jnp.concatenate([x] * 16)
+    once, often = evaluate(o), evaluate(o, *map(many, (NEW, OLD, REF, ADV, MASK)))
+    close([often[0], often[2]["pg_loss"]], [once[0], once[2]["pg_loss"]])
 
 
 # ---- the ratio ----
@@ -244,6 +261,23 @@ def test_what_is_clipped_is_a_good_token_above_and_a_bad_one_below_and_nothing_e
     o = dataclasses.replace(WIDE, ratio=level)
     close(at(RHO, GOOD, o), (-1.5 * np.minimum(RHO, 1.3), -1.5 * RHO * (RHO < 1.3)))
     close(at(RHO, BAD, o), (1.5 * np.maximum(RHO, 0.8), 1.5 * RHO * (RHO > 0.8)))
+
+
+@pytest.mark.parametrize("A", [GOOD, BAD])
+def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
+    """Torch's clamp passes it on at a bound, its min shares it between equals. Binary fractions, so that nothing is
+    rounded: the ratio 1 with clip_low=0, 0.5 and 1.5 on their bounds, and 2 on the cap of dual clip."""
+    def torchs(rho, low, high, cap):
+        torch = pytest.importorskip("torch")
+        x = torch.tensor(rho, requires_grad=True)
+        free = x if cap is None else torch.clamp(x, max=cap)
+        (-torch.min(free * float(A), torch.clamp(x, 1 - low, 1 + high) * float(A))).backward()
+        return float(x.grad)
+
+    for rho, low, high, cap in ((1.0, 0, 0.5, None), (0.5, 0.5, 0.5, None), (1.5, 0.5, 0.5, None), (2.0, 0.5, 0.5, 2)):
+        o = Objective(clip_low=low, clip_high=high, clip_cap=cap)
+        ours = jax.grad(lambda rho, o=o: grpo.clipped(rho, None, A, o))(rho)
+        assert float(ours) == torchs(rho, low, high, cap), (rho, low, high, cap)
 
 
 def test_dual_clip_caps_what_a_bad_token_can_cost_and_leaves_good_ones():
@@ -398,7 +432,7 @@ def test_what_the_weights_sum_to():
     close(per_row("bnpo", parts=3), [1 / 3] * 3)
     close(grpo.weights("bnpo", jnp.tile(MASK, (2, 1)), 5, parts=2), jnp.tile(grpo.weights("dapo", MASK, 5), (2, 1)) / 2)
     close(per_row("dr_grpo"), [4 / 15, 2 / 15, 3 / 15])
-    close(per_row("wd1"), [4, 2, 3])
+    close(per_row("wd1"), [4 / 3, 2 / 3, 3 / 3])
     close(grpo.weights("luspo", MASK, 4).sum(1), [4 / 3, 2 / 3, 3 / 3])
     wide = jnp.pad(MASK, ((0, 0), (3, 0)))  # columns of the prompt in front change nothing
     for name in grpo.LOSSES:
@@ -411,7 +445,7 @@ def test_spg_and_wd1_weigh_log_p_itself_whatever_the_ratio():
     product = np.asarray(-ADV[:, None] * NEW)[COUNTS]
     for old in (OLD, None):
         close(evaluate(Objective(loss="spg"), old=old)[0], product.mean())
-        close(evaluate(Objective(loss="wd1"), old=old)[0], product.sum())
+        close(evaluate(Objective(loss="wd1"), old=old)[0], product.sum() / 3)
 
 
 def test_entropy_is_a_bonus_on_the_tokens_that_count():
@@ -503,11 +537,12 @@ def exact_gradient(params, x, step, chance, temperature, reward):
 
 @jax.jit
 @jax.grad
-def grpo_gradient(params, x, step, p, temperature, reward):
-    """The loss's on every path at once, each with its probability p (n,) as its weight."""
+def grpo_gradient(params, x, step, p, temperature, reward, counts=True):
+    """The loss's on every path at once, each with its probability p (n,) as its weight; counts (n, 3): of what."""
     x, order = with_prompt(x, 1), with_prompt(step, -1)
-    mask = order >= 0
-    M, w = diffusion.views(jax.random.key(0), "trace", mask, order, 3)
+    hole = order >= 0
+    mask = hole & with_prompt(jnp.broadcast_to(counts, step.shape), False)
+    M, w, _ = diffusion.views(jax.random.key(0), "trace", hole, order, 3)
     logp = diffusion.token_logp(params, x, M, w, CFG, temperature=temperature)
     weight = len(x) * p[:, None] * grpo.weights("dr_grpo", mask, 1)
     return grpo.loss(logp, None, None, reward, mask, weight, mask / mask.sum(), Objective("dr_grpo", "none"))[0]
@@ -536,6 +571,24 @@ def test_on_policy_the_trace_gives_exactly_the_gradient_of_the_expected_reward(p
     close(ours(step, reward - 5), exact, 3e-5)  # a baseline changes nothing
     for other in (step * 0, step * 0 + np.arange(3)):  # the log-probs of another order do: all at once, from the left
         assert abs(ours(other, reward) - exact).max() > 0.1 or (other == step).all()
+
+
+def test_what_is_drawn_after_the_end_has_to_be_scored_for_the_gradient_of_the_expected_reward():
+    """Token 2 is an end of text, the reward looks at what is before. What comes after it was context of what is before
+    where that was filled later: left out, its log-probs are missing, and even a constant reward has a gradient."""
+    plan = list(PLANS)[1]
+    x, step, chance = paths(plan)
+    hole, T = np.ones(x.shape, bool), plan.temperature
+    up_to_end, everything = (np.asarray(objectives.what_counts(x, hole, 2, config.Config(score_after_end=after)))
+                             for after in (False, True))  # fmt: skip
+    p = chance * np.asarray(probabilities(PARAMS, x, step, T)).prod(1)
+    ours = lambda counts, reward: -flat(grpo_gradient(PARAMS, x, step, p, T, reward, counts))
+    for reward in (REWARD[tuple(np.where(up_to_end, x, 0).T)], np.ones(len(x), np.float32)):
+        exact = flat(exact_gradient(PARAMS, x, step, chance, T, reward))
+        right, wrong = (float(jnp.linalg.norm(ours(counts, reward) - exact)) for counts in (everything, up_to_end))
+        print(f"off by {right:.1e} of {jnp.linalg.norm(exact):.3f} with all holes, by {wrong:.3f} up to the end")
+        assert right < 2e-5 and wrong > 0.01
+    assert everything.all() and not up_to_end.all()
 
 
 @pytest.mark.slow

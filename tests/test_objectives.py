@@ -16,6 +16,7 @@ from shared import compiled_once
 import config
 import data
 import diffusion
+import grpo
 import model
 import objectives
 import runs
@@ -144,7 +145,7 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
         M, w = (np.asarray(b[k]).swapaxes(0, 1) for k in ("M", "w"))
         score = jax.jit(functools.partial(diffusion.token_logp, cfg=cfg.model, start=3))
         now = np.asarray(score(state.params, b["x"], M, w, valid=b["valid"]))
-        np.testing.assert_allclose(b["old"], now, atol=2e-5)
+        assert np.isnan(b["old"]).all() if b is batches[0] else np.abs(b["old"] - now).max() < 2e-5
         np.testing.assert_allclose(b["ref"], now, atol=2e-5)
     by_row = [{tuple(x): m.tolist() for b in batches[2 * i : 2 * i + 2]
                for x, m in zip(np.asarray(b["x"]).tolist(), np.asarray(b["M"]), strict=True)}
@@ -159,11 +160,24 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["trace", "coupled"])
-def test_the_first_ratio_is_exactly_one_and_one_update_needs_no_old_forward(tiny, method):
-    *_, task, state, batches, _ = one_iteration(tiny(logp_est=method, minibatch_size=8, logp_views=4))
-    _, metrics = task.loss(state.params, batches[0])
-    assert float(metrics["ratio_max"]) == pytest.approx(1, abs=1e-5)
-    *_, (alone,), _ = one_iteration(tiny(logp_est=method))
+def test_before_an_update_every_ratio_is_exactly_one_in_16_bits(tiny, method):
+    """Of the first minibatch whatever was scored, and of the others as the update, compiled, scores them again."""
+    cfg = tiny(logp_est=method, minibatch_size=8, gradient_accumulation_steps=2, logp_views=2,
+               model=model.ModelConfig(dtype="bfloat16"))  # fmt: skip
+    cfg, _, task, state, batches, _ = one_iteration(cfg)
+    assert np.isnan(batches[0]["old"]).all() and not np.isnan(batches[1]["old"]).any()
+    tx, _ = train.optimizer(cfg)
+    update = train.make_update(task.loss, tx, cfg)
+    for b in batches:
+        params = jax.tree.map(jnp.copy, state.params)
+        metrics = update(params, tx.init(params), None, 0, b)[-1]
+        assert float(metrics["ratio_max"]) == 1 and float(metrics["approx_kl"]) == 0
+
+
+@pytest.mark.parametrize("method", ["trace", "coupled"])
+def test_one_update_needs_no_old_forward(tiny, method):
+    *_, task, state, batches, _ = one_iteration(tiny(logp_est=method))
+    (alone,) = batches
     assert alone["old"] is None and alone["ref"] is None
     _, metrics = task.loss(state.params, alone)
     assert float(metrics["ratio_max"]) == 1 and float(metrics["clip_ratio/region_mean"]) == 0
@@ -227,6 +241,20 @@ def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
     cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), **flags))
     silent = np.array([text[:1] < "3" for text in objectives.texts(b["x"], tok, cfg)])
     assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
+
+
+def test_wd1_honours_adv_negative_and_learns_nothing_from_groups_that_agree(tiny, place):
+    (place / "half.py").write_text(
+        "def half(prompts, completions):\n    return [float(c[:1] > '4') if p < '5' else 1.0"
+        " for p, c in zip(prompts, completions)]\n"
+    )
+    flags = dict(rewards=(f"{place}/half.py:half",), loss_type="wd1", ratio_level="none", batch_size=8)
+    *_, (both,), _ = one_iteration(tiny(**flags))
+    *_, (good,), _ = one_iteration(tiny(**flags, adv_negative=0.0))
+    a, b = np.asarray(both["adv"]), np.asarray(good["adv"])
+    agree = ~a.reshape(8, 4).any(1)
+    assert 0 < agree.sum() < 8 and (a < 0).any()
+    np.testing.assert_allclose(b, a.clip(0), atol=1e-6)
 
 
 def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place):
@@ -416,6 +444,12 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"rewards": ("judge",), "judge_from": "BASE"}, "is not a judge"),
     ({"reward_weights": (1.0, 2.0)}, "2 numbers for 1 rewards"),
     ({"max_prompt_len": 1}, "no row fits"),
+    ({"logp_est": "coupled", "p_mask_prompt": 0.15}, "p_mask_prompt=0.15 changes nothing here"),
+    ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
+    ({"paired": True}, "paired=True changes nothing here, it is for objective='pretrain'"),
+    ({"loss_norm": "completion"}, "set loss_norm='token'"),
+    ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
+    ({"ref_mode": "ema"}, "ref_mode='ema' changes nothing here, it is for kl_beta above 0"),
 ])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
@@ -663,11 +697,52 @@ def test_rows_may_say_themselves_which_tokens_to_fill(tiny, tmp_path):
 
 
 def test_what_trace_scores_before_the_first_update_is_what_was_drawn(tiny):
-    gaps = {}
-    for method in ("trace", "one_step"):
-        cfg, _, task, state, batches, _ = one_iteration(tiny(logp_est=method))
-        gaps[method] = float(task.loss(state.params, batches[0])[1]["behaviour_gap"])
-    assert gaps["trace"] < 1e-4 < gaps["one_step"]
+    gaps, spread = {}, {}
+    for method, n in (("trace", 4), ("trace", 2), ("trace", 1), ("one_step", 1)):
+        cfg, _, task, state, batches, _ = one_iteration(tiny(logp_est=method, logp_views=n, batch_size=8))
+        metrics = jax.jit(task.loss)(state.params, batches[0])[1]
+        gaps[method, n], spread[method, n] = float(metrics["behaviour_gap"]), float(metrics["entropy"])
+    assert max(gap for (method, _), gap in gaps.items() if method == "trace") < 1e-4 < gaps["one_step", 1]
+    # Of all steps or of some of them, the same mean over tokens: what no view scores is not counted as an entropy of 0.
+    assert spread["trace", 1] > 0.6 * spread["trace", 4] and spread["trace", 2] > 0.7 * spread["trace", 4], spread
+
+
+def drifted(logp, old, n, level, loss="dapo"):
+    """log-probs (B, T) of 8 steps of two tokens, of which `trace` draws n -> loss, its gradient, metrics."""
+    hole = jnp.ones(logp.shape, bool)
+    M, w, s = diffusion.views(KEY, "trace", hole, jnp.tile(jnp.arange(16) // 2, (len(hole), 1)), n)
+    of = lambda x: (w * x).sum(0)  # every view says the same of a token
+    o = grpo.Objective(loss, level, kl_beta=0.5, kl_est="k2", clip_low=0.25, clip_high=0.25)
+    weight, share = grpo.weights(loss, hole, 16), s / s.sum()
+    adv = jnp.linspace(-1, 1, len(hole))
+    f = lambda logp: grpo.loss(of(logp), of(old), of(old - 0.1), adv, hole, weight, share, o, seen=s)
+    (total, metrics), grad = jax.value_and_grad(f, has_aux=True)(logp)
+    return float(total), grad, {k: float(v) for k, v in metrics.items()}
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_drift_has_the_same_ratio_clip_and_kl_however_many_steps_are_drawn(level):
+    old = -jnp.abs(jax.random.normal(KEY, (6, 16)))
+    total, _, expected = drifted(old + 0.2, old, 8, level)
+    assert expected["ratio_max"] == pytest.approx(np.exp(0.2), rel=1e-4) and expected["clip_ratio/region_mean"] == 0
+    for n in (1, 2, 4):
+        some, _, metrics = drifted(old + 0.2, old, n, level)
+        assert some == pytest.approx(total, rel=1e-4, abs=1e-6)
+        for name in set(expected) - {"logp"}:
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("level, loss", [("token", "dapo"), ("token", "cispo"), ("token", "sapo"), ("none", "dapo")])
+def test_the_gradient_of_a_sample_of_steps_is_that_of_all_of_them_on_average(level, loss, monkeypatch):
+    """Also away from the old policy, clipped and with a KL. One step of eight is drawn: all eight of them."""
+    old = -jnp.abs(jax.random.normal(KEY, (6, 16)))
+    logp = old + 0.3 * jax.random.normal(jax.random.key(1), old.shape)
+    _, whole, _ = drifted(logp, old, 8, level, loss)
+    grads = []
+    for step in range(8):
+        monkeypatch.setattr(jax.random, "uniform", lambda key, shape, step=step: jnp.full(shape, (step + 0.5) / 8))
+        grads.append(drifted(logp, old, 1, level, loss)[1])
+    np.testing.assert_allclose(np.mean(grads, 0), whole, atol=1e-6)
 
 
 def test_lengths_are_counted_in_tokens_of_the_policy(tiny):

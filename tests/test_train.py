@@ -116,14 +116,15 @@ def scripted(scores):
 
 def test_the_rate_climbs_in_a_line_falls_in_half_a_cosine_and_ends_on_its_floor(tiny):
     _, rate = train.optimizer(tiny(learning_rate=2e-3, min_lr=3e-4, warmup_iters=10, max_iters=110))
-    want = [2e-3 * s / 10 if s < 10 else 3e-4 + (2e-3 - 3e-4) * (1 + np.cos(np.pi * (s - 10) / 100)) / 2
+    want = [2e-3 * (s + 1) / 10 if s < 10 else 3e-4 + (2e-3 - 3e-4) * (1 + np.cos(np.pi * (s - 10) / 100)) / 2
             for s in range(111)] + [3e-4, 3e-4]  # fmt: skip
     np.testing.assert_allclose([rate(s) for s in [*range(111), 111, 999]], want, rtol=1e-5)
 
 
 def test_a_constant_rate_stays_after_its_warm_up(tiny):
     _, rate = train.optimizer(tiny(learning_rate=2e-3, lr_schedule="constant", warmup_iters=4, max_iters=20))
-    np.testing.assert_allclose([rate(s) for s in (0, 1, 2, 4, 5, 19, 10**6)], [0, 5e-4, 1e-3, *[2e-3] * 4], rtol=1e-5)
+    rates = [rate(s) for s in (0, 1, 2, 3, 4, 19, 10**6)]
+    np.testing.assert_allclose(rates, [5e-4, 1e-3, 1.5e-3, *[2e-3] * 4], rtol=1e-5)
 
 
 def test_without_a_warm_up_the_first_step_has_the_full_rate(tiny):
