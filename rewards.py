@@ -12,6 +12,11 @@ is a column it cannot do without. `reference` is the completion that the row cam
     python rewards.py samples.jsonl --rewards=my_rewards.py:politeness
     python rewards.py code --rewards=tests --check      do the reference solutions of a data set score 1.0?
 """
+import terminal
+
+if __name__ == "__main__":
+    terminal.begin()
+
 import argparse
 import difflib
 import importlib.util
@@ -306,4 +311,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    terminal.run(main)

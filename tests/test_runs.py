@@ -424,6 +424,8 @@ def remains(out_dir):
 def test_a_run_killed_ten_times_at_random_moments_and_resumed_equals_the_unbroken_one_to_the_bit(killable):
     folder, seconds = killable
     rng, argv = random.Random(0), (f"--out_dir={folder}/killed", "--resume=True")
+    os.mkdir(f"{folder}/killed")
+    open(f"{folder}/killed/metrics.jsonl", "w").close()  # what a run leaves that was killed before it logged anything
     # One moment in each tenth of the life of a run: while it starts, compiles, trains, evaluates and saves. The short
     # lives come first: a long one may reach the end, and then there is nothing left to kill.
     delays = [(i + rng.random()) / 10 * seconds for i in range(10)]
@@ -449,7 +451,7 @@ def test_sigterm_and_ctrl_c_save_the_step_they_came_at_and_leave_with_their_code
     folder, _ = killable
     reached = 0
     for asked, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-        process = start(folder, f"--out_dir={folder}/asked", "--resume=True", "--save_interval=100000")
+        process = start(folder, f"--out_dir={folder}/asked", f"--resume={reached > 0}", "--save_interval=100000")
         while process.poll() is None and not os.path.exists(f"{folder}/asked/samples.jsonl"):
             time.sleep(0.02)
         size = os.path.getsize(f"{folder}/asked/metrics.jsonl")
