@@ -502,9 +502,8 @@ def tune(cfg, tok, start):
         shown = holes_of_rows(shown, cfg, tok) or punch(shown, cfg, tok, 0)
     allowed, o, first = stages(cfg, train.rows), objective(cfg), cfg.max_prompt_len
     N, G = cfg.batch_size, cfg.group_size
-    kept_all = cfg.keep_completions in (None, N * G)
-    K = cfg.keep_completions or N * G
-    size = cfg.minibatch_size or K
+    K, size = config.kept(cfg), config.minibatch(cfg)
+    kept_all = K == N * G
     at_once = config.rollout_rows(cfg)
     several = cfg.updates_per_rollout > 1 or size < K  # are there updates after the first?
 

@@ -13,6 +13,11 @@ came with; a trainer may add token_ids.
     python rewards.py samples.jsonl --rewards=my_rewards.py:politeness
     python rewards.py code --rewards=tests --check      do the reference solutions of a data set score 1.0?
 """
+import terminal
+
+if __name__ == "__main__":
+    terminal.begin()
+
 import argparse
 import difflib
 import importlib.util
@@ -351,4 +356,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    terminal.run(main)

@@ -9,6 +9,8 @@ whole or not at all.
 import contextlib
 import ctypes
 import dataclasses
+import errno
+import fcntl
 import functools
 import itertools
 import json
@@ -29,6 +31,7 @@ from tqdm import tqdm
 import config
 import diffusion
 import model
+import terminal
 
 
 def cache_folder():
@@ -37,7 +40,15 @@ def cache_folder():
 
 
 def prepare_process():
-    """Once, in main: a compilation cache, so that a second start is fast, and memory in large pages."""
+    """Once, in main: a device, lines that are printed at once, a compilation cache, so that a second start is fast, and
+    memory in large pages."""
+    sys.stdout.reconfigure(line_buffering=True)
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as e:
+        why = str(e).strip().splitlines() or ["it does not say why"]
+        raise ValueError(f"JAX finds no device as JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')} asks for ({why[0]}): "
+                         "unset it to run on what there is, or install jax for your GPU") from None
     jax.config.update("jax_compilation_cache_dir", cache_folder())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     if sys.platform != "linux":
@@ -71,8 +82,8 @@ def rows_of(cfg):
     if cfg.objective != "grpo":
         rows = cfg.batch_size * (2 if cfg.objective == "judge" else 1)
         return rows, *[rows // cfg.gradient_accumulation_steps] * 2, cfg.model.remat
-    kept = cfg.keep_completions or cfg.batch_size * cfg.group_size
-    micro = (cfg.minibatch_size or kept) // cfg.gradient_accumulation_steps * config.n_views(cfg)
+    kept = config.kept(cfg)
+    micro = config.minibatch(cfg) // cfg.gradient_accumulation_steps * config.n_views(cfg)
     chunk = min(cfg.logp_chunk or micro, micro)
     return cfg.updates_per_rollout * kept * config.n_views(cfg), chunk, micro, cfg.model.remat or chunk < micro
 
@@ -105,8 +116,10 @@ def cost(cfg):
         # The logits and their gradient; with an entropy, also probabilities, and products of all of them.
         "activations": kept, "logits": (7 if grpo else 2) * logits(some(rows * new)),
         # Of a rollout no more than a layer is kept at a time, or the keys and values of all; of its logits there are
-        # copies, probabilities and noise.
-        "rollout": filled * (L * T * 2 * KV * wide if m.causal else layer // 2) + logits(some(4 * filled * block)),
+        # copies, probabilities and noise; and of every completion what is in a Rollout, 15 bytes a token, in parts and
+        # joined, and its prompt.
+        "rollout": filled * (L * T * 2 * KV * wide if m.causal else layer // 2) + logits(some(4 * filled * block))
+        + 36 * grpo * cfg.batch_size * cfg.group_size * T,
     }  # fmt: skip
     update = sum(parts[name] for name in ("gradients", "activations", "logits"))
     resident = sum(parts[name] for name in ("params", "optimizer", "average", "reference"))
@@ -120,8 +133,7 @@ def cost(cfg):
                        + (0 if judge else 2 * positions * D * V))  # fmt: skip
 
     completions = cfg.batch_size * cfg.group_size
-    kept_all = cfg.keep_completions or completions  # the first minibatch is not scored
-    first = (cfg.minibatch_size or kept_all) / (kept_all * cfg.updates_per_rollout)
+    first = config.minibatch(cfg) / (config.kept(cfg) * cfg.updates_per_rollout)  # the first minibatch is not scored
     scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none") * (1 - first)
     if m.causal:  # with a cache, every token is read once
         rollout = forward(completions, new, T)
@@ -150,7 +162,8 @@ def cheaper(cfg, limit):
     if grpo:
         tries += [("logp_chunk", halves(rows)), ("rollout_chunk", halves(config.rollout_rows(cfg)))]
     tries += [("remat", [True]), ("dtype", ["bfloat16"])] + [("ref_offload", [True])] * bool(grpo and cfg.kl_beta)
-    for key, values in [*tries, ("batch_size", halves(cfg.batch_size))]:
+    tries += [("batch_size", halves(cfg.batch_size))] + [("group_size", halves(cfg.group_size))] * grpo
+    for key, values in tries:
         for value in values:
             now = cost(cfg)[0]["peak"]
             if now <= limit:
@@ -185,6 +198,64 @@ def describe_cost(cfg, limit=None):
         lines.append(f"warning: this run will probably not fit: {would}"
                      + ("" if then <= limit else "; still too much: it needs a smaller model or a larger device"))
     return lines
+
+
+def check_fits(cfg, shape):
+    """Refuses a run on a model of that shape that cannot fit: the estimate is right to a factor of 2."""
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat))
+    if not cfg.eval_only and cost(cfg)[0]["peak"] > 2 * device_memory():
+        said = "; ".join(describe_cost(cfg))
+        raise ValueError(said.replace("warning: this run will probably not", "this run cannot"))
+
+
+# ---- the folder of a run ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def claimed(out_dir):
+    """While this lasts no other run writes into out_dir: a lock on the folder itself, which ends with its process. An
+    error of the disk is said with what is safe, and what was half written does not stay on it."""
+    os.makedirs(out_dir, exist_ok=True)
+    handle = os.open(out_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise ValueError(f"another run writes into {out_dir!r}: wait for its end, or give this one another --out_dir"
+                         ) from None  # fmt: skip
+    except OSError:  # there are file systems without locks
+        pass
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        shutil.rmtree(os.path.join(out_dir, WRITING), ignore_errors=True)
+        safe = [f"{out_dir}/step-{step:06d}" for step in checkpoints(out_dir)[-1:]]
+        raise ValueError(f"{os.strerror(e.errno)}, while writing into {out_dir}"
+                         + (f": {safe[0]} is whole; make room and go on with --resume=True" if safe else
+                            ", where no checkpoint was whole yet")) from None  # fmt: skip
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            os.rmdir(out_dir)  # if it is empty: a run that could not start leaves nothing
+
+
+# What may change when a run is resumed and when its base is trained no further: nothing that it would compute depends
+# on it, or it is only how long it goes on. Everything else would make it another run.
+FREE = ("out_dir resume eval_only init_from base log_interval eval_interval save_interval keep_checkpoints log_samples "
+        "wandb_log wandb_project wandb_run_name wandb_entity reward_timeout reward_workers sandbox_unsafe "
+        "rollout_chunk logp_chunk ref_offload model.dtype model.remat").split()  # fmt: skip
+LENGTH = ["max_iters", "stop_at"]
+
+
+def changed(cfg, was, free):
+    """What a Config says otherwise than the `config` of a run.json, as text; what it says of the model at all, too."""
+    now, default = (json.loads(json.dumps(config.flatten(c))) for c in (cfg, config.Config()))
+    if (cfg.judge_from or "").endswith(".py"):
+        now["judge_from"] = config.read(cfg.judge_from).out_dir
+    return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in now if k in was and now[k] != was[k]
+                     and k not in free and not (k.startswith("model.") and now[k] == default[k]))  # fmt: skip
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -287,13 +358,14 @@ def read_run(folder):
 
 
 def move_aside(out_dir):
-    """An earlier run in out_dir goes to out_dir.1 (or .2, ...): nothing is ever overwritten."""
+    """An earlier run in out_dir goes to out_dir.1 (or .2, ...): nothing is ever overwritten. -> was there one?"""
     if not checkpoints(out_dir) and not read_lines(os.path.join(out_dir, LOGS[0])):
-        return
+        return False
     out_dir = out_dir.rstrip("/")
     aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{out_dir}.{n}"))
     os.rename(out_dir, aside)
     print(f"{out_dir} held an earlier run: moved to {aside} (--resume=True would continue it)")
+    return True
 
 
 # ---- logs ------------------------------------------------------------------------------------------------------------
@@ -314,10 +386,8 @@ class Log:
         self.begun = time.time() - max((r["time"] for r in kept[0]), default=0)
         self.wandb = None
         if cfg.wandb_log:
-            try:
-                import wandb
-            except ImportError:
-                raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
+            import wandb
+
             self.wandb = wandb.init(project=cfg.wandb_project, entity=cfg.wandb_entity, config=config.flatten(cfg),
                                     name=cfg.wandb_run_name or os.path.basename(cfg.out_dir))  # fmt: skip
 
@@ -385,12 +455,30 @@ def draw(out_dir):
 
 
 class Asked:
-    """Whether ctrl-C or SIGTERM came: the loop saves and leaves; a second ctrl-C leaves at once."""
+    """Whether ctrl-C, SIGTERM or SIGHUP came, or nobody reads any more what is printed: the loop saves and leaves; a
+    second ctrl-C leaves at once."""
 
     def __enter__(self):
         self.signal = None
-        self.before = {s: signal.signal(s, self.note) for s in (signal.SIGINT, signal.SIGTERM)}
+        asking = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+        self.before = {s: signal.signal(s, self.note) for s in asking}  # nohup has SIGHUP ignored
+        self.streams = [(stream, stream.write) for stream in (sys.stdout, sys.stderr)]
+        for stream, write in self.streams:
+            stream.write = functools.partial(self.write, stream, write)
         return self
+
+    def write(self, stream, write, text):
+        """What a stream's own `write` does; its end is noted, not raised: `train.py | head -1`, a lost terminal."""
+        try:
+            size = write(text)
+            stream.flush()
+        except OSError as e:
+            if e.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            terminal.silence(stream)
+            self.signal = self.signal or signal.SIGPIPE
+            size = len(text)
+        return size
 
     def note(self, number, frame):
         if self.signal == number == signal.SIGINT:
@@ -401,3 +489,5 @@ class Asked:
     def __exit__(self, *_):
         for s, handler in self.before.items():
             signal.signal(s, handler)
+        for stream, write in self.streams:
+            stream.write = write

@@ -12,6 +12,11 @@ only that token: what it computed for those before is in a cache of keys and val
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
     python sample.py out/lora --export=merged                          # LoRA adapters become part of the weights
 """
+import terminal
+
+if __name__ == "__main__":
+    terminal.begin()
+
 import argparse
 import dataclasses
 import functools
@@ -536,4 +541,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    terminal.run(main)

@@ -6,7 +6,12 @@ Task (objectives.py) says that; the loop does the rest: optimizer, checkpoints, 
 everything from fold_in(run key, s), so any step can be run again alone, and a resumed run equals the unbroken one bit
 for bit.
 """
+import terminal
 
+if __name__ == "__main__":
+    terminal.begin()
+
+import contextlib
 import dataclasses
 import functools
 import os
@@ -73,10 +78,7 @@ def seen(state, base, cfg):
 
 def updates_per_iter(cfg):
     """How often the optimizer steps in an iteration of the loop."""
-    completions = cfg.keep_completions or cfg.batch_size * cfg.group_size
-    return (
-        cfg.updates_per_rollout * completions // (cfg.minibatch_size or completions) if cfg.objective == "grpo" else 1
-    )
+    return cfg.updates_per_rollout * config.kept(cfg) // config.minibatch(cfg) if cfg.objective == "grpo" else 1
 
 
 def optimizer(cfg):
@@ -86,7 +88,7 @@ def optimizer(cfg):
     then = optax.constant_schedule(cfg.learning_rate)
     if cfg.lr_schedule == "cosine":
         rest = max(cfg.max_iters - cfg.warmup_iters, 1) * each
-        then = optax.cosine_decay_schedule(cfg.learning_rate, rest, cfg.min_lr / cfg.learning_rate)
+        then = optax.cosine_decay_schedule(cfg.learning_rate, rest, cfg.lr_end)
     rate = optax.join_schedules([warm, then], [cfg.warmup_iters * each]) if cfg.warmup_iters else then
     decays = lambda params: jax.tree_util.tree_map_with_path(
         lambda path, _: not re.search("norm|bias|embed", path[-1].key), params)  # fmt: skip
@@ -165,36 +167,74 @@ def count(params):
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-def trained(path):
-    """init_from or judge_from -> a folder. A config file stands for its out_dir, run first if it was never finished."""
+def trained(path, base=None):
+    """init_from or judge_from -> a folder. A config file (or `base`, a Config made of it) stands for its out_dir and
+    is run first if it was never finished."""
     if not path.endswith(".py"):
         data.prepare(path)  # a model that a folder in data/ makes
         return path
-    base = config.read(path)
+    base = base or config.read(path)
     steps = runs.checkpoints(base.out_dir)
-    if not steps or not runs.read_run(model.find(base.out_dir)).get("finished"):
+    run = runs.read_run(model.find(base.out_dir)) if steps else {}
+    if not run.get("finished"):
         print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
-        train(dataclasses.replace(base, resume=True))
+        train(dataclasses.replace(base, resume=bool(steps)))
+    elif other := runs.changed(base, run["config"], runs.FREE):
+        raise ValueError(f"{base.out_dir} was trained with other keys than {path} has now: {other}. Move it away to "
+                         f"train it anew; to take it as it is, name {base.out_dir} in place of {path}")  # fmt: skip
     return base.out_dir
+
+
+def continued(cfg):
+    """-> cfg, and the checkpoint that it continues or measures, if any. Another run than the one there is refused."""
+    if cfg.resume and not runs.checkpoints(cfg.out_dir):
+        if not os.path.exists(os.path.join(cfg.out_dir, runs.LOGS[0])):
+            raise ValueError(f"--resume=True: there is no run in {cfg.out_dir!r}; without it, one begins there")
+        print(f"the run in {cfg.out_dir} had saved no checkpoint: it begins anew")
+        cfg = dataclasses.replace(cfg, resume=False)
+    if not (cfg.resume or cfg.eval_only) or not runs.checkpoints(cfg.out_dir):
+        return cfg, None
+    folder = model.find(cfg.out_dir)
+    was = runs.read_run(folder).get("config")
+    if was is None:  # somebody else's model: it can be measured, and `restore` says that it cannot be resumed
+        return cfg, folder
+    if cfg.resume and (other := runs.changed(cfg, was, runs.FREE + runs.LENGTH)):
+        raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
+                         f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
+    start = base.out_dir if (base := config.base_of(cfg)) else cfg.init_from
+    if start and not config.same_place(was["init_from"] or "", start):
+        print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
+    start = model.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
+    return dataclasses.replace(cfg, init_from=start, base=()), folder
 
 
 def prepare(cfg):
     """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
     plan(cfg, cfg.temperature)  # what is wrong with it is said now, not at the first evaluation
+    if cfg.wandb_log:
+        try:
+            import wandb  # noqa: F401
+        except ImportError:
+            raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
     if cfg.objective == "grpo":
         check_early(cfg)
+    first = config.lineage(cfg)[-1]
+    if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known before it is
+        runs.check_fits(cfg, first.model)
+    cfg, resumed = continued(cfg)
     if cfg.judge_from:
         cfg = dataclasses.replace(cfg, judge_from=trained(cfg.judge_from))
-    resumed = model.find(cfg.out_dir) if (cfg.resume or cfg.eval_only) and runs.checkpoints(cfg.out_dir) else None
-    if cfg.init_from and not (resumed and cfg.objective == "pretrain"):
-        cfg = dataclasses.replace(cfg, init_from=model.find(trained(cfg.init_from)))
-    if resumed and cfg.lora_rank:
-        cfg = dataclasses.replace(cfg, init_from=base_of(resumed, cfg))
+    if cfg.init_from and not resumed:
+        start = os.path.abspath(model.find(trained(cfg.init_from, config.base_of(cfg))))  # found from any folder later
+        cfg = dataclasses.replace(cfg, init_from=start, base=())
+    if cfg.eval_only:  # of a run that is measured only the weights count
+        cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)
     folder = cfg.init_from if cfg.lora_rank else resumed or cfg.init_from
-    if (cfg.eval_only or cfg.lora_rank) and not folder:
-        asked = "eval_only=True" if cfg.eval_only else f"lora_rank={cfg.lora_rank}"
-        raise ValueError(f"{asked}: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
+    if cfg.eval_only and not folder:
+        raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
     if folder:
+        if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
+            runs.check_fits(cfg, model.read_config(folder))
         params, shape = model.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
         tok = data.Tokenizer.load(folder, shape.vocab_size)
         if cfg.adapt and not resumed:
@@ -204,38 +244,16 @@ def prepare(cfg):
         if not shape.causal and tok.mask_id != shape.mask_id:
             raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
                              f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
-        for f in dataclasses.fields(shape):
-            asked, there = getattr(cfg.model, f.name), getattr(shape, f.name)
-            if f.name not in ("dtype", "remat") and asked not in (f.default, there):
-                raise ValueError(f"{f.name}={asked}, but the model in {folder} has {f.name}={there}")
+        config.check_start(cfg, shape, f"in {folder}")
         shape = dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat)
     else:
         params, tok = None, data.tokenizer(cfg.dataset)
         ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
         shape = dataclasses.replace(cfg.model, **ids)
-    if shape.causal:
-        asked = {"order": "left"} | ({"logp_est": "exact"} if cfg.objective == "grpo" else {"paired": False})
-        for key, value in asked.items():
-            if getattr(cfg, key) != value:
-                raise ValueError(f"{key}={getattr(cfg, key)!r}: a causal model reads from left to right and needs "
-                                 f"{key}={value!r}")  # fmt: skip
-    elif cfg.objective == "grpo" and cfg.logp_est == "exact":
-        raise ValueError(f"logp_est='exact', but the model in {folder} is no causal one: it sees the tokens it should "
-                         "predict, so take trace, coupled, elbo, ...")  # fmt: skip
+        config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
+        runs.check_fits(cfg, shape)
     model.family(shape)  # a model that no folder can hold should not be trained first
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
-
-
-def base_of(folder, cfg):
-    """A checkpoint of LoRA -> the folder of its base."""
-    if not os.path.exists(os.path.join(folder, model.ADAPTERS)):
-        raise ValueError(f"lora_rank={cfg.lora_rank}, but {folder} holds a whole model: resume without lora_rank, or "
-                         "start from it with --init_from and another out_dir")  # fmt: skip
-    base, rank, alpha = model.read_adapters(folder)
-    if (rank, alpha) != (cfg.lora_rank, cfg.lora_alpha):
-        raise ValueError(f"lora_rank={cfg.lora_rank} and lora_alpha={cfg.lora_alpha:g}, but {folder} has {rank} and "
-                         f"{alpha:g}: resume with these, or start elsewhere with --out_dir")  # fmt: skip
-    return base
 
 
 def new_reference(state, cfg):
@@ -258,19 +276,30 @@ def saved(cfg, state, tok, best, where, error):
 
 def train(cfg):
     """Runs cfg to its end -> the last State."""
+    with contextlib.ExitStack() as claims:
+        if not cfg.eval_only:
+            claims.enter_context(runs.claimed(cfg.out_dir))
+        return run(cfg, claims)
+
+
+def run(cfg, claims):
+    """What `train` does, once no other run writes into out_dir; another folder of this name is claimed, too."""
     cfg, tok, start, resumed = prepare(cfg)
     task = OBJECTIVES[cfg.objective](cfg, tok, start)
     run_key = jax.random.key(cfg.seed)
     params, base = split(task.init(jax.random.fold_in(run_key, 0)), jax.random.fold_in(run_key, 3), cfg)
     tx, rate = optimizer(cfg)
-    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None
+    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
     copied = lambda asked, params: jax.tree.map(jnp.copy, params) if asked else None
-    new = lambda params: State(0, params, tx.init(params), copied(cfg.ema_decay is not None, params),
-                               copied(moves, params))  # fmt: skip
-    state, best, run = jax.eval_shape(new, params) if resumed else new(params), None, {}
+    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
+                               copied(cfg.ema_decay is not None, params), copied(moves, params))  # fmt: skip
+    run, resuming = runs.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
+    state, best = jax.eval_shape(new, params) if resuming else new(params), None
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
     task = task._replace(init=None)
-    if resumed:
+    if resumed and cfg.eval_only:
+        state = state._replace(step=run["step"] if run else 0)
+    elif resumed:
         state, run = runs.restore(resumed, state)
         best = run["best"]
     if cfg.ref_offload and moves:
@@ -286,9 +315,10 @@ def train(cfg):
         f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, "
         f"{cfg.max_iters} steps of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}"
     )
-    print(*runs.describe_cost(cfg), sep="\n")
-    if not (cfg.resume or cfg.eval_only):
-        runs.move_aside(cfg.out_dir)
+    if not cfg.eval_only:
+        print(*runs.describe_cost(cfg), sep="\n")
+    if not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
+        claims.enter_context(runs.claimed(cfg.out_dir))
     log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
 
     def evaluate(best):
@@ -315,9 +345,10 @@ def train(cfg):
         evaluate(best)
         return state
     last = pending = None
+    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
+    bar.set_description_str("compiling, once: 10 to 60 s")
     if cfg.objective == "grpo" and state.step == 0:
         _, best = evaluate(best)
-    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
     with runs.Asked() as asked, bar:
         while not done:
             if cfg.objective == "grpo":  # a rollout is timed, and waits for the last update, which is not its time
@@ -355,6 +386,7 @@ def train(cfg):
                     log.metrics(state.step, {k: v for k, v in last.items() if k != "step"} | took | {
                         "learning_rate": float(rate(step * updates_per_iter(cfg)))})  # fmt: skip
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
+            bar.set_description_str(refresh=False)
             bar.update(1)
             better = False
             if due(cfg.eval_interval) or done:
@@ -390,16 +422,21 @@ def main():
     if "--help" in sys.argv or "-h" in sys.argv:
         print(config.help_text())
         return
-    runs.prepare_process()
     try:
         cfg = config.load(sys.argv[1:])
+        runs.prepare_process()
         tiny.make(cfg)
         train(cfg)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as e:
         raise SystemExit(f"error: {e}") from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    except RuntimeError as e:
+        if "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
+                         f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    terminal.run(main)

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
+import math
 import os
 import re
 import runpy
@@ -30,8 +31,9 @@ class Config:
     objective: str = "pretrain"  # what to optimize: pretrain (a prompt in a row makes it fine-tuning), judge or grpo
     out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, curves.png
     init_from: str | None = None  # start from a model folder, an out_dir, or a config file (trained first if need be)
+    base: tuple[str, ...] = ()  # keys for the config file in init_from, as in seed=1,max_iters=50; or --base.seed=1
     adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from, as Dream was made
-    resume: bool = False  # continue the run in out_dir; else an earlier run there is moved aside
+    resume: bool = False  # continue the run in out_dir, as the same run; else an earlier one there is moved aside
     seed: int = 0  # of everything random: the same seed on the same machine gives the same run
     max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
     stop_at: float | None = None  # end early when val/sampled first exceeds this
@@ -64,7 +66,7 @@ class Config:
     learning_rate: float = 1e-3  # the highest, at the end of the warm-up
     lr_schedule: str = "cosine"  # cosine or constant, after the warm-up
     warmup_iters: int = 20  # steps in which the rate climbs to learning_rate
-    min_lr: float = 1e-4  # where the cosine ends
+    lr_end: float = 0.1  # where the cosine ends, as a share of learning_rate
     beta1: float = 0.9  # Adam's memory of the gradient
     beta2: float = 0.99  # Adam's memory of its square
     adam_eps: float = 1e-8  # keeps Adam's quotient finite
@@ -101,8 +103,8 @@ class Config:
     rollout_steps: int | None = None  # forward passes of a rollout; None: diffusion_steps, as at evaluations
     rollout_chunk: int | None = None  # completions generated, held-out rows read at a time, at most; None: all
     updates_per_rollout: int = 1  # passes over the completions, each with masks of its own
-    keep_completions: int | None = None  # update on those with the largest advantages only; None: on all
-    minibatch_size: int | None = None  # completions an update; None: all that are kept
+    keep_completions: int | None = None  # update on so many at most, with the largest advantages; None: on all
+    minibatch_size: int | None = None  # completions an update, at most; None: all that are kept
     mask_truncated: bool = False  # leave completions without an end of text out of the loss
     score_after_end: bool = False  # what was drawn after its end is in the loss, too: only then trace has no bias
     dynamic_sampling: int = 0  # draw groups that agree with themselves again, at most that many times
@@ -157,12 +159,16 @@ class Config:
         if self.objective != "grpo" and self.batch_size % self.gradient_accumulation_steps:
             raise ValueError(
                 f"batch_size={self.batch_size} must be divisible by "
-                f"gradient_accumulation_steps={self.gradient_accumulation_steps}"
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps}: "
+                f"--gradient_accumulation_steps={math.gcd(self.batch_size, self.gradient_accumulation_steps)} works"
             )
         if self.paired and self.batch_size % 2:
             raise ValueError(f"paired=True sees every row twice: batch_size={self.batch_size} must be even")
-        if self.lr_schedule == "cosine" and self.min_lr > self.learning_rate:
-            raise ValueError(f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}")
+        if self.judge_from and not {"judge", "coherence"} & {*self.rewards, *self.eval_rewards}:
+            raise ValueError(f"judge_from={self.judge_from!r} is for the reward judge or coherence, but rewards are "
+                             f"{', '.join(self.rewards + self.eval_rewards) or 'none'}")  # fmt: skip
+        if self.base and not (self.init_from or "").endswith(".py"):
+            raise ValueError(f"base={self.base} is for the config file in init_from, now {self.init_from!r}")
         if self.difficulty and (len(self.difficulty) != 2 or self.difficulty[0] > self.difficulty[1]):
             raise ValueError(f"difficulty={self.difficulty}: two numbers, the lowest and the highest, as in 1,3")
         if self.curriculum and self.objective == "judge":
@@ -197,11 +203,12 @@ CHOICES = {
     "kl_est": ("k2", "k3", "k3_ratio"), "ref_mode": ("static", "ema", "periodic"),
 }  # fmt: skip
 AT_LEAST = {
-    0: "warmup_iters min_lr weight_decay log_samples max_prompt_len temperature dynamic_sampling kl_beta adv_eps "
+    0: "warmup_iters weight_decay log_samples max_prompt_len temperature dynamic_sampling kl_beta adv_eps "
        "diversity_bonus entropy_coef adv_negative",
     1: "max_iters log_interval eval_interval eval_size save_interval keep_checkpoints max_new_tokens batch_size "
        "gradient_accumulation_steps diffusion_steps reward_workers judge_rows eval_samples rollout_chunk rollout_steps "
-       "keep_completions updates_per_rollout minibatch_size logp_views logp_chunk ref_sync_interval lora_rank",
+       "keep_completions updates_per_rollout minibatch_size logp_views logp_chunk ref_sync_interval lora_rank "
+       "block_len",
 }  # fmt: skip
 ABOVE_0 = ("learning_rate adam_eps grad_clip reward_timeout reward_clip logp_scale spg_power cispo_cap clip_high "
            "lora_alpha")  # fmt: skip
@@ -209,20 +216,31 @@ RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler
     **{key: (lambda v, n=n: v >= n, f"at least {n}") for n, keys in AT_LEAST.items() for key in keys.split()},
     **dict.fromkeys(ABOVE_0.split(), (lambda v: v > 0, "above 0")),
     **dict.fromkeys(("beta1", "beta2", "ema_decay", "stop_at"), (lambda v: 0 <= v < 1, "at least 0 and below 1")),
-    **dict.fromkeys(("p_mask_prompt", "ref_decay", "ref_sync_mix", "spg_mix", "clip_low"),
+    **dict.fromkeys(("lr_end", "p_mask_prompt", "ref_decay", "ref_sync_mix", "spg_mix", "clip_low"),
                     (lambda v: 0 <= v <= 1, "from 0 to 1")),
     **dict.fromkeys(("mask_ratio_min", "mask_ratio_max"), (lambda v: 0 < v <= 1, "above 0 and at most 1")),
     "clip_cap": (lambda v: v > 1, "above 1"),
     "seed": (lambda v: 0 <= v < 2**32, "at least 0 and below 2**32"),
     "out_dir": (bool, "the name of a folder"),
     "judge_from": (bool, "None, a folder or a config file"),
-    "init_from": (bool, "None, a folder or a config file"),
+    "init_from": (lambda v: v not in ("", "resume", "scratch"),
+                  "None, a folder or a config file; what continues the run in out_dir is --resume=True"),
 }
 
 
 def n_views(c):
     """How many masked copies of a completion grpo scores."""
     return {"one_step": 1, "coupled": 3, "coupled_elbo": 2 * c.logp_views, "exact": 1}.get(c.logp_est, c.logp_views)
+
+
+def kept(c):
+    """How many completions of a rollout grpo updates on."""
+    return min(c.keep_completions or c.batch_size * c.group_size, c.batch_size * c.group_size)
+
+
+def minibatch(c):
+    """How many completions an update of grpo takes."""
+    return min(c.minibatch_size or kept(c), kept(c))
 
 
 def rollout_rows(c):
@@ -275,8 +293,7 @@ def check_idle(c):
 def check_grpo(c):
     """What grpo needs to hold between keys."""
     completions = c.batch_size * c.group_size
-    kept = c.keep_completions or completions
-    size = c.minibatch_size or kept
+    updated, size = kept(c), minibatch(c)
     view = n_views(c)
     micro = size // c.gradient_accumulation_steps
     where = f"batch_size={c.batch_size} x group_size={c.group_size} = {completions} completions"
@@ -288,12 +305,13 @@ def check_grpo(c):
          "objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help lists them"),
         (not (c.init_from or c.resume or c.eval_only),
          "objective='grpo' needs init_from: a folder, or the config file that trains the model to start from"),
-        (kept > completions, f"keep_completions={c.keep_completions} must be at most {where}"),
-        (kept % size, f"minibatch_size={c.minibatch_size} must divide "
-         + (f"keep_completions={c.keep_completions}" if c.keep_completions else where)),
+        (updated % size, f"minibatch_size={size} must divide "
+         + (f"keep_completions={updated}" if updated < completions else where)
+         + f": --minibatch_size={math.gcd(size, updated)} does"),
         (size % c.gradient_accumulation_steps,
-         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide the {size} completions an update"),
-        (c.logp_chunk and (micro * view % c.logp_chunk or kept * view % c.logp_chunk),
+         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide the {size} completions an update: "
+         f"--gradient_accumulation_steps={math.gcd(size, c.gradient_accumulation_steps)} does"),
+        (c.logp_chunk and (micro * view % c.logp_chunk or updated * view % c.logp_chunk),
          f"logp_chunk={c.logp_chunk} must divide the {micro * view} masked copies of a micro-batch: "
          f"{micro} completions x {view} views"),
         (c.mask_ratio_min > c.mask_ratio_max,
@@ -316,12 +334,26 @@ def check_grpo(c):
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
         (judged and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
-        (c.logp_est == "exact" and not c.model.causal and (c.init_from or "").endswith(".py"),
-         "logp_est='exact' is the log-probability of a causal model; a denoiser sees the tokens it should predict: use "
-         "trace, coupled, elbo, ..."),
     ):  # fmt: skip
         if wrong:
             raise ValueError(message)
+
+
+def check_start(c, shape, where):
+    """Does what a run asks of its model hold for the one that it starts from?"""
+    for f in dataclasses.fields(shape):
+        asked, there = getattr(c.model, f.name), getattr(shape, f.name)
+        if f.name not in ("dtype", "remat") and asked not in (f.default, there):
+            raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}")
+    if shape.causal:
+        asked = {"order": "left"} | ({"logp_est": "exact"} if c.objective == "grpo" else {"paired": False})
+        for key, value in asked.items():
+            if getattr(c, key) != value:
+                raise ValueError(f"{key}={getattr(c, key)!r}: a causal model reads from left to right and needs "
+                                 f"{key}={value!r}")  # fmt: skip
+    elif c.objective == "grpo" and c.logp_est == "exact":
+        raise ValueError(f"logp_est='exact', but the model {where} is no causal one: it sees the tokens it should "
+                         "predict, so take trace, coupled, elbo, ...")  # fmt: skip
 
 
 def same_place(path, folder):
@@ -405,17 +437,58 @@ def flatten(cfg, prefix=""):
     return out
 
 
+# What others call it: TRL, d1, DiffuCoder, LLaDA, nanoGPT.
+ELSEWHERE = {theirs: ours for ours, names in {
+    "objective": "mode", "out_dir": "output_dir", "init_from": "model_name_or_path model_path pretrained checkpoint",
+    "resume": "resume_from_checkpoint", "max_iters": "max_steps lr_decay_iters", "log_interval": "logging_steps",
+    "eval_interval": "eval_steps", "eval_only": "do_eval", "save_interval": "save_steps",
+    "keep_checkpoints": "save_total_limit", "wandb_run_name": "run_name", "dataset": "dataset_name data_path",
+    "max_prompt_len": "max_prompt_length", "max_new_tokens": "max_completion_length gen_length max_gen_length",
+    "system_prompt": "system", "batch_size": "per_device_train_batch_size train_batch_size num_prompts",
+    "gradient_accumulation_steps": "gradient_accumulation grad_accum", "learning_rate": "lr",
+    "lr_schedule": "lr_scheduler_type decay_lr", "warmup_iters": "warmup_steps",
+    "beta1": "adam_beta1", "beta2": "adam_beta2", "adam_eps": "adam_epsilon", "grad_clip": "max_grad_norm",
+    "ema_decay": "ema_alpha", "lora_rank": "lora_r", "diffusion_steps": "steps num_steps", "order": "remasking alg",
+    "block_len": "block_length", "rewards": "reward_funcs", "judge_from": "judge_checkpoint",
+    "group_size": "num_generations", "updates_per_rollout": "num_iterations ppo_epochs", "logp_views": "mc_num num_mc",
+    "adv_norm": "scale_rewards normalize_advantages", "ratio_level": "importance_sampling_level",
+    "clip_low and clip_high": "epsilon clip_eps cliprange", "clip_low": "epsilon_low", "clip_high": "epsilon_high",
+    "clip_cap": "delta", "kl_beta": "beta kl_coef", "ref_mode": "sync_ref_model", "dtype": "bf16 fp16",
+    "ref_sync_interval": "ref_model_sync_steps", "ref_sync_mix": "ref_model_mixup_alpha",
+    "d_model": "n_embd hidden_size", "n_layer": "num_layers num_hidden_layers", "n_head": "num_heads",
+}.items() for theirs in names.split()}  # fmt: skip
+NOT_HERE = {  # and what has no key
+    "device": "JAX takes the GPU it finds, and the CPU when the environment says JAX_PLATFORMS=cpu",
+    **dict.fromkeys(("dp", "tp", "world_size", "num_processes"), "a run has one device"),
+    **dict.fromkeys(("num_epochs", "num_train_epochs", "epochs"), "a run is max_iters steps of batch_size rows"),
+    **dict.fromkeys(("dropout", "lora_dropout"), "nothing is dropped out"),
+    "cfg_scale": "training is without guidance; sample.py has --guidance",
+    "min_lr": "here it is lr_end, a share of learning_rate", "compile": "everything is compiled",
+    "warmup_ratio": "a warm-up is so many steps, warmup_iters",
+    "block_size": "a row has max_prompt_len and max_new_tokens",
+}  # fmt: skip
+
+
 def unknown(name, known):
-    """One sentence about a key that does not exist, with the nearest that does."""
+    """One sentence about a key that does not exist, with ours of that meaning or the nearest that does."""
+    if name in ELSEWHERE or name in NOT_HERE:
+        return f"unknown config key {name!r}: " + (NOT_HERE.get(name) or f"here it is {ELSEWHERE[name]}")
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     near = difflib.get_close_matches(name, names, 1, 0.5)
     return f"unknown config key {name!r}" + (f", did you mean {names[near[0]]!r}?" if near else "; see --help")
 
 
 def override(cfg, args):
-    """A copy of cfg with {name: text} set, all at once. Model keys need no prefix: n_layer is model.n_layer."""
+    """A copy of cfg with {name: text} set, all at once. Model keys need no prefix: n_layer is model.n_layer. Those for
+    the config file behind init_from begin with base., and what they say of its model holds for what starts from it."""
     known, of_run, of_model = flatten(cfg), {}, {}
+    behind = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
+    if behind:
+        of_run["base"] = cfg.base + tuple(f"{name}={text}" for name, text in behind.items())
+        args = {name: text for name, text in behind.items() if f"model.{name}" in known.keys() - args.keys()} | args
     for name, text in args.items():
+        if name.startswith("base."):
+            continue
         name = f"model.{name}" if name not in known and f"model.{name}" in known else name
         if name not in known:
             raise ValueError(unknown(name, known))
@@ -429,10 +502,11 @@ def override(cfg, args):
 
 def define(path):
     """All that a config file defines, its `config` checked, or a ValueError that says what is wrong with the file."""
+    asked, path = path, placed(path)
     if not os.path.isfile(path):
         here = os.path.dirname(os.path.abspath(__file__))
         there = sorted(f for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
-        raise ValueError(f"there is no config file {path!r}; in config/ there are {', '.join(there)}")
+        raise ValueError(f"there is no config file {asked!r}; in config/ there are {', '.join(there)}")
     try:
         defined = runpy.run_path(path)
         if "tiny" in defined:
@@ -440,6 +514,8 @@ def define(path):
     except Exception as e:  # whatever a file of the user's raises is said in one line, with its place in the file
         key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # how dataclasses name what they do not have
         what = unknown(key[1], flatten(Config())) if key else str(e)
+        if key and key[1] in {f.name for f in dataclasses.fields(ModelConfig)}:
+            what = f"{key[1]} is a key of the model: model=ModelConfig({key[1]}=...), or model=replace(base.model, ...)"
         kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
         raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{what}") from None
@@ -452,7 +528,24 @@ def define(path):
 
 def read(path):
     """The `config` that a config file defines."""
-    return define(path)["config"]
+    return at_home(define(path)["config"])
+
+
+def placed(path):
+    """A path as a person gives it -> one that can be opened: ~ is their home, and what is not in the working folder but
+    comes with this program is found there."""
+    path = os.path.expanduser(path)
+    ours = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
+    return ours if not os.path.exists(path) and os.path.exists(ours) else path
+
+
+def at_home(cfg):
+    """Config -> the same, its paths `placed`. Where it writes is always in the working folder."""
+    given = {key: getattr(cfg, key) for key in ("init_from", "judge_from", "dataset") if getattr(cfg, key)}
+    own = lambda name: ":".join([placed(name.rpartition(":")[0]), name.rpartition(":")[2]]) if ":" in name else name
+    return dataclasses.replace(
+        cfg, out_dir=os.path.expanduser(cfg.out_dir), **{key: placed(path) for key, path in given.items()},
+        rewards=tuple(map(own, cfg.rewards)), eval_rewards=tuple(map(own, cfg.eval_rewards)))  # fmt: skip
 
 
 def tiny(path, defined, asked):
@@ -465,24 +558,36 @@ def tiny(path, defined, asked):
     return dataclasses.replace(defined["config"], **defined["tiny"])
 
 
-def check_downloads(path, defined, cfg):
+def check_downloads(file, defined, cfg):
     """Is everything there that a recipe does not bring along?"""
-    lacking = [f"{getattr(cfg, key)} ({source})" for key, source in defined.get("downloads", {}).items()
-               if getattr(cfg, key) == getattr(defined["config"], key) and not os.path.exists(getattr(cfg, key))]
+    lacking = [f"{path} ({source})" for key, source in defined.get("downloads", {}).items()
+               if (path := getattr(cfg, key)) == getattr(defined["config"], key) and not os.path.exists(placed(path))]
     if lacking:
-        raise ValueError(f"{path} needs {' and '.join(lacking)}, which you have to download to that place; with "
+        raise ValueError(f"{file} needs {' and '.join(lacking)}, which you have to download to that place; with "
                          "--model=tiny it can be tried without")
 
 
+def base_of(cfg):
+    """The Config of the run that cfg starts from; None where that is no config file. With keys of its own, it writes
+    beside cfg, unless these say where."""
+    if not (cfg.init_from or "").endswith(".py"):
+        return None
+    keys = dict(key.split("=", 1) if "=" in key else (key, "") for key in cfg.base)
+    return at_home(override(read(cfg.init_from), {"out_dir": f"{cfg.out_dir}_base"} | keys if keys else {}))
+
+
 def lineage(cfg):
-    """A run, the run of the config file that it starts from, and so on: all can be read, none writes into another."""
+    """A run, the run of the config file that it starts from, and so on: all can be read, none writes into another, and
+    each is of a model that the next can start from."""
     chain = [cfg]
-    while chain[-1].init_from and chain[-1].init_from.endswith(".py"):
-        base = read(chain[-1].init_from)
+    while base := base_of(chain[-1]):
         if any(same_place(base.out_dir, run.out_dir) for run in chain):
             raise ValueError(f"init_from={chain[-1].init_from!r} writes into {base.out_dir!r}, where the run that "
                              "starts from it writes, too: give that another out_dir")
         chain.append(base)
+    if not chain[-1].init_from and not any(run.adapt for run in chain):  # made from scratch: its shape is known now
+        for run in chain[:-1]:
+            check_start(run, chain[-1].model, f"of {run.init_from}")
     if cfg.judge_from and cfg.judge_from.endswith(".py") and read(cfg.judge_from).objective != "judge":
         raise ValueError(f"judge_from={cfg.judge_from!r} trains no judge: its objective is "
                          f"{read(cfg.judge_from).objective!r}")
@@ -494,6 +599,8 @@ def load(argv):
     files, args, types_ = [], {}, {k: type(v) for k, v in flatten(Config()).items()}
     for word, after in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, text = word[2:].partition("=")
+        if word[:2] != "--" and (word[:1] == "-" or "=" in word and not word.endswith(".py")):
+            raise ValueError(f"{word}: write it as --{word.lstrip('-')}")
         if not word.startswith("--"):
             files.append(word)
         elif not equals:
@@ -509,7 +616,7 @@ def load(argv):
     defined, asked = define(files[0]), args.pop("model", None)
     cfg = override(defined["config"] if asked is None else tiny(files[0], defined, asked), args)
     check_downloads(files[0], defined, cfg)
-    return lineage(cfg)[0]
+    return lineage(at_home(cfg))[0]
 
 
 def help_text():

@@ -18,6 +18,7 @@ config = replace(base, **tuning | {
     "rollout_chunk": 64,  # what stays in the cache of a CPU; on a GPU rather None, all at once
     "updates_per_rollout": 2,
     "learning_rate": 4e-4,
+    "lr_end": 1 / 40,
     "diffusion_steps": 8,  # a third of what the base was measured with
     "max_iters": 240,
     "eval_interval": 30,

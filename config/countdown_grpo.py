@@ -22,6 +22,7 @@ config = replace(base, **tuning | {
     "updates_per_rollout": 1,
     "adv_norm": "none",  # else equations that are only well-formed (0.1) teach as much as right ones
     "learning_rate": 5e-4,
+    "lr_end": 1 / 50,
     "max_iters": 300,
     "eval_interval": 30,
 })  # fmt: skip

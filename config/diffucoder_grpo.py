@@ -61,7 +61,6 @@ config = Config(
     ref_offload=True,
     # optimizer
     learning_rate=1e-6,
-    min_lr=1e-7,
     warmup_iters=0,  # theirs is a ten-thousandth of the run: less than an update
     weight_decay=0.1,
     beta1=0.9,

@@ -21,7 +21,7 @@ from model import ModelConfig
 config = Config(
     objective="grpo",
     out_dir="out/llama_gsm8k_grpo",
-    init_from="models/Meta-Llama-3-8B-Instruct",  # not 3.1 and later: their rope_scaling is not computed here
+    init_from="models/Meta-Llama-3-8B-Instruct",  # or a later one: 3.1 scales its rotations, which model.py does
     # data
     dataset="data/gsm8k",
     chat_template="llama3",
@@ -50,7 +50,6 @@ config = Config(
     ref_offload=True,
     # optimizer
     learning_rate=1e-6,
-    min_lr=1e-7,
     warmup_iters=10,
     gradient_accumulation_steps=16,
     max_iters=1401,  # 7,473 questions three times

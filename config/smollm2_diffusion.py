@@ -23,7 +23,6 @@ config = Config(
     batch_size=16,
     gradient_accumulation_steps=2,
     learning_rate=1e-4,
-    min_lr=1e-5,
     warmup_iters=10,
     eval_interval=10,
     eval_size=16,

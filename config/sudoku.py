@@ -18,6 +18,7 @@ config = Config(
     max_iters=700,
     batch_size=64,
     learning_rate=2e-3,
+    lr_end=0.05,
     eval_interval=100,
     diffusion_steps=16,
     model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),  # 33 positions: slow rotations are no use

@@ -31,7 +31,7 @@ tuning = dict(
     adv_negative=0.0,
     learning_rate=3e-4,
     lr_schedule="cosine",
-    min_lr=1e-5,
+    lr_end=1 / 30,
     warmup_iters=5,
     ema_decay=0.95,
     stop_at=None,
@@ -45,6 +45,7 @@ config = replace(base, **tuning | {
     "rollout_chunk": 128,  # what stays in the cache of a CPU; on a GPU rather None, all at once
     "keep_completions": 96,  # about so many beat their group
     "learning_rate": 6e-4,
+    "lr_end": 1 / 60,
     "max_iters": 200,
     "eval_interval": 40,
 })  # fmt: skip

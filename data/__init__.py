@@ -85,7 +85,8 @@ def prepare(folder):
     if folder.resolve().parent != ROOT.resolve() or not script.exists() or (folder / last).exists():
         return
     print(f"data/{folder.name} is used for the first time: running {script}", file=sys.stderr, flush=True)
-    if subprocess.run([sys.executable, str(script)]).returncode:
+    # in a session of its own: of ctrl-C only this process hears, which ends that one and says nothing
+    if subprocess.run([sys.executable, str(script)], start_new_session=True).returncode:
         raise ValueError(f"{script} failed, for the reason above; it can be run by itself")
 
 

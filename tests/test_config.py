@@ -127,7 +127,7 @@ def test_diffucoder_is_trained_as_in_its_paper():
     assert of(name, "adv_baseline adv_norm loss_type clip_low clip_high") == ("loo", "none", "bnpo", 0.5, 0.5)
     assert of(name, "kl_beta ref_mode ref_sync_mix") == (0.01, "periodic", 0.6)
     assert 64 == of(name, "ref_sync_interval")[0] * train.updates_per_iter(config.read(f"config/{name}.py"))
-    assert of(name, "learning_rate min_lr beta1 beta2 weight_decay grad_clip") == (1e-6, 1e-7, 0.9, 0.99, 0.1, 0.2)
+    assert of(name, "learning_rate lr_end beta1 beta2 weight_decay grad_clip") == (1e-6, 0.1, 0.9, 0.99, 0.1, 0.2)
     assert of(name, "max_prompt_len max_new_tokens diffusion_steps order temperature") == (200, 256, 256, "entropy", 1)
     assert of(name, "rewards reward_weights reward_timeout") == (("tests_fenced", "format"), (2.0, 0.5), 5.0)
     assert of(name, "top_p chat_template") == (None, "chatml")
@@ -208,7 +208,11 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("seed=-1", "--seed=-1", ("seed=-1 must be at least 0",)),
     ("warmup_iters=-1", "--warmup_iters=-1", ("warmup_iters=-1 must be at least 0",)),
     ("learning_rate=0.0", "--learning_rate=0", ("learning_rate=0", "above 0")),
-    ("learning_rate=1e-5", "--learning_rate=1e-5", ("min_lr=0.0001", "learning_rate=1e-05")),
+    ("lr_end=1.5", "--lr_end=1.5", ("lr_end=1.5", "from 0 to 1")),
+    ("block_len=0", "--block_len=0", ("block_len=0 must be at least 1",)),
+    ("judge_from='out/j', rewards=('exact',)", "--judge_from=out/j --rewards=exact", ("judge_from='out/j'", "exact")),
+    ("base=('seed=1',)", "--base.seed=1", ("base=('seed=1',)", "init_from, now None")),
+    ("init_from='resume'", "--init_from=resume", ("--resume=True",)),
     ("grad_clip=0.0", "--grad_clip=0.0", ("grad_clip=0.0", "above 0")),
     ("ema_decay=1.0", "--ema_decay=1.0", ("ema_decay=1.0", "below 1")),
     ("stop_at=30.0, rewards=('exact',)", "--stop_at=30.0 --rewards=exact", ("stop_at=30.0", "below 1")),
@@ -216,7 +220,7 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("objective='grop'", "--objective=grop", ("objective='grop'", "pretrain, judge")),
     ("lr_schedule='linear'", "--lr_schedule=linear", ("cosine, constant",)),
     ("batch_size=10, gradient_accumulation_steps=4", "--batch_size=10 --gradient_accumulation_steps=4",
-     ("batch_size=10", "divisible", "gradient_accumulation_steps=4")),
+     ("batch_size=10", "divisible", "gradient_accumulation_steps=4", "--gradient_accumulation_steps=2 works")),
     ("batch_size=7, paired=True", "--batch_size=7 --paired=True", ("paired=True", "batch_size=7 must be even")),
     ("rewards=('exact',), reward_weights=(1.0, 2.0)", "--rewards=exact --reward_weights=1,2",
      ("reward_weights", "2 numbers for 1 rewards")),
@@ -288,11 +292,12 @@ def test_a_file_that_is_not_there_is_answered_with_those_that_are(tmp_path):
 
 
 def test_exactly_one_file_is_wanted(file):
-    for argv in ([], ["--n_layer=2"], [file, file], [file, "-n_layer=2"]):
+    for argv in ([], ["--n_layer=2"], [file, file], [file, "now"]):
         assert "one config file" in message(*argv)
 
 
-@pytest.mark.parametrize("words, cure", [("--n_layer 3", "--n_layer=3"), ("--min_lr -1e-3", "--min_lr=-1e-3"),
+@pytest.mark.parametrize("words, cure", [("--n_layer 3", "--n_layer=3"), ("--lr_end -1e-3", "--lr_end=-1e-3"),
+                                         ("-max_iters=3", "--max_iters=3"), ("max_iters=3", "--max_iters=3"),
                                          ("--resume", "--resume=True"), ("--seed --resume=True", "--seed=value")])
 def test_a_value_without_an_equals_sign_is_answered_with_how_to_write_it(file, words, cure):
     for argv in ([file, *words.split()], [*words.split(), file]):
@@ -325,12 +330,12 @@ def test_a_run_may_start_from_its_own_checkpoints_only_when_it_does_not_move_the
 
 
 def test_values_of_every_type_are_read(file):
-    line = ("--max_iters=7 --min_lr=0 --learning_rate=2.5e-4 --weight_decay=3 --paired=True --batch_size=8 "
+    line = ("--max_iters=7 --lr_end=0 --learning_rate=2.5e-4 --weight_decay=3 --paired=True --batch_size=8 "
             "--stop_at=None --grad_clip=None --ema_decay=.5 --block_len=None --wandb_run_name=7 --out_dir=a=b "
             "--difficulty=1,2.5 --rewards=exact,sudoku_all --reward_weights=1,-2e-1 --curriculum=(0,1),(500,2.5) "
             "--judge_temperatures=[1,2] --dtype=bfloat16 --model.n_layer=3 --d_ff=None --rope_theta=100 --n_kv_head=2")
     cfg = config.load([file, *line.split()])
-    asked = dict(max_iters=7, min_lr=0, learning_rate=2.5e-4, weight_decay=3, paired=True, batch_size=8, stop_at=None,
+    asked = dict(max_iters=7, lr_end=0, learning_rate=2.5e-4, weight_decay=3, paired=True, batch_size=8, stop_at=None,
                  grad_clip=None, ema_decay=0.5, block_len=None, wandb_run_name="7", out_dir="a=b",
                  rewards=("exact", "sudoku_all"), reward_weights=(1, -0.2), difficulty=(1, 2.5),
                  curriculum=((0, 1), (500, 2.5)), judge_temperatures=(1, 2))  # fmt: skip
@@ -350,10 +355,10 @@ def test_overrides_are_applied_together_so_their_order_does_not_matter(file):
     # each of these alone, or the first without the second, is impossible
     pairs = [("--n_head=3", "--d_model=96"), ("--causal=True", "--shift=True"), ("--stop_at=0.5", "--rewards=exact"),
              ("--reward_weights=2", "--rewards=exact"), ("--batch_size=9", "--gradient_accumulation_steps=3"),
-             ("--learning_rate=1e-5", "--min_lr=1e-6"), ("--mask_id=300", "--vocab_size=301")]  # fmt: skip
+             ("--mask_id=300", "--vocab_size=301")]  # fmt: skip
     for one, other in pairs:
         assert config.load([file, one, other]) == config.load([other, file, one]) == config.load([other, one, file])
-    for one in ("--n_head=3", "--causal=True", "--stop_at=0.5", "--learning_rate=1e-5", "--mask_id=300"):
+    for one in ("--n_head=3", "--causal=True", "--stop_at=0.5", "--mask_id=300"):
         message(file, one)
 
 

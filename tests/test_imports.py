@@ -9,10 +9,10 @@ import pytest
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
     "model": set(), "config": {"model"}, "data": set(), "rules": set(), "sandbox": set(), "diffusion": {"model"},
-    "programs": {"rules", "sandbox"}, "runs": {"config", "diffusion", "model"},
+    "programs": {"rules", "sandbox"}, "runs": {"config", "diffusion", "model", "terminal"},
     "judge": {"data", "diffusion", "model", "runs"},
-    "rewards": {"programs", "rules", "data", "judge"},
-    "sample": {"config", "data", "diffusion", "model", "rewards", "runs"}, "grpo": set(),
+    "rewards": {"programs", "rules", "data", "judge", "terminal"},
+    "sample": {"config", "data", "diffusion", "model", "rewards", "runs", "terminal"}, "grpo": set(), "terminal": set(),
     "tiny": {"data", "model"},
     "objectives": {"config", "data", "diffusion", "grpo", "judge", "model", "rewards", "rules", "sample"},
 }  # fmt: skip

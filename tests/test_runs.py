@@ -425,6 +425,8 @@ def remains(out_dir):
 def test_a_run_killed_five_times_at_random_moments_and_resumed_equals_the_unbroken_one_to_the_bit(killable):
     folder, rng, reached, finished = killable, random.Random(0), [], 0
     argv, log = (f"--out_dir={folder}/killed", "--resume=True"), f"{folder}/killed/metrics.jsonl"
+    os.mkdir(f"{folder}/killed")
+    open(log, "w").close()  # what a run leaves that was killed before it logged anything
     # While it starts; and a little after four lines of its log, wherever it is then: it trains, evaluates or saves. Of
     # steps, not seconds: how long a run lives depends on what else the machine does.
     for line in (None, *sorted(rng.sample(range(5, 190), 4))):
@@ -450,7 +452,7 @@ def test_sigterm_and_ctrl_c_save_the_step_they_came_at_and_leave_with_their_code
     folder = killable
     reached = 0
     for asked, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-        process = start(folder, f"--out_dir={folder}/asked", "--resume=True", "--save_interval=100000")
+        process = start(folder, f"--out_dir={folder}/asked", f"--resume={reached > 0}", "--save_interval=100000")
         while process.poll() is None and not os.path.exists(f"{folder}/asked/samples.jsonl"):
             time.sleep(0.02)
         size = os.path.getsize(f"{folder}/asked/metrics.jsonl")

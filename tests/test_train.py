@@ -115,7 +115,7 @@ def scripted(scores):
 
 
 def test_the_rate_climbs_in_a_line_falls_in_half_a_cosine_and_ends_on_its_floor(tiny):
-    _, rate = train.optimizer(tiny(learning_rate=2e-3, min_lr=3e-4, warmup_iters=10, max_iters=110))
+    _, rate = train.optimizer(tiny(learning_rate=2e-3, lr_end=0.15, warmup_iters=10, max_iters=110))
     want = [2e-3 * (s + 1) / 10 if s < 10 else 3e-4 + (2e-3 - 3e-4) * (1 + np.cos(np.pi * (s - 10) / 100)) / 2
             for s in range(111)] + [3e-4, 3e-4]  # fmt: skip
     np.testing.assert_allclose([rate(s) for s in [*range(111), 111, 999]], want, rtol=1e-5)
@@ -448,6 +448,13 @@ def test_eval_only_measures_the_newest_checkpoint_and_changes_nothing(unbroken, 
     assert times() == before
 
 
+def test_eval_only_loads_the_weights_alone(unbroken, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "restore", lambda *_: pytest.fail("the optimizer was asked for"))
+    change_task(monkeypatch, evaluate=scripted([0.5]))
+    state = train.train(dataclasses.replace(unbroken, eval_only=True, ema_decay=None, beta1=0.5))
+    assert state.step == 12 and state.opt_state == () and "step     12  val/nelbo" in capsys.readouterr().out
+
+
 def test_eval_only_measures_a_start_when_there_is_no_run_yet(unbroken, tiny, capsys):
     cfg = tiny(init_from=unbroken.out_dir, eval_only=True)
     train.train(cfg)
@@ -456,7 +463,7 @@ def test_eval_only_measures_a_start_when_there_is_no_run_yet(unbroken, tiny, cap
 
 @pytest.mark.parametrize("signals, code, step", [
     ((signal.SIGTERM,), 143, 5), *(pytest.param((s,), code, step, marks=pytest.mark.slow) for s, code, step in (
-        (signal.SIGINT, 130, 1), (signal.SIGINT, 130, 5), (signal.SIGTERM, 143, 8)))])  # fmt: skip
+        (signal.SIGINT, 130, 1), (signal.SIGINT, 130, 5), (signal.SIGTERM, 143, 8), (signal.SIGHUP, 129, 5)))])
 def test_sigterm_and_ctrl_c_save_and_a_resumed_run_equals_the_unbroken_one(
         unbroken, tiny, monkeypatch, tmp_path, capsys, signals, code, step):
     cfg = tiny()
@@ -572,13 +579,14 @@ def test_a_gradient_that_overflows_stops_the_run_even_when_the_loss_does_not(tin
 @pytest.mark.slow
 def test_a_rate_that_is_far_too_high_ends_in_one_sentence(tiny, monkeypatch, tmp_path):
     change_task(monkeypatch, evaluate=scripted([0.5] * 9))
-    code = leave(tiny(learning_rate=1e30, min_lr=1e29, max_iters=40, eval_interval=50), monkeypatch, tmp_path)
+    code = leave(tiny(learning_rate=1e30, max_iters=40, eval_interval=50), monkeypatch, tmp_path)
     assert re.match(r"step \d+: loss (nan|inf)|step \d+: loss .*, gradient norm (nan|inf)", code)
     assert "Try a lower learning_rate (now 1e+30)" in code and "\n" not in code
 
 
 def test_weights_and_biases_is_asked_for_by_name_when_it_is_missing(tiny, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr(train, "continued", lambda cfg: pytest.fail("it was noticed too late"))
     code = leave(tiny(wandb_log=True), monkeypatch, tmp_path)
     assert code == "error: wandb_log=True needs the package wandb: pip install wandb"
 
@@ -597,11 +605,79 @@ def test_weights_and_biases_gets_the_config_and_what_metrics_jsonl_gets(tiny, mo
 
 
 def test_a_run_that_cannot_be_resumed_says_why(unbroken, tiny, monkeypatch, tmp_path):
-    code = leave(dataclasses.replace(unbroken, resume=True, ema_decay=None), monkeypatch, tmp_path)
-    assert "is of another model or optimizer than this config" in code and ".average" in code
-    code = leave(dataclasses.replace(unbroken, resume=True, model=dataclasses.replace(SHAPE, d_model=32)), monkeypatch,
-                 tmp_path)  # fmt: skip
-    assert "d_model=32, but the model in" in code
+    other = dict(ema_decay=None, seed=7, model=dataclasses.replace(SHAPE, d_model=32))
+    code = leave(dataclasses.replace(unbroken, resume=True, **other), monkeypatch, tmp_path)
+    for part in ("ema_decay=None (it was 0.9)", "seed=7 (it was 0)", "model.d_model=32 (it was 16)",
+                 f"--init_from={unbroken.out_dir}/step-000012 --out_dir=ANOTHER"):  # fmt: skip
+        assert part in code
+    assert "max_iters" not in code and lines(unbroken.out_dir)[-1]["step"] == 12  # and it is as it was
+    code = leave(tiny(resume=True), monkeypatch, tmp_path)
+    assert "there is no run in" in code and not os.path.exists(tiny().out_dir)
+
+
+def test_what_does_not_change_a_run_may_change_when_it_is_resumed(unbroken, capsys):
+    free = dict(max_iters=12, stop_at=0.99, log_interval=7, keep_checkpoints=9, reward_workers=1, init_from="elsewhere")
+    assert train.train(dataclasses.replace(unbroken, resume=True, **free)).step == 12
+    assert "began from None: init_from=elsewhere is not looked at" in capsys.readouterr().out
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_keeps_its_logs(tiny, capsys):
+    cfg = tiny(max_iters=1, log_interval=1, rewards=(), resume=True)
+    os.makedirs(cfg.out_dir)
+    with open(f"{cfg.out_dir}/metrics.jsonl", "w") as f:
+        f.write('{"step": 1, "time": 0}\n')
+    change = dict(save_interval=1)
+    train.train(dataclasses.replace(cfg, **change))
+    said = capsys.readouterr().out
+    assert "had saved no checkpoint: it begins anew" in said and f"moved to {cfg.out_dir}.1" in said
+    assert len(lines(f"{cfg.out_dir}.1")) == 1 and len(lines(cfg.out_dir)) == 2
+
+
+def test_only_one_run_writes_into_a_folder_and_one_that_cannot_start_leaves_none(unbroken, tiny, monkeypatch, tmp_path):
+    with runs.claimed(unbroken.out_dir):
+        code = leave(unbroken, monkeypatch, tmp_path)
+        assert re.fullmatch("error: another run writes into '.*': wait .* --out_dir", code)
+        assert "another run writes" in leave(dataclasses.replace(unbroken, resume=True), monkeypatch, tmp_path)
+    assert os.path.exists(f"{unbroken.out_dir}/step-000012")
+    for wrong in (dict(difficulty=(50, 60)), dict(batch_size=10**9)):
+        leave(tiny(**wrong), monkeypatch, tmp_path)
+    assert not os.path.exists(tiny().out_dir)
+
+
+def test_a_batch_that_cannot_fit_is_refused_before_any_params_are_made(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(model, "init", lambda *_: pytest.fail("params were made"))
+    code = leave(tiny(batch_size=2**30), monkeypatch, tmp_path)
+    assert "this run cannot fit: --gradient_accumulation_steps=" in code and "\n" not in code
+    assert "needs a smaller model" in leave(tiny(model=model.ModelConfig(d_model=2**18)), monkeypatch, tmp_path)
+
+
+def test_a_base_is_told_its_keys_on_the_line_of_the_run_and_trains_beside_it(tiny, tmp_path, capsys):
+    base = tiny(out_dir=f"{tmp_path}/base", max_iters=2, rewards=(), save_interval=5)
+    path = written(tiny(init_from=written(base, tmp_path / "base.py"), max_iters=1, rewards=()), tmp_path / "run.py")
+    argv = [path, "--base.seed=3", "--base.max_iters=1"]
+    assert config.load([*argv, "--base.d_model=8"]).model.d_model == 8
+    cfg = config.load(argv)
+    assert cfg.base == ("seed=3", "max_iters=1") and cfg.seed == 0
+    made = config.base_of(cfg)
+    assert (made.seed, made.max_iters, made.out_dir) == (3, 1, f"{tmp_path}/out_base")
+    assert config.base_of(config.load([*argv, "--base.out_dir=b"])).out_dir == "b"
+    train.train(cfg)
+    assert runs.read_run(f"{tmp_path}/out_base/step-000001")["config"]["seed"] == 3
+    with pytest.raises(ValueError, match=r"out_base was trained with other keys .*: seed=4 \(it was 3\). Move it away"):
+        train.train(config.load([*argv[:1], "--base.seed=4", *argv[2:]]))
+    # what is there is not needed to go on
+    shutil.rmtree(f"{tmp_path}/out_base")
+    assert train.train(dataclasses.replace(cfg, resume=True)).step == 1 and not os.path.exists(f"{tmp_path}/out_base")
+    run = json.load(open(f"{cfg.out_dir}/step-000001/run.json"))
+    assert os.path.isabs(run["config"]["init_from"])  # so that adapters find their base from any folder
+
+
+def test_keys_of_the_base_of_a_base_go_through(tmp_path):
+    first = written(config.Config(out_dir="out/1"), tmp_path / "first.py")
+    second = written(config.Config(out_dir="out/2", init_from=first), tmp_path / "second.py")
+    third = written(config.Config(out_dir="out/3", init_from=second), tmp_path / "third.py")
+    chain = config.lineage(config.load([third, "--base.base.seed=5"]))
+    assert [(c.out_dir, c.seed) for c in chain] == [("out/3", 0), ("out/3_base", 0), ("out/3_base_base", 5)]
 
 
 def test_a_step_can_be_run_again_alone(tiny):

@@ -1,0 +1,30 @@
+"""
+How every program begins and ends: whatever happens at the terminal, nobody there sees a traceback of ours.
+"""
+import os
+import signal
+import sys
+
+
+def begin():
+    """Before the imports, which take seconds: is Python new enough? And ctrl-C during them says nothing."""
+    if sys.version_info < (3, 11):
+        raise SystemExit("error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def run(main):
+    """main() -> the exit code of the program. ctrl-C is 130; when nobody reads what is printed (`| head`), 141."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        silence(sys.stdout)
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def silence(stream):
+    """What a stream is still given goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

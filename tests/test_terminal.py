@@ -1,0 +1,261 @@
+"""At the terminal: what a person may type, send or lack is answered with one sentence and an exit code, never lost."""
+import ast
+import contextlib
+import dataclasses
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from tqdm import tqdm
+
+import config
+import data
+import model
+import runs
+import terminal
+import train
+
+WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
+    ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
+    ("config/sudoku_grpo.py --base.sed=1", "unknown config key 'sed', did you mean 'seed'?"),
+    ("config/sudoku_grpo.py --logp_est=exact", "the model of config/sudoku_base.py is no causal one"),
+    ("config/sudoku_grpo.py --base.seed 1", "write it as --base.seed=1"),
+    ("config/sudoku_grpo.py --minibatch_size=36", "minibatch_size=36 must divide keep_completions=96: "
+                                                  "--minibatch_size=12 does"),
+    ("config/sudoku_grpo.py --batch_size=2 --gradient_accumulation_steps=16", "--gradient_accumulation_steps=8 does"),
+    ("config/sudoku_grpo.py --judge_from=out/j", "is for the reward judge or coherence, but rewards are sudoku_all"),
+    ("config/sudoku.py --resume=True --out_dir=TMP/typo", "there is no run in 'TMP/typo'"),
+    ("config/sudoku.py --out_dir=TMP/FILE/x", "Not a directory"),
+    ("config/sudoku.py --init_from=resume", "what continues the run in out_dir is --resume=True"),
+    ("config/sudoku.py max_iters=3", "write it as --max_iters=3"),
+    ("config/sudoku.py -max_iters=3", "write it as --max_iters=3"),
+    ("config/sudoku.py --block_len=0", "block_len=0 must be at least 1"),
+]
+
+
+@pytest.mark.parametrize("command, sentence", WRONG)
+def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
+        command, sentence, tmp_path, monkeypatch):
+    (tmp_path / "FILE").write_text("")
+    place = lambda text: text.replace("TMP", str(tmp_path))
+    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(train, "trained", lambda *_: pytest.fail("a base was trained first"))
+    monkeypatch.setattr(sys, "argv", ["train.py", *place(command).split()])
+    with pytest.raises(SystemExit) as e:
+        train.main()
+    assert e.value.code.startswith("error: ") and place(sentence) in e.value.code and "\n" not in e.value.code
+    assert os.listdir(tmp_path) == ["FILE"]
+
+
+@pytest.mark.parametrize("theirs, ours", [
+    ("lr", "learning_rate"), ("beta", "kl_beta"), ("epsilon", "clip_low and clip_high"),
+    ("num_generations", "group_size"), ("max_completion_length", "max_new_tokens"), ("device", "JAX_PLATFORMS=cpu"),
+    ("mode", "objective"), ("dp", "one device"), ("kl_coef", "kl_beta"), ("judge_checkpoint", "judge_from"),
+    ("ema_alpha", "ema_decay"), ("save_total_limit", "keep_checkpoints"), ("normalize_advantages", "adv_norm"),
+    ("num_epochs", "max_iters"), ("num_iterations", "updates_per_rollout"), ("block_length", "block_len"),
+    ("gen_length", "max_new_tokens"), ("steps", "diffusion_steps"), ("remasking", "order"), ("cfg_scale", "--guidance"),
+    ("per_device_train_batch_size", "batch_size"), ("max_prompt_length", "max_prompt_len"), ("min_lr", "lr_end"),
+])  # fmt: skip
+def test_a_key_of_another_system_is_answered_with_ours_of_that_meaning(theirs, ours):
+    with pytest.raises(ValueError) as e:
+        config.load(["config/sudoku.py", f"--{theirs}=1"])
+    assert ours in str(e.value).split(":")[1] and "did you mean" not in str(e.value)
+
+
+def test_every_key_that_a_table_names_is_there():
+    known = {name.split(".")[-1] for name in config.flatten(config.Config())}
+    assert {key for ours in config.ELSEWHERE.values() for key in ours.split(" and ")} <= known
+    assert not {*config.ELSEWHERE, *config.NOT_HERE} & known
+    assert {key.removeprefix("model.") for key in runs.FREE + runs.LENGTH} <= known
+
+
+def test_other_keys_follow_where_that_is_what_was_meant():
+    cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
+    assert (config.kept(cfg), config.minibatch(cfg), train.updates_per_iter(cfg)) == (8, 8, 4)
+    assert runs.rows_of(cfg)[0] == 4 * 8 * 2
+    _, rate = train.optimizer(cfg)
+    assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
+    assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 8
+
+
+def test_a_causal_base_is_known_by_its_config_file():
+    line = "config/sudoku_grpo.py --init_from=config/arith_ar_base.py --order=left --logp_est="
+    assert config.load((line + "exact").split()).logp_est == "exact"
+    with pytest.raises(ValueError, match="needs logp_est='exact'"):
+        config.load((line + "trace").split())
+
+
+def test_a_model_key_in_a_file_is_answered_with_python_that_works(tmp_path):
+    (tmp_path / "x.py").write_text("from config import Config\nconfig = Config(n_layer=2)\n")
+    with pytest.raises(ValueError, match=r"x.py, line 2: n_layer is a key of the model: model=ModelConfig\(n_layer="):
+        config.read(str(tmp_path / "x.py"))
+
+
+def test_the_program_runs_from_any_folder_and_writes_where_one_is(tmp_path, monkeypatch):
+    root = os.getcwd()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cfg = config.load(["config/sudoku_grpo.py", "--out_dir=~/x"])
+    assert (cfg.init_from, cfg.out_dir) == (f"{root}/config/sudoku_base.py", f"{tmp_path}/x")
+    assert config.load([f"{root}/config/sudoku_grpo.py"]).out_dir == "out/sudoku_grpo"
+    assert config.base_of(cfg).out_dir == "out/sudoku_base"
+    assert config.read("config/grammar.py").rewards == (f"{root}/data/grammar/prepare.py:grammatical",)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    assert config.load(["config/sudoku.py", "--dataset=~/rows.jsonl"]).dataset == f"{tmp_path}/rows.jsonl"
+    os.mkdir("config")
+    (tmp_path / "config/sudoku.py").write_text("from config import Config\nconfig = Config(seed=9)")
+    assert config.read("config/sudoku.py").seed == 9  # what is in the working folder comes first
+
+
+# ---- what the machine lacks ----
+
+
+def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch):
+    def nothing():
+        raise RuntimeError("Unable to initialize backend 'cuda': no GPU\nand forty lines more")
+
+    monkeypatch.setattr(jax, "devices", nothing)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py"])
+    with pytest.raises(SystemExit, match="error: JAX finds no device as JAX_PLATFORMS=cuda asks for .* no GPU.: unset"):
+        train.main()
+
+
+def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
+    for program in ("terminal.py", "train.py", "sample.py", "rewards.py"):
+        first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]
+        assert program == "terminal.py" or "terminal.begin()" in ast.unparse(first[1])
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    with pytest.raises(SystemExit, match="error: Python 3.11 or newer is needed, this is "):
+        terminal.begin()
+
+
+def test_a_device_that_runs_out_of_memory_is_one_sentence(monkeypatch):
+    def full(cfg):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmuch more")
+
+    monkeypatch.setattr(train, "train", full)
+    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py"])
+    with pytest.raises(SystemExit, match="error: the device has no memory left: a smaller batch_size.*9 bytes.*$"):
+        train.main()
+
+
+@pytest.mark.parametrize("limit", [False, True])
+def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay_full(limit, tmp_path):
+    out, before = str(tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    os.makedirs(f"{out}/step-000003")
+    words = f"{'File too large' if limit else 'No space left on device'}, while writing into {out}: "
+    with pytest.raises(ValueError, match=f"{words}{out}/step-000003 is whole; make room and"):
+        with runs.claimed(out):
+            os.makedirs(f"{out}/{runs.WRITING}")
+            if not limit:
+                raise OSError(errno.ENOSPC, "?")
+            try:
+                state = train.State(4, {"embed": np.ones((99, 4))}, (), None, None)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+                runs.save(config.Config(out_dir=out), state, None, None, False)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(out) == ["step-000003"]
+    with pytest.raises(FileNotFoundError), runs.claimed(out):  # other errors are what they are
+        open(f"{out}/nothing")
+
+
+# ---- locks, signals, pipes ----
+
+
+def test_a_lock_is_between_processes_and_ends_with_a_kill(tmp_path):
+    hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(1, flush=True); input()"
+    other = subprocess.Popen([sys.executable, "-c", hold, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    other.stdout.readline()
+    with pytest.raises(ValueError, match="another run writes into"), runs.claimed(str(tmp_path)):
+        pass
+    other.kill()
+    other.communicate()
+    (tmp_path / "kept").write_text("")
+    with runs.claimed(str(tmp_path)):
+        pass
+
+
+def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with runs.Asked() as asked:
+            print("to nobody")
+            tqdm.write("nor this")
+            assert asked.signal == signal.SIGPIPE
+        monkeypatch.undo()
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stream, contextlib.redirect_stdout(stream), pytest.raises(SystemExit) as e:
+        terminal.run(lambda: print("to nobody", flush=True))
+    assert e.value.code == 141
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runs.Asked() as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert asked.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_data_is_made_where_ctrl_c_does_not_reach(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "ROOT", tmp_path)
+    os.mkdir(tmp_path / "own")
+    (tmp_path / "own/prepare.py").write_text("import os, pathlib\npathlib.Path(__file__).with_name('group').write_text("
+                                             "str(os.getpgrp()))")
+    data.prepare(tmp_path / "own")
+    assert int((tmp_path / "own/group").read_text()) != os.getpgrp()
+
+
+def test_ctrl_c_during_the_imports_is_quiet():
+    process = subprocess.Popen([sys.executable, "train.py", "config/sudoku.py"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)  # fmt: skip
+    while "numpy" not in open(f"/proc/{process.pid}/maps").read():
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate() == (b"", b"") and process.returncode == -signal.SIGINT  # in a shell, 130
+
+
+@pytest.mark.parametrize("folder", [None, "config"])
+def test_a_config_file_that_is_run_is_answered_with_its_command(folder):
+    name = "sudoku_grpo.py" if folder else "config/sudoku_grpo.py"
+    done = subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"a config file is no program: python train.py {name}\n"
+
+
+@pytest.mark.slow
+def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
+    rows = "".join(f'{{"prompt": "{i:02d}", "completion": "{i:02d}"}}\n' for i in range(99))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    line = f"config/text.py --out_dir={tmp_path}/out --dataset={tmp_path}/rows.jsonl --n_layer=1 --d_model=16 "
+    line += "--n_head=2 "
+    line += "--max_prompt_len=3 --max_new_tokens=4 --block_len=4 --diffusion_steps=1 --eval_interval=2 --batch_size=2"
+    process = subprocess.Popen([sys.executable, "train.py", *line.split()], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)  # fmt: skip
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate()
+    assert process.returncode == 141 and b"Traceback" not in err
+    assert runs.checkpoints(f"{tmp_path}/out") and b"Exception" not in err
+
+
+def test_the_costs_of_a_rollout_grow_with_its_completions():
+    cfg = dataclasses.replace(config.read("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
+    many = dataclasses.replace(cfg, group_size=1_000_000)
+    assert runs.cost(cfg)[0]["peak"] < 1e9 < 1e11 < runs.cost(many)[0]["peak"]
