@@ -20,12 +20,12 @@ from tqdm import tqdm
 import config
 import data
 import diffusion
+import disk
 import grpo
-import judge
 import model
 import rewards
-import rules
 import sample
+from judges import learned, rules
 
 SAMPLES = 16  # completions that an evaluation writes to samples.jsonl
 
@@ -185,7 +185,7 @@ def check_early(cfg):
 def reward_functions(cfg, tok, rows):
     """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards, all checked against the columns of rows."""
     names = cfg.rewards + cfg.eval_rewards
-    made = judge.load(cfg.judge_from, cfg.model.dtype) if cfg.judge_from else {}
+    made = learned.load(cfg.judge_from, cfg.model.dtype) if cfg.judge_from else {}
     if cfg.judge_from and not set(made) & set(names):
         raise ValueError(
             f"judge_from={cfg.judge_from!r} makes the reward {'judge' if 'judge' in made else 'coherence'!r}"
@@ -193,7 +193,7 @@ def reward_functions(cfg, tok, rows):
             + f", but rewards are {', '.join(names) or 'none'}"
         )
     if "coherence" in names and "coherence" not in made and cfg.init_from:
-        made["coherence"] = judge.coherence(model.load(cfg.init_from, cfg.model.dtype)[0], cfg.model, tok)
+        made["coherence"] = learned.coherence(disk.load(cfg.init_from, cfg.model.dtype)[0], cfg.model, tok)
     fns, more = named_rewards(cfg, **made)
     check_columns(cfg, fns | more, rows)
     if {"tests", "tests_all", "tests_fenced", "performance"} & set(fns | more):  # refuse a machine without walls now
@@ -358,7 +358,7 @@ def judge_texts(cfg, tok, start):
     """A judge of texts, from pairs of a better and a worse one; its trunk starts from the denoiser in init_from."""
     generator = start
     if start and model.width(start):  # a resumed run makes its pairs again with what it began from
-        generator = model.load(cfg.init_from)[0] if cfg.init_from else None
+        generator = disk.load(cfg.init_from)[0] if cfg.init_from else None
         generator = None if generator and model.width(generator) else generator
 
     def refill(rows, seed):
@@ -379,10 +379,10 @@ def judge_texts(cfg, tok, start):
         return out, kinds
 
     made = [
-        judge.pairs(read_rows(cfg, split)[:n], cfg.seed + i, generator and refill)
+        learned.pairs(read_rows(cfg, split)[:n], cfg.seed + i, generator and refill)
         for i, (split, n) in enumerate((("train", cfg.judge_rows), ("val", cfg.eval_size)))
     ]
-    train, val = (judge.arrays(p, tok, cfg.max_prompt_len + cfg.max_new_tokens + 1) for p in made)
+    train, val = (learned.arrays(p, tok, cfg.max_prompt_len + cfg.max_new_tokens + 1) for p in made)
     read = jax.jit(functools.partial(model.score, cfg=cfg.model))
 
     def batches(state, key):
@@ -390,13 +390,13 @@ def judge_texts(cfg, tok, start):
         yield {k: None if v is None else jnp.asarray(v[index]) for k, v in train.items()}, {}
 
     def loss(params, batch):  # a mean over rows, of which every micro-batch has its share
-        return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, judge.loss(params, batch, cfg.model))
+        return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, learned.loss(params, batch, cfg.model))
 
     def evaluate(state, key):
         b, w = (np.asarray(read(state.weights, val[s], valid=val[s + "_valid"])) for s in ("better", "worse"))
         columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
         shown = zip(*made[1][:4], b.tolist(), w.tolist(), strict=True)
-        return judge.report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]
+        return learned.report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]
 
     return Task(
         init=lambda key: model.init(key, cfg.model, n_out=1) | {

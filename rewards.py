@@ -1,5 +1,5 @@
 """
-Rewards: what a completion is worth, judged by running it (programs.py), by rules (rules.py), by its group, by a model.
+Rewards: what a completion is worth, judged by running it, by rules, by its group, by a model (judges/).
 
 A reward is one plain function, and a new one is a line in the dict REWARDS or a function in a file of your own:
 
@@ -31,9 +31,8 @@ import traceback
 import numpy as np
 from tqdm import tqdm
 
-import programs
-import rules
-from programs import sandbox
+from judges import programs, rules
+from judges.programs import sandbox
 
 
 def empty(value):
@@ -64,7 +63,7 @@ def per_text(rule):
     return reward
 
 
-# ---- by its group (by a model: judge.py) -----------------------------------------------------------------------------
+# ---- by its group (by a model: judges/learned.py) --------------------------------------------------------------------
 
 def diversity(prompts, completions, groups=None):
     """1 - the largest overlap (Jaccard, sets of 3-grams) with another completion of its group; 0.0 for a copy or blank.
@@ -132,7 +131,7 @@ def load(path, name):
 
 
 def resolve(names, **made):
-    """"tests,my.py:fn" or ("tests", "my.py:fn") -> {name: fn}; `made` are those from models, of judge.load."""
+    """"tests,my.py:fn" or ("tests", "my.py:fn") -> {name: fn}; `made` are those from models, of learned.load."""
     known, fns = {**REWARDS, **made}, {}
     for name in [n.strip() for n in (names.split(",") if isinstance(names, str) else names)]:
         path, colon, short = name.rpartition(":")
@@ -292,8 +291,8 @@ def score(options):
     import data
     path = data.find(options.data)
     if options.judge_from:
-        import judge
-    fns = resolve(options.rewards, **(judge.load(options.judge_from) if options.judge_from else {}))
+        from judges import learned
+    fns = resolve(options.rewards, **(learned.load(options.judge_from) if options.judge_from else {}))
     unsafe = tuple(options.sandbox_unsafe.split(",")) if options.sandbox_unsafe else ()
     sandbox(workers=options.reward_workers, timeout=options.reward_timeout, unsafe=unsafe)
     rows = data.read_rows(path) if path.is_file() else [*data.load(path, "train"), *data.load(path, "val")]

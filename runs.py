@@ -23,13 +23,11 @@ import sys
 import time
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import safetensors.numpy
 from tqdm import tqdm
 
 import config
 import diffusion
+import disk
 import model
 import terminal
 
@@ -230,8 +228,8 @@ def claimed(out_dir):
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
-        shutil.rmtree(os.path.join(out_dir, WRITING), ignore_errors=True)
-        safe = [f"{out_dir}/step-{step:06d}" for step in checkpoints(out_dir)[-1:]]
+        shutil.rmtree(os.path.join(out_dir, disk.WRITING), ignore_errors=True)
+        safe = [f"{out_dir}/step-{step:06d}" for step in disk.steps(out_dir)[-1:]]
         raise ValueError(f"{os.strerror(e.errno)}, while writing into {out_dir}"
                          + (f": {safe[0]} is whole; make room and go on with --resume=True" if safe else
                             ", where no checkpoint was whole yet")) from None  # fmt: skip
@@ -258,108 +256,9 @@ def changed(cfg, was, free):
                      and k not in free and not (k.startswith("model.") and now[k] == default[k]))  # fmt: skip
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------------------------
-
-
-LOGS = "metrics.jsonl", "samples.jsonl"
-WRITING = ".writing"  # where in out_dir a checkpoint is before it is one, and again when it is deleted
-
-
-def save(cfg, state, tok, best, finished):
-    """Writes out_dir/step-NNNNNN: a folder of the weights or adapters, and all that the next step depends on."""
-    final = os.path.join(cfg.out_dir, f"step-{state.step:06d}")
-    if os.path.isdir(final):
-        return
-    temporary = os.path.join(cfg.out_dir, WRITING)
-    shutil.rmtree(temporary, ignore_errors=True)
-    if cfg.lora_rank:
-        model.save_adapters(temporary, state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
-    else:
-        model.save(temporary, state.weights, cfg.model)
-    tok.save(temporary)
-    model.write_tensors(os.path.join(temporary, "state.safetensors"), [
-        (name, x, functools.partial(np.asarray, x)) for name, x in leaves(state._replace(step=())).items()])
-    run = {"step": state.step, "finished": finished, "best": best, "config": config.flatten(cfg)}
-    with open(os.path.join(temporary, "run.json"), "w") as f:
-        json.dump(run, f, indent=2)
-    for name in [*os.listdir(temporary), "."]:
-        sync(os.path.join(temporary, name))
-    for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # what they say up to this step belongs to it
-        sync(os.path.join(cfg.out_dir, name))
-    os.rename(temporary, final)
-    sync(cfg.out_dir)
-    kept = checkpoints(cfg.out_dir)[-cfg.keep_checkpoints :] + [best and best["step"]]
-    for step in checkpoints(cfg.out_dir):
-        if step not in kept:  # renamed first: a folder that is half deleted must not look like a checkpoint
-            os.rename(os.path.join(cfg.out_dir, f"step-{step:06d}"), temporary)
-            shutil.rmtree(temporary)
-
-
-def sync(path):
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-
-
-def checkpoints(out_dir):
-    """The steps there are checkpoints of, ascending."""
-    names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
-    return sorted(int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n))
-
-
-def leaves(tree):
-    """A tree -> {path: leaf}, where it is."""
-    return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def flat(tree):
-    """A tree of arrays -> {path: array}, on the host."""
-    return {path: np.asarray(x) for path, x in leaves(tree).items()}
-
-
-def restore(folder, state):
-    """The state that `save` wrote into folder, in the shape of `state` (jax.eval_shape's will do), and its run.json."""
-    run = read_run(folder)
-    if not {"step", "best"} <= run.keys():
-        raise ValueError(
-            f"{folder} has no run.json of this program: it is a model, not a run that can be resumed; "
-            "start from it with --init_from and another out_dir"
-        )
-    path = os.path.join(folder, "state.safetensors")
-    try:
-        saved = safetensors.numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError) as e:
-        raise ValueError(
-            f"{path} is truncated or not a checkpoint of this program ({e}): delete {folder} to resume "
-            "from the checkpoint before it"
-        ) from None
-    mine = leaves(state._replace(step=()))
-    shape = lambda arrays, k: arrays[k].shape if k in arrays else None
-    different = sorted(k for k in saved.keys() | mine.keys() if shape(saved, k) != shape(mine, k))
-    if different:
-        raise ValueError(
-            f"{folder} is of another model or optimizer than this config: {different[0]} and "
-            f"{len(different) - 1} more differ; resume with the config of that run, or start elsewhere "
-            "with --out_dir"
-        )
-    leaf = lambda path, _: jnp.asarray(saved[jax.tree_util.keystr(path)])
-    return jax.tree_util.tree_map_with_path(leaf, state._replace(step=()))._replace(step=run["step"]), run
-
-
-def read_run(folder):
-    """run.json of a checkpoint; {} in a model folder of somebody else's."""
-    path = os.path.join(folder, "run.json")
-    if not os.path.exists(path):
-        return {}
-    try:
-        return dict(json.load(open(path)))
-    except (TypeError, ValueError) as e:
-        raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None
-
-
 def move_aside(out_dir):
     """An earlier run in out_dir goes to out_dir.1 (or .2, ...): nothing is ever overwritten. -> was there one?"""
-    if not checkpoints(out_dir) and not read_lines(os.path.join(out_dir, LOGS[0])):
+    if not disk.steps(out_dir) and not read_lines(os.path.join(out_dir, disk.LOGS[0])):
         return False
     out_dir = out_dir.rstrip("/")
     aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{out_dir}.{n}"))
@@ -376,8 +275,8 @@ class Log:
 
     def __init__(self, cfg, step):
         os.makedirs(cfg.out_dir, exist_ok=True)
-        shutil.rmtree(os.path.join(cfg.out_dir, WRITING), ignore_errors=True)  # of a run that was killed
-        paths = [os.path.join(cfg.out_dir, name) for name in LOGS]
+        shutil.rmtree(os.path.join(cfg.out_dir, disk.WRITING), ignore_errors=True)  # of a run that was killed
+        paths = [os.path.join(cfg.out_dir, name) for name in disk.LOGS]
         self.out_dir, kept = cfg.out_dir, [[r for r in read_lines(p) if r["step"] <= step] for p in paths]
         for path, rows in zip(paths, kept, strict=True):
             with open(f"{path}.new", "w") as f:

@@ -36,6 +36,7 @@ import numpy as np
 from tqdm import tqdm
 
 import diffusion
+import disk
 import model
 
 
@@ -481,15 +482,15 @@ def run(options):
 
     runs.prepare_process()
     data.prepare(options.folder)
-    folder, why = model.best(options.folder)
+    folder, why = disk.best(options.folder)
     if folder != options.folder:
         print(f"{folder}: {why}", file=sys.stderr)
-    params, cfg = model.load(folder)
+    params, cfg = disk.load(folder)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
     if options.export:
-        model.save(options.export, params, cfg)
+        disk.save(options.export, params, cfg)
         return tok.save(options.export)
-    trained = runs.read_run(folder).get("config", {})
+    trained = disk.read_run(folder).get("config", {})
     chat = {key: config.parse(key, given[key], str | None) if key in given else trained.get(key)
             for key in ("chat_template", "system_prompt", "instruction")}
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])

@@ -28,10 +28,10 @@ from tqdm import tqdm
 
 import config
 import data
+import disk
 import grpo
 import model
 import runs
-import tiny
 from objectives import OBJECTIVES, SAMPLES, check_early, plan
 
 
@@ -152,7 +152,7 @@ def finite(step, updates, notes, last, cfg):
         return {k: float(v) for k, v in together({k: np.array([m[k] for m in updates]) for k in updates[0]},
                                                  "mean").items()} | notes  # fmt: skip
     values = bad[0]
-    kept = runs.checkpoints(cfg.out_dir)
+    kept = disk.steps(cfg.out_dir)
     raise SystemExit(
         f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last finite step was "
         + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. "
@@ -174,8 +174,8 @@ def trained(path, base=None):
         data.prepare(path)  # a model that a folder in data/ makes
         return path
     base = base or config.read(path)
-    steps = runs.checkpoints(base.out_dir)
-    run = runs.read_run(model.find(base.out_dir)) if steps else {}
+    steps = disk.steps(base.out_dir)
+    run = disk.read_run(disk.find(base.out_dir)) if steps else {}
     if not run.get("finished"):
         print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
         train(dataclasses.replace(base, resume=bool(steps)))
@@ -187,15 +187,15 @@ def trained(path, base=None):
 
 def continued(cfg):
     """-> cfg, and the checkpoint that it continues or measures, if any. Another run than the one there is refused."""
-    if cfg.resume and not runs.checkpoints(cfg.out_dir):
-        if not os.path.exists(os.path.join(cfg.out_dir, runs.LOGS[0])):
+    if cfg.resume and not disk.steps(cfg.out_dir):
+        if not os.path.exists(os.path.join(cfg.out_dir, disk.LOGS[0])):
             raise ValueError(f"--resume=True: there is no run in {cfg.out_dir!r}; without it, one begins there")
         print(f"the run in {cfg.out_dir} had saved no checkpoint: it begins anew")
         cfg = dataclasses.replace(cfg, resume=False)
-    if not (cfg.resume or cfg.eval_only) or not runs.checkpoints(cfg.out_dir):
+    if not (cfg.resume or cfg.eval_only) or not disk.steps(cfg.out_dir):
         return cfg, None
-    folder = model.find(cfg.out_dir)
-    was = runs.read_run(folder).get("config")
+    folder = disk.find(cfg.out_dir)
+    was = disk.read_run(folder).get("config")
     if was is None:  # somebody else's model: it can be measured, and `restore` says that it cannot be resumed
         return cfg, folder
     if cfg.resume and (other := runs.changed(cfg, was, runs.FREE + runs.LENGTH)):
@@ -204,7 +204,7 @@ def continued(cfg):
     start = base.out_dir if (base := config.base_of(cfg)) else cfg.init_from
     if start and not config.same_place(was["init_from"] or "", start):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
-    start = model.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
+    start = disk.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
     return dataclasses.replace(cfg, init_from=start, base=()), folder
 
 
@@ -225,7 +225,7 @@ def prepare(cfg):
     if cfg.judge_from:
         cfg = dataclasses.replace(cfg, judge_from=trained(cfg.judge_from))
     if cfg.init_from and not resumed:
-        start = os.path.abspath(model.find(trained(cfg.init_from, config.base_of(cfg))))  # found from any folder later
+        start = os.path.abspath(disk.find(trained(cfg.init_from, config.base_of(cfg))))  # found from any folder later
         cfg = dataclasses.replace(cfg, init_from=start, base=())
     if cfg.eval_only:  # of a run that is measured only the weights count
         cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)
@@ -234,8 +234,8 @@ def prepare(cfg):
         raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
     if folder:
         if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
-            runs.check_fits(cfg, model.read_config(folder))
-        params, shape = model.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
+            runs.check_fits(cfg, disk.read_config(folder))
+        params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
         tok = data.Tokenizer.load(folder, shape.vocab_size)
         if cfg.adapt and not resumed:
             if not shape.causal:
@@ -252,7 +252,7 @@ def prepare(cfg):
         shape = dataclasses.replace(cfg.model, **ids)
         config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
         runs.check_fits(cfg, shape)
-    model.family(shape)  # a model that no folder can hold should not be trained first
+    disk.family(shape)  # a model that no folder can hold should not be trained first
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
 
 
@@ -269,7 +269,7 @@ def saved(cfg, state, tok, best, where, error):
     """A reward's error -> the same with its place, and all that was learnt until then on the disk."""
     if not state.step:
         return ValueError(f"{where}: {error}")
-    runs.save(cfg, state, tok, best, finished=False)
+    disk.save_run(cfg, state, tok, best, finished=False)
     return ValueError(f"{where}: {error}. Saved {cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
                       "--resume=True")  # fmt: skip
 
@@ -293,14 +293,14 @@ def run(cfg, claims):
     copied = lambda asked, params: jax.tree.map(jnp.copy, params) if asked else None
     new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
                                copied(cfg.ema_decay is not None, params), copied(moves, params))  # fmt: skip
-    run, resuming = runs.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
+    run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     state, best = jax.eval_shape(new, params) if resuming else new(params), None
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
     task = task._replace(init=None)
     if resumed and cfg.eval_only:
         state = state._replace(step=run["step"] if run else 0)
     elif resumed:
-        state, run = runs.restore(resumed, state)
+        state, run = disk.restore(resumed, state)
         best = run["best"]
     if cfg.ref_offload and moves:
         state = state._replace(reference=jax.device_get(state.reference))
@@ -394,7 +394,7 @@ def run(cfg, claims):
                 better, best = new is not best, new
                 done = done or cfg.stop_at is not None and values[task.passes] > cfg.stop_at
             if done or better or due(cfg.save_interval) or leaving:
-                runs.save(cfg, state, tok, best, finished=done)
+                disk.save_run(cfg, state, tok, best, finished=done)
             if leaving and not done:
                 print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise SystemExit(128 + leaving)
@@ -425,7 +425,6 @@ def main():
     try:
         cfg = config.load(sys.argv[1:])
         runs.prepare_process()
-        tiny.make(cfg)
         train(cfg)
     except BrokenPipeError:
         raise

@@ -5,7 +5,7 @@ A config file is ordinary Python that defines `config = Config(...)`. What the c
 are checked by name, type and sense before anything compiles. `python train.py --help` prints the comments of this file.
 
 A recipe for somebody else's model defines two dicts besides: `downloads`, from where what these keys name comes, and
-`tiny`, the keys that --model=tiny changes so that the recipe can be tried without (tiny.py).
+`tiny`, the keys that --model=tiny changes so that the recipe can be tried without (data/tiny).
 """
 import ast
 import contextlib
@@ -94,7 +94,7 @@ class Config:
     reward_weights: tuple[float, ...] = ()  # one for each reward; empty: all 1
     reward_timeout: float = 1.0  # seconds a program may run
     reward_workers: int | None = None  # programs at a time; None: four a core
-    sandbox_unsafe: tuple[str, ...] = ()  # what you accept not to be contained on this machine, see sandbox.py
+    sandbox_unsafe: tuple[str, ...] = ()  # what you accept not to be contained on this machine, see judges/sandbox.py
     reward_clip: float | None = None  # each reward is cut to at most this far from 0
     diversity_bonus: float = 0.0  # weight of how much a completion differs from those of its group
     judge_from: str | None = None  # the judge behind the reward `judge`: a folder or a config file, as for init_from
@@ -533,10 +533,11 @@ def read(path):
 
 def placed(path):
     """A path as a person gives it -> one that can be opened: ~ is their home, and what is not in the working folder but
-    comes with this program is found there."""
+    comes with this program, or is made by its data/, is found there."""
     path = os.path.expanduser(path)
     ours = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
-    return ours if not os.path.exists(path) and os.path.exists(ours) else path
+    there = lambda path: os.path.exists(path) or os.path.exists(os.path.join(os.path.dirname(path), "prepare.py"))
+    return ours if not there(path) and there(ours) else path
 
 
 def at_home(cfg):

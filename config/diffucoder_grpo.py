@@ -7,7 +7,7 @@ of their tests that a single fenced block passes.
     python train.py config/diffucoder_grpo.py --lora_rank=128 --lora_alpha=64 --ref_mode=static --ref_offload=False
 
 The first trains all weights, as the paper does, and needs 172 GB on its one device, by the estimate that a run begins
-with: more than a card of 80 GB has. The last trains a LoRA, of d1's width, and needs 47 GB.
+with: more than a card of 80 GB has. The last trains a LoRA, of d1's width, and needs 26 GB.
 
 Not run here on the real model. The paper: 40 hours on 8 H100 GPUs, 21,000 questions once, +4.4% on EvalPlus. Tiny: 40
 seconds of one of 2 cores of an Intel Xeon, most of them to compile, and every pass rate 0.0%.
@@ -82,8 +82,8 @@ downloads = {
     "dataset": "TIGER-Lab/AceCode-87K of huggingface.co, saved as train.jsonl; of its inferences the pass_rate will do",
 }
 tiny = {  # what --model=tiny changes
-    "init_from": "out/tiny/diffucoder",
-    "dataset": "out/tiny/acecode",
+    "init_from": "data/tiny/diffucoder",
+    "dataset": "data/tiny/acecode",
     "out_dir": "out/tiny/diffucoder_grpo",
     "max_prompt_len": 90,
     "max_new_tokens": 16,

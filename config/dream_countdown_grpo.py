@@ -75,9 +75,9 @@ downloads = {
     "dataset": "Jiayi-Pan/Countdown-Tasks-3to4 of huggingface.co, saved as train.jsonl",
 }
 tiny = small | {  # what --model=tiny changes
-    "init_from": "out/tiny/dream",
+    "init_from": "data/tiny/dream",
     "lora_rank": 4,
-    "dataset": "out/tiny/countdown",
+    "dataset": "data/tiny/countdown",
     "out_dir": "out/tiny/dream_countdown_grpo",
     "max_prompt_len": 180,
 }

@@ -34,7 +34,7 @@ config = Config(
     order="sampled",
     rule="quota",
     rollout_chunk=48,
-    # rewards: at most 2 + 0.5 + 0.5 + 0.5 + 4 * 0.125 = 4; what they mend of d1's is in rules.py
+    # rewards: at most 2 + 0.5 + 0.5 + 0.5 + 4 * 0.125 = 4; what they mend of d1's is in judges/rules.py
     rewards=("xml_answer", "xml_strict", "xml_soft", "xml_int", "xml_tags"),
     reward_weights=(2.0, 0.5, 0.5, 0.5, 1.0),
     # log-probabilities: all of the completion masked, and 15% of the prompt, with new masks in each of twelve passes
@@ -75,8 +75,8 @@ downloads = {
     "dataset": "train.jsonl and test.jsonl of github.com/openai/grade-school-math",
 }
 tiny = small | {  # what --model=tiny changes
-    "init_from": "out/tiny/llada",
-    "dataset": "out/tiny/gsm8k",
+    "init_from": "data/tiny/llada",
+    "dataset": "data/tiny/gsm8k",
     "out_dir": "out/tiny/llada_gsm8k_grpo",
     "max_prompt_len": 120,
     "max_new_tokens": 32,

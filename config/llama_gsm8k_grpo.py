@@ -65,8 +65,8 @@ downloads = {
     "dataset": "train.jsonl and test.jsonl of github.com/openai/grade-school-math",
 }
 tiny = small | {  # what --model=tiny changes
-    "init_from": "out/tiny/llama",
-    "dataset": "out/tiny/gsm8k",
+    "init_from": "data/tiny/llama",
+    "dataset": "data/tiny/gsm8k",
     "out_dir": "out/tiny/llama_gsm8k_grpo",
     "max_prompt_len": 120,
     "max_new_tokens": 32,

@@ -30,7 +30,7 @@ __all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load",
 ROOT = Path(__file__).parent
 HELD_OUT = 0.05
 SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the names of their files, GSM8K's among them
-MODELS = {"smollm2"}  # folders whose prepare.py makes a model, not rows
+MODELS = {"smollm2", "tiny"}  # folders whose prepare.py makes models
 PAGE = 2000  # characters: long enough that few windows are cut short by the end of their page
 WORDS = {"easy": 1, "medium": 2, "hard": 3}
 
@@ -71,6 +71,7 @@ def find(dataset):
                    - MODELS)
     if dataset in names:
         return ROOT / dataset
+    prepare(dataset)
     if dataset and Path(dataset).exists():
         return Path(dataset)
     close = difflib.get_close_matches(str(dataset), names, 1)
@@ -78,15 +79,20 @@ def find(dataset):
                      + f"There are {', '.join(names)}, or give a folder or a file of your own")
 
 
-def prepare(folder):
-    """Runs prepare.py if `folder` is one of ours and was not made yet: the file that means all is written last."""
-    folder = Path(folder)
-    script, last = folder / "prepare.py", "config.json" if folder.name in MODELS else "train.jsonl"
-    if folder.resolve().parent != ROOT.resolve() or not script.exists() or (folder / last).exists():
+def prepare(path):
+    """Runs prepare.py if `path` is one of our folders, data/NAME or data/NAME/PART, and was not made yet: config.json
+    or train.jsonl, which mean that all is there, are written last."""
+    path = Path(path).resolve()
+    home = path if path.parent == ROOT.resolve() else path.parent
+    script = home / "prepare.py"
+    made = any((path / last).exists() for last in ("config.json", "train.jsonl"))
+    if home.parent != ROOT.resolve() or not script.exists() or made:
         return
-    print(f"data/{folder.name} is used for the first time: running {script}", file=sys.stderr, flush=True)
+    name = path.relative_to(home.parent)
+    print(f"data/{name} is used for the first time: running {script}", file=sys.stderr, flush=True)
     # in a session of its own: of ctrl-C only this process hears, which ends that one and says nothing
-    if subprocess.run([sys.executable, str(script)], start_new_session=True).returncode:
+    command = [sys.executable, str(script), *([path.name] if path != home else [])]
+    if subprocess.run(command, start_new_session=True).returncode:
         raise ValueError(f"{script} failed, for the reason above; it can be run by itself")
 
 

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-import sandbox
+from judges import sandbox
 
 # `rewards` forks: that is cheap, for all that are compared there, in a process without jax.
 if __name__ != "__main__" or "rewards" not in sys.argv:
@@ -38,11 +38,12 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import config
     import data
     import diffusion
+    import disk
     import model
-    import rules
     import runs
     import sample as sampler
     import train as trainer
+    from judges import rules
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -396,9 +397,9 @@ def order(options):
     """sudoku: which cell first and how many at a time; a run's exact match on val as a table"""
     machine("jax", "numpy")
     runs.prepare_process()
-    folder = model.find(options.run)
-    params, cfg = model.load(folder)
-    run, tok, rows = runs.read_run(folder), data.Tokenizer.load(folder), data.load("sudoku", "val")
+    folder = disk.find(options.run)
+    params, cfg = disk.load(folder)
+    run, tok, rows = disk.read_run(folder), data.Tokenizer.load(folder), data.load("sudoku", "val")
     if not run:
         raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py")
     rows, all_steps = some(options, (rows[:4], (1,)), (rows[:64], (16, 4, 1)), (rows, (16, 8, 4, 2, 1)))
@@ -450,7 +451,7 @@ def iterations(prompts, kept, updates, steps, views):
 
 def finished(out):
     """Whether a run of train.py was run to its end."""
-    return bool(runs.checkpoints(out)) and runs.read_run(model.find(out)).get("finished")
+    return bool(disk.steps(out)) and disk.read_run(disk.find(out)).get("finished")
 
 
 def estimators(options):

@@ -103,7 +103,7 @@ def test_tiny_changes_what_the_file_says_and_the_command_line_comes_after_it(pat
     changed = config.define(path)["tiny"]
     cfg = config.load([path, "--model=tiny", "--max_iters=7"])
     assert cfg == dataclasses.replace(config.read(path), **changed | {"max_iters": 7})
-    assert cfg.init_from.startswith("out/tiny/") and cfg.dataset.startswith("out/tiny/")
+    assert "data/tiny/" in cfg.init_from and "data/tiny/" in cfg.dataset
     of_paper = {"rewards", "reward_weights", "logp_est", "loss_type", "kl_beta", "chat_template", "learning_rate"}
     assert not of_paper & set(changed)
 

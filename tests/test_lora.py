@@ -15,12 +15,13 @@ from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 import config
 import data
 import diffusion
-import judge
+import disk
 import model
 import objectives
 import runs
 import sample
 import train
+from judges import learned
 
 KEY = jax.random.key(0)
 ALL = config.Config.lora_targets
@@ -55,10 +56,10 @@ def saved(tmp_path):
     """saved(cfg, ...) -> base, adapters, the folder of the adapters; the base is in a folder beside it."""
     def write(cfg, targets=ALL, rank=3, alpha=5.0, n_out=None):
         base = start(cfg)
-        model.save(tmp_path / "base", base, cfg)
+        disk.save(tmp_path / "base", base, cfg)
         new = trained_adapters(cfg, targets, rank)
         new = new | ({"head": 0.1 * jax.random.normal(KEY, (cfg.d_model, 1))} if n_out else {})
-        model.save_adapters(tmp_path / "lora", new, cfg, str(tmp_path / "base"), alpha)
+        disk.save_adapters(tmp_path / "lora", new, cfg, str(tmp_path / "base"), alpha)
         return base, new, tmp_path / "lora"
     return write
 
@@ -90,7 +91,7 @@ def test_new_adapters_are_those_of_peft_a_uniform_a_and_a_zero_b():
 def test_adapters_add_alpha_over_rank_times_their_product(saved):
     cfg = SAVED["llada"]
     base, new, folder = saved(cfg, ("k", "gate"), rank=3, alpha=6.0)
-    merged, _ = model.load(folder)
+    merged, _ = disk.load(folder)
     for name, w in base["blocks"].items():
         more = 2.0 * new["blocks"][name + "_a"] @ new["blocks"][name + "_b"] if name in ("k", "gate") else 0
         np.testing.assert_allclose(merged["blocks"][name], w + more, atol=1e-6)
@@ -115,8 +116,8 @@ def test_the_gradient_of_adapters_is_that_of_their_matrix_seen_through_the_other
 def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, saved):
     cfg = SAVED[name]
     base, new, folder = saved(cfg)
-    merged, shape = model.load(folder)
-    assert shape == model.load(folder.parent / "base")[1] and jax.tree.structure(merged) == jax.tree.structure(base)
+    merged, shape = disk.load(folder)
+    assert shape == disk.load(folder.parent / "base")[1] and jax.tree.structure(merged) == jax.tree.structure(base)
     close(logits(merged, TOKENS, cfg), logits(model.adapted(base, new, 5.0), TOKENS, cfg), 1e-5)
     files = set(os.listdir(folder))
     assert files == {"adapter_config.json", "adapter_model.safetensors"}  # and no weights of the base
@@ -126,7 +127,7 @@ def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, saved):
 def test_the_head_of_a_judge_is_among_its_adapters(name, saved):
     cfg = SAVED[name]
     base, new, folder = saved(cfg, n_out=1)
-    merged, shape = model.load(folder)
+    merged, shape = disk.load(folder)
     assert model.width(merged) == 1 and np.array_equal(merged["head"], new["head"])
     unmerged = model.adapted(base, new, 5.0)
     score = jax.jit(functools.partial(model.score, cfg=cfg))
@@ -138,20 +139,20 @@ def test_a_base_may_be_adapters_of_a_base_itself(saved, tmp_path):
     cfg = SAVED["llada"]
     base, first, folder = saved(cfg)
     second = trained_adapters(cfg, ("o",), 2)
-    model.save_adapters(tmp_path / "second", second, cfg, str(folder), 4.0)
-    close(logits(model.load(tmp_path / "second")[0], TOKENS, cfg),
-          logits(model.adapted(model.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
+    disk.save_adapters(tmp_path / "second", second, cfg, str(folder), 4.0)
+    close(logits(disk.load(tmp_path / "second")[0], TOKENS, cfg),
+          logits(model.adapted(disk.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
 
 
 @pytest.mark.slow
 def test_a_base_held_in_bfloat16_computes_what_one_cast_at_every_step_does(saved):
     cfg = dataclasses.replace(SAVED["Dream"], dtype="bfloat16")
     base, new, folder = saved(cfg)
-    held, _ = model.load(folder.parent / "base", "bfloat16")
+    held, _ = disk.load(folder.parent / "base", "bfloat16")
     assert {x.dtype for x in jax.tree.leaves(held)} == {jnp.bfloat16.dtype}
     a, b = (logits(model.adapted(params, new, 5.0), TOKENS, cfg) for params in (base, held))
     assert np.array_equal(a, b)
-    assert {x.dtype for x in jax.tree.leaves(model.load(folder, "bfloat16")[0])} == {jnp.bfloat16.dtype}
+    assert {x.dtype for x in jax.tree.leaves(disk.load(folder, "bfloat16")[0])} == {jnp.bfloat16.dtype}
 
 
 # ---- the format of PEFT ----
@@ -164,7 +165,7 @@ def test_adapters_stand_beside_the_modules_of_transformers_with_their_sizes(name
     base, new, folder = saved(SAVED[name])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "base")
     modules = {n: m for n, m in theirs.named_modules() if isinstance(m, torch.nn.Linear)}
-    tensors = runs.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    tensors = disk.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
     said = json.load(open(folder / "adapter_config.json"))
     assert (said["peft_type"], said["r"], said["lora_alpha"], said["task_type"]) == ("LORA", 3, 5.0, "CAUSAL_LM")
     assert said["base_model_name_or_path"] == str(folder.parent / "base")
@@ -206,14 +207,14 @@ def test_in_peft_the_head_of_llada_is_not_taken_for_a_matrix_of_the_same_name(sa
     cfg = SAVED["llada"]
     base, new, folder = saved(cfg)
     root = torch.nn.Module()  # a skeleton with the names of LLaDA's modules
-    for _, _, name in model.tensors(cfg, None):
+    for _, _, name in disk.tensors(cfg, None):
         *path, leaf = name.removesuffix(".weight").split(".")
         at = root
         for part in path:
             at.add_module(part, getattr(at, part, None) or torch.nn.Module())
             at = getattr(at, part)
         at.add_module(leaf, torch.nn.Linear(1, 1, bias=False))
-    tensors = runs.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    tensors = disk.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
     for name, x in tensors.items():
         if "lora_A" in name:
             at = root.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
@@ -240,7 +241,7 @@ def test_adapters_that_peft_wrote_open_here(saved, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     with torch.no_grad():
         raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
-    close(model.logits(model.load(tmp_path / "theirs")[0], TOKENS, cfg)[:, 1:], raw[:, :-1])
+    close(model.logits(disk.load(tmp_path / "theirs")[0], TOKENS, cfg)[:, 1:], raw[:, :-1])
 
 
 # ---- what is wrong with a folder ----
@@ -260,7 +261,7 @@ def test_adapters_that_this_code_cannot_compute_are_refused_in_one_sentence(chan
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=named) as e:
-        model.load(folder)
+        disk.load(folder)
     assert "\n" not in str(e.value)
 
 
@@ -269,15 +270,15 @@ def test_a_base_that_is_gone_or_another_is_named(saved, tmp_path):
     _, _, folder = saved(cfg)
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match=f"base_model_name_or_path='{tmp_path}/base', is not a folder here: bring it"):
-        model.load(folder)
-    model.save(tmp_path / "base", start(SAVED["Dream"]), SAVED["Dream"])
+        disk.load(folder)
+    disk.save(tmp_path / "base", start(SAVED["Dream"]), SAVED["Dream"])
     with pytest.raises(ValueError, match=r"not the LoRA of a Dream model that its adapter_config.json describes: "
                                          r"missing tensors: none; unknown tensors: base_model\.model\.model\.trans"):
-        model.load(folder)
+        disk.load(folder)
     thinner = dataclasses.replace(cfg, n_layer=1)
-    model.save(tmp_path / "base", start(thinner), thinner)
+    disk.save(tmp_path / "base", start(thinner), thinner)
     with pytest.raises(ValueError, match=r"unknown tensors: base_model\.\S+blocks\.1"):
-        model.load(folder)
+        disk.load(folder)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
@@ -287,11 +288,11 @@ def test_a_damaged_file_of_adapters_is_named_in_one_sentence(name, saved):
     for broken in (content[: len(content) // 2], b"", b"[1]"):
         (folder / name).write_bytes(broken)
         with pytest.raises(ValueError, match=name) as e:
-            model.load(folder)
+            disk.load(folder)
         assert "\n" not in str(e.value)
     os.remove(folder / name)
     with pytest.raises(ValueError, match="missing|neither a config.json"):
-        model.load(folder)
+        disk.load(folder)
 
 
 # ---- runs ----
@@ -324,7 +325,7 @@ def place(tmp_path_factory):
     tok = data.Tokenizer.bytes()
     ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
     shape = dataclasses.replace(SHAPE, **ids)
-    model.save(folder / "base", model.init(KEY, shape), shape)
+    disk.save(folder / "base", model.init(KEY, shape), shape)
     tok.save(folder / "base")
     return folder
 
@@ -364,7 +365,7 @@ def watch(monkeypatch, objective, each):
 
 def remains(cfg):
     """What must not depend on being stopped: {file: bytes} of the last checkpoint, the logs without times."""
-    folder = model.find(cfg.out_dir)
+    folder = disk.find(cfg.out_dir)
     files = {n: open(f"{folder}/{n}", "rb").read() for n in sorted(os.listdir(folder)) if n != "run.json"}
     rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
     return files, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
@@ -381,13 +382,13 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
     with monkeypatch.context() as m:
         watch(m, objective, lambda start, state, batch: starts.append(start))
         state = train.train(cfg)
-    base, _ = model.load(place / "base")
+    base, _ = disk.load(place / "base")
     jax.tree.map(np.testing.assert_array_equal, starts[-1], base)  # nothing was written to the arrays of the base
-    folder = model.find(cfg.out_dir)
+    folder = disk.find(cfg.out_dir)
     names = {"tokenizer.json", "tokenizer_config.json", "run.json", "state.safetensors"}
     assert set(os.listdir(folder)) == names | {"adapter_config.json", "adapter_model.safetensors"}
     kept = {f"{name}_{end}" for name in ALL for end in "ab"} | ({"head"} if objective == "judge" else set())
-    leaves = runs.safetensors.numpy.load_file(f"{folder}/state.safetensors")
+    leaves = disk.safetensors.numpy.load_file(f"{folder}/state.safetensors")
     assert {path.split("'")[-2] for path in leaves if "'" in path} == kept
     assert state.reference is None and (state.average is None) == (objective != "pretrain")
     began = train.split(base, jax.random.fold_in(jax.random.key(cfg.seed), 3), tiny("pretrain", model=SHAPE))[0]
@@ -403,14 +404,14 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
         watch(m, objective, kill)
         with pytest.raises(Killed):
             train.train(again)
-    assert runs.checkpoints(again.out_dir) == [2]
+    assert disk.steps(again.out_dir) == [2]
     train.train(dataclasses.replace(again, resume=True, init_from=None))  # the checkpoint knows its base
     assert remains(again) == remains(cfg)
 
 
 @pytest.mark.slow
 def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatch):
-    base, shape = model.load(place / "base")
+    base, shape = disk.load(place / "base")
     cfg, gaps = tiny("grpo", updates_per_rollout=1), []
 
     def compare(start, state, b):
@@ -431,14 +432,14 @@ def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatc
 def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, place, tmp_path, capsys):
     cfg = tiny("pretrain")
     state = train.train(cfg)
-    base, shape = model.load(place / "base")
-    merged, _ = model.load(cfg.out_dir)
+    base, shape = disk.load(place / "base")
+    merged, _ = disk.load(cfg.out_dir)
     unmerged = model.adapted(base, state.average, cfg.lora_alpha)  # what is saved is the average, where there is one
     tokens = TOKENS + 60
     close(model.logits(merged, tokens, shape), model.logits(unmerged, tokens, shape), 1e-5)
     capsys.readouterr()
     assert sample.main([cfg.out_dir, f"--export={tmp_path}/whole"]) == 0
-    exported, _ = model.load(tmp_path / "whole")
+    exported, _ = disk.load(tmp_path / "whole")
     jax.tree.map(np.testing.assert_array_equal, exported, merged)
     assert data.Tokenizer.load(tmp_path / "whole") == data.Tokenizer.load(place / "base")
     for flag, said in ((f"--export={tmp_path}/whole", "is there already"), ("--prompt=1", "without --prompt")):
@@ -451,7 +452,7 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     followed = tiny("pretrain", init_from=cfg.out_dir, lora_rank=None, max_iters=1, out_dir=f"{tmp_path}/full",
                     learning_rate=1e-9, ema_decay=None)  # fmt: skip
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), train.train(followed).params, merged)
-    assert not os.path.exists(f"{model.find(followed.out_dir)}/adapter_config.json")
+    assert not os.path.exists(f"{disk.find(followed.out_dir)}/adapter_config.json")
     assert train.train(dataclasses.replace(cfg, eval_only=True)).step == 4
 
 
@@ -459,10 +460,10 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
 def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
     cfg = tiny("judge", max_iters=1)
     state = train.train(cfg)
-    base, shape = model.load(place / "base")
-    (name, fn), = judge.load(cfg.out_dir).items()
+    base, shape = disk.load(place / "base")
+    (name, fn), = learned.load(cfg.out_dir).items()
     tok = data.Tokenizer.bytes()
-    tokens, valid = judge.encode(["12", "34"], ["21", "99"], tok, 64)
+    tokens, valid = learned.encode(["12", "34"], ["21", "99"], tok, 64)
     scores = model.score(model.adapted(base, state.params, cfg.lora_alpha), tokens, shape, valid)
     assert name == "judge"
     np.testing.assert_allclose(fn(["12", "34"], ["21", "99"]), jax.nn.sigmoid(scores), atol=1e-6)
@@ -532,8 +533,8 @@ def test_a_run_is_resumed_with_its_own_adapters_or_not_at_all(tiny, place, tmp_p
         train.train(nothing)
     full = tiny("pretrain", lora_rank=None, out_dir=f"{tmp_path}/full")
     os.mkdir(full.out_dir)
-    base, shape = model.load(place / "base")
+    base, shape = disk.load(place / "base")
     state = train.State(1, base, (), None, None)
-    runs.save(dataclasses.replace(full, model=shape), state, data.Tokenizer.bytes(), None, False)
+    disk.save_run(dataclasses.replace(full, model=shape), state, data.Tokenizer.bytes(), None, False)
     with pytest.raises(ValueError, match=r"lora_rank=2 \(it was None\)"):
         train.train(dataclasses.replace(full, resume=True, lora_rank=2))

@@ -16,6 +16,7 @@ from shared import compiled_once
 import config
 import data
 import diffusion
+import disk
 import grpo
 import model
 import objectives
@@ -311,7 +312,7 @@ def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
 
 def remains(cfg):
     """What must not depend on being stopped: the last state, and the logs without times."""
-    folder = model.find(cfg.out_dir)
+    folder = disk.find(cfg.out_dir)
     state = open(f"{folder}/state.safetensors", "rb").read()
     rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
     return state, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
@@ -323,8 +324,8 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
                    logp_est="coupled",                    ema_decay=0.9)  # fmt: skip
     whole = tiny(**options)
     state = train.train(whole)
-    before = runs.flat(begin(whole)[-1].params)
-    assert any(not np.allclose(x, before[k]) for k, x in runs.flat(state.reference).items())  # it followed
+    before = disk.flat(begin(whole)[-1].params)
+    assert any(not np.allclose(x, before[k]) for k, x in disk.flat(state.reference).items())  # it followed
 
     class Killed(BaseException):
         pass
@@ -352,14 +353,14 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
 @pytest.mark.slow
 def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     cfg = tiny(kl_beta=0.1)
-    start = runs.flat(begin(cfg)[-1].params)
+    start = disk.flat(begin(cfg)[-1].params)
     state = train.train(cfg)
-    assert all(np.array_equal(x, start[k]) for k, x in runs.flat(state.reference).items())
-    assert any(not np.array_equal(x, start[k]) for k, x in runs.flat(state.params).items())
+    assert all(np.array_equal(x, start[k]) for k, x in disk.flat(state.reference).items())
+    assert any(not np.array_equal(x, start[k]) for k, x in disk.flat(state.params).items())
     assert train.train(tiny(max_iters=1, ref_offload=True)).reference is None
     away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True)).reference
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(away))
-    assert all(np.array_equal(x, start[k]) for k, x in runs.flat(away).items())
+    assert all(np.array_equal(x, start[k]) for k, x in disk.flat(away).items())
 
 
 def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypatch):
@@ -460,7 +461,7 @@ def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes,
 
 
 def test_a_machine_that_contains_nothing_is_refused_before_the_first_rollout(tiny, tmp_path, monkeypatch):
-    import sandbox
+    from judges import sandbox
 
     def nothing_holds(self, jobs):
         raise RuntimeError("this machine does not contain: network")
@@ -479,7 +480,7 @@ def test_pretraining_on_rows_without_a_completion_is_refused(tiny, tmp_path):
 
 
 def test_a_model_and_a_tokenizer_must_mean_the_same_mask(tiny, place, tmp_path):
-    folder = shutil.copytree(model.find(f"{place}/base"), tmp_path / "other")
+    folder = shutil.copytree(disk.find(f"{place}/base"), tmp_path / "other")
     known = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(known | {"mask_token_id": 7}))
     with pytest.raises(ValueError, match="config.json says that the mask is id 7, and the tokenizer that it is id 256"):
@@ -552,8 +553,8 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
                         eval_interval=2, save_interval=2, out_dir=f"{tmp_path}/out")  # fmt: skip
     train.train(cfg)
     train.train(dataclasses.replace(cfg, max_iters=4, resume=True))
-    _, shape = model.load(cfg.out_dir)
-    assert (model.family(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
+    _, shape = disk.load(cfg.out_dir)
+    assert (disk.family(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
     with pytest.raises(ValueError, match="is a denoiser already"):
         train.train(dataclasses.replace(cfg, init_from=f"{place}/base", out_dir=f"{tmp_path}/other"))
     with pytest.raises(ValueError, match="adapt=True turns the causal model in init_from"):
@@ -571,9 +572,9 @@ def test_a_best_step_that_is_the_start_is_called_that(tiny, monkeypatch, capsys)
     monkeypatch.setitem(objectives.OBJECTIVES, "grpo", scripted)
     cfg = tiny(max_iters=2, eval_interval=1, save_interval=9)
     train.train(cfg)
-    start = model.find(cfg.init_from)
+    start = disk.find(cfg.init_from)
     assert f"step-000002, none better than the start, {start}: val/sampled 0.9000, of 3" in capsys.readouterr().out
-    assert model.best(cfg.out_dir) == (
+    assert disk.best(cfg.out_dir) == (
         f"{cfg.out_dir}/step-000002", "the newest; the best by val/sampled, step 0, is not here")  # fmt: skip
 
 

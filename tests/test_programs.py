@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import programs
+from judges import programs
 
 BODY = "def add(a, b):\n    \"\"\"Return the sum.\"\"\"\n    return "
 CHAT = "Write a function add."

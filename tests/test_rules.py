@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rules
+from judges import rules
 
 DEEP = 100_000
 HOSTILE = ["", " \n\t", "\0", "\ud800", "[" * DEEP, "{" * DEEP, "(" * DEEP + ")" * DEEP, "<a>" * DEEP, "1" * 1_000_000,

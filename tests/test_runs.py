@@ -23,6 +23,7 @@ import pytest
 import config
 import data
 import diffusion
+import disk
 import model
 import runs
 import sample
@@ -55,20 +56,20 @@ def cfg(tmp_path):
 
 
 def save(cfg, step, best=None, finished=False):
-    runs.save(cfg, state_at(step), TOK, best and {"step": best, "score": 1.0}, finished)
+    disk.save_run(cfg, state_at(step), TOK, best and {"step": best, "score": 1.0}, finished)
 
 
 def assert_whole(cfg, steps):
     """Each of these checkpoints can be opened, sampled from and resumed, and holds what was saved."""
-    assert runs.checkpoints(cfg.out_dir) == steps
+    assert disk.steps(cfg.out_dir) == steps
     for step in steps:
         folder = f"{cfg.out_dir}/step-{step:06d}"
-        state, run = runs.restore(folder, state_at(0))
-        params, shape = model.load(folder)
+        state, run = disk.restore(folder, state_at(0))
+        params, shape = disk.load(folder)
         assert run["step"] == state.step == step and data.Tokenizer.load(folder) == TOK
         for kept in (state.params, state.opt_state[1]["mu"], params):
-            for name, x in runs.flat(state_at(step).params).items():
-                np.testing.assert_array_equal(runs.flat(kept)[name], x)
+            for name, x in disk.flat(state_at(step).params).items():
+                np.testing.assert_array_equal(disk.flat(kept)[name], x)
         assert state.opt_state[0] == step and state.opt_state[0].dtype == jnp.int32
 
 
@@ -78,7 +79,7 @@ def assert_whole(cfg, steps):
 def test_what_was_saved_is_restored_to_the_bit(cfg):
     save(cfg, 3, best=3)
     assert_whole(cfg, [3])
-    run = runs.read_run(f"{cfg.out_dir}/step-000003")
+    run = disk.read_run(f"{cfg.out_dir}/step-000003")
     assert run["best"] == {"step": 3, "score": 1.0} and run["finished"] is False
     assert run["config"]["model.d_model"] == 4 and run["config"]["keep_checkpoints"] == 2
     assert sorted(os.listdir(cfg.out_dir)) == ["step-000003"]
@@ -89,10 +90,10 @@ def test_all_kinds_of_numbers_that_a_state_may_hold_survive(tmp_path):
             "c": jnp.array([True]), "d": jnp.array([1.5], jnp.bfloat16), "e": jnp.uint32(7)}
     fetched = []
     fetch = lambda name, x: lambda: fetched.append(name) or np.asarray(x)
-    model.write_tensors(tmp_path / "t", [(name, x, fetch(name, x)) for name, x in runs.leaves(tree).items()])
-    assert fetched == list(runs.flat(tree))  # each once
-    for name, x in runs.safetensors.numpy.load_file(tmp_path / "t").items():
-        want = runs.flat(tree)[name]
+    disk.write_tensors(tmp_path / "t", [(name, x, fetch(name, x)) for name, x in disk.leaves(tree).items()])
+    assert fetched == list(disk.flat(tree))  # each once
+    for name, x in disk.safetensors.numpy.load_file(tmp_path / "t").items():
+        want = disk.flat(tree)[name]
         assert x.tobytes() == want.tobytes() and x.shape == want.shape and x.dtype == want.dtype
 
 
@@ -103,7 +104,7 @@ def test_the_newest_and_the_best_are_kept_and_no_others(cfg):
     for step in (95, 1_000_000, 1_000_005):  # more digits than the folder's name has by default
         save(cfg, step)
     assert_whole(cfg, [1_000_000, 1_000_005])
-    assert model.find(cfg.out_dir).endswith("step-1000005")
+    assert disk.find(cfg.out_dir).endswith("step-1000005")
 
 
 def test_other_things_in_out_dir_are_no_checkpoints_and_stay(cfg):
@@ -166,7 +167,7 @@ def test_a_kill_at_any_moment_of_saving_leaves_whole_checkpoints_and_the_next_sa
         shutil.copytree(f"{cfg.out_dir}.copy", cfg.out_dir)
         with killed_at(monkeypatch, n):
             save(cfg, 15)
-        left = runs.checkpoints(cfg.out_dir)
+        left = disk.steps(cfg.out_dir)
         assert_whole(cfg, left)
         assert left in ([5, 10], [5, 10, 15], [10, 15])
         found.add(len(left))
@@ -182,9 +183,9 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(cfg, monkeypatch):
     old_sync, old_rename = os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or old_sync(fd))
     monkeypatch.setattr(os, "rename", lambda a, b: synced.append(f"-> {b}") or old_rename(a, b))
-    (open(f"{cfg.out_dir}/{log}", "w").close() for log in runs.LOGS)
+    (open(f"{cfg.out_dir}/{log}", "w").close() for log in disk.LOGS)
     save(cfg, 5)
-    folder, final = f"{cfg.out_dir}/{runs.WRITING}", f"{cfg.out_dir}/step-000005"
+    folder, final = f"{cfg.out_dir}/{disk.WRITING}", f"{cfg.out_dir}/step-000005"
     before = synced[: synced.index(f"-> {final}")]
     assert {folder, *(f"{folder}/{name}" for name in os.listdir(final))} <= set(before)
     assert synced[-1] == cfg.out_dir
@@ -207,10 +208,10 @@ def test_a_damaged_file_is_named_in_one_sentence(cfg, name, how):
     if how in broken:
         open(path, "wb").write(broken[how])
     with pytest.raises(ValueError) as e:
-        folder = model.find(cfg.out_dir)
-        model.load(folder)
+        folder = disk.find(cfg.out_dir)
+        disk.load(folder)
         data.Tokenizer.load(folder)
-        runs.restore(folder, state_at(0))
+        disk.restore(folder, state_at(0))
     said = str(e.value)
     assert "step-000007" in said and "\n" not in said and len(said) < 600
     assert name in said or how == "gone"
@@ -219,9 +220,9 @@ def test_a_damaged_file_is_named_in_one_sentence(cfg, name, how):
 def test_a_truncated_checkpoint_is_never_taken_for_a_whole_one_at_any_length(cfg):
     save(cfg, 7)
     folder = f"{cfg.out_dir}/step-000007"
-    for name, opens in (("state.safetensors", lambda: runs.restore(folder, state_at(0))),
-                        ("model.safetensors", lambda: model.load(folder)),
-                        ("run.json", lambda: runs.restore(folder, state_at(0)))):  # fmt: skip
+    for name, opens in (("state.safetensors", lambda: disk.restore(folder, state_at(0))),
+                        ("model.safetensors", lambda: disk.load(folder)),
+                        ("run.json", lambda: disk.restore(folder, state_at(0)))):  # fmt: skip
         whole = open(f"{folder}/{name}", "rb").read()
         for size in {*range(0, len(whole), len(whole) // 23), 7, 8, 9, len(whole) - 1}:
             open(f"{folder}/{name}", "wb").write(whole[:size])
@@ -232,24 +233,24 @@ def test_a_truncated_checkpoint_is_never_taken_for_a_whole_one_at_any_length(cfg
 
 
 def test_a_folder_of_somebody_elses_in_out_dir_is_a_model_and_no_run(cfg):
-    model.save(f"{cfg.out_dir}/step-000009", PARAMS, SHAPE)
-    assert runs.read_run(f"{cfg.out_dir}/step-000009") == {}
+    disk.save(f"{cfg.out_dir}/step-000009", PARAMS, SHAPE)
+    assert disk.read_run(f"{cfg.out_dir}/step-000009") == {}
     with pytest.raises(ValueError, match="step-000009 has no run.json .* --init_from"):
-        runs.restore(f"{cfg.out_dir}/step-000009", state_at(0))
+        disk.restore(f"{cfg.out_dir}/step-000009", state_at(0))
     for foreign in ("[1, 2]", '"text"', "3", "null", '{"step": 1}'):
         open(f"{cfg.out_dir}/step-000009/run.json", "w").write(foreign)
         with pytest.raises(ValueError, match="run.json"):
-            runs.restore(f"{cfg.out_dir}/step-000009", state_at(0))
+            disk.restore(f"{cfg.out_dir}/step-000009", state_at(0))
 
 
 def test_another_model_or_optimizer_is_not_restored_into(cfg):
     save(cfg, 7)
-    folder = model.find(cfg.out_dir)
+    folder = disk.find(cfg.out_dir)
     wide = model.init(jax.random.key(0), dataclasses.replace(SHAPE, d_ff=8))
     for other in (state_at(0)._replace(params=wide), state_at(0)._replace(average=PARAMS),
                   state_at(0)._replace(opt_state=())):  # fmt: skip
         with pytest.raises(ValueError, match=r"of another model or optimizer than this config: \.\S+ and \d+ more"):
-            runs.restore(folder, other)
+            disk.restore(folder, other)
 
 
 # ---- logs ----
@@ -284,14 +285,14 @@ def test_a_line_that_a_kill_has_cut_is_dropped_and_what_is_before_it_stays(cfg):
 
 def test_a_kill_while_logs_are_cut_back_loses_no_line(cfg, monkeypatch):
     def fill():
-        for name in runs.LOGS:
+        for name in disk.LOGS:
             open(f"{cfg.out_dir}/{name}", "w").writelines(f'{{"step": {s}, "time": 0}}\n' for s in range(9))
     fill()
     for n in range(moments(monkeypatch, lambda: runs.Log(cfg, 4))):
         fill()
         with killed_at(monkeypatch, n):
             runs.Log(cfg, 4)
-        for name in runs.LOGS:
+        for name in disk.LOGS:
             assert [r["step"] for r in lines(cfg, name)][:5] == [0, 1, 2, 3, 4]
         runs.Log(cfg, 4)
         assert sorted(os.listdir(cfg.out_dir)) == ["metrics.jsonl", "samples.jsonl"]
@@ -309,11 +310,11 @@ def test_numbers_that_are_none_are_logged_as_null(cfg):
 
 def test_a_half_written_checkpoint_is_ignored_and_swept_away_when_a_run_begins(cfg):
     save(cfg, 3)
-    shutil.copytree(f"{cfg.out_dir}/step-000003", f"{cfg.out_dir}/{runs.WRITING}")
-    os.remove(f"{cfg.out_dir}/{runs.WRITING}/model.safetensors")
+    shutil.copytree(f"{cfg.out_dir}/step-000003", f"{cfg.out_dir}/{disk.WRITING}")
+    os.remove(f"{cfg.out_dir}/{disk.WRITING}/model.safetensors")
     assert_whole(cfg, [3])
     runs.Log(cfg, 3)
-    assert runs.WRITING not in os.listdir(cfg.out_dir)
+    assert disk.WRITING not in os.listdir(cfg.out_dir)
 
 
 def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys):
@@ -413,11 +414,11 @@ def killable(tmp_path_factory):
 
 def remains(out_dir):
     """Every byte that must not depend on kills: the last checkpoint, and the logs without their times."""
-    folder = model.find(out_dir)
+    folder = disk.find(out_dir)
     files = {name: open(f"{folder}/{name}", "rb").read() for name in os.listdir(folder) if name != "run.json"}
-    run = {k: v for k, v in runs.read_run(folder).items() if k != "config"}
+    run = {k: v for k, v in disk.read_run(folder).items() if k != "config"}
     logs = [[{k: v for k, v in row.items() if k not in ("time", "step_time")}
-             for row in map(json.loads, open(f"{out_dir}/{name}"))] for name in runs.LOGS]  # fmt: skip
+             for row in map(json.loads, open(f"{out_dir}/{name}"))] for name in disk.LOGS]  # fmt: skip
     return files, run, logs
 
 
@@ -439,12 +440,12 @@ def test_a_run_killed_five_times_at_random_moments_and_resumed_equals_the_unbrok
         out, err = process.communicate()
         assert "Traceback" not in err and process.returncode in (0, -signal.SIGKILL), err
         finished += process.returncode == 0
-        reached.append(max(runs.checkpoints(f"{folder}/killed"), default=0))
+        reached.append(max(disk.steps(f"{folder}/killed"), default=0))
     assert reached == sorted(reached) and len(set(reached)) > 1 and finished < 4, reached
     out, err = (process := start(folder, *argv)).communicate()
     assert process.returncode == 0, err
     assert remains(f"{folder}/killed") == remains(f"{folder}/unbroken")
-    assert runs.WRITING not in os.listdir(f"{folder}/killed")
+    assert disk.WRITING not in os.listdir(f"{folder}/killed")
 
 
 @pytest.mark.slow
@@ -461,7 +462,7 @@ def test_sigterm_and_ctrl_c_save_the_step_they_came_at_and_leave_with_their_code
         process.send_signal(asked)
         out, err = process.communicate()
         assert process.returncode == code and "Traceback" not in err, err
-        newest = max(runs.checkpoints(f"{folder}/asked"))
+        newest = max(disk.steps(f"{folder}/asked"))
         assert newest > reached and f"saved {folder}/asked/step-{newest:06d}; continue with --resume=True" in out
         reached = newest
     out, err = (process := start(folder, f"--out_dir={folder}/asked", "--resume=True")).communicate()

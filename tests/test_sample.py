@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data
+import disk
 import model
 import sample
 from sample import Plan, generate, row_keys
@@ -62,7 +63,7 @@ def check_filled(z, x, trace):
 
 @pytest.fixture(scope="module")
 def llada():
-    return *model.load(FIXTURE), np.load(f"{FIXTURE}/expected.npz")
+    return *disk.load(FIXTURE), np.load(f"{FIXTURE}/expected.npz")
 
 
 SETTINGS = {
@@ -671,7 +672,7 @@ def folder(tmp_path_factory):
     cfg = model.ModelConfig(vocab_size=tok.vocab_size, n_layer=1, n_head=2, d_model=16, mask_id=tok.mask_id,
                             eos_id=tok.eos_id, pad_id=tok.pad_id)  # fmt: skip
     params = sharp(cfg, 0)
-    model.save(path, params, cfg)
+    disk.save(path, params, cfg)
     tok.save(path)
     (path / "run.json").write_text(json.dumps({"config": {
         "order": "left", "rule": "quota", "diffusion_steps": 3, "block_len": None, "max_new_tokens": 6, "seed": 1}}))
@@ -767,7 +768,7 @@ def causal(tmp_path):
     tok = data.Tokenizer(tok.vocab, specials, dict(mask="<|mask|>", eos="<|eos|>", pad="<|eos|>"), shown=["<|im_end|>"])
     cfg = model.ModelConfig(vocab_size=259, n_layer=1, n_head=2, d_model=16, causal=True, shift=True, eos_id=256)
     params = sharp(cfg, 1)
-    model.save(tmp_path, params, cfg)
+    disk.save(tmp_path, params, cfg)
     tok.save(tmp_path)
     return str(tmp_path), params, cfg, tok
 
@@ -787,7 +788,7 @@ def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(ca
     first = logits(params, jnp.array([[97, 98, 0]]), cfg)[0, 2].argmax()
     likely = params | {"head": params["head"].at[:, 258].set(3 * params["head"][:, first])}
     for weights in params, likely:
-        model.save(path, weights, cfg)
+        disk.save(path, weights, cfg)
         expected = continued(weights, cfg, tok, "ab", 6)
         assert run(capsys, path, "--prompt=ab", "--max_new_tokens=6") == (0, expected + "\n", "")
     assert expected.startswith("<|im_end|>")  # the last id, which is no hole
@@ -814,9 +815,9 @@ def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causa
 
 
 def test_a_folder_with_the_tokenizer_of_a_larger_model_is_refused(folder, capsys, tmp_path):
-    params, cfg = model.load(folder)
+    params, cfg = disk.load(folder)
     small = dataclasses.replace(cfg, vocab_size=257, eos_id=None, pad_id=None)
-    model.save(tmp_path, jax.tree.map(lambda w: w[:257] if len(w) == 259 else w[..., :257], params), small)
+    disk.save(tmp_path, jax.tree.map(lambda w: w[:257] if len(w) == 259 else w[..., :257], params), small)
     data.Tokenizer.load(folder).save(tmp_path)
     code, _, err = run(capsys, str(tmp_path), "--prompt=a")
     assert code == 2 and "ids up to 258, its model only 257 ids" in err

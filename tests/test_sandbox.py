@@ -1,4 +1,4 @@
-"""sandbox.py pays right answers only, lets nothing out, and leaves nothing behind. The attacks are in tests/attacks."""
+"""judges/sandbox.py pays right answers only, lets nothing out, and leaves nothing behind. The attacks are in tests/attacks."""
 import ast
 import glob
 import importlib.util
@@ -20,11 +20,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import sandbox as module
-from sandbox import Sandbox
+from judges import sandbox as module
+from judges.sandbox import Sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has what contains a candidate")
-ROOT = os.path.dirname(os.path.abspath(module.__file__))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(module.__file__)))
 ATTACKS = os.path.join(ROOT, "tests", "attacks")
 ADD = "def add(a, b): return a + b"
 RIGHT = ["assert add(1, 2) == 3", "assert add(-4, 9) == 5"]
@@ -430,7 +430,7 @@ def test_thousands_of_completions_leave_nothing(count):
 def test_killing_the_trainer_ends_everything(tmp_path):
     trainer = f"""
         import sys; sys.path.insert(0, {ROOT!r})
-        from sandbox import Sandbox
+        from judges.sandbox import Sandbox
         none = [{{"input": "", "output": ""}}]
         jobs = [({LOOP!r}, {RIGHT!r}, "add"), ("while True: pass", none, ""), ("import time; time.sleep(900)", ["x"], "")]
         if {bool(shutil.which("gcc"))}: jobs.append(("int main(void) {{ for (;;) {{}} }}", none, "", "c"))
@@ -621,7 +621,7 @@ def test_an_unknown_thing_cannot_be_accepted():
 
 
 def test_it_needs_the_standard_library_only():
-    code = "import sys, sandbox; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'sandbox', '__main__'})"
+    code = "import sys; from judges import sandbox; print({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'judges', '__main__'})"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done
 
@@ -652,7 +652,7 @@ PYTHONS = sorted({os.path.realpath(p) for folder in FOLDERS for p in glob.glob(f
 @pytest.mark.parametrize("python", [*PYTHONS[:1], *(pytest.param(p, marks=pytest.mark.slow) for p in PYTHONS[1:])])
 def test_every_python_from_3_10_runs_it(python):
     jobs = [(ADD, RIGHT, "add"), ("print(input())", [{"input": "x", "output": "x"}], "")]
-    code = f"from sandbox import Sandbox\nwith Sandbox(workers=1) as box: print([v['passed'] for v in box.run({jobs})])"
+    code = f"from judges.sandbox import Sandbox\nwith Sandbox(workers=1) as box: print([v['passed'] for v in box.run({jobs})])"
     done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
     assert done.stdout == "[[True, True], [True]]\n", done
 
@@ -679,7 +679,8 @@ def test_a_quarter_of_them_as_an_ordinary_user():
         pytest.skip("takes root, setpriv and a Python that others can read")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     with tempfile.TemporaryDirectory() as root:  # the repository may lie where only its owner reads
-        shutil.copy(f"{ROOT}/sandbox.py", root)
+        os.mkdir(f"{root}/judges")
+        shutil.copy(f"{ROOT}/judges/sandbox.py", f"{root}/judges")
         shutil.copytree(ATTACKS, f"{root}/tests/attacks")
         subprocess.run(["chmod", "-R", "a+rX", root], check=True)
         attack("--timeout=1.5", "--slack=3", "--every=4", prefix=nobody, python="/usr/bin/python3", root=root)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import disk
 import model
 from data.bpe import CHAR, Tokenizer
 from data.smollm2 import prepare as smollm2
@@ -122,7 +123,7 @@ def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp
     smollm2.main()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]  # fmt: skip
-    loaded, cfg = model.load(tmp_path)
+    loaded, cfg = disk.load(tmp_path)
     assert cfg.vocab_size == 260 and json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
     tok = Tokenizer.load(tmp_path, cfg.vocab_size)

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 import config
 import data
+import disk
 import model
 import runs
 import terminal
@@ -155,13 +156,13 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
     words = f"{'File too large' if limit else 'No space left on device'}, while writing into {out}: "
     with pytest.raises(ValueError, match=f"{words}{out}/step-000003 is whole; make room and"):
         with runs.claimed(out):
-            os.makedirs(f"{out}/{runs.WRITING}")
+            os.makedirs(f"{out}/{disk.WRITING}")
             if not limit:
                 raise OSError(errno.ENOSPC, "?")
             try:
                 state = train.State(4, {"embed": np.ones((99, 4))}, (), None, None)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-                runs.save(config.Config(out_dir=out), state, None, None, False)
+                disk.save_run(config.Config(out_dir=out), state, None, None, False)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(out) == ["step-000003"]
@@ -252,7 +253,7 @@ def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
     process.stdout = None
     _, err = process.communicate()
     assert process.returncode == 141 and b"Traceback" not in err
-    assert runs.checkpoints(f"{tmp_path}/out") and b"Exception" not in err
+    assert disk.steps(f"{tmp_path}/out") and b"Exception" not in err
 
 
 def test_the_costs_of_a_rollout_grow_with_its_completions():

@@ -1,4 +1,4 @@
-"""tiny.py: a random model of each family in its own files, rows as the real ones, and every recipe runs on them."""
+"""data/tiny: a random model of each family in its own files, rows as the real ones, and every recipe runs on them."""
 import functools
 import json
 import os
@@ -11,12 +11,13 @@ import pytest
 
 import config
 import data
+import disk
 import model
 import rewards
-import rules
 import runs
-import tiny
 import train
+from data.tiny import prepare as tiny
+from judges import rules
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
            "llama_gsm8k_grpo": "llama"}  # fmt: skip
@@ -42,9 +43,9 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize("name", tiny.MODELS)
 def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
-    params, cfg = model.load(folders / name)
+    params, cfg = disk.load(folders / name)
     kind = {"dream": "Dream", "diffucoder": "Dream"}.get(name, name)
-    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == model.family(cfg)
+    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == disk.family(cfg)
     there = set(os.listdir(folders / name))
     assert there == FILES[kind] | {"config.json", "model.safetensors", "tokenizer_config.json"}
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (kind != "llada", kind == "Dream", kind == "llama")
@@ -58,7 +59,7 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     ("dream", "<|mask|>", "<|endoftext|>", "<|endoftext|>"),
     ("diffucoder", "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"), ("llama", "<|mask|>", "<|eot_id|>", "<|eot_id|>")])
 def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(name, mask, eos, pad, folders):
-    tok, cfg = data.Tokenizer.load(folders / name), model.read_config(folders / name)
+    tok, cfg = data.Tokenizer.load(folders / name), disk.read_config(folders / name)
     assert tok.roles == {"mask": mask, "eos": eos, "pad": pad}
     assert tok.encode(TEXT) == tiny.tokenizer(name).encode(TEXT) and tok.decode(tok.encode(TEXT)) == TEXT
     assert cfg.eos_id == tok.eos_id
@@ -109,16 +110,14 @@ def test_tiny_rows_can_be_solved():
         assert rules.math_answer(row["completion"], row["answer"]) == 1.0
 
 
-def test_make_says_what_it_makes_and_knows_what_it_can_make(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tiny, "HOME", str(tmp_path))
-    tiny.make(config.Config(init_from=f"{tmp_path}/llada", dataset=f"{tmp_path}/gsm8k"))
-    said = capsys.readouterr().out
-    assert "a random llada of 147,776 parameters. This shows that the recipe runs; nothing can be learnt" in said
+def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_there_are(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(tiny, "HERE", tmp_path)
+    tiny.main(["llada", "gsm8k"])
+    said = capfd.readouterr().out
+    assert "a random llada of 147,776 parameters. This shows that a recipe runs; nothing can be learnt" in said
     assert len(data.load(tmp_path / "gsm8k", "train")) == 16 and len(data.load(tmp_path / "gsm8k", "val")) == 8
-    with pytest.raises(ValueError, match="init_from='.*/mamba': what can be made there is llada, dream, diffucoder"):
-        tiny.make(config.Config(init_from=f"{tmp_path}/mamba"))
-    tiny.make(config.Config(dataset="sudoku"))  # of nobody's concern
-    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit, match="makes llada, dream, diffucoder, llama, gsm8k, .*; asked for was mamba"):
+        tiny.main(["mamba"])
 
 
 @pytest.mark.slow
@@ -133,4 +132,4 @@ def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypat
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)
     assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
-    assert model.family(model.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]
+    assert disk.family(disk.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]

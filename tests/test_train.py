@@ -17,6 +17,7 @@ from shared import compiled_once
 
 import config
 import data
+import disk
 import model
 import objectives
 import runs
@@ -73,11 +74,11 @@ def written(cfg, path):
 
 def left(out_dir):
     """What a run leaves, but for times: {file: bytes} of its last checkpoint, lines of its logs."""
-    folder = model.find(out_dir)
+    folder = disk.find(out_dir)
     files = {name: open(os.path.join(folder, name), "rb").read() for name in sorted(os.listdir(folder))}
     run = json.loads(files.pop("run.json"))
     logs = [[{k: v for k, v in row.items() if k not in ("time", "step_time")} for row in lines(out_dir, name)]
-            for name in runs.LOGS]  # fmt: skip
+            for name in disk.LOGS]  # fmt: skip
     return files, {k: v for k, v in run.items() if k != "config"}, logs
 
 
@@ -138,14 +139,14 @@ def test_norms_biases_and_embeddings_do_not_decay_and_all_else_does(tiny):
     tx, _ = train.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), jax.eval_shape(lambda: model.init(KEY, shape)))
     updates = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p)[0])(params)
-    moved = {k for k, u in runs.flat(updates).items() if np.any(u != 0)}
+    moved = {k for k, u in disk.flat(updates).items() if np.any(u != 0)}
     decaying = {"['head']", *(f"['blocks']['{n}']" for n in ("q", "k", "v", "o", "gate", "up", "down"))}
     assert moved == decaying
     for name in decaying:
-        np.testing.assert_allclose(runs.flat(updates)[name], -0.1 * 0.5, rtol=1e-6)
+        np.testing.assert_allclose(disk.flat(updates)[name], -0.1 * 0.5, rtol=1e-6)
     kept = {"['embed']", "['norm']", *(f"['blocks']['{n}']" for n in (
         "attn_norm", "mlp_norm", "q_norm", "k_norm", "q_bias", "k_bias", "v_bias"))}  # fmt: skip
-    assert set(runs.flat(params)) == decaying | kept
+    assert set(disk.flat(params)) == decaying | kept
 
 
 def test_gradients_are_clipped_to_their_global_norm_and_reported_unclipped(tiny):
@@ -211,8 +212,8 @@ def test_micro_batches_add_up_to_the_big_batch(tiny, changes, splits):
     whole, _, _, metrics = one_step(cfg, cfg.objective)
     for parts in splits:
         params, _, _, others = one_step(dataclasses.replace(cfg, gradient_accumulation_steps=parts), cfg.objective)
-        for name, x in runs.flat(params).items():
-            np.testing.assert_allclose(x, runs.flat(whole)[name], atol=1e-6, rtol=0)
+        for name, x in disk.flat(params).items():
+            np.testing.assert_allclose(x, disk.flat(whole)[name], atol=1e-6, rtol=0)
         for name, x in metrics.items():
             assert float(others[name]) == pytest.approx(float(x), rel=1e-5)
 
@@ -271,11 +272,11 @@ def test_samples_are_prompts_with_completions_of_val(unbroken):
 
 
 def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbroken):
-    params, shape = model.load(unbroken.out_dir)
-    tok = data.Tokenizer.load(model.find(unbroken.out_dir))
+    params, shape = disk.load(unbroken.out_dir)
+    tok = data.Tokenizer.load(disk.find(unbroken.out_dir))
     assert tok == data.Tokenizer.bytes() and shape.vocab_size == tok.vocab_size and shape.mask_id == tok.mask_id
-    saved = runs.safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
-    for name, x in runs.flat(params).items():
+    saved = disk.safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
+    for name, x in disk.flat(params).items():
         np.testing.assert_array_equal(x, saved[f".average{name}"])
         assert not np.array_equal(x, saved[f".params{name}"])
     mask = np.ones((1, 7), int) * tok.mask_id
@@ -335,11 +336,11 @@ def test_a_run_that_cannot_start_moves_nothing(tiny, monkeypatch, tmp_path):
 
 
 def test_it_starts_from_the_weights_of_a_folder_or_of_another_run(unbroken, tiny):
-    want = runs.flat(model.load(unbroken.out_dir)[0])
+    want = disk.flat(disk.load(unbroken.out_dir)[0])
     for path in (unbroken.out_dir, f"{unbroken.out_dir}/step-000012"):
         cfg, tok, start, resumed = train.prepare(tiny(init_from=path))
         assert resumed is None
-        params = runs.flat(objectives.pretrain(cfg, tok, start).init(KEY))
+        params = disk.flat(objectives.pretrain(cfg, tok, start).init(KEY))
         assert params.keys() == want.keys()
         for name, x in want.items():
             np.testing.assert_array_equal(params[name], x)
@@ -402,7 +403,7 @@ def test_it_stops_when_the_pass_rate_first_exceeds_stop_at_and_stays_stopped(tin
     change_task(monkeypatch, evaluate=scripted([0.1, 0.3, 0.5, 0.9]))
     cfg = tiny(stop_at=0.3, eval_interval=2)
     assert train.train(cfg).step == 6
-    assert json.load(open(f"{model.find(cfg.out_dir)}/run.json"))["finished"]
+    assert json.load(open(f"{disk.find(cfg.out_dir)}/run.json"))["finished"]
     before = left(cfg.out_dir)
     assert train.train(dataclasses.replace(cfg, resume=True)).step == 6 and left(cfg.out_dir) == before
     assert train.train(dataclasses.replace(cfg, resume=True, stop_at=0.6)).step == 8
@@ -413,7 +414,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tiny, monkeypatch):
     change_task(monkeypatch, evaluate=scripted([nan, 0.1, 0.9, nan, 0.2, 0.8]))
     cfg = tiny(eval_interval=2, save_interval=1, keep_checkpoints=1)
     train.train(cfg)
-    assert runs.checkpoints(cfg.out_dir) == [6, 12]
+    assert disk.steps(cfg.out_dir) == [6, 12]
     assert json.load(open(f"{cfg.out_dir}/step-000012/run.json"))["best"] == {
         "step": 6, "score": 0.9, "measure": "val/sampled"}  # fmt: skip
     assert [r["val/sampled"] for r in lines(cfg.out_dir) if "val/sampled" in r] == [None, 0.1, 0.9, None, 0.2, 0.8]
@@ -423,10 +424,10 @@ def test_of_equally_good_checkpoints_the_later_is_the_best(tiny, monkeypatch, ca
     change_task(monkeypatch, evaluate=scripted([0.1, 0.2, 0.2, 0.1]))
     cfg = tiny(eval_interval=3, save_interval=99, keep_checkpoints=1)
     train.train(cfg)
-    assert runs.checkpoints(cfg.out_dir) == [9, 12]
+    assert disk.steps(cfg.out_dir) == [9, 12]
     assert "best at step 9: val/sampled 0.2000, of 4 evaluations" in capsys.readouterr().out
-    assert model.best(cfg.out_dir) == (f"{cfg.out_dir}/step-000009", "the best by val/sampled")
-    assert model.find(cfg.out_dir) == f"{cfg.out_dir}/step-000012"
+    assert disk.best(cfg.out_dir) == (f"{cfg.out_dir}/step-000009", "the best by val/sampled")
+    assert disk.find(cfg.out_dir) == f"{cfg.out_dir}/step-000012"
 
 
 def test_without_rewards_the_best_has_the_lowest_nelbo(tiny, monkeypatch):
@@ -434,7 +435,7 @@ def test_without_rewards_the_best_has_the_lowest_nelbo(tiny, monkeypatch):
     change_task(monkeypatch, evaluate=lambda old: lambda state, key: ({"val/nelbo": next(given)}, []))
     cfg = tiny(keep_checkpoints=1, rewards=())
     train.train(cfg)
-    assert runs.checkpoints(cfg.out_dir) == [8, 12]
+    assert disk.steps(cfg.out_dir) == [8, 12]
 
 
 def test_eval_only_measures_the_newest_checkpoint_and_changes_nothing(unbroken, capsys):
@@ -449,7 +450,7 @@ def test_eval_only_measures_the_newest_checkpoint_and_changes_nothing(unbroken, 
 
 
 def test_eval_only_loads_the_weights_alone(unbroken, monkeypatch, capsys):
-    monkeypatch.setattr(runs, "restore", lambda *_: pytest.fail("the optimizer was asked for"))
+    monkeypatch.setattr(disk, "restore", lambda *_: pytest.fail("the optimizer was asked for"))
     change_task(monkeypatch, evaluate=scripted([0.5]))
     state = train.train(dataclasses.replace(unbroken, eval_only=True, ema_decay=None, beta1=0.5))
     assert state.step == 12 and state.opt_state == () and "step     12  val/nelbo" in capsys.readouterr().out
@@ -477,7 +478,7 @@ def test_sigterm_and_ctrl_c_save_and_a_resumed_run_equals_the_unbroken_one(
             return interrupted
         change_task(m, batches=batches)
         assert leave(cfg, m, tmp_path) == code
-    assert runs.checkpoints(cfg.out_dir)[-1] == step + 1 and "--resume=True" in capsys.readouterr().out
+    assert disk.steps(cfg.out_dir)[-1] == step + 1 and "--resume=True" in capsys.readouterr().out
     train.train(dataclasses.replace(cfg, resume=True))
     assert left(cfg.out_dir) == left(unbroken.out_dir)
 
@@ -493,7 +494,7 @@ def test_a_second_ctrl_c_leaves_at_once(tiny, monkeypatch, tmp_path):
     change_task(monkeypatch, batches=impatient)
     before = signal.getsignal(signal.SIGINT)
     assert leave(tiny(), monkeypatch, tmp_path) == 130
-    assert 6 not in runs.checkpoints(tiny().out_dir)
+    assert 6 not in disk.steps(tiny().out_dir)
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -559,12 +560,12 @@ def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, 
     assert code.startswith(f"step {poisoned + 1}: loss nan, gradient norm nan. ") and "\n" not in code
     assert f"lower learning_rate (now {cfg.learning_rate})" in code
     kept = [s for s in (3, 4, 6, 9) if s <= poisoned]
-    assert runs.checkpoints(cfg.out_dir) == (sorted({*kept[-2:], 4}) if poisoned > 4 else kept)
+    assert disk.steps(cfg.out_dir) == (sorted({*kept[-2:], 4}) if poisoned > 4 else kept)
     if poisoned:
         last = [r for r in lines(cfg.out_dir) if "loss" in r][-1]
         assert f"The last finite step was {poisoned}: loss {last['loss']:.4f}, gradient norm" in code
         assert last["step"] == poisoned and f"step-{kept[-1]:06d}" in code
-        params, _ = model.load(cfg.out_dir)
+        params, _ = disk.load(cfg.out_dir)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
     else:
         assert "The last finite step was none" in code and "None was saved yet" in code
@@ -662,7 +663,7 @@ def test_a_base_is_told_its_keys_on_the_line_of_the_run_and_trains_beside_it(tin
     assert (made.seed, made.max_iters, made.out_dir) == (3, 1, f"{tmp_path}/out_base")
     assert config.base_of(config.load([*argv, "--base.out_dir=b"])).out_dir == "b"
     train.train(cfg)
-    assert runs.read_run(f"{tmp_path}/out_base/step-000001")["config"]["seed"] == 3
+    assert disk.read_run(f"{tmp_path}/out_base/step-000001")["config"]["seed"] == 3
     with pytest.raises(ValueError, match=r"out_base was trained with other keys .*: seed=4 \(it was 3\). Move it away"):
         train.train(config.load([*argv[:1], "--base.seed=4", *argv[2:]]))
     # what is there is not needed to go on

@@ -143,7 +143,7 @@ def main():
         (HERE / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     params, fields = weights(facts, tensor)
     making = HERE / ".making"
-    model.save(making, params, model.ModelConfig(**fields))
+    disk.save(making, params, model.ModelConfig(**fields))
     for name in ("model.safetensors", "config.json"):  # the config last: a folder that has one is complete
         os.replace(making / name, HERE / name)
     making.rmdir()
@@ -153,5 +153,6 @@ def main():
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    import disk
     import model
     main()

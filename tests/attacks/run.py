@@ -36,7 +36,7 @@ FILES = {  # what nobody may touch; the answer key is also what nobody may read
 # ---- the scorer's process ------------------------------------------------------------------------------------------------
 def sandbox_scorer(timeout):
     sys.path.insert(0, ROOT)
-    from sandbox import Sandbox
+    from judges.sandbox import Sandbox
     sandbox = Sandbox(workers=2, timeout=timeout)
 
     def score(code, tests, entry, language):

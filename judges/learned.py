@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 import data
 import diffusion
+import disk
 import model
-import runs
 
 MAX_LEN = 4096  # tokens of a prompt and a completion that a judge reads at most
 WIDTH = 16  # lengths are rounded up to a multiple of this
@@ -84,9 +84,9 @@ def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
 def load(folder, dtype="float32", **sizes):
     """The folder or out_dir of a judge or of a language model -> {"judge": reward} or {"coherence": reward}, which keep
     and compute it in dtype."""
-    found, _ = model.best(folder)
-    best = runs.read_run(found).get("best") or {}
-    params, cfg = model.load(found, dtype)
+    found, _ = disk.best(folder)
+    best = disk.read_run(found).get("best") or {}
+    params, cfg = disk.load(found, dtype)
     cfg = dataclasses.replace(cfg, dtype=dtype)
     tok = data.Tokenizer.load(found, cfg.vocab_size)
     if not model.width(params):

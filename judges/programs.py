@@ -18,8 +18,8 @@ import tempfile
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-import rules
-from sandbox import Sandbox, check_job
+from judges import rules
+from judges.sandbox import Sandbox, check_job
 
 NONE = itertools.repeat(None)   # the default of an optional column: None in every row
 MAX_SOURCE = 100_000            # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14

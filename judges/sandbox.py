@@ -8,7 +8,8 @@ back, so a forged answer is worth what a wrong answer is. The candidate shares n
 
 Containment (Linux): a candidate cannot start processes, signal, use the network, write, or read more than Python's
 library and the system's; memory, time and descriptors are limited. Workers try to get out before they are used, and
-refuse to work if they can. `python sandbox.py` says what holds here. Kernel bugs and side channels are out of scope.
+refuse to work if they can. `python judges/sandbox.py` says what holds here. Kernel bugs and side channels are not
+contained.
 
 Programs in other languages run behind the same walls, one process per test. Weaker there: they can read the toolchain
 (/usr, /lib) and exec it (what it starts stays inside); compilers, not the programs, can fork, and write to one folder.

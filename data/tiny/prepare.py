@@ -1,22 +1,28 @@
 """
 What a recipe for a real model is tried on:  python train.py config/llada_gsm8k_grpo.py --model=tiny
 
-A random model of the family, two layers in the family's own files, and a few rows in the format of the real data. Both
-are made on the spot, in out/tiny. That a recipe runs, from its chat template to its last checkpoint, can be seen on a
-laptop in a minute; nothing can be learnt from it.
+A random model of the family, two layers in the family's own files, and a few rows in the format of the real data. Each
+is made on first use, in a folder of its own here. That a recipe runs, from its chat template to its last checkpoint,
+can be seen on a laptop in a minute; nothing can be learnt from it.
+
+    python data/tiny/prepare.py llada gsm8k                                    # or the first line, which calls it
 """
 import json
 import random
+import shutil
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import data
+import disk
 import model
 from data import bpe
 
-HOME = "out/tiny"
+HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
 VOCAB = 640  # bytes and merges, before the special tokens
 LLAMA3 = bpe.QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
@@ -121,23 +127,33 @@ def checkpoint(folder, name):
     rng = np.random.default_rng(0)  # model.init would compile for longer than the model computes
     draw = lambda path, shape: np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))
     params = jax.tree_util.tree_map_with_path(draw, model.shapes(cfg), is_leaf=lambda x: isinstance(x, tuple))
-    model.save(folder, params, cfg)
+    disk.save(folder, params, cfg)
     write_tokenizer(Path(folder), tok, name)
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-def make(cfg):
-    """Makes what a config starts from and reads, as far as that is in out/tiny; says what it is."""
-    for key, known in (("init_from", MODELS), ("dataset", ROWS)):
-        path = Path(getattr(cfg, key) or "")
-        if path.parent != Path(HOME):
-            continue
-        if path.name not in known:
-            raise ValueError(f"{key}={str(path)!r}: what can be made there is {', '.join(known)}")
-        if key == "init_from":
-            print(f"{path}: a random {path.name} of {checkpoint(path, path.name):,} parameters. This shows that the "
-                  "recipe runs; nothing can be learnt from it")  # fmt: skip
-        else:
-            for split, made in rows(path.name).items():
-                bpe.write(path / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
-            print(f"{path}: a few rows in the format of the real data")
+def make(name):
+    """A name of MODELS or ROWS -> its folder here, all of it at once; says what it is."""
+    making, said = HERE / f".{name}", "a few rows in the format of the real data"
+    shutil.rmtree(making, ignore_errors=True)
+    if name in MODELS:
+        said = (f"a random {name} of {checkpoint(making, name):,} parameters. This shows that a recipe runs; nothing "
+                "can be learnt from it")  # fmt: skip
+    else:
+        for split, made in rows(name).items():
+            bpe.write(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
+    shutil.rmtree(HERE / name, ignore_errors=True)
+    making.rename(HERE / name)
+    print(f"data/tiny/{name}: {said}")
+
+
+def main(names):
+    known = [*MODELS, *ROWS]
+    if not names or not set(names) <= set(known):
+        raise SystemExit(f"data/tiny makes {', '.join(known)}; asked for was {' '.join(names) or 'nothing'}")
+    for name in names:
+        make(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

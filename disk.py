@@ -1,0 +1,479 @@
+"""
+What is on disk: other people's folders, our checkpoints. There is no private format: a model is a Hugging Face folder,
+adapters are a PEFT folder, and a checkpoint of a run is one of these, with state.safetensors (everything the next step
+depends on) and run.json (the step, the best step so far, the config) beside it. It appears whole or not at all.
+"""
+import dataclasses
+import functools
+import json
+import os
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+import config
+import model
+
+# ---- Hugging Face folders: config.json and safetensors ---------------------------------------------------------------
+
+# Where a family keeps each of our tensors, * is ".weight" and {} the layer. They store (out, in), we compute (in, out).
+LLAMA = {
+    "embed": "model.embed_tokens*", "norm": "model.norm*", "head": "lm_head*",
+    "attn_norm": "model.layers.{}.input_layernorm*", "mlp_norm": "model.layers.{}.post_attention_layernorm*",
+    "o": "model.layers.{}.self_attn.o_proj*", "gate": "model.layers.{}.mlp.gate_proj*",
+    "up": "model.layers.{}.mlp.up_proj*", "down": "model.layers.{}.mlp.down_proj*",
+    "q_norm": "model.layers.{}.self_attn.q_norm*", "k_norm": "model.layers.{}.self_attn.k_norm*",
+} | {n: f"model.layers.{{}}.self_attn.{n}_proj*" for n in "qkv"}  # fmt: skip
+GEMMA = LLAMA | {
+    "attn_out_norm": "model.layers.{}.post_attention_layernorm*",
+    "mlp_norm": "model.layers.{}.pre_feedforward_layernorm*",
+    "mlp_out_norm": "model.layers.{}.post_feedforward_layernorm*"}  # fmt: skip
+LLADA = {
+    "embed": "model.transformer.wte*", "norm": "model.transformer.ln_f*", "head": "model.transformer.ff_out*",
+    "attn_norm": "model.transformer.blocks.{}.attn_norm*", "mlp_norm": "model.transformer.blocks.{}.ff_norm*",
+    "o": "model.transformer.blocks.{}.attn_out*", "gate": "model.transformer.blocks.{}.ff_proj*",
+    "up": "model.transformer.blocks.{}.up_proj*", "down": "model.transformer.blocks.{}.ff_out*",
+} | {n: f"model.transformer.blocks.{{}}.{n}_proj*" for n in "qkv"}  # fmt: skip
+
+# Our field -> their key. A key with a default may be missing.
+IDS = {"mask_id": "mask_token_id", "eos_id": "eos_token_id", "pad_id": "pad_token_id", "bos_id": "bos_token_id"}
+ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # of cfg.rope_scaling
+LLAMA_KEYS = IDS | {
+    "vocab_size": "vocab_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "d_head": "head_dim",
+    "n_kv_head": "num_key_value_heads", "d_model": "hidden_size", "d_ff": "intermediate_size",
+    "tie_embeddings": "tie_word_embeddings", "rope_theta": "rope_theta", "norm_eps": "rms_norm_eps",
+    "rope_scaling": "rope_scaling"}  # fmt: skip
+GEMMA_KEYS = LLAMA_KEYS | {
+    "window": "sliding_window", "query_scale": "query_pre_attn_scalar", "attn_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping"}  # fmt: skip
+LLADA_KEYS = IDS | {
+    "vocab_size": "embedding_size", "n_layer": "n_layers", "n_head": "n_heads", "n_kv_head": "n_kv_heads",
+    "d_model": "d_model", "d_ff": "mlp_hidden_size", "tie_embeddings": "weight_tying", "rope_theta": "rope_theta",
+    "norm_eps": "rms_norm_eps", "qkv_bias": "include_qkv_bias"}  # fmt: skip
+# What a config must say (or leave out) for this code to be that network.
+LLAMA_NEEDS = {"hidden_act": "silu", "rope_type": "default", "attention_bias": False,
+               "mlp_bias": False, "use_sliding_window": False}  # fmt: skip
+GEMMA_NEEDS = LLAMA_NEEDS | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+                             "use_bidirectional_attention": False}  # fmt: skip
+LLADA_NEEDS = {
+    "rope_scaling": None,
+    "block_type": "llama", "activation_type": "silu", "layer_norm_type": "rms", "rope": True, "block_group_size": 1,
+    "alibi": False, "include_bias": False, "attention_layer_norm": False, "input_emb_norm": False,
+    "scale_logits": False}  # fmt: skip
+
+# model_type: (class, tensors, keys, needs, what its config need not say). Every other field has its default.
+FAMILIES = {
+    "llada": ("LLaDAModelLM", LLADA, LLADA_KEYS, LLADA_NEEDS, {}),
+    "Dream": ("DreamModel", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(shift=True, qkv_bias=True)),
+    "llama": ("LlamaForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True)),
+    "qwen2": ("Qwen2ForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True, qkv_bias=True)),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True, qk_norm=True)),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA, GEMMA_KEYS, GEMMA_NEEDS,
+               dict(causal=True, shift=True, gemma=True, tie_embeddings=True)),
+}  # fmt: skip
+FREE = ("dtype", "remat", "d_head")  # fields that say nothing about the family
+JUDGE = "score.weight"  # (1, D): the head of a judge, as in transformers' ...ForSequenceClassification
+
+
+def family(cfg):
+    """The name of the family whose folders hold this configuration."""
+    fixed = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in FREE}
+    for name, (_, _, keys, _, implied) in FAMILIES.items():
+        headed = "d_head" in keys or cfg.head_dim * cfg.n_head == cfg.d_model
+        if headed and all(getattr(cfg, k) == v for k, v in (fixed | implied).items() if k not in keys):
+            return name
+    switches = ("causal", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale", "attn_cap", "logit_cap",
+                "rope_scaling")
+    raise ValueError(
+        "no Hugging Face family has these switches together: "
+        + ", ".join(f"{k}={getattr(cfg, k)}" for k in (*switches, "d_head"))
+        + "; there are " + "; ".join(f"{n}: {f[4] or 'none'}" for n, f in FAMILIES.items())
+    )  # fmt: skip
+
+
+def tensors(cfg, n_out):
+    """(our path, layer or None, their name) of every tensor of a folder of this configuration."""
+    names, table = FAMILIES[family(cfg)][1], model.shapes(cfg, n_out)
+    for name in table:
+        if name == "head" and n_out is not None:
+            yield ("head",), None, JUDGE
+        elif name != "blocks":
+            yield (name,), None, names[name].replace("*", ".weight")
+    for i in range(cfg.n_layer):
+        for name in table["blocks"]:
+            role = name.removesuffix("_bias")
+            yield ("blocks", name), i, names[role].format(i).replace("*", ".weight" if role == name else ".bias")
+
+
+def save(folder, params, cfg):
+    """Writes a Hugging Face folder: config.json and model.safetensors (a tokenizer saves itself beside them)."""
+    os.makedirs(folder, exist_ok=True)
+    n_out = model.width(params)
+    name = family(cfg)
+    architecture, _, keys, needs, _ = FAMILIES[name]
+    filled = dataclasses.replace(cfg, d_head=cfg.head_dim, n_kv_head=cfg.kv_heads, d_ff=cfg.ff,
+                                 query_scale=cfg.query_scale or cfg.head_dim)  # fmt: skip
+    theirs = {"model_type": name, "architectures": [architecture], "torch_dtype": "float32"}
+    theirs |= {k: v for k, v in needs.items() if v is not None} | ({"num_labels": 1} if n_out else {})
+    theirs |= {key: getattr(filled, ours) for ours, key in keys.items()} | {"vocab_size": cfg.vocab_size}
+    theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
+    if cfg.rope_scaling is not None:
+        theirs["rope_scaling"] = {"rope_type": "llama3", **dict(zip(ROPE, cfg.rope_scaling, strict=True))}
+        del theirs["rope_type"]
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(theirs, f, indent=2)
+    write_tensors(os.path.join(folder, "model.safetensors"), stored(params, tensors(cfg, n_out)))
+
+
+def stored(params, listed):
+    """params, (our path, layer or None, their name) of tensors -> what `write_tensors` takes of each, as stored."""
+    for path, layer, name in listed:
+        x = params[path[0]] if len(path) == 1 else params[path[0]][path[1]]
+        turned = x.ndim - (layer is not None) == 2 and path != ("embed",)
+        shape = x.shape[layer is not None :]
+
+        def fetch(x=x, layer=layer, turned=turned):
+            x = np.asarray(x if layer is None else x[layer])
+            return x.T if turned else x
+
+        yield name, jax.ShapeDtypeStruct(shape[::-1] if turned else shape, x.dtype), fetch
+
+
+def write_tensors(path, items):
+    """Writes (name, shape and dtype, function that fetches the array) of tensors as a safetensors file: each is fetched
+    once, and none before the one before it is written; on disk at return."""
+    kinds = {"float32": "F32", "bfloat16": "BF16", "int32": "I32", "uint32": "U32", "bool": "BOOL"}
+    header, end, items = {"__metadata__": {"format": "pt"}}, 0, list(items)
+    for name, x, _ in items:
+        size = x.size * x.dtype.itemsize
+        header[name] = {"dtype": kinds[str(x.dtype)], "shape": list(x.shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for _, _, fetch in items:
+            f.write(np.ascontiguousarray(fetch()).tobytes())
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def find(path):
+    """The folder of a model or of adapters: `path` itself, or the newest checkpoint in the out_dir of a run of ours."""
+    if not os.path.isdir(path):
+        raise ValueError(f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it")
+    if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", ADAPTERS)):
+        return path
+    steps = [d for d in os.listdir(path) if re.fullmatch(r"step-\d+", d)]
+    if not steps:
+        raise ValueError(f"{path!r} holds no model: neither a config.json nor a checkpoint step-... of a run")
+    return os.path.join(path, max(steps, key=lambda d: int(d[5:])))
+
+
+def best(path):
+    """-> the folder that `path` stands for where a model is only to be used: itself, or the best checkpoint in the
+    out_dir of a run (which goes on from its newest, `find`); and why this one."""
+    newest = find(path)
+    run = os.path.join(newest, "run.json")
+    if newest == path:
+        return path, "asked for"
+    known = read_json(run).get("best") if os.path.exists(run) else None
+    if not known:
+        return newest, "the newest; none was evaluated"
+    if not os.path.isdir(folder := os.path.join(path, f"step-{known['step']:06d}")):
+        return newest, f"the newest; the best by {known['measure']}, step {known['step']}, is not here"
+    return folder, f"the best by {known['measure']}" + (", and the newest" if folder == newest else "")
+
+
+def read_json(path):
+    """A JSON file that holds an object -> dict."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            found = json.load(f)
+    except (OSError, ValueError) as e:
+        raise ValueError(f"{path} cannot be read as JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}, expected an object such as {{...}}")
+    return found
+
+
+def llama3_rope(path, theirs):
+    """config.json of a folder -> cfg.rope_scaling; takes the rope_type of what is understood out of it."""
+    found = theirs.get("rope_scaling") or (theirs if theirs.get("rope_type") == "llama3" else {})
+    kind = found.get("rope_type", found.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3" or not set(ROPE) <= found.keys():
+        raise ValueError(f"{path}: rope_scaling={found} is not supported; this code computes rope_type='default', and "
+                         f"'llama3' with {', '.join(ROPE)}")
+    theirs.pop("rope_type", None)
+    return tuple(found[k] for k in ROPE)
+
+
+def read_config(folder):
+    """config.json of a Hugging Face folder -> ModelConfig, or a ValueError that names what this code cannot do."""
+    path = os.path.join(folder, "config.json")
+    theirs = read_json(path)
+    kind = theirs.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(f"{path}: model_type is {kind!r}; known families: {', '.join(FAMILIES)}")
+    _, _, keys, needs, implied = FAMILIES[kind]
+    theirs |= theirs.get("rope_parameters") or {}  # where transformers 5 keeps rope_theta
+    theirs |= {"rope_scaling": llama3_rope(path, theirs)}
+    demand(path, theirs, needs)
+    fields = {ours: theirs[key] for ours, key in keys.items() if theirs.get(key) is not None}
+    if implied.get("causal"):  # it reads no holes, and may write every id that it has
+        fields.setdefault("mask_id", fields.get("vocab_size"))
+    fields["eos_id"] = fields["eos_id"][0] if isinstance(fields.get("eos_id"), list) else fields.get("eos_id")
+    missing = [keys[f] for f in ("vocab_size", "n_layer", "n_head", "d_model", "d_ff") if f not in fields]
+    if missing:
+        raise ValueError(f"{path}: missing {', '.join(missing)}")
+    try:
+        cfg = model.ModelConfig(**implied | fields)
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from None
+    types = ["sliding_attention" if cfg.window and i % 2 == 0 else "full_attention" for i in range(cfg.n_layer)]
+    if theirs.get("layer_types") not in (None, types):
+        raise ValueError(f"{path}: layer_types={theirs['layer_types']} is not supported; this code computes {types}")
+    return cfg
+
+
+def demand(path, theirs, needs):
+    """A ValueError unless the file at path says (or leaves out) what this code computes."""
+    for key, want in needs.items():
+        if (theirs.get(key, want) or None) != (want or None):  # null is no
+            raise ValueError(f"{path}: {key}={theirs[key]!r} is not supported; this code computes {key}={want!r}")
+
+
+def load(path, dtype="float32"):
+    """A Hugging Face folder, or the out_dir of a run (its newest checkpoint) -> params, ModelConfig. Of a folder of
+    adapters: the params of their base, with the adapters merged into them.
+
+    Tensors are read one at a time and stored as `dtype`: peak memory is the model and its largest leaf, one matrix of
+    all layers.
+    """
+    folder = find(path)
+    if os.path.exists(os.path.join(folder, ADAPTERS)):
+        return load_merged(folder, dtype)
+    cfg = read_config(folder)
+    index = os.path.join(folder, "model.safetensors.index.json")
+    sharded = os.path.exists(index)
+    listed = read_json(index).get("weight_map") if sharded else {"": "model.safetensors"}
+    if not isinstance(listed, dict):
+        raise ValueError(f"{index} has no weight_map, the file of each tensor")
+    where = {}
+    for file in sorted(set(listed.values())):
+        where |= opened(os.path.join(folder, file))
+    n_out = 1 if JUDGE in where else None
+    if cfg.mask_id is None and not cfg.causal and n_out is None:
+        raise ValueError(f"{folder}/config.json has no mask_token_id: a model of the family {family(cfg)} fills holes, "
+                         f"so one of its {cfg.vocab_size} ids is the mask; add the one that it was trained with")
+    kind = f"{family(cfg)} model"
+    return read(folder, where, list(tensors(cfg, n_out)), model.shapes(cfg, n_out), dtype, kind, "config.json"), cfg
+
+
+def opened(file):
+    """A safetensors file -> {name of a tensor: the open file}."""
+    try:
+        handle = safetensors.safe_open(file, "numpy")
+    except (OSError, safetensors.SafetensorError) as e:
+        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
+    return dict.fromkeys(handle.keys(), handle)
+
+
+def read(folder, where, wanted, table, dtype, kind, by):
+    """{name: open file}, (our path, layer, name) of all that is wanted, a table of shapes -> params of these shapes."""
+    missing, unknown = {n for *_, n in wanted} - set(where), set(where) - {n for *_, n in wanted}
+    if missing or unknown:
+        some = lambda names: ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        raise ValueError(f"{folder} is not the {kind} that its {by} describes: "
+                         f"missing tensors: {some(missing) or 'none'}; unknown tensors: {some(unknown) or 'none'}")
+    room = lambda shape: np.empty(shape, jnp.dtype(dtype))
+    params = jax.tree.map(room, table, is_leaf=lambda s: isinstance(s, tuple))
+    for tree, layer, name in wanted:
+        x = where[name].get_tensor(name)
+        full = params[tree[0]] if len(tree) == 1 else params[tree[0]][tree[1]]
+        part = full[...] if layer is None else full[layer]
+        part = part.T if part.ndim == 2 and tree != ("embed",) else part
+        if x.shape != part.shape:
+            raise ValueError(f"{folder}: {name} has the shape {x.shape}, but {by} makes it {part.shape}")
+        part[...] = x
+    leaves, tree = jax.tree.flatten(params)
+    del params, full, part
+    for i in range(len(leaves)):
+        leaves[i] = jnp.asarray(leaves[i])  # one by one, so that there are never two copies of all of them
+    return jax.tree.unflatten(tree, leaves)
+
+
+# ---- folders of adapters, in PEFT's format ---------------------------------------------------------------------------
+
+ADAPTERS = "adapter_config.json"
+PEFT = "base_model.model."  # before the names of the base's tensors
+PEFT_NEEDS = {"peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_rslora": False, "use_dora": False,
+              "rank_pattern": {}, "alpha_pattern": {}}  # fmt: skip
+
+
+def adapter_tensors(cfg, targets, n_out):
+    """(our path, layer or None, PEFT's name) of every tensor of adapters: A (r, I), B (O, r), the head of a judge."""
+    for path, layer, name in tensors(cfg, n_out):
+        if path[-1] in targets:
+            stem = PEFT + name.removesuffix("weight")
+            yield ("blocks", path[-1] + "_a"), layer, stem + "lora_A.weight"
+            yield ("blocks", path[-1] + "_b"), layer, stem + "lora_B.weight"
+        elif name == JUDGE:
+            yield ("head",), None, PEFT + name
+
+
+def save_adapters(folder, params, cfg, base, alpha):
+    """Writes `params` of LoRA: adapter_config.json, which names the folder of their base, and their tensors."""
+    os.makedirs(folder, exist_ok=True)
+    names, n_out = FAMILIES[family(cfg)][1], model.width(params)
+    ranks = {name[:-2]: x.shape[-1] for name, x in params["blocks"].items() if name.endswith("_a")}
+    module = lambda name: names[name].removesuffix("*").rpartition(".")[2]
+    theirs = PEFT_NEEDS | {
+        "base_model_name_or_path": base, "r": max(ranks.values()), "lora_alpha": alpha, "lora_dropout": 0.0,
+        "target_modules": sorted(map(module, ranks)), "inference_mode": True,
+        "task_type": "SEQ_CLS" if n_out else "CAUSAL_LM" if cfg.causal else None,
+        "modules_to_save": [JUDGE.removesuffix(".weight")] if n_out else None}  # fmt: skip
+    if module("head") in theirs["target_modules"]:  # LLaDA: both its head and the last matrix of a block are a ff_out
+        theirs["exclude_modules"] = [names["head"].removesuffix("*")]
+    with open(os.path.join(folder, ADAPTERS), "w") as f:
+        json.dump(theirs, f, indent=2)
+    listed = list(adapter_tensors(cfg, ranks, n_out))
+    write_tensors(os.path.join(folder, "adapter_model.safetensors"), stored(params, listed))
+
+
+def read_adapters(folder):
+    """adapter_config.json of a folder -> the folder of the base, r, alpha; or a ValueError."""
+    path = os.path.join(folder, ADAPTERS)
+    theirs = read_json(path)
+    demand(path, theirs, PEFT_NEEDS)
+    base, rank, alpha = (theirs.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha"))
+    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and isinstance(base, str)):
+        raise ValueError(f"{path}: expected the numbers r and lora_alpha and the text base_model_name_or_path, got "
+                         f"{rank!r}, {alpha!r} and {base!r}")
+    if not os.path.isdir(base):
+        raise ValueError(f"{path}: the base of these adapters, base_model_name_or_path={base!r}, is not a folder here: "
+                         "bring it back, or write there where it is now")
+    return base, rank, alpha
+
+
+def load_merged(folder, dtype):
+    """A folder of adapters -> the params of their base with them merged into its matrices, ModelConfig."""
+    base, rank, alpha = read_adapters(folder)
+    params, cfg = load(base, dtype)
+    where = opened(os.path.join(folder, "adapter_model.safetensors"))
+    n_out = 1 if PEFT + JUDGE in where else None
+    matrices = [name for name, shape in model.shapes(cfg)["blocks"].items() if len(shape) == 3]
+    targets = {path[-1][:-2] for path, _, name in adapter_tensors(cfg, matrices, None) if name in where}
+    table = {"blocks": model.adapter_shapes(cfg, targets, rank)} | ({"head": (cfg.d_model, 1)} if n_out else {})
+    wanted = list(adapter_tensors(cfg, targets, n_out))
+    new = read(folder, where, wanted, table, "float32", f"LoRA of a {family(cfg)} model", ADAPTERS)
+    for name in targets:  # one after the other, so that there are never two copies of all of them
+        a, b = (new["blocks"][name + end] for end in ("_a", "_b"))
+        merged = params["blocks"][name] + jnp.matmul(a, b * (alpha / rank), precision="highest")
+        params["blocks"][name] = merged.astype(dtype)
+    return params | {name: x for name, x in new.items() if name != "blocks"}, cfg
+
+
+# ---- checkpoints of a run --------------------------------------------------------------------------------------------
+
+LOGS = "metrics.jsonl", "samples.jsonl"
+WRITING = ".writing"  # where in out_dir a checkpoint is before it is one, and again when it is deleted
+
+
+def save_run(cfg, state, tok, best, finished):
+    """Writes out_dir/step-NNNNNN: a folder of the weights or adapters, and all that the next step depends on."""
+    final = os.path.join(cfg.out_dir, f"step-{state.step:06d}")
+    if os.path.isdir(final):
+        return
+    temporary = os.path.join(cfg.out_dir, WRITING)
+    shutil.rmtree(temporary, ignore_errors=True)
+    if cfg.lora_rank:
+        save_adapters(temporary, state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
+    else:
+        save(temporary, state.weights, cfg.model)
+    tok.save(temporary)
+    write_tensors(os.path.join(temporary, "state.safetensors"), [
+        (name, x, functools.partial(np.asarray, x)) for name, x in leaves(state._replace(step=())).items()])
+    run = {"step": state.step, "finished": finished, "best": best, "config": config.flatten(cfg)}
+    with open(os.path.join(temporary, "run.json"), "w") as f:
+        json.dump(run, f, indent=2)
+    for name in [*os.listdir(temporary), "."]:
+        sync(os.path.join(temporary, name))
+    for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # what they say up to this step belongs to it
+        sync(os.path.join(cfg.out_dir, name))
+    os.rename(temporary, final)
+    sync(cfg.out_dir)
+    kept = steps(cfg.out_dir)[-cfg.keep_checkpoints :] + [best and best["step"]]
+    for step in steps(cfg.out_dir):
+        if step not in kept:  # renamed first: a folder that is half deleted must not look like a checkpoint
+            os.rename(os.path.join(cfg.out_dir, f"step-{step:06d}"), temporary)
+            shutil.rmtree(temporary)
+
+
+def sync(path):
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def steps(out_dir):
+    """The steps there are checkpoints of, ascending."""
+    names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
+    return sorted(int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n))
+
+
+def leaves(tree):
+    """A tree -> {path: leaf}, where it is."""
+    return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def flat(tree):
+    """A tree of arrays -> {path: array}, on the host."""
+    return {path: np.asarray(x) for path, x in leaves(tree).items()}
+
+
+def restore(folder, state):
+    """The state that `save` wrote into folder, in the shape of `state` (jax.eval_shape's will do), and its run.json."""
+    run = read_run(folder)
+    if not {"step", "best"} <= run.keys():
+        raise ValueError(
+            f"{folder} has no run.json of this program: it is a model, not a run that can be resumed; "
+            "start from it with --init_from and another out_dir"
+        )
+    path = os.path.join(folder, "state.safetensors")
+    try:
+        saved = safetensors.numpy.load_file(path)
+    except (OSError, safetensors.SafetensorError) as e:
+        raise ValueError(
+            f"{path} is truncated or not a checkpoint of this program ({e}): delete {folder} to resume "
+            "from the checkpoint before it"
+        ) from None
+    mine = leaves(state._replace(step=()))
+    shape = lambda arrays, k: arrays[k].shape if k in arrays else None
+    different = sorted(k for k in saved.keys() | mine.keys() if shape(saved, k) != shape(mine, k))
+    if different:
+        raise ValueError(
+            f"{folder} is of another model or optimizer than this config: {different[0]} and "
+            f"{len(different) - 1} more differ; resume with the config of that run, or start elsewhere "
+            "with --out_dir"
+        )
+    leaf = lambda path, _: jnp.asarray(saved[jax.tree_util.keystr(path)])
+    return jax.tree_util.tree_map_with_path(leaf, state._replace(step=()))._replace(step=run["step"]), run
+
+
+def read_run(folder):
+    """run.json of a checkpoint; {} in a model folder of somebody else's."""
+    path = os.path.join(folder, "run.json")
+    if not os.path.exists(path):
+        return {}
+    try:
+        return dict(json.load(open(path)))
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None
