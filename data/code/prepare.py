@@ -3,10 +3,10 @@ Small Python functions: a signature and a line of English, to be completed by th
 
     {"prompt": "def f(xs):\\n    \"\"\"Return the sum of the squares of the odd numbers in xs.\"\"\"\\n",
      "completion": "    return sum(x * x for x in xs if x % 2 == 1)", "entry": "f",
-     "tests": ["assert f([]) == 0", "assert f([0]) == 0", "assert f([3]) == 9", ...], "difficulty": 3, "family": "sum"}
+     "tests": ["assert f([]) == 0", "assert f([0]) == 0", "assert f([3]) == 9", ...], "difficulty": 18, "family": "sum"}
 
-A function is a sentence and a body of families.py, with a choice for each of their gaps. difficulty = 1 + gaps, + 1 for
-a body of several lines. The split is by composition: a fifth of the choices of every family are val and never occur in
+A function is a sentence and a body of families.py, with a choice for each of their gaps. Its difficulty is how many
+tokens the body has. The split is by composition: a fifth of the choices of every family are val and never occur in
 train, but their parts do.
 
 Tests: all bodies were run on all inputs of `pools`. What behaves like an earlier function was dropped. A row has the
@@ -54,8 +54,7 @@ def functions(rng):
             lines = body.format(**code).split("\n")
             yield parameters, {
                 "prompt": f'def f({parameters}):\n    """Return {sentence.format(**phrase)}."""\n',
-                "completion": "\n".join("    " + line for line in lines), "entry": "f", "tests": [],
-                "difficulty": 1 + len(gaps) + (len(lines) > 1), "family": family}
+                "completion": "\n".join("    " + line for line in lines), "entry": "f", "tests": [], "family": family}
 
 
 def pools(rng):
@@ -168,13 +167,21 @@ def build(seed=0):
     print(f"{dropped} functions dropped; {passing} of {pairs} (row, other body) pairs pass", file=sys.stderr)
     for rows in splits.values():
         rng.shuffle(rows)
+    tok = tokenizer(splits)
+    for row in [*splits["train"], *splits["val"]]:
+        row["difficulty"] = len(tok.encode(row["completion"]))
     return splits
+
+
+def tokenizer(splits):
+    """The BPE of the training rows."""
+    from data import Tokenizer
+    return Tokenizer.train((row["prompt"] + row["completion"] for row in splits["train"]), VOCAB)
 
 
 def main():
     splits = build()
-    tokenizer = data.Tokenizer.train((row["prompt"] + row["completion"] for row in splits["train"]), VOCAB)
-    data.save(Path(__file__).parent, splits, tokenizer.vocab)
+    data.save(Path(__file__).parent, splits, tokenizer(splits).vocab)
 
 
 if __name__ == "__main__":
