@@ -22,6 +22,7 @@ import model
 import objectives
 import runs
 import sample
+import terminal
 import train
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
@@ -91,7 +92,7 @@ def leave(cfg, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["train.py", written(cfg, tmp_path / "run.py")])
     monkeypatch.setattr(runs, "prepare_process", lambda: None)
     with pytest.raises(SystemExit) as e:
-        train.main()
+        terminal.run(train.main)
     return e.value.code
 
 
