@@ -613,9 +613,9 @@ def load(argv):
 
 
 # What a first run may want to change; every other key has its default or what a recipe says.
-FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len max_new_tokens "
-         "batch_size learning_rate diffusion_steps temperature lora_rank rewards group_size kl_beta n_layer d_model"
-         ).split()  # fmt: skip
+FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
+         "max_new_tokens batch_size learning_rate diffusion_steps temperature lora_rank rewards group_size kl_beta "
+         "n_layer d_model").split()  # fmt: skip
 
 
 def help_text(everything=False):

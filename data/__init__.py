@@ -138,14 +138,11 @@ def read_jsonl(path, text):
     """JSON Lines -> rows; empty lines are allowed."""
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                rows.append(normal(json.loads(line)))
-            except json.JSONDecodeError as e:
-                raise ValueError(f"{path}, line {number}: not JSON ({e}); expected one object a line, such as "
-                                 '{"prompt": "2+3=", "answer": "5"}') from e
-            except ValueError as e:
-                raise ValueError(f"{path}, line {number}: {e}") from e
+        try:
+            rows += [normal(json.loads(line))] if line.strip() else []
+        except ValueError as e:
+            what = f"not JSON ({e}); expected one object a line, such as {{\"prompt\": \"2+3=\", \"answer\": \"5\"}}"
+            raise ValueError(f"{path}, line {number}: {what if isinstance(e, json.JSONDecodeError) else e}") from e
     return rows
 
 
