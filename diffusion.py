@@ -14,7 +14,6 @@ import model
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
 
-
 def strata(key, n):
     """-> (n,) uniform numbers in [0, 1), one in each n-th of it, in cyclic order: averages over them vary far less."""
     return (jax.random.uniform(key) + jnp.arange(n) / n) % 1.0
@@ -106,7 +105,6 @@ def in_chunks(fn, n, wanted, *arrays):
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
-
 
 def noise(key, batch, cfg, norm="token", paired=False):
     """batch of tokens (B, T), hole (B, T) True where a token may be masked, valid -> what `loss` takes.

@@ -205,7 +205,6 @@ def check_fits(cfg, shape):
 
 # ---- the folder of a run ---------------------------------------------------------------------------------------------
 
-
 @contextlib.contextmanager
 def claimed(out_dir):
     """While this lasts no other run writes into out_dir: a lock on the folder itself, which ends with its process. An
@@ -265,7 +264,6 @@ def move_aside(out_dir):
 
 
 # ---- logs ------------------------------------------------------------------------------------------------------------
-
 
 class Log:
     """metrics.jsonl and samples.jsonl in out_dir, cut back to the step a run resumes from; wandb when asked."""

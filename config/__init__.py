@@ -355,7 +355,6 @@ def same_place(path, folder):
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 
-
 def check_types(cfg):
     """Every field of a dataclass has the type that its annotation says (an int will do for a float)."""
     for name, kind in typing.get_type_hints(type(cfg)).items():
@@ -418,7 +417,6 @@ def frozen(value):
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
-
 
 def flatten(cfg, prefix=""):
     """{"max_iters": 1000, ..., "model.n_layer": 4, ...}"""
