@@ -58,7 +58,7 @@ class Config:
     dataset: str = "sudoku"  # a folder in data/, or your own folder or file (JSONL, JSON, txt)
     max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
     max_new_tokens: int = 20  # tokens; completions are filled with end-of-text to this
-    chat_template: str | None = None  # what prompts are put into: chatml (Dream, Qwen), llada or llama3; None: nothing
+    chat_template: str | None = None  # what prompts are put into; chatml is that of Dream and Qwen
     system_prompt: str | None = None  # what the template begins with; None: what is usual there
     instruction: str | None = None  # what is said before every prompt, in the same turn
     difficulty: tuple[float, ...] = ()  # (lowest, highest): rows of other difficulties are left out
@@ -115,7 +115,7 @@ class Config:
     mask_ratio_min: float = 0.2  # of fill_in: the smallest share of tokens that are holes; of coupled: the lowest t
     mask_ratio_max: float = 0.8  # the largest
     # grpo: log-probabilities
-    logp_est: str = "trace"  # how: one_step, coupled, elbo, coupled_elbo, trace, left_to_right; exact if causal
+    logp_est: str = "trace"  # how, see diffusion.py; of a causal model exact
     logp_views: int = 4  # masked copies of a completion, where the estimator leaves their number open
     logp_chunk: int | None = None  # masked copies computed at a time; None: all
     logp_scale: float = 1.0  # a factor; 2/3 makes the weights of coupled sum to 1
@@ -128,7 +128,7 @@ class Config:
     adv_negative: float = 1.0  # weight of negative advantages; 0: learn only from what beats its group
     reward_norm: str = "sum"  # several rewards: sum them up and normalize, or normalize each first
     ratio_level: str = "token"  # compare with the policy that wrote it each token, the sequence, or none
-    loss_type: str = "dapo"  # grpo, bnpo, dapo, dr_grpo, luspo, cispo, sapo, wd1, spg
+    loss_type: str = "dapo"  # how tokens are clipped and averaged
     clip_low: float = 0.2  # ratios below 1 - clip_low do not fall any more
     clip_high: float = 0.2  # ratios above 1 + clip_high do not rise any more
     clip_cap: float | None = None  # dual clip: with a negative advantage no ratio counts as more
@@ -137,7 +137,7 @@ class Config:
     spg_power: float = 1.5  # of spg: its power mean
     entropy_coef: float = 0.0  # weight of a bonus for uncertain predictions
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: there is no reference
-    kl_est: str = "k3"  # k2, k3, or k3_ratio
+    kl_est: str = "k3"  # how it is estimated
     ref_mode: str = "static"  # the reference stays, follows (ema) or is renewed (periodic)
     ref_decay: float = 0.99  # of ema: the weight of the old reference
     ref_sync_interval: int = 64  # of periodic: iterations between renewals
@@ -257,6 +257,7 @@ def between_keys(c):
 
 
 def between_keys_of_lora(c):
+    """The same for LoRA."""
     named, known = c.lora_targets, Config.lora_targets
     return (
         (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} leaves them as they are in init_from: "
@@ -283,6 +284,7 @@ IDLE = (  # keys of grpo, where they have an effect, and in words
 
 
 def between_keys_of_grpo(c):
+    """The same for grpo; and what would be taken silently and change nothing is refused."""
     completions = c.batch_size * c.group_size
     updated, size = kept(c), minibatch(c)
     view = n_views(c)
@@ -325,7 +327,7 @@ def between_keys_of_grpo(c):
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
         (judged and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
-        *((getattr(c, key) != getattr(Config, key) and not works(c),  # would be taken silently and change nothing
+        *((getattr(c, key) != getattr(Config, key) and not works(c),
            f"{key}={getattr(c, key)!r} changes nothing here, it is for {where}; leave it out or set "
            f"{key}={getattr(Config, key)!r}") for keys, works, where in IDLE for key in keys),
     )  # fmt: skip
@@ -624,8 +626,10 @@ def help_text(everything=False):
             if section := re.fullmatch(r"    # (.+)|    model: .*", line):
                 sections.append([section[1] or "model (a model key needs no prefix)"])
             elif key := re.fullmatch(r"    (\w+): [^=]+ = (.+?)(?:  # (.*))?", line):
+                offered = CHOICES[key[1]] if isinstance(CHOICES.get(key[1]), dict) else ()  # others are in the comment
+                said = f"  {key[3]}" + (f": {', '.join(map(str, offered))}" if offered else "")
                 if everything or key[1] in FIRST:
-                    sections[-1].append(f"  --{prefix}{key[1]}={key[2]}".ljust(42) + (f"  {key[3]}" if key[3] else ""))
+                    sections[-1].append(f"  --{prefix}{key[1]}={key[2]}".ljust(42) + said)
     more = [] if everything else ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
     return "\n".join(["usage: python train.py config/NAME.py [--key=value ...]",
                       "--model=tiny tries a recipe for somebody else's model on a random one",

@@ -260,6 +260,7 @@ def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key
         config.Config(**{key: "mine"})
     monkeypatch.setitem(offers, "mine", lambda *_: None)
     assert getattr(config.Config(**{key: "mine"}), key) == "mine"
+    assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", config.help_text(everything=True), re.M)
 
 
 @pytest.mark.parametrize("in_file, on_line, parts", WRONG)
