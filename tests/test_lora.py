@@ -18,7 +18,6 @@ import diffusion
 import disk
 import model
 import objectives
-import runs
 import sample
 import train
 from judges import learned
