@@ -168,28 +168,25 @@ def holes_of_rows(text, cfg, tok):
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 
 
-def named_rewards(cfg, **made):
-    """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards; `made` are those from models."""
+def named_rewards(cfg, rows, **made):
+    """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards; `made` are those from models. Stops if one of them needs a
+    column that no row has."""
     fns, more = rewards.resolve(cfg.rewards, **made), rewards.resolve(cfg.eval_rewards, **made)
     if twice := fns.keys() & more.keys():
         raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
-    return fns, more
-
-
-def check_columns(cfg, fns, rows):
-    """Stops if a reward of {name: fn} needs a column that no row has."""
     columns = rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []}
-    for name, fn in fns.items():
+    for name, fn in (fns | more).items():
         rewards.arguments(name, fn, columns)
+    return fns, more
 
 
 def check_early(cfg):
     """What can be said of the rewards before a base or a judge is trained for them: that they and their columns are
     there."""
-    fns, more = named_rewards(cfg, judge=lambda prompts, completions: [], coherence=lambda prompts, completions: [])
+    later = lambda prompts, completions: []
     for split in ("train", "val"):
         rows = read_rows(cfg, split)
-        check_columns(cfg, fns | more, rows)
+        named_rewards(cfg, rows, judge=later, coherence=later)
         bare = [row for row in rows if not row.get("completion")]
         if cfg.fill_in and bare and not all("masked" in row for row in rows):
             raise ValueError(f"fill_in=True makes holes in completions, and {len(bare)} rows of {cfg.dataset}/{split} "
@@ -208,8 +205,7 @@ def reward_functions(cfg, tok, rows):
         )
     if "coherence" in names and "coherence" not in made and cfg.init_from:
         made["coherence"] = learned.coherence(disk.load(cfg.init_from, cfg.model.dtype)[0], cfg.model, tok)
-    fns, more = named_rewards(cfg, **made)
-    check_columns(cfg, fns | more, rows)
+    fns, more = named_rewards(cfg, rows, **made)
     if {"tests", "tests_all", "tests_fenced", "performance"} & set(fns | more):  # refuse a machine without walls now
         box = rewards.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
         try:
@@ -227,11 +223,9 @@ def score(fns, more, cfg, tok, rows, ids, each):
     `more` is not in the total."""
     weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(more)
     many = [row for row in rows for _ in range(each)]
-    columns = rewards.columns(many) | {
-        "groups": np.repeat(np.arange(len(rows)), each).tolist(),
-        "token_ids": ids,
-        "max_length": [cfg.max_new_tokens] * len(many),
-    }
+    columns = {"groups": np.repeat(np.arange(len(rows)), each).tolist(), "token_ids": ids,
+               "max_length": [cfg.max_new_tokens] * len(many)}  # fmt: skip
+    columns = rewards.columns(many) | columns
     prompts, completions = [row["prompt"] for row in many], [tok.decode(row) for row in ids]
     return completions, *rewards.combine(fns | more, weights, prompts, completions, columns, cfg.reward_clip)
 
@@ -269,8 +263,7 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
     out, arrays, judge_of_all, n_rows = {}, text.take(slice(None)), decisive(fns, more), len(text.rows)
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
 
-    def answers(key, temperature):
-        """The ids of a completion of every row, `rollout_chunk` rows at a time."""
+    def answers(key, temperature):  # the ids of a completion of every row
         some = lambda keys, arrays: fill(params, keys, arrays, cfg, temperature)[0]
         return written(in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays), tok, cfg)
 
@@ -347,13 +340,9 @@ def pretrain(cfg, tok, start):
         rates, samples = pass_rates(cfg, tok, fns, more, state.weights, key, scored)
         return out | rates, samples
 
-    return Task(
-        init=lambda key: start or model.init(key, cfg.model),
-        batches=batches,
-        loss=functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
-        evaluate=evaluate,
-        passes="val/sampled" if cfg.rewards or cfg.eval_rewards else None,
-    )
+    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
+    passes = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
+    return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, passes)
 
 
 # ---- judge -----------------------------------------------------------------------------------------------------------
@@ -403,14 +392,9 @@ def judge_texts(cfg, tok, start):
         shown = zip(*made[1][:4], b.tolist(), w.tolist(), strict=True)
         return learned.report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]
 
-    return Task(
-        init=lambda key: model.init(key, cfg.model, n_out=1) | {
-            k: v for k, v in (start or {}).items() if k != "head" or model.width(start)},
-        batches=batches,
-        loss=loss,
-        evaluate=evaluate,
-        passes="val/pair_acc" if train["score"] is None else "val/correlation",
-    )  # fmt: skip
+    init = lambda key: model.init(key, cfg.model, n_out=1) | {
+        k: v for k, v in (start or {}).items() if k != "head" or model.width(start)}  # fmt: skip
+    return Task(init, batches, loss, evaluate, "val/pair_acc" if train["score"] is None else "val/correlation")
 
 
 # ---- grpo ------------------------------------------------------------------------------------------------------------
@@ -673,8 +657,7 @@ def tune(cfg, tok, start):
     if start is None:
         raise ValueError("objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
                          "the config file that trains one")  # fmt: skip
-    train, shown = (read_text(cfg, tok, split, cfg.fill_in) for split in ("train", "val"))
-    shown = few(shown, cfg)
+    train, shown = read_text(cfg, tok, "train", cfg.fill_in), few(read_text(cfg, tok, "val", cfg.fill_in), cfg)
     fns, more = reward_functions(cfg, tok, train.rows + shown.rows)
     tqdm.write(meaning(cfg, fns, more))
     draw = draws(cfg, tok, train)

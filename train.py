@@ -269,10 +269,8 @@ def announce(cfg, state, base):
     """What a run says before its first step."""
     rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
     frozen = f" beside {count(base):,} frozen ones" if base else ""
-    print(
-        f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, "
-        f"{cfg.max_iters} steps of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}"
-    )
+    print(f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, {cfg.max_iters} steps of "
+          f"{rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
         print(*runs.describe_cost(cfg), sep="\n")
 
@@ -462,9 +460,9 @@ def train(cfg):
             evaluate(run, state, best)
             return state
         state, best = loop(run, state, best, done)
-        said = ending(run.cfg, best)
-        print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
-        return state
+    said = ending(run.cfg, best)
+    print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
+    return state
 
 
 def main():
