@@ -6,6 +6,8 @@ The objectives: where a batch comes from, and what the loss is. All the rest is 
     grpo       prompts -> completions -> rewards -> advantages, and views of the completions -> the loss of grpo.py
 """
 
+import collections
+import contextlib
 import functools
 import math
 import time
@@ -106,6 +108,18 @@ def fill(params, keys, arrays, cfg, temperature, steps=None, group=1):
     return sample.generate(params, keys, z, cfg.model, plan(cfg, temperature, steps), arrays["valid"], group)
 
 
+def in_chunks(fn, size, *trees):
+    """fn of trees of arrays (B, ...) -> a tree of (B, ...), `size` rows at a time, the last row again where they do not
+    divide, so that there is one shape to compile. Of numbers (), the mean over the chunks."""
+    n, out = len(jax.tree.leaves(trees)[0]), []
+    if size >= n:
+        return fn(*trees)
+    for first in range(0, n, size):
+        at = np.arange(first, first + size).clip(max=n - 1)
+        out.append(fn(*jax.tree.map(lambda a, at=at: a[at], trees)))
+    return jax.tree.map(lambda *x: jnp.concatenate(x)[:n] if x[0].ndim else sum(x) / len(x), *out)
+
+
 def up_to_its_end(text, tok):
     """Text -> Text that asks for completions up to their first end of text: a causal model stops there."""
     ends = text.arrays["hole"] & (text.arrays["tokens"] == tok.eos_id)
@@ -154,28 +168,25 @@ def holes_of_rows(text, cfg, tok):
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 
 
-def named_rewards(cfg, **made):
-    """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards; `made` are those from models."""
+def named_rewards(cfg, rows, **made):
+    """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards; `made` are those from models. Stops if one of them needs a
+    column that no row has."""
     fns, more = rewards.resolve(cfg.rewards, **made), rewards.resolve(cfg.eval_rewards, **made)
     if twice := fns.keys() & more.keys():
         raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
-    return fns, more
-
-
-def check_columns(cfg, fns, rows):
-    """Stops if a reward of {name: fn} needs a column that no row has."""
     columns = rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []}
-    for name, fn in fns.items():
+    for name, fn in (fns | more).items():
         rewards.arguments(name, fn, columns)
+    return fns, more
 
 
 def check_early(cfg):
     """What can be said of the rewards before a base or a judge is trained for them: that they and their columns are
     there."""
-    fns, more = named_rewards(cfg, judge=lambda prompts, completions: [], coherence=lambda prompts, completions: [])
+    later = lambda prompts, completions: []
     for split in ("train", "val"):
         rows = read_rows(cfg, split)
-        check_columns(cfg, fns | more, rows)
+        named_rewards(cfg, rows, judge=later, coherence=later)
         bare = [row for row in rows if not row.get("completion")]
         if cfg.fill_in and bare and not all("masked" in row for row in rows):
             raise ValueError(f"fill_in=True makes holes in completions, and {len(bare)} rows of {cfg.dataset}/{split} "
@@ -194,8 +205,7 @@ def reward_functions(cfg, tok, rows):
         )
     if "coherence" in names and "coherence" not in made and cfg.init_from:
         made["coherence"] = learned.coherence(disk.load(cfg.init_from, cfg.model.dtype)[0], cfg.model, tok)
-    fns, more = named_rewards(cfg, **made)
-    check_columns(cfg, fns | more, rows)
+    fns, more = named_rewards(cfg, rows, **made)
     if {"tests", "tests_all", "tests_fenced", "performance"} & set(fns | more):  # refuse a machine without walls now
         box = rewards.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
         try:
@@ -213,11 +223,9 @@ def score(fns, more, cfg, tok, rows, ids, each):
     `more` is not in the total."""
     weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(more)
     many = [row for row in rows for _ in range(each)]
-    columns = rewards.columns(many) | {
-        "groups": np.repeat(np.arange(len(rows)), each).tolist(),
-        "token_ids": ids,
-        "max_length": [cfg.max_new_tokens] * len(many),
-    }
+    columns = {"groups": np.repeat(np.arange(len(rows)), each).tolist(), "token_ids": ids,
+               "max_length": [cfg.max_new_tokens] * len(many)}  # fmt: skip
+    columns = rewards.columns(many) | columns
     prompts, completions = [row["prompt"] for row in many], [tok.decode(row) for row in ids]
     return completions, *rewards.combine(fns | more, weights, prompts, completions, columns, cfg.reward_clip)
 
@@ -252,20 +260,12 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
 
     Rates are means, over prompts, of what the decisive reward says; of 0 and 1 that is how many pass. With pass_at it
     says 1 from there on (or from what reward_clip leaves of it), else 0. What it has no opinion on is left out."""
-    out, arrays, judge_of_all = {}, text.take(slice(None)), decisive(fns, more)
+    out, arrays, judge_of_all, n_rows = {}, text.take(slice(None)), decisive(fns, more), len(text.rows)
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
-    size = min(cfg.rollout_chunk or len(text.rows), len(text.rows))
 
-    def answers(key, temperature):
-        """The ids of a completion of every row, `rollout_chunk` rows at a time (the last ones again, so that the shape
-        stays)."""
-        out, keys = [[]] * len(text.rows), sample.row_keys(key, len(text.rows))
-        for first in range(0, len(out), size):
-            at = np.arange(first, first + size).clip(max=len(out) - 1)
-            some = {name: None if a is None else a[at] for name, a in arrays.items()}
-            for i, ids in zip(at, written(fill(params, keys[at], some, cfg, temperature)[0], tok, cfg), strict=True):
-                out[i] = ids
-        return out
+    def answers(key, temperature):  # the ids of a completion of every row
+        some = lambda keys, arrays: fill(params, keys, arrays, cfg, temperature)[0]
+        return written(in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays), tok, cfg)
 
     samples = [{"prompt": row["prompt"]} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):
@@ -329,11 +329,9 @@ def pretrain(cfg, tok, start):
 
     def evaluate(state, key):
         n = len(held_out.rows)
-        size, bound = min(cfg.rollout_chunk or n, n), np.zeros(n)
         keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
-        for first in range(0, n, size):  # the last rows again, so that the shape stays
-            at = np.arange(first, first + size).clip(max=n - 1)
-            bound[at] = logp(state.weights, held_out.take(at), keys[at])
+        some = functools.partial(logp, state.weights)
+        bound = np.asarray(in_chunks(some, cfg.rollout_chunk or n, held_out.take(slice(None)), keys), float)
         out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
         if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
             size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])
@@ -342,13 +340,9 @@ def pretrain(cfg, tok, start):
         rates, samples = pass_rates(cfg, tok, fns, more, state.weights, key, scored)
         return out | rates, samples
 
-    return Task(
-        init=lambda key: start or model.init(key, cfg.model),
-        batches=batches,
-        loss=functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
-        evaluate=evaluate,
-        passes="val/sampled" if cfg.rewards or cfg.eval_rewards else None,
-    )
+    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
+    passes = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
+    return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, passes)
 
 
 # ---- judge -----------------------------------------------------------------------------------------------------------
@@ -398,14 +392,9 @@ def judge_texts(cfg, tok, start):
         shown = zip(*made[1][:4], b.tolist(), w.tolist(), strict=True)
         return learned.report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]
 
-    return Task(
-        init=lambda key: model.init(key, cfg.model, n_out=1) | {
-            k: v for k, v in (start or {}).items() if k != "head" or model.width(start)},
-        batches=batches,
-        loss=loss,
-        evaluate=evaluate,
-        passes="val/pair_acc" if train["score"] is None else "val/correlation",
-    )  # fmt: skip
+    init = lambda key: model.init(key, cfg.model, n_out=1) | {
+        k: v for k, v in (start or {}).items() if k != "head" or model.width(start)}  # fmt: skip
+    return Task(init, batches, loss, evaluate, "val/pair_acc" if train["score"] is None else "val/correlation")
 
 
 # ---- grpo ------------------------------------------------------------------------------------------------------------
@@ -418,7 +407,7 @@ class Rollout(NamedTuple):
     valid: jax.Array | None  # (B, T) False at left padding
     hole: jax.Array  # (B, T) what the policy was asked to fill
     mask: jax.Array  # (B, T) of these, what counts: up to and with the first end of text
-    order: jax.Array  # (B, T) the step at which it was filled; -1 elsewhere
+    step: jax.Array  # (B, T) the step at which it was filled; -1 elsewhere
     logp: jax.Array  # (B, T) its log-prob under the distribution it was drawn from
     n_steps: jax.Array  # () forward passes of a chunk, on average
 
@@ -473,6 +462,7 @@ def objective(cfg):
                           entropy_coef=cfg.entropy_coef)  # fmt: skip
 
 
+@functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
 def what_counts(x, hole, eos_id, cfg):
     """x, hole (B, T) -> (B, T): which tokens of a rollout are in the loss: those up to and with the first end of text,
     or all that were drawn."""
@@ -481,204 +471,205 @@ def what_counts(x, hole, eos_id, cfg):
     return mask & ends.any(1, keepdims=True) if cfg.mask_truncated else mask
 
 
-def in_parts(batch, parts):
-    """Arrays (B, ...) -> (parts, B / parts, ...)."""
-    return jax.tree.map(lambda x: x.reshape(parts, len(x) // parts, *x.shape[1:]), batch)
+def draws(cfg, tok, text):
+    """-> draw(step, n): Text of N rows of a Text, the n-th that this step asks, as the curriculum allows it."""
+    allowed, given = stages(cfg, text.rows), cfg.fill_in and holes_of_rows(text, cfg, tok)
+
+    def draw(step, n):
+        index = allowed(step)
+        chosen = index[data.batch_indices(len(index), cfg.batch_size, step * (1 + cfg.dynamic_sampling) + n, cfg.seed)]
+        if cfg.fill_in and not given:
+            return punch(text.part(chosen), cfg, tok, [cfg.seed, step, n])
+        return (given or text).part(chosen)
+
+    return draw
+
+
+def roll_out(params, key, prompts, cfg, tok):
+    """Text of N prompts -> Rollout of G completions each, in chunks of whole groups where rollout_chunk holds one."""
+    arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
+    hole, size = arrays["hole"], config.rollout_rows(cfg)
+    some = lambda keys, arrays: fill(params, keys, arrays, cfg, cfg.temperature, cfg.rollout_steps,
+                                     math.gcd(size, cfg.group_size))  # fmt: skip
+    x, trace = in_chunks(some, size, sample.row_keys(key, len(hole)), arrays)
+    return Rollout(x, arrays["valid"], hole, what_counts(x, hole, tok.eos_id, cfg), **trace)
+
+
+def judged(rollout, rows, fns, cfg, tok):
+    """Rollout of N rows -> Scored."""
+    N, G = cfg.batch_size, cfg.group_size
+    completions, total, parts = score(fns, {}, cfg, tok, rows, written(rollout.x, tok, cfg), G)
+    each = opinions(parts, cfg, fns)
+    if cfg.diversity_bonus:
+        groups = np.repeat(np.arange(N), G).tolist()
+        bonus = np.array(rewards.diversity(groups, completions, groups), float)
+        parts["diversity_bonus"] = np.where(np.isnan(total), np.nan, bonus)  # what nobody judged stays left out
+        each = np.stack([*each, parts["diversity_bonus"]])
+    return Scored(rows, rollout, completions, each.reshape(-1, N, G), parts)
+
+
+def keep(found, adv, cfg):
+    """Scored, its advantages (N, G) -> Rollout of K completions, what the loss weighs them with (K,): the largest."""
+    if cfg.loss_type == "wd1":
+        adv = grpo.wd1_weights(adv, ~np.isnan(found.rewards).all(0))
+    adv, K = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.kept(cfg)
+    if K == adv.size:
+        return found.rollout, adv
+    best = jnp.argsort(-jnp.abs(adv))[:K]
+    return jax.tree.map(lambda a: a[best] if a.ndim else a, found.rollout), adv[best]
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def look(key, r, cfg):
+    """Rollout of K -> M, w (K, V, T), seen (K, T): the masks of one pass over it, V views with the rows in front."""
+    prompt = ~r.hole & (True if r.valid is None else r.valid)
+    ratio = cfg.mask_ratio_min, cfg.mask_ratio_max
+    M, w, seen = diffusion.views(key, cfg.logp_est, r.hole, r.step, cfg.logp_views, ratio, cfg.p_mask_prompt, prompt)
+    if cfg.loss_type == "spg":  # whose upper bound is the log of a weighted mean
+        w, seen = w * seen, seen > 0
+    return M.swapaxes(0, 1), (w * r.mask * cfg.logp_scale).swapaxes(0, 1), seen * r.mask
+
+
+def policy(params, b, cfg):
+    """Batch with x, mask (B, T), M, w (B, V, T), valid, adv (B,) -> log-probs, entropy (B, T) under params."""
+    M, w = b["M"].swapaxes(0, 1), b["w"].swapaxes(0, 1)
+    chunk = cfg.logp_chunk and min(cfg.logp_chunk, M.shape[0] * M.shape[1])
+    logp, entropy = diffusion.view_logp(
+        params, b["x"], M, cfg.model, b["valid"], cfg.max_prompt_len, chunk, cfg.temperature or 1.0, w != 0,
+        bonus=cfg.entropy_coef > 0
+    )  # fmt: skip
+    entropy = (w * entropy).sum(0) / jnp.maximum(w.sum(0), 1e-6)
+    if cfg.loss_type == "spg":
+        return diffusion.sandwich(logp, w, b["adv"] > 0, cfg.spg_mix, cfg.spg_power) * b["mask"], entropy
+    return (w * logp).sum(0), entropy
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def logps(params, b, cfg):
+    """Batch as above -> (B, T), micro-batch by micro-batch as in the gradient: in 16 bits a product of another shape is
+    another number."""
+    cut = lambda x: x.reshape(cfg.gradient_accumulation_steps, -1, *x.shape[1:])
+    parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "mask", "M", "w", "adv")})
+    return jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape)
+
+
+def passes(state, key, k_order, r, cfg):
+    """Rollout of K completions -> all minibatches but their advantages: each pass has its own order and masks, and on
+    them the log-probs of the policy that wrote the completions and of the reference. In the first minibatch that policy
+    is the one whose gradient is taken: nan, for its own forward pass will do."""
+    out, K, size = [], len(r.x), config.minibatch(cfg)
+    compared = cfg.ratio_level != "none" and (cfg.updates_per_rollout > 1 or size < K)  # are there updates after one?
+    for n in range(cfg.updates_per_rollout):
+        M, w, seen = look(jax.random.fold_in(key, n if cfg.random_masking else 0), r, cfg)
+        whole = {"x": r.x, "valid": r.valid, "mask": r.mask, "drawn": r.logp, "M": M, "w": w, "seen": seen}
+        whole |= {"row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
+        order = jax.random.permutation(jax.random.fold_in(k_order, n), K)
+        for i in range(0, K, size):
+            b = whole if size == K else jax.tree.map(lambda v, at=order[i : i + size]: v[at], whole)
+            first = jnp.full(b["x"].shape, jnp.nan)
+            b |= {"old": (logps(state.params, b, cfg) if out else first) if compared else None,
+                  "ref": logps(state.reference, b, cfg) if cfg.kl_beta else None,
+                  "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps),
+                  "share": b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)}  # fmt: skip
+            out.append(b)
+    return out
+
+
+def policy_loss(params, b, cfg):
+    """A minibatch of `passes`, or a part of it -> scalar, metrics."""
+    logp, entropy = policy(params, b, cfg)
+    of_tokens = logp, b["old"], b["ref"], b["mask"], b["weight"], b["share"], entropy, b["seen"], b["drawn"]
+    of_tokens = (x if x is None else x[:, cfg.max_prompt_len :] for x in of_tokens)
+    logp, old, ref, mask, weight, share, entropy, seen, drawn = of_tokens
+    if old is not None:
+        old = jnp.where(jnp.isnan(old), logp, old)
+    total, metrics = grpo.loss(logp, old, ref, b["adv"], mask, weight, share, objective(cfg), entropy, seen)
+    # How far what is trained is from what was sampled: of `trace`, 0 before the first update, of any of its steps.
+    return total, metrics | {"behaviour_gap": jnp.sum(share * jnp.abs(logp - drawn))}
+
+
+def describe(found, adv, cfg, tok):
+    """What an iteration logs beside the loss: of the rewards, the advantages (N, G), and the completions."""
+    r, each, G = found.rollout, found.rewards, cfg.group_size
+    total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
+    known = total[~np.isnan(total)]
+    ends, drawn = (np.asarray(a) for a in (r.hole & (r.x == tok.eos_id), r.hole))
+    length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
+    ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
+    groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
+    return {
+        "reward": rewards.mean(total), "reward/std": float(known.std()) if len(known) else math.nan,
+        "reward/group_std": float(grpo.moments(total, 1)[1].mean()),
+        "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
+        "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
+        "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
+        "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),
+        "steps_per_token": float(r.n_steps) / max(length.mean(), 1), "skipped": float(not len(known)),
+    } | {
+        f"completions/{stat}_{kind}length": float(getattr(some, stat)()) for stat in ("mean", "min", "max")
+        for kind, some in (("", length), ("terminated_", length[ends])) if len(some)
+    } | rewards.summary(found.parts)  # fmt: skip
+
+
+@contextlib.contextmanager
+def timed(notes, name):
+    """The seconds that this takes are added to notes[name]."""
+    begun = time.perf_counter()
+    yield
+    notes[name] += time.perf_counter() - begun
+
+
+def iteration(state, key, draw, fns, cfg, tok):
+    """GRPO: the policy completes prompts, rewards judge, and what beats its group becomes likelier. -> minibatches for
+    `policy_loss` and numbers to be logged."""
+    k_roll, k_order = jax.random.split(key)
+    tries, found, notes = 1 + cfg.dynamic_sampling, None, collections.defaultdict(float)
+    minibatches = lambda r: passes(state, jax.random.fold_in(k_roll, tries), k_order, r, cfg)
+    for n in range(tries):
+        with timed(notes, "time/rollout"):
+            prompts = draw(state.step, n)
+            r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(k_roll, n), prompts, cfg, tok))
+        # The device goes on with what needs no rewards while the host scores; but it is not known then which
+        # completions stay, when groups may be drawn again or only the best are kept.
+        ready = minibatches(r) if tries == 1 and config.kept(cfg) == len(r.x) else None
+        with timed(notes, "time/reward"):
+            new = judged(r, prompts.rows, fns, cfg, tok)
+        found = refill(found, new, cfg) if found else new  # groups that agree with themselves are drawn again
+        if n + 1 < tries and spread(found, cfg).all():
+            break
+    adv = advantages(found.rewards, cfg)
+    notes |= describe(found, adv, cfg, tok) | {"rollouts": n + 1}
+    if notes["skipped"]:
+        tqdm.write(f"step {state.step + 1}: no reward ({', '.join(fns)}) has an opinion on any of the {adv.size} "
+                   "completions, so there is no update")  # fmt: skip
+        yield None, notes
+        return
+    with timed(notes, "time/old_ref"):
+        r, adv = keep(found, adv, cfg)
+        ready = jax.block_until_ready(ready or minibatches(r))
+    for b in ready:
+        yield b | {"adv": adv[b.pop("row")]}, notes
+        notes = {}
 
 
 def tune(cfg, tok, start):
-    """GRPO: the policy completes prompts, rewards judge, and what beats its group becomes likelier."""
+    """GRPO on the prompts of the rows, or on holes in their completions."""
     if start is None:
-        raise ValueError(
-            "objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
-            "the config file that trains one"
-        )
+        raise ValueError("objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
+                         "the config file that trains one")  # fmt: skip
     train, shown = read_text(cfg, tok, "train", cfg.fill_in), few(read_text(cfg, tok, "val", cfg.fill_in), cfg)
     fns, more = reward_functions(cfg, tok, train.rows + shown.rows)
     tqdm.write(meaning(cfg, fns, more))
-    given = cfg.fill_in and holes_of_rows(train, cfg, tok)
+    draw = draws(cfg, tok, train)
     if cfg.fill_in:
-        train = given or train
         shown = holes_of_rows(shown, cfg, tok) or punch(shown, cfg, tok, 0)
-    allowed, o, first = stages(cfg, train.rows), objective(cfg), cfg.max_prompt_len
-    N, G = cfg.batch_size, cfg.group_size
-    K, size = config.kept(cfg), config.minibatch(cfg)
-    kept_all = K == N * G
-    at_once = config.rollout_rows(cfg)
-    several = cfg.updates_per_rollout > 1 or size < K  # are there updates after the first?
-
-    @jax.jit
-    def finish(x, hole, valid, trace):
-        mask = what_counts(x, hole, tok.eos_id, cfg)
-        return Rollout(x, valid, hole, mask, trace["step"], trace["logp"], trace["n_steps"])
-
-    def roll_out(params, key, arrays):
-        """Arrays of N prompts -> Rollout of their completions, `at_once` of them at a time."""
-        many = {k: None if v is None else jnp.repeat(v, G, 0) for k, v in arrays.items()}
-        keys, parts = sample.row_keys(key, N * G), []
-        for i in range(0, N * G, at_once):
-            now = slice(i, i + at_once)
-            some = {k: None if v is None else v[now] for k, v in many.items()}
-            x, trace = fill(params, keys[now], some, cfg, cfg.temperature, cfg.rollout_steps, math.gcd(at_once, G))
-            parts.append(finish(x, some["hole"], some["valid"], trace))
-        take = lambda *x: jnp.concatenate(x) if x[0].ndim else sum(x) / len(x)
-        return parts[0] if len(parts) == 1 else jax.tree.map(take, *parts)
-
-    @jax.jit
-    def look(key, r):
-        """-> M, w (B, K, T), seen (B, T): the masks of one pass over the completions, with the rows in front."""
-        prompt = ~r.hole & (True if r.valid is None else r.valid)
-        ratio = cfg.mask_ratio_min, cfg.mask_ratio_max
-        M, w, seen = diffusion.views(key, cfg.logp_est, r.hole, r.order, cfg.logp_views, ratio,
-                                     cfg.p_mask_prompt, prompt)  # fmt: skip
-        if cfg.loss_type == "spg":  # whose upper bound is the log of a weighted mean
-            w, seen = w * seen, seen > 0
-        return M.swapaxes(0, 1), (w * r.mask * cfg.logp_scale).swapaxes(0, 1), seen * r.mask
-
-    def policy(params, b):
-        """Batch with x, M, w, valid, adv -> log-probs, entropy (B, T) under params."""
-        M, w = b["M"].swapaxes(0, 1), b["w"].swapaxes(0, 1)
-        chunk = cfg.logp_chunk and min(cfg.logp_chunk, M.shape[0] * M.shape[1])
-        logp, entropy = diffusion.view_logp(
-            params, b["x"], M, cfg.model, b["valid"], first, chunk, cfg.temperature or 1.0, w != 0,
-            bonus=cfg.entropy_coef > 0
-        )  # fmt: skip
-        entropy = (w * entropy).sum(0) / jnp.maximum(w.sum(0), 1e-6)
-        if cfg.loss_type == "spg":
-            return diffusion.sandwich(logp, w, b["adv"] > 0, cfg.spg_mix, cfg.spg_power) * b["mask"], entropy
-        return (w * logp).sum(0), entropy
-
-    @jax.jit
-    def logps(params, b):
-        """As in the gradient, micro-batch by micro-batch: in 16 bits a product of another shape is another number."""
-        parts = in_parts({k: b[k] for k in ("x", "valid", "mask", "M", "w", "adv")}, cfg.gradient_accumulation_steps)
-        return jax.lax.map(lambda part: policy(params, part)[0], parts).reshape(b["x"].shape)
-
-    def loss(params, b):
-        logp, entropy = policy(params, b)
-        of_tokens = logp, b["old"], b["ref"], b["mask"], b["weight"], b["share"], entropy, b["seen"]
-        logp, old, ref, mask, weight, share, entropy, seen = (x if x is None else x[:, first:] for x in of_tokens)
-        if old is not None:
-            old = jnp.where(jnp.isnan(old), logp, old)
-        total, metrics = grpo.loss(logp, old, ref, b["adv"], mask, weight, share, o, entropy, seen)
-        # How far what is trained is from what was sampled: of `trace`, 0 before the first update, of any of its steps.
-        return total, metrics | {"behaviour_gap": jnp.sum(share * jnp.abs(logp - b["drawn"][:, first:]))}
-
-    def passes(state, key, k_order, r):
-        """Rollout of K completions -> all minibatches but their advantages: each pass has its own order and masks, and
-        on them the log-probs of the policy that wrote the completions and of the reference. In the first minibatch that
-        policy is the one whose gradient is taken: nan, for its own forward pass will do."""
-        out, parts = [], cfg.gradient_accumulation_steps
-        for n in range(cfg.updates_per_rollout):
-            M, w, seen = look(jax.random.fold_in(key, n if cfg.random_masking else 0), r)
-            whole = {"x": r.x, "valid": r.valid, "mask": r.mask, "drawn": r.logp, "M": M, "w": w, "seen": seen}
-            whole |= {"row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
-            order = jax.random.permutation(jax.random.fold_in(k_order, n), K)
-            for i in range(0, K, size):
-                b = {k: v if v is None or size == K else v[order[i : i + size]] for k, v in whole.items()}
-                compared = several and cfg.ratio_level != "none"
-                b["old"] = (logps(state.params, b) if out else jnp.full(b["x"].shape, jnp.nan)) if compared else None
-                b["ref"] = logps(state.reference, b) if cfg.kl_beta else None
-                b["weight"] = grpo.weights(o.loss, b["mask"], cfg.max_new_tokens, parts)
-                b["share"] = b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)
-                out.append(b)
-        return out
-
-    def judged(r, rows):
-        """Rollout of rows -> Scored."""
-        completions, total, parts = score(fns, {}, cfg, tok, rows, written(r.x, tok, cfg), G)
-        if cfg.diversity_bonus:
-            groups = np.repeat(np.arange(N), G).tolist()
-            bonus = np.array(rewards.diversity(groups, completions, groups), float)
-            parts["diversity_bonus"] = np.where(np.isnan(total), np.nan, bonus)  # what nobody judged stays left out
-        each = [*opinions(parts, cfg, fns), *([parts["diversity_bonus"]] if cfg.diversity_bonus else [])]
-        return Scored(rows, r, completions, np.stack(each).reshape(-1, N, G), parts)
-
-    def collect(state, key, k_order):
-        """Rolls out and scores; with dynamic_sampling, again in place of groups that agree with themselves. -> Scored,
-        `passes` of it if they are known already, what took how long."""
-        index, found, clock = allowed(state.step), None, time.perf_counter()
-        tries, spent = 1 + cfg.dynamic_sampling, {"time/rollout": 0.0, "time/reward": 0.0}
-        for n in range(tries):
-            chosen = index[data.batch_indices(len(index), N, state.step * tries + n, cfg.seed)]
-            prompts = train.part(chosen)
-            if cfg.fill_in and not given:
-                prompts = punch(prompts, cfg, tok, [cfg.seed, state.step, n])
-            r = roll_out(state.params, jax.random.fold_in(key, n), prompts.take(slice(None)))
-            jax.block_until_ready(r.x)
-            spent["time/rollout"] += time.perf_counter() - clock
-            # The device goes on with what needs no rewards while the host scores; but it is not known then which
-            # completions stay, when groups may be drawn again or only the best are kept.
-            ready = passes(state, jax.random.fold_in(key, tries), k_order, r) if tries == 1 and kept_all else None
-            clock = time.perf_counter()
-            new = judged(r, prompts.rows)
-            spent["time/reward"] += time.perf_counter() - clock
-            clock = time.perf_counter()
-            found = new if found is None else refill(found, new, cfg)
-            if tries == 1 or spread(found, cfg).all():
-                break
-        return found, ready, spent | {"rollouts": n + 1}
-
-    def batches(state, key):
-        k_roll, k_order = jax.random.split(key)
-        found, ready, notes = collect(state, k_roll, k_order)
-        r, each = found.rollout, found.rewards
-        adv = advantages(each, cfg)
-        notes |= describe(found, adv) | {"skipped": float(np.isnan(each).all())}
-        if notes["skipped"]:
-            tqdm.write(f"step {state.step + 1}: no reward ({', '.join(fns)}) has an opinion on any of the {N * G} "
-                       "completions, so there is no update")  # fmt: skip
-            yield None, notes
-            return
-        off = float(jnp.abs(adv.mean(1)).max())
-        if r.x.shape[0] != N * G or adv.shape != (N, G) or off > 1e-3 * max(1.0, float(jnp.abs(adv).max())):
-            raise RuntimeError(
-                f"advantages of shape {adv.shape}, of which a group has the mean {off:.2g}, for {N} x {G} completions: "
-                "they must be centred in each group"
-            )  # a bug of ours, never the user's
-        if cfg.loss_type == "wd1":
-            adv = grpo.wd1_weights(adv, ~np.isnan(each).all(0))
-        adv = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1)
-        clock = time.perf_counter()
-        if not kept_all:
-            best = jnp.argsort(-jnp.abs(adv))[:K]
-            r, adv = jax.tree.map(lambda a: a[best] if a.ndim else a, r), adv[best]
-        ready = ready or passes(state, jax.random.fold_in(k_roll, 1 + cfg.dynamic_sampling), k_order, r)
-        jax.block_until_ready(ready)
-        notes["time/old_ref"] = time.perf_counter() - clock
-        for b in ready:
-            yield b | {"adv": adv[b.pop("row")]}, notes
-            notes = {}
-
-    def describe(found, adv):
-        """What an iteration logs beside the loss: of the rewards, the advantages, and the completions."""
-        r, each = found.rollout, found.rewards
-        total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
-        judged = total[~np.isnan(total)]
-        ends, drawn = (np.asarray(a) for a in (r.hole & (r.x == tok.eos_id), r.hole))
-        length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
-        ends, lengths = cfg.fill_in | ends.any(1), {}  # holes in a text: its end is given
-        for kind, which in (("", slice(None)), ("terminated_", ends)):
-            if len(length[which]):
-                lengths |= {
-                    f"completions/{stat}_{kind}length": float(getattr(length[which], stat)())
-                    for stat in ("mean", "min", "max")
-                }
-        groups = [found.completions[i : i + G] for i in range(0, N * G, G)]
-        return {
-            "reward": rewards.mean(total), "reward/std": float(judged.std()) if len(judged) else math.nan,
-            "reward/group_std": float(grpo.moments(total, 1)[1].mean()),
-            "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
-            "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
-            "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
-            "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),
-            "steps_per_token": float(r.n_steps) / max(length.mean(), 1),
-        } | lengths | rewards.summary(found.parts)  # fmt: skip
-
-    def evaluate(state, key):
-        return pass_rates(cfg, tok, fns, more, state.weights, key, shown)
-
-    return Task(init=lambda key: start, batches=batches, loss=loss, evaluate=evaluate, passes="val/sampled")
+    return Task(
+        init=lambda key: start,
+        batches=lambda state, key: iteration(state, key, draw, fns, cfg, tok),
+        loss=lambda params, batch: policy_loss(params, batch, cfg),
+        evaluate=lambda state, key: pass_rates(cfg, tok, fns, more, state.weights, key, shown),
+        passes="val/sampled",
+    )
 
 
 OBJECTIVES = {"pretrain": pretrain, "judge": judge_texts, "grpo": tune}

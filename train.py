@@ -18,6 +18,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -110,7 +111,7 @@ def make_update(loss, tx, cfg):
     def update(params, opt_state, average, step, batch, base=None):
         if A == 1:
             (value, metrics), grads = grad(params, base, batch)
-            metrics = metrics | {"loss": value}
+            metrics |= {"loss": value}
         else:
             cut = jax.tree.map(lambda x: x.reshape(A, len(x) // A, *x.shape[1:]), batch)
             zeros = jax.tree.map(jnp.zeros_like, params)
@@ -122,13 +123,8 @@ def make_update(loss, tx, cfg):
             decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # a young average forgets its start
             average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
         norm = optax.tree.norm
-        return (
-            params,
-            opt_state,
-            average,
-            metrics
-            | {"grad_norm": norm(grads), "update_norm": norm(updates), "update_ratio": norm(updates) / norm(params)},
-        )
+        metrics |= {"grad_norm": norm(grads), "update_norm": norm(updates)}
+        return params, opt_state, average, metrics | {"update_ratio": norm(updates) / norm(params)}
 
     return update
 
@@ -139,18 +135,16 @@ def together(metrics, how):
     return {name: getattr(jnp, pick(name))(x, 0) for name, x in metrics.items()}
 
 
-# ---- the loop --------------------------------------------------------------------------------------------------------
+# ---- before the first step -------------------------------------------------------------------------------------------
 
 
 def finite(step, updates, notes, last, cfg):
     """[metrics of an update, on the device] -> their mean as floats, or the end of the run with the numbers before."""
-    if not updates:
-        return notes
     updates = [{k: float(v) for k, v in metrics.items()} for metrics in updates]
     bad = [m for m in updates if not np.isfinite([m["loss"], m["grad_norm"]]).all()]
     if not bad:
-        return {k: float(v) for k, v in together({k: np.array([m[k] for m in updates]) for k in updates[0]},
-                                                 "mean").items()} | notes  # fmt: skip
+        mean = together({k: np.array([m[k] for m in updates]) for k in updates[0]}, "mean") if updates else {}
+        return {k: float(v) for k, v in mean.items()} | notes | {"step": step}
     values = bad[0]
     kept = disk.steps(cfg.out_dir)
     raise SystemExit(
@@ -208,8 +202,8 @@ def continued(cfg):
     return dataclasses.replace(cfg, init_from=start, base=()), folder
 
 
-def prepare(cfg):
-    """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
+def check(cfg):
+    """What can be said of a run before anything is trained for it."""
     plan(cfg, cfg.temperature)  # what is wrong with it is said now, not at the first evaluation
     if cfg.wandb_log:
         try:
@@ -221,6 +215,10 @@ def prepare(cfg):
     first = config.lineage(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known before it is
         runs.check_fits(cfg, first.model)
+
+
+def located(cfg):
+    """-> cfg with the folders of what it starts from, trained first if need be; the checkpoint it continues, if any."""
     cfg, resumed = continued(cfg)
     if cfg.judge_from:
         cfg = dataclasses.replace(cfg, judge_from=trained(cfg.judge_from))
@@ -229,23 +227,34 @@ def prepare(cfg):
         cfg = dataclasses.replace(cfg, init_from=start, base=())
     if cfg.eval_only:  # of a run that is measured only the weights count
         cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)
-    folder = cfg.init_from if cfg.lora_rank else resumed or cfg.init_from
-    if cfg.eval_only and not folder:
+    if cfg.eval_only and not (resumed or cfg.init_from):
         raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
-    if folder:
-        if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
-            runs.check_fits(cfg, disk.read_config(folder))
-        params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
-        tok = data.Tokenizer.load(folder, shape.vocab_size)
-        if cfg.adapt and not resumed:
-            if not shape.causal:
-                raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
-            params, shape = model.adapt(params, shape, tok.mask_id)
-        if not shape.causal and tok.mask_id != shape.mask_id:
-            raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
-                             f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
-        config.check_start(cfg, shape, f"in {folder}")
-        shape = dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat)
+    return cfg, resumed
+
+
+def opened(cfg, folder, adapt):
+    """A model's folder -> its params, tokenizer and shape, as this run computes with it."""
+    if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
+        runs.check_fits(cfg, disk.read_config(folder))
+    params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
+    tok = data.Tokenizer.load(folder, shape.vocab_size)
+    if adapt:
+        if not shape.causal:
+            raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
+        params, shape = model.adapt(params, shape, tok.mask_id)
+    if not shape.causal and tok.mask_id != shape.mask_id:
+        raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
+                         f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
+    config.check_start(cfg, shape, f"in {folder}")
+    return params, tok, dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat)
+
+
+def prepare(cfg):
+    """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
+    check(cfg)
+    cfg, resumed = located(cfg)
+    if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
+        params, tok, shape = opened(cfg, folder, cfg.adapt and not resumed)
     else:
         params, tok = None, data.tokenizer(cfg.dataset)
         ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
@@ -254,6 +263,65 @@ def prepare(cfg):
         runs.check_fits(cfg, shape)
     disk.family(shape)  # a model that no folder can hold should not be trained first
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
+
+
+def announce(cfg, state, base):
+    """What a run says before its first step."""
+    rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
+    frozen = f" beside {count(base):,} frozen ones" if base else ""
+    print(f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, {cfg.max_iters} steps of "
+          f"{rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
+    if not cfg.eval_only:
+        print(*runs.describe_cost(cfg), sep="\n")
+
+
+class Run(NamedTuple):
+    """What stays as it is from the first step to the last."""
+
+    cfg: config.Config
+    tok: data.Tokenizer
+    task: NamedTuple  # of objectives.py
+    base: dict | None  # of LoRA, what is frozen
+    update: Callable  # of `make_update`
+    rate: Callable  # the number of an update -> its learning rate
+    key: jax.Array
+    log: runs.Log | None  # None: this run only measures
+
+
+def begin(cfg, claims):
+    """-> Run, State, the best evaluation until then or None, and whether there is nothing left to do. Another folder of
+    this name than the one that is claimed is claimed, too."""
+    cfg, tok, start, resumed = prepare(cfg)
+    task, key, (tx, rate) = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed), optimizer(cfg)
+    params, base = split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg)
+    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
+    copied = lambda asked, params: jax.tree.map(jnp.copy, params) if asked else None
+    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
+                               copied(cfg.ema_decay is not None, params), copied(moves, params))  # fmt: skip
+    run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
+    state = jax.eval_shape(new, params) if resuming else new(params)
+    task = task._replace(init=None)
+    del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
+    if resuming:
+        state, run = disk.restore(resumed, state)
+    elif run:
+        state = state._replace(step=run["step"])
+    if cfg.ref_offload and moves:
+        state = state._replace(reference=jax.device_get(state.reference))
+    best = run["best"] if resuming else None
+    passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
+    done = state.step >= cfg.max_iters or bool(passed)
+    if resumed:
+        print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
+    update = make_update(task.loss, tx, cfg)
+    announce(cfg, state, base)
+    if not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
+        claims.enter_context(runs.claimed(cfg.out_dir))
+    log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
+    return Run(cfg, tok, task, base, update, rate, key, log), state, best, done
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
 
 
 def new_reference(state, cfg):
@@ -265,13 +333,121 @@ def new_reference(state, cfg):
     return jax.device_get(new) if cfg.ref_offload else new
 
 
-def saved(cfg, state, tok, best, where, error):
+def iterate(run, state):
+    """One iteration -> State, [metrics of an update, on the device], other numbers to be logged."""
+    step, updates, notes = state.step, [], {}
+    k_batch = jax.random.fold_in(jax.random.fold_in(run.key, 2), step)
+    for batch, said in run.task.batches(seen(state, run.base, run.cfg), k_batch):
+        notes |= said
+        if batch is not None:  # nobody judged the completions: nothing to learn
+            *arrays, metrics = run.update(*state[1:4], step, batch, run.base)
+            state = State(step, *arrays, state.reference)
+            updates.append(metrics)
+    state = state._replace(step=step + 1)
+    if state.reference is not None:
+        state = state._replace(reference=new_reference(state, run.cfg))
+    return state, updates, notes
+
+
+def saved(run, state, best, where, error):
     """A reward's error -> the same with its place, and all that was learnt until then on the disk."""
-    if not state.step:
+    if not (state.step and run.log):
         return ValueError(f"{where}: {error}")
-    disk.save_run(cfg, state, tok, best, finished=False)
-    return ValueError(f"{where}: {error}. Saved {cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
+    disk.save_run(run.cfg, state, run.tok, best, finished=False)
+    return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
                       "--resume=True")  # fmt: skip
+
+
+def evaluate(run, state, best):
+    """Measures, logs and shows a State -> metrics, the best evaluation now."""
+    k_eval = jax.random.fold_in(jax.random.fold_in(run.key, 1), state.step)
+    try:
+        values, samples = run.task.evaluate(seen(state, run.base, run.cfg), k_eval)
+    except ValueError as e:
+        raise saved(run, state, best, f"evaluation at step {state.step}", e) from e
+    if run.log:
+        run.log.metrics(state.step, values)
+        run.log.samples(state.step, samples[:SAMPLES])
+        runs.draw(run.cfg.out_dir)
+    tqdm.write(f"step {state.step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
+    for s in samples[: run.cfg.log_samples]:
+        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k != "columns"))
+    passes = run.task.passes
+    new = {"step": state.step, "score": values[passes] if passes else -values["val/nelbo"]}
+    new |= {"measure": passes or "val/nelbo"} | ({"se": values[f"{passes}_se"]} if f"{passes}_se" in values else {})
+    better = new["score"] >= (best["score"] if best else -np.inf)  # nan never is; of equals the later
+    return values, new if better else best
+
+
+def write(run, step, last, seconds):
+    """The numbers of the iteration that ended with this step, which took so long, into the log."""
+    took = {"step_time": seconds}
+    if timed := [v for k, v in last.items() if k.startswith("time/")]:
+        took["time/update"] = seconds - sum(timed)
+    took["learning_rate"] = float(run.rate((step - 1) * updates_per_iter(run.cfg)))
+    run.log.metrics(step, {k: v for k, v in last.items() if k != "step"} | took)
+
+
+def loop(run, state, best, done):
+    """Iterations, evaluations and checkpoints up to the end -> the last State, the best evaluation."""
+    cfg, last, pending = run.cfg, None, None
+    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
+    bar.set_description_str("compiling, once: 10 to 60 s")
+    if cfg.objective == "grpo" and state.step == 0:
+        _, best = evaluate(run, state, best)
+    with runs.Asked() as asked, bar:
+        while not done:
+            if cfg.objective == "grpo":  # a rollout is timed, and waits for the last update, which is not its time
+                jax.block_until_ready(state.params)
+            clock = time.perf_counter()
+            try:
+                state, updates, notes = iterate(run, state)
+            except ValueError as e:  # a reward fails before anything is updated
+                if pending:
+                    finite(*pending, last, cfg)  # nothing broken is saved
+                raise saved(run, state, best, f"step {state.step + 1}", e) from e
+            # The device works on this step while the last one's numbers are read: one late, so it never waits for us.
+            if pending:
+                last = finite(*pending, last, cfg)
+            pending = state.step, updates, notes
+            due = lambda interval, now=state.step: now % interval == 0
+            done, leaving, logged = state.step >= cfg.max_iters, asked.signal, due(cfg.log_interval) or not updates
+            if done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
+                last, pending = finite(*pending, last, cfg), None
+                if logged:
+                    write(run, state.step, last, time.perf_counter() - clock)
+                bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
+            bar.set_description_str(refresh=False)
+            bar.update(1)
+            before = best
+            if due(cfg.eval_interval) or done:
+                values, best = evaluate(run, state, best)
+                done = done or cfg.stop_at is not None and values[run.task.passes] > cfg.stop_at
+            if done or best is not before or due(cfg.save_interval) or leaving:
+                disk.save_run(cfg, state, run.tok, best, finished=done)
+            if leaving and not done:
+                print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
+                raise SystemExit(128 + leaving)
+    return state, best
+
+
+def ending(cfg, best):
+    """What was reached, which checkpoint is the best, and how sure that is: the highest of many noisy numbers is too
+    high."""
+    rows = runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")
+    if cfg.objective == "grpo":
+        rated = [r for r in rows if "val/greedy" in r]
+        for name in [k for k in rated[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
+            both = rated[0][name], rated[-1][name]
+            form = ".1%" if all(x is None or 0 <= x <= 1 for x in both) else ".3f"
+            before, after = ("no opinion" if x is None else format(x, form) for x in both)
+            print(f"{name}: {before} before, {after} after")
+    if not best:
+        return ""
+    measure, score = best["measure"], best["score"] if best["measure"] != "val/nelbo" else -best["score"]
+    said = f"{measure} {score:.4f}" + (f" ± {best['se']:.4f}" if "se" in best else "")
+    where = f"best at step {best['step']}" if best["step"] else f"none better than the start, {cfg.init_from}"
+    return f", {where}: {said}, of {sum(measure in row for row in rows)} evaluations"
 
 
 def train(cfg):
@@ -279,143 +455,14 @@ def train(cfg):
     with contextlib.ExitStack() as claims:
         if not cfg.eval_only:
             claims.enter_context(runs.claimed(cfg.out_dir))
-        return run(cfg, claims)
-
-
-def run(cfg, claims):
-    """What `train` does, once no other run writes into out_dir; another folder of this name is claimed, too."""
-    cfg, tok, start, resumed = prepare(cfg)
-    task = OBJECTIVES[cfg.objective](cfg, tok, start)
-    run_key = jax.random.key(cfg.seed)
-    params, base = split(task.init(jax.random.fold_in(run_key, 0)), jax.random.fold_in(run_key, 3), cfg)
-    tx, rate = optimizer(cfg)
-    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
-    copied = lambda asked, params: jax.tree.map(jnp.copy, params) if asked else None
-    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
-                               copied(cfg.ema_decay is not None, params), copied(moves, params))  # fmt: skip
-    run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
-    state, best = jax.eval_shape(new, params) if resuming else new(params), None
-    del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
-    task = task._replace(init=None)
-    if resumed and cfg.eval_only:
-        state = state._replace(step=run["step"] if run else 0)
-    elif resumed:
-        state, run = disk.restore(resumed, state)
-        best = run["best"]
-    if cfg.ref_offload and moves:
-        state = state._replace(reference=jax.device_get(state.reference))
-    stopped = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
-    done = state.step >= cfg.max_iters or bool(stopped)
-    if resumed:
-        print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
-    update = make_update(task.loss, tx, cfg)
-    rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
-    frozen = f" beside {count(base):,} frozen ones" if base else ""
-    print(
-        f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, "
-        f"{cfg.max_iters} steps of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}"
-    )
-    if not cfg.eval_only:
-        print(*runs.describe_cost(cfg), sep="\n")
-    if not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
-        claims.enter_context(runs.claimed(cfg.out_dir))
-    log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
-
-    def evaluate(best):
-        k_eval = jax.random.fold_in(jax.random.fold_in(run_key, 1), state.step)
-        try:
-            values, samples = task.evaluate(seen(state, base, cfg), k_eval)
-        except ValueError as e:
-            raise saved(cfg, state, tok, best, f"evaluation at step {state.step}", e) if log else e from e
-        if log:
-            log.metrics(state.step, values)
-            log.samples(state.step, samples[:SAMPLES])
-            runs.draw(cfg.out_dir)
-        tqdm.write(f"step {state.step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
-        for s in samples[: cfg.log_samples]:
-            tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k != "columns"))
-        score = values[task.passes] if task.passes else -values["val/nelbo"]
-        better = score >= (best["score"] if best else -np.inf)  # nan never is; of equals the later
-        new = {"step": state.step, "score": score, "measure": task.passes or "val/nelbo"}
-        if f"{task.passes}_se" in values:
-            new["se"] = values[f"{task.passes}_se"]
-        return values, new if better else best
-
-    if cfg.eval_only:
-        evaluate(best)
-        return state
-    last = pending = None
-    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
-    bar.set_description_str("compiling, once: 10 to 60 s")
-    if cfg.objective == "grpo" and state.step == 0:
-        _, best = evaluate(best)
-    with runs.Asked() as asked, bar:
-        while not done:
-            if cfg.objective == "grpo":  # a rollout is timed, and waits for the last update, which is not its time
-                jax.block_until_ready(state.params)
-            step, clock = state.step, time.perf_counter()
-            k_batch = jax.random.fold_in(jax.random.fold_in(run_key, 2), step)
-            updates, notes = [], {}
-            try:
-                for batch, said in task.batches(seen(state, base, cfg), k_batch):
-                    notes |= said
-                    if batch is not None:  # nobody judged the completions: nothing to learn
-                        *arrays, metrics = update(*state[1:4], step, batch, base)
-                        state = State(step, *arrays, state.reference)
-                        updates.append(metrics)
-            except ValueError as e:  # a reward fails before anything is updated
-                if pending:
-                    finite(*pending, last, cfg)  # nothing broken is saved
-                raise e if updates else saved(cfg, state, tok, best, f"step {step + 1}", e) from e
-            state = state._replace(step=step + 1)
-            if state.reference is not None:
-                state = state._replace(reference=new_reference(state, cfg))
-            # The device works on this step while the last one's numbers are read: one late, so it never waits for us.
-            if pending:
-                last = finite(*pending, last, cfg) | {"step": pending[0]}
-            pending = step + 1, updates, notes
-            due = lambda interval, now=state.step: now % interval == 0
-            done, leaving = state.step >= cfg.max_iters, asked.signal
-            read = due(cfg.log_interval) or due(cfg.eval_interval) or due(cfg.save_interval) or not updates
-            if done or leaving or read:
-                last, pending = finite(*pending, last, cfg) | {"step": state.step}, None
-                if due(cfg.log_interval) or not updates:
-                    took = {"step_time": time.perf_counter() - clock}
-                    if timed := [v for k, v in last.items() if k.startswith("time/")]:
-                        took["time/update"] = took["step_time"] - sum(timed)
-                    log.metrics(state.step, {k: v for k, v in last.items() if k != "step"} | took | {
-                        "learning_rate": float(rate(step * updates_per_iter(cfg)))})  # fmt: skip
-                bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
-            bar.set_description_str(refresh=False)
-            bar.update(1)
-            better = False
-            if due(cfg.eval_interval) or done:
-                values, new = evaluate(best)
-                better, best = new is not best, new
-                done = done or cfg.stop_at is not None and values[task.passes] > cfg.stop_at
-            if done or better or due(cfg.save_interval) or leaving:
-                disk.save_run(cfg, state, tok, best, finished=done)
-            if leaving and not done:
-                print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
-                raise SystemExit(128 + leaving)
-    if cfg.objective == "grpo":
-        rows = [r for r in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if "val/greedy" in r]
-        for name in [k for k in rows[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
-            both = rows[0][name], rows[-1][name]
-            form = ".1%" if all(x is None or 0 <= x <= 1 for x in both) else ".3f"
-            before, after = ("no opinion" if x is None else format(x, form) for x in both)
-            print(f"{name}: {before} before, {after} after")
-    print(f"done: {cfg.out_dir}/step-{state.step:06d}" + (ending(cfg, best) if best else ""))
+        run, state, best, done = begin(cfg, claims)
+        if cfg.eval_only:
+            evaluate(run, state, best)
+            return state
+        state, best = loop(run, state, best, done)
+    said = ending(run.cfg, best)
+    print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
     return state
-
-
-def ending(cfg, best):
-    """Which checkpoint is the best, and how sure that is: the highest of many noisy numbers is too high."""
-    measure, score = best["measure"], best["score"] if best["measure"] != "val/nelbo" else -best["score"]
-    said = f"{measure} {score:.4f}" + (f" ± {best['se']:.4f}" if "se" in best else "")
-    n = sum(measure in row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl"))
-    where = f"best at step {best['step']}" if best["step"] else f"none better than the start, {cfg.init_from}"
-    return f", {where}: {said}, of {n} evaluations"
 
 
 def main():

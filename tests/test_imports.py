@@ -48,6 +48,13 @@ def test_every_python_file_of_the_program_is_on_the_list():
     assert {f.removesuffix(".py") for f in glob.glob("*.py") + glob.glob("judges/*.py")} <= set(ARROWS)
 
 
+def test_a_function_fits_on_a_screen():
+    paths = [f for folder in (".", "judges", "config", "data/**") for f in glob.glob(f"{folder}/*.py", recursive=True)]
+    long = {f"{path}: {n.name}" for path in paths for n in ast.walk(ast.parse(open(path).read()))
+            if isinstance(n, ast.FunctionDef) and n.end_lineno - n.lineno >= 60}  # fmt: skip
+    assert not long
+
+
 def test_the_sandbox_starts_without_jax_and_imports_print_nothing():
     code = "import sys; from judges import programs, rules, sandbox; sys.exit(bool({'jax', 'numpy'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)

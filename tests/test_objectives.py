@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import json
 import os
 import re
@@ -361,6 +362,30 @@ def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True)).reference
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(away))
     assert all(np.array_equal(x, start[k]) for k, x in disk.flat(away).items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_start(tiny, monkeypatch, offload):
+    """Of bytes, as `gate` and `up` have one shape: when it begins, after an iteration, and when it is resumed."""
+    cfg, alive, make = tiny(max_iters=2, kl_beta=0.1, ref_offload=offload, eval_interval=9), [], train.make_update
+    size = lambda arrays: sum(x.nbytes for x in arrays)
+    start = size(jax.tree.leaves(disk.load(cfg.init_from)[0]))
+    held = lambda: gc.collect() and 0 or size(jax.live_arrays())
+
+    def counted(*args):
+        update = make(*args)
+        alive.append(held() - before)
+        return lambda *given: (update(*given), alive.append(held() - before - size(jax.tree.leaves(given[4]))))[0]
+
+    monkeypatch.setattr(train, "make_update", counted)
+    monkeypatch.setattr(train, "evaluate", lambda run, state, best: ({"val/sampled": 0.0}, best))
+    monkeypatch.setattr(train, "ending", lambda *_: "")
+    for changes in ({}, {"max_iters": 3, "resume": True}):
+        gc.collect()
+        before = held()
+        train.train(dataclasses.replace(cfg, **changes))
+    assert len(alive) == 2 + 3 and all(abs(x / start - (3 if offload else 4)) < 0.1 for x in alive), alive
 
 
 def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypatch):
