@@ -22,6 +22,7 @@ import model
 import objectives
 import runs
 import sample
+import terminal
 import train
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
@@ -91,7 +92,7 @@ def leave(cfg, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["train.py", written(cfg, tmp_path / "run.py")])
     monkeypatch.setattr(runs, "prepare_process", lambda: None)
     with pytest.raises(SystemExit) as e:
-        train.main()
+        terminal.run(train.main)
     return e.value.code
 
 
@@ -509,7 +510,7 @@ class Killed(BaseException):
 def test_a_run_broken_at_a_write_and_resumed_equals_the_unbroken_one(unbroken, tiny, monkeypatch, where, call, done):
     cfg = tiny()
     with monkeypatch.context() as m:
-        owner, calls = runs if where == "save" else runs.Log, []
+        owner, where, calls = (disk, "save_run", []) if where == "save" else (runs.Log, where, [])
         old = getattr(owner, where)
 
         def breaks(*args, **kwargs):
