@@ -85,7 +85,8 @@ def random_torch(config):
     return theirs
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
 def test_our_causal_folder_opens_in_transformers_with_the_same_logits(kind, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     cfg = AUTOREGRESSIVE[kind]
@@ -98,7 +99,8 @@ def test_our_causal_folder_opens_in_transformers_with_the_same_logits(kind, tmp_
     close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1])  # ours are aligned: [i] is about token i
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
 def test_a_folder_that_transformers_wrote_opens_here(kind, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     small = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -117,6 +119,7 @@ def test_a_folder_that_transformers_wrote_opens_here(kind, tmp_path):
     close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1])
 
 
+@pytest.mark.slow
 def test_dream_is_qwen2_that_looks_both_ways_and_ignores_padding(tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     small = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -323,8 +326,8 @@ def test_a_text_read_piece_by_piece_has_the_features_of_the_text_read_at_once(na
     close(jnp.where(valid[..., None], jnp.concatenate(parts, 1), 0), jnp.where(valid[..., None], whole, 0))
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-    "qwen2", "qwen3", "gemma2"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
 def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     small = dict(vocab_size=37, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -498,6 +501,7 @@ def test_every_leaf_starts_from_its_own_random_numbers():
     assert np.abs(correlations).max() < 0.6
 
 
+@pytest.mark.slow
 def test_a_score_head_of_transformers_is_a_judge_here(tmp_path):
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)

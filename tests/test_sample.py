@@ -26,16 +26,19 @@ TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_the
 KEY = jax.random.key(0)
 
 
+init = jax.jit(model.init, static_argnames="cfg")
+
+
 def sharp(cfg, seed):
     """Params whose distributions are far from uniform, and differ with the position and what stands around it."""
-    params = model.init(jax.random.key(seed), cfg)
+    params = init(jax.random.key(seed), cfg)
     blocks = params["blocks"] | {name: params["blocks"][name] * by for name, by in (("q", 3), ("k", 3), ("o", 8))}
     return params | {"head": params["head"] * 25, "embed": params["embed"] * 8, "blocks": blocks}
 
 
 PARAMS = sharp(TINY, 9)
 slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
-logits = jax.jit(model.logits, static_argnames="cfg")
+logits = jax.jit(model.logits, static_argnames=("cfg", "length"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -226,8 +229,8 @@ def test_a_batch_in_chunks_gets_the_tokens_it_gets_at_once(plan):
 
 
 @pytest.mark.parametrize("rule, plan", [
-    ("quota", dict(steps=5, block_len=3)), ("dream", dict(steps=6)), ("dream", dict(steps=4, block_len=4)),
-    pytest.param("threshold", dict(threshold=0.4, block_len=3, order="sampled"), marks=pytest.mark.slow)])
+    ("quota", dict(steps=5, block_len=3)), ("dream", dict(steps=4, block_len=4)), slow("dream", dict(steps=6)),
+    slow("threshold", dict(threshold=0.4, block_len=3, order="sampled"))])
 def test_holes_of_other_rows_change_nothing_in_a_row_neither_its_blocks_nor_its_share_of_the_steps(rule, plan):
     plan, rows = Plan(rule=rule, temperature=1.0, **plan), ["01______", "__2301_2", "0123_1_2", "01230123", "_12__0_3"]
     x, trace = generate(PARAMS, KEY, holes(*rows), TINY, plan)
@@ -238,13 +241,13 @@ def test_holes_of_other_rows_change_nothing_in_a_row_neither_its_blocks_nor_its_
         np.testing.assert_array_equal(own["step"][0], trace["step"][b])
 
 
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("shift", [slow(False), True])
 def test_a_window_that_begins_elsewhere_in_each_row_has_the_logits_of_the_whole(shift):
     cfg = dataclasses.replace(TINY, shift=shift, window=3, n_layer=2)
     params, z, start = sharp(cfg, 1), holes("01_2__01", "__01_2_0", "0_1_2___"), jnp.array([2, 0, 5])
-    whole = model.logits(params, z, cfg)
+    whole = logits(params, z, cfg)
     for some, at in ((z, start), (z[:1], start[:1])):
-        part = model.logits(params, some, cfg, None, at, 3)
+        part = logits(params, some, cfg, None, at, 3)
         for row, l, first in zip(whole, part, at, strict=False):
             np.testing.assert_allclose(l, row[first:first + 3], atol=2e-5)
 
