@@ -147,6 +147,7 @@ def test_dream_commits_nothing_first_and_two_last_when_steps_equal_tokens():
     assert dream_counts(256, 128) == [1] + [2] * 126 + [3]
 
 
+@pytest.mark.slow
 def test_dreams_counts_are_those_of_its_loop_in_torch():
     torch = pytest.importorskip("torch")
     for n, steps in itertools.product((1, 7, 16, 32, 100, 256), (1, 2, 3, 8, 31, 64, 100, 256)):
@@ -254,7 +255,7 @@ def test_a_window_that_begins_elsewhere_in_each_row_has_the_logits_of_the_whole(
 
 @pytest.mark.parametrize("plan", [
     Plan(temperature=1.0, steps=3, block_len=6, repetition_penalty=1.3, guidance=0.5),
-    Plan(temperature=0.9, order="sampled", rule="threshold", threshold=0.3, top_p=0.9)])
+    slow(Plan(temperature=0.9, order="sampled", rule="threshold", threshold=0.3, top_p=0.9))])
 def test_logits_in_chunks_of_positions_give_the_tokens_that_they_give_at_once(plan, monkeypatch):
     z = holes("01______", "0_1_2___", "________")
     x, trace = generate(PARAMS, KEY, z, TINY, plan)
@@ -282,6 +283,7 @@ def test_a_step_of_a_large_vocabulary_never_needs_more_than_one_and_a_half_times
     assert memory.temp_size_in_bytes < 1.5 * 4 * V * B * 32  # 0.9; with logits and probabilities of all at once 4.0
 
 
+@pytest.mark.slow
 def test_the_same_key_gives_the_same_tokens_and_greedy_needs_none():
     z, hot = jnp.tile(holes("0_______"), (2, 1)), Plan(temperature=1.0, steps=4)
     once = [np.asarray(generate(PARAMS, jax.random.key(k), z, TINY, hot)[0]) for k in (1, 1, 2)]
@@ -298,6 +300,7 @@ def test_a_window_over_the_holes_draws_what_the_whole_sequence_draws():
     np.testing.assert_array_equal(x[0][1]["step"], x[1][1]["step"])
 
 
+@pytest.mark.slow
 def test_old_style_keys_work_too():
     z = holes("01____")
     for key in (jax.random.PRNGKey(3), jax.vmap(lambda i: jax.random.fold_in(jax.random.PRNGKey(3), i))(jnp.arange(1))):
@@ -411,6 +414,7 @@ def test_blocks_are_filled_from_left_to_right_and_share_the_steps():
     assert [len(set(s)) for s in (step[2:6], step[6:10], step[10:])] == [2, 2, 1]
 
 
+@pytest.mark.slow
 def test_watching_the_steps_shows_what_generate_does():
     z = holes("01________", "0_1_0_1_0_")
     plan = Plan(rule="dream", steps=10, temperature=1.0, block_len=5)
