@@ -21,7 +21,6 @@ KEY = jax.random.key(0)
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
 
 
-
 def close(a, b, tol=1e-4):
     np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
 
