@@ -157,7 +157,7 @@ def moments(monkeypatch, act):
     return total
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_of_saving_leaves_whole_checkpoints_and_the_next_save_cleans_up(cfg, monkeypatch, every):
     for step in (5, 10):
         save(cfg, step)
