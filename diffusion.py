@@ -14,7 +14,6 @@ import model
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
 
-
 def strata(key, n):
     """-> (n,) uniform numbers in [0, 1), one in each n-th of it, in cyclic order: averages over them vary far less."""
     return (jax.random.uniform(key) + jnp.arange(n) / n) % 1.0
@@ -107,7 +106,6 @@ def in_chunks(fn, n, wanted, *arrays):
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
 
-
 def noise(key, batch, cfg, norm="token", paired=False):
     """batch of tokens (B, T), hole (B, T) True where a token may be masked, valid -> what `loss` takes.
 
@@ -118,14 +116,13 @@ def noise(key, batch, cfg, norm="token", paired=False):
     """
     x, maskable = batch["tokens"], batch["hole"]
     n = maskable.sum(1)
+    mean = lambda w: w / jnp.maximum(n.sum(), 1) if norm == "token" else w / jnp.maximum(n, 1)[:, None] / len(x)
     if cfg.causal:
-        w = maskable / jnp.maximum(n.sum(), 1) if norm == "token" else maskable / jnp.maximum(n, 1)[:, None] / len(x)
-        return {"x": x, "z": x, "weight": w, "valid": batch["valid"]}
+        return {"x": x, "z": x, "weight": mean(maskable), "valid": batch["valid"]}
     k_t, k_mask = jax.random.split(key)
     t = sample_t(k_t, n)
     z, hole = corrupt(k_mask, x, t, maskable, cfg.mask_id)
-    w = hole * weight(t)[:, None]
-    w = w / jnp.maximum(n.sum(), 1) if norm == "token" else w / jnp.maximum(n, 1)[:, None] / len(x)
+    w = mean(hole * weight(t)[:, None])
     if not paired:
         return {"x": x, "z": z, "weight": w, "valid": batch["valid"]}
     # A pair has ratios t and 1 - t and half a vote for each; but t = 1 has no other half, and keeps its full vote.

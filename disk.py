@@ -25,10 +25,9 @@ import model
 LLAMA = {
     "embed": "model.embed_tokens*", "norm": "model.norm*", "head": "lm_head*",
     "attn_norm": "model.layers.{}.input_layernorm*", "mlp_norm": "model.layers.{}.post_attention_layernorm*",
-    "o": "model.layers.{}.self_attn.o_proj*", "gate": "model.layers.{}.mlp.gate_proj*",
-    "up": "model.layers.{}.mlp.up_proj*", "down": "model.layers.{}.mlp.down_proj*",
     "q_norm": "model.layers.{}.self_attn.q_norm*", "k_norm": "model.layers.{}.self_attn.k_norm*",
-} | {n: f"model.layers.{{}}.self_attn.{n}_proj*" for n in "qkv"}  # fmt: skip
+} | {n: f"model.layers.{{}}.self_attn.{n}_proj*" for n in "qkvo"} | {
+    n: f"model.layers.{{}}.mlp.{n}_proj*" for n in ("gate", "up", "down")}  # fmt: skip
 GEMMA = LLAMA | {
     "attn_out_norm": "model.layers.{}.post_attention_layernorm*",
     "mlp_norm": "model.layers.{}.pre_feedforward_layernorm*",
@@ -87,13 +86,10 @@ def family(cfg):
         headed = "d_head" in keys or cfg.head_dim * cfg.n_head == cfg.d_model
         if headed and all(getattr(cfg, k) == v for k, v in (fixed | implied).items() if k not in keys):
             return name
-    switches = ("causal", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale", "attn_cap", "logit_cap",
-                "rope_scaling")
-    raise ValueError(
-        "no Hugging Face family has these switches together: "
-        + ", ".join(f"{k}={getattr(cfg, k)}" for k in (*switches, "d_head"))
-        + "; there are " + "; ".join(f"{n}: {f[4] or 'none'}" for n, f in FAMILIES.items())
-    )  # fmt: skip
+    switches = "causal shift qkv_bias qk_norm gemma window query_scale attn_cap logit_cap rope_scaling d_head".split()
+    raise ValueError("no Hugging Face family has these switches together: "
+                     + ", ".join(f"{k}={getattr(cfg, k)}" for k in switches)
+                     + "; there are " + "; ".join(f"{n}: {f[4] or 'none'}" for n, f in FAMILIES.items()))  # fmt: skip
 
 
 def tensors(cfg, n_out):
@@ -125,9 +121,13 @@ def save(folder, params, cfg):
     if cfg.rope_scaling is not None:
         theirs["rope_scaling"] = {"rope_type": "llama3", **dict(zip(ROPE, cfg.rope_scaling, strict=True))}
         del theirs["rope_type"]
-    with open(os.path.join(folder, "config.json"), "w") as f:
-        json.dump(theirs, f, indent=2)
+    write_json(os.path.join(folder, "config.json"), theirs)
     write_tensors(os.path.join(folder, "model.safetensors"), stored(params, tensors(cfg, n_out)))
+
+
+def write_json(path, value):
+    with open(path, "w") as f:
+        json.dump(value, f, indent=2)
 
 
 def stored(params, listed):
@@ -169,23 +169,19 @@ def find(path):
         raise ValueError(f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it")
     if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", ADAPTERS)):
         return path
-    steps = [d for d in os.listdir(path) if re.fullmatch(r"step-\d+", d)]
-    if not steps:
+    if not steps(path):
         raise ValueError(f"{path!r} holds no model: neither a config.json nor a checkpoint step-... of a run")
-    return os.path.join(path, max(steps, key=lambda d: int(d[5:])))
+    return of_step(path, steps(path)[-1])
 
 
 def best(path):
     """-> the folder that `path` stands for where a model is only to be used: itself, or the best checkpoint in the
     out_dir of a run (which goes on from its newest, `find`); and why this one."""
-    newest = find(path)
-    run = os.path.join(newest, "run.json")
-    if newest == path:
+    if (newest := find(path)) == path:
         return path, "asked for"
-    known = read_json(run).get("best") if os.path.exists(run) else None
-    if not known:
+    if not (known := read_run(newest).get("best")):
         return newest, "the newest; none was evaluated"
-    if not os.path.isdir(folder := os.path.join(path, f"step-{known['step']:06d}")):
+    if not os.path.isdir(folder := of_step(path, known["step"])):
         return newest, f"the newest; the best by {known['measure']}, step {known['step']}, is not here"
     return folder, f"the best by {known['measure']}" + (", and the newest" if folder == newest else "")
 
@@ -342,10 +338,8 @@ def save_adapters(folder, params, cfg, base, alpha):
         "modules_to_save": [JUDGE.removesuffix(".weight")] if n_out else None}  # fmt: skip
     if module("head") in theirs["target_modules"]:  # LLaDA: both its head and the last matrix of a block are a ff_out
         theirs["exclude_modules"] = [names["head"].removesuffix("*")]
-    with open(os.path.join(folder, ADAPTERS), "w") as f:
-        json.dump(theirs, f, indent=2)
-    listed = list(adapter_tensors(cfg, ranks, n_out))
-    write_tensors(os.path.join(folder, "adapter_model.safetensors"), stored(params, listed))
+    write_json(os.path.join(folder, ADAPTERS), theirs)
+    write_tensors(os.path.join(folder, "adapter_model.safetensors"), stored(params, adapter_tensors(cfg, ranks, n_out)))
 
 
 def read_adapters(folder):
@@ -389,7 +383,7 @@ WRITING = ".writing"  # where in out_dir a checkpoint is before it is one, and a
 
 def save_run(cfg, state, tok, best, finished):
     """Writes out_dir/step-NNNNNN: a folder of the weights or adapters, and all that the next step depends on."""
-    final = os.path.join(cfg.out_dir, f"step-{state.step:06d}")
+    final = of_step(cfg.out_dir, state.step)
     if os.path.isdir(final):
         return
     temporary = os.path.join(cfg.out_dir, WRITING)
@@ -402,8 +396,7 @@ def save_run(cfg, state, tok, best, finished):
     write_tensors(os.path.join(temporary, "state.safetensors"), [
         (name, x, functools.partial(np.asarray, x)) for name, x in leaves(state._replace(step=())).items()])
     run = {"step": state.step, "finished": finished, "best": best, "config": config.flatten(cfg)}
-    with open(os.path.join(temporary, "run.json"), "w") as f:
-        json.dump(run, f, indent=2)
+    write_json(os.path.join(temporary, "run.json"), run)
     for name in [*os.listdir(temporary), "."]:
         sync(os.path.join(temporary, name))
     for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # what they say up to this step belongs to it
@@ -413,7 +406,7 @@ def save_run(cfg, state, tok, best, finished):
     kept = steps(cfg.out_dir)[-cfg.keep_checkpoints :] + [best and best["step"]]
     for step in steps(cfg.out_dir):
         if step not in kept:  # renamed first: a folder that is half deleted must not look like a checkpoint
-            os.rename(os.path.join(cfg.out_dir, f"step-{step:06d}"), temporary)
+            os.rename(of_step(cfg.out_dir, step), temporary)
             shutil.rmtree(temporary)
 
 
@@ -427,6 +420,11 @@ def steps(out_dir):
     """The steps there are checkpoints of, ascending."""
     names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
     return sorted(int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n))
+
+
+def of_step(out_dir, step):
+    """Where the checkpoint of a step is."""
+    return os.path.join(out_dir, f"step-{step:06d}")
 
 
 def leaves(tree):
@@ -443,27 +441,21 @@ def restore(folder, state):
     """The state that `save` wrote into folder, in the shape of `state` (jax.eval_shape's will do), and its run.json."""
     run = read_run(folder)
     if not {"step", "best"} <= run.keys():
-        raise ValueError(
-            f"{folder} has no run.json of this program: it is a model, not a run that can be resumed; "
-            "start from it with --init_from and another out_dir"
-        )
+        raise ValueError(f"{folder} has no run.json of this program: it is a model, not a run that can be resumed; "
+                         "start from it with --init_from and another out_dir")
     path = os.path.join(folder, "state.safetensors")
     try:
         saved = safetensors.numpy.load_file(path)
     except (OSError, safetensors.SafetensorError) as e:
-        raise ValueError(
-            f"{path} is truncated or not a checkpoint of this program ({e}): delete {folder} to resume "
-            "from the checkpoint before it"
-        ) from None
+        raise ValueError(f"{path} is truncated or not a checkpoint of this program ({e}): delete {folder} to resume "
+                         "from the checkpoint before it") from None
     mine = leaves(state._replace(step=()))
     shape = lambda arrays, k: arrays[k].shape if k in arrays else None
     different = sorted(k for k in saved.keys() | mine.keys() if shape(saved, k) != shape(mine, k))
     if different:
-        raise ValueError(
-            f"{folder} is of another model or optimizer than this config: {different[0]} and "
-            f"{len(different) - 1} more differ; resume with the config of that run, or start elsewhere "
-            "with --out_dir"
-        )
+        raise ValueError(f"{folder} is of another model or optimizer than this config: {different[0]} and "
+                         f"{len(different) - 1} more differ; resume with the config of that run, or start elsewhere "
+                         "with --out_dir")
     leaf = lambda path, _: jnp.asarray(saved[jax.tree_util.keystr(path)])
     return jax.tree_util.tree_map_with_path(leaf, state._replace(step=()))._replace(step=run["step"]), run
 

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
-
 def moments(r, axis):
     """r with nan for no opinion -> its mean, sample standard deviation and count along axis (kept), without the nan."""
     seen = ~jnp.isnan(r)
@@ -69,7 +68,6 @@ def wd1_weights(adv, judged=True):
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
-
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
@@ -177,7 +175,6 @@ KLS = {
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
 
-
 def ratios(logp, old_logp, mask, level, seen=1.0):
     """log-probs (B, T) -> the ratio to the old policy, (B, T) or, from the mean over a sequence, (B, 1)."""
     if level == "none" or old_logp is None:
@@ -232,7 +229,6 @@ def loss(logp, old_logp, ref_logp, adv, mask, weight, share, o, entropy=None, se
 
 
 # ---- the reference ---------------------------------------------------------------------------------------------------
-
 
 @functools.partial(jax.jit, static_argnames=("mode", "decay", "interval", "mix"))
 def update_reference(ref, params, step, mode, decay=0.99, interval=64, mix=1.0):

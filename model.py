@@ -3,7 +3,7 @@ A transformer, all of it in this file, in plain JAX: params are a nested dict, e
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
 autoregressive models (`causal`). LLaDA, Dream, Llama, Qwen2, Qwen3 and Gemma 2 are this network with other switches and
-under other tensor names (FAMILIES, below).
+under other tensor names (disk.py).
 
 Shape letters used in the whole repository:
   B batch   T sequence   D width   H heads   K head width   F mlp width   L layers   V vocabulary   N prompts   G group

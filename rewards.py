@@ -81,28 +81,18 @@ def diversity(prompts, completions, groups=None):
     return scores
 
 
-def made_from_a_model(name, how):
-    """A placeholder in REWARDS for a reward that `resolve` is handed."""
-    def reward(prompts, completions):
-        raise ValueError(f"the reward {name!r} is made from a model: {how}")
-    return reward
-
-
 REWARDS = {
     "syntax": programs.syntax, "tests": programs.tests, "tests_all": programs.tests_all,
-    "tests_fenced": programs.tests_fenced, "format": per_text(programs.code_format),
-    "performance": programs.performance, "quality": programs.quality,
-    "exact": per_text(rules.exact), "contains": per_text(rules.contains), "regex": per_text(rules.regex),
-    "keywords": per_text(rules.keywords), "json": per_text(rules.valid_json), "xml": per_text(rules.valid_xml),
-    "xml_tags": per_text(rules.xml_tags), "xml_soft": per_text(rules.xml_soft),
-    "xml_strict": per_text(rules.xml_strict), "xml_int": per_text(rules.xml_int),
-    "xml_answer": per_text(rules.xml_answer),
-    "math": per_text(rules.math_answer), "countdown": per_text(rules.countdown),
-    "sudoku": per_text(rules.sudoku), "sudoku_all": per_text(rules.sudoku_all), "length": per_text(rules.length),
-    "overlong": per_text(rules.overlong), "repetition": per_text(rules.repetition), "diversity": diversity,
-    "reasoning": per_text(rules.reasoning), "safety": per_text(rules.safety),
-    "coherence": made_from_a_model("coherence", "set judge_from to the folder of a language model"),
-    "judge": made_from_a_model("judge", "set judge_from to the folder of a judge")}
+    "tests_fenced": programs.tests_fenced, "performance": programs.performance, "quality": programs.quality,
+    "diversity": diversity,
+} | {name: per_text(rule) for name, rule in {
+    "format": programs.code_format, "exact": rules.exact, "contains": rules.contains, "regex": rules.regex,
+    "keywords": rules.keywords, "json": rules.valid_json, "xml": rules.valid_xml, "xml_tags": rules.xml_tags,
+    "xml_soft": rules.xml_soft, "xml_strict": rules.xml_strict, "xml_int": rules.xml_int,
+    "xml_answer": rules.xml_answer, "math": rules.math_answer, "countdown": rules.countdown, "sudoku": rules.sudoku,
+    "sudoku_all": rules.sudoku_all, "length": rules.length, "overlong": rules.overlong,
+    "repetition": rules.repetition, "reasoning": rules.reasoning, "safety": rules.safety}.items()}
+FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # what learned.load makes of such a folder
 
 
 # ---- names, columns, weights ----------------------------------------------------------------------------------------
@@ -132,7 +122,7 @@ def load(path, name):
 
 def resolve(names, **made):
     """"tests,my.py:fn" or ("tests", "my.py:fn") -> {name: fn}; `made` are those from models, of learned.load."""
-    known, fns = {**REWARDS, **made}, {}
+    known, fns = REWARDS | FROM_MODELS | made, {}
     for name in [n.strip() for n in (names.split(",") if isinstance(names, str) else names)]:
         path, colon, short = name.rpartition(":")
         if not colon and name not in known:
@@ -141,12 +131,11 @@ def resolve(names, **made):
             raise ValueError(f"no reward {name!r}.{hint} There are {', '.join(known)}, and path/to/file.py:function")
         if short in fns:
             raise ValueError(f"two rewards are called {short!r} in {names!r}")
+        if not colon and isinstance(known[name], str):  # it was not made
+            raise ValueError(f"the reward {name!r}" + (
+                f": what judge_from names makes {', '.join(made)} instead (a judge has a head of width 1, a language "
+                "model has not)" if made else f" is made from a model: set judge_from to the folder of {known[name]}"))
         fns[short] = load(path, short) if colon else known[name]
-        if short in ("judge", "coherence") and fns[short] is REWARDS[short]:
-            if made:
-                raise ValueError(f"the reward {short!r}: what judge_from names makes {', '.join(made)} instead (a "
-                                 "judge has a head of width 1, a language model has not)")
-            fns[short]([], [])      # raises: better now than after the first rollout
     return fns
 
 
@@ -334,7 +323,7 @@ def numbers(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog="rewards: " + ", ".join(REWARDS), allow_abbrev=False)
+                                     epilog="rewards: " + ", ".join(REWARDS | FROM_MODELS), allow_abbrev=False)
     parser.add_argument("data", help='rows {"prompt", "completion", ...} in .jsonl or .json, samples.jsonl of a run, '
                                      "or the name of a data set")
     parser.add_argument("--rewards", required=True, help="names, or path/to/file.py:function, with commas")

@@ -1,9 +1,6 @@
 """
-What a run takes from its machine and leaves on its disk: checkpoints, metrics.jsonl, samples.jsonl, curves.png.
-
-A checkpoint is a Hugging Face folder of the weights (of LoRA: a PEFT folder of the adapters), with state.safetensors
-(everything the next step depends on) and run.json (the step, the best step so far, the config) beside it. It appears
-whole or not at all.
+What a run takes from its machine, and what it leaves in its folder beside checkpoints (disk.py): metrics.jsonl,
+samples.jsonl, curves.png.
 """
 
 import contextlib
@@ -208,7 +205,6 @@ def check_fits(cfg, shape):
 
 # ---- the folder of a run ---------------------------------------------------------------------------------------------
 
-
 @contextlib.contextmanager
 def claimed(out_dir):
     """While this lasts no other run writes into out_dir: a lock on the folder itself, which ends with its process. An
@@ -229,7 +225,7 @@ def claimed(out_dir):
         if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
         shutil.rmtree(os.path.join(out_dir, disk.WRITING), ignore_errors=True)
-        safe = [f"{out_dir}/step-{step:06d}" for step in disk.steps(out_dir)[-1:]]
+        safe = [disk.of_step(out_dir, step) for step in disk.steps(out_dir)[-1:]]
         raise ValueError(f"{os.strerror(e.errno)}, while writing into {out_dir}"
                          + (f": {safe[0]} is whole; make room and go on with --resume=True" if safe else
                             ", where no checkpoint was whole yet")) from None  # fmt: skip
@@ -269,7 +265,6 @@ def move_aside(out_dir):
 
 # ---- logs ------------------------------------------------------------------------------------------------------------
 
-
 class Log:
     """metrics.jsonl and samples.jsonl in out_dir, cut back to the step a run resumes from; wandb when asked."""
 
@@ -286,7 +281,6 @@ class Log:
         self.wandb = None
         if cfg.wandb_log:
             import wandb
-
             self.wandb = wandb.init(project=cfg.wandb_project, entity=cfg.wandb_entity, config=config.flatten(cfg),
                                     name=cfg.wandb_run_name or os.path.basename(cfg.out_dir))  # fmt: skip
 
@@ -325,14 +319,12 @@ def draw(out_dir):
         return
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-
     rows = read_lines(os.path.join(out_dir, "metrics.jsonl"))
     keys = dict.fromkeys(k for r in rows for k in r)
-    rated = [
-        k for k in keys if re.fullmatch(r"val/(greedy|sampled|pass@\d+|pair_acc|calibration_error|correlation)", k)
-    ]
+    of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc|calibration_error|correlation)")
     panels = {"reward": ["reward", "val/greedy_reward", "val/sampled_reward"] if "reward" in keys else [],
-              "loss": ["loss", "val/nelbo"], "val": rated, "spread": ["entropy", "frac_reward_zero_std"],
+              "loss": ["loss", "val/nelbo"], "val": list(filter(of_val.fullmatch, keys)),
+              "spread": ["entropy", "frac_reward_zero_std"],
               "gradient norm": ["grad_norm"], "learning rate": ["learning_rate"]}  # fmt: skip
     panels = {title: [k for k in some if k in keys] for title, some in panels.items() if keys.keys() & set(some)}
     wide, high = max(min(len(panels), 3), 1), max(-(-len(panels) // 3), 1)

@@ -447,27 +447,30 @@ def parser():
     return p
 
 
-def run(options):
-    """Options of the command line -> what they ask for, printed or written."""
+def read_options(options):
+    """Options of the command line, checked -> what they ask of the Plan, the rewards {name: fn}, the rows to fill."""
     import config
     import data
     import rewards
-    import runs
     for name in ("folder", "data", "out", "rewards", "export"):  # a shell leaves the ~ of --out=~/x as it is
         setattr(options, name, getattr(options, name) and os.path.expanduser(getattr(options, name)))
     given = {name: value for name, value in vars(options).items() if value is not None and value is not False}
-    if min(given.get(name, 1) for name in ("n", "max_new_tokens", "batch_size")) < 1:
-        raise ValueError("--n, --max_new_tokens and --batch_size must be at least 1")
-    if given.keys() & ({"prompt", "show"} if options.data else {"out", "rewards"}):
-        raise ValueError("--out and --rewards go with --data; --prompt and --show go without it")
-    if options.data and not given.keys() & {"out", "rewards", "export"}:
-        raise ValueError("--data prints no rows: add --out=FILE.jsonl to write them, or --rewards to score them")
-    if options.out and os.path.isfile(options.out):
-        raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
-    if options.export and os.path.exists(options.export):
-        raise ValueError(f"--export={options.export} is there already, and nothing is overwritten: name a new folder")
-    if options.export and given.keys() & {"prompt", "data", "show"}:
-        raise ValueError("--export fills nothing: it goes without --prompt, --data and --show")
+    for wrong, message in (
+        (min(given.get(name, 1) for name in ("n", "max_new_tokens", "batch_size")) < 1,
+         "--n, --max_new_tokens and --batch_size must be at least 1"),
+        (given.keys() & ({"prompt", "show"} if options.data else {"out", "rewards"}),
+         "--out and --rewards go with --data; --prompt and --show go without it"),
+        (options.data and not given.keys() & {"out", "rewards", "export"},
+         "--data prints no rows: add --out=FILE.jsonl to write them, or --rewards to score them"),
+        (options.out and os.path.isfile(options.out),
+         f"--out={options.out} is there already, and nothing is overwritten: name a new file"),
+        (options.export and os.path.exists(options.export),
+         f"--export={options.export} is there already, and nothing is overwritten: name a new folder"),
+        (options.export and given.keys() & {"prompt", "data", "show"},
+         "--export fills nothing: it goes without --prompt, --data and --show"),
+    ):  # fmt: skip
+        if wrong:
+            raise ValueError(message)
     asked = {f.name: config.parse(f.name, given[f.name], f.type) for f in dataclasses.fields(Plan) if f.name in given}
     fns = rewards.resolve(options.rewards) if options.rewards else {}
     rows = [{"prompt": options.prompt or ""}]
@@ -478,8 +481,16 @@ def run(options):
             rows = [{"prompt": line} for page in rows for line in page["completion"].splitlines() if line.strip()]
     for name, fn in fns.items():  # better now than after all rows are filled
         rewards.arguments(name, fn, rewards.columns(rows))
-    rows = [row for row in rows for _ in range(options.n)]
+    return asked, fns, [row for row in rows for _ in range(options.n)]
 
+
+def run(options):
+    """Options of the command line -> what they ask for, printed or written."""
+    import config
+    import data
+    import rewards
+    import runs
+    asked, fns, rows = read_options(options)
     runs.prepare_process()
     data.prepare(options.folder)
     folder, why = disk.best(options.folder)
@@ -491,7 +502,7 @@ def run(options):
         disk.save(options.export, params, cfg)
         return tok.save(options.export)
     trained = disk.read_run(folder).get("config", {})
-    chat = {key: config.parse(key, given[key], str | None) if key in given else trained.get(key)
+    chat = {key: trained.get(key) if (said := getattr(options, key)) is None else config.parse(key, said, str | None)
             for key in ("chat_template", "system_prompt", "instruction")}
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new, holes = options.max_new_tokens or trained.get("max_new_tokens", 128), options.holes

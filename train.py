@@ -419,8 +419,8 @@ def ending(cfg, best):
 
 
 def main():
-    if "--help" in sys.argv or "-h" in sys.argv:
-        print(config.help_text())
+    if asked := {"-h", "--help", "--help=all"} & {*sys.argv}:
+        print(config.help_text("--help=all" in asked))
         return
     try:
         cfg = config.load(sys.argv[1:])

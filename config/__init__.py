@@ -2,7 +2,7 @@
 The schema of a run, and the loader:  python train.py config/sudoku.py --learning_rate=1e-3 --n_layer=2
 
 A config file is ordinary Python that defines `config = Config(...)`. What the command line adds comes after it. Both
-are checked by name, type and sense before anything compiles. `python train.py --help` prints the comments of this file.
+are checked by name, type and sense before anything compiles. `python train.py --help=all` prints this file's comments.
 
 A recipe for somebody else's model defines two dicts besides: `downloads`, from where what these keys name comes, and
 `tiny`, the keys that --model=tiny changes so that the recipe can be tried without (data/tiny).
@@ -22,6 +22,9 @@ import types
 import typing
 import warnings
 
+import data
+import diffusion
+import grpo
 from model import ModelConfig
 
 
@@ -55,7 +58,7 @@ class Config:
     dataset: str = "sudoku"  # a folder in data/, or your own folder or file (JSONL, JSON, txt)
     max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
     max_new_tokens: int = 20  # tokens; completions are filled with end-of-text to this
-    chat_template: str | None = None  # what prompts are put into: chatml (Dream, Qwen), llada or llama3; None: nothing
+    chat_template: str | None = None  # what prompts are put into; chatml is that of Dream and Qwen
     system_prompt: str | None = None  # what the template begins with; None: what is usual there
     instruction: str | None = None  # what is said before every prompt, in the same turn
     difficulty: tuple[float, ...] = ()  # (lowest, highest): rows of other difficulties are left out
@@ -112,7 +115,7 @@ class Config:
     mask_ratio_min: float = 0.2  # of fill_in: the smallest share of tokens that are holes; of coupled: the lowest t
     mask_ratio_max: float = 0.8  # the largest
     # grpo: log-probabilities
-    logp_est: str = "trace"  # how: one_step, coupled, elbo, coupled_elbo, trace, left_to_right; exact if causal
+    logp_est: str = "trace"  # how, see diffusion.py; of a causal model exact
     logp_views: int = 4  # masked copies of a completion, where the estimator leaves their number open
     logp_chunk: int | None = None  # masked copies computed at a time; None: all
     logp_scale: float = 1.0  # a factor; 2/3 makes the weights of coupled sum to 1
@@ -125,7 +128,7 @@ class Config:
     adv_negative: float = 1.0  # weight of negative advantages; 0: learn only from what beats its group
     reward_norm: str = "sum"  # several rewards: sum them up and normalize, or normalize each first
     ratio_level: str = "token"  # compare with the policy that wrote it each token, the sequence, or none
-    loss_type: str = "dapo"  # grpo, bnpo, dapo, dr_grpo, luspo, cispo, sapo, wd1, spg
+    loss_type: str = "dapo"  # how tokens are clipped and averaged
     clip_low: float = 0.2  # ratios below 1 - clip_low do not fall any more
     clip_high: float = 0.2  # ratios above 1 + clip_high do not rise any more
     clip_cap: float | None = None  # dual clip: with a negative advantage no ratio counts as more
@@ -134,7 +137,7 @@ class Config:
     spg_power: float = 1.5  # of spg: its power mean
     entropy_coef: float = 0.0  # weight of a bonus for uncertain predictions
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: there is no reference
-    kl_est: str = "k3"  # k2, k3, or k3_ratio
+    kl_est: str = "k3"  # how it is estimated
     ref_mode: str = "static"  # the reference stays, follows (ema) or is renewed (periodic)
     ref_decay: float = 0.99  # of ema: the weight of the old reference
     ref_sync_interval: int = 64  # of periodic: iterations between renewals
@@ -156,51 +159,18 @@ class Config:
         for key, (holds, expected) in RANGES.items():
             if getattr(self, key) is not None and not holds(getattr(self, key)):
                 raise ValueError(f"{key}={getattr(self, key)!r} must be {expected}")
-        if self.objective != "grpo" and self.batch_size % self.gradient_accumulation_steps:
-            raise ValueError(
-                f"batch_size={self.batch_size} must be divisible by "
-                f"gradient_accumulation_steps={self.gradient_accumulation_steps}: "
-                f"--gradient_accumulation_steps={math.gcd(self.batch_size, self.gradient_accumulation_steps)} works"
-            )
-        if self.paired and self.batch_size % 2:
-            raise ValueError(f"paired=True sees every row twice: batch_size={self.batch_size} must be even")
-        if self.judge_from and not {"judge", "coherence"} & {*self.rewards, *self.eval_rewards}:
-            raise ValueError(f"judge_from={self.judge_from!r} is for the reward judge or coherence, but rewards are "
-                             f"{', '.join(self.rewards + self.eval_rewards) or 'none'}")  # fmt: skip
-        if self.base and not (self.init_from or "").endswith(".py"):
-            raise ValueError(f"base={self.base} is for the config file in init_from, now {self.init_from!r}")
-        if self.difficulty and (len(self.difficulty) != 2 or self.difficulty[0] > self.difficulty[1]):
-            raise ValueError(f"difficulty={self.difficulty}: two numbers, the lowest and the highest, as in 1,3")
-        if self.curriculum and self.objective == "judge":
-            raise ValueError(f"curriculum={self.curriculum}: objective={self.objective!r} takes its rows in any order")
-        if self.reward_weights and len(self.reward_weights) != len(self.rewards):
-            raise ValueError(
-                f"reward_weights={self.reward_weights} has {len(self.reward_weights)} numbers for "
-                f"{len(self.rewards)} rewards {self.rewards}"
-            )
-        if self.adapt and (self.objective != "pretrain" or not self.init_from):
-            raise ValueError("adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', "
-                             f"now init_from={self.init_from!r}, objective={self.objective!r}")  # fmt: skip
-        if self.stop_at is not None and self.objective == "pretrain" and not self.rewards:
-            raise ValueError(f"stop_at={self.stop_at} needs rewards: the first of them decides what passes")
-        if self.lora_rank:
-            check_lora(self)
-        if self.objective == "grpo":
-            check_grpo(self)
-            check_idle(self)
-        if self.init_from and not (self.resume or self.eval_only) and same_place(self.init_from, self.out_dir):
-            raise ValueError(f"init_from={self.init_from!r} lies in out_dir={self.out_dir!r}, where this run writes: "
-                             "give it another out_dir")
+        for wrong, message in between_keys(self):
+            if wrong:
+                raise ValueError(message)
 
 
+# What a dict of functions offers is said by that dict; of order and rule by sample.Plan.
 CHOICES = {
     "objective": ("pretrain", "judge", "grpo"), "lr_schedule": ("cosine", "constant"),
     "loss_norm": ("token", "completion"), "adv_baseline": ("mean", "loo"), "adv_norm": ("group", "batch", "none"),
-    "reward_norm": ("sum", "each"), "ratio_level": ("token", "sequence", "none"),
-    "logp_est": ("one_step", "coupled", "elbo", "coupled_elbo", "trace", "left_to_right", "exact"),
-    "loss_type": ("grpo", "bnpo", "dapo", "dr_grpo", "luspo", "cispo", "sapo", "wd1", "spg"),
-    "chat_template": (None, "chatml", "llada", "llama3"),
-    "kl_est": ("k2", "k3", "k3_ratio"), "ref_mode": ("static", "ema", "periodic"),
+    "reward_norm": ("sum", "each"), "ratio_level": ("token", "sequence", "none"), "logp_est": diffusion.ESTIMATORS,
+    "loss_type": grpo.LOSSES, "kl_est": grpo.KLS, "ref_mode": ("static", "ema", "periodic"),
+    "chat_template": data.CHAT,
 }  # fmt: skip
 AT_LEAST = {
     0: "warmup_iters weight_decay log_samples max_prompt_len temperature dynamic_sampling kl_beta adv_eps "
@@ -253,20 +223,53 @@ def rollout_rows(c):
     return -(-prompts // parts) * c.group_size
 
 
-def check_lora(c):
-    """What LoRA needs to hold between keys."""
-    if c.adapt:
-        raise ValueError(f"adapt=True changes all weights, and lora_rank={c.lora_rank} leaves them as they are in "
-                         "init_from: make the denoiser first, then start from that")  # fmt: skip
+def between_keys(c):
+    """-> (is it wrong, what to say then) of everything that has to hold between keys."""
+    deciding = c.rewards + c.eval_rewards
+    yield from (
+        (c.objective != "grpo" and c.batch_size % c.gradient_accumulation_steps,
+         f"batch_size={c.batch_size} must be divisible by gradient_accumulation_steps={c.gradient_accumulation_steps}: "
+         f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
+        (c.paired and c.batch_size % 2,
+         f"paired=True sees every row twice: batch_size={c.batch_size} must be even"),
+        (c.judge_from and not {"judge", "coherence"} & {*deciding},
+         f"judge_from={c.judge_from!r} is for the reward judge or coherence, but rewards are "
+         f"{', '.join(deciding) or 'none'}"),
+        (c.base and not (c.init_from or "").endswith(".py"),
+         f"base={c.base} is for the config file in init_from, now {c.init_from!r}"),
+        (c.difficulty and (len(c.difficulty) != 2 or c.difficulty[0] > c.difficulty[1]),
+         f"difficulty={c.difficulty}: two numbers, the lowest and the highest, as in 1,3"),
+        (c.curriculum and c.objective == "judge",
+         f"curriculum={c.curriculum}: objective={c.objective!r} takes its rows in any order"),
+        (c.reward_weights and len(c.reward_weights) != len(c.rewards),
+         f"reward_weights={c.reward_weights} has {len(c.reward_weights)} numbers for {len(c.rewards)} rewards "
+         f"{c.rewards}"),
+        (c.adapt and (c.objective != "pretrain" or not c.init_from),
+         "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
+         f"init_from={c.init_from!r}, objective={c.objective!r}"),
+        (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
+         f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
+    )  # fmt: skip
+    yield from between_keys_of_lora(c) if c.lora_rank else ()
+    yield from between_keys_of_grpo(c) if c.objective == "grpo" else ()
+    yield (c.init_from and not (c.resume or c.eval_only) and same_place(c.init_from, c.out_dir),
+           f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir")
+
+
+def between_keys_of_lora(c):
+    """The same for LoRA."""
     named, known = c.lora_targets, Config.lora_targets
-    if not named or len(set(named)) < len(named) or not set(named) <= set(known):
-        raise ValueError(f"lora_targets={named}: expected one or more of {', '.join(known)}, each once")
-    if not (c.init_from or c.resume or c.eval_only):
-        raise ValueError(f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that "
-                         "trains it")  # fmt: skip
-    if c.ref_mode != "static" or c.ref_offload:
-        raise ValueError(f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}: with lora_rank the reference is the "
-                         "base, which nothing changes and which is always in use: 'static' and False")
+    return (
+        (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} leaves them as they are in init_from: "
+         "make the denoiser first, then start from that"),
+        (not named or len(set(named)) < len(named) or not set(named) <= set(known),
+         f"lora_targets={named}: expected one or more of {', '.join(known)}, each once"),
+        (not (c.init_from or c.resume or c.eval_only),
+         f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that trains it"),
+        (c.ref_mode != "static" or c.ref_offload,
+         f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}: with lora_rank the reference is the base, which "
+         "nothing changes and which is always in use: 'static' and False"),
+    )  # fmt: skip
 
 
 IDLE = (  # keys of grpo, where they have an effect, and in words
@@ -280,25 +283,15 @@ IDLE = (  # keys of grpo, where they have an effect, and in words
 )  # fmt: skip
 
 
-def check_idle(c):
-    """What would be taken silently and change nothing is refused."""
-    for keys, works, where in IDLE:
-        for key in keys:
-            value, usual = getattr(c, key), getattr(Config, key)
-            if value != usual and not works(c):
-                raise ValueError(f"{key}={value!r} changes nothing here, it is for {where}; leave it out or set "
-                                 f"{key}={usual!r}")  # fmt: skip
-
-
-def check_grpo(c):
-    """What grpo needs to hold between keys."""
+def between_keys_of_grpo(c):
+    """The same for grpo; and what would be taken silently and change nothing is refused."""
     completions = c.batch_size * c.group_size
     updated, size = kept(c), minibatch(c)
     view = n_views(c)
     micro = size // c.gradient_accumulation_steps
     where = f"batch_size={c.batch_size} x group_size={c.group_size} = {completions} completions"
     judged = "judge" in c.rewards + c.eval_rewards
-    for wrong, message in (
+    return (
         (c.group_size < 2,
          f"group_size={c.group_size}: a completion is compared with the others of its group, so at least 2"),
         (not c.rewards,
@@ -334,9 +327,10 @@ def check_grpo(c):
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
         (judged and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
-    ):  # fmt: skip
-        if wrong:
-            raise ValueError(message)
+        *((getattr(c, key) != getattr(Config, key) and not works(c),
+           f"{key}={getattr(c, key)!r} changes nothing here, it is for {where}; leave it out or set "
+           f"{key}={getattr(Config, key)!r}") for keys, works, where in IDLE for key in keys),
+    )  # fmt: skip
 
 
 def check_start(c, shape, where):
@@ -362,7 +356,6 @@ def same_place(path, folder):
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------
-
 
 def check_types(cfg):
     """Every field of a dataclass has the type that its annotation says (an int will do for a float)."""
@@ -427,7 +420,6 @@ def frozen(value):
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
-
 def flatten(cfg, prefix=""):
     """{"max_iters": 1000, ..., "model.n_layer": 4, ...}"""
     out = {}
@@ -475,7 +467,7 @@ def unknown(name, known):
         return f"unknown config key {name!r}: " + (NOT_HERE.get(name) or f"here it is {ELSEWHERE[name]}")
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     near = difflib.get_close_matches(name, names, 1, 0.5)
-    return f"unknown config key {name!r}" + (f", did you mean {names[near[0]]!r}?" if near else "; see --help")
+    return f"unknown config key {name!r}" + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
 
 
 def override(cfg, args):
@@ -620,14 +612,25 @@ def load(argv):
     return lineage(at_home(cfg))[0]
 
 
-def help_text():
-    """Every key with its default and the comment beside it."""
-    lines = []
+# What a first run may want to change; every other key has its default or what a recipe says.
+FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
+         "max_new_tokens batch_size learning_rate diffusion_steps temperature lora_rank rewards group_size kl_beta "
+         "n_layer d_model").split()  # fmt: skip
+
+
+def help_text(everything=False):
+    """The keys of FIRST, or every key, with its default and the comment beside it, in sections."""
+    sections = []
     for cls, prefix in ((Config, ""), (ModelConfig, "model.")):
         for line in inspect.getsource(cls).splitlines():
             if section := re.fullmatch(r"    # (.+)|    model: .*", line):
-                lines.append("\n" + (section[1] or "model (a model key needs no prefix)"))
+                sections.append([section[1] or "model (a model key needs no prefix)"])
             elif key := re.fullmatch(r"    (\w+): [^=]+ = (.+?)(?:  # (.*))?", line):
-                lines.append(f"  --{prefix}{key[1]}={key[2]}".ljust(42) + (f"  {key[3]}" if key[3] else ""))
-    return ("usage: python train.py config/NAME.py [--key=value ...]\n"
-            "--model=tiny tries a recipe for somebody else's model on a random one\n" + "\n".join(lines))
+                offered = CHOICES[key[1]] if isinstance(CHOICES.get(key[1]), dict) else ()  # others are in the comment
+                said = f"  {key[3]}" + (f": {', '.join(map(str, offered))}" if offered else "")
+                if everything or key[1] in FIRST:
+                    sections[-1].append(f"  --{prefix}{key[1]}={key[2]}".ljust(42) + said)
+    more = [] if everything else ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
+    return "\n".join(["usage: python train.py config/NAME.py [--key=value ...]",
+                      "--model=tiny tries a recipe for somebody else's model on a random one",
+                      *(line for lines in sections if lines[1:] for line in ["", *lines]), *more])  # fmt: skip

@@ -138,14 +138,11 @@ def read_jsonl(path, text):
     """JSON Lines -> rows; empty lines are allowed."""
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                rows.append(normal(json.loads(line)))
-            except json.JSONDecodeError as e:
-                raise ValueError(f"{path}, line {number}: not JSON ({e}); expected one object a line, such as "
-                                 '{"prompt": "2+3=", "answer": "5"}') from e
-            except ValueError as e:
-                raise ValueError(f"{path}, line {number}: {e}") from e
+        try:
+            rows += [normal(json.loads(line))] if line.strip() else []
+        except ValueError as e:
+            what = f"not JSON ({e}); expected one object a line, such as {{\"prompt\": \"2+3=\", \"answer\": \"5\"}}"
+            raise ValueError(f"{path}, line {number}: {what if isinstance(e, json.JSONDecodeError) else e}") from e
     return rows
 
 
@@ -325,18 +322,19 @@ def headers(first, prompt, system):
     return f"{first}{''.join(said)}<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-CHAT = {"chatml": chatml, "llada": functools.partial(headers, "<|startoftext|>"),  # LLaDA-Instruct
+CHAT = {None: lambda prompt, system: prompt, "chatml": chatml,
+        "llada": functools.partial(headers, "<|startoftext|>"),  # LLaDA-Instruct
         "llama3": functools.partial(headers, "<|begin_of_text|>")}  # Llama-3-Instruct
 
 
 def chat(name, system, tok, instruction=None):
-    """A name of CHAT or None, a system prompt or None, what is said before every prompt, in the same turn, or None ->
+    """A name of CHAT, a system prompt or None, what is said before every prompt, in the same turn, or None ->
     fn(prompt) -> text whose special tokens are read; None where there is nothing to add."""
     if name is None and instruction is None:
         return None
-    if name is not None and name not in CHAT:
-        raise ValueError(f"chat_template={name!r}: one of {', '.join(CHAT)}, or None for a base model")
-    write = CHAT[name] if name else lambda prompt, system: prompt
+    if name not in CHAT:
+        raise ValueError(f"chat_template={name!r}: one of {', '.join(filter(None, CHAT))}, or None for a base model")
+    write = CHAT[name]
     lacking = set(re.findall(r"<\|\w+\|>", write("", ""))) - tok.specials.keys()
     if lacking:
         raise ValueError(f"chat_template={name!r} writes {', '.join(sorted(lacking))}, which this tokenizer does not "

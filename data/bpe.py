@@ -122,11 +122,8 @@ class Tokenizer:
     @classmethod
     def open(cls, path):
         """`load` without the check."""
-        names = [path.name]
-        if path.is_dir():
-            names = ["tokenizer.json", "vocab.json", *sorted(p.name for p in path.glob("*.tiktoken"))]
-        folder = path if path.is_dir() else path.parent
-        file = next((folder / name for name in names if (folder / name).is_file()), None)
+        files = [path / "tokenizer.json", path / "vocab.json", *sorted(path.glob("*.tiktoken"))]
+        file = next(filter(Path.is_file, files if path.is_dir() else [path]), None)
         if file is None or file.suffix not in (".json", ".tiktoken"):
             raise ValueError(f"no tokenizer at {path}: expected {READABLE}, or a folder with one of them")
         if file.suffix == ".tiktoken":

@@ -22,7 +22,6 @@ WIDTH = 16  # lengths are rounded up to a multiple of this
 
 # ---- as a reward -----------------------------------------------------------------------------------------------------
 
-
 def encode(prompts, completions, tok, max_len):
     """Texts -> tokens (B, T) int32, valid (B, T) bool for model.score: prompt, completion, eos; padded on the left.
 
@@ -97,7 +96,6 @@ def load(folder, dtype="float32", **sizes):
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------
-
 
 class Pairs(NamedTuple):
     prompts: list

@@ -211,12 +211,9 @@ def passed(meant, tests):
                   timeout_frac=[float("out of time" in r["error"]) for r in results])
 
 
-share_of_tests = tests      # in the next function `tests` is the column
-
-
 def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
     """1.0 if every test of the row passes, else 0.0; also 0.0 for blank text and without tests; None as in `tests`."""
-    scores = share_of_tests(prompts, completions, tests, entry, language)
+    scores = passed(programs(prompts, completions, entry, language), tests)
     return Scores([None if score is None else float(score == 1.0) for score in scores], **scores.notes)
 
 

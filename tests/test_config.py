@@ -12,6 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import config
+import data
+import diffusion
+import grpo
 import model
 import objectives
 import rewards
@@ -250,6 +253,16 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("offers, key", [(diffusion.ESTIMATORS, "logp_est"), (grpo.LOSSES, "loss_type"),
+                                         (grpo.KLS, "kl_est"), (data.CHAT, "chat_template")])  # fmt: skip
+def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key, monkeypatch):
+    with pytest.raises(ValueError, match=f"{key}='mine': one of .*, {[*offers][-1]}"):
+        config.Config(**{key: "mine"})
+    monkeypatch.setitem(offers, "mine", lambda *_: None)
+    assert getattr(config.Config(**{key: "mine"}), key) == "mine"
+    assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", config.help_text(everything=True), re.M)
+
+
 @pytest.mark.parametrize("in_file, on_line, parts", WRONG)
 def test_what_is_wrong_is_said_in_one_sentence_in_files_and_on_the_line(tmp_path, file, in_file, on_line, parts):
     path = written(tmp_path, f"config = replace(Config({GIVEN}), {in_file})", "wrong.py")
@@ -381,9 +394,9 @@ def values(kind):
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_what_python_prints_of_a_value_is_read_as_that_value(data):
-    name = data.draw(st.sampled_from(sorted(KINDS)))
-    value = data.draw(values(KINDS[name]))
+def test_what_python_prints_of_a_value_is_read_as_that_value(drawn):
+    name = drawn.draw(st.sampled_from(sorted(KINDS)))
+    value = drawn.draw(values(KINDS[name]))
     if value == "None" and type(None) in typing.get_args(KINDS[name]):
         return  # the one text that cannot be meant where None can
     assert config.fits(value, KINDS[name])
@@ -430,8 +443,8 @@ def test_model_files_of_other_people_are_checked_by_type_too(tmp_path):
 # ---- help and main ----
 
 
-def test_help_lists_every_key_with_its_default_and_a_meaning():
-    text = config.help_text()
+def test_all_help_lists_every_key_with_its_default_and_a_meaning():
+    text = config.help_text(everything=True)
     for cls, prefix in ((config.Config, ""), (model.ModelConfig, "model.")):
         for f in dataclasses.fields(cls):
             if f.name == "model":
@@ -443,11 +456,19 @@ def test_help_lists_every_key_with_its_default_and_a_meaning():
     assert len(re.findall(r"^  --", text, re.M)) == len(KINDS)
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["config/sudoku.py", "--help"]])
+def test_help_begins_with_the_keys_of_a_first_run_as_all_help_prints_them_and_says_where_the_rest_is():
+    first, text = config.help_text(), config.help_text(everything=True)
+    names = [line.split("=")[0].removeprefix("  --").removeprefix("model.") for line in first.split("\n  --")[1:]]
+    assert sorted(names) == sorted(set(config.FIRST)) and 18 <= len(names) <= 22 and set(names) <= set(KINDS)
+    assert {line for line in first.splitlines() if line.startswith("  --")} < set(text.splitlines())
+    assert first.endswith("--help=all prints them all") and len(first.splitlines()) <= 45  # a screen
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["config/sudoku.py", "--help"], ["--help=all"]])
 def test_help_needs_nothing_else(argv, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
     train.main()
-    assert capsys.readouterr().out.strip() == config.help_text().strip()
+    assert capsys.readouterr().out == config.help_text("all" in argv[-1]) + "\n"
 
 
 def test_main_turns_a_mistake_into_one_line(tmp_path, file, monkeypatch):

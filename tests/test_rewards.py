@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
-from rewards import REWARDS, combine, resolve, summary
+from rewards import FROM_MODELS, REWARDS, combine, resolve, summary
 
 NAMES = """syntax tests tests_all quality performance format exact contains regex keywords json xml xml_tags math
 xml_soft xml_strict xml_int xml_answer tests_fenced
@@ -38,8 +38,8 @@ def one(fn, *texts, weights=None, **columns):
 # ---- the dict -------------------------------------------------------------------------------------------------------
 
 def test_every_promised_reward_is_there_and_says_what_it_is_worth():
-    assert sorted(REWARDS) == sorted(NAMES)
-    assert all(fn.__doc__ for name, fn in REWARDS.items() if name not in ("judge", "coherence"))
+    assert sorted(REWARDS | FROM_MODELS) == sorted(NAMES)
+    assert all(fn.__doc__ for fn in REWARDS.values())
 
 
 def test_every_reward_takes_prompts_completions_and_columns_by_name():
@@ -97,7 +97,7 @@ def test_diversity_is_against_the_nearest_of_the_group():
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.text(max_size=50), min_size=2, max_size=2))
 def test_any_text_gets_finite_numbers_from_all_rewards(texts):
-    fns = {name: fn for name, fn in REWARDS.items() if name not in ("judge", "coherence", "sudoku")}
+    fns = {name: fn for name, fn in REWARDS.items() if name != "sudoku"}
     _, parts = combine(fns, None, [CODE] * 2, texts, COLUMNS)
     parts |= combine(resolve("sudoku"), None, [COLUMNS["puzzle"][0]] * 2, texts, {})[1]
     assert all(np.isfinite(part).all() for name, part in parts.items() if name not in ("performance", "diversity"))
