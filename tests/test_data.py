@@ -27,17 +27,19 @@ from data.words import prepare as words
 
 REPOSITORY = str(data.ROOT.parent)
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
-build = functools.cache(lambda name: problems(1) if name == "words" else {
-    "sudoku": sudoku, "countdown": countdown, "code": code, "grammar": grammar}[name].build())
+MADE = {"sudoku": (sudoku, "PER_LEVEL"), "countdown": (countdown, "PAIRS"), "code": (code,),
+        "grammar": (grammar, "ROWS"), "words": (words, "ROWS", "VAL_ROWS")}  # fmt: skip
+SHARES = pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark.slow)])
 
 
 @functools.cache
-def problems(share):
-    """The word problems, or one of `share` of them: all take 14 s."""
+def build(name, share=1):
+    """A data set, or about one of `share` of its rows: all of words take 14 s, of countdown 6."""
+    prepare, *sizes = MADE[name]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "ROWS", words.ROWS // share)
-        patch.setattr(words, "VAL_ROWS", words.VAL_ROWS // share)
-        return words.build()
+        for size in sizes:
+            patch.setattr(prepare, size, getattr(prepare, size) // share)
+        return prepare.build()
 
 
 def jsonl(rows):
@@ -447,24 +449,25 @@ def test_a_curriculum_raises_the_difficulty_with_the_steps():
 
 # ---- the data sets ----
 
-def digest(name):
-    return hashlib.sha256(json.dumps(build(name)).encode()).hexdigest()
+def digest(name, share):
+    return hashlib.sha256(json.dumps(build(name, share)).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("names", ["grammar", pytest.param("sudoku countdown code words", marks=pytest.mark.slow)])
-def test_a_data_set_is_the_same_in_every_process(names):
+@pytest.mark.parametrize("names, share", [
+    ("grammar sudoku words", 20), pytest.param("grammar sudoku countdown code words", 1, marks=pytest.mark.slow)])
+def test_a_data_set_is_the_same_in_every_process(names, share):
     """Sets and hashes of strings differ from process to process; the rows must not."""
     program = f"import sys; sys.path.insert(0, {REPOSITORY!r})\n" \
-              f"from tests.test_data import digest\nprint(*map(digest, {names.split()}))"
+              f"from tests.test_data import digest\nprint(*(digest(name, {share}) for name in {names.split()}))"
     there = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY,
                              env=os.environ | {"PYTHONHASHSEED": "123"})
-    here = [digest(name) for name in names.split()]
+    here = [digest(name, share) for name in names.split()]
     assert there.communicate()[0].split() == here
 
 
 @pytest.mark.parametrize("name, least", [
-    ("sudoku", 50_000), ("countdown", 35_000), ("grammar", 20_000),
-    pytest.param("code", 1500, marks=pytest.mark.slow), pytest.param("words", 20_000, marks=pytest.mark.slow)])
+    ("grammar", 20_000), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("sudoku", 50_000), ("countdown", 35_000), ("code", 1500), ("words", 20_000)))])  # fmt: skip
 def test_a_data_set_has_many_rows_and_none_is_in_both_splits(name, least):
     text = lambda row: row["prompt"] or row["completion"]
     train, val = ({text(row) for row in build(name)[split]} for split in ("train", "val"))
@@ -486,13 +489,13 @@ def test_a_data_set_with_words_has_a_tokenizer_of_its_own(name):
 # sudoku
 
 def test_sudoku_is_split_by_solution_grid():
-    train, val = ({row["completion"] for row in build("sudoku")[split]} for split in ("train", "val"))
+    train, val = ({row["completion"] for row in build("sudoku", 20)[split]} for split in ("train", "val"))
     assert (len(train), len(val), len(train | val)) == (240, 48, 288)
 
 
 def test_every_sudoku_has_exactly_one_solution():
     levels = collections.Counter()
-    for row in random.Random(0).sample(build("sudoku")["train"], 300) + build("sudoku")["val"][:100]:
+    for row in random.Random(0).sample(build("sudoku", 20)["train"], 300) + build("sudoku", 20)["val"][:100]:
         found = list(sudoku.solutions([int(c) for c in row["prompt"].rstrip(":").replace(".", "0")], 4))
         assert ["".join(map(str, grid)) for grid in found] == [row["completion"]]
         assert row["difficulty"] == row["prompt"].count(".") and len(row["prompt"]) == 17
@@ -501,7 +504,7 @@ def test_every_sudoku_has_exactly_one_solution():
 
 
 def test_sudoku_check_wants_a_whole_grid_that_keeps_the_given_cells():
-    row = build("sudoku")["val"][0]
+    row = build("sudoku", 20)["val"][0]
     prompt, grid = row["prompt"], row["completion"]
     assert sudoku.check(**row)
     other = grid.translate(str.maketrans("1234", "2341"))  # a valid grid, but not of this puzzle
@@ -529,8 +532,9 @@ def test_9x9_sudoku_has_one_solution_and_a_technique():
 
 # countdown
 
-def test_every_countdown_keeps_the_strict_rule_and_fits():
-    for row in build("countdown")["train"] + build("countdown")["val"]:
+@SHARES
+def test_every_countdown_keeps_the_strict_rule_and_fits(share):
+    for row in build("countdown", share)["train"] + build("countdown", share)["val"]:
         assert countdown.check(**row) and len(row["prompt"]) <= 15 and len(row["completion"]) <= 30
         n, highest, hardest = countdown.TIERS[row["difficulty"] - 1]
         assert len(row["numbers"]) == n and 1 <= min(row["numbers"]) and max(row["numbers"]) <= highest
@@ -538,12 +542,13 @@ def test_every_countdown_keeps_the_strict_rule_and_fits():
         assert row["prompt"] == ",".join(map(str, row["numbers"])) + f"={row['target']}:"
 
 
-def test_countdown_is_split_by_numbers_and_target_and_none_is_of_two_difficulties():
-    rated, rows = {}, build("countdown")
+@SHARES
+def test_countdown_is_split_by_numbers_and_target_and_none_is_of_two_difficulties(share):
+    rated, rows = {}, build("countdown", share)
     for split in rows:
         for row in rows[split]:
             rated.setdefault((*sorted(row["numbers"]), row["target"]), set()).add((split, row["difficulty"]))
-    assert {len(which) for which in rated.values()} == {1} and len(rated) > 30_000
+    assert {len(which) for which in rated.values()} == {1} and len(rated) > 5 * countdown.PAIRS / share
 
 
 def reachable(numbers, ops):
@@ -561,7 +566,7 @@ def reachable(numbers, ops):
 @pytest.mark.parametrize("hardest, highest, ops", [(1, 20, "+-"), (2, 9, "+-*/")])
 def test_the_easiest_countdowns_are_complete(hardest, highest, ops):
     have = collections.defaultdict(set)
-    for row in sum(build("countdown").values(), []):
+    for row in sum(build("countdown", 20).values(), []):
         if row["difficulty"] <= hardest:
             have[tuple(sorted(row["numbers"]))].add(row["target"])
     sets = list(itertools.combinations_with_replacement(range(1, highest + 1), 3))
@@ -652,7 +657,7 @@ def test_code_is_split_by_composition_and_train_has_every_part():
 # words
 
 def test_the_working_of_every_word_problem_is_right_and_begins_with_its_numbers():
-    for row in problems(20)["train"] + problems(20)["val"]:
+    for row in build("words", 20)["train"] + build("words", 20)["val"]:
         steps, answer = row["completion"].split(" #### ")
         total = int(re.search(r"\d+", row["prompt"])[0])
         for step in steps.split(" "):
@@ -664,14 +669,14 @@ def test_the_working_of_every_word_problem_is_right_and_begins_with_its_numbers(
         assert str(total) == answer == row["answer"] and len(steps.split(" ")) == row["difficulty"]
 
 
-@pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark.slow)])
+@SHARES
 def test_no_step_of_a_val_problem_occurs_in_train(share):
     def steps(row):  # what there was, and the sentence with what happened, without the names in it
         first, *events, _ = re.split(r"(?<=[.?]) ", row["prompt"].strip())
         before = [re.match(r"\d+", work)[0] for work in row["completion"].split(" #### ")[0].split()]
         return list(zip(before, (re.sub(r"\b(?!A\b)[A-Z][a-z]+\b", "X", e) for e in events), strict=True))
 
-    train, val = ([step for row in rows for step in steps(row)] for rows in problems(share).values())
+    train, val = ([step for row in rows for step in steps(row)] for rows in build("words", share).values())
     assert len(set(train)) > 2000 / share and len(set(val)) > 200 / share
     assert not set(train) & set(val)
 

@@ -227,15 +227,15 @@ def agrees(samples, exact):
     np.testing.assert_array_less(np.abs(samples.mean(0) - exact), 5 * error + 1e-5)
 
 
-@pytest.mark.parametrize("n", [1, 2, 8])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 2, 8])
 def test_likelihood_is_the_bound_on_average(n):
     rows = 6000
     batch = {"tokens": jnp.tile(TEXT, (rows, 1)), "hole": jnp.tile(HOLES, (rows, 1)), "valid": None}
-    agrees(diffusion.likelihood(WILD, batch, jax.random.split(KEY, rows), SMALL, n=n)[:, None], ELBO().sum())
+    agrees(likelihood(WILD, batch, jax.random.split(KEY, rows), SMALL, n=n)[:, None], ELBO().sum())
 
 
 def test_a_key_has_the_same_masks_for_a_text_in_every_row_and_behind_padding():
-    score = lambda tokens, hole, valid: diffusion.likelihood(
+    score = lambda tokens, hole, valid: likelihood(
         PARAMS, {"tokens": tokens, "hole": hole, "valid": valid}, KEY, CFG)  # fmt: skip
     alone = score(X[:1], HOLE[:1], None)
     pad = lambda a: jnp.pad(jnp.tile(a, (3, 1)), ((0, 0), (4, 0)))
@@ -322,21 +322,22 @@ def test_exact_is_one_pass_of_a_causal_model():
     cfg = dataclasses.replace(SMALL, causal=True, shift=True, mask_id=None)
     params = WILD
     M, w, _ = views(KEY, "exact", HOLES)
-    chain = [float(diffusion.gather_logp(logits_of(params, TEXT[:, : i + 1], cfg), TEXT[:, : i + 1])[0, i])
-             for i in (1, 2, 3)]  # fmt: skip
+    prefix = lambda i: jnp.where(jnp.arange(4) <= i, TEXT, 0)
+    chain = [float(diffusion.gather_logp(logits_of(params, prefix(i), cfg), TEXT)[0, i]) for i in (1, 2, 3)]
     close(token_logp(params, TEXT, M, w, cfg)[0], [0, *chain])
 
 
-@pytest.mark.parametrize("pads, start", [(0, 0), (1, 0), (1, 1), (3, 3)])
+@pytest.mark.parametrize("pads, start", [
+    (0, 0), (3, 3), *(pytest.param(1, start, marks=pytest.mark.slow) for start in (0, 1))])
 def test_the_probabilities_of_all_texts_of_two_tokens_of_a_causal_model_sum_to_one(pads, start):
     cfg = dataclasses.replace(SMALL, causal=True, shift=True)  # three tokens and a mask
     texts = jnp.array(list(itertools.product(range(3), repeat=2)))
     batch = {"tokens": jnp.pad(texts, ((0, 0), (pads, 0))), "hole": jnp.arange(2 + pads) >= jnp.full((9, 1), pads)}
     batch["valid"] = batch["hole"] if pads else None
-    logp = diffusion.likelihood(WILD, batch, KEY, cfg, start=start)
+    logp = likelihood(WILD, batch, KEY, cfg, start=start)
     close(jnp.exp(logp).sum(), 1)
     M, w, _ = views(KEY, "exact", batch["hole"])
-    scored = diffusion.token_logp(WILD, batch["tokens"], M, w, cfg, batch["valid"], start)
+    scored = token_logp(WILD, batch["tokens"], M, w, cfg, batch["valid"], start)
     close(scored.sum(1), logp)
     drawn = noise(KEY, batch, cfg)
     close(loss(WILD, drawn, cfg, start)[0], -logp.mean() / 2)
@@ -453,6 +454,7 @@ def test_a_large_vocabulary_never_has_the_logits_of_all_positions():
         assert used < B * T * cfg.vocab_size * 4
 
 
+@pytest.mark.slow
 def test_an_entropy_that_is_only_looked_at_has_no_backward_pass(monkeypatch):
     """Counted by XLA: beside a gradient without it there is one array of all logits more, and two operations a logit,
     for its value; with a bonus there are three of them, and twelve operations."""
@@ -501,7 +503,7 @@ def test_the_sandwich_bounds_from_both_sides():
 
 def test_chunks_in_which_nothing_is_wanted_are_not_computed():
     wanted = jnp.isin(jnp.arange(16), jnp.array([3, 8, 13]))
-    out = diffusion.in_chunks(lambda a: a + 1, 4, wanted, jnp.arange(16))
+    out = jax.jit(lambda: diffusion.in_chunks(lambda a: a + 1, 4, wanted, jnp.arange(16)))()
     assert (out[wanted] == jnp.array([4, 9, 14])).all() and (out == 0).sum() == 12  # one chunk of four
 
 

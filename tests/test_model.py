@@ -68,7 +68,7 @@ AUTOREGRESSIVE = {
     "gemma2": dataclasses.replace(CAUSAL, gemma=True, tie_embeddings=True, n_layer=3, d_head=16, window=5,
                                   query_scale=24, attn_cap=2.0, logit_cap=3.0),
 }  # fmt: skip
-KINDS = [kind if kind in ("llama", "gemma2") else pytest.param(kind, marks=pytest.mark.slow) for kind in AUTOREGRESSIVE]
+KINDS = [pytest.param(kind, marks=[] if kind == "gemma2" else pytest.mark.slow) for kind in AUTOREGRESSIVE]
 GEMMA = dict(head_dim=16, query_pre_attn_scalar=24, sliding_window=5, num_hidden_layers=3, attn_logit_softcapping=2.0,
              final_logit_softcapping=3.0, tie_word_embeddings=True)  # fmt: skip
 
@@ -85,7 +85,8 @@ def random_torch(config):
     return theirs
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
 def test_our_causal_folder_opens_in_transformers_with_the_same_logits(kind, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     cfg = AUTOREGRESSIVE[kind]
@@ -98,7 +99,8 @@ def test_our_causal_folder_opens_in_transformers_with_the_same_logits(kind, tmp_
     close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1])  # ours are aligned: [i] is about token i
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", AUTOREGRESSIVE)
 def test_a_folder_that_transformers_wrote_opens_here(kind, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     small = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -117,6 +119,7 @@ def test_a_folder_that_transformers_wrote_opens_here(kind, tmp_path):
     close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1])
 
 
+@pytest.mark.slow
 def test_dream_is_qwen2_that_looks_both_ways_and_ignores_padding(tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     small = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -160,7 +163,7 @@ def test_a_causal_model_sees_only_what_is_left_of_a_token():
     assert moved_logits(CAUSAL, 4) == set(range(5, 12))
 
 
-@pytest.mark.parametrize("pads", [0, 1, 3])
+@pytest.mark.parametrize("pads", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_causal_model_without_a_prompt_does_not_see_the_token_it_predicts(pads):
     params, rest = model.init(KEY, CAUSAL), jax.random.randint(KEY, (37, 5), 0, 37)
     z = jnp.concatenate([jnp.full((37, pads), 37), jnp.arange(37)[:, None], rest], 1)
@@ -172,7 +175,7 @@ def test_a_causal_model_without_a_prompt_does_not_see_the_token_it_predicts(pads
     close(first[0], raw[0, 0], 1e-6)  # it is what follows an end of text
 
 
-@pytest.mark.parametrize("changes", [{}, dict(window=2)], ids=str)
+@pytest.mark.parametrize("changes", [{}, pytest.param(dict(window=2), marks=pytest.mark.slow)], ids=str)
 def test_the_first_hole_of_a_shifted_denoiser_is_the_same_behind_padding(changes):
     cfg = dataclasses.replace(DENOISER, shift=True, qkv_bias=True, **changes)
     params, z = model.init(KEY, cfg), TOKENS.at[:, :2].set(cfg.mask_id)
@@ -213,9 +216,10 @@ def test_a_shifted_model_is_aligned_by_the_readout_alone():
     close(model.logits(params, TOKENS, shifted), jnp.concatenate([raw[:, :1], raw[:, :-1]], 1), 1e-6)
 
 
-@pytest.mark.parametrize("changes", [dict(shift=True), dict(window=3, qk_norm=True), *(
+@pytest.mark.parametrize("changes", [dict(shift=True, window=3, qk_norm=True), *(
     pytest.param(changes, marks=pytest.mark.slow) for changes in (
-        {}, dict(n_layer=1), dict(n_layer=model.UNROLLED + 1), dict(causal=True, shift=True, qkv_bias=True),
+        {}, dict(shift=True), dict(window=3, qk_norm=True), dict(n_layer=1), dict(n_layer=model.UNROLLED + 1),
+        dict(causal=True, shift=True, qkv_bias=True),
         dict(gemma=True, n_layer=3, window=3), dict(remat=True)))], ids=str)  # fmt: skip
 def test_a_window_of_logits_is_that_window_of_all_logits(changes):
     cfg = dataclasses.replace(DENOISER, **changes)
@@ -323,8 +327,8 @@ def test_a_text_read_piece_by_piece_has_the_features_of_the_text_read_at_once(na
     close(jnp.where(valid[..., None], jnp.concatenate(parts, 1), 0), jnp.where(valid[..., None], whole, 0))
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-    "qwen2", "qwen3", "gemma2"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
 def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     small = dict(vocab_size=37, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -498,6 +502,7 @@ def test_every_leaf_starts_from_its_own_random_numbers():
     assert np.abs(correlations).max() < 0.6
 
 
+@pytest.mark.slow
 def test_a_score_head_of_transformers_is_a_judge_here(tmp_path):
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)

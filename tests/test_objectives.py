@@ -681,6 +681,7 @@ def test_a_weight_of_nothing_judges_nothing(tiny, tmp_path):
     assert made[0] is None and made[1]["skipped"] == 1 and made[1]["rewards/seen/mean"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_reference_longer_than_a_completion_may_be_leaves_no_row_out(tiny, tmp_path):
     row = lambda i: json.dumps({"prompt": f"{i}", "completion": "1" * i, "answer": "1"}) + "\n"
     (tmp_path / "rows.jsonl").write_text("".join(row(i) for i in range(1, 41)))
@@ -787,6 +788,7 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
     assert samples(None) == samples(4)
 
 
+@pytest.mark.slow
 def test_the_likelihood_of_held_out_rows_is_computed_in_chunks(place, tmp_path, monkeypatch):
     sizes, whole = set(), diffusion.likelihood
     monkeypatch.setattr(diffusion, "likelihood", lambda params, batch, *rest, **more: (

@@ -157,12 +157,13 @@ def moments(monkeypatch, act):
     return total
 
 
-def test_a_kill_at_any_moment_of_saving_leaves_whole_checkpoints_and_the_next_save_cleans_up(cfg, monkeypatch):
+@pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_kill_at_any_moment_of_saving_leaves_whole_checkpoints_and_the_next_save_cleans_up(cfg, monkeypatch, every):
     for step in (5, 10):
         save(cfg, step)
     shutil.copytree(cfg.out_dir, f"{cfg.out_dir}.copy")
     found = set()
-    for n in range(moments(monkeypatch, lambda: save(cfg, 15))):
+    for n in range(0, moments(monkeypatch, lambda: save(cfg, 15)), every):
         shutil.rmtree(cfg.out_dir)
         shutil.copytree(f"{cfg.out_dir}.copy", cfg.out_dir)
         with killed_at(monkeypatch, n):

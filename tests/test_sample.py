@@ -26,16 +26,19 @@ TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_the
 KEY = jax.random.key(0)
 
 
+init = jax.jit(model.init, static_argnames="cfg")
+
+
 def sharp(cfg, seed):
     """Params whose distributions are far from uniform, and differ with the position and what stands around it."""
-    params = model.init(jax.random.key(seed), cfg)
+    params = init(jax.random.key(seed), cfg)
     blocks = params["blocks"] | {name: params["blocks"][name] * by for name, by in (("q", 3), ("k", 3), ("o", 8))}
     return params | {"head": params["head"] * 25, "embed": params["embed"] * 8, "blocks": blocks}
 
 
 PARAMS = sharp(TINY, 9)
 slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
-logits = jax.jit(model.logits, static_argnames="cfg")
+logits = jax.jit(model.logits, static_argnames=("cfg", "length"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -144,6 +147,7 @@ def test_dream_commits_nothing_first_and_two_last_when_steps_equal_tokens():
     assert dream_counts(256, 128) == [1] + [2] * 126 + [3]
 
 
+@pytest.mark.slow
 def test_dreams_counts_are_those_of_its_loop_in_torch():
     torch = pytest.importorskip("torch")
     for n, steps in itertools.product((1, 7, 16, 32, 100, 256), (1, 2, 3, 8, 31, 64, 100, 256)):
@@ -226,8 +230,8 @@ def test_a_batch_in_chunks_gets_the_tokens_it_gets_at_once(plan):
 
 
 @pytest.mark.parametrize("rule, plan", [
-    ("quota", dict(steps=5, block_len=3)), ("dream", dict(steps=6)), ("dream", dict(steps=4, block_len=4)),
-    pytest.param("threshold", dict(threshold=0.4, block_len=3, order="sampled"), marks=pytest.mark.slow)])
+    ("quota", dict(steps=5, block_len=3)), ("dream", dict(steps=4, block_len=4)), slow("dream", dict(steps=6)),
+    slow("threshold", dict(threshold=0.4, block_len=3, order="sampled"))])
 def test_holes_of_other_rows_change_nothing_in_a_row_neither_its_blocks_nor_its_share_of_the_steps(rule, plan):
     plan, rows = Plan(rule=rule, temperature=1.0, **plan), ["01______", "__2301_2", "0123_1_2", "01230123", "_12__0_3"]
     x, trace = generate(PARAMS, KEY, holes(*rows), TINY, plan)
@@ -238,20 +242,20 @@ def test_holes_of_other_rows_change_nothing_in_a_row_neither_its_blocks_nor_its_
         np.testing.assert_array_equal(own["step"][0], trace["step"][b])
 
 
-@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("shift", [slow(False), True])
 def test_a_window_that_begins_elsewhere_in_each_row_has_the_logits_of_the_whole(shift):
     cfg = dataclasses.replace(TINY, shift=shift, window=3, n_layer=2)
     params, z, start = sharp(cfg, 1), holes("01_2__01", "__01_2_0", "0_1_2___"), jnp.array([2, 0, 5])
-    whole = model.logits(params, z, cfg)
+    whole = logits(params, z, cfg)
     for some, at in ((z, start), (z[:1], start[:1])):
-        part = model.logits(params, some, cfg, None, at, 3)
+        part = logits(params, some, cfg, None, at, 3)
         for row, l, first in zip(whole, part, at, strict=False):
             np.testing.assert_allclose(l, row[first:first + 3], atol=2e-5)
 
 
 @pytest.mark.parametrize("plan", [
     Plan(temperature=1.0, steps=3, block_len=6, repetition_penalty=1.3, guidance=0.5),
-    Plan(temperature=0.9, order="sampled", rule="threshold", threshold=0.3, top_p=0.9)])
+    slow(Plan(temperature=0.9, order="sampled", rule="threshold", threshold=0.3, top_p=0.9))])
 def test_logits_in_chunks_of_positions_give_the_tokens_that_they_give_at_once(plan, monkeypatch):
     z = holes("01______", "0_1_2___", "________")
     x, trace = generate(PARAMS, KEY, z, TINY, plan)
@@ -279,6 +283,7 @@ def test_a_step_of_a_large_vocabulary_never_needs_more_than_one_and_a_half_times
     assert memory.temp_size_in_bytes < 1.5 * 4 * V * B * 32  # 0.9; with logits and probabilities of all at once 4.0
 
 
+@pytest.mark.slow
 def test_the_same_key_gives_the_same_tokens_and_greedy_needs_none():
     z, hot = jnp.tile(holes("0_______"), (2, 1)), Plan(temperature=1.0, steps=4)
     once = [np.asarray(generate(PARAMS, jax.random.key(k), z, TINY, hot)[0]) for k in (1, 1, 2)]
@@ -295,6 +300,7 @@ def test_a_window_over_the_holes_draws_what_the_whole_sequence_draws():
     np.testing.assert_array_equal(x[0][1]["step"], x[1][1]["step"])
 
 
+@pytest.mark.slow
 def test_old_style_keys_work_too():
     z = holes("01____")
     for key in (jax.random.PRNGKey(3), jax.vmap(lambda i: jax.random.fold_in(jax.random.PRNGKey(3), i))(jnp.arange(1))):
@@ -408,6 +414,7 @@ def test_blocks_are_filled_from_left_to_right_and_share_the_steps():
     assert [len(set(s)) for s in (step[2:6], step[6:10], step[10:])] == [2, 2, 1]
 
 
+@pytest.mark.slow
 def test_watching_the_steps_shows_what_generate_does():
     z = holes("01________", "0_1_0_1_0_")
     plan = Plan(rule="dream", steps=10, temperature=1.0, block_len=5)

@@ -119,6 +119,7 @@ def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp
     path, params = gguf
     monkeypatch.setattr(smollm2, "HERE", tmp_path)
     monkeypatch.setattr(smollm2, "model", model, raising=False)
+    monkeypatch.setattr(smollm2, "disk", disk, raising=False)
     monkeypatch.setattr(smollm2, "find", lambda: path)
     smollm2.main()
     assert sorted(p.name for p in tmp_path.iterdir()) == [

@@ -144,6 +144,7 @@ def test_saved_llada_merges_are_those_of_the_original(tmp_path):
     assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["merges"] == spec()["model"]["merges"]
 
 
+@pytest.mark.slow
 def test_transformers_opens_what_we_save(tmp_path):
     transformers = pytest.importorskip("transformers")
     TRAINED.save(tmp_path)
@@ -418,6 +419,7 @@ def beginning(tmp_path, config, processor=BEGIN):
     return folder(tmp_path, tokenizer__json=made, tokenizer_config__json=told), ids["<|startoftext|>"]
 
 
+@pytest.mark.slow
 def test_a_model_whose_texts_begin_with_a_token_gets_it_as_transformers_gives_it(tmp_path):
     transformers = pytest.importorskip("transformers")
     path, bos = beginning(tmp_path, {})
