@@ -127,7 +127,7 @@ def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypat
     monkeypatch.setattr(runs, "prepare_process", lambda: None)
     train.main()
     said = capsys.readouterr().out
-    assert "nothing can be learnt from it" in said and "done: " in said
+    assert "done: " in said
     lines = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)
