@@ -248,7 +248,8 @@ def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
     line += "--max_prompt_len=3 --max_new_tokens=4 --block_len=4 --diffusion_steps=1 --eval_interval=2 --batch_size=2"
     process = subprocess.Popen([sys.executable, "train.py", *line.split()], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)  # fmt: skip
-    process.stdout.readline()
+    while not process.stdout.readline().startswith(b"memory"):  # the last line before the first step
+        assert process.poll() is None
     process.stdout.close()
     process.stdout = None
     _, err = process.communicate()
