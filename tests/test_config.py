@@ -392,6 +392,7 @@ def values(kind):
     return {int: st.integers(), float: floats, bool: st.booleans(), str: st.text(), type(None): st.none()}[kind]
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_what_python_prints_of_a_value_is_read_as_that_value(drawn):

@@ -453,6 +453,7 @@ def digest(name, share):
     return hashlib.sha256(json.dumps(build(name, share)).encode()).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names, share", [
     ("grammar sudoku words", 20), pytest.param("grammar sudoku countdown code words", 1, marks=pytest.mark.slow)])
 def test_a_data_set_is_the_same_in_every_process(names, share):

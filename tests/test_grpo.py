@@ -263,6 +263,7 @@ def test_what_is_clipped_is_a_good_token_above_and_a_bad_one_below_and_nothing_e
     close(at(RHO, BAD, o), (1.5 * np.maximum(RHO, 0.8), 1.5 * RHO * (RHO > 0.8)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("A", [GOOD, BAD])
 def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
     """Torch's clamp passes it on at a bound, its min shares it between equals. Binary fractions, so that nothing is

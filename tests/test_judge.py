@@ -91,6 +91,7 @@ def test_coherence_of_a_uniform_model_is_minus_log_v_and_of_blank_text_the_floor
     assert values == pytest.approx([-math.log(258), -math.log(258), -20.0], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_coherence_of_a_text_is_the_same_in_every_row_and_behind_any_padding(shift):
     cfg = model.ModelConfig(n_layer=1, n_head=2, d_model=16, shift=shift, qkv_bias=shift, **IDS)

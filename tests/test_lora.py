@@ -264,6 +264,7 @@ def test_adapters_that_this_code_cannot_compute_are_refused_in_one_sentence(chan
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.slow
 def test_a_base_that_is_gone_or_another_is_named(saved, tmp_path):
     cfg = SAVED["llada"]
     _, _, folder = saved(cfg)

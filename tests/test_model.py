@@ -163,7 +163,7 @@ def test_a_causal_model_sees_only_what_is_left_of_a_token():
     assert moved_logits(CAUSAL, 4) == set(range(5, 12))
 
 
-@pytest.mark.parametrize("pads", [0, pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("pads", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1)), 3])
 def test_a_causal_model_without_a_prompt_does_not_see_the_token_it_predicts(pads):
     params, rest = model.init(KEY, CAUSAL), jax.random.randint(KEY, (37, 5), 0, 37)
     z = jnp.concatenate([jnp.full((37, pads), 37), jnp.arange(37)[:, None], rest], 1)
@@ -175,6 +175,7 @@ def test_a_causal_model_without_a_prompt_does_not_see_the_token_it_predicts(pads
     close(first[0], raw[0, 0], 1e-6)  # it is what follows an end of text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, pytest.param(dict(window=2), marks=pytest.mark.slow)], ids=str)
 def test_the_first_hole_of_a_shifted_denoiser_is_the_same_behind_padding(changes):
     cfg = dataclasses.replace(DENOISER, shift=True, qkv_bias=True, **changes)
@@ -196,6 +197,7 @@ def test_every_second_block_of_gemma_sees_a_window_only():
     assert moved_logits(dataclasses.replace(cfg, n_layer=2), 4) == set(range(5, 12))
 
 
+@pytest.mark.slow
 def test_a_causal_model_may_have_a_mask_beyond_its_vocabulary_that_bans_nothing():
     cfg, params = dataclasses.replace(CAUSAL, mask_id=40), model.init(KEY, CAUSAL)
     holes = TOKENS.at[:, 6:].set(40)

@@ -245,6 +245,7 @@ def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
     assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
 
 
+@pytest.mark.slow
 def test_wd1_honours_adv_negative_and_learns_nothing_from_groups_that_agree(tiny, place):
     (place / "half.py").write_text(
         "def half(prompts, completions):\n    return [float(c[:1] > '4') if p < '5' else 1.0"

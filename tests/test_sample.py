@@ -588,6 +588,7 @@ def test_the_cache_of_a_causal_model_changes_nothing_between_given_tokens_and_be
     np.testing.assert_array_equal(y[:, 3:], x)
 
 
+@pytest.mark.slow
 def test_a_causal_model_without_a_prompt_writes_what_its_score_says_padded_or_not():
     cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
     params, plan = sharp(cfg, 3), Plan(order="left", temperature=1.0)
@@ -737,6 +738,7 @@ def test_on_a_terminal_the_steps_are_a_film_with_new_tokens_in_green(folder, cap
     assert "\x1b[2m" not in frames[-1]  # no hole is left
 
 
+@pytest.mark.slow
 def test_seeds_reproduce_and_n_completions_differ(folder, capsys):
     first = run(capsys, folder, "--prompt=ab", "--n=4", "--seed=5")[1]
     assert first == run(capsys, folder, "--prompt=ab", "--n=4", "--seed=5")[1]
@@ -790,6 +792,7 @@ def continued(params, cfg, tok, text, n):
     return tok.decode(ids[begin:])
 
 
+@pytest.mark.slow
 def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(causal, capsys):
     path, params, cfg, tok = causal
     first = logits(params, jnp.array([[97, 98, 0]]), cfg)[0, 2].argmax()

@@ -230,6 +230,7 @@ def test_the_same_code_gives_the_same_verdict_in_every_worker(box):
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_loop_costs_its_own_time_only():
     with Sandbox(workers=8, timeout=1) as box:
         box.run([(ADD, RIGHT, "add")] * 8)
