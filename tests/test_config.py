@@ -411,6 +411,7 @@ NASTY = ["", " ", "None", "True", "nan", "-inf", "1e999", "1" * 5000, "(" * 300,
 TEXTS = st.one_of(st.text(), st.sampled_from(NASTY), st.text("0123456789.,()[]-+e'\"\\ nNoeTru", max_size=9))
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(KINDS)), TEXTS)
 @settings(max_examples=500, deadline=None)
 @example("max_iters", "-" * 100_000 + "1")

@@ -163,6 +163,7 @@ def test_a_causal_model_sees_only_what_is_left_of_a_token():
     assert moved_logits(CAUSAL, 4) == set(range(5, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pads", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1)), 3])
 def test_a_causal_model_without_a_prompt_does_not_see_the_token_it_predicts(pads):
     params, rest = model.init(KEY, CAUSAL), jax.random.randint(KEY, (37, 5), 0, 37)
@@ -239,7 +240,8 @@ def test_a_window_of_logits_is_that_window_of_all_logits(changes):
     jax.tree.map(lambda a, b: close(a, b, 1e-4), ours, theirs)
 
 
-@pytest.mark.parametrize("cfg", [DENOISER, CAUSAL], ids=["denoiser", "causal"])
+@pytest.mark.parametrize("cfg", [pytest.param(DENOISER, id="denoiser"),
+                                 pytest.param(CAUSAL, id="causal", marks=pytest.mark.slow)])
 def test_left_padding_changes_nothing(cfg):
     params = model.init(KEY, cfg)
     padded = jnp.concatenate([jnp.full((3, 5), 37), TOKENS], 1)

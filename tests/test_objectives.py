@@ -726,6 +726,7 @@ def test_rows_may_say_themselves_which_tokens_to_fill(tiny, tmp_path):
         one_iteration(tiny(dataset=str(tmp_path), fill_in=True))
 
 
+@pytest.mark.slow
 def test_what_trace_scores_before_the_first_update_is_what_was_drawn(tiny):
     gaps, spread = {}, {}
     for method, n in (("trace", 4), ("trace", 2), ("trace", 1), ("one_step", 1)):

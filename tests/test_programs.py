@@ -84,6 +84,7 @@ def test_syntax_of_other_languages(language, good, bad, tool, monkeypatch):
     assert programs.syntax([CHAT] * 2, [good, "f(]"], language=[language] * 2) == [1, -1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 def test_a_compiler_that_reads_without_end_is_stopped():
     started = time.monotonic()

@@ -339,6 +339,7 @@ def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys)
 # ---- curves ----
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_curves_are_drawn_of_whatever_there_is(cfg):
     log = runs.Log(cfg, 0)

@@ -242,6 +242,7 @@ def test_holes_of_other_rows_change_nothing_in_a_row_neither_its_blocks_nor_its_
         np.testing.assert_array_equal(own["step"][0], trace["step"][b])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [slow(False), True])
 def test_a_window_that_begins_elsewhere_in_each_row_has_the_logits_of_the_whole(shift):
     cfg = dataclasses.replace(TINY, shift=shift, window=3, n_layer=2)
@@ -253,6 +254,7 @@ def test_a_window_that_begins_elsewhere_in_each_row_has_the_logits_of_the_whole(
             np.testing.assert_allclose(l, row[first:first + 3], atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [
     Plan(temperature=1.0, steps=3, block_len=6, repetition_penalty=1.3, guidance=0.5),
     slow(Plan(temperature=0.9, order="sampled", rule="threshold", threshold=0.3, top_p=0.9))])
@@ -386,6 +388,7 @@ def test_ids_that_come_last_wait_for_all_others():
         assert (l[at].argmax(-1) != first).all()
 
 
+@pytest.mark.slow
 def test_a_strong_repetition_penalty_repeats_nothing_that_it_can_avoid():
     z, plan = holes("0___1"), Plan(steps=3, order="left")
     x = np.asarray(generate(PARAMS, KEY, z, TINY, dataclasses.replace(plan, repetition_penalty=1e6))[0])[0]
@@ -558,6 +561,7 @@ def test_rare_tokens_of_a_large_vocabulary_come_as_often_as_they_should(V):
 
 # ---- autoregressive models ----
 
+@pytest.mark.slow
 def test_a_causal_model_writes_from_left_to_right_what_it_would_write_without_seeing_holes():
     cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
     params = sharp(cfg, 3)
