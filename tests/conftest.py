@@ -44,15 +44,6 @@ def compiled_once():
     jax.clear_caches()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config):
-    """With pytest-xdist all tests run in two processes, each file in one of them: what compiles uses one core. One
-    file, or -n of your own, is left alone."""
-    alone = len(config.args) == 1 and config.args[0].partition("::")[0].endswith(".py")
-    if config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None and not alone:
-        config.option.numprocesses, config.option.dist = 2, "loadfile"
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """With UNMASK_ORACLES=required a test that cannot import what it compares with fails, where it is skipped else."""
