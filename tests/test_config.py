@@ -58,7 +58,8 @@ def test_every_run_can_be_loaded(path):
     for cfg in [config.read(path), config.load([path, "--model=tiny"])] if path in REAL else [config.load([path])]:
         for name in vars(cfg):
             assert name == "model" or config.fits(getattr(cfg, name), KINDS[name])
-        assert len(cfg.rewards) == len(rewards.resolve(cfg.rewards, judge=len))
+        ours = [name for name in cfg.rewards if ":" not in name]  # else a function in a file of the user's
+        assert len(ours) == len(rewards.resolve(ours, judge=len))
         objectives.plan(cfg, cfg.temperature)
 
 

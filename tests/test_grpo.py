@@ -116,6 +116,11 @@ def test_advantages_are_trls_with_opinions_missing(mode, scale):
         assert a[1, 3] == 0
 
 
+@pytest.mark.parametrize("value, G", [(0.1, 7), (0.9, 3), (0.3, 6)])
+def test_equal_rewards_whose_mean_is_another_number_in_float32_are_no_advantage(value, G):
+    assert (grpo.advantages(jnp.full((1, 1, G), value), eps=1e-8) == 0).all()
+
+
 @given(st.floats(-1e3, 1e3, width=32), st.sampled_from([3, 4]), st.sampled_from(SCALES), st.sampled_from([1e-8, 1e-4]),
        st.sampled_from(["mean", "loo"]))  # fmt: skip
 @example(np.float32(0.1).item(), 3, "group", 1e-8, "mean")

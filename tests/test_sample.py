@@ -216,6 +216,13 @@ def test_a_padded_prompt_gives_what_it_gives_alone():
     np.testing.assert_array_equal(x[0, 3:], alone[0])
 
 
+def test_top_k_leaves_k_tokens_and_top_p_those_that_reach_it():
+    l = jnp.log(jnp.array([0.1, 0.4, 0.2, 0.3]))
+    left = lambda **how: np.flatnonzero(sample.temper(l, Plan(**how)) > model.BANNED / 2).tolist()
+    assert left(top_k=1) == [1] and left(top_k=2) == [1, 3] and left(top_k=9) == [0, 1, 2, 3]
+    assert left(top_p=0.35) == [1] and left(top_p=0.65) == [1, 3] and left() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("plan", [
     slow(Plan(temperature=1.0, order="random", steps=4, block_len=3)),
     Plan(temperature=1.0, order="sampled", rule="threshold", threshold=0.4, block_len=4)])

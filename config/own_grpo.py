@@ -1,0 +1,23 @@
+"""
+GRPO on your own task: prompts from mine.jsonl, rewards from the function `reward` in mine.py, both in the folder you
+work in. The base is trained first if it is not there.
+
+    python train.py config/own_grpo.py
+
+40 iterations of the README's example, 4 minutes on 2 cores of an AMD EPYC (Zen 4) that had other work besides: of the
+letters, 95.5% to 99.1% in their places greedily, 84.8% to 95.1% sampled.
+"""
+from dataclasses import replace
+
+from config.own_base import config as base
+from config.sudoku_grpo import tuning
+
+config = replace(base, **tuning | {
+    "out_dir": "out/own_grpo",
+    "init_from": "config/own_base.py",
+    "rewards": ("mine.py:reward",),
+    "rollout_chunk": 128,  # what stays in the cache of a CPU; on a GPU rather None, all at once
+    "updates_per_rollout": 2,
+    "max_iters": 40,
+    "eval_interval": 20,
+})  # fmt: skip
