@@ -411,6 +411,7 @@ def test_a_completion_that_is_masked_out_adds_nothing(name, level):
     assert nothing[0] == 0 and not nothing[1].any() and np.isfinite([*a[2].values(), *nothing[2].values()]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", grpo.LOSSES)
 def test_micro_batches_add_up_to_the_batch(name):
     o = Objective(loss=name, kl_beta=0.1, entropy_coef=0.1)

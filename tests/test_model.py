@@ -192,6 +192,7 @@ def test_the_first_hole_of_a_shifted_denoiser_is_the_same_behind_padding(changes
     close(alone[:, 0], own[:, 0], 1e-5)  # as in Dream's sampler
 
 
+@pytest.mark.slow
 def test_every_second_block_of_gemma_sees_a_window_only():
     cfg = dataclasses.replace(AUTOREGRESSIVE["gemma2"], n_layer=1, window=3)
     assert moved_logits(cfg, 4) == {5, 6, 7}  # token 8 is predicted from position 7, which sees 5, 6 and 7
@@ -317,6 +318,7 @@ def test_a_causal_judge_reads_the_last_token():
 # ---- a cache of keys and values ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_a_text_read_piece_by_piece_has_the_features_of_the_text_read_at_once(name):
     cfg = AUTOREGRESSIVE[name]

@@ -583,6 +583,7 @@ def test_a_causal_model_writes_from_left_to_right_what_it_would_write_without_se
         generate(params, KEY, holes("01__"), cfg, Plan(order="left", guidance=1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [slow(Plan(order="left")), Plan(order="left", temperature=1.0, top_k=3)])
 def test_the_cache_of_a_causal_model_changes_nothing_between_given_tokens_and_behind_padding(plan):
     cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
