@@ -331,7 +331,7 @@ def pretrain(cfg, tok, start):
         n = len(held_out.rows)
         keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
         some = functools.partial(logp, state.weights)
-        bound = np.asarray(in_chunks(some, cfg.rollout_chunk or n, held_out.take(slice(None)), keys), float)
+        bound = np.asarray(in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
         out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
         if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
             size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])
@@ -387,7 +387,9 @@ def judge_texts(cfg, tok, start):
         return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, learned.loss(params, batch, cfg.model))
 
     def evaluate(state, key):
-        b, w = (np.asarray(read(state.weights, val[s], valid=val[s + "_valid"])) for s in ("better", "worse"))
+        some = lambda tokens, valid: read(state.weights, tokens, valid=valid)
+        of = lambda side: np.asarray(in_chunks(some, config.eval_rows(cfg), val[side], val[side + "_valid"]))
+        b, w = of("better"), of("worse")
         columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
         shown = zip(*made[1][:4], b.tolist(), w.tolist(), strict=True)
         return learned.report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]

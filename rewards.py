@@ -336,11 +336,11 @@ def main():
     parser.add_argument("--check", action="store_true", help="fail unless every completion, as a reference, scores 1.0")
     try:
         return score(parser.parse_args())
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, RuntimeError) as e:
         print(f"rewards.py: {e}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":

@@ -105,7 +105,8 @@ def cost(cfg):
     block = 1 if m.causal else cfg.block_len or new
     parts = {
         "params": held, "optimizer": 8 * trained, "average": 4 * trained * (cfg.ema_decay is not None),
-        "reference": 4 * n * bool(grpo and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank),
+        "reference": (wide if cfg.ref_mode == "static" else 4) * n
+        * bool(grpo and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank),
         # Summed up part by part, there are two of them: the sum, and what is next in it.
         "gradients": 4 * trained * (2 if cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk else 1),
         # The logits and their gradient; with an entropy, also probabilities, and products of all of them.

@@ -545,11 +545,11 @@ def main(arguments=None):
             raise ValueError(config.unknown(name, vars(options)).replace("config key", "flag"))
         run(options)
         return 0
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as e:
         print(f"sample.py: {e}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":

@@ -295,9 +295,11 @@ def begin(cfg, claims):
     task, key, (tx, rate) = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed), optimizer(cfg)
     params, base = split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg)
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
-    copied = lambda asked, params: jax.tree.map(jnp.copy, params) if asked else None
+    copied = lambda asked, params, dtype="float32": jax.tree.map(lambda x: jnp.array(x, dtype), params) if asked else None
+    # One that stays is only computed with; where others move, 16 bits would lose their small steps.
+    kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
     new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
-                               copied(cfg.ema_decay is not None, params), copied(moves, params))  # fmt: skip
+                               copied(cfg.ema_decay is not None, params), copied(moves, params, kept))  # fmt: skip
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     state = jax.eval_shape(new, params) if resuming else new(params)
     task = task._replace(init=None)

@@ -223,6 +223,11 @@ def rollout_rows(c):
     return -(-prompts // parts) * c.group_size
 
 
+def eval_rows(c):
+    """How many held-out texts an evaluation scores at a time: what fits as a part of a batch fits here, too."""
+    return c.rollout_chunk or max(c.batch_size // c.gradient_accumulation_steps, 1)
+
+
 def between_keys(c):
     """-> (is it wrong, what to say then) of everything that has to hold between keys."""
     deciding = c.rewards + c.eval_rewards
@@ -466,7 +471,7 @@ def unknown(name, known):
     if name in ELSEWHERE or name in NOT_HERE:
         return f"unknown config key {name!r}: " + (NOT_HERE.get(name) or f"here it is {ELSEWHERE[name]}")
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
-    near = difflib.get_close_matches(name, names, 1, 0.5)
+    near = difflib.get_close_matches(name, names, 1)
     return f"unknown config key {name!r}" + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
 
 

@@ -18,18 +18,18 @@ import disk
 import model
 
 MAX_LEN = 4096  # tokens of a prompt and a completion that a judge reads at most
-WIDTH = 16  # lengths are rounded up to a multiple of this
+WIDTHS = [16 * w << i for i in range(16) for w in (2, 3)]  # of the arrays that a judge reads: 32, 48, 64, 96, 128, ...
 
 # ---- as a reward -----------------------------------------------------------------------------------------------------
 
 def encode(prompts, completions, tok, max_len):
     """Texts -> tokens (B, T) int32, valid (B, T) bool for model.score: prompt, completion, eos; padded on the left.
 
-    T is the longest, rounded up so that few widths are compiled. What is longer than max_len loses its beginning. The
-    tokenizer is the judge's own: the policy's may differ."""
+    T is the longest, rounded up to one of few WIDTHS, as each is compiled, and at most max_len: what is longer loses its
+    beginning. The tokenizer is the judge's own: the policy's may differ."""
     texts = zip(prompts, completions, strict=True)
     ids = [[*tok.begin(tok.encode(prompt)), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in texts]
-    width = min(max_len, -(-max(map(len, ids), default=1) // WIDTH) * WIDTH)
+    width = min(max_len, next(w for w in WIDTHS if w >= max(map(len, ids), default=1)))
     tokens = np.full((len(ids), width), tok.pad_id, np.int32)
     valid = np.zeros(tokens.shape, bool)
     for i, row in enumerate(ids):

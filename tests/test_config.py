@@ -193,6 +193,7 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("max_iter=3", "--max_iter=3", ("'max_iter'", "did you mean 'max_iters'?")),
     ("lerning_rate=3.", "--lerning_rate=3.", ("did you mean 'learning_rate'?",)),
     ("qqqqq=3", "--qqqqq=3", ("unknown config key 'qqqqq'", "--help")),
+    ("nonsense=1", "--nonsense=1", ("unknown config key 'nonsense'; see --help=all",)),
     ("max_iters='many'", "--max_iters=many", ("max_iters", "many", "a whole number")),
     ("max_iters=1.5", "--max_iters=1.5", ("max_iters", "1.5", "a whole number")),
     ("max_iters=True", "--max_iters=True", ("max_iters", "a whole number")),

@@ -47,6 +47,12 @@ def test_what_is_too_long_loses_its_beginning():
     assert tokens[0].tolist() == [*TOK.encode("345"), TOK.eos_id] and valid.all()
 
 
+def test_texts_of_all_lengths_have_few_widths_and_at_most_half_as_many_tokens_again():
+    widths = {n: learned.encode([""], ["x" * (n - 1)], TOK, 4096)[0].shape[1] for n in (1, 32, *range(33, 4097, 97), 4096)}
+    assert len(set(widths.values())) <= 15 and widths[4096] == 4096
+    assert all(n <= width <= 1.5 * max(n, 32) for n, width in widths.items())
+
+
 def saved(folder, params, cfg):
     disk.save(folder, params, cfg)
     TOK.save(folder)

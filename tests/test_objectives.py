@@ -366,6 +366,21 @@ def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
 
 
 @pytest.mark.slow
+def test_a_static_reference_is_kept_in_the_16_bits_that_it_computes_with_and_one_that_moves_is_not(tiny):
+    model_16 = dataclasses.replace(tiny().model, dtype="bfloat16")
+    cfg = tiny(kl_beta=0.1, model=model_16, max_iters=2)
+    state = train.train(cfg)
+    start = disk.load(cfg.init_from)[0]
+    assert {x.dtype for x in jax.tree.leaves(state.reference)} == {jnp.dtype("bfloat16")}
+    shape = dataclasses.replace(disk.read_config(disk.find(cfg.init_from)), dtype="bfloat16")
+    assert np.array_equal(*(model.logits(params, jnp.arange(8)[None], shape) for params in (state.reference, start)))
+    resumed = train.train(dataclasses.replace(cfg, resume=True, max_iters=3)).reference
+    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), resumed, state.reference))
+    moving = train.train(tiny(kl_beta=0.1, model=model_16, max_iters=1, ref_mode="ema")).reference
+    assert {x.dtype for x in jax.tree.leaves(moving)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_start(tiny, monkeypatch, offload):
     """Of bytes, as `gate` and `up` have one shape: when it begins, after an iteration, and when it is resumed."""
@@ -791,15 +806,22 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
 
 
 @pytest.mark.slow
-def test_the_likelihood_of_held_out_rows_is_computed_in_chunks(place, tmp_path, monkeypatch):
-    sizes, whole = set(), diffusion.likelihood
+@pytest.mark.parametrize("objective, size, changes", [
+    ("pretrain", 4, dict(rollout_chunk=4)), ("pretrain", 3, dict(batch_size=6, gradient_accumulation_steps=2)),
+    ("judge", 4, dict(batch_size=4, judge_rows=16))])
+def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_path, monkeypatch, objective, size,
+                                                                     changes):  # fmt: skip
+    sizes, whole, score = set(), diffusion.likelihood, model.score
     monkeypatch.setattr(diffusion, "likelihood", lambda params, batch, *rest, **more: (
         sizes.add(len(batch["tokens"])) or whole(params, batch, *rest, **more)))  # fmt: skip
-    cfg = config.Config(**SECONDS | dict(eval_size=7), dataset=str(place), out_dir=f"{tmp_path}/out", rollout_chunk=4)
+    monkeypatch.setattr(model, "score", functools.wraps(score)(lambda params, tokens, *rest, **more: (
+        sizes.add(len(tokens)) or score(params, tokens, *rest, **more))))  # fmt: skip
+    cfg = config.Config(**SECONDS | dict(eval_size=7, objective=objective) | changes, dataset=str(place),
+                        out_dir=f"{tmp_path}/out")  # fmt: skip
     cfg, tok, *_ = train.prepare(cfg)
-    task = objectives.pretrain(cfg, tok, None)
+    task = objectives.OBJECTIVES[objective](cfg, tok, None)
     values, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
-    assert sizes == {4} and 5 < values["val/nelbo"] < 7  # log 259 = 5.56
+    assert sizes == {size} and 5 < values.get("val/nelbo", 6) < 7  # log 259 = 5.56
 
 
 def test_a_reference_off_the_device_is_the_same_reference(tiny):

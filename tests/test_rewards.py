@@ -363,7 +363,8 @@ def test_rows_are_written_as_they_come_and_never_over_others(tmp_path, monkeypat
     (tmp_path / "my.py").write_text("def late(prompts, completions):\n    if '299' in completions:\n"
                                     "        raise KeyboardInterrupt\n    return [1.0] * len(prompts)\n")
     mine, out = f"--rewards={tmp_path}/my.py:late", tmp_path / "out.jsonl"
-    assert scoring(monkeypatch, tmp_path / "rows.jsonl", mine, f"--out={out}") == 130
+    with pytest.raises(KeyboardInterrupt):  # of which terminal.run makes exit code 130
+        scoring(monkeypatch, tmp_path / "rows.jsonl", mine, f"--out={out}")
     assert [json.loads(line)["prompt"] for line in open(out)] == [str(i) for i in range(256)]
     for wrong in (f"{tmp_path}/rows.jsonl/x", out):     # before a single row is scored
         monkeypatch.setattr(rewards, "combine", lambda *_: pytest.fail("scored"))

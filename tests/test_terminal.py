@@ -19,7 +19,9 @@ import config
 import data
 import disk
 import model
+import rewards
 import runs
+import sample
 import terminal
 import train
 
@@ -200,6 +202,16 @@ def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkey
     os.close(read)
     with open(write, "w") as stream, contextlib.redirect_stdout(stream), pytest.raises(SystemExit) as e:
         terminal.run(lambda: print("to nobody", flush=True))
+    assert e.value.code == 141
+
+
+@pytest.mark.parametrize("program, part, line", [
+    (rewards, "score", "rewards.py rows.jsonl --rewards=exact"), (sample, "run", "sample.py out/x --prompt=a")])
+def test_scoring_and_filling_for_nobody_end_as_by_a_closed_pipe(program, part, line, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", line.split())
+    monkeypatch.setattr(program, part, lambda options: (_ for _ in ()).throw(BrokenPipeError()))
+    with open(tmp_path / "out", "w") as stream, contextlib.redirect_stdout(stream), pytest.raises(SystemExit) as e:
+        terminal.run(program.main)
     assert e.value.code == 141
 
 
