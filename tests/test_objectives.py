@@ -325,7 +325,7 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
     options = dict(kl_beta=0.1, ref_mode="ema", ref_decay=0.5, updates_per_rollout=2, minibatch_size=8,
                    logp_est="coupled",                    ema_decay=0.9)  # fmt: skip
     whole = tiny(**options)
-    state = train.train(whole)
+    state, _ = train.train(whole)
     before = disk.flat(begin(whole)[-1].params)
     assert any(not np.allclose(x, before[k]) for k, x in disk.flat(state.reference).items())  # it followed
 
@@ -356,11 +356,11 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
 def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     cfg = tiny(kl_beta=0.1)
     start = disk.flat(begin(cfg)[-1].params)
-    state = train.train(cfg)
+    state, _ = train.train(cfg)
     assert all(np.array_equal(x, start[k]) for k, x in disk.flat(state.reference).items())
     assert any(not np.array_equal(x, start[k]) for k, x in disk.flat(state.params).items())
-    assert train.train(tiny(max_iters=1, ref_offload=True)).reference is None
-    away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True)).reference
+    assert train.train(tiny(max_iters=1, ref_offload=True))[0].reference is None
+    away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True))[0].reference
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(away))
     assert all(np.array_equal(x, start[k]) for k, x in disk.flat(away).items())
 
@@ -410,7 +410,7 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
     cfg = tiny(stop_at=0.5)
     with pytest.raises(Killed):
         train.train(cfg)
-    assert train.train(dataclasses.replace(cfg, resume=True)).step == 4
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 4
 
 
 def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
@@ -618,7 +618,7 @@ def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(ti
     # The calls: 2 of the first evaluation (greedy, sampled), then a step each, but for the second.
     (tmp_path / "my.py").write_text(MOODY.format(words="None if len(calls) in (1, 2, 4) else len(calls) % 2 / 2"))
     cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9, eval_samples=1)
-    assert train.train(cfg).step == 3
+    assert train.train(cfg)[0].step == 3
     rows = runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")
     assert [(r["step"], r["skipped"]) for r in rows if "skipped" in r] == [(2, 1.0), (3, 0.0)]
     assert "loss" not in rows[1] and rows[1]["reward"] is None and rows[0]["val/greedy"] is None
@@ -636,7 +636,7 @@ def test_a_reward_that_fails_loses_no_step_and_is_named_with_its_row_and_step(ti
                                          r"\. Saved .*out/step-000002; mend it and continue with --resume=True"):
         train.train(cfg)
     (tmp_path / "my.py").write_text(MOODY.format(words="0.5"))
-    assert train.train(dataclasses.replace(cfg, resume=True)).step == 4
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 4
 
 
 def rates(tiny, tmp_path, body, **changes):
