@@ -21,6 +21,7 @@ import disk
 import grpo
 import model
 import objectives
+import rewards
 import runs
 import train
 
@@ -809,3 +810,89 @@ def test_a_reference_off_the_device_is_the_same_reference(tiny):
         state = train.State(2, tree(0), (), None, tree(1))
         here, away = (train.new_reference(state, dataclasses.replace(cfg, ref_offload=off)) for off in (False, True))
         assert isinstance(away["w"], np.ndarray) and (away["w"] == np.asarray(here["w"])).all()
+
+
+# ---- from Python ----
+
+
+SHORT = {"short": lambda completion: 1 - len(completion) / 4}
+
+
+def test_rows_and_rewards_of_a_python_program_need_no_file(tiny):
+    rows = [{"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]} for i in range(40)]
+    seen = []
+
+    def trl(completions, reference, **kwargs):
+        seen.extend(reference)
+        return [float(len(text)) for text in completions]
+
+    cfg = tiny(rewards=(), max_iters=1)
+    before = dict(rewards.REWARDS), dict(data.MEMORY)
+    state, folder = train.train(cfg, rows=rows, rewards=SHORT | {"trl": trl})
+    assert (state.step, folder) == (1, cfg.out_dir) and set(seen) <= {row["completion"] for row in rows} and seen
+    line = json.loads(open(f"{folder}/metrics.jsonl").readlines()[1])
+    length = line["rewards/trl/mean"]  # both see the same texts
+    assert line["rewards/short/mean"] == pytest.approx(1 - length / 4)
+    assert line["reward"] == pytest.approx(1 + 0.75 * length)
+    assert (dict(rewards.REWARDS), dict(data.MEMORY)) == before  # nothing is left of them for the next run
+
+
+def test_a_run_on_rows_in_memory_says_so_when_it_is_resumed(tiny, monkeypatch):
+    rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
+    cfg = tiny(rewards=("short",), max_iters=1)
+    train.train(cfg, rows={"train": rows, "val": rows[:3]}, rewards=SHORT)
+    again = dataclasses.replace(cfg, resume=True, max_iters=2)
+    with pytest.raises(ValueError, match="was trained from Python, on 43 rows in memory, .*rows=THE SAME ROWS"):
+        train.train(dataclasses.replace(again, rewards=("exact",)))
+    with pytest.raises(ValueError, match="would be another: dataset='2 rows in memory, .*it was '43 rows in memory"):
+        train.train(again, rows=rows[:2], rewards=SHORT)
+    assert train.train(again, rows={"train": rows, "val": rows[:3]}, rewards=SHORT)[0].step == 2
+
+
+@pytest.mark.parametrize("rows, fns, message", [
+    ([{"prompt": "12"}], SHORT, "has a single row"), ([{"prompt": 1}] * 9, SHORT, "in memory, .*row 1: prompt should"),
+    ([{"prompt": "12"}] * 9, {"mine": lambda answers: 0}, r"'mine': it is mine\(answers\).*or mine\(completion\)"),
+    ([{"prompt": "12"}] * 9, {"mine": 5}, "'mine': it is mine = 5"), ([{"prompt": "12"}] * 9, None, "needs rewards")])
+def test_rows_and_rewards_that_cannot_be_are_answered_in_a_sentence(rows, fns, message, tiny):
+    with pytest.raises(ValueError, match=message):
+        train.train(tiny(rewards=()), rows=rows, rewards=fns)
+
+
+def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
+    import threading
+    states = []
+    thread = threading.Thread(target=lambda: states.append(train.train(tiny(max_iters=1))[0]))
+    thread.start()
+    thread.join()
+    assert states[0].step == 1
+
+
+@pytest.mark.slow
+def test_the_lines_in_the_docstring_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = re.search(r"(?s)    from config import Config\n.*", train.__doc__)[0]
+    code = re.sub(r"max_iters=\d+", "max_iters=2", "\n".join(line[4:] for line in lines.splitlines()))
+    exec(code, names := {})  # noqa: S102
+    assert names["state"].step == 2 and os.path.isdir(names["folder"]) and names["folder"] == "out/short"
+
+
+# ---- how long, and on what ----
+
+
+def test_epochs_are_counted_in_rows_and_a_limit_takes_some_of_all_parts(tiny, place):
+    cfg = tiny(num_epochs=0.25, limit=32, max_iters=99)
+    assert train.train(cfg)[0].step == 2  # a quarter of 32 rows, 4 a step
+    assert disk.read_run(disk.find(cfg.out_dir))["config"]["max_iters"] == 2
+    assert train.train(dataclasses.replace(cfg, resume=True, num_epochs=0.3))[0].step == 3
+    index = [data.load(str(place), "train").index(row) for row in objectives.read_rows(cfg, "train")]
+    assert len(index) == 32 and index == sorted(index) and max(index) > 60
+    assert [len(objectives.read_rows(tiny(limit=0.25), split)) for split in ("train", "val")] == [20, 20]
+
+
+def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
+    rows = [{"q": f"{i:02d}", "a": i, "note": "x"} for i in range(20)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", prompt_key="q", answer_key="a")
+    assert objectives.read_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
+    with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
+        objectives.read_rows(dataclasses.replace(cfg, completion_key="b"), "train")

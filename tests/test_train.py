@@ -670,7 +670,8 @@ def test_a_base_is_told_its_keys_on_the_line_of_the_run_and_trains_beside_it(tin
         train.train(config.load([*argv[:1], "--base.seed=4", *argv[2:]]))
     # what is there is not needed to go on
     shutil.rmtree(f"{tmp_path}/out_base")
-    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 1 and not os.path.exists(f"{tmp_path}/out_base")
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 1
+    assert not os.path.exists(f"{tmp_path}/out_base")
     run = json.load(open(f"{cfg.out_dir}/step-000001/run.json"))
     assert os.path.isabs(run["config"]["init_from"])  # so that adapters find their base from any folder
 
