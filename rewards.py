@@ -6,8 +6,8 @@ A reward is one plain function, and a new one is a line in the dict REWARDS or a
     fn(prompts, completions, **columns) -> list[float | None]      one entry per completion; None = no opinion
 
 All reach it by parameter name, as lists aligned with the completions, so a reward of TRL's, fn(completions, **kwargs),
-is one too. A parameter without a default is a column it cannot do without. `reference` is the completion that the row
-came with; a trainer may add token_ids.
+is one too, and so is one of a single text, fn(completion, **columns of its row). A parameter without a default is a
+column it cannot do without. `reference` is the completion that the row came with; a trainer may add token_ids.
 
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
     python rewards.py samples.jsonl --rewards=my_rewards.py:politeness

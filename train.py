@@ -4,19 +4,7 @@ One loop, several objectives:  python train.py config/sudoku.py [--key=value ...
 Pretraining, judge training and reinforcement learning differ in where a batch comes from and in what the loss is. A
 Task (objectives.py) says that; the loop does the rest: optimizer, checkpoints, resuming, evaluation, logs. Step s draws
 everything from fold_in(run key, s), so any step can be run again alone, and a resumed run equals the unbroken one bit
-for bit. From Python, in a notebook too, with rows and rewards that are in no file:
-
-    from config import Config
-    from train import train
-
-    def short(completion):  # or TRL's (completions, **kwargs); columns of the rows come by name
-        return 1 - len(completion) / 4
-
-    sums = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(60) for b in range(60)]
-    keys = dict(max_prompt_len=6, max_new_tokens=4, eval_size=64)
-    state, base = train(Config(out_dir="out/sums", max_iters=1000, **keys), rows=sums)
-    tuned = Config(objective="grpo", init_from=base, out_dir="out/short", max_iters=50, learning_rate=1e-4, **keys)
-    state, folder = train(tuned, rows=sums, rewards={"short": short})
+for bit.
 """
 import terminal
 
@@ -472,8 +460,8 @@ def ending(cfg, best):
 
 
 def train(cfg, rows=None, rewards=None):
-    """Runs cfg to its end -> the last State, the folder of the run. rows (a list, or {"train": list, "val": list}) and
-    rewards {name: fn} of a Python program stand for the keys dataset and, where that names none, rewards."""
+    """Runs cfg to its end -> the last State, the folder of the run. From Python, in a notebook too, rows (a list, or
+    {"train": list, "val": list}) and rewards {name: fn} may stand for the keys dataset and, if it is empty, rewards."""
     with contextlib.ExitStack() as claims:
         cfg = claims.enter_context(in_memory(config.at_home(cfg), rows, rewards))
         if not cfg.eval_only:

@@ -336,7 +336,7 @@ FORMATS = {  # the columns that tell a format -> how its rows become ours; the f
 
 def talk(row):
     """A row whose prompt is a list of chat messages -> what the user said last is the prompt, what the model said after
-    that the completion, and what was said before are the `turns`."""
+    that the completion, and what was said before are `messages_before`."""
     turns = row["prompt"]
     if not all(isinstance(t, dict) and is_text(t.get("role")) and is_text(t.get("content")) for t in turns):
         raise ValueError(f'a prompt is text or a list of {{"role": ..., "content": ...}}, found {shown(turns)}')
@@ -347,7 +347,7 @@ def talk(row):
         raise ValueError(f"the last to speak before the model should be the user, in {shown(row['prompt'])}")
     *before, prompt = turns
     return row | {"prompt": prompt["content"]} | ({"completion": last[0]["content"]} if last else {}) | (
-        {"turns": before} if before else {})  # fmt: skip
+        {"messages_before": before} if before else {})  # fmt: skip
 
 
 def normal(row, names=None):
@@ -371,9 +371,9 @@ def normal(row, names=None):
         except (TypeError, AttributeError, KeyError) as e:
             what = "lacks" if isinstance(e, KeyError) else "has the wrong type:"
             raise ValueError(f"looks like a row of {change.__name__}, but a column {what} {e}") from e
-    if isinstance(row["prompt"], list):
+    if isinstance(row.get("prompt"), list):
         row = talk(row)
-    if "numbers" not in row and (told := re.fullmatch(r"(\d+(?:,\d+)+)=(\d+):?", str(row["prompt"]).strip())):
+    if "numbers" not in row and (told := re.fullmatch(r"(\d+(?:,\d+)+)=(\d+):?", str(row.get("prompt")).strip())):
         row |= {"numbers": [*map(int, told[1].split(","))], "target": int(told[2])}  # a bare row of countdown
     if "test_cases" in row:
         row["tests"] = row.pop("test_cases")
@@ -484,7 +484,7 @@ def chat(name, system, tok, instruction=None):
 
     def template(prompt, turns=()):
         if turns and name is None:
-            return asked({"prompt": prompt, "turns": turns})
+            return asked({"prompt": prompt, "messages_before": turns})
         first = [] if system is None or turns and turns[0]["role"] == "system" else [("system", system)]
         said = [(turn["role"], turn["content"]) for turn in turns]
         return write([*first, *said, ("user", form.replace("{prompt}", prompt))])
@@ -494,7 +494,7 @@ def chat(name, system, tok, instruction=None):
 
 def asked(row, template=None):
     """A row, what `chat` gave or None -> the text that a model is asked with."""
-    turns = row["turns"] if "turns" in row else ()
+    turns = row["messages_before"] if "messages_before" in row else ()
     if turns and not template:
         raise ValueError(f"a row has messages before its prompt, the first is {shown(turns[0])}: what they are written "
                          "as is up to the model, so set chat_template")

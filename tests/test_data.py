@@ -285,7 +285,7 @@ def test_a_list_of_chat_messages_is_a_prompt(tmp_path):
     said = lambda role, text: {"role": role, "content": text}
     before = [said("system", "Add."), said("user", "1+1"), said("assistant", "2")]
     full = [*before, said("user", "2+3"), said("assistant", "5")]
-    expected = {"prompt": "2+3", "completion": "5", "turns": before}
+    expected = {"prompt": "2+3", "completion": "5", "messages_before": before}
     assert read(tmp_path, {"messages": full}) == read(tmp_path, {"prompt": full}) == expected
     assert read(tmp_path, {"prompt": full[:-1], "completion": full[-1:]}) == expected  # TRL's
     assert read(tmp_path, {"prompt": [said("user", "2+3")]}) == {"prompt": "2+3"}

@@ -867,11 +867,25 @@ def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
     assert states[0].step == 1
 
 
+LINES = """
+from config import Config
+from train import train
+
+def short(completion):  # or TRL's (completions, **kwargs); columns of the rows come by name
+    return 1 - len(completion) / 4
+
+sums = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(60) for b in range(60)]
+keys = dict(max_prompt_len=6, max_new_tokens=4, eval_size=64)
+state, base = train(Config(out_dir="out/sums", max_iters=1000, **keys), rows=sums)
+tuned = Config(objective="grpo", init_from=base, out_dir="out/short", max_iters=50, learning_rate=1e-4, **keys)
+state, folder = train(tuned, rows=sums, rewards={"short": short})
+"""
+
+
 @pytest.mark.slow
-def test_the_lines_in_the_docstring_run(tmp_path, monkeypatch):
+def test_ten_lines_of_python_train_and_tune_a_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lines = re.search(r"(?s)    from config import Config\n.*", train.__doc__)[0]
-    code = re.sub(r"max_iters=\d+", "max_iters=2", "\n".join(line[4:] for line in lines.splitlines()))
+    code = re.sub(r"max_iters=\d+", "max_iters=2", LINES)
     exec(code, names := {})  # noqa: S102
     assert names["state"].step == 2 and os.path.isdir(names["folder"]) and names["folder"] == "out/short"
 

@@ -559,7 +559,7 @@ def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, 
     change_task(monkeypatch, batches=poison, evaluate=scripted([0.5, 0.4, 0.3]))
     cfg = tiny(log_interval=1)
     code = leave(cfg, monkeypatch, tmp_path)
-    assert code.startswith(f"step {poisoned + 1}: loss nan, gradient norm nan. ") and "\n" not in code
+    assert code.startswith(f"error: step {poisoned + 1}: loss nan, gradient norm nan. ") and "\n" not in code
     assert f"lower learning_rate (now {cfg.learning_rate})" in code
     kept = [s for s in (3, 4, 6, 9) if s <= poisoned]
     assert disk.steps(cfg.out_dir) == (sorted({*kept[-2:], 4}) if poisoned > 4 else kept)
@@ -576,7 +576,7 @@ def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, 
 def test_a_gradient_that_overflows_stops_the_run_even_when_the_loss_does_not(tiny, monkeypatch, tmp_path):
     steep = lambda old: lambda params, batch: (1 + jnp.sqrt(0 * jnp.sum(params["norm"])), {})
     change_task(monkeypatch, loss=steep)
-    assert re.match(r"step 1: loss 1\.0, gradient norm (nan|inf)\.", leave(tiny(), monkeypatch, tmp_path))
+    assert re.match(r"error: step 1: loss 1\.0, gradient norm (nan|inf)\.", leave(tiny(), monkeypatch, tmp_path))
 
 
 @pytest.mark.slow
