@@ -8,9 +8,12 @@ The objectives: where a batch comes from, and what the loss is. All the rest is 
 
 import collections
 import contextlib
+import dataclasses
 import functools
+import json
 import math
 import time
+import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,6 +40,7 @@ class Task(NamedTuple):
     batches: Callable  # state, key -> minibatches of one iteration: dicts of arrays (B, ...), and numbers to be logged
     loss: Callable  # params, minibatch -> scalar, metrics; the only thing that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
+    rows: int  # how many there are to learn from, which is an epoch
     passes: str | None  # the metric that decides which checkpoint is best and when stop_at is reached; None: val/nelbo
 
 
@@ -58,12 +62,16 @@ class Text(NamedTuple):
 
 def read_rows(cfg, split):
     """The rows of a split, of the difficulties that this run is about; unrated rows always are."""
-    rows = data.load(cfg.dataset, split)
+    names = {name: getattr(cfg, f"{name}_key") for name in ("prompt", "completion", "answer")}
+    rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in names.items() if theirs})
     if cfg.difficulty:
         low, high = cfg.difficulty
         rows = [row for row in rows if low <= row.get("difficulty", low) <= high]
         if not rows:
             raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={cfg.difficulty}")
+    if cfg.limit and split == "train":
+        n = max(1, round(cfg.limit * len(rows) if cfg.limit < 1 else cfg.limit))
+        rows = [rows[i] for i in sorted(np.random.default_rng(0).permutation(len(rows))[:n])]  # of all parts of a file
     return rows
 
 
@@ -168,6 +176,29 @@ def holes_of_rows(text, cfg, tok):
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def in_memory(cfg, rows, fns):
+    """Rows (a list, or {"train": list, "val"?: list}) and reward functions {name: fn} of a Python program, either None
+    -> the Config that names them, by names that mean them as long as this lasts."""
+    known = {name: rewards.checked(f"reward {name!r}:", name, fn) for name, fn in (fns or {}).items()}
+    rewards_before = dict(rewards.REWARDS)
+    if rows is not None:
+        splits = rows if isinstance(rows, dict) else {"train": list(rows)}
+        if "val" not in splits:
+            splits = {split: data.part(splits["train"], split, "the list of rows") for split in ("train", "val")}
+        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # other rows are another run
+        name = f"{len(splits['train']) + len(splits['val'])} {data.IN_MEMORY}, {number:08x}"
+        cfg, data.MEMORY[name] = dataclasses.replace(cfg, dataset=name), splits
+    try:
+        rewards.REWARDS.update(known)
+        yield dataclasses.replace(cfg, rewards=cfg.rewards or tuple(known))
+    finally:
+        rewards.REWARDS.clear()
+        rewards.REWARDS.update(rewards_before)
+        if rows is not None:
+            del data.MEMORY[name]
+
+
 def named_rewards(cfg, rows, **made):
     """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards; `made` are those from models. Stops if one of them needs a
     column that no row has."""
@@ -183,6 +214,9 @@ def named_rewards(cfg, rows, **made):
 def check_early(cfg):
     """What can be said of the rewards before a base or a judge is trained for them: that they and their columns are
     there."""
+    if not cfg.rewards:
+        raise ValueError("objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help "
+                         "lists them")  # fmt: skip
     later = lambda prompts, completions: []
     for split in ("train", "val"):
         rows = read_rows(cfg, split)
@@ -342,7 +376,8 @@ def pretrain(cfg, tok, start):
 
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     passes = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
-    return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, passes)
+    n = len(train.rows) * (2 if cfg.paired else 1)  # paired, a batch has half as many rows
+    return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, n, passes)
 
 
 # ---- judge -----------------------------------------------------------------------------------------------------------
@@ -396,7 +431,8 @@ def judge_texts(cfg, tok, start):
 
     init = lambda key: model.init(key, cfg.model, n_out=1) | {
         k: v for k, v in (start or {}).items() if k != "head" or model.width(start)}  # fmt: skip
-    return Task(init, batches, loss, evaluate, "val/pair_acc" if train["score"] is None else "val/correlation")
+    passes = "val/pair_acc" if train["score"] is None else "val/correlation"
+    return Task(init, batches, loss, evaluate, len(train["better"]), passes)
 
 
 # ---- grpo ------------------------------------------------------------------------------------------------------------
@@ -670,6 +706,7 @@ def tune(cfg, tok, start):
         batches=lambda state, key: iteration(state, key, draw, fns, cfg, tok),
         loss=lambda params, batch: policy_loss(params, batch, cfg),
         evaluate=lambda state, key: pass_rates(cfg, tok, fns, more, state.weights, key, shown),
+        rows=len(train.rows),
         passes="val/sampled",
     )
 

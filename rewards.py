@@ -6,8 +6,8 @@ A reward is one plain function, and a new one is a line in the dict REWARDS or a
     fn(prompts, completions, **columns) -> list[float | None]      one entry per completion; None = no opinion
 
 All reach it by parameter name, as lists aligned with the completions, so a reward of TRL's, fn(completions, **kwargs),
-is one too. A parameter without a default is a column it cannot do without. `reference` is the completion that the row
-came with; a trainer may add token_ids.
+is one too, and so is one of a single text, fn(completion, **columns of its row). A parameter without a default is a
+column it cannot do without. `reference` is the completion that the row came with; a trainer may add token_ids.
 
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
     python rewards.py samples.jsonl --rewards=my_rewards.py:politeness
@@ -40,8 +40,9 @@ def empty(value):
     return value is None or isinstance(value, str) and not value.strip() or isinstance(value, list) and not value
 
 
-def per_text(rule):
-    """rule(text, columns of its row) -> a reward: None where a column without default is empty, 0.0 for blank text."""
+def per_text(rule, blank=0.0):
+    """rule(text, columns of its row) -> a reward: None where a column without default is empty, and what blank text is
+    worth, unless that is None: then it is for the rule to say, too."""
     _, *wanted = inspect.signature(rule).parameters.values()
     needed = [p.name for p in wanted if p.default is p.empty]
 
@@ -54,12 +55,12 @@ def per_text(rule):
                 scores.append(None)
             else:
                 row = {name: value for name, value in row.items() if value is not None}
-                scores.append(rule(text, **row) if text.strip() else 0.0)
+                scores.append(rule(text, **row) if text.strip() or blank is None else blank)
         return scores
 
     first = list(inspect.signature(reward).parameters.values())[:2]
     reward.__signature__ = inspect.Signature([*first, *(p for p in wanted if p.name != "prompt")])
-    reward.__name__, reward.__doc__, reward.__wrapped__ = rule.__name__, rule.__doc__, rule
+    reward.__name__, reward.__doc__, reward.__wrapped__ = getattr(rule, "__name__", "reward"), rule.__doc__, rule
     return reward
 
 
@@ -112,12 +113,21 @@ def load(path, name):
         what = "is not a function" if hasattr(module, name) else "is not there"
         functions = [k for k, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{where} {name!r} {what}; the functions in {path} are {', '.join(functions) or 'none'}")
-    fn = getattr(module, name)
-    if not any(p.name == "completions" or p.kind is p.VAR_KEYWORD for p in inspect.signature(fn).parameters.values()):
-        line = f" (line {fn.__code__.co_firstlineno})" if inspect.isfunction(fn) else ""
-        raise ValueError(f"{where} it is {name}{inspect.signature(fn)}{line}; expected {name}(prompts, completions, "
-                         "**columns), parameters by these names, of which only completions is a must")
-    return fn
+    return checked(where, name, getattr(module, name))
+
+
+def checked(where, name, fn):
+    """A function of somebody's -> the reward that it is; one of a `completion` (or `text`) and columns of its row is
+    asked about each."""
+    wanted = list(inspect.signature(fn).parameters.values()) if callable(fn) else []
+    if any(p.name == "completions" or p.kind is p.VAR_KEYWORD for p in wanted):
+        return fn
+    if wanted and wanted[0].name in ("completion", "text"):
+        return per_text(fn, None)
+    line = f" (line {fn.__code__.co_firstlineno})" if inspect.isfunction(fn) else ""
+    raise ValueError(f"{where} it is {name}{inspect.signature(fn) if callable(fn) else f' = {fn!r}'}{line}; expected "
+                     f"{name}(prompts, completions, **columns), lists by these names, of which only completions is a "
+                     f"must, or {name}(completion), one text")
 
 
 def resolve(names, **made):

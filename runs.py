@@ -17,6 +17,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 
 import jax
@@ -241,7 +242,7 @@ def claimed(out_dir):
 FREE = ("out_dir resume eval_only init_from base log_interval eval_interval save_interval keep_checkpoints log_samples "
         "wandb_log wandb_project wandb_run_name wandb_entity reward_timeout reward_workers sandbox_unsafe "
         "rollout_chunk logp_chunk ref_offload model.dtype model.remat").split()  # fmt: skip
-LENGTH = ["max_iters", "stop_at"]
+LENGTH = ["max_iters", "num_epochs", "stop_at"]
 
 
 def changed(cfg, was, free):
@@ -249,6 +250,7 @@ def changed(cfg, was, free):
     now, default = (json.loads(json.dumps(config.flatten(c))) for c in (cfg, config.Config()))
     if (cfg.judge_from or "").endswith(".py"):
         now["judge_from"] = config.read(cfg.judge_from).out_dir
+    free = [*free, "max_iters"] if cfg.num_epochs else free  # it was counted then, and will be
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in now if k in was and now[k] != was[k]
                      and k not in free and not (k.startswith("model.") and now[k] == default[k]))  # fmt: skip
 
@@ -352,7 +354,9 @@ class Asked:
 
     def __enter__(self):
         self.signal = None
-        asking = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+        ours = threading.current_thread() is threading.main_thread()  # only there can signals be set
+        asking = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+                  if ours and signal.getsignal(s) != signal.SIG_IGN]
         self.before = {s: signal.signal(s, self.note) for s in asking}  # nohup has SIGHUP ignored
         self.streams = [(stream, stream.write) for stream in (sys.stdout, sys.stderr)]
         for stream, write in self.streams:

@@ -434,9 +434,9 @@ def parser():
     p.add_argument("--holes", choices=HOLES, help=r"a hole, of one token, is <|mask|>, with auto also a _ touching no "
                    r"letter: 3_1_ has two, is_prime none; \_ is an underscore. none with a chat template, auto for "
                    "--prompt, mask for --data")
-    p.add_argument("--chat_template", help="chatml, llada or llama3, if it was taught to chat; else as in training")
+    p.add_argument("--chat_template", help="chatml, llada, llama3, gemma, own (of its files); else as in training")
     p.add_argument("--system_prompt", help="what the template begins with; else as in training, or what is usual there")
-    p.add_argument("--instruction", help="what is said before every prompt; else as in training, or nothing")
+    p.add_argument("--instruction", help="said before a prompt, or around {prompt}; else as in training, or nothing")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--max_new_tokens", type=int, help="holes after a prompt without holes; else as in training, or 128")
     p.add_argument("--batch_size", type=int, default=32)
@@ -493,7 +493,7 @@ def run(options):
     asked, fns, rows = read_options(options)
     runs.prepare_process()
     data.prepare(options.folder)
-    folder, why = disk.best(options.folder)
+    folder, why = disk.best(data.fetched(options.folder))
     if folder != options.folder:
         print(f"{folder}: {why}", file=sys.stderr)
     params, cfg = disk.load(folder)
@@ -507,7 +507,7 @@ def run(options):
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new, holes = options.max_new_tokens or trained.get("max_new_tokens", 128), options.holes
     holes = holes or ("none" if chat["chat_template"] else "mask" if options.data or template else "auto")
-    said = map(template or str, (row["prompt"] for row in rows))
+    said = (data.asked(row, template) for row in rows)
     encoded = [encode(text, tok, cfg.mask_id, holes, n_new) for text in said]
     plan = {"steps": max(ids.count(cfg.mask_id) for ids, _ in encoded), "temperature": float(options.n > 1)}
     plan |= {"order": "left"} if cfg.causal else {}

@@ -18,8 +18,8 @@ def run(main):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    except KeyboardInterrupt as e:  # of `train`, with the number of the signal
+        sys.exit(128 + (e.args or (signal.SIGINT,))[0])
     except BrokenPipeError:
         silence(sys.stdout)
         sys.exit(128 + signal.SIGPIPE)

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import re
 import sys
@@ -33,7 +34,7 @@ import disk
 import grpo
 import model
 import runs
-from objectives import OBJECTIVES, SAMPLES, check_early, plan
+from objectives import OBJECTIVES, SAMPLES, check_early, in_memory, plan
 
 
 class State(NamedTuple):
@@ -147,7 +148,7 @@ def finite(step, updates, notes, last, cfg):
         return {k: float(v) for k, v in mean.items()} | notes | {"step": step}
     values = bad[0]
     kept = disk.steps(cfg.out_dir)
-    raise SystemExit(
+    raise ValueError(
         f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last finite step was "
         + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. "
            if last and "loss" in last else "none. ")
@@ -166,7 +167,7 @@ def trained(path, base=None):
     is run first if it was never finished."""
     if not path.endswith(".py"):
         data.prepare(path)  # a model that a folder in data/ makes
-        return path
+        return data.fetched(path)
     base = base or config.read(path)
     steps = disk.steps(base.out_dir)
     run = disk.read_run(disk.find(base.out_dir)) if steps else {}
@@ -192,6 +193,9 @@ def continued(cfg):
     was = disk.read_run(folder).get("config")
     if was is None:  # somebody else's model: it can be measured, and `restore` says that it cannot be resumed
         return cfg, folder
+    if cfg.resume and data.IN_MEMORY in was["dataset"] and cfg.dataset not in data.MEMORY:
+        raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
+                         "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
     if cfg.resume and (other := runs.changed(cfg, was, runs.FREE + runs.LENGTH)):
         raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
                          f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
@@ -246,6 +250,8 @@ def opened(cfg, folder, adapt):
         raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
                          f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
     config.check_start(cfg, shape, f"in {folder}")
+    if shape.causal:  # of the ends that its config.json names, the one that the tokenizer's texts have
+        shape = dataclasses.replace(shape, eos_id=tok.eos_id)
     return params, tok, dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat)
 
 
@@ -292,7 +298,10 @@ def begin(cfg, claims):
     """-> Run, State, the best evaluation until then or None, and whether there is nothing left to do. Another folder of
     this name than the one that is claimed is claimed, too."""
     cfg, tok, start, resumed = prepare(cfg)
-    task, key, (tx, rate) = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed), optimizer(cfg)
+    task, key = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed)
+    if cfg.num_epochs:
+        cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
+    tx, rate = optimizer(cfg)
     params, base = split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg)
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
     copied = lambda asked, params, dtype="float32": jax.tree.map(lambda x: jnp.array(x, dtype), params) if asked else None
@@ -429,7 +438,7 @@ def loop(run, state, best, done):
                 disk.save_run(cfg, state, run.tok, best, finished=done)
             if leaving and not done:
                 print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
-                raise SystemExit(128 + leaving)
+                raise KeyboardInterrupt(int(leaving))
     return state, best
 
 
@@ -452,19 +461,21 @@ def ending(cfg, best):
     return f", {where}: {said}, of {sum(measure in row for row in rows)} evaluations"
 
 
-def train(cfg):
-    """Runs cfg to its end -> the last State."""
+def train(cfg, rows=None, rewards=None):
+    """Runs cfg to its end -> the last State, the folder of the run. From Python, in a notebook too, rows (a list, or
+    {"train": list, "val": list}) and rewards {name: fn} may stand for the keys dataset and, if it is empty, rewards."""
     with contextlib.ExitStack() as claims:
+        cfg = claims.enter_context(in_memory(config.at_home(cfg), rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.claimed(cfg.out_dir))
         run, state, best, done = begin(cfg, claims)
         if cfg.eval_only:
             evaluate(run, state, best)
-            return state
+            return state, cfg.out_dir
         state, best = loop(run, state, best, done)
     said = ending(run.cfg, best)
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
-    return state
+    return state, cfg.out_dir
 
 
 def main():

@@ -33,7 +33,7 @@ class Config:
     # run
     objective: str = "pretrain"  # what to optimize: pretrain (a prompt in a row makes it fine-tuning), judge or grpo
     out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, curves.png
-    init_from: str | None = None  # start from a model folder, an out_dir, or a config file (trained first if need be)
+    init_from: str | None = None  # a model (folder or ORG/NAME), an out_dir, a config file (trained first if need be)
     base: tuple[str, ...] = ()  # keys for the config file in init_from, as in seed=1,max_iters=50; or --base.seed=1
     adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from, as Dream was made
     resume: bool = False  # continue the run in out_dir, as the same run; else an earlier one there is moved aside
@@ -55,12 +55,17 @@ class Config:
     wandb_run_name: str | None = None  # None: the name of out_dir
     wandb_entity: str | None = None  # under which account; None: your own
     # data
-    dataset: str = "sudoku"  # a folder in data/, or your own folder or file (JSONL, JSON, txt)
+    dataset: str = "sudoku"  # a folder in data/, your own folder or file (JSONL, JSON, txt, Parquet), or ORG/NAME
+    prompt_key: str | None = None  # which column of its rows is the prompt; None: it is known by its name
+    completion_key: str | None = None  # the completion
+    answer_key: str | None = None  # the answer that rewards compare with
+    limit: float | None = None  # train on so many rows at most, below 1 on this share of them; None: on all
+    num_epochs: float | None = None  # go over the train rows so many times, in place of max_iters
     max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
     max_new_tokens: int = 20  # tokens; completions are filled with end-of-text to this
-    chat_template: str | None = None  # what prompts are put into; chatml is that of Dream and Qwen
+    chat_template: str | None = None  # what prompts are put into; chatml is that of Dream and Qwen, own the tokenizer's
     system_prompt: str | None = None  # what the template begins with; None: what is usual there
-    instruction: str | None = None  # what is said before every prompt, in the same turn
+    instruction: str | None = None  # said before every prompt, in the same turn; or around it, as in "{prompt} Think."
     difficulty: tuple[float, ...] = ()  # (lowest, highest): rows of other difficulties are left out
     curriculum: tuple[tuple[int, float], ...] = ()  # ((step, hardest difficulty allowed from then on), ...)
     # optimizer
@@ -181,7 +186,7 @@ AT_LEAST = {
        "block_len",
 }  # fmt: skip
 ABOVE_0 = ("learning_rate adam_eps grad_clip reward_timeout reward_clip logp_scale spg_power cispo_cap clip_high "
-           "lora_alpha")  # fmt: skip
+           "lora_alpha limit num_epochs")  # fmt: skip
 RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler can do is checked by sample.Plan
     **{key: (lambda v, n=n: v >= n, f"at least {n}") for n, keys in AT_LEAST.items() for key in keys.split()},
     **dict.fromkeys(ABOVE_0.split(), (lambda v: v > 0, "above 0")),
@@ -299,8 +304,6 @@ def between_keys_of_grpo(c):
     return (
         (c.group_size < 2,
          f"group_size={c.group_size}: a completion is compared with the others of its group, so at least 2"),
-        (not c.rewards,
-         "objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help lists them"),
         (not (c.init_from or c.resume or c.eval_only),
          "objective='grpo' needs init_from: a folder, or the config file that trains the model to start from"),
         (updated % size, f"minibatch_size={size} must divide "
@@ -437,7 +440,8 @@ def flatten(cfg, prefix=""):
 # What others call it: TRL, d1, DiffuCoder, LLaDA, nanoGPT.
 ELSEWHERE = {theirs: ours for ours, names in {
     "objective": "mode", "out_dir": "output_dir", "init_from": "model_name_or_path model_path pretrained checkpoint",
-    "resume": "resume_from_checkpoint", "max_iters": "max_steps lr_decay_iters", "log_interval": "logging_steps",
+    "resume": "resume_from_checkpoint", "max_iters": "max_steps lr_decay_iters",
+    "num_epochs": "num_train_epochs epochs", "limit": "max_train_samples", "log_interval": "logging_steps",
     "eval_interval": "eval_steps", "eval_only": "do_eval", "save_interval": "save_steps",
     "keep_checkpoints": "save_total_limit", "wandb_run_name": "run_name", "dataset": "dataset_name data_path",
     "max_prompt_len": "max_prompt_length", "max_new_tokens": "max_completion_length gen_length max_gen_length",
@@ -457,7 +461,6 @@ ELSEWHERE = {theirs: ours for ours, names in {
 NOT_HERE = {  # and what has no key
     "device": "JAX takes the GPU it finds, and the CPU when the environment says JAX_PLATFORMS=cpu",
     **dict.fromkeys(("dp", "tp", "world_size", "num_processes"), "a run has one device"),
-    **dict.fromkeys(("num_epochs", "num_train_epochs", "epochs"), "a run is max_iters steps of batch_size rows"),
     **dict.fromkeys(("dropout", "lora_dropout"), "nothing is dropped out"),
     "cfg_scale": "training is without guidance; sample.py has --guidance",
     "min_lr": "here it is lr_end, a share of learning_rate", "compile": "everything is compiled",
@@ -561,8 +564,8 @@ def check_downloads(file, defined, cfg):
     lacking = [f"{path} ({source})" for key, source in defined.get("downloads", {}).items()
                if (path := getattr(cfg, key)) == getattr(defined["config"], key) and not os.path.exists(placed(path))]
     if lacking:
-        raise ValueError(f"{file} needs {' and '.join(lacking)}, which you have to download to that place; with "
-                         "--model=tiny it can be tried without")
+        raise ValueError(f"{file} needs {' and '.join(lacking)}, which you have to download to that place, or to "
+                         "name as ORG/NAME to have it fetched; with --model=tiny it can be tried without")
 
 
 def base_of(cfg):

@@ -19,7 +19,7 @@ config = Config(
     out_dir="out/llada_gsm8k_grpo",
     init_from="models/LLaDA-8B-Instruct",
     # data
-    dataset="data/gsm8k",
+    dataset="gsm8k",
     chat_template="llada",
     instruction=FORMAT,  # in the user's turn: LLaDA's template has no system prompt unless one is given
     max_prompt_len=200,
@@ -72,7 +72,6 @@ config = Config(
 
 downloads = {
     "init_from": "GSAI-ML/LLaDA-8B-Instruct of huggingface.co, 16 GB",
-    "dataset": "train.jsonl and test.jsonl of github.com/openai/grade-school-math",
 }
 tiny = small | {  # what --model=tiny changes
     "init_from": "data/tiny/llada",

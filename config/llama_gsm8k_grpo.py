@@ -23,7 +23,7 @@ config = Config(
     out_dir="out/llama_gsm8k_grpo",
     init_from="models/Meta-Llama-3-8B-Instruct",  # or a later one: 3.1 scales its rotations, which model.py does
     # data
-    dataset="data/gsm8k",
+    dataset="gsm8k",
     chat_template="llama3",
     instruction=FORMAT,
     max_prompt_len=512,
@@ -62,7 +62,6 @@ config = Config(
 
 downloads = {
     "init_from": "meta-llama/Meta-Llama-3-8B-Instruct of huggingface.co, 16 GB",
-    "dataset": "train.jsonl and test.jsonl of github.com/openai/grade-school-math",
 }
 tiny = small | {  # what --model=tiny changes
     "init_from": "data/tiny/llama",

@@ -20,6 +20,7 @@ ARROWS = {
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"train"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
+PACKAGES |= {"tokenizers", "huggingface_hub", "pyarrow", "jinja2"}  # asked for by what needs them
 
 
 def imported(path):

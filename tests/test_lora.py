@@ -381,7 +381,7 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
     cfg, starts = tiny(objective), []
     with monkeypatch.context() as m:
         watch(m, objective, lambda start, state, batch: starts.append(start))
-        state = train.train(cfg)
+        state, _ = train.train(cfg)
     base, _ = disk.load(place / "base")
     jax.tree.map(np.testing.assert_array_equal, starts[-1], base)  # nothing was written to the arrays of the base
     folder = disk.find(cfg.out_dir)
@@ -431,7 +431,7 @@ def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatc
 @pytest.mark.slow
 def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, place, tmp_path, capsys):
     cfg = tiny("pretrain")
-    state = train.train(cfg)
+    state, _ = train.train(cfg)
     base, shape = disk.load(place / "base")
     merged, _ = disk.load(cfg.out_dir)
     unmerged = model.adapted(base, state.average, cfg.lora_alpha)  # what is saved is the average, where there is one
@@ -451,15 +451,15 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     assert capsys.readouterr().out == told
     followed = tiny("pretrain", init_from=cfg.out_dir, lora_rank=None, max_iters=1, out_dir=f"{tmp_path}/full",
                     learning_rate=1e-9, ema_decay=None)  # fmt: skip
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), train.train(followed).params, merged)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), train.train(followed)[0].params, merged)
     assert not os.path.exists(f"{disk.find(followed.out_dir)}/adapter_config.json")
-    assert train.train(dataclasses.replace(cfg, eval_only=True)).step == 4
+    assert train.train(dataclasses.replace(cfg, eval_only=True))[0].step == 4
 
 
 @pytest.mark.slow
 def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
     cfg = tiny("judge", max_iters=1)
-    state = train.train(cfg)
+    state, _ = train.train(cfg)
     base, shape = disk.load(place / "base")
     (name, fn), = learned.load(cfg.out_dir).items()
     tok = data.Tokenizer.bytes()

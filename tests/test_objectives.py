@@ -21,6 +21,7 @@ import disk
 import grpo
 import model
 import objectives
+import rewards
 import runs
 import train
 
@@ -325,7 +326,7 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
     options = dict(kl_beta=0.1, ref_mode="ema", ref_decay=0.5, updates_per_rollout=2, minibatch_size=8,
                    logp_est="coupled",                    ema_decay=0.9)  # fmt: skip
     whole = tiny(**options)
-    state = train.train(whole)
+    state, _ = train.train(whole)
     before = disk.flat(begin(whole)[-1].params)
     assert any(not np.allclose(x, before[k]) for k, x in disk.flat(state.reference).items())  # it followed
 
@@ -356,11 +357,11 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
 def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     cfg = tiny(kl_beta=0.1)
     start = disk.flat(begin(cfg)[-1].params)
-    state = train.train(cfg)
+    state, _ = train.train(cfg)
     assert all(np.array_equal(x, start[k]) for k, x in disk.flat(state.reference).items())
     assert any(not np.array_equal(x, start[k]) for k, x in disk.flat(state.params).items())
-    assert train.train(tiny(max_iters=1, ref_offload=True)).reference is None
-    away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True)).reference
+    assert train.train(tiny(max_iters=1, ref_offload=True))[0].reference is None
+    away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True))[0].reference
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(away))
     assert all(np.array_equal(x, start[k]) for k, x in disk.flat(away).items())
 
@@ -425,7 +426,7 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
     cfg = tiny(stop_at=0.5)
     with pytest.raises(Killed):
         train.train(cfg)
-    assert train.train(dataclasses.replace(cfg, resume=True)).step == 4
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 4
 
 
 def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
@@ -633,7 +634,7 @@ def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(ti
     # The calls: 2 of the first evaluation (greedy, sampled), then a step each, but for the second.
     (tmp_path / "my.py").write_text(MOODY.format(words="None if len(calls) in (1, 2, 4) else len(calls) % 2 / 2"))
     cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9, eval_samples=1)
-    assert train.train(cfg).step == 3
+    assert train.train(cfg)[0].step == 3
     rows = runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")
     assert [(r["step"], r["skipped"]) for r in rows if "skipped" in r] == [(2, 1.0), (3, 0.0)]
     assert "loss" not in rows[1] and rows[1]["reward"] is None and rows[0]["val/greedy"] is None
@@ -651,7 +652,7 @@ def test_a_reward_that_fails_loses_no_step_and_is_named_with_its_row_and_step(ti
                                          r"\. Saved .*out/step-000002; mend it and continue with --resume=True"):
         train.train(cfg)
     (tmp_path / "my.py").write_text(MOODY.format(words="0.5"))
-    assert train.train(dataclasses.replace(cfg, resume=True)).step == 4
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 4
 
 
 def rates(tiny, tmp_path, body, **changes):
@@ -831,3 +832,103 @@ def test_a_reference_off_the_device_is_the_same_reference(tiny):
         state = train.State(2, tree(0), (), None, tree(1))
         here, away = (train.new_reference(state, dataclasses.replace(cfg, ref_offload=off)) for off in (False, True))
         assert isinstance(away["w"], np.ndarray) and (away["w"] == np.asarray(here["w"])).all()
+
+
+# ---- from Python ----
+
+
+SHORT = {"short": lambda completion: 1 - len(completion) / 4}
+
+
+def test_rows_and_rewards_of_a_python_program_need_no_file(tiny):
+    rows = [{"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]} for i in range(40)]
+    seen = []
+
+    def trl(completions, reference, **kwargs):
+        seen.extend(reference)
+        return [float(len(text)) for text in completions]
+
+    cfg = tiny(rewards=(), max_iters=1)
+    before = dict(rewards.REWARDS), dict(data.MEMORY)
+    state, folder = train.train(cfg, rows=rows, rewards=SHORT | {"trl": trl})
+    assert (state.step, folder) == (1, cfg.out_dir) and set(seen) <= {row["completion"] for row in rows} and seen
+    line = json.loads(open(f"{folder}/metrics.jsonl").readlines()[1])
+    length = line["rewards/trl/mean"]  # both see the same texts
+    assert line["rewards/short/mean"] == pytest.approx(1 - length / 4)
+    assert line["reward"] == pytest.approx(1 + 0.75 * length)
+    assert (dict(rewards.REWARDS), dict(data.MEMORY)) == before  # nothing is left of them for the next run
+
+
+def test_a_run_on_rows_in_memory_says_so_when_it_is_resumed(tiny, monkeypatch):
+    rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
+    cfg = tiny(rewards=("short",), max_iters=1)
+    train.train(cfg, rows={"train": rows, "val": rows[:3]}, rewards=SHORT)
+    again = dataclasses.replace(cfg, resume=True, max_iters=2)
+    with pytest.raises(ValueError, match="was trained from Python, on 43 rows in memory, .*rows=THE SAME ROWS"):
+        train.train(dataclasses.replace(again, rewards=("exact",)))
+    with pytest.raises(ValueError, match="would be another: dataset='2 rows in memory, .*it was '43 rows in memory"):
+        train.train(again, rows=rows[:2], rewards=SHORT)
+    assert train.train(again, rows={"train": rows, "val": rows[:3]}, rewards=SHORT)[0].step == 2
+
+
+@pytest.mark.parametrize("rows, fns, message", [
+    ([{"prompt": "12"}], SHORT, "has a single row"), ([{"prompt": 1}] * 9, SHORT, "in memory, .*row 1: prompt should"),
+    ([{"prompt": "12"}] * 9, {"mine": lambda answers: 0}, r"'mine': it is mine\(answers\).*or mine\(completion\)"),
+    ([{"prompt": "12"}] * 9, {"mine": 5}, "'mine': it is mine = 5"), ([{"prompt": "12"}] * 9, None, "needs rewards")])
+def test_rows_and_rewards_that_cannot_be_are_answered_in_a_sentence(rows, fns, message, tiny):
+    with pytest.raises(ValueError, match=message):
+        train.train(tiny(rewards=()), rows=rows, rewards=fns)
+
+
+def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
+    import threading
+    states = []
+    thread = threading.Thread(target=lambda: states.append(train.train(tiny(max_iters=1))[0]))
+    thread.start()
+    thread.join()
+    assert states[0].step == 1
+
+
+LINES = """
+from config import Config
+from train import train
+
+def short(completion):  # or TRL's (completions, **kwargs); columns of the rows come by name
+    return 1 - len(completion) / 4
+
+sums = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(60) for b in range(60)]
+keys = dict(max_prompt_len=6, max_new_tokens=4, eval_size=64)
+state, base = train(Config(out_dir="out/sums", max_iters=1000, **keys), rows=sums)
+tuned = Config(objective="grpo", init_from=base, out_dir="out/short", max_iters=50, learning_rate=1e-4, **keys)
+state, folder = train(tuned, rows=sums, rewards={"short": short})
+"""
+
+
+@pytest.mark.slow
+def test_ten_lines_of_python_train_and_tune_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = re.sub(r"max_iters=\d+", "max_iters=2", LINES)
+    exec(code, names := {})  # noqa: S102
+    assert names["state"].step == 2 and os.path.isdir(names["folder"]) and names["folder"] == "out/short"
+
+
+# ---- how long, and on what ----
+
+
+def test_epochs_are_counted_in_rows_and_a_limit_takes_some_of_all_parts(tiny, place):
+    cfg = tiny(num_epochs=0.25, limit=32, max_iters=99)
+    assert train.train(cfg)[0].step == 2  # a quarter of 32 rows, 4 a step
+    assert disk.read_run(disk.find(cfg.out_dir))["config"]["max_iters"] == 2
+    assert train.train(dataclasses.replace(cfg, resume=True, num_epochs=0.3))[0].step == 3
+    index = [data.load(str(place), "train").index(row) for row in objectives.read_rows(cfg, "train")]
+    assert len(index) == 32 and index == sorted(index) and max(index) > 60
+    assert [len(objectives.read_rows(tiny(limit=0.25), split)) for split in ("train", "val")] == [20, 20]
+
+
+def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
+    rows = [{"q": f"{i:02d}", "a": i, "note": "x"} for i in range(20)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", prompt_key="q", answer_key="a")
+    assert objectives.read_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
+    with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
+        objectives.read_rows(dataclasses.replace(cfg, completion_key="b"), "train")

@@ -139,14 +139,17 @@ def test_resolve_says_what_is_wrong_with_a_name(names, message, tmp_path):
 @pytest.mark.parametrize("source", [
     "def mine(completions, **kwargs):\n    return [float(a == c) for a, c in zip(kwargs['answer'], completions)]\n",
     "def mine(completions, answer):\n    return [float(a == c) for a, c in zip(answer, completions)]\n",
-    "def mine(*, prompts, answer, completions):\n    return [float(a == c) for a, c in zip(answer, completions)]\n"])
+    "def mine(*, prompts, answer, completions):\n    return [float(a == c) for a, c in zip(answer, completions)]\n",
+    "def mine(completion, answer):\n    return float(completion == answer)\n",
+    "mine = lambda text, prompt, answer: float(text == answer and prompt == 'p')\n"])
 def test_a_reward_takes_what_it_names_as_those_of_trl_do(source, tmp_path):
     (tmp_path / "my.py").write_text(source)
     assert combine(resolve(f"{tmp_path}/my.py:mine"), None, ["p"] * 2, ["5", "6"], {"answer": ["5"] * 2})[0][0] == 1
 
 
 @pytest.mark.parametrize("source, words", [
-    ("\ndef mine(completion):\n    return 1.0\n", r"it is mine\(completion\) \(line 2\); expected mine\(prompts, "),
+    ("\ndef mine(answers):\n    return 1.0\n",
+     r"it is mine\(answers\) \(line 2\); expected mine\(prompts, .* or mine\(completion\), one text"),
     ("import sys\nsys.exit(0)\n", "cannot be imported: SystemExit: 0")])
 def test_a_function_that_cannot_be_a_reward_is_answered_with_what_one_is(source, words, tmp_path):
     (tmp_path / "my.py").write_text(source)

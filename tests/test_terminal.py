@@ -62,7 +62,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
     ("num_generations", "group_size"), ("max_completion_length", "max_new_tokens"), ("device", "JAX_PLATFORMS=cpu"),
     ("mode", "objective"), ("dp", "one device"), ("kl_coef", "kl_beta"), ("judge_checkpoint", "judge_from"),
     ("ema_alpha", "ema_decay"), ("save_total_limit", "keep_checkpoints"), ("normalize_advantages", "adv_norm"),
-    ("num_epochs", "max_iters"), ("num_iterations", "updates_per_rollout"), ("block_length", "block_len"),
+    ("num_train_epochs", "num_epochs"), ("num_iterations", "updates_per_rollout"), ("block_length", "block_len"),
     ("gen_length", "max_new_tokens"), ("steps", "diffusion_steps"), ("remasking", "order"), ("cfg_scale", "--guidance"),
     ("per_device_train_batch_size", "batch_size"), ("max_prompt_length", "max_prompt_len"), ("min_lr", "lr_end"),
 ])  # fmt: skip
