@@ -531,12 +531,14 @@ def look(key, r, cfg):
 
 
 def policy(params, b, cfg):
-    """Batch with x, mask (B, T), M, w (B, V, T), valid, adv (B,) -> log-probs, entropy (B, T) under params."""
+    """Batch with x, hole, mask (B, T), M, w (B, V, T), valid, adv (B,) -> log-probs, entropy (B, T) under params."""
     M, w = b["M"].swapaxes(0, 1), b["w"].swapaxes(0, 1)
     chunk = cfg.logp_chunk and min(cfg.logp_chunk, M.shape[0] * M.shape[1])
+    filtered = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
+    temper = functools.partial(sample.as_drawn, plan=plan(cfg, cfg.temperature)) if filtered else None
     logp, entropy = diffusion.view_logp(
-        params, b["x"], M, cfg.model, b["valid"], cfg.max_prompt_len, chunk, cfg.temperature or 1.0, w != 0,
-        bonus=cfg.entropy_coef > 0
+        params, b["x"], M, cfg.model, b["valid"], cfg.max_prompt_len, chunk, cfg.temperature, w != 0,
+        cfg.entropy_coef > 0, b["hole"], temper
     )  # fmt: skip
     entropy = (w * entropy).sum(0) / jnp.maximum(w.sum(0), 1e-6)
     if cfg.loss_type == "spg":
@@ -549,7 +551,7 @@ def logps(params, b, cfg):
     """Batch as above -> (B, T), micro-batch by micro-batch as in the gradient: in 16 bits a product of another shape is
     another number."""
     cut = lambda x: x.reshape(cfg.gradient_accumulation_steps, -1, *x.shape[1:])
-    parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "mask", "M", "w", "adv")})
+    parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "hole", "mask", "M", "w", "adv")})
     return jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape)
 
 
@@ -561,8 +563,8 @@ def passes(state, key, k_order, r, cfg):
     compared = cfg.ratio_level != "none" and (cfg.updates_per_rollout > 1 or size < K)  # are there updates after one?
     for n in range(cfg.updates_per_rollout):
         M, w, seen = look(jax.random.fold_in(key, n if cfg.random_masking else 0), r, cfg)
-        whole = {"x": r.x, "valid": r.valid, "mask": r.mask, "drawn": r.logp, "M": M, "w": w, "seen": seen}
-        whole |= {"row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
+        whole = {"x": r.x, "valid": r.valid, "hole": r.hole, "mask": r.mask, "drawn": r.logp, "M": M, "w": w}
+        whole |= {"seen": seen, "row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
         order = jax.random.permutation(jax.random.fold_in(k_order, n), K)
         for i in range(0, K, size):
             b = whole if size == K else jax.tree.map(lambda v, at=order[i : i + size]: v[at], whole)

@@ -83,7 +83,7 @@ class Config:
     # diffusion
     paired: bool = False  # two complementary half-masks of half as many rows: less variance at the same cost
     loss_norm: str = "token"  # token: a mean over tokens (pre-training); completion: over rows, each by its own length
-    # sampling: of rollouts and at evaluations
+    # sampling: of rollouts (whose log-probs grpo takes under the same filter) and at evaluations
     diffusion_steps: int = 16  # forward passes that fill a completion
     order: str = "confidence"  # which hole first: random, confidence, margin, entropy, left, sampled
     rule: str = "quota"  # how many a step: quota, dream, threshold, entropy
@@ -313,13 +313,12 @@ def between_keys_of_grpo(c):
          "logp_est='coupled' divides by 1 - t: mask_ratio_max must be below 1"),
         (c.fill_in and c.mask_truncated,
          "mask_truncated=True with fill_in=True would leave out everything: the holes do not include an end of text"),
-        (c.top_k or c.top_p or c.repetition_penalty != 1,
-         f"top_k={c.top_k}, top_p={c.top_p}, repetition_penalty={c.repetition_penalty}: grpo trains the "
-         "log-probs of the whole distribution, so completions must be drawn from it: None, None and 1.0"),
         (c.clip_cap is not None and c.clip_cap <= 1 + c.clip_high,
          f"clip_cap={c.clip_cap} is for ratios that are clipped nowhere else: it must be above 1 + clip_high = "
          f"{1 + c.clip_high:g}"),
-        (c.temperature == 0, "temperature=0: all completions of a group would be the same; use 1.0"),
+        (c.temperature == 0 or c.top_k == 1,
+         f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be the same; use 1.0 and "
+         "None"),
         (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
          f"loss_type='spg' is a bound made of the views of logp_est='elbo' (now {c.logp_est!r}), with kl_beta=0 (now "
          f"{c.kl_beta})"),

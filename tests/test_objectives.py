@@ -458,8 +458,8 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"logp_chunk": 5}, "logp_chunk=5"),
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
+    ({"top_k": 1}, "top_k=1: all completions of a group would be the same"),
     ({"clip_cap": 1.1}, "above 1 + clip_high = 1.2"),
-    ({"top_p": 0.9}, "top_p=0.9"),
     ({"fill_in": True, "mask_truncated": True}, "mask_truncated=True with fill_in=True"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "spg"}, "logp_est='elbo'"),
@@ -736,6 +736,33 @@ def test_what_trace_scores_before_the_first_update_is_what_was_drawn(tiny):
     assert max(gap for (method, _), gap in gaps.items() if method == "trace") < 1e-4 < gaps["one_step", 1]
     # Of all steps or of some of them, the same mean over tokens: what no view scores is not counted as an entropy of 0.
     assert spread["trace", 1] > 0.6 * spread["trace", 4] and spread["trace", 2] > 0.7 * spread["trace", 4], spread
+
+
+FILTERS = [{"top_p": 0.7}, {"top_k": 3, "repetition_penalty": 1.5}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda f: "-".join(f))
+@pytest.mark.parametrize("kind", ["trace", "exact", "chunks", "coupled"])
+def test_what_was_drawn_from_a_filtered_distribution_is_scored_under_the_same_filter(
+        tiny, request, monkeypatch, kind, filters):
+    """Old, new and reference: before the first update their ratios are 1, and nothing lies between the log-probs that
+    are trained and those that were drawn. Of coupled, whose views the sampler never saw, they are finite."""
+    more = {"exact": lambda: request.getfixturevalue("causal"), "coupled": lambda: {"logp_est": "coupled"},
+            "chunks": lambda: {"logp_chunk": 32}, "trace": dict}[kind]()  # fmt: skip
+    if kind == "chunks":  # of 16 positions, too
+        monkeypatch.setattr(diffusion, "LOGITS", 64 * 259)
+    cfg = tiny(**{"updates_per_rollout": 2, "kl_beta": 0.1, "batch_size": 8} | more | filters)
+    cfg, _, task, state, batches, _ = one_iteration(cfg)
+    metrics = [{k: float(v) for k, v in jax.jit(task.loss)(state.params, b)[1].items()} for b in batches]
+    for m in metrics:
+        assert m["ratio_max"] == pytest.approx(1, abs=1e-4) and abs(m["kl"]) < 1e-6
+        assert m["behaviour_gap"] < 1e-4 or kind == "coupled" and np.isfinite(m["behaviour_gap"])
+        assert np.isfinite(list(m.values())).all()
+    if kind != "coupled":  # scored under the whole distribution they are others
+        whole = jax.jit(functools.partial(objectives.policy_loss, cfg=dataclasses.replace(
+            cfg, top_p=None, top_k=None, repetition_penalty=1.0)))
+        assert float(whole(state.params, batches[0])[1]["behaviour_gap"]) > 0.05
 
 
 def drifted(logp, old, n, level, loss="dapo"):
