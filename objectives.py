@@ -418,13 +418,14 @@ class Scored(NamedTuple):
     rows: list  # N
     rollout: Rollout
     completions: list  # B texts
-    rewards: np.ndarray  # (R, N, G), the diversity bonus last
+    rewards: np.ndarray  # (R, N, G), behind the rewards the diversity bonus and the KL
     parts: dict  # name: (B,) of every reward, what it notes, and the bonus
 
 
 def weights_of(each, cfg):
-    """each (R, N, G) of cfg.rewards and, where it is the last, of the diversity bonus -> their weights (R,)."""
-    return np.array([*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), cfg.diversity_bonus][: len(each)])
+    """each (R, N, G) of cfg.rewards and maybe of the diversity bonus and the KL behind them -> their weights (R,)."""
+    bonus = [cfg.diversity_bonus] * bool(cfg.diversity_bonus) + [-cfg.kl_beta] * cfg.kl_in_reward
+    return np.array([*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), *bonus][: len(each)])
 
 
 def advantages(each, cfg):
@@ -458,8 +459,8 @@ def refill(old, new, cfg):
 def objective(cfg):
     """The loss's share of a config."""
     return grpo.Objective(loss=cfg.loss_type, ratio=cfg.ratio_level, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
-                          clip_cap=cfg.clip_cap, cispo_cap=cfg.cispo_cap, kl_beta=cfg.kl_beta, kl_est=cfg.kl_est,
-                          entropy_coef=cfg.entropy_coef)  # fmt: skip
+                          clip_cap=cfg.clip_cap, cispo_cap=cfg.cispo_cap, kl_est=cfg.kl_est,
+                          kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta, entropy_coef=cfg.entropy_coef)  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
@@ -495,7 +496,16 @@ def roll_out(params, key, prompts, cfg, tok):
     return Rollout(x, arrays["valid"], hole, what_counts(x, hole, tok.eos_id, cfg), **trace)
 
 
-def judged(rollout, rows, fns, cfg, tok):
+def divergence(state, key, r, cfg):
+    """Rollout -> (B,), log p of each completion under the policy less that under the reference: k1, which a reward may
+    hold (as a loss its gradient is 0 on average): there it is the gradient of KL(policy || reference)."""
+    M, w, seen = look(key, r, cfg)
+    b = {"x": r.x, "valid": r.valid, "hole": r.hole, "mask": r.mask, "M": M, "w": w, "adv": jnp.zeros(len(r.x))}
+    of = lambda params: in_chunks(lambda b: logps(params, b, cfg), config.minibatch(cfg), b)
+    return np.asarray((seen * (of(state.params) - of(state.reference))).sum(1), float)
+
+
+def judged(rollout, rows, fns, cfg, tok, kl=None):
     """Rollout of N rows -> Scored."""
     N, G = cfg.batch_size, cfg.group_size
     completions, total, parts = score(fns, {}, cfg, tok, rows, written(rollout.x, tok, cfg), G)
@@ -505,6 +515,9 @@ def judged(rollout, rows, fns, cfg, tok):
         bonus = np.array(rewards.diversity(groups, completions, groups), float)
         parts["diversity_bonus"] = np.where(np.isnan(total), np.nan, bonus)  # what nobody judged stays left out
         each = np.stack([*each, parts["diversity_bonus"]])
+    if kl is not None:
+        parts["kl"] = np.where(np.isnan(total), np.nan, kl)
+        each = np.stack([*each, parts["kl"]])
     return Scored(rows, rollout, completions, each.reshape(-1, N, G), parts)
 
 
@@ -570,8 +583,9 @@ def passes(state, key, k_order, r, cfg):
             b = whole if size == K else jax.tree.map(lambda v, at=order[i : i + size]: v[at], whole)
             first = jnp.full(b["x"].shape, jnp.nan)
             b |= {"old": (logps(state.params, b, cfg) if out else first) if compared else None,
-                  "ref": logps(state.reference, b, cfg) if cfg.kl_beta else None,
-                  "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps),
+                  "ref": logps(state.reference, b, cfg) if cfg.kl_beta and not cfg.kl_in_reward else None,
+                  "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps,
+                                         cfg.aggregation),
                   "share": b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)}  # fmt: skip
             out.append(b)
     return out
@@ -600,8 +614,8 @@ def describe(found, adv, cfg, tok):
     ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
     groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
     return {
-        "reward": rewards.mean(total), "reward/std": float(known.std()) if len(known) else math.nan,
-        "reward/group_std": float(grpo.moments(total, 1)[1].mean()),
+        "reward": rewards.mean(total), "reward_std": float(grpo.moments(total, 1)[1].mean()),
+        **{f"reward/{how}": float(getattr(known, how)()) if len(known) else math.nan for how in ("std", "min", "max")},
         "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
         "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
         "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
@@ -634,8 +648,10 @@ def iteration(state, key, draw, fns, cfg, tok):
         # The device goes on with what needs no rewards while the host scores; but it is not known then which
         # completions stay, when groups may be drawn again or only the best are kept.
         ready = minibatches(r) if tries == 1 and config.kept(cfg) == len(r.x) else None
+        with timed(notes, "time/old_ref"):
+            kl = divergence(state, jax.random.fold_in(k_roll, tries + 1 + n), r, cfg) if cfg.kl_in_reward else None
         with timed(notes, "time/reward"):
-            new = judged(r, prompts.rows, fns, cfg, tok)
+            new = judged(r, prompts.rows, fns, cfg, tok, kl)
         found = refill(found, new, cfg) if found else new  # groups that agree with themselves are drawn again
         if n + 1 < tries and spread(found, cfg).all():
             break

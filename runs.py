@@ -129,7 +129,7 @@ def cost(cfg):
 
     completions = cfg.batch_size * cfg.group_size
     first = config.minibatch(cfg) / (config.kept(cfg) * cfg.updates_per_rollout)  # the first minibatch is not scored
-    scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none") * (1 - first)
+    scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first)
     if m.causal:  # with a cache, every token is read once
         rollout = forward(completions, new, T)
     else:  # the first step is the same for a group, if chunks do not cut it
@@ -246,8 +246,9 @@ LENGTH = ["max_iters", "stop_at"]
 def changed(cfg, was, free):
     """What a Config says otherwise than the `config` of a run.json, as text; what it says of the model at all, too."""
     now, default = (json.loads(json.dumps(config.flatten(c))) for c in (cfg, config.Config()))
-    if (cfg.judge_from or "").endswith(".py"):
-        now["judge_from"] = config.read(cfg.judge_from).out_dir
+    for key in ("judge_from", "ref_from"):
+        if (now[key] or "").endswith(".py"):
+            now[key] = config.read(now[key]).out_dir
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in now if k in was and now[k] != was[k]
                      and k not in free and not (k.startswith("model.") and now[k] == default[k]))  # fmt: skip
 

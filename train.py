@@ -220,8 +220,9 @@ def check(cfg):
 def located(cfg):
     """-> cfg with the folders of what it starts from, trained first if need be; the checkpoint it continues, if any."""
     cfg, resumed = continued(cfg)
-    if cfg.judge_from:
-        cfg = dataclasses.replace(cfg, judge_from=trained(cfg.judge_from))
+    for key in ("judge_from", "ref_from"):
+        if path := getattr(cfg, key):
+            cfg = dataclasses.replace(cfg, **{key: trained(path)})
     if cfg.init_from and not resumed:
         start = os.path.abspath(disk.find(trained(cfg.init_from, config.base_of(cfg))))  # found from any folder later
         cfg = dataclasses.replace(cfg, init_from=start, base=())
@@ -275,6 +276,17 @@ def announce(cfg, state, base):
         print(*runs.describe_cost(cfg), sep="\n")
 
 
+def other_reference(cfg):
+    """-> the params of the model in ref_from, which must have the policy's shape."""
+    params, shape = disk.load(disk.find(cfg.ref_from))
+    for f in dataclasses.fields(shape):
+        ours, theirs = getattr(cfg.model, f.name), getattr(shape, f.name)
+        if f.name not in ("dtype", "remat") and ours != theirs:
+            raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {f.name}={theirs}, the policy {ours}: "
+                             "the two must be of one shape and vocabulary")  # fmt: skip
+    return params
+
+
 class Run(NamedTuple):
     """What stays as it is from the first step to the last."""
 
@@ -296,9 +308,10 @@ def begin(cfg, claims):
     params, base = split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg)
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
     copied = lambda asked, params: jax.tree.map(jnp.copy, params) if asked else None
-    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
-                               copied(cfg.ema_decay is not None, params), copied(moves, params))  # fmt: skip
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
+    other = other_reference(cfg) if moves and cfg.ref_from and not resuming else None
+    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
+                               copied(cfg.ema_decay is not None, params), other or copied(moves, params))  # fmt: skip
     state = jax.eval_shape(new, params) if resuming else new(params)
     task = task._replace(init=None)
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start

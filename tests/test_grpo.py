@@ -448,6 +448,25 @@ def test_what_the_weights_sum_to():
         assert (np.asarray(grpo.weights(name, MASK, 5) > 0) == COUNTS).all()
 
 
+@pytest.mark.parametrize("name", ["token", "sequence", "constant", "sum"])
+def test_how_tokens_are_added_up_is_chosen_apart_from_how_they_are_clipped(name):
+    """By hand: what each token adds to the loss, clipped as PPO or CISPO do, and then the four ways to add up."""
+    rho, A = np.exp(np.asarray(NEW - OLD)), np.asarray(ADV)[:, None]
+    per = {"dapo": -np.minimum(rho * A, rho.clip(0.8, 1.2) * A), "cispo": -np.minimum(rho, 5) * A * np.asarray(NEW)}
+    for loss, terms in per.items():
+        rows = [row[counts] for row, counts in zip(terms, COUNTS, strict=True)]
+        ways = {"token": np.concatenate(rows).mean(), "sequence": np.mean([row.mean() for row in rows]),
+                "constant": sum(row.sum() for row in rows) / (3 * 5), "sum": np.mean([row.sum() for row in rows])}
+        weight = grpo.weights(loss, MASK, 5, aggregation=name)
+        assert evaluate(Objective(loss), weight=weight)[0] == pytest.approx(ways[name], abs=1e-5)
+
+
+def test_the_kl_is_logged_as_it_enters_the_loss():
+    for kl_est in grpo.KLS:
+        loss, _, metrics = evaluate(Objective("dr_grpo", kl_beta=0.3, kl_est=kl_est))
+        assert loss == pytest.approx(metrics["pg_loss"] + metrics["kl_loss"], abs=1e-6) and metrics["kl_loss"] > 0
+
+
 def test_spg_and_wd1_weigh_log_p_itself_whatever_the_ratio():
     product = np.asarray(-ADV[:, None] * NEW)[COUNTS]
     for old in (OLD, None):

@@ -9,7 +9,7 @@ import pytest
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
     "model": set(), "data": set(), "grpo": set(), "terminal": set(), "diffusion": {"model"},
-    "config": {"data", "diffusion", "grpo", "model"},
+    "config": {"data", "diffusion", "grpo", "model", "terminal"},
     "disk": {"config", "model"}, "runs": {"config", "diffusion", "disk", "model", "terminal"},
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
     "judges/learned": {"data", "diffusion", "disk", "model"},

@@ -1,5 +1,6 @@
 """objectives.py: what a rollout is made of, that every pass has masks of its own, and that GRPO learns and resumes."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -479,6 +480,9 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
     ({"ref_mode": "ema"}, "ref_mode='ema' changes nothing here, it is for kl_beta above 0"),
+    ({"kl_in_reward": True}, "kl_in_reward=True changes nothing here, it is for kl_beta above 0"),
+    ({"kl_in_reward": True, "kl_beta": 0.1, "reward_norm": "each"}, "every KL the same size"),
+    ({"rewards": ("length(target=x)",)}, "target=x should be a number"),
 ])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
@@ -736,6 +740,40 @@ def test_what_trace_scores_before_the_first_update_is_what_was_drawn(tiny):
     assert max(gap for (method, _), gap in gaps.items() if method == "trace") < 1e-4 < gaps["one_step", 1]
     # Of all steps or of some of them, the same mean over tokens: what no view scores is not counted as an entropy of 0.
     assert spread["trace", 1] > 0.6 * spread["trace", 4] and spread["trace", 2] > 0.7 * spread["trace", 4], spread
+
+
+@pytest.mark.slow
+def test_a_kl_in_the_reward_is_subtracted_there_and_the_reference_may_be_another_model(tiny, place, tmp_path):
+    """A reward that is always 1: what is left of the advantages is the KL, of each completion under all its steps."""
+    (tmp_path / "my.py").write_text("def one(prompts, completions):\n    return [1.0] * len(prompts)\n")
+    base, tok = disk.find(f"{place}/base"), data.Tokenizer.bytes()
+    params, shape = disk.load(base)
+    other = jax.tree.map(lambda x: x * 1.2, params)
+    disk.save(f"{tmp_path}/other", other, shape)
+    tok.save(f"{tmp_path}/other")
+    cfg = tiny(rewards=(f"{tmp_path}/my.py:one",), kl_beta=0.3, kl_in_reward=True, ref_from=f"{tmp_path}/other",
+               adv_norm="none", max_iters=1, eval_interval=9)  # fmt: skip
+    with contextlib.ExitStack() as claims:
+        run, state, *_ = train.begin(cfg, claims)
+        assert all((x == y).all() for x, y in zip(*map(jax.tree.leaves, (state.reference, other)), strict=True))
+        (batch, notes), = run.task.batches(state, KEY)
+    assert batch["ref"] is None and notes["rewards/one/mean"] == 1 and notes["frac_reward_zero_std"] == 1
+    M, w = (jnp.asarray(batch[k]).swapaxes(0, 1) for k in ("M", "w"))
+    logp = jax.jit(lambda p: diffusion.token_logp(p, batch["x"], M, w, run.cfg.model, batch["valid"], 3).sum(1))
+    kl = np.asarray(logp(state.params) - logp(other)).reshape(4, 4)
+    np.testing.assert_allclose(batch["adv"].reshape(4, 4), -0.3 * (kl - kl.mean(1, keepdims=True)), atol=1e-4)
+    assert np.abs(batch["adv"]).max() > 0.01 and notes["rewards/kl/mean"] == pytest.approx(kl.mean(), abs=1e-4)
+    assert notes["reward"] == pytest.approx(1 - 0.3 * kl.mean(), abs=1e-4)
+    metrics = run.task.loss(state.params, batch)[1]
+    assert "kl_loss" not in metrics and metrics["loss"] == metrics["pg_loss"]
+
+
+def test_a_reference_of_another_shape_is_refused(tiny, place, tmp_path):
+    _, shape = disk.load(disk.find(f"{place}/base"))
+    shape = dataclasses.replace(shape, n_layer=2)
+    disk.save(f"{tmp_path}/other", model.init(KEY, shape), shape)
+    with pytest.raises(ValueError, match="the model there has n_layer=2, the policy 1: the two must be of one shape"):
+        train.begin(tiny(kl_beta=0.1, ref_from=f"{tmp_path}/other"), contextlib.ExitStack())
 
 
 FILTERS = [{"top_p": 0.7}, {"top_k": 3, "repetition_penalty": 1.5}]
