@@ -9,6 +9,7 @@ The objectives: where a batch comes from, and what the loss is. All the rest is 
 import collections
 import contextlib
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -255,6 +256,13 @@ def meaning(cfg, fns, more):
     return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
 
 
+def passing(each, cfg):
+    """What a reward said, nan for no opinion -> the same, or with pass_at whether that passes."""
+    if cfg.pass_at is None:
+        return each
+    return np.where(np.isnan(each), np.nan, each >= min(cfg.pass_at, cfg.reward_clip or math.inf))
+
+
 def pass_rates(cfg, tok, fns, more, params, key, text):
     """Fills the holes of a Text: once greedily, and eval_samples times at the run's temperature -> metrics, samples.
 
@@ -263,22 +271,25 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
     out, arrays, judge_of_all, n_rows = {}, text.take(slice(None)), decisive(fns, more), len(text.rows)
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
 
-    def answers(key, temperature):  # the ids of a completion of every row
-        some = lambda keys, arrays: fill(params, keys, arrays, cfg, temperature)[0]
-        return written(in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays), tok, cfg)
+    def answers(key, temperature):  # the ids of a completion of every row, and how the first came about
+        some = lambda keys, arrays: fill(params, keys, arrays, cfg, temperature)
+        x, trace = in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays)
+        ids = written(x, tok, cfg)
+        first = zip(*(np.asarray(a[0, cfg.max_prompt_len :]) for a in (x, trace["step"], trace["logp"])), strict=True)
+        shown = [[tok.decode([int(i)]) or "∎", int(at), round(math.exp(p), 4)] for i, at, p in first]
+        return ids, shown[: len(ids[0]) + 1]
 
     samples = [{"prompt": row["prompt"]} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):
-        each = [answers(jax.random.fold_in(key, i), temperature) for i in range(n)]
+        each, films = zip(*(answers(jax.random.fold_in(key, i), temperature) for i in range(n)), strict=True)
+        samples[0] |= {"film": films[0]} if name == "greedy" else {}
         ids = [row for group in zip(*each, strict=True) for row in group]  # those of one prompt in a row
         completions, total, parts = score(fns, more, cfg, tok, text.rows, ids, n)
         for i, s in enumerate(samples):
             s[name] = completions[i] if n == 1 else completions[i * n : (i + 1) * n]
         if not judge_of_all:
             continue
-        each = parts[judge_of_all].reshape(-1, n)
-        if cfg.pass_at is not None:
-            each = np.where(np.isnan(each), np.nan, each >= min(cfg.pass_at, cfg.reward_clip or math.inf))
+        each = passing(parts[judge_of_all].reshape(-1, n), cfg)
         each = each[~np.isnan(each).all(1)]
         of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
         out[f"val/{name}"] = float(of_prompts.mean())
@@ -463,6 +474,24 @@ def objective(cfg):
                           kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta, entropy_coef=cfg.entropy_coef)  # fmt: skip
 
 
+def algorithm(cfg):
+    """What a GRPO run does, in a line each, of keys as they are typed."""
+    said = lambda keys: "  ".join(f"{k}={v}" for k in keys.split() if (v := getattr(cfg, k)) not in (None, False, ()))
+    weights = cfg.reward_weights or (1.0,) * len(cfg.rewards)
+    clip = "clip_low clip_high clip_cap" if grpo.LOSSES[cfg.loss_type][0] is grpo.clipped else "cispo_cap"
+    lines = {
+        "rollouts": said("batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k "
+                         "top_p repetition_penalty"),
+        "rewards": "  ".join(f"{w:g} x {name}" for w, name in zip(weights, cfg.rewards, strict=True)),
+        "advantages": said("adv_baseline adv_norm adv_negative reward_norm dynamic_sampling keep_completions"),
+        "estimator": said("logp_est logp_views"),
+        "loss": said(f"loss_type aggregation ratio_level {clip} updates_per_rollout entropy_coef"),
+        "KL": said("kl_beta kl_est kl_in_reward ref_mode ref_from") if cfg.kl_beta else "none",
+        "validation": said("eval_size eval_interval eval_samples eval_rewards pass_at"),
+    }  # fmt: skip
+    return [f"    {name:11} {keys}" for name, keys in lines.items()]
+
+
 @functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
 def what_counts(x, hole, eos_id, cfg):
     """x, hole (B, T) -> (B, T): which tokens of a rollout are in the loss: those up to and with the first end of text,
@@ -617,6 +646,7 @@ def describe(found, adv, cfg, tok):
         "reward": rewards.mean(total), "reward_std": float(grpo.moments(total, 1)[1].mean()),
         **{f"reward/{how}": float(getattr(known, how)()) if len(known) else math.nan for how in ("std", "min", "max")},
         "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
+        "pass_rate": rewards.mean(passing(next(iter(found.parts.values())), cfg)),
         "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
         "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
         "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),
@@ -625,6 +655,18 @@ def describe(found, adv, cfg, tok):
         f"completions/{stat}_{kind}length": float(getattr(some, stat)()) for stat in ("mean", "min", "max")
         for kind, some in (("", length), ("terminated_", length[ends])) if len(some)
     } | rewards.summary(found.parts)  # fmt: skip
+
+
+def first_group(found, adv, cfg, tok):
+    """Scored, its advantages (N, G) -> the first prompt and all that was made of it, for rollouts.jsonl."""
+    G, row, r = cfg.group_size, {"prompt": found.rows[0]["prompt"]}, found.rollout
+    if cfg.fill_in:  # the text with its holes
+        ids, asked = written(r.x[:1], tok, cfg)[0], np.asarray(r.hole[0, cfg.max_prompt_len :]).tolist()
+        parts = itertools.groupby(zip(ids, asked, strict=False), lambda pair: pair[1])
+        row["masked"] = "".join("<|mask|>" * len([*some]) if hole else tok.decode([i for i, _ in some])
+                                for hole, some in parts)  # fmt: skip
+    scores = {name: part[:G].tolist() for name, part in found.parts.items() if "/" not in name}
+    return row | {"completions": found.completions[:G], "rewards": scores, "advantages": adv[0].tolist()}
 
 
 @contextlib.contextmanager
@@ -656,7 +698,7 @@ def iteration(state, key, draw, fns, cfg, tok):
         if n + 1 < tries and spread(found, cfg).all():
             break
     adv = advantages(found.rewards, cfg)
-    notes |= describe(found, adv, cfg, tok) | {"rollouts": n + 1}
+    notes |= describe(found, adv, cfg, tok) | {"rollouts": n + 1, "group": first_group(found, adv, cfg, tok)}
     if notes["skipped"]:
         tqdm.write(f"step {state.step + 1}: no reward ({', '.join(fns)}) has an opinion on any of the {adv.size} "
                    "completions, so there is no update")  # fmt: skip

@@ -33,7 +33,7 @@ from model import ModelConfig
 class Config:
     # run
     objective: str = "pretrain"  # what to optimize: pretrain (a prompt in a row makes it fine-tuning), judge or grpo
-    out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, curves.png
+    out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, rollouts.jsonl, curves.png, report.html
     init_from: str | None = None  # start from a model folder, an out_dir, or a config file (trained first if need be)
     base: tuple[str, ...] = ()  # keys for the config file in init_from, as in seed=1,max_iters=50; or --base.seed=1
     adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from, as Dream was made
@@ -42,7 +42,7 @@ class Config:
     max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
     stop_at: float | None = None  # end early when val/sampled first exceeds this
     eval_only: bool = False  # evaluate the newest checkpoint (or init_from) and leave
-    log_interval: int = 10  # steps between lines of metrics.jsonl
+    log_interval: int = 10  # steps between lines of metrics.jsonl; of grpo also of rollouts.jsonl, the first group
     eval_interval: int = 100  # steps between evaluations on val
     eval_size: int = 256  # val rows that an evaluation fills and scores
     eval_samples: int | None = None  # of each also so many at the run's temperature; None: 1, and 4 for grpo
@@ -50,7 +50,7 @@ class Config:
     pass_at: float | None = None  # what passes earns this from the reward that decides; None: rates are its mean
     save_interval: int = 500  # steps between checkpoints
     keep_checkpoints: int = 2  # the newest that many are kept, and the best one
-    log_samples: int = 3  # completions shown on screen at an evaluation; samples.jsonl gets 16
+    log_samples: int = 3  # completions shown on screen at an evaluation (samples.jsonl gets 16), of a group
     wandb_log: bool = False  # also log to Weights & Biases
     wandb_project: str = "unmask"  # under which project
     wandb_run_name: str | None = None  # None: the name of out_dir

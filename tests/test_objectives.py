@@ -309,15 +309,16 @@ def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
         for k in ("x", "M", "w", "mask", "adv", "weight"):
             np.testing.assert_array_equal(a[k], b[k])
         np.testing.assert_allclose(a["old"], b["old"], atol=1e-5)
+    assert notes.pop("group") == expected["group"]
     assert {k: v for k, v in notes.items() if "time" not in k} == pytest.approx(
-        {k: v for k, v in expected.items() if "time" not in k})  # fmt: skip
+        {k: v for k, v in expected.items() if "time" not in k and k != "group"})  # fmt: skip
 
 
 def remains(cfg):
     """What must not depend on being stopped: the last state, and the logs without times."""
     folder = disk.find(cfg.out_dir)
     state = open(f"{folder}/state.safetensors", "rb").read()
-    rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
+    rows = [json.loads(line) for name in disk.LOGS for line in open(f"{cfg.out_dir}/{name}")]
     return state, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
 
 
@@ -444,7 +445,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     reward = [r["reward"] for r in rows if "reward" in r]
     assert np.mean(reward[-20:]) > np.mean(reward[:5]) + 0.15, reward  # 0.2 and more with each of four seeds
     first = json.loads(open(f"{cfg.out_dir}/samples.jsonl").readline())
-    assert {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns"} == first.keys() and len(
+    assert {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns", "film"} == first.keys() and len(
         first["sampled"]
     ) == 4
     assert sum(first["advantages"]) == pytest.approx(0, abs=1e-3)
@@ -592,6 +593,43 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
 
 
 # ---- the rest ----
+
+
+def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_group_wrote(tiny, place, capsys):
+    shown = ("exact", f"{place}/my.py:short")
+    cfg = tiny(rewards=shown, reward_weights=(1.0, 0.5), max_iters=3, log_interval=2, eval_interval=9, kl_beta=0.1,
+               pass_at=0.5, log_samples=2, eval_samples=1)  # fmt: skip
+    train.train(cfg)
+    out = capsys.readouterr().out
+    for line in (f"rewards     1 x exact  0.5 x {place}/my.py:short", "estimator   logp_est=trace  logp_views=4",
+                 "loss        loss_type=dapo  ratio_level=token  clip_low=0.2  clip_high=0.2  updates_per_rollout=1",
+                 "KL          kl_beta=0.1  kl_est=k3  ref_mode=static"):  # fmt: skip
+        assert f"    {line}\n" in out
+    told = re.findall(r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+  (.*) s$", out, re.M)
+    stages = r" \+ ".join(rf"{name} \d+\.\d" for name in ("rollout", "old_ref", "reward", "update"))
+    assert [t[0] for t in told] == ["1", "2", "3"] and all(re.fullmatch(stages, t[3]) for t in told), told
+    (row,), rows = (runs.read_lines(f"{cfg.out_dir}/{name}.jsonl") for name in ("rollouts", "metrics"))
+    (logged,) = (r for r in rows if "reward" in r)
+    assert row["step"] == logged["step"] == 2 and float(told[1][1]) == pytest.approx(logged["reward"], abs=1e-3)
+    assert logged["pass_rate"] == logged["rewards/exact/mean"] == float(told[1][2]) / 100 and "group" not in logged
+    assert len(row["completions"]) == len(row["advantages"]) == 4 and set(row["rewards"]) == {"exact", "short"}
+    assert row["rewards"]["exact"] == [float(text == row["prompt"][::-1]) for text in row["completions"]]
+    assert row["rewards"]["short"] == [1 / len(text) if text else None for text in row["completions"]]
+    for text, adv in zip(row["completions"][:2], row["advantages"], strict=False):
+        assert f"    {row['prompt']!r} -> {text!r}  advantage {adv:+.2f}\n" in out
+    assert out.count("  advantage ") == 2
+
+
+def test_the_config_is_on_disk_before_the_first_step_and_a_group_that_fills_in_shows_its_holes(tiny, monkeypatch):
+    cfg, seen = tiny(fill_in=True, mask_ratio_min=0.5, mask_ratio_max=0.5, max_iters=1, eval_interval=9), []
+    monkeypatch.setattr(train, "iterate", lambda run, state, old=train.iterate: (
+        seen.append(json.load(open(f"{cfg.out_dir}/run.json"))["config"]), old(run, state))[1])  # fmt: skip
+    train.train(cfg)
+    assert seen[0]["mask_ratio_min"] == 0.5 and seen[0]["model.mask_id"] == 256
+    (row,) = runs.read_lines(f"{cfg.out_dir}/rollouts.jsonl")
+    before, hole, after = row["masked"].partition("<|mask|>")
+    assert hole and re.fullmatch(r"\d?", before) and re.fullmatch(r"\d?", after) and "<" not in after
+    assert all(text.startswith(before) and text.endswith(after) for text in row["completions"])
 
 
 def test_a_best_step_that_is_the_start_is_called_that(tiny, monkeypatch, capsys):
