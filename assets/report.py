@@ -36,8 +36,9 @@ def film(tokens):
             x, y = (0, y + 1) if n or x + len(part) > WIDE else (x, y)
             box = f'x="{x * 8}" y="{y * 20}" width="{len(part) * 8}" height="18"'
             word = f'<text x="{x * 8}" y="{y * 20 + 13}">{safe(part)}</text>'
-            blue = f'<rect class="sure" {box} opacity="{p * 0.75:.2f}"><title>{p:.3f} at step {step}</title></rect>{word}'
-            out += [word] if step < 0 else [f'<rect class="line" {box}/>', appear(STEP * (1 + step), length, blue)]
+            blue = f'<rect class="sure" {box} opacity="{p * 0.75:.2f}"><title>{p:.3f} at step {step}</title></rect>'
+            hole = f'<rect class="line" {box}/>'
+            out += [word] if step < 0 else [hole, appear(STEP * (1 + step), length, blue + word)]
             x += len(part)
     return f'<svg class="film" width="{WIDE * 8}" height="{y * 20 + 20}">{"".join(out)}</svg>'
 
@@ -46,7 +47,7 @@ def chart(title, series, unit):
     """{name: [(x, y)]} -> a figure; of a long curve every so many-th point, and the last."""
     (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*(p for s in series.values() for p in s), strict=True))
     at = lambda x, y: (45 + 280 * (x - x0) / ((x1 - x0) or 1), 150 - 130 * (y - y0) / ((y1 - y0) or 1))
-    lines, legend = [], []
+    number, lines, legend = "{:.3g}".format, [], []
     for color, (name, points) in zip(COLORS * len(series), series.items(), strict=False):
         points = points[:: len(points) // 400 + 1] + points[-1:]
         path = " ".join("{:.1f},{:.1f}".format(*at(*p)) for p in points)
@@ -54,7 +55,7 @@ def chart(title, series, unit):
             *at(*p), color, unit, *p) for p in points[: len(points) if len(points) < 40 else 0])  # fmt: skip
         lines.append(f'<polyline points="{path}" stroke="{color}"/>' + "".join(dots))
         legend.append(f'<span style="color: {color}">{safe(name)} {points[-1][1]:.4g}</span>')
-    marks = ((0, 24, f"{y1:.4g}"), (0, 153, f"{y0:.4g}"), (45, 170, f"{x0:.4g}"), (295, 170, f"{x1:.4g}"), (160, 170, unit))
+    marks = (0, 24, number(y1)), (0, 165, number(y0)), (45, 170, number(x0)), (295, 170, number(x1)), (160, 170, unit)
     text = "".join(f'<text x="{x}" y="{y}">{said}</text>' for x, y, said in marks)
     return (f'<figure><figcaption>{title}: {", ".join(legend)}</figcaption><svg width="340" height="180">'
             f'<path class="line" d="M45 20V150H325"/>{"".join(lines)}{text}</svg></figure>')
