@@ -474,22 +474,22 @@ def objective(cfg):
                           kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta, entropy_coef=cfg.entropy_coef)  # fmt: skip
 
 
+ALGORITHM = {  # what a run of grpo does, in a line each: the keys that say it
+    "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
+                "repetition_penalty fill_in dynamic_sampling",
+    "rewards": "rewards reward_weights reward_clip diversity_bonus", "estimator": "logp_est logp_views logp_scale",
+    "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
+    "loss": "loss_type aggregation ratio_level clip_low clip_high clip_cap updates_per_rollout entropy_coef",
+    "KL": "kl_beta kl_est kl_in_reward ref_mode ref_from",
+    "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
+
+
 def algorithm(cfg):
-    """What a GRPO run does, in a line each, of keys as they are typed."""
-    said = lambda keys: "  ".join(f"{k}={v}" for k in keys.split() if (v := getattr(cfg, k)) not in (None, False, ()))
-    weights = cfg.reward_weights or (1.0,) * len(cfg.rewards)
-    clip = "clip_low clip_high clip_cap" if grpo.LOSSES[cfg.loss_type][0] is grpo.clipped else "cispo_cap"
-    lines = {
-        "rollouts": said("batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k "
-                         "top_p repetition_penalty"),
-        "rewards": "  ".join(f"{w:g} x {name}" for w, name in zip(weights, cfg.rewards, strict=True)),
-        "advantages": said("adv_baseline adv_norm adv_negative reward_norm dynamic_sampling keep_completions"),
-        "estimator": said("logp_est logp_views"),
-        "loss": said(f"loss_type aggregation ratio_level {clip} updates_per_rollout entropy_coef"),
-        "KL": said("kl_beta kl_est kl_in_reward ref_mode ref_from") if cfg.kl_beta else "none",
-        "validation": said("eval_size eval_interval eval_samples eval_rewards pass_at"),
-    }  # fmt: skip
-    return [f"    {name:11} {keys}" for name, keys in lines.items()]
+    """The lines of ALGORITHM, with the keys as they are typed, but for those that are off."""
+    value = lambda k: ",".join(map(str, v)) if isinstance(v := getattr(cfg, k), tuple) else v
+    said = lambda keys: "  ".join(f"{k}={value(k)}" for k in keys.split() if value(k) not in (None, "", 0))
+    off = {} if cfg.kl_beta else {"KL": "none"}
+    return [f"    {name:11} {line}" for name, line in ({k: said(keys) for k, keys in ALGORITHM.items()} | off).items()]
 
 
 @functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))

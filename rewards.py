@@ -131,17 +131,16 @@ def having(name, fn, text):
     signature, given = inspect.signature(rule), {}
     free = {p.name: p.default for p in signature.parameters.values()
             if p.name not in ("text", "prompt", "prompts", "completions") and p.kind is not p.VAR_KEYWORD}
-    for part in re.split(r",\s*(?=\w+\s*=)", text):
-        key, value = (x.strip() for x in part.split("=", 1))
+    for key, value in (map(str.strip, part.split("=", 1)) for part in re.split(r",\s*(?=\w+\s*=)", text)):
         near = [p for p in free if p == key] or [p for p in free if p.startswith(key)]
         if len(near) != 1:
             raise ValueError(f"the reward {name!r} has no setting {key!r}; there are {', '.join(free) or 'none'}")
-        read, number = value, isinstance(free[near[0]], (int, float))
-        with contextlib.suppress(ValueError, SyntaxError):
-            read = ast.literal_eval(value)
-        if number and not isinstance(read, (int, float)):
+        given[near[0]], number = value, isinstance(free[near[0]], (int, float))
+        if number or rule is fn or value[:2] in ("['", '["'):  # elsewhere 5 is a text, as in regex(pattern=5)
+            with contextlib.suppress(ValueError, SyntaxError):
+                given[near[0]] = ast.literal_eval(value)
+        if number and not isinstance(given[near[0]], (int, float)):
             raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}={free[near[0]]}")
-        given[near[0]] = value if isinstance(read, (int, float)) and rule is not fn and not number else read
     bound = functools.update_wrapper(functools.partial(rule, **given), rule)
     bound.__signature__ = signature.replace(parameters=[p for k, p in signature.parameters.items() if k not in given])
     return bound if rule is fn else per_text(bound)

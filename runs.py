@@ -297,15 +297,9 @@ class Log:
             self.append("samples.jsonl", {"step": step} | row)
 
     def append(self, name, row):
+        strict = json.loads(json.dumps(row), parse_constant=lambda nan: None)  # which JSON has not
         with open(os.path.join(self.out_dir, name), "a") as f:
-            f.write(json.dumps(strict(row)) + "\n")
-
-
-def strict(x):
-    """What JSON can say of it: it has no nan."""
-    if isinstance(x, dict | list):
-        return {k: strict(v) for k, v in x.items()} if isinstance(x, dict) else list(map(strict, x))
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+            f.write(json.dumps(strict) + "\n")
 
 
 def read_lines(path):

@@ -279,11 +279,11 @@ def announce(cfg, state, base):
 def other_reference(cfg):
     """-> the params of the model in ref_from, which must have the policy's shape."""
     params, shape = disk.load(disk.find(cfg.ref_from))
-    for f in dataclasses.fields(shape):
-        ours, theirs = getattr(cfg.model, f.name), getattr(shape, f.name)
-        if f.name not in ("dtype", "remat") and ours != theirs:
-            raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {f.name}={theirs}, the policy {ours}: "
-                             "the two must be of one shape and vocabulary")  # fmt: skip
+    theirs, ours = vars(shape), vars(cfg.model)
+    if other := [f"{k}={theirs[k]}, the policy {ours[k]}" for k in ours if ours[k] != theirs[k] and k not in
+                 ("dtype", "remat")]:  # fmt: skip
+        raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {other[0]}: the two must be of one shape and "
+                         "vocabulary")
     return params
 
 

@@ -601,7 +601,8 @@ def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_grou
                pass_at=0.5, log_samples=2, eval_samples=1)  # fmt: skip
     train.train(cfg)
     out = capsys.readouterr().out
-    for line in (f"rewards     1 x exact  0.5 x {place}/my.py:short", "estimator   logp_est=trace  logp_views=4",
+    for line in (f"rewards     rewards=exact,{place}/my.py:short  reward_weights=1.0,0.5",
+                 "estimator   logp_est=trace  logp_views=4  logp_scale=1.0",
                  "loss        loss_type=dapo  ratio_level=token  clip_low=0.2  clip_high=0.2  updates_per_rollout=1",
                  "KL          kl_beta=0.1  kl_est=k3  ref_mode=static"):  # fmt: skip
         assert f"    {line}\n" in out

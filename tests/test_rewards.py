@@ -130,6 +130,7 @@ def test_a_reward_has_the_settings_in_its_parentheses_whatever_columns_there_are
     assert {k: v.tolist() for k, v in parts.items()} == {
         "length": [1, 0.5, 0.5], "regex": [1, 0, 1], "longer": [1, 0, 0], "exact": [0, 0, 1]}
     assert resolve("regex(pattern=5)")["regex"](["p"], ["it is 5"]) == [1]  # a text, though it looks like a number
+    assert resolve("keywords(keywords=['a', 'b'])")["keywords"](["p"] * 2, ["b and a", "c"]) == [1, 0]
     assert REWARDS["length"](["p"], ["x" * 100]) == [1]
 
 
