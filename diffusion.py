@@ -70,18 +70,19 @@ def entropy(logits):
     return total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, -1)  # an array less than of softmax
 
 
-def read(params, h, x, cfg, say, scored):
-    """h (B, T, D) of model.features, x and scored (B, T) -> say(logits (..., V), x (...)), (B, T) or a tuple of them.
+def read(params, h, x, cfg, say, scored, *more):
+    """h (B, T, D) of model.features, x, scored and more (B, T) -> say(logits (..., V), x (...), *more), (B, T) or a
+    tuple of them.
 
     Logits of all positions are made only where they fit into LOGITS. Else chunks of positions are read one after the
     other, and again in the backward pass, so that (B, T, V) never exists. What is not scored comes last, in chunks
     that are skipped: one view of `trace` scores a few tokens of a row. Of what is not scored the result may be 0.
     """
-    some = lambda h, x: say(model.readout(params, h, cfg), x)
+    some = lambda h, x, *more: say(model.readout(params, h, cfg), x, *more)
     n = max(LOGITS // (4 * cfg.vocab_size), 1)
     if x.size <= n:
-        return some(h, x)
-    out = in_chunks(some, n, scored.reshape(-1), h.reshape(-1, h.shape[-1]), x.reshape(-1))
+        return some(h, x, *more)
+    out = in_chunks(some, n, scored.reshape(-1), h.reshape(-1, h.shape[-1]), *(a.reshape(-1) for a in (x, *more)))
     return jax.tree.map(lambda a: a.reshape(x.shape), out)
 
 
@@ -279,29 +280,38 @@ def views(key, method, hole, order=None, n=1, ratio=(0.2, 0.8), p_mask_prompt=0.
     return M, w.astype(jnp.float32), s.astype(jnp.float32)
 
 
-def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0, scored=None, bonus=True):
+def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0, scored=None, bonus=True,
+              hole=None, temper=None):
     """x (B, T), M (K, B, T) -> log p of every token in every view, and the entropy there, (K, B, T); 0 before start.
 
     The views are rows of one batch, of which `chunk` at a time are computed and, for the gradient, kept: None: all.
     With remat what enters each block is kept of all. scored (K, B, T): where a view's result is looked at, None:
-    everywhere. bonus: has the entropy a gradient?
+    everywhere. bonus: has the entropy a gradient? hole (B, T), temper(logits (..., V), x (...), ids, there (..., T)):
+    in place of a temperature, the logits that x was drawn from when its row had the ids that are there. In a causal
+    model a hole is there for what is right of it.
     """
     K, B, T = M.shape
     chunk = chunk or K * B
     if K * B % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
 
-    def say(logits, x):
-        logits = logits / temperature
-        spread = entropy(logits if bonus else jax.lax.stop_gradient(logits))
-        return gather_logp(logits, x), spread
-
     def some(rows):
         b, of_view = rows % B, lambda a: a.reshape(-1, T)[rows]
         z = jnp.where(of_view(M), cfg.mask_id, x[b]) if cfg.mask_id is not None else x[b]
         h = model.features(params, z, cfg, None if valid is None else valid[b], start)
         looked_at = jnp.ones_like(z, bool) if scored is None else of_view(scored)
-        look = lambda params, h: read(params, h, x[b, start:], cfg, say, looked_at[:, start:])
+
+        def say(logits, x, row=None, column=None):
+            if temper:
+                there = (z != cfg.mask_id) & (True if valid is None else valid[b])
+                earlier = ~hole[b[row]] | (jnp.arange(T) < column[..., None]) if cfg.causal else True
+                logits = temper(logits, x, z[row], there[row] & earlier)
+            else:
+                logits = logits / temperature
+            return gather_logp(logits, x), entropy(logits if bonus else jax.lax.stop_gradient(logits))
+
+        at = [a[:, start:] for a in (looked_at, *(jnp.indices(z.shape) if temper else ()))]
+        look = lambda params, h: read(params, h, x[b, start:], cfg, say, *at)
         return (jax.checkpoint(look) if cfg.remat and chunk < K * B else look)(params, h)
 
     rows = jnp.arange(K * B).reshape(-1, chunk)

@@ -377,7 +377,7 @@ def load_merged(folder, dtype):
 
 # ---- checkpoints of a run --------------------------------------------------------------------------------------------
 
-LOGS = "metrics.jsonl", "samples.jsonl"
+LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITING = ".writing"  # where in out_dir a checkpoint is before it is one, and again when it is deleted
 
 

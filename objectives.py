@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import itertools
 import math
 import time
 import zlib
@@ -289,6 +290,13 @@ def meaning(cfg, fns, more):
     return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
 
 
+def passing(each, cfg):
+    """What a reward said, nan for no opinion -> the same, or with pass_at whether that passes."""
+    if cfg.pass_at is None:
+        return each
+    return np.where(np.isnan(each), np.nan, each >= min(cfg.pass_at, cfg.reward_clip or math.inf))
+
+
 def pass_rates(cfg, tok, fns, more, params, key, text):
     """Fills the holes of a Text: once greedily, and eval_samples times at the run's temperature -> metrics, samples.
 
@@ -297,22 +305,25 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
     out, arrays, judge_of_all, n_rows = {}, text.take(slice(None)), decisive(fns, more), len(text.rows)
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
 
-    def answers(key, temperature):  # the ids of a completion of every row
-        some = lambda keys, arrays: fill(params, keys, arrays, cfg, temperature)[0]
-        return written(in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays), tok, cfg)
+    def answers(key, temperature):  # the ids of a completion of every row, and how the first came about
+        some = lambda keys, arrays: fill(params, keys, arrays, cfg, temperature)
+        x, trace = in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays)
+        ids = written(x, tok, cfg)
+        first = zip(*(np.asarray(a[0, cfg.max_prompt_len :]) for a in (x, trace["step"], trace["logp"])), strict=True)
+        shown = [[tok.decode([int(i)]) or "∎", int(at), round(math.exp(p), 4)] for i, at, p in first]
+        return ids, shown[: len(ids[0]) + 1]
 
     samples = [{"prompt": row["prompt"]} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):
-        each = [answers(jax.random.fold_in(key, i), temperature) for i in range(n)]
+        each, films = zip(*(answers(jax.random.fold_in(key, i), temperature) for i in range(n)), strict=True)
+        samples[0] |= {"film": films[0]} if name == "greedy" else {}
         ids = [row for group in zip(*each, strict=True) for row in group]  # those of one prompt in a row
         completions, total, parts = score(fns, more, cfg, tok, text.rows, ids, n)
         for i, s in enumerate(samples):
             s[name] = completions[i] if n == 1 else completions[i * n : (i + 1) * n]
         if not judge_of_all:
             continue
-        each = parts[judge_of_all].reshape(-1, n)
-        if cfg.pass_at is not None:
-            each = np.where(np.isnan(each), np.nan, each >= min(cfg.pass_at, cfg.reward_clip or math.inf))
+        each = passing(parts[judge_of_all].reshape(-1, n), cfg)
         each = each[~np.isnan(each).all(1)]
         of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
         out[f"val/{name}"] = float(of_prompts.mean())
@@ -456,13 +467,14 @@ class Scored(NamedTuple):
     rows: list  # N
     rollout: Rollout
     completions: list  # B texts
-    rewards: np.ndarray  # (R, N, G), the diversity bonus last
+    rewards: np.ndarray  # (R, N, G), behind the rewards the diversity bonus and the KL
     parts: dict  # name: (B,) of every reward, what it notes, and the bonus
 
 
 def weights_of(each, cfg):
-    """each (R, N, G) of cfg.rewards and, where it is the last, of the diversity bonus -> their weights (R,)."""
-    return np.array([*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), cfg.diversity_bonus][: len(each)])
+    """each (R, N, G) of cfg.rewards and maybe of the diversity bonus and the KL behind them -> their weights (R,)."""
+    bonus = [cfg.diversity_bonus] * bool(cfg.diversity_bonus) + [-cfg.kl_beta] * cfg.kl_in_reward
+    return np.array([*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), *bonus][: len(each)])
 
 
 def advantages(each, cfg):
@@ -496,8 +508,26 @@ def refill(old, new, cfg):
 def objective(cfg):
     """The loss's share of a config."""
     return grpo.Objective(loss=cfg.loss_type, ratio=cfg.ratio_level, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
-                          clip_cap=cfg.clip_cap, cispo_cap=cfg.cispo_cap, kl_beta=cfg.kl_beta, kl_est=cfg.kl_est,
-                          entropy_coef=cfg.entropy_coef)  # fmt: skip
+                          clip_cap=cfg.clip_cap, cispo_cap=cfg.cispo_cap, kl_est=cfg.kl_est,
+                          kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta, entropy_coef=cfg.entropy_coef)  # fmt: skip
+
+
+ALGORITHM = {  # what a run of grpo does, in a line each: the keys that say it
+    "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
+                "repetition_penalty fill_in dynamic_sampling",
+    "rewards": "rewards reward_weights reward_clip diversity_bonus", "estimator": "logp_est logp_views logp_scale",
+    "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
+    "loss": "loss_type aggregation ratio_level clip_low clip_high clip_cap updates_per_rollout entropy_coef",
+    "KL": "kl_beta kl_est kl_in_reward ref_mode ref_from",
+    "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
+
+
+def algorithm(cfg):
+    """The lines of ALGORITHM, with the keys as they are typed, but for those that are off."""
+    value = lambda k: ",".join(map(str, v)) if isinstance(v := getattr(cfg, k), tuple) else v
+    said = lambda keys: "  ".join(f"{k}={value(k)}" for k in keys.split() if value(k) not in (None, "", 0))
+    off = {} if cfg.kl_beta else {"KL": "none"}
+    return [f"    {name:11} {line}" for name, line in ({k: said(keys) for k, keys in ALGORITHM.items()} | off).items()]
 
 
 @functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
@@ -533,7 +563,16 @@ def roll_out(params, key, prompts, cfg, tok):
     return Rollout(x, arrays["valid"], hole, what_counts(x, hole, tok.eos_id, cfg), **trace)
 
 
-def judged(rollout, rows, fns, cfg, tok):
+def divergence(state, key, r, cfg):
+    """Rollout -> (B,), log p of each completion under the policy less that under the reference: k1, which a reward may
+    hold (as a loss its gradient is 0 on average): there it is the gradient of KL(policy || reference)."""
+    M, w, seen = look(key, r, cfg)
+    b = {"x": r.x, "valid": r.valid, "hole": r.hole, "mask": r.mask, "M": M, "w": w, "adv": jnp.zeros(len(r.x))}
+    of = lambda params: in_chunks(lambda b: logps(params, b, cfg), config.minibatch(cfg), b)
+    return np.asarray((seen * (of(state.params) - of(state.reference))).sum(1), float)
+
+
+def judged(rollout, rows, fns, cfg, tok, kl=None):
     """Rollout of N rows -> Scored."""
     N, G = cfg.batch_size, cfg.group_size
     completions, total, parts = score(fns, {}, cfg, tok, rows, written(rollout.x, tok, cfg), G)
@@ -543,6 +582,9 @@ def judged(rollout, rows, fns, cfg, tok):
         bonus = np.array(rewards.diversity(groups, completions, groups), float)
         parts["diversity_bonus"] = np.where(np.isnan(total), np.nan, bonus)  # what nobody judged stays left out
         each = np.stack([*each, parts["diversity_bonus"]])
+    if kl is not None:
+        parts["kl"] = np.where(np.isnan(total), np.nan, kl)
+        each = np.stack([*each, parts["kl"]])
     return Scored(rows, rollout, completions, each.reshape(-1, N, G), parts)
 
 
@@ -569,12 +611,14 @@ def look(key, r, cfg):
 
 
 def policy(params, b, cfg):
-    """Batch with x, mask (B, T), M, w (B, V, T), valid, adv (B,) -> log-probs, entropy (B, T) under params."""
+    """Batch with x, hole, mask (B, T), M, w (B, V, T), valid, adv (B,) -> log-probs, entropy (B, T) under params."""
     M, w = b["M"].swapaxes(0, 1), b["w"].swapaxes(0, 1)
     chunk = cfg.logp_chunk and min(cfg.logp_chunk, M.shape[0] * M.shape[1])
+    filtered = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
+    temper = functools.partial(sample.as_drawn, plan=plan(cfg, cfg.temperature)) if filtered else None
     logp, entropy = diffusion.view_logp(
-        params, b["x"], M, cfg.model, b["valid"], cfg.max_prompt_len, chunk, cfg.temperature or 1.0, w != 0,
-        bonus=cfg.entropy_coef > 0
+        params, b["x"], M, cfg.model, b["valid"], cfg.max_prompt_len, chunk, cfg.temperature, w != 0,
+        cfg.entropy_coef > 0, b["hole"], temper
     )  # fmt: skip
     entropy = (w * entropy).sum(0) / jnp.maximum(w.sum(0), 1e-6)
     if cfg.loss_type == "spg":
@@ -587,7 +631,7 @@ def logps(params, b, cfg):
     """Batch as above -> (B, T), micro-batch by micro-batch as in the gradient: in 16 bits a product of another shape is
     another number."""
     cut = lambda x: x.reshape(cfg.gradient_accumulation_steps, -1, *x.shape[1:])
-    parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "mask", "M", "w", "adv")})
+    parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "hole", "mask", "M", "w", "adv")})
     return jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape)
 
 
@@ -599,15 +643,16 @@ def passes(state, key, k_order, r, cfg):
     compared = cfg.ratio_level != "none" and (cfg.updates_per_rollout > 1 or size < K)  # are there updates after one?
     for n in range(cfg.updates_per_rollout):
         M, w, seen = look(jax.random.fold_in(key, n if cfg.random_masking else 0), r, cfg)
-        whole = {"x": r.x, "valid": r.valid, "mask": r.mask, "drawn": r.logp, "M": M, "w": w, "seen": seen}
-        whole |= {"row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
+        whole = {"x": r.x, "valid": r.valid, "hole": r.hole, "mask": r.mask, "drawn": r.logp, "M": M, "w": w}
+        whole |= {"seen": seen, "row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
         order = jax.random.permutation(jax.random.fold_in(k_order, n), K)
         for i in range(0, K, size):
             b = whole if size == K else jax.tree.map(lambda v, at=order[i : i + size]: v[at], whole)
             first = jnp.full(b["x"].shape, jnp.nan)
             b |= {"old": (logps(state.params, b, cfg) if out else first) if compared else None,
-                  "ref": logps(state.reference, b, cfg) if cfg.kl_beta else None,
-                  "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps),
+                  "ref": logps(state.reference, b, cfg) if cfg.kl_beta and not cfg.kl_in_reward else None,
+                  "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps,
+                                         cfg.aggregation),
                   "share": b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)}  # fmt: skip
             out.append(b)
     return out
@@ -636,9 +681,10 @@ def describe(found, adv, cfg, tok):
     ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
     groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
     return {
-        "reward": rewards.mean(total), "reward/std": float(known.std()) if len(known) else math.nan,
-        "reward/group_std": float(grpo.moments(total, 1)[1].mean()),
+        "reward": rewards.mean(total), "reward_std": float(grpo.moments(total, 1)[1].mean()),
+        **{f"reward/{how}": float(getattr(known, how)()) if len(known) else math.nan for how in ("std", "min", "max")},
         "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
+        "pass_rate": rewards.mean(passing(next(iter(found.parts.values())), cfg)),
         "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
         "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
         "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),
@@ -647,6 +693,18 @@ def describe(found, adv, cfg, tok):
         f"completions/{stat}_{kind}length": float(getattr(some, stat)()) for stat in ("mean", "min", "max")
         for kind, some in (("", length), ("terminated_", length[ends])) if len(some)
     } | rewards.summary(found.parts)  # fmt: skip
+
+
+def first_group(found, adv, cfg, tok):
+    """Scored, its advantages (N, G) -> the first prompt and all that was made of it, for rollouts.jsonl."""
+    G, row, r = cfg.group_size, {"prompt": found.rows[0]["prompt"]}, found.rollout
+    if cfg.fill_in:  # the text with its holes
+        ids, asked = written(r.x[:1], tok, cfg)[0], np.asarray(r.hole[0, cfg.max_prompt_len :]).tolist()
+        parts = itertools.groupby(zip(ids, asked, strict=False), lambda pair: pair[1])
+        row["masked"] = "".join("<|mask|>" * len([*some]) if hole else tok.decode([i for i, _ in some])
+                                for hole, some in parts)  # fmt: skip
+    scores = {name: part[:G].tolist() for name, part in found.parts.items() if "/" not in name}
+    return row | {"completions": found.completions[:G], "rewards": scores, "advantages": adv[0].tolist()}
 
 
 @contextlib.contextmanager
@@ -670,13 +728,15 @@ def iteration(state, key, draw, fns, cfg, tok):
         # The device goes on with what needs no rewards while the host scores; but it is not known then which
         # completions stay, when groups may be drawn again or only the best are kept.
         ready = minibatches(r) if tries == 1 and config.kept(cfg) == len(r.x) else None
+        with timed(notes, "time/old_ref"):
+            kl = divergence(state, jax.random.fold_in(k_roll, tries + 1 + n), r, cfg) if cfg.kl_in_reward else None
         with timed(notes, "time/reward"):
-            new = judged(r, prompts.rows, fns, cfg, tok)
+            new = judged(r, prompts.rows, fns, cfg, tok, kl)
         found = refill(found, new, cfg) if found else new  # groups that agree with themselves are drawn again
         if n + 1 < tries and spread(found, cfg).all():
             break
     adv = advantages(found.rewards, cfg)
-    notes |= describe(found, adv, cfg, tok) | {"rollouts": n + 1}
+    notes |= describe(found, adv, cfg, tok) | {"rollouts": n + 1, "group": first_group(found, adv, cfg, tok)}
     if notes["skipped"]:
         tqdm.write(f"step {state.step + 1}: no reward ({', '.join(fns)}) has an opinion on any of the {adv.size} "
                    "completions, so there is no update")  # fmt: skip

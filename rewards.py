@@ -10,7 +10,7 @@ is one too, and so is one of a single text, fn(completion, **columns of its row)
 column it cannot do without. `reference` is the completion that the row came with; a trainer may add token_ids.
 
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
-    python rewards.py samples.jsonl --rewards=my_rewards.py:politeness
+    python rewards.py samples.jsonl --rewards="my_rewards.py:politeness,length(target=40)"
     python rewards.py code --rewards=tests --check      do the reference solutions of a data set score 1.0?
 """
 import terminal
@@ -19,12 +19,16 @@ if __name__ == "__main__":
     terminal.begin()
 
 import argparse
+import ast
+import contextlib
 import difflib
+import functools
 import importlib.util
 import inspect
 import json
 import math
 import os
+import re
 import sys
 import traceback
 
@@ -85,14 +89,15 @@ def diversity(prompts, completions, groups=None):
 REWARDS = {
     "syntax": programs.syntax, "tests": programs.tests, "tests_all": programs.tests_all,
     "tests_fenced": programs.tests_fenced, "performance": programs.performance, "quality": programs.quality,
-    "diversity": diversity,
+    "format": programs.quality, "diversity": diversity,
 } | {name: per_text(rule) for name, rule in {
-    "format": programs.code_format, "exact": rules.exact, "contains": rules.contains, "regex": rules.regex,
+    "fenced": programs.code_format, "exact": rules.exact, "contains": rules.contains, "regex": rules.regex,
     "keywords": rules.keywords, "json": rules.valid_json, "xml": rules.valid_xml, "xml_tags": rules.xml_tags,
     "xml_soft": rules.xml_soft, "xml_strict": rules.xml_strict, "xml_int": rules.xml_int,
     "xml_answer": rules.xml_answer, "math": rules.math_answer, "countdown": rules.countdown, "sudoku": rules.sudoku,
     "sudoku_all": rules.sudoku_all, "length": rules.length, "overlong": rules.overlong,
     "repetition": rules.repetition, "reasoning": rules.reasoning, "safety": rules.safety}.items()}
+SETTINGS = re.compile(r"(.*?)(?:\((\s*\w+\s*=.*)\))?", re.S)  # a name, and what may stand in parentheses behind it
 FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # what learned.load makes of such a folder
 
 
@@ -130,10 +135,32 @@ def checked(where, name, fn):
                      f"must, or {name}(completion), one text")
 
 
+def having(name, fn, text):
+    """A reward, "target=40" -> the reward with this parameter, of which the beginning will do, set for all rows."""
+    rule = fn.__wrapped__ if fn in REWARDS.values() and hasattr(fn, "__wrapped__") else fn  # of one text
+    signature, given = inspect.signature(rule), {}
+    free = {p.name: p.default for p in signature.parameters.values()
+            if p.name not in ("text", "prompt", "prompts", "completions") and p.kind is not p.VAR_KEYWORD}
+    for key, value in (map(str.strip, part.split("=", 1)) for part in re.split(r",\s*(?=\w+\s*=)", text)):
+        near = [p for p in free if p == key] or [p for p in free if p.startswith(key)]
+        if len(near) != 1:
+            raise ValueError(f"the reward {name!r} has no setting {key!r}; there are {', '.join(free) or 'none'}")
+        given[near[0]], number = value, isinstance(free[near[0]], (int, float))
+        if number or rule is fn or value[:2] in ("['", '["'):  # elsewhere 5 is a text, as in regex(pattern=5)
+            with contextlib.suppress(ValueError, SyntaxError):
+                given[near[0]] = ast.literal_eval(value)
+        if number and not isinstance(given[near[0]], (int, float)):
+            raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}={free[near[0]]}")
+    bound = functools.update_wrapper(functools.partial(rule, **given), rule)
+    bound.__signature__ = signature.replace(parameters=[p for k, p in signature.parameters.items() if k not in given])
+    return bound if rule is fn else per_text(bound)
+
+
 def resolve(names, **made):
-    """"tests,my.py:fn" or ("tests", "my.py:fn") -> {name: fn}; `made` are those from models, of learned.load."""
+    """"tests,my.py:fn" or ("tests", "length(target=40)") -> {name: fn}; `made` are from models, of learned.load."""
     known, fns = REWARDS | FROM_MODELS | made, {}
-    for name in [n.strip() for n in (names.split(",") if isinstance(names, str) else names)]:
+    for name in terminal.parts(names) if isinstance(names, str) else map(str.strip, names):
+        name, settings = SETTINGS.fullmatch(name).groups()
         path, colon, short = name.rpartition(":")
         if not colon and name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -146,6 +173,7 @@ def resolve(names, **made):
                 f": what judge_from names makes {', '.join(made)} instead (a judge has a head of width 1, a language "
                 "model has not)" if made else f" is made from a model: set judge_from to the folder of {known[name]}"))
         fns[short] = load(path, short) if colon else known[name]
+        fns[short] = having(short, fns[short], settings) if settings else fns[short]
     return fns
 
 
@@ -240,7 +268,8 @@ def mean(part):
 
 
 def summary(parts):
-    """Parts -> metrics: rewards/NAME/mean, /std, /none_frac, and the mean of each note, as in tests/timeout_frac."""
+    """Parts -> metrics: rewards/NAME/mean, /std, /min, /max, /none_frac, and the mean of each note, as in
+    tests/timeout_frac."""
     metrics = {}
     for name, part in parts.items():
         seen = part[~np.isnan(part)]
@@ -249,7 +278,7 @@ def summary(parts):
             continue
         metrics[f"rewards/{name}/none_frac"] = 1.0 - len(seen) / max(1, len(part))
         if len(seen):
-            metrics |= {f"rewards/{name}/mean": float(seen.mean()), f"rewards/{name}/std": float(seen.std())}
+            metrics |= {f"rewards/{name}/{how}": float(getattr(seen, how)()) for how in ("mean", "std", "min", "max")}
     return metrics
 
 

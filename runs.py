@@ -1,6 +1,6 @@
 """
 What a run takes from its machine, and what it leaves in its folder beside checkpoints (disk.py): metrics.jsonl,
-samples.jsonl, curves.png.
+samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ import diffusion
 import disk
 import model
 import terminal
+from assets.report import page
 
 
 def cache_folder():
@@ -131,7 +132,7 @@ def cost(cfg):
 
     completions = cfg.batch_size * cfg.group_size
     first = config.minibatch(cfg) / (config.kept(cfg) * cfg.updates_per_rollout)  # the first minibatch is not scored
-    scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none") * (1 - first)
+    scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first)
     if m.causal:  # with a cache, every token is read once
         rollout = forward(completions, new, T)
     else:  # the first step is the same for a group, if chunks do not cut it
@@ -248,8 +249,9 @@ LENGTH = ["max_iters", "num_epochs", "stop_at"]
 def changed(cfg, was, free):
     """What a Config says otherwise than the `config` of a run.json, as text; what it says of the model at all, too."""
     now, default = (json.loads(json.dumps(config.flatten(c))) for c in (cfg, config.Config()))
-    if (cfg.judge_from or "").endswith(".py"):
-        now["judge_from"] = config.read(cfg.judge_from).out_dir
+    for key in ("judge_from", "ref_from"):
+        if (now[key] or "").endswith(".py"):
+            now[key] = config.read(now[key]).out_dir
     free = [*free, "max_iters"] if cfg.num_epochs else free  # it was counted then, and will be
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in now if k in was and now[k] != was[k]
                      and k not in free and not (k.startswith("model.") and now[k] == default[k]))  # fmt: skip
@@ -269,7 +271,7 @@ def move_aside(out_dir):
 # ---- logs ------------------------------------------------------------------------------------------------------------
 
 class Log:
-    """metrics.jsonl and samples.jsonl in out_dir, cut back to the step a run resumes from; wandb when asked."""
+    """disk.LOGS in out_dir, cut back to the step a run resumes from, its config in run.json; wandb when asked."""
 
     def __init__(self, cfg, step):
         os.makedirs(cfg.out_dir, exist_ok=True)
@@ -281,6 +283,7 @@ class Log:
                 f.writelines(json.dumps(r) + "\n" for r in rows)
             os.replace(f"{path}.new", path)  # a kill in between loses no line
         self.begun = time.time() - max((r["time"] for r in kept[0]), default=0)
+        disk.write_json(os.path.join(cfg.out_dir, "run.json"), {"config": config.flatten(cfg)})
         self.wandb = None
         if cfg.wandb_log:
             import wandb
@@ -297,7 +300,7 @@ class Log:
             self.append("samples.jsonl", {"step": step} | row)
 
     def append(self, name, row):
-        strict = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}  # JSON
+        strict = json.loads(json.dumps(row), parse_constant=lambda nan: None)  # which JSON has not
         with open(os.path.join(self.out_dir, name), "a") as f:
             f.write(json.dumps(strict) + "\n")
 
@@ -314,6 +317,27 @@ def read_lines(path):
     return rows
 
 
+def panels(rows):
+    """Rows of metrics.jsonl -> {title: metrics} of the curves that are drawn of them."""
+    keys = dict.fromkeys(k for r in rows for k in r)
+    of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc|calibration_error|correlation)")
+    titles = {"reward": ["reward", "val/greedy_reward", "val/sampled_reward"] if "reward" in keys else [],
+              "loss": ["loss", "val/nelbo"], "val": list(filter(of_val.fullmatch, keys)),
+              "spread": ["entropy", "frac_reward_zero_std"],
+              "gradient norm": ["grad_norm"], "learning rate": ["learning_rate"]}  # fmt: skip
+    return {title: [k for k in some if k in keys] for title, some in titles.items() if keys.keys() & set(some)}
+
+
+def report(cfg):
+    """report.html out of the logs in out_dir: a page to look at while a run goes on."""
+    rows, samples = (read_lines(os.path.join(cfg.out_dir, name)) for name in disk.LOGS[:2])
+    ours, default = config.flatten(cfg), config.flatten(config.Config())
+    path = os.path.join(cfg.out_dir, "report.html")
+    with open(f"{path}.new", "w", encoding="utf-8") as f:
+        f.write(page(os.path.basename(os.path.abspath(cfg.out_dir)), ours, default, rows, panels(rows), samples))
+    os.replace(f"{path}.new", path)
+
+
 def draw(out_dir):
     """curves.png out of metrics.jsonl, where matplotlib is installed."""
     try:
@@ -323,16 +347,10 @@ def draw(out_dir):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     rows = read_lines(os.path.join(out_dir, "metrics.jsonl"))
-    keys = dict.fromkeys(k for r in rows for k in r)
-    of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc|calibration_error|correlation)")
-    panels = {"reward": ["reward", "val/greedy_reward", "val/sampled_reward"] if "reward" in keys else [],
-              "loss": ["loss", "val/nelbo"], "val": list(filter(of_val.fullmatch, keys)),
-              "spread": ["entropy", "frac_reward_zero_std"],
-              "gradient norm": ["grad_norm"], "learning rate": ["learning_rate"]}  # fmt: skip
-    panels = {title: [k for k in some if k in keys] for title, some in panels.items() if keys.keys() & set(some)}
-    wide, high = max(min(len(panels), 3), 1), max(-(-len(panels) // 3), 1)
+    shown = panels(rows)
+    wide, high = max(min(len(shown), 3), 1), max(-(-len(shown) // 3), 1)
     figure = plt.figure(figsize=(4.2 * wide, 3 * high), constrained_layout=True)
-    for n, (title, some) in enumerate(panels.items(), 1):
+    for n, (title, some) in enumerate(shown.items(), 1):
         ax = figure.add_subplot(high, wide, n)
         for key in some:
             points = [(r["step"], r[key]) for r in rows if r.get(key) is not None]

@@ -166,8 +166,18 @@ def predict(params, s, asked, cfg, plan, valid, start, length):
         h = jnp.concatenate([h, u], -1)
     if plan.repetition_penalty == 1:
         return h, None, cache
-    there = (z != cfg.mask_id) & (True if valid is None else valid)
-    return h, jnp.zeros((len(z), cfg.vocab_size), bool).at[jnp.arange(len(z))[:, None], z].max(there), cache
+    return h, ids_of(z, (z != cfg.mask_id) & (True if valid is None else valid), cfg.vocab_size), cache
+
+
+def ids_of(z, there, V):
+    """z, there (..., T) -> (..., V): which ids are there."""
+    rows = jnp.indices(z.shape, sparse=True)[:-1]
+    return jnp.zeros((*z.shape[:-1], V), bool).at[(*rows, z)].max(there)
+
+
+def penalized(l, known, plan):
+    """l, known (..., V) -> l, in which the ids that a row has are less likely."""
+    return jnp.where(known, jnp.where(l > 0, l / plan.repetition_penalty, l * plan.repetition_penalty), l)
 
 
 def logits(params, h, known, cfg, plan):
@@ -178,7 +188,7 @@ def logits(params, h, known, cfg, plan):
         u = model.readout(params, *without, cfg)
         l = u + (1 + plan.guidance) * (l - u)
     if known is not None:
-        l = jnp.where(known, jnp.where(l > 0, l / plan.repetition_penalty, l * plan.repetition_penalty), l)
+        l = penalized(l, known, plan)
     return ban(l, plan.never)
 
 
@@ -194,6 +204,15 @@ def temper(l, plan):
     if plan.top_k is not None:
         l = jnp.where(l < jax.lax.top_k(l, min(plan.top_k, l.shape[-1]))[0][..., -1:], model.BANNED, l)
     return l
+
+
+def as_drawn(l, x, ids, there, plan):
+    """l (..., V), x (...), ids, there (..., T) -> the logits that x was drawn from where its row had these ids.
+
+    Where x would be filtered out now (another policy than the one that drew it, another view), it counts as one of
+    those that are kept: its log-prob is finite, has a gradient, and is exact wherever x could have been drawn."""
+    l = l if plan.repetition_penalty == 1 else penalized(l, ids_of(ids, there, l.shape[-1]), plan)
+    return jnp.where(jnp.arange(l.shape[-1]) == x[..., None], l / plan.temperature, temper(l, plan))
 
 
 def reach(key, p):

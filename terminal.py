@@ -2,6 +2,7 @@
 How every program begins and ends: whatever happens at the terminal, nobody there sees a traceback of ours.
 """
 import os
+import re
 import signal
 import sys
 
@@ -23,6 +24,15 @@ def run(main):
     except BrokenPipeError:
         silence(sys.stdout)
         sys.exit(128 + signal.SIGPIPE)
+
+
+def parts(text):
+    """"a, b(c=1, d=2)" -> ["a", "b(c=1, d=2)"]: commas in parentheses belong to what is before these."""
+    depth, out = 0, [""]
+    for c in re.findall(r"\\.|.", text, re.S):  # \( is none
+        depth += (c == "(") - (c == ")")
+        out[-1:] = [out[-1], ""] if c == "," and depth <= 0 else [out[-1] + c]
+    return [part.strip() for part in out]
 
 
 def silence(stream):

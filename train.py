@@ -34,7 +34,7 @@ import disk
 import grpo
 import model
 import runs
-from objectives import OBJECTIVES, SAMPLES, check_early, in_memory, plan
+from objectives import OBJECTIVES, SAMPLES, algorithm, check_early, in_memory, plan
 
 
 class State(NamedTuple):
@@ -224,8 +224,9 @@ def check(cfg):
 def located(cfg):
     """-> cfg with the folders of what it starts from, trained first if need be; the checkpoint it continues, if any."""
     cfg, resumed = continued(cfg)
-    if cfg.judge_from:
-        cfg = dataclasses.replace(cfg, judge_from=trained(cfg.judge_from))
+    for key in ("judge_from", "ref_from"):
+        if path := getattr(cfg, key):
+            cfg = dataclasses.replace(cfg, **{key: trained(path)})
     if cfg.init_from and not resumed:
         start = os.path.abspath(disk.find(trained(cfg.init_from, config.base_of(cfg))))  # found from any folder later
         cfg = dataclasses.replace(cfg, init_from=start, base=())
@@ -278,7 +279,18 @@ def announce(cfg, state, base):
     print(f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, {cfg.max_iters} steps of "
           f"{rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        print(*runs.describe_cost(cfg), sep="\n")
+        print(*(algorithm(cfg) if cfg.objective == "grpo" else []), *runs.describe_cost(cfg), sep="\n")
+
+
+def other_reference(cfg, dtype):
+    """-> the params of the model in ref_from, which must have the policy's shape."""
+    params, shape = disk.load(disk.find(cfg.ref_from), dtype)
+    theirs, ours = vars(shape), vars(cfg.model)
+    if other := [f"{k}={theirs[k]}, the policy {ours[k]}" for k in ours if ours[k] != theirs[k] and k not in
+                 ("dtype", "remat")]:  # fmt: skip
+        raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {other[0]}: the two must be of one shape and "
+                         "vocabulary")
+    return params
 
 
 class Run(NamedTuple):
@@ -305,11 +317,12 @@ def begin(cfg, claims):
     params, base = split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg)
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
     copied = lambda asked, params, dtype="float32": jax.tree.map(lambda x: jnp.array(x, dtype), params) if asked else None
-    # One that stays is only computed with; where others move, 16 bits would lose their small steps.
-    kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
-    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
-                               copied(cfg.ema_decay is not None, params), copied(moves, params, kept))  # fmt: skip
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
+    # A reference that stays is only computed with; where one moves, 16 bits would lose its small steps.
+    kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
+    other = other_reference(cfg, kept) if moves and cfg.ref_from and not resuming else None
+    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
+                               copied(cfg.ema_decay is not None, params), other or copied(moves, params, kept))  # fmt: skip
     state = jax.eval_shape(new, params) if resuming else new(params)
     task = task._replace(init=None)
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
@@ -380,9 +393,10 @@ def evaluate(run, state, best):
         run.log.metrics(state.step, values)
         run.log.samples(state.step, samples[:SAMPLES])
         runs.draw(run.cfg.out_dir)
+        runs.report(run.cfg)
     tqdm.write(f"step {state.step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
     for s in samples[: run.cfg.log_samples]:
-        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k != "columns"))
+        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k not in ("columns", "film")))
     passes = run.task.passes
     new = {"step": state.step, "score": values[passes] if passes else -values["val/nelbo"]}
     new |= {"measure": passes or "val/nelbo"} | ({"se": values[f"{passes}_se"]} if f"{passes}_se" in values else {})
@@ -390,13 +404,26 @@ def evaluate(run, state, best):
     return values, new if better else best
 
 
-def write(run, step, last, seconds):
-    """The numbers of the iteration that ended with this step, which took so long, into the log."""
-    took = {"step_time": seconds}
+def write(run, step, last, seconds, logged):
+    """The numbers of the iteration that ended with this step, which took so long, as a line on the screen (of GRPO) and
+    where they are `logged` into the log, with the first group."""
+    values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
-        took["time/update"] = seconds - sum(timed)
-    took["learning_rate"] = float(run.rate((step - 1) * updates_per_iter(run.cfg)))
-    run.log.metrics(step, {k: v for k, v in last.items() if k != "step"} | took)
+        values["time/update"] = seconds - sum(timed)
+    if run.cfg.objective == "grpo":
+        known = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%}", "entropy": "entropy {:.3f}",
+                 "kl": "kl {:.4f}", "rewards/kl/mean": "kl {:.4f}"}  # fmt: skip
+        said = [form.format(values[k]) for k, form in known.items() if k in values and np.isfinite(values[k])]
+        stages = [f"{k[5:]} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
+        tqdm.write(f"step {step:6d}  reward {'  '.join(said) or 'none'}  {' + '.join(stages)} s")
+    if logged:
+        values["learning_rate"] = float(run.rate((step - 1) * updates_per_iter(run.cfg)))
+        run.log.metrics(step, values)
+    if logged and "group" in last:
+        group, shown = last["group"], run.cfg.log_samples
+        run.log.append("rollouts.jsonl", {"step": step} | group)
+        for text, adv in [*zip(group["completions"], group["advantages"], strict=True)][:shown]:
+            tqdm.write(f"    {group['masked' if 'masked' in group else 'prompt']!r} -> {text!r}  advantage {adv:+.2f}")
 
 
 def loop(run, state, best, done):
@@ -423,10 +450,9 @@ def loop(run, state, best, done):
             pending = state.step, updates, notes
             due = lambda interval, now=state.step: now % interval == 0
             done, leaving, logged = state.step >= cfg.max_iters, asked.signal, due(cfg.log_interval) or not updates
-            if done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
+            if cfg.objective == "grpo" or done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
                 last, pending = finite(*pending, last, cfg), None
-                if logged:
-                    write(run, state.step, last, time.perf_counter() - clock)
+                write(run, state.step, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
             bar.update(1)

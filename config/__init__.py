@@ -25,6 +25,7 @@ import warnings
 import data
 import diffusion
 import grpo
+import terminal
 from model import ModelConfig
 
 
@@ -32,7 +33,7 @@ from model import ModelConfig
 class Config:
     # run
     objective: str = "pretrain"  # what to optimize: pretrain (a prompt in a row makes it fine-tuning), judge or grpo
-    out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, curves.png
+    out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, rollouts.jsonl, curves.png, report.html
     init_from: str | None = None  # a model (folder or ORG/NAME), an out_dir, a config file (trained first if need be)
     base: tuple[str, ...] = ()  # keys for the config file in init_from, as in seed=1,max_iters=50; or --base.seed=1
     adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from, as Dream was made
@@ -41,7 +42,7 @@ class Config:
     max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
     stop_at: float | None = None  # end early when val/sampled first exceeds this
     eval_only: bool = False  # evaluate the newest checkpoint (or init_from) and leave
-    log_interval: int = 10  # steps between lines of metrics.jsonl
+    log_interval: int = 10  # steps between lines of metrics.jsonl; of grpo also of rollouts.jsonl, the first group
     eval_interval: int = 100  # steps between evaluations on val
     eval_size: int = 256  # val rows that an evaluation fills and scores
     eval_samples: int | None = None  # of each also so many at the run's temperature; None: 1, and 4 for grpo
@@ -49,7 +50,7 @@ class Config:
     pass_at: float | None = None  # what passes earns this from the reward that decides; None: rates are its mean
     save_interval: int = 500  # steps between checkpoints
     keep_checkpoints: int = 2  # the newest that many are kept, and the best one
-    log_samples: int = 3  # completions shown on screen at an evaluation; samples.jsonl gets 16
+    log_samples: int = 3  # completions shown on screen at an evaluation (samples.jsonl gets 16), of a group
     wandb_log: bool = False  # also log to Weights & Biases
     wandb_project: str = "unmask"  # under which project
     wandb_run_name: str | None = None  # None: the name of out_dir
@@ -88,7 +89,7 @@ class Config:
     # diffusion
     paired: bool = False  # two complementary half-masks of half as many rows: less variance at the same cost
     loss_norm: str = "token"  # token: a mean over tokens (pre-training); completion: over rows, each by its own length
-    # sampling: of rollouts and at evaluations
+    # sampling: of rollouts (whose log-probs grpo takes under the same filter) and at evaluations
     diffusion_steps: int = 16  # forward passes that fill a completion
     order: str = "confidence"  # which hole first: random, confidence, margin, entropy, left, sampled
     rule: str = "quota"  # how many a step: quota, dream, threshold, entropy
@@ -98,7 +99,7 @@ class Config:
     top_p: float | None = None  # draw from the most probable tokens that reach this probability; None: from all
     repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
     # rewards
-    rewards: tuple[str, ...] = ()  # names out of rewards.py or path.py:function; the first decides at evaluations
+    rewards: tuple[str, ...] = ()  # names, path.py:function, length(target=40); the first decides at evaluations
     reward_weights: tuple[float, ...] = ()  # one for each reward; empty: all 1
     reward_timeout: float = 1.0  # seconds a program may run
     reward_workers: int | None = None  # programs at a time; None: four a core
@@ -133,7 +134,8 @@ class Config:
     adv_negative: float = 1.0  # weight of negative advantages; 0: learn only from what beats its group
     reward_norm: str = "sum"  # several rewards: sum them up and normalize, or normalize each first
     ratio_level: str = "token"  # compare with the policy that wrote it each token, the sequence, or none
-    loss_type: str = "dapo"  # how tokens are clipped and averaged
+    loss_type: str = "dapo"  # how tokens are clipped and averaged, as a paper has it
+    aggregation: str | None = None  # average them otherwise than loss_type
     clip_low: float = 0.2  # ratios below 1 - clip_low do not fall any more
     clip_high: float = 0.2  # ratios above 1 + clip_high do not rise any more
     clip_cap: float | None = None  # dual clip: with a negative advantage no ratio counts as more
@@ -143,6 +145,8 @@ class Config:
     entropy_coef: float = 0.0  # weight of a bonus for uncertain predictions
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: there is no reference
     kl_est: str = "k3"  # how it is estimated
+    kl_in_reward: bool = False  # subtract it from the rewards instead of adding it to the loss
+    ref_from: str | None = None  # the reference: a folder or a config file; None: what the policy starts from
     ref_mode: str = "static"  # the reference stays, follows (ema) or is renewed (periodic)
     ref_decay: float = 0.99  # of ema: the weight of the old reference
     ref_sync_interval: int = 64  # of periodic: iterations between renewals
@@ -174,8 +178,8 @@ CHOICES = {
     "objective": ("pretrain", "judge", "grpo"), "lr_schedule": ("cosine", "constant"),
     "loss_norm": ("token", "completion"), "adv_baseline": ("mean", "loo"), "adv_norm": ("group", "batch", "none"),
     "reward_norm": ("sum", "each"), "ratio_level": ("token", "sequence", "none"), "logp_est": diffusion.ESTIMATORS,
-    "loss_type": grpo.LOSSES, "kl_est": grpo.KLS, "ref_mode": ("static", "ema", "periodic"),
-    "chat_template": data.CHAT,
+    "loss_type": grpo.LOSSES, "aggregation": {None: None} | grpo.AGGREGATIONS, "kl_est": grpo.KLS,
+    "ref_mode": ("static", "ema", "periodic"), "chat_template": data.CHAT,
 }  # fmt: skip
 AT_LEAST = {
     0: "warmup_iters weight_decay log_samples max_prompt_len temperature dynamic_sampling kl_beta adv_eps "
@@ -197,7 +201,7 @@ RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler
     "clip_cap": (lambda v: v > 1, "above 1"),
     "seed": (lambda v: 0 <= v < 2**32, "at least 0 and below 2**32"),
     "out_dir": (bool, "the name of a folder"),
-    "judge_from": (bool, "None, a folder or a config file"),
+    **dict.fromkeys(("judge_from", "ref_from"), (bool, "None, a folder or a config file")),
     "init_from": (lambda v: v not in ("", "resume", "scratch"),
                   "None, a folder or a config file; what continues the run in out_dir is --resume=True"),
 }
@@ -276,9 +280,9 @@ def between_keys_of_lora(c):
          f"lora_targets={named}: expected one or more of {', '.join(known)}, each once"),
         (not (c.init_from or c.resume or c.eval_only),
          f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that trains it"),
-        (c.ref_mode != "static" or c.ref_offload,
-         f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}: with lora_rank the reference is the base, which "
-         "nothing changes and which is always in use: 'static' and False"),
+        (c.ref_mode != "static" or c.ref_offload or c.ref_from,
+         f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the reference "
+         "is the base, which nothing changes and which is always in use: 'static', False and None"),
     )  # fmt: skip
 
 
@@ -289,7 +293,7 @@ IDLE = (  # keys of grpo, where they have an effect, and in words
      "fill_in=True or logp_est='coupled'"),
     (("clip_low", "clip_high", "clip_cap"), lambda c: c.ratio_level != "none",
      "a ratio: ratio_level='token' or 'sequence'"),
-    (("ref_mode",), lambda c: c.kl_beta, "kl_beta above 0: there is no reference without"),
+    (("ref_mode", "ref_from", "kl_in_reward"), lambda c: c.kl_beta, "kl_beta above 0: there is no reference without"),
 )  # fmt: skip
 
 
@@ -321,13 +325,14 @@ def between_keys_of_grpo(c):
          "logp_est='coupled' divides by 1 - t: mask_ratio_max must be below 1"),
         (c.fill_in and c.mask_truncated,
          "mask_truncated=True with fill_in=True would leave out everything: the holes do not include an end of text"),
-        (c.top_k or c.top_p or c.repetition_penalty != 1,
-         f"top_k={c.top_k}, top_p={c.top_p}, repetition_penalty={c.repetition_penalty}: grpo trains the "
-         "log-probs of the whole distribution, so completions must be drawn from it: None, None and 1.0"),
         (c.clip_cap is not None and c.clip_cap <= 1 + c.clip_high,
          f"clip_cap={c.clip_cap} is for ratios that are clipped nowhere else: it must be above 1 + clip_high = "
          f"{1 + c.clip_high:g}"),
-        (c.temperature == 0, "temperature=0: all completions of a group would be the same; use 1.0"),
+        (c.temperature == 0 or c.top_k == 1,
+         f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be the same; use 1.0 and "
+         "None"),
+        (c.kl_in_reward and c.reward_norm == "each",
+         "kl_in_reward=True with reward_norm='each' would give every KL the same size, whatever kl_beta says"),
         (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
          f"loss_type='spg' is a bound made of the views of logp_est='elbo' (now {c.logp_est!r}), with kl_beta=0 (now "
          f"{c.kl_beta})"),
@@ -418,7 +423,7 @@ def readings(text, kinds):
             value = frozen(ast.literal_eval(text.strip()))
         yield value
         yield (value,)  # a single name, number or pair where several are possible
-    yield tuple(part.strip() for part in text.split(",") if part.strip())
+    yield tuple(part for part in terminal.parts(text) if part)
 
 
 def frozen(value):
@@ -442,6 +447,7 @@ ELSEWHERE = {theirs: ours for ours, names in {
     "objective": "mode", "out_dir": "output_dir", "init_from": "model_name_or_path model_path pretrained checkpoint",
     "resume": "resume_from_checkpoint", "max_iters": "max_steps lr_decay_iters",
     "num_epochs": "num_train_epochs epochs", "limit": "max_train_samples", "log_interval": "logging_steps",
+    "log_samples": "log_completions num_completions_to_print",
     "eval_interval": "eval_steps", "eval_only": "do_eval", "save_interval": "save_steps",
     "keep_checkpoints": "save_total_limit", "wandb_run_name": "run_name", "dataset": "dataset_name data_path",
     "max_prompt_len": "max_prompt_length", "max_new_tokens": "max_completion_length gen_length max_gen_length",
@@ -451,11 +457,15 @@ ELSEWHERE = {theirs: ours for ours, names in {
     "beta1": "adam_beta1", "beta2": "adam_beta2", "adam_eps": "adam_epsilon", "grad_clip": "max_grad_norm",
     "ema_decay": "ema_alpha", "lora_rank": "lora_r", "diffusion_steps": "steps num_steps", "order": "remasking alg",
     "block_len": "block_length", "rewards": "reward_funcs", "judge_from": "judge_checkpoint",
-    "group_size": "num_generations", "updates_per_rollout": "num_iterations ppo_epochs", "logp_views": "mc_num num_mc",
+    "group_size": "num_generations num_return_sequences rollout_n", "minibatch_size": "ppo_mini_batch_size",
+    "updates_per_rollout": "num_iterations ppo_epochs", "logp_views": "mc_num num_mc",
     "adv_norm": "scale_rewards normalize_advantages", "ratio_level": "importance_sampling_level",
     "clip_low and clip_high": "epsilon clip_eps cliprange", "clip_low": "epsilon_low", "clip_high": "epsilon_high",
-    "clip_cap": "delta", "kl_beta": "beta kl_coef", "ref_mode": "sync_ref_model", "dtype": "bf16 fp16",
-    "ref_sync_interval": "ref_model_sync_steps", "ref_sync_mix": "ref_model_mixup_alpha",
+    "clip_cap": "delta", "kl_beta": "beta kl_coef kl_loss_coef", "ref_mode": "sync_ref_model", "dtype": "bf16 fp16",
+    "ref_sync_interval": "ref_model_sync_steps", "ref_sync_mix": "ref_model_mixup_alpha", "ref_from": "ref_model",
+    "kl_in_reward": "use_kl_in_reward", "kl_est": "kl_penalty kl_loss_type", "aggregation": "loss_agg_mode",
+    "mask_truncated": "mask_truncated_completions", "entropy_coef": "entropy_coeff",
+    "rollout_chunk": "generation_batch_size", "remat": "gradient_checkpointing",
     "d_model": "n_embd hidden_size", "n_layer": "num_layers num_hidden_layers", "n_head": "num_heads",
 }.items() for theirs in names.split()}  # fmt: skip
 NOT_HERE = {  # and what has no key
@@ -486,12 +496,12 @@ def override(cfg, args):
     if behind:
         of_run["base"] = cfg.base + tuple(f"{name}={text}" for name, text in behind.items())
         args = {name: text for name, text in behind.items() if f"model.{name}" in known.keys() - args.keys()} | args
+    if strange := [name for name in args if not {name, f"model.{name}"} & known.keys() and name[:5] != "base."]:
+        raise ValueError("; ".join(unknown(name, known) for name in strange))
     for name, text in args.items():
         if name.startswith("base."):
             continue
-        name = f"model.{name}" if name not in known and f"model.{name}" in known else name
-        if name not in known:
-            raise ValueError(unknown(name, known))
+        name = f"model.{name}" if name not in known else name
         leaf = name.removeprefix("model.")
         cls, to = (ModelConfig, of_model) if leaf != name else (Config, of_run)
         if leaf in to:
@@ -542,8 +552,8 @@ def placed(path):
 
 def at_home(cfg):
     """Config -> the same, its paths `placed`. Where it writes is always in the working folder."""
-    given = {key: getattr(cfg, key) for key in ("init_from", "judge_from", "dataset") if getattr(cfg, key)}
-    own = lambda name: ":".join([placed(name.rpartition(":")[0]), name.rpartition(":")[2]]) if ":" in name else name
+    given = {key: getattr(cfg, key) for key in ("init_from", "judge_from", "ref_from", "dataset") if getattr(cfg, key)}
+    own = lambda name: re.sub(r"^(.*?\.py)(?=:)", lambda path: placed(path[0]), name)
     return dataclasses.replace(
         cfg, out_dir=os.path.expanduser(cfg.out_dir), **{key: placed(path) for key, path in given.items()},
         rewards=tuple(map(own, cfg.rewards)), eval_rewards=tuple(map(own, cfg.eval_rewards)))  # fmt: skip

@@ -37,7 +37,7 @@ config = Config(
     rule="dream",
     rollout_chunk=40,
     # rewards: 2 * share of tests + 0.5 * format
-    rewards=("tests_fenced", "format"),
+    rewards=("tests_fenced", "fenced"),
     pass_at=1.0,  # all tests of a problem
     reward_weights=(2.0, 0.5),
     reward_timeout=5.0,

@@ -8,9 +8,9 @@ import pytest
 
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
-    "model": set(), "data": set(), "grpo": set(), "terminal": set(), "diffusion": {"model"},
-    "config": {"data", "diffusion", "grpo", "model"},
-    "disk": {"config", "model"}, "runs": {"config", "diffusion", "disk", "model", "terminal"},
+    "model": set(), "data": set(), "grpo": set(), "terminal": set(), "assets/report": set(), "diffusion": {"model"},
+    "config": {"data", "diffusion", "grpo", "model", "terminal"},
+    "disk": {"config", "model"}, "runs": {"assets/report", "config", "diffusion", "disk", "model", "terminal"},
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
     "judges/learned": {"data", "diffusion", "disk", "model"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "terminal"},
@@ -31,7 +31,7 @@ def imported(path):
             names |= {a.name for a in n.names}
         elif isinstance(n, ast.ImportFrom):
             names |= {f"{n.module}/{a.name}" for a in n.names} if n.module == "judges" else {n.module}
-    return {n.replace(".", "/") if n.startswith("judges") else n.split(".")[0] for n in names}
+    return {n.replace(".", "/") if n.startswith(("judges", "assets")) else n.split(".")[0] for n in names}
 
 
 FILES = {name: glob.glob(f"{name}.py") or [f"{name}/__init__.py"] for name in ARROWS} | {"data/bpe": ["data/bpe.py"]}

@@ -1,5 +1,6 @@
 """objectives.py: what a rollout is made of, that every pass has masks of its own, and that GRPO learns and resumes."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -309,15 +310,16 @@ def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
         for k in ("x", "M", "w", "mask", "adv", "weight"):
             np.testing.assert_array_equal(a[k], b[k])
         np.testing.assert_allclose(a["old"], b["old"], atol=1e-5)
+    assert notes.pop("group") == expected["group"]
     assert {k: v for k, v in notes.items() if "time" not in k} == pytest.approx(
-        {k: v for k, v in expected.items() if "time" not in k})  # fmt: skip
+        {k: v for k, v in expected.items() if "time" not in k and k != "group"})  # fmt: skip
 
 
 def remains(cfg):
     """What must not depend on being stopped: the last state, and the logs without times."""
     folder = disk.find(cfg.out_dir)
     state = open(f"{folder}/state.safetensors", "rb").read()
-    rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
+    rows = [json.loads(line) for name in disk.LOGS for line in open(f"{cfg.out_dir}/{name}")]
     return state, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
 
 
@@ -459,7 +461,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     reward = [r["reward"] for r in rows if "reward" in r]
     assert np.mean(reward[-20:]) > np.mean(reward[:5]) + 0.15, reward  # 0.2 and more with each of four seeds
     first = json.loads(open(f"{cfg.out_dir}/samples.jsonl").readline())
-    assert {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns"} == first.keys() and len(
+    assert {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns", "film"} == first.keys() and len(
         first["sampled"]
     ) == 4
     assert sum(first["advantages"]) == pytest.approx(0, abs=1e-3)
@@ -474,8 +476,8 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"logp_chunk": 5}, "logp_chunk=5"),
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
+    ({"top_k": 1}, "top_k=1: all completions of a group would be the same"),
     ({"clip_cap": 1.1}, "above 1 + clip_high = 1.2"),
-    ({"top_p": 0.9}, "top_p=0.9"),
     ({"fill_in": True, "mask_truncated": True}, "mask_truncated=True with fill_in=True"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "spg"}, "logp_est='elbo'"),
@@ -495,6 +497,9 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
     ({"ref_mode": "ema"}, "ref_mode='ema' changes nothing here, it is for kl_beta above 0"),
+    ({"kl_in_reward": True}, "kl_in_reward=True changes nothing here, it is for kl_beta above 0"),
+    ({"kl_in_reward": True, "kl_beta": 0.1, "reward_norm": "each"}, "every KL the same size"),
+    ({"rewards": ("length(target=x)",)}, "target=x should be a number"),
 ])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
@@ -604,6 +609,44 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
 
 
 # ---- the rest ----
+
+
+def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_group_wrote(tiny, place, capsys):
+    shown = ("exact", f"{place}/my.py:short")
+    cfg = tiny(rewards=shown, reward_weights=(1.0, 0.5), max_iters=3, log_interval=2, eval_interval=9, kl_beta=0.1,
+               pass_at=0.5, log_samples=2, eval_samples=1)  # fmt: skip
+    train.train(cfg)
+    out = capsys.readouterr().out
+    for line in (f"rewards     rewards=exact,{place}/my.py:short  reward_weights=1.0,0.5",
+                 "estimator   logp_est=trace  logp_views=4  logp_scale=1.0",
+                 "loss        loss_type=dapo  ratio_level=token  clip_low=0.2  clip_high=0.2  updates_per_rollout=1",
+                 "KL          kl_beta=0.1  kl_est=k3  ref_mode=static"):  # fmt: skip
+        assert f"    {line}\n" in out
+    told = re.findall(r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+  (.*) s$", out, re.M)
+    stages = r" \+ ".join(rf"{name} \d+\.\d" for name in ("rollout", "old_ref", "reward", "update"))
+    assert [t[0] for t in told] == ["1", "2", "3"] and all(re.fullmatch(stages, t[3]) for t in told), told
+    (row,), rows = (runs.read_lines(f"{cfg.out_dir}/{name}.jsonl") for name in ("rollouts", "metrics"))
+    (logged,) = (r for r in rows if "reward" in r)
+    assert row["step"] == logged["step"] == 2 and float(told[1][1]) == pytest.approx(logged["reward"], abs=1e-3)
+    assert logged["pass_rate"] == logged["rewards/exact/mean"] == float(told[1][2]) / 100 and "group" not in logged
+    assert len(row["completions"]) == len(row["advantages"]) == 4 and set(row["rewards"]) == {"exact", "short"}
+    assert row["rewards"]["exact"] == [float(text == row["prompt"][::-1]) for text in row["completions"]]
+    assert row["rewards"]["short"] == [1 / len(text) if text else None for text in row["completions"]]
+    for text, adv in zip(row["completions"][:2], row["advantages"], strict=False):
+        assert f"    {row['prompt']!r} -> {text!r}  advantage {adv:+.2f}\n" in out
+    assert out.count("  advantage ") == 2
+
+
+def test_the_config_is_on_disk_before_the_first_step_and_a_group_that_fills_in_shows_its_holes(tiny, monkeypatch):
+    cfg, seen = tiny(fill_in=True, mask_ratio_min=0.5, mask_ratio_max=0.5, max_iters=1, eval_interval=9), []
+    monkeypatch.setattr(train, "iterate", lambda run, state, old=train.iterate: (
+        seen.append(json.load(open(f"{cfg.out_dir}/run.json"))["config"]), old(run, state))[1])  # fmt: skip
+    train.train(cfg)
+    assert seen[0]["mask_ratio_min"] == 0.5 and seen[0]["model.mask_id"] == 256
+    (row,) = runs.read_lines(f"{cfg.out_dir}/rollouts.jsonl")
+    before, hole, after = row["masked"].partition("<|mask|>")
+    assert hole and re.fullmatch(r"\d?", before) and re.fullmatch(r"\d?", after) and "<" not in after
+    assert all(text.startswith(before) and text.endswith(after) for text in row["completions"])
 
 
 def test_a_best_step_that_is_the_start_is_called_that(tiny, monkeypatch, capsys):
@@ -752,6 +795,67 @@ def test_what_trace_scores_before_the_first_update_is_what_was_drawn(tiny):
     assert max(gap for (method, _), gap in gaps.items() if method == "trace") < 1e-4 < gaps["one_step", 1]
     # Of all steps or of some of them, the same mean over tokens: what no view scores is not counted as an entropy of 0.
     assert spread["trace", 1] > 0.6 * spread["trace", 4] and spread["trace", 2] > 0.7 * spread["trace", 4], spread
+
+
+@pytest.mark.slow
+def test_a_kl_in_the_reward_is_subtracted_there_and_the_reference_may_be_another_model(tiny, place, tmp_path):
+    """A reward that is always 1: what is left of the advantages is the KL, of each completion under all its steps."""
+    (tmp_path / "my.py").write_text("def one(prompts, completions):\n    return [1.0] * len(prompts)\n")
+    base, tok = disk.find(f"{place}/base"), data.Tokenizer.bytes()
+    params, shape = disk.load(base)
+    other = jax.tree.map(lambda x: x * 1.2, params)
+    disk.save(f"{tmp_path}/other", other, shape)
+    tok.save(f"{tmp_path}/other")
+    cfg = tiny(rewards=(f"{tmp_path}/my.py:one",), kl_beta=0.3, kl_in_reward=True, ref_from=f"{tmp_path}/other",
+               adv_norm="none", max_iters=1, eval_interval=9)  # fmt: skip
+    with contextlib.ExitStack() as claims:
+        run, state, *_ = train.begin(cfg, claims)
+        assert all((x == y).all() for x, y in zip(*map(jax.tree.leaves, (state.reference, other)), strict=True))
+        (batch, notes), = run.task.batches(state, KEY)
+    assert batch["ref"] is None and notes["rewards/one/mean"] == 1 and notes["frac_reward_zero_std"] == 1
+    M, w = (jnp.asarray(batch[k]).swapaxes(0, 1) for k in ("M", "w"))
+    logp = jax.jit(lambda p: diffusion.token_logp(p, batch["x"], M, w, run.cfg.model, batch["valid"], 3).sum(1))
+    kl = np.asarray(logp(state.params) - logp(other)).reshape(4, 4)
+    np.testing.assert_allclose(batch["adv"].reshape(4, 4), -0.3 * (kl - kl.mean(1, keepdims=True)), atol=1e-4)
+    assert np.abs(batch["adv"]).max() > 0.01 and notes["rewards/kl/mean"] == pytest.approx(kl.mean(), abs=1e-4)
+    assert notes["reward"] == pytest.approx(1 - 0.3 * kl.mean(), abs=1e-4)
+    metrics = run.task.loss(state.params, batch)[1]
+    assert "kl_loss" not in metrics and metrics["loss"] == metrics["pg_loss"]
+
+
+def test_a_reference_of_another_shape_is_refused(tiny, place, tmp_path):
+    _, shape = disk.load(disk.find(f"{place}/base"))
+    shape = dataclasses.replace(shape, n_layer=2)
+    disk.save(f"{tmp_path}/other", model.init(KEY, shape), shape)
+    with pytest.raises(ValueError, match="the model there has n_layer=2, the policy 1: the two must be of one shape"):
+        train.begin(tiny(kl_beta=0.1, ref_from=f"{tmp_path}/other"), contextlib.ExitStack())
+
+
+FILTERS = [{"top_p": 0.7}, {"top_k": 3, "repetition_penalty": 1.5}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda f: "-".join(f))
+@pytest.mark.parametrize("kind", ["trace", "exact", "chunks", "coupled"])
+def test_what_was_drawn_from_a_filtered_distribution_is_scored_under_the_same_filter(
+        tiny, request, monkeypatch, kind, filters):
+    """Old, new and reference: before the first update their ratios are 1, and nothing lies between the log-probs that
+    are trained and those that were drawn. Of coupled, whose views the sampler never saw, they are finite."""
+    more = {"exact": lambda: request.getfixturevalue("causal"), "coupled": lambda: {"logp_est": "coupled"},
+            "chunks": lambda: {"logp_chunk": 32}, "trace": dict}[kind]()  # fmt: skip
+    if kind == "chunks":  # of 16 positions, too
+        monkeypatch.setattr(diffusion, "LOGITS", 64 * 259)
+    cfg = tiny(**{"updates_per_rollout": 2, "kl_beta": 0.1, "batch_size": 8} | more | filters)
+    cfg, _, task, state, batches, _ = one_iteration(cfg)
+    metrics = [{k: float(v) for k, v in jax.jit(task.loss)(state.params, b)[1].items()} for b in batches]
+    for m in metrics:
+        assert m["ratio_max"] == pytest.approx(1, abs=1e-4) and abs(m["kl"]) < 1e-6
+        assert m["behaviour_gap"] < 1e-4 or kind == "coupled" and np.isfinite(m["behaviour_gap"])
+        assert np.isfinite(list(m.values())).all()
+    if kind != "coupled":  # scored under the whole distribution they are others
+        whole = jax.jit(functools.partial(objectives.policy_loss, cfg=dataclasses.replace(
+            cfg, top_p=None, top_k=None, repetition_penalty=1.0)))
+        assert float(whole(state.params, batches[0])[1]["behaviour_gap"]) > 0.05
 
 
 def drifted(logp, old, n, level, loss="dapo"):

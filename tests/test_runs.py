@@ -296,7 +296,7 @@ def test_a_kill_while_logs_are_cut_back_loses_no_line(cfg, monkeypatch):
         for name in disk.LOGS:
             assert [r["step"] for r in lines(cfg, name)][:5] == [0, 1, 2, 3, 4]
         runs.Log(cfg, 4)
-        assert sorted(os.listdir(cfg.out_dir)) == ["metrics.jsonl", "samples.jsonl"]
+        assert sorted(os.listdir(cfg.out_dir)) == ["metrics.jsonl", "rollouts.jsonl", "run.json", "samples.jsonl"]
 
 
 def test_numbers_that_are_none_are_logged_as_null(cfg):

@@ -247,7 +247,7 @@ def test_the_average_of_the_weights_is_what_numpy_computes(tiny):
 def test_a_run_leaves_its_logs_its_curves_its_last_checkpoints_and_its_best(unbroken):
     names = set(os.listdir(unbroken.out_dir))
     best = json.load(open(f"{unbroken.out_dir}/step-000012/run.json"))["best"]
-    assert names == {"metrics.jsonl", "samples.jsonl", "curves.png", "step-000009", "step-000012",
+    assert names == {*disk.LOGS, "run.json", "curves.png", "report.html", "step-000009", "step-000012",
                      f"step-{best['step']:06d}"}  # fmt: skip
 
 
