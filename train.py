@@ -381,13 +381,14 @@ def evaluate(run, state, best):
     return values, new if better else best
 
 
-def write(run, step, last, seconds):
-    """The numbers of the iteration that ended with this step, which took so long, into the log."""
+def write(run, state, last, seconds):
+    """The numbers of the iteration that ended with this State, which took so long, into the log."""
     took = {"step_time": seconds}
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
         took["time/update"] = seconds - sum(timed)
-    took["learning_rate"] = float(run.rate((step - 1) * updates_per_iter(run.cfg)))
-    run.log.metrics(step, {k: v for k, v in last.items() if k != "step"} | took)
+    updates = int(state.opt_state[-1][0].count) - updates_per_iter(run.cfg)  # before it: skipped steps made none
+    took["learning_rate"] = float(run.rate(max(updates, 0)))
+    run.log.metrics(state.step, {k: v for k, v in last.items() if k != "step"} | took)
 
 
 def loop(run, state, best, done):
@@ -417,7 +418,7 @@ def loop(run, state, best, done):
             if done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
                 last, pending = finite(*pending, last, cfg), None
                 if logged:
-                    write(run, state.step, last, time.perf_counter() - clock)
+                    write(run, state, last, time.perf_counter() - clock)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
             bar.update(1)

@@ -83,8 +83,12 @@ class Tokenizer:
 
     def decode(self, ids, specials=False):
         """[id] -> text. Special tokens are left out unless specials=True; an id without a token is U+FFFD."""
+        return self.spell(ids, specials).decode("utf-8", "replace")
+
+    def spell(self, ids, specials=False):
+        """[id] -> its bytes, of which the first and the last character of a window may have only some."""
         shown = (i for i in map(int, ids) if specials or i not in self._hidden)
-        return b"".join(self._bytes.get(i, b"\xef\xbf\xbd") for i in shown).decode("utf-8", "replace")
+        return b"".join(self._bytes.get(i, b"\xef\xbf\xbd") for i in shown)
 
     def __eq__(self, other):
         """Do both give every text the same ids, and the same ids the same parts to play?"""

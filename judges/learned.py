@@ -150,7 +150,8 @@ def pairs(rows, seed, refill=None):
     others = (better[rng.integers(len(rows))] for _ in rows)
     worse = [corrupted(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
     if refill:
-        worse[::2] = zip(*refill(rows[::2], seed), strict=True)
+        new = zip(*refill(rows[::2], seed), strict=True)  # without a kind what a generator has no room for
+        worse[::2] = [made if made[1] else old for made, old in zip(new, worse[::2], strict=True)]
     kept = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a generator may fill a hole rightly
     return Pairs(*([column[i] for i in kept] for column in (prompts, better, *zip(*worse, strict=True))), None)
 
