@@ -592,14 +592,14 @@ def describe(found, adv, cfg, tok):
     """What an iteration logs beside the loss: of the rewards, the advantages (N, G), and the completions."""
     r, each, G = found.rollout, found.rewards, cfg.group_size
     total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
-    known = total[~np.isnan(total)]
+    known, (_, inside, n) = total[~np.isnan(total)], grpo.moments(total, 1)
     ends, drawn = (np.asarray(a) for a in (r.hole & (r.x == tok.eos_id), r.hole))
     length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
     ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
     groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
     return {
         "reward": rewards.mean(total), "reward/std": float(known.std()) if len(known) else math.nan,
-        "reward/group_std": float(grpo.moments(total, 1)[1].mean()),
+        "reward/group_std": rewards.mean(np.where(n > 1, inside, np.nan)),  # one opinion has no spread
         "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
         "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
         "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),

@@ -312,6 +312,7 @@ def begin(cfg, claims):
         state = state._replace(reference=jax.device_get(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
+    passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # not only by the start
     done = state.step >= cfg.max_iters or bool(passed)
     if resumed:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))

@@ -246,6 +246,15 @@ def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
     assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
 
 
+def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
+    holes = jnp.ones((8, 2), bool)
+    rollout = objectives.Rollout(jnp.zeros((8, 2), int), None, holes, holes, holes, holes, jnp.float32(1))
+    each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
+    cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
+    notes = objectives.describe(objectives.Scored([], rollout, ["a"] * 8, each, {}), np.zeros((2, 4)), cfg, tok)
+    assert notes["reward/group_std"] == pytest.approx(each[0, 0].std(ddof=1))
+
+
 @pytest.mark.slow
 def test_wd1_honours_adv_negative_and_learns_nothing_from_groups_that_agree(tiny, place):
     (place / "half.py").write_text(
@@ -427,6 +436,7 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
     with pytest.raises(Killed):
         train.train(cfg)
     assert train.train(dataclasses.replace(cfg, resume=True)).step == 4
+    assert train.train(dataclasses.replace(cfg, resume=True, max_iters=5)).step == 5
 
 
 def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
