@@ -10,8 +10,8 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import itertools
+import json
 import math
 import time
 import zlib
@@ -139,11 +139,6 @@ def written(tokens, tok, cfg):
     """tokens (B, T) -> the ids of the completions, up to their first end of text."""
     completions = np.asarray(tokens)[:, cfg.max_prompt_len :].tolist()
     return [row[: row.index(tok.eos_id)] if tok.eos_id in row else row for row in completions]
-
-
-def texts(tokens, tok, cfg):
-    """tokens (B, T) -> completions as text."""
-    return [tok.decode(ids) for ids in written(tokens, tok, cfg)]
 
 
 def punch(text, cfg, tok, seed):
@@ -379,7 +374,7 @@ def pretrain(cfg, tok, start):
         bound = np.asarray(in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
         out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
         if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
-            size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])
+            size = np.mean([len(tok.spell(row)) for row in shown.arrays["tokens"]])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(SAMPLES, len(asked.rows))))  # only to be looked at
         rates, samples = pass_rates(cfg, tok, fns, more, state.weights, key, scored)
@@ -402,21 +397,24 @@ def judge_texts(cfg, tok, start):
         generator = None if generator and model.width(generator) else generator
 
     def refill(rows, seed):
-        """Holes in the completions of rows, filled by the generator at one temperature after the other."""
+        """Holes in the completions of rows, all windows of a document, filled by the generator at one temperature after
+        the other; without a kind what does not fit."""
         rng = np.random.default_rng(seed)
         arrays, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
-        written = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
-        arrays["hole"] = written & (rng.random(written.shape) < rng.uniform(0.2, 1.0, (len(written), 1)))
-        out, kinds = [row["completion"] for row in rows], [""] * len(rows)
-        size = min(cfg.eval_size, -(-len(written) // len(cfg.judge_temperatures)))  # every temperature has its turn
-        for n, first in enumerate(range(0, len(written), size)):
-            index = np.arange(first, first + size) % len(written)  # all chunks of one shape
+        text = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
+        arrays["hole"] = text & (rng.random(text.shape) < rng.uniform(0.2, 1.0, (len(text), 1)))
+        windows, ids, kinds = [[]] * len(text), [[] for _ in rows], [""] * len(rows)
+        size = min(cfg.eval_size, -(-len(text) // len(cfg.judge_temperatures)))  # every temperature has its turn
+        for n, first in enumerate(range(0, len(text), max(size, 1))):
+            index = np.arange(first, first + size) % len(text)  # all chunks of one shape
             heat = cfg.judge_temperatures[n % len(cfg.judge_temperatures)]
             chunk = {k: jnp.asarray(arrays[k][index]) for k in ("tokens", "hole", "valid")}
-            filled = texts(fill(generator, jax.random.key(seed + n), chunk, cfg, heat)[0], tok, cfg)
-            for row, text in zip(arrays["row"][index], filled, strict=True):
-                out[row], kinds[row] = text, f"filled at {heat:g}"
-        return out, kinds
+            filled = fill(generator, jax.random.key(seed + n), chunk, cfg, heat)[0]
+            for i, window in zip(index, written(filled, tok, cfg), strict=True):
+                windows[i], kinds[arrays["row"][i]] = window, f"filled at {heat:g}"
+        for row, window in zip(arrays["row"], windows, strict=True):
+            ids[row] += window
+        return [tok.decode(row) for row in ids], kinds
 
     made = [
         learned.pairs(read_rows(cfg, split)[:n], cfg.seed + i, generator and refill)
@@ -675,13 +673,13 @@ def describe(found, adv, cfg, tok):
     """What an iteration logs beside the loss: of the rewards, the advantages (N, G), and the completions."""
     r, each, G = found.rollout, found.rewards, cfg.group_size
     total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
-    known = total[~np.isnan(total)]
+    known, (_, inside, n) = total[~np.isnan(total)], grpo.moments(total, 1)
     ends, drawn = (np.asarray(a) for a in (r.hole & (r.x == tok.eos_id), r.hole))
     length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
     ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
     groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
     return {
-        "reward": rewards.mean(total), "reward_std": float(grpo.moments(total, 1)[1].mean()),
+        "reward": rewards.mean(total), "reward_std": rewards.mean(np.where(n > 1, inside, np.nan)),  # of one: no spread
         **{f"reward/{how}": float(getattr(known, how)()) if len(known) else math.nan for how in ("std", "min", "max")},
         "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
         "pass_rate": rewards.mean(passing(next(iter(found.parts.values())), cfg)),

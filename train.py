@@ -316,13 +316,14 @@ def begin(cfg, claims):
     tx, rate = optimizer(cfg)
     params, base = split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg)
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
-    copied = lambda asked, params, dtype="float32": jax.tree.map(lambda x: jnp.array(x, dtype), params) if asked else None
+    copy = lambda asked, params, dtype: jax.tree.map(lambda x: jnp.array(x, dtype), params) if asked else None
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     # A reference that stays is only computed with; where one moves, 16 bits would lose its small steps.
     kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
     other = other_reference(cfg, kept) if moves and cfg.ref_from and not resuming else None
     new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
-                               copied(cfg.ema_decay is not None, params), other or copied(moves, params, kept))  # fmt: skip
+                               copy(cfg.ema_decay is not None, params, "float32"),
+                               other or copy(moves, params, kept))  # fmt: skip
     state = jax.eval_shape(new, params) if resuming else new(params)
     task = task._replace(init=None)
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
@@ -334,6 +335,7 @@ def begin(cfg, claims):
         state = state._replace(reference=jax.device_get(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
+    passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # not only by the start
     done = state.step >= cfg.max_iters or bool(passed)
     if resumed:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
@@ -404,9 +406,9 @@ def evaluate(run, state, best):
     return values, new if better else best
 
 
-def write(run, step, last, seconds, logged):
-    """The numbers of the iteration that ended with this step, which took so long, as a line on the screen (of GRPO) and
-    where they are `logged` into the log, with the first group."""
+def write(run, state, last, seconds, logged):
+    """The numbers of the iteration that ended with this State, which took so long, as a line on the screen (of GRPO)
+    and where they are `logged` into the log, with the first group."""
     values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
         values["time/update"] = seconds - sum(timed)
@@ -415,13 +417,14 @@ def write(run, step, last, seconds, logged):
                  "kl": "kl {:.4f}", "rewards/kl/mean": "kl {:.4f}"}  # fmt: skip
         said = [form.format(values[k]) for k, form in known.items() if k in values and np.isfinite(values[k])]
         stages = [f"{k[5:]} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
-        tqdm.write(f"step {step:6d}  reward {'  '.join(said) or 'none'}  {' + '.join(stages)} s")
+        tqdm.write(f"step {state.step:6d}  reward {'  '.join(said) or 'none'}  {' + '.join(stages)} s")
     if logged:
-        values["learning_rate"] = float(run.rate((step - 1) * updates_per_iter(run.cfg)))
-        run.log.metrics(step, values)
+        updates = int(state.opt_state[-1][0].count) - updates_per_iter(run.cfg)  # before it: skipped steps made none
+        values["learning_rate"] = float(run.rate(max(updates, 0)))
+        run.log.metrics(state.step, values)
     if logged and "group" in last:
         group, shown = last["group"], run.cfg.log_samples
-        run.log.append("rollouts.jsonl", {"step": step} | group)
+        run.log.append("rollouts.jsonl", {"step": state.step} | group)
         for text, adv in [*zip(group["completions"], group["advantages"], strict=True)][:shown]:
             tqdm.write(f"    {group['masked' if 'masked' in group else 'prompt']!r} -> {text!r}  advantage {adv:+.2f}")
 
@@ -452,7 +455,7 @@ def loop(run, state, best, done):
             done, leaving, logged = state.step >= cfg.max_iters, asked.signal, due(cfg.log_interval) or not updates
             if cfg.objective == "grpo" or done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
                 last, pending = finite(*pending, last, cfg), None
-                write(run, state.step, last, time.perf_counter() - clock, logged)
+                write(run, state, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
             bar.update(1)

@@ -353,7 +353,8 @@ def check_start(c, shape, where):
         if f.name not in ("dtype", "remat") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}")
     if shape.causal:
-        asked = {"order": "left"} | ({"logp_est": "exact"} if c.objective == "grpo" else {"paired": False})
+        asked = {"order": "left", "score_after_end": False}  # what follows an end was never drawn
+        asked |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False}
         for key, value in asked.items():
             if getattr(c, key) != value:
                 raise ValueError(f"{key}={getattr(c, key)!r}: a causal model reads from left to right and needs "

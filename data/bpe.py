@@ -92,12 +92,16 @@ class Tokenizer:
 
     def decode(self, ids, specials=False):
         """[id] -> text. Special tokens are left out unless specials=True; an id without a token is U+FFFD."""
+        return self.spell(ids, specials).decode("utf-8", "replace")
+
+    def spell(self, ids, specials=False):
+        """[id] -> its bytes, of which the first and the last character of a window may have only some."""
         shown = (i for i in map(int, ids) if specials or i not in self._hidden)
         if self.spec:
             write = functools.partial(self._engine(frozenset()).decode, skip_special_tokens=False)
             runs = itertools.groupby(shown, self._bytes.__contains__)
-            return "".join(write(list(run)) if known else "\ufffd" * len(list(run)) for known, run in runs)
-        return b"".join(self._bytes.get(i, b"\xef\xbf\xbd") for i in shown).decode("utf-8", "replace")
+            return "".join(write(list(r)) if known else "\ufffd" * len(list(r)) for known, r in runs).encode()
+        return b"".join(self._bytes.get(i, b"\xef\xbf\xbd") for i in shown)
 
     def _engine(self, allowed):
         """{special tokens that a text may hold} -> the `tokenizers.Tokenizer` of the spec that reads these only."""

@@ -25,7 +25,7 @@ WIDTHS = [16 * w << i for i in range(16) for w in (2, 3)]  # of the arrays that 
 def encode(prompts, completions, tok, max_len):
     """Texts -> tokens (B, T) int32, valid (B, T) bool for model.score: prompt, completion, eos; padded on the left.
 
-    T is the longest, rounded up to one of few WIDTHS, as each is compiled, and at most max_len: what is longer loses its
+    T is the longest, rounded up to one of WIDTHS, as each is compiled, and at most max_len: what is longer loses its
     beginning. The tokenizer is the judge's own: the policy's may differ."""
     texts = zip(prompts, completions, strict=True)
     ids = [[*tok.begin(tok.encode(prompt)), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in texts]
@@ -150,7 +150,8 @@ def pairs(rows, seed, refill=None):
     others = (better[rng.integers(len(rows))] for _ in rows)
     worse = [corrupted(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
     if refill:
-        worse[::2] = zip(*refill(rows[::2], seed), strict=True)
+        new = zip(*refill(rows[::2], seed), strict=True)  # without a kind what a generator has no room for
+        worse[::2] = [made if made[1] else old for made, old in zip(new, worse[::2], strict=True)]
     kept = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a generator may fill a hole rightly
     return Pairs(*([column[i] for i in kept] for column in (prompts, better, *zip(*worse, strict=True))), None)
 

@@ -99,7 +99,7 @@ def test_completions_of_a_prompt_are_neighbours_and_every_reward_meets_its_own(t
     cfg, tok, _, _, (b,), notes = one_iteration(tiny(adv_norm="none"))
     prompts = [tok.decode([i for i in row if i != tok.pad_id]) for row in np.asarray(b["x"])[:, :3].tolist()]
     assert prompts == [p for p in prompts[::4] for _ in range(4)] and len(set(prompts)) == 4
-    texts = objectives.texts(b["x"], tok, cfg)
+    texts = list(map(tok.decode, objectives.written(b["x"], tok, cfg)))
     earned = np.array([sum(a == c for a, c in zip(t, p[::-1], strict=False)) / 2
                        for t, p in zip(texts, prompts, strict=True)])  # fmt: skip
     groups = earned.reshape(4, 4)
@@ -119,7 +119,8 @@ def test_a_reward_gets_the_tokens_that_were_written_and_not_those_of_their_text(
     rows = [row[3:] for row in np.asarray(b["x"]).tolist()]
     lengths = [len(row[: row.index(tok.eos_id)] if tok.eos_id in row else row) for row in rows]
     assert notes["reward"] == np.mean(lengths)
-    assert sum(len(tok.encode(text)) for text in objectives.texts(b["x"], tok, cfg)) > sum(lengths)  # no UTF-8
+    texts = map(tok.decode, objectives.written(b["x"], tok, cfg))
+    assert sum(len(tok.encode(text)) for text in texts) > sum(lengths)  # no UTF-8
 
 
 def test_what_counts_ends_with_the_first_end_of_text(tiny):
@@ -243,8 +244,17 @@ def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
         "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
     )
     cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), **flags))
-    silent = np.array([text[:1] < "3" for text in objectives.texts(b["x"], tok, cfg)])
+    silent = np.array([text[:1] < "3" for text in map(tok.decode, objectives.written(b["x"], tok, cfg))])
     assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
+
+
+def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
+    holes = jnp.ones((8, 2), bool)
+    rollout = objectives.Rollout(jnp.zeros((8, 2), int), None, holes, holes, holes, holes, jnp.float32(1))
+    each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
+    cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
+    notes = objectives.describe(objectives.Scored([], rollout, ["a"] * 8, each, {}), np.zeros((2, 4)), cfg, tok)
+    assert notes["reward/group_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
 @pytest.mark.slow
@@ -372,14 +382,15 @@ def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
 def test_a_static_reference_is_kept_in_the_16_bits_that_it_computes_with_and_one_that_moves_is_not(tiny):
     model_16 = dataclasses.replace(tiny().model, dtype="bfloat16")
     cfg = tiny(kl_beta=0.1, model=model_16, max_iters=2)
-    state = train.train(cfg)
+    state = train.train(cfg)[0]
     start = disk.load(cfg.init_from)[0]
     assert {x.dtype for x in jax.tree.leaves(state.reference)} == {jnp.dtype("bfloat16")}
     shape = dataclasses.replace(disk.read_config(disk.find(cfg.init_from)), dtype="bfloat16")
     assert np.array_equal(*(model.logits(params, jnp.arange(8)[None], shape) for params in (state.reference, start)))
-    resumed = train.train(dataclasses.replace(cfg, resume=True, max_iters=3)).reference
-    assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), resumed, state.reference))
-    moving = train.train(tiny(kl_beta=0.1, model=model_16, max_iters=1, ref_mode="ema")).reference
+    resumed = train.train(dataclasses.replace(cfg, resume=True, max_iters=3))[0].reference
+    same = lambda a, b: a.dtype == b.dtype and np.array_equal(a, b)
+    assert jax.tree.all(jax.tree.map(same, resumed, state.reference))
+    moving = train.train(tiny(kl_beta=0.1, model=model_16, max_iters=1, ref_mode="ema"))[0].reference
     assert {x.dtype for x in jax.tree.leaves(moving)} == {jnp.dtype("float32")}
 
 
@@ -429,6 +440,7 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
     with pytest.raises(Killed):
         train.train(cfg)
     assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 4
+    assert train.train(dataclasses.replace(cfg, resume=True, max_iters=5))[0].step == 5
 
 
 def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
@@ -526,6 +538,31 @@ def test_pretraining_on_rows_without_a_completion_is_refused(tiny, tmp_path):
         train.train(config.Config(**SECONDS, dataset=f"{tmp_path}/rows.jsonl", out_dir=f"{tmp_path}/out"))
 
 
+def test_bits_per_byte_counts_the_bytes_of_windows_that_cut_characters(tmp_path, monkeypatch):
+    text = [json.dumps({"text": "漢é" * 28}) + "\n" for _ in range(20)]  # 140 bytes, twenty windows of 7
+    (tmp_path / "rows.jsonl").write_text("".join(text))
+    cfg = config.Config(**SECONDS | dict(max_prompt_len=0, max_new_tokens=7), dataset=f"{tmp_path}/rows.jsonl")
+    cfg, tok, *_ = train.prepare(cfg)
+    monkeypatch.setattr(objectives, "pass_rates", lambda *_: ({}, []))
+    task = objectives.pretrain(cfg, tok, None)
+    out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
+    assert out["val/bits_per_byte"] == pytest.approx(out["val/nelbo"] / np.log(2))  # a token is a byte here
+
+
+def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_a_pair_too(tmp_path, monkeypatch):
+    rows = [{"prompt": "", "completion": "abcdefghij" * 2}] * 8 + [{"prompt": "p", "completion": "far too long"}] * 8
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
+                        init_from="a model")  # fmt: skip
+    made, pairs = [], objectives.learned.pairs
+    zs = lambda params, keys, arrays, *_: (jnp.where(arrays["hole"], ord("z"), arrays["tokens"]), {})
+    monkeypatch.setattr(objectives, "fill", zs)
+    monkeypatch.setattr(objectives.learned, "pairs", lambda *given: made.append(pairs(*given)) or made[-1])
+    objectives.judge_texts(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
+    filled = [len(text) for text, kind in zip(made[0].worse, made[0].kinds, strict=True) if "filled" in kind]
+    assert filled == [20] * 4 and len(made[0].better) > 12  # a window alone would be known by its length
+
+
 def test_a_model_and_a_tokenizer_must_mean_the_same_mask(tiny, place, tmp_path):
     folder = shutil.copytree(disk.find(f"{place}/base"), tmp_path / "other")
     known = json.loads((folder / "config.json").read_text())
@@ -576,6 +613,7 @@ def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
 @pytest.mark.parametrize("changes, words", [
     ({"order": "confidence"}, "order='confidence': a causal model reads from left to right and needs order='left'"),
     ({"logp_est": "trace"}, "needs logp_est='exact'"),
+    ({"score_after_end": True}, "needs score_after_end=False"),
     ({"init_from": "BASE", "model": SECONDS["model"]}, "is no causal one"),
 ])  # fmt: skip
 def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, changes, words):
@@ -676,11 +714,13 @@ def moody(prompts, completions):
 def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(tiny, tmp_path, capsys):
     # The calls: 2 of the first evaluation (greedy, sampled), then a step each, but for the second.
     (tmp_path / "my.py").write_text(MOODY.format(words="None if len(calls) in (1, 2, 4) else len(calls) % 2 / 2"))
-    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9, eval_samples=1)
+    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9, eval_samples=1,
+               warmup_iters=4)  # fmt: skip
     assert train.train(cfg)[0].step == 3
     rows = runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")
     assert [(r["step"], r["skipped"]) for r in rows if "skipped" in r] == [(2, 1.0), (3, 0.0)]
     assert "loss" not in rows[1] and rows[1]["reward"] is None and rows[0]["val/greedy"] is None
+    assert rows[2]["learning_rate"] == pytest.approx(cfg.learning_rate * 2 / 4)  # that of the second update, in step 3
     out = capsys.readouterr().out
     assert "step 2: no reward (moody) has an opinion on any of the 16 completions, so there is no update" in out
     assert "moody has no opinion on any of the 8 greedy completions" in out
