@@ -10,7 +10,7 @@ import pytest
 ARROWS = {
     "model": set(), "data": set(), "grpo": set(), "terminal": set(), "diffusion": {"model"},
     "config": {"data", "diffusion", "grpo", "model"},
-    "disk": {"config", "model"}, "runs": {"config", "diffusion", "disk", "model", "terminal"},
+    "disk": {"config", "data", "model"}, "runs": {"config", "diffusion", "disk", "model", "terminal"},
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
     "judges/learned": {"data", "diffusion", "disk", "model"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "terminal"},
