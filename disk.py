@@ -94,7 +94,8 @@ def family(cfg):
         blocks = (cfg.block_causal is not None) == ("block_causal" in keys)
         if headed and blocks and all(getattr(cfg, k) == v for k, v in (fixed | implied).items() if k not in keys):
             return name
-    switches = "causal block_causal shift qkv_bias qk_norm gemma window query_scale attn_cap logit_cap rope_scaling d_head".split()
+    switches = ("causal block_causal shift qkv_bias qk_norm gemma window query_scale attn_cap logit_cap rope_scaling "
+                "d_head").split()  # fmt: skip
     raise ValueError("no Hugging Face family has these switches together: "
                      + ", ".join(f"{k}={getattr(cfg, k)}" for k in switches)
                      + "; there are " + "; ".join(f"{n}: {f[4] or 'none'}" for n, f in FAMILIES.items()))  # fmt: skip

@@ -28,7 +28,7 @@ class ModelConfig:
     d_head: int | None = None  # K, the width of a head; None: d_model / n_head
     d_ff: int | None = None  # F, the width inside the mlp; None: 8/3 of d_model, rounded up to a multiple of 32
     causal: bool = False  # True: an autoregressive model, each position sees only what is left of it
-    block_causal: int | None = None  # each token sees its block of so many and all earlier ones (SDAR); None: all tokens
+    block_causal: int | None = None  # tokens see their block of so many, and all earlier ones (SDAR); None: all
     shift: bool = False  # True: position i-1 predicts token i (Dream, and every autoregressive model)
     qkv_bias: bool = False  # queries, keys and values have biases (Dream, Qwen2)
     qk_norm: bool = False  # queries and keys are normalised (Qwen3)
