@@ -191,9 +191,9 @@ def soft_cap(x, cap):
 
 
 def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None, clean=0):
-    """x (B, S, D), w the weights of one layer, a cache of keys and values and where in it this block's are from the
-    first of x on -> (B, S, D), the cache with those of x. window, a start and a length: only of these columns of x.
-    clean: the keys of so many first rows, the texts, stand before those of their copies, and of themselves."""
+    """x (B, S, D), w the weights of one layer, a cache of keys and values and its place for `store` -> (B, S, D), the
+    cache with those of x. window, a start and a length: only of these columns of x. clean: the keys of so many first
+    rows, the texts, stand before those of their copies, and of themselves."""
     cut = lambda a: a if window is None else columns(a, *window)
     h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
     q, k, v = (linear(cut(h) if n == "q" else h, w, n) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
@@ -202,10 +202,8 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None, clean=
         q, k = rms_norm(q, w["q_norm"], cfg.norm_eps), rms_norm(k, w["k_norm"], cfg.norm_eps)
     q, k = rotate(q, cut(cos), cut(sin)), rotate(k, cos, sin)
     if cache is not None:
-        layer, column = place
-        cache = [jax.lax.dynamic_update_slice(old, new[None], (layer, 0, column, 0, 0))
-                 for old, new in zip(cache, (k, v), strict=True)]  # fmt: skip
-        k, v = (old[layer] for old in cache)  # (B, T, KV, K)
+        cache = [store(old, new, *place) for old, new in zip(cache, (k, v), strict=True)]
+        k, v = (old[place[0]] for old in cache)  # (B, T, KV, K)
     if clean:
         each = len(x) // clean - 1
         k, v = (jnp.concatenate([jnp.concatenate([a[:clean], jnp.repeat(a[:clean], each, 0)]), a], 1) for a in (k, v))
@@ -242,18 +240,31 @@ def positions_of(valid, T):
     return jnp.arange(T)[None] if valid is None else jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
 
 
-def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, clean=0):
+def store(cache, new, layer, column, kept=None):
+    """cache (L, B, T, KV, K), new (B, S, KV, K) of a layer, from a column () or, of each row its own, (B,) on -> the
+    cache with them. kept (B,): columns before that one stay as they are."""
+    if jnp.ndim(column) == 0 and kept is None:
+        return jax.lax.dynamic_update_slice(cache, new[None], (layer, 0, column, 0, 0))
+    B, S, T = *new.shape[:2], cache.shape[2]
+    at = jnp.reshape(column, (-1, 1)) + jnp.arange(S)
+    at = at if kept is None else jnp.where(at < kept[:, None], T, at)  # beyond the end: dropped
+    return cache.at[layer, jnp.arange(B)[:, None], at].set(new, mode="drop")
+
+
+def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, kept=None, clean=0):
     """tokens (B, S), which are columns start to start + S of a text whose T columns have `valid` (B, T) and the cache
-    of what was computed before -> features (B, S, D), the cache with them. Without a cache, S is T, and of a window,
-    a start and a length, the features are (B, length, D): the last block is not computed for the other columns.
-    clean: so many first rows of a block_causal model are texts, the others noisy copies of them (see `features`)."""
+    of what was computed before -> features (B, S, D), the cache with them. Without a cache, S is T. start and a window,
+    a start and a length in the text, as in `columns`: the features are then (B, length, D), the last block is not
+    computed for the other columns. kept as in `store`. clean: so many first rows of a block_causal model are texts, the
+    others noisy copies of them (see `features`)."""
     gain = lambda path: cfg.gemma and path[-1].key.endswith("norm")
     p = jax.tree_util.tree_map_with_path(lambda path, w: (w + 1 if gain(path) else w).astype(cfg.dtype),
                                          {n: params[n] for n in ("embed", "blocks", "norm")})  # fmt: skip
     S, T = tokens.shape[1], tokens.shape[1] if cache is None else cache[0].shape[2]
-    part = lambda a: jax.lax.dynamic_slice_in_dim(a, start, S, 1)
+    part = lambda a: columns(a, start, S)
     everywhere = positions_of(valid, T)
     positions = part(everywhere)
+    cut = window and (window[0] - start, window[1])
     if valid is not None and cfg.causal:  # where the first token is read from: see `features`
         tokens = jnp.where(part(valid), tokens, start_id(cfg))
 
@@ -273,12 +284,12 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, cl
             mask = jnp.concatenate([mask & copy & (theirs < mine), mask & ((theirs == mine) | ~copy)], -1)
         return mask
 
-    def step(carry, layer, window=None):
+    def step(carry, layer, cut=None):
         w, i = layer
-        mask = seen(i, *(window or (start, S)))
-        return block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start), window, clean), None
+        mask = seen(i, *(window if cut else (start, S)))
+        return block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start, kept), cut, clean), None
 
-    kept = jax.checkpoint if cfg.remat else lambda step: step
+    again = jax.checkpoint if cfg.remat else lambda step: step
     x = p["embed"].at[tokens].get(mode="clip")  # a causal model's mask_id may lie beyond: what it reads there is moot
     x = x * cfg.d_model**0.5 if cfg.gemma else x
     layers = p["blocks"], jnp.arange(cfg.n_layer)
@@ -288,11 +299,11 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, cl
     flat = cfg.n_layer <= UNROLLED
     if window and flat:
         last, layers = jax.tree.map(lambda w: w[-1], layers), jax.tree.map(lambda w: w[:-1], layers)
-    (x, cache), _ = jax.lax.scan(kept(step), (x, cache), layers, unroll=flat)
+    (x, cache), _ = jax.lax.scan(again(step), (x, cache), layers, unroll=flat)
     if window and flat:
-        (x, cache), _ = kept(functools.partial(step, window=window))((x, cache), last)
+        (x, cache), _ = again(functools.partial(step, cut=cut))((x, cache), last)
     elif window:
-        x = columns(x, *window)
+        x = columns(x, *cut)
     return rms_norm(x, p["norm"], cfg.norm_eps), cache
 
 
@@ -322,28 +333,34 @@ def features(params, z, cfg, valid=None, start=0, length=None, clean=None):
     then read with the text before it in place of holes, all blocks in one pass (BD3-LM), and as a text sees no copy,
     one pass over it does for all of its copies: T (B + n) tokens. Shifted, a block's first token is read from the text.
     """
-    n_clean = 0 if clean is None else len(clean)
-    if n_clean:
-        each = len(z) // n_clean
-        z = jnp.concatenate([clean, z])
-        valid = None if valid is None else jnp.concatenate([valid[::each], valid])
+    n = 0 if clean is None else len(clean)
+    if not n:
+        return read(params, z, cfg, valid, start, length)[0]
+    each, at = len(z) // n, columns(positions_of(valid, z.shape[1]), start, length or z.shape[1] - start)
+    valid = None if valid is None else jnp.concatenate([valid[::each], valid])
+    h = read(params, jnp.concatenate([clean, z]), cfg, valid, start, length, clean=n)[0]
+    begins = cfg.shift & (at % (cfg.block_causal) == 0) & (at > 0)
+    return jnp.where(begins[..., None], jnp.repeat(h[:n], each, 0), h[n:])
+
+
+def read(params, z, cfg, valid=None, start=0, length=None, cache=None, part=(0, None, None), clean=0):
+    """`features`, and the cache with what was computed. part: a start () or (B,) and a length, the columns around the
+    window that are computed, all others being what the cache has of them; and `kept` of `store`."""
     length = z.shape[1] - start if length is None else length
     if cfg.causal and not (isinstance(start, int) and start > 0):
         valid = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
         z, valid, start = jnp.pad(z, ((0, 0), (1, 0))), jnp.pad(valid, ((0, 0), (1, 0))), start + 1
     own = cfg.shift and not cfg.causal
     first, n = jnp.maximum(start - 1, 0) if cfg.shift else start, min(length + own, z.shape[1])
-    h = extend(params, z, cfg, valid, window=None if n == z.shape[1] else (first, n), clean=n_clean)[0]
+    at, size, kept = part
+    z = z if size is None else columns(z, at, size)
+    h, cache = extend(params, z, cfg, valid, cache, at, None if n == z.shape[1] else (first, n), kept, clean)
     if own:
         per_row = lambda a: jnp.reshape(a, (-1, 1))
         left = per_row(start) - 1 + jnp.arange(length)
         left = jnp.maximum(left, 0 if valid is None else per_row(jnp.argmax(valid, 1))) - per_row(first)
         h = jax.vmap(lambda h, i: h[i])(h, jnp.broadcast_to(left, (len(h), length)))
-    text, h = h[:n_clean], h[n_clean:]
-    if n_clean and cfg.shift:
-        at = columns(positions_of(None if valid is None else valid[n_clean:], z.shape[1]), start, length)
-        h = jnp.where(((at % cfg.block_causal == 0) & (at > 0))[..., None], jnp.repeat(text, each, 0), h)
-    return h
+    return h, cache
 
 
 def logits(params, z, cfg, valid=None, start=0, length=None):

@@ -3,7 +3,7 @@ Filling the holes: every position of z that holds the mask token is drawn from t
 
 Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`; a Plan says in which order
 holes are filled and how many at once. LLaDA's sampler is the rule quota, Dream's is dream with tempered=True, that of
-Fast-dLLM is threshold, EB-Sampler's is entropy. An autoregressive model is the order left, one token a step, and reads
+Fast-dLLM is threshold or factor, with a cache, EB-Sampler's is entropy. An autoregressive model is the order left, one token a step, and reads
 only that token: what it computed for those before is in a cache of keys and values.
 
     python sample.py out/code --prompt="def add(a, b):" --n=4
@@ -46,10 +46,13 @@ class Plan:
     # exactly the trajectory's. LLaDA's own choice at temperature > 0 is `sampled`, the probability of the token just
     # drawn: whether a token is kept then depends on which one it is, and its log-prob is not that of its being there.
     order: str = "confidence"  # which holes first: random, confidence, margin, entropy, left, sampled
-    rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, entropy
+    rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy
     steps: int = 32  # forward passes, shared out over the blocks (rules quota and dream)
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: all is one block
+    cache: str = "none"  # of what a pass leaves out: none, prefix (left of the block), dual (and right of it)
+    early_end: bool = False  # a row whose text has its end, and no hole before it, is done: the rest becomes ends, too
     threshold: float = 0.9  # rule threshold: commit whatever is at least this probable, and the best
+    factor: float = 1.0  # rule factor: commit n if the last of them is at least 1 - factor / (n + 1) probable
     budget: float = 0.1  # rule entropy: commit while the sum of entropies, less the largest, is within this (nats)
     temperature: float = 0.0  # 0: the most probable token
     top_k: int | None = None  # draw from the k most probable tokens
@@ -61,12 +64,15 @@ class Plan:
     last: tuple[int, ...] = ()  # ids whose confidence counts as 0 (LLaDA's confidence_eos_eot_inf)
 
     def __post_init__(self):
-        least = dict(steps=1, block_len=1, top_k=1, threshold=0, budget=0, temperature=0, guidance=0)
+        least = dict(steps=1, block_len=1, top_k=1, threshold=0, factor=0, budget=0, temperature=0)
         values = dataclasses.asdict(self)
         checks = {name: (values[name] is None or values[name] >= x, f"at least {x}") for name, x in least.items()} | {
             "order": (self.order in ORDERS, "one of " + ", ".join(ORDERS)),
             "rule": (self.rule in RULES, "one of " + ", ".join(RULES)),
+            "cache": (self.cache in CACHES, "one of " + ", ".join(CACHES)),
             "top_p": (self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1"),
+            "guidance": (self.guidance == 0 or self.cache == "none" and self.guidance > 0,
+                         "at least 0; with a cache 0, for there is none of the second pass"),
             "repetition_penalty": (self.repetition_penalty > 0, "above 0; 1 changes nothing"),
             "last": (not self.last or self.order not in ("random", "left"),
                      f"nothing with order={self.order!r}, which does not look at probabilities")}
@@ -84,7 +90,7 @@ class State(NamedTuple):
     n: jax.Array  # steps so far
     block: jax.Array  # (B,) where the current block of each row begins
     i: jax.Array  # (B,) steps so far in this block
-    cache: list | None = None  # of a causal model: the keys and values of what is left of the current column
+    cache: list | None = None  # keys and values: of a causal model, of what is left of the current column; else a Plan's
 
 
 # ---- who goes first: p (n, V), the token each of n positions would get, its key and its column -> scores (n,)
@@ -111,7 +117,7 @@ ORDERS = {
 
 # ---- how many: rank, hole, the scores of NEEDS (B, L), step i of `share` (B, 1) in this block -> commit (B, L) bool
 
-NEEDS = {"threshold": "confidence", "entropy": "entropy"}  # the order by whose scores a rule decides
+NEEDS = {"threshold": "confidence", "factor": "confidence", "entropy": "entropy"}  # the order by whose scores a rule decides
 
 
 def quota(plan, rank, hole, score, i, share):
@@ -132,14 +138,22 @@ def dream(plan, rank, hole, score, i, share):
     return rank < jnp.where(i < share - 1, k, hole.shape[1])
 
 
+def factor(plan, rank, hole, score, i, share):
+    """Fast-dLLM's other rule: n of them, the last with a probability p that has (n + 1) (1 - p) <= factor; and the
+    best. (Its released loop takes the last hole of all even where that fails.)"""
+    fails = hole & (rank > 0) & ((rank + 2) * (1 - score) > plan.factor)
+    return rank < jnp.min(jnp.where(fails, rank, hole.shape[1]), 1, keepdims=True)
+
+
 def entropy(plan, rank, hole, score, i, share):
     """EB-Sampler: as far as the sum of entropies, less the largest of them, stays in the budget; and the best."""
     H = jnp.where(rank[:, None] <= rank[..., None], -score[:, None], 0)  # (B, L, L): up to each rank
     return (H.sum(-1) - H.max(-1) <= plan.budget) | (rank == 0)
 
 
-RULES = {"quota": quota, "dream": dream, "entropy": entropy,  # and Fast-dLLM: whatever is probable enough, and the best
+RULES = {"quota": quota, "dream": dream, "factor": factor, "entropy": entropy,  # and whatever is probable enough:
          "threshold": lambda plan, rank, hole, score, i, share: (score >= plan.threshold) | (rank == 0)}
+CACHES = "none", "prefix", "dual"
 
 
 # ---- one step --------------------------------------------------------------------------------------------------------
@@ -149,7 +163,22 @@ def ban(l, ids):
     return l.at[..., jnp.array(ids)].set(model.BANNED) if ids else l
 
 
-def predict(params, s, asked, cfg, plan, valid, start, length):
+def passes(params, z, cfg, plan, valid, cache, start, length, block, fresh):
+    """z (B, T), start (B,) of a window -> its features (B, length, D), the cache. A fresh pass computes and keeps
+    everything. The others compute the block, of the prefix cache also all on its right, in one of eight lengths so that
+    each is compiled once; they see the rest as it was, and keep what they computed from the beginning of the block on.
+    A shifted model reads the first token of a block from the column before."""
+    T, first = z.shape[1], jnp.maximum(start - cfg.shift, 0)
+    least = min(length + cfg.shift, T)
+    sizes = [*range(least, T, T if plan.cache == "dual" else max(length, T // 8)), T]
+    asked = jnp.where(fresh, T, least if plan.cache == "dual" else T - first.min())
+    kept = jnp.where(fresh, 0, block)
+    part = lambda size: (0 if size == T else jnp.minimum(first, T - size), size, kept)
+    fns = [lambda cache, n=n: model.read(params, z, cfg, valid, start, length, cache, part(n)) for n in sizes]
+    return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), asked), fns, cache)
+
+
+def predict(params, s, asked, cfg, plan, valid, start, length, fresh):
     """State, asked (B, T), the start (B,) of a window, or () -> what its logits are read from, (B, length, D or with
     guidance 2D); for the penalty, which ids (B, V) a row has already; the cache, in a causal model with the column
     before start, the one that was filled last."""
@@ -159,6 +188,8 @@ def predict(params, s, asked, cfg, plan, valid, start, length):
         last = jax.lax.dynamic_slice_in_dim(z, before, 1, 1)  # of column 0 there is none, and the next step mends it
         last = jnp.where(start == 0, model.start_id(cfg), last)
         h, cache = model.extend(params, last, cfg, valid, cache, before)
+    elif cache is not None:
+        h, cache = passes(params, z, cfg, plan, valid, cache, start, length, s.block, fresh)
     else:
         h = model.features(params, z, cfg, valid, start, length)
     if plan.guidance:
@@ -217,7 +248,7 @@ def draw(key, p):
 
 def place(s, cfg, plan, L):
     """State, the length L of a block -> for each row (B,) where its block begins, the steps it may take, and of these
-    the next one.
+    the next one; (), do blocks begin? With a cache rows wait for each other, and begin their next blocks together.
 
     Blocks tile a row from its first hole and share the steps by how many tokens were asked for in each: equal shares
     where all of them were, as in LLaDA, and none for given text in between. A causal model is at one column in all
@@ -230,8 +261,12 @@ def place(s, cfg, plan, L):
         first = jnp.full(len(s.z), jnp.argmax(asked.any(0)))
         now = first + s.n
     block = first + (now - first) // L * L
+    going = holes.any(1) & (block == s.block)
+    fresh = ~going.any()
+    if plan.cache != "none":
+        block = jnp.where(going | fresh & holes.any(1), block, jnp.maximum(s.block, 0))
     before = lambda at: plan.steps * (asked & (jnp.arange(T) < at[:, None])).sum(1) // jnp.maximum(asked.sum(1), 1)
-    return block, jnp.maximum(before(block + L) - before(block), 1), jnp.where(block == s.block, s.i, 0)
+    return block, jnp.maximum(before(block + L) - before(block), 1), jnp.where(block == s.block, s.i, 0), fresh
 
 
 def speak(l, keys, plan):
@@ -260,14 +295,17 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
     B, T = s.z.shape
     L = 1 if cfg.causal else min(plan.block_len or T, T)
     holes = s.z == cfg.mask_id
-    block, share, i = place(s, cfg, plan, L)
+    block, share, i, fresh = place(s, cfg, plan, L)
     start = jnp.minimum(block, T - L)  # the last block may look back over finished text, where no holes are
     column = start[:, None] + jnp.arange(L)
     here = jnp.arange(B)[:, None], column  # (B, L) of (B, T)
     hole = holes[here]
 
-    z, asked, seen, at = (None if x is None else x[::alike] for x in (s.z, holes | (s.step >= 0), valid, start))
-    h, known, cache = predict(params, s._replace(z=z), asked, cfg, plan, seen, at[0] if cfg.causal else at, L)
+    asked = holes | (s.step >= 0)
+    z, ask, seen, at, begun = (None if x is None else x[::alike] for x in (s.z, asked, valid, start, block))
+    read_of = s._replace(z=z, block=begun, cache=s.cache and [x[:, ::alike] for x in s.cache])
+    h, known, cache = predict(params, read_of, ask, cfg, plan, seen, at[0] if cfg.causal else at, L, fresh)
+    cache = cache and [jnp.repeat(x, alike, 1) for x in cache]
     read = lambda h, row: logits(params, h, None if known is None else known[row // alike], cfg, plan)
     row, flat = jnp.arange(B).repeat(L), lambda a: a.reshape(B * L, *a.shape[2:])
     n = max(diffusion.LOGITS // (16 * cfg.vocab_size), 1)  # positions at a time: there are up to four such arrays
@@ -294,9 +332,11 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
 
     put = lambda x, new: x.at[here].set(jnp.where(commit, new, x[here]))
     z, step = put(s.z, drawn.astype(s.z.dtype)), put(s.step, s.n)
-    if cfg.causal and cfg.eos_id is not None:  # after an end with nothing but holes behind it there is no more to say
-        right = jnp.arange(T) > start[:, None]
-        rest = (commit & (drawn == cfg.eos_id)) & (holes | ~right).all(1, keepdims=True) & right  # (B, T)
+    if (cfg.causal or plan.early_end) and cfg.eos_id is not None:  # behind an end without given text there is no more
+        given = jnp.max(jnp.where(asked, -1, jnp.arange(T)), 1, keepdims=True)  # the last column
+        ends = (z == cfg.eos_id) & (step >= 0) & (jnp.arange(T) > given)  # (B, T)
+        behind, left = jnp.cumsum(ends, 1) > ends, z == cfg.mask_id
+        rest = left & (behind | ~left).all(1, keepdims=True)
         z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
     return State(z, step, put(s.logp, logp), s.n + 1, block, i + 1, cache)
 
@@ -314,6 +354,8 @@ def begin(params, key, z, cfg, plan, valid, group=1):
         raise ValueError("this model has no mask token, so nothing in z can be a hole: set mask_id in its config")
     if cfg.causal and plan.order != "left":
         raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a hole; use order='left'")
+    if cfg.causal and plan.cache != "none":
+        raise ValueError(f"cache={plan.cache!r} is for models that see both sides: a causal one has its own, an exact one")
     if cfg.causal and plan.guidance:
         raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")
     ids = set(plan.never + plan.last)
@@ -322,7 +364,8 @@ def begin(params, key, z, cfg, plan, valid, group=1):
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
     n, block, i = jnp.int32(0), *jnp.array([[-1], [0]], jnp.int32).repeat(len(z), 1)
-    cache = prefill(params, z, cfg, valid, group) if cfg.causal else None
+    cache = None if plan.cache == "none" else model.new_cache(cfg, *z.shape)
+    cache = prefill(params, z, cfg, valid, group) if cfg.causal else cache
     return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i, cache)
 
 

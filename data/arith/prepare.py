@@ -8,7 +8,13 @@ writes from left to right has to know the end before the beginning, and whoever 
 The split is by the two numbers: a twentieth of all pairs (`held_out`) never occurs in train, in either order or with
 either sign. 20,000 train and 400 val rows of each difficulty (of 1 there are only 146 and 9), made in 1 second.
 
-    python data/arith/prepare.py
+    python data/arith/prepare.py           # -> data/arith
+    python data/arith/prepare.py totals    # -> data/arith/totals
+
+The second is long for its size, and each of its steps needs the one before: 42 changes of a number, and what it then
+is. Prompts have 129 characters, completions 125:
+
+    {"prompt": "47 +7 +9 -5 ... -3=", "completion": "54 63 58 ... 61", "answer": "54 63 58 ... 61"}
 """
 import itertools
 import random
@@ -16,7 +22,8 @@ import sys
 import zlib
 from pathlib import Path
 
-ROWS, VAL_ROWS = 20_000, 400  # of each difficulty
+ROWS, VAL_ROWS = 20_000, 400  # of each difficulty, and of totals
+CHANGES = 42
 
 
 def held_out(a, b):
@@ -52,7 +59,22 @@ def build(seed=0):
     return splits
 
 
+def totals(rng):
+    """-> a row of running totals, all of two digits."""
+    total, prompt, said = rng.randrange(10, 100), [], []
+    prompt.append(str(total))
+    while len(said) < CHANGES:
+        change = rng.choice([c for c in range(-9, 10) if c and 10 <= total + c <= 99])
+        total += change
+        prompt.append(f"{change:+d}")
+        said.append(str(total))
+    answer = " ".join(said)
+    return {"prompt": " ".join(prompt) + "=", "completion": answer, "answer": answer}
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import data
-    data.save(Path(__file__).parent, build())
+    part, rng = sys.argv[1:], random.Random(0)
+    longer = {split: [totals(rng) for _ in range(n)] for split, n in (("val", VAL_ROWS), ("train", ROWS)) if part}
+    data.save(Path(__file__).parent.joinpath(*part), longer or build())
