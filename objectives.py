@@ -98,7 +98,8 @@ def plan(cfg, temperature, steps=None):
     block = cfg.block_len or cfg.max_new_tokens  # one block of all holes: of the prompt no logits are needed
     return sample.Plan(order=cfg.order, rule=cfg.rule, steps=steps or cfg.diffusion_steps, block_len=block,
                        temperature=temperature, top_k=cfg.top_k, top_p=cfg.top_p,
-                       repetition_penalty=cfg.repetition_penalty)  # fmt: skip
+                       repetition_penalty=cfg.repetition_penalty,
+                       cache="prefix" if cfg.model.block_causal else "none")  # fmt: skip
 
 
 def fill(params, keys, arrays, cfg, temperature, steps=None, group=1):

@@ -598,8 +598,11 @@ def run(options):
     holes = holes or ("none" if chat["chat_template"] else "mask" if options.data or template else "auto")
     said = map(template or str, (row["prompt"] for row in rows))
     encoded = [encode(text, tok, cfg.mask_id, holes, n_new) for text in said]
+    if cfg.block_causal:  # where a text is continued, its last block is a whole one
+        encoded = [(ids + [cfg.mask_id] * (-len(ids) % cfg.block_causal if begin else 0), begin)
+                   for ids, begin in encoded]  # fmt: skip
     plan = {"steps": max(ids.count(cfg.mask_id) for ids, _ in encoded), "temperature": float(options.n > 1)}
-    plan |= {"order": "left"} if cfg.causal else {}
+    plan |= {"order": "left"} if cfg.causal else {"cache": "prefix"} if cfg.block_causal else {}
     plan |= {ours: trained[name] for name, ours in TRAINED.items() if name in trained} | asked
     if plan.get("block_len") is None and all(begin for _, begin in encoded):  # still one block: logits for it alone
         plan["block_len"] = max(len(ids) - begin for ids, begin in encoded)
