@@ -301,7 +301,7 @@ def in_grid(s, cfg, plan, L, valid):
     s = s._replace(kept=jnp.where(s.n == 0, read_from, s.kept))  # what is given before the first hole has been read
     alone, behind = cfg.shift & (at > 0) & (at % b == 0), (s.cache is not None) & (at > 0) & (s.kept < read_from)
     may = jnp.where(alone[:, None], column == (text + at)[:, None], True) & ~behind[:, None]
-    i = jnp.where(block == s.block, s.i, 0)
+    i = jnp.where(block == s.block, s.i, 0) - (alone | behind)  # neither is one of a block's steps
     return (block, jnp.full(B, plan.steps), i, s.n == 0), may, s, jnp.where(alone | behind, s.kept + b, s.kept)
 
 
