@@ -242,12 +242,14 @@ def positions_of(valid, T):
 
 def store(cache, new, layer, column, kept=None):
     """cache (L, B, T, KV, K), new (B, S, KV, K) of a layer, from a column () or, of each row its own, (B,) on -> the
-    cache with them. kept (B,): columns before that one stay as they are."""
+    cache with them. kept, two columns () or (B,): what is left of the first or not of the second stays as it is."""
     if jnp.ndim(column) == 0 and kept is None:
         return jax.lax.dynamic_update_slice(cache, new[None], (layer, 0, column, 0, 0))
     B, S, T = *new.shape[:2], cache.shape[2]
     at = jnp.reshape(column, (-1, 1)) + jnp.arange(S)
-    at = at if kept is None else jnp.where(at < kept[:, None], T, at)  # beyond the end: dropped
+    if kept is not None:
+        low, high = (jnp.reshape(x, (-1, 1)) for x in kept)
+        at = jnp.where((at < low) | (at >= high), T, at)  # beyond the end: dropped
     return cache.at[layer, jnp.arange(B)[:, None], at].set(new, mode="drop")
 
 

@@ -91,7 +91,7 @@ class State(NamedTuple):
     block: jax.Array  # (B,) where the current block of each row begins
     i: jax.Array  # (B,) steps so far in this block
     cache: list | None = None  # keys and values: of a causal model, of what is left of the current column; else a Plan's
-    kept: jax.Array | int = 0  # (B,) of a block model: what is left of this column stays in the cache as it is
+    kept: jax.Array | None = None  # (B,) of a block model: what is left of this column stays in the cache as it is
 
 
 # ---- who goes first: p (n, V), the token each of n positions would get, its key and its column -> scores (n,)
@@ -179,20 +179,28 @@ def passes(params, z, cfg, plan, valid, cache, start, length, block, fresh):
     least = min(length + cfg.shift, T)
     sizes = [*range(least, T, T if plan.cache == "dual" else max(length, T // 8)), T]
     asked = jnp.where(fresh, T, least if plan.cache == "dual" else T - first.min())
-    kept = jnp.where(fresh, 0, block)
+    kept = jnp.where(fresh, 0, block), T
     part = lambda size: (0 if size == T else jnp.minimum(first, T - size), size, kept)
     fns = [lambda cache, n=n: model.read(params, z, cfg, valid, start, length, cache, part(n)) for n in sizes]
     return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), asked), fns, cache)
 
 
-def block_pass(params, s, cfg, valid, start, length):
+def block_pass(params, s, cfg, plan, valid, start, length):
     """State of a block model, start (B,) of a window -> its features (B, length, D), the cache. One block is computed,
-    the first that is not in the cache for good; finished, it then is, and a shifted model reads the next token, too."""
-    size = min(cfg.block_causal, s.z.shape[1])
-    first = jnp.minimum(s.kept, s.z.shape[1] - size)
-    h, cache = model.extend(params, model.columns(s.z, first, size), cfg, valid, s.cache, first)
-    at = start[:, None] + jnp.arange(length) - cfg.shift - first[:, None]
-    return jax.vmap(lambda h, at: h[at])(h, at.clip(0, size - 1)), cache
+    the first that is not in the cache for good; finished, it then is, and a shifted model reads the next token, too.
+    With dual, only the window, where it was computed with its block once and needs no token of the column before it."""
+    size, T, whole = min(cfg.block_causal, s.z.shape[1]), s.z.shape[1], jnp.ones(len(s.z), bool)
+    if plan.cache == "dual" and length < size:
+        whole = (s.i <= 0) | cfg.shift & (model.columns(s.z, start, 1)[:, 0] == cfg.mask_id)
+
+    def run(size, cache):
+        first = start if size == length else jnp.minimum(s.kept, T - size)
+        own = jnp.where(whole, 0, start), jnp.where(whole, T, start + length)  # what a row keeps is its own affair
+        h, cache = model.extend(params, model.columns(s.z, first, size), cfg, valid, cache, first, kept=own)
+        at = start[:, None] + jnp.arange(length) - cfg.shift - first[:, None]
+        return jax.vmap(lambda h, at: h[at])(h, at.clip(0, size - 1)), cache
+
+    return jax.lax.cond(whole.any(), functools.partial(run, size), functools.partial(run, length), s.cache)
 
 
 def predict(params, s, asked, cfg, plan, valid, start, length, fresh):
@@ -206,7 +214,7 @@ def predict(params, s, asked, cfg, plan, valid, start, length, fresh):
         last = jnp.where(start == 0, model.start_id(cfg), last)
         h, cache = model.extend(params, last, cfg, valid, cache, before)
     elif cache is not None and cfg.block_causal:
-        h, cache = block_pass(params, s, cfg, valid, start, length)
+        h, cache = block_pass(params, s, cfg, plan, valid, start, length)
     elif cache is not None:
         h, cache = passes(params, z, cfg, plan, valid, cache, start, length, s.block, fresh)
     else:
@@ -330,7 +338,7 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
     rows in a row are `alike`, the model reads the first of them."""
     B, T = s.z.shape
     L = 1 if cfg.causal else min(plan.block_len or T, cfg.block_causal or T, T)
-    holes, may = s.z == cfg.mask_id, True
+    holes, may, kept = s.z == cfg.mask_id, True, None
     if cfg.block_causal:
         (block, share, i, fresh), may, s, kept = in_grid(s, cfg, plan, L, valid)
     else:
@@ -341,8 +349,9 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
     hole = (holes & may)[here]
 
     asked = holes | (s.step >= 0)
-    z, ask, seen, at, begun = (None if x is None else x[::alike] for x in (s.z, asked, valid, start, block))
-    read_of = s._replace(z=z, block=begun, kept=s.kept[::alike] if cfg.block_causal else 0, cache=s.cache and [x[:, ::alike] for x in s.cache])
+    some = s.z, asked, valid, start, block, s.kept, i
+    z, ask, seen, at, begun, stays, now = (None if x is None else x[::alike] for x in some)
+    read_of = s._replace(z=z, block=begun, i=now, kept=stays, cache=s.cache and [x[:, ::alike] for x in s.cache])
     h, known, cache = predict(params, read_of, ask, cfg, plan, seen, at[0] if cfg.causal else at, L, fresh)
     cache = cache and [jnp.repeat(x, alike, 1) for x in cache]
     read = lambda h, row: logits(params, h, None if known is None else known[row // alike], cfg, plan)
@@ -381,7 +390,7 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
             least = lambda some: jnp.where(some, diffusion.blocks(valid, T, cfg), T).min(1, keepdims=True)
             rest = left & (least(left) > least(ends))
         z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
-    return State(z, step, put(s.logp, logp), s.n + 1, block, i + 1, cache, kept if cfg.block_causal else s.kept)
+    return State(z, step, put(s.logp, logp), s.n + 1, block, i + 1, cache, kept)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -412,7 +421,8 @@ def begin(params, key, z, cfg, plan, valid, group=1):
     n, block, i = jnp.int32(0), *jnp.array([[-1], [0]], jnp.int32).repeat(len(z), 1)
     cache = None if plan.cache == "none" else model.new_cache(cfg, *z.shape)
     cache = prefill(params, z, cfg, valid, group) if cfg.causal or cfg.block_causal and cache else cache
-    return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i, cache, i)
+    return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i, cache,
+                       i if cfg.block_causal else None)  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))

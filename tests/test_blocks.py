@@ -176,8 +176,9 @@ def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
 def canvas(e, setting, cfg, pad):
     """The four prompts of a fixture with holes for what was generated, whole blocks of it, padded on the left."""
     texts = [e[f"gen_{i}_{setting}"] for i in range(4)]
-    rows = [np.append(e[f"prompt_{i}"], np.full(len(x) - len(e[f"prompt_{i}"]), cfg.mask_id)) for i, x in enumerate(texts)]
-    rows = [np.append(row, np.full(-len(row) % cfg.block_causal, cfg.mask_id)) for row in rows]
+    prompts, whole = [e[f"prompt_{i}"] for i in range(4)], [-(-len(x) // cfg.block_causal) for x in texts]
+    rows = [np.pad(p, (0, n * cfg.block_causal - len(p)), constant_values=cfg.mask_id)
+            for p, n in zip(prompts, whole, strict=True)]  # fmt: skip
     T = max(map(len, rows))
     valid = np.array([[i >= T - len(row) for i in range(T)] for row in rows])
     return np.array([[pad] * (T - len(row)) + row.tolist() for row in rows]), valid, texts
@@ -198,18 +199,20 @@ def test_tokens_and_passes_equal_those_of_sdars_sampler(setting):
         np.testing.assert_array_equal(np.asarray(x)[r, valid[r]], text)
         step = np.asarray(trace["step"])[r, valid[r]]
         assert len({*step.tolist()} - {-1}) == passes[r][1]
-        close(np.asarray(trace["logp"])[r, valid[r]] * (step >= 0), np.where(step >= 0, e[f"logp_{r}_{setting}"], 0), 3e-4)
+        theirs = np.where(step >= 0, e[f"logp_{r}_{setting}"], 0)  # the mask is in their softmax
+        close(np.asarray(trace["logp"])[r, valid[r]], theirs, 3e-4)
     # The longest takes all of its passes but the last: nobody reads what that would keep.
     assert trace["n_steps"] == max(p[1] + p[2] for p in passes) - 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["t1_sb8", "t1_sb4", "tau_sb8", "tau_sb4"])
+@pytest.mark.parametrize("setting", ["t1_sb8", "t1_sb4", "tau_sb8", "tau_sb4", "tau_sb4_cache", "tau_sb2_cache"])
 def test_tokens_and_passes_equal_those_of_fast_dllm_v2(setting):
     params, cfg, e = fixture(FAST)
     z, valid, texts = canvas(e, setting, cfg, 304)
-    plan = sample.Plan(rule="dynamic", threshold=1.0 if setting[:2] == "t1" else float(e["threshold"]), cache="prefix",
-                       block_len=int(setting[-1]))  # fmt: skip
+    kind, part, *cached = setting.split("_")
+    plan = sample.Plan(rule="dynamic", threshold=1.0 if kind == "t1" else float(e["threshold"]), block_len=int(part[2:]),
+                       cache="dual" if cached else "prefix")  # fmt: skip
     x, trace = sample.generate(params, KEY, jnp.array(z), cfg, plan, jnp.array(valid))
     for r, text in enumerate(texts):
         np.testing.assert_array_equal(np.asarray(x)[r, valid[r]][: len(text)], text)
