@@ -94,19 +94,17 @@ def stages(cfg, rows):
     return lambda step: allowed[latest(step)] if allowed else np.arange(len(rows))
 
 
-def plan(cfg, temperature, steps=None):
-    block = cfg.block_len or cfg.max_new_tokens  # one block of all holes: of the prompt no logits are needed
-    return sample.Plan(order=cfg.order, rule=cfg.rule, steps=steps or cfg.diffusion_steps, block_len=block,
-                       temperature=temperature, top_k=cfg.top_k, top_p=cfg.top_p,
-                       repetition_penalty=cfg.repetition_penalty,
-                       cache="prefix" if cfg.model.block_causal else "none")  # fmt: skip
+def plan(cfg, temperature, steps=None, early_end=True):
+    same = {name: getattr(cfg, name) for name in [*sample.SHARED, "top_k", "top_p", "repetition_penalty"]}
+    same["block_len"] = cfg.block_len or cfg.max_new_tokens  # one block of all holes: no logits of the prompt
+    return sample.Plan(**same, steps=steps or cfg.diffusion_steps, temperature=temperature, early_end=early_end)
 
 
-def fill(params, keys, arrays, cfg, temperature, steps=None, group=1):
+def fill(params, keys, arrays, cfg, plan, group=1):
     """arrays of Text, a key or one for each row -> tokens (B, T) whose holes are filled, the trace. group: so many
     rows in a row have one prompt."""
     z = jnp.where(arrays["hole"], cfg.model.mask_id, arrays["tokens"])
-    return sample.generate(params, keys, z, cfg.model, plan(cfg, temperature, steps), arrays["valid"], group)
+    return sample.generate(params, keys, z, cfg.model, plan, arrays["valid"], group)
 
 
 def in_chunks(fn, size, *trees):
@@ -265,7 +263,7 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
 
     def answers(key, temperature):  # the ids of a completion of every row
-        some = lambda keys, arrays: fill(params, keys, arrays, cfg, temperature)[0]
+        some = lambda keys, arrays: fill(params, keys, arrays, cfg, plan(cfg, temperature))[0]
         return written(in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays), tok, cfg)
 
     samples = [{"prompt": row["prompt"]} for row in text.rows]
@@ -368,7 +366,7 @@ def judge_texts(cfg, tok, start):
             index = np.arange(first, first + size) % len(written)  # all chunks of one shape
             heat = cfg.judge_temperatures[n % len(cfg.judge_temperatures)]
             chunk = {k: jnp.asarray(arrays[k][index]) for k in ("tokens", "hole", "valid")}
-            filled = texts(fill(generator, jax.random.key(seed + n), chunk, cfg, heat)[0], tok, cfg)
+            filled = texts(fill(generator, jax.random.key(seed + n), chunk, cfg, plan(cfg, heat))[0], tok, cfg)
             for row, text in zip(arrays["row"][index], filled, strict=True):
                 out[row], kinds[row] = text, f"filled at {heat:g}"
         return out, kinds
@@ -490,8 +488,8 @@ def roll_out(params, key, prompts, cfg, tok):
     """Text of N prompts -> Rollout of G completions each, in chunks of whole groups where rollout_chunk holds one."""
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
     hole, size = arrays["hole"], config.rollout_rows(cfg)
-    some = lambda keys, arrays: fill(params, keys, arrays, cfg, cfg.temperature, cfg.rollout_steps,
-                                     math.gcd(size, cfg.group_size))  # fmt: skip
+    how = plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
+    some = lambda keys, arrays: fill(params, keys, arrays, cfg, how, math.gcd(size, cfg.group_size))
     x, trace = in_chunks(some, size, sample.row_keys(key, len(hole)), arrays)
     return Rollout(x, arrays["valid"], hole, what_counts(x, hole, tok.eos_id, cfg), **trace)
 

@@ -113,18 +113,19 @@ def cost(cfg):
         # Of a rollout no more than a layer is kept at a time, or the keys and values of all; of its logits there are
         # copies, probabilities and noise; and of every completion what is in a Rollout, 15 bytes a token, in parts and
         # joined, and its prompt.
-        "rollout": filled * (L * T * 2 * KV * wide if m.causal else layer // 2) + logits(some(4 * filled * block))
+        "rollout": filled * L * T * 2 * KV * wide * (m.causal or 2 * (cfg.cache != "none"))
+        + (not m.causal) * filled * (layer // 2) + logits(some(4 * filled * block))
         + 36 * grpo * cfg.batch_size * cfg.group_size * T,
     }  # fmt: skip
     update = sum(parts[name] for name in ("gradients", "activations", "logits"))
     resident = sum(parts[name] for name in ("params", "optimizer", "average", "reference"))
     parts["peak"] = resident + max(update, parts["rollout"])
 
-    def forward(rows, positions, window):
-        """2 for each weight of a matmul and token, 4TQ of attention in a layer; the head and, but for keys and values,
-        the last of a few layers are computed for a window only."""
-        tokens = (L - 1) * T + (window if L <= model.UNROLLED else T)
-        return rows * (tokens * (4 * D * Q + 6 * D * F + 4 * T * Q) + L * T * 4 * D * KV
+    def forward(rows, positions, window, width=T):
+        """2 for each weight of a matmul and token of a width, 4TQ of attention in a layer; the head and, but for keys
+        and values, the last of a few layers are computed for a window only."""
+        tokens = (L - 1) * width + (window if L <= model.UNROLLED else width)
+        return rows * (tokens * (4 * D * Q + 6 * D * F + 4 * T * Q) + L * width * 4 * D * KV
                        + (0 if judge else 2 * positions * D * V))  # fmt: skip
 
     completions = cfg.batch_size * cfg.group_size
@@ -133,8 +134,11 @@ def cost(cfg):
     if m.causal:  # with a cache, every token is read once
         rollout = forward(completions, new, T)
     else:  # the first step is the same for a group, if chunks do not cut it
-        alike = math.gcd(config.rollout_rows(cfg), cfg.group_size)
-        rollout = ((cfg.rollout_steps or cfg.diffusion_steps) - 1 + 1 / alike) * forward(completions, block, block)
+        alike, steps = math.gcd(config.rollout_rows(cfg), cfg.group_size), cfg.rollout_steps or cfg.diffusion_steps
+        whole = steps if cfg.cache == "none" else min(-(-new // block), steps)  # passes over everything: one a block
+        width = block if cfg.cache == "dual" else (new + block) // 2  # of the others: on average
+        rollout = (whole - 1 + 1 / alike) * forward(completions, block, block)
+        rollout += (steps - whole) * forward(completions, block, block, width)
     scoring = forward(total, new, T if judge else new)
     flops = {"rollout": grpo * rollout, "scoring": grpo * scorings * scoring, "update": (4 if again else 3) * scoring}
     return parts, flops

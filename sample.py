@@ -2,9 +2,10 @@
 Filling the holes: every position of z that holds the mask token is drawn from the model, some at each step, best first.
 
 Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`; a Plan says in which order
-holes are filled and how many at once. LLaDA's sampler is the rule quota, Dream's is dream with tempered=True, that of
-Fast-dLLM is threshold or factor, with a cache, EB-Sampler's is entropy. An autoregressive model is the order left, one token a step, and reads
-only that token: what it computed for those before is in a cache of keys and values.
+holes are filled and how many at once. LLaDA's sampler is the rule quota, Dream's is dream with tempered=True, those of
+Fast-dLLM are threshold and factor, with a cache that is right when a block begins; EB-Sampler's is entropy. An
+autoregressive model is the order left, one token a step, and reads only that token: what it computed for those before
+is in a cache of keys and values.
 
     python sample.py out/code --prompt="def add(a, b):" --n=4
     python sample.py out/sudoku --prompt="3.2..1........43:3_2__1________43" --show       # holes are filled in place
@@ -90,7 +91,7 @@ class State(NamedTuple):
     n: jax.Array  # steps so far
     block: jax.Array  # (B,) where the current block of each row begins
     i: jax.Array  # (B,) steps so far in this block
-    cache: list | None = None  # keys and values: of a causal model, of what is left of the current column; else a Plan's
+    cache: list | None = None  # keys and values: of a causal model, of what is left of the current column
     kept: jax.Array | None = None  # (B,) of a block model: what is left of this column stays in the cache as it is
 
 
@@ -118,7 +119,8 @@ ORDERS = {
 
 # ---- how many: rank, hole, the scores of NEEDS (B, L), step i of `share` (B, 1) in this block -> commit (B, L) bool
 
-NEEDS = {"threshold": "confidence", "factor": "confidence", "dynamic": "confidence", "entropy": "entropy"}  # the order by whose scores a rule decides
+# The order by whose scores a rule decides.
+NEEDS = {"threshold": "confidence", "factor": "confidence", "dynamic": "confidence", "entropy": "entropy"}
 
 
 def quota(plan, rank, hole, score, i, share):
@@ -170,19 +172,19 @@ def ban(l, ids):
     return l.at[..., jnp.array(ids)].set(model.BANNED) if ids else l
 
 
-def passes(params, z, cfg, plan, valid, cache, start, length, block, fresh):
-    """z (B, T), start (B,) of a window -> its features (B, length, D), the cache. A fresh pass computes and keeps
-    everything. The others compute the block, of the prefix cache also all on its right, in one of eight lengths so that
-    each is compiled once; they see the rest as it was, and keep what they computed from the beginning of the block on.
+def revisit(params, s, cfg, plan, valid, start, length, fresh):
+    """State, the start (B,) of a window -> its features (B, length, D), the cache. A fresh pass computes and keeps all
+    columns. The others compute those of the block, of the prefix cache also all on its right, in one of four lengths,
+    each compiled once; they see the rest as it was then, and keep what they compute from the beginning of the block on.
     A shifted model reads the first token of a block from the column before."""
-    T, first = z.shape[1], jnp.maximum(start - cfg.shift, 0)
+    T, first, dual = s.z.shape[1], jnp.maximum(start - cfg.shift, 0), plan.cache == "dual"
     least = min(length + cfg.shift, T)
-    sizes = [*range(least, T, T if plan.cache == "dual" else max(length, T // 8)), T]
-    asked = jnp.where(fresh, T, least if plan.cache == "dual" else T - first.min())
-    kept = jnp.where(fresh, 0, block), T
-    part = lambda size: (0 if size == T else jnp.minimum(first, T - size), size, kept)
-    fns = [lambda cache, n=n: model.read(params, z, cfg, valid, start, length, cache, part(n)) for n in sizes]
-    return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), asked), fns, cache)
+    sizes = [*range(least, T, T if dual else max(length, T // 4)), T]
+    wanted = jnp.where(fresh, T, least if dual else T - first.min())
+    kept = jnp.where(fresh, 0, s.block), T
+    part = lambda n: (0 if n == T else jnp.minimum(first, T - n), n, kept)
+    fns = [lambda cache, n=n: model.read(params, s.z, cfg, valid, start, length, cache, part(n)) for n in sizes]
+    return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), wanted), fns, s.cache)
 
 
 def block_pass(params, s, cfg, plan, valid, start, length):
@@ -216,7 +218,7 @@ def predict(params, s, asked, cfg, plan, valid, start, length, fresh):
     elif cache is not None and cfg.block_causal:
         h, cache = block_pass(params, s, cfg, plan, valid, start, length)
     elif cache is not None:
-        h, cache = passes(params, z, cfg, plan, valid, cache, start, length, s.block, fresh)
+        h, cache = revisit(params, s, cfg, plan, valid, start, length, fresh)
     else:
         h = model.features(params, z, cfg, valid, start, length)
     if plan.guidance:
@@ -407,7 +409,7 @@ def begin(params, key, z, cfg, plan, valid, group=1):
     if cfg.causal and plan.order != "left":
         raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a hole; use order='left'")
     if cfg.causal and plan.cache != "none":
-        raise ValueError(f"cache={plan.cache!r} is for models that see both sides: a causal one has its own, an exact one")
+        raise ValueError(f"cache={plan.cache!r}: a causal model has a cache of its own, an exact one; leave it out")
     if cfg.causal and plan.guidance:
         raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")
     ids = set(plan.never + plan.last)
@@ -464,7 +466,8 @@ def steps(params, key, z, cfg, plan, valid=None):
 # ---- as a program ----------------------------------------------------------------------------------------------------
 
 LONG = 4096  # tokens of a text before which a word is said
-TRAINED = {"order": "order", "rule": "rule", "diffusion_steps": "steps", "block_len": "block_len"}  # config key: field
+SHARED = "order rule block_len cache threshold factor budget tempered".split()  # fields that a run has, too
+TRAINED = {"diffusion_steps": "steps"} | {name: name for name in SHARED}  # config key: field
 HOLES = {"mask": r"<\|mask\|>", "auto": r"<\|mask\|>|(?<![^\W\d])(?<!\\)_+(?![^\W\d])",  # [^\W\d]: a letter or a _
          "none": r"(?!)"}  # what never matches
 
@@ -611,7 +614,8 @@ def run(options):
     if cfg.block_causal:  # where a text is continued, its last block is a whole one
         encoded = [(ids + [cfg.mask_id] * (-len(ids) % cfg.block_causal if begin else 0), begin)
                    for ids, begin in encoded]  # fmt: skip
-    plan = {"steps": max(ids.count(cfg.mask_id) for ids, _ in encoded), "temperature": float(options.n > 1)}
+    plan = {"steps": max(ids.count(cfg.mask_id) for ids, _ in encoded), "temperature": float(options.n > 1),
+            "early_end": True}  # fmt: skip
     plan |= {"order": "left"} if cfg.causal else {"cache": "prefix"} if cfg.block_causal else {}
     plan |= {ours: trained[name] for name, ours in TRAINED.items() if name in trained} | asked
     if plan.get("block_len") is None and all(begin for _, begin in encoded):  # still one block: logits for it alone

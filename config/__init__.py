@@ -86,8 +86,13 @@ class Config:
     # sampling: of rollouts and at evaluations
     diffusion_steps: int = 16  # forward passes that fill a completion; of a block_causal model, each of its blocks
     order: str = "confidence"  # which hole first: random, confidence, margin, entropy, left, sampled
-    rule: str = "quota"  # how many a step: quota, dream, threshold, entropy, dynamic
+    rule: str = "quota"  # how many a step: quota, dream, threshold, factor, entropy, dynamic
     block_len: int | None = None  # fill blocks of this length from left to right; None: everything at once
+    cache: str = "none"  # what is outside of a block is computed once for it: none, prefix, dual; see behaviour_gap
+    threshold: float = 0.9  # of rule threshold: whatever is at least this probable, and the best
+    factor: float = 1.0  # of rule factor: n of them, if the last is at least 1 - factor / (n + 1) probable
+    budget: float = 0.1  # of rule entropy: while the sum of entropies, less the largest, is within this (nats)
+    tempered: bool = False  # order and rule look at probabilities after temperature, top_k, top_p; False: before
     temperature: float = 1.0  # of rollouts and of the sampled pass rate; the greedy one is always measured too
     top_k: int | None = None  # draw from the k most probable tokens; None: from all
     top_p: float | None = None  # draw from the most probable tokens that reach this probability; None: from all
@@ -105,6 +110,7 @@ class Config:
     group_size: int = 8  # completions of each prompt, which are compared with each other
     rollout_steps: int | None = None  # forward passes of a rollout; None: diffusion_steps, as at evaluations
     rollout_chunk: int | None = None  # completions generated, held-out rows read at a time, at most; None: all
+    early_end: bool = False  # of rollouts: all before its end is filled, so a row is done; evaluations never go on
     updates_per_rollout: int = 1  # passes over the completions, each with masks of its own
     keep_completions: int | None = None  # update on so many at most, with the largest advantages; None: on all
     minibatch_size: int | None = None  # completions an update, at most; None: all that are kept
@@ -319,6 +325,8 @@ def between_keys_of_grpo(c):
         (c.clip_cap is not None and c.clip_cap <= 1 + c.clip_high,
          f"clip_cap={c.clip_cap} is for ratios that are clipped nowhere else: it must be above 1 + clip_high = "
          f"{1 + c.clip_high:g}"),
+        (c.early_end and c.score_after_end,
+         "early_end=True draws nothing behind an end of text, and score_after_end=True trains on that: leave one out"),
         (c.temperature == 0, "temperature=0: all completions of a group would be the same; use 1.0"),
         (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
          f"loss_type='spg' is a bound made of the views of logp_est='elbo' (now {c.logp_est!r}), with kl_beta=0 (now "
@@ -340,7 +348,8 @@ def check_start(c, shape, where):
         if f.name not in ("dtype", "remat") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}")
     if shape.causal:
-        asked = {"order": "left"} | ({"logp_est": "exact"} if c.objective == "grpo" else {"paired": False})
+        asked = {"order": "left", "cache": "none"}
+        asked |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False}
         for key, value in asked.items():
             if getattr(c, key) != value:
                 raise ValueError(f"{key}={getattr(c, key)!r}: a causal model reads from left to right and needs "

@@ -14,6 +14,7 @@ config = replace(
     out_dir="out/countdown_block_base",
     paired=True,  # the text, once, serves both of its copies
     batch_size=42,
+    cache="prefix",  # of finished blocks it is exact
     diffusion_steps=4,  # of each block: a token a pass, of 4 columns; 8 passes over 19 columns are twice the work
     model=replace(base.model, block_causal=4, qk_norm=True),  # norms as in SDAR, whose folders can hold it
 )

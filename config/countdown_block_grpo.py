@@ -15,6 +15,7 @@ config = replace(
     out_dir="out/countdown_block_grpo",
     init_from="config/countdown_block_base.py",
     keep_completions=170,
+    cache=base.cache,
     diffusion_steps=base.diffusion_steps,
     model=base.model,
 )

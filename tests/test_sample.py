@@ -92,6 +92,16 @@ def test_greedy_tokens_and_their_order_are_those_of_lladas_generate(llada, name)
     assert trace["n_steps"] == SETTINGS[name].steps
 
 
+@pytest.mark.parametrize("name", [slow("thr"), slow("prefix"), slow("prefix_thr"), slow("dual"), "dual_thr"])
+def test_with_a_threshold_and_a_cache_tokens_and_forward_passes_are_those_of_fast_dllm(llada, name):
+    params, cfg, e = llada
+    cache, rule = name.removesuffix("thr").rstrip("_") or "none", "threshold" if "thr" in name else "quota"
+    z = np.concatenate([e["prompt_full"][:1], np.full((1, 32), cfg.mask_id)], 1).astype(np.int32)
+    x, trace = generate(params, KEY, z, cfg, Plan(rule=rule, steps=32, block_len=8, threshold=0.25, cache=cache))
+    np.testing.assert_array_equal(x, e[f"fast_{name}"])
+    assert trace["n_steps"] == e["fast_nfe"][["thr", "prefix", "prefix_thr", "dual", "dual_thr"].index(name)]
+
+
 @pytest.mark.slow
 def test_random_order_is_lladas_when_it_gets_the_same_random_numbers(llada, monkeypatch):
     (params, cfg, e), plan = llada, Plan(order="random", steps=16, block_len=16)
@@ -171,7 +181,8 @@ def test_generate_follows_dreams_schedule(steps):
 
 plans = st.builds(
     Plan, order=st.sampled_from(sorted(sample.ORDERS)), rule=st.sampled_from(sorted(sample.RULES)),
-    steps=st.integers(1, 14), block_len=st.none() | st.integers(1, 12), threshold=st.floats(0, 1),
+    early_end=st.booleans(), factor=st.floats(0, 3), steps=st.integers(1, 14),
+    block_len=st.none() | st.integers(1, 12), threshold=st.floats(0, 1),
     budget=st.floats(0, 3), temperature=st.sampled_from([0.0, 0.7]), top_k=st.none() | st.integers(1, 9),
     top_p=st.none() | st.floats(0.1, 1), repetition_penalty=st.sampled_from([1.0, 1.3]),
     guidance=st.sampled_from([0.0, 1.0]), tempered=st.booleans(), never=st.sampled_from([(), (2, EOS)]),
@@ -368,6 +379,19 @@ def test_the_threshold_rule_commits_what_is_probable_enough_and_always_the_best(
     assert set(at) == set(np.flatnonzero(p >= threshold)) | {p.argmax()}
 
 
+def test_the_factor_rule_commits_n_while_the_last_of_them_is_as_probable_as_it_asks_of_n():
+    sizes = set()
+    for factor in (0.0, 3.0, 9.0):
+        at, l = committed("01________", Plan(rule="factor", factor=factor))
+        p = softmax(l).max(-1)[2:]
+        ranked, n = np.argsort(-p), 1
+        while n < 8 and (n + 2) * (1 - p[ranked[n]]) <= factor:
+            n += 1
+        assert sorted(at) == sorted(2 + ranked[:n])
+        sizes.add(n)
+    assert {1, 8} < sizes
+
+
 def test_the_entropy_rule_spends_its_budget():
     sizes = set()
     for budget in (0.0, 2.0, 99.0):
@@ -422,6 +446,59 @@ def test_blocks_are_filled_from_left_to_right_and_share_the_steps():
     step = np.asarray(trace["step"])[0]
     assert step[2:6].max() < step[6:10].min() and step[6:10].max() < step[10:].min()
     assert [len(set(s)) for s in (step[2:6], step[6:10], step[10:])] == [2, 2, 1]
+
+
+# ---- a cache, and an early end ----
+
+@pytest.mark.parametrize("shift, cache", [(False, "prefix"), slow(False, "dual"), slow(True, "prefix"), (True, "dual")])
+def test_of_one_layer_a_cache_changes_nothing_for_its_keys_and_values_know_their_own_token_only(shift, cache):
+    cfg = dataclasses.replace(TINY, shift=shift)
+    plan = Plan(rule="threshold", threshold=0.4, temperature=1.0, block_len=4)
+    z = holes("4401_____2____", "__23___1______", "440123______33", "01230123012301")  # blocks begin elsewhere in each
+    valid = jnp.arange(14) >= jnp.array([[2], [0], [2], [0]])
+    x, trace = generate(PARAMS, KEY, z, cfg, plan, valid)
+    y, again = generate(PARAMS, KEY, z, cfg, dataclasses.replace(plan, cache=cache), valid)
+    np.testing.assert_array_equal(x, y)
+    np.testing.assert_allclose(trace["logp"], again["logp"], atol=1e-5)
+    assert again["n_steps"] >= trace["n_steps"]  # a row waits for the others to finish their blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_with_a_cache_other_rows_and_a_shared_prompt_change_nothing_in_a_row(cache):
+    cfg = dataclasses.replace(TINY, n_layer=2)
+    params, plan = sharp(cfg, 1), Plan(rule="threshold", threshold=0.8, temperature=1.0, block_len=4, cache=cache)
+    rows = ["01__________"] * 2 + ["23_0________"] * 2
+    x, trace = generate(params, KEY, holes(*rows), cfg, plan)
+    shared, shared_trace = generate(params, KEY, holes(*rows), cfg, plan, group=2)
+    np.testing.assert_array_equal(shared, x)
+    np.testing.assert_array_equal(shared_trace["step"], trace["step"])
+    for b in range(4):  # all rows are this one, with its key
+        alone, own = generate(params, row_keys(KEY, 4, b), holes(*rows[b:b + 1] * 4), cfg, plan)
+        np.testing.assert_array_equal(alone[0], x[b])
+        np.testing.assert_array_equal(jnp.argsort(own["step"][0]), jnp.argsort(trace["step"][b]))
+    _, exact = generate(params, KEY, holes(*rows), cfg, dataclasses.replace(plan, cache="none"))
+    assert abs(exact["logp"] - trace["logp"]).max() > 1e-3  # it is an approximation
+
+
+@pytest.mark.parametrize("plan", [Plan(temperature=1.0, block_len=4, steps=12),
+                                  slow(Plan(temperature=1.0, order="random", steps=12, block_len=4, cache="dual"))])
+def test_a_text_that_ends_early_is_the_same_up_to_its_end_in_fewer_steps(plan):
+    z = holes(*["01____________"] * 8)
+    x, trace = generate(PARAMS, KEY, z, TINY, plan)
+    y, early = generate(PARAMS, KEY, z, TINY, dataclasses.replace(plan, early_end=True))
+    ends = [(row[2:].tolist() + [EOS]).index(EOS) + 2 for row in np.asarray(x)]  # 14 where there is none
+    for row, other, logp, step, end in zip(*map(np.asarray, (x, y, early["logp"], early["step"])), ends, strict=True):
+        np.testing.assert_array_equal(row[:end + 1], other[:end + 1])
+        last = step[:end + 1].max()  # what nobody drew has no log-prob, and the step of the last before the end
+        rest = np.flatnonzero(logp == 0)[2:]
+        assert (rest > end).all() and (other[rest] == EOS).all() and (step[rest] == last).all() and step.max() == last
+    assert early["n_steps"] == early["step"].max() + 1 <= trace["n_steps"] and (early["logp"] == 0).sum() > 16
+    middle = holes(*["01___________2"] * 8)  # nothing ends where given text follows
+    for a, b in zip(generate(PARAMS, KEY, middle, TINY, plan)[1].values(),
+                    generate(PARAMS, KEY, middle, TINY, dataclasses.replace(plan, early_end=True))[1].values(),
+                    strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.slow
@@ -581,6 +658,8 @@ def test_a_causal_model_writes_from_left_to_right_what_it_would_write_without_se
         generate(params, KEY, holes("01__"), cfg, Plan(order="random"))
     with pytest.raises(ValueError, match="which a causal model cannot read"):
         generate(params, KEY, holes("01__"), cfg, Plan(order="left", guidance=1.0))
+    with pytest.raises(ValueError, match="cache='dual': a causal model has a cache of its own"):
+        generate(params, KEY, holes("01__"), cfg, Plan(order="left", cache="dual"))
 
 
 @pytest.mark.slow
@@ -664,6 +743,8 @@ def test_a_causal_model_stops_at_an_end_of_text_unless_given_text_follows():
     (dict(steps=0), "steps=0: expected at least 1"), (dict(block_len=0), "block_len=0"), (dict(top_k=0), "top_k=0"),
     (dict(top_p=0.0), "top_p=0.0"), (dict(top_p=1.5), "top_p=1.5"), (dict(temperature=-1.0), "temperature=-1.0"),
     (dict(temperature=float("nan")), "temperature=nan"), (dict(repetition_penalty=0.0), "repetition_penalty=0.0"),
+    (dict(cache="all"), "cache='all': expected one of none, prefix, dual"), (dict(factor=-1.0), "factor=-1.0"),
+    (dict(cache="dual", guidance=1.0), "guidance=1.0: expected at least 0; with a cache 0"),
     (dict(order="left", last=(1,)), "last=.* does not look at probabilities"),
 ])
 def test_an_impossible_plan_is_refused_in_one_sentence(wrong, message):

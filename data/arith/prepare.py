@@ -11,10 +11,10 @@ either sign. 20,000 train and 400 val rows of each difficulty (of 1 there are on
     python data/arith/prepare.py           # -> data/arith
     python data/arith/prepare.py totals    # -> data/arith/totals
 
-The second is long for its size, and each of its steps needs the one before: 42 changes of a number, and what it then
-is. Prompts have 129 characters, completions 125:
+The totals are long for their size: 25 groups of 4 digits, and each group's running totals, modulo 10. A digit needs the
+one before it, while groups need nothing of each other. Prompts have 125 characters, completions 124:
 
-    {"prompt": "47 +7 +9 -5 ... -3=", "completion": "54 63 58 ... 61", "answer": "54 63 58 ... 61"}
+    {"prompt": "5795 3142 ... 9063=", "completion": "5216 3480 ... 9958", "answer": "5216 3480 ... 9958"}
 """
 import itertools
 import random
@@ -23,7 +23,7 @@ import zlib
 from pathlib import Path
 
 ROWS, VAL_ROWS = 20_000, 400  # of each difficulty, and of totals
-CHANGES = 42
+GROUPS, DIGITS = 25, 4
 
 
 def held_out(a, b):
@@ -60,16 +60,11 @@ def build(seed=0):
 
 
 def totals(rng):
-    """-> a row of running totals, all of two digits."""
-    total, prompt, said = rng.randrange(10, 100), [], []
-    prompt.append(str(total))
-    while len(said) < CHANGES:
-        change = rng.choice([c for c in range(-9, 10) if c and 10 <= total + c <= 99])
-        total += change
-        prompt.append(f"{change:+d}")
-        said.append(str(total))
-    answer = " ".join(said)
-    return {"prompt": " ".join(prompt) + "=", "completion": answer, "answer": answer}
+    """-> a row of running totals."""
+    groups = [[rng.randrange(10) for _ in range(DIGITS)] for _ in range(GROUPS)]
+    say = lambda groups: " ".join("".join(str(n % 10) for n in group) for group in groups)
+    answer = say(itertools.accumulate(group) for group in groups)
+    return {"prompt": say(groups) + "=", "completion": answer, "answer": answer}
 
 
 if __name__ == "__main__":
