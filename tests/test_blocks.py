@@ -2,16 +2,21 @@
 import dataclasses
 import functools
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import config
 import diffusion
 import disk
 import model
+import objectives
+import runs
 import sample
+import train
 
 SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)
@@ -211,8 +216,8 @@ def test_tokens_and_passes_equal_those_of_fast_dllm_v2(setting):
     params, cfg, e = fixture(FAST)
     z, valid, texts = canvas(e, setting, cfg, 304)
     kind, part, *cached = setting.split("_")
-    plan = sample.Plan(rule="dynamic", threshold=1.0 if kind == "t1" else float(e["threshold"]), block_len=int(part[2:]),
-                       cache="dual" if cached else "prefix")  # fmt: skip
+    plan = sample.Plan(rule="dynamic", threshold=1.0 if kind == "t1" else float(e["threshold"]),
+                       block_len=int(part[2:]), cache="dual" if cached else "prefix")  # fmt: skip
     x, trace = sample.generate(params, KEY, jnp.array(z), cfg, plan, jnp.array(valid))
     for r, text in enumerate(texts):
         np.testing.assert_array_equal(np.asarray(x)[r, valid[r]][: len(text)], text)
@@ -298,3 +303,77 @@ def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches
 def test_a_model_is_causal_over_tokens_or_over_blocks():
     with pytest.raises(ValueError, match="causal=True and block_causal=2: one of them"):
         of(causal=True, shift=True)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_clean_copy_is_counted_once_for_all_noisy_ones():
+    cost = lambda b, **changes: runs.cost(config.Config(model=dataclasses.replace(CFG, vocab_size=64, d_model=64,
+                                          block_causal=b), **changes))[1]  # fmt: skip
+    ratio = lambda **changes: cost(4, **changes)["update"] / cost(None, **changes)["update"]
+    tuning = dict(objective="grpo", init_from="a", rewards=("exact",), logp_est="elbo")
+    assert 1.5 < ratio(paired=True, batch_size=32) < 1.9 < ratio() < 2.4  # attention sees two texts
+    assert 1.25 < ratio(**tuning, logp_views=4) < 1.6
+
+
+SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=8, log_samples=0, diffusion_steps=2,
+               cache="prefix", warmup_iters=2, lr_schedule="constant", max_iters=2, eval_interval=2)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A data set "37" -> "73", and the out_dir of a block model that has seen a little of it."""
+    folder = tmp_path_factory.mktemp("base")
+    for name, numbers in (("train", range(10, 50)), ("val", range(50, 60))):
+        rows = [json.dumps({"prompt": str(n), "completion": str(n)[::-1]}) + "\n" for n in numbers]
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=32, block_causal=4, qk_norm=True)
+    run = config.Config(**SECONDS | dict(max_iters=60, eval_interval=60), dataset=str(folder), paired=True,
+                        out_dir=f"{folder}/out", learning_rate=3e-3, model=shape)  # fmt: skip
+    train.train(run)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_block_model_learns_and_is_measured(base):
+    rows = runs.read_lines(f"{base}/out/metrics.jsonl")
+    losses = [r["loss"] for r in rows if "loss" in r]
+    assert losses[-1] < losses[0] - 1 and "val/nelbo" in rows[-1]
+
+
+TUNINGS = [dict(logp_est=name) for name in diffusion.ESTIMATORS if name != "exact"] + [
+    dict(logp_est="elbo", loss_type="spg", ratio_level="none"), dict(lora_rank=2, kl_beta=0.1),
+    dict(fill_in=True), dict(logp_chunk=4)]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", TUNINGS)
+def test_every_estimator_tunes_it(base, changes, tmp_path):
+    cfg = config.Config(**SECONDS | dict(max_iters=1), objective="grpo", dataset=str(base), out_dir=f"{tmp_path}/out",
+                        init_from=f"{base}/out", rewards=("exact",), group_size=2, **changes)  # fmt: skip
+    cfg, tok, start, _ = train.prepare(cfg)
+    params, frozen = train.split(start, KEY, cfg)
+    state = train.seen(train.State(0, params, (), None, None), frozen, cfg)
+    task = objectives.tune(cfg, tok, start)
+    state = state if frozen else state._replace(reference=start)
+    b, notes = next(iter(task.batches(state, KEY)))
+    total, metrics = task.loss(state.params, b | {"adv": jnp.linspace(-1, 1, len(b["adv"]))})
+    assert np.isfinite(total) and notes["steps_per_token"] > 0
+    if cfg.logp_est == "trace":  # 4 views are all steps of a block
+        assert metrics["behaviour_gap"] < 1e-5
+
+
+@pytest.mark.slow
+def test_adapt_makes_a_block_model_of_a_causal_one(base, tmp_path):
+    causal = dict(causal=True, shift=True, qk_norm=True, block_causal=None)
+    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=32)
+    one = config.Config(**SECONDS | dict(cache="none", order="left"), dataset=str(base), out_dir=f"{tmp_path}/causal",
+                        model=dataclasses.replace(shape, **causal))  # fmt: skip
+    train.train(one)
+    two = config.Config(**SECONDS, dataset=str(base), out_dir=f"{tmp_path}/block", init_from=f"{tmp_path}/causal",
+                        adapt=True, model=dataclasses.replace(shape, block_causal=4))  # fmt: skip
+    train.train(two)
+    cfg = disk.read_config(disk.find(two.out_dir))
+    assert disk.family(cfg) == "sdar" and cfg.block_causal == 4 and not cfg.shift
+    assert sample.main([two.out_dir, "--prompt=12", "--max_new_tokens=5"]) == 0
