@@ -126,8 +126,8 @@ def cost(cfg):
     parts["peak"] = resident + max(update, parts["rollout"])
 
     def forward(rows, positions, window, width=T, keys=T):
-        """2 for each weight of a matmul and token of a width, 4Q for each key of attention in a layer; the head and, but for keys
-        and values, the last of a few layers are computed for a window only."""
+        """2 for each weight of a matmul and token of a width, 4Q of attention in a layer for each of its keys; the head
+        and, but for keys and values, the last of a few layers are computed for a window only."""
         tokens = (L - 1) * width + (window if L <= model.UNROLLED else width)
         return rows * (tokens * (4 * D * Q + 6 * D * F + 4 * keys * Q) + L * width * 4 * D * KV
                        + (0 if judge else 2 * positions * D * V))  # fmt: skip
