@@ -191,18 +191,20 @@ def block_pass(params, s, cfg, plan, valid, start, length):
     """State of a block model, start (B,) of a window -> its features (B, length, D), the cache. One block is computed,
     the first that is not in the cache for good; finished, it then is, and a shifted model reads the next token, too.
     With dual, only the window, where it was computed with its block once and needs no token of the column before it."""
-    size, T, whole = min(cfg.block_causal, s.z.shape[1]), s.z.shape[1], jnp.ones(len(s.z), bool)
-    if plan.cache == "dual" and length < size:
-        whole = (s.i <= 0) | cfg.shift & (model.columns(s.z, start, 1)[:, 0] == cfg.mask_id)
+    T = s.z.shape[1]
+    full = min(cfg.block_causal, T)
+    whole = (s.i <= 0) | cfg.shift & (model.columns(s.z, start, 1)[:, 0] == cfg.mask_id)
+    dual = plan.cache == "dual" and length < full
+    own = (jnp.where(whole, 0, start), jnp.where(whole, T, start + length)) if dual else None  # rows keep their own
 
     def run(size, cache):
-        first = start if size == length else jnp.minimum(s.kept, T - size)
-        own = jnp.where(whole, 0, start), jnp.where(whole, T, start + length)  # what a row keeps is its own affair
+        first = jnp.minimum(s.kept, T - size) if size == full else start
         h, cache = model.extend(params, model.columns(s.z, first, size), cfg, valid, cache, first, kept=own)
         at = start[:, None] + jnp.arange(length) - cfg.shift - first[:, None]
         return jax.vmap(lambda h, at: h[at])(h, at.clip(0, size - 1)), cache
 
-    return jax.lax.cond(whole.any(), functools.partial(run, size), functools.partial(run, length), s.cache)
+    few = functools.partial(run, length)
+    return jax.lax.cond(whole.any(), functools.partial(run, full), few, s.cache) if dual else run(full, s.cache)
 
 
 def predict(params, s, asked, cfg, plan, valid, start, length, fresh):
@@ -299,10 +301,11 @@ def place(s, cfg, plan, L):
 
 
 def in_grid(s, cfg, plan, L, valid):
-    """State of a block model, the length L of a block, or of a part of one -> as `place`; which columns (B, T) may be
-    filled now; the State, and what is `kept` in the next. Blocks begin where the text does. With a cache, one that is
-    finished takes a pass of its own, to be kept. That gives a shifted model the first token of the next: alone, for
-    nothing can be said of its others yet."""
+    """State of a block model, the length L of a block, or of a part of one -> for each row where its block begins, the
+    steps it may take, the next of them; which columns (B, T) may be filled now; the State, and `kept` of the next.
+
+    Blocks begin where the text does. With a cache, one that is finished takes a pass of its own, to be kept. That gives
+    a shifted model the first token of the next: alone, for nothing can be said of its others yet."""
     B, T = s.z.shape
     holes, column, b = s.z == cfg.mask_id, jnp.arange(T), cfg.block_causal
     text = jnp.zeros(B, jnp.int32) if valid is None else jnp.argmax(valid, 1)
@@ -312,7 +315,7 @@ def in_grid(s, cfg, plan, L, valid):
     alone, behind = cfg.shift & (at > 0) & (at % b == 0), (s.cache is not None) & (at > 0) & (s.kept < read_from)
     may = jnp.where(alone[:, None], column == (text + at)[:, None], True) & ~behind[:, None]
     i = jnp.where(block == s.block, s.i, 0) - (alone | behind)  # neither is one of a block's steps
-    return (block, jnp.full(B, plan.steps), i, s.n == 0), may, s, jnp.where(alone | behind, s.kept + b, s.kept)
+    return block, jnp.full(B, plan.steps), i, may, s, jnp.where(alone | behind, s.kept + b, s.kept)
 
 
 def speak(l, keys, plan):
@@ -340,9 +343,9 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
     rows in a row are `alike`, the model reads the first of them."""
     B, T = s.z.shape
     L = 1 if cfg.causal else min(plan.block_len or T, cfg.block_causal or T, T)
-    holes, may, kept = s.z == cfg.mask_id, True, None
+    holes, fresh, may, kept = s.z == cfg.mask_id, None, True, None
     if cfg.block_causal:
-        (block, share, i, fresh), may, s, kept = in_grid(s, cfg, plan, L, valid)
+        block, share, i, may, s, kept = in_grid(s, cfg, plan, L, valid)
     else:
         block, share, i, fresh = place(s, cfg, plan, L)
     start = jnp.minimum(block, T - L)  # the last block may look back over finished text, where no holes are

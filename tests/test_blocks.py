@@ -211,6 +211,18 @@ def test_tokens_and_passes_equal_those_of_sdars_sampler(setting):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("setting", ["s2_static", "s4_dynamic"])
+def test_a_text_stops_where_sdars_does_after_the_block_with_the_end(setting):
+    params, cfg, e = fixture(SDAR)
+    text, plan = e[f"stop_1_{setting}"], sample.Plan(rule="quota" if "static" in setting else "dynamic", cache="prefix",
+                                                     steps=int(setting[1]), early_end=True, threshold=0.4)  # fmt: skip
+    z = np.pad(e["prompt_1"], (0, len(text) - len(e["prompt_1"])), constant_values=cfg.mask_id)
+    x, trace = sample.generate(params, KEY, jnp.array(z)[None], cfg, plan)
+    np.testing.assert_array_equal(x[0], np.where(text == cfg.mask_id, cfg.eos_id, text))  # they leave masks behind it
+    assert trace["n_steps"] == e[f"stop_forwards_1_{setting}"][1:].sum() - 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["t1_sb8", "t1_sb4", "tau_sb8", "tau_sb4", "tau_sb4_cache", "tau_sb2_cache"])
 def test_tokens_and_passes_equal_those_of_fast_dllm_v2(setting):
     params, cfg, e = fixture(FAST)
