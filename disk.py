@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import safetensors.numpy
 
 import config
 import model
+from data import bpe
 
 # ---- Hugging Face folders: config.json and safetensors ---------------------------------------------------------------
 
@@ -47,6 +49,7 @@ LLAMA_KEYS = IDS | {
     "n_kv_head": "num_key_value_heads", "d_model": "hidden_size", "d_ff": "intermediate_size",
     "tie_embeddings": "tie_word_embeddings", "rope_theta": "rope_theta", "norm_eps": "rms_norm_eps",
     "rope_scaling": "rope_scaling"}  # fmt: skip
+SDAR_KEYS, FAST_KEYS = LLAMA_KEYS | {"block_causal": "block_size"}, LLAMA_KEYS | {"block_causal": "bd_size"}
 GEMMA_KEYS = LLAMA_KEYS | {
     "window": "sliding_window", "query_scale": "query_pre_attn_scalar", "attn_cap": "attn_logit_softcapping",
     "logit_cap": "final_logit_softcapping"}  # fmt: skip
@@ -72,6 +75,10 @@ FAMILIES = {
     "llama": ("LlamaForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True)),
     "qwen2": ("Qwen2ForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True, qkv_bias=True)),
     "qwen3": ("Qwen3ForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True, qk_norm=True)),
+    # Of a block model's length the config need not say anything: it is in the name of the folder, or the usual one.
+    "sdar": ("SDARForCausalLM", LLAMA, SDAR_KEYS, LLAMA_NEEDS, dict(block_causal=4, qk_norm=True)),  # TraDo, too
+    "Fast_dLLM_Qwen": ("Fast_dLLM_QwenForCausalLM", LLAMA, FAST_KEYS, LLAMA_NEEDS,
+                       dict(block_causal=32, shift=True, qkv_bias=True)),
     "gemma2": ("Gemma2ForCausalLM", GEMMA, GEMMA_KEYS, GEMMA_NEEDS,
                dict(causal=True, shift=True, gemma=True, tie_embeddings=True)),
 }  # fmt: skip
@@ -84,9 +91,11 @@ def family(cfg):
     fixed = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in FREE}
     for name, (_, _, keys, _, implied) in FAMILIES.items():
         headed = "d_head" in keys or cfg.head_dim * cfg.n_head == cfg.d_model
-        if headed and all(getattr(cfg, k) == v for k, v in (fixed | implied).items() if k not in keys):
+        blocks = (cfg.block_causal is not None) == ("block_causal" in keys)
+        if headed and blocks and all(getattr(cfg, k) == v for k, v in (fixed | implied).items() if k not in keys):
             return name
-    switches = "causal shift qkv_bias qk_norm gemma window query_scale attn_cap logit_cap rope_scaling d_head".split()
+    switches = ("causal block_causal shift qkv_bias qk_norm gemma window query_scale attn_cap logit_cap rope_scaling "
+                "d_head").split()  # fmt: skip
     raise ValueError("no Hugging Face family has these switches together: "
                      + ", ".join(f"{k}={getattr(cfg, k)}" for k in switches)
                      + "; there are " + "; ".join(f"{n}: {f[4] or 'none'}" for n, f in FAMILIES.items()))  # fmt: skip
@@ -225,6 +234,10 @@ def read_config(folder):
     fields = {ours: theirs[key] for ours, key in keys.items() if theirs.get(key) is not None}
     if implied.get("causal"):  # it reads no holes, and may write every id that it has
         fields.setdefault("mask_id", fields.get("vocab_size"))
+    if "block_causal" in keys and (named := re.search(r"-b(\d+)$", os.path.basename(os.path.abspath(folder)))):
+        fields.setdefault("block_causal", int(named[1]))
+    if not implied.get("causal") and fields.get("mask_id") is None:
+        fields["mask_id"] = named_mask(folder)
     fields["eos_id"] = fields["eos_id"][0] if isinstance(fields.get("eos_id"), list) else fields.get("eos_id")
     missing = [keys[f] for f in ("vocab_size", "n_layer", "n_head", "d_model", "d_ff") if f not in fields]
     if missing:
@@ -237,6 +250,17 @@ def read_config(folder):
     if theirs.get("layer_types") not in (None, types):
         raise ValueError(f"{path}: layer_types={theirs['layer_types']} is not supported; this code computes {types}")
     return cfg
+
+
+def named_mask(folder):
+    """-> the id of the mask by the small files of a tokenizer, where config.json does not say it; None: nor do they."""
+    file = lambda name: bpe.read_json(Path(folder, name))
+    said = file("tokenizer_config.json")
+    ids = file("added_tokens.json") | {t["content"]: int(i) for i, t in said.get("added_tokens_decoder", {}).items()}
+    ids |= {t["content"]: t["id"] for t in file("tokenizer.json").get("added_tokens", [])}
+    name = said.get("mask_token")
+    names = name["content"] if isinstance(name, dict) else name, *bpe.USUAL["mask"]
+    return next((ids[name] for name in names if name in ids), None)
 
 
 def demand(path, theirs, needs):

@@ -97,9 +97,13 @@ def cost(cfg):
         adapters = model.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, adapters.values())) + judge * D
         held = wide * n + 4 * trained
-    total, rows, micro, again = rows_of(cfg)
+    (total, rows, micro, again), keys = rows_of(cfg), T
+    if m.block_causal and not judge:  # beside the noisy copies of a text a clean one, which they see, too
+        more = 1 + 1 / (config.n_views(cfg) if grpo else 1 + cfg.paired)
+        total, rows, micro = total * more, rows * more, micro * more
+        keys = 2 * T
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
-    layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * T)
+    layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * keys)
     kept = rows * L * layer if not m.remat else micro * L * T * wide * D + rows * layer
     logits = lambda positions: 0 if judge else 4 * V * positions
     some = lambda positions: min(positions, max(diffusion.LOGITS // (4 * V), 1))
@@ -124,11 +128,11 @@ def cost(cfg):
     resident = sum(parts[name] for name in ("params", "optimizer", "average", "reference"))
     parts["peak"] = resident + max(update, parts["rollout"])
 
-    def forward(rows, positions, window, width=T):
-        """2 for each weight of a matmul and token of a width, 4TQ of attention in a layer; the head and, but for keys
-        and values, the last of a few layers are computed for a window only."""
+    def forward(rows, positions, window, width=T, keys=T):
+        """2 for each weight of a matmul and token of a width, 4Q of attention in a layer for each of its keys; the head
+        and, but for keys and values, the last of a few layers are computed for a window only."""
         tokens = (L - 1) * width + (window if L <= model.UNROLLED else width)
-        return rows * (tokens * (4 * D * Q + 6 * D * F + 4 * T * Q) + L * width * 4 * D * KV
+        return rows * (tokens * (4 * D * Q + 6 * D * F + 4 * keys * Q) + L * width * 4 * D * KV
                        + (0 if judge else 2 * positions * D * V))  # fmt: skip
 
     completions = cfg.batch_size * cfg.group_size
@@ -136,13 +140,16 @@ def cost(cfg):
     scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first)
     if m.causal:  # with a cache, every token is read once
         rollout = forward(completions, new, T)
+    elif (b := m.block_causal) and cfg.cache != "none":  # a prompt once a group, and a pass more a block, to keep it
+        passes = (min(cfg.rollout_steps or cfg.diffusion_steps, b) + 1) * -(-new // b)
+        rollout = completions / cfg.group_size * forward(1, 0, T) + passes * forward(completions, b, b, b)
     else:  # the first step is the same for a group, if chunks do not cut it
         alike, steps = math.gcd(config.rollout_rows(cfg), cfg.group_size), cfg.rollout_steps or cfg.diffusion_steps
         whole = steps if cfg.cache == "none" else min(-(-new // block), steps)  # passes over everything: one a block
         width = block if cfg.cache == "dual" else (new + block) // 2  # of the others: on average
         rollout = (whole - 1 + 1 / alike) * forward(completions, block, block)
         rollout += (steps - whole) * forward(completions, block, block, width)
-    scoring = forward(total, new, T if judge else new)
+    scoring = forward(total, new, T if judge else new, keys=keys)
     flops = {"rollout": grpo * rollout, "scoring": grpo * scorings * scoring, "update": (4 if again else 3) * scoring}
     return parts, flops
 

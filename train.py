@@ -246,7 +246,9 @@ def opened(cfg, folder, adapt):
     if adapt:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
-        params, shape = model.adapt(params, shape, tok.mask_id)
+        params, shape = model.adapt(params, shape, tok.mask_id, cfg.model.block_causal)
+    elif shape.block_causal:  # which is learnt with short blocks first (SDAR)
+        shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
     if not shape.causal and tok.mask_id != shape.mask_id:
         raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
                          f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip

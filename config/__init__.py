@@ -36,7 +36,7 @@ class Config:
     out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, rollouts.jsonl, curves.png, report.html
     init_from: str | None = None  # a model (folder or ORG/NAME), an out_dir, a config file (trained first if need be)
     base: tuple[str, ...] = ()  # keys for the config file in init_from, as in seed=1,max_iters=50; or --base.seed=1
-    adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from, as Dream was made
+    adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from (Dream; SDAR: block_causal=4)
     resume: bool = False  # continue the run in out_dir, as the same run; else an earlier one there is moved aside
     seed: int = 0  # of everything random: the same seed on the same machine gives the same run
     max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
@@ -90,9 +90,9 @@ class Config:
     paired: bool = False  # two complementary half-masks of half as many rows: less variance at the same cost
     loss_norm: str = "token"  # token: a mean over tokens (pre-training); completion: over rows, each by its own length
     # sampling: of rollouts (whose log-probs grpo takes under the same filter) and at evaluations
-    diffusion_steps: int = 16  # forward passes that fill a completion
+    diffusion_steps: int = 16  # forward passes that fill a completion; of a block_causal model, each of its blocks
     order: str = "confidence"  # which hole first: random, confidence, margin, entropy, left, sampled
-    rule: str = "quota"  # how many a step: quota, dream, threshold, factor, entropy
+    rule: str = "quota"  # how many a step: quota, dream, threshold, factor, entropy, dynamic
     block_len: int | None = None  # fill blocks of this length from left to right; None: everything at once
     cache: str = "none"  # what is outside of a block is computed once for it: none, prefix, dual; see behaviour_gap
     threshold: float = 0.9  # of rule threshold: whatever is at least this probable, and the best

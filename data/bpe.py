@@ -32,7 +32,7 @@ DIGITS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\
 
 SPECIALS = {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"}  # ours, in the order of their ids
 USUAL = {  # what others call theirs, for when no file says which token plays the part
-    "mask": ("<|mask|>", "<|mdm_mask|>", "[MASK]", "<mask>"),
+    "mask": ("<|mask|>", "<|mdm_mask|>", "[MASK]", "<mask>", "<|MASK|>", "<MASK>", "|<MASK>|"),
     "pad": ("<|pad|>", "<|dlm_pad|>", "<pad>", "[PAD]"),
     "eos": ("<|eos|>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>"),
 }

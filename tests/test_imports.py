@@ -9,8 +9,8 @@ import pytest
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
     "model": set(), "data": set(), "grpo": set(), "terminal": set(), "assets/report": set(), "diffusion": {"model"},
-    "config": {"data", "diffusion", "grpo", "model", "terminal"},
-    "disk": {"config", "model"}, "runs": {"assets/report", "config", "diffusion", "disk", "model", "terminal"},
+    "config": {"data", "diffusion", "grpo", "model", "terminal"}, "disk": {"config", "data", "model"},
+    "runs": {"assets/report", "config", "diffusion", "disk", "model", "terminal"},
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
     "judges/learned": {"data", "diffusion", "disk", "model"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "terminal"},
