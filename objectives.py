@@ -182,7 +182,10 @@ def check_early(cfg):
     for split in ("train", "val"):
         rows = read_rows(cfg, split)
         named_rewards(cfg, rows, judge=later, coherence=later)
-        bare = [row for row in rows if not row.get("completion")]
+        bare, marked = [row for row in rows if not row.get("completion")], sum("masked" in row for row in rows)
+        if cfg.fill_in and 0 < marked < len(rows):
+            raise ValueError(f"{cfg.dataset}/{split}: {marked} of {len(rows)} rows say in `masked` which tokens to "
+                             "fill: all rows of a split should, or none")  # fmt: skip
         if cfg.fill_in and bare and not all("masked" in row for row in rows):
             raise ValueError(f"fill_in=True makes holes in completions, and {len(bare)} rows of {cfg.dataset}/{split} "
                              f"have none: {str(bare[0])[:80]}")  # fmt: skip

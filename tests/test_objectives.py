@@ -453,6 +453,10 @@ def test_filling_in_needs_completions(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "completion": "21"}\n' * 30 + '{"prompt": "34"}\n' * 10)
     with pytest.raises(ValueError, match="fill_in=True makes holes in completions, and .* rows of .* have none"):
         begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "21", "masked": "2<|mask|>"}\n' * 30
+                                         + '{"prompt": "3", "completion": "43"}\n' * 9)  # fmt: skip
+    with pytest.raises(ValueError, match="train: 30 of 37 rows say in `masked` which tokens to fill: all rows of a"):
+        begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
 
 
 @pytest.mark.slow
