@@ -216,7 +216,10 @@ def check_early(cfg):
     for split in ("train", "val"):
         rows = read_rows(cfg, split)
         named_rewards(cfg, rows, judge=later, coherence=later)
-        bare = [row for row in rows if not row.get("completion")]
+        bare, marked = [row for row in rows if not row.get("completion")], sum("masked" in row for row in rows)
+        if cfg.fill_in and 0 < marked < len(rows):
+            raise ValueError(f"{cfg.dataset}/{split}: {marked} of {len(rows)} rows say in `masked` which tokens to "
+                             "fill: all rows of a split should, or none")  # fmt: skip
         if cfg.fill_in and bare and not all("masked" in row for row in rows):
             raise ValueError(f"fill_in=True makes holes in completions, and {len(bare)} rows of {cfg.dataset}/{split} "
                              f"have none: {str(bare[0])[:80]}")  # fmt: skip
@@ -360,20 +363,22 @@ def pretrain(cfg, tok, start):
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
     logp = jax.jit(functools.partial(diffusion.likelihood, cfg=cfg.model, start=cfg.max_prompt_len))
     allowed = stages(cfg, train.rows)
-    learnt, held_out = ((up_to_its_end(t, tok) if cfg.model.causal else t) for t in (train, shown))
+    known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
+    learnt, held_out = ((up_to_its_end(t, tok) if cfg.model.causal else t) for t in (train, known))
 
     def batches(state, key):
         size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
         yield noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
 
     def evaluate(state, key):
-        n = len(held_out.rows)
-        keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
-        some = functools.partial(logp, state.weights)
-        bound = np.asarray(in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
-        out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
-        if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
-            size = np.mean([len(tok.spell(row)) for row in shown.arrays["tokens"]])
+        out = {"val/nelbo": math.nan}
+        if n := len(held_out.rows):
+            keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
+            some = functools.partial(logp, state.weights)
+            bound = np.asarray(in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
+            out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
+        if n and not cfg.max_prompt_len:
+            size = np.mean([len(tok.spell(row)) for row in held_out.arrays["tokens"]])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(SAMPLES, len(asked.rows))))  # only to be looked at
         rates, samples = pass_rates(cfg, tok, fns, more, state.weights, key, scored)

@@ -457,6 +457,10 @@ def test_filling_in_needs_completions(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "completion": "21"}\n' * 30 + '{"prompt": "34"}\n' * 10)
     with pytest.raises(ValueError, match="fill_in=True makes holes in completions, and .* rows of .* have none"):
         begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "21", "masked": "2<|mask|>"}\n' * 30
+                                         + '{"prompt": "3", "completion": "43"}\n' * 9)  # fmt: skip
+    with pytest.raises(ValueError, match="train: 30 of 37 rows say in `masked` which tokens to fill: all rows of a"):
+        begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
 
 
 @pytest.mark.slow
@@ -547,6 +551,19 @@ def test_bits_per_byte_counts_the_bytes_of_windows_that_cut_characters(tmp_path,
     task = objectives.pretrain(cfg, tok, None)
     out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
     assert out["val/bits_per_byte"] == pytest.approx(out["val/nelbo"] / np.log(2))  # a token is a byte here
+
+
+@pytest.mark.parametrize("completion", [[{}], []])
+def test_held_out_rows_without_a_completion_are_filled_and_have_no_likelihood(tmp_path, monkeypatch, completion):
+    rows = [{"prompt": c, "completion": 2 * c} for c in "abcd"]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = [*(rows[0] | more for more in completion), {"prompt": "e", "answer": "ee"}]
+    (tmp_path / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    cfg, tok, *_ = train.prepare(config.Config(**SECONDS, dataset=str(tmp_path)))
+    monkeypatch.setattr(objectives, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
+    task = objectives.pretrain(cfg, tok, None)
+    out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
+    assert out["rows"] == len(asked) and (5 < out["val/nelbo"] < 9 if completion else np.isnan(out["val/nelbo"]))
 
 
 def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_a_pair_too(tmp_path, monkeypatch):
