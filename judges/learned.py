@@ -18,7 +18,7 @@ import disk
 import model
 
 MAX_LEN = 4096  # tokens of a prompt and a completion that a judge reads at most
-WIDTHS = [16 * w << i for i in range(16) for w in (2, 3)]  # of the arrays that a judge reads: 32, 48, 64, 96, 128, ...
+WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of the arrays that a judge reads: 16, 24, 32, 48, 64, ...
 
 # ---- as a reward -----------------------------------------------------------------------------------------------------
 
