@@ -12,8 +12,8 @@ STYLE = """:root { color-scheme: light dark } body { font: 14px ui-sans-serif, s
 svg text { font-size: 11px; fill: currentColor } polyline { fill: none; stroke-width: 1.5 } td { vertical-align: top }
 table { border-collapse: collapse } td, th { border: 1px solid #8c959f55; padding: 3px 8px; text-align: left }
 pre, .film text { font: 12px ui-monospace, monospace; white-space: pre-wrap; margin: 0 0 4px; max-width: 36em }
-.curves { display: flex; flex-wrap: wrap } figure { margin: 8px; width: 340px } b { color: #2f81f7 }
-.scroll { overflow-x: auto } .film text { white-space: pre } .line { stroke: #8c959f; fill: none } .sure { fill: #2f81f7 }
+.curves { display: flex; flex-wrap: wrap } figure { margin: 8px; width: 340px } .scroll { overflow-x: auto }
+.film text { white-space: pre } .line { stroke: #8c959f; fill: none } .sure { fill: #2f81f7 } b { color: #2f81f7 }
 #steps:checked ~ .minutes, #minutes:checked ~ .steps { display: none }"""
 
 
