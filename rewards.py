@@ -365,7 +365,8 @@ def main():
                                      epilog="rewards: " + ", ".join(REWARDS | FROM_MODELS), allow_abbrev=False)
     parser.add_argument("data", help='rows {"prompt", "completion", ...} in .jsonl or .json, samples.jsonl of a run, '
                                      "or the name of a data set")
-    parser.add_argument("--rewards", required=True, help="names, or path/to/file.py:function, with commas")
+    parser.add_argument("--rewards", required=True, help="names, or path/to/file.py:function, with commas; "
+                        "NAME(key=value) sets a parameter")
     parser.add_argument("--reward_weights", type=numbers, help="a number for each, with commas (default: 1)")
     parser.add_argument("--reward_timeout", type=float, default=5.0, help="seconds for a completion (default: 5)")
     parser.add_argument("--reward_workers", type=int, help="programs at a time (default: four a core)")

@@ -5,15 +5,15 @@ keys. One file without scripts, nothing to fetch; runs.report writes it. What a 
 import html
 import re
 
-STEP, HOLD = 1.0, 4.0  # of a film: seconds a step, seconds at the end
+STEP, HOLD, MOST = 1.0, 4.0, 12.0  # of a film: seconds a step, seconds at the end, for all steps at most
 WIDE, FEW = 64, 8  # characters in a line of a film; evaluations beside each other, the first and the last among them
 COLORS = "#2f81f7", "#d29922", "#3fb950", "#a371f7", "#f85149", "#8c959f"
 STYLE = """:root { color-scheme: light dark } body { font: 14px ui-sans-serif, sans-serif; margin: 2em }
 svg text { font-size: 11px; fill: currentColor } polyline { fill: none; stroke-width: 1.5 } td { vertical-align: top }
 table { border-collapse: collapse } td, th { border: 1px solid #8c959f55; padding: 3px 8px; text-align: left }
 pre, .film text { font: 12px ui-monospace, monospace; white-space: pre-wrap; margin: 0 0 4px; max-width: 36em }
-.curves { display: flex; flex-wrap: wrap } figure { margin: 1em } b { color: #2f81f7 } .scroll { overflow-x: auto }
-.film text { white-space: pre } .line { stroke: #8c959f; fill: none } .sure { fill: #2f81f7 }
+.curves { display: flex; flex-wrap: wrap } figure { margin: 8px; width: 340px } .scroll { overflow-x: auto }
+.film text { white-space: pre } .line { stroke: #8c959f; fill: none } .sure { fill: #2f81f7 } b { color: #2f81f7 }
 #steps:checked ~ .minutes, #minutes:checked ~ .steps { display: none }"""
 
 
@@ -30,7 +30,8 @@ def appear(at, length, body):
 
 def film(tokens):
     """[(text, step that wrote it or -1, how sure the model was)] -> SVG; a token is as blue as the model was sure."""
-    length, x, y, out = STEP * (2 + max(step for _, step, _ in tokens)) + HOLD, 0, 0, []
+    steps, x, y, out = 2 + max(step for _, step, _ in tokens), 0, 0, []
+    pace = min(STEP, MOST / steps)
     for text, step, p in tokens:
         for n, part in enumerate(text.replace("\n", "⏎\n").split("\n")):
             x, y = (0, y + 1) if n or x + len(part) > WIDE else (x, y)
@@ -38,7 +39,7 @@ def film(tokens):
             word = f'<text x="{x * 8}" y="{y * 20 + 13}">{safe(part)}</text>'
             blue = f'<rect class="sure" {box} opacity="{p * 0.75:.2f}"><title>{p:.3f} at step {step}</title></rect>'
             hole = f'<rect class="line" {box}/>'
-            out += [word] if step < 0 else [hole, appear(STEP * (1 + step), length, blue + word)]
+            out += [word] if step < 0 else [hole, appear(pace * (1 + step), pace * steps + HOLD, blue + word)]
             x += len(part)
     return f'<svg class="film" width="{WIDE * 8}" height="{y * 20 + 20}">{"".join(out)}</svg>'
 

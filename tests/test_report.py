@@ -73,6 +73,8 @@ def test_a_film_shows_every_token_at_its_step_as_blue_as_the_model_was_sure(cfg)
     np.testing.assert_allclose(seconds, [1, 2, 2, 3], atol=1e-3)  # the line break has a rest, which is empty
     sure = [r.get("opacity") for r in films[0].findall(f".//{SVG}rect[@class='sure']")]
     assert sure == ["0.19", "0.75", "0.75", "0.38"]
+    long = ElementTree.fromstring(report.film([["x", step, 0.5] for step in range(128)]))
+    assert {a.get("dur") for a in long.iter("animate")} == {f"{report.MOST + report.HOLD}s"}  # nobody waits for minutes
     assert "12" in [t.text for t in films[0].findall(f"{SVG}text")]  # what was given is there from the start
 
 
