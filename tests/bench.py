@@ -6,6 +6,7 @@ runs the same model, twin.py, on as many cores. Rows are printed as they are mea
 """
 import argparse
 import contextlib
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -40,6 +41,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import diffusion
     import disk
     import model
+    import objectives
     import runs
     import sample as sampler
     import train as trainer
@@ -461,7 +463,8 @@ def estimators(options):
         print("quick: a base and runs far too short to compare estimators; what one run costs can be seen")
         options.out += "/quick"
     base = lambda task: f"{options.out}/{task}_base"
-    for task in options.tasks.split(","):
+    tasks = (options.tasks or "sudoku").split(",")
+    for task in tasks:
         if task not in TASKS:
             raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TASKS)}")
         if not options.toy and not finished(base(task)):
@@ -473,7 +476,7 @@ def estimators(options):
     jobs = {}
     names = some(options, ("one_step",), ("one_step", "trace"), ESTIMATORS)
     for seed in range(some(options, 1, 1, options.seeds)):  # seeds outermost: stopped early, the table is still fair
-        for task in options.tasks.split(","):
+        for task in tasks:
             recipe, (prompts, kept, updates), signs = config.read(f"config/{task}_grpo.py"), *SIGNS[task, options.signs]
             common = (f"{COMPARED} {TASKS[task][0]} {signs} --batch_size={prompts} --keep_completions={kept} "
                       f"--updates_per_rollout={updates}")  # fmt: skip
@@ -523,7 +526,135 @@ def estimators(options):
         table(["estimator", "ratio", "rollouts", "greedy", "sampled"], ESTIMATORS, lines)
 
 
-COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "estimators": estimators}
+# ---- frontier --------------------------------------------------------------------------------------------------------
+
+LONG, ORDER = 32, ("confidence", "margin", "entropy", "left", "random")  # a block of long texts
+
+
+def ways(n, quick):
+    """New tokens -> {label: [(setting, fields of a Plan), ...]}, each a curve from slow to fast; * has blocks."""
+    steps = [n >> i for i in range(n.bit_length()) if not quick or i % 2 == 0]
+    rules = {"quota": ("steps", steps), "threshold": ("threshold", (0.99, 0.9, 0.7, 0.5)),
+             "factor": ("factor", (0.1, 0.3, 1.0, 2.0)), "entropy": ("budget", (0.01, 0.1, 0.3, 1.0))}
+    if quick:
+        rules = {rule: (key, values[::2]) for rule, (key, values) in rules.items()}
+    block = LONG if n > LONG else -(-n // 4)
+    curve = lambda rule, **how: [(f"{rules[rule][0]} {v:g}", dict(rule=rule, order="entropy" if rule == "entropy" else
+                                 "confidence") | {rules[rule][0]: v} | how) for v in rules[rule][1]]  # fmt: skip
+    out = {rule: curve(rule) for rule in rules}
+    out |= {f"quota, {order}": curve("quota", order=order) for order in ORDER[1:] if not quick}
+    for rule, cache in itertools.product(("threshold",) if quick else ("quota", "threshold", "factor"),
+                                         ("dual",) if quick else ("none", "prefix", "dual")):  # fmt: skip
+        fits = lambda how: how.get("steps", n) * block >= n  # at least a step a block
+        out[f"{rule}, blocks of {block}, {cache}"] = [
+            w for w in curve(rule, block_len=block, cache=cache) if fits(w[1])]
+    return out
+
+
+def right_words(prompts, completions, answer):
+    """The share of words that are those of the answer."""
+    return [float(np.mean([a == b for a, b in itertools.zip_longest(text.split(), right.split())]))
+            for text, right in zip(completions, answer, strict=True)]  # fmt: skip
+
+
+def asked(task, n_rows):
+    """Name of a task -> params, the config of its run, tokenizer, z, valid, and score(tokens) -> accuracy, tokens."""
+    run = dataclasses.replace(config.read(f"config/{task}_base.py"), eval_size=n_rows)
+    folder = disk.best(trainer.trained(f"config/{task}_base.py"))[0]
+    params, shape = disk.load(folder)
+    run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
+    text = objectives.few(objectives.read_text(run, tok, "val", learnt=False), run)
+    arrays = text.take(slice(None))
+    fns = {"words": right_words} if task == "long" else objectives.reward_functions(run, tok, text.rows)[0]
+
+    def score(x):
+        ids = objectives.written(x, tok, run)
+        each = objectives.score(fns, {}, run, tok, text.rows, ids, 1)[1]
+        each = each if run.pass_at is None else each >= run.pass_at
+        return float(np.nanmean(each)), sum(min(len(row) + 1, run.max_new_tokens) for row in ids)
+
+    return params, run, jnp.where(arrays["hole"], shape.mask_id, arrays["tokens"]), arrays["valid"], score
+
+
+def clocked(fn, rounds):
+    """fn -> its result, the best of its wall seconds and of its CPU seconds; once before, to compile."""
+    out, best = fn(), []
+    for _ in range(rounds):
+        wall, cpu = time.perf_counter(), time.process_time()
+        fn()
+        best.append((time.perf_counter() - wall, time.process_time() - cpu))
+    return out, *np.min(best, 0)
+
+
+def frontier(options):
+    """accuracy against forward passes and tokens a second, for every rule, order and cache, beside LLaDA's loop"""
+    torch, twin = prepare()
+    tasks = options.tasks.split(",") if options.tasks else TRIED
+    if not set(tasks) <= set(TRIED):
+        raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TRIED)}")
+    points = {task: curves(task, options, torch, twin) for task in tasks}
+    if options.picture:
+        picture(points, options.picture)
+
+
+def curves(task, options, torch, twin):
+    """Name of a task -> {way: [(passes a token, tokens a second, accuracy), ...]}, printed as a table."""
+    params, run, z, valid, score = asked(task, some(options, 4, 32, 128))
+    n, found = run.max_new_tokens, {}
+
+    def ours(how):
+        plan = sampler.Plan(**{"steps": n, "block_len": n, "early_end": True} | how)
+        x, trace = jax.block_until_ready(sampler.generate(params, jax.random.key(0), z, run.model, plan, valid))
+        return x, int(trace["n_steps"])
+
+    def theirs():
+        x, weights = torch.from_numpy(np.array(z)).long(), twin.tensors(params, run.model)
+        return twin.llada(weights, x, run.model, z.shape[1] - n, n, LONG if n > LONG else n).numpy(), n
+
+    def row(way, setting, fn):
+        say(f"{task}: {way}, {setting}")
+        (x, passes), wall, cpu = clocked(fn, some(options, 1, 1, 2))
+        accuracy, tokens = score(x)
+        found.setdefault(way, []).append((passes / n, tokens / wall, accuracy))
+        cells = f"{accuracy:.1%}", passes, f"{passes / n:.3f}", f"{tokens / wall:.0f}", f"{tokens / cpu:.0f}"
+        return [f"{task}: {way}", setting, *cells]
+
+    jobs = {(way, setting): functools.partial(ours, how) for way, curve in ways(n, options.quick or options.toy).items()
+            for setting, how in curve[: 1 if options.toy else None]}  # fmt: skip
+    if torch and valid is None:  # the twin knows no padding
+        jobs = {("LLaDA's loop", f"steps {n}"): theirs} | jobs
+    print(f"\n{run.out_dir}: {len(z)} rows of val, {n} new tokens\n")
+    table(["", "setting", "accuracy", "passes", "a token", "tokens/s", "of CPU"], [f"{task}: {way}" for way, _ in jobs],
+          (row(*job, fn) for job, fn in jobs.items()))  # fmt: skip
+    return found
+
+
+TRIED = "sudoku", "countdown", "code", "long"
+
+
+def picture(points, path):
+    """{task: {way: [(passes a token, tokens a second, accuracy), ...]}} -> a picture."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots(2, len(points), figsize=(4.2 * len(points), 7), sharey="col", squeeze=False,
+                                layout="constrained")
+    for column, (task, curves) in zip(axes.T, points.items(), strict=True):
+        for (at, label), ax in zip(enumerate(("forward passes a token", "tokens a second")), column, strict=True):
+            for way, found in curves.items():
+                found = sorted((p[at], p[2]) for p in found)
+                style = dict(marker="*", ms=12, color="black", ls="") if way.startswith("LLaDA") else dict(
+                    marker="o", ms=3, ls="--" if "blocks" in way else "-")
+                ax.plot(*zip(*found, strict=True), label=way, lw=1, **style)
+            ax.set(xscale="log", xlabel=label, ylabel="accuracy", title=task if not at else "")
+            ax.grid(alpha=0.25)
+    axes[0, -1].legend(frameon=False, fontsize=6)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "estimators": estimators,
+            "frontier": frontier}  # fmt: skip
 
 
 def main():
@@ -531,7 +662,8 @@ def main():
     parser.add_argument("command", nargs="?", choices=COMMANDS)
     parser.add_argument("run", nargs="?", default="out/sudoku", help="for order: a run of config/sudoku.py")
     parser.add_argument("--rounds", type=int, default=5, help="for train and sample: measurements each")
-    parser.add_argument("--tasks", default="sudoku", help=f"for estimators: some of {', '.join(TASKS)}")
+    parser.add_argument("--tasks", help=f"for estimators: some of {', '.join(TASKS)}; for frontier: {', '.join(TRIED)}")
+    parser.add_argument("--picture", help="for frontier: where to draw it, as in assets/frontier.png")
     parser.add_argument("--seeds", type=int, default=5, help="for estimators: runs of each")
     parser.add_argument("--signs", default="positive", choices=("positive", "both"),
                         help="for estimators: of the advantages")  # fmt: skip

@@ -46,7 +46,7 @@ def here(monkeypatch, capsys):
 def test_without_a_command_it_says_what_there_is(here):
     out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
-    assert names == ["train", "sample", "rewards", "order", "estimators"]
+    assert names == ["train", "sample", "rewards", "order", "estimators", "frontier"]
 
 
 def test_what_is_measured_in_turns_is_said_before_and_printed_as_soon_as_it_is_there(capsys):
@@ -106,6 +106,22 @@ def test_order_is_a_table_of_orders_and_steps(tmp_path, here):
     assert all(rows[order] == ["0.0%"] for order in ("random", "confidence", "margin", "entropy", "left"))
     _, rows = here("order", str(tmp_path), "--quick")
     assert rows.pop("order") == ["16", "4", "1"] and {*rows} == {"----------", "random", "confidence", "left"}
+
+
+@pytest.mark.slow
+def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, monkeypatch):
+    small_run(tmp_path)
+    monkeypatch.setattr(bench.trainer, "trained", lambda path: str(tmp_path))
+    out, rows = here("frontier", "--toy", "--tasks=sudoku", f"--picture={tmp_path}/frontier.png")
+    assert rows["sudoku: quota"][:4] == ["steps 16", "0.0%", "16", "1.000"] and "4 rows of val, 16 new tokens" in out
+    assert rows["sudoku: threshold, blocks of 4, dual"][1] == "0.0%"
+    assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, code, long"):
+        here("frontier", "--toy", "--tasks=chess")
+
+
+def test_words_that_are_right_are_counted_by_their_place():
+    assert bench.right_words(["", "", ""], ["1 2 3", "1 3", ""], ["1 2 3", "1 2 3", "1"]) == [1, 1 / 3, 0]
 
 
 def test_order_of_no_run_is_one_sentence(tmp_path, here):

@@ -86,7 +86,7 @@ def test_a_judge_is_kept_and_computes_in_the_dtype_that_is_asked_for(tmp_path, m
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
-    small = model.ModelConfig(n_layer=1, n_head=2, d_model=16, vocab_size=200)
+    small = model.ModelConfig(n_layer=1, n_head=2, d_model=16, vocab_size=200, mask_id=5)
     with pytest.raises(ValueError, match="ids up to 258, its model only 200"):
         learned.load(saved(tmp_path, init(jax.random.key(0), small, n_out=1), small))
 

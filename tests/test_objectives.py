@@ -915,6 +915,33 @@ def test_what_was_drawn_from_a_filtered_distribution_is_scored_under_the_same_fi
         assert float(whole(state.params, batches[0])[1]["behaviour_gap"]) > 0.05
 
 
+@pytest.mark.slow
+def test_the_gap_says_how_far_off_a_cache_is_and_that_an_early_end_is_not(tiny, place, tmp_path):
+    params, shape = disk.load(disk.find(f"{place}/base"))
+    shape = dataclasses.replace(shape, n_layer=2)  # of one layer a cache is exact
+    deep = model.init(KEY, shape)
+    disk.save(tmp_path / "deep", deep | {"embed": params["embed"], "head": params["head"]}, shape)
+    data.Tokenizer.load(disk.find(f"{place}/base"), shape.vocab_size).save(tmp_path / "deep")
+
+    def gap(**how):
+        cfg = tiny(init_from=f"{tmp_path}/deep", model=dataclasses.replace(SECONDS["model"], n_layer=2), block_len=2,
+                   logp_views=8, **how)  # fmt: skip
+        _, tok, task, state, (b,), _ = one_iteration(cfg)
+        assert how.get("early_end") is None or (np.asarray(b["drawn"])[np.asarray(b["mask"])] < 0).all()
+        return float(task.loss(state.params, b)[1]["behaviour_gap"])
+
+    assert gap(early_end=True) < 1e-4 and gap() < 1e-4 < min(gap(cache="dual"), gap(cache="prefix"))
+
+
+def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(tiny):
+    keys = dict(rule="factor", cache="dual", threshold=0.5, factor=0.3, budget=0.2, tempered=True, block_len=2)
+    cfg = tiny(**keys)
+    assert {k: getattr(objectives.plan(cfg, 1.0), k) for k in keys} == keys
+    assert objectives.plan(cfg, 1.0).early_end and objectives.plan(tiny(), 1.0).block_len == 4
+    with pytest.raises(ValueError, match="early_end=True draws nothing behind an end"):
+        tiny(early_end=True, score_after_end=True)
+
+
 def drifted(logp, old, n, level, loss="dapo"):
     """log-probs (B, T) of 8 steps of two tokens, of which `trace` draws n -> loss, its gradient, metrics."""
     hole = jnp.ones(logp.shape, bool)

@@ -528,6 +528,13 @@ def test_a_rollout_with_a_cache_costs_one_pass_and_one_without_as_many_as_it_has
     assert runs.cost(cfg)[1]["rollout"] == (7 + 1 / cfg.group_size) * runs.cost(causal)[1]["rollout"] > 0
 
 
+def test_a_cache_of_blocks_costs_memory_and_saves_operations_dual_most():
+    cfg = dataclasses.replace(SMALL, **TUNING, diffusion_steps=8, block_len=SMALL.max_new_tokens // 4)
+    none, prefix, dual = (runs.cost(dataclasses.replace(cfg, cache=cache)) for cache in ("none", "prefix", "dual"))
+    assert none[1]["rollout"] > prefix[1]["rollout"] > dual[1]["rollout"] > none[1]["rollout"] / 3
+    assert dual[0]["rollout"] == prefix[0]["rollout"] > none[0]["rollout"]
+
+
 # of a deep model's loop XLA counts the body once
 @pytest.mark.parametrize("n_layer", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_operations_of_a_forward_pass_are_those_that_xla_counts(n_layer):
