@@ -75,12 +75,12 @@ FAMILIES = {
     "llama": ("LlamaForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True)),
     "qwen2": ("Qwen2ForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True, qkv_bias=True)),
     "qwen3": ("Qwen3ForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True, qk_norm=True)),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA, GEMMA_KEYS, GEMMA_NEEDS,
+               dict(causal=True, shift=True, gemma=True, tie_embeddings=True)),
     # Of a block model's length the config need not say anything: it is in the name of the folder, or the usual one.
     "sdar": ("SDARForCausalLM", LLAMA, SDAR_KEYS, LLAMA_NEEDS, dict(block_causal=4, qk_norm=True)),  # TraDo, too
     "Fast_dLLM_Qwen": ("Fast_dLLM_QwenForCausalLM", LLAMA, FAST_KEYS, LLAMA_NEEDS,
                        dict(block_causal=32, shift=True, qkv_bias=True)),
-    "gemma2": ("Gemma2ForCausalLM", GEMMA, GEMMA_KEYS, GEMMA_NEEDS,
-               dict(causal=True, shift=True, gemma=True, tie_embeddings=True)),
 }  # fmt: skip
 FREE = ("dtype", "remat", "d_head")  # fields that say nothing about the family
 JUDGE = "score.weight"  # (1, D): the head of a judge, as in transformers' ...ForSequenceClassification
