@@ -371,8 +371,8 @@ def check_start(c, shape, where):
         raise ValueError(f"logp_est='exact', but the model {where} is no causal one: it sees the tokens it should "
                          "predict, so take trace, coupled, elbo, ...")  # fmt: skip
     if shape.block_causal and c.objective == "grpo" and c.repetition_penalty != 1:
-        raise ValueError(f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model at "
-                         "once, and each was drawn with other tokens there: 1.0")  # fmt: skip
+        raise ValueError(f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model "
+                         "at once, and each was drawn with other tokens there: 1.0")  # fmt: skip
 
 
 def same_place(path, folder):

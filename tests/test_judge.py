@@ -140,7 +140,7 @@ def test_texts_are_as_wide_as_the_longest_needs_and_what_is_cut_is_said(capsys):
     shape = lambda *texts: learned.encode(*texts, TOK, 64)[0].shape
     assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
     tokens, valid = learned.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
-    assert tokens.shape == (2, 32) and valid.sum(1).tolist() == [23, 3]
+    assert tokens.shape == (2, 24) and valid.sum(1).tolist() == [23, 3]
     learned.arrays(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 64)
     assert not capsys.readouterr().out
     batch = learned.arrays(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 8)
