@@ -190,7 +190,7 @@ def watch(client, count, mine):
         except RuntimeError:
             lost = ["0"]  # where they meet
         if lost and not OVER.is_set():
-            leave(f"error: process {' and '.join(lost)} of this run has ended, so this one leaves: continue all "
+            leave(f"\nerror: process {' and '.join(lost)} of this run has ended, so this one leaves: continue all "
                   "of them from the last checkpoint with --resume=True")  # fmt: skip
 
 
