@@ -14,6 +14,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+import mesh
+
 UNROLLED = 8  # a model of at most so many blocks has them compiled one by one
 BANNED = -1e30  # the logit of what must never be chosen: finite, so that 0 * log p stays 0 in an entropy
 
@@ -128,7 +130,7 @@ def init(key, cfg, n_out=None):
         if name in ("o", "down"):
             std *= (2 * cfg.n_layer) ** -0.5  # GPT-2: what is added to the residual stream, scaled by its depth
         k_leaf = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
-        return std * jax.random.normal(k_leaf, shape)
+        return mesh.placed({name: std * jax.random.normal(k_leaf, shape)})[name]  # one by one: never all in one place
 
     return jax.tree_util.tree_map_with_path(leaf, shapes(cfg, n_out), is_leaf=lambda x: isinstance(x, tuple))
 
@@ -171,16 +173,16 @@ def attention(q, k, v, mask, scale=None, cap=None):
     """q (B, S, H, K), k and v (B, T, KV, K), mask (B or 1, 1, 1, S or 1, T) or None -> (B, S, H*K)."""
     B, S, H, K = q.shape
     T, KV = k.shape[1:3]
-    # One batch axis of B*KV, the heads that share a key as rows, and the division after the product with v: 6 ms where
+    # Batch axes in front, the heads that share a key as rows, and the division after the product with v: 6 ms where
     # einsum over "bthk" takes 43 (B 32, T 160, D 256, 2 cores), and on a GPU the same three kernels.
-    q = q.reshape(B, S, KV, H // KV, K).transpose(0, 2, 3, 1, 4).reshape(B * KV, H // KV * S, K)
-    k, v = (x.transpose(0, 2, 1, 3).reshape(B * KV, T, K) for x in (k, v))
-    s = jnp.einsum("btk,bsk->bts", q, k, preferred_element_type=jnp.float32)  # (B*KV, H/KV*S, T)
+    q = q.reshape(B, S, KV, H // KV, K).transpose(0, 2, 3, 1, 4).reshape(B, KV, H // KV * S, K)
+    k, v = (x.transpose(0, 2, 1, 3) for x in (k, v))
+    s = jnp.einsum("bgtk,bgsk->bgts", q, k, preferred_element_type=jnp.float32)  # (B, KV, H/KV*S, T)
     s = soft_cap(s * (scale or K) ** -0.5, cap)
     if mask is not None:
         s = jnp.where(mask, s.reshape(B, KV, H // KV, S, T), BANNED).reshape(s.shape)
     p = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
-    out = jnp.einsum("bts,bsk->btk", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    out = jnp.einsum("bgts,bgsk->bgtk", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
     out = (out / p.sum(-1, keepdims=True)).astype(v.dtype)
     return out.reshape(B, KV, H // KV, S, K).transpose(0, 3, 1, 2, 4).reshape(B, S, H * K)
 
@@ -287,12 +289,14 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, ke
         return mask
 
     def step(carry, layer, cut=None):
-        w, i = layer
+        w, i = mesh.gathered(layer[0]), layer[1]
         mask = seen(i, *(window if cut else (start, S)))
-        return block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start, kept), cut, clean), None
+        x, cache = block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start, kept), cut, clean)
+        return (mesh.rows(x), cache), None
 
     again = jax.checkpoint if cfg.remat else lambda step: step
-    x = p["embed"].at[tokens].get(mode="clip")  # a causal model's mask_id may lie beyond: what it reads there is moot
+    # A causal model's mask_id may lie beyond: what it reads there is moot.
+    x = mesh.rows(p["embed"].at[tokens].get(mode="clip"), embedded=True)
     x = x * cfg.d_model**0.5 if cfg.gemma else x
     layers = p["blocks"], jnp.arange(cfg.n_layer)
     # A while loop costs a small model 15% on a CPU. Beyond 8 blocks it costs nothing, and what is compiled one by one
@@ -311,8 +315,8 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, ke
 
 def readout(params, h, cfg):
     """h (..., D) -> logits (..., V) float32, in which the mask token can never win."""
-    head = params["embed"].T if cfg.tie_embeddings else params["head"]
-    out = soft_cap(dense(h, head.astype(cfg.dtype), jnp.float32), cfg.logit_cap)
+    head = {"head": (params["embed"].T if cfg.tie_embeddings else params["head"]).astype(cfg.dtype)}
+    out = soft_cap(dense(h, mesh.gathered(head)["head"], jnp.float32), cfg.logit_cap)
     return out if cfg.mask_id is None else jnp.where(jnp.arange(cfg.vocab_size) == cfg.mask_id, BANNED, out)
 
 
@@ -377,7 +381,7 @@ def score(params, tokens, cfg, valid=None):
     if cfg.causal:
         seen = (jnp.cumsum(seen, 1) == seen.sum(1, keepdims=True)) * seen
     pooled = jnp.sum(h * seen[..., None], 1) / jnp.maximum(seen.sum(1, keepdims=True), 1)  # (B, D)
-    return pooled @ params["head"][:, 0]
+    return mesh.everywhere(pooled @ params["head"][:, 0])
 
 
 def adapt(params, cfg, mask_id, block_causal=None):

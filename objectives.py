@@ -28,6 +28,7 @@ import data
 import diffusion
 import disk
 import grpo
+import mesh
 import model
 import rewards
 import sample
@@ -120,7 +121,8 @@ def in_chunks(fn, size, *trees):
     """fn of trees of arrays (B, ...) -> a tree of (B, ...), `size` rows at a time, the last row again where they do not
     divide, so that there is one shape to compile. Of numbers (), the mean over the chunks."""
     n, out = len(jax.tree.leaves(trees)[0]), []
-    if size >= n:
+    size = mesh.up(min(size, n))  # all devices have as many
+    if size == n:
         return fn(*trees)
     for first in range(0, n, size):
         at = np.arange(first, first + size).clip(max=n - 1)
@@ -252,14 +254,23 @@ def reward_functions(cfg, tok, rows):
 
 def score(fns, more, cfg, tok, rows, ids, each):
     """The ids of `each` completions of every row -> these as text, their total reward (B,), {name: (B,)}; what is in
-    `more` is not in the total."""
+    `more` is not in the total. Of several processes each scores its rows; models, which are split over all, all."""
     weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(more)
     many = [row for row in rows for _ in range(each)]
     columns = {"groups": np.repeat(np.arange(len(rows)), each).tolist(), "token_ids": ids,
                "max_length": [cfg.max_new_tokens] * len(many)}  # fmt: skip
     columns = rewards.columns(many) | columns
     prompts, completions = [row["prompt"] for row in many], [tok.decode(row) for row in ids]
-    return completions, *rewards.combine(fns | more, weights, prompts, completions, columns, cfg.reward_clip)
+    part = mesh.share(len(rows))
+    part, fns = slice(part.start * each, part.stop * each), fns | more
+    for name in fns.keys() & {"judge", "coherence"}:
+        said = rewards.call(name, fns[name], prompts, completions, columns)[part]
+        fns |= {name: lambda completions, said=said: said}
+    own = {name: column[part] for name, column in columns.items()}
+    found = mesh.everyone(lambda: rewards.combine(fns, weights, prompts[part], completions[part], own, cfg.reward_clip))
+    names = dict.fromkeys(name for _, parts in found for name in parts)  # nobody may have noted it of some rows
+    joint = {k: np.concatenate([p[k] if k in p else np.zeros(len(total)) for total, p in found]) for k in names}
+    return completions, np.concatenate([total for total, _ in found]), joint
 
 
 def opinions(parts, cfg, fns):
@@ -558,7 +569,7 @@ def draws(cfg, tok, text):
 def roll_out(params, key, prompts, cfg, tok):
     """Text of N prompts -> Rollout of G completions each, in chunks of whole groups where rollout_chunk holds one."""
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
-    hole, size = arrays["hole"], config.rollout_rows(cfg)
+    hole, size = arrays["hole"], mesh.up(config.rollout_rows(cfg))
     how = plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     some = lambda keys, arrays: fill(params, keys, arrays, cfg, how, math.gcd(size, cfg.group_size))
     x, trace = in_chunks(some, size, sample.row_keys(key, len(hole)), arrays)
@@ -571,7 +582,7 @@ def divergence(state, key, r, cfg):
     M, w, seen = look(key, r, cfg)
     b = {"x": r.x, "valid": r.valid, "hole": r.hole, "mask": r.mask, "M": M, "w": w, "adv": jnp.zeros(len(r.x))}
     of = lambda params: in_chunks(lambda b: logps(params, b, cfg), config.minibatch(cfg), b)
-    return np.asarray((seen * (of(state.params) - of(state.reference))).sum(1), float)
+    return np.asarray((seen * (of(state.params) - of(mesh.aboard(state.reference)))).sum(1), float)
 
 
 def judged(rollout, rows, fns, cfg, tok, kl=None):
@@ -636,7 +647,7 @@ def logps(params, b, cfg):
     another number."""
     cut = lambda x: x.reshape(cfg.gradient_accumulation_steps, -1, *x.shape[1:])
     parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "hole", "mask", "M", "w", "adv")})
-    return jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape)
+    return mesh.everywhere(jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape))
 
 
 def passes(state, key, k_order, r, cfg):
@@ -654,7 +665,7 @@ def passes(state, key, k_order, r, cfg):
             b = whole if size == K else jax.tree.map(lambda v, at=order[i : i + size]: v[at], whole)
             first = jnp.full(b["x"].shape, jnp.nan)
             b |= {"old": (logps(state.params, b, cfg) if out else first) if compared else None,
-                  "ref": logps(state.reference, b, cfg) if cfg.kl_beta and not cfg.kl_in_reward else None,
+                  "ref": logps(mesh.aboard(state.reference), b, cfg) if cfg.kl_beta and not cfg.kl_in_reward else None,
                   "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps,
                                          cfg.aggregation),
                   "share": b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)}  # fmt: skip

@@ -38,6 +38,7 @@ from tqdm import tqdm
 
 import diffusion
 import disk
+import mesh
 import model
 
 
@@ -414,7 +415,7 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
             least = lambda some: jnp.where(some, diffusion.blocks(valid, T, cfg), T).min(1, keepdims=True)
             rest = left & (least(left) > least(ends))
         z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
-    return State(z, step, put(s.logp, logp), s.n + 1, block, i + 1, cache, kept)
+    return State(*mesh.everywhere((z, step, put(s.logp, logp), s.n + 1, block, i + 1)), cache, kept)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -616,6 +617,7 @@ def run(options):
     import runs
     asked, fns, rows = read_options(options)
     runs.prepare_process()
+    mesh.use()
     data.prepare(options.folder)
     folder, why = disk.best(data.fetched(options.folder))
     if folder != options.folder:

@@ -32,6 +32,7 @@ import config
 import data
 import disk
 import grpo
+import mesh
 import model
 import runs
 from objectives import OBJECTIVES, SAMPLES, algorithm, check_early, in_memory, plan
@@ -106,7 +107,7 @@ def make_update(loss, tx, cfg):
 
     def micro(params, base, total, batch):
         (value, metrics), grads = grad(params, base, batch)
-        return jax.tree.map(jnp.add, total, grads), metrics | {"loss": value}
+        return mesh.placed(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
 
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
     def update(params, opt_state, average, step, batch, base=None):
@@ -118,14 +119,15 @@ def make_update(loss, tx, cfg):
             zeros = jax.tree.map(jnp.zeros_like, params)
             grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, cut)
             metrics = together(metrics, "sum")
-        updates, opt_state = tx.update(grads, opt_state, params)
+        updates, opt_state = mesh.placed(tx.update(mesh.placed(grads), opt_state, params))
         params = optax.apply_updates(params, updates)
         if average is not None:
             decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # a young average forgets its start
             average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
         norm = optax.tree.norm
         metrics |= {"grad_norm": norm(grads), "update_norm": norm(updates)}
-        return params, opt_state, average, metrics | {"update_ratio": norm(updates) / norm(params)}
+        metrics |= {"update_ratio": norm(updates) / norm(params)}
+        return *mesh.placed((params, opt_state, average)), metrics
 
     return update
 
@@ -260,6 +262,8 @@ def opened(cfg, folder, adapt):
 
 def prepare(cfg):
     """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
+    if mesh.processes()[0] > 1:
+        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: data.load(cfg.dataset, "val", 1))
     check(cfg)
     cfg, resumed = located(cfg)
     if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
@@ -305,7 +309,7 @@ class Run(NamedTuple):
     update: Callable  # of `make_update`
     rate: Callable  # the number of an update -> its learning rate
     key: jax.Array
-    log: runs.Log | None  # None: this run only measures
+    log: runs.Log | None  # None: this run only measures, or another process writes
 
 
 def begin(cfg, claims):
@@ -316,16 +320,17 @@ def begin(cfg, claims):
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = optimizer(cfg)
-    params, base = split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg)
+    params, base = mesh.placed(split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
-    copy = lambda asked, params, dtype: jax.tree.map(lambda x: jnp.array(x, dtype), params) if asked else None
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     # A reference that stays is only computed with; where one moves, 16 bits would lose its small steps.
     kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
     other = other_reference(cfg, kept) if moves and cfg.ref_from and not resuming else None
-    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
-                               copy(cfg.ema_decay is not None, params, "float32"),
-                               other or copy(moves, params, kept))  # fmt: skip
+    copy = lambda asked, params, dtype: jax.tree.map(lambda x: jnp.copy(x).astype(dtype), params) if asked else None
+    born = jax.jit(lambda params: mesh.placed((
+        () if cfg.eval_only else tx.init(params), copy(cfg.ema_decay is not None, params, "float32"),
+        copy(moves and not other, params, kept))))  # fmt: skip
+    new = lambda params: (lambda *made: State(0, params, *made[:2], other or made[2]))(*born(params))
     state = jax.eval_shape(new, params) if resuming else new(params)
     task = task._replace(init=None)
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
@@ -334,7 +339,7 @@ def begin(cfg, claims):
     elif run:
         state = state._replace(step=run["step"])
     if cfg.ref_offload and moves:
-        state = state._replace(reference=jax.device_get(state.reference))
+        state = state._replace(reference=mesh.ashore(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # not only by the start
@@ -343,9 +348,12 @@ def begin(cfg, claims):
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
     update = make_update(task.loss, tx, cfg)
     announce(cfg, state, base)
-    if not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
+    first = not mesh.processes()[1]
+    mesh.wait(f"{cfg.out_dir} is read")
+    if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
         claims.enter_context(runs.claimed(cfg.out_dir))
-    log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
+    log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
+    mesh.wait(f"{cfg.out_dir} is free")
     return Run(cfg, tok, task, base, update, rate, key, log), state, best, done
 
 
@@ -356,9 +364,9 @@ def new_reference(state, cfg):
     """The reference for the iteration after state.step."""
     if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
         return state.reference  # one off the device stays there
-    new = grpo.update_reference(state.reference, state.params, state.step, cfg.ref_mode, cfg.ref_decay,
+    new = grpo.update_reference(mesh.aboard(state.reference), state.params, state.step, cfg.ref_mode, cfg.ref_decay,
                                 cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
-    return jax.device_get(new) if cfg.ref_offload else new
+    return mesh.ashore(new) if cfg.ref_offload else new
 
 
 def iterate(run, state):
@@ -379,7 +387,7 @@ def iterate(run, state):
 
 def saved(run, state, best, where, error):
     """A reward's error -> the same with its place, and all that was learnt until then on the disk."""
-    if not (state.step and run.log):
+    if not state.step or run.cfg.eval_only:
         return ValueError(f"{where}: {error}")
     disk.save_run(run.cfg, state, run.tok, best, finished=False)
     return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
@@ -434,7 +442,8 @@ def write(run, state, last, seconds, logged):
 def loop(run, state, best, done):
     """Iterations, evaluations and checkpoints up to the end -> the last State, the best evaluation."""
     cfg, last, pending = run.cfg, None, None
-    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
+    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
+               disable=bool(mesh.processes()[1]))
     bar.set_description_str("compiling, once: 10 to 60 s")
     if cfg.objective == "grpo" and state.step == 0:
         _, best = evaluate(run, state, best)
@@ -454,10 +463,12 @@ def loop(run, state, best, done):
                 last = finite(*pending, last, cfg)
             pending = state.step, updates, notes
             due = lambda interval, now=state.step: now % interval == 0
-            done, leaving, logged = state.step >= cfg.max_iters, asked.signal, due(cfg.log_interval) or not updates
+            done, logged = state.step >= cfg.max_iters, due(cfg.log_interval) or not updates
+            leaving = mesh.largest(asked.signal or 0)  # whoever of them was asked
             if cfg.objective == "grpo" or done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
                 last, pending = finite(*pending, last, cfg), None
-                write(run, state, last, time.perf_counter() - clock, logged)
+                if run.log:
+                    write(run, state, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
             bar.update(1)
@@ -466,7 +477,7 @@ def loop(run, state, best, done):
                 values, best = evaluate(run, state, best)
                 done = done or cfg.stop_at is not None and values[run.task.passes] > cfg.stop_at
             if done or best is not before or due(cfg.save_interval) or leaving:
-                disk.save_run(cfg, state, run.tok, best, finished=done)
+                disk.save_run(cfg, state, run.tok, best, finished=done, behind=not (done or leaving))
             if leaving and not done:
                 print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise KeyboardInterrupt(int(leaving))
@@ -496,6 +507,7 @@ def train(cfg, rows=None, rewards=None):
     """Runs cfg to its end -> the last State, the folder of the run. From Python, in a notebook too, rows (a list, or
     {"train": list, "val": list}) and rewards {name: fn} may stand for the keys dataset and, if it is empty, rewards."""
     with contextlib.ExitStack() as claims:
+        claims.enter_context(mesh.use(cfg.mesh))
         cfg = claims.enter_context(in_memory(config.at_home(cfg), rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.claimed(cfg.out_dir))
@@ -504,7 +516,7 @@ def train(cfg, rows=None, rewards=None):
             evaluate(run, state, best)
             return state, cfg.out_dir
         state, best = loop(run, state, best, done)
-    said = ending(run.cfg, best)
+    said = ending(run.cfg, best) if run.log else ""
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
     return state, cfg.out_dir
 
@@ -515,7 +527,7 @@ def main():
         return
     try:
         cfg = config.load(sys.argv[1:])
-        runs.prepare_process()
+        runs.prepare_process(cfg)
         train(cfg)
     except BrokenPipeError:
         raise
@@ -523,10 +535,11 @@ def main():
         raise SystemExit(f"error: {e}") from None
     except RuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
+            mesh.watched()
             raise
         raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
                          f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip
 
 
 if __name__ == "__main__":
-    terminal.run(main)
+    terminal.run(main, mesh.leave)

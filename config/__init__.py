@@ -55,6 +55,11 @@ class Config:
     wandb_project: str = "unmask"  # under which project
     wandb_run_name: str | None = None  # None: the name of out_dir
     wandb_entity: str | None = None  # under which account; None: your own
+    # many devices
+    mesh: tuple[int, int, int] | None = None  # devices on data (whole models), fsdp and tensor; None: all on fsdp
+    coordinator: str | None = None  # HOST:PORT of process 0, of several processes; None: as SLURM or MPI says, or alone
+    processes: int | None = None  # how many there are
+    process_id: int | None = None  # which of them this is, from 0
     # data
     dataset: str = "sudoku"  # a folder in data/, your own folder or file (JSONL, JSON, txt, Parquet), or ORG/NAME
     prompt_key: str | None = None  # which column of its rows is the prompt; None: it is known by its name
@@ -409,7 +414,8 @@ def describe(kind):
         return " or ".join(describe(k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
-        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)")}.get(inner, ["((0, 1), (500, 2))"] * 2)
+        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"),
+                       int: ("1,8,1", "(1, 8, 1)")}.get(inner, ["((0, 1), (500, 2))"] * 2)  # fmt: skip
         return f"a tuple, as in {shell} on the command line or {file} in a file"
     return {int: "a whole number", float: "a finite number", bool: "True or False", str: "text",
             type(None): "None"}.get(kind, getattr(kind, "__name__", str(kind)))  # fmt: skip
@@ -482,7 +488,7 @@ ELSEWHERE = {theirs: ours for ours, names in {
 }.items() for theirs in names.split()}  # fmt: skip
 NOT_HERE = {  # and what has no key
     "device": "JAX takes the GPU it finds, and the CPU when the environment says JAX_PLATFORMS=cpu",
-    **dict.fromkeys(("dp", "tp", "world_size", "num_processes"), "a run has one device"),
+    **dict.fromkeys(("dp", "tp", "world_size"), "all devices there are work, as mesh=data,fsdp,tensor says"),
     **dict.fromkeys(("dropout", "lora_dropout"), "nothing is dropped out"),
     "cfg_scale": "training is without guidance; sample.py has --guidance",
     "min_lr": "here it is lr_end, a share of learning_rate", "compile": "everything is compiled",

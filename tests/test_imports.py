@@ -8,15 +8,16 @@ import pytest
 
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
-    "model": set(), "data": set(), "grpo": set(), "terminal": set(), "assets/report": set(), "diffusion": {"model"},
-    "config": {"data", "diffusion", "grpo", "model", "terminal"}, "disk": {"config", "data", "model"},
-    "runs": {"assets/report", "config", "diffusion", "disk", "model", "terminal"},
+    "mesh": set(), "model": {"mesh"}, "data": set(), "grpo": set(), "terminal": set(), "assets/report": set(),
+    "diffusion": {"mesh", "model"},
+    "config": {"data", "diffusion", "grpo", "model", "terminal"}, "disk": {"config", "data", "mesh", "model"},
+    "runs": {"assets/report", "config", "diffusion", "disk", "mesh", "model", "terminal"},
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
-    "judges/learned": {"data", "diffusion", "disk", "model"},
+    "judges/learned": {"data", "diffusion", "disk", "mesh", "model"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "terminal"},
-    "sample": {"config", "data", "diffusion", "disk", "model", "rewards", "runs", "terminal"},
-    "objectives": {"config", "data", "diffusion", "disk", "grpo", "judges/learned", "judges/rules", "model", "rewards",
-                   "sample"},
+    "sample": {"config", "data", "diffusion", "disk", "mesh", "model", "rewards", "runs", "terminal"},
+    "objectives": {"config", "data", "diffusion", "disk", "grpo", "judges/learned", "judges/rules", "mesh", "model",
+                   "rewards", "sample"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"train"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 from shared import compiled_once
 
 import config
@@ -90,7 +91,7 @@ def lines(out_dir, name="metrics.jsonl"):
 def leave(cfg, monkeypatch, tmp_path):
     """`python train.py FILE`, in this process -> what it exits with."""
     monkeypatch.setattr(sys, "argv", ["train.py", written(cfg, tmp_path / "run.py")])
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     with pytest.raises(SystemExit) as e:
         terminal.run(train.main)
     return e.value.code
@@ -276,7 +277,7 @@ def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbrok
     params, shape = disk.load(unbroken.out_dir)
     tok = data.Tokenizer.load(disk.find(unbroken.out_dir))
     assert tok == data.Tokenizer.bytes() and shape.vocab_size == tok.vocab_size and shape.mask_id == tok.mask_id
-    saved = disk.safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
+    saved = safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
     for name, x in disk.flat(params).items():
         np.testing.assert_array_equal(x, saved[f".average{name}"])
         assert not np.array_equal(x, saved[f".params{name}"])
