@@ -28,12 +28,14 @@ import optax
 from tqdm import tqdm
 
 import config
+import cost
 import data
+import diffusion
 import disk
 import grpo
 import model
 import runs
-from objectives import OBJECTIVES, SAMPLES, check_early, plan
+from objectives import OBJECTIVES, SAMPLES, check_early, plan, policy_loss
 
 
 class State(NamedTuple):
@@ -202,6 +204,22 @@ def continued(cfg):
     return dataclasses.replace(cfg, init_from=start, base=()), folder
 
 
+def outline(cfg):
+    """Config with its model -> the update of its run, State, base of LoRA and the State as a Task sees it, as shapes."""
+    tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
+    start = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model, width))
+    if cfg.lora_rank:
+        start = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, cfg.model.dtype), start)
+    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
+    if cfg.objective == "grpo":
+        loss = functools.partial(policy_loss, cfg=cfg)
+    params, base = jax.eval_shape(lambda start: split(start, jax.random.key(0), cfg), start)
+    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None
+    state = State(0, params, jax.eval_shape(tx.init, params), params if cfg.ema_decay is not None else None,
+                  params if moves else None)  # fmt: skip
+    return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: seen(s, b, cfg), state, base)
+
+
 def check(cfg):
     """What can be said of a run before anything is trained for it."""
     plan(cfg, cfg.temperature)  # what is wrong with it is said now, not at the first evaluation
@@ -214,7 +232,7 @@ def check(cfg):
         check_early(cfg)
     first = config.lineage(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known before it is
-        runs.check_fits(cfg, first.model)
+        cost.check_fits(cfg, first.model)
 
 
 def located(cfg):
@@ -235,7 +253,7 @@ def located(cfg):
 def opened(cfg, folder, adapt):
     """A model's folder -> its params, tokenizer and shape, as this run computes with it."""
     if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
-        runs.check_fits(cfg, disk.read_config(folder))
+        cost.check_fits(cfg, disk.read_config(folder))
     params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
     tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapt:
@@ -260,7 +278,7 @@ def prepare(cfg):
         ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
         shape = dataclasses.replace(cfg.model, **ids)
         config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
-        runs.check_fits(cfg, shape)
+        cost.check_fits(cfg, shape)
     disk.family(shape)  # a model that no folder can hold should not be trained first
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
 
@@ -272,7 +290,7 @@ def announce(cfg, state, base):
     print(f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, {cfg.max_iters} steps of "
           f"{rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        print(*runs.describe_cost(cfg), sep="\n")
+        print(*cost.describe(cfg), sep="\n")
 
 
 class Run(NamedTuple):
