@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+import mesh
 import model
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
@@ -156,7 +157,8 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
     x, maskable = batch["tokens"], batch["hole"]
     if cfg.causal:
         h = model.features(params, x, cfg, batch["valid"], start)
-        return jnp.sum(maskable[:, start:] * read(params, h, x[:, start:], cfg, gather_logp, maskable[:, start:]), 1)
+        logp = read(params, h, x[:, start:], cfg, gather_logp, maskable[:, start:])
+        return mesh.everywhere(jnp.sum(maskable[:, start:] * logp, 1))
     L = maskable.sum(1)
     keys = key[None] if key.ndim == 0 else key  # (1 or B,)
     uniform = lambda i, *shape: jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, i), shape))(keys)
@@ -170,7 +172,7 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
         logp = read(params, h, x[:, start:], cfg, gather_logp, hole[:, start:])
         return jnp.sum(hole[:, start:] * logp, 1) * L / count
 
-    return jax.lax.map(one, jnp.arange(n)).mean(0)
+    return mesh.everywhere(jax.lax.map(one, jnp.arange(n)).mean(0))
 
 
 # ---- likelihood estimators: views and weights ------------------------------------------------------------------------

@@ -14,6 +14,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+import mesh
+
 UNROLLED = 8  # a model of at most so many blocks has them compiled one by one
 BANNED = -1e30  # the logit of what must never be chosen: finite, so that 0 * log p stays 0 in an entropy
 
@@ -124,7 +126,7 @@ def init(key, cfg, n_out=None):
         if name in ("o", "down"):
             std *= (2 * cfg.n_layer) ** -0.5  # GPT-2: what is added to the residual stream, scaled by its depth
         k_leaf = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
-        return std * jax.random.normal(k_leaf, shape)
+        return mesh.placed({name: std * jax.random.normal(k_leaf, shape)})[name]  # one by one: never all in one place
 
     return jax.tree_util.tree_map_with_path(leaf, shapes(cfg, n_out), is_leaf=lambda x: isinstance(x, tuple))
 
@@ -252,12 +254,13 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
         return functools.reduce(jnp.logical_and, near) if near else None
 
     def step(carry, layer, window=None):
-        w, i = layer
+        w, i = mesh.gathered(layer[0]), layer[1]
         mask = seen(i, *(window or (start, S)))
-        return block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start), window), None
+        x, cache = block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start), window)
+        return (mesh.rows(x), cache), None
 
     kept = jax.checkpoint if cfg.remat else lambda step: step
-    x = p["embed"].at[tokens].get(mode="clip")  # a causal model's mask_id may lie beyond: what it reads there is moot
+    x = mesh.rows(p["embed"].at[tokens].get(mode="clip"))  # a causal model's mask_id may lie beyond: what it reads there is moot
     x = x * cfg.d_model**0.5 if cfg.gemma else x
     layers = p["blocks"], jnp.arange(cfg.n_layer)
     # A while loop costs a small model 15% on a CPU. Beyond 8 blocks it costs nothing, and what is compiled one by one
@@ -276,8 +279,8 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None):
 
 def readout(params, h, cfg):
     """h (..., D) -> logits (..., V) float32, in which the mask token can never win."""
-    head = params["embed"].T if cfg.tie_embeddings else params["head"]
-    out = soft_cap(dense(h, head.astype(cfg.dtype), jnp.float32), cfg.logit_cap)
+    head = {"head": (params["embed"].T if cfg.tie_embeddings else params["head"]).astype(cfg.dtype)}
+    out = soft_cap(dense(h, mesh.gathered(head)["head"], jnp.float32), cfg.logit_cap)
     return out if cfg.mask_id is None else jnp.where(jnp.arange(cfg.vocab_size) == cfg.mask_id, BANNED, out)
 
 
@@ -323,7 +326,7 @@ def score(params, tokens, cfg, valid=None):
     if cfg.causal:
         seen = (jnp.cumsum(seen, 1) == seen.sum(1, keepdims=True)) * seen
     pooled = jnp.sum(h * seen[..., None], 1) / jnp.maximum(seen.sum(1, keepdims=True), 1)  # (B, D)
-    return pooled @ params["head"][:, 0]
+    return mesh.everywhere(pooled @ params["head"][:, 0])
 
 
 def adapt(params, cfg, mask_id):

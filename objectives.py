@@ -24,6 +24,7 @@ import data
 import diffusion
 import disk
 import grpo
+import mesh
 import model
 import rewards
 import sample
@@ -112,7 +113,8 @@ def in_chunks(fn, size, *trees):
     """fn of trees of arrays (B, ...) -> a tree of (B, ...), `size` rows at a time, the last row again where they do not
     divide, so that there is one shape to compile. Of numbers (), the mean over the chunks."""
     n, out = len(jax.tree.leaves(trees)[0]), []
-    if size >= n:
+    size = mesh.up(min(size, n))  # all devices have as many
+    if size == n:
         return fn(*trees)
     for first in range(0, n, size):
         at = np.arange(first, first + size).clip(max=n - 1)
@@ -387,7 +389,9 @@ def judge_texts(cfg, tok, start):
         return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, learned.loss(params, batch, cfg.model))
 
     def evaluate(state, key):
-        b, w = (np.asarray(read(state.weights, val[s], valid=val[s + "_valid"])) for s in ("better", "worse"))
+        some = lambda tokens, valid: read(state.weights, tokens, valid=valid)
+        n = len(val["better"])
+        b, w = (np.asarray(in_chunks(some, n, val[s], val[s + "_valid"])) for s in ("better", "worse"))
         columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
         shown = zip(*made[1][:4], b.tolist(), w.tolist(), strict=True)
         return learned.report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]
@@ -488,7 +492,7 @@ def draws(cfg, tok, text):
 def roll_out(params, key, prompts, cfg, tok):
     """Text of N prompts -> Rollout of G completions each, in chunks of whole groups where rollout_chunk holds one."""
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
-    hole, size = arrays["hole"], config.rollout_rows(cfg)
+    hole, size = arrays["hole"], mesh.up(config.rollout_rows(cfg))
     some = lambda keys, arrays: fill(params, keys, arrays, cfg, cfg.temperature, cfg.rollout_steps,
                                      math.gcd(size, cfg.group_size))  # fmt: skip
     x, trace = in_chunks(some, size, sample.row_keys(key, len(hole)), arrays)
@@ -550,7 +554,7 @@ def logps(params, b, cfg):
     another number."""
     cut = lambda x: x.reshape(cfg.gradient_accumulation_steps, -1, *x.shape[1:])
     parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "mask", "M", "w", "adv")})
-    return jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape)
+    return mesh.everywhere(jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape))
 
 
 def passes(state, key, k_order, r, cfg):

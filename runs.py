@@ -99,7 +99,7 @@ def claimed(out_dir):
 # on it, or it is only how long it goes on. Everything else would make it another run.
 FREE = ("out_dir resume eval_only init_from base log_interval eval_interval save_interval keep_checkpoints log_samples "
         "wandb_log wandb_project wandb_run_name wandb_entity reward_timeout reward_workers sandbox_unsafe "
-        "rollout_chunk logp_chunk ref_offload model.dtype model.remat").split()  # fmt: skip
+        "rollout_chunk logp_chunk ref_offload mesh model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "stop_at"]
 
 

@@ -37,6 +37,7 @@ from tqdm import tqdm
 
 import diffusion
 import disk
+import mesh
 import model
 
 
@@ -298,7 +299,7 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
         right = jnp.arange(T) > start[:, None]
         rest = (commit & (drawn == cfg.eos_id)) & (holes | ~right).all(1, keepdims=True) & right  # (B, T)
         z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
-    return State(z, step, put(s.logp, logp), s.n + 1, block, i + 1, cache)
+    return State(*mesh.everywhere((z, step, put(s.logp, logp), s.n + 1, block, i + 1)), cache)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ import data
 import diffusion
 import disk
 import grpo
+import mesh
 import model
 import runs
 from objectives import OBJECTIVES, SAMPLES, check_early, plan, policy_loss
@@ -107,7 +108,7 @@ def make_update(loss, tx, cfg):
 
     def micro(params, base, total, batch):
         (value, metrics), grads = grad(params, base, batch)
-        return jax.tree.map(jnp.add, total, grads), metrics | {"loss": value}
+        return mesh.placed(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
 
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
     def update(params, opt_state, average, step, batch, base=None):
@@ -119,14 +120,15 @@ def make_update(loss, tx, cfg):
             zeros = jax.tree.map(jnp.zeros_like, params)
             grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, cut)
             metrics = together(metrics, "sum")
-        updates, opt_state = tx.update(grads, opt_state, params)
+        updates, opt_state = mesh.placed(tx.update(mesh.placed(grads), opt_state, params))
         params = optax.apply_updates(params, updates)
         if average is not None:
             decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # a young average forgets its start
             average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
         norm = optax.tree.norm
         metrics |= {"grad_norm": norm(grads), "update_norm": norm(updates)}
-        return params, opt_state, average, metrics | {"update_ratio": norm(updates) / norm(params)}
+        metrics |= {"update_ratio": norm(updates) / norm(params)}
+        return *mesh.placed((params, opt_state, average)), metrics
 
     return update
 
@@ -311,11 +313,12 @@ def begin(cfg, claims):
     this name than the one that is claimed is claimed, too."""
     cfg, tok, start, resumed = prepare(cfg)
     task, key, (tx, rate) = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed), optimizer(cfg)
-    params, base = split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg)
+    params, base = mesh.placed(split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
     copied = lambda asked, params: jax.tree.map(jnp.copy, params) if asked else None
-    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
-                               copied(cfg.ema_decay is not None, params), copied(moves, params))  # fmt: skip
+    born = jax.jit(lambda params: mesh.placed((() if cfg.eval_only else tx.init(params),
+                                               copied(cfg.ema_decay is not None, params), copied(moves, params))))
+    new = lambda params: State(0, params, *born(params))
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     state = jax.eval_shape(new, params) if resuming else new(params)
     task = task._replace(init=None)
@@ -471,6 +474,7 @@ def ending(cfg, best):
 def train(cfg):
     """Runs cfg to its end -> the last State."""
     with contextlib.ExitStack() as claims:
+        claims.enter_context(mesh.use(cfg.mesh))
         if not cfg.eval_only:
             claims.enter_context(runs.claimed(cfg.out_dir))
         run, state, best, done = begin(cfg, claims)

@@ -54,6 +54,8 @@ class Config:
     wandb_project: str = "unmask"  # under which project
     wandb_run_name: str | None = None  # None: the name of out_dir
     wandb_entity: str | None = None  # under which account; None: your own
+    # many devices
+    mesh: tuple[int, int, int] | None = None  # devices on data (whole models), fsdp and tensor; None: all on fsdp
     # data
     dataset: str = "sudoku"  # a folder in data/, or your own folder or file (JSONL, JSON, txt)
     max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
@@ -384,7 +386,7 @@ def describe(kind):
         return " or ".join(describe(k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
-        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)")}.get(inner, ["((0, 1), (500, 2))"] * 2)
+        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}.get(inner, ["((0, 1), (500, 2))"] * 2)
         return f"a tuple, as in {shell} on the command line or {file} in a file"
     return {int: "a whole number", float: "a finite number", bool: "True or False", str: "text",
             type(None): "None"}.get(kind, getattr(kind, "__name__", str(kind)))  # fmt: skip
@@ -451,7 +453,7 @@ ELSEWHERE = {theirs: ours for ours, names in {
 }.items() for theirs in names.split()}  # fmt: skip
 NOT_HERE = {  # and what has no key
     "device": "JAX takes the GPU it finds, and the CPU when the environment says JAX_PLATFORMS=cpu",
-    **dict.fromkeys(("dp", "tp", "world_size", "num_processes"), "a run has one device"),
+    **dict.fromkeys(("dp", "tp", "world_size"), "all devices there are work, as mesh=data,fsdp,tensor says"),
     **dict.fromkeys(("num_epochs", "num_train_epochs", "epochs"), "a run is max_iters steps of batch_size rows"),
     **dict.fromkeys(("dropout", "lora_dropout"), "nothing is dropped out"),
     "cfg_scale": "training is without guidance; sample.py has --guidance",

@@ -8,14 +8,14 @@ import pytest
 
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
-    "model": set(), "data": set(), "grpo": set(), "terminal": set(), "diffusion": {"model"},
+    "mesh": set(), "model": {"mesh"}, "data": set(), "grpo": set(), "terminal": set(), "diffusion": {"mesh", "model"},
     "config": {"data", "diffusion", "grpo", "model"},
-    "disk": {"config", "model"}, "runs": {"config", "diffusion", "disk", "model", "terminal"},
+    "disk": {"config", "mesh", "model"}, "runs": {"config", "diffusion", "disk", "mesh", "model", "terminal"},
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
-    "judges/learned": {"data", "diffusion", "disk", "model"},
+    "judges/learned": {"data", "diffusion", "disk", "mesh", "model"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "terminal"},
-    "sample": {"config", "data", "diffusion", "disk", "model", "rewards", "runs", "terminal"},
-    "objectives": {"config", "data", "diffusion", "disk", "grpo", "judges/learned", "judges/rules", "model", "rewards",
+    "sample": {"config", "data", "diffusion", "disk", "mesh", "model", "rewards", "runs", "terminal"},
+    "objectives": {"config", "data", "diffusion", "disk", "grpo", "judges/learned", "judges/rules", "mesh", "model", "rewards",
                    "sample"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"train"}
