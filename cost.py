@@ -119,9 +119,9 @@ def device_memory():
     return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def cheaper(cfg, limit):
-    """-> {key: value}, changes with which the run fits into `limit` bytes, those that change its result least first;
-    and the bytes it then needs."""
+def cheaper(cfg, limit, devices=None):
+    """-> {key: value}, changes with which the run fits into `limit` bytes a device, those that change its result least
+    first; the bytes it then needs; and that run."""
     halves = lambda n: [n >> i for i in range(1, n.bit_length())]
     rows, changes = rows_of(cfg)[1], {}
     grpo = cfg.objective == "grpo"
@@ -129,20 +129,22 @@ def cheaper(cfg, limit):
     tries = [("gradient_accumulation_steps", [cfg.gradient_accumulation_steps << i for i in range(1, 12)])]
     if grpo:
         tries += [("logp_chunk", halves(rows)), ("rollout_chunk", halves(config.rollout_rows(cfg)))]
+    sizes = [(1, devices >> i, 1 << i) for i in range(4) if not (devices or 0) % (1 << i)] if devices else []
+    tries += [("mesh", [size for size in sizes if not (cfg.model.n_head % size[2] or cfg.model.kv_heads % size[2])])]
     tries += [("remat", [True]), ("dtype", ["bfloat16"])] + [("ref_offload", [True])] * bool(grpo and cfg.kl_beta)
     tries += [("batch_size", halves(cfg.batch_size))] + [("group_size", halves(cfg.group_size))] * grpo
     for key, values in tries:
         for value in values:
-            now = counted(cfg)[0]["peak"]
+            now = counted(cfg, devices)[0]["peak"]
             if now <= limit:
-                return changes, now
+                return changes, now, cfg
             with contextlib.suppress(ValueError):  # what does not divide is not tried
                 change = {key: value}
                 new = dataclasses.replace(cfg, **(with_model(**change) if key in ("remat", "dtype") else change))
                 whole = cfg.objective == "grpo" or new.batch_size % new.gradient_accumulation_steps == 0
-                if whole and counted(new)[0]["peak"] < now:
+                if whole and counted(new, devices)[0]["peak"] < now:
                     cfg, changes = new, changes | change
-    return changes, counted(cfg)[0]["peak"]
+    return changes, counted(cfg, devices)[0]["peak"], cfg
 
 
 def amount(x, unit="B"):
@@ -151,18 +153,23 @@ def amount(x, unit="B"):
     return f"{x / 1000**power:.{0 if power == 0 else 1}f} {' kMGTP'[power].strip()}{unit}"
 
 
-def describe(cfg, limit=None):
+def flags(changes):
+    """{key: value} -> as one writes them on a command line."""
+    text = lambda value: ",".join(map(str, value)) if isinstance(value, tuple) else value
+    return " ".join(f"--{key}={text(value)}" for key, value in changes.items())
+
+
+def describe(cfg, limit=None, devices=None):
     """-> the lines that a run begins with: what it takes, and, if that is more than there is, what to change."""
-    (parts, flops), limit = counted(cfg), limit or device_memory()
+    (parts, flops), limit = counted(cfg, devices), limit or device_memory()
     listed = " + ".join(f"{name} {amount(x)}" for name, x in parts.items() if x and name not in ("peak", "rollout"))
     rollout = f" (rollout {amount(parts['rollout'])}, before them)" if parts["rollout"] else ""
     stages = ", ".join(f"{name} {amount(x, 'FLOP')}" for name, x in flops.items() if x)
     lines = [f"memory: {listed}{rollout}, at most {amount(parts['peak'])} of {amount(limit)}; "
              f"{amount(sum(flops.values()), 'FLOP')} a step" + (f" ({stages})" if flops["rollout"] else "")]
     if parts["peak"] > limit:
-        changes, then = cheaper(cfg, limit)
-        how = " ".join(f"--{key}={value}" for key, value in changes.items())
-        would = f"{how} would make it {amount(then)}" if how else "no key of this config helps"
+        changes, then, _ = cheaper(cfg, limit, devices)
+        would = f"{flags(changes)} would make it {amount(then)}" if changes else "no key of this config helps"
         lines.append(f"warning: this run will probably not fit: {would}"
                      + ("" if then <= limit else "; still too much: it needs a smaller model or a larger device"))
     return lines
@@ -174,8 +181,6 @@ def check_fits(cfg, shape):
     if not cfg.eval_only and counted(cfg)[0]["peak"] > 2 * device_memory():
         said = "; ".join(describe(cfg))
         raise ValueError(said.replace("warning: this run will probably not", "this run cannot"))
-
-
 
 
 # ---- devices ---------------------------------------------------------------------------------------------------------
@@ -345,7 +350,7 @@ def programs(cfg, outline):
     }, held  # fmt: skip
 
 
-def compiled(cfg, here, device, outline, stages=None):
+def compiled(cfg, here, device, outline):
     """A Config, a Mesh of described devices -> {part: bytes a device} of what stays, {stage: Compiled}."""
     def place(tree):
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree,
@@ -354,18 +359,113 @@ def compiled(cfg, here, device, outline, stages=None):
     size = lambda tree: sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
                             for x in jax.tree.leaves(place(tree)))  # fmt: skip
     out = {}
-    with jax.set_mesh(here) if here.size > 1 else contextlib.nullcontext():
+    with jax.sharding.use_abstract_mesh(here.abstract_mesh) if here.size > 1 else contextlib.nullcontext():
         work, held = programs(cfg, outline)
         for stage, p in work.items():
-            if stages and stage not in stages:
-                continue
             z = {"valid": p.args[-1]} if stage == "rollout" else {}
             args = p.args[:-1] if z else p.args
             lowered = p.fn.lower(*map(place, args), **{k: place(v) for k, v in z.items()}, **p.static)
             program = lowered.compile()
             used = program.memory_analysis()
-            print(stage, used)
             out[stage] = Compiled(used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes,
                                   collectives(program.as_text(), device, p))
         batch = size(work["update"].args[4]) * work["update"].calls
     return {part: size(tree) for part, tree in held.items() if tree} | {"batch": batch}, out
+
+
+def usable(device):
+    """-> bytes of a device that a run gets: of a GPU's JAX takes three quarters, unless it is told otherwise."""
+    return device.memory * (float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")) if device.chip else 1)
+
+
+def least(cfg, count, device, moved):
+    """{stage: {(collective, shape): ...}} of `compiled` -> {stage: seconds of its products, of reading weights, of
+    collectives}, at the published rates: the longest of the three is the least that the stage can take."""
+    of_rows, _, tensor = axes(cfg, count)
+    parts, flops = counted(cfg, count)
+    total, rows, _, again = rows_of(cfg)
+    busy = lambda rows: rows / (-(-rows // of_rows) * of_rows)  # of 6 rows on 8 devices 6 / 8
+    n = sum(math.prod(s) for s in jax.tree.leaves(model.shapes(cfg.model), is_leaf=lambda s: isinstance(s, tuple)))
+    weights = (2 if cfg.model.dtype == "bfloat16" else 4) * n / tensor / device.bandwidth
+    rate = count * device.flops * (0.5 if cfg.model.dtype == "float32" and device.chip else 1)  # tf32
+    reads = {"update": (4 if again else 3) * total / rows, "scoring": flops["scoring"] / flops["update"] * 4 * total / rows}
+    filled, most = cfg.batch_size * cfg.group_size, config.rollout_rows(cfg) if flops["rollout"] else 1
+    steps = cfg.max_new_tokens if cfg.model.causal else cfg.rollout_steps or cfg.diffusion_steps
+    reads["rollout"] = -(-filled // most) * steps
+    share = {"rollout": busy(most)}
+    return {stage: (flops[stage] / rate / (share[stage] if stage in share else busy(rows)), reads[stage] * weights,
+                    sum(times * seconds for times, _, seconds in moved[stage].values()) if stage in moved else 0.0)
+            for stage in flops if flops[stage]}  # fmt: skip
+
+
+def of_time(cfg, count, device, moved):
+    """-> the lines about time."""
+    times = least(cfg, count, device, moved)
+    names = "products", "reading weights", "collectives"
+    lines = [f"least time of an iteration, at the published rates ({device.flops / 1e12:.0f} TFLOP/s, "
+             f"{device.bandwidth / 1e12:.2f} TB/s, {device.link / 1e9:.0f} GB/s to a neighbour): "
+             f"{sum(map(max, times.values())):.1f} s"]  # fmt: skip
+    for stage, each in times.items():
+        listed = ", ".join(f"{name} {seconds:.2f}" for name, seconds in zip(names, each, strict=True) if seconds)
+        lines.append(f"    {stage:9} {max(each):7.2f} s  ({listed})")
+    return lines
+
+
+def of_memory(held, out, device):
+    """What `compiled` found -> the lines about memory, the bytes a device at the worst time."""
+    stay, limit = sum(held.values()), usable(device)
+    lines = [f"bytes a device: {' + '.join(f'{name} {amount(x)}' for name, x in held.items() if x)} = {amount(stay)}, of "
+             f"{amount(device.memory)}" + (f", of which JAX takes {limit / device.memory:.0%} "
+                                           "(XLA_PYTHON_CLIENT_MEM_FRACTION)" if device.chip else "")]  # fmt: skip
+    for stage, (temporaries, moved) in out.items():
+        fits = "fits" if stay + temporaries <= limit else "does not fit"
+        lines.append(f"    {stage:9} + temporaries {amount(temporaries):>9} = {amount(stay + temporaries):>9}  {fits}")
+        if not moved:
+            continue
+        sums = collections.Counter()
+        for (kind, _), (times, size, _) in moved.items():
+            sums[kind] += times * size
+        (kind, shape), (times, size, _) = max(moved.items(), key=lambda item: item[1][0] * item[1][1])
+        lines.append(" " * 14 + ", ".join(f"{kind} {amount(x)}" for kind, x in sums.most_common())
+                     + f"; most of it {kind} {shape[:60]}, {times} times {amount(size)}")  # fmt: skip
+    return lines, stay + max(each.temporaries for each in out.values())
+
+
+def plan(cfg, text, outline):
+    """A Config with its model, 8xH100, train.outline -> yields the lines of --plan."""
+    (name, count), described = machine(text), topology(text)
+    device = DEVICES[name]
+    flops, limit = counted(cfg, count)[1], usable(device)
+    here = "data x fsdp x tensor = " + " x ".join(map(str, cfg.mesh or (1, count, 1)))
+    shared = ", ".join(f"{stage} {amount(x, 'FLOP')}" for stage, x in flops.items() if x)
+    if described is None:
+        package = (f"jax-cuda12-plugin=={jax.__version__} jax-cuda12-pjrt=={jax.__version__}" if device.chip else
+                   "libtpu, in an environment of its own: with it JAX looks for a TPU")  # fmt: skip
+        yield f"{text}, {here}: counted. To have it compiled as for the device itself: pip install {package}"
+        yield from describe(cfg, limit, count)
+        yield from of_time(cfg, count, device, {})
+        return
+    yield f"{text}, {here}: compiled ahead of time, by the compiler for it in jax {jax.__version__}"
+    changes, before = {}, None
+    for _ in range(4):
+        now = dataclasses.replace(cfg, mesh=cfg.mesh or (1, count, 1))
+        held, out = compiled(now, mesh.make(now.mesh, described.devices), device, outline)
+        lines, peak = of_memory(held, out, device)
+        guess = counted(cfg, count)[0]["peak"]
+        if not changes or peak <= limit:
+            yield from lines
+            yield f"a step: {shared}; counted, this would be at most {amount(guess)} a device"
+            yield from of_time(cfg, count, device, {stage: each.moved for stage, each in out.items()})
+        if peak <= limit:
+            yield f"it fits{', with ' + flags(changes) if changes else ''}: {amount(peak)} of {amount(limit)}"
+            return
+        if device.chip and peak <= 0.95 * device.memory and not changes:
+            yield f"it fits with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 in the environment: {amount(peak)}"
+            return
+        # How far the count is off is known now, so that few runs have to be compiled.
+        more, then, cfg = cheaper(cfg, 0.97 * limit * guess / peak, count)
+        if not more or before == (changes := changes | more):
+            break
+        before = changes
+        yield f"{amount(peak)} of {amount(limit)}: does not fit; next {flags(changes)}"
+    yield "nothing that was tried fits: it needs more devices, larger ones, or a smaller model"

@@ -487,11 +487,32 @@ def train(cfg):
     return state
 
 
+def plan_ahead(argv, devices):
+    """Prints what a run would take on devices that need not be here, before anything is downloaded, made or trained."""
+    cost.machine(devices)
+    jax.config.update("jax_platforms", "cpu")
+    cfg = config.load(argv, planned=True)
+    first = config.lineage(cfg)[-1]
+    if os.path.exists(os.path.join(first.init_from or "", "config.json")):
+        shape = disk.read_config(first.init_from)
+    elif first.init_from and first.model.mask_id is None:
+        raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
+    else:
+        tok = None if first.init_from else data.tokenizer(first.dataset)
+        ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id) if tok else {}
+        shape = dataclasses.replace(first.model, **ids)
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat))
+    for line in cost.plan(cfg, devices, outline):
+        print(line, flush=True)
+
+
 def main():
     if asked := {"-h", "--help", "--help=all"} & {*sys.argv}:
         print(config.help_text("--help=all" in asked))
         return
     try:
+        if planned := [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--plan=")]:
+            return plan_ahead([word for word in sys.argv[1:] if not word.startswith("--plan=")], planned[-1])
         cfg = config.load(sys.argv[1:])
         runs.prepare_process()
         train(cfg)

@@ -81,6 +81,8 @@ downloads = {
     "init_from": "apple/DiffuCoder-7B-Instruct of huggingface.co, 15 GB",
     "dataset": "TIGER-Lab/AceCode-87K of huggingface.co, saved as train.jsonl; of its inferences the pass_rate will do",
 }
+shape = dict(vocab_size=152064, n_layer=28, n_head=28, n_kv_head=4, d_model=3584, d_ff=18944, qkv_bias=True, shift=True,
+             mask_id=151666, eos_id=151643, pad_id=151667)  # as its config.json has it, and Dream's
 tiny = {  # what --model=tiny changes
     "init_from": "data/tiny/diffucoder",
     "dataset": "data/tiny/acecode",

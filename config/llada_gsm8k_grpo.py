@@ -74,6 +74,8 @@ downloads = {
     "init_from": "GSAI-ML/LLaDA-8B-Instruct of huggingface.co, 16 GB",
     "dataset": "train.jsonl and test.jsonl of github.com/openai/grade-school-math",
 }
+shape = dict(vocab_size=126464, n_layer=32, n_head=32, d_model=4096, d_ff=12288, mask_id=126336, eos_id=126081,
+             pad_id=126081)  # as its config.json has it
 tiny = small | {  # what --model=tiny changes
     "init_from": "data/tiny/llada",
     "dataset": "data/tiny/gsm8k",

@@ -64,6 +64,8 @@ downloads = {
     "init_from": "meta-llama/Meta-Llama-3-8B-Instruct of huggingface.co, 16 GB",
     "dataset": "train.jsonl and test.jsonl of github.com/openai/grade-school-math",
 }
+shape = dict(vocab_size=128256, n_layer=32, n_head=32, n_kv_head=8, d_model=4096, d_ff=14336, mask_id=128256,
+             eos_id=128009)  # as its config.json has it; the mask is none of its ids
 tiny = small | {  # what --model=tiny changes
     "init_from": "data/tiny/llama",
     "dataset": "data/tiny/gsm8k",
