@@ -16,7 +16,6 @@ import re
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import config
@@ -50,6 +49,11 @@ def axes(cfg, devices=None):
 def counted(cfg, devices=None):
     """Config with the model of the run, how many devices, None: those in use -> bytes on a device by what they are for,
     FLOPs of an iteration by stage, on all of them."""
+    return count_bytes(cfg, devices), count_flops(cfg)
+
+
+def count_bytes(cfg, devices):
+    """-> bytes on a device by what they are for."""
     (of_rows, of_weights, tensor), up = axes(cfg, devices), lambda rows, parts: -(-rows // parts)
     m, T, new = cfg.model, cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens
     grpo, judge = cfg.objective == "grpo", cfg.objective == "judge"
@@ -61,11 +65,10 @@ def counted(cfg, devices=None):
         adapters = model.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, adapters.values())) + judge * D
         held = wide * n + 4 * trained
-    total, rows, micro, again = rows_of(cfg)
-    rows, micro = up(rows, of_rows), up(micro, of_rows)
+    rows, micro = (up(n, of_rows) for n in rows_of(cfg)[1:3])
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
     layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * T) // tensor
-    one = sum(math.prod(s[1:]) for s in jax.tree.leaves(model.shapes(m)["blocks"], is_leaf=lambda s: isinstance(s, tuple)))
+    one = 2 * D * (Q + KV) + 3 * D * F  # of a block; it is gathered, while the one before it is still there
     gathered = 2 * wide * max(one, 0 if judge else D * V) // tensor if of_weights > tensor else 0
     kept = rows * L * layer if not m.remat else micro * L * T * wide * D + rows * layer
     logits = lambda positions: 0 if judge else 4 * V * positions
@@ -86,12 +89,20 @@ def counted(cfg, devices=None):
         + 36 * grpo * cfg.batch_size * cfg.group_size * T,
     }  # fmt: skip
     if of_weights > 1:
-        parts |= {name: parts[name] // of_weights for name in ("params", "optimizer", "average", "reference", "gradients")}
-        parts["gathered"] = gathered
-        parts["rollout"] += gathered
-    update = sum(parts[name] for name in ("gradients", "gathered", "activations", "logits") if name in parts)
+        stays = ("params", "optimizer", "average", "reference", "gradients")
+        parts |= {name: parts[name] // of_weights for name in stays}
+        parts |= {"activations": parts["activations"] + gathered, "rollout": parts["rollout"] + gathered}
+    update = sum(parts[name] for name in ("gradients", "activations", "logits"))
     resident = sum(parts[name] for name in ("params", "optimizer", "average", "reference"))
-    parts["peak"] = resident + max(update, parts["rollout"])
+    return parts | {"peak": resident + max(update, parts["rollout"])}
+
+
+def count_flops(cfg):
+    """-> FLOPs of an iteration by stage."""
+    m, T, new = cfg.model, cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens
+    grpo, judge = cfg.objective == "grpo", cfg.objective == "judge"
+    Q, KV, D, F, L, V = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ff, m.n_layer, m.vocab_size
+    (total, *_, again), block = rows_of(cfg), 1 if m.causal else cfg.block_len or new
 
     def forward(rows, positions, window):
         """2 for each weight of a matmul and token, 4TQ of attention in a layer; the head and, but for keys and values,
@@ -109,8 +120,7 @@ def counted(cfg, devices=None):
         alike = math.gcd(config.rollout_rows(cfg), cfg.group_size)
         rollout = ((cfg.rollout_steps or cfg.diffusion_steps) - 1 + 1 / alike) * forward(completions, block, block)
     scoring = forward(total, new, T if judge else new)
-    flops = {"rollout": grpo * rollout, "scoring": grpo * scorings * scoring, "update": (4 if again else 3) * scoring}
-    return parts, flops
+    return {"rollout": grpo * rollout, "scoring": grpo * scorings * scoring, "update": (4 if again else 3) * scoring}
 
 
 def device_memory():
@@ -217,8 +227,8 @@ def machine(text):
     count = re.fullmatch(r"\d+(x\d+)*" if ":" in text else r"\d+", shape) and math.prod(map(int, shape.split("x")))
     gpu = name in DEVICES and DEVICES[name].chip
     if name not in DEVICES or not count or bool(gpu) == (":" in text) or (gpu and count > HOST and count % HOST):
-        raise ValueError(f"--plan={text}: expected a number of GPUs, up to {HOST} or whole hosts of so many, as in 8xH100, or a "
-                         f"slice of TPUs, as in v5p:2x2x1, of {', '.join(DEVICES)}")  # fmt: skip
+        raise ValueError(f"--plan={text}: expected GPUs, up to {HOST} or whole hosts of so many, as in 8xH100, or a slice "
+                         f"of TPUs, as in v5p:2x2x1; known are {', '.join(DEVICES)}")  # fmt: skip
     return name, count
 
 
@@ -388,7 +398,8 @@ def least(cfg, count, device, moved):
     n = sum(math.prod(s) for s in jax.tree.leaves(model.shapes(cfg.model), is_leaf=lambda s: isinstance(s, tuple)))
     weights = (2 if cfg.model.dtype == "bfloat16" else 4) * n / tensor / device.bandwidth
     rate = count * device.flops * (0.5 if cfg.model.dtype == "float32" and device.chip else 1)  # tf32
-    reads = {"update": (4 if again else 3) * total / rows, "scoring": flops["scoring"] / flops["update"] * 4 * total / rows}
+    passes = 4 if again else 3
+    reads = {stage: passes * flops[stage] / flops["update"] * total / rows for stage in ("update", "scoring")}
     filled, most = cfg.batch_size * cfg.group_size, config.rollout_rows(cfg) if flops["rollout"] else 1
     steps = cfg.max_new_tokens if cfg.model.causal else cfg.rollout_steps or cfg.diffusion_steps
     reads["rollout"] = -(-filled // most) * steps
@@ -414,9 +425,9 @@ def of_time(cfg, count, device, moved):
 def of_memory(held, out, device):
     """What `compiled` found -> the lines about memory, the bytes a device at the worst time."""
     stay, limit = sum(held.values()), usable(device)
-    lines = [f"bytes a device: {' + '.join(f'{name} {amount(x)}' for name, x in held.items() if x)} = {amount(stay)}, of "
-             f"{amount(device.memory)}" + (f", of which JAX takes {limit / device.memory:.0%} "
-                                           "(XLA_PYTHON_CLIENT_MEM_FRACTION)" if device.chip else "")]  # fmt: skip
+    share = f" ({limit / device.memory:.0%}, XLA_PYTHON_CLIENT_MEM_FRACTION, of {amount(device.memory)})"
+    lines = [f"bytes a device: {' + '.join(f'{name} {amount(x)}' for name, x in held.items())} = {amount(stay)}, of "
+             f"{amount(limit)}{share if device.chip else ''}"]
     for stage, (temporaries, moved) in out.items():
         fits = "fits" if stay + temporaries <= limit else "does not fit"
         lines.append(f"    {stage:9} + temporaries {amount(temporaries):>9} = {amount(stay + temporaries):>9}  {fits}")

@@ -10,7 +10,7 @@ prompts and masks those of its experiments. It claims 20 to 40 points more than 
 takes LLaDA from 19.5% to 31.3% in 5,000 updates. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
 """
 from config import Config
-from config.diffucoder_grpo import shape
+from config.diffucoder_grpo import shape  # noqa: F401  (DiffuCoder's is Dream's)
 from config.diffucoder_grpo import tiny as small
 from config.llada_gsm8k_grpo import FORMAT
 from model import ModelConfig
