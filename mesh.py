@@ -93,9 +93,13 @@ def gathered(weights):
     return together(weights) if shape() else weights
 
 
-def rows(x):
-    """x (B, ...), activations -> the same, each device with its rows."""
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS)) if shape() else x
+def rows(x, embedded=False):
+    """x (B, ...), activations -> the same, each device with its rows. What was embedded comes from a table of which
+    each device has some columns: that is one exchange among fsdp, which GSPMD does not find by itself."""
+    if not shape():
+        return x
+    x = jax.lax.with_sharding_constraint(x, PartitionSpec("data", None, "fsdp")) if embedded else x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS))
 
 
 def everywhere(tree):
