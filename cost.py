@@ -202,7 +202,7 @@ class Device(NamedTuple):
     flops: float  # a second, of dense products in bfloat16
     link: float  # bytes a second that it can send to its neighbours
     network: float | None = None  # and to other hosts, of which each has HOST; None: a TPU, whose links span hosts
-    chip: tuple | None = None  # what a GPU's compiler asks: its capability, cores, GHz, bytes of shared memory, of cache
+    chip: tuple | None = None  # what a GPU's compiler asks: capability, cores, GHz, bytes of shared memory, of cache
 
 
 # NVIDIA's data sheets of the SXM boards (A100, H100, H200, B200; the network is that of DGX: 200, then 400 Gbit/s a
@@ -227,8 +227,8 @@ def machine(text):
     count = re.fullmatch(r"\d+(x\d+)*" if ":" in text else r"\d+", shape) and math.prod(map(int, shape.split("x")))
     gpu = name in DEVICES and DEVICES[name].chip
     if name not in DEVICES or not count or bool(gpu) == (":" in text) or (gpu and count > HOST and count % HOST):
-        raise ValueError(f"--plan={text}: expected GPUs, up to {HOST} or whole hosts of so many, as in 8xH100, or a slice "
-                         f"of TPUs, as in v5p:2x2x1; known are {', '.join(DEVICES)}")  # fmt: skip
+        raise ValueError(f"--plan={text}: expected GPUs, up to {HOST} or whole hosts of so many, as in 8xH100, or a "
+                         f"slice of TPUs, as in v5p:2x2x1; known are {', '.join(DEVICES)}")  # fmt: skip
     return name, count
 
 

@@ -207,7 +207,7 @@ def continued(cfg):
 
 
 def outline(cfg):
-    """Config with its model -> the update of its run and, as shapes, State, LoRA's base, the State as a Task sees it."""
+    """Config with its model -> the update of its run and, as shapes, State, LoRA's base, State as a Task sees it."""
     tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
     start = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model, width))
     if cfg.lora_rank:
