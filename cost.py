@@ -334,6 +334,11 @@ def programs(cfg, outline):
     held = {"params": base, "adapters": state.params} if base else {"params": state.params}
     step = jax.ShapeDtypeStruct((), "int32")
     held |= {"moments": state.opt_state, "average": state.average}
+    if cfg.objective == "judge":
+        text = jax.ShapeDtypeStruct((cfg.batch_size, T + 1), "int32")
+        seen = jax.ShapeDtypeStruct(text.shape, bool)
+        batch = {"better": text, "better_valid": seen, "worse": text, "worse_valid": seen, "score": None}
+        return {"update": Program(update, (*state[1:4], step, batch, base), {}, 1)}, held
     if cfg.objective != "grpo":
         noise = functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired)
         rows = cfg.batch_size // (2 if cfg.paired else 1)
@@ -375,7 +380,14 @@ def compiled(cfg, here, device, outline):
             z = {"valid": p.args[-1]} if stage == "rollout" else {}
             args = p.args[:-1] if z else p.args
             lowered = p.fn.lower(*map(place, args), **{k: place(v) for k, v in z.items()}, **p.static)
-            program = lowered.compile()
+            try:
+                program = lowered.compile()
+            except jax.errors.JaxRuntimeError as e:  # a TPU's compiler refuses what does not fit, and says by how much
+                over = re.search(r"Used ([\d.]+)([GM]) of [\d.]+[GM] hbm", str(e))
+                if not over:
+                    raise
+                out[stage] = Compiled(int(float(over[1]) * (GIB if over[2] == "G" else 2**20)) - size(args), {})
+                continue
             used = program.memory_analysis()
             out[stage] = Compiled(used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes,
                                   collectives(program.as_text(), device, p))
@@ -390,23 +402,25 @@ def usable(device):
 
 def least(cfg, count, device, moved):
     """{stage: {(collective, shape): ...}} of `compiled` -> {stage: seconds of its products, of reading weights, of
-    collectives}, at the published rates: the longest of the three is the least that the stage can take."""
-    of_rows, _, tensor = axes(cfg, count)
-    parts, flops = counted(cfg, count)
+    collectives}, at the published rates: the longest of the three is the least that the stage can take. Of what was not
+    compiled the weights are gathered whenever they are read, and the gradient moves as much as one more reading."""
+    (of_rows, of_weights, tensor), flops = axes(cfg, count), count_flops(cfg)
     total, rows, _, again = rows_of(cfg)
     busy = lambda rows: rows / (-(-rows // of_rows) * of_rows)  # of 6 rows on 8 devices 6 / 8
     n = sum(math.prod(s) for s in jax.tree.leaves(model.shapes(cfg.model), is_leaf=lambda s: isinstance(s, tuple)))
-    weights = (2 if cfg.model.dtype == "bfloat16" else 4) * n / tensor / device.bandwidth
+    weights = (2 if cfg.model.dtype == "bfloat16" else 4) * n / tensor
+    link = min(device.link, device.network * HOST) if device.network and count > HOST else device.link
     rate = count * device.flops * (0.5 if cfg.model.dtype == "float32" and device.chip else 1)  # tf32
     passes = 4 if again else 3
     reads = {stage: passes * flops[stage] / flops["update"] * total / rows for stage in ("update", "scoring")}
     filled, most = cfg.batch_size * cfg.group_size, config.rollout_rows(cfg) if flops["rollout"] else 1
     steps = cfg.max_new_tokens if cfg.model.causal else cfg.rollout_steps or cfg.diffusion_steps
     reads["rollout"] = -(-filled // most) * steps
-    share = {"rollout": busy(most)}
-    return {stage: (flops[stage] / rate / (share[stage] if stage in share else busy(rows)), reads[stage] * weights,
-                    sum(times * seconds for times, _, seconds in moved[stage].values()) if stage in moved else 0.0)
-            for stage in flops if flops[stage]}  # fmt: skip
+    work = {stage: busy(most if stage == "rollout" else rows) for stage in flops}
+    moves = {stage: reads[stage] * weights / link * (of_weights > tensor) for stage in flops}
+    moves |= {stage: sum(times * seconds for times, _, seconds in found.values()) for stage, found in moved.items()}
+    return {stage: (flops[stage] / rate / work[stage], reads[stage] * weights / device.bandwidth, moves[stage],
+                    work[stage]) for stage in flops if flops[stage]}  # fmt: skip
 
 
 def of_time(cfg, count, device, moved):
@@ -415,10 +429,11 @@ def of_time(cfg, count, device, moved):
     names = "products", "reading weights", "collectives"
     lines = [f"least time of an iteration, at the published rates ({device.flops / 1e12:.0f} TFLOP/s, "
              f"{device.bandwidth / 1e12:.2f} TB/s, {device.link / 1e9:.0f} GB/s to a neighbour): "
-             f"{sum(map(max, times.values())):.1f} s"]  # fmt: skip
-    for stage, each in times.items():
-        listed = ", ".join(f"{name} {seconds:.2f}" for name, seconds in zip(names, each, strict=True) if seconds)
-        lines.append(f"    {stage:9} {max(each):7.2f} s  ({listed})")
+             f"{sum(max(each[:3]) for each in times.values()):.3g} s"]  # fmt: skip
+    for stage, (*each, work) in times.items():
+        listed = ", ".join(f"{name} {seconds:.3g}" for name, seconds in zip(names, each, strict=True) if seconds)
+        idle = f"; {1 - work:.0%} of the devices without rows: make it more at a time" if work < 0.9 else ""
+        lines.append(f"    {stage:9} {max(each):8.3g} s  ({listed}{idle})")
     return lines
 
 

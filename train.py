@@ -36,6 +36,7 @@ import grpo
 import mesh
 import model
 import runs
+from judges import learned
 from objectives import OBJECTIVES, SAMPLES, check_early, plan, policy_loss
 
 
@@ -212,9 +213,9 @@ def outline(cfg):
     start = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model, width))
     if cfg.lora_rank:
         start = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, cfg.model.dtype), start)
-    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
-    if cfg.objective == "grpo":
-        loss = functools.partial(policy_loss, cfg=cfg)
+    loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
+            "judge": functools.partial(learned.loss, cfg=cfg.model),
+            "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
     params, base = jax.eval_shape(lambda start: split(start, jax.random.key(0), cfg), start)
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None
     state = State(0, params, jax.eval_shape(tx.init, params), params if cfg.ema_decay is not None else None,
@@ -493,6 +494,7 @@ def plan_ahead(argv, devices):
     jax.config.update("jax_platforms", "cpu")
     cfg = config.load(argv, planned=True)
     first = config.lineage(cfg)[-1]
+    data.prepare(first.init_from or "")
     if os.path.exists(os.path.join(first.init_from or "", "config.json")):
         shape = disk.read_config(first.init_from)
     elif first.init_from and first.model.mask_id is None:
