@@ -125,7 +125,7 @@ def count_flops(cfg):
 
 def device_memory():
     """-> bytes that the first device has for us: a GPU's, or the machine's."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

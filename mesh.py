@@ -11,10 +11,17 @@ then nothing here changes anything.
 """
 import contextlib
 import math
+import os
+import pickle
+import sys
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import distributed  # for its barriers, which are no collectives; JAX's checkpoints use it, too
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = "data", "fsdp", "tensor"
@@ -23,8 +30,8 @@ ROWS = "data", "fsdp"  # what rows are split over
 # Name of a weight -> the axes of the mesh over its last two sides (model.shapes). What is not here is whole everywhere.
 IN, OUT = ("fsdp", "tensor"), ("tensor", "fsdp")  # of a matrix that reads a width of D, and of one that writes it
 SIDES = dict.fromkeys(("q", "k", "v", "gate", "up", "head"), IN) | dict.fromkeys(("o", "down", "embed"), OUT)
-SIDES |= {f"{name}_a": (side[0], None) for name, side in SIDES.items()} | {  # adapters: (I, r), (r, O)
-    f"{name}_b": (None, side[1]) for name, side in SIDES.items()} | {f"{name}_bias": (None, "tensor") for name in "qkv"}  # fmt: skip
+SIDES |= {f"{name}_{end}": side[:1] + (None,) if end == "a" else (None,) + side[1:]  # adapters: (I, r), (r, O)
+          for name, side in SIDES.items() for end in "ab"} | {f"{name}_bias": (None, "tensor") for name in "qkv"}
 
 
 def make(sizes, devices):
@@ -60,9 +67,13 @@ def spec(name, sides, sizes, but=""):
     return PartitionSpec(*(tuple(axis for axis in axes if axis != but) for axes in over))
 
 
+def name(path):
+    """The path of a leaf -> the name of the weight that it is, or that it is a moment of; None of others."""
+    return next((k.key for k in path[::-1] if isinstance(k, jax.tree_util.DictKey)), None)
+
+
 def specs(tree, sizes=None, but=""):
     """A tree of arrays or shapes: params, moments, a State, of LoRA or not -> their PartitionSpecs, by their names."""
-    name = lambda path: next((k.key for k in path[::-1] if isinstance(k, jax.tree_util.DictKey)), None)
     return jax.tree_util.tree_map_with_path(lambda path, x: spec(name(path), x.shape, sizes or shape(), but), tree)
 
 
@@ -119,3 +130,151 @@ def array(name, sides, fetch):
         return jnp.asarray(fetch((slice(None),) * len(sides)))
     where = NamedSharding(jax.sharding.get_mesh(), spec(name, sides, shape()))
     return jax.make_array_from_callback(sides, where, fetch)
+
+
+def ashore(tree):
+    """A tree of arrays -> the same in the memory of the hosts, each with what its devices had."""
+    if not shape():
+        return jax.device_get(tree)
+    away = jax.tree.map(lambda x: x.with_memory_kind("pinned_host"), split(tree, jax.sharding.get_mesh()))
+    return jax.device_put(tree, away)
+
+
+def aboard(tree):
+    """What `ashore` made -> the same on the devices."""
+    return jax.device_put(tree, split(tree, jax.sharding.get_mesh())) if shape() else tree
+
+
+# ---- several processes, of one host or of many: all run the same program, and each has the devices that it sees ------
+
+LOST = 20  # seconds without a sign of life
+OVER = threading.Event()  # this process is about to leave
+
+
+def join(coordinator=None, count=None, number=None):
+    """Once, before anything is computed: makes this process one of several, as these say or as SLURM, Open MPI,
+    Kubernetes or a TPU has it. Without any of them it is alone."""
+    given = (coordinator, count, number) != (None, None, None)
+    if not given and "1" in (os.environ.get("SLURM_NTASKS"), os.environ.get("OMPI_COMM_WORLD_SIZE")):
+        return
+    if given and None in (coordinator, count, number):
+        raise ValueError(f"coordinator={coordinator}, processes={count}, process_id={number}: several processes need "
+                         "all three, as in --coordinator=HOST:1234 --processes=2 --process_id=0")
+    if given and not (0 <= number < count and ":" in coordinator):
+        raise ValueError(f"coordinator={coordinator}, processes={count}, process_id={number}: expected HOST:PORT of "
+                         f"the first one, and a number from 0 to {count - 1}")
+    jax.config.update("jax_enable_recoverability", True)  # who is lost is found, and said, by `watch`
+    jax.config.update("jax_enable_preemption_service", False)  # signals are the loop's
+    try:
+        jax.distributed.initialize(coordinator, count, number, initialization_timeout=120)
+    except ValueError:
+        if given:
+            raise
+        return
+    except RuntimeError as e:
+        raise ValueError(f"process {number} of {count} found no others at {coordinator} within two minutes: start all "
+                         f"of them, process 0 at that address ({str(e).splitlines()[0][:120]})") from None
+    threading.Thread(target=watch, args=(distributed.global_state.client, *processes()), daemon=True).start()
+
+
+def watch(client, count, mine):
+    """A thread: shows that this process lives, and ends it when another does not, which a collective might not see."""
+    seen = {}  # of each process: its last sign, and when that came
+    while threading.main_thread().is_alive() and not OVER.wait(2):
+        try:
+            client.key_value_set(f"alive/{mine}", str(time.time()), allow_overwrite=True)
+            for name, sign in client.key_value_dir_get("alive/"):
+                if seen.get(name, ("",))[0] != sign:
+                    seen[name] = sign, time.monotonic()
+            lost = [name.rpartition("/")[2] for name, (_, at) in seen.items() if time.monotonic() - at > LOST]
+        except RuntimeError:
+            lost = ["0"]  # where they meet
+        if lost and not OVER.is_set():
+            leave(f"\nerror: process {' and '.join(lost)} of this run has ended, so this one leaves: continue all "
+                  "of them from the last checkpoint with --resume=True")  # fmt: skip
+
+
+def watched():
+    """After an error of the runtime: time in which `watch` finds whether another process was lost, and leaves."""
+    if processes()[0] > 1:
+        time.sleep(LOST + 10)
+
+
+def leave(code):
+    """The end of the program: sys.exit(code), but one of several processes waits for nobody who is not there."""
+    if processes()[0] == 1:
+        sys.exit(code)
+    if not OVER.is_set():
+        OVER.set()
+        if isinstance(code, str):
+            print(code, file=sys.stderr, flush=True)
+        with contextlib.suppress(RuntimeError):
+            distributed.global_state.client.wait_at_barrier("the end", 3000)
+        time.sleep(processes()[1] == 0)  # the first is where the others meet
+        sys.stdout.flush()
+        os._exit(code if isinstance(code, int) else code is not None)
+    time.sleep(60)  # another thread is at it
+
+
+def processes():
+    """-> how many there are, and which of them this is: 0 writes and prints."""
+    return jax.process_count(), jax.process_index()
+
+
+def pieces(x):
+    """An array -> {where it begins and ends on each side, or "" for all of it: numpy array} of what only this process
+    has to write."""
+    if getattr(x, "is_fully_addressable", True):
+        return {} if processes()[1] else {"": np.asarray(x)}
+    ends = lambda index: ",".join(f"{s.start or 0}:{n if s.stop is None else s.stop}"
+                                  for s, n in zip(index, x.shape, strict=True))  # fmt: skip
+    return {ends(part.index): np.array(part.data) for part in x.addressable_shards if part.replica_id == 0}
+
+
+def fetched(x):
+    """An array -> all of it, on every host; each of them has to ask."""
+    whole = getattr(x, "is_fully_addressable", True)
+    return np.asarray(x if whole else multihost_utils.process_allgather(x, tiled=True))
+
+
+def wait(name):
+    """Until every process is there. Not a collective of devices: a thread may wait while they compute."""
+    if processes()[0] > 1:
+        distributed.global_state.client.wait_at_barrier(name, 600_000)
+
+
+def in_turn(name, do):
+    """do() in the first process, and then in the others: what it makes on a disk they share, they find."""
+    first = not processes()[1]
+    done = do() if first else None
+    wait(name)
+    return done if first else do()
+
+
+def largest(x):
+    """The largest of a number that every process has."""
+    return x if processes()[0] == 1 else int(multihost_utils.process_allgather(np.array(x)).max())
+
+
+def share(n):
+    """-> the slice of n rows that this process scores."""
+    count, mine = processes()
+    return slice(mine * n // count, (mine + 1) * n // count)
+
+
+def everyone(make):
+    """make() -> what it makes in each process; or, in all of them, the first error that it raised in one."""
+    if processes()[0] == 1:
+        return [make()]
+    try:
+        made = make(), None
+    except (ValueError, OSError) as e:
+        made = None, f"process {processes()[1]}: {e}"
+    text = np.frombuffer(pickle.dumps(made), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array(len(text)))
+    all_ = multihost_utils.process_allgather(np.pad(text, (0, sizes.max() - len(text))))
+    all_ = [pickle.loads(x[:size].tobytes()) for x, size in zip(all_, sizes, strict=True)]
+    for _, error in all_:
+        if error:
+            raise ValueError(error)
+    return [made for made, _ in all_]

@@ -222,14 +222,23 @@ def reward_functions(cfg, tok, rows):
 
 def score(fns, more, cfg, tok, rows, ids, each):
     """The ids of `each` completions of every row -> these as text, their total reward (B,), {name: (B,)}; what is in
-    `more` is not in the total."""
+    `more` is not in the total. Of several processes each scores its rows; models, which are split over all, all."""
     weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(more)
     many = [row for row in rows for _ in range(each)]
     columns = {"groups": np.repeat(np.arange(len(rows)), each).tolist(), "token_ids": ids,
                "max_length": [cfg.max_new_tokens] * len(many)}  # fmt: skip
     columns = rewards.columns(many) | columns
     prompts, completions = [row["prompt"] for row in many], [tok.decode(row) for row in ids]
-    return completions, *rewards.combine(fns | more, weights, prompts, completions, columns, cfg.reward_clip)
+    part = mesh.share(len(rows))
+    part, fns = slice(part.start * each, part.stop * each), fns | more
+    for name in fns.keys() & {"judge", "coherence"}:
+        said = rewards.call(name, fns[name], prompts, completions, columns)[part]
+        fns |= {name: lambda completions, said=said: said}
+    own = {name: column[part] for name, column in columns.items()}
+    found = mesh.everyone(lambda: rewards.combine(fns, weights, prompts[part], completions[part], own, cfg.reward_clip))
+    names = dict.fromkeys(name for _, parts in found for name in parts)  # nobody may have noted it of some rows
+    joint = {k: np.concatenate([p[k] if k in p else np.zeros(len(total)) for total, p in found]) for k in names}
+    return completions, np.concatenate([total for total, _ in found]), joint
 
 
 def opinions(parts, cfg, fns):
@@ -572,7 +581,7 @@ def passes(state, key, k_order, r, cfg):
             b = whole if size == K else jax.tree.map(lambda v, at=order[i : i + size]: v[at], whole)
             first = jnp.full(b["x"].shape, jnp.nan)
             b |= {"old": (logps(state.params, b, cfg) if out else first) if compared else None,
-                  "ref": logps(state.reference, b, cfg) if cfg.kl_beta else None,
+                  "ref": logps(mesh.aboard(state.reference), b, cfg) if cfg.kl_beta else None,
                   "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps),
                   "share": b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)}  # fmt: skip
             out.append(b)

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 import config
 import disk
+import mesh
 import terminal
 
 
@@ -31,10 +32,13 @@ def cache_folder():
     return os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "unmask")
 
 
-def prepare_process():
+def prepare_process(cfg=None):
     """Once, in main: a device, lines that are printed at once, a compilation cache, so that a second start is fast, and
     memory in large pages."""
     sys.stdout.reconfigure(line_buffering=True)
+    mesh.join(cfg.coordinator, cfg.processes, cfg.process_id) if cfg else mesh.join()
+    if mesh.processes()[1]:
+        terminal.silence(sys.stdout)
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as e:
@@ -72,7 +76,8 @@ def claimed(out_dir):
     os.makedirs(out_dir, exist_ok=True)
     handle = os.open(out_dir, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not mesh.processes()[1]:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise ValueError(f"another run writes into {out_dir!r}: wait for its end, or give this one another --out_dir"
@@ -81,6 +86,7 @@ def claimed(out_dir):
         pass
     try:
         yield
+        disk.settled()
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
@@ -99,7 +105,8 @@ def claimed(out_dir):
 # on it, or it is only how long it goes on. Everything else would make it another run.
 FREE = ("out_dir resume eval_only init_from base log_interval eval_interval save_interval keep_checkpoints log_samples "
         "wandb_log wandb_project wandb_run_name wandb_entity reward_timeout reward_workers sandbox_unsafe "
-        "rollout_chunk logp_chunk ref_offload mesh model.dtype model.remat").split()  # fmt: skip
+        "rollout_chunk logp_chunk ref_offload mesh coordinator processes process_id "
+        "model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "stop_at"]
 
 

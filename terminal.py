@@ -13,16 +13,19 @@ def begin():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def run(main):
-    """main() -> the exit code of the program. ctrl-C is 130; when nobody reads what is printed (`| head`), 141."""
+def run(main, leave=sys.exit):
+    """leave(main(), the exit code of the program). ctrl-C is 130; when nobody reads what is printed (`| head`), 141."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        sys.exit(main())
+        code = main()
+    except SystemExit as e:
+        code = e.code
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        code = 128 + signal.SIGINT
     except BrokenPipeError:
         silence(sys.stdout)
-        sys.exit(128 + signal.SIGPIPE)
+        code = 128 + signal.SIGPIPE
+    leave(code)
 
 
 def silence(stream):

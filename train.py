@@ -272,6 +272,8 @@ def opened(cfg, folder, adapt):
 
 def prepare(cfg):
     """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
+    if mesh.processes()[0] > 1:
+        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: data.load(cfg.dataset, "val", 1))
     check(cfg)
     cfg, resumed = located(cfg)
     if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
@@ -306,7 +308,7 @@ class Run(NamedTuple):
     update: Callable  # of `make_update`
     rate: Callable  # the number of an update -> its learning rate
     key: jax.Array
-    log: runs.Log | None  # None: this run only measures
+    log: runs.Log | None  # None: this run only measures, or another process writes
 
 
 def begin(cfg, claims):
@@ -329,7 +331,7 @@ def begin(cfg, claims):
     elif run:
         state = state._replace(step=run["step"])
     if cfg.ref_offload and moves:
-        state = state._replace(reference=jax.device_get(state.reference))
+        state = state._replace(reference=mesh.ashore(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     done = state.step >= cfg.max_iters or bool(passed)
@@ -337,9 +339,12 @@ def begin(cfg, claims):
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
     update = make_update(task.loss, tx, cfg)
     announce(cfg, state, base)
-    if not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
+    first = not mesh.processes()[1]
+    mesh.wait(f"{cfg.out_dir} is read")
+    if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
         claims.enter_context(runs.claimed(cfg.out_dir))
-    log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
+    log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
+    mesh.wait(f"{cfg.out_dir} is free")
     return Run(cfg, tok, task, base, update, rate, key, log), state, best, done
 
 
@@ -350,9 +355,9 @@ def new_reference(state, cfg):
     """The reference for the iteration after state.step."""
     if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
         return state.reference  # one off the device stays there
-    new = grpo.update_reference(state.reference, state.params, state.step, cfg.ref_mode, cfg.ref_decay,
+    new = grpo.update_reference(mesh.aboard(state.reference), state.params, state.step, cfg.ref_mode, cfg.ref_decay,
                                 cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
-    return jax.device_get(new) if cfg.ref_offload else new
+    return mesh.ashore(new) if cfg.ref_offload else new
 
 
 def iterate(run, state):
@@ -373,7 +378,7 @@ def iterate(run, state):
 
 def saved(run, state, best, where, error):
     """A reward's error -> the same with its place, and all that was learnt until then on the disk."""
-    if not (state.step and run.log):
+    if not state.step or run.cfg.eval_only:
         return ValueError(f"{where}: {error}")
     disk.save_run(run.cfg, state, run.tok, best, finished=False)
     return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
@@ -413,7 +418,8 @@ def write(run, step, last, seconds):
 def loop(run, state, best, done):
     """Iterations, evaluations and checkpoints up to the end -> the last State, the best evaluation."""
     cfg, last, pending = run.cfg, None, None
-    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
+    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
+               disable=bool(mesh.processes()[1]))
     bar.set_description_str("compiling, once: 10 to 60 s")
     if cfg.objective == "grpo" and state.step == 0:
         _, best = evaluate(run, state, best)
@@ -433,10 +439,11 @@ def loop(run, state, best, done):
                 last = finite(*pending, last, cfg)
             pending = state.step, updates, notes
             due = lambda interval, now=state.step: now % interval == 0
-            done, leaving, logged = state.step >= cfg.max_iters, asked.signal, due(cfg.log_interval) or not updates
+            done, logged = state.step >= cfg.max_iters, due(cfg.log_interval) or not updates
+            leaving = mesh.largest(asked.signal or 0)  # whoever of them was asked
             if done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
                 last, pending = finite(*pending, last, cfg), None
-                if logged:
+                if logged and run.log:
                     write(run, state.step, last, time.perf_counter() - clock)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
@@ -446,7 +453,7 @@ def loop(run, state, best, done):
                 values, best = evaluate(run, state, best)
                 done = done or cfg.stop_at is not None and values[run.task.passes] > cfg.stop_at
             if done or best is not before or due(cfg.save_interval) or leaving:
-                disk.save_run(cfg, state, run.tok, best, finished=done)
+                disk.save_run(cfg, state, run.tok, best, finished=done, behind=not (done or leaving))
             if leaving and not done:
                 print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise SystemExit(128 + leaving)
@@ -483,7 +490,7 @@ def train(cfg):
             evaluate(run, state, best)
             return state
         state, best = loop(run, state, best, done)
-    said = ending(run.cfg, best)
+    said = ending(run.cfg, best) if run.log else ""
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
     return state
 
@@ -516,7 +523,7 @@ def main():
         if planned := [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--plan=")]:
             return plan_ahead([word for word in sys.argv[1:] if not word.startswith("--plan=")], planned[-1])
         cfg = config.load(sys.argv[1:])
-        runs.prepare_process()
+        runs.prepare_process(cfg)
         train(cfg)
     except BrokenPipeError:
         raise
@@ -524,10 +531,11 @@ def main():
         raise SystemExit(f"error: {e}") from None
     except RuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
+            mesh.watched()
             raise
         raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
                          f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip
 
 
 if __name__ == "__main__":
-    terminal.run(main)
+    terminal.run(main, mesh.leave)

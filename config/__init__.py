@@ -57,6 +57,9 @@ class Config:
     wandb_entity: str | None = None  # under which account; None: your own
     # many devices
     mesh: tuple[int, int, int] | None = None  # devices on data (whole models), fsdp and tensor; None: all on fsdp
+    coordinator: str | None = None  # HOST:PORT of process 0, of several processes; None: as SLURM or MPI says, or alone
+    processes: int | None = None  # how many there are
+    process_id: int | None = None  # which of them this is, from 0
     # data
     dataset: str = "sudoku"  # a folder in data/, or your own folder or file (JSONL, JSON, txt)
     max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
@@ -387,7 +390,8 @@ def describe(kind):
         return " or ".join(describe(k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
-        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}.get(inner, ["((0, 1), (500, 2))"] * 2)
+        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"),
+                       int: ("1,8,1", "(1, 8, 1)")}.get(inner, ["((0, 1), (500, 2))"] * 2)  # fmt: skip
         return f"a tuple, as in {shell} on the command line or {file} in a file"
     return {int: "a whole number", float: "a finite number", bool: "True or False", str: "text",
             type(None): "None"}.get(kind, getattr(kind, "__name__", str(kind)))  # fmt: skip

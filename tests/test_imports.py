@@ -15,8 +15,8 @@ ARROWS = {
     "judges/learned": {"data", "diffusion", "disk", "mesh", "model"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "terminal"},
     "sample": {"config", "data", "diffusion", "disk", "mesh", "model", "rewards", "runs", "terminal"},
-    "objectives": {"config", "data", "diffusion", "disk", "grpo", "judges/learned", "judges/rules", "mesh", "model", "rewards",
-                   "sample"},
+    "objectives": {"config", "data", "diffusion", "disk", "grpo", "judges/learned", "judges/rules", "mesh", "model",
+                   "rewards", "sample"},
     "cost": {"config", "diffusion", "mesh", "model", "objectives", "sample"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"train"}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from shared import compiled_once
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
@@ -58,7 +59,7 @@ def saved(tmp_path):
         disk.save(tmp_path / "base", base, cfg)
         new = trained_adapters(cfg, targets, rank)
         new = new | ({"head": 0.1 * jax.random.normal(KEY, (cfg.d_model, 1))} if n_out else {})
-        disk.save_adapters(tmp_path / "lora", new, cfg, str(tmp_path / "base"), alpha)
+        disk.write(tmp_path / "lora", disk.folder_of_adapters(new, cfg, str(tmp_path / "base"), alpha))
         return base, new, tmp_path / "lora"
     return write
 
@@ -138,7 +139,7 @@ def test_a_base_may_be_adapters_of_a_base_itself(saved, tmp_path):
     cfg = SAVED["llada"]
     base, first, folder = saved(cfg)
     second = trained_adapters(cfg, ("o",), 2)
-    disk.save_adapters(tmp_path / "second", second, cfg, str(folder), 4.0)
+    disk.write(tmp_path / "second", disk.folder_of_adapters(second, cfg, str(folder), 4.0))
     close(logits(disk.load(tmp_path / "second")[0], TOKENS, cfg),
           logits(model.adapted(disk.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
 
@@ -164,7 +165,7 @@ def test_adapters_stand_beside_the_modules_of_transformers_with_their_sizes(name
     base, new, folder = saved(SAVED[name])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "base")
     modules = {n: m for n, m in theirs.named_modules() if isinstance(m, torch.nn.Linear)}
-    tensors = disk.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    tensors = safetensors.numpy.load_file(folder / "adapter_model.safetensors")
     said = json.load(open(folder / "adapter_config.json"))
     assert (said["peft_type"], said["r"], said["lora_alpha"], said["task_type"]) == ("LORA", 3, 5.0, "CAUSAL_LM")
     assert said["base_model_name_or_path"] == str(folder.parent / "base")
@@ -213,7 +214,7 @@ def test_in_peft_the_head_of_llada_is_not_taken_for_a_matrix_of_the_same_name(sa
             at.add_module(part, getattr(at, part, None) or torch.nn.Module())
             at = getattr(at, part)
         at.add_module(leaf, torch.nn.Linear(1, 1, bias=False))
-    tensors = disk.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    tensors = safetensors.numpy.load_file(folder / "adapter_model.safetensors")
     for name, x in tensors.items():
         if "lora_A" in name:
             at = root.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
@@ -388,7 +389,7 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
     names = {"tokenizer.json", "tokenizer_config.json", "run.json", "state.safetensors"}
     assert set(os.listdir(folder)) == names | {"adapter_config.json", "adapter_model.safetensors"}
     kept = {f"{name}_{end}" for name in ALL for end in "ab"} | ({"head"} if objective == "judge" else set())
-    leaves = disk.safetensors.numpy.load_file(f"{folder}/state.safetensors")
+    leaves = safetensors.numpy.load_file(f"{folder}/state.safetensors")
     assert {path.split("'")[-2] for path in leaves if "'" in path} == kept
     assert state.reference is None and (state.average is None) == (objective != "pretrain")
     began = train.split(base, jax.random.fold_in(jax.random.key(cfg.seed), 3), tiny("pretrain", model=SHAPE))[0]

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import config
 import data
@@ -88,7 +89,7 @@ def test_all_kinds_of_numbers_that_a_state_may_hold_survive(tmp_path):
     fetch = lambda name, x: lambda: fetched.append(name) or np.asarray(x)
     disk.write_tensors(tmp_path / "t", [(name, x, fetch(name, x)) for name, x in disk.leaves(tree).items()])
     assert fetched == list(disk.flat(tree))  # each once
-    for name, x in disk.safetensors.numpy.load_file(tmp_path / "t").items():
+    for name, x in safetensors.numpy.load_file(tmp_path / "t").items():
         want = disk.flat(tree)[name]
         assert x.tobytes() == want.tobytes() and x.shape == want.shape and x.dtype == want.dtype
 

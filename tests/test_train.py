@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 from shared import compiled_once
 
 import config
@@ -276,7 +277,7 @@ def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbrok
     params, shape = disk.load(unbroken.out_dir)
     tok = data.Tokenizer.load(disk.find(unbroken.out_dir))
     assert tok == data.Tokenizer.bytes() and shape.vocab_size == tok.vocab_size and shape.mask_id == tok.mask_id
-    saved = disk.safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
+    saved = safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
     for name, x in disk.flat(params).items():
         np.testing.assert_array_equal(x, saved[f".average{name}"])
         assert not np.array_equal(x, saved[f".params{name}"])
