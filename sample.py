@@ -269,6 +269,7 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
 
     z, asked, seen, at = (None if x is None else x[::alike] for x in (s.z, holes | (s.step >= 0), valid, start))
     h, known, cache = predict(params, s._replace(z=z), asked, cfg, plan, seen, at[0] if cfg.causal else at, L)
+    params = model.at_hand(params, cfg)
     read = lambda h, row: logits(params, h, None if known is None else known[row // alike], cfg, plan)
     row, flat = jnp.arange(B).repeat(L), lambda a: a.reshape(B * L, *a.shape[2:])
     n = max(diffusion.LOGITS // (16 * cfg.vocab_size), 1)  # positions at a time: there are up to four such arrays
