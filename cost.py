@@ -351,8 +351,8 @@ def programs(cfg, outline):
     batches = jax.eval_shape(lambda state, r: objectives.passes(state, key, key, r, cfg), whole, rollout)
     batch = {name: x for name, x in batches[-1].items() if name != "row"}
     scored = sum(bool(cfg.kl_beta) + (b["old"] is not None and n > 0) for n, b in enumerate(batches))
-    filled, most = cfg.batch_size * cfg.group_size, mesh.up(config.rollout_rows(cfg))
-    steps, rows = cfg.rollout_steps or cfg.diffusion_steps, min(most, mesh.up(filled))
+    filled, steps, of_rows = cfg.batch_size * cfg.group_size, cfg.rollout_steps or cfg.diffusion_steps, axes(cfg)[0]
+    rows = -(-config.rollout_rows(cfg) // of_rows) * of_rows
     keys = jax.eval_shape(lambda key: sample.row_keys(key, rows), key)
     static = {"cfg": cfg.model, "plan": objectives.plan(cfg, cfg.temperature, steps),
               "group": math.gcd(rows, cfg.group_size) if cfg.model.causal else 1}  # fmt: skip
@@ -374,8 +374,8 @@ def compiled(cfg, here, device, outline):
     size = lambda tree: sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
                             for x in jax.tree.leaves(place(tree)))  # fmt: skip
     out = {}
+    work, held = programs(cfg, outline)
     with jax.sharding.use_abstract_mesh(here.abstract_mesh) if here.size > 1 else contextlib.nullcontext():
-        work, held = programs(cfg, outline)
         for stage, p in work.items():
             z = {"valid": p.args[-1]} if stage == "rollout" else {}
             args = p.args[:-1] if z else p.args
