@@ -644,4 +644,5 @@ def help_text(everything=False):
     more = [] if everything else ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
     return "\n".join(["usage: python train.py config/NAME.py [--key=value ...]",
                       "--model=tiny tries a recipe for somebody else's model on a random one",
+                      "--plan=8xH100 says what a run would take on such devices, which need not be there",
                       *(line for lines in sections if lines[1:] for line in ["", *lines]), *more])  # fmt: skip
