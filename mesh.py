@@ -13,6 +13,8 @@ import contextlib
 import math
 import os
 import pickle
+import select
+import socket
 import sys
 import threading
 import time
@@ -147,7 +149,7 @@ def aboard(tree):
 
 # ---- several processes, of one host or of many: all run the same program, and each has the devices that it sees ------
 
-LOST = 20  # seconds without a sign of life
+LOST = 30  # seconds in which another process is found to have ended, even with its machine
 OVER = threading.Event()  # this process is about to leave
 
 
@@ -174,30 +176,43 @@ def join(coordinator=None, count=None, number=None):
     except RuntimeError as e:
         raise ValueError(f"process {number} of {count} found no others at {coordinator} within two minutes: start all "
                          f"of them, process 0 at that address ({str(e).splitlines()[0][:120]})") from None
-    threading.Thread(target=watch, args=(distributed.global_state.client, *processes()), daemon=True).start()
+    client, host = distributed.global_state.client, distributed.global_state.coordinator_address.rpartition(":")[0]
+    threading.Thread(target=watch, args=(client, *processes(), host), daemon=True).start()
 
 
-def watch(client, count, mine):
-    """A thread: shows that this process lives, and ends it when another does not, which a collective might not see."""
-    seen = {}  # of each process: its last sign, and when that came
-    while threading.main_thread().is_alive() and not OVER.wait(2):
-        try:
-            client.key_value_set(f"alive/{mine}", str(time.time()), allow_overwrite=True)
-            for name, sign in client.key_value_dir_get("alive/"):
-                if seen.get(name, ("",))[0] != sign:
-                    seen[name] = sign, time.monotonic()
-            lost = [name.rpartition("/")[2] for name, (_, at) in seen.items() if time.monotonic() - at > LOST]
-        except RuntimeError:
-            lost = ["0"]  # where they meet
-        if lost and not OVER.is_set():
-            leave(f"\nerror: process {' and '.join(lost)} of this run has ended, so this one leaves: continue all "
-                  "of them from the last checkpoint with --resume=True")  # fmt: skip
+def watch(client, count, mine, host):
+    """A thread: ends this process when another ends, which a collective might not notice. The first has a connection to
+    each, and the system ends that when one dies; it tells the others who it was."""
+    if mine:
+        to = client.blocking_key_value_get("watch", 120_000).rpartition(":")
+        links = {socket.create_connection((to[0], int(to[2])), 60): "0"}
+        next(iter(links)).sendall(f"{mine:8}".encode())
+    else:
+        server = socket.create_server(("", 0))
+        client.key_value_set("watch", f"{host}:{server.getsockname()[1]}")
+        links = dict((link, link.recv(8).decode().strip()) for link, _ in (server.accept() for _ in range(count - 1)))
+    for link in links:  # of a machine without power, in 25 seconds
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+    ready = select.select(list(links), [], [])[0][0]
+    lost = links[ready]
+    with contextlib.suppress(OSError):
+        lost = ready.recv(8).decode().strip() or lost
+    for link in links:
+        with contextlib.suppress(OSError):
+            link.sendall(f"{lost:8}".encode())
+    if not OVER.is_set():
+        OVER.set()
+        print(f"\nerror: process {lost} of this run has ended, so this one leaves: continue all of them from the last "
+              "checkpoint with --resume=True", file=sys.stderr, flush=True)  # fmt: skip
+        os._exit(1)
 
 
 def watched():
     """After an error of the runtime: time in which `watch` finds whether another process was lost, and leaves."""
     if processes()[0] > 1:
-        time.sleep(LOST + 10)
+        time.sleep(LOST)
 
 
 def leave(code):

@@ -238,7 +238,8 @@ def processes(place, out, *arguments, n=2, devices=2):
     command = [sys.executable, "train.py", f"{place}/run.py", f"--out_dir={place}/{out}", *arguments]
     cfg = run_of(place, "grpo", out)
     fields = ", ".join(f"{k}={v!r}" for k, v in vars(cfg).items())
-    (place / "run.py").write_text(f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n")
+    said = f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n"
+    (place / "run.py").write_text(said)
     return [subprocess.Popen([*command, f"--coordinator=127.0.0.1:{port}", f"--processes={n}", f"--process_id={i}"],
                              env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for i in range(n)]  # fmt: skip
