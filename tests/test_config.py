@@ -475,7 +475,7 @@ def test_help_needs_nothing_else(argv, monkeypatch, capsys):
 
 
 def test_main_turns_a_mistake_into_one_line(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1=", "completion": "2...", "difficulty": 1}\n' * 8)
     for argv in ("--seed", "--order=best", "--rule=all", "--top_p=2", "--dataset=sudoky", "--rewards=exakt",
