@@ -105,6 +105,7 @@ def read(params, h, x, cfg, say, scored, *more):
     other, and again in the backward pass, so that (B, T, V) never exists. What is not scored comes last, in chunks
     that are skipped: one view of `trace` scores a few tokens of a row. Of what is not scored the result may be 0.
     """
+    params = model.at_hand(params, cfg)
     some = lambda h, x, *more: say(model.readout(params, h, cfg), x, *more)
     n = max(LOGITS // (4 * cfg.vocab_size), 1)
     if x.size <= n:

@@ -313,10 +313,16 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, ke
     return rms_norm(x, p["norm"], cfg.norm_eps), cache
 
 
+def at_hand(params, cfg):
+    """Params -> the same, the matrix that logits are read with gathered: once, before they are read in chunks."""
+    name = "embed" if cfg.tie_embeddings else "head"
+    return params | mesh.gathered({name: params[name]})
+
+
 def readout(params, h, cfg):
     """h (..., D) -> logits (..., V) float32, in which the mask token can never win."""
-    head = {"head": (params["embed"].T if cfg.tie_embeddings else params["head"]).astype(cfg.dtype)}
-    out = soft_cap(dense(h, mesh.gathered(head)["head"], jnp.float32), cfg.logit_cap)
+    head = params["embed"].T if cfg.tie_embeddings else params["head"]
+    out = soft_cap(dense(h, head.astype(cfg.dtype), jnp.float32), cfg.logit_cap)
     return out if cfg.mask_id is None else jnp.where(jnp.arange(cfg.vocab_size) == cfg.mask_id, BANNED, out)
 
 
@@ -371,7 +377,7 @@ def read(params, z, cfg, valid=None, start=0, length=None, cache=None, part=(0, 
 
 def logits(params, z, cfg, valid=None, start=0, length=None):
     """z (B, T) with holes -> (B, length, V) float32: `[:, i]` is always about token start + i (see `features`)."""
-    return readout(params, features(params, z, cfg, valid, start, length), cfg)
+    return readout(at_hand(params, cfg), features(params, z, cfg, valid, start, length), cfg)
 
 
 def score(params, tokens, cfg, valid=None):

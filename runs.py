@@ -1,17 +1,15 @@
 """
-What a run takes from its machine, and what it leaves in its folder beside checkpoints (disk.py): metrics.jsonl,
+What a run asks of its process, and what it leaves in its folder beside checkpoints (disk.py): metrics.jsonl,
 samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
 """
 
 import contextlib
 import ctypes
-import dataclasses
 import errno
 import fcntl
 import functools
 import itertools
 import json
-import math
 import os
 import re
 import shutil
@@ -24,10 +22,8 @@ import jax
 from tqdm import tqdm
 
 import config
-import diffusion
 import disk
 import mesh
-import model
 import terminal
 from assets.report import page
 
@@ -71,155 +67,6 @@ def prepare_process(cfg=None):
             start = -(-reserve // page) * page
             libc.madvise(start, size - page, MADV_HUGEPAGE)
             libc.free(reserve)
-
-
-# ---- what it costs ---------------------------------------------------------------------------------------------------
-#
-# Counted from the config, before anything is compiled or allocated; tests hold it against XLA's own account.
-
-
-def rows_of(cfg):
-    """-> rows whose forward pass an iteration's updates take, rows of which a backward pass keeps activations, rows of
-    which remat keeps what enters a block, are these recomputed?"""
-    if cfg.objective != "grpo":
-        rows = cfg.batch_size * (2 if cfg.objective == "judge" else 1)
-        return rows, *[rows // cfg.gradient_accumulation_steps] * 2, cfg.model.remat
-    kept = config.kept(cfg)
-    micro = config.minibatch(cfg) // cfg.gradient_accumulation_steps * config.n_views(cfg)
-    chunk = min(cfg.logp_chunk or micro, micro)
-    return cfg.updates_per_rollout * kept * config.n_views(cfg), chunk, micro, cfg.model.remat or chunk < micro
-
-
-def cost(cfg):
-    """Config with the model of the run -> bytes on the device by what they are for, FLOPs of an iteration by stage."""
-    m, T, new = cfg.model, cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens
-    grpo, judge = cfg.objective == "grpo", cfg.objective == "judge"
-    Q, KV, D, F, L, V = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ff, m.n_layer, m.vocab_size
-    shapes = jax.tree.leaves(model.shapes(m, 1 if judge else None), is_leaf=lambda s: isinstance(s, tuple))
-    n, wide = sum(map(math.prod, shapes)), 2 if m.dtype == "bfloat16" else 4
-    trained, held = n, 4 * n + 2 * n * (wide == 2)  # what has a gradient and two moments; float32, and cast
-    if cfg.lora_rank:
-        adapters = model.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
-        trained = sum(map(math.prod, adapters.values())) + judge * D
-        held = wide * n + 4 * trained
-    (total, rows, micro, again), keys = rows_of(cfg), T
-    if m.block_causal and not judge:  # beside the noisy copies of a text a clean one, which they see, too
-        more = 1 + 1 / (config.n_views(cfg) if grpo else 1 + cfg.paired)
-        total, rows, micro = total * more, rows * more, micro * more
-        keys = 2 * T
-    # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
-    layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * keys)
-    kept = rows * L * layer if not m.remat else micro * L * T * wide * D + rows * layer
-    logits = lambda positions: 0 if judge else 4 * V * positions
-    some = lambda positions: min(positions, max(diffusion.LOGITS // (4 * V), 1))
-    filled = config.rollout_rows(cfg) if grpo else 0
-    block = 1 if m.causal else cfg.block_len or new
-    parts = {
-        "params": held, "optimizer": 8 * trained, "average": 4 * trained * (cfg.ema_decay is not None),
-        "reference": (wide if cfg.ref_mode == "static" else 4) * n
-        * bool(grpo and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank),
-        # Summed up part by part, there are two of them: the sum, and what is next in it.
-        "gradients": 4 * trained * (2 if cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk else 1),
-        # The logits and their gradient; with an entropy, also probabilities, and products of all of them.
-        "activations": kept, "logits": (7 if grpo else 2) * logits(some(rows * new)),
-        # Of a rollout no more than a layer is kept at a time, or the keys and values of all; of its logits there are
-        # copies, probabilities and noise; and of every completion what is in a Rollout, 15 bytes a token, in parts and
-        # joined, and its prompt.
-        "rollout": filled * L * T * 2 * KV * wide * (m.causal or 2 * (cfg.cache != "none"))
-        + (not m.causal) * filled * (layer // 2) + logits(some(4 * filled * block))
-        + 36 * grpo * cfg.batch_size * cfg.group_size * T,
-    }  # fmt: skip
-    update = sum(parts[name] for name in ("gradients", "activations", "logits"))
-    resident = sum(parts[name] for name in ("params", "optimizer", "average", "reference"))
-    parts["peak"] = resident + max(update, parts["rollout"])
-
-    def forward(rows, positions, window, width=T, keys=T):
-        """2 for each weight of a matmul and token of a width, 4Q of attention in a layer for each of its keys; the head
-        and, but for keys and values, the last of a few layers are computed for a window only."""
-        tokens = (L - 1) * width + (window if L <= model.UNROLLED else width)
-        return rows * (tokens * (4 * D * Q + 6 * D * F + 4 * keys * Q) + L * width * 4 * D * KV
-                       + (0 if judge else 2 * positions * D * V))  # fmt: skip
-
-    completions = cfg.batch_size * cfg.group_size
-    first = config.minibatch(cfg) / (config.kept(cfg) * cfg.updates_per_rollout)  # the first minibatch is not scored
-    scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first)
-    if m.causal:  # with a cache, every token is read once
-        rollout = forward(completions, new, T)
-    elif (b := m.block_causal) and cfg.cache != "none":  # a prompt once a group, and a pass more a block, to keep it
-        passes = (min(cfg.rollout_steps or cfg.diffusion_steps, b) + 1) * -(-new // b)
-        rollout = completions / cfg.group_size * forward(1, 0, T) + passes * forward(completions, b, b, b)
-    else:  # the first step is the same for a group, if chunks do not cut it
-        alike, steps = math.gcd(config.rollout_rows(cfg), cfg.group_size), cfg.rollout_steps or cfg.diffusion_steps
-        whole = steps if cfg.cache == "none" else min(-(-new // block), steps)  # passes over everything: one a block
-        width = block if cfg.cache == "dual" else (new + block) // 2  # of the others: on average
-        rollout = (whole - 1 + 1 / alike) * forward(completions, block, block)
-        rollout += (steps - whole) * forward(completions, block, block, width)
-    scoring = forward(total, new, T if judge else new, keys=keys)
-    flops = {"rollout": grpo * rollout, "scoring": grpo * scorings * scoring, "update": (4 if again else 3) * scoring}
-    return parts, flops
-
-
-def device_memory():
-    """-> bytes that the first device has for us: a GPU's, or the machine's."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def cheaper(cfg, limit):
-    """-> {key: value}, changes with which the run fits into `limit` bytes, those that change its result least first;
-    and the bytes it then needs."""
-    halves = lambda n: [n >> i for i in range(1, n.bit_length())]
-    rows, changes = rows_of(cfg)[1], {}
-    grpo = cfg.objective == "grpo"
-    with_model = lambda **new: {"model": dataclasses.replace(cfg.model, **new)}
-    tries = [("gradient_accumulation_steps", [cfg.gradient_accumulation_steps << i for i in range(1, 12)])]
-    if grpo:
-        tries += [("logp_chunk", halves(rows)), ("rollout_chunk", halves(config.rollout_rows(cfg)))]
-    tries += [("remat", [True]), ("dtype", ["bfloat16"])] + [("ref_offload", [True])] * bool(grpo and cfg.kl_beta)
-    tries += [("batch_size", halves(cfg.batch_size))] + [("group_size", halves(cfg.group_size))] * grpo
-    for key, values in tries:
-        for value in values:
-            now = cost(cfg)[0]["peak"]
-            if now <= limit:
-                return changes, now
-            with contextlib.suppress(ValueError):  # what does not divide is not tried
-                change = {key: value}
-                new = dataclasses.replace(cfg, **(with_model(**change) if key in ("remat", "dtype") else change))
-                whole = cfg.objective == "grpo" or new.batch_size % new.gradient_accumulation_steps == 0
-                if whole and cost(new)[0]["peak"] < now:
-                    cfg, changes = new, changes | change
-    return changes, cost(cfg)[0]["peak"]
-
-
-def amount(x, unit="B"):
-    """1234567890, "FLOP" -> 1.2 GFLOP."""
-    power = max((p for p in range(6) if x >= 1000**p), default=0)
-    return f"{x / 1000**power:.{0 if power == 0 else 1}f} {' kMGTP'[power].strip()}{unit}"
-
-
-def describe_cost(cfg, limit=None):
-    """-> the lines that a run begins with: what it takes, and, if that is more than there is, what to change."""
-    (parts, flops), limit = cost(cfg), limit or device_memory()
-    listed = " + ".join(f"{name} {amount(x)}" for name, x in parts.items() if x and name not in ("peak", "rollout"))
-    rollout = f" (rollout {amount(parts['rollout'])}, before them)" if parts["rollout"] else ""
-    stages = ", ".join(f"{name} {amount(x, 'FLOP')}" for name, x in flops.items() if x)
-    lines = [f"memory: {listed}{rollout}, at most {amount(parts['peak'])} of {amount(limit)}; "
-             f"{amount(sum(flops.values()), 'FLOP')} a step" + (f" ({stages})" if flops["rollout"] else "")]
-    if parts["peak"] > limit:
-        changes, then = cheaper(cfg, limit)
-        how = " ".join(f"--{key}={value}" for key, value in changes.items())
-        would = f"{how} would make it {amount(then)}" if how else "no key of this config helps"
-        lines.append(f"warning: this run will probably not fit: {would}"
-                     + ("" if then <= limit else "; still too much: it needs a smaller model or a larger device"))
-    return lines
-
-
-def check_fits(cfg, shape):
-    """Refuses a run on a model of that shape that cannot fit: the estimate is right to a factor of 2."""
-    cfg = dataclasses.replace(cfg, model=dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat))
-    if not cfg.eval_only and cost(cfg)[0]["peak"] > 2 * device_memory():
-        said = "; ".join(describe_cost(cfg))
-        raise ValueError(said.replace("warning: this run will probably not", "this run cannot"))
 
 
 # ---- the folder of a run ---------------------------------------------------------------------------------------------

@@ -379,6 +379,7 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
     read_of = s._replace(z=z, block=begun, i=now, kept=stays, cache=s.cache and [x[:, ::alike] for x in s.cache])
     h, known, cache = predict(params, read_of, ask, cfg, plan, seen, at[0] if cfg.causal else at, L, fresh)
     cache = cache and [jnp.repeat(x, alike, 1) for x in cache]
+    params = model.at_hand(params, cfg)
     read = lambda h, row: logits(params, h, None if known is None else known[row // alike], cfg, plan)
     row, flat = jnp.arange(B).repeat(L), lambda a: a.reshape(B * L, *a.shape[2:])
     n = max(diffusion.LOGITS // (16 * cfg.vocab_size), 1)  # positions at a time: there are up to four such arrays

@@ -29,13 +29,16 @@ import optax
 from tqdm import tqdm
 
 import config
+import cost
 import data
+import diffusion
 import disk
 import grpo
 import mesh
 import model
 import runs
-from objectives import OBJECTIVES, SAMPLES, algorithm, check_early, in_memory, plan
+from judges import learned
+from objectives import OBJECTIVES, SAMPLES, algorithm, check_early, in_memory, plan, policy_loss
 
 
 class State(NamedTuple):
@@ -208,6 +211,22 @@ def continued(cfg):
     return dataclasses.replace(cfg, init_from=start, base=()), folder
 
 
+def outline(cfg):
+    """Config with its model -> the update of its run and, as shapes, State, LoRA's base, State as a Task sees it."""
+    tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
+    start = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model, width))
+    if cfg.lora_rank:
+        start = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, cfg.model.dtype), start)
+    loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
+            "judge": functools.partial(learned.loss, cfg=cfg.model),
+            "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
+    params, base = jax.eval_shape(lambda start: split(start, jax.random.key(0), cfg), start)
+    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None
+    state = State(0, params, jax.eval_shape(tx.init, params), params if cfg.ema_decay is not None else None,
+                  params if moves else None)  # fmt: skip
+    return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: seen(s, b, cfg), state, base)
+
+
 def check(cfg):
     """What can be said of a run before anything is trained for it."""
     plan(cfg, cfg.temperature)  # what is wrong with it is said now, not at the first evaluation
@@ -220,7 +239,7 @@ def check(cfg):
         check_early(cfg)
     first = config.lineage(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known before it is
-        runs.check_fits(cfg, first.model)
+        cost.check_fits(cfg, first.model)
 
 
 def located(cfg):
@@ -242,7 +261,7 @@ def located(cfg):
 def opened(cfg, folder, adapt):
     """A model's folder -> its params, tokenizer and shape, as this run computes with it."""
     if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
-        runs.check_fits(cfg, disk.read_config(folder))
+        cost.check_fits(cfg, disk.read_config(folder))
     params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
     tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapt:
@@ -273,7 +292,7 @@ def prepare(cfg):
         ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
         shape = dataclasses.replace(cfg.model, **ids)
         config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
-        runs.check_fits(cfg, shape)
+        cost.check_fits(cfg, shape)
     disk.family(shape)  # a model that no folder can hold should not be trained first
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
 
@@ -285,7 +304,7 @@ def announce(cfg, state, base):
     print(f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, {cfg.max_iters} steps of "
           f"{rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        print(*(algorithm(cfg) if cfg.objective == "grpo" else []), *runs.describe_cost(cfg), sep="\n")
+        print(*(algorithm(cfg) if cfg.objective == "grpo" else []), *cost.describe(cfg), sep="\n")
 
 
 def other_reference(cfg, dtype):
@@ -521,11 +540,33 @@ def train(cfg, rows=None, rewards=None):
     return state, cfg.out_dir
 
 
+def plan_ahead(argv, devices):
+    """Prints what a run would take on devices that need not be here, before anything is downloaded, made or trained."""
+    cost.machine(devices)
+    jax.config.update("jax_platforms", "cpu")
+    cfg = config.load(argv, planned=True)
+    first = config.lineage(cfg)[-1]
+    data.prepare(first.init_from or "")
+    if os.path.exists(os.path.join(first.init_from or "", "config.json")):
+        shape = disk.read_config(first.init_from)
+    elif first.init_from and first.model.mask_id is None:
+        raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
+    else:
+        tok = None if first.init_from else data.tokenizer(first.dataset)
+        ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id) if tok else {}
+        shape = dataclasses.replace(first.model, **ids)
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat))
+    for line in cost.plan(cfg, devices, outline):
+        print(line, flush=True)
+
+
 def main():
     if asked := {"-h", "--help", "--help=all"} & {*sys.argv}:
         print(config.help_text("--help=all" in asked))
         return
     try:
+        if planned := [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--plan=")]:
+            return plan_ahead([word for word in sys.argv[1:] if not word.startswith("--plan=")], planned[-1])
         cfg = config.load(sys.argv[1:])
         runs.prepare_process(cfg)
         train(cfg)

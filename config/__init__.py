@@ -4,8 +4,9 @@ The schema of a run, and the loader:  python train.py config/sudoku.py --learnin
 A config file is ordinary Python that defines `config = Config(...)`. What the command line adds comes after it. Both
 are checked by name, type and sense before anything compiles. `python train.py --help=all` prints this file's comments.
 
-A recipe for somebody else's model defines two dicts besides: `downloads`, from where what these keys name comes, and
-`tiny`, the keys that --model=tiny changes so that the recipe can be tried without (data/tiny).
+A recipe for somebody else's model defines three dicts besides: `downloads`, from where what these keys name comes,
+`shape`, that of the model, so that --plan needs no download, and `tiny`, the keys that --model=tiny changes so that the
+recipe can be tried without (data/tiny).
 """
 import ast
 import contextlib
@@ -623,8 +624,9 @@ def lineage(cfg):
     return chain
 
 
-def load(argv):
-    """The arguments of `python train.py FILE [--key=value ...]` -> Config."""
+def load(argv, planned=False):
+    """The arguments of `python train.py FILE [--key=value ...]` -> Config. planned: what it does not bring along need
+    not be there, and its model has the shape that its file knows."""
     files, args, types_ = [], {}, {k: type(v) for k, v in flatten(Config()).items()}
     for word, after in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, text = word[2:].partition("=")
@@ -644,7 +646,10 @@ def load(argv):
                          + (" and ".join(map(repr, files)) or "none"))  # fmt: skip
     defined, asked = define(files[0]), args.pop("model", None)
     cfg = override(defined["config"] if asked is None else tiny(files[0], defined, asked), args)
-    check_downloads(files[0], defined, cfg)
+    if not planned:
+        check_downloads(files[0], defined, cfg)
+    elif "shape" in defined and cfg.init_from == defined["config"].init_from:
+        cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **defined["shape"]))
     return lineage(at_home(cfg))[0]
 
 
@@ -669,4 +674,5 @@ def help_text(everything=False):
     more = [] if everything else ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
     return "\n".join(["usage: python train.py config/NAME.py [--key=value ...]",
                       "--model=tiny tries a recipe for somebody else's model on a random one",
+                      "--plan=8xH100 says what a run would take on such devices, which need not be there",
                       *(line for lines in sections if lines[1:] for line in ["", *lines]), *more])  # fmt: skip

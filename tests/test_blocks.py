@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import config
+import cost
 import diffusion
 import disk
 import model
@@ -321,9 +322,9 @@ def test_a_model_is_causal_over_tokens_or_over_blocks():
 
 
 def test_a_clean_copy_is_counted_once_for_all_noisy_ones():
-    cost = lambda b, **changes: runs.cost(config.Config(model=dataclasses.replace(CFG, vocab_size=64, d_model=64,
-                                          block_causal=b), **changes))[1]  # fmt: skip
-    ratio = lambda **changes: cost(4, **changes)["update"] / cost(None, **changes)["update"]
+    shape = lambda b: dataclasses.replace(CFG, vocab_size=64, d_model=64, block_causal=b)
+    update = lambda b, **changes: cost.counted(config.Config(model=shape(b), **changes))[1]["update"]
+    ratio = lambda **changes: update(4, **changes) / update(None, **changes)
     tuning = dict(objective="grpo", init_from="a", rewards=("exact",), logp_est="elbo")
     assert 1.5 < ratio(paired=True, batch_size=32) < 1.9 < ratio() < 2.4  # attention sees two texts
     assert 1.25 < ratio(**tuning, logp_views=4) < 1.6

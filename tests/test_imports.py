@@ -11,13 +11,14 @@ ARROWS = {
     "mesh": set(), "model": {"mesh"}, "data": set(), "grpo": set(), "terminal": set(), "assets/report": set(),
     "diffusion": {"mesh", "model"},
     "config": {"data", "diffusion", "grpo", "model", "terminal"}, "disk": {"config", "data", "mesh", "model"},
-    "runs": {"assets/report", "config", "diffusion", "disk", "mesh", "model", "terminal"},
+    "runs": {"assets/report", "config", "disk", "mesh", "terminal"},
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
     "judges/learned": {"data", "diffusion", "disk", "mesh", "model"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "terminal"},
     "sample": {"config", "data", "diffusion", "disk", "mesh", "model", "rewards", "runs", "terminal"},
     "objectives": {"config", "data", "diffusion", "disk", "grpo", "judges/learned", "judges/rules", "mesh", "model",
                    "rewards", "sample"},
+    "cost": {"config", "diffusion", "mesh", "model", "objectives", "sample"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"train"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
