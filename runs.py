@@ -36,7 +36,8 @@ def prepare_process(cfg=None):
     """Once, in main: a device, lines that are printed at once, a compilation cache, so that a second start is fast, and
     memory in large pages."""
     sys.stdout.reconfigure(line_buffering=True)
-    mesh.join(cfg.coordinator, cfg.processes, cfg.process_id) if cfg else mesh.join()
+    if cfg:
+        mesh.join(cfg.coordinator, cfg.processes, cfg.process_id)
     if mesh.processes()[1]:
         terminal.silence(sys.stdout)
     try:

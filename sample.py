@@ -494,6 +494,7 @@ def run(options):
     import runs
     asked, fns, rows = read_options(options)
     runs.prepare_process()
+    mesh.use()
     data.prepare(options.folder)
     folder, why = disk.best(options.folder)
     if folder != options.folder:

@@ -1,5 +1,6 @@
 """mesh.py: what 8 devices compute, simulated ones of a CPU, is what one computes; and what several processes do."""
 import dataclasses
+import functools
 import glob
 import json
 import os
@@ -162,10 +163,8 @@ def test_a_mesh_of_2_x_2_x_2_gives_the_run_of_one_device_and_is_resumed_by_one(p
 
 @pytest.fixture(scope="module")
 def alone(place):
-    """{kind: the out_dir of its run on one device}"""
-    for kind in KINDS:
-        train.train(run_of(place, kind, f"one_{kind}"))
-    return {kind: f"{place}/one_{kind}" for kind in KINDS}
+    """alone(kind) -> the out_dir of its run on one device."""
+    return functools.cache(lambda kind: train.train(cfg := run_of(place, kind, f"one_{kind}")) and cfg.out_dir)
 
 
 @SLOW
@@ -173,8 +172,8 @@ def alone(place):
 def test_every_objective_on_a_mesh_gives_the_run_of_one_device(place, alone, sizes):
     name = ",".join(map(str, sizes))
     elsewhere(8, "train", place, name, name, *KINDS)
-    for kind, one in alone.items():
-        assert_alike(one, f"{place}/{name}_{kind}")
+    for kind in KINDS:
+        assert_alike(alone(kind), f"{place}/{name}_{kind}")
 
 
 @SLOW
@@ -186,7 +185,7 @@ def test_a_run_goes_on_where_it_was_to_the_bit_on_the_same_mesh_and_nearly_on_an
     assert all(whole[k].tobytes() == again[k].tobytes() for k in whole)
     elsewhere(8, "train", place, "c", "8,1,1", "pretrain", "max_iters=10")
     elsewhere(8, "train", place, "c", "2,2,2", "pretrain", "resume=True")
-    assert_alike(alone["pretrain"], f"{place}/c_pretrain")
+    assert_alike(alone("pretrain"), f"{place}/c_pretrain")
 
 
 BIG = model.ModelConfig(n_layer=2, n_head=8, n_kv_head=4, d_model=128, d_ff=256, vocab_size=512, mask_id=3)
@@ -268,10 +267,10 @@ def until(path):
 def test_several_processes_give_the_run_of_one_and_write_a_checkpoint_together(place, alone, n, devices):
     for code, _, wrong in ends(processes(place, f"n{n}", n=n, devices=devices)):
         assert code == 0, wrong[-2000:]
-    assert_alike(alone["grpo"], f"{place}/n{n}")
+    assert_alike(alone("grpo"), f"{place}/n{n}")
     folder = disk.find(f"{place}/n{n}")
     assert len(glob.glob(f"{folder}/model-*-of-0000{n}.safetensors")) == n == len(glob.glob(f"{folder}/state-*"))
-    mine, theirs = disk.load(folder), disk.load(disk.find(alone["grpo"]))
+    mine, theirs = disk.load(folder), disk.load(disk.find(alone("grpo")))
     assert mine[1] == theirs[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mine[0], theirs[0])
 
@@ -290,7 +289,7 @@ def test_when_one_is_killed_the_others_say_so_and_leave_and_all_go_on_to_the_sam
     assert time.time() - begun < 60
     for code, _, wrong in ends(processes(place, out, "--resume=True")):
         assert code == 0, wrong[-2000:]
-    assert_alike(alone["grpo"], f"{place}/{out}")
+    assert_alike(alone("grpo"), f"{place}/{out}")
 
 
 @SLOW
@@ -303,7 +302,7 @@ def test_a_signal_to_one_of_them_saves_once_and_all_leave(place, alone):
     assert code == code2 == 128 + signal.SIGTERM and "continue with --resume=True" in said and not said2
     assert len(disk.steps(f"{place}/asked")) == 1
     assert [code for code, *_ in ends(processes(place, "asked", "--resume=True"))] == [0, 0]
-    assert_alike(alone["grpo"], f"{place}/asked")
+    assert_alike(alone("grpo"), f"{place}/asked")
 
 
 def main(what, *arguments):

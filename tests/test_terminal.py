@@ -11,7 +11,6 @@ import sys
 import time
 
 import jax
-import numpy as np
 import pytest
 from tqdm import tqdm
 
@@ -47,7 +46,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
         command, sentence, tmp_path, monkeypatch):
     (tmp_path / "FILE").write_text("")
     place = lambda text: text.replace("TMP", str(tmp_path))
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     monkeypatch.setattr(train, "trained", lambda *_: pytest.fail("a base was trained first"))
     monkeypatch.setattr(sys, "argv", ["train.py", *place(command).split()])
     with pytest.raises(SystemExit) as e:
@@ -59,7 +58,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
 @pytest.mark.parametrize("theirs, ours", [
     ("lr", "learning_rate"), ("beta", "kl_beta"), ("epsilon", "clip_low and clip_high"),
     ("num_generations", "group_size"), ("max_completion_length", "max_new_tokens"), ("device", "JAX_PLATFORMS=cpu"),
-    ("mode", "objective"), ("dp", "one device"), ("kl_coef", "kl_beta"), ("judge_checkpoint", "judge_from"),
+    ("mode", "objective"), ("dp", "mesh=data,fsdp,tensor"), ("kl_coef", "kl_beta"), ("judge_checkpoint", "judge_from"),
     ("ema_alpha", "ema_decay"), ("save_total_limit", "keep_checkpoints"), ("normalize_advantages", "adv_norm"),
     ("num_epochs", "max_iters"), ("num_iterations", "updates_per_rollout"), ("block_length", "block_len"),
     ("gen_length", "max_new_tokens"), ("steps", "diffusion_steps"), ("remasking", "order"), ("cfg_scale", "--guidance"),
@@ -144,7 +143,7 @@ def test_a_device_that_runs_out_of_memory_is_one_sentence(monkeypatch):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmuch more")
 
     monkeypatch.setattr(train, "train", full)
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py"])
     with pytest.raises(SystemExit, match="error: the device has no memory left: a smaller batch_size.*9 bytes.*$"):
         train.main()
@@ -161,9 +160,10 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
             if not limit:
                 raise OSError(errno.ENOSPC, "?")
             try:
-                state = train.State(4, {"embed": np.ones((99, 4))}, (), None, None)
+                shape = model.ModelConfig(n_layer=1, n_head=1, d_model=16, mask_id=1)
+                state = train.State(4, model.init(jax.random.key(0), shape), (), None, None)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-                disk.save_run(config.Config(out_dir=out), state, None, None, False)
+                disk.save_run(config.Config(out_dir=out, model=shape), state, None, None, False)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(out) == ["step-000003"]

@@ -124,7 +124,7 @@ def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_t
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", f"config/{name}.py", "--model=tiny", f"--out_dir={tmp_path}/out"])
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     train.main()
     said = capsys.readouterr().out
     assert "done: " in said

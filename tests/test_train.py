@@ -91,7 +91,7 @@ def lines(out_dir, name="metrics.jsonl"):
 def leave(cfg, monkeypatch, tmp_path):
     """`python train.py FILE`, in this process -> what it exits with."""
     monkeypatch.setattr(sys, "argv", ["train.py", written(cfg, tmp_path / "run.py")])
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     with pytest.raises(SystemExit) as e:
         terminal.run(train.main)
     return e.value.code
