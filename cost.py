@@ -381,6 +381,12 @@ def programs(cfg, outline):
     }, held  # fmt: skip
 
 
+def refused(error):
+    """The error of a TPU's compiler -> bytes of the temporaries for which it has no room; None: another error."""
+    over = re.search(r"temporaries \(([\d.]+)([KMGT])\) exceeds available HBM", error)
+    return over and int(float(over[1]) * 1024 ** (1 + "KMGT".index(over[2])))
+
+
 def compiled(cfg, here, device, outline):
     """A Config, a Mesh of described devices -> {part: bytes a device} of what stays, {stage: Compiled}."""
     def place(tree):
@@ -399,10 +405,9 @@ def compiled(cfg, here, device, outline):
             try:
                 program = lowered.compile()
             except jax.errors.JaxRuntimeError as e:  # a TPU's compiler refuses what does not fit, and says by how much
-                over = re.search(r"Used ([\d.]+)([GM]) of [\d.]+[GM] hbm", str(e))
-                if not over:
+                if not refused(str(e)):
                     raise
-                out[stage] = Compiled(int(float(over[1]) * (GIB if over[2] == "G" else 2**20)) - size(args), {})
+                out[stage] = Compiled(refused(str(e)), {})
                 continue
             used = program.memory_analysis()
             out[stage] = Compiled(used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes,

@@ -7,7 +7,7 @@ of their tests that a single fenced block passes.
     python train.py config/diffucoder_grpo.py --lora_rank=128 --lora_alpha=64 --ref_mode=static --ref_offload=False
 
 The first trains all weights, as the paper does, and needs 172 GB on its one device, by the estimate that a run begins
-with: more than a card of 80 GB has; 8 of them have it, at 23 GB each (--plan=8xH100). The last trains a LoRA, of d1's
+with: more than a card of 80 GB has; 8 of them have it, at 25 GB each (--plan=8xH100). The last trains a LoRA, of d1's
 width, and needs 26 GB.
 
 Not run here on the real model. The paper: 40 hours on 8 H100 GPUs, 21,000 questions once, +4.4% on EvalPlus. Tiny: 40

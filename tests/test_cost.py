@@ -236,3 +236,9 @@ def test_what_is_counted_is_what_a_compiler_finds_within_15_percent(keys, change
     found = sum(held.values()) + max(stage.temporaries for stage in out.values())
     print(f"counted / compiled: {cost.counted(cfg, 1)[0]['peak'] / found:.3f}")
     assert 0.85 < cost.counted(cfg, 1)[0]["peak"] / found < 1.15
+
+
+def test_a_tpu_that_has_no_room_says_for_how_much():
+    said = ("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+            "temporaries (64.00G) exceeds available HBM (15.75G). HLO module: jit__lambda.")
+    assert cost.refused(said) == 64 * 2**30 and cost.refused("INTERNAL: another error") is None
