@@ -110,7 +110,8 @@ def assert_alike(one, many):
         assert abs(v - numbers2[k]) < 1e-4 * max(1, abs(v)), (k, v, numbers2[k])
     losses = [(v, numbers2[k]) for k, v in numbers.items() if k[1] in ("loss", "val/nelbo", "reward")]
     np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5, atol=1e-5)
-    said = lambda rows: [[row.get(k) for k in ("step", "prompt", "greedy", "sampled", "better", "worse")] for row in rows]
+    shown = "step", "prompt", "greedy", "sampled", "better", "worse"
+    said = lambda rows: [[row.get(k) for k in shown] for row in rows]
     assert said(texts) == said(texts2)
     for k, x in state.items():
         np.testing.assert_allclose(x.astype(np.float64), state2[k].astype(np.float64), atol=1e-5, err_msg=k)
