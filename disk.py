@@ -343,19 +343,20 @@ def read(folder, where, wanted, table, dtype, kind, by):
                          f"missing tensors: {some(missing) or 'none'}; unknown tensors: {some(unknown) or 'none'}")
     layers = {}
     for tree, layer, name in wanted:
-        layers.setdefault(tree, {})[layer] = where[name].get_slice(name), name
+        shape, x = table[tree[0]] if len(tree) == 1 else table[tree[0]][tree[1]], where[name].get_slice(name)
+        mine = shape if tree == ("embed",) else shape[layer is not None :][::-1]
+        if (there := tuple(x.get_shape())) != mine:
+            raise ValueError(f"{folder}: {name} has the shape {there}, but {by} makes it {mine}")
+        layers.setdefault(tree, {})[layer] = x
 
     def leaf(path, shape):
         tree = tuple(key.key for key in path)
         stacked, found = tree[0] == "blocks", layers[tree]
         turn = -1 if len(shape) - stacked == 2 and tree != ("embed",) else 1
-        for x, name in found.values():
-            if (there := tuple(x.get_shape())) != (mine := shape[stacked:][::turn]):
-                raise ValueError(f"{folder}: {name} has the shape {there}, but {by} makes it {mine}")
 
         def fetch(index):
             inner = tuple(index[stacked:][::turn])
-            part = lambda layer: np.asarray(found[layer][0][inner]).astype(dtype, copy=False)
+            part = lambda layer: np.asarray(found[layer][inner]).astype(dtype, copy=False)
             cut = part(None) if not stacked else np.stack([part(i) for i in range(*index[0].indices(shape[0]))])
             return cut if turn == 1 else cut.swapaxes(-1, -2)
 
