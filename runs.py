@@ -74,13 +74,16 @@ def prepare_process():
 def rows_of(cfg):
     """-> rows whose forward pass an iteration's updates take, rows of which a backward pass keeps activations, rows of
     which remat keeps what enters a block, are these recomputed?"""
+    copies = config.n_views(cfg) if cfg.objective == "grpo" else 1 + cfg.paired
+    more = 1 + 1 / copies if cfg.model.block_causal and cfg.objective != "judge" else 1  # and a clean one beside these
     if cfg.objective != "grpo":
         rows = cfg.batch_size * (2 if cfg.objective == "judge" else 1)
-        return rows, *[rows // cfg.gradient_accumulation_steps] * 2, cfg.model.remat
+        return more * rows, *[more * rows // cfg.gradient_accumulation_steps] * 2, cfg.model.remat
     kept = config.kept(cfg)
     micro = config.minibatch(cfg) // cfg.gradient_accumulation_steps * config.n_views(cfg)
     chunk = min(cfg.logp_chunk or micro, micro)
-    return cfg.updates_per_rollout * kept * config.n_views(cfg), chunk, micro, cfg.model.remat or chunk < micro
+    rows = cfg.updates_per_rollout * kept * config.n_views(cfg)
+    return more * rows, more * chunk, more * micro, cfg.model.remat or chunk < micro
 
 
 def cost(cfg):
@@ -95,11 +98,8 @@ def cost(cfg):
         adapters = model.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, adapters.values())) + judge * D
         held = wide * n + 4 * trained
-    (total, rows, micro, again), keys = rows_of(cfg), T
-    if m.block_causal and not judge:  # beside the noisy copies of a text a clean one, which they see, too
-        more = 1 + 1 / (config.n_views(cfg) if grpo else 1 + cfg.paired)
-        total, rows, micro = total * more, rows * more, micro * more
-        keys = 2 * T
+    total, rows, micro, again = rows_of(cfg)
+    keys = T * (1 + bool(m.block_causal and not judge))  # of a copy, and of the clean text
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
     layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * keys)
     kept = rows * L * layer if not m.remat else micro * L * T * wide * D + rows * layer
