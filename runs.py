@@ -98,8 +98,7 @@ def cost(cfg):
         adapters = model.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, adapters.values())) + judge * D
         held = wide * n + 4 * trained
-    total, rows, micro, again = rows_of(cfg)
-    keys = T * (1 + bool(m.block_causal and not judge))  # of a copy, and of the clean text
+    (total, rows, micro, again), keys = rows_of(cfg), T * (1 + bool(m.block_causal and not judge))  # and the text's
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
     layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * keys)
     kept = rows * L * layer if not m.remat else micro * L * T * wide * D + rows * layer
