@@ -89,7 +89,7 @@ def rows_of(cfg):
 def cost(cfg):
     """Config with the model of the run -> bytes on the device by what they are for, FLOPs of an iteration by stage."""
     m, T, new = cfg.model, cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens
-    grpo, judge = cfg.objective == "grpo", cfg.objective == "judge"
+    grpo, judge, completions = cfg.objective == "grpo", cfg.objective == "judge", cfg.batch_size * cfg.group_size
     Q, KV, D, F, L, V = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model, m.ff, m.n_layer, m.vocab_size
     shapes = jax.tree.leaves(model.shapes(m, 1 if judge else None), is_leaf=lambda s: isinstance(s, tuple))
     n, wide = sum(map(math.prod, shapes)), 2 if m.dtype == "bfloat16" else 4
@@ -117,8 +117,7 @@ def cost(cfg):
         # copies, probabilities and noise; and of every completion what is in a Rollout, 15 bytes a token, in parts and
         # joined, and its prompt.
         "rollout": filled * L * T * 2 * KV * wide * (m.causal or 2 * (cfg.cache != "none"))
-        + (not m.causal) * filled * (layer // 2) + logits(some(4 * filled * block))
-        + 36 * grpo * cfg.batch_size * cfg.group_size * T,
+        + (not m.causal) * filled * (layer // 2) + logits(some(4 * filled * block)) + 36 * grpo * completions * T,
     }  # fmt: skip
     update = sum(parts[name] for name in ("gradients", "activations", "logits"))
     resident = sum(parts[name] for name in ("params", "optimizer", "average", "reference"))
@@ -131,7 +130,6 @@ def cost(cfg):
         return rows * (tokens * (4 * D * Q + 6 * D * F + 4 * keys * Q) + L * width * 4 * D * KV
                        + (0 if judge else 2 * positions * D * V))  # fmt: skip
 
-    completions = cfg.batch_size * cfg.group_size
     first = config.minibatch(cfg) / (config.kept(cfg) * cfg.updates_per_rollout)  # the first minibatch is not scored
     scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none") * (1 - first)
     if m.causal:  # with a cache, every token is read once
