@@ -265,8 +265,8 @@ def read_config(folder):
         fields.setdefault("mask_id", fields.get("vocab_size"))
     if "block_causal" in keys and (named := re.search(r"-b(\d+)$", os.path.basename(os.path.abspath(folder)))):
         fields.setdefault("block_causal", int(named[1]))
-    if not implied.get("causal") and fields.get("mask_id") is None:
-        fields["mask_id"] = named_mask(folder)
+    if "block_causal" in keys:  # nor, often, which id is the mask
+        fields.setdefault("mask_id", named_mask(folder))
     fields["eos_id"] = fields["eos_id"][0] if isinstance(fields.get("eos_id"), list) else fields.get("eos_id")
     missing = [keys[f] for f in ("vocab_size", "n_layer", "n_head", "d_model", "d_ff") if f not in fields]
     if missing:

@@ -211,6 +211,20 @@ def continued(cfg):
     return dataclasses.replace(cfg, init_from=start, base=()), folder
 
 
+def beside(params, cfg, tx, reference=True):
+    """What is trained -> what a new State has beside it: moments, average, and the reference that KL asks for."""
+    copy = lambda asked, dtype: jax.tree.map(lambda x: jnp.copy(x).astype(dtype), params) if asked else None
+    # A reference that stays is only computed with; where one moves, 16 bits would lose its small steps.
+    kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
+    moments = () if cfg.eval_only else tx.init(params)
+    return moments, copy(cfg.ema_decay is not None, "float32"), copy(reference and referred(cfg), kept)
+
+
+def referred(cfg):
+    """Is there a reference in the State? With LoRA it is the base."""
+    return cfg.objective == "grpo" and cfg.kl_beta and not cfg.lora_rank and not cfg.eval_only
+
+
 def outline(cfg):
     """Config with its model -> the update of its run and, as shapes, State, LoRA's base, State as a Task sees it."""
     tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
@@ -221,9 +235,7 @@ def outline(cfg):
             "judge": functools.partial(learned.loss, cfg=cfg.model),
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
     params, base = jax.eval_shape(lambda start: split(start, jax.random.key(0), cfg), start)
-    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None
-    state = State(0, params, jax.eval_shape(tx.init, params), params if cfg.ema_decay is not None else None,
-                  params if moves else None)  # fmt: skip
+    state = State(0, params, *jax.eval_shape(lambda params: beside(params, cfg, tx), params))
     return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: seen(s, b, cfg), state, base)
 
 
@@ -307,9 +319,10 @@ def announce(cfg, state, base):
         print(*(algorithm(cfg) if cfg.objective == "grpo" else []), *cost.describe(cfg), sep="\n")
 
 
-def other_reference(cfg, dtype):
+def other_reference(cfg):
     """-> the params of the model in ref_from, which must have the policy's shape."""
-    params, shape = disk.load(disk.find(cfg.ref_from), dtype)
+    kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
+    params, shape = disk.load(disk.find(cfg.ref_from), kept)
     theirs, ours = vars(shape), vars(cfg.model)
     if other := [f"{k}={theirs[k]}, the policy {ours[k]}" for k in ours if ours[k] != theirs[k] and k not in
                  ("dtype", "remat")]:  # fmt: skip
@@ -340,24 +353,18 @@ def begin(cfg, claims):
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = optimizer(cfg)
     params, base = mesh.placed(split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
-    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
-    # A reference that stays is only computed with; where one moves, 16 bits would lose its small steps.
-    kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
-    other = other_reference(cfg, kept) if moves and cfg.ref_from and not resuming else None
-    copy = lambda asked, params, dtype: jax.tree.map(lambda x: jnp.copy(x).astype(dtype), params) if asked else None
-    born = jax.jit(lambda params: mesh.placed((
-        () if cfg.eval_only else tx.init(params), copy(cfg.ema_decay is not None, params, "float32"),
-        copy(moves and not other, params, kept))))  # fmt: skip
-    new = lambda params: (lambda *made: State(0, params, *made[:2], other or made[2]))(*born(params))
+    other = other_reference(cfg) if referred(cfg) and cfg.ref_from and not resuming else None
+    new = lambda params: State(0, params, *jax.jit(lambda p: mesh.placed(beside(p, cfg, tx, not other)))(params))
     state = jax.eval_shape(new, params) if resuming else new(params)
+    state = state._replace(reference=other) if other else state
     task = task._replace(init=None)
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
     if resuming:
         state, run = disk.restore(resumed, state)
     elif run:
         state = state._replace(step=run["step"])
-    if cfg.ref_offload and moves:
+    if cfg.ref_offload and referred(cfg):
         state = state._replace(reference=mesh.ashore(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
