@@ -5,11 +5,13 @@ text, t = 1 all holes. This is the only file that knows what t means and which t
 Two things are made from masked copies of a text: the training loss, and the likelihoods that reinforcement learning
 needs. Noise is data: it is drawn before a loss is called, so a loss is a plain function of params and arrays.
 """
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+import mesh
 import model
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
@@ -33,16 +35,41 @@ def subset(key, among, count):
     return least(jax.random.uniform(key, among.shape), among, count)
 
 
-def least(noise, among, count):
-    """noise (B or 1, T), among (B, T) bool, count (B,) -> (B, T) bool: that many of those, the least noisy."""
+def least(noise, among, count, block=None):
+    """noise (B or 1, T), among (B, T) bool, count (B,) -> (B, T) bool: that many of those, the least noisy. With the
+    number of each token's block (B, T): of each block, count (B, T)."""
     noise = jnp.where(among, noise, 2.0)
+    if block is not None:
+        return among & (within(block, noise[:, None] < noise[..., None]) < count)
     return among & (jnp.argsort(jnp.argsort(noise, 1), 1) < count[:, None])
+
+
+def within(block, related):
+    """block (B, T), related (B, T or 1, T) -> (B, T): how many tokens of its own block are related to each."""
+    return ((block[:, None] == block[..., None]) & related).sum(-1)
+
+
+def blocks(valid, T, cfg):
+    """valid (B, T) or None -> the number (B or 1, T) of the block that each token is in; None where there are none."""
+    return None if cfg.block_causal is None else model.positions_of(valid, T) // cfg.block_causal
 
 
 def corrupt(key, x, t, maskable, mask_id):
     """x (B, T), t (B,), maskable (B, T) -> z (B, T) with holes, hole (B, T)."""
     hole = subset(key, maskable, jnp.round(t * maskable.sum(1)))
     return jnp.where(hole, mask_id, x), hole
+
+
+def corrupt_blocks(k_t, k_mask, x, maskable, valid, cfg):
+    """As `sample_t` and `corrupt`, each block by itself -> z, hole, t (B, T). Of blocks of 1 all is masked, so that the
+    bound is the likelihood itself; with a t for a row it would only be so on average."""
+    B, T = x.shape
+    block, of_row = jnp.broadcast_to(blocks(valid, T, cfg), x.shape), -(-T // cfg.block_causal)
+    n = within(block, maskable[:, None])
+    u = strata(k_t, B * of_row)[jnp.arange(B)[:, None] * of_row + block]
+    t = jnp.maximum(jnp.ceil((1 - u) * n), 1) / jnp.maximum(n, 1)
+    hole = least(jax.random.uniform(k_mask, x.shape), maskable, jnp.round(t * n), block)
+    return jnp.where(hole, cfg.mask_id, x), hole, t
 
 
 def weight(t):
@@ -70,18 +97,20 @@ def entropy(logits):
     return total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, -1)  # an array less than of softmax
 
 
-def read(params, h, x, cfg, say, scored):
-    """h (B, T, D) of model.features, x and scored (B, T) -> say(logits (..., V), x (...)), (B, T) or a tuple of them.
+def read(params, h, x, cfg, say, scored, *more):
+    """h (B, T, D) of model.features, x, scored and more (B, T) -> say(logits (..., V), x (...), *more), (B, T) or a
+    tuple of them.
 
     Logits of all positions are made only where they fit into LOGITS. Else chunks of positions are read one after the
     other, and again in the backward pass, so that (B, T, V) never exists. What is not scored comes last, in chunks
     that are skipped: one view of `trace` scores a few tokens of a row. Of what is not scored the result may be 0.
     """
-    some = lambda h, x: say(model.readout(params, h, cfg), x)
+    params = model.at_hand(params, cfg)
+    some = lambda h, x, *more: say(model.readout(params, h, cfg), x, *more)
     n = max(LOGITS // (4 * cfg.vocab_size), 1)
     if x.size <= n:
-        return some(h, x)
-    out = in_chunks(some, n, scored.reshape(-1), h.reshape(-1, h.shape[-1]), x.reshape(-1))
+        return some(h, x, *more)
+    out = in_chunks(some, n, scored.reshape(-1), h.reshape(-1, h.shape[-1]), *(a.reshape(-1) for a in (x, *more)))
     return jax.tree.map(lambda a: a.reshape(x.shape), out)
 
 
@@ -112,7 +141,7 @@ def noise(key, batch, cfg, norm="token", paired=False):
     norm "token": the loss is a mean over the tokens of the batch (LLaDA's pre-training); "completion": over its rows,
     each by its own length (LLaDA's SFT). paired: every row twice, with complementary masks that together cover every
     token: at the same number of forward passes loss and gradient vary less. Of a causal model nothing is masked: it
-    has not seen the token that it predicts.
+    has not seen the token that it predicts. Of a block model, x has every text once, and z its pair in a row.
     """
     x, maskable = batch["tokens"], batch["hole"]
     n = maskable.sum(1)
@@ -120,19 +149,24 @@ def noise(key, batch, cfg, norm="token", paired=False):
     if cfg.causal:
         return {"x": x, "z": x, "weight": mean(maskable), "valid": batch["valid"]}
     k_t, k_mask = jax.random.split(key)
-    t = sample_t(k_t, n)
-    z, hole = corrupt(k_mask, x, t, maskable, cfg.mask_id)
-    w = mean(hole * weight(t)[:, None])
+    if cfg.block_causal:
+        z, hole, t = corrupt_blocks(k_t, k_mask, x, maskable, batch["valid"], cfg)
+    else:
+        t = sample_t(k_t, n)
+        z, hole = corrupt(k_mask, x, t, maskable, cfg.mask_id)
+        t = t[:, None]
+    w = mean(hole * weight(t))
     if not paired:
         return {"x": x, "z": z, "weight": w, "valid": batch["valid"]}
     # A pair has ratios t and 1 - t and half a vote for each; but t = 1 has no other half, and keeps its full vote.
     # Every ratio then counts as before: the bound has no bias and stays exact on a uniform model.
-    alone = (t == 1)[:, None]
+    alone = t == 1
     other = maskable & ~hole
-    w_other = w.max(1, keepdims=True) * (t / jnp.where(alone[:, 0], 1, 1 - t))[:, None] * other
-    twice = lambda a: None if a is None else jnp.concatenate([a, a])
-    return {"x": twice(x), "z": jnp.concatenate([z, jnp.where(other, cfg.mask_id, x)]), "valid": twice(batch["valid"]),
-            "weight": jnp.concatenate([jnp.where(alone, w, w / 2), w_other / 2])}
+    w_other = mean(weight(t)) * (t / jnp.where(alone, 1, 1 - t)) * other
+    both = lambda a, b: jnp.stack([a, b], 1 if cfg.block_causal else 0).reshape(-1, x.shape[1])
+    twice = lambda a: None if a is None else both(a, a)
+    return {"x": x if cfg.block_causal else twice(x), "z": both(z, jnp.where(other, cfg.mask_id, x)),
+            "valid": twice(batch["valid"]), "weight": both(jnp.where(alone, w, w / 2), w_other / 2)}
 
 
 def loss(params, batch, cfg, start=0):
@@ -141,8 +175,9 @@ def loss(params, batch, cfg, start=0):
     Of a uniform model it is log V (of the V tokens that can be predicted: the mask cannot). `start`: the first column
     that can be a hole; logits are computed from there on. Loss and metrics add up over parts of a batch.
     """
-    h = model.features(params, batch["z"], cfg, batch["valid"], start)
-    x, w = batch["x"][:, start:], batch["weight"][:, start:]
+    x, z = batch["x"], batch["z"]
+    h = model.features(params, z, cfg, batch["valid"], start, clean=x if cfg.block_causal else None)
+    x, w = jnp.repeat(x, len(z) // len(x), 0)[:, start:], batch["weight"][:, start:]
     say = lambda logits, x: (gather_logp(logits, x), logits.argmax(-1) == x)
     logp, hit = read(params, h, x, cfg, say, w > 0)
     nelbo = -jnp.sum(w * logp)
@@ -156,7 +191,8 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
     x, maskable = batch["tokens"], batch["hole"]
     if cfg.causal:
         h = model.features(params, x, cfg, batch["valid"], start)
-        return jnp.sum(maskable[:, start:] * read(params, h, x[:, start:], cfg, gather_logp, maskable[:, start:]), 1)
+        logp = read(params, h, x[:, start:], cfg, gather_logp, maskable[:, start:])
+        return mesh.everywhere(jnp.sum(maskable[:, start:] * logp, 1))
     L = maskable.sum(1)
     keys = key[None] if key.ndim == 0 else key  # (1 or B,)
     uniform = lambda i, *shape: jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, i), shape))(keys)
@@ -166,11 +202,12 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
         # Halves go up: LLaDA's round takes them to even counts, of 3 tokens 1, 1 and 2 are masked instead of 1, 2, 3.
         count = (jnp.floor(first + j * L / n + 0.5) - 1) % jnp.maximum(L, 1) + 1
         hole = least(uniform(j, x.shape[1])[:, ::-1], maskable, count)  # a number depends on its place from the end
-        h = model.features(params, jnp.where(hole, cfg.mask_id, x), cfg, batch["valid"], start)
+        clean = x if cfg.block_causal else None
+        h = model.features(params, jnp.where(hole, cfg.mask_id, x), cfg, batch["valid"], start, clean=clean)
         logp = read(params, h, x[:, start:], cfg, gather_logp, hole[:, start:])
         return jnp.sum(hole[:, start:] * logp, 1) * L / count
 
-    return jax.lax.map(one, jnp.arange(n)).mean(0)
+    return mesh.everywhere(jax.lax.map(one, jnp.arange(n)).mean(0))
 
 
 # ---- likelihood estimators: views and weights ------------------------------------------------------------------------
@@ -201,6 +238,7 @@ class Choice(NamedTuple):
     ratio: tuple[float, float]  # coupled: the range of t
     p_mask_prompt: float  # one_step: the probability that a prompt token is masked, too
     prompt: jax.Array | None  # (B, T) True at the tokens of the prompt
+    block: jax.Array | None  # (B or 1, T) the number of each token's block, in a block model
 
 
 def one_step(key, hole, c):
@@ -249,6 +287,11 @@ def coupled_elbo(key, hole, c):
 def trace(key, hole, c):
     """TraceRL, CJ-GRPO: each token at the step that committed it, given what was committed before. With fewer views
     than a row has steps S, every (S/n)-th step from a random start, each standing for S/n of them (AGRPO)."""
+    if c.block is not None:  # one view for the first step of every block, one for the second, ...
+        block, before = jnp.broadcast_to(c.block, hole.shape), c.order[:, None] < c.order[..., None]
+        alike = (c.order[:, None] == c.order[..., None]) & hole[:, None] & jnp.tri(hole.shape[1], k=-1, dtype=bool)
+        first = hole & (within(block, alike) == 0)  # of those of its block that were committed at one step
+        c = c._replace(order=within(block, before & first[:, None]))
     S = jnp.max(jnp.where(hole, c.order, -1), 1) + 1  # (B,)
     m = jnp.clip(S, 1, c.n)
     u, k = jax.random.uniform(key, S.shape), jnp.arange(c.n)[:, None]
@@ -272,44 +315,57 @@ ESTIMATORS = dict(one_step=one_step, coupled=coupled, elbo=elbo, coupled_elbo=co
                   left_to_right=left_to_right, exact=exact)  # fmt: skip
 
 
-def views(key, method, hole, order=None, n=1, ratio=(0.2, 0.8), p_mask_prompt=0.0, prompt=None):
+def views(key, method, hole, order=None, n=1, ratio=(0.2, 0.8), p_mask_prompt=0.0, prompt=None, block=None):
     """hole (B, T), the completion -> M (K, B, T) bool, what each view masks; w (K, B, T), what multiplies log p there;
     s (B, T), each token's share of the loss."""
-    M, w, s = ESTIMATORS[method](key, hole, Choice(order, n, ratio, p_mask_prompt, prompt))
+    M, w, s = ESTIMATORS[method](key, hole, Choice(order, n, ratio, p_mask_prompt, prompt, block))
     return M, w.astype(jnp.float32), s.astype(jnp.float32)
 
 
-def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0, scored=None, bonus=True):
+def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0, scored=None, bonus=True,
+              hole=None, temper=None):
     """x (B, T), M (K, B, T) -> log p of every token in every view, and the entropy there, (K, B, T); 0 before start.
 
     The views are rows of one batch, of which `chunk` at a time are computed and, for the gradient, kept: None: all.
-    With remat what enters each block is kept of all. scored (K, B, T): where a view's result is looked at, None:
-    everywhere. bonus: has the entropy a gradient?
+    With remat what enters each block is kept of all. A block model has the views of a text in one chunk, which then
+    needs one clean copy of it. scored (K, B, T): where a view's result is looked at, None: everywhere. bonus: has the
+    entropy a gradient? hole (B, T), temper(logits (..., V), x (...), ids, there (..., T)): in place of a temperature,
+    the logits that x was drawn from when its row had the ids that are there. In a causal model a hole is there for what
+    is right of it.
     """
     K, B, T = M.shape
     chunk = chunk or K * B
     if K * B % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
 
-    def say(logits, x):
-        logits = logits / temperature
-        spread = entropy(logits if bonus else jax.lax.stop_gradient(logits))
-        return gather_logp(logits, x), spread
-
     def some(rows):
         b, of_view = rows % B, lambda a: a.reshape(-1, T)[rows]
         z = jnp.where(of_view(M), cfg.mask_id, x[b]) if cfg.mask_id is not None else x[b]
-        h = model.features(params, z, cfg, None if valid is None else valid[b], start)
+        clean = x[b[:: math.gcd(chunk, K)]] if cfg.block_causal else None
+        h = model.features(params, z, cfg, None if valid is None else valid[b], start, clean=clean)
         looked_at = jnp.ones_like(z, bool) if scored is None else of_view(scored)
-        look = lambda params, h: read(params, h, x[b, start:], cfg, say, looked_at[:, start:])
+
+        def say(logits, x, row=None, column=None):
+            if temper:
+                there = (z != cfg.mask_id) & (True if valid is None else valid[b])
+                earlier = ~hole[b[row]] | (jnp.arange(T) < column[..., None]) if cfg.causal else True
+                logits = temper(logits, x, z[row], there[row] & earlier)
+            else:
+                logits = logits / temperature
+            return gather_logp(logits, x), entropy(logits if bonus else jax.lax.stop_gradient(logits))
+
+        at = [a[:, start:] for a in (looked_at, *(jnp.indices(z.shape) if temper else ()))]
+        look = lambda params, h: read(params, h, x[b, start:], cfg, say, *at)
         return (jax.checkpoint(look) if cfg.remat and chunk < K * B else look)(params, h)
 
-    rows = jnp.arange(K * B).reshape(-1, chunk)
+    rows = jnp.arange(K * B).reshape(K, B)
+    rows = (rows.T if cfg.block_causal else rows).reshape(-1, chunk)
     if len(rows) == 1:
         both = some(rows[0])
     else:  # with remat the blocks are computed again one by one: a whole chunk again would be a fifth pass beside four
         both = jax.lax.map(some if cfg.remat else jax.checkpoint(some), rows)
-    return tuple(jnp.pad(a.reshape(K, B, -1), ((0, 0), (0, 0), (start, 0))) for a in both)
+    back = lambda a: a.reshape(B, K, -1).swapaxes(0, 1) if cfg.block_causal else a.reshape(K, B, -1)
+    return tuple(jnp.pad(back(a), ((0, 0), (0, 0), (start, 0))) for a in both)
 
 
 def token_logp(params, x, M, w, cfg, valid=None, start=0, chunk=None, temperature=1.0):

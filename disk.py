@@ -5,19 +5,25 @@ depends on) and run.json (the step, the best step so far, the config) beside it.
 """
 import dataclasses
 import functools
+import glob
 import json
+import math
 import os
 import re
 import shutil
+import threading
+from concurrent.futures import Future
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 import config
+import mesh
 import model
+from data import bpe
 
 # ---- Hugging Face folders: config.json and safetensors ---------------------------------------------------------------
 
@@ -47,6 +53,7 @@ LLAMA_KEYS = IDS | {
     "n_kv_head": "num_key_value_heads", "d_model": "hidden_size", "d_ff": "intermediate_size",
     "tie_embeddings": "tie_word_embeddings", "rope_theta": "rope_theta", "norm_eps": "rms_norm_eps",
     "rope_scaling": "rope_scaling"}  # fmt: skip
+SDAR_KEYS, FAST_KEYS = LLAMA_KEYS | {"block_causal": "block_size"}, LLAMA_KEYS | {"block_causal": "bd_size"}
 GEMMA_KEYS = LLAMA_KEYS | {
     "window": "sliding_window", "query_scale": "query_pre_attn_scalar", "attn_cap": "attn_logit_softcapping",
     "logit_cap": "final_logit_softcapping"}  # fmt: skip
@@ -74,6 +81,10 @@ FAMILIES = {
     "qwen3": ("Qwen3ForCausalLM", LLAMA, LLAMA_KEYS, LLAMA_NEEDS, dict(causal=True, shift=True, qk_norm=True)),
     "gemma2": ("Gemma2ForCausalLM", GEMMA, GEMMA_KEYS, GEMMA_NEEDS,
                dict(causal=True, shift=True, gemma=True, tie_embeddings=True)),
+    # Of a block model's length the config need not say anything: it is in the name of the folder, or the usual one.
+    "sdar": ("SDARForCausalLM", LLAMA, SDAR_KEYS, LLAMA_NEEDS, dict(block_causal=4, qk_norm=True)),  # TraDo, too
+    "Fast_dLLM_Qwen": ("Fast_dLLM_QwenForCausalLM", LLAMA, FAST_KEYS, LLAMA_NEEDS,
+                       dict(block_causal=32, shift=True, qkv_bias=True)),
 }  # fmt: skip
 FREE = ("dtype", "remat", "d_head")  # fields that say nothing about the family
 JUDGE = "score.weight"  # (1, D): the head of a judge, as in transformers' ...ForSequenceClassification
@@ -84,9 +95,11 @@ def family(cfg):
     fixed = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in FREE}
     for name, (_, _, keys, _, implied) in FAMILIES.items():
         headed = "d_head" in keys or cfg.head_dim * cfg.n_head == cfg.d_model
-        if headed and all(getattr(cfg, k) == v for k, v in (fixed | implied).items() if k not in keys):
+        blocks = (cfg.block_causal is not None) == ("block_causal" in keys)
+        if headed and blocks and all(getattr(cfg, k) == v for k, v in (fixed | implied).items() if k not in keys):
             return name
-    switches = "causal shift qkv_bias qk_norm gemma window query_scale attn_cap logit_cap rope_scaling d_head".split()
+    switches = ("causal block_causal shift qkv_bias qk_norm gemma window query_scale attn_cap logit_cap rope_scaling "
+                "d_head").split()  # fmt: skip
     raise ValueError("no Hugging Face family has these switches together: "
                      + ", ".join(f"{k}={getattr(cfg, k)}" for k in switches)
                      + "; there are " + "; ".join(f"{n}: {f[4] or 'none'}" for n, f in FAMILIES.items()))  # fmt: skip
@@ -108,7 +121,18 @@ def tensors(cfg, n_out):
 
 def save(folder, params, cfg):
     """Writes a Hugging Face folder: config.json and model.safetensors (a tokenizer saves itself beside them)."""
+    write(folder, folder_of(params, cfg))
+
+
+def write(folder, files):
+    """{name: an object of JSON, or what `write_tensors` takes} -> these files in a folder."""
     os.makedirs(folder, exist_ok=True)
+    for name, content in files.items():
+        (write_json if isinstance(content, dict) else write_tensors)(os.path.join(folder, name), content)
+
+
+def folder_of(params, cfg):
+    """-> the files of a Hugging Face folder, as `write` takes them."""
     n_out = model.width(params)
     name = family(cfg)
     architecture, _, keys, needs, _ = FAMILIES[name]
@@ -121,8 +145,22 @@ def save(folder, params, cfg):
     if cfg.rope_scaling is not None:
         theirs["rope_scaling"] = {"rope_type": "llama3", **dict(zip(ROPE, cfg.rope_scaling, strict=True))}
         del theirs["rope_type"]
-    write_json(os.path.join(folder, "config.json"), theirs)
-    write_tensors(os.path.join(folder, "model.safetensors"), stored(params, tensors(cfg, n_out)))
+    return {"config.json": theirs} | shared_out("model", list(stored(params, tensors(cfg, n_out))))
+
+
+def shared_out(stem, items):
+    """All tensors of a file -> what this process writes of it: of several processes, each has a file with some of them,
+    of which it fetches the parts that others hold, one tensor at a time; the first also has the index of all."""
+    n, mine = mesh.processes()
+    if n == 1:
+        return {f"{stem}.safetensors": items}
+    names = [f"{stem}-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)]
+    owner = [i * n // len(items) for i in range(len(items))]
+    found = [fetch() if owner[i] == mine else fetch() is None for i, (*_, fetch) in enumerate(items)]  # all ask for all
+    own = [(*items[i][:2], functools.partial(np.asarray, x)) for i, x in enumerate(found) if owner[i] == mine]
+    listed = {"metadata": {"total_size": sum(x.size * x.dtype.itemsize for _, x, _ in items)},
+              "weight_map": {name: names[p] for (name, *_), p in zip(items, owner, strict=True)}}  # fmt: skip
+    return {names[mine]: own} | ({} if mine else {f"{stem}.safetensors.index.json": listed})
 
 
 def write_json(path, value):
@@ -138,7 +176,7 @@ def stored(params, listed):
         shape = x.shape[layer is not None :]
 
         def fetch(x=x, layer=layer, turned=turned):
-            x = np.asarray(x if layer is None else x[layer])
+            x = mesh.fetched(x if layer is None else x[layer])
             return x.T if turned else x
 
         yield name, jax.ShapeDtypeStruct(shape[::-1] if turned else shape, x.dtype), fetch
@@ -225,6 +263,10 @@ def read_config(folder):
     fields = {ours: theirs[key] for ours, key in keys.items() if theirs.get(key) is not None}
     if implied.get("causal"):  # it reads no holes, and may write every id that it has
         fields.setdefault("mask_id", fields.get("vocab_size"))
+    if "block_causal" in keys and (named := re.search(r"-b(\d+)$", os.path.basename(os.path.abspath(folder)))):
+        fields.setdefault("block_causal", int(named[1]))
+    if not implied.get("causal") and fields.get("mask_id") is None:
+        fields["mask_id"] = named_mask(folder)
     fields["eos_id"] = fields["eos_id"][0] if isinstance(fields.get("eos_id"), list) else fields.get("eos_id")
     missing = [keys[f] for f in ("vocab_size", "n_layer", "n_head", "d_model", "d_ff") if f not in fields]
     if missing:
@@ -239,6 +281,17 @@ def read_config(folder):
     return cfg
 
 
+def named_mask(folder):
+    """-> the id of the mask by the small files of a tokenizer, where config.json does not say it; None: nor do they."""
+    file = lambda name: bpe.read_json(Path(folder, name))
+    said = file("tokenizer_config.json")
+    ids = file("added_tokens.json") | {t["content"]: int(i) for i, t in said.get("added_tokens_decoder", {}).items()}
+    ids |= {t["content"]: t["id"] for t in file("tokenizer.json").get("added_tokens", [])}
+    name = said.get("mask_token")
+    names = name["content"] if isinstance(name, dict) else name, *bpe.USUAL["mask"]
+    return next((ids[name] for name in names if name in ids), None)
+
+
 def demand(path, theirs, needs):
     """A ValueError unless the file at path says (or leaves out) what this code computes."""
     for key, want in needs.items():
@@ -250,8 +303,7 @@ def load(path, dtype="float32"):
     """A Hugging Face folder, or the out_dir of a run (its newest checkpoint) -> params, ModelConfig. Of a folder of
     adapters: the params of their base, with the adapters merged into them.
 
-    Tensors are read one at a time and stored as `dtype`: peak memory is the model and its largest leaf, one matrix of
-    all layers.
+    Every device is given its part of a leaf, one matrix of all layers, as `dtype`, and only that is read.
     """
     folder = find(path)
     if os.path.exists(os.path.join(folder, ADAPTERS)):
@@ -289,21 +341,27 @@ def read(folder, where, wanted, table, dtype, kind, by):
         some = lambda names: ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         raise ValueError(f"{folder} is not the {kind} that its {by} describes: "
                          f"missing tensors: {some(missing) or 'none'}; unknown tensors: {some(unknown) or 'none'}")
-    room = lambda shape: np.empty(shape, jnp.dtype(dtype))
-    params = jax.tree.map(room, table, is_leaf=lambda s: isinstance(s, tuple))
+    layers = {}
     for tree, layer, name in wanted:
-        x = where[name].get_tensor(name)
-        full = params[tree[0]] if len(tree) == 1 else params[tree[0]][tree[1]]
-        part = full[...] if layer is None else full[layer]
-        part = part.T if part.ndim == 2 and tree != ("embed",) else part
-        if x.shape != part.shape:
-            raise ValueError(f"{folder}: {name} has the shape {x.shape}, but {by} makes it {part.shape}")
-        part[...] = x
-    leaves, tree = jax.tree.flatten(params)
-    del params, full, part
-    for i in range(len(leaves)):
-        leaves[i] = jnp.asarray(leaves[i])  # one by one, so that there are never two copies of all of them
-    return jax.tree.unflatten(tree, leaves)
+        layers.setdefault(tree, {})[layer] = where[name].get_slice(name), name
+
+    def leaf(path, shape):
+        tree = tuple(key.key for key in path)
+        stacked, found = tree[0] == "blocks", layers[tree]
+        turn = -1 if len(shape) - stacked == 2 and tree != ("embed",) else 1
+        for x, name in found.values():
+            if (there := tuple(x.get_shape())) != (mine := shape[stacked:][::turn]):
+                raise ValueError(f"{folder}: {name} has the shape {there}, but {by} makes it {mine}")
+
+        def fetch(index):
+            inner = tuple(index[stacked:][::turn])
+            part = lambda layer: np.asarray(found[layer][0][inner]).astype(dtype, copy=False)
+            cut = part(None) if not stacked else np.stack([part(i) for i in range(*index[0].indices(shape[0]))])
+            return cut if turn == 1 else cut.swapaxes(-1, -2)
+
+        return mesh.array(tree[-1], shape, fetch)
+
+    return jax.tree_util.tree_map_with_path(leaf, table, is_leaf=lambda s: isinstance(s, tuple))
 
 
 # ---- folders of adapters, in PEFT's format ---------------------------------------------------------------------------
@@ -325,9 +383,8 @@ def adapter_tensors(cfg, targets, n_out):
             yield ("head",), None, PEFT + name
 
 
-def save_adapters(folder, params, cfg, base, alpha):
-    """Writes `params` of LoRA: adapter_config.json, which names the folder of their base, and their tensors."""
-    os.makedirs(folder, exist_ok=True)
+def folder_of_adapters(params, cfg, base, alpha):
+    """`params` of LoRA -> adapter_config.json, which names the folder of their base, and their tensors."""
     names, n_out = FAMILIES[family(cfg)][1], model.width(params)
     ranks = {name[:-2]: x.shape[-1] for name, x in params["blocks"].items() if name.endswith("_a")}
     module = lambda name: names[name].removesuffix("*").rpartition(".")[2]
@@ -338,8 +395,9 @@ def save_adapters(folder, params, cfg, base, alpha):
         "modules_to_save": [JUDGE.removesuffix(".weight")] if n_out else None}  # fmt: skip
     if module("head") in theirs["target_modules"]:  # LLaDA: both its head and the last matrix of a block are a ff_out
         theirs["exclude_modules"] = [names["head"].removesuffix("*")]
-    write_json(os.path.join(folder, ADAPTERS), theirs)
-    write_tensors(os.path.join(folder, "adapter_model.safetensors"), stored(params, adapter_tensors(cfg, ranks, n_out)))
+    items = [(name, x, functools.partial(np.asarray, fetch()))
+             for name, x, fetch in stored(params, adapter_tensors(cfg, ranks, n_out))]  # fmt: skip
+    return {ADAPTERS: theirs, "adapter_model.safetensors": items}
 
 
 def read_adapters(folder):
@@ -377,26 +435,70 @@ def load_merged(folder, dtype):
 
 # ---- checkpoints of a run --------------------------------------------------------------------------------------------
 
-LOGS = "metrics.jsonl", "samples.jsonl"
+LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
 WRITING = ".writing"  # where in out_dir a checkpoint is before it is one, and again when it is deleted
 
 
-def save_run(cfg, state, tok, best, finished):
-    """Writes out_dir/step-NNNNNN: a folder of the weights or adapters, and all that the next step depends on."""
-    final = of_step(cfg.out_dir, state.step)
-    if os.path.isdir(final):
+IN_FLIGHT = []  # the checkpoint that is being written, at most one: its Future
+
+
+def save_run(cfg, state, tok, best, finished, behind=False):
+    """Writes out_dir/step-NNNNNN: a folder of the weights or adapters, and all that the next step depends on. `behind`
+    the steps that follow: it is copied to the host now, and written while they are taken."""
+    settled()
+    if os.path.isdir(of_step(cfg.out_dir, state.step)):
         return
-    temporary = os.path.join(cfg.out_dir, WRITING)
-    shutil.rmtree(temporary, ignore_errors=True)
+    n, mine = mesh.processes()
+    if behind and n == 1:  # updates overwrite what the state is in
+        state = jax.tree.map(np.array, state)
     if cfg.lora_rank:
-        save_adapters(temporary, state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
+        files = folder_of_adapters(state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
     else:
-        save(temporary, state.weights, cfg.model)
-    tok.save(temporary)
-    write_tensors(os.path.join(temporary, "state.safetensors"), [
-        (name, x, functools.partial(np.asarray, x)) for name, x in leaves(state._replace(step=())).items()])
-    run = {"step": state.step, "finished": finished, "best": best, "config": config.flatten(cfg)}
-    write_json(os.path.join(temporary, "run.json"), run)
+        files = folder_of(state.weights, cfg.model)
+    name = "state.safetensors" if n == 1 else f"state-{mine + 1:05d}-of-{n:05d}.safetensors"
+    files[name] = [(path + (at and f"@{at}"), part, functools.partial(np.asarray, part))
+                   for path, x in leaves(state._replace(step=())).items() for at, part in mesh.pieces(x).items()]
+    files["run.json"] = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
+    if mine:  # what is the same for all, the first writes
+        files = {name: content for name, content in files.items() if f"-{mine + 1:05d}-of-" in name}
+    work = functools.partial(finish, cfg, int(state.step), tok, best, files)
+    if not behind:
+        return work()
+    IN_FLIGHT.append(Future())
+    threading.Thread(target=fulfil, args=(IN_FLIGHT[0], work), daemon=True).start()
+
+
+def fulfil(future, work):
+    """What a thread does: work(), its error for whoever asks for the result."""
+    try:
+        future.set_result(work())
+    except BaseException as e:
+        future.set_exception(e)
+
+
+def settled():
+    """Waits for the checkpoint that is being written; if that failed, this says so."""
+    while IN_FLIGHT and threading.current_thread() is threading.main_thread():
+        IN_FLIGHT.pop().result()
+
+
+def finish(cfg, step, tok, best, files):
+    """Writes the files of a checkpoint, all processes theirs, and when all are there makes a checkpoint of them."""
+    temporary, final = os.path.join(cfg.out_dir, WRITING), of_step(cfg.out_dir, step)
+    mine = mesh.processes()[1]
+    if not mine:
+        shutil.rmtree(temporary, ignore_errors=True)
+    mesh.wait(f"{final} can be written")
+    write(temporary, files)
+    mesh.wait(f"{final} is written")
+    if not mine:
+        tok.save(temporary)
+        publish(cfg, temporary, final, best)
+    mesh.wait(f"{final} is there")
+
+
+def publish(cfg, temporary, final, best):
+    """A folder in which all is written becomes a checkpoint; those that are not to be kept are deleted."""
     for name in [*os.listdir(temporary), "."]:
         sync(os.path.join(temporary, name))
     for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # what they say up to this step belongs to it
@@ -418,6 +520,7 @@ def sync(path):
 
 def steps(out_dir):
     """The steps there are checkpoints of, ascending."""
+    settled()
     names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
     return sorted(int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n))
 
@@ -443,21 +546,52 @@ def restore(folder, state):
     if not {"step", "best"} <= run.keys():
         raise ValueError(f"{folder} has no run.json of this program: it is a model, not a run that can be resumed; "
                          "start from it with --init_from and another out_dir")
-    path = os.path.join(folder, "state.safetensors")
     try:
-        saved = safetensors.numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError) as e:
-        raise ValueError(f"{path} is truncated or not a checkpoint of this program ({e}): delete {folder} to resume "
-                         "from the checkpoint before it") from None
+        saved = read_pieces(folder)
+    except ValueError as e:
+        raise ValueError(f"{e}: delete {folder} to resume from the checkpoint before it") from None
     mine = leaves(state._replace(step=()))
-    shape = lambda arrays, k: arrays[k].shape if k in arrays else None
-    different = sorted(k for k in saved.keys() | mine.keys() if shape(saved, k) != shape(mine, k))
+    size = lambda k: tuple(max(ends) for ends in zip(*([s.stop for s in at] for at, _ in saved[k]), strict=True))
+    different = sorted(k for k in saved.keys() | mine.keys()
+                       if k not in saved or k not in mine or size(k) != mine[k].shape)  # fmt: skip
     if different:
         raise ValueError(f"{folder} is of another model or optimizer than this config: {different[0]} and "
                          f"{len(different) - 1} more differ; resume with the config of that run, or start elsewhere "
                          "with --out_dir")
-    leaf = lambda path, _: jnp.asarray(saved[jax.tree_util.keystr(path)])
+    for k, x in mine.items():
+        if sum(math.prod(s.stop - s.start for s in at) for at, _ in saved[k]) != math.prod(x.shape):
+            raise ValueError(f"{folder} lacks a part of {k}, one of its state-... files: delete it to resume from the "
+                             "checkpoint before it")  # fmt: skip
+    leaf = lambda path, x: mesh.array(mesh.name(path), x.shape, functools.partial(
+        assembled, saved[jax.tree_util.keystr(path)], x.shape))  # fmt: skip
     return jax.tree_util.tree_map_with_path(leaf, state._replace(step=()))._replace(step=run["step"]), run
+
+
+def read_pieces(folder):
+    """A checkpoint -> {path of a leaf: [(the slices of it, their tensor in a file)]}, of all files of its state."""
+    found = {}
+    files = sorted(glob.glob(os.path.join(glob.escape(folder), "state*.safetensors")))
+    for file in files or [os.path.join(folder, "state.safetensors")]:
+        for name, handle in opened(file).items():
+            (path, _, ends), part = name.partition("@"), handle.get_slice(name)
+            ends = [pair.split(":") for pair in ends.split(",")] if ends else [(0, n) for n in part.get_shape()]
+            found.setdefault(path, []).append((tuple(slice(int(a), int(b)) for a, b in ends), part))
+    return found
+
+
+def assembled(parts, shape, index):
+    """Pieces of a leaf of that shape as above, the slices of what is wanted -> that as numpy array."""
+    wanted, out = [slice(*s.indices(n)) for s, n in zip(index, shape, strict=True)], None
+    for at, part in parts:
+        both = [slice(max(a.start, w.start), min(a.stop, w.stop)) for a, w in zip(at, wanted, strict=True)]
+        if any(s.start >= s.stop for s in both):
+            continue
+        x = np.asarray(part[tuple(slice(s.start - a.start, s.stop - a.start) for s, a in zip(both, at, strict=True))])
+        if both == wanted:
+            return x
+        out = np.empty([w.stop - w.start for w in wanted], x.dtype) if out is None else out
+        out[tuple(slice(s.start - w.start, s.stop - w.start) for s, w in zip(both, wanted, strict=True))] = x
+    return out
 
 
 def read_run(folder):

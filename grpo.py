@@ -148,16 +148,17 @@ def summed(mask, max_len, parts):
     return mask / len(mask)
 
 
-LOSSES = {
+AGGREGATIONS = {"token": per_token, "sequence": per_sequence, "constant": constant, "sum": summed}
+LOSSES = {  # those of the papers: how a token is clipped, how tokens are added up
     "grpo": (clipped, per_sequence), "bnpo": (clipped, per_token_of_part), "dapo": (clipped, per_token),
     "dr_grpo": (clipped, constant), "luspo": (clipped, by_length), "cispo": (cispo, per_token),
     "sapo": (sapo, per_sequence), "wd1": (likelihood, summed), "spg": (likelihood, per_token),
 }  # fmt: skip
 
 
-def weights(name, mask, max_len, parts=1):
-    """mask (B, T) of a whole batch -> (B, T), what each token weighs in the loss of this name."""
-    return LOSSES[name][1](mask, max_len, parts)
+def weights(name, mask, max_len, parts=1, aggregation=None):
+    """mask (B, T) of a whole batch -> (B, T), what each token weighs in the loss of this name, or by an aggregation."""
+    return (AGGREGATIONS[aggregation] if aggregation else LOSSES[name][1])(mask, max_len, parts)
 
 
 # ---- KL to the reference, from log-probs of the policy and of the reference, d = reference - policy
@@ -221,7 +222,8 @@ def loss(logp, old_logp, ref_logp, adv, mask, weight, share, o, entropy=None, se
     if o.kl_beta:
         d = ref_logp - logp
         metrics["kl"] = mean(KLS["k3"](d, rho))
-        total += o.kl_beta * jnp.sum(weight * seen * KLS[o.kl_est](d, rho))
+        metrics["kl_loss"] = o.kl_beta * jnp.sum(weight * seen * KLS[o.kl_est](d, rho))
+        total += metrics["kl_loss"]
     if entropy is not None:
         metrics["entropy"] = mean(entropy)
         total -= o.entropy_coef * mean(entropy)

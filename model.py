@@ -14,6 +14,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+import mesh
+
 UNROLLED = 8  # a model of at most so many blocks has them compiled one by one
 BANNED = -1e30  # the logit of what must never be chosen: finite, so that 0 * log p stays 0 in an entropy
 
@@ -28,6 +30,7 @@ class ModelConfig:
     d_head: int | None = None  # K, the width of a head; None: d_model / n_head
     d_ff: int | None = None  # F, the width inside the mlp; None: 8/3 of d_model, rounded up to a multiple of 32
     causal: bool = False  # True: an autoregressive model, each position sees only what is left of it
+    block_causal: int | None = None  # tokens see their block of so many, and all earlier ones (SDAR); None: all
     shift: bool = False  # True: position i-1 predicts token i (Dream, and every autoregressive model)
     qkv_bias: bool = False  # queries, keys and values have biases (Dream, Qwen2)
     qk_norm: bool = False  # queries and keys are normalised (Qwen3)
@@ -53,7 +56,7 @@ class ModelConfig:
             kind = kind | int if isinstance(0.0, kind) else kind  # 256 is a number like 256.0
             if not isinstance(getattr(self, f.name), kind):
                 raise ValueError(f"{f.name}={getattr(self, f.name)!r}: expected {getattr(f.type, '__name__', f.type)}")
-        for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window"):
+        for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window", "block_causal"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.d_head is None and self.d_model % self.n_head:
@@ -69,6 +72,9 @@ class ModelConfig:
                                  "factor, low_freq_factor < high_freq_factor, original_max_position_embeddings")
         if self.causal and not self.shift:
             raise ValueError("causal=True needs shift=True: a position that sees its own token cannot predict it")
+        if self.causal and self.block_causal:
+            raise ValueError(f"causal=True and block_causal={self.block_causal}: one of them (a causal model of blocks "
+                             "of 1 is another one: it reads token i from a mask in place i)")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: one of float32, bfloat16")
         for name in ("mask_id", "eos_id", "pad_id", "bos_id"):
@@ -116,7 +122,7 @@ def init(key, cfg, n_out=None):
     def leaf(path, shape):
         name = path[-1].key
         if name.endswith("norm"):
-            return jnp.full(shape, 0.0 if cfg.gemma else 1.0)
+            return jnp.full(shape, 0.0 if cfg.gemma else 1.0, jnp.float32)  # weak types are compiled twice
         if name.endswith("bias"):
             return jnp.zeros(shape)
         # Embeddings of 0.5: at 0.02 sudoku had 43% instead of 54% after 800 steps. A head near zero: a uniform start.
@@ -124,7 +130,7 @@ def init(key, cfg, n_out=None):
         if name in ("o", "down"):
             std *= (2 * cfg.n_layer) ** -0.5  # GPT-2: what is added to the residual stream, scaled by its depth
         k_leaf = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
-        return std * jax.random.normal(k_leaf, shape)
+        return mesh.placed({name: std * jax.random.normal(k_leaf, shape)})[name]  # one by one: never all in one place
 
     return jax.tree_util.tree_map_with_path(leaf, shapes(cfg, n_out), is_leaf=lambda x: isinstance(x, tuple))
 
@@ -167,16 +173,16 @@ def attention(q, k, v, mask, scale=None, cap=None):
     """q (B, S, H, K), k and v (B, T, KV, K), mask (B or 1, 1, 1, S or 1, T) or None -> (B, S, H*K)."""
     B, S, H, K = q.shape
     T, KV = k.shape[1:3]
-    # One batch axis of B*KV, the heads that share a key as rows, and the division after the product with v: 6 ms where
+    # Batch axes in front, the heads that share a key as rows, and the division after the product with v: 6 ms where
     # einsum over "bthk" takes 43 (B 32, T 160, D 256, 2 cores), and on a GPU the same three kernels.
-    q = q.reshape(B, S, KV, H // KV, K).transpose(0, 2, 3, 1, 4).reshape(B * KV, H // KV * S, K)
-    k, v = (x.transpose(0, 2, 1, 3).reshape(B * KV, T, K) for x in (k, v))
-    s = jnp.einsum("btk,bsk->bts", q, k, preferred_element_type=jnp.float32)  # (B*KV, H/KV*S, T)
+    q = q.reshape(B, S, KV, H // KV, K).transpose(0, 2, 3, 1, 4).reshape(B, KV, H // KV * S, K)
+    k, v = (x.transpose(0, 2, 1, 3) for x in (k, v))
+    s = jnp.einsum("bgtk,bgsk->bgts", q, k, preferred_element_type=jnp.float32)  # (B, KV, H/KV*S, T)
     s = soft_cap(s * (scale or K) ** -0.5, cap)
     if mask is not None:
         s = jnp.where(mask, s.reshape(B, KV, H // KV, S, T), BANNED).reshape(s.shape)
     p = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
-    out = jnp.einsum("bts,bsk->btk", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    out = jnp.einsum("bgts,bgsk->bgtk", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
     out = (out / p.sum(-1, keepdims=True)).astype(v.dtype)
     return out.reshape(B, KV, H // KV, S, K).transpose(0, 3, 1, 2, 4).reshape(B, S, H * K)
 
@@ -186,9 +192,10 @@ def soft_cap(x, cap):
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None):
+def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None, clean=0):
     """x (B, S, D), w the weights of one layer, a cache of keys and values and its place for `store` -> (B, S, D), the
-    cache with those of x. window, a start and a length: only of these columns of x."""
+    cache with those of x. window, a start and a length: only of these columns of x. clean: the keys of so many first
+    rows, the texts, stand before those of their copies, and of themselves."""
     cut = lambda a: a if window is None else columns(a, *window)
     h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
     q, k, v = (linear(cut(h) if n == "q" else h, w, n) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
@@ -199,6 +206,9 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None):
     if cache is not None:
         cache = [store(old, new, *place) for old, new in zip(cache, (k, v), strict=True)]
         k, v = (old[place[0]] for old in cache)  # (B, T, KV, K)
+    if clean:
+        each = len(x) // clean - 1
+        k, v = (jnp.concatenate([jnp.concatenate([a[:clean], jnp.repeat(a[:clean], each, 0)]), a], 1) for a in (k, v))
     mixed = attention(q, k, v, mask, cfg.query_scale, cfg.attn_cap)
     out = linear(mixed, w, "o")
     x = cut(x) + (rms_norm(out, w["attn_out_norm"], cfg.norm_eps) if cfg.gemma else out)
@@ -226,30 +236,38 @@ def new_cache(cfg, B, T):
     return [jnp.zeros((cfg.n_layer, B, T, cfg.kv_heads, cfg.head_dim), cfg.dtype) for _ in "kv"]
 
 
+def positions_of(valid, T):
+    """valid (B, T) or None -> (B or 1, T). Padding is neither attended nor counted, so a padded prompt and an unpadded
+    one have the same logits."""
+    return jnp.arange(T)[None] if valid is None else jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
+
+
 def store(cache, new, layer, column, kept=None):
     """cache (L, B, T, KV, K), new (B, S, KV, K) of a layer, from a column () or, of each row its own, (B,) on -> the
-    cache with them. kept (B,): columns before that one stay as they are."""
+    cache with them. kept, two columns () or (B,): what is left of the first or not of the second stays as it is."""
     if jnp.ndim(column) == 0 and kept is None:
         return jax.lax.dynamic_update_slice(cache, new[None], (layer, 0, column, 0, 0))
     B, S, T = *new.shape[:2], cache.shape[2]
     at = jnp.reshape(column, (-1, 1)) + jnp.arange(S)
-    at = at if kept is None else jnp.where(at < kept[:, None], T, at)  # beyond the end: dropped
+    if kept is not None:
+        low, high = (jnp.reshape(x, (-1, 1)) for x in kept)
+        at = jnp.where((at < low) | (at >= high), T, at)  # beyond the end: dropped
     return cache.at[layer, jnp.arange(B)[:, None], at].set(new, mode="drop")
 
 
-def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, kept=None):
+def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, kept=None, clean=0):
     """tokens (B, S), which are columns start to start + S of a text whose T columns have `valid` (B, T) and the cache
     of what was computed before -> features (B, S, D), the cache with them. Without a cache, S is T. start and a window,
     a start and a length in the text, as in `columns`: the features are then (B, length, D), the last block is not
-    computed for the other columns. kept as in `store`."""
+    computed for the other columns. kept as in `store`. clean: so many first rows of a block_causal model are texts, the
+    others noisy copies of them (see `features`)."""
     gain = lambda path: cfg.gemma and path[-1].key.endswith("norm")
     p = jax.tree_util.tree_map_with_path(lambda path, w: (w + 1 if gain(path) else w).astype(cfg.dtype),
                                          {n: params[n] for n in ("embed", "blocks", "norm")})  # fmt: skip
     S, T = tokens.shape[1], tokens.shape[1] if cache is None else cache[0].shape[2]
-    # Padding is neither attended nor counted, so a padded prompt and an unpadded one have the same logits.
-    positions = jnp.arange(T)[None] if valid is None else jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
     part = lambda a: columns(a, start, S)
-    positions = part(positions)
+    everywhere = positions_of(valid, T)
+    positions = part(everywhere)
     cut = window and (window[0] - start, window[1])
     if valid is not None and cfg.causal:  # where the first token is read from: see `features`
         tokens = jnp.where(part(valid), tokens, start_id(cfg))
@@ -260,15 +278,25 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, ke
         near = [] if valid is None else [valid[:, None, None, None, :] | (others == own if cfg.causal else False)]
         near += [others <= own] if cfg.causal else []
         near += [(jnp.abs(own - others) < cfg.window) | (i % 2 == 1)] if cfg.window else []
-        return functools.reduce(jnp.logical_and, near) if near else None
+        if cfg.block_causal:  # blocks begin where a text does, not where its padding does
+            grid = everywhere // cfg.block_causal
+            mine, theirs = columns(grid, first, n)[:, None, None, :, None], grid[:, None, None, None]
+            near += [theirs <= mine]
+        mask = functools.reduce(jnp.logical_and, near) if near else None
+        if clean:  # keys of the text, then own ones: a copy sees its own block, and what the text has in earlier ones
+            copy = (jnp.arange(len(tokens)) >= clean)[:, None, None, None, None]
+            mask = jnp.concatenate([mask & copy & (theirs < mine), mask & ((theirs == mine) | ~copy)], -1)
+        return mask
 
     def step(carry, layer, cut=None):
-        w, i = layer
+        w, i = mesh.gathered(layer[0]), layer[1]
         mask = seen(i, *(window if cut else (start, S)))
-        return block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start, kept), cut), None
+        x, cache = block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start, kept), cut, clean)
+        return (mesh.rows(x), cache), None
 
     again = jax.checkpoint if cfg.remat else lambda step: step
-    x = p["embed"].at[tokens].get(mode="clip")  # a causal model's mask_id may lie beyond: what it reads there is moot
+    # A causal model's mask_id may lie beyond: what it reads there is moot.
+    x = mesh.rows(p["embed"].at[tokens].get(mode="clip"), embedded=True)
     x = x * cfg.d_model**0.5 if cfg.gemma else x
     layers = p["blocks"], jnp.arange(cfg.n_layer)
     # A while loop costs a small model 15% on a CPU. Beyond 8 blocks it costs nothing, and what is compiled one by one
@@ -285,6 +313,12 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, ke
     return rms_norm(x, p["norm"], cfg.norm_eps), cache
 
 
+def at_hand(params, cfg):
+    """Params -> the same, the matrix that logits are read with gathered: once, before they are read in chunks."""
+    name = "embed" if cfg.tie_embeddings else "head"
+    return params | mesh.gathered({name: params[name]})
+
+
 def readout(params, h, cfg):
     """h (..., D) -> logits (..., V) float32, in which the mask token can never win."""
     head = params["embed"].T if cfg.tie_embeddings else params["head"]
@@ -297,7 +331,7 @@ def start_id(cfg):
     return next(i for i in (cfg.bos_id, cfg.eos_id, 0) if i is not None)
 
 
-def features(params, z, cfg, valid=None, start=0, length=None):
+def features(params, z, cfg, valid=None, start=0, length=None, clean=None):
     """z (B, T) with holes -> (B, length, D): `[:, i]` is what token start + i is read from, shifted model or not.
 
     Only the window [start, start + length) is taken (None: to the end); `start` may be traced, and differ by row (B,),
@@ -306,11 +340,22 @@ def features(params, z, cfg, valid=None, start=0, length=None):
     Shifted, the first token has nothing on its left. A denoiser reads it from its own position, a hole, as in Dream's
     sampler. A causal model would see the token: it reads it from a `start_id` in the column before, which sees only
     itself and which no token sees; where there is no padding that column is added.
+
+    clean (n, T), of a block_causal model: the texts that z are noisy copies of, B / n of each in a row. Every block is
+    then read with the text before it in place of holes, all blocks in one pass (BD3-LM), and as a text sees no copy,
+    one pass over it does for all of its copies: T (B + n) tokens. Shifted, a block's first token is read from the text.
     """
-    return read(params, z, cfg, valid, start, length)[0]
+    n = 0 if clean is None else len(clean)
+    if not n:
+        return read(params, z, cfg, valid, start, length)[0]
+    each, at = len(z) // n, columns(positions_of(valid, z.shape[1]), start, length or z.shape[1] - start)
+    valid = None if valid is None else jnp.concatenate([valid[::each], valid])
+    h = read(params, jnp.concatenate([clean, z]), cfg, valid, start, length, clean=n)[0]
+    begins = cfg.shift & (at % (cfg.block_causal) == 0) & (at > 0)
+    return jnp.where(begins[..., None], jnp.repeat(h[:n], each, 0), h[n:])
 
 
-def read(params, z, cfg, valid=None, start=0, length=None, cache=None, part=(0, None, None)):
+def read(params, z, cfg, valid=None, start=0, length=None, cache=None, part=(0, None, None), clean=0):
     """`features`, and the cache with what was computed. part: a start () or (B,) and a length, the columns around the
     window that are computed, all others being what the cache has of them; and `kept` of `store`."""
     length = z.shape[1] - start if length is None else length
@@ -321,7 +366,7 @@ def read(params, z, cfg, valid=None, start=0, length=None, cache=None, part=(0, 
     first, n = jnp.maximum(start - 1, 0) if cfg.shift else start, min(length + own, z.shape[1])
     at, size, kept = part
     z = z if size is None else columns(z, at, size)
-    h, cache = extend(params, z, cfg, valid, cache, at, None if n == z.shape[1] else (first, n), kept)
+    h, cache = extend(params, z, cfg, valid, cache, at, None if n == z.shape[1] else (first, n), kept, clean)
     if own:
         per_row = lambda a: jnp.reshape(a, (-1, 1))
         left = per_row(start) - 1 + jnp.arange(length)
@@ -332,7 +377,7 @@ def read(params, z, cfg, valid=None, start=0, length=None, cache=None, part=(0, 
 
 def logits(params, z, cfg, valid=None, start=0, length=None):
     """z (B, T) with holes -> (B, length, V) float32: `[:, i]` is always about token start + i (see `features`)."""
-    return readout(params, features(params, z, cfg, valid, start, length), cfg)
+    return readout(at_hand(params, cfg), features(params, z, cfg, valid, start, length), cfg)
 
 
 def score(params, tokens, cfg, valid=None):
@@ -342,16 +387,19 @@ def score(params, tokens, cfg, valid=None):
     if cfg.causal:
         seen = (jnp.cumsum(seen, 1) == seen.sum(1, keepdims=True)) * seen
     pooled = jnp.sum(h * seen[..., None], 1) / jnp.maximum(seen.sum(1, keepdims=True), 1)  # (B, D)
-    return pooled @ params["head"][:, 0]
+    return mesh.everywhere(pooled @ params["head"][:, 0])
 
 
-def adapt(params, cfg, mask_id):
+def adapt(params, cfg, mask_id, block_causal=None):
     """A causal model -> params, ModelConfig of a denoiser, as Dream was made of Qwen2: it sees both sides, still
     predicts each token one place before it, and has a mask, at first the mean of all tokens, also where there is a row
-    for it already (Qwen2 has 152,064, of which 151,665 mean something). Its family has biases."""
+    for it already (Qwen2 has 152,064, of which 151,665 mean something). Its family has biases. With block_causal it is
+    what Fast-dLLM v2 made of Qwen2, or SDAR of Qwen3: that predicts each token in its place, and has no biases."""
+    sdar = cfg.qk_norm and block_causal is not None
     size = max(cfg.vocab_size, mask_id + 1)
     more = size - cfg.vocab_size
-    cfg = dataclasses.replace(cfg, causal=False, mask_id=mask_id, vocab_size=size, qkv_bias=True)
+    cfg = dataclasses.replace(cfg, causal=False, block_causal=block_causal, shift=not sdar, mask_id=mask_id,
+                              vocab_size=size, qkv_bias=not sdar)  # fmt: skip
     fill = lambda rows, mean: jnp.concatenate([rows, jnp.repeat(mean[None], more, 0)]).at[mask_id].set(mean)
     grown = lambda rows: fill(rows, rows.mean(0))
     biases = {n: jnp.zeros(shape) for n, shape in shapes(cfg)["blocks"].items() if n.endswith("_bias")}

@@ -8,9 +8,13 @@ The objectives: where a batch comes from, and what the loss is. All the rest is 
 
 import collections
 import contextlib
+import dataclasses
 import functools
+import itertools
+import json
 import math
 import time
+import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,6 +28,7 @@ import data
 import diffusion
 import disk
 import grpo
+import mesh
 import model
 import rewards
 import sample
@@ -37,6 +42,7 @@ class Task(NamedTuple):
     batches: Callable  # state, key -> minibatches of one iteration: dicts of arrays (B, ...), and numbers to be logged
     loss: Callable  # params, minibatch -> scalar, metrics; the only thing that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
+    rows: int  # how many there are to learn from, which is an epoch
     passes: str | None  # the metric that decides which checkpoint is best and when stop_at is reached; None: val/nelbo
 
 
@@ -58,12 +64,16 @@ class Text(NamedTuple):
 
 def read_rows(cfg, split):
     """The rows of a split, of the difficulties that this run is about; unrated rows always are."""
-    rows = data.load(cfg.dataset, split)
+    names = {name: getattr(cfg, f"{name}_key") for name in ("prompt", "completion", "answer")}
+    rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in names.items() if theirs})
     if cfg.difficulty:
         low, high = cfg.difficulty
         rows = [row for row in rows if low <= row.get("difficulty", low) <= high]
         if not rows:
             raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={cfg.difficulty}")
+    if cfg.limit and split == "train":
+        n = max(1, round(cfg.limit * len(rows) if cfg.limit < 1 else cfg.limit))
+        rows = [rows[i] for i in sorted(np.random.default_rng(0).permutation(len(rows))[:n])]  # of all parts of a file
     return rows
 
 
@@ -111,7 +121,8 @@ def in_chunks(fn, size, *trees):
     """fn of trees of arrays (B, ...) -> a tree of (B, ...), `size` rows at a time, the last row again where they do not
     divide, so that there is one shape to compile. Of numbers (), the mean over the chunks."""
     n, out = len(jax.tree.leaves(trees)[0]), []
-    if size >= n:
+    size = mesh.up(min(size, n))  # all devices have as many
+    if size == n:
         return fn(*trees)
     for first in range(0, n, size):
         at = np.arange(first, first + size).clip(max=n - 1)
@@ -129,11 +140,6 @@ def written(tokens, tok, cfg):
     """tokens (B, T) -> the ids of the completions, up to their first end of text."""
     completions = np.asarray(tokens)[:, cfg.max_prompt_len :].tolist()
     return [row[: row.index(tok.eos_id)] if tok.eos_id in row else row for row in completions]
-
-
-def texts(tokens, tok, cfg):
-    """tokens (B, T) -> completions as text."""
-    return [tok.decode(ids) for ids in written(tokens, tok, cfg)]
 
 
 def punch(text, cfg, tok, seed):
@@ -167,6 +173,29 @@ def holes_of_rows(text, cfg, tok):
 # ---- rewards ---------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def in_memory(cfg, rows, fns):
+    """Rows (a list, or {"train": list, "val"?: list}) and reward functions {name: fn} of a Python program, either None
+    -> the Config that names them, by names that mean them as long as this lasts."""
+    known = {name: rewards.checked(f"reward {name!r}:", name, fn) for name, fn in (fns or {}).items()}
+    rewards_before = dict(rewards.REWARDS)
+    if rows is not None:
+        splits = rows if isinstance(rows, dict) else {"train": list(rows)}
+        if "val" not in splits:
+            splits = {split: data.part(splits["train"], split, "the list of rows") for split in ("train", "val")}
+        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # other rows are another run
+        name = f"{len(splits['train']) + len(splits['val'])} {data.IN_MEMORY}, {number:08x}"
+        cfg, data.MEMORY[name] = dataclasses.replace(cfg, dataset=name), splits
+    try:
+        rewards.REWARDS.update(known)
+        yield dataclasses.replace(cfg, rewards=cfg.rewards or tuple(known))
+    finally:
+        rewards.REWARDS.clear()
+        rewards.REWARDS.update(rewards_before)
+        if rows is not None:
+            del data.MEMORY[name]
+
+
 def named_rewards(cfg, rows, **made):
     """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards; `made` are those from models. Stops if one of them needs a
     column that no row has."""
@@ -182,11 +211,17 @@ def named_rewards(cfg, rows, **made):
 def check_early(cfg):
     """What can be said of the rewards before a base or a judge is trained for them: that they and their columns are
     there."""
+    if not cfg.rewards:
+        raise ValueError("objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help "
+                         "lists them")  # fmt: skip
     later = lambda prompts, completions: []
     for split in ("train", "val"):
         rows = read_rows(cfg, split)
         named_rewards(cfg, rows, judge=later, coherence=later)
-        bare = [row for row in rows if not row.get("completion")]
+        bare, marked = [row for row in rows if not row.get("completion")], sum("masked" in row for row in rows)
+        if cfg.fill_in and 0 < marked < len(rows):
+            raise ValueError(f"{cfg.dataset}/{split}: {marked} of {len(rows)} rows say in `masked` which tokens to "
+                             "fill: all rows of a split should, or none")  # fmt: skip
         if cfg.fill_in and bare and not all("masked" in row for row in rows):
             raise ValueError(f"fill_in=True makes holes in completions, and {len(bare)} rows of {cfg.dataset}/{split} "
                              f"have none: {str(bare[0])[:80]}")  # fmt: skip
@@ -219,14 +254,23 @@ def reward_functions(cfg, tok, rows):
 
 def score(fns, more, cfg, tok, rows, ids, each):
     """The ids of `each` completions of every row -> these as text, their total reward (B,), {name: (B,)}; what is in
-    `more` is not in the total."""
+    `more` is not in the total. Of several processes each scores its rows; models, which are split over all, all."""
     weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(more)
     many = [row for row in rows for _ in range(each)]
     columns = {"groups": np.repeat(np.arange(len(rows)), each).tolist(), "token_ids": ids,
                "max_length": [cfg.max_new_tokens] * len(many)}  # fmt: skip
     columns = rewards.columns(many) | columns
     prompts, completions = [row["prompt"] for row in many], [tok.decode(row) for row in ids]
-    return completions, *rewards.combine(fns | more, weights, prompts, completions, columns, cfg.reward_clip)
+    part = mesh.share(len(rows))
+    part, fns = slice(part.start * each, part.stop * each), fns | more
+    for name in fns.keys() & {"judge", "coherence"}:
+        said = rewards.call(name, fns[name], prompts, completions, columns)[part]
+        fns |= {name: lambda completions, said=said: said}
+    own = {name: column[part] for name, column in columns.items()}
+    found = mesh.everyone(lambda: rewards.combine(fns, weights, prompts[part], completions[part], own, cfg.reward_clip))
+    names = dict.fromkeys(name for _, parts in found for name in parts)  # nobody may have noted it of some rows
+    joint = {k: np.concatenate([p[k] if k in p else np.zeros(len(total)) for total, p in found]) for k in names}
+    return completions, np.concatenate([total for total, _ in found]), joint
 
 
 def opinions(parts, cfg, fns):
@@ -254,6 +298,13 @@ def meaning(cfg, fns, more):
     return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
 
 
+def passing(each, cfg):
+    """What a reward said, nan for no opinion -> the same, or with pass_at whether that passes."""
+    if cfg.pass_at is None:
+        return each
+    return np.where(np.isnan(each), np.nan, each >= min(cfg.pass_at, cfg.reward_clip or math.inf))
+
+
 def pass_rates(cfg, tok, fns, more, params, key, text):
     """Fills the holes of a Text: once greedily, and eval_samples times at the run's temperature -> metrics, samples.
 
@@ -262,22 +313,25 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
     out, arrays, judge_of_all, n_rows = {}, text.take(slice(None)), decisive(fns, more), len(text.rows)
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
 
-    def answers(key, temperature):  # the ids of a completion of every row
-        some = lambda keys, arrays: fill(params, keys, arrays, cfg, plan(cfg, temperature))[0]
-        return written(in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays), tok, cfg)
+    def answers(key, temperature):  # the ids of a completion of every row, and how the first came about
+        some = lambda keys, arrays: fill(params, keys, arrays, cfg, plan(cfg, temperature))
+        x, trace = in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays)
+        ids = written(x, tok, cfg)
+        first = zip(*(np.asarray(a[0, cfg.max_prompt_len :]) for a in (x, trace["step"], trace["logp"])), strict=True)
+        shown = [[tok.decode([int(i)]) or "∎", int(at), round(math.exp(p), 4)] for i, at, p in first]
+        return ids, shown[: len(ids[0]) + 1]
 
     samples = [{"prompt": row["prompt"]} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):
-        each = [answers(jax.random.fold_in(key, i), temperature) for i in range(n)]
+        each, films = zip(*(answers(jax.random.fold_in(key, i), temperature) for i in range(n)), strict=True)
+        samples[0] |= {"film": films[0]} if name == "greedy" else {}
         ids = [row for group in zip(*each, strict=True) for row in group]  # those of one prompt in a row
         completions, total, parts = score(fns, more, cfg, tok, text.rows, ids, n)
         for i, s in enumerate(samples):
             s[name] = completions[i] if n == 1 else completions[i * n : (i + 1) * n]
         if not judge_of_all:
             continue
-        each = parts[judge_of_all].reshape(-1, n)
-        if cfg.pass_at is not None:
-            each = np.where(np.isnan(each), np.nan, each >= min(cfg.pass_at, cfg.reward_clip or math.inf))
+        each = passing(parts[judge_of_all].reshape(-1, n), cfg)
         each = each[~np.isnan(each).all(1)]
         of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
         out[f"val/{name}"] = float(of_prompts.mean())
@@ -320,20 +374,22 @@ def pretrain(cfg, tok, start):
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
     logp = jax.jit(functools.partial(diffusion.likelihood, cfg=cfg.model, start=cfg.max_prompt_len))
     allowed = stages(cfg, train.rows)
-    learnt, held_out = ((up_to_its_end(t, tok) if cfg.model.causal else t) for t in (train, shown))
+    known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
+    learnt, held_out = ((up_to_its_end(t, tok) if cfg.model.causal else t) for t in (train, known))
 
     def batches(state, key):
         size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
         yield noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
 
     def evaluate(state, key):
-        n = len(held_out.rows)
-        keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
-        some = functools.partial(logp, state.weights)
-        bound = np.asarray(in_chunks(some, cfg.rollout_chunk or n, held_out.take(slice(None)), keys), float)
-        out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
-        if not cfg.max_prompt_len and all("completion" in row for row in shown.rows):
-            size = np.mean([len(tok.decode(row).encode()) for row in shown.arrays["tokens"]])
+        out = {"val/nelbo": math.nan}
+        if n := len(held_out.rows):
+            keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
+            some = functools.partial(logp, state.weights)
+            bound = np.asarray(in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
+            out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
+        if n and not cfg.max_prompt_len:
+            size = np.mean([len(tok.spell(row)) for row in held_out.arrays["tokens"]])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(SAMPLES, len(asked.rows))))  # only to be looked at
         rates, samples = pass_rates(cfg, tok, fns, more, state.weights, key, scored)
@@ -341,7 +397,8 @@ def pretrain(cfg, tok, start):
 
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     passes = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
-    return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, passes)
+    n = len(train.rows) * (2 if cfg.paired else 1)  # paired, a batch has half as many rows
+    return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, n, passes)
 
 
 # ---- judge -----------------------------------------------------------------------------------------------------------
@@ -355,21 +412,24 @@ def judge_texts(cfg, tok, start):
         generator = None if generator and model.width(generator) else generator
 
     def refill(rows, seed):
-        """Holes in the completions of rows, filled by the generator at one temperature after the other."""
+        """Holes in the completions of rows, all windows of a document, filled by the generator at one temperature after
+        the other; without a kind what does not fit."""
         rng = np.random.default_rng(seed)
         arrays, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
-        written = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
-        arrays["hole"] = written & (rng.random(written.shape) < rng.uniform(0.2, 1.0, (len(written), 1)))
-        out, kinds = [row["completion"] for row in rows], [""] * len(rows)
-        size = min(cfg.eval_size, -(-len(written) // len(cfg.judge_temperatures)))  # every temperature has its turn
-        for n, first in enumerate(range(0, len(written), size)):
-            index = np.arange(first, first + size) % len(written)  # all chunks of one shape
+        text = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
+        arrays["hole"] = text & (rng.random(text.shape) < rng.uniform(0.2, 1.0, (len(text), 1)))
+        windows, ids, kinds = [[]] * len(text), [[] for _ in rows], [""] * len(rows)
+        size = min(cfg.eval_size, -(-len(text) // len(cfg.judge_temperatures)))  # every temperature has its turn
+        for n, first in enumerate(range(0, len(text), max(size, 1))):
+            index = np.arange(first, first + size) % len(text)  # all chunks of one shape
             heat = cfg.judge_temperatures[n % len(cfg.judge_temperatures)]
             chunk = {k: jnp.asarray(arrays[k][index]) for k in ("tokens", "hole", "valid")}
-            filled = texts(fill(generator, jax.random.key(seed + n), chunk, cfg, plan(cfg, heat))[0], tok, cfg)
-            for row, text in zip(arrays["row"][index], filled, strict=True):
-                out[row], kinds[row] = text, f"filled at {heat:g}"
-        return out, kinds
+            filled = fill(generator, jax.random.key(seed + n), chunk, cfg, plan(cfg, heat))[0]
+            for i, window in zip(index, written(filled, tok, cfg), strict=True):
+                windows[i], kinds[arrays["row"][i]] = window, f"filled at {heat:g}"
+        for row, window in zip(arrays["row"], windows, strict=True):
+            ids[row] += window
+        return [tok.decode(row) for row in ids], kinds
 
     made = [
         learned.pairs(read_rows(cfg, split)[:n], cfg.seed + i, generator and refill)
@@ -386,14 +446,17 @@ def judge_texts(cfg, tok, start):
         return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, learned.loss(params, batch, cfg.model))
 
     def evaluate(state, key):
-        b, w = (np.asarray(read(state.weights, val[s], valid=val[s + "_valid"])) for s in ("better", "worse"))
+        some = lambda tokens, valid: read(state.weights, tokens, valid=valid)
+        of = lambda side: np.asarray(in_chunks(some, config.eval_rows(cfg), val[side], val[side + "_valid"]))
+        b, w = of("better"), of("worse")
         columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
         shown = zip(*made[1][:4], b.tolist(), w.tolist(), strict=True)
         return learned.report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]
 
     init = lambda key: model.init(key, cfg.model, n_out=1) | {
         k: v for k, v in (start or {}).items() if k != "head" or model.width(start)}  # fmt: skip
-    return Task(init, batches, loss, evaluate, "val/pair_acc" if train["score"] is None else "val/correlation")
+    passes = "val/pair_acc" if train["score"] is None else "val/correlation"
+    return Task(init, batches, loss, evaluate, len(train["better"]), passes)
 
 
 # ---- grpo ------------------------------------------------------------------------------------------------------------
@@ -417,13 +480,14 @@ class Scored(NamedTuple):
     rows: list  # N
     rollout: Rollout
     completions: list  # B texts
-    rewards: np.ndarray  # (R, N, G), the diversity bonus last
+    rewards: np.ndarray  # (R, N, G), behind the rewards the diversity bonus and the KL
     parts: dict  # name: (B,) of every reward, what it notes, and the bonus
 
 
 def weights_of(each, cfg):
-    """each (R, N, G) of cfg.rewards and, where it is the last, of the diversity bonus -> their weights (R,)."""
-    return np.array([*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), cfg.diversity_bonus][: len(each)])
+    """each (R, N, G) of cfg.rewards and maybe of the diversity bonus and the KL behind them -> their weights (R,)."""
+    bonus = [cfg.diversity_bonus] * bool(cfg.diversity_bonus) + [-cfg.kl_beta] * cfg.kl_in_reward
+    return np.array([*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), *bonus][: len(each)])
 
 
 def advantages(each, cfg):
@@ -457,8 +521,26 @@ def refill(old, new, cfg):
 def objective(cfg):
     """The loss's share of a config."""
     return grpo.Objective(loss=cfg.loss_type, ratio=cfg.ratio_level, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
-                          clip_cap=cfg.clip_cap, cispo_cap=cfg.cispo_cap, kl_beta=cfg.kl_beta, kl_est=cfg.kl_est,
-                          entropy_coef=cfg.entropy_coef)  # fmt: skip
+                          clip_cap=cfg.clip_cap, cispo_cap=cfg.cispo_cap, kl_est=cfg.kl_est,
+                          kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta, entropy_coef=cfg.entropy_coef)  # fmt: skip
+
+
+ALGORITHM = {  # what a run of grpo does, in a line each: the keys that say it
+    "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
+                "repetition_penalty fill_in dynamic_sampling",
+    "rewards": "rewards reward_weights reward_clip diversity_bonus", "estimator": "logp_est logp_views logp_scale",
+    "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
+    "loss": "loss_type aggregation ratio_level clip_low clip_high clip_cap updates_per_rollout entropy_coef",
+    "KL": "kl_beta kl_est kl_in_reward ref_mode ref_from",
+    "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
+
+
+def algorithm(cfg):
+    """The lines of ALGORITHM, with the keys as they are typed, but for those that are off."""
+    value = lambda k: ",".join(map(str, v)) if isinstance(v := getattr(cfg, k), tuple) else v
+    said = lambda keys: "  ".join(f"{k}={value(k)}" for k in keys.split() if value(k) not in (None, "", 0))
+    off = {} if cfg.kl_beta else {"KL": "none"}
+    return [f"    {name:11} {line}" for name, line in ({k: said(keys) for k, keys in ALGORITHM.items()} | off).items()]
 
 
 @functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
@@ -487,14 +569,23 @@ def draws(cfg, tok, text):
 def roll_out(params, key, prompts, cfg, tok):
     """Text of N prompts -> Rollout of G completions each, in chunks of whole groups where rollout_chunk holds one."""
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
-    hole, size = arrays["hole"], config.rollout_rows(cfg)
+    hole, size = arrays["hole"], mesh.up(config.rollout_rows(cfg))
     how = plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     some = lambda keys, arrays: fill(params, keys, arrays, cfg, how, math.gcd(size, cfg.group_size))
     x, trace = in_chunks(some, size, sample.row_keys(key, len(hole)), arrays)
     return Rollout(x, arrays["valid"], hole, what_counts(x, hole, tok.eos_id, cfg), **trace)
 
 
-def judged(rollout, rows, fns, cfg, tok):
+def divergence(state, key, r, cfg):
+    """Rollout -> (B,), log p of each completion under the policy less that under the reference: k1, which a reward may
+    hold (as a loss its gradient is 0 on average): there it is the gradient of KL(policy || reference)."""
+    M, w, seen = look(key, r, cfg)
+    b = {"x": r.x, "valid": r.valid, "hole": r.hole, "mask": r.mask, "M": M, "w": w, "adv": jnp.zeros(len(r.x))}
+    of = lambda params: in_chunks(lambda b: logps(params, b, cfg), config.minibatch(cfg), b)
+    return np.asarray((seen * (of(state.params) - of(mesh.aboard(state.reference)))).sum(1), float)
+
+
+def judged(rollout, rows, fns, cfg, tok, kl=None):
     """Rollout of N rows -> Scored."""
     N, G = cfg.batch_size, cfg.group_size
     completions, total, parts = score(fns, {}, cfg, tok, rows, written(rollout.x, tok, cfg), G)
@@ -504,6 +595,9 @@ def judged(rollout, rows, fns, cfg, tok):
         bonus = np.array(rewards.diversity(groups, completions, groups), float)
         parts["diversity_bonus"] = np.where(np.isnan(total), np.nan, bonus)  # what nobody judged stays left out
         each = np.stack([*each, parts["diversity_bonus"]])
+    if kl is not None:
+        parts["kl"] = np.where(np.isnan(total), np.nan, kl)
+        each = np.stack([*each, parts["kl"]])
     return Scored(rows, rollout, completions, each.reshape(-1, N, G), parts)
 
 
@@ -523,19 +617,23 @@ def look(key, r, cfg):
     """Rollout of K -> M, w (K, V, T), seen (K, T): the masks of one pass over it, V views with the rows in front."""
     prompt = ~r.hole & (True if r.valid is None else r.valid)
     ratio = cfg.mask_ratio_min, cfg.mask_ratio_max
-    M, w, seen = diffusion.views(key, cfg.logp_est, r.hole, r.step, cfg.logp_views, ratio, cfg.p_mask_prompt, prompt)
+    block = diffusion.blocks(r.valid, r.x.shape[1], cfg.model)
+    M, w, seen = diffusion.views(key, cfg.logp_est, r.hole, r.step, cfg.logp_views, ratio, cfg.p_mask_prompt, prompt,
+                                 block)  # fmt: skip
     if cfg.loss_type == "spg":  # whose upper bound is the log of a weighted mean
         w, seen = w * seen, seen > 0
     return M.swapaxes(0, 1), (w * r.mask * cfg.logp_scale).swapaxes(0, 1), seen * r.mask
 
 
 def policy(params, b, cfg):
-    """Batch with x, mask (B, T), M, w (B, V, T), valid, adv (B,) -> log-probs, entropy (B, T) under params."""
+    """Batch with x, hole, mask (B, T), M, w (B, V, T), valid, adv (B,) -> log-probs, entropy (B, T) under params."""
     M, w = b["M"].swapaxes(0, 1), b["w"].swapaxes(0, 1)
     chunk = cfg.logp_chunk and min(cfg.logp_chunk, M.shape[0] * M.shape[1])
+    filtered = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
+    temper = functools.partial(sample.as_drawn, plan=plan(cfg, cfg.temperature)) if filtered else None
     logp, entropy = diffusion.view_logp(
-        params, b["x"], M, cfg.model, b["valid"], cfg.max_prompt_len, chunk, cfg.temperature or 1.0, w != 0,
-        bonus=cfg.entropy_coef > 0
+        params, b["x"], M, cfg.model, b["valid"], cfg.max_prompt_len, chunk, cfg.temperature, w != 0,
+        cfg.entropy_coef > 0, b["hole"], temper
     )  # fmt: skip
     entropy = (w * entropy).sum(0) / jnp.maximum(w.sum(0), 1e-6)
     if cfg.loss_type == "spg":
@@ -548,8 +646,8 @@ def logps(params, b, cfg):
     """Batch as above -> (B, T), micro-batch by micro-batch as in the gradient: in 16 bits a product of another shape is
     another number."""
     cut = lambda x: x.reshape(cfg.gradient_accumulation_steps, -1, *x.shape[1:])
-    parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "mask", "M", "w", "adv")})
-    return jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape)
+    parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "hole", "mask", "M", "w", "adv")})
+    return mesh.everywhere(jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape))
 
 
 def passes(state, key, k_order, r, cfg):
@@ -560,15 +658,16 @@ def passes(state, key, k_order, r, cfg):
     compared = cfg.ratio_level != "none" and (cfg.updates_per_rollout > 1 or size < K)  # are there updates after one?
     for n in range(cfg.updates_per_rollout):
         M, w, seen = look(jax.random.fold_in(key, n if cfg.random_masking else 0), r, cfg)
-        whole = {"x": r.x, "valid": r.valid, "mask": r.mask, "drawn": r.logp, "M": M, "w": w, "seen": seen}
-        whole |= {"row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
+        whole = {"x": r.x, "valid": r.valid, "hole": r.hole, "mask": r.mask, "drawn": r.logp, "M": M, "w": w}
+        whole |= {"seen": seen, "row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
         order = jax.random.permutation(jax.random.fold_in(k_order, n), K)
         for i in range(0, K, size):
             b = whole if size == K else jax.tree.map(lambda v, at=order[i : i + size]: v[at], whole)
             first = jnp.full(b["x"].shape, jnp.nan)
             b |= {"old": (logps(state.params, b, cfg) if out else first) if compared else None,
-                  "ref": logps(state.reference, b, cfg) if cfg.kl_beta else None,
-                  "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps),
+                  "ref": logps(mesh.aboard(state.reference), b, cfg) if cfg.kl_beta and not cfg.kl_in_reward else None,
+                  "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps,
+                                         cfg.aggregation),
                   "share": b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)}  # fmt: skip
             out.append(b)
     return out
@@ -591,15 +690,16 @@ def describe(found, adv, cfg, tok):
     """What an iteration logs beside the loss: of the rewards, the advantages (N, G), and the completions."""
     r, each, G = found.rollout, found.rewards, cfg.group_size
     total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
-    known = total[~np.isnan(total)]
+    known, (_, inside, n) = total[~np.isnan(total)], grpo.moments(total, 1)
     ends, drawn = (np.asarray(a) for a in (r.hole & (r.x == tok.eos_id), r.hole))
     length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
     ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
     groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
     return {
-        "reward": rewards.mean(total), "reward/std": float(known.std()) if len(known) else math.nan,
-        "reward/group_std": float(grpo.moments(total, 1)[1].mean()),
+        "reward": rewards.mean(total), "reward_std": rewards.mean(np.where(n > 1, inside, np.nan)),  # of one: no spread
+        **{f"reward/{how}": float(getattr(known, how)()) if len(known) else math.nan for how in ("std", "min", "max")},
         "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
+        "pass_rate": rewards.mean(passing(next(iter(found.parts.values())), cfg)),
         "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
         "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
         "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),
@@ -608,6 +708,18 @@ def describe(found, adv, cfg, tok):
         f"completions/{stat}_{kind}length": float(getattr(some, stat)()) for stat in ("mean", "min", "max")
         for kind, some in (("", length), ("terminated_", length[ends])) if len(some)
     } | rewards.summary(found.parts)  # fmt: skip
+
+
+def first_group(found, adv, cfg, tok):
+    """Scored, its advantages (N, G) -> the first prompt and all that was made of it, for rollouts.jsonl."""
+    G, row, r = cfg.group_size, {"prompt": found.rows[0]["prompt"]}, found.rollout
+    if cfg.fill_in:  # the text with its holes
+        ids, asked = written(r.x[:1], tok, cfg)[0], np.asarray(r.hole[0, cfg.max_prompt_len :]).tolist()
+        parts = itertools.groupby(zip(ids, asked, strict=False), lambda pair: pair[1])
+        row["masked"] = "".join("<|mask|>" * len([*some]) if hole else tok.decode([i for i, _ in some])
+                                for hole, some in parts)  # fmt: skip
+    scores = {name: part[:G].tolist() for name, part in found.parts.items() if "/" not in name}
+    return row | {"completions": found.completions[:G], "rewards": scores, "advantages": adv[0].tolist()}
 
 
 @contextlib.contextmanager
@@ -631,13 +743,15 @@ def iteration(state, key, draw, fns, cfg, tok):
         # The device goes on with what needs no rewards while the host scores; but it is not known then which
         # completions stay, when groups may be drawn again or only the best are kept.
         ready = minibatches(r) if tries == 1 and config.kept(cfg) == len(r.x) else None
+        with timed(notes, "time/old_ref"):
+            kl = divergence(state, jax.random.fold_in(k_roll, tries + 1 + n), r, cfg) if cfg.kl_in_reward else None
         with timed(notes, "time/reward"):
-            new = judged(r, prompts.rows, fns, cfg, tok)
+            new = judged(r, prompts.rows, fns, cfg, tok, kl)
         found = refill(found, new, cfg) if found else new  # groups that agree with themselves are drawn again
         if n + 1 < tries and spread(found, cfg).all():
             break
     adv = advantages(found.rewards, cfg)
-    notes |= describe(found, adv, cfg, tok) | {"rollouts": n + 1}
+    notes |= describe(found, adv, cfg, tok) | {"rollouts": n + 1, "group": first_group(found, adv, cfg, tok)}
     if notes["skipped"]:
         tqdm.write(f"step {state.step + 1}: no reward ({', '.join(fns)}) has an opinion on any of the {adv.size} "
                    "completions, so there is no update")  # fmt: skip
@@ -667,6 +781,7 @@ def tune(cfg, tok, start):
         batches=lambda state, key: iteration(state, key, draw, fns, cfg, tok),
         loss=lambda params, batch: policy_loss(params, batch, cfg),
         evaluate=lambda state, key: pass_rates(cfg, tok, fns, more, state.weights, key, shown),
+        rows=len(train.rows),
         passes="val/sampled",
     )
 

@@ -6,11 +6,11 @@ A reward is one plain function, and a new one is a line in the dict REWARDS or a
     fn(prompts, completions, **columns) -> list[float | None]      one entry per completion; None = no opinion
 
 All reach it by parameter name, as lists aligned with the completions, so a reward of TRL's, fn(completions, **kwargs),
-is one too. A parameter without a default is a column it cannot do without. `reference` is the completion that the row
-came with; a trainer may add token_ids.
+is one too, and so is one of a single text, fn(completion, **columns of its row). A parameter without a default is a
+column it cannot do without. `reference` is the completion that the row came with; a trainer may add token_ids.
 
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
-    python rewards.py samples.jsonl --rewards=my_rewards.py:politeness
+    python rewards.py samples.jsonl --rewards="my_rewards.py:politeness,length(target=40)"
     python rewards.py code --rewards=tests --check      do the reference solutions of a data set score 1.0?
 """
 import terminal
@@ -19,12 +19,16 @@ if __name__ == "__main__":
     terminal.begin()
 
 import argparse
+import ast
+import contextlib
 import difflib
+import functools
 import importlib.util
 import inspect
 import json
 import math
 import os
+import re
 import sys
 import traceback
 
@@ -40,8 +44,9 @@ def empty(value):
     return value is None or isinstance(value, str) and not value.strip() or isinstance(value, list) and not value
 
 
-def per_text(rule):
-    """rule(text, columns of its row) -> a reward: None where a column without default is empty, 0.0 for blank text."""
+def per_text(rule, blank=0.0):
+    """rule(text, columns of its row) -> a reward: None where a column without default is empty, and what blank text is
+    worth, unless that is None: then it is for the rule to say, too."""
     _, *wanted = inspect.signature(rule).parameters.values()
     needed = [p.name for p in wanted if p.default is p.empty]
 
@@ -54,12 +59,12 @@ def per_text(rule):
                 scores.append(None)
             else:
                 row = {name: value for name, value in row.items() if value is not None}
-                scores.append(rule(text, **row) if text.strip() else 0.0)
+                scores.append(rule(text, **row) if text.strip() or blank is None else blank)
         return scores
 
     first = list(inspect.signature(reward).parameters.values())[:2]
     reward.__signature__ = inspect.Signature([*first, *(p for p in wanted if p.name != "prompt")])
-    reward.__name__, reward.__doc__, reward.__wrapped__ = rule.__name__, rule.__doc__, rule
+    reward.__name__, reward.__doc__, reward.__wrapped__ = getattr(rule, "__name__", "reward"), rule.__doc__, rule
     return reward
 
 
@@ -84,14 +89,15 @@ def diversity(prompts, completions, groups=None):
 REWARDS = {
     "syntax": programs.syntax, "tests": programs.tests, "tests_all": programs.tests_all,
     "tests_fenced": programs.tests_fenced, "performance": programs.performance, "quality": programs.quality,
-    "diversity": diversity,
+    "format": programs.quality, "diversity": diversity,
 } | {name: per_text(rule) for name, rule in {
-    "format": programs.code_format, "exact": rules.exact, "contains": rules.contains, "regex": rules.regex,
+    "fenced": programs.code_format, "exact": rules.exact, "contains": rules.contains, "regex": rules.regex,
     "keywords": rules.keywords, "json": rules.valid_json, "xml": rules.valid_xml, "xml_tags": rules.xml_tags,
     "xml_soft": rules.xml_soft, "xml_strict": rules.xml_strict, "xml_int": rules.xml_int,
     "xml_answer": rules.xml_answer, "math": rules.math_answer, "countdown": rules.countdown, "sudoku": rules.sudoku,
     "sudoku_all": rules.sudoku_all, "length": rules.length, "overlong": rules.overlong,
     "repetition": rules.repetition, "reasoning": rules.reasoning, "safety": rules.safety}.items()}
+SETTINGS = re.compile(r"(.*?)(?:\((\s*\w+\s*=.*)\))?", re.S)  # a name, and what may stand in parentheses behind it
 FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # what learned.load makes of such a folder
 
 
@@ -112,18 +118,49 @@ def load(path, name):
         what = "is not a function" if hasattr(module, name) else "is not there"
         functions = [k for k, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{where} {name!r} {what}; the functions in {path} are {', '.join(functions) or 'none'}")
-    fn = getattr(module, name)
-    if not any(p.name == "completions" or p.kind is p.VAR_KEYWORD for p in inspect.signature(fn).parameters.values()):
-        line = f" (line {fn.__code__.co_firstlineno})" if inspect.isfunction(fn) else ""
-        raise ValueError(f"{where} it is {name}{inspect.signature(fn)}{line}; expected {name}(prompts, completions, "
-                         "**columns), parameters by these names, of which only completions is a must")
-    return fn
+    return checked(where, name, getattr(module, name))
+
+
+def checked(where, name, fn):
+    """A function of somebody's -> the reward that it is; one of a `completion` (or `text`) and columns of its row is
+    asked about each."""
+    wanted = list(inspect.signature(fn).parameters.values()) if callable(fn) else []
+    if any(p.name == "completions" or p.kind is p.VAR_KEYWORD for p in wanted):
+        return fn
+    if wanted and wanted[0].name in ("completion", "text"):
+        return per_text(fn, None)
+    line = f" (line {fn.__code__.co_firstlineno})" if inspect.isfunction(fn) else ""
+    raise ValueError(f"{where} it is {name}{inspect.signature(fn) if callable(fn) else f' = {fn!r}'}{line}; expected "
+                     f"{name}(prompts, completions, **columns), lists by these names, of which only completions is a "
+                     f"must, or {name}(completion), one text")
+
+
+def having(name, fn, text):
+    """A reward, "target=40" -> the reward with this parameter, of which the beginning will do, set for all rows."""
+    rule = fn.__wrapped__ if fn in REWARDS.values() and hasattr(fn, "__wrapped__") else fn  # of one text
+    signature, given = inspect.signature(rule), {}
+    free = {p.name: p.default for p in signature.parameters.values()
+            if p.name not in ("text", "prompt", "prompts", "completions") and p.kind is not p.VAR_KEYWORD}
+    for key, value in (map(str.strip, part.split("=", 1)) for part in re.split(r",\s*(?=\w+\s*=)", text)):
+        near = [p for p in free if p == key] or [p for p in free if p.startswith(key)]
+        if len(near) != 1:
+            raise ValueError(f"the reward {name!r} has no setting {key!r}; there are {', '.join(free) or 'none'}")
+        given[near[0]], number = value, isinstance(free[near[0]], (int, float))
+        if number or rule is fn or value[:2] in ("['", '["'):  # elsewhere 5 is a text, as in regex(pattern=5)
+            with contextlib.suppress(ValueError, SyntaxError):
+                given[near[0]] = ast.literal_eval(value)
+        if number and not isinstance(given[near[0]], (int, float)):
+            raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}={free[near[0]]}")
+    bound = functools.update_wrapper(functools.partial(rule, **given), rule)
+    bound.__signature__ = signature.replace(parameters=[p for k, p in signature.parameters.items() if k not in given])
+    return bound if rule is fn else per_text(bound)
 
 
 def resolve(names, **made):
-    """"tests,my.py:fn" or ("tests", "my.py:fn") -> {name: fn}; `made` are those from models, of learned.load."""
+    """"tests,my.py:fn" or ("tests", "length(target=40)") -> {name: fn}; `made` are from models, of learned.load."""
     known, fns = REWARDS | FROM_MODELS | made, {}
-    for name in [n.strip() for n in (names.split(",") if isinstance(names, str) else names)]:
+    for name in terminal.parts(names) if isinstance(names, str) else map(str.strip, names):
+        name, settings = SETTINGS.fullmatch(name).groups()
         path, colon, short = name.rpartition(":")
         if not colon and name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -136,6 +173,7 @@ def resolve(names, **made):
                 f": what judge_from names makes {', '.join(made)} instead (a judge has a head of width 1, a language "
                 "model has not)" if made else f" is made from a model: set judge_from to the folder of {known[name]}"))
         fns[short] = load(path, short) if colon else known[name]
+        fns[short] = having(short, fns[short], settings) if settings else fns[short]
     return fns
 
 
@@ -230,7 +268,8 @@ def mean(part):
 
 
 def summary(parts):
-    """Parts -> metrics: rewards/NAME/mean, /std, /none_frac, and the mean of each note, as in tests/timeout_frac."""
+    """Parts -> metrics: rewards/NAME/mean, /std, /min, /max, /none_frac, and the mean of each note, as in
+    tests/timeout_frac."""
     metrics = {}
     for name, part in parts.items():
         seen = part[~np.isnan(part)]
@@ -239,7 +278,7 @@ def summary(parts):
             continue
         metrics[f"rewards/{name}/none_frac"] = 1.0 - len(seen) / max(1, len(part))
         if len(seen):
-            metrics |= {f"rewards/{name}/mean": float(seen.mean()), f"rewards/{name}/std": float(seen.std())}
+            metrics |= {f"rewards/{name}/{how}": float(getattr(seen, how)()) for how in ("mean", "std", "min", "max")}
     return metrics
 
 
@@ -326,7 +365,8 @@ def main():
                                      epilog="rewards: " + ", ".join(REWARDS | FROM_MODELS), allow_abbrev=False)
     parser.add_argument("data", help='rows {"prompt", "completion", ...} in .jsonl or .json, samples.jsonl of a run, '
                                      "or the name of a data set")
-    parser.add_argument("--rewards", required=True, help="names, or path/to/file.py:function, with commas")
+    parser.add_argument("--rewards", required=True, help="names, or path/to/file.py:function, with commas; "
+                        "NAME(key=value) sets a parameter")
     parser.add_argument("--reward_weights", type=numbers, help="a number for each, with commas (default: 1)")
     parser.add_argument("--reward_timeout", type=float, default=5.0, help="seconds for a completion (default: 5)")
     parser.add_argument("--reward_workers", type=int, help="programs at a time (default: four a core)")
@@ -336,11 +376,11 @@ def main():
     parser.add_argument("--check", action="store_true", help="fail unless every completion, as a reference, scores 1.0")
     try:
         return score(parser.parse_args())
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, RuntimeError) as e:
         print(f"rewards.py: {e}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":

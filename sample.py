@@ -38,6 +38,7 @@ from tqdm import tqdm
 
 import diffusion
 import disk
+import mesh
 import model
 
 
@@ -47,8 +48,8 @@ class Plan:
     # exactly the trajectory's. LLaDA's own choice at temperature > 0 is `sampled`, the probability of the token just
     # drawn: whether a token is kept then depends on which one it is, and its log-prob is not that of its being there.
     order: str = "confidence"  # which holes first: random, confidence, margin, entropy, left, sampled
-    rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy
-    steps: int = 32  # forward passes, shared out over the blocks (rules quota and dream)
+    rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic (SDAR)
+    steps: int = 32  # forward passes, shared out over the blocks; of a block_causal model, for each block
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: all is one block
     cache: str = "none"  # of what a pass leaves out: none, prefix (left of the block), dual (and right of it)
     early_end: bool = False  # a row whose text has its end, and no hole before it, is done: the rest becomes ends, too
@@ -92,6 +93,7 @@ class State(NamedTuple):
     block: jax.Array  # (B,) where the current block of each row begins
     i: jax.Array  # (B,) steps so far in this block
     cache: list | None = None  # keys and values: of a causal model, of what is left of the current column
+    kept: jax.Array | None = None  # (B,) of a block model: what is left of this column stays in the cache as it is
 
 
 # ---- who goes first: p (n, V), the token each of n positions would get, its key and its column -> scores (n,)
@@ -119,7 +121,7 @@ ORDERS = {
 # ---- how many: rank, hole, the scores of NEEDS (B, L), step i of `share` (B, 1) in this block -> commit (B, L) bool
 
 # The order by whose scores a rule decides.
-NEEDS = {"threshold": "confidence", "factor": "confidence", "entropy": "entropy"}
+NEEDS = {"threshold": "confidence", "factor": "confidence", "dynamic": "confidence", "entropy": "entropy"}
 
 
 def quota(plan, rank, hole, score, i, share):
@@ -140,6 +142,11 @@ def dream(plan, rank, hole, score, i, share):
     return rank < jnp.where(i < share - 1, k, hole.shape[1])
 
 
+def static(plan, rank, hole, score, i, share):
+    """SDAR's split: of a block's length, not of the holes in it, which are fewer where a prompt ends."""
+    return rank < jnp.maximum(hole.shape[1] // share + (i < hole.shape[1] % share), 1)
+
+
 def factor(plan, rank, hole, score, i, share):
     """Fast-dLLM's other rule: n of them, the last with a probability p that has (n + 1) (1 - p) <= factor; and the
     best. (Its released loop takes the last hole of all even where that fails.)"""
@@ -154,6 +161,7 @@ def entropy(plan, rank, hole, score, i, share):
 
 
 RULES = {"quota": quota, "dream": dream, "factor": factor, "entropy": entropy,  # and whatever is probable enough:
+         "dynamic": lambda plan, *a: static(plan, *a) | (a[2] > plan.threshold),  # SDAR's: what is sure, and its split
          "threshold": lambda plan, rank, hole, score, i, share: (score >= plan.threshold) | (rank == 0)}
 CACHES = "none", "prefix", "dual"
 
@@ -174,10 +182,30 @@ def revisit(params, s, cfg, plan, valid, start, length, fresh):
     least = min(length + cfg.shift, T)
     sizes = [*range(least, T, T if dual else max(length, T // 4)), T]
     wanted = jnp.where(fresh, T, least if dual else T - first.min())
-    kept = jnp.where(fresh, 0, s.block)
+    kept = jnp.where(fresh, 0, s.block), T
     part = lambda n: (0 if n == T else jnp.minimum(first, T - n), n, kept)
     fns = [lambda cache, n=n: model.read(params, s.z, cfg, valid, start, length, cache, part(n)) for n in sizes]
     return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), wanted), fns, s.cache)
+
+
+def block_pass(params, s, cfg, plan, valid, start, length):
+    """State of a block model, start (B,) of a window -> its features (B, length, D), the cache. One block is computed,
+    the first that is not in the cache for good; finished, it then is, and a shifted model reads the next token, too.
+    With dual, only the window, where it was computed with its block once and needs no token of the column before it."""
+    T = s.z.shape[1]
+    full = min(cfg.block_causal, T)
+    whole = (s.i <= 0) | cfg.shift & (model.columns(s.z, start, 1)[:, 0] == cfg.mask_id)
+    dual = plan.cache == "dual" and length < full
+    own = (jnp.where(whole, 0, start), jnp.where(whole, T, start + length)) if dual else None  # rows keep their own
+
+    def run(size, cache):
+        first = jnp.minimum(s.kept, T - size) if size == full else start
+        h, cache = model.extend(params, model.columns(s.z, first, size), cfg, valid, cache, first, kept=own)
+        at = start[:, None] + jnp.arange(length) - cfg.shift - first[:, None]
+        return jax.vmap(lambda h, at: h[at])(h, at.clip(0, size - 1)), cache
+
+    few = functools.partial(run, length)
+    return jax.lax.cond(whole.any(), functools.partial(run, full), few, s.cache) if dual else run(full, s.cache)
 
 
 def predict(params, s, asked, cfg, plan, valid, start, length, fresh):
@@ -190,6 +218,8 @@ def predict(params, s, asked, cfg, plan, valid, start, length, fresh):
         last = jax.lax.dynamic_slice_in_dim(z, before, 1, 1)  # of column 0 there is none, and the next step mends it
         last = jnp.where(start == 0, model.start_id(cfg), last)
         h, cache = model.extend(params, last, cfg, valid, cache, before)
+    elif cache is not None and cfg.block_causal:
+        h, cache = block_pass(params, s, cfg, plan, valid, start, length)
     elif cache is not None:
         h, cache = revisit(params, s, cfg, plan, valid, start, length, fresh)
     else:
@@ -199,8 +229,18 @@ def predict(params, s, asked, cfg, plan, valid, start, length, fresh):
         h = jnp.concatenate([h, u], -1)
     if plan.repetition_penalty == 1:
         return h, None, cache
-    there = (z != cfg.mask_id) & (True if valid is None else valid)
-    return h, jnp.zeros((len(z), cfg.vocab_size), bool).at[jnp.arange(len(z))[:, None], z].max(there), cache
+    return h, ids_of(z, (z != cfg.mask_id) & (True if valid is None else valid), cfg.vocab_size), cache
+
+
+def ids_of(z, there, V):
+    """z, there (..., T) -> (..., V): which ids are there."""
+    rows = jnp.indices(z.shape, sparse=True)[:-1]
+    return jnp.zeros((*z.shape[:-1], V), bool).at[(*rows, z)].max(there)
+
+
+def penalized(l, known, plan):
+    """l, known (..., V) -> l, in which the ids that a row has are less likely."""
+    return jnp.where(known, jnp.where(l > 0, l / plan.repetition_penalty, l * plan.repetition_penalty), l)
 
 
 def logits(params, h, known, cfg, plan):
@@ -211,7 +251,7 @@ def logits(params, h, known, cfg, plan):
         u = model.readout(params, *without, cfg)
         l = u + (1 + plan.guidance) * (l - u)
     if known is not None:
-        l = jnp.where(known, jnp.where(l > 0, l / plan.repetition_penalty, l * plan.repetition_penalty), l)
+        l = penalized(l, known, plan)
     return ban(l, plan.never)
 
 
@@ -227,6 +267,15 @@ def temper(l, plan):
     if plan.top_k is not None:
         l = jnp.where(l < jax.lax.top_k(l, min(plan.top_k, l.shape[-1]))[0][..., -1:], model.BANNED, l)
     return l
+
+
+def as_drawn(l, x, ids, there, plan):
+    """l (..., V), x (...), ids, there (..., T) -> the logits that x was drawn from where its row had these ids.
+
+    Where x would be filtered out now (another policy than the one that drew it, another view), it counts as one of
+    those that are kept: its log-prob is finite, has a gradient, and is exact wherever x could have been drawn."""
+    l = l if plan.repetition_penalty == 1 else penalized(l, ids_of(ids, there, l.shape[-1]), plan)
+    return jnp.where(jnp.arange(l.shape[-1]) == x[..., None], l / plan.temperature, temper(l, plan))
 
 
 def reach(key, p):
@@ -271,6 +320,24 @@ def place(s, cfg, plan, L):
     return block, jnp.maximum(before(block + L) - before(block), 1), jnp.where(block == s.block, s.i, 0), fresh
 
 
+def in_grid(s, cfg, plan, L, valid):
+    """State of a block model, the length L of a block, or of a part of one -> for each row where its block begins, the
+    steps it may take, the next of them; which columns (B, T) may be filled now; the State, and `kept` of the next.
+
+    Blocks begin where the text does. With a cache, one that is finished takes a pass of its own, to be kept. That gives
+    a shifted model the first token of the next: alone, for nothing can be said of its others yet."""
+    B, T = s.z.shape
+    holes, column, b = s.z == cfg.mask_id, jnp.arange(T), cfg.block_causal
+    text = jnp.zeros(B, jnp.int32) if valid is None else jnp.argmax(valid, 1)
+    at = jnp.argmax(holes, 1) - text
+    block, read_from = text + at // L * L, text + jnp.maximum(at - cfg.shift, 0) // b * b
+    s = s._replace(kept=jnp.where(s.n == 0, read_from, s.kept))  # what is given before the first hole has been read
+    alone, behind = cfg.shift & (at > 0) & (at % b == 0), (s.cache is not None) & (at > 0) & (s.kept < read_from)
+    may = jnp.where(alone[:, None], column == (text + at)[:, None], True) & ~behind[:, None]
+    i = jnp.where(block == s.block, s.i, 0) - (alone | behind)  # neither is one of a block's steps
+    return block, jnp.full(B, plan.steps), i, may, s, jnp.where(alone | behind, s.kept + b, s.kept)
+
+
 def speak(l, keys, plan):
     """l (n, V), keys (n,) -> the tokens (n,) that are drawn, their log-probs. At temperature 0 that is the model's own,
     at temperature 1: that of a point mass would say nothing."""
@@ -295,19 +362,24 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
     """One step from State s, keys (B,): of the holes of each row's current block the best get a token. Where so many
     rows in a row are `alike`, the model reads the first of them."""
     B, T = s.z.shape
-    L = 1 if cfg.causal else min(plan.block_len or T, T)
-    holes = s.z == cfg.mask_id
-    block, share, i, fresh = place(s, cfg, plan, L)
+    L = 1 if cfg.causal else min(plan.block_len or T, cfg.block_causal or T, T)
+    holes, fresh, may, kept = s.z == cfg.mask_id, None, True, None
+    if cfg.block_causal:
+        block, share, i, may, s, kept = in_grid(s, cfg, plan, L, valid)
+    else:
+        block, share, i, fresh = place(s, cfg, plan, L)
     start = jnp.minimum(block, T - L)  # the last block may look back over finished text, where no holes are
     column = start[:, None] + jnp.arange(L)
     here = jnp.arange(B)[:, None], column  # (B, L) of (B, T)
-    hole = holes[here]
+    hole = (holes & may)[here]
 
     asked = holes | (s.step >= 0)
-    z, ask, seen, at, begun = (None if x is None else x[::alike] for x in (s.z, asked, valid, start, block))
-    read_of = s._replace(z=z, block=begun, cache=s.cache and [x[:, ::alike] for x in s.cache])
+    some = s.z, asked, valid, start, block, s.kept, i
+    z, ask, seen, at, begun, stays, now = (None if x is None else x[::alike] for x in some)
+    read_of = s._replace(z=z, block=begun, i=now, kept=stays, cache=s.cache and [x[:, ::alike] for x in s.cache])
     h, known, cache = predict(params, read_of, ask, cfg, plan, seen, at[0] if cfg.causal else at, L, fresh)
     cache = cache and [jnp.repeat(x, alike, 1) for x in cache]
+    params = model.at_hand(params, cfg)
     read = lambda h, row: logits(params, h, None if known is None else known[row // alike], cfg, plan)
     row, flat = jnp.arange(B).repeat(L), lambda a: a.reshape(B * L, *a.shape[2:])
     n = max(diffusion.LOGITS // (16 * cfg.vocab_size), 1)  # positions at a time: there are up to four such arrays
@@ -328,7 +400,8 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
     # everywhere. L * L comparisons are nothing beside attention's dot products.
     other, own, earlier = score[:, None], score[..., None], jnp.tri(L, k=-1, dtype=bool)  # (B, L, L)
     rank = ((other > own) | (other == own) & earlier).sum(-1)
-    commit = hole if cfg.causal else hole & RULES[plan.rule](plan, rank, hole, sure, i[:, None], share[:, None])
+    rule = static if cfg.block_causal and plan.rule == "quota" else RULES[plan.rule]
+    commit = hole if cfg.causal else hole & rule(plan, rank, hole, sure, i[:, None], share[:, None])
     few = min(n, max(B * L // 8, 256))  # of the rest nothing is drawn
     drawn, logp = (x.reshape(B, L) for x in drawn or diffusion.in_chunks(say, few, flat(commit), *some))
 
@@ -339,8 +412,11 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
         ends = (z == cfg.eos_id) & (step >= 0) & (jnp.arange(T) > given)  # (B, T)
         behind, left = jnp.cumsum(ends, 1) > ends, z == cfg.mask_id
         rest = left & (behind | ~left).all(1, keepdims=True)
+        if cfg.block_causal:  # the block that has the end is filled to its own
+            least = lambda some: jnp.where(some, diffusion.blocks(valid, T, cfg), T).min(1, keepdims=True)
+            rest = left & (least(left) > least(ends))
         z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
-    return State(z, step, put(s.logp, logp), s.n + 1, block, i + 1, cache)
+    return State(*mesh.everywhere((z, step, put(s.logp, logp), s.n + 1, block, i + 1)), cache, kept)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -365,10 +441,14 @@ def begin(params, key, z, cfg, plan, valid, group=1):
         raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
+    if cfg.block_causal and cfg.block_causal % min(plan.block_len or cfg.block_causal, cfg.block_causal):
+        raise ValueError(f"block_len={plan.block_len}: expected a divisor of block_causal={cfg.block_causal}, whose "
+                         "blocks are filled in parts of this length, or more than that: then they are not")
     n, block, i = jnp.int32(0), *jnp.array([[-1], [0]], jnp.int32).repeat(len(z), 1)
     cache = None if plan.cache == "none" else model.new_cache(cfg, *z.shape)
-    cache = prefill(params, z, cfg, valid, group) if cfg.causal else cache
-    return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i, cache)
+    cache = prefill(params, z, cfg, valid, group) if cfg.causal or cfg.block_causal and cache else cache
+    return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i, cache,
+                       i if cfg.block_causal else None)  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))
@@ -480,9 +560,9 @@ def parser():
     p.add_argument("--holes", choices=HOLES, help=r"a hole, of one token, is <|mask|>, with auto also a _ touching no "
                    r"letter: 3_1_ has two, is_prime none; \_ is an underscore. none with a chat template, auto for "
                    "--prompt, mask for --data")
-    p.add_argument("--chat_template", help="chatml, llada or llama3, if it was taught to chat; else as in training")
+    p.add_argument("--chat_template", help="chatml, llada, llama3, gemma, own (of its files); else as in training")
     p.add_argument("--system_prompt", help="what the template begins with; else as in training, or what is usual there")
-    p.add_argument("--instruction", help="what is said before every prompt; else as in training, or nothing")
+    p.add_argument("--instruction", help="said before a prompt, or around {prompt}; else as in training, or nothing")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--max_new_tokens", type=int, help="holes after a prompt without holes; else as in training, or 128")
     p.add_argument("--batch_size", type=int, default=32)
@@ -538,8 +618,9 @@ def run(options):
     import runs
     asked, fns, rows = read_options(options)
     runs.prepare_process()
+    mesh.use()
     data.prepare(options.folder)
-    folder, why = disk.best(options.folder)
+    folder, why = disk.best(data.fetched(options.folder))
     if folder != options.folder:
         print(f"{folder}: {why}", file=sys.stderr)
     params, cfg = disk.load(folder)
@@ -553,11 +634,14 @@ def run(options):
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new, holes = options.max_new_tokens or trained.get("max_new_tokens", 128), options.holes
     holes = holes or ("none" if chat["chat_template"] else "mask" if options.data or template else "auto")
-    said = map(template or str, (row["prompt"] for row in rows))
+    said = (data.asked(row, template) for row in rows)
     encoded = [encode(text, tok, cfg.mask_id, holes, n_new) for text in said]
+    if cfg.block_causal:  # where a text is continued, its last block is a whole one
+        encoded = [(ids + [cfg.mask_id] * (-len(ids) % cfg.block_causal if begin else 0), begin)
+                   for ids, begin in encoded]  # fmt: skip
     plan = {"steps": max(ids.count(cfg.mask_id) for ids, _ in encoded), "temperature": float(options.n > 1),
             "early_end": True}  # fmt: skip
-    plan |= {"order": "left"} if cfg.causal else {}
+    plan |= {"order": "left"} if cfg.causal else {"cache": "prefix"} if cfg.block_causal else {}
     plan |= {ours: trained[name] for name, ours in TRAINED.items() if name in trained} | asked
     if plan.get("block_len") is None and all(begin for _, begin in encoded):  # still one block: logits for it alone
         plan["block_len"] = max(len(ids) - begin for ids, begin in encoded)
@@ -592,11 +676,11 @@ def main(arguments=None):
             raise ValueError(config.unknown(name, vars(options)).replace("config key", "flag"))
         run(options)
         return 0
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as e:
         print(f"sample.py: {e}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 How every program begins and ends: whatever happens at the terminal, nobody there sees a traceback of ours.
 """
 import os
+import re
 import signal
 import sys
 
@@ -13,16 +14,28 @@ def begin():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def run(main):
-    """main() -> the exit code of the program. ctrl-C is 130; when nobody reads what is printed (`| head`), 141."""
+def run(main, leave=sys.exit):
+    """leave(main(), the exit code of the program). ctrl-C is 130; when nobody reads what is printed (`| head`), 141."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        code = main()
+    except SystemExit as e:
+        code = e.code
+    except KeyboardInterrupt as e:  # of `train`, with the number of the signal
+        code = 128 + (e.args or (signal.SIGINT,))[0]
     except BrokenPipeError:
         silence(sys.stdout)
-        sys.exit(128 + signal.SIGPIPE)
+        code = 128 + signal.SIGPIPE
+    leave(code)
+
+
+def parts(text):
+    """"a, b(c=1, d=2)" -> ["a", "b(c=1, d=2)"]: commas in parentheses belong to what is before these."""
+    depth, out = 0, [""]
+    for c in re.findall(r"\\.|.", text, re.S):  # \( is none
+        depth += (c == "(") - (c == ")")
+        out[-1:] = [out[-1], ""] if c == "," and depth <= 0 else [out[-1] + c]
+    return [part.strip() for part in out]
 
 
 def silence(stream):

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import re
 import sys
@@ -28,12 +29,16 @@ import optax
 from tqdm import tqdm
 
 import config
+import cost
 import data
+import diffusion
 import disk
 import grpo
+import mesh
 import model
 import runs
-from objectives import OBJECTIVES, SAMPLES, check_early, plan
+from judges import learned
+from objectives import OBJECTIVES, SAMPLES, algorithm, check_early, in_memory, plan, policy_loss
 
 
 class State(NamedTuple):
@@ -105,7 +110,7 @@ def make_update(loss, tx, cfg):
 
     def micro(params, base, total, batch):
         (value, metrics), grads = grad(params, base, batch)
-        return jax.tree.map(jnp.add, total, grads), metrics | {"loss": value}
+        return mesh.placed(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
 
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
     def update(params, opt_state, average, step, batch, base=None):
@@ -117,14 +122,15 @@ def make_update(loss, tx, cfg):
             zeros = jax.tree.map(jnp.zeros_like, params)
             grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, cut)
             metrics = together(metrics, "sum")
-        updates, opt_state = tx.update(grads, opt_state, params)
+        updates, opt_state = mesh.placed(tx.update(mesh.placed(grads), opt_state, params))
         params = optax.apply_updates(params, updates)
         if average is not None:
             decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # a young average forgets its start
             average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
         norm = optax.tree.norm
         metrics |= {"grad_norm": norm(grads), "update_norm": norm(updates)}
-        return params, opt_state, average, metrics | {"update_ratio": norm(updates) / norm(params)}
+        metrics |= {"update_ratio": norm(updates) / norm(params)}
+        return *mesh.placed((params, opt_state, average)), metrics
 
     return update
 
@@ -147,7 +153,7 @@ def finite(step, updates, notes, last, cfg):
         return {k: float(v) for k, v in mean.items()} | notes | {"step": step}
     values = bad[0]
     kept = disk.steps(cfg.out_dir)
-    raise SystemExit(
+    raise ValueError(
         f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last finite step was "
         + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. "
            if last and "loss" in last else "none. ")
@@ -166,7 +172,7 @@ def trained(path, base=None):
     is run first if it was never finished."""
     if not path.endswith(".py"):
         data.prepare(path)  # a model that a folder in data/ makes
-        return path
+        return data.fetched(path)
     base = base or config.read(path)
     steps = disk.steps(base.out_dir)
     run = disk.read_run(disk.find(base.out_dir)) if steps else {}
@@ -192,6 +198,9 @@ def continued(cfg):
     was = disk.read_run(folder).get("config")
     if was is None:  # somebody else's model: it can be measured, and `restore` says that it cannot be resumed
         return cfg, folder
+    if cfg.resume and data.IN_MEMORY in was["dataset"] and cfg.dataset not in data.MEMORY:
+        raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
+                         "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
     if cfg.resume and (other := runs.changed(cfg, was, runs.FREE + runs.LENGTH)):
         raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
                          f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
@@ -200,6 +209,22 @@ def continued(cfg):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
     start = disk.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
     return dataclasses.replace(cfg, init_from=start, base=()), folder
+
+
+def outline(cfg):
+    """Config with its model -> the update of its run and, as shapes, State, LoRA's base, State as a Task sees it."""
+    tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
+    start = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model, width))
+    if cfg.lora_rank:
+        start = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, cfg.model.dtype), start)
+    loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
+            "judge": functools.partial(learned.loss, cfg=cfg.model),
+            "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
+    params, base = jax.eval_shape(lambda start: split(start, jax.random.key(0), cfg), start)
+    moves = cfg.objective == "grpo" and cfg.kl_beta and base is None
+    state = State(0, params, jax.eval_shape(tx.init, params), params if cfg.ema_decay is not None else None,
+                  params if moves else None)  # fmt: skip
+    return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: seen(s, b, cfg), state, base)
 
 
 def check(cfg):
@@ -214,14 +239,15 @@ def check(cfg):
         check_early(cfg)
     first = config.lineage(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known before it is
-        runs.check_fits(cfg, first.model)
+        cost.check_fits(cfg, first.model)
 
 
 def located(cfg):
     """-> cfg with the folders of what it starts from, trained first if need be; the checkpoint it continues, if any."""
     cfg, resumed = continued(cfg)
-    if cfg.judge_from:
-        cfg = dataclasses.replace(cfg, judge_from=trained(cfg.judge_from))
+    for key in ("judge_from", "ref_from"):
+        if path := getattr(cfg, key):
+            cfg = dataclasses.replace(cfg, **{key: trained(path)})
     if cfg.init_from and not resumed:
         start = os.path.abspath(disk.find(trained(cfg.init_from, config.base_of(cfg))))  # found from any folder later
         cfg = dataclasses.replace(cfg, init_from=start, base=())
@@ -235,22 +261,28 @@ def located(cfg):
 def opened(cfg, folder, adapt):
     """A model's folder -> its params, tokenizer and shape, as this run computes with it."""
     if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
-        runs.check_fits(cfg, disk.read_config(folder))
+        cost.check_fits(cfg, disk.read_config(folder))
     params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
     tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapt:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
-        params, shape = model.adapt(params, shape, tok.mask_id)
+        params, shape = model.adapt(params, shape, tok.mask_id, cfg.model.block_causal)
+    elif shape.block_causal:  # which is learnt with short blocks first (SDAR)
+        shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
     if not shape.causal and tok.mask_id != shape.mask_id:
         raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
                          f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
     config.check_start(cfg, shape, f"in {folder}")
+    if shape.causal:  # of the ends that its config.json names, the one that the tokenizer's texts have
+        shape = dataclasses.replace(shape, eos_id=tok.eos_id)
     return params, tok, dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat)
 
 
 def prepare(cfg):
     """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
+    if mesh.processes()[0] > 1:
+        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: data.load(cfg.dataset, "val", 1))
     check(cfg)
     cfg, resumed = located(cfg)
     if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
@@ -260,7 +292,7 @@ def prepare(cfg):
         ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
         shape = dataclasses.replace(cfg.model, **ids)
         config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
-        runs.check_fits(cfg, shape)
+        cost.check_fits(cfg, shape)
     disk.family(shape)  # a model that no folder can hold should not be trained first
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
 
@@ -272,7 +304,18 @@ def announce(cfg, state, base):
     print(f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, {cfg.max_iters} steps of "
           f"{rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        print(*runs.describe_cost(cfg), sep="\n")
+        print(*(algorithm(cfg) if cfg.objective == "grpo" else []), *cost.describe(cfg), sep="\n")
+
+
+def other_reference(cfg, dtype):
+    """-> the params of the model in ref_from, which must have the policy's shape."""
+    params, shape = disk.load(disk.find(cfg.ref_from), dtype)
+    theirs, ours = vars(shape), vars(cfg.model)
+    if other := [f"{k}={theirs[k]}, the policy {ours[k]}" for k in ours if ours[k] != theirs[k] and k not in
+                 ("dtype", "remat")]:  # fmt: skip
+        raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {other[0]}: the two must be of one shape and "
+                         "vocabulary")
+    return params
 
 
 class Run(NamedTuple):
@@ -285,20 +328,28 @@ class Run(NamedTuple):
     update: Callable  # of `make_update`
     rate: Callable  # the number of an update -> its learning rate
     key: jax.Array
-    log: runs.Log | None  # None: this run only measures
+    log: runs.Log | None  # None: this run only measures, or another process writes
 
 
 def begin(cfg, claims):
     """-> Run, State, the best evaluation until then or None, and whether there is nothing left to do. Another folder of
     this name than the one that is claimed is claimed, too."""
     cfg, tok, start, resumed = prepare(cfg)
-    task, key, (tx, rate) = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed), optimizer(cfg)
-    params, base = split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg)
+    task, key = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed)
+    if cfg.num_epochs:
+        cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
+    tx, rate = optimizer(cfg)
+    params, base = mesh.placed(split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     moves = cfg.objective == "grpo" and cfg.kl_beta and base is None and not cfg.eval_only
-    copied = lambda asked, params: jax.tree.map(jnp.copy, params) if asked else None
-    new = lambda params: State(0, params, () if cfg.eval_only else tx.init(params),
-                               copied(cfg.ema_decay is not None, params), copied(moves, params))  # fmt: skip
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
+    # A reference that stays is only computed with; where one moves, 16 bits would lose its small steps.
+    kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
+    other = other_reference(cfg, kept) if moves and cfg.ref_from and not resuming else None
+    copy = lambda asked, params, dtype: jax.tree.map(lambda x: jnp.copy(x).astype(dtype), params) if asked else None
+    born = jax.jit(lambda params: mesh.placed((
+        () if cfg.eval_only else tx.init(params), copy(cfg.ema_decay is not None, params, "float32"),
+        copy(moves and not other, params, kept))))  # fmt: skip
+    new = lambda params: (lambda *made: State(0, params, *made[:2], other or made[2]))(*born(params))
     state = jax.eval_shape(new, params) if resuming else new(params)
     task = task._replace(init=None)
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
@@ -307,17 +358,21 @@ def begin(cfg, claims):
     elif run:
         state = state._replace(step=run["step"])
     if cfg.ref_offload and moves:
-        state = state._replace(reference=jax.device_get(state.reference))
+        state = state._replace(reference=mesh.ashore(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
+    passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # not only by the start
     done = state.step >= cfg.max_iters or bool(passed)
     if resumed:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
     update = make_update(task.loss, tx, cfg)
     announce(cfg, state, base)
-    if not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
+    first = not mesh.processes()[1]
+    mesh.wait(f"{cfg.out_dir} is read")
+    if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
         claims.enter_context(runs.claimed(cfg.out_dir))
-    log = None if cfg.eval_only else runs.Log(cfg, state.step if resumed else -1)
+    log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
+    mesh.wait(f"{cfg.out_dir} is free")
     return Run(cfg, tok, task, base, update, rate, key, log), state, best, done
 
 
@@ -328,9 +383,9 @@ def new_reference(state, cfg):
     """The reference for the iteration after state.step."""
     if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
         return state.reference  # one off the device stays there
-    new = grpo.update_reference(state.reference, state.params, state.step, cfg.ref_mode, cfg.ref_decay,
+    new = grpo.update_reference(mesh.aboard(state.reference), state.params, state.step, cfg.ref_mode, cfg.ref_decay,
                                 cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
-    return jax.device_get(new) if cfg.ref_offload else new
+    return mesh.ashore(new) if cfg.ref_offload else new
 
 
 def iterate(run, state):
@@ -351,7 +406,7 @@ def iterate(run, state):
 
 def saved(run, state, best, where, error):
     """A reward's error -> the same with its place, and all that was learnt until then on the disk."""
-    if not (state.step and run.log):
+    if not state.step or run.cfg.eval_only:
         return ValueError(f"{where}: {error}")
     disk.save_run(run.cfg, state, run.tok, best, finished=False)
     return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
@@ -369,9 +424,10 @@ def evaluate(run, state, best):
         run.log.metrics(state.step, values)
         run.log.samples(state.step, samples[:SAMPLES])
         runs.draw(run.cfg.out_dir)
+        runs.report(run.cfg)
     tqdm.write(f"step {state.step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
     for s in samples[: run.cfg.log_samples]:
-        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k != "columns"))
+        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k not in ("columns", "film")))
     passes = run.task.passes
     new = {"step": state.step, "score": values[passes] if passes else -values["val/nelbo"]}
     new |= {"measure": passes or "val/nelbo"} | ({"se": values[f"{passes}_se"]} if f"{passes}_se" in values else {})
@@ -379,19 +435,34 @@ def evaluate(run, state, best):
     return values, new if better else best
 
 
-def write(run, step, last, seconds):
-    """The numbers of the iteration that ended with this step, which took so long, into the log."""
-    took = {"step_time": seconds}
+def write(run, state, last, seconds, logged):
+    """The numbers of the iteration that ended with this State, which took so long, as a line on the screen (of GRPO)
+    and where they are `logged` into the log, with the first group."""
+    values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
-        took["time/update"] = seconds - sum(timed)
-    took["learning_rate"] = float(run.rate((step - 1) * updates_per_iter(run.cfg)))
-    run.log.metrics(step, {k: v for k, v in last.items() if k != "step"} | took)
+        values["time/update"] = seconds - sum(timed)
+    if run.cfg.objective == "grpo":
+        known = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%}", "entropy": "entropy {:.3f}",
+                 "kl": "kl {:.4f}", "rewards/kl/mean": "kl {:.4f}"}  # fmt: skip
+        said = [form.format(values[k]) for k, form in known.items() if k in values and np.isfinite(values[k])]
+        stages = [f"{k[5:]} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
+        tqdm.write(f"step {state.step:6d}  reward {'  '.join(said) or 'none'}  {' + '.join(stages)} s")
+    if logged:
+        updates = int(state.opt_state[-1][0].count) - updates_per_iter(run.cfg)  # before it: skipped steps made none
+        values["learning_rate"] = float(run.rate(max(updates, 0)))
+        run.log.metrics(state.step, values)
+    if logged and "group" in last:
+        group, shown = last["group"], run.cfg.log_samples
+        run.log.append("rollouts.jsonl", {"step": state.step} | group)
+        for text, adv in [*zip(group["completions"], group["advantages"], strict=True)][:shown]:
+            tqdm.write(f"    {group['masked' if 'masked' in group else 'prompt']!r} -> {text!r}  advantage {adv:+.2f}")
 
 
 def loop(run, state, best, done):
     """Iterations, evaluations and checkpoints up to the end -> the last State, the best evaluation."""
     cfg, last, pending = run.cfg, None, None
-    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1)
+    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
+               disable=bool(mesh.processes()[1]))
     bar.set_description_str("compiling, once: 10 to 60 s")
     if cfg.objective == "grpo" and state.step == 0:
         _, best = evaluate(run, state, best)
@@ -411,11 +482,12 @@ def loop(run, state, best, done):
                 last = finite(*pending, last, cfg)
             pending = state.step, updates, notes
             due = lambda interval, now=state.step: now % interval == 0
-            done, leaving, logged = state.step >= cfg.max_iters, asked.signal, due(cfg.log_interval) or not updates
-            if done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
+            done, logged = state.step >= cfg.max_iters, due(cfg.log_interval) or not updates
+            leaving = mesh.largest(asked.signal or 0)  # whoever of them was asked
+            if cfg.objective == "grpo" or done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
                 last, pending = finite(*pending, last, cfg), None
-                if logged:
-                    write(run, state.step, last, time.perf_counter() - clock)
+                if run.log:
+                    write(run, state, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
             bar.update(1)
@@ -424,10 +496,10 @@ def loop(run, state, best, done):
                 values, best = evaluate(run, state, best)
                 done = done or cfg.stop_at is not None and values[run.task.passes] > cfg.stop_at
             if done or best is not before or due(cfg.save_interval) or leaving:
-                disk.save_run(cfg, state, run.tok, best, finished=done)
+                disk.save_run(cfg, state, run.tok, best, finished=done, behind=not (done or leaving))
             if leaving and not done:
                 print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
-                raise SystemExit(128 + leaving)
+                raise KeyboardInterrupt(int(leaving))
     return state, best
 
 
@@ -450,19 +522,42 @@ def ending(cfg, best):
     return f", {where}: {said}, of {sum(measure in row for row in rows)} evaluations"
 
 
-def train(cfg):
-    """Runs cfg to its end -> the last State."""
+def train(cfg, rows=None, rewards=None):
+    """Runs cfg to its end -> the last State, the folder of the run. From Python, in a notebook too, rows (a list, or
+    {"train": list, "val": list}) and rewards {name: fn} may stand for the keys dataset and, if it is empty, rewards."""
     with contextlib.ExitStack() as claims:
+        claims.enter_context(mesh.use(cfg.mesh))
+        cfg = claims.enter_context(in_memory(config.at_home(cfg), rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.claimed(cfg.out_dir))
         run, state, best, done = begin(cfg, claims)
         if cfg.eval_only:
             evaluate(run, state, best)
-            return state
+            return state, cfg.out_dir
         state, best = loop(run, state, best, done)
-    said = ending(run.cfg, best)
+    said = ending(run.cfg, best) if run.log else ""
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
-    return state
+    return state, cfg.out_dir
+
+
+def plan_ahead(argv, devices):
+    """Prints what a run would take on devices that need not be here, before anything is downloaded, made or trained."""
+    cost.machine(devices)
+    jax.config.update("jax_platforms", "cpu")
+    cfg = config.load(argv, planned=True)
+    first = config.lineage(cfg)[-1]
+    data.prepare(first.init_from or "")
+    if os.path.exists(os.path.join(first.init_from or "", "config.json")):
+        shape = disk.read_config(first.init_from)
+    elif first.init_from and first.model.mask_id is None:
+        raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
+    else:
+        tok = None if first.init_from else data.tokenizer(first.dataset)
+        ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id) if tok else {}
+        shape = dataclasses.replace(first.model, **ids)
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat))
+    for line in cost.plan(cfg, devices, outline):
+        print(line, flush=True)
 
 
 def main():
@@ -470,8 +565,10 @@ def main():
         print(config.help_text("--help=all" in asked))
         return
     try:
+        if planned := [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--plan=")]:
+            return plan_ahead([word for word in sys.argv[1:] if not word.startswith("--plan=")], planned[-1])
         cfg = config.load(sys.argv[1:])
-        runs.prepare_process()
+        runs.prepare_process(cfg)
         train(cfg)
     except BrokenPipeError:
         raise
@@ -479,10 +576,11 @@ def main():
         raise SystemExit(f"error: {e}") from None
     except RuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
+            mesh.watched()
             raise
         raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
                          f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip
 
 
 if __name__ == "__main__":
-    terminal.run(main)
+    terminal.run(main, mesh.leave)

@@ -16,9 +16,10 @@ import numpy as np
 import data
 import disk
 import sample
+from assets.report import HOLD, STEP, appear
 from judges import rules
 
-CELL, GAP, STEP, HOLD = 34, 28, 1.0, 4.0  # pixels, pixels, seconds a step, seconds at the end
+CELL, GAP = 34, 28  # pixels
 STYLE = """<style>text { font: 15px ui-sans-serif, sans-serif; text-anchor: middle; fill: #1f2328 }
 .line { stroke: #8c959f; fill: none } .sure { fill: #2f81f7 } .given { font-weight: 700 } .wrong { stroke: #cf222e }
 .right { stroke: #1a7f37 } .end { fill: none; stroke-width: 3 }
@@ -37,12 +38,6 @@ def filled(folder, rows):
     x, trace = sample.generate(params, jax.random.key(0), z, cfg, plan)
     x, step, logp = (np.asarray(a)[:, -n:] for a in (x, trace["step"], trace["logp"]))
     return [tok.decode(row) for row in x], step, np.exp(logp)
-
-
-def appear(at, length, body):
-    """Something that is not there before second `at` of a film of that length."""
-    return (f'<g opacity="0">{body}<animate attributeName="opacity" values="0;0;1;1" dur="{length}s" '
-            f'keyTimes="0;{at / length:.4f};{min(at + 0.25, length) / length:.4f};1" repeatCount="indefinite"/></g>')
 
 
 def grid(row, text, step, sure, left, top, length, steps):

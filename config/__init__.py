@@ -4,8 +4,9 @@ The schema of a run, and the loader:  python train.py config/sudoku.py --learnin
 A config file is ordinary Python that defines `config = Config(...)`. What the command line adds comes after it. Both
 are checked by name, type and sense before anything compiles. `python train.py --help=all` prints this file's comments.
 
-A recipe for somebody else's model defines two dicts besides: `downloads`, from where what these keys name comes, and
-`tiny`, the keys that --model=tiny changes so that the recipe can be tried without (data/tiny).
+A recipe for somebody else's model defines three dicts besides: `downloads`, from where what these keys name comes,
+`shape`, that of the model, so that --plan needs no download, and `tiny`, the keys that --model=tiny changes so that the
+recipe can be tried without (data/tiny).
 """
 import ast
 import contextlib
@@ -25,6 +26,7 @@ import warnings
 import data
 import diffusion
 import grpo
+import terminal
 from model import ModelConfig
 
 
@@ -32,16 +34,16 @@ from model import ModelConfig
 class Config:
     # run
     objective: str = "pretrain"  # what to optimize: pretrain (a prompt in a row makes it fine-tuning), judge or grpo
-    out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, curves.png
-    init_from: str | None = None  # start from a model folder, an out_dir, or a config file (trained first if need be)
+    out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, rollouts.jsonl, curves.png, report.html
+    init_from: str | None = None  # a model (folder or ORG/NAME), an out_dir, a config file (trained first if need be)
     base: tuple[str, ...] = ()  # keys for the config file in init_from, as in seed=1,max_iters=50; or --base.seed=1
-    adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from, as Dream was made
+    adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from (Dream; SDAR: block_causal=4)
     resume: bool = False  # continue the run in out_dir, as the same run; else an earlier one there is moved aside
     seed: int = 0  # of everything random: the same seed on the same machine gives the same run
     max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
     stop_at: float | None = None  # end early when val/sampled first exceeds this
     eval_only: bool = False  # evaluate the newest checkpoint (or init_from) and leave
-    log_interval: int = 10  # steps between lines of metrics.jsonl
+    log_interval: int = 10  # steps between lines of metrics.jsonl; of grpo also of rollouts.jsonl, the first group
     eval_interval: int = 100  # steps between evaluations on val
     eval_size: int = 256  # val rows that an evaluation fills and scores
     eval_samples: int | None = None  # of each also so many at the run's temperature; None: 1, and 4 for grpo
@@ -49,18 +51,28 @@ class Config:
     pass_at: float | None = None  # what passes earns this from the reward that decides; None: rates are its mean
     save_interval: int = 500  # steps between checkpoints
     keep_checkpoints: int = 2  # the newest that many are kept, and the best one
-    log_samples: int = 3  # completions shown on screen at an evaluation; samples.jsonl gets 16
+    log_samples: int = 3  # completions shown on screen at an evaluation (samples.jsonl gets 16), of a group
     wandb_log: bool = False  # also log to Weights & Biases
     wandb_project: str = "unmask"  # under which project
     wandb_run_name: str | None = None  # None: the name of out_dir
     wandb_entity: str | None = None  # under which account; None: your own
+    # many devices
+    mesh: tuple[int, int, int] | None = None  # devices on data (whole models), fsdp and tensor; None: all on fsdp
+    coordinator: str | None = None  # HOST:PORT of process 0, of several processes; None: as SLURM or MPI says, or alone
+    processes: int | None = None  # how many there are
+    process_id: int | None = None  # which of them this is, from 0
     # data
-    dataset: str = "sudoku"  # a folder in data/, or your own folder or file (JSONL, JSON, txt)
+    dataset: str = "sudoku"  # a folder in data/, your own folder or file (JSONL, JSON, txt, Parquet), or ORG/NAME
+    prompt_key: str | None = None  # which column of its rows is the prompt; None: it is known by its name
+    completion_key: str | None = None  # the completion
+    answer_key: str | None = None  # the answer that rewards compare with
+    limit: float | None = None  # train on so many rows at most, below 1 on this share of them; None: on all
+    num_epochs: float | None = None  # go over the train rows so many times, in place of max_iters
     max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
     max_new_tokens: int = 20  # tokens; completions are filled with end-of-text to this
-    chat_template: str | None = None  # what prompts are put into; chatml is that of Dream and Qwen
+    chat_template: str | None = None  # what prompts are put into; chatml is that of Dream and Qwen, own the tokenizer's
     system_prompt: str | None = None  # what the template begins with; None: what is usual there
-    instruction: str | None = None  # what is said before every prompt, in the same turn
+    instruction: str | None = None  # said before every prompt, in the same turn; or around it, as in "{prompt} Think."
     difficulty: tuple[float, ...] = ()  # (lowest, highest): rows of other difficulties are left out
     curriculum: tuple[tuple[int, float], ...] = ()  # ((step, hardest difficulty allowed from then on), ...)
     # optimizer
@@ -83,10 +95,10 @@ class Config:
     # diffusion
     paired: bool = False  # two complementary half-masks of half as many rows: less variance at the same cost
     loss_norm: str = "token"  # token: a mean over tokens (pre-training); completion: over rows, each by its own length
-    # sampling: of rollouts and at evaluations
-    diffusion_steps: int = 16  # forward passes that fill a completion
+    # sampling: of rollouts (whose log-probs grpo takes under the same filter) and at evaluations
+    diffusion_steps: int = 16  # forward passes that fill a completion; of a block_causal model, each of its blocks
     order: str = "confidence"  # which hole first: random, confidence, margin, entropy, left, sampled
-    rule: str = "quota"  # how many a step: quota, dream, threshold, factor, entropy
+    rule: str = "quota"  # how many a step: quota, dream, threshold, factor, entropy, dynamic
     block_len: int | None = None  # fill blocks of this length from left to right; None: everything at once
     cache: str = "none"  # what is outside of a block is computed once for it: none, prefix, dual; see behaviour_gap
     threshold: float = 0.9  # of rule threshold: whatever is at least this probable, and the best
@@ -98,7 +110,7 @@ class Config:
     top_p: float | None = None  # draw from the most probable tokens that reach this probability; None: from all
     repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
     # rewards
-    rewards: tuple[str, ...] = ()  # names out of rewards.py or path.py:function; the first decides at evaluations
+    rewards: tuple[str, ...] = ()  # names, path.py:function, length(target=40); the first decides at evaluations
     reward_weights: tuple[float, ...] = ()  # one for each reward; empty: all 1
     reward_timeout: float = 1.0  # seconds a program may run
     reward_workers: int | None = None  # programs at a time; None: four a core
@@ -134,7 +146,8 @@ class Config:
     adv_negative: float = 1.0  # weight of negative advantages; 0: learn only from what beats its group
     reward_norm: str = "sum"  # several rewards: sum them up and normalize, or normalize each first
     ratio_level: str = "token"  # compare with the policy that wrote it each token, the sequence, or none
-    loss_type: str = "dapo"  # how tokens are clipped and averaged
+    loss_type: str = "dapo"  # how tokens are clipped and averaged, as a paper has it
+    aggregation: str | None = None  # average them otherwise than loss_type
     clip_low: float = 0.2  # ratios below 1 - clip_low do not fall any more
     clip_high: float = 0.2  # ratios above 1 + clip_high do not rise any more
     clip_cap: float | None = None  # dual clip: with a negative advantage no ratio counts as more
@@ -144,6 +157,8 @@ class Config:
     entropy_coef: float = 0.0  # weight of a bonus for uncertain predictions
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: there is no reference
     kl_est: str = "k3"  # how it is estimated
+    kl_in_reward: bool = False  # subtract it from the rewards instead of adding it to the loss
+    ref_from: str | None = None  # the reference: a folder or a config file; None: what the policy starts from
     ref_mode: str = "static"  # the reference stays, follows (ema) or is renewed (periodic)
     ref_decay: float = 0.99  # of ema: the weight of the old reference
     ref_sync_interval: int = 64  # of periodic: iterations between renewals
@@ -175,8 +190,8 @@ CHOICES = {
     "objective": ("pretrain", "judge", "grpo"), "lr_schedule": ("cosine", "constant"),
     "loss_norm": ("token", "completion"), "adv_baseline": ("mean", "loo"), "adv_norm": ("group", "batch", "none"),
     "reward_norm": ("sum", "each"), "ratio_level": ("token", "sequence", "none"), "logp_est": diffusion.ESTIMATORS,
-    "loss_type": grpo.LOSSES, "kl_est": grpo.KLS, "ref_mode": ("static", "ema", "periodic"),
-    "chat_template": data.CHAT,
+    "loss_type": grpo.LOSSES, "aggregation": {None: None} | grpo.AGGREGATIONS, "kl_est": grpo.KLS,
+    "ref_mode": ("static", "ema", "periodic"), "chat_template": data.CHAT,
 }  # fmt: skip
 AT_LEAST = {
     0: "warmup_iters weight_decay log_samples max_prompt_len temperature dynamic_sampling kl_beta adv_eps "
@@ -187,7 +202,7 @@ AT_LEAST = {
        "block_len",
 }  # fmt: skip
 ABOVE_0 = ("learning_rate adam_eps grad_clip reward_timeout reward_clip logp_scale spg_power cispo_cap clip_high "
-           "lora_alpha")  # fmt: skip
+           "lora_alpha limit num_epochs")  # fmt: skip
 RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler can do is checked by sample.Plan
     **{key: (lambda v, n=n: v >= n, f"at least {n}") for n, keys in AT_LEAST.items() for key in keys.split()},
     **dict.fromkeys(ABOVE_0.split(), (lambda v: v > 0, "above 0")),
@@ -198,7 +213,7 @@ RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler
     "clip_cap": (lambda v: v > 1, "above 1"),
     "seed": (lambda v: 0 <= v < 2**32, "at least 0 and below 2**32"),
     "out_dir": (bool, "the name of a folder"),
-    "judge_from": (bool, "None, a folder or a config file"),
+    **dict.fromkeys(("judge_from", "ref_from"), (bool, "None, a folder or a config file")),
     "init_from": (lambda v: v not in ("", "resume", "scratch"),
                   "None, a folder or a config file; what continues the run in out_dir is --resume=True"),
 }
@@ -227,6 +242,11 @@ def rollout_rows(c):
         return most
     parts = -(-prompts // (most // c.group_size))
     return -(-prompts // parts) * c.group_size
+
+
+def eval_rows(c):
+    """How many held-out texts an evaluation scores at a time: what fits as a part of a batch fits here, too."""
+    return c.rollout_chunk or max(c.batch_size // c.gradient_accumulation_steps, 1)
 
 
 def between_keys(c):
@@ -272,9 +292,9 @@ def between_keys_of_lora(c):
          f"lora_targets={named}: expected one or more of {', '.join(known)}, each once"),
         (not (c.init_from or c.resume or c.eval_only),
          f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that trains it"),
-        (c.ref_mode != "static" or c.ref_offload,
-         f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}: with lora_rank the reference is the base, which "
-         "nothing changes and which is always in use: 'static' and False"),
+        (c.ref_mode != "static" or c.ref_offload or c.ref_from,
+         f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the reference "
+         "is the base, which nothing changes and which is always in use: 'static', False and None"),
     )  # fmt: skip
 
 
@@ -285,7 +305,7 @@ IDLE = (  # keys of grpo, where they have an effect, and in words
      "fill_in=True or logp_est='coupled'"),
     (("clip_low", "clip_high", "clip_cap"), lambda c: c.ratio_level != "none",
      "a ratio: ratio_level='token' or 'sequence'"),
-    (("ref_mode",), lambda c: c.kl_beta, "kl_beta above 0: there is no reference without"),
+    (("ref_mode", "ref_from", "kl_in_reward"), lambda c: c.kl_beta, "kl_beta above 0: there is no reference without"),
 )  # fmt: skip
 
 
@@ -300,8 +320,6 @@ def between_keys_of_grpo(c):
     return (
         (c.group_size < 2,
          f"group_size={c.group_size}: a completion is compared with the others of its group, so at least 2"),
-        (not c.rewards,
-         "objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help lists them"),
         (not (c.init_from or c.resume or c.eval_only),
          "objective='grpo' needs init_from: a folder, or the config file that trains the model to start from"),
         (updated % size, f"minibatch_size={size} must divide "
@@ -319,15 +337,16 @@ def between_keys_of_grpo(c):
          "logp_est='coupled' divides by 1 - t: mask_ratio_max must be below 1"),
         (c.fill_in and c.mask_truncated,
          "mask_truncated=True with fill_in=True would leave out everything: the holes do not include an end of text"),
-        (c.top_k or c.top_p or c.repetition_penalty != 1,
-         f"top_k={c.top_k}, top_p={c.top_p}, repetition_penalty={c.repetition_penalty}: grpo trains the "
-         "log-probs of the whole distribution, so completions must be drawn from it: None, None and 1.0"),
         (c.clip_cap is not None and c.clip_cap <= 1 + c.clip_high,
          f"clip_cap={c.clip_cap} is for ratios that are clipped nowhere else: it must be above 1 + clip_high = "
          f"{1 + c.clip_high:g}"),
         (c.early_end and c.score_after_end,
          "early_end=True draws nothing behind an end of text, and score_after_end=True trains on that: leave one out"),
-        (c.temperature == 0, "temperature=0: all completions of a group would be the same; use 1.0"),
+        (c.temperature == 0 or c.top_k == 1,
+         f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be the same; use 1.0 and "
+         "None"),
+        (c.kl_in_reward and c.reward_norm == "each",
+         "kl_in_reward=True with reward_norm='each' would give every KL the same size, whatever kl_beta says"),
         (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
          f"loss_type='spg' is a bound made of the views of logp_est='elbo' (now {c.logp_est!r}), with kl_beta=0 (now "
          f"{c.kl_beta})"),
@@ -348,7 +367,7 @@ def check_start(c, shape, where):
         if f.name not in ("dtype", "remat") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}")
     if shape.causal:
-        asked = {"order": "left", "cache": "none"}
+        asked = {"order": "left", "cache": "none", "score_after_end": False}  # what follows an end was never drawn
         asked |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False}
         for key, value in asked.items():
             if getattr(c, key) != value:
@@ -357,6 +376,9 @@ def check_start(c, shape, where):
     elif c.objective == "grpo" and c.logp_est == "exact":
         raise ValueError(f"logp_est='exact', but the model {where} is no causal one: it sees the tokens it should "
                          "predict, so take trace, coupled, elbo, ...")  # fmt: skip
+    if shape.block_causal and c.objective == "grpo" and c.repetition_penalty != 1:
+        raise ValueError(f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model "
+                         "at once, and each was drawn with other tokens there: 1.0")  # fmt: skip
 
 
 def same_place(path, folder):
@@ -393,7 +415,8 @@ def describe(kind):
         return " or ".join(describe(k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
-        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)")}.get(inner, ["((0, 1), (500, 2))"] * 2)
+        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"),
+                       int: ("1,8,1", "(1, 8, 1)")}.get(inner, ["((0, 1), (500, 2))"] * 2)  # fmt: skip
         return f"a tuple, as in {shell} on the command line or {file} in a file"
     return {int: "a whole number", float: "a finite number", bool: "True or False", str: "text",
             type(None): "None"}.get(kind, getattr(kind, "__name__", str(kind)))  # fmt: skip
@@ -419,7 +442,7 @@ def readings(text, kinds):
             value = frozen(ast.literal_eval(text.strip()))
         yield value
         yield (value,)  # a single name, number or pair where several are possible
-    yield tuple(part.strip() for part in text.split(",") if part.strip())
+    yield tuple(part for part in terminal.parts(text) if part)
 
 
 def frozen(value):
@@ -441,7 +464,9 @@ def flatten(cfg, prefix=""):
 # What others call it: TRL, d1, DiffuCoder, LLaDA, nanoGPT.
 ELSEWHERE = {theirs: ours for ours, names in {
     "objective": "mode", "out_dir": "output_dir", "init_from": "model_name_or_path model_path pretrained checkpoint",
-    "resume": "resume_from_checkpoint", "max_iters": "max_steps lr_decay_iters", "log_interval": "logging_steps",
+    "resume": "resume_from_checkpoint", "max_iters": "max_steps lr_decay_iters",
+    "num_epochs": "num_train_epochs epochs", "limit": "max_train_samples", "log_interval": "logging_steps",
+    "log_samples": "log_completions num_completions_to_print",
     "eval_interval": "eval_steps", "eval_only": "do_eval", "save_interval": "save_steps",
     "keep_checkpoints": "save_total_limit", "wandb_run_name": "run_name", "dataset": "dataset_name data_path",
     "max_prompt_len": "max_prompt_length", "max_new_tokens": "max_completion_length gen_length max_gen_length",
@@ -451,17 +476,20 @@ ELSEWHERE = {theirs: ours for ours, names in {
     "beta1": "adam_beta1", "beta2": "adam_beta2", "adam_eps": "adam_epsilon", "grad_clip": "max_grad_norm",
     "ema_decay": "ema_alpha", "lora_rank": "lora_r", "diffusion_steps": "steps num_steps", "order": "remasking alg",
     "block_len": "block_length", "rewards": "reward_funcs", "judge_from": "judge_checkpoint",
-    "group_size": "num_generations", "updates_per_rollout": "num_iterations ppo_epochs", "logp_views": "mc_num num_mc",
+    "group_size": "num_generations num_return_sequences rollout_n", "minibatch_size": "ppo_mini_batch_size",
+    "updates_per_rollout": "num_iterations ppo_epochs", "logp_views": "mc_num num_mc",
     "adv_norm": "scale_rewards normalize_advantages", "ratio_level": "importance_sampling_level",
     "clip_low and clip_high": "epsilon clip_eps cliprange", "clip_low": "epsilon_low", "clip_high": "epsilon_high",
-    "clip_cap": "delta", "kl_beta": "beta kl_coef", "ref_mode": "sync_ref_model", "dtype": "bf16 fp16",
-    "ref_sync_interval": "ref_model_sync_steps", "ref_sync_mix": "ref_model_mixup_alpha",
+    "clip_cap": "delta", "kl_beta": "beta kl_coef kl_loss_coef", "ref_mode": "sync_ref_model", "dtype": "bf16 fp16",
+    "ref_sync_interval": "ref_model_sync_steps", "ref_sync_mix": "ref_model_mixup_alpha", "ref_from": "ref_model",
+    "kl_in_reward": "use_kl_in_reward", "kl_est": "kl_penalty kl_loss_type", "aggregation": "loss_agg_mode",
+    "mask_truncated": "mask_truncated_completions", "entropy_coef": "entropy_coeff",
+    "rollout_chunk": "generation_batch_size", "remat": "gradient_checkpointing",
     "d_model": "n_embd hidden_size", "n_layer": "num_layers num_hidden_layers", "n_head": "num_heads",
 }.items() for theirs in names.split()}  # fmt: skip
 NOT_HERE = {  # and what has no key
     "device": "JAX takes the GPU it finds, and the CPU when the environment says JAX_PLATFORMS=cpu",
-    **dict.fromkeys(("dp", "tp", "world_size", "num_processes"), "a run has one device"),
-    **dict.fromkeys(("num_epochs", "num_train_epochs", "epochs"), "a run is max_iters steps of batch_size rows"),
+    **dict.fromkeys(("dp", "tp", "world_size"), "all devices there are work, as mesh=data,fsdp,tensor says"),
     **dict.fromkeys(("dropout", "lora_dropout"), "nothing is dropped out"),
     "cfg_scale": "training is without guidance; sample.py has --guidance",
     "min_lr": "here it is lr_end, a share of learning_rate", "compile": "everything is compiled",
@@ -475,7 +503,7 @@ def unknown(name, known):
     if name in ELSEWHERE or name in NOT_HERE:
         return f"unknown config key {name!r}: " + (NOT_HERE.get(name) or f"here it is {ELSEWHERE[name]}")
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
-    near = difflib.get_close_matches(name, names, 1, 0.5)
+    near = difflib.get_close_matches(name, names, 1)
     return f"unknown config key {name!r}" + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
 
 
@@ -487,12 +515,12 @@ def override(cfg, args):
     if behind:
         of_run["base"] = cfg.base + tuple(f"{name}={text}" for name, text in behind.items())
         args = {name: text for name, text in behind.items() if f"model.{name}" in known.keys() - args.keys()} | args
+    if strange := [name for name in args if not {name, f"model.{name}"} & known.keys() and name[:5] != "base."]:
+        raise ValueError("; ".join(unknown(name, known) for name in strange))
     for name, text in args.items():
         if name.startswith("base."):
             continue
-        name = f"model.{name}" if name not in known and f"model.{name}" in known else name
-        if name not in known:
-            raise ValueError(unknown(name, known))
+        name = f"model.{name}" if name not in known else name
         leaf = name.removeprefix("model.")
         cls, to = (ModelConfig, of_model) if leaf != name else (Config, of_run)
         if leaf in to:
@@ -543,8 +571,8 @@ def placed(path):
 
 def at_home(cfg):
     """Config -> the same, its paths `placed`. Where it writes is always in the working folder."""
-    given = {key: getattr(cfg, key) for key in ("init_from", "judge_from", "dataset") if getattr(cfg, key)}
-    own = lambda name: ":".join([placed(name.rpartition(":")[0]), name.rpartition(":")[2]]) if ":" in name else name
+    given = {key: getattr(cfg, key) for key in ("init_from", "judge_from", "ref_from", "dataset") if getattr(cfg, key)}
+    own = lambda name: re.sub(r"^(.*?\.py)(?=:)", lambda path: placed(path[0]), name)
     return dataclasses.replace(
         cfg, out_dir=os.path.expanduser(cfg.out_dir), **{key: placed(path) for key, path in given.items()},
         rewards=tuple(map(own, cfg.rewards)), eval_rewards=tuple(map(own, cfg.eval_rewards)))  # fmt: skip
@@ -565,8 +593,8 @@ def check_downloads(file, defined, cfg):
     lacking = [f"{path} ({source})" for key, source in defined.get("downloads", {}).items()
                if (path := getattr(cfg, key)) == getattr(defined["config"], key) and not os.path.exists(placed(path))]
     if lacking:
-        raise ValueError(f"{file} needs {' and '.join(lacking)}, which you have to download to that place; with "
-                         "--model=tiny it can be tried without")
+        raise ValueError(f"{file} needs {' and '.join(lacking)}, which you have to download to that place, or to "
+                         "name as ORG/NAME to have it fetched; with --model=tiny it can be tried without")
 
 
 def base_of(cfg):
@@ -596,8 +624,9 @@ def lineage(cfg):
     return chain
 
 
-def load(argv):
-    """The arguments of `python train.py FILE [--key=value ...]` -> Config."""
+def load(argv, planned=False):
+    """The arguments of `python train.py FILE [--key=value ...]` -> Config. planned: what it does not bring along need
+    not be there, and its model has the shape that its file knows."""
     files, args, types_ = [], {}, {k: type(v) for k, v in flatten(Config()).items()}
     for word, after in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, text = word[2:].partition("=")
@@ -617,7 +646,10 @@ def load(argv):
                          + (" and ".join(map(repr, files)) or "none"))  # fmt: skip
     defined, asked = define(files[0]), args.pop("model", None)
     cfg = override(defined["config"] if asked is None else tiny(files[0], defined, asked), args)
-    check_downloads(files[0], defined, cfg)
+    if not planned:
+        check_downloads(files[0], defined, cfg)
+    elif "shape" in defined and cfg.init_from == defined["config"].init_from:
+        cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **defined["shape"]))
     return lineage(at_home(cfg))[0]
 
 
@@ -642,4 +674,5 @@ def help_text(everything=False):
     more = [] if everything else ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
     return "\n".join(["usage: python train.py config/NAME.py [--key=value ...]",
                       "--model=tiny tries a recipe for somebody else's model on a random one",
+                      "--plan=8xH100 says what a run would take on such devices, which need not be there",
                       *(line for lines in sections if lines[1:] for line in ["", *lines]), *more])  # fmt: skip

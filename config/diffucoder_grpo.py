@@ -7,7 +7,8 @@ of their tests that a single fenced block passes.
     python train.py config/diffucoder_grpo.py --lora_rank=128 --lora_alpha=64 --ref_mode=static --ref_offload=False
 
 The first trains all weights, as the paper does, and needs 172 GB on its one device, by the estimate that a run begins
-with: more than a card of 80 GB has. The last trains a LoRA, of d1's width, and needs 26 GB.
+with: more than a card of 80 GB has; 8 of them have it, at 23 GB each (--plan=8xH100). The last trains a LoRA, of d1's
+width, and needs 26 GB.
 
 Not run here on the real model. The paper: 40 hours on 8 H100 GPUs, 21,000 questions once, +4.4% on EvalPlus. Tiny: 40
 seconds of one of 2 cores of an Intel Xeon, most of them to compile, and every pass rate 0.0%.
@@ -37,7 +38,7 @@ config = Config(
     rule="dream",
     rollout_chunk=40,
     # rewards: 2 * share of tests + 0.5 * format
-    rewards=("tests_fenced", "format"),
+    rewards=("tests_fenced", "fenced"),
     pass_at=1.0,  # all tests of a problem
     reward_weights=(2.0, 0.5),
     reward_timeout=5.0,
@@ -81,6 +82,8 @@ downloads = {
     "init_from": "apple/DiffuCoder-7B-Instruct of huggingface.co, 15 GB",
     "dataset": "TIGER-Lab/AceCode-87K of huggingface.co, saved as train.jsonl; of its inferences the pass_rate will do",
 }
+shape = dict(vocab_size=152064, n_layer=28, n_head=28, n_kv_head=4, d_model=3584, d_ff=18944, qkv_bias=True, shift=True,
+             mask_id=151666, eos_id=151643, pad_id=151667)  # as its config.json has it, and Dream's
 tiny = {  # what --model=tiny changes
     "init_from": "data/tiny/diffucoder",
     "dataset": "data/tiny/acecode",

@@ -5,11 +5,14 @@ completion is one action: the ratio compares bounds of its log-probability, whic
     python train.py config/dream_countdown_grpo.py
     python train.py config/dream_countdown_grpo.py --model=tiny      on a random Dream: does the recipe run?
 
+It fits one card of 80 GB, with 31 GB; all weights (--lora_rank=None) fit 8 of them, at 42 GB each (--plan=8xH100).
+
 Not run here on the real model. The settings are those of the paper's script for Dream (2512.03759), its number of
 prompts and masks those of its experiments. It claims 20 to 40 points more than losses of single tokens; of those, d1's
 takes LLaDA from 19.5% to 31.3% in 5,000 updates. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
 """
 from config import Config
+from config.diffucoder_grpo import shape  # noqa: F401  (DiffuCoder's is Dream's)
 from config.diffucoder_grpo import tiny as small
 from config.llada_gsm8k_grpo import FORMAT
 from model import ModelConfig

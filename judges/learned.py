@@ -18,18 +18,18 @@ import disk
 import model
 
 MAX_LEN = 4096  # tokens of a prompt and a completion that a judge reads at most
-WIDTH = 16  # lengths are rounded up to a multiple of this
+WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of the arrays that a judge reads: 16, 24, 32, 48, 64, ...
 
 # ---- as a reward -----------------------------------------------------------------------------------------------------
 
 def encode(prompts, completions, tok, max_len):
     """Texts -> tokens (B, T) int32, valid (B, T) bool for model.score: prompt, completion, eos; padded on the left.
 
-    T is the longest, rounded up so that few widths are compiled. What is longer than max_len loses its beginning. The
-    tokenizer is the judge's own: the policy's may differ."""
+    T is the longest, rounded up to one of WIDTHS, as each is compiled, and at most max_len: what is longer loses its
+    beginning. The tokenizer is the judge's own: the policy's may differ."""
     texts = zip(prompts, completions, strict=True)
     ids = [[*tok.begin(tok.encode(prompt)), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in texts]
-    width = min(max_len, -(-max(map(len, ids), default=1) // WIDTH) * WIDTH)
+    width = min(max_len, next(w for w in WIDTHS if w >= max(map(len, ids), default=1)))
     tokens = np.full((len(ids), width), tok.pad_id, np.int32)
     valid = np.zeros(tokens.shape, bool)
     for i, row in enumerate(ids):
@@ -83,7 +83,7 @@ def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
 def load(folder, dtype="float32", **sizes):
     """The folder or out_dir of a judge or of a language model -> {"judge": reward} or {"coherence": reward}, which keep
     and compute it in dtype."""
-    found, _ = disk.best(folder)
+    found, _ = disk.best(data.fetched(folder))
     best = disk.read_run(found).get("best") or {}
     params, cfg = disk.load(found, dtype)
     cfg = dataclasses.replace(cfg, dtype=dtype)
@@ -150,7 +150,8 @@ def pairs(rows, seed, refill=None):
     others = (better[rng.integers(len(rows))] for _ in rows)
     worse = [corrupted(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
     if refill:
-        worse[::2] = zip(*refill(rows[::2], seed), strict=True)
+        new = zip(*refill(rows[::2], seed), strict=True)  # without a kind what a generator has no room for
+        worse[::2] = [made if made[1] else old for made, old in zip(new, worse[::2], strict=True)]
     kept = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a generator may fill a hole rightly
     return Pairs(*([column[i] for i in kept] for column in (prompts, better, *zip(*worse, strict=True))), None)
 

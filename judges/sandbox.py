@@ -750,6 +750,7 @@ class Sandbox:
         from subprocess import DEVNULL, Popen
         ours, theirs = socket.socketpair()
         found = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "PYTHONHOME") if k in os.environ}  # Python may need them
+        found["TMPDIR"] = importlib.import_module("tempfile").gettempdir()  # where `end` looks for what it leaves
         command = [sys.executable, "-s", "-S", "-W", "ignore", os.path.abspath(__file__), "judge", str(theirs.fileno())]
         with theirs:
             process = Popen([*command, json.dumps(self.limits)], pass_fds=[theirs.fileno()], cwd="/", stdin=DEVNULL,

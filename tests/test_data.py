@@ -90,7 +90,7 @@ def toy(tmp_path, monkeypatch):
 
 
 def test_a_data_set_is_made_on_first_use_and_only_then(toy, capfd):
-    assert len(data.load("toy", "train")) == 2000 and len(data.load("toy", "val", limit=7)) == 7
+    assert len(data.load("toy", "train")) == 2000 and len(data.load("toy", "val")) == 100
     assert data.tokenizer("toy").vocab_size == 262 and len(data.load(str(toy), "val")) == 100
     assert (toy / "runs").read_text() == "x"
     assert capfd.readouterr().err.count("data/toy is used for the first time") == 1
@@ -146,7 +146,6 @@ def test_a_prepare_of_somebody_else_is_never_run(tmp_path):
 def test_the_last_5_percent_of_a_file_are_held_out(tmp_path):
     path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
     assert data.load(path, "train") + data.load(path, "val") == ROWS and len(data.load(path, "val")) == 2
-    assert data.load(path, "train", limit=3) == ROWS[:3]
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.jsonl.gz"])
@@ -274,6 +273,127 @@ def test_countdown_tasks_are_put_into_words_and_rated_by_their_size(tmp_path):
     assert row == {"numbers": [44, 19, 35], "target": 98, "difficulty": 3}
 
 
+def test_worked_problems_are_recognised_and_their_solution_is_the_answer(tmp_path):
+    import rewards
+    row = read(tmp_path, {"problem": "2+3?", "solution": "It is $\\boxed{5}$.", "level": "Level 1"})
+    assert row == {"prompt": "2+3?", "completion": "It is $\\boxed{5}$.", "level": "Level 1"}
+    assert rewards.combine(rewards.resolve("math"), None, ["2+3?"], ["so 5"], rewards.columns([row]))[0] == [1.0]
+    assert read(tmp_path, {"problem": "2+3?", "answer": 5}) == {"prompt": "2+3?", "answer": "5"}
+
+
+def test_a_list_of_chat_messages_is_a_prompt(tmp_path):
+    said = lambda role, text: {"role": role, "content": text}
+    before = [said("system", "Add."), said("user", "1+1"), said("assistant", "2")]
+    full = [*before, said("user", "2+3"), said("assistant", "5")]
+    expected = {"prompt": "2+3", "completion": "5", "messages_before": before}
+    assert read(tmp_path, {"messages": full}) == read(tmp_path, {"prompt": full}) == expected
+    assert read(tmp_path, {"prompt": full[:-1], "completion": full[-1:]}) == expected  # TRL's
+    assert read(tmp_path, {"prompt": [said("user", "2+3")]}) == {"prompt": "2+3"}
+    for bad in [said("system", "Add.")], [], [{"role": "user"}], ["2+3"]:
+        with pytest.raises(ValueError, match="last to speak before the model|a prompt is text or a list of"):
+            data.normal({"prompt": bad})
+    template = data.chat("chatml", "Be brief.", CHATTY)
+    ids = data.encode([expected], CHATTY, 300, 9, template)[0]["tokens"][0]
+    assert CHATTY.decode(ids, specials=True).replace("<|pad|>", "").startswith(
+        "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\n2+3<|im_end|>\n<|im_start|>assistant\n5")
+    for bare in None, data.chat(None, None, CHATTY, "Add: "):
+        with pytest.raises(ValueError, match="a row has messages before its prompt.*set chat_template"):
+            data.encode([expected], CHATTY, 300, 9, bare)
+
+
+def test_a_bare_row_of_countdown_has_its_numbers_and_is_scored(tmp_path, monkeypatch, capsys):
+    import rewards
+    texts = ["44-15=29,79-29=50", "79-44=35,35+15=50", "79/44=1,15+1=16", "79-44=35,35+15=51", "79*44=3476,3476/15=50"]
+    rows = [{"prompt": "44,15,79=50:", "completion": text} for text in texts]
+    assert data.normal(rows[0]) == {**rows[0], "numbers": [44, 15, 79], "target": 50}
+    monkeypatch.setattr(sys, "argv", ["rewards.py", file(tmp_path, "cd3.jsonl", jsonl(rows)), "--rewards=countdown"])
+    assert rewards.main() == 0
+    assert json.loads(capsys.readouterr().out) == {"n": 5, "countdown": 0.46, "reward": 0.46}  # 1, 1, and 0.1 each
+    exact = data.normal({"prompt": "96,3,18=50:"})
+    assert rewards.REWARDS["countdown"]([""], ["96/3=32,32+18=50"], numbers=[exact["numbers"]],
+                                         target=[exact["target"]]) == [1.0]  # fmt: skip
+
+
+# ---- from huggingface.co ----
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """hub(kind, name, {file: text or a function that writes it}): a copy in a cache of the package's own layout."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    data.fetched.cache_clear()
+
+    def add(kind, name, files):
+        home = tmp_path / "hub" / f"{kind}s--{name.replace('/', '--')}"
+        for path, content in files.items():
+            target = home / "snapshots" / ("ab" * 20) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content(target) if callable(content) else target.write_text(content)
+        (home / "refs").mkdir(exist_ok=True)
+        (home / "refs/main").write_text("ab" * 20)
+        return home / "snapshots" / ("ab" * 20)
+
+    yield add
+    data.fetched.cache_clear()
+
+
+def test_a_data_set_of_the_hub_is_found_in_its_cache(hub):
+    raw = [{"question": f"{i}+1?", "answer": f"so\n#### {i + 1}"} for i in range(6)]
+    files = {"main/train-00000-of-00002.jsonl": jsonl(raw[:2]), "main/train-00001-of-00002.jsonl": jsonl(raw[2:4]),
+             "main/test-00000-of-00001.jsonl": jsonl(raw[4:]), "socratic/train.jsonl": jsonl(raw[:3])}
+    hub("dataset", "openai/gsm8k", files)
+    assert [row["answer"] for row in data.load("openai/gsm8k", "train")] == ["1", "2", "3", "4"]
+    assert [row["answer"] for row in data.load("openai/gsm8k", "val")] == ["5", "6"]
+    assert len(data.load("openai/gsm8k/socratic", "train")) == 2 and data.tokenizer("openai/gsm8k").vocab_size == 259
+    hub("dataset", "a/b", {"x/train.jsonl": jsonl(raw), "y/train.jsonl": jsonl(raw)})
+    with pytest.raises(ValueError, match="several parts: add one to the name, as in ORG/NAME/y; there are x, y"):
+        data.load("a/b", "train")
+
+
+def test_parquet_is_read_where_pyarrow_is_installed(hub, tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    table = pyarrow.table({"problem": ["2+3?", "1+1?"], "solution": ["5", "2"], "n": [1, None]})
+    hub("dataset", "AI-MO/tiny", {f"data/{s}-00000-of-00001.parquet": lambda path: parquet.write_table(table, path)
+                                  for s in ("train", "test")})  # fmt: skip
+    assert data.load("AI-MO/tiny", "train") == [
+        {"prompt": "2+3?", "completion": "5", "n": 1}, {"prompt": "1+1?", "completion": "2"}]
+    with pytest.raises(ValueError, match="broken.parquet cannot be read: "):
+        data.load(file(tmp_path, "broken.parquet", b"PAR1"), "train")
+
+
+def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match="x.parquet: Parquet is read by the package pyarrow: pip install pyarrow"):
+        data.load(file(tmp_path, "x.parquet", b"PAR1"), "train")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ValueError, match="'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub"):
+        data.load("x-org/y", "train")
+    assert data.fetched("out/typo") == "out/typo" or not os.path.exists("out")  # a path of this machine: not asked for
+    assert data.fetched("data/nothing") == "data/nothing" and data.fetched("/a/b") == "/a/b"
+
+
+def test_a_model_of_the_hub_is_opened_from_its_cache_and_what_is_not_there_is_said(hub):
+    import train
+    from data.tiny import prepare as tiny
+    where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
+    assert train.trained("GSAI-ML/tiny") == f"{where}/"
+    with pytest.raises(ValueError, match="'GSAI-ML/other' is nothing here, and as a model of huggingface.co it can"):
+        train.trained("GSAI-ML/other")
+
+
+def test_gsm8k_says_where_to_put_its_files_when_it_cannot_be_fetched(monkeypatch):
+    from data.gsm8k import prepare
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    data.fetched.cache_clear()
+    monkeypatch.setattr(prepare, "data", data, raising=False)
+    said = f"(?s)pip install huggingface_hub\n.*train.jsonl and test.jsonl .* into {prepare.HERE}"
+    with pytest.raises(SystemExit, match=said):
+        prepare.main()
+
+
 def test_documents_preferences_and_scores_are_rows_too(tmp_path):
     assert read(tmp_path, {"text": "Once."}) == {"prompt": "", "completion": "Once."}
     for row in {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "completion": "b", "score": 0.5}:
@@ -385,6 +505,61 @@ def test_a_mask_typed_into_a_prompt_is_text_and_no_hole():
     template = data.chat("chatml", None, CHATTY)
     ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template)[0]["tokens"][0]
     assert CHATTY.mask_id not in ids and "user\na<|mask|>b<|im_end|>" in CHATTY.decode(ids, specials=True)
+
+
+def test_a_prompt_may_have_text_before_and_after_it():
+    around = data.chat("llada", None, CHATTY, "Q: {prompt}\nLet's think step by step.")
+    assert around("2+3") == data.chat("llada", None, CHATTY)("Q: 2+3\nLet's think step by step.")
+
+
+OWN = ("{{ bos_token }}{% for m in messages %}"
+       "{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+       "<|im_start|>{{ m['role'] }}: {{ m['content'] | trim }}{{ eos_token }}{% endfor %}"
+       "{% if add_generation_prompt %}<|im_start|>model{% endif %}")
+
+
+def own(template):
+    return data.Tokenizer(CHATTY.vocab, CHATTY.specials, CHATTY.roles, extra={"chat_template": template})
+
+
+@pytest.mark.parametrize("form", [OWN, [{"name": "tools", "template": "x"}, {"name": "default", "template": OWN}]])
+def test_the_tokenizers_own_template_is_written_in_jinja(form):
+    pytest.importorskip("jinja2")
+    turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    template = data.chat("own", None, own(form), "Add ")
+    assert template(" 2+3 ") == "<|im_start|>user: Add  2+3<|eos|><|im_start|>model"
+    assert template("4", turns) == ("<|im_start|>user: 1+1<|eos|><|im_start|>assistant: 2<|eos|>"
+                                    "<|im_start|>user: Add 4<|eos|><|im_start|>model")
+    with pytest.raises(ValueError, match="template in the tokenizer's files fails: .*no system here"):
+        data.chat("own", "Be brief.", own(form))("2+3")
+
+
+@pytest.mark.parametrize("form", ["{{ ''.__class__.__mro__[1] }}", "{{ messages.append(1) }}", "{% for"])
+def test_a_strangers_template_cannot_leave_its_sandbox(form):
+    pytest.importorskip("jinja2")
+    with pytest.raises(ValueError, match="fails: (SecurityError|TemplateSyntaxError)"):
+        data.chat("own", None, own(form))
+
+
+def test_an_own_template_that_is_not_there_or_has_no_package_is_said(monkeypatch):
+    with pytest.raises(ValueError, match="'own', but the tokenizer's files have none: .*chatml, llada, llama3, gemma"):
+        data.chat("own", None, CHATTY)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ValueError, match="pip install jinja2, or name one of chatml"):
+        data.chat("own", None, own(OWN))
+
+
+@pytest.mark.slow
+def test_gemmas_template_is_its_own():
+    pytest.importorskip("jinja2")
+    from data.tiny import prepare as tiny
+    tok = tiny.tokenizer("gemma2")
+    ours, theirs = (data.chat(name, None, tok) for name in ("gemma", "own"))
+    turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    assert ours("2+3 ", turns) == theirs("2+3 ", turns) == (
+        "<bos><start_of_turn>user\n1+1<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
+        "<start_of_turn>user\n2+3<end_of_turn>\n<start_of_turn>model\n")
+    assert "user\nBe brief.\n\n2+3<end_of_turn>" in data.chat("gemma", "Be brief.", tok)("2+3")
 
 
 def test_an_instruction_is_said_before_every_prompt_in_the_same_turn():
@@ -586,6 +761,26 @@ def test_the_easiest_countdowns_are_complete(hardest, highest, ops):
 ])
 def test_the_strict_rule_has_no_way_round(completion):
     assert not countdown.check("", completion, [44, 15, 79], 50)
+
+
+def test_countdown_with_numbers_up_to_100_is_made_as_asked_and_keeps_the_strict_rule(tmp_path, monkeypatch):
+    import rewards
+    argv = ["prepare.py", "--numbers=3", "--highest=100", "--rows=300", f"--out={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(countdown, "data", data, raising=False)
+    countdown.main()
+    rows, val = data.load(tmp_path, "train"), data.load(tmp_path, "val")
+    assert (len(rows), len(val)) == (300, 1000) and all(countdown.check(**row) for row in rows + val)
+    pairs = [(*sorted(row["numbers"]), row["target"]) for row in rows + val]
+    assert len(set(pairs)) == 1300 and max(map(max, (row["numbers"] for row in val))) == 100
+    assert {op for row in val for op in "+-*/" if op in row["completion"]} == set("+-*/")
+    assert any(re.search(r"=\d{4}", row["completion"]) for row in val)  # results between may be large
+    assert all(10 <= row["target"] <= 100 for row in rows) and {row["difficulty"] for row in rows + val} == {1, 2, 3}
+    got = rewards.combine(rewards.resolve("countdown"), None, [row["prompt"] for row in val],
+                          [row["completion"] for row in val], rewards.columns(val))[0]  # fmt: skip
+    assert (got == 1).all()
+    with pytest.raises(SystemExit, match="only .* of 3000 were found: fewer --rows"):
+        countdown.drawn(2, 5, 20, 2000)
 
 
 def test_the_strict_rule_takes_every_right_answer():

@@ -448,6 +448,25 @@ def test_what_the_weights_sum_to():
         assert (np.asarray(grpo.weights(name, MASK, 5) > 0) == COUNTS).all()
 
 
+@pytest.mark.parametrize("name", ["token", "sequence", "constant", "sum"])
+def test_how_tokens_are_added_up_is_chosen_apart_from_how_they_are_clipped(name):
+    """By hand: what each token adds to the loss, clipped as PPO or CISPO do, and then the four ways to add up."""
+    rho, A = np.exp(np.asarray(NEW - OLD)), np.asarray(ADV)[:, None]
+    per = {"dapo": -np.minimum(rho * A, rho.clip(0.8, 1.2) * A), "cispo": -np.minimum(rho, 5) * A * np.asarray(NEW)}
+    for loss, terms in per.items():
+        rows = [row[counts] for row, counts in zip(terms, COUNTS, strict=True)]
+        ways = {"token": np.concatenate(rows).mean(), "sequence": np.mean([row.mean() for row in rows]),
+                "constant": sum(row.sum() for row in rows) / (3 * 5), "sum": np.mean([row.sum() for row in rows])}
+        weight = grpo.weights(loss, MASK, 5, aggregation=name)
+        assert evaluate(Objective(loss), weight=weight)[0] == pytest.approx(ways[name], abs=1e-5)
+
+
+def test_the_kl_is_logged_as_it_enters_the_loss():
+    for kl_est in grpo.KLS:
+        loss, _, metrics = evaluate(Objective("dr_grpo", kl_beta=0.3, kl_est=kl_est))
+        assert loss == pytest.approx(metrics["pg_loss"] + metrics["kl_loss"], abs=1e-6) and metrics["kl_loss"] > 0
+
+
 def test_spg_and_wd1_weigh_log_p_itself_whatever_the_ratio():
     product = np.asarray(-ADV[:, None] * NEW)[COUNTS]
     for old in (OLD, None):
@@ -527,30 +546,41 @@ def paths(plan):
     return (np.array(a) for a in zip(*done, strict=True))
 
 
-@jax.jit
-def probabilities(params, x, step, temperature):
+def kept(l, temperature, top_p, top_k, penalty):
+    """Logits (64, 3, V) of all states -> the same after the sampler's filters, written down anew; 1 is the prompt."""
+    known = (with_prompt(STATES, 1)[:, :, None] == jnp.arange(4)).any(1, keepdims=True) & (jnp.arange(4) != HOLE)
+    l = jnp.where(known, jnp.where(l > 0, l / penalty, l * penalty), l) / temperature
+    above = lambda q: jnp.where(l[..., None, :] > l[..., :, None], q[..., None, :], 0).sum(-1)  # of likelier tokens
+    l = jnp.where(above(jax.nn.softmax(l)) <= top_p, l, -1e30)
+    return jnp.where(above(jnp.ones(l.shape)) < top_k, l, -1e30)
+
+
+@functools.partial(jax.jit, static_argnames="filters")
+def probabilities(params, x, step, temperature, filters=(1.0, 4, 1.0)):
     """What the sampler draws in the states of every path: p (n, 3) of its tokens."""
-    p = jax.nn.softmax(model.logits(params, with_prompt(STATES, 1), CFG)[:, 1:] / temperature)  # (64, 3, V)
+    p = jax.nn.softmax(kept(model.logits(params, with_prompt(STATES, 1), CFG)[:, 1:], temperature, *filters))
     before = jnp.where(step[:, None, :] < step[:, :, None], x[:, None, :], HOLE)  # (n, 3, 3): as token i was drawn
     return p[before @ CODE, jnp.arange(3), x]
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="filters")
 @jax.grad
-def exact_gradient(params, x, step, chance, temperature, reward):
+def exact_gradient(params, x, step, chance, temperature, reward, filters=(1.0, 4, 1.0)):
     """Of the expected reward, differentiated as it is, without log-probs."""
-    return jnp.sum(chance * probabilities(params, x, step, temperature).prod(1) * reward)
+    return jnp.sum(chance * probabilities(params, x, step, temperature, filters).prod(1) * reward)
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="plan")
 @jax.grad
-def grpo_gradient(params, x, step, p, temperature, reward, counts=True):
+def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=None):
     """The loss's on every path at once, each with its probability p (n,) as its weight; counts (n, 3): of what."""
     x, order = with_prompt(x, 1), with_prompt(step, -1)
     hole = order >= 0
     mask = hole & with_prompt(jnp.broadcast_to(counts, step.shape), False)
     M, w, _ = diffusion.views(jax.random.key(0), "trace", hole, order, 3)
-    logp = diffusion.token_logp(params, x, M, w, CFG, temperature=temperature)
+    temper = plan and functools.partial(sample.as_drawn, plan=plan)
+    views = diffusion.view_logp(params, x, M, CFG, temperature=temperature, hole=hole, temper=temper)
+    logp = (w * views[0]).sum(0)
     weight = len(x) * p[:, None] * grpo.weights("dr_grpo", mask, 1)
     return grpo.loss(logp, None, None, reward, mask, weight, mask / mask.sum(), Objective("dr_grpo", "none"))[0]
 
@@ -578,6 +608,35 @@ def test_on_policy_the_trace_gives_exactly_the_gradient_of_the_expected_reward(p
     close(ours(step, reward - 5), exact, 3e-5)  # a baseline changes nothing
     for other in (step * 0, step * 0 + np.arange(3)):  # the log-probs of another order do: all at once, from the left
         assert abs(ours(other, reward) - exact).max() > 0.1 or (other == step).all()
+
+
+FILTERED = [Plan(order="confidence", steps=3, temperature=1.2, top_p=0.7),
+            Plan(order="random", steps=2, temperature=1.0, top_k=2, repetition_penalty=1.7),
+            Plan(rule="entropy", budget=0.7, temperature=1.3, top_p=0.9, repetition_penalty=1.3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", FILTERED, ids=["top_p", "top_k", "penalty"])
+def test_the_gradient_is_that_of_the_expected_reward_also_where_the_sampler_filters(plan):
+    x, step, chance = paths(plan)
+    T, reward = plan.temperature, REWARD[tuple(x.T)]
+    filters = plan.top_p or 1, plan.top_k or 4, plan.repetition_penalty
+    p = chance * np.asarray(probabilities(PARAMS, x, step, T, filters)).prod(1)
+    assert abs(p.sum() - 1) < 1e-5 and (p == 0).any()  # some paths cannot be gone
+    exact = flat(exact_gradient(PARAMS, x, step, chance, T, reward, filters))
+    close(-flat(grpo_gradient(PARAMS, x, step, p, T, reward, plan=plan)), exact)
+    whole = -flat(grpo_gradient(PARAMS, x, step, p, T, reward))  # as if nothing had been filtered
+    assert abs(whole - exact).max() > 0.1
+
+
+def test_a_token_that_the_filter_bans_now_has_a_finite_log_prob_and_the_others_keep_theirs():
+    """As at another view, or after an update: it counts as one of those that are kept."""
+    l, plan = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05])), Plan(temperature=1.0, top_p=0.6)
+    logp = lambda l, x: diffusion.gather_logp(sample.as_drawn(l, x, None, None, plan), x)
+    tokens = jnp.arange(4)
+    close(logp(jnp.tile(l, (4, 1)), tokens), np.log([0.5 / 0.8, 0.3 / 0.8, 0.15 / 0.95, 0.05 / 0.85]))
+    grads = jax.vmap(jax.grad(logp), (None, 0))(l, tokens)
+    assert np.isfinite(grads).all() and (grads[tokens, tokens] > 0.3).all() and (grads[0, 2:] == 0).all()
 
 
 def test_what_is_drawn_after_the_end_has_to_be_scored_for_the_gradient_of_the_expected_reward():

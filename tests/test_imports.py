@@ -8,18 +8,21 @@ import pytest
 
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
-    "model": set(), "data": set(), "grpo": set(), "terminal": set(), "diffusion": {"model"},
-    "config": {"data", "diffusion", "grpo", "model"},
-    "disk": {"config", "model"}, "runs": {"config", "diffusion", "disk", "model", "terminal"},
+    "mesh": set(), "model": {"mesh"}, "data": set(), "grpo": set(), "terminal": set(), "assets/report": set(),
+    "diffusion": {"mesh", "model"},
+    "config": {"data", "diffusion", "grpo", "model", "terminal"}, "disk": {"config", "data", "mesh", "model"},
+    "runs": {"assets/report", "config", "disk", "mesh", "terminal"},
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
-    "judges/learned": {"data", "diffusion", "disk", "model"},
+    "judges/learned": {"data", "diffusion", "disk", "mesh", "model"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "terminal"},
-    "sample": {"config", "data", "diffusion", "disk", "model", "rewards", "runs", "terminal"},
-    "objectives": {"config", "data", "diffusion", "disk", "grpo", "judges/learned", "judges/rules", "model", "rewards",
-                   "sample"},
+    "sample": {"config", "data", "diffusion", "disk", "mesh", "model", "rewards", "runs", "terminal"},
+    "objectives": {"config", "data", "diffusion", "disk", "grpo", "judges/learned", "judges/rules", "mesh", "model",
+                   "rewards", "sample"},
+    "cost": {"config", "diffusion", "mesh", "model", "objectives", "sample"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"train"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
+PACKAGES |= {"tokenizers", "huggingface_hub", "pyarrow", "jinja2"}  # asked for by what needs them
 
 
 def imported(path):
@@ -30,7 +33,7 @@ def imported(path):
             names |= {a.name for a in n.names}
         elif isinstance(n, ast.ImportFrom):
             names |= {f"{n.module}/{a.name}" for a in n.names} if n.module == "judges" else {n.module}
-    return {n.replace(".", "/") if n.startswith("judges") else n.split(".")[0] for n in names}
+    return {n.replace(".", "/") if n.startswith(("judges", "assets")) else n.split(".")[0] for n in names}
 
 
 FILES = {name: glob.glob(f"{name}.py") or [f"{name}/__init__.py"] for name in ARROWS} | {"data/bpe": ["data/bpe.py"]}

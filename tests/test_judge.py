@@ -47,6 +47,13 @@ def test_what_is_too_long_loses_its_beginning():
     assert tokens[0].tolist() == [*TOK.encode("345"), TOK.eos_id] and valid.all()
 
 
+def test_texts_of_all_lengths_have_few_widths_and_at_most_half_as_many_tokens_again():
+    sizes = (1, 32, *range(33, 4097, 97), 4096)
+    widths = {n: learned.encode([""], ["x" * (n - 1)], TOK, 4096)[0].shape[1] for n in sizes}
+    assert len(set(widths.values())) <= 17 and widths[4096] == 4096
+    assert all(n <= width <= 1.5 * max(n, 16) for n, width in widths.items())
+
+
 def saved(folder, params, cfg):
     disk.save(folder, params, cfg)
     TOK.save(folder)
@@ -79,7 +86,7 @@ def test_a_judge_is_kept_and_computes_in_the_dtype_that_is_asked_for(tmp_path, m
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
-    small = model.ModelConfig(n_layer=1, n_head=2, d_model=16, vocab_size=200)
+    small = model.ModelConfig(n_layer=1, n_head=2, d_model=16, vocab_size=200, mask_id=5)
     with pytest.raises(ValueError, match="ids up to 258, its model only 200"):
         learned.load(saved(tmp_path, init(jax.random.key(0), small, n_out=1), small))
 
@@ -133,7 +140,7 @@ def test_texts_are_as_wide_as_the_longest_needs_and_what_is_cut_is_said(capsys):
     shape = lambda *texts: learned.encode(*texts, TOK, 64)[0].shape
     assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
     tokens, valid = learned.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
-    assert tokens.shape == (2, 32) and valid.sum(1).tolist() == [23, 3]
+    assert tokens.shape == (2, 24) and valid.sum(1).tolist() == [23, 3]
     learned.arrays(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 64)
     assert not capsys.readouterr().out
     batch = learned.arrays(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 8)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from shared import compiled_once
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
@@ -58,7 +59,7 @@ def saved(tmp_path):
         disk.save(tmp_path / "base", base, cfg)
         new = trained_adapters(cfg, targets, rank)
         new = new | ({"head": 0.1 * jax.random.normal(KEY, (cfg.d_model, 1))} if n_out else {})
-        disk.save_adapters(tmp_path / "lora", new, cfg, str(tmp_path / "base"), alpha)
+        disk.write(tmp_path / "lora", disk.folder_of_adapters(new, cfg, str(tmp_path / "base"), alpha))
         return base, new, tmp_path / "lora"
     return write
 
@@ -138,7 +139,7 @@ def test_a_base_may_be_adapters_of_a_base_itself(saved, tmp_path):
     cfg = SAVED["llada"]
     base, first, folder = saved(cfg)
     second = trained_adapters(cfg, ("o",), 2)
-    disk.save_adapters(tmp_path / "second", second, cfg, str(folder), 4.0)
+    disk.write(tmp_path / "second", disk.folder_of_adapters(second, cfg, str(folder), 4.0))
     close(logits(disk.load(tmp_path / "second")[0], TOKENS, cfg),
           logits(model.adapted(disk.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
 
@@ -164,7 +165,7 @@ def test_adapters_stand_beside_the_modules_of_transformers_with_their_sizes(name
     base, new, folder = saved(SAVED[name])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "base")
     modules = {n: m for n, m in theirs.named_modules() if isinstance(m, torch.nn.Linear)}
-    tensors = disk.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    tensors = safetensors.numpy.load_file(folder / "adapter_model.safetensors")
     said = json.load(open(folder / "adapter_config.json"))
     assert (said["peft_type"], said["r"], said["lora_alpha"], said["task_type"]) == ("LORA", 3, 5.0, "CAUSAL_LM")
     assert said["base_model_name_or_path"] == str(folder.parent / "base")
@@ -213,7 +214,7 @@ def test_in_peft_the_head_of_llada_is_not_taken_for_a_matrix_of_the_same_name(sa
             at.add_module(part, getattr(at, part, None) or torch.nn.Module())
             at = getattr(at, part)
         at.add_module(leaf, torch.nn.Linear(1, 1, bias=False))
-    tensors = disk.safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    tensors = safetensors.numpy.load_file(folder / "adapter_model.safetensors")
     for name, x in tensors.items():
         if "lora_A" in name:
             at = root.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
@@ -381,14 +382,14 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
     cfg, starts = tiny(objective), []
     with monkeypatch.context() as m:
         watch(m, objective, lambda start, state, batch: starts.append(start))
-        state = train.train(cfg)
+        state, _ = train.train(cfg)
     base, _ = disk.load(place / "base")
     jax.tree.map(np.testing.assert_array_equal, starts[-1], base)  # nothing was written to the arrays of the base
     folder = disk.find(cfg.out_dir)
     names = {"tokenizer.json", "tokenizer_config.json", "run.json", "state.safetensors"}
     assert set(os.listdir(folder)) == names | {"adapter_config.json", "adapter_model.safetensors"}
     kept = {f"{name}_{end}" for name in ALL for end in "ab"} | ({"head"} if objective == "judge" else set())
-    leaves = disk.safetensors.numpy.load_file(f"{folder}/state.safetensors")
+    leaves = safetensors.numpy.load_file(f"{folder}/state.safetensors")
     assert {path.split("'")[-2] for path in leaves if "'" in path} == kept
     assert state.reference is None and (state.average is None) == (objective != "pretrain")
     began = train.split(base, jax.random.fold_in(jax.random.key(cfg.seed), 3), tiny("pretrain", model=SHAPE))[0]
@@ -431,7 +432,7 @@ def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatc
 @pytest.mark.slow
 def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, place, tmp_path, capsys):
     cfg = tiny("pretrain")
-    state = train.train(cfg)
+    state, _ = train.train(cfg)
     base, shape = disk.load(place / "base")
     merged, _ = disk.load(cfg.out_dir)
     unmerged = model.adapted(base, state.average, cfg.lora_alpha)  # what is saved is the average, where there is one
@@ -451,15 +452,15 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     assert capsys.readouterr().out == told
     followed = tiny("pretrain", init_from=cfg.out_dir, lora_rank=None, max_iters=1, out_dir=f"{tmp_path}/full",
                     learning_rate=1e-9, ema_decay=None)  # fmt: skip
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), train.train(followed).params, merged)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), train.train(followed)[0].params, merged)
     assert not os.path.exists(f"{disk.find(followed.out_dir)}/adapter_config.json")
-    assert train.train(dataclasses.replace(cfg, eval_only=True)).step == 4
+    assert train.train(dataclasses.replace(cfg, eval_only=True))[0].step == 4
 
 
 @pytest.mark.slow
 def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
     cfg = tiny("judge", max_iters=1)
-    state = train.train(cfg)
+    state, _ = train.train(cfg)
     base, shape = disk.load(place / "base")
     (name, fn), = learned.load(cfg.out_dir).items()
     tok = data.Tokenizer.bytes()

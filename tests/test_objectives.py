@@ -1,5 +1,6 @@
 """objectives.py: what a rollout is made of, that every pass has masks of its own, and that GRPO learns and resumes."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -21,6 +22,7 @@ import disk
 import grpo
 import model
 import objectives
+import rewards
 import runs
 import train
 
@@ -97,7 +99,7 @@ def test_completions_of_a_prompt_are_neighbours_and_every_reward_meets_its_own(t
     cfg, tok, _, _, (b,), notes = one_iteration(tiny(adv_norm="none"))
     prompts = [tok.decode([i for i in row if i != tok.pad_id]) for row in np.asarray(b["x"])[:, :3].tolist()]
     assert prompts == [p for p in prompts[::4] for _ in range(4)] and len(set(prompts)) == 4
-    texts = objectives.texts(b["x"], tok, cfg)
+    texts = list(map(tok.decode, objectives.written(b["x"], tok, cfg)))
     earned = np.array([sum(a == c for a, c in zip(t, p[::-1], strict=False)) / 2
                        for t, p in zip(texts, prompts, strict=True)])  # fmt: skip
     groups = earned.reshape(4, 4)
@@ -117,7 +119,8 @@ def test_a_reward_gets_the_tokens_that_were_written_and_not_those_of_their_text(
     rows = [row[3:] for row in np.asarray(b["x"]).tolist()]
     lengths = [len(row[: row.index(tok.eos_id)] if tok.eos_id in row else row) for row in rows]
     assert notes["reward"] == np.mean(lengths)
-    assert sum(len(tok.encode(text)) for text in objectives.texts(b["x"], tok, cfg)) > sum(lengths)  # no UTF-8
+    texts = map(tok.decode, objectives.written(b["x"], tok, cfg))
+    assert sum(len(tok.encode(text)) for text in texts) > sum(lengths)  # no UTF-8
 
 
 def test_what_counts_ends_with_the_first_end_of_text(tiny):
@@ -241,8 +244,17 @@ def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
         "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
     )
     cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), **flags))
-    silent = np.array([text[:1] < "3" for text in objectives.texts(b["x"], tok, cfg)])
+    silent = np.array([text[:1] < "3" for text in map(tok.decode, objectives.written(b["x"], tok, cfg))])
     assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
+
+
+def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
+    holes = jnp.ones((8, 2), bool)
+    rollout = objectives.Rollout(jnp.zeros((8, 2), int), None, holes, holes, holes, holes, jnp.float32(1))
+    each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
+    cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
+    notes = objectives.describe(objectives.Scored([], rollout, ["a"] * 8, each, {}), np.zeros((2, 4)), cfg, tok)
+    assert notes["reward/group_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
 @pytest.mark.slow
@@ -308,15 +320,16 @@ def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
         for k in ("x", "M", "w", "mask", "adv", "weight"):
             np.testing.assert_array_equal(a[k], b[k])
         np.testing.assert_allclose(a["old"], b["old"], atol=1e-5)
+    assert notes.pop("group") == expected["group"]
     assert {k: v for k, v in notes.items() if "time" not in k} == pytest.approx(
-        {k: v for k, v in expected.items() if "time" not in k})  # fmt: skip
+        {k: v for k, v in expected.items() if "time" not in k and k != "group"})  # fmt: skip
 
 
 def remains(cfg):
     """What must not depend on being stopped: the last state, and the logs without times."""
     folder = disk.find(cfg.out_dir)
     state = open(f"{folder}/state.safetensors", "rb").read()
-    rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
+    rows = [json.loads(line) for name in disk.LOGS for line in open(f"{cfg.out_dir}/{name}")]
     return state, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
 
 
@@ -325,7 +338,7 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
     options = dict(kl_beta=0.1, ref_mode="ema", ref_decay=0.5, updates_per_rollout=2, minibatch_size=8,
                    logp_est="coupled",                    ema_decay=0.9)  # fmt: skip
     whole = tiny(**options)
-    state = train.train(whole)
+    state, _ = train.train(whole)
     before = disk.flat(begin(whole)[-1].params)
     assert any(not np.allclose(x, before[k]) for k, x in disk.flat(state.reference).items())  # it followed
 
@@ -356,13 +369,29 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
 def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     cfg = tiny(kl_beta=0.1)
     start = disk.flat(begin(cfg)[-1].params)
-    state = train.train(cfg)
+    state, _ = train.train(cfg)
     assert all(np.array_equal(x, start[k]) for k, x in disk.flat(state.reference).items())
     assert any(not np.array_equal(x, start[k]) for k, x in disk.flat(state.params).items())
-    assert train.train(tiny(max_iters=1, ref_offload=True)).reference is None
-    away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True)).reference
+    assert train.train(tiny(max_iters=1, ref_offload=True))[0].reference is None
+    away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True))[0].reference
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(away))
     assert all(np.array_equal(x, start[k]) for k, x in disk.flat(away).items())
+
+
+@pytest.mark.slow
+def test_a_static_reference_is_kept_in_the_16_bits_that_it_computes_with_and_one_that_moves_is_not(tiny):
+    model_16 = dataclasses.replace(tiny().model, dtype="bfloat16")
+    cfg = tiny(kl_beta=0.1, model=model_16, max_iters=2)
+    state = train.train(cfg)[0]
+    start = disk.load(cfg.init_from)[0]
+    assert {x.dtype for x in jax.tree.leaves(state.reference)} == {jnp.dtype("bfloat16")}
+    shape = dataclasses.replace(disk.read_config(disk.find(cfg.init_from)), dtype="bfloat16")
+    assert np.array_equal(*(model.logits(params, jnp.arange(8)[None], shape) for params in (state.reference, start)))
+    resumed = train.train(dataclasses.replace(cfg, resume=True, max_iters=3))[0].reference
+    same = lambda a, b: a.dtype == b.dtype and np.array_equal(a, b)
+    assert jax.tree.all(jax.tree.map(same, resumed, state.reference))
+    moving = train.train(tiny(kl_beta=0.1, model=model_16, max_iters=1, ref_mode="ema"))[0].reference
+    assert {x.dtype for x in jax.tree.leaves(moving)} == {jnp.dtype("float32")}
 
 
 @pytest.mark.slow
@@ -410,7 +439,8 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
     cfg = tiny(stop_at=0.5)
     with pytest.raises(Killed):
         train.train(cfg)
-    assert train.train(dataclasses.replace(cfg, resume=True)).step == 4
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 4
+    assert train.train(dataclasses.replace(cfg, resume=True, max_iters=5))[0].step == 5
 
 
 def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
@@ -426,6 +456,10 @@ def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypat
 def test_filling_in_needs_completions(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "completion": "21"}\n' * 30 + '{"prompt": "34"}\n' * 10)
     with pytest.raises(ValueError, match="fill_in=True makes holes in completions, and .* rows of .* have none"):
+        begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "21", "masked": "2<|mask|>"}\n' * 30
+                                         + '{"prompt": "3", "completion": "43"}\n' * 9)  # fmt: skip
+    with pytest.raises(ValueError, match="train: 30 of 37 rows say in `masked` which tokens to fill: all rows of a"):
         begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
 
 
@@ -443,7 +477,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     reward = [r["reward"] for r in rows if "reward" in r]
     assert np.mean(reward[-20:]) > np.mean(reward[:5]) + 0.15, reward  # 0.2 and more with each of four seeds
     first = json.loads(open(f"{cfg.out_dir}/samples.jsonl").readline())
-    assert {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns"} == first.keys() and len(
+    assert {"prompt", "greedy", "sampled", "rewards", "advantages", "step", "columns", "film"} == first.keys() and len(
         first["sampled"]
     ) == 4
     assert sum(first["advantages"]) == pytest.approx(0, abs=1e-3)
@@ -458,8 +492,8 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"logp_chunk": 5}, "logp_chunk=5"),
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
+    ({"top_k": 1}, "top_k=1: all completions of a group would be the same"),
     ({"clip_cap": 1.1}, "above 1 + clip_high = 1.2"),
-    ({"top_p": 0.9}, "top_p=0.9"),
     ({"fill_in": True, "mask_truncated": True}, "mask_truncated=True with fill_in=True"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "spg"}, "logp_est='elbo'"),
@@ -479,6 +513,9 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
     ({"ref_mode": "ema"}, "ref_mode='ema' changes nothing here, it is for kl_beta above 0"),
+    ({"kl_in_reward": True}, "kl_in_reward=True changes nothing here, it is for kl_beta above 0"),
+    ({"kl_in_reward": True, "kl_beta": 0.1, "reward_norm": "each"}, "every KL the same size"),
+    ({"rewards": ("length(target=x)",)}, "target=x should be a number"),
 ])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
@@ -503,6 +540,44 @@ def test_pretraining_on_rows_without_a_completion_is_refused(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "completion": "21"}\n' * 30 + '{"prompt": "34"}\n' * 10)
     with pytest.raises(ValueError, match="rows have no completion to learn from"):
         train.train(config.Config(**SECONDS, dataset=f"{tmp_path}/rows.jsonl", out_dir=f"{tmp_path}/out"))
+
+
+def test_bits_per_byte_counts_the_bytes_of_windows_that_cut_characters(tmp_path, monkeypatch):
+    text = [json.dumps({"text": "漢é" * 28}) + "\n" for _ in range(20)]  # 140 bytes, twenty windows of 7
+    (tmp_path / "rows.jsonl").write_text("".join(text))
+    cfg = config.Config(**SECONDS | dict(max_prompt_len=0, max_new_tokens=7), dataset=f"{tmp_path}/rows.jsonl")
+    cfg, tok, *_ = train.prepare(cfg)
+    monkeypatch.setattr(objectives, "pass_rates", lambda *_: ({}, []))
+    task = objectives.pretrain(cfg, tok, None)
+    out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
+    assert out["val/bits_per_byte"] == pytest.approx(out["val/nelbo"] / np.log(2))  # a token is a byte here
+
+
+@pytest.mark.parametrize("completion", [[{}], []])
+def test_held_out_rows_without_a_completion_are_filled_and_have_no_likelihood(tmp_path, monkeypatch, completion):
+    rows = [{"prompt": c, "completion": 2 * c} for c in "abcd"]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = [*(rows[0] | more for more in completion), {"prompt": "e", "answer": "ee"}]
+    (tmp_path / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    cfg, tok, *_ = train.prepare(config.Config(**SECONDS, dataset=str(tmp_path)))
+    monkeypatch.setattr(objectives, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
+    task = objectives.pretrain(cfg, tok, None)
+    out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
+    assert out["rows"] == len(asked) and (5 < out["val/nelbo"] < 9 if completion else np.isnan(out["val/nelbo"]))
+
+
+def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_a_pair_too(tmp_path, monkeypatch):
+    rows = [{"prompt": "", "completion": "abcdefghij" * 2}] * 8 + [{"prompt": "p", "completion": "far too long"}] * 8
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
+                        init_from="a model")  # fmt: skip
+    made, pairs = [], objectives.learned.pairs
+    zs = lambda params, keys, arrays, *_: (jnp.where(arrays["hole"], ord("z"), arrays["tokens"]), {})
+    monkeypatch.setattr(objectives, "fill", zs)
+    monkeypatch.setattr(objectives.learned, "pairs", lambda *given: made.append(pairs(*given)) or made[-1])
+    objectives.judge_texts(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
+    filled = [len(text) for text, kind in zip(made[0].worse, made[0].kinds, strict=True) if "filled" in kind]
+    assert filled == [20] * 4 and len(made[0].better) > 12  # a window alone would be known by its length
 
 
 def test_a_model_and_a_tokenizer_must_mean_the_same_mask(tiny, place, tmp_path):
@@ -555,6 +630,7 @@ def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
 @pytest.mark.parametrize("changes, words", [
     ({"order": "confidence"}, "order='confidence': a causal model reads from left to right and needs order='left'"),
     ({"logp_est": "trace"}, "needs logp_est='exact'"),
+    ({"score_after_end": True}, "needs score_after_end=False"),
     ({"init_from": "BASE", "model": SECONDS["model"]}, "is no causal one"),
 ])  # fmt: skip
 def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, changes, words):
@@ -590,6 +666,44 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
 # ---- the rest ----
 
 
+def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_group_wrote(tiny, place, capsys):
+    shown = ("exact", f"{place}/my.py:short")
+    cfg = tiny(rewards=shown, reward_weights=(1.0, 0.5), max_iters=3, log_interval=2, eval_interval=9, kl_beta=0.1,
+               pass_at=0.5, log_samples=2, eval_samples=1)  # fmt: skip
+    train.train(cfg)
+    out = capsys.readouterr().out
+    for line in (f"rewards     rewards=exact,{place}/my.py:short  reward_weights=1.0,0.5",
+                 "estimator   logp_est=trace  logp_views=4  logp_scale=1.0",
+                 "loss        loss_type=dapo  ratio_level=token  clip_low=0.2  clip_high=0.2  updates_per_rollout=1",
+                 "KL          kl_beta=0.1  kl_est=k3  ref_mode=static"):  # fmt: skip
+        assert f"    {line}\n" in out
+    told = re.findall(r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+  (.*) s$", out, re.M)
+    stages = r" \+ ".join(rf"{name} \d+\.\d" for name in ("rollout", "old_ref", "reward", "update"))
+    assert [t[0] for t in told] == ["1", "2", "3"] and all(re.fullmatch(stages, t[3]) for t in told), told
+    (row,), rows = (runs.read_lines(f"{cfg.out_dir}/{name}.jsonl") for name in ("rollouts", "metrics"))
+    (logged,) = (r for r in rows if "reward" in r)
+    assert row["step"] == logged["step"] == 2 and float(told[1][1]) == pytest.approx(logged["reward"], abs=1e-3)
+    assert logged["pass_rate"] == logged["rewards/exact/mean"] == float(told[1][2]) / 100 and "group" not in logged
+    assert len(row["completions"]) == len(row["advantages"]) == 4 and set(row["rewards"]) == {"exact", "short"}
+    assert row["rewards"]["exact"] == [float(text == row["prompt"][::-1]) for text in row["completions"]]
+    assert row["rewards"]["short"] == [1 / len(text) if text else None for text in row["completions"]]
+    for text, adv in zip(row["completions"][:2], row["advantages"], strict=False):
+        assert f"    {row['prompt']!r} -> {text!r}  advantage {adv:+.2f}\n" in out
+    assert out.count("  advantage ") == 2
+
+
+def test_the_config_is_on_disk_before_the_first_step_and_a_group_that_fills_in_shows_its_holes(tiny, monkeypatch):
+    cfg, seen = tiny(fill_in=True, mask_ratio_min=0.5, mask_ratio_max=0.5, max_iters=1, eval_interval=9), []
+    monkeypatch.setattr(train, "iterate", lambda run, state, old=train.iterate: (
+        seen.append(json.load(open(f"{cfg.out_dir}/run.json"))["config"]), old(run, state))[1])  # fmt: skip
+    train.train(cfg)
+    assert seen[0]["mask_ratio_min"] == 0.5 and seen[0]["model.mask_id"] == 256
+    (row,) = runs.read_lines(f"{cfg.out_dir}/rollouts.jsonl")
+    before, hole, after = row["masked"].partition("<|mask|>")
+    assert hole and re.fullmatch(r"\d?", before) and re.fullmatch(r"\d?", after) and "<" not in after
+    assert all(text.startswith(before) and text.endswith(after) for text in row["completions"])
+
+
 def test_a_best_step_that_is_the_start_is_called_that(tiny, monkeypatch, capsys):
     def scripted(cfg, tok, start):
         evaluate = lambda state, key: ({"val/greedy": 0.0, "val/sampled": 0.1 if state.step else 0.9}, [])
@@ -617,11 +731,13 @@ def moody(prompts, completions):
 def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(tiny, tmp_path, capsys):
     # The calls: 2 of the first evaluation (greedy, sampled), then a step each, but for the second.
     (tmp_path / "my.py").write_text(MOODY.format(words="None if len(calls) in (1, 2, 4) else len(calls) % 2 / 2"))
-    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9, eval_samples=1)
-    assert train.train(cfg).step == 3
+    cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=3, log_interval=3, eval_interval=9, eval_samples=1,
+               warmup_iters=4)  # fmt: skip
+    assert train.train(cfg)[0].step == 3
     rows = runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")
     assert [(r["step"], r["skipped"]) for r in rows if "skipped" in r] == [(2, 1.0), (3, 0.0)]
     assert "loss" not in rows[1] and rows[1]["reward"] is None and rows[0]["val/greedy"] is None
+    assert rows[2]["learning_rate"] == pytest.approx(cfg.learning_rate * 2 / 4)  # that of the second update, in step 3
     out = capsys.readouterr().out
     assert "step 2: no reward (moody) has an opinion on any of the 16 completions, so there is no update" in out
     assert "moody has no opinion on any of the 8 greedy completions" in out
@@ -636,7 +752,7 @@ def test_a_reward_that_fails_loses_no_step_and_is_named_with_its_row_and_step(ti
                                          r"\. Saved .*out/step-000002; mend it and continue with --resume=True"):
         train.train(cfg)
     (tmp_path / "my.py").write_text(MOODY.format(words="0.5"))
-    assert train.train(dataclasses.replace(cfg, resume=True)).step == 4
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 4
 
 
 def rates(tiny, tmp_path, body, **changes):
@@ -739,6 +855,67 @@ def test_what_trace_scores_before_the_first_update_is_what_was_drawn(tiny):
 
 
 @pytest.mark.slow
+def test_a_kl_in_the_reward_is_subtracted_there_and_the_reference_may_be_another_model(tiny, place, tmp_path):
+    """A reward that is always 1: what is left of the advantages is the KL, of each completion under all its steps."""
+    (tmp_path / "my.py").write_text("def one(prompts, completions):\n    return [1.0] * len(prompts)\n")
+    base, tok = disk.find(f"{place}/base"), data.Tokenizer.bytes()
+    params, shape = disk.load(base)
+    other = jax.tree.map(lambda x: x * 1.2, params)
+    disk.save(f"{tmp_path}/other", other, shape)
+    tok.save(f"{tmp_path}/other")
+    cfg = tiny(rewards=(f"{tmp_path}/my.py:one",), kl_beta=0.3, kl_in_reward=True, ref_from=f"{tmp_path}/other",
+               adv_norm="none", max_iters=1, eval_interval=9)  # fmt: skip
+    with contextlib.ExitStack() as claims:
+        run, state, *_ = train.begin(cfg, claims)
+        assert all((x == y).all() for x, y in zip(*map(jax.tree.leaves, (state.reference, other)), strict=True))
+        (batch, notes), = run.task.batches(state, KEY)
+    assert batch["ref"] is None and notes["rewards/one/mean"] == 1 and notes["frac_reward_zero_std"] == 1
+    M, w = (jnp.asarray(batch[k]).swapaxes(0, 1) for k in ("M", "w"))
+    logp = jax.jit(lambda p: diffusion.token_logp(p, batch["x"], M, w, run.cfg.model, batch["valid"], 3).sum(1))
+    kl = np.asarray(logp(state.params) - logp(other)).reshape(4, 4)
+    np.testing.assert_allclose(batch["adv"].reshape(4, 4), -0.3 * (kl - kl.mean(1, keepdims=True)), atol=1e-4)
+    assert np.abs(batch["adv"]).max() > 0.01 and notes["rewards/kl/mean"] == pytest.approx(kl.mean(), abs=1e-4)
+    assert notes["reward"] == pytest.approx(1 - 0.3 * kl.mean(), abs=1e-4)
+    metrics = run.task.loss(state.params, batch)[1]
+    assert "kl_loss" not in metrics and metrics["loss"] == metrics["pg_loss"]
+
+
+def test_a_reference_of_another_shape_is_refused(tiny, place, tmp_path):
+    _, shape = disk.load(disk.find(f"{place}/base"))
+    shape = dataclasses.replace(shape, n_layer=2)
+    disk.save(f"{tmp_path}/other", model.init(KEY, shape), shape)
+    with pytest.raises(ValueError, match="the model there has n_layer=2, the policy 1: the two must be of one shape"):
+        train.begin(tiny(kl_beta=0.1, ref_from=f"{tmp_path}/other"), contextlib.ExitStack())
+
+
+FILTERS = [{"top_p": 0.7}, {"top_k": 3, "repetition_penalty": 1.5}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda f: "-".join(f))
+@pytest.mark.parametrize("kind", ["trace", "exact", "chunks", "coupled"])
+def test_what_was_drawn_from_a_filtered_distribution_is_scored_under_the_same_filter(
+        tiny, request, monkeypatch, kind, filters):
+    """Old, new and reference: before the first update their ratios are 1, and nothing lies between the log-probs that
+    are trained and those that were drawn. Of coupled, whose views the sampler never saw, they are finite."""
+    more = {"exact": lambda: request.getfixturevalue("causal"), "coupled": lambda: {"logp_est": "coupled"},
+            "chunks": lambda: {"logp_chunk": 32}, "trace": dict}[kind]()  # fmt: skip
+    if kind == "chunks":  # of 16 positions, too
+        monkeypatch.setattr(diffusion, "LOGITS", 64 * 259)
+    cfg = tiny(**{"updates_per_rollout": 2, "kl_beta": 0.1, "batch_size": 8} | more | filters)
+    cfg, _, task, state, batches, _ = one_iteration(cfg)
+    metrics = [{k: float(v) for k, v in jax.jit(task.loss)(state.params, b)[1].items()} for b in batches]
+    for m in metrics:
+        assert m["ratio_max"] == pytest.approx(1, abs=1e-4) and abs(m["kl"]) < 1e-6
+        assert m["behaviour_gap"] < 1e-4 or kind == "coupled" and np.isfinite(m["behaviour_gap"])
+        assert np.isfinite(list(m.values())).all()
+    if kind != "coupled":  # scored under the whole distribution they are others
+        whole = jax.jit(functools.partial(objectives.policy_loss, cfg=dataclasses.replace(
+            cfg, top_p=None, top_k=None, repetition_penalty=1.0)))
+        assert float(whole(state.params, batches[0])[1]["behaviour_gap"]) > 0.05
+
+
+@pytest.mark.slow
 def test_the_gap_says_how_far_off_a_cache_is_and_that_an_early_end_is_not(tiny, place, tmp_path):
     params, shape = disk.load(disk.find(f"{place}/base"))
     shape = dataclasses.replace(shape, n_layer=2)  # of one layer a cache is exact
@@ -818,15 +995,22 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
 
 
 @pytest.mark.slow
-def test_the_likelihood_of_held_out_rows_is_computed_in_chunks(place, tmp_path, monkeypatch):
-    sizes, whole = set(), diffusion.likelihood
+@pytest.mark.parametrize("objective, size, changes", [
+    ("pretrain", 4, dict(rollout_chunk=4)), ("pretrain", 3, dict(batch_size=6, gradient_accumulation_steps=2)),
+    ("judge", 4, dict(batch_size=4, judge_rows=16))])
+def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_path, monkeypatch, objective, size,
+                                                                     changes):  # fmt: skip
+    sizes, whole, score = set(), diffusion.likelihood, model.score
     monkeypatch.setattr(diffusion, "likelihood", lambda params, batch, *rest, **more: (
         sizes.add(len(batch["tokens"])) or whole(params, batch, *rest, **more)))  # fmt: skip
-    cfg = config.Config(**SECONDS | dict(eval_size=7), dataset=str(place), out_dir=f"{tmp_path}/out", rollout_chunk=4)
+    monkeypatch.setattr(model, "score", functools.wraps(score)(lambda params, tokens, *rest, **more: (
+        sizes.add(len(tokens)) or score(params, tokens, *rest, **more))))  # fmt: skip
+    cfg = config.Config(**SECONDS | dict(eval_size=7, objective=objective) | changes, dataset=str(place),
+                        out_dir=f"{tmp_path}/out")  # fmt: skip
     cfg, tok, *_ = train.prepare(cfg)
-    task = objectives.pretrain(cfg, tok, None)
+    task = objectives.OBJECTIVES[objective](cfg, tok, None)
     values, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
-    assert sizes == {4} and 5 < values["val/nelbo"] < 7  # log 259 = 5.56
+    assert sizes == {size} and 5 < values.get("val/nelbo", 6) < 7  # log 259 = 5.56
 
 
 def test_a_reference_off_the_device_is_the_same_reference(tiny):
@@ -836,3 +1020,103 @@ def test_a_reference_off_the_device_is_the_same_reference(tiny):
         state = train.State(2, tree(0), (), None, tree(1))
         here, away = (train.new_reference(state, dataclasses.replace(cfg, ref_offload=off)) for off in (False, True))
         assert isinstance(away["w"], np.ndarray) and (away["w"] == np.asarray(here["w"])).all()
+
+
+# ---- from Python ----
+
+
+SHORT = {"short": lambda completion: 1 - len(completion) / 4}
+
+
+def test_rows_and_rewards_of_a_python_program_need_no_file(tiny):
+    rows = [{"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]} for i in range(40)]
+    seen = []
+
+    def trl(completions, reference, **kwargs):
+        seen.extend(reference)
+        return [float(len(text)) for text in completions]
+
+    cfg = tiny(rewards=(), max_iters=1)
+    before = dict(rewards.REWARDS), dict(data.MEMORY)
+    state, folder = train.train(cfg, rows=rows, rewards=SHORT | {"trl": trl})
+    assert (state.step, folder) == (1, cfg.out_dir) and set(seen) <= {row["completion"] for row in rows} and seen
+    line = json.loads(open(f"{folder}/metrics.jsonl").readlines()[1])
+    length = line["rewards/trl/mean"]  # both see the same texts
+    assert line["rewards/short/mean"] == pytest.approx(1 - length / 4)
+    assert line["reward"] == pytest.approx(1 + 0.75 * length)
+    assert (dict(rewards.REWARDS), dict(data.MEMORY)) == before  # nothing is left of them for the next run
+
+
+def test_a_run_on_rows_in_memory_says_so_when_it_is_resumed(tiny, monkeypatch):
+    rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
+    cfg = tiny(rewards=("short",), max_iters=1)
+    train.train(cfg, rows={"train": rows, "val": rows[:3]}, rewards=SHORT)
+    again = dataclasses.replace(cfg, resume=True, max_iters=2)
+    with pytest.raises(ValueError, match="was trained from Python, on 43 rows in memory, .*rows=THE SAME ROWS"):
+        train.train(dataclasses.replace(again, rewards=("exact",)))
+    with pytest.raises(ValueError, match="would be another: dataset='2 rows in memory, .*it was '43 rows in memory"):
+        train.train(again, rows=rows[:2], rewards=SHORT)
+    assert train.train(again, rows={"train": rows, "val": rows[:3]}, rewards=SHORT)[0].step == 2
+
+
+@pytest.mark.parametrize("rows, fns, message", [
+    ([{"prompt": "12"}], SHORT, "has a single row"), ([{"prompt": 1}] * 9, SHORT, "in memory, .*row 1: prompt should"),
+    ([{"prompt": "12"}] * 9, {"mine": lambda answers: 0}, r"'mine': it is mine\(answers\).*or mine\(completion\)"),
+    ([{"prompt": "12"}] * 9, {"mine": 5}, "'mine': it is mine = 5"), ([{"prompt": "12"}] * 9, None, "needs rewards")])
+def test_rows_and_rewards_that_cannot_be_are_answered_in_a_sentence(rows, fns, message, tiny):
+    with pytest.raises(ValueError, match=message):
+        train.train(tiny(rewards=()), rows=rows, rewards=fns)
+
+
+def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
+    import threading
+    states = []
+    thread = threading.Thread(target=lambda: states.append(train.train(tiny(max_iters=1))[0]))
+    thread.start()
+    thread.join()
+    assert states[0].step == 1
+
+
+LINES = """
+from config import Config
+from train import train
+
+def short(completion):  # or TRL's (completions, **kwargs); columns of the rows come by name
+    return 1 - len(completion) / 4
+
+sums = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(60) for b in range(60)]
+keys = dict(max_prompt_len=6, max_new_tokens=4, eval_size=64)
+state, base = train(Config(out_dir="out/sums", max_iters=1000, **keys), rows=sums)
+tuned = Config(objective="grpo", init_from=base, out_dir="out/short", max_iters=50, learning_rate=1e-4, **keys)
+state, folder = train(tuned, rows=sums, rewards={"short": short})
+"""
+
+
+@pytest.mark.slow
+def test_ten_lines_of_python_train_and_tune_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = re.sub(r"max_iters=\d+", "max_iters=2", LINES)
+    exec(code, names := {})  # noqa: S102
+    assert names["state"].step == 2 and os.path.isdir(names["folder"]) and names["folder"] == "out/short"
+
+
+# ---- how long, and on what ----
+
+
+def test_epochs_are_counted_in_rows_and_a_limit_takes_some_of_all_parts(tiny, place):
+    cfg = tiny(num_epochs=0.25, limit=32, max_iters=99)
+    assert train.train(cfg)[0].step == 2  # a quarter of 32 rows, 4 a step
+    assert disk.read_run(disk.find(cfg.out_dir))["config"]["max_iters"] == 2
+    assert train.train(dataclasses.replace(cfg, resume=True, num_epochs=0.3))[0].step == 3
+    index = [data.load(str(place), "train").index(row) for row in objectives.read_rows(cfg, "train")]
+    assert len(index) == 32 and index == sorted(index) and max(index) > 60
+    assert [len(objectives.read_rows(tiny(limit=0.25), split)) for split in ("train", "val")] == [20, 20]
+
+
+def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
+    rows = [{"q": f"{i:02d}", "a": i, "note": "x"} for i in range(20)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", prompt_key="q", answer_key="a")
+    assert objectives.read_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
+    with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
+        objectives.read_rows(dataclasses.replace(cfg, completion_key="b"), "train")

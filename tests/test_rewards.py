@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import rewards
 from rewards import FROM_MODELS, REWARDS, combine, resolve, summary
 
-NAMES = """syntax tests tests_all quality performance format exact contains regex keywords json xml xml_tags math
+NAMES = """syntax tests tests_all quality performance format fenced exact contains regex keywords json xml xml_tags math
 xml_soft xml_strict xml_int xml_answer tests_fenced
 countdown sudoku sudoku_all length overlong repetition diversity reasoning safety coherence judge""".split()
 CODE = "def add(a, b):\n    return "
@@ -58,7 +58,8 @@ def test_blank_text_earns_nothing_anywhere(name):
 @pytest.mark.parametrize("name, good, bad, worth", [
     ("syntax", "x = 1", "x =", [1, -1]), ("tests", CODE + "a + b", CODE + "a", [1, 0]), ("exact", "5", "6", [1, 0]),
     ("tests_all", CODE + "a + b", CODE + "a", [1, 0]), ("performance", "def add(a, b): return a + b", "", [1, 0]),
-    ("format", "```\nx = 1\n```", "```\nx =\n```", [1, 0.5]), ("contains", "it is 5", "it is 6", [1, 0]),
+    ("fenced", "```\nx = 1\n```", "```\nx =\n```", [1, 0.5]), ("format", "x = 1", "(", [0.5, 0]),
+    ("contains", "it is 5", "it is 6", [1, 0]),
     ("regex", "it is 5", "it is 6", [1, 0]), ("keywords", "it is 5", "it is 55", [1, 0]), ("json", "{}", "{", [1, 0]),
     ("xml", "<a/>", "<a>", [1, 0]), ("xml_tags", "<reasoning>\nx\n</reasoning>\n<answer>\n5\n</answer>\n", "5",
     [0.5, 0]),
@@ -119,7 +120,31 @@ def test_resolve_loads_a_function_of_the_users(tmp_path):
     assert total.tolist() == [2, 1] and parts["polite"].tolist() == [1, 0]
 
 
+def test_a_reward_has_the_settings_in_its_parentheses_whatever_columns_there_are(tmp_path):
+    (tmp_path / "my.py").write_text("def longer(completions, than, by=0):\n"
+                                    "    return [float(len(c) > than + by) for c in completions]\n")
+    fns = resolve(f"length(target=4), regex(pattern=^(\\d{{1,3}},?)+$),{tmp_path}/my.py:longer(than=2, by=1),exact")
+    assert list(fns) == ["length", "regex", "longer", "exact"]
+    columns = {"pattern": ["x"] * 3, "target_length": [9] * 3, "answer": ["12"] * 3}
+    _, parts = combine(fns, None, ["p"] * 3, ["1,23", "ab", "12"], columns)
+    assert {k: v.tolist() for k, v in parts.items()} == {
+        "length": [1, 0.5, 0.5], "regex": [1, 0, 1], "longer": [1, 0, 0], "exact": [0, 0, 1]}
+    assert resolve("regex(pattern=5)")["regex"](["p"], ["it is 5"]) == [1]  # a text, though it looks like a number
+    assert resolve("keywords(keywords=['a', 'b'])")["keywords"](["p"] * 2, ["b and a", "c"]) == [1, 0]
+    assert REWARDS["length"](["p"], ["x" * 100]) == [1]
+
+
+def test_the_recipe_of_syntax_format_and_tests_is_no_constant_on_plain_code():
+    code = ['def add(a, b):\n    """Their sum."""\n    return a + b', CODE + "a + b", CODE + "a -"]
+    total, parts = combine(resolve("syntax,format,tests"), None, ["p"] * 3, code, {"tests": [COLUMNS["tests"][0]] * 3})
+    assert parts["format"].tolist() == [0.8, 0.5, 0.2] and parts["format/has_docstring"].tolist() == [1, 0, 0]
+    assert total[0] > total[1] > total[2]
+
+
 @pytest.mark.parametrize("names, message", [
+    ("length(goal=4)", "'length' has no setting 'goal'; there are target_length, token_ids"),
+    ("length(target=four)", "target=four should be a number, as in target=100"), ("length(4)", r"no reward 'length\(4"),
+    ("syntax(x=1)", "'syntax' has no setting 'x'"), ("length(target=4),length(target=5)", "two rewards are called"),
     ("test", "no reward 'test'. Did you mean 'tests'"), ("zzz", "There are syntax, tests,"), ("", "no reward ''"),
     ("tests,tests", "two rewards are called 'tests'"), ("nowhere.py:f", "there is no Python file 'nowhere.py'"),
     ("{file}:missing", "'missing' is not there; the functions in .* are good"),
@@ -139,14 +164,17 @@ def test_resolve_says_what_is_wrong_with_a_name(names, message, tmp_path):
 @pytest.mark.parametrize("source", [
     "def mine(completions, **kwargs):\n    return [float(a == c) for a, c in zip(kwargs['answer'], completions)]\n",
     "def mine(completions, answer):\n    return [float(a == c) for a, c in zip(answer, completions)]\n",
-    "def mine(*, prompts, answer, completions):\n    return [float(a == c) for a, c in zip(answer, completions)]\n"])
+    "def mine(*, prompts, answer, completions):\n    return [float(a == c) for a, c in zip(answer, completions)]\n",
+    "def mine(completion, answer):\n    return float(completion == answer)\n",
+    "mine = lambda text, prompt, answer: float(text == answer and prompt == 'p')\n"])
 def test_a_reward_takes_what_it_names_as_those_of_trl_do(source, tmp_path):
     (tmp_path / "my.py").write_text(source)
     assert combine(resolve(f"{tmp_path}/my.py:mine"), None, ["p"] * 2, ["5", "6"], {"answer": ["5"] * 2})[0][0] == 1
 
 
 @pytest.mark.parametrize("source, words", [
-    ("\ndef mine(completion):\n    return 1.0\n", r"it is mine\(completion\) \(line 2\); expected mine\(prompts, "),
+    ("\ndef mine(answers):\n    return 1.0\n",
+     r"it is mine\(answers\) \(line 2\); expected mine\(prompts, .* or mine\(completion\), one text"),
     ("import sys\nsys.exit(0)\n", "cannot be imported: SystemExit: 0")])
 def test_a_function_that_cannot_be_a_reward_is_answered_with_what_one_is(source, words, tmp_path):
     (tmp_path / "my.py").write_text(source)
@@ -259,6 +287,7 @@ def test_numpy_and_jax_numbers_are_numbers():
 def test_summary_names_means_spreads_and_shares():
     _, parts = combine({"a": of_rows(1, 3, None), "b": of_rows(None, None, None)}, None, ["p"] * 3, ["x"] * 3, {})
     assert summary(parts) == {"rewards/a/mean": 2, "rewards/a/std": 1, "rewards/a/none_frac": pytest.approx(1 / 3),
+                              "rewards/a/min": 1, "rewards/a/max": 3,
                               "rewards/b/none_frac": 1}
 
 
@@ -363,7 +392,8 @@ def test_rows_are_written_as_they_come_and_never_over_others(tmp_path, monkeypat
     (tmp_path / "my.py").write_text("def late(prompts, completions):\n    if '299' in completions:\n"
                                     "        raise KeyboardInterrupt\n    return [1.0] * len(prompts)\n")
     mine, out = f"--rewards={tmp_path}/my.py:late", tmp_path / "out.jsonl"
-    assert scoring(monkeypatch, tmp_path / "rows.jsonl", mine, f"--out={out}") == 130
+    with pytest.raises(KeyboardInterrupt):  # of which terminal.run makes exit code 130
+        scoring(monkeypatch, tmp_path / "rows.jsonl", mine, f"--out={out}")
     assert [json.loads(line)["prompt"] for line in open(out)] == [str(i) for i in range(256)]
     for wrong in (f"{tmp_path}/rows.jsonl/x", out):     # before a single row is scored
         monkeypatch.setattr(rewards, "combine", lambda *_: pytest.fail("scored"))

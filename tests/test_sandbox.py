@@ -470,6 +470,14 @@ def test_a_judge_killed_at_work_does_not_change_the_verdict():
         assert not alive(judge)
 
 
+def test_a_judge_leaves_its_folders_where_they_are_cleared_away(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Sandbox(workers=1, timeout=5) as box:
+        box.run([(ADD, RIGHT, "add")])
+        with open(f"/proc/{box.idle[0].process.pid}/environ") as f:
+            assert f"TMPDIR={tmp_path}" in f.read().split("\0")
+
+
 def test_answers_that_kill_the_judge_are_the_candidates_failure(tmp_path, capfd):
     with Sandbox(workers=1, timeout=5) as box:
         verdict = one(box, "def f(): return 9", ["import os\nos.kill(os.getpid(), f())"])

@@ -11,15 +11,17 @@ import sys
 import time
 
 import jax
-import numpy as np
 import pytest
 from tqdm import tqdm
 
 import config
+import cost
 import data
 import disk
 import model
+import rewards
 import runs
+import sample
 import terminal
 import train
 
@@ -46,7 +48,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
         command, sentence, tmp_path, monkeypatch):
     (tmp_path / "FILE").write_text("")
     place = lambda text: text.replace("TMP", str(tmp_path))
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     monkeypatch.setattr(train, "trained", lambda *_: pytest.fail("a base was trained first"))
     monkeypatch.setattr(sys, "argv", ["train.py", *place(command).split()])
     with pytest.raises(SystemExit) as e:
@@ -58,9 +60,9 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
 @pytest.mark.parametrize("theirs, ours", [
     ("lr", "learning_rate"), ("beta", "kl_beta"), ("epsilon", "clip_low and clip_high"),
     ("num_generations", "group_size"), ("max_completion_length", "max_new_tokens"), ("device", "JAX_PLATFORMS=cpu"),
-    ("mode", "objective"), ("dp", "one device"), ("kl_coef", "kl_beta"), ("judge_checkpoint", "judge_from"),
+    ("mode", "objective"), ("dp", "mesh=data,fsdp,tensor"), ("kl_coef", "kl_beta"), ("judge_checkpoint", "judge_from"),
     ("ema_alpha", "ema_decay"), ("save_total_limit", "keep_checkpoints"), ("normalize_advantages", "adv_norm"),
-    ("num_epochs", "max_iters"), ("num_iterations", "updates_per_rollout"), ("block_length", "block_len"),
+    ("num_train_epochs", "num_epochs"), ("num_iterations", "updates_per_rollout"), ("block_length", "block_len"),
     ("gen_length", "max_new_tokens"), ("steps", "diffusion_steps"), ("remasking", "order"), ("cfg_scale", "--guidance"),
     ("per_device_train_batch_size", "batch_size"), ("max_prompt_length", "max_prompt_len"), ("min_lr", "lr_end"),
 ])  # fmt: skip
@@ -80,7 +82,7 @@ def test_every_key_that_a_table_names_is_there():
 def test_other_keys_follow_where_that_is_what_was_meant():
     cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
     assert (config.kept(cfg), config.minibatch(cfg), train.updates_per_iter(cfg)) == (8, 8, 4)
-    assert runs.rows_of(cfg)[0] == 4 * 8 * 2
+    assert cost.rows_of(cfg)[0] == 4 * 8 * 2
     _, rate = train.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
     assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 8
@@ -143,7 +145,7 @@ def test_a_device_that_runs_out_of_memory_is_one_sentence(monkeypatch):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\nmuch more")
 
     monkeypatch.setattr(train, "train", full)
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py"])
     with pytest.raises(SystemExit, match="error: the device has no memory left: a smaller batch_size.*9 bytes.*$"):
         train.main()
@@ -160,9 +162,10 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
             if not limit:
                 raise OSError(errno.ENOSPC, "?")
             try:
-                state = train.State(4, {"embed": np.ones((99, 4))}, (), None, None)
+                shape = model.ModelConfig(n_layer=1, n_head=1, d_model=16, mask_id=1)
+                state = train.State(4, model.init(jax.random.key(0), shape), (), None, None)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-                disk.save_run(config.Config(out_dir=out), state, None, None, False)
+                disk.save_run(config.Config(out_dir=out, model=shape), state, None, None, False)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(out) == ["step-000003"]
@@ -200,6 +203,16 @@ def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkey
     os.close(read)
     with open(write, "w") as stream, contextlib.redirect_stdout(stream), pytest.raises(SystemExit) as e:
         terminal.run(lambda: print("to nobody", flush=True))
+    assert e.value.code == 141
+
+
+@pytest.mark.parametrize("program, part, line", [
+    (rewards, "score", "rewards.py rows.jsonl --rewards=exact"), (sample, "run", "sample.py out/x --prompt=a")])
+def test_scoring_and_filling_for_nobody_end_as_by_a_closed_pipe(program, part, line, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", line.split())
+    monkeypatch.setattr(program, part, lambda options: (_ for _ in ()).throw(BrokenPipeError()))
+    with open(tmp_path / "out", "w") as stream, contextlib.redirect_stdout(stream), pytest.raises(SystemExit) as e:
+        terminal.run(program.main)
     assert e.value.code == 141
 
 
@@ -260,4 +273,4 @@ def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
 def test_the_costs_of_a_rollout_grow_with_its_completions():
     cfg = dataclasses.replace(config.read("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
     many = dataclasses.replace(cfg, group_size=1_000_000)
-    assert runs.cost(cfg)[0]["peak"] < 1e9 < 1e11 < runs.cost(many)[0]["peak"]
+    assert cost.counted(cfg)[0]["peak"] < 1e9 < 1e11 < cost.counted(many)[0]["peak"]

@@ -20,9 +20,9 @@ from data.tiny import prepare as tiny
 from judges import rules
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
-           "llama_gsm8k_grpo": "llama"}  # fmt: skip
+           "llama_gsm8k_grpo": "llama", "gemma2_gsm8k_grpo": "gemma2"}  # fmt: skip
 FILES = {"Dream": {"vocab.json", "merges.txt", "added_tokens.json"}, "llada": {"tokenizer.json"},
-         "llama": {"tokenizer.json"}}  # fmt: skip
+         "llama": {"tokenizer.json"}, "gemma2": {"tokenizer.json"}}  # fmt: skip
 TEXT = "Ann has 12 apples;\n\n    they're: naïve\tß 日本 <|im_start|>"
 
 
@@ -48,7 +48,7 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     assert json.load(open(folders / name / "config.json"))["model_type"] == kind == disk.family(cfg)
     there = set(os.listdir(folders / name))
     assert there == FILES[kind] | {"config.json", "model.safetensors", "tokenizer_config.json"}
-    assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (kind != "llada", kind == "Dream", kind == "llama")
+    assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (kind != "llada", kind == "Dream", kind in ("llama", "gemma2"))
     tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
     out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
     assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
@@ -57,12 +57,16 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
 @pytest.mark.parametrize("name, mask, eos, pad", [
     ("llada", "<|mdm_mask|>", "<|endoftext|>", "<|endoftext|>"),
     ("dream", "<|mask|>", "<|endoftext|>", "<|endoftext|>"),
-    ("diffucoder", "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"), ("llama", "<|mask|>", "<|eot_id|>", "<|eot_id|>")])
+    ("diffucoder", "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"), ("llama", "<|mask|>", "<|eot_id|>", "<|eot_id|>"),
+    ("gemma2", "<mask>", "<end_of_turn>", "<pad>")])
 def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(name, mask, eos, pad, folders):
     tok, cfg = data.Tokenizer.load(folders / name), disk.read_config(folders / name)
     assert tok.roles == {"mask": mask, "eos": eos, "pad": pad}
     assert tok.encode(TEXT) == tiny.tokenizer(name).encode(TEXT) and tok.decode(tok.encode(TEXT)) == TEXT
     assert cfg.eos_id == tok.eos_id
+    if name == "gemma2":  # which has one, and never reads it
+        assert (cfg.mask_id, cfg.pad_id, tok.mask_id, tok.bos) == (cfg.vocab_size, tok.pad_id, 4, ("<bos>",))
+        return
     if name == "llama":  # which has no mask: its place is beyond the vocabulary
         assert tok.mask_id == cfg.vocab_size
         assert json.load(open(folders / name / "config.json"))["mask_token_id"] is None
@@ -74,7 +78,7 @@ def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(nam
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llada", "dream", "llama"])
+@pytest.mark.parametrize("name", ["llada", "dream", "llama", "gemma2"])
 def test_a_tiny_tokenizer_is_that_of_transformers(name, folders):
     transformers = pytest.importorskip("transformers")
     kind = transformers.Qwen2TokenizerFast if name == "dream" else transformers.PreTrainedTokenizerFast
@@ -116,7 +120,7 @@ def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_t
     said = capfd.readouterr().out
     assert "a random llada of 147,776 parameters. This shows that a recipe runs; nothing can be learnt" in said
     assert len(data.load(tmp_path / "gsm8k", "train")) == 16 and len(data.load(tmp_path / "gsm8k", "val")) == 8
-    with pytest.raises(SystemExit, match="makes llada, dream, diffucoder, llama, gsm8k, .*; asked for was mamba"):
+    with pytest.raises(SystemExit, match="makes llada, .*, gemma2, gsm8k, .*; asked for was mamba"):
         tiny.main(["mamba"])
 
 
@@ -124,7 +128,7 @@ def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_t
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", f"config/{name}.py", "--model=tiny", f"--out_dir={tmp_path}/out"])
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     train.main()
     said = capsys.readouterr().out
     assert "done: " in said

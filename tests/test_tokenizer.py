@@ -3,6 +3,7 @@ import collections
 import json
 import random
 import re
+import sys
 import unicodedata
 
 import pytest
@@ -375,14 +376,6 @@ def cut_by(*steps, use_regex=True):
     ({"tokenizer__json": "{"}, "not valid JSON"),
     ({"tokenizer__json": []}, "does not look like a tokenizer file"),
     ({"tokenizer__json": {"model": {}}}, "does not look like a tokenizer file"),
-    ({"tokenizer__json": spec(pre_tokenizer=METASPACE)}, "not a byte-level BPE.*Metaspace"),
-    ({"tokenizer__json": spec(pre_tokenizer=None)}, "not a byte-level BPE"),
-    ({"tokenizer__json": spec(pre_tokenizer=cut_by(use_regex=False))}, "not a byte-level BPE.*'use_regex': False"),
-    ({"tokenizer__json": spec(pre_tokenizer=cut_by({"type": "Digits", "individual_digits": False}))}, "'Digits'"),
-    ({"tokenizer__json": spec(pre_tokenizer=cut_by(SPACES, use_regex=False))}, "MergedWithNext"),
-    ({"tokenizer__json": spec(pre_tokenizer=cut_by(SPACES | {"behavior": "Isolated"}))}, "'use_regex': True"),
-    ({"tokenizer__json": spec(model={"type": "Unigram"})}, "its model is Unigram"),
-    ({"tokenizer__json": spec(normalizer={"type": "Lowercase"})}, "changes texts.*Lowercase"),
     ({"tokenizer__json": spec(added_tokens=NO_EOS)}, "no token ends a text"),
     ({"tokenizer__json": spec(), "tokenizer_config__json": {"mask_token": "<hole>"}}, "'<hole>', which is in no vocab"),
     ({"tokenizer__json": spec(), "tokenizer_config__json": {"mask_token": "<|endoftext|>"}}, "is the mask and also"),
@@ -392,6 +385,25 @@ def cut_by(*steps, use_regex=True):
 def test_a_file_that_cannot_be_used_is_explained_in_a_sentence(tmp_path, files, message):
     with pytest.raises(ValueError, match=message):
         Tokenizer.load(folder(tmp_path, **files))
+
+
+@pytest.mark.parametrize("made, kind", [
+    (spec(pre_tokenizer=METASPACE), "NFC, Metaspace, BPE"), (spec(pre_tokenizer=None), "NFC, None, BPE"),
+    (spec(pre_tokenizer=cut_by(use_regex=False)), "NFC, Sequence, BPE"),
+    (spec(pre_tokenizer=cut_by({"type": "Digits", "individual_digits": False})), "Sequence"),
+    (spec(pre_tokenizer=cut_by(SPACES, use_regex=False)), "Sequence"),
+    (spec(pre_tokenizer=cut_by(SPACES | {"behavior": "Isolated"})), "Sequence"),
+    (spec(model={"type": "Unigram"}), "Unigram"), (spec(normalizer={"type": "Lowercase"}), "Lowercase")])
+def test_what_tiktoken_cannot_express_asks_for_the_package_that_can(tmp_path, monkeypatch, made, kind):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # an import of it fails
+    with pytest.raises(ValueError, match=f"is no byte-level BPE .*{kind}.*: pip install tokenizers$"):
+        Tokenizer.load(folder(tmp_path, tokenizer__json=made))
+
+
+def test_a_file_that_the_package_cannot_read_either_is_refused_with_its_words(tmp_path):
+    pytest.importorskip("tokenizers")
+    with pytest.raises(ValueError, match="tokenizer.json is no byte-level BPE .*: it says Missing vocab"):
+        Tokenizer.load(folder(tmp_path, tokenizer__json=spec(model={"type": "Unigram"})))
 
 
 def test_a_path_that_is_no_tokenizer_is_named(tmp_path):
@@ -450,3 +462,51 @@ def test_prompts_begin_with_it_and_windows_of_documents_do_not(tmp_path):
     tokens = data.encode(rows, tok, 8, 8)[0]["tokens"]
     assert [bos in row for row in tokens] == [True] + [False] * (len(tokens) - 1)
     assert sample.encode("a b", tok, tok.mask_id, "mask", 3)[0][0] == bos
+
+
+# ---- SentencePiece: what the package tokenizers reads ----
+
+
+def sentencepiece(tmp_path, prepend, **config):
+    """-> a folder with a SentencePiece BPE as Gemma's (or with a space before every text, as Llama 2's), its words."""
+    pytest.importorskip("tokenizers")
+    from data.tiny import prepare as tiny
+    tok = tiny.tokenizer("gemma2")
+    tok.save(tmp_path)
+    made = json.loads((tmp_path / "tokenizer.json").read_text())
+    if prepend:
+        first = {"type": "Prepend", "prepend": "▁"}
+        made["normalizer"] = {"type": "Sequence", "normalizers": [first, made["normalizer"]]}
+        made["decoder"]["decoders"].append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return folder(tmp_path, tokenizer__json=made, tokenizer_config__json={
+        "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", **config})  # fmt: skip
+
+
+@pytest.mark.parametrize("prepend", [False, True], ids=["gemma", "llama2"])
+def test_a_sentencepiece_tokenizer_has_the_ids_and_texts_of_transformers(tmp_path, prepend):
+    transformers = pytest.importorskip("transformers")
+    path = sentencepiece(tmp_path, prepend)
+    tok, theirs = Tokenizer.load(path), transformers.PreTrainedTokenizerFast.from_pretrained(path)
+    rng = random.Random(0)
+    made = ["".join(rng.choices("ab  Annhas.\n\t07é你😀\u0301<>", k=rng.randint(0, 30))) for _ in range(300)]
+    for text in [*SAMPLE, *made, "Ann has 12 apples.<end_of_turn>\n<start_of_turn>model\n<eos> x <mask>"]:
+        ids = theirs(text)["input_ids"]
+        assert tok.begin(tok.encode(text, specials=True)) == ids
+        assert tok.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert tok.decode(ids, specials=True) == theirs.decode(ids, clean_up_tokenization_spaces=False)
+        assert tok.decode(tok.encode(text)) == text  # no character is lost, and what looks like a special token is text
+    tok.save(tmp_path / "again")
+    assert Tokenizer.load(tmp_path / "again") == tok != Tokenizer.load(LLADA)
+
+
+def test_in_a_sentencepiece_prompt_a_mask_is_text_and_ids_without_a_token_are_seen(tmp_path):
+    tok = Tokenizer.load(sentencepiece(tmp_path, False))
+    ids = tok.encode("a<mask><eos>b", specials=True, mask=False)
+    assert tok.mask_id not in ids and tok.eos_id in ids and tok.decode(ids) == "a<mask>b"
+    assert tok.decode([tok.encode("a")[0], 9999, 9999, tok.eos_id, tok.encode("b")[0]]) == "a\ufffd\ufffdb"
+    assert (tok.roles["eos"], tok.bos) == ("<eos>", ("<bos>",)) and tok.vocab_size == len(tok.vocab) + len(tok.specials)
+
+
+def test_gemmas_chat_ends_with_its_turn(tmp_path):
+    chat = "{% for m in messages %}{{ m.content }}<end_of_turn>{% endfor %}"
+    assert Tokenizer.load(sentencepiece(tmp_path, False, chat_template=chat)).roles["eos"] == "<end_of_turn>"

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 from shared import compiled_once
 
 import config
@@ -90,7 +91,7 @@ def lines(out_dir, name="metrics.jsonl"):
 def leave(cfg, monkeypatch, tmp_path):
     """`python train.py FILE`, in this process -> what it exits with."""
     monkeypatch.setattr(sys, "argv", ["train.py", written(cfg, tmp_path / "run.py")])
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     with pytest.raises(SystemExit) as e:
         terminal.run(train.main)
     return e.value.code
@@ -247,7 +248,7 @@ def test_the_average_of_the_weights_is_what_numpy_computes(tiny):
 def test_a_run_leaves_its_logs_its_curves_its_last_checkpoints_and_its_best(unbroken):
     names = set(os.listdir(unbroken.out_dir))
     best = json.load(open(f"{unbroken.out_dir}/step-000012/run.json"))["best"]
-    assert names == {"metrics.jsonl", "samples.jsonl", "curves.png", "step-000009", "step-000012",
+    assert names == {*disk.LOGS, "run.json", "curves.png", "report.html", "step-000009", "step-000012",
                      f"step-{best['step']:06d}"}  # fmt: skip
 
 
@@ -276,7 +277,7 @@ def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbrok
     params, shape = disk.load(unbroken.out_dir)
     tok = data.Tokenizer.load(disk.find(unbroken.out_dir))
     assert tok == data.Tokenizer.bytes() and shape.vocab_size == tok.vocab_size and shape.mask_id == tok.mask_id
-    saved = disk.safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
+    saved = safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
     for name, x in disk.flat(params).items():
         np.testing.assert_array_equal(x, saved[f".average{name}"])
         assert not np.array_equal(x, saved[f".params{name}"])
@@ -403,11 +404,11 @@ def test_a_range_of_difficulty_holds_for_training_and_evaluation(tiny):
 def test_it_stops_when_the_pass_rate_first_exceeds_stop_at_and_stays_stopped(tiny, monkeypatch):
     change_task(monkeypatch, evaluate=scripted([0.1, 0.3, 0.5, 0.9]))
     cfg = tiny(stop_at=0.3, eval_interval=2)
-    assert train.train(cfg).step == 6
+    assert train.train(cfg)[0].step == 6
     assert json.load(open(f"{disk.find(cfg.out_dir)}/run.json"))["finished"]
     before = left(cfg.out_dir)
-    assert train.train(dataclasses.replace(cfg, resume=True)).step == 6 and left(cfg.out_dir) == before
-    assert train.train(dataclasses.replace(cfg, resume=True, stop_at=0.6)).step == 8
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 6 and left(cfg.out_dir) == before
+    assert train.train(dataclasses.replace(cfg, resume=True, stop_at=0.6))[0].step == 8
 
 
 def test_the_best_checkpoint_is_kept_beside_the_newest(tiny, monkeypatch):
@@ -453,7 +454,7 @@ def test_eval_only_measures_the_newest_checkpoint_and_changes_nothing(unbroken, 
 def test_eval_only_loads_the_weights_alone(unbroken, monkeypatch, capsys):
     monkeypatch.setattr(disk, "restore", lambda *_: pytest.fail("the optimizer was asked for"))
     change_task(monkeypatch, evaluate=scripted([0.5]))
-    state = train.train(dataclasses.replace(unbroken, eval_only=True, ema_decay=None, beta1=0.5))
+    state, _ = train.train(dataclasses.replace(unbroken, eval_only=True, ema_decay=None, beta1=0.5))
     assert state.step == 12 and state.opt_state == () and "step     12  val/nelbo" in capsys.readouterr().out
 
 
@@ -542,7 +543,7 @@ def test_a_judge_broken_off_and_resumed_learns_from_the_pairs_it_began_with(unbr
 
 def test_resuming_a_finished_run_does_nothing(unbroken):
     before = left(unbroken.out_dir)
-    assert train.train(dataclasses.replace(unbroken, resume=True)).step == 12
+    assert train.train(dataclasses.replace(unbroken, resume=True))[0].step == 12
     assert left(unbroken.out_dir) == before
 
 
@@ -559,7 +560,7 @@ def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, 
     change_task(monkeypatch, batches=poison, evaluate=scripted([0.5, 0.4, 0.3]))
     cfg = tiny(log_interval=1)
     code = leave(cfg, monkeypatch, tmp_path)
-    assert code.startswith(f"step {poisoned + 1}: loss nan, gradient norm nan. ") and "\n" not in code
+    assert code.startswith(f"error: step {poisoned + 1}: loss nan, gradient norm nan. ") and "\n" not in code
     assert f"lower learning_rate (now {cfg.learning_rate})" in code
     kept = [s for s in (3, 4, 6, 9) if s <= poisoned]
     assert disk.steps(cfg.out_dir) == (sorted({*kept[-2:], 4}) if poisoned > 4 else kept)
@@ -576,7 +577,7 @@ def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, 
 def test_a_gradient_that_overflows_stops_the_run_even_when_the_loss_does_not(tiny, monkeypatch, tmp_path):
     steep = lambda old: lambda params, batch: (1 + jnp.sqrt(0 * jnp.sum(params["norm"])), {})
     change_task(monkeypatch, loss=steep)
-    assert re.match(r"step 1: loss 1\.0, gradient norm (nan|inf)\.", leave(tiny(), monkeypatch, tmp_path))
+    assert re.match(r"error: step 1: loss 1\.0, gradient norm (nan|inf)\.", leave(tiny(), monkeypatch, tmp_path))
 
 
 @pytest.mark.slow
@@ -620,7 +621,7 @@ def test_a_run_that_cannot_be_resumed_says_why(unbroken, tiny, monkeypatch, tmp_
 
 def test_what_does_not_change_a_run_may_change_when_it_is_resumed(unbroken, capsys):
     free = dict(max_iters=12, stop_at=0.99, log_interval=7, keep_checkpoints=9, reward_workers=1, init_from="elsewhere")
-    assert train.train(dataclasses.replace(unbroken, resume=True, **free)).step == 12
+    assert train.train(dataclasses.replace(unbroken, resume=True, **free))[0].step == 12
     assert "began from None: init_from=elsewhere is not looked at" in capsys.readouterr().out
 
 
@@ -670,7 +671,8 @@ def test_a_base_is_told_its_keys_on_the_line_of_the_run_and_trains_beside_it(tin
         train.train(config.load([*argv[:1], "--base.seed=4", *argv[2:]]))
     # what is there is not needed to go on
     shutil.rmtree(f"{tmp_path}/out_base")
-    assert train.train(dataclasses.replace(cfg, resume=True)).step == 1 and not os.path.exists(f"{tmp_path}/out_base")
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 1
+    assert not os.path.exists(f"{tmp_path}/out_base")
     run = json.load(open(f"{cfg.out_dir}/step-000001/run.json"))
     assert os.path.isabs(run["config"]["init_from"])  # so that adapters find their base from any folder
 

@@ -20,7 +20,13 @@ results whole, positive and below 1000: the less there is to choose, the sooner 
 Made in 7 seconds.
 
     python data/countdown/prepare.py
+    python data/countdown/prepare.py --numbers=3 --highest=100 --rows=100000 --out=FOLDER      for --dataset=FOLDER
+
+The second makes a set as those that the field's papers test on: the numbers are drawn from 1 to --highest, the target
+from 10 to --target=100, of those that can be reached with + - * and exact /, however large the results between
+are (`44,15,79=50:` -> `44-15=29,79-29=50`); difficulty: 1 + how many * and / the plainest solution has; 1000 are val.
 """
+import argparse
 import functools
 import itertools
 import random
@@ -58,8 +64,8 @@ def check(prompt, completion, numbers, target, **_):
 
 
 @functools.lru_cache(maxsize=200_000)
-def plainest(numbers):
-    """Sorted numbers -> {target: (how many * and /, largest result, steps) of its plainest solution}."""
+def plainest(numbers, most=RESULT):
+    """Sorted numbers, the largest result -> {target: (how many * and /, largest, steps) of its plainest solution}."""
     if len(numbers) == 1:
         return {numbers[0]: (0, 0, ())}
     best = {}
@@ -67,8 +73,8 @@ def plainest(numbers):
         b, a = numbers[i], numbers[j]  # b <= a: the larger comes first in every step
         rest = numbers[:i] + numbers[i + 1:j] + numbers[j + 1:]
         for op, c in (("+", a + b), ("-", a - b), ("*", a * b), ("/", a // b if a % b == 0 else 0)):
-            if 0 < c <= RESULT:
-                for target, (hard, largest, steps) in plainest(tuple(sorted((*rest, c)))).items():
+            if 0 < c <= most:
+                for target, (hard, largest, steps) in plainest(tuple(sorted((*rest, c))), most).items():
                     candidate = (hard + (op in "*/"), max(largest, c), (f"{a}{op}{b}={c}", *steps))
                     best[target] = min(best.get(target, candidate), candidate)
     return best
@@ -89,9 +95,9 @@ def pairs(rng, tier, known):
     return list(found)
 
 
-def row(numbers, target, difficulty):
+def row(numbers, target, difficulty, most=RESULT):
     """Numbers in the order they are shown, target -> the row."""
-    completion = ",".join(plainest(tuple(sorted(numbers)))[target][-1])
+    completion = ",".join(plainest(tuple(sorted(numbers)), most)[target][-1])
     return {"prompt": f"{','.join(map(str, numbers))}={target}:", "completion": completion,
             "numbers": list(numbers), "target": target, "difficulty": difficulty}
 
@@ -114,9 +120,33 @@ def build(seed=0):
     return splits
 
 
+def drawn(n, highest, target, rows, val=1000, seed=0):
+    """How many numbers, up to what, the highest target, how many rows to train on -> {"train": rows, "val": rows}."""
+    rng, found, most = random.Random(seed), {}, highest**n
+    for _ in range(20 * (rows + val)):
+        shown = [rng.randint(1, highest) for _ in range(n)]
+        numbers = tuple(sorted(shown))
+        for goal, (hard, *_) in plainest(numbers, most).items():  # a few of a set: all sets have a fair share
+            if 10 <= goal <= target and rng.random() < 0.5 and (numbers, goal) not in found:
+                found[numbers, goal] = row(rng.sample(shown, n), goal, 1 + hard, most)
+        if len(found) >= rows + val:
+            break
+    else:
+        raise SystemExit(f"only {len(found)} of {rows + val} were found: fewer --rows, or a larger --highest")
+    made = list(found.values())
+    rng.shuffle(made)
+    return {"train": made[val:rows + val], "val": made[:val]}
+
+
 def main():
+    parser = argparse.ArgumentParser(description="Makes data/countdown, or with --out a set of another kind.")
+    for name, default in (("numbers", 3), ("highest", 100), ("target", 100), ("rows", 100_000)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    made = drawn(asked.numbers, asked.highest, asked.target, asked.rows) if asked.out else build()
     ranks = {bytes([b]): b for b in range(256)} | {str(n).encode(): 246 + n for n in range(10, 100)}
-    data.save(Path(__file__).parent, build(), ranks)
+    data.save(asked.out or Path(__file__).parent, made, ranks)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
 VOCAB = 640  # bytes and merges, before the special tokens
 LLAMA3 = bpe.QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+GEMMA = ("{{ bos_token }}{% for m in messages %}<start_of_turn>{{ {'assistant': 'model'}.get(m.role, m.role) }}\n"
+         "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+         "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}")
 QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TURNS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
@@ -43,6 +46,10 @@ MODELS = {
                    dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), bpe.QWEN2),
     "llama": (dict(causal=True, shift=True, n_kv_head=2, rope_theta=5e5),
               ("<|begin_of_text|>", "<|end_of_text|>", *TURNS), dict(eos="<|eot_id|>"), LLAMA3),
+    "gemma2": (dict(causal=True, shift=True, gemma=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,
+                    window=64, query_scale=16, attn_cap=50.0, logit_cap=30.0),
+               ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
+               dict(mask="<mask>", eos="<end_of_turn>", pad="<pad>"), None),
 }  # fmt: skip
 
 
@@ -88,10 +95,36 @@ def tokenizer(name):
     _, specials, roles, pattern = MODELS[name]
     texts = [str(value) for kind in ROWS for row in rows(kind)["train"] for value in data.normal(row).values()]
     merges = [token for token in bpe.train(texts, VOCAB) if len(token) > 1]
+    if name == "gemma2":
+        return sentencepiece(merges, specials, roles)
     vocab = {token: i for i, token in enumerate([*(bytes([b]) for b in bpe.CHAR), *merges])}
     roles = {"mask": bpe.SPECIALS["mask"], "pad": roles["eos"]} | roles
     names = dict.fromkeys((*specials, roles["mask"]))
     return bpe.Tokenizer(vocab, {text: len(vocab) + i for i, text in enumerate(names)}, roles, pattern, name != "llama")
+
+
+def sentencepiece(merges, specials, roles):
+    """[bytes] of ASCII, special tokens, roles -> a Tokenizer as Gemma's: characters, a space is a ▁, and bytes only for
+    characters that no token has."""
+    read = lambda token: token.decode().replace(" ", "▁")
+    age = {token: i for i, token in enumerate([*(bytes([b]) for b in range(128)), *merges])}
+    texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, age)]
+    vocab = {text: i for i, text in enumerate(dict.fromkeys((*specials, *texts)))}
+    fallback = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return bpe.Tokenizer(
+        {text.encode(): i for text, i in vocab.items() if text not in specials}, {t: vocab[t] for t in specials}, roles,
+        bos=("<bos>",), extra={"chat_template": GEMMA}, spec={
+            "version": "1.0", "truncation": None, "padding": None,
+            "added_tokens": [{"id": vocab[text], "content": text, **flags} for text in specials],
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+                              "invert": False},
+            "post_processor": bpe.prefix(["<bos>"], [vocab["<bos>"]]),
+            "decoder": {"type": "Sequence", "decoders": [*fallback, {"type": "Fuse"}]},
+            "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+                      "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+                      "vocab": vocab, "merges": [list(map(read, bpe.split(token, age))) for token in merges]}})
 
 
 def write_tokenizer(folder, tok, name):
@@ -107,6 +140,9 @@ def write_tokenizer(folder, tok, name):
             f"{role}_token": text for role, text in roles.items()})
         return
     tok.save(folder)
+    if name == "gemma2":  # whose settings name another end than its chat has
+        settings = folder / "tokenizer_config.json"
+        return bpe.write_json(settings, bpe.read_json(settings) | {"eos_token": "<eos>"})
     spec, config = (bpe.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in specials]
     spec["model"]["vocab"] = {t: i for t, i in spec["model"]["vocab"].items() if t not in tok.specials}
@@ -119,10 +155,10 @@ def write_tokenizer(folder, tok, name):
 def checkpoint(folder, name):
     """Writes a random model of MODELS with its tokenizer -> the number of its parameters."""
     tok, (fixed, specials, roles, _) = tokenizer(name), MODELS[name]
-    used = max(tok.specials[text] for text in specials) + 1
-    ids = {f"{role}_id": tok.specials[text] for role, text in roles.items()}
-    # Like the real ones: LLaDA has 115 rows more than ids, Dream 397; Llama 3 none.
-    size = used if name == "llama" else used // 64 * 64 + 64
+    used = max([*tok.vocab.values(), *(tok.specials[text] for text in specials)]) + 1
+    ids = {f"{role}_id": tok.specials[text] for role, text in roles.items() if role != "mask" or "causal" not in fixed}
+    # Like the real ones: LLaDA has 115 rows more than ids, Dream 397; Llama 3 and Gemma none.
+    size = used if "causal" in fixed else used // 64 * 64 + 64
     cfg = model.ModelConfig(vocab_size=size, **SIZE, **fixed, **ids)
     rng = np.random.default_rng(0)  # model.init would compile for longer than the model computes
     draw = lambda path, shape: np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))

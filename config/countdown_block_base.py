@@ -1,0 +1,20 @@
+"""
+The start of config/countdown_base.py as a model that is causal over blocks of 4 tokens (SDAR), of the same size.
+
+    python train.py config/countdown_block_base.py
+
+A step computes as many tokens: of 21 texts the text and two noisy copies, 63 rows, instead of 64 rows.
+"""
+from dataclasses import replace
+
+from config.countdown_base import config as base
+
+config = replace(
+    base,
+    out_dir="out/countdown_block_base",
+    paired=True,  # the text, once, serves both of its copies
+    batch_size=42,
+    cache="prefix",  # of finished blocks it is exact
+    diffusion_steps=4,  # of each block: a token a pass, of 4 columns; 8 passes over 19 columns are twice the work
+    model=replace(base.model, block_causal=4, qk_norm=True),  # norms as in SDAR, whose folders can hold it
+)

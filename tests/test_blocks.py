@@ -1,0 +1,392 @@
+"""Models that are causal over blocks: SDAR's and Fast-dLLM v2's own outputs, and exact values by enumeration."""
+import dataclasses
+import functools
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import config
+import cost
+import diffusion
+import disk
+import model
+import objectives
+import runs
+import sample
+import train
+
+SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
+KEY = jax.random.key(0)
+CFG = model.ModelConfig(vocab_size=5, n_layer=2, n_head=2, d_model=16, d_ff=32, block_causal=2, qk_norm=True, mask_id=4,
+                        eos_id=3)  # fmt: skip
+FAR = jax.tree.map(lambda w: w + 0.3 * jax.random.normal(KEY, w.shape), model.init(KEY, CFG))  # sure of something
+X = jax.random.randint(jax.random.key(1), (3, 6), 0, 4)
+
+
+def of(**switches):
+    return dataclasses.replace(CFG, **switches)
+
+
+@functools.cache
+def fixture(folder):
+    return *disk.load(folder), np.load(f"{folder}/expected.npz")
+
+
+def but_mask(x, mask_id=308):
+    return np.delete(np.asarray(x), mask_id, -1)
+
+
+def close(a, b, tol=1e-4):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
+
+
+# ---- the network -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["full", "odd"])
+@pytest.mark.parametrize("folder", [SDAR, FAST])
+def test_logits_equal_those_of_the_original_code(folder, kind):
+    params, cfg, e = fixture(folder)
+    ours, theirs = model.logits(params, e[f"ids_{kind}"], cfg), e[f"logits_{kind}"]
+    close(but_mask(ours[:, 1:]), but_mask(theirs[:, :-1] if cfg.shift else theirs[:, 1:]))
+
+
+def test_the_loss_of_a_noisy_copy_beside_the_clean_one_equals_sdars():
+    params, cfg, e = fixture(SDAR)
+    labels = e["train_labels"]
+    weight = e["train_hole"] / np.where(e["train_p"], e["train_p"], 1) / (labels != -100).sum()
+    batch = dict(x=e["train_ids"], z=e["train_noisy"], weight=weight.astype(np.float32), valid=None)
+    close(diffusion.loss(params, batch, cfg)[0], e["train_loss_no_mask_id"])
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def one_pass(params, z, x, cfg, valid):
+    return diffusion.gather_logp(model.logits(params, z, cfg, valid), x)
+
+
+def alone(params, x, M, cfg, valid=None):
+    """log p of every token of x (N, T) under M (N, T), each block read from the text before it by a pass of its own."""
+    valid = jnp.ones(x.shape, bool) if valid is None else valid
+    block = model.positions_of(valid, x.shape[1]) // cfg.block_causal
+    masked = lambda n: jnp.where(M & (block >= n), cfg.mask_id, x)
+    parts = [jnp.where(block == n, one_pass(params, masked(n), x, cfg, valid), 0) for n in range(int(block.max()) + 1)]
+    return np.asarray(sum(parts))
+
+
+@pytest.mark.parametrize("switches", [dict(), dict(shift=True), dict(window=3)])
+def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches):
+    cfg, valid = of(**switches), jnp.arange(6) >= jnp.array([[0], [1], [2]])  # padding: columns are no positions
+    M = valid & (jax.random.uniform(KEY, (4, 3, 6)) < 0.6)
+    four = lambda a: jnp.tile(a, (4, 1))
+    want = alone(FAR, four(X), M.reshape(12, 6), cfg, four(valid)).reshape(M.shape)
+    for chunk in (None, 2, 6):  # all views of all texts, half of those of one, all of one and half of the next
+        logp = diffusion.view_logp(FAR, X, M, cfg, valid, 0, chunk)[0]
+        close(np.where(M, logp, 0), np.where(M, want, 0), 2e-5)
+
+
+def test_padding_on_the_left_does_not_move_the_blocks():
+    padded = jnp.pad(X, ((0, 0), (3, 0)))
+    valid = jnp.broadcast_to(jnp.arange(9) >= 3, padded.shape)
+    close(model.logits(FAR, padded, CFG, valid)[:, 3:], model.logits(FAR, X, CFG), 1e-5)
+
+
+def test_a_block_of_the_whole_text_is_the_bidirectional_model():
+    both = lambda cfg: model.logits(FAR, X, cfg), of(block_causal=6), of(block_causal=None)
+    close(both[0](both[1]), both[0](both[2]), 2e-6)
+    batch = {"tokens": X, "hole": jnp.ones(X.shape, bool), "valid": None}
+    a, b = (diffusion.noise(KEY, batch, cfg, paired=True) for cfg in both[1:])
+    sort = lambda x: np.asarray(x)[np.lexsort(np.asarray(x).T)]  # pairs are together, or all first halves first
+    np.testing.assert_array_equal(sort(a["z"]), sort(b["z"]))
+    np.testing.assert_array_equal(sort(a["weight"]), sort(b["weight"]))
+    close(diffusion.loss(FAR, a, both[1])[0], diffusion.loss(FAR, b, both[2])[0], 2e-6)
+
+
+# ---- the bound -------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_of_one_are_an_autoregressive_model():
+    cfg, texts = of(block_causal=1), jnp.array(list(itertools.product(range(4), repeat=3)))
+    batch = {"tokens": texts, "hole": jnp.ones(texts.shape, bool), "valid": None}
+    noisy = diffusion.noise(KEY, batch, cfg)
+    assert (noisy["z"] == cfg.mask_id).all()  # the bound needs no luck
+    nll = -diffusion.view_logp(FAR, texts, jnp.ones((1, *texts.shape), bool), cfg)[0][0].sum(1)
+    close(diffusion.loss(FAR, noisy, cfg)[0], nll.sum() / texts.size, 1e-5)
+    close(jnp.exp(-nll).sum(), 1, 1e-5)  # it is a distribution over all texts
+    close(nll, -alone(FAR, texts, True, cfg).sum(1), 1e-5)
+
+
+def exact_bound(params, x, cfg):
+    """The ELBO of x (T,): over the blocks, the mean over all orders in which a block's tokens can come."""
+    T, b, cases = len(x), cfg.block_causal, []  # what is masked, which token is read then, and its share
+    for first in range(0, T, b):
+        orders = list(itertools.permutations(range(first, min(first + b, T))))
+        cases += [(np.isin(np.arange(T), o[n:]), i, 1 / len(orders)) for o in orders for n, i in enumerate(o)]
+    M, at, share = map(np.array, zip(*cases, strict=True))
+    logp = alone(params, jnp.tile(x, (len(M), 1)), M, cfg)
+    return (share * logp[np.arange(len(M)), at]).sum()
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("b", [2, 3])
+def test_the_loss_is_on_average_the_exact_bound(b, paired):
+    cfg, x = of(block_causal=b), X[0, :5]
+    rows = jnp.tile(x, (2048, 1))
+    batch = {"tokens": rows, "hole": jnp.ones(rows.shape, bool), "valid": None}
+    got = diffusion.loss(FAR, diffusion.noise(KEY, batch, cfg, paired=paired), cfg)[0]
+    close(got, -exact_bound(FAR, x, cfg) / 5, 0.012)
+
+
+def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
+    even = FAR | {"head": jnp.zeros_like(FAR["head"])}
+    hole = jnp.arange(6) >= jnp.array([[0], [3], [5]])
+    batch = {"tokens": X, "hole": hole, "valid": None}
+    for paired in (False, True):
+        close(diffusion.loss(even, diffusion.noise(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
+
+
+@pytest.mark.parametrize("method", ["elbo", "coupled_elbo"])
+def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
+    x = jnp.tile(X[:1], (256, 1))
+    M, w, s = diffusion.views(KEY, method, jnp.ones(x.shape, bool), n=2, block=diffusion.blocks(None, 6, CFG))
+    logp = (s * diffusion.token_logp(FAR, x, M, w, CFG)).sum(1)
+    close(logp.mean(), exact_bound(FAR, X[0], CFG), 0.15)
+
+
+def test_trace_takes_the_same_step_of_every_block_as_one_view():
+    step = jnp.array([[-1, 3, 7, 5, 9, 8]])
+    hole = step >= 0
+    M, w, s = diffusion.views(KEY, "trace", hole, step, n=2, block=diffusion.blocks(None, 6, CFG))
+    np.testing.assert_array_equal(M[:, 0], [[0, 1, 1, 1, 1, 1], [0, 0, 1, 0, 1, 0]])
+    np.testing.assert_array_equal(w[:, 0], [[0, 1, 0, 1, 0, 1], [0, 0, 1, 0, 1, 0]])
+    np.testing.assert_array_equal(s, hole)
+
+
+def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
+    params, cfg, e = fixture(SDAR)
+    for r in range(5):
+        x, step = jnp.array(e[f"canvas_{r}"])[None], jnp.array(e[f"canvas_step_{r}"])[None]
+        M, w, _ = diffusion.views(KEY, "trace", step >= 0, step, n=4, block=diffusion.blocks(None, x.shape[1], cfg))
+        free = dataclasses.replace(cfg, mask_id=None)  # theirs keeps the mask in the softmax
+        l = model.readout(params, model.features(params, jnp.where(M[:, 0], 308, x), cfg, clean=x), free)
+        logp = (w[:, 0] * diffusion.gather_logp(l, jnp.broadcast_to(x, M[:, 0].shape))).sum(0)
+        close(logp, np.where(step[0] >= 0, e[f"canvas_logp_{r}"], 0), 1e-5)
+
+
+# ---- sampling --------------------------------------------------------------------------------------------------------
+
+
+def canvas(e, setting, cfg, pad):
+    """The four prompts of a fixture with holes for what was generated, whole blocks of it, padded on the left."""
+    texts = [e[f"gen_{i}_{setting}"] for i in range(4)]
+    prompts, whole = [e[f"prompt_{i}"] for i in range(4)], [-(-len(x) // cfg.block_causal) for x in texts]
+    rows = [np.pad(p, (0, n * cfg.block_causal - len(p)), constant_values=cfg.mask_id)
+            for p, n in zip(prompts, whole, strict=True)]  # fmt: skip
+    T = max(map(len, rows))
+    valid = np.array([[i >= T - len(row) for i in range(T)] for row in rows])
+    return np.array([[pad] * (T - len(row)) + row.tolist() for row in rows]), valid, texts
+
+
+SETTINGS = ["s4_static", "s2_static", "s1_static", "s4_dynamic", "s2_dynamic"]
+
+
+@pytest.mark.parametrize("setting", [pytest.param(s, marks=pytest.mark.slow) for s in SETTINGS[:-1]] + SETTINGS[-1:])
+def test_tokens_and_passes_equal_those_of_sdars_sampler(setting):
+    params, cfg, e = fixture(SDAR)
+    z, valid, texts = canvas(e, setting, cfg, 304)
+    plan = sample.Plan(rule="quota" if "static" in setting else "dynamic", steps=int(setting[1]), cache="prefix",
+                       threshold=float(e["threshold"]))  # fmt: skip
+    x, trace = sample.generate(params, KEY, jnp.array(z), cfg, plan, jnp.array(valid))
+    passes = [e[f"forwards_{r}_{setting}"] for r in range(4)]
+    for r, text in enumerate(texts):
+        np.testing.assert_array_equal(np.asarray(x)[r, valid[r]], text)
+        step = np.asarray(trace["step"])[r, valid[r]]
+        assert len({*step.tolist()} - {-1}) == passes[r][1]
+        theirs = np.where(step >= 0, e[f"logp_{r}_{setting}"], 0)  # the mask is in their softmax
+        close(np.asarray(trace["logp"])[r, valid[r]], theirs, 3e-4)
+    # The longest takes all of its passes but the last: nobody reads what that would keep.
+    assert trace["n_steps"] == max(p[1] + p[2] for p in passes) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["s2_static", "s4_dynamic"])
+def test_a_text_stops_where_sdars_does_after_the_block_with_the_end(setting):
+    params, cfg, e = fixture(SDAR)
+    text, plan = e[f"stop_1_{setting}"], sample.Plan(rule="quota" if "static" in setting else "dynamic", cache="prefix",
+                                                     steps=int(setting[1]), early_end=True, threshold=0.4)  # fmt: skip
+    z = np.pad(e["prompt_1"], (0, len(text) - len(e["prompt_1"])), constant_values=cfg.mask_id)
+    x, trace = sample.generate(params, KEY, jnp.array(z)[None], cfg, plan)
+    np.testing.assert_array_equal(x[0], np.where(text == cfg.mask_id, cfg.eos_id, text))  # they leave masks behind it
+    assert trace["n_steps"] == e[f"stop_forwards_1_{setting}"][1:].sum() - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["t1_sb8", "t1_sb4", "tau_sb8", "tau_sb4", "tau_sb4_cache", "tau_sb2_cache"])
+def test_tokens_and_passes_equal_those_of_fast_dllm_v2(setting):
+    params, cfg, e = fixture(FAST)
+    z, valid, texts = canvas(e, setting, cfg, 304)
+    kind, part, *cached = setting.split("_")
+    plan = sample.Plan(rule="dynamic", threshold=1.0 if kind == "t1" else float(e["threshold"]),
+                       block_len=int(part[2:]), cache="dual" if cached else "prefix")  # fmt: skip
+    x, trace = sample.generate(params, KEY, jnp.array(z), cfg, plan, jnp.array(valid))
+    for r, text in enumerate(texts):
+        np.testing.assert_array_equal(np.asarray(x)[r, valid[r]][: len(text)], text)
+        step = np.asarray(trace["step"])[r, valid[r]][: len(text)]
+        # Its last pass gives the first token of one more block; where a prompt ends with a block, its prefill does.
+        assert len({*step.tolist()} - {-1}) == sum(e[f"forwards_{r}_{setting}"][1:]) + (len(e[f"prompt_{r}"]) % 8 == 0)
+
+
+def samples(plan, group=1, **switches):
+    """Tokens of three rows of 7: a prompt, one with padding before it, a text with holes in two of its blocks."""
+    z = jnp.array([[0, 1, 2, 4, 4, 4, 4], [3, 3, 0, 4, 4, 4, 4], [0, 4, 2, 3, 1, 4, 2]]).repeat(group, 0)
+    valid = (jnp.arange(7) >= jnp.array([[0], [2], [0]])).repeat(group, 0)
+    plan = sample.Plan(temperature=1.0, steps=2, **plan)
+    return *sample.generate(FAR, KEY, z, of(**switches), plan, valid, group), z, valid
+
+
+@pytest.mark.parametrize("switches", [dict(), pytest.param(dict(shift=True, block_causal=4), marks=pytest.mark.slow)])
+def test_the_cache_of_finished_blocks_changes_nothing(switches):
+    (x, plain, *_), (y, cached, *_) = (samples(dict(cache=name), **switches) for name in ("none", "prefix"))
+    np.testing.assert_array_equal(x, y)
+    close(plain["logp"], cached["logp"], 1e-5)
+
+
+@pytest.mark.parametrize("switches", [dict(), pytest.param(dict(shift=True, block_causal=4), marks=pytest.mark.slow)])
+def test_trace_scores_what_was_sampled_as_it_was_sampled(switches):
+    x, trace, z, valid = samples(dict(cache="prefix", rule="dynamic", threshold=0.5), 2, **switches)
+    cfg, hole = of(**switches), z == 4
+    M, w, _ = diffusion.views(KEY, "trace", hole, trace["step"], 4, block=diffusion.blocks(valid, 7, cfg))
+    close(diffusion.token_logp(FAR, x, M, w, cfg, valid), trace["logp"], 1e-5)
+
+
+def test_a_text_ends_with_the_block_that_has_its_end():
+    sure = FAR | {"head": jnp.zeros_like(FAR["head"]), "embed": FAR["embed"]}  # the first of equals: id 0
+    z = jnp.full((1, 8), 4).at[0, 0].set(1)
+    plan = sample.Plan(order="left", steps=2, early_end=True, cache="prefix")
+    cfg = dataclasses.replace(CFG, eos_id=0)
+    _, trace = sample.generate(sure, KEY, z, cfg, plan)
+    assert trace["n_steps"] == 1  # the block that the prompt began has the end
+    long = jnp.array([[1, 2, 4, 4, 4, 4, 4, 4]])
+    x, trace = sample.generate(sure, KEY, long, cfg, plan)
+    assert trace["n_steps"] == 2 and (x[0, 2:] == 0).all()  # an end is first in its block, which is filled
+
+
+def test_parts_of_a_block_tile_it():
+    with pytest.raises(ValueError, match="block_len=3: expected a divisor of block_causal=4"):
+        sample.generate(FAR, KEY, X, of(block_causal=4), sample.Plan(block_len=3))
+
+
+# ---- folders, and what models are made of ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", [SDAR, FAST])
+def test_a_saved_block_model_is_the_same_again(folder, tmp_path):
+    params, cfg, _ = fixture(folder)
+    disk.save(tmp_path, params, cfg)
+    again, same = disk.load(tmp_path)
+    assert same == dataclasses.replace(cfg, d_head=cfg.head_dim)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
+
+
+@pytest.mark.parametrize("name, b", [("TraDo-8B", 4), ("SDAR-4B-Chat-b16", 16)])
+def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, tmp_path):
+    theirs = disk.read_json(f"{SDAR}/config.json")
+    del theirs["block_size"], theirs["mask_token_id"]
+    (tmp_path / name).mkdir()
+    disk.write_json(tmp_path / name / "config.json", theirs)
+    assert disk.read_config(tmp_path / name).mask_id is None
+    disk.write_json(tmp_path / name / "added_tokens.json", {"<MASK>": 308, "<|im_end|>": 306})
+    disk.write_json(tmp_path / name / "tokenizer_config.json", {"mask_token": {"content": "<|MASK|>"}})
+    cfg = disk.read_config(tmp_path / name)
+    assert (cfg.block_causal, cfg.mask_id) == (b, 308)
+
+
+@pytest.mark.parametrize("switches, name", [(dict(qk_norm=True), "sdar"), (dict(qkv_bias=True), "Fast_dLLM_Qwen")])
+def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches, name, tmp_path):
+    cfg = dataclasses.replace(CFG, **dict(block_causal=None, causal=True, shift=True, qk_norm=False) | switches)
+    params, new = model.adapt(model.init(KEY, cfg), cfg, 4, 4)
+    assert disk.family(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
+    close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
+    assert np.isfinite(model.logits(params, X, new)).all()
+
+
+def test_a_model_is_causal_over_tokens_or_over_blocks():
+    with pytest.raises(ValueError, match="causal=True and block_causal=2: one of them"):
+        of(causal=True, shift=True)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_clean_copy_is_counted_once_for_all_noisy_ones():
+    shape = lambda b: dataclasses.replace(CFG, vocab_size=64, d_model=64, block_causal=b)
+    update = lambda b, **changes: cost.counted(config.Config(model=shape(b), **changes))[1]["update"]
+    ratio = lambda **changes: update(4, **changes) / update(None, **changes)
+    tuning = dict(objective="grpo", init_from="a", rewards=("exact",), logp_est="elbo")
+    assert 1.5 < ratio(paired=True, batch_size=32) < 1.9 < ratio() < 2.4  # attention sees two texts
+    assert 1.25 < ratio(**tuning, logp_views=4) < 1.6
+
+
+SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=8, log_samples=0, diffusion_steps=2,
+               cache="prefix", warmup_iters=2, lr_schedule="constant", max_iters=2, eval_interval=2)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A data set "37" -> "73", and the out_dir of a block model that has seen a little of it."""
+    folder = tmp_path_factory.mktemp("base")
+    for name, numbers in (("train", range(10, 50)), ("val", range(50, 60))):
+        rows = [json.dumps({"prompt": str(n), "completion": str(n)[::-1]}) + "\n" for n in numbers]
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=32, block_causal=4, qk_norm=True)
+    run = config.Config(**SECONDS | dict(max_iters=60, eval_interval=60), dataset=str(folder), paired=True,
+                        out_dir=f"{folder}/out", learning_rate=3e-3, model=shape)  # fmt: skip
+    train.train(run)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_block_model_learns_and_is_measured(base):
+    rows = runs.read_lines(f"{base}/out/metrics.jsonl")
+    losses = [r["loss"] for r in rows if "loss" in r]
+    assert losses[-1] < losses[0] - 1 and "val/nelbo" in rows[-1]
+
+
+TUNINGS = [dict(logp_est=name) for name in diffusion.ESTIMATORS if name != "exact"] + [
+    dict(logp_est="elbo", loss_type="spg", ratio_level="none"), dict(lora_rank=2, kl_beta=0.1),
+    dict(fill_in=True), dict(logp_chunk=4)]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", TUNINGS)
+def test_every_estimator_tunes_it(base, changes, tmp_path):
+    cfg = config.Config(**SECONDS | dict(max_iters=1), objective="grpo", dataset=str(base), out_dir=f"{tmp_path}/out",
+                        init_from=f"{base}/out", rewards=("exact",), group_size=2, **changes)  # fmt: skip
+    cfg, tok, start, _ = train.prepare(cfg)
+    params, frozen = train.split(start, KEY, cfg)
+    state = train.seen(train.State(0, params, (), None, None), frozen, cfg)
+    task = objectives.tune(cfg, tok, start)
+    state = state if frozen else state._replace(reference=start)
+    b, notes = next(iter(task.batches(state, KEY)))
+    total, metrics = task.loss(state.params, b | {"adv": jnp.linspace(-1, 1, len(b["adv"]))})
+    assert np.isfinite(total) and notes["steps_per_token"] > 0
+    if cfg.logp_est == "trace":  # 4 views are all steps of a block
+        assert metrics["behaviour_gap"] < 1e-5
+
+
+@pytest.mark.slow
+def test_adapt_makes_a_block_model_of_a_causal_one(base, tmp_path):
+    causal = dict(causal=True, shift=True, qk_norm=True, block_causal=None)
+    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=32)
+    one = config.Config(**SECONDS | dict(cache="none", order="left"), dataset=str(base), out_dir=f"{tmp_path}/causal",
+                        model=dataclasses.replace(shape, **causal))  # fmt: skip
+    train.train(one)
+    two = config.Config(**SECONDS, dataset=str(base), out_dir=f"{tmp_path}/block", init_from=f"{tmp_path}/causal",
+                        adapt=True, model=dataclasses.replace(shape, block_causal=4))  # fmt: skip
+    train.train(two)
+    cfg = disk.read_config(disk.find(two.out_dir))
+    assert disk.family(cfg) == "sdar" and cfg.block_causal == 4 and not cfg.shift
+    assert sample.main([two.out_dir, "--prompt=12", "--max_new_tokens=5"]) == 0

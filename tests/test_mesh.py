@@ -1,0 +1,323 @@
+"""mesh.py: what 8 devices compute, simulated ones of a CPU, is what one computes; and what several processes do."""
+import dataclasses
+import functools
+import glob
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+if __name__ == "__main__":  # this file is also the program that they run, with more devices: see `elsewhere`
+    import conftest  # noqa: F401
+
+import config
+import data
+import diffusion
+import disk
+import mesh
+import model
+import runs
+import sample
+import train
+
+SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
+RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=20, batch_size=8, eval_interval=10, eval_size=6, log_samples=0,
+           save_interval=10, log_interval=1, diffusion_steps=4, warmup_iters=2, keep_checkpoints=9)  # fmt: skip
+GRPO = dict(objective="grpo", init_from="base", rewards=("r.py:letters",), group_size=4, batch_size=6, logp_views=2)
+KINDS = {
+    "pretrain": dict(rewards=("exact",), ema_decay=0.9, gradient_accumulation_steps=2, model=SHAPE),
+    "remat": dict(rewards=("exact",), model=dataclasses.replace(SHAPE, n_layer=model.UNROLLED + 1, remat=True)),
+    "judge": dict(objective="judge", init_from="base"),
+    "grpo": GRPO | dict(kl_beta=0.1, ref_mode="ema", updates_per_rollout=2, minibatch_size=12, rollout_chunk=12),
+    "offload": GRPO | dict(kl_beta=0.1, ref_offload=True, logp_est="coupled", loss_type="grpo", max_iters=4),
+    "lora": GRPO | dict(kl_beta=0.1, lora_rank=2),
+    "causal": GRPO | dict(init_from="causal", order="left", logp_est="exact"),
+    "judged": GRPO | dict(rewards=("judge", "r.py:letters"), judge_from="judge", max_iters=4),
+}  # fmt: skip
+MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2)]
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with rows, a reward, and models to start from."""
+    folder = tmp_path_factory.mktemp("place")
+    lines = [json.dumps({"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]}) + "\n"
+             for i in np.random.default_rng(0).permutation(100).tolist()]  # fmt: skip
+    (folder / "train.jsonl").write_text("".join(lines[:80]))
+    (folder / "val.jsonl").write_text("".join(lines[80:]))
+    reward = "def letters(completions):\n    return [sum(map(ord, x)) % 7 / 7 for x in completions]"
+    (folder / "r.py").write_text(reward)
+    tok = data.Tokenizer.bytes()
+    ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
+    shape = dataclasses.replace(SHAPE, **ids)
+    causal = dataclasses.replace(shape, causal=True, shift=True, mask_id=tok.vocab_size, vocab_size=tok.vocab_size)
+    for name, cfg, n_out in (("base", shape, None), ("causal", causal, None), ("judge", shape, 1)):
+        disk.save(folder / name, model.init(jax.random.key(1), cfg, n_out), cfg)
+        tok.save(folder / name)
+    return folder
+
+
+def run_of(place, kind, out, **changes):
+    """The Config of one of KINDS in that folder."""
+    keys = RUN | KINDS[kind] | changes
+    at = lambda name: f"{place}/{name}"
+    keys |= {key: at(keys[key]) for key in ("init_from", "judge_from") if key in keys}
+    keys["rewards"] = tuple(at(name) if "." in name else name for name in keys.get("rewards", ()))
+    return config.Config(**keys, dataset=str(place), out_dir=at(out))
+
+
+def start(devices, *arguments):
+    """python tests/test_mesh.py ARGUMENTS with so many devices -> its process."""
+    flags = os.environ["XLA_FLAGS"] + f" --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
+def elsewhere(devices, *arguments):
+    """The same -> what it prints, once it has ended well."""
+    said, wrong = (process := start(devices, *arguments)).communicate(timeout=900)
+    assert process.returncode == 0, wrong[-3000:]
+    return said
+
+
+def left(out_dir, last=None):
+    """What a run leaves: the numbers of its log, its samples, the leaves of its last state."""
+    rows = [json.loads(line) for line in open(f"{out_dir}/metrics.jsonl")]
+    timed = lambda k: k == "time" or k.startswith("time/") or k == "step_time"
+    numbers = {(r["step"], k): v for r in rows for k, v in r.items() if not timed(k) and isinstance(v, (int, float))}
+    found = disk.read_pieces(disk.of_step(out_dir, last) if last else disk.find(out_dir))
+    whole = lambda at, k: tuple(max(s[i].stop for s, _ in found[k]) for i in range(len(at)))
+    state = {k: disk.assembled(v, whole(v[0][0], k), [slice(None)] * len(v[0][0])) for k, v in found.items()}
+    return numbers, [json.loads(line) for line in open(f"{out_dir}/samples.jsonl")], state
+
+
+def assert_alike(one, many, samples=True):
+    numbers, texts, state = left(one)
+    numbers2, texts2, state2 = left(many)
+    assert numbers.keys() == numbers2.keys() and state.keys() == state2.keys()
+    for k, v in numbers.items():
+        assert abs(v - numbers2[k]) < 1e-4 * max(1, abs(v)), (k, v, numbers2[k])
+    losses = [(v, numbers2[k]) for k, v in numbers.items() if k[1] in ("loss", "val/nelbo", "reward")]
+    np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-5, atol=1e-5)
+    assert not samples or [t | {"advantages": 0} for t in texts] == [t | {"advantages": 0} for t in texts2]
+    for k, x in state.items():
+        np.testing.assert_allclose(x.astype(np.float64), state2[k].astype(np.float64), atol=1e-5, err_msg=k)
+
+
+def test_every_matrix_is_split_and_what_does_not_divide_lies_elsewhere():
+    sizes = dict(data=1, fsdp=4, tensor=2)
+    P = jax.sharding.PartitionSpec
+    for name, sides, want in (
+        ("q", (3, 8, 6), P(None, "fsdp", "tensor")), ("down", (3, 6, 8), P(None, "tensor", "fsdp")),
+        ("embed", (10, 8), P("tensor", "fsdp")), ("embed", (11, 8), P(None, ("tensor", "fsdp"))),
+        ("head", (8, 1), P(("fsdp", "tensor"), None)), ("q", (3, 6, 8), P(None, None, ("fsdp", "tensor"))),
+        ("q", (3, 5, 7), P(None, None, None)), ("norm", (8,), P(None)), ("q_bias", (3, 6), P(None, "tensor")),
+        ("o_a", (3, 6, 5), P(None, "tensor", None)), ("o_b", (3, 5, 8), P(None, None, "fsdp")), (None, (), P()),
+    ):  # fmt: skip
+        assert mesh.spec(name, sides, sizes) == want, name
+    table = model.shapes(SHAPE)
+    split = {name for name in table["blocks"] if "norm" not in name} | {"embed", "head"}
+    assert split <= mesh.SIDES.keys()
+
+
+def test_a_mesh_of_another_number_of_devices_is_refused():
+    with pytest.raises(ValueError, match=r"mesh=\(2, 2, 2\) is of 8 devices, and there are 1: .* --mesh=1,1,1"):
+        mesh.use((2, 2, 2))
+    assert mesh.use(None).__class__.__name__ == "nullcontext" and mesh.up(5) == 5
+
+
+@pytest.mark.parametrize("given, said", [
+    (("host:1", None, 0), "need all three"), (("host", 2, 0), "expected HOST:PORT"), (("host:1", 2, 2), "from 0 to 1"),
+])  # fmt: skip
+def test_processes_that_cannot_meet_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        mesh.join(*given)
+
+
+def quick(place):
+    return run_of(place, "pretrain", "quick", max_iters=2, eval_interval=2, model=dataclasses.replace(SHAPE, n_layer=1))
+
+
+def test_a_mesh_of_2_x_2_x_2_gives_the_run_of_one_device_and_is_resumed_by_one(place):
+    one = quick(place)
+    train.train(one)
+    elsewhere(8, "train", place, "quick2", "2,2,2", "quick")
+    many = f"{place}/quick2"
+    assert_alike(one.out_dir, many)
+    more = dataclasses.replace(one, max_iters=3, resume=True)
+    for out in (one.out_dir, many):
+        train.train(dataclasses.replace(more, out_dir=out))
+    assert_alike(one.out_dir, many)
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    """alone(kind) -> the out_dir of its run on one device."""
+    return functools.cache(lambda kind: train.train(cfg := run_of(place, kind, f"one_{kind}")) and cfg.out_dir)
+
+
+@SLOW
+@pytest.mark.parametrize("sizes", MESHES)
+def test_every_objective_on_a_mesh_gives_the_run_of_one_device(place, alone, sizes):
+    name = ",".join(map(str, sizes))
+    elsewhere(8, "train", place, name, name, *KINDS)
+    for kind in KINDS:
+        assert_alike(alone(kind), f"{place}/{name}_{kind}")
+
+
+@SLOW
+def test_a_run_goes_on_where_it_was_to_the_bit_on_the_same_mesh_and_nearly_on_any_other(place, alone):
+    elsewhere(8, "train", place, "a", "1,8,1", "pretrain")
+    elsewhere(8, "train", place, "b", "1,8,1", "pretrain", "max_iters=10")
+    elsewhere(8, "train", place, "b", "1,8,1", "pretrain", "resume=True")
+    whole, again = left(f"{place}/a_pretrain")[2], left(f"{place}/b_pretrain")[2]
+    assert all(whole[k].tobytes() == again[k].tobytes() for k in whole)
+    elsewhere(8, "train", place, "c", "8,1,1", "pretrain", "max_iters=10")
+    elsewhere(8, "train", place, "c", "2,2,2", "pretrain", "resume=True")
+    assert_alike(alone("pretrain"), f"{place}/c_pretrain")
+
+
+BIG = model.ModelConfig(n_layer=2, n_head=8, n_kv_head=4, d_model=128, d_ff=256, vocab_size=512, mask_id=3)
+
+
+def compiled(sizes):
+    """The update of a model, and a rollout, for a mesh -> their FLOPs on a device, bytes of temporaries, HLO."""
+    B, T, cfg = 16, 64, config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48, model=BIG)
+    tx, _ = train.optimizer(cfg)
+    array = lambda dtype: jax.ShapeDtypeStruct((B, T), dtype)
+    with mesh.use(sizes):
+        params = mesh.placed(model.init(jax.random.key(0), BIG))
+        opt = jax.jit(lambda params: mesh.placed(tx.init(params)))(params)
+        batch = {"x": array(jnp.int32), "z": array(jnp.int32), "weight": array(jnp.float32), "valid": array(bool)}
+        loss = lambda params, batch: diffusion.loss(params, batch, BIG, 16)
+        update = train.make_update(loss, tx, cfg).lower(params, opt, None, 0, batch).compile()
+        keys, plan = sample.row_keys(jax.random.key(0), B), sample.Plan(steps=4, block_len=16, temperature=1.0)
+        fill = sample.generate.lower(params, keys, array(jnp.int32), BIG, plan, array(bool), 2).compile()
+    return [(x.cost_analysis()["flops"], x.memory_analysis().temp_size_in_bytes, x.as_text()) for x in (update, fill)]
+
+
+@SLOW
+def test_nothing_is_computed_twice_weights_come_layer_by_layer_and_logits_stay(place):
+    one = compiled(None)
+    for sizes in MESHES:
+        many = json.loads(elsewhere(8, "compile", ",".join(map(str, sizes))))
+        for (flops, temporaries, _), (flops8, temporaries8, text) in zip(one, many, strict=True):
+            assert 0.95 * flops < 8 * flops8 < 1.05 * flops, sizes
+            assert temporaries8 < temporaries / 2, sizes
+            gathered = re.findall(r"= \w+\[([\d,]+)\]\S* all-gather", text)
+            gathered = [list(map(int, dims.split(","))) for dims in gathered]
+            weights = 2 * BIG.n_layer * 7
+            assert sum(np.prod(dims) >= 32 * 128 and dims[0] == 1 for dims in gathered) <= 2 * weights
+            assert not any(dims[0] == BIG.n_layer and len(dims) == 3 for dims in gathered)  # of one layer at a time
+        update = re.findall(r"= f32\[([\d,]+)\]\S* all-gather", many[0][2])
+        assert not [dims for dims in update if dims.endswith((",512", ",256")) and dims not in ("128,512", "128,256")
+                    and not dims.startswith("1,")]  # fmt: skip
+
+
+# ---- several processes ----
+
+
+def processes(place, out, *arguments, n=2, devices=2):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    flags = os.environ["XLA_FLAGS"] + f" --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    command = [sys.executable, "train.py", f"{place}/run.py", f"--out_dir={place}/{out}", *arguments]
+    cfg = run_of(place, "grpo", out)
+    fields = ", ".join(f"{k}={v!r}" for k, v in vars(cfg).items())
+    said = f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n"
+    (place / "run.py").write_text(said)
+    return [subprocess.Popen([*command, f"--coordinator=127.0.0.1:{port}", f"--processes={n}", f"--process_id={i}"],
+                             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for i in range(n)]  # fmt: skip
+
+
+def ends(all_of_them):
+    """-> [(exit code, stdout, stderr)], within three minutes."""
+    try:
+        said = [process.communicate(timeout=180) for process in all_of_them]
+    finally:
+        for process in all_of_them:
+            process.kill()
+    return [(process.returncode, *text) for process, text in zip(all_of_them, said, strict=True)]
+
+
+def until(path):
+    for _ in range(1200):
+        if glob.glob(path):
+            return
+        time.sleep(0.1)
+    raise AssertionError(path)
+
+
+@SLOW
+@pytest.mark.parametrize("n, devices", [(2, 2), (4, 1)])
+def test_several_processes_give_the_run_of_one_and_write_a_checkpoint_together(place, alone, n, devices):
+    for code, _, wrong in ends(processes(place, f"n{n}", n=n, devices=devices)):
+        assert code == 0, wrong[-2000:]
+    assert_alike(alone("grpo"), f"{place}/n{n}")
+    folder = disk.find(f"{place}/n{n}")
+    assert len(glob.glob(f"{folder}/model-*-of-0000{n}.safetensors")) == n == len(glob.glob(f"{folder}/state-*"))
+    mine, theirs = disk.load(folder), disk.load(disk.find(alone("grpo")))
+    assert mine[1] == theirs[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mine[0], theirs[0])
+
+
+@SLOW
+@pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
+def test_when_one_is_killed_the_others_say_so_and_leave_and_all_go_on_to_the_same_end(place, alone, victims):
+    out = f"killed{len(victims)}{victims[0]}"
+    both = processes(place, out)
+    until(f"{place}/{out}/step-000010")
+    for i in victims:
+        both[i].send_signal(signal.SIGKILL)
+    begun = time.time()
+    for i, (code, _, wrong) in enumerate(ends(both)):
+        assert i in victims or code == 1 and f"process {victims[0]} of this run has ended" in wrong, wrong[-2000:]
+    assert time.time() - begun < 60
+    for code, _, wrong in ends(processes(place, out, "--resume=True")):
+        assert code == 0, wrong[-2000:]
+    assert_alike(alone("grpo"), f"{place}/{out}")
+
+
+@SLOW
+def test_a_signal_to_one_of_them_saves_once_and_all_leave(place, alone):
+    both = processes(place, "asked", "--save_interval=1000")
+    until(f"{place}/asked/metrics.jsonl")
+    time.sleep(5)
+    both[1].send_signal(signal.SIGTERM)
+    (code, said, _), (code2, said2, _) = ends(both)
+    assert code == code2 == 128 + signal.SIGTERM and "continue with --resume=True" in said and not said2
+    assert len(disk.steps(f"{place}/asked")) == 1
+    assert [code for code, *_ in ends(processes(place, "asked", "--resume=True"))] == [0, 0]
+    assert_alike(alone("grpo"), f"{place}/asked")
+
+
+def main(what, *arguments):
+    if what == "compile":
+        return print(json.dumps(compiled(tuple(map(int, arguments[0].split(","))))))
+    place, out, sizes, *kinds = arguments
+    changes = dict(pair.split("=") for pair in kinds if "=" in pair)
+    for kind in kinds:
+        if "=" not in kind:
+            cfg = quick(place) if kind == "quick" else run_of(place, kind, f"{out}_{kind}")
+            cfg = config.override(cfg, {"mesh": sizes} | changes)
+            train.train(dataclasses.replace(cfg, out_dir=f"{place}/{out}" if kind == "quick" else cfg.out_dir))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_compilation_cache_dir", os.path.join(runs.cache_folder(), "tests"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    main(*sys.argv[1:])
