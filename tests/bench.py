@@ -551,12 +551,6 @@ def ways(n, quick):
     return out
 
 
-def right_words(prompts, completions, answer):
-    """The share of words that are those of the answer."""
-    return [float(np.mean([a == b for a, b in itertools.zip_longest(text.split(), right.split())]))
-            for text, right in zip(completions, answer, strict=True)]  # fmt: skip
-
-
 def asked(task, n_rows):
     """Name of a task -> params, the config of its run, tokenizer, z, valid, and score(tokens) -> accuracy, tokens."""
     run = dataclasses.replace(config.read(f"config/{task}_base.py"), eval_size=n_rows)
@@ -565,7 +559,7 @@ def asked(task, n_rows):
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
     text = objectives.few(objectives.read_text(run, tok, "val", learnt=False), run)
     arrays = text.take(slice(None))
-    fns = {"words": right_words} if task == "long" else objectives.reward_functions(run, tok, text.rows)[0]
+    fns = objectives.reward_functions(run, tok, text.rows)[0]
 
     def score(x):
         ids = objectives.written(x, tok, run)
@@ -629,7 +623,7 @@ def curves(task, options, torch, twin):
     return found
 
 
-TRIED = "sudoku", "countdown", "code", "long"
+TRIED = "sudoku", "countdown", "code"
 
 
 def picture(points, path):

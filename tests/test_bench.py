@@ -116,12 +116,8 @@ def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, m
     assert rows["sudoku: quota"][:4] == ["steps 16", "0.0%", "16", "1.000"] and "4 rows of val, 16 new tokens" in out
     assert rows["sudoku: threshold, blocks of 4, dual"][1] == "0.0%"
     assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, code, long"):
+    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, code"):
         here("frontier", "--toy", "--tasks=chess")
-
-
-def test_words_that_are_right_are_counted_by_their_place():
-    assert bench.right_words(["", "", ""], ["1 2 3", "1 3", ""], ["1 2 3", "1 2 3", "1"]) == [1, 1 / 3, 0]
 
 
 def test_order_of_no_run_is_one_sentence(tmp_path, here):

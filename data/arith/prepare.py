@@ -8,13 +8,7 @@ writes from left to right has to know the end before the beginning, and whoever 
 The split is by the two numbers: a twentieth of all pairs (`held_out`) never occurs in train, in either order or with
 either sign. 20,000 train and 400 val rows of each difficulty (of 1 there are only 146 and 9), made in 1 second.
 
-    python data/arith/prepare.py           # -> data/arith
-    python data/arith/prepare.py totals    # -> data/arith/totals
-
-The totals are long for their size: 25 groups of 4 digits, and each group's running totals, modulo 10. A digit needs the
-one before it, while groups need nothing of each other. Prompts have 125 characters, completions 124:
-
-    {"prompt": "5795 3142 ... 9063=", "completion": "5216 3480 ... 9958", "answer": "5216 3480 ... 9958"}
+    python data/arith/prepare.py
 """
 import itertools
 import random
@@ -22,8 +16,7 @@ import sys
 import zlib
 from pathlib import Path
 
-ROWS, VAL_ROWS = 20_000, 400  # of each difficulty, and of totals
-GROUPS, DIGITS = 25, 4
+ROWS, VAL_ROWS = 20_000, 400  # of each difficulty
 
 
 def held_out(a, b):
@@ -59,17 +52,7 @@ def build(seed=0):
     return splits
 
 
-def totals(rng):
-    """-> a row of running totals."""
-    groups = [[rng.randrange(10) for _ in range(DIGITS)] for _ in range(GROUPS)]
-    say = lambda groups: " ".join("".join(str(n % 10) for n in group) for group in groups)
-    answer = say(itertools.accumulate(group) for group in groups)
-    return {"prompt": say(groups) + "=", "completion": answer, "answer": answer}
-
-
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import data
-    part, rng = sys.argv[1:], random.Random(0)
-    longer = {split: [totals(rng) for _ in range(n)] for split, n in (("val", VAL_ROWS), ("train", ROWS)) if part}
-    data.save(Path(__file__).parent.joinpath(*part), longer or build())
+    data.save(Path(__file__).parent, build())
