@@ -138,7 +138,7 @@ def up_to_its_end(text, tok):
 
 def written(tokens, tok, cfg):
     """tokens (B, T) -> the ids of the completions, up to their first end of text."""
-    completions = np.asarray(tokens)[:, cfg.max_prompt_len :].tolist()
+    completions = mesh.fetched(tokens)[:, cfg.max_prompt_len :].tolist()
     return [row[: row.index(tok.eos_id)] if tok.eos_id in row else row for row in completions]
 
 

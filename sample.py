@@ -476,7 +476,7 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
         s = denoise(params, keys, s, cfg, plan, valid, group)
     step = lambda s: denoise(params, keys, s, cfg, plan, valid)
     s = jax.lax.while_loop(lambda s: jnp.any(s.z == cfg.mask_id), step, s)
-    return s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}
+    return mesh.everywhere((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
 
 
 def steps(params, key, z, cfg, plan, valid=None):
