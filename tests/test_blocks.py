@@ -47,8 +47,8 @@ def close(a, b, tol=1e-4):
 # ---- the network -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["full", "odd"])
-@pytest.mark.parametrize("folder", [SDAR, FAST])
+@pytest.mark.parametrize("folder, kind", [(SDAR, "odd"), (FAST, "full"), *(pytest.param(*x, marks=pytest.mark.slow)
+                                          for x in ((SDAR, "full"), (FAST, "odd")))])  # fmt: skip
 def test_logits_equal_those_of_the_original_code(folder, kind):
     params, cfg, e = fixture(folder)
     ours, theirs = model.logits(params, e[f"ids_{kind}"], cfg), e[f"logits_{kind}"]
@@ -77,7 +77,8 @@ def alone(params, x, M, cfg, valid=None):
     return np.asarray(sum(parts))
 
 
-@pytest.mark.parametrize("switches", [dict(), dict(shift=True), dict(window=3)])
+@pytest.mark.parametrize("switches", [dict(shift=True), pytest.param(dict(), marks=pytest.mark.slow),
+                                      pytest.param(dict(window=3), marks=pytest.mark.slow)])  # fmt: skip
 def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches):
     cfg, valid = of(**switches), jnp.arange(6) >= jnp.array([[0], [1], [2]])  # padding: columns are no positions
     M = valid & (jax.random.uniform(KEY, (4, 3, 6)) < 0.6)
@@ -130,8 +131,8 @@ def exact_bound(params, x, cfg):
     return (share * logp[np.arange(len(M)), at]).sum()
 
 
-@pytest.mark.parametrize("paired", [False, True])
-@pytest.mark.parametrize("b", [2, 3])
+@pytest.mark.parametrize("b, paired", [(2, True), *(pytest.param(*x, marks=pytest.mark.slow)
+                                                    for x in ((2, False), (3, False), (3, True)))])  # fmt: skip
 def test_the_loss_is_on_average_the_exact_bound(b, paired):
     cfg, x = of(block_causal=b), X[0, :5]
     rows = jnp.tile(x, (2048, 1))
@@ -148,6 +149,7 @@ def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
         close(diffusion.loss(even, diffusion.noise(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["elbo", "coupled_elbo"])
 def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
     x = jnp.tile(X[:1], (256, 1))
@@ -165,6 +167,7 @@ def test_trace_takes_the_same_step_of_every_block_as_one_view():
     np.testing.assert_array_equal(s, hole)
 
 
+@pytest.mark.slow
 def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
     params, cfg, e = fixture(SDAR)
     for r in range(5):
@@ -242,7 +245,7 @@ def test_tokens_and_passes_equal_those_of_fast_dllm_v2(setting):
 def samples(plan, group=1, **switches):
     """Tokens of three rows of 7: a prompt, one with padding before it, a text with holes in two of its blocks."""
     z = jnp.array([[0, 1, 2, 4, 4, 4, 4], [3, 3, 0, 4, 4, 4, 4], [0, 4, 2, 3, 1, 4, 2]]).repeat(group, 0)
-    valid = (jnp.arange(7) >= jnp.array([[0], [2], [0]])).repeat(group, 0)
+    valid = (jnp.arange(7) >= jnp.array([[0], [1], [0]])).repeat(group, 0)  # no multiple of a block
     plan = sample.Plan(temperature=1.0, steps=2, **plan)
     return *sample.generate(FAR, KEY, z, of(**switches), plan, valid, group), z, valid
 
