@@ -503,7 +503,7 @@ def unknown(name, known):
     if name in ELSEWHERE or name in NOT_HERE:
         return f"unknown config key {name!r}: " + (NOT_HERE.get(name) or f"here it is {ELSEWHERE[name]}")
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
-    near = difflib.get_close_matches(name, names, 1)
+    near = difflib.get_close_matches(name, names, 1, 0.52)
     return f"unknown config key {name!r}" + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
 
 
