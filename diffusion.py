@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-import mesh
 import model
+from machine import mesh
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
 

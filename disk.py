@@ -21,9 +21,9 @@ import numpy as np
 import safetensors
 
 import config
-import mesh
 import model
 from data import bpe
+from machine import mesh
 
 # ---- Hugging Face folders: config.json and safetensors ---------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-import mesh
+from machine import mesh
 
 UNROLLED = 8  # a model of at most so many blocks has them compiled one by one
 BANNED = -1e30  # the logit of what must never be chosen: finite, so that 0 * log p stays 0 in an entropy

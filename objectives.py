@@ -28,11 +28,11 @@ import data
 import diffusion
 import disk
 import grpo
-import mesh
 import model
 import rewards
 import sample
 from judges import learned, rules
+from machine import mesh
 
 SAMPLES = 16  # completions that an evaluation writes to samples.jsonl
 

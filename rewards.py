@@ -13,7 +13,7 @@ column it cannot do without. `reference` is the completion that the row came wit
     python rewards.py samples.jsonl --rewards="my_rewards.py:politeness,length(target=40)"
     python rewards.py code --rewards=tests --check      do the reference solutions of a data set score 1.0?
 """
-import terminal
+from machine import terminal
 
 if __name__ == "__main__":
     terminal.begin()

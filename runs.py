@@ -23,9 +23,8 @@ from tqdm import tqdm
 
 import config
 import disk
-import mesh
-import terminal
 from assets.report import page
+from machine import mesh, terminal
 
 
 def cache_folder():

@@ -13,7 +13,7 @@ is in a cache of keys and values.
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
     python sample.py out/lora --export=merged                          # LoRA adapters become part of the weights
 """
-import terminal
+from machine import terminal
 
 if __name__ == "__main__":
     terminal.begin()
@@ -38,8 +38,8 @@ from tqdm import tqdm
 
 import diffusion
 import disk
-import mesh
 import model
+from machine import mesh
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ Task (objectives.py) says that; the loop does the rest: optimizer, checkpoints, 
 everything from fold_in(run key, s), so any step can be run again alone, and a resumed run equals the unbroken one bit
 for bit.
 """
-import terminal
+from machine import terminal
 
 if __name__ == "__main__":
     terminal.begin()
@@ -29,15 +29,14 @@ import optax
 from tqdm import tqdm
 
 import config
-import cost
 import data
 import diffusion
 import disk
 import grpo
-import mesh
 import model
 import runs
 from judges import learned
+from machine import cost, mesh
 from objectives import OBJECTIVES, SAMPLES, algorithm, check_early, in_memory, plan, policy_loss
 
 

@@ -26,7 +26,7 @@ import warnings
 import data
 import diffusion
 import grpo
-import terminal
+from machine import terminal
 from model import ModelConfig
 
 

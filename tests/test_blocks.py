@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import config
-import cost
 import diffusion
 import disk
 import model
@@ -18,6 +17,7 @@ import objectives
 import runs
 import sample
 import train
+from machine import cost
 
 SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)

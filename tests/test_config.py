@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import config
-import cost
 import data
 import diffusion
 import grpo
@@ -21,6 +20,7 @@ import objectives
 import rewards
 import runs
 import train
+from machine import cost
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)

@@ -1,4 +1,4 @@
-"""cost.py: what is counted is what a compiler finds, and a plan is made of devices that are not here."""
+"""machine/cost.py: what is counted is what a compiler finds, and a plan is made of devices that are not here."""
 import dataclasses
 import functools
 import re
@@ -8,12 +8,11 @@ import jax
 import pytest
 
 import config
-import cost
 import diffusion
-import mesh
 import model
 import sample
 import train
+from machine import cost, mesh
 
 SMALL = config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48,
                       model=model.ModelConfig(n_layer=4, d_model=64, mask_id=258))  # fmt: skip

@@ -1,4 +1,4 @@
-"""mesh.py: what 8 devices compute, simulated ones of a CPU, is what one computes; and what several processes do."""
+"""machine/mesh.py: what 8 devices compute, simulated ones of a CPU, is what one computes; and what several processes do."""
 import dataclasses
 import functools
 import glob
@@ -23,11 +23,11 @@ import config
 import data
 import diffusion
 import disk
-import mesh
 import model
 import runs
 import sample
 import train
+from machine import mesh
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=20, batch_size=8, eval_interval=10, eval_size=6, log_samples=0,

@@ -253,7 +253,8 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     rollout = objectives.Rollout(jnp.zeros((8, 2), int), None, holes, holes, holes, holes, jnp.float32(1))
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
-    notes = objectives.describe(objectives.Scored([], rollout, ["a"] * 8, each, {"exact": each}), np.zeros((2, 4)), cfg, tok)
+    scored = objectives.Scored([], rollout, ["a"] * 8, each, {"exact": each})
+    notes = objectives.describe(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 

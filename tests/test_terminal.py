@@ -15,15 +15,14 @@ import pytest
 from tqdm import tqdm
 
 import config
-import cost
 import data
 import disk
 import model
 import rewards
 import runs
 import sample
-import terminal
 import train
+from machine import cost, terminal
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
     ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
@@ -132,9 +131,9 @@ def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch):
 
 
 def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
-    for program in ("terminal.py", "train.py", "sample.py", "rewards.py"):
+    for program in ("machine/terminal.py", "train.py", "sample.py", "rewards.py"):
         first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]
-        assert program == "terminal.py" or "terminal.begin()" in ast.unparse(first[1])
+        assert program == "machine/terminal.py" or "terminal.begin()" in ast.unparse(first[1])
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     with pytest.raises(SystemExit, match="error: Python 3.11 or newer is needed, this is "):
         terminal.begin()

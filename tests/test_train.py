@@ -23,8 +23,8 @@ import model
 import objectives
 import runs
 import sample
-import terminal
 import train
+from machine import terminal
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
 KEY = jax.random.key(0)

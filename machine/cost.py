@@ -20,10 +20,10 @@ import numpy as np
 
 import config
 import diffusion
-import mesh
 import model
 import objectives
 import sample
+from machine import mesh
 
 # ---- counted ---------------------------------------------------------------------------------------------------------
 
