@@ -267,6 +267,14 @@ def mean(part):
     return float(seen.mean()) if seen.size else math.nan
 
 
+def pass_at(passed, k):
+    """passed (N, n), does a completion of a prompt pass, 1 or 0, nan for no opinion -> the chance that one of k does,
+    without bias: 1 - C(n - c, k) / C(n, k) where c of n pass (2107.03374), of prompts with k opinions or more."""
+    known = [row[~np.isnan(row)] for row in passed]
+    rates = [1 - math.comb(int((row == 0).sum()), k) / math.comb(len(row), k) for row in known if len(row) >= k]
+    return float(np.mean(rates)) if rates else math.nan
+
+
 def summary(parts):
     """Parts -> metrics: rewards/NAME/mean, /std, /min, /max, /none_frac, and the mean of each note, as in
     tests/timeout_frac."""

@@ -29,6 +29,7 @@ import os
 import re
 import sys
 import time
+import zlib
 from typing import NamedTuple
 
 import jax
@@ -514,13 +515,15 @@ def pack(rows, tok, cfg):
     return z, np.arange(T) >= T - np.array([[len(ids)] for ids, _ in rows])
 
 
-def fill(params, cfg, tok, plan, rows, seed, batch_size):
-    """[(ids, begin)] -> yields a text for each, in batches; but for rounding, batch_size changes no text."""
-    for first in range(0, len(rows), batch_size):
+def fill(params, cfg, tok, plan, rows, seed, batch_size, alike=1, done=0):
+    """[(ids, begin)], of which so many in a row are alike -> yields a text for each but the first `done`, in batches;
+    but for rounding, batch_size changes no text."""
+    for first in range(done // batch_size * batch_size, len(rows), batch_size):
         batch = [rows[min(i, len(rows) - 1)] for i in range(first, first + batch_size)]  # one shape, one compilation
         z, valid = pack(batch, tok, cfg)
-        filled, _ = generate(params, row_keys(jax.random.key(seed), batch_size, first), z, cfg, plan, valid)
-        for (ids, begin), x in zip(rows[first:first + batch_size], np.asarray(filled), strict=False):
+        keys, group = row_keys(jax.random.key(seed), batch_size, first), math.gcd(alike, batch_size)
+        filled = np.asarray(generate(params, keys, z, cfg, plan, valid, group)[0])
+        for (ids, begin), x in list(zip(rows[first:first + batch_size], filled, strict=False))[max(done - first, 0):]:
             x = x[len(x) - len(ids):]
             ends = [j for j, i in enumerate(ids) if i == cfg.mask_id and x[j] == tok.eos_id]
             yield tok.decode(x[begin:min(ends, default=len(ids))])
@@ -610,6 +613,17 @@ def read_options(options):
     return asked, fns, [row for row in rows for _ in range(options.n)]
 
 
+def reopened(part):
+    """The file of a run that was killed, or None -> its rows. A last one that was not written to its end is cut off."""
+    if not (part and os.path.exists(part)):
+        return []
+    with open(part, "rb+") as file:
+        whole = [line for line in file.read().splitlines(True) if line.endswith(b"\n")]
+        file.truncate(sum(map(len, whole)))
+    print(f"{part}: {len(whole)} rows of a run that was ended are there, and not done again", file=sys.stderr)
+    return list(map(json.loads, whole))
+
+
 def run(options):
     """Options of the command line -> what they ask for, printed or written."""
     import config
@@ -651,19 +665,28 @@ def run(options):
               f"{4 * cfg.n_head * longest**2 / 1e9:.1f} GB of numbers a text: this takes long", file=sys.stderr)
     if options.show:
         return play(*todo)
-    texts = fill(*todo, min(options.batch_size, len(rows)))
+    size = min(options.batch_size, len(rows))
     if not options.data:
-        return print(*texts, sep="\n---\n")
-    completions = []
-    with open(options.out or os.devnull, "w", encoding="utf-8") as file:
-        for row, text in zip(rows, tqdm(texts, total=len(rows), unit="row"), strict=True):
+        return print(*fill(*todo, size), sep="\n---\n")
+    what = repr((folder, os.stat(folder).st_mtime_ns, todo[3:]))  # of other weights, rows or flags: another file
+    done = reopened(part := options.out and f"{options.out}.{zlib.crc32(what.encode()):08x}.part")
+    texts = tqdm(fill(*todo, size, options.n, len(done)), total=len(rows), initial=len(done), unit="row")
+    completions = [row["completion"] for row in done]
+    with open(part or os.devnull, "a", encoding="utf-8") as file:
+        for row, text in zip(rows[len(done):], texts, strict=True):
             completions.append(text)  # and the reference moves to where rewards.py looks for it
             kept = {"answer": row["completion"], "reference": row["completion"]} if "completion" in row else {}
             print(json.dumps({**kept, **row, "completion": text}, ensure_ascii=False), file=file, flush=True)
+    if part:
+        os.replace(part, options.out)
     if fns:
         total, parts = rewards.combine(fns, None, [row["prompt"] for row in rows], completions, rewards.columns(rows))
-        mean = lambda x: None if np.isnan(x).all() else round(float(np.nanmean(x)), 6)
-        print(json.dumps({"n": len(rows), **{name: mean(x) for name, x in {**parts, "reward": total}.items()}}))
+        passed = parts[next(iter(fns))].reshape(-1, options.n)
+        passed = np.where(np.isnan(passed), np.nan, passed >= 1)
+        chances = {f"pass@{k}": rewards.pass_at(passed, k) for k in sorted({1, 10, 100, options.n}) if k <= options.n}
+        known = lambda x: None if np.isnan(x) else round(x, 6)
+        means = {name: rewards.mean(x) for name, x in {**parts, "reward": total}.items()} | chances
+        print(json.dumps({"n": len(rows)} | {name: known(x) for name, x in means.items()}))
 
 
 def main(arguments=None):

@@ -4,9 +4,10 @@ The schema of a run, and the loader:  python train.py config/sudoku.py --learnin
 A config file is ordinary Python that defines `config = Config(...)`. What the command line adds comes after it. Both
 are checked by name, type and sense before anything compiles. `python train.py --help=all` prints this file's comments.
 
-A recipe for somebody else's model defines three dicts besides: `downloads`, from where what these keys name comes,
-`shape`, that of the model, so that --plan needs no download, and `tiny`, the keys that --model=tiny changes so that the
-recipe can be tried without (data/tiny).
+A recipe for somebody else's model defines four dicts besides: `downloads`, from where what these keys name comes;
+`shape`, that of the model, so that --plan needs no download; and the keys that are changed to try it without: `tiny`
+(--model=tiny) on a random model (data/tiny), does it run; `small` (--model=small) on one that our own pretraining makes
+in minutes, does it learn.
 """
 import ast
 import contextlib
@@ -578,14 +579,15 @@ def at_home(cfg):
         rewards=tuple(map(own, cfg.rewards)), eval_rewards=tuple(map(own, cfg.eval_rewards)))  # fmt: skip
 
 
-def tiny(path, defined, asked):
-    """The config of a recipe at --model=tiny."""
-    if asked != "tiny":
-        raise ValueError(f"--model={asked}: only tiny is a name; to start from another model, write --init_from=FOLDER")
-    if "tiny" not in defined:
-        raise ValueError(f"--model=tiny tries a recipe for a model that has to be downloaded; {path} is none: it needs "
-                         "nothing but its own command")
-    return dataclasses.replace(defined["config"], **defined["tiny"])
+def sized(path, defined, asked):
+    """The config of a recipe at --model=tiny or --model=small."""
+    if asked not in ("tiny", "small"):
+        raise ValueError(f"--model={asked}: only tiny and small are names; to start from another model, write "
+                         "--init_from=FOLDER")  # fmt: skip
+    if asked not in defined:
+        raise ValueError(f"--model={asked} tries a recipe for a model that has to be downloaded; {path} is none: it "
+                         "needs nothing but its own command")  # fmt: skip
+    return dataclasses.replace(defined["config"], **defined[asked])
 
 
 def check_downloads(file, defined, cfg):
@@ -645,7 +647,7 @@ def load(argv, planned=False):
         raise ValueError("usage: python train.py config/NAME.py [--key=value ...], with one config file, got "
                          + (" and ".join(map(repr, files)) or "none"))  # fmt: skip
     defined, asked = define(files[0]), args.pop("model", None)
-    cfg = override(defined["config"] if asked is None else tiny(files[0], defined, asked), args)
+    cfg = override(defined["config"] if asked is None else sized(files[0], defined, asked), args)
     if not planned:
         check_downloads(files[0], defined, cfg)
     elif "shape" in defined and cfg.init_from == defined["config"].init_from:
@@ -673,6 +675,7 @@ def help_text(everything=False):
                     sections[-1].append(f"  --{prefix}{key[1]}={key[2]}".ljust(42) + said)
     more = [] if everything else ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
     return "\n".join(["usage: python train.py config/NAME.py [--key=value ...]",
-                      "--model=tiny tries a recipe for somebody else's model on a random one",
+                      "--model=tiny tries a recipe for somebody else's model on a random one, --model=small on one "
+                      "that is trained first, in minutes",
                       "--plan=8xH100 says what a run would take on such devices, which need not be there",
                       *(line for lines in sections if lines[1:] for line in ["", *lines]), *more])  # fmt: skip

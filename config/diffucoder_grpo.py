@@ -14,6 +14,7 @@ Not run here on the real model. The paper: 40 hours on 8 H100 GPUs, 21,000 quest
 seconds of one of 2 cores of an Intel Xeon, most of them to compile, and every pass rate 0.0%.
 """
 from config import Config
+from config.countdown_base import config as base
 from model import ModelConfig
 
 config = Config(
@@ -103,4 +104,30 @@ tiny = {  # what --model=tiny changes
     "eval_size": 8,
     "log_samples": 1,
     "model": ModelConfig(),
+}
+small = {  # what --model=small changes: the task and the sizes, and the rate, which depends on these
+    "init_from": "config/countdown_base.py",
+    "dataset": "countdown",
+    "difficulty": (1, 1),
+    "chat_template": None,
+    "instruction": None,
+    "max_prompt_len": 8,
+    "max_new_tokens": 11,
+    "rewards": ("countdown",),
+    "reward_weights": (),
+    "pass_at": 1.0,
+    "out_dir": "out/small/diffucoder_grpo",
+    "diffusion_steps": 8,
+    "batch_size": 32,
+    "rollout_chunk": None,
+    "logp_chunk": None,
+    "ref_offload": False,
+    "lora_rank": None,  # a whole small model is less than the adapters of a large one
+    "learning_rate": 1e-4,
+    "gradient_accumulation_steps": 1,
+    "max_iters": 170,  # as many of each recipe as make 54 TFLOP; of the autoregressive one, eight
+    "eval_interval": 25,
+    "eval_size": 256,
+    "eval_samples": 4,
+    "model": base.model,
 }

@@ -11,9 +11,8 @@ Not run here on the real model. The settings are those of the paper's script for
 prompts and masks those of its experiments. It claims 20 to 40 points more than losses of single tokens; of those, d1's
 takes LLaDA from 19.5% to 31.3% in 5,000 updates. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
 """
-from config import Config
+from config import Config, diffucoder_grpo
 from config.diffucoder_grpo import shape  # noqa: F401  (DiffuCoder's is Dream's)
-from config.diffucoder_grpo import tiny as small
 from config.llada_gsm8k_grpo import FORMAT
 from model import ModelConfig
 
@@ -77,10 +76,14 @@ downloads = {
     "init_from": "Dream-org/Dream-v0-Instruct-7B of huggingface.co, 15 GB",
     "dataset": "Jiayi-Pan/Countdown-Tasks-3to4 of huggingface.co, saved as train.jsonl",
 }
-tiny = small | {  # what --model=tiny changes
+tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
     "init_from": "data/tiny/dream",
     "lora_rank": 4,
     "dataset": "data/tiny/countdown",
     "out_dir": "out/tiny/dream_countdown_grpo",
     "max_prompt_len": 180,
+}
+small = diffucoder_grpo.small | {  # what --model=small changes
+    "out_dir": "out/small/dream_countdown_grpo",
+    "max_iters": 60,
 }

@@ -14,7 +14,7 @@ Tiny: 43 seconds of one of 2 cores of a shared machine, 0.0%.
 from dataclasses import replace
 
 from config.llama_gsm8k_grpo import config as llama
-from config.llama_gsm8k_grpo import tiny as small
+from config.llama_gsm8k_grpo import tiny as llama_tiny
 from model import ModelConfig
 
 config = replace(
@@ -26,7 +26,7 @@ config = replace(
 )
 
 downloads = {"init_from": "google/gemma-2-2b-it of huggingface.co, 5 GB"}
-tiny = small | {  # what --model=tiny changes
+tiny = llama_tiny | {  # what --model=tiny changes
     "init_from": "data/tiny/gemma2",
     "out_dir": "out/tiny/gemma2_gsm8k_grpo",
     "model": ModelConfig(causal=True, shift=True, gemma=True, tie_embeddings=True),

@@ -10,8 +10,7 @@ It fits one card of 40 GB; all weights (--lora_rank=None) fit 8 of 80 GB, at 28 
 Not run here on the real model. The paper: 7,700 updates, GSM8K from 76.7% to 79.8% (greedy, 256 tokens, 128 steps); a
 user of its code needed 4 days, 96 hours, on 8 H100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
 """
-from config import Config
-from config.diffucoder_grpo import tiny as small
+from config import Config, diffucoder_grpo
 from model import ModelConfig
 
 FORMAT = "Respond in the following format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n\n"
@@ -77,7 +76,7 @@ downloads = {
 }
 shape = dict(vocab_size=126464, n_layer=32, n_head=32, d_model=4096, d_ff=12288, mask_id=126336, eos_id=126081,
              pad_id=126081)  # as its config.json has it
-tiny = small | {  # what --model=tiny changes
+tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
     "init_from": "data/tiny/llada",
     "dataset": "data/tiny/gsm8k",
     "out_dir": "out/tiny/llada_gsm8k_grpo",
@@ -85,4 +84,9 @@ tiny = small | {  # what --model=tiny changes
     "max_new_tokens": 32,
     "block_len": 16,
     "lora_rank": 4,
+}
+small = diffucoder_grpo.small | {  # what --model=small changes
+    "out_dir": "out/small/llada_gsm8k_grpo",
+    "max_iters": 150,
+    "block_len": 4,
 }

@@ -14,8 +14,9 @@ Not run here on the real model. Its authors report 79.6% on GSM8K (8 examples in
 number is known to us for afterwards; expect hours on several A100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel
 Xeon, 0.0%. A small real one is data/smollm2: --init_from=data/smollm2 --chat_template=chatml.
 """
-from config import Config
-from config.diffucoder_grpo import tiny as small
+from dataclasses import replace
+
+from config import Config, diffucoder_grpo
 from config.llada_gsm8k_grpo import FORMAT
 from model import ModelConfig
 
@@ -66,7 +67,7 @@ downloads = {
 }
 shape = dict(vocab_size=128256, n_layer=32, n_head=32, n_kv_head=8, d_model=4096, d_ff=14336, mask_id=128256,
              eos_id=128009)  # as its config.json has it; the mask is none of its ids
-tiny = small | {  # what --model=tiny changes
+tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
     "init_from": "data/tiny/llama",
     "dataset": "data/tiny/gsm8k",
     "out_dir": "out/tiny/llama_gsm8k_grpo",
@@ -74,4 +75,12 @@ tiny = small | {  # what --model=tiny changes
     "max_new_tokens": 32,
     "diffusion_steps": 32,
     "model": ModelConfig(causal=True, shift=True),
+}
+small = diffucoder_grpo.small | {  # what --model=small changes
+    "out_dir": "out/small/llama_gsm8k_grpo",
+    "max_iters": 400,
+    # the same task and sizes, but of a model that reads from left to right
+    "base": ("causal=True", "shift=True", "order=left", "diffusion_steps=11", "out_dir=out/small/countdown_ar_base"),
+    "diffusion_steps": 11,
+    "model": replace(diffucoder_grpo.small["model"], causal=True, shift=True),
 }

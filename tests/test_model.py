@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 
 import jax
@@ -289,6 +290,26 @@ def test_a_deep_model_does_not_copy_its_weights(depth):
     f = lambda p, z: model.logits(p, z, cfg, start=1).mean()
     used = lambda f: jax.jit(f).lower(params, jax.ShapeDtypeStruct((1, 4), int)).compile().memory_analysis()
     assert used(f).temp_size_in_bytes < 0.3 * size and used(jax.grad(f)).temp_size_in_bytes < 0.5 * size
+
+
+def test_sixteen_bits_are_multiplied_by_sixteen_bits_and_summed_in_32_in_the_gradient_too():
+    x, w = jnp.ones((3, 8), "bfloat16"), jnp.ones((8, 4), "bfloat16")
+    jaxpr = jax.make_jaxpr(jax.vjp(model.dense, x, w)[1])(jnp.ones((3, 4), "bfloat16"))
+    dots = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert [v.aval.dtype.name for e in dots for v in (*e.invars, *e.outvars)] == [*["bfloat16"] * 2, "float32"] * 2
+    plain = lambda x, w: jnp.matmul(x, w)  # and of float32 nothing is changed, to the bit
+    x, w, g = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(64, 32), (32, 48), (64, 48)]))
+    both = jax.jit(lambda f, x, w, g: (f(x, w), jax.vjp(f, x, w)[1](g)), static_argnums=0)
+    ours, theirs = (both(f, x, w, g) for f in (model.dense, plain))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_a_step_from_a_cache_makes_no_32_bits_of_a_deep_model_of_16():
+    cfg = dataclasses.replace(TINY, n_layer=model.UNROLLED + 3, dtype="bfloat16", causal=True, shift=True)
+    params = jax.tree.map(lambda x: x.astype("bfloat16"), model.init(jax.random.key(0), cfg))
+    step = jax.jit(lambda params, cache: model.extend(params, jnp.zeros((2, 1), int), cfg, None, cache, 3))
+    text = step.lower(params, model.new_cache(cfg, 2, 8)).compile().as_text()
+    assert not re.search(rf"f32\[{cfg.n_layer},\d+,", text)
 
 
 def test_bfloat16_is_close_and_its_logits_are_float32():

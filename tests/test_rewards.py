@@ -2,6 +2,7 @@
 import contextlib
 import inspect
 import io
+import itertools
 import json
 import math
 import subprocess
@@ -33,6 +34,15 @@ def of_rows(*values):
 
 def one(fn, *texts, weights=None, **columns):
     return combine({"r": fn}, weights, ["p"] * len(texts), list(texts), columns)[0].tolist()
+
+
+def test_pass_at_k_is_the_chance_that_a_random_choice_of_k_completions_has_one_that_passes():
+    passed = np.array([[1, 0, 0, 0, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0], [0, np.nan, 1, 0, np.nan]])
+    for k in (1, 2, 3, 5):
+        rows = [[x for x in row if x == x] for row in passed.tolist()]
+        of = [np.mean([max(some) for some in itertools.combinations(row, k)]) for row in rows if len(row) >= k]
+        assert rewards.pass_at(passed, k) == pytest.approx(np.mean(of))
+    assert math.isnan(rewards.pass_at(passed, 6))
 
 
 # ---- the dict -------------------------------------------------------------------------------------------------------

@@ -856,10 +856,37 @@ def test_a_file_is_filled_written_and_scored(folder, capsys, tmp_path):
     assert filled[0]["reference"] == "xyz" and filled[0]["difficulty"] == 1 and filled[2]["answer"] == "7"
     assert filled[4]["completion"].startswith("in") and filled[4]["completion"].endswith("place_x")
     assert filled[0]["completion"] != filled[1]["completion"]
-    assert json.loads(out.splitlines()[-1]).keys() == {"n", "length", "reward"} and "row" in err
+    assert json.loads(out.splitlines()[-1]).keys() == {"n", "length", "reward", "pass@1", "pass@2"} and "row" in err
     again = tmp_path / "again.jsonl"
     run(capsys, folder, f"--data={source}", f"--out={again}", "--n=2", "--batch_size=1")
     assert again.read_text() == target.read_text()  # whatever the batch
+
+
+def test_a_file_that_was_killed_while_it_was_filled_goes_on_where_it_was(folder, capsys, tmp_path, monkeypatch):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": text * 3}) + "\n" for text in "abcde"))
+    whole, target, real = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", sample.fill
+    asked = folder, f"--data={tmp_path}/in.jsonl", "--n=2", "--batch_size=4"
+    run(capsys, *asked, f"--out={whole}")
+
+    def killed(*args):
+        for n, text in enumerate(real(*args)):
+            if n == 5:
+                raise KeyboardInterrupt
+            yield text
+
+    monkeypatch.setattr(sample, "fill", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(capsys, *asked, f"--out={target}")
+    (part,) = tmp_path.glob("out.jsonl.*.part")
+    with open(part, "a") as file:
+        file.write('{"prompt": "ccc", "compl')  # -9 can come within a line
+    filled = []
+    monkeypatch.setattr(sample, "fill", lambda *args: (filled.append(text) or text for text in real(*args)))
+    code, out, err = run(capsys, *asked, f"--out={target}", "--rewards=length")
+    assert code == 0 and "5 rows of a run that was ended are there" in err and len(filled) == 5
+    assert target.read_text() == whole.read_text() and not part.exists() and json.loads(out)["n"] == 10
+    run(capsys, *asked, f"--out={tmp_path}/out2.jsonl", "--seed=1")
+    assert (tmp_path / "out2.jsonl").read_text() != whole.read_text()
 
 
 @pytest.fixture
