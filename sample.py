@@ -628,7 +628,6 @@ def run(options):
     """Options of the command line -> what they ask for, printed or written."""
     import config
     import data
-    import rewards
     import runs
     asked, fns, rows = read_options(options)
     runs.prepare_process()
@@ -680,13 +679,18 @@ def run(options):
     if part:
         os.replace(part, options.out)
     if fns:
-        total, parts = rewards.combine(fns, None, [row["prompt"] for row in rows], completions, rewards.columns(rows))
-        passed = parts[next(iter(fns))].reshape(-1, options.n)
-        passed = np.where(np.isnan(passed), np.nan, passed >= 1)
-        chances = {f"pass@{k}": rewards.pass_at(passed, k) for k in sorted({1, 10, 100, options.n}) if k <= options.n}
-        known = lambda x: None if np.isnan(x) else round(x, 6)
-        means = {name: rewards.mean(x) for name, x in {**parts, "reward": total}.items()} | chances
-        print(json.dumps({"n": len(rows)} | {name: known(x) for name, x in means.items()}))
+        print(json.dumps({"n": len(rows)} | scores(fns, rows, completions, options.n)))
+
+
+def scores(fns, rows, completions, n):
+    """Rewards, rows with n in a row of one prompt, a text for each -> {name: mean}, {pass@k: chance of one in k}."""
+    import rewards
+    total, parts = rewards.combine(fns, None, [row["prompt"] for row in rows], completions, rewards.columns(rows))
+    passed = parts[next(iter(fns))].reshape(-1, n)
+    passed = np.where(np.isnan(passed), np.nan, passed >= 1)
+    chances = {f"pass@{k}": rewards.pass_at(passed, k) for k in sorted({1, 10, 100, n}) if k <= n}
+    means = {name: rewards.mean(x) for name, x in {**parts, "reward": total}.items()} | chances
+    return {name: None if np.isnan(x) else round(x, 6) for name, x in means.items()}
 
 
 def main(arguments=None):
