@@ -4,6 +4,7 @@ of their tests that a single fenced block passes.
 
     python train.py config/diffucoder_grpo.py
     python train.py config/diffucoder_grpo.py --model=tiny      on a random DiffuCoder: does the recipe run?
+    python train.py config/diffucoder_grpo.py --model=small   countdown, from a base of minutes: does it learn?
     python train.py config/diffucoder_grpo.py --lora_rank=128 --lora_alpha=64 --ref_mode=static --ref_offload=False
 
 The first trains all weights, as the paper does, and needs 172 GB on its one device, by the estimate that a run begins

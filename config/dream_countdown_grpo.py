@@ -4,6 +4,7 @@ completion is one action: the ratio compares bounds of its log-probability, whic
 
     python train.py config/dream_countdown_grpo.py
     python train.py config/dream_countdown_grpo.py --model=tiny      on a random Dream: does the recipe run?
+    python train.py config/dream_countdown_grpo.py --model=small   countdown, from a base of minutes: does it learn?
 
 It fits one card of 80 GB, with 31 GB; all weights (--lora_rank=None) fit 8 of them, at 44 GB each (--plan=8xH100).
 

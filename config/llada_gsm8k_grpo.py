@@ -4,6 +4,7 @@ pass for all log-probabilities.
 
     python train.py config/llada_gsm8k_grpo.py
     python train.py config/llada_gsm8k_grpo.py --model=tiny      on a random LLaDA: does the recipe run?
+    python train.py config/llada_gsm8k_grpo.py --model=small   countdown, from a base of minutes: does it learn?
 
 It fits one card of 40 GB; all weights (--lora_rank=None) fit 8 of 80 GB, at 28 GB each (--plan=8xH100).
 

@@ -4,6 +4,7 @@ that are exact. The settings are those of EasyDeL's GSM8K script, the loss is De
 
     python train.py config/llama_gsm8k_grpo.py
     python train.py config/llama_gsm8k_grpo.py --model=tiny      on a random Llama: does the recipe run?
+    python train.py config/llama_gsm8k_grpo.py --model=small   countdown, from a base of minutes: does it learn?
     python train.py config/llama_gsm8k_grpo.py --lora_rank=128 --lora_alpha=64 --ref_offload=False
 
 The first trains all weights and needs 180 GB on its one device, by the estimate that a run begins with: more than a

