@@ -76,10 +76,15 @@ def run_of(place, kind, out, **changes):
     return config.Config(**keys, dataset=str(place), out_dir=at(out))
 
 
+def many(devices):
+    """XLA_FLAGS of a process with so many devices, which wait for each other on a busy machine, too."""
+    return (os.environ["XLA_FLAGS"] + f" --xla_force_host_platform_device_count={devices} "
+            "--xla_cpu_collective_call_terminate_timeout_seconds=600")
+
+
 def start(devices, *arguments):
     """python tests/test_mesh.py ARGUMENTS with so many devices -> its process."""
-    flags = os.environ["XLA_FLAGS"] + f" --xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"XLA_FLAGS": many(devices), "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], env=environment, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
@@ -173,8 +178,9 @@ def alone(place):
 @pytest.mark.parametrize("sizes", MESHES)
 def test_every_objective_on_a_mesh_gives_the_run_of_one_device(place, alone, sizes):
     name = ",".join(map(str, sizes))
-    elsewhere(8, "train", place, name, name, *KINDS)
-    for kind in KINDS:
+    kinds = KINDS if sizes == MESHES[-1] else ["grpo"]
+    elsewhere(8, "train", place, name, name, *kinds)
+    for kind in kinds:
         assert_alike(alone(kind), f"{place}/{name}_{kind}")
 
 
@@ -234,15 +240,14 @@ def processes(place, out, *arguments, n=2, devices=2):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    flags = os.environ["XLA_FLAGS"] + f" --xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment = {"XLA_FLAGS": many(devices), "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, "train.py", f"{place}/run.py", f"--out_dir={place}/{out}", *arguments]
     cfg = run_of(place, "grpo", out)
     fields = ", ".join(f"{k}={v!r}" for k, v in vars(cfg).items())
     said = f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n"
     (place / "run.py").write_text(said)
     return [subprocess.Popen([*command, f"--coordinator=127.0.0.1:{port}", f"--processes={n}", f"--process_id={i}"],
-                             env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                             env=os.environ | environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for i in range(n)]  # fmt: skip
 
 

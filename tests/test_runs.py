@@ -369,7 +369,8 @@ def test_curves_are_drawn_of_whatever_there_is(cfg):
         sizes.append(open(f"{cfg.out_dir}/curves.png", "rb").read())
         log.metrics(40, {"val/nelbo": 0.5, "val/sampled": 0.25})
     assert sizes[0][:4] == b"\x89PNG" and sizes[0] != sizes[1]
-    assert sorted(os.listdir(cfg.out_dir)) == ["curves.png", "metrics.jsonl", "samples.jsonl"]
+    assert sorted(os.listdir(cfg.out_dir)) == ["curves.png", "metrics.jsonl", "rollouts.jsonl", "run.json",
+                                               "samples.jsonl"]  # fmt: skip
 
 
 def test_without_matplotlib_there_are_no_curves_and_no_complaint(cfg, monkeypatch, capsys):

@@ -927,7 +927,7 @@ def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(ca
 @pytest.mark.slow
 def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causal, capsys):
     path, params, cfg, tok = causal
-    answer = lambda system, prompt: continued(params, cfg, tok, data.chatml(prompt, system), 6) + "\n"
+    answer = lambda system, prompt: continued(params, cfg, tok, data.chat("chatml", system, tok)(prompt), 6) + "\n"
     ask = lambda *flags: run(capsys, path, "--prompt=3_1", "--max_new_tokens=6", *flags)
     assert ask("--chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
     typed = ask("--chat_template=chatml", "--prompt=a<|mask|>b")[1]  # nor is a <|mask|>, unless it is asked for

@@ -584,7 +584,7 @@ def test_a_gradient_that_overflows_stops_the_run_even_when_the_loss_does_not(tin
 def test_a_rate_that_is_far_too_high_ends_in_one_sentence(tiny, monkeypatch, tmp_path):
     change_task(monkeypatch, evaluate=scripted([0.5] * 9))
     code = leave(tiny(learning_rate=1e30, max_iters=40, eval_interval=50), monkeypatch, tmp_path)
-    assert re.match(r"step \d+: loss (nan|inf)|step \d+: loss .*, gradient norm (nan|inf)", code)
+    assert re.match(r"error: step \d+: loss (nan|inf)|error: step \d+: loss .*, gradient norm (nan|inf)", code)
     assert "Try a lower learning_rate (now 1e+30)" in code and "\n" not in code
 
 
