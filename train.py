@@ -37,7 +37,7 @@ import model
 import runs
 from judges import learned
 from machine import cost, mesh
-from objectives import OBJECTIVES, SAMPLES, algorithm, check_early, in_memory, plan, policy_loss
+from objectives import OBJECTIVES, SAMPLES, algorithm, check_early, in_memory, plan, policy_loss, read_rows
 
 
 class State(NamedTuple):
@@ -293,7 +293,7 @@ def opened(cfg, folder, adapt):
 def prepare(cfg):
     """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
     if mesh.processes()[0] > 1:
-        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: data.load(cfg.dataset, "val", 1))
+        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: read_rows(cfg, "val"))
     check(cfg)
     cfg, resumed = located(cfg)
     if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
