@@ -40,6 +40,7 @@ KINDS = {
     "judge": dict(objective="judge", init_from="base"),
     "grpo": GRPO | dict(kl_beta=0.1, ref_mode="ema", updates_per_rollout=2, minibatch_size=12, rollout_chunk=12),
     "offload": GRPO | dict(kl_beta=0.1, ref_offload=True, logp_est="coupled", loss_type="grpo", max_iters=4),
+    "few": GRPO | dict(kl_beta=0.1, max_iters=4, save_interval=2, eval_interval=2),
     "lora": GRPO | dict(kl_beta=0.1, lora_rank=2),
     "causal": GRPO | dict(init_from="causal", order="left", logp_est="exact"),
     "judged": GRPO | dict(rewards=("judge", "r.py:letters"), judge_from="judge", max_iters=4),
@@ -179,7 +180,7 @@ def alone(place):
 @pytest.mark.parametrize("sizes", MESHES)
 def test_every_objective_on_a_mesh_gives_the_run_of_one_device(place, alone, sizes):
     name = ",".join(map(str, sizes))
-    kinds = KINDS if sizes == MESHES[-1] else ["grpo"]
+    kinds = KINDS.keys() - {"few"} if sizes == MESHES[-1] else ["grpo"]
     elsewhere(8, "train", place, name, name, *kinds)
     for kind in kinds:
         assert_alike(alone(kind), f"{place}/{name}_{kind}")
@@ -243,7 +244,7 @@ def processes(place, out, *arguments, n=2, devices=2):
         port = s.getsockname()[1]
     environment = {"XLA_FLAGS": many(devices), "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     command = [sys.executable, "train.py", f"{place}/run.py", f"--out_dir={place}/{out}", *arguments]
-    cfg = run_of(place, "grpo", out)
+    cfg = run_of(place, "few", out)
     fields = ", ".join(f"{k}={v!r}" for k, v in vars(cfg).items())
     said = f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n"
     (place / "run.py").write_text(said)
@@ -262,12 +263,12 @@ def ends(all_of_them):
     return [(process.returncode, *text) for process, text in zip(all_of_them, said, strict=True)]
 
 
-def until(path):
+def until(holds):
     for _ in range(1200):
-        if glob.glob(path):
+        if holds():
             return
         time.sleep(0.1)
-    raise AssertionError(path)
+    raise AssertionError("not within two minutes")
 
 
 @SLOW
@@ -275,20 +276,20 @@ def until(path):
 def test_several_processes_give_the_run_of_one_and_write_a_checkpoint_together(place, alone, n, devices):
     for code, _, wrong in ends(processes(place, f"n{n}", n=n, devices=devices)):
         assert code == 0, wrong[-2000:]
-    assert_alike(alone("grpo"), f"{place}/n{n}")
+    assert_alike(alone("few"), f"{place}/n{n}")
     folder = disk.find(f"{place}/n{n}")
     assert len(glob.glob(f"{folder}/model-*-of-0000{n}.safetensors")) == n == len(glob.glob(f"{folder}/state-*"))
-    mine, theirs = disk.load(folder), disk.load(disk.find(alone("grpo")))
+    mine, theirs = disk.load(folder), disk.load(disk.find(alone("few")))
     assert mine[1] == theirs[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mine[0], theirs[0])
 
 
 @SLOW
-@pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("victims", [(0,), (1,)])
 def test_when_one_is_killed_the_others_say_so_and_leave_and_all_go_on_to_the_same_end(place, alone, victims):
     out = f"killed{len(victims)}{victims[0]}"
     both = processes(place, out)
-    until(f"{place}/{out}/step-000010")
+    until(lambda: glob.glob(f"{place}/{out}/step-000002"))
     for i in victims:
         both[i].send_signal(signal.SIGKILL)
     begun = time.time()
@@ -297,20 +298,20 @@ def test_when_one_is_killed_the_others_say_so_and_leave_and_all_go_on_to_the_sam
     assert time.time() - begun < 60
     for code, _, wrong in ends(processes(place, out, "--resume=True")):
         assert code == 0, wrong[-2000:]
-    assert_alike(alone("grpo"), f"{place}/{out}")
+    assert_alike(alone("few"), f"{place}/{out}")
 
 
 @SLOW
 def test_a_signal_to_one_of_them_saves_once_and_all_leave(place, alone):
     both = processes(place, "asked", "--save_interval=1000")
-    until(f"{place}/asked/metrics.jsonl")
-    time.sleep(5)
+    log = f"{place}/asked/metrics.jsonl"
+    until(lambda: os.path.exists(log) and "loss" in open(log).read())  # both are in their loop
     both[1].send_signal(signal.SIGTERM)
     (code, said, _), (code2, said2, _) = ends(both)
     assert code == code2 == 128 + signal.SIGTERM and "continue with --resume=True" in said and not said2
     assert len(disk.steps(f"{place}/asked")) == 1
     assert [code for code, *_ in ends(processes(place, "asked", "--resume=True"))] == [0, 0]
-    assert_alike(alone("grpo"), f"{place}/asked")
+    assert_alike(alone("few"), f"{place}/asked")
 
 
 def main(what, *arguments):

@@ -84,7 +84,7 @@ def test_other_keys_follow_where_that_is_what_was_meant():
     assert cost.rows_of(cfg)[0] == 4 * 8 * 2
     _, rate = train.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
-    assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 8
+    assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 16
 
 
 def test_a_causal_base_is_known_by_its_config_file():
