@@ -146,7 +146,7 @@ def test_a_recipe_runs_from_end_to_end_on_a_small_model_that_is_trained_first(na
     arguments = ["--max_iters=2", "--eval_size=4", "--batch_size=2", f"--out_dir={tmp_path}/out"]
     arguments += [key.replace("--", "--base.") for key in base]
     monkeypatch.setattr(sys, "argv", ["train.py", f"config/{name}.py", "--model=small", *arguments])
-    monkeypatch.setattr(runs, "prepare_process", lambda: None)
+    monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     train.main()
     assert "done: " in capsys.readouterr().out
     lines = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
