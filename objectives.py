@@ -305,6 +305,13 @@ def passing(each, cfg):
     return np.where(np.isnan(each), np.nan, each >= min(cfg.pass_at, cfg.reward_clip or math.inf))
 
 
+def film(x, trace, length, cfg, tok):
+    """Tokens (B, T), their trace -> [token, step, probability] of the first row, of so many tokens and its end."""
+    parts = (np.asarray(a[0, cfg.max_prompt_len :]) for a in (x, trace["step"], trace["logp"]))
+    shown = [[tok.decode([int(i)]) or "∎", int(at), round(math.exp(p), 4)] for i, at, p in zip(*parts, strict=True)]
+    return shown[: length + 1]
+
+
 def pass_rates(cfg, tok, fns, more, params, key, text):
     """Fills the holes of a Text: once greedily, and eval_samples times at the run's temperature -> metrics, samples.
 
@@ -313,18 +320,16 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
     out, arrays, judge_of_all, n_rows = {}, text.take(slice(None)), decisive(fns, more), len(text.rows)
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
 
-    def answers(key, temperature):  # the ids of a completion of every row, and how the first came about
+    def answers(key, temperature):  # the tokens of every row, and how they came about
         some = lambda keys, arrays: fill(params, keys, arrays, cfg, plan(cfg, temperature))
-        x, trace = in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays)
-        ids = written(x, tok, cfg)
-        first = zip(*(np.asarray(a[0, cfg.max_prompt_len :]) for a in (x, trace["step"], trace["logp"])), strict=True)
-        shown = [[tok.decode([int(i)]) or "∎", int(at), round(math.exp(p), 4)] for i, at, p in first]
-        return ids, shown[: len(ids[0]) + 1]
+        return in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays)
 
     samples = [{"prompt": row["prompt"]} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):
-        each, films = zip(*(answers(jax.random.fold_in(key, i), temperature) for i in range(n)), strict=True)
-        samples[0] |= {"film": films[0]} if name == "greedy" else {}
+        made = [answers(jax.random.fold_in(key, i), temperature) for i in range(n)]
+        each = [written(x, tok, cfg) for x, _ in made]
+        if name == "greedy":
+            samples[0]["film"] = film(*made[0], len(each[0][0]), cfg, tok)
         ids = [row for group in zip(*each, strict=True) for row in group]  # those of one prompt in a row
         completions, total, parts = score(fns, more, cfg, tok, text.rows, ids, n)
         for i, s in enumerate(samples):

@@ -213,10 +213,13 @@ def continued(cfg):
 def beside(params, cfg, tx, reference=True):
     """What is trained -> what a new State has beside it: moments, average, and the reference that KL asks for."""
     copy = lambda asked, dtype: jax.tree.map(lambda x: jnp.copy(x).astype(dtype), params) if asked else None
-    # A reference that stays is only computed with; where one moves, 16 bits would lose its small steps.
-    kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
     moments = () if cfg.eval_only else tx.init(params)
-    return moments, copy(cfg.ema_decay is not None, "float32"), copy(reference and referred(cfg), kept)
+    return moments, copy(cfg.ema_decay is not None, "float32"), copy(reference and referred(cfg), reference_dtype(cfg))
+
+
+def reference_dtype(cfg):
+    """A reference that stays is only computed with; where one moves, 16 bits would lose its small steps."""
+    return cfg.model.dtype if cfg.ref_mode == "static" else "float32"
 
 
 def referred(cfg):
@@ -287,7 +290,13 @@ def opened(cfg, folder, adapt):
     config.check_start(cfg, shape, f"in {folder}")
     if shape.causal:  # of the ends that its config.json names, the one that the tokenizer's texts have
         shape = dataclasses.replace(shape, eos_id=tok.eos_id)
-    return params, tok, dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat)
+    return params, tok, config.of_shape(cfg, shape).model
+
+
+def with_ids(shape, tok):
+    """The shape of a model that is made from scratch -> the same with the ids of its tokenizer."""
+    return dataclasses.replace(shape, vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id,
+                               pad_id=tok.pad_id)  # fmt: skip
 
 
 def prepare(cfg):
@@ -300,8 +309,7 @@ def prepare(cfg):
         params, tok, shape = opened(cfg, folder, cfg.adapt and not resumed)
     else:
         params, tok = None, data.tokenizer(cfg.dataset)
-        ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
-        shape = dataclasses.replace(cfg.model, **ids)
+        shape = with_ids(cfg.model, tok)
         config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
         cost.check_fits(cfg, shape)
     disk.family(shape)  # a model that no folder can hold should not be trained first
@@ -320,8 +328,7 @@ def announce(cfg, state, base):
 
 def other_reference(cfg):
     """-> the params of the model in ref_from, which must have the policy's shape."""
-    kept = cfg.model.dtype if cfg.ref_mode == "static" else "float32"
-    params, shape = disk.load(disk.find(cfg.ref_from), kept)
+    params, shape = disk.load(disk.find(cfg.ref_from), reference_dtype(cfg))
     theirs, ours = vars(shape), vars(cfg.model)
     if other := [f"{k}={theirs[k]}, the policy {ours[k]}" for k in ours if ours[k] != theirs[k] and k not in
                  ("dtype", "remat")]:  # fmt: skip
@@ -558,11 +565,8 @@ def plan_ahead(argv, devices):
     elif first.init_from and first.model.mask_id is None:
         raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
     else:
-        tok = None if first.init_from else data.tokenizer(first.dataset)
-        ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id) if tok else {}
-        shape = dataclasses.replace(first.model, **ids)
-    cfg = dataclasses.replace(cfg, model=dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat))
-    for line in cost.plan(cfg, devices, outline):
+        shape = first.model if first.init_from else with_ids(first.model, data.tokenizer(first.dataset))
+    for line in cost.plan(config.of_shape(cfg, shape), devices, outline):
         print(line, flush=True)
 
 

@@ -361,6 +361,11 @@ def between_keys_of_grpo(c):
     )  # fmt: skip
 
 
+def of_shape(c, shape):
+    """A run, the ModelConfig of what it starts from -> the run with this model, computed as the run says."""
+    return dataclasses.replace(c, model=dataclasses.replace(shape, dtype=c.model.dtype, remat=c.model.remat))
+
+
 def check_start(c, shape, where):
     """Does what a run asks of its model hold for the one that it starts from?"""
     for f in dataclasses.fields(shape):

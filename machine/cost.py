@@ -203,7 +203,7 @@ def describe(cfg, limit=None, devices=None):
 
 def check_fits(cfg, shape):
     """Refuses a run on a model of that shape that cannot fit: the estimate is right to a factor of 2."""
-    cfg = dataclasses.replace(cfg, model=dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat))
+    cfg = config.of_shape(cfg, shape)
     if not cfg.eval_only and counted(cfg)[0]["peak"] > 2 * device_memory():
         said = "; ".join(describe(cfg))
         raise ValueError(said.replace("warning: this run will probably not", "this run cannot"))
@@ -252,7 +252,8 @@ def topology(text):
     """8xH100 -> JAX's description of these devices, which its compiler takes in place of the real ones; None: the
     package with that compiler is missing."""
     from jax.experimental import topologies
-    (name, count), device = machine(text), DEVICES[machine(text)[0]]
+    name, count = machine(text)
+    device = DEVICES[name]
     if device.chip is None:
         if not importlib.util.find_spec("libtpu"):
             return None

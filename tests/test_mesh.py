@@ -78,18 +78,18 @@ def run_of(place, kind, out, **changes):
     return config.Config(**keys, dataset=str(place), out_dir=at(out))
 
 
-def many(devices):
-    """XLA_FLAGS of a process with so many devices, which wait for each other on a busy machine, too."""
-    return (os.environ["XLA_FLAGS"] + f" --xla_force_host_platform_device_count={devices} "
-            "--xla_cpu_collective_call_terminate_timeout_seconds=600")
+def environment(devices, **more):
+    """Of a process with so many devices. They wait for each other on a busy machine, too; and collectives of a program
+    wait for each other, each in a thread: with as few threads as devices they wait for ever."""
+    flags = (f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices} "
+             "--xla_cpu_collective_call_terminate_timeout_seconds=600")  # fmt: skip
+    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "64"} | more
 
 
 def start(devices, *arguments):
     """python tests/test_mesh.py ARGUMENTS with so many devices -> its process."""
-    # Collectives of a program wait for each other, each in a thread: with as few threads as devices they wait for ever.
-    environment = os.environ | {"XLA_FLAGS": many(devices), "PYTHONPATH": os.getcwd(), "JAX_PLATFORMS": "cpu",
-                                "NPROC": "64"}  # fmt: skip
-    return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], env=environment, text=True,
+    own = environment(devices, PYTHONPATH=os.getcwd())
+    return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], env=own, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
 
@@ -244,15 +244,14 @@ def processes(place, out, *arguments, n=2, devices=2):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    environment = {"XLA_FLAGS": many(devices), "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-                   "NPROC": "64"}  # fmt: skip
+    own = environment(devices, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     command = [sys.executable, "train.py", f"{place}/run.py", f"--out_dir={place}/{out}", *arguments]
     cfg = run_of(place, "few", out)
     fields = ", ".join(f"{k}={v!r}" for k, v in vars(cfg).items())
     said = f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n"
     (place / "run.py").write_text(said)
     return [subprocess.Popen([*command, f"--coordinator=127.0.0.1:{port}", f"--processes={n}", f"--process_id={i}"],
-                             env=os.environ | environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                             env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for i in range(n)]  # fmt: skip
 
 
