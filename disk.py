@@ -23,7 +23,7 @@ import safetensors
 import config
 import model
 from data import bpe
-from machine import mesh
+from machine import lora, mesh
 
 # ---- Hugging Face folders: config.json and safetensors ---------------------------------------------------------------
 
@@ -424,7 +424,7 @@ def load_merged(folder, dtype):
     n_out = 1 if PEFT + JUDGE in where else None
     matrices = [name for name, shape in model.shapes(cfg)["blocks"].items() if len(shape) == 3]
     targets = {path[-1][:-2] for path, _, name in adapter_tensors(cfg, matrices, None) if name in where}
-    table = {"blocks": model.adapter_shapes(cfg, targets, rank)} | ({"head": (cfg.d_model, 1)} if n_out else {})
+    table = {"blocks": lora.adapter_shapes(cfg, targets, rank)} | ({"head": (cfg.d_model, 1)} if n_out else {})
     wanted = list(adapter_tensors(cfg, targets, n_out))
     new = read(folder, where, wanted, table, "float32", f"LoRA of a {family(cfg)} model", ADAPTERS)
     for name in targets:  # one after the other, so that there are never two copies of all of them

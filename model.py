@@ -420,46 +420,6 @@ def score(params, tokens, cfg, valid=None):
     return mesh.everywhere(pooled @ params["head"][:, 0])
 
 
-def adapt(params, cfg, mask_id, block_causal=None):
-    """A causal model -> params, ModelConfig of a denoiser, as Dream was made of Qwen2: it sees both sides, still
-    predicts each token one place before it, and has a mask, at first the mean of all tokens, also where there is a row
-    for it already (Qwen2 has 152,064, of which 151,665 mean something). Its family has biases. With block_causal it is
-    what Fast-dLLM v2 made of Qwen2, or SDAR of Qwen3: that predicts each token in its place, and has no biases."""
-    sdar = cfg.qk_norm and block_causal is not None
-    size = max(cfg.vocab_size, mask_id + 1)
-    more = size - cfg.vocab_size
-    cfg = dataclasses.replace(cfg, causal=False, block_causal=block_causal, shift=not sdar, mask_id=mask_id,
-                              vocab_size=size, qkv_bias=not sdar)  # fmt: skip
-    fill = lambda rows, mean: jnp.concatenate([rows, jnp.repeat(mean[None], more, 0)]).at[mask_id].set(mean)
-    grown = lambda rows: fill(rows, rows.mean(0))
-    biases = {n: jnp.zeros(shape) for n, shape in shapes(cfg)["blocks"].items() if n.endswith("_bias")}
-    head = {"head": grown(params["head"].T).T} if "head" in params else {}
-    return params | head | {"embed": grown(params["embed"]), "blocks": biases | params["blocks"]}, cfg
-
-
-# ---- LoRA (2106.09685): beside a frozen matrix W (I, O) two small ones are trained, W + alpha / r * A (I, r) B (r, O)
-
-
-def adapter_shapes(cfg, targets, rank):
-    """As `shapes`, of the adapters beside the matrices in targets: {name: shape}, with a leading L axis."""
-    sizes = [(name, *shapes(cfg)["blocks"][name]) for name in targets]
-    return {n + "_a": (L, I, rank) for n, L, I, _ in sizes} | {n + "_b": (L, rank, O) for n, L, _, O in sizes}
-
-
-def adapters(key, cfg, targets, rank):
-    """key -> new adapters. As in PEFT, A is uniform within 1 / sqrt(I), and B is 0: a model begins as its base."""
-    table = adapter_shapes(cfg, targets, rank)
-    k_leaf = dict(zip(table, jax.random.split(key, len(table)), strict=True))
-    uniform = lambda name, shape: jax.random.uniform(k_leaf[name], shape, minval=-1, maxval=1) * shape[1] ** -0.5
-    return {"blocks": {n: jnp.zeros(s) if n.endswith("_b") else uniform(n, s) for n, s in table.items()}}
-
-
-def adapted(base, adapters, alpha):
-    """Params of a base, adapters and what else is new -> params of the model that they make, with the base's arrays."""
-    scaled = {name: x * (alpha / x.shape[1]) if name.endswith("_b") else x for name, x in adapters["blocks"].items()}
-    return base | adapters | {"blocks": base["blocks"] | scaled}
-
-
 def width(params):
     """1 if params are a judge's, else None: what `shapes` calls n_out."""
     return 1 if "head" in params and params["head"].shape[-1] == 1 else None

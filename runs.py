@@ -19,6 +19,7 @@ import threading
 import time
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 import config
@@ -229,6 +230,48 @@ def draw(out_dir):
     figure.savefig(temporary, dpi=110)
     plt.close(figure)
     os.replace(temporary, os.path.join(out_dir, "curves.png"))
+
+
+def ending(cfg, best):
+    """What was reached, which checkpoint is the best, and how sure that is: the highest of many noisy numbers is too
+    high."""
+    rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
+    if cfg.objective == "grpo":
+        rated = [r for r in rows if "val/greedy" in r]
+        for name in [k for k in rated[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
+            both = rated[0][name], rated[-1][name]
+            form = ".1%" if all(x is None or 0 <= x <= 1 for x in both) else ".3f"
+            before, after = ("no opinion" if x is None else format(x, form) for x in both)
+            print(f"{name}: {before} before, {after} after")
+    if not best:
+        return ""
+    measure, score = best["measure"], best["score"] if best["measure"] != "val/nelbo" else -best["score"]
+    said = f"{measure} {score:.4f}" + (f" ± {best['se']:.4f}" if "se" in best else "")
+    where = f"best at step {best['step']}" if best["step"] else f"none better than the start, {cfg.init_from}"
+    return f", {where}: {said}, of {sum(measure in row for row in rows)} evaluations"
+
+
+def write(run, state, last, seconds, logged):
+    """The numbers of the iteration that ended with this State, which took so long, as a line on the screen (of GRPO)
+    and where they are `logged` into the log, with the first group."""
+    values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
+    if timed := [v for k, v in last.items() if k.startswith("time/")]:
+        values["time/update"] = seconds - sum(timed)
+    if run.cfg.objective == "grpo":
+        known = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%}", "entropy": "entropy {:.3f}",
+                 "kl": "kl {:.4f}", "rewards/kl/mean": "kl {:.4f}"}  # fmt: skip
+        said = [form.format(values[k]) for k, form in known.items() if k in values and np.isfinite(values[k])]
+        stages = [f"{k[5:]} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
+        tqdm.write(f"step {state.step:6d}  reward {'  '.join(said) or 'none'}  {' + '.join(stages)} s")
+    if logged:
+        updates = int(state.opt_state[-1][0].count)  # before it: skipped steps made none
+        values["learning_rate"] = float(run.rate(max(updates - config.updates_per_iter(run.cfg), 0)))
+        run.log.metrics(state.step, values)
+    if logged and "group" in last:
+        group, shown = last["group"], run.cfg.log_samples
+        run.log.append("rollouts.jsonl", {"step": state.step} | group)
+        for text, adv in [*zip(group["completions"], group["advantages"], strict=True)][:shown]:
+            tqdm.write(f"    {group['masked' if 'masked' in group else 'prompt']!r} -> {text!r}  advantage {adv:+.2f}")
 
 
 class Asked:

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 import re
 import sys
 import time
@@ -35,9 +34,10 @@ import disk
 import grpo
 import model
 import runs
-from judges import learned
-from machine import cost, mesh
-from objectives import OBJECTIVES, SAMPLES, algorithm, check_early, in_memory, plan, policy_loss, read_rows
+from judges import learned, scores
+from machine import lora, mesh
+from machine.start import announce, other_reference, plan_ahead, prepare, reference_dtype, referred
+from objectives import OBJECTIVES, SAMPLES, policy_loss
 
 
 class State(NamedTuple):
@@ -53,42 +53,12 @@ class State(NamedTuple):
         return self.params if self.average is None else self.average
 
 
-# ---- LoRA ------------------------------------------------------------------------------------------------------------
-
-
-def split(params, key, cfg):
-    """Params of a start -> what is trained, and what stays as it is: the base of LoRA, else None."""
-    if not cfg.lora_rank:
-        return params, None
-    new = model.adapters(key, cfg.model, cfg.lora_targets, cfg.lora_rank)
-    new |= {"head": params["head"]} if model.width(params) else {}  # the head of a judge is new
-    return new, {name: x for name, x in params.items() if name == "blocks" or name not in new}
-
-
-def whole(params, base, cfg):
-    """What is trained (or None), the base -> the params of a model."""
-    return params if base is None or params is None else model.adapted(base, params, cfg.lora_alpha)
-
-
-def seen(state, base, cfg):
-    """The state as a Task sees it: all params are those of models, and with LoRA the reference is the base."""
-    if base is None:
-        return state
-    return state._replace(params=whole(state.params, base, cfg), average=whole(state.average, base, cfg),
-                          reference=base)  # fmt: skip
-
-
 # ---- the optimizer ---------------------------------------------------------------------------------------------------
-
-
-def updates_per_iter(cfg):
-    """How often the optimizer steps in an iteration of the loop."""
-    return cfg.updates_per_rollout * config.kept(cfg) // config.minibatch(cfg) if cfg.objective == "grpo" else 1
 
 
 def optimizer(cfg):
     """AdamW with clipping, warm-up and a schedule; norms, biases and embeddings do not decay. -> it, rate(update)"""
-    each = updates_per_iter(cfg)
+    each = config.updates_per_iter(cfg)
     warm = lambda update: cfg.learning_rate * (update + 1) / (cfg.warmup_iters * each)  # no rollout for a rate of 0
     then = optax.constant_schedule(cfg.learning_rate)
     if cfg.lr_schedule == "cosine":
@@ -105,7 +75,7 @@ def optimizer(cfg):
 def make_update(loss, tx, cfg):
     """-> update(params, opt_state, average, step, batch, base), the gradient summed over micro-batches by a scan."""
     A = cfg.gradient_accumulation_steps
-    grad = jax.value_and_grad(lambda params, base, batch: loss(whole(params, base, cfg), batch), has_aux=True)
+    grad = jax.value_and_grad(lambda params, base, batch: loss(lora.whole(params, base, cfg), batch), has_aux=True)
 
     def micro(params, base, total, batch):
         (value, metrics), grads = grad(params, base, batch)
@@ -162,69 +132,11 @@ def finite(step, updates, notes, last, cfg):
     )  # fmt: skip
 
 
-def count(params):
-    return sum(x.size for x in jax.tree.leaves(params))
-
-
-def trained(path, base=None):
-    """init_from or judge_from -> a folder. A config file (or `base`, a Config made of it) stands for its out_dir and
-    is run first if it was never finished."""
-    if not path.endswith(".py"):
-        data.prepare(path)  # a model that a folder in data/ makes
-        return data.fetched(path)
-    base = base or config.read(path)
-    steps = disk.steps(base.out_dir)
-    run = disk.read_run(disk.find(base.out_dir)) if steps else {}
-    if not run.get("finished"):
-        print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
-        train(dataclasses.replace(base, resume=bool(steps)))
-    elif other := runs.changed(base, run["config"], runs.FREE):
-        raise ValueError(f"{base.out_dir} was trained with other keys than {path} has now: {other}. Move it away to "
-                         f"train it anew; to take it as it is, name {base.out_dir} in place of {path}")  # fmt: skip
-    return base.out_dir
-
-
-def continued(cfg):
-    """-> cfg, and the checkpoint that it continues or measures, if any. Another run than the one there is refused."""
-    if cfg.resume and not disk.steps(cfg.out_dir):
-        if not os.path.exists(os.path.join(cfg.out_dir, disk.LOGS[0])):
-            raise ValueError(f"--resume=True: there is no run in {cfg.out_dir!r}; without it, one begins there")
-        print(f"the run in {cfg.out_dir} had saved no checkpoint: it begins anew")
-        cfg = dataclasses.replace(cfg, resume=False)
-    if not (cfg.resume or cfg.eval_only) or not disk.steps(cfg.out_dir):
-        return cfg, None
-    folder = disk.find(cfg.out_dir)
-    was = disk.read_run(folder).get("config")
-    if was is None:  # somebody else's model: it can be measured, and `restore` says that it cannot be resumed
-        return cfg, folder
-    if cfg.resume and data.IN_MEMORY in was["dataset"] and cfg.dataset not in data.MEMORY:
-        raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
-                         "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
-    if cfg.resume and (other := runs.changed(cfg, was, runs.FREE + runs.LENGTH)):
-        raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
-                         f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
-    start = base.out_dir if (base := config.base_of(cfg)) else cfg.init_from
-    if start and not config.same_place(was["init_from"] or "", start):
-        print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
-    start = disk.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
-    return dataclasses.replace(cfg, init_from=start, base=()), folder
-
-
 def beside(params, cfg, tx, reference=True):
     """What is trained -> what a new State has beside it: moments, average, and the reference that KL asks for."""
     copy = lambda asked, dtype: jax.tree.map(lambda x: jnp.copy(x).astype(dtype), params) if asked else None
     moments = () if cfg.eval_only else tx.init(params)
     return moments, copy(cfg.ema_decay is not None, "float32"), copy(reference and referred(cfg), reference_dtype(cfg))
-
-
-def reference_dtype(cfg):
-    """A reference that stays is only computed with; where one moves, 16 bits would lose its small steps."""
-    return cfg.model.dtype if cfg.ref_mode == "static" else "float32"
-
-
-def referred(cfg):
-    """Is there a reference in the State? With LoRA it is the base."""
-    return cfg.objective == "grpo" and cfg.kl_beta and not cfg.lora_rank and not cfg.eval_only
 
 
 def outline(cfg):
@@ -236,105 +148,9 @@ def outline(cfg):
     loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
             "judge": functools.partial(learned.loss, cfg=cfg.model),
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
-    params, base = jax.eval_shape(lambda start: split(start, jax.random.key(0), cfg), start)
+    params, base = jax.eval_shape(lambda start: lora.split(start, jax.random.key(0), cfg), start)
     state = State(0, params, *jax.eval_shape(lambda params: beside(params, cfg, tx), params))
-    return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: seen(s, b, cfg), state, base)
-
-
-def check(cfg):
-    """What can be said of a run before anything is trained for it."""
-    plan(cfg, cfg.temperature)  # what is wrong with it is said now, not at the first evaluation
-    if cfg.wandb_log:
-        try:
-            import wandb  # noqa: F401
-        except ImportError:
-            raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
-    if cfg.objective == "grpo":
-        check_early(cfg)
-    first = config.lineage(cfg)[-1]
-    if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known before it is
-        cost.check_fits(cfg, first.model)
-
-
-def located(cfg):
-    """-> cfg with the folders of what it starts from, trained first if need be; the checkpoint it continues, if any."""
-    cfg, resumed = continued(cfg)
-    for key in ("judge_from", "ref_from"):
-        if path := getattr(cfg, key):
-            cfg = dataclasses.replace(cfg, **{key: trained(path)})
-    if cfg.init_from and not resumed:
-        start = os.path.abspath(disk.find(trained(cfg.init_from, config.base_of(cfg))))  # found from any folder later
-        cfg = dataclasses.replace(cfg, init_from=start, base=())
-    if cfg.eval_only:  # of a run that is measured only the weights count
-        cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)
-    if cfg.eval_only and not (resumed or cfg.init_from):
-        raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
-    return cfg, resumed
-
-
-def opened(cfg, folder, adapt):
-    """A model's folder -> its params, tokenizer and shape, as this run computes with it."""
-    if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
-        cost.check_fits(cfg, disk.read_config(folder))
-    params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
-    tok = data.Tokenizer.load(folder, shape.vocab_size)
-    if adapt:
-        if not shape.causal:
-            raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
-        params, shape = model.adapt(params, shape, tok.mask_id, cfg.model.block_causal)
-    elif shape.block_causal:  # which is learnt with short blocks first (SDAR)
-        shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
-    if not shape.causal and tok.mask_id != shape.mask_id:
-        raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
-                         f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
-    config.check_start(cfg, shape, f"in {folder}")
-    if shape.causal:  # of the ends that its config.json names, the one that the tokenizer's texts have
-        shape = dataclasses.replace(shape, eos_id=tok.eos_id)
-    return params, tok, config.of_shape(cfg, shape).model
-
-
-def with_ids(shape, tok):
-    """The shape of a model that is made from scratch -> the same with the ids of its tokenizer."""
-    return dataclasses.replace(shape, vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id,
-                               pad_id=tok.pad_id)  # fmt: skip
-
-
-def prepare(cfg):
-    """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
-    if mesh.processes()[0] > 1:
-        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: read_rows(cfg, "val"))
-    check(cfg)
-    cfg, resumed = located(cfg)
-    if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
-        params, tok, shape = opened(cfg, folder, cfg.adapt and not resumed)
-    else:
-        params, tok = None, data.tokenizer(cfg.dataset)
-        shape = with_ids(cfg.model, tok)
-        config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
-        cost.check_fits(cfg, shape)
-    disk.family(shape)  # a model that no folder can hold should not be trained first
-    return dataclasses.replace(cfg, model=shape), tok, params, resumed
-
-
-def announce(cfg, state, base):
-    """What a run says before its first step."""
-    rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
-    frozen = f" beside {count(base):,} frozen ones" if base else ""
-    print(f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, {cfg.max_iters} steps of "
-          f"{rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
-    if not cfg.eval_only:
-        print(*(algorithm(cfg) if cfg.objective == "grpo" else []), *cost.describe(cfg), sep="\n")
-
-
-def other_reference(cfg):
-    """-> the params of the model in ref_from, which must have the policy's shape."""
-    params, shape = disk.load(disk.find(cfg.ref_from), reference_dtype(cfg))
-    theirs, ours = vars(shape), vars(cfg.model)
-    if other := [f"{k}={theirs[k]}, the policy {ours[k]}" for k in ours if ours[k] != theirs[k] and k not in
-                 ("dtype", "remat")]:  # fmt: skip
-        raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {other[0]}: the two must be of one shape and "
-                         "vocabulary")
-    return params
+    return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: lora.seen(s, b, cfg), state, base)
 
 
 class Run(NamedTuple):
@@ -353,12 +169,12 @@ class Run(NamedTuple):
 def begin(cfg, claims):
     """-> Run, State, the best evaluation until then or None, and whether there is nothing left to do. Another folder of
     this name than the one that is claimed is claimed, too."""
-    cfg, tok, start, resumed = prepare(cfg)
+    cfg, tok, start, resumed = prepare(cfg, train)
     task, key = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed)
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = optimizer(cfg)
-    params, base = mesh.placed(split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
+    params, base = mesh.placed(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     other = other_reference(cfg) if referred(cfg) and cfg.ref_from and not resuming else None
     new = lambda params: State(0, params, *jax.jit(lambda p: mesh.placed(beside(p, cfg, tx, not other)))(params))
@@ -405,7 +221,7 @@ def iterate(run, state):
     """One iteration -> State, [metrics of an update, on the device], other numbers to be logged."""
     step, updates, notes = state.step, [], {}
     k_batch = jax.random.fold_in(jax.random.fold_in(run.key, 2), step)
-    for batch, said in run.task.batches(seen(state, run.base, run.cfg), k_batch):
+    for batch, said in run.task.batches(lora.seen(state, run.base, run.cfg), k_batch):
         notes |= said
         if batch is not None:  # nobody judged the completions: nothing to learn
             *arrays, metrics = run.update(*state[1:4], step, batch, run.base)
@@ -430,7 +246,7 @@ def evaluate(run, state, best):
     """Measures, logs and shows a State -> metrics, the best evaluation now."""
     k_eval = jax.random.fold_in(jax.random.fold_in(run.key, 1), state.step)
     try:
-        values, samples = run.task.evaluate(seen(state, run.base, run.cfg), k_eval)
+        values, samples = run.task.evaluate(lora.seen(state, run.base, run.cfg), k_eval)
     except ValueError as e:
         raise saved(run, state, best, f"evaluation at step {state.step}", e) from e
     if run.log:
@@ -446,29 +262,6 @@ def evaluate(run, state, best):
     new |= {"measure": passes or "val/nelbo"} | ({"se": values[f"{passes}_se"]} if f"{passes}_se" in values else {})
     better = new["score"] >= (best["score"] if best else -np.inf)  # nan never is; of equals the later
     return values, new if better else best
-
-
-def write(run, state, last, seconds, logged):
-    """The numbers of the iteration that ended with this State, which took so long, as a line on the screen (of GRPO)
-    and where they are `logged` into the log, with the first group."""
-    values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
-    if timed := [v for k, v in last.items() if k.startswith("time/")]:
-        values["time/update"] = seconds - sum(timed)
-    if run.cfg.objective == "grpo":
-        known = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%}", "entropy": "entropy {:.3f}",
-                 "kl": "kl {:.4f}", "rewards/kl/mean": "kl {:.4f}"}  # fmt: skip
-        said = [form.format(values[k]) for k, form in known.items() if k in values and np.isfinite(values[k])]
-        stages = [f"{k[5:]} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
-        tqdm.write(f"step {state.step:6d}  reward {'  '.join(said) or 'none'}  {' + '.join(stages)} s")
-    if logged:
-        updates = int(state.opt_state[-1][0].count) - updates_per_iter(run.cfg)  # before it: skipped steps made none
-        values["learning_rate"] = float(run.rate(max(updates, 0)))
-        run.log.metrics(state.step, values)
-    if logged and "group" in last:
-        group, shown = last["group"], run.cfg.log_samples
-        run.log.append("rollouts.jsonl", {"step": state.step} | group)
-        for text, adv in [*zip(group["completions"], group["advantages"], strict=True)][:shown]:
-            tqdm.write(f"    {group['masked' if 'masked' in group else 'prompt']!r} -> {text!r}  advantage {adv:+.2f}")
 
 
 def loop(run, state, best, done):
@@ -500,7 +293,7 @@ def loop(run, state, best, done):
             if cfg.objective == "grpo" or done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
                 last, pending = finite(*pending, last, cfg), None
                 if run.log:
-                    write(run, state, last, time.perf_counter() - clock, logged)
+                    runs.write(run, state, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
             bar.update(1)
@@ -516,31 +309,12 @@ def loop(run, state, best, done):
     return state, best
 
 
-def ending(cfg, best):
-    """What was reached, which checkpoint is the best, and how sure that is: the highest of many noisy numbers is too
-    high."""
-    rows = runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")
-    if cfg.objective == "grpo":
-        rated = [r for r in rows if "val/greedy" in r]
-        for name in [k for k in rated[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
-            both = rated[0][name], rated[-1][name]
-            form = ".1%" if all(x is None or 0 <= x <= 1 for x in both) else ".3f"
-            before, after = ("no opinion" if x is None else format(x, form) for x in both)
-            print(f"{name}: {before} before, {after} after")
-    if not best:
-        return ""
-    measure, score = best["measure"], best["score"] if best["measure"] != "val/nelbo" else -best["score"]
-    said = f"{measure} {score:.4f}" + (f" ± {best['se']:.4f}" if "se" in best else "")
-    where = f"best at step {best['step']}" if best["step"] else f"none better than the start, {cfg.init_from}"
-    return f", {where}: {said}, of {sum(measure in row for row in rows)} evaluations"
-
-
 def train(cfg, rows=None, rewards=None):
     """Runs cfg to its end -> the last State, the folder of the run. From Python, in a notebook too, rows (a list, or
     {"train": list, "val": list}) and rewards {name: fn} may stand for the keys dataset and, if it is empty, rewards."""
     with contextlib.ExitStack() as claims:
         claims.enter_context(mesh.use(cfg.mesh))
-        cfg = claims.enter_context(in_memory(config.at_home(cfg), rows, rewards))
+        cfg = claims.enter_context(scores.in_memory(config.at_home(cfg), rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.claimed(cfg.out_dir))
         run, state, best, done = begin(cfg, claims)
@@ -548,26 +322,9 @@ def train(cfg, rows=None, rewards=None):
             evaluate(run, state, best)
             return state, cfg.out_dir
         state, best = loop(run, state, best, done)
-    said = ending(run.cfg, best) if run.log else ""
+    said = runs.ending(run.cfg, best) if run.log else ""
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
     return state, cfg.out_dir
-
-
-def plan_ahead(argv, devices):
-    """Prints what a run would take on devices that need not be here, before anything is downloaded, made or trained."""
-    cost.machine(devices)
-    jax.config.update("jax_platforms", "cpu")
-    cfg = config.load(argv, planned=True)
-    first = config.lineage(cfg)[-1]
-    data.prepare(first.init_from or "")
-    if os.path.exists(os.path.join(first.init_from or "", "config.json")):
-        shape = disk.read_config(first.init_from)
-    elif first.init_from and first.model.mask_id is None:
-        raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
-    else:
-        shape = first.model if first.init_from else with_ids(first.model, data.tokenizer(first.dataset))
-    for line in cost.plan(config.of_shape(cfg, shape), devices, outline):
-        print(line, flush=True)
 
 
 def main():
@@ -576,7 +333,7 @@ def main():
         return
     try:
         if planned := [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--plan=")]:
-            return plan_ahead([word for word in sys.argv[1:] if not word.startswith("--plan=")], planned[-1])
+            return plan_ahead([word for word in sys.argv[1:] if not word.startswith("--plan=")], planned[-1], outline)
         cfg = config.load(sys.argv[1:])
         runs.prepare_process(cfg)
         train(cfg)

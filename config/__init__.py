@@ -235,6 +235,11 @@ def minibatch(c):
     return min(c.minibatch_size or kept(c), kept(c))
 
 
+def updates_per_iter(c):
+    """How often the optimizer steps in an iteration of the loop."""
+    return c.updates_per_rollout * kept(c) // minibatch(c) if c.objective == "grpo" else 1
+
+
 def rollout_rows(c):
     """How many completions grpo generates at a time: rollout_chunk at most, in parts that are as equal as whole groups
     can be."""

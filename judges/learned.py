@@ -12,10 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+import config
 import data
 import diffusion
 import disk
 import model
+import sample
+from data import texts
+from machine import mesh
 
 MAX_LEN = 4096  # tokens of a prompt and a completion that a judge reads at most
 WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of the arrays that a judge reads: 16, 24, 32, 48, 64, ...
@@ -39,11 +43,9 @@ def encode(prompts, completions, tok, max_len):
 
 def in_batches(fn, *arrays, size):
     """fn of arrays (B, ...) -> (B,), `size` rows at a time, the last batch filled up: one shape, one compilation."""
-    out = np.zeros(len(arrays[0]))
-    for start in range(0, len(out), size):
-        rows = np.arange(start, start + size).clip(max=len(out) - 1)
-        out[rows] = fn(*(a[rows] for a in arrays))
-    return out
+    n = len(arrays[0])
+    rows = np.arange(-(-n // size) * size).clip(max=n - 1)
+    return np.asarray(mesh.in_chunks(fn, size, *(a[rows] for a in arrays)), float)[:n]
 
 
 def reward(params, cfg, tok, batch_size=32, max_len=MAX_LEN):
@@ -199,3 +201,59 @@ def calibration_error(better, worse, bins=10):
     p, truth = np.concatenate([better, worse]), np.repeat([1.0, 0.0], [len(better), len(worse)])
     index = np.minimum((p * bins).astype(int), bins - 1)
     return float(sum(abs(p[index == i].mean() - truth[index == i].mean()) * np.mean(index == i) for i in set(index)))
+
+
+def judge_texts(cfg, tok, start):
+    """A judge of texts, from pairs of a better and a worse one; its trunk starts from the denoiser in init_from. ->
+    what a Task of objectives.py has."""
+    generator = start
+    if start and model.width(start):  # a resumed run makes its pairs again with what it began from
+        generator = disk.load(cfg.init_from)[0] if cfg.init_from else None
+        generator = None if generator and model.width(generator) else generator
+
+    def refill(rows, seed):
+        """Holes in the completions of rows, all windows of a document, filled by the generator at one temperature after
+        the other; without a kind what does not fit."""
+        rng = np.random.default_rng(seed)
+        arrays, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
+        text = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
+        arrays["hole"] = text & (rng.random(text.shape) < rng.uniform(0.2, 1.0, (len(text), 1)))
+        windows, ids, kinds = [[]] * len(text), [[] for _ in rows], [""] * len(rows)
+        size = min(cfg.eval_size, -(-len(text) // len(cfg.judge_temperatures)))  # every temperature has its turn
+        for n, first in enumerate(range(0, len(text), max(size, 1))):
+            index = np.arange(first, first + size) % len(text)  # all chunks of one shape
+            heat = cfg.judge_temperatures[n % len(cfg.judge_temperatures)]
+            chunk = {k: jnp.asarray(arrays[k][index]) for k in ("tokens", "hole", "valid")}
+            filled = sample.fill(generator, jax.random.key(seed + n), chunk, cfg, sample.plan(cfg, heat))[0]
+            for i, window in zip(index, texts.written(filled, tok, cfg), strict=True):
+                windows[i], kinds[arrays["row"][i]] = window, f"filled at {heat:g}"
+        for row, window in zip(arrays["row"], windows, strict=True):
+            ids[row] += window
+        return [tok.decode(row) for row in ids], kinds
+
+    made = [
+        pairs(texts.read_rows(cfg, split)[:n], cfg.seed + i, generator and refill)
+        for i, (split, n) in enumerate((("train", cfg.judge_rows), ("val", cfg.eval_size)))
+    ]
+    train, val = (arrays(p, tok, cfg.max_prompt_len + cfg.max_new_tokens + 1) for p in made)
+    read = jax.jit(functools.partial(model.score, cfg=cfg.model))
+
+    def batches(state, key):
+        index = data.batch_indices(len(train["better"]), cfg.batch_size, state.step, cfg.seed)
+        yield {k: None if v is None else jnp.asarray(v[index]) for k, v in train.items()}, {}
+
+    def part(params, batch):  # a mean over rows, of which every micro-batch has its share
+        return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, loss(params, batch, cfg.model))
+
+    def evaluate(state, key):
+        some = lambda tokens, valid: read(state.weights, tokens, valid=valid)
+        of = lambda side: np.asarray(mesh.in_chunks(some, config.eval_rows(cfg), val[side], val[side + "_valid"]))
+        b, w = of("better"), of("worse")
+        columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
+        shown = zip(*made[1][:4], b.tolist(), w.tolist(), strict=True)
+        return report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]
+
+    init = lambda key: model.init(key, cfg.model, n_out=1) | {
+        k: v for k, v in (start or {}).items() if k != "head" or model.width(start)}  # fmt: skip
+    passes = "val/pair_acc" if train["score"] is None else "val/correlation"
+    return init, batches, part, evaluate, len(train["better"]), passes

@@ -23,7 +23,7 @@ import diffusion
 import model
 import objectives
 import sample
-from machine import mesh
+from machine import lora, mesh
 
 # ---- counted ---------------------------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def count_bytes(cfg, devices):
     n, wide = sum(map(math.prod, shapes)), 2 if m.dtype == "bfloat16" else 4
     trained, held = n, 4 * n + 2 * n * (wide == 2)  # what has a gradient and two moments; float32, and cast
     if cfg.lora_rank:
-        adapters = model.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
+        adapters = lora.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, adapters.values())) + judge * D
         held = wide * n + 4 * trained
     rows, micro = (up(n, of_rows) for n in rows_of(cfg)[1:3])
@@ -371,7 +371,7 @@ def programs(cfg, outline):
     filled, steps, of_rows = cfg.batch_size * cfg.group_size, cfg.rollout_steps or cfg.diffusion_steps, axes(cfg)[0]
     rows = -(-config.rollout_rows(cfg) // of_rows) * of_rows
     keys = jax.eval_shape(lambda key: sample.row_keys(key, rows), key)
-    static = {"cfg": cfg.model, "plan": objectives.plan(cfg, cfg.temperature, steps),
+    static = {"cfg": cfg.model, "plan": sample.plan(cfg, cfg.temperature, steps),
               "group": math.gcd(rows, cfg.group_size) if cfg.model.causal else 1}  # fmt: skip
     held["reference"] = None if base or cfg.ref_offload else state.reference
     return {

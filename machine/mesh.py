@@ -126,6 +126,19 @@ def up(n):
     return -(-n // parts) * parts
 
 
+def in_chunks(fn, size, *trees):
+    """fn of trees of arrays (B, ...) -> a tree of (B, ...), `size` rows at a time, the last row again where they do not
+    divide, so that there is one shape to compile. Of numbers (), the mean over the chunks."""
+    n, out = len(jax.tree.leaves(trees)[0]), []
+    size = up(min(size, n))  # all devices have as many
+    if size == n:
+        return fn(*trees)
+    for first in range(0, n, size):
+        at = np.arange(first, first + size).clip(max=n - 1)
+        out.append(fn(*jax.tree.map(lambda a, at=at: a[at], trees)))
+    return jax.tree.map(lambda *x: jnp.concatenate(x)[:n] if x[0].ndim else sum(x) / len(x), *out)
+
+
 def array(name, sides, fetch):
     """The name and shape of a leaf, fetch(slices) -> the array, of which each device is given its part."""
     if not shape():

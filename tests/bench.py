@@ -41,11 +41,11 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import diffusion
     import disk
     import model
-    import objectives
     import runs
     import sample as sampler
     import train as trainer
-    from judges import rules
+    from data import texts
+    from judges import rules, scores
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -557,13 +557,13 @@ def asked(task, n_rows):
     folder = disk.best(trainer.trained(f"config/{task}_base.py"))[0]
     params, shape = disk.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
-    text = objectives.few(objectives.read_text(run, tok, "val", learnt=False), run)
+    text = texts.few(texts.read_text(run, tok, "val", learnt=False), run)
     arrays = text.take(slice(None))
-    fns = objectives.reward_functions(run, tok, text.rows)[0]
+    fns = scores.reward_functions(run, tok, text.rows)[0]
 
     def score(x):
-        ids = objectives.written(x, tok, run)
-        each = objectives.score(fns, {}, run, tok, text.rows, ids, 1)[1]
+        ids = texts.written(x, tok, run)
+        each = scores.score(fns, {}, run, tok, text.rows, ids, 1)[1]
         each = each if run.pass_at is None else each >= run.pass_at
         return float(np.nanmean(each)), sum(min(len(row) + 1, run.max_new_tokens) for row in ids)
 

@@ -17,7 +17,8 @@ import objectives
 import runs
 import sample
 import train
-from machine import cost
+from machine import cost, lora, writer
+from machine.start import adapt, prepare
 
 SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)
@@ -310,7 +311,7 @@ def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, 
 @pytest.mark.parametrize("switches, name", [(dict(qk_norm=True), "sdar"), (dict(qkv_bias=True), "Fast_dLLM_Qwen")])
 def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches, name, tmp_path):
     cfg = dataclasses.replace(CFG, **dict(block_causal=None, causal=True, shift=True, qk_norm=False) | switches)
-    params, new = model.adapt(model.init(KEY, cfg), cfg, 4, 4)
+    params, new = adapt(model.init(KEY, cfg), cfg, 4, 4)
     assert disk.family(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
     close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
     assert np.isfinite(model.logits(params, X, new)).all()
@@ -368,9 +369,9 @@ TUNINGS = [dict(logp_est=name) for name in diffusion.ESTIMATORS if name != "exac
 def test_every_estimator_tunes_it(base, changes, tmp_path):
     cfg = config.Config(**SECONDS | dict(max_iters=1), objective="grpo", dataset=str(base), out_dir=f"{tmp_path}/out",
                         init_from=f"{base}/out", rewards=("exact",), group_size=2, **changes)  # fmt: skip
-    cfg, tok, start, _ = train.prepare(cfg)
-    params, frozen = train.split(start, KEY, cfg)
-    state = train.seen(train.State(0, params, (), None, None), frozen, cfg)
+    cfg, tok, start, _ = prepare(cfg, train.train)
+    params, frozen = lora.split(start, KEY, cfg)
+    state = lora.seen(train.State(0, params, (), None, None), frozen, cfg)
     task = objectives.tune(cfg, tok, start)
     state = state if frozen else state._replace(reference=start)
     b, notes = next(iter(task.batches(state, KEY)))
@@ -392,4 +393,4 @@ def test_adapt_makes_a_block_model_of_a_causal_one(base, tmp_path):
     train.train(two)
     cfg = disk.read_config(disk.find(two.out_dir))
     assert disk.family(cfg) == "sdar" and cfg.block_causal == 4 and not cfg.shift
-    assert sample.main([two.out_dir, "--prompt=12", "--max_new_tokens=5"]) == 0
+    assert writer.main([two.out_dir, "--prompt=12", "--max_new_tokens=5"]) == 0

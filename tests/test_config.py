@@ -16,9 +16,9 @@ import data
 import diffusion
 import grpo
 import model
-import objectives
 import rewards
 import runs
+import sample
 import train
 from machine import cost
 
@@ -61,7 +61,7 @@ def test_every_run_can_be_loaded(path):
             assert name == "model" or config.fits(getattr(cfg, name), KINDS[name])
         ours = [name for name in cfg.rewards if ":" not in name]  # else a function in a file of the user's
         assert len(ours) == len(rewards.resolve(ours, judge=len))
-        objectives.plan(cfg, cfg.temperature)
+        sample.plan(cfg, cfg.temperature)
 
 
 @pytest.mark.parametrize("path", RUNS)
@@ -131,7 +131,7 @@ def test_diffucoder_is_trained_as_in_its_paper():
     assert of(name, "mask_ratio_min mask_ratio_max") == (0.2, 0.8)
     assert of(name, "adv_baseline adv_norm loss_type clip_low clip_high") == ("loo", "none", "bnpo", 0.5, 0.5)
     assert of(name, "kl_beta ref_mode ref_sync_mix") == (0.01, "periodic", 0.6)
-    assert 64 == of(name, "ref_sync_interval")[0] * train.updates_per_iter(config.read(f"config/{name}.py"))
+    assert 64 == of(name, "ref_sync_interval")[0] * config.updates_per_iter(config.read(f"config/{name}.py"))
     assert of(name, "learning_rate lr_end beta1 beta2 weight_decay grad_clip") == (1e-6, 0.1, 0.9, 0.99, 0.1, 0.2)
     assert of(name, "max_prompt_len max_new_tokens diffusion_steps order temperature") == (200, 256, 256, "entropy", 1)
     assert of(name, "rewards reward_weights reward_timeout") == (("tests_fenced", "fenced"), (2.0, 0.5), 5.0)

@@ -13,6 +13,7 @@ import model
 import sample
 import train
 from machine import cost, mesh
+from machine.start import plan_ahead
 
 SMALL = config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48,
                       model=model.ModelConfig(n_layer=4, d_model=64, mask_id=258))  # fmt: skip
@@ -160,7 +161,7 @@ def test_a_collective_counts_as_often_as_its_loops_run_at_the_rate_of_the_links_
 
 
 def planned(capsys, *argv, devices="8xH100"):
-    train.plan_ahead(argv, devices)
+    plan_ahead(argv, devices, train.outline)
     return capsys.readouterr().out
 
 

@@ -406,12 +406,12 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
 
 
 def test_a_model_of_the_hub_is_opened_from_its_cache_and_what_is_not_there_is_said(hub):
-    import train
     from data.tiny import prepare as tiny
+    from machine.start import trained
     where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
-    assert train.trained("GSAI-ML/tiny") == f"{where}/"
+    assert trained("GSAI-ML/tiny", None) == f"{where}/"
     with pytest.raises(ValueError, match="'GSAI-ML/other' is nothing here, and as a model of huggingface.co it can"):
-        train.trained("GSAI-ML/other")
+        trained("GSAI-ML/other", None)
 
 
 def test_gsm8k_says_where_to_put_its_files_when_it_cannot_be_fetched(monkeypatch):
@@ -612,11 +612,11 @@ def test_a_template_that_the_model_was_not_taught_is_refused():
 
 def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
     import config
-    import objectives
+    from data import texts
     path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
     cfg = config.Config(dataset=path, max_prompt_len=120, chat_template="chatml", system_prompt="Add.",
                         instruction="Now: ")
-    read = objectives.read_text(cfg, CHATTY, "train")
+    read = texts.read_text(cfg, CHATTY, "train")
     assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.arrays["tokens"][0], specials=True)
     assert CHATTY.decode(read.arrays["tokens"][0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
     assert read.rows[0]["prompt"] == "0+1="  # what rewards see

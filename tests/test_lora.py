@@ -19,9 +19,10 @@ import diffusion
 import disk
 import model
 import objectives
-import sample
 import train
 from judges import learned
+from machine import lora, writer
+from machine.start import count, prepare
 
 KEY = jax.random.key(0)
 ALL = config.Config.lora_targets
@@ -46,7 +47,7 @@ def start(cfg):
 @functools.cache
 def trained_adapters(cfg, targets=ALL, rank=3):
     """Adapters as if they had been trained: B is not 0 any more."""
-    new = model.adapters(KEY, cfg, targets, rank)
+    new = lora.adapters(KEY, cfg, targets, rank)
     moved = lambda i, name, x: 0.1 * jax.random.normal(jax.random.key(i), x.shape) if name.endswith("_b") else x
     return {"blocks": {name: moved(i, name, x) for i, (name, x) in enumerate(new["blocks"].items())}}
 
@@ -69,16 +70,16 @@ def saved(tmp_path):
 def test_new_adapters_change_nothing_to_the_bit_and_trained_ones_do(name):
     cfg = SAVED[name]
     base, compute = start(cfg), lambda params: logits(params, TOKENS, cfg)
-    new, trained, alone = model.adapters(KEY, cfg, ALL, 3), trained_adapters(cfg), compute(base)
-    assert np.array_equal(compute(model.adapted(base, new, 16.0)), alone)
+    new, trained, alone = lora.adapters(KEY, cfg, ALL, 3), trained_adapters(cfg), compute(base)
+    assert np.array_equal(compute(lora.adapted(base, new, 16.0)), alone)
     for target in ALL:
         one = {"blocks": new["blocks"] | {target + "_b": trained["blocks"][target + "_b"]}}
-        assert float(jnp.abs(compute(model.adapted(base, one, 16.0)) - alone).max()) > 1e-4, target
+        assert float(jnp.abs(compute(lora.adapted(base, one, 16.0)) - alone).max()) > 1e-4, target
 
 
 def test_new_adapters_are_those_of_peft_a_uniform_a_and_a_zero_b():
     cfg = model.ModelConfig(n_layer=3, n_head=2, d_model=64, d_ff=96)
-    new = model.adapters(KEY, cfg, ("q", "down"), 32)["blocks"]
+    new = lora.adapters(KEY, cfg, ("q", "down"), 32)["blocks"]
     assert {n: x.shape for n, x in new.items()} == {"q_a": (3, 64, 32), "q_b": (3, 32, 64),
                                                     "down_a": (3, 96, 32), "down_b": (3, 32, 64)}  # fmt: skip
     for name, width in (("q", 64), ("down", 96)):
@@ -103,7 +104,7 @@ def test_the_gradient_of_adapters_is_that_of_their_matrix_seen_through_the_other
     cfg = SAVED["llada"]
     base, new = model.init(KEY, cfg), trained_adapters(cfg)["blocks"]
     loss = lambda params: jnp.sum(jnp.sin(model.logits(params, TOKENS, cfg)[..., :37]))
-    of = jax.jit(jax.grad(lambda new, params: loss(model.adapted(params, new, 6.0)), argnums=(0, 1)))
+    of = jax.jit(jax.grad(lambda new, params: loss(lora.adapted(params, new, 6.0)), argnums=(0, 1)))
     ours, full = (g["blocks"] for g in of({"blocks": new}, base))
     for name in ALL:  # W + 2 A B: dA = 2 dW B', dB = 2 A' dW
         np.testing.assert_allclose(ours[name + "_a"], 2 * full[name] @ new[name + "_b"].swapaxes(1, 2), atol=1e-3)
@@ -118,7 +119,7 @@ def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, saved):
     base, new, folder = saved(cfg)
     merged, shape = disk.load(folder)
     assert shape == disk.load(folder.parent / "base")[1] and jax.tree.structure(merged) == jax.tree.structure(base)
-    close(logits(merged, TOKENS, cfg), logits(model.adapted(base, new, 5.0), TOKENS, cfg), 1e-5)
+    close(logits(merged, TOKENS, cfg), logits(lora.adapted(base, new, 5.0), TOKENS, cfg), 1e-5)
     files = set(os.listdir(folder))
     assert files == {"adapter_config.json", "adapter_model.safetensors"}  # and no weights of the base
 
@@ -129,7 +130,7 @@ def test_the_head_of_a_judge_is_among_its_adapters(name, saved):
     base, new, folder = saved(cfg, n_out=1)
     merged, shape = disk.load(folder)
     assert model.width(merged) == 1 and np.array_equal(merged["head"], new["head"])
-    unmerged = model.adapted(base, new, 5.0)
+    unmerged = lora.adapted(base, new, 5.0)
     score = jax.jit(functools.partial(model.score, cfg=cfg))
     close(score(merged, TOKENS), score(unmerged, TOKENS), 1e-5)
 
@@ -141,7 +142,7 @@ def test_a_base_may_be_adapters_of_a_base_itself(saved, tmp_path):
     second = trained_adapters(cfg, ("o",), 2)
     disk.write(tmp_path / "second", disk.folder_of_adapters(second, cfg, str(folder), 4.0))
     close(logits(disk.load(tmp_path / "second")[0], TOKENS, cfg),
-          logits(model.adapted(disk.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
+          logits(lora.adapted(disk.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -150,7 +151,7 @@ def test_a_base_held_in_bfloat16_computes_what_one_cast_at_every_step_does(saved
     base, new, folder = saved(cfg)
     held, _ = disk.load(folder.parent / "base", "bfloat16")
     assert {x.dtype for x in jax.tree.leaves(held)} == {jnp.bfloat16.dtype}
-    a, b = (logits(model.adapted(params, new, 5.0), TOKENS, cfg) for params in (base, held))
+    a, b = (logits(lora.adapted(params, new, 5.0), TOKENS, cfg) for params in (base, held))
     assert np.array_equal(a, b)
     assert {x.dtype for x in jax.tree.leaves(disk.load(folder, "bfloat16")[0])} == {jnp.bfloat16.dtype}
 
@@ -186,7 +187,7 @@ def test_adapters_open_in_peft_with_the_same_logits(name, saved):
     theirs = peft.PeftModel.from_pretrained(theirs, folder).eval()
     with torch.no_grad():
         raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
-    close(model.logits(model.adapted(base, new, 5.0), TOKENS, cfg)[:, 1:], raw[:, :-1])
+    close(model.logits(lora.adapted(base, new, 5.0), TOKENS, cfg)[:, 1:], raw[:, :-1])
 
 
 @pytest.mark.slow
@@ -198,7 +199,7 @@ def test_a_judge_of_adapters_opens_in_peft_with_the_same_scores(saved):
     theirs = peft.PeftModel.from_pretrained(theirs, folder).eval()
     with torch.no_grad():
         raw = theirs(torch.tensor(np.asarray(TOKENS))).logits[:, 0].numpy()
-    close(model.score(model.adapted(base, new, 5.0), TOKENS, cfg), raw)
+    close(model.score(lora.adapted(base, new, 5.0), TOKENS, cfg), raw)
 
 
 @pytest.mark.slow
@@ -392,7 +393,7 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
     leaves = safetensors.numpy.load_file(f"{folder}/state.safetensors")
     assert {path.split("'")[-2] for path in leaves if "'" in path} == kept
     assert state.reference is None and (state.average is None) == (objective != "pretrain")
-    began = train.split(base, jax.random.fold_in(jax.random.key(cfg.seed), 3), tiny("pretrain", model=SHAPE))[0]
+    began = lora.split(base, jax.random.fold_in(jax.random.key(cfg.seed), 3), tiny("pretrain", model=SHAPE))[0]
     for name, x in state.params["blocks"].items():
         assert not np.array_equal(x, began["blocks"][name]), name
 
@@ -435,20 +436,20 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     state, _ = train.train(cfg)
     base, shape = disk.load(place / "base")
     merged, _ = disk.load(cfg.out_dir)
-    unmerged = model.adapted(base, state.average, cfg.lora_alpha)  # what is saved is the average, where there is one
+    unmerged = lora.adapted(base, state.average, cfg.lora_alpha)  # what is saved is the average, where there is one
     tokens = TOKENS + 60
     close(model.logits(merged, tokens, shape), model.logits(unmerged, tokens, shape), 1e-5)
     capsys.readouterr()
-    assert sample.main([cfg.out_dir, f"--export={tmp_path}/whole"]) == 0
+    assert writer.main([cfg.out_dir, f"--export={tmp_path}/whole"]) == 0
     exported, _ = disk.load(tmp_path / "whole")
     jax.tree.map(np.testing.assert_array_equal, exported, merged)
     assert data.Tokenizer.load(tmp_path / "whole") == data.Tokenizer.load(place / "base")
     for flag, said in ((f"--export={tmp_path}/whole", "is there already"), ("--prompt=1", "without --prompt")):
-        assert sample.main([cfg.out_dir, f"--export={tmp_path}/other", flag]) == 2
+        assert writer.main([cfg.out_dir, f"--export={tmp_path}/other", flag]) == 2
         assert said in capsys.readouterr().err
-    assert sample.main([cfg.out_dir, "--prompt=12", "--order=left"]) == 0
+    assert writer.main([cfg.out_dir, "--prompt=12", "--order=left"]) == 0
     told = capsys.readouterr().out
-    assert sample.main([f"{tmp_path}/whole", "--prompt=12", "--order=left", "--max_new_tokens=4", "--steps=4"]) == 0
+    assert writer.main([f"{tmp_path}/whole", "--prompt=12", "--order=left", "--max_new_tokens=4", "--steps=4"]) == 0
     assert capsys.readouterr().out == told
     followed = tiny("pretrain", init_from=cfg.out_dir, lora_rank=None, max_iters=1, out_dir=f"{tmp_path}/full",
                     learning_rate=1e-9, ema_decay=None)  # fmt: skip
@@ -465,7 +466,7 @@ def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
     (name, fn), = learned.load(cfg.out_dir).items()
     tok = data.Tokenizer.bytes()
     tokens, valid = learned.encode(["12", "34"], ["21", "99"], tok, 64)
-    scores = model.score(model.adapted(base, state.params, cfg.lora_alpha), tokens, shape, valid)
+    scores = model.score(lora.adapted(base, state.params, cfg.lora_alpha), tokens, shape, valid)
     assert name == "judge"
     np.testing.assert_allclose(fn(["12", "34"], ["21", "99"]), jax.nn.sigmoid(scores), atol=1e-6)
 
@@ -474,21 +475,22 @@ def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
 def test_micro_batches_add_up_to_the_big_batch(tiny):
     outs = []
     for parts in (1, 2):
-        cfg, tok, start, _ = train.prepare(tiny("pretrain", gradient_accumulation_steps=parts, adam_eps=1e-3))
+        cfg, tok, start, _ = prepare(tiny("pretrain", gradient_accumulation_steps=parts, adam_eps=1e-3), train.train)
         task = objectives.pretrain(cfg, tok, start)
-        params, base = train.split(start, KEY, cfg)
+        params, base = lora.split(start, KEY, cfg)
         tx, _ = train.optimizer(cfg)
-        ((batch, _),) = task.batches(train.seen(train.State(0, params, (), None, None), base, cfg), KEY)
+        ((batch, _),) = task.batches(lora.seen(train.State(0, params, (), None, None), base, cfg), KEY)
         outs.append(train.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch, base)[0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *outs)
 
 
 def test_the_base_of_a_run_is_held_in_the_dtype_of_its_matmuls_and_adapters_in_float32(tiny):
-    cfg, _, start, _ = train.prepare(tiny("pretrain", model=dataclasses.replace(SHAPE, dtype="bfloat16")))
-    new, base = train.split(start, KEY, cfg)
+    cfg, _, start, _ = prepare(tiny("pretrain", model=dataclasses.replace(SHAPE, dtype="bfloat16")), train.train)
+    new, base = lora.split(start, KEY, cfg)
     kinds = lambda tree: {str(x.dtype) for x in jax.tree.leaves(tree)}
     assert (kinds(new), kinds(base)) == ({"float32"}, {"bfloat16"})
-    whole = train.prepare(tiny("pretrain", model=dataclasses.replace(SHAPE, dtype="bfloat16"), lora_rank=None))[2]
+    cfg = tiny("pretrain", model=dataclasses.replace(SHAPE, dtype="bfloat16"), lora_rank=None)
+    whole = prepare(cfg, train.train)[2]
     assert kinds(whole) == {"float32"}
 
 
@@ -496,10 +498,10 @@ def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the
     shape = model.ModelConfig(n_layer=4, n_head=4, d_model=256, mask_id=258)
     cfg = tiny("pretrain", model=shape, lora_rank=8)
     full = jax.eval_shape(lambda: model.init(KEY, shape))
-    new, base = jax.eval_shape(lambda: train.split(model.init(KEY, shape), KEY, cfg))
+    new, base = jax.eval_shape(lambda: lora.split(model.init(KEY, shape), KEY, cfg))
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
     state = lambda params: size(jax.eval_shape(train.optimizer(cfg)[0].init, params))
-    assert base == full and size(new) == 4 * train.count(new) == 4 * 4 * 8 * (4 * 512 + 3 * (256 + 704))
+    assert base == full and size(new) == 4 * count(new) == 4 * 4 * 8 * (4 * 512 + 3 * (256 + 704))
     assert abs(state(new) - 2 * size(new)) < 64 and abs(state(full) - 2 * size(full)) < 64
     assert state(full) > 20 * state(new)
 

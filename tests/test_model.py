@@ -13,6 +13,7 @@ import pytest
 import disk
 import model
 import sample
+from machine.start import adapt
 
 FIXTURE = "tests/fixtures/llada"
 TINY = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, d_model=32, mask_id=39, eos_id=38, pad_id=37)
@@ -380,14 +381,14 @@ def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):
 def test_a_denoiser_made_of_a_causal_model_is_that_model_without_its_mask(name, tmp_path):
     cfg = AUTOREGRESSIVE[name]
     params = model.init(KEY, cfg)
-    adapted, new = model.adapt(params, cfg, mask_id=40)  # an id that the model has no row for
+    adapted, new = adapt(params, cfg, mask_id=40)  # an id that the model has no row for
     assert (new.vocab_size, new.causal, new.shift) == (41, False, True)
     blinded = dataclasses.replace(new, causal=True)
     close(model.logits(adapted, TOKENS, blinded)[..., :40], model.logits(params, TOKENS, cfg))
     assert float(jnp.abs(model.logits(adapted, TOKENS, new) - model.logits(adapted, TOKENS, blinded)).max()) > 0.01
     disk.save(tmp_path, adapted, new)
     assert disk.family(disk.load(tmp_path)[1]) == "Dream"
-    left = model.adapt(params, cfg, mask_id=39)[0]["embed"]  # a row that was left over, and means nothing yet
+    left = adapt(params, cfg, mask_id=39)[0]["embed"]  # a row that was left over, and means nothing yet
     assert left.shape == params["embed"].shape and (left[:39] == params["embed"][:39]).all()
     close(left[39], params["embed"].mean(0))
 

@@ -24,7 +24,11 @@ import model
 import objectives
 import rewards
 import runs
+import sample
 import train
+from data.texts import read_rows, read_text, written
+from judges import learned, scores
+from machine.start import prepare
 
 KEY = jax.random.key(0)
 REWARD = """
@@ -74,7 +78,7 @@ def tiny(place, tmp_path):
 
 def begin(cfg):
     """cfg -> cfg with its model, tokenizer, task, the state before the first iteration."""
-    cfg, tok, start, _ = train.prepare(cfg)
+    cfg, tok, start, _ = prepare(cfg, train.train)
     task = objectives.OBJECTIVES["grpo"](cfg, tok, start)
     params = task.init(KEY)
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_beta else None
@@ -99,7 +103,7 @@ def test_completions_of_a_prompt_are_neighbours_and_every_reward_meets_its_own(t
     cfg, tok, _, _, (b,), notes = one_iteration(tiny(adv_norm="none"))
     prompts = [tok.decode([i for i in row if i != tok.pad_id]) for row in np.asarray(b["x"])[:, :3].tolist()]
     assert prompts == [p for p in prompts[::4] for _ in range(4)] and len(set(prompts)) == 4
-    texts = list(map(tok.decode, objectives.written(b["x"], tok, cfg)))
+    texts = list(map(tok.decode, written(b["x"], tok, cfg)))
     earned = np.array([sum(a == c for a, c in zip(t, p[::-1], strict=False)) / 2
                        for t, p in zip(texts, prompts, strict=True)])  # fmt: skip
     groups = earned.reshape(4, 4)
@@ -119,7 +123,7 @@ def test_a_reward_gets_the_tokens_that_were_written_and_not_those_of_their_text(
     rows = [row[3:] for row in np.asarray(b["x"]).tolist()]
     lengths = [len(row[: row.index(tok.eos_id)] if tok.eos_id in row else row) for row in rows]
     assert notes["reward"] == np.mean(lengths)
-    texts = map(tok.decode, objectives.written(b["x"], tok, cfg))
+    texts = map(tok.decode, written(b["x"], tok, cfg))
     assert sum(len(tok.encode(text)) for text in texts) > sum(lengths)  # no UTF-8
 
 
@@ -244,7 +248,7 @@ def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
         "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
     )
     cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), **flags))
-    silent = np.array([text[:1] < "3" for text in map(tok.decode, objectives.written(b["x"], tok, cfg))])
+    silent = np.array([text[:1] < "3" for text in map(tok.decode, written(b["x"], tok, cfg))])
     assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
 
 
@@ -254,7 +258,7 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
     scored = objectives.Scored([], rollout, ["a"] * 8, each, {"exact": each})
-    notes = objectives.describe(scored, np.zeros((2, 4)), cfg, tok)
+    notes = scores.describe(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
@@ -279,7 +283,7 @@ def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place)
     each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
                      [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
     scored = objectives.Scored([], None, [], each, {})
-    spread = lambda *weights: objectives.spread(scored, tiny(rewards=both, reward_weights=weights)).tolist()
+    spread = lambda *weights: scores.spread(scored, tiny(rewards=both, reward_weights=weights)).tolist()
     assert spread(1.0, 1.0) == [True, True, True, False]
     assert spread(1.0, 0.0) == [True, False, True, False]
     assert spread(0.0, 1.0) == [False, True, False, False]
@@ -312,8 +316,8 @@ def test_a_clipped_reward_passes_where_it_reaches_the_clip(tiny, place):
 def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
     cfg = dict(updates_per_rollout=2, logp_chunk=8, keep_completions=8)
     *_, whole, expected = one_iteration(tiny(**cfg))
-    fill, seen = objectives.fill, []
-    monkeypatch.setattr(objectives, "fill", lambda params, keys, *a: seen.append(len(keys)) or fill(params, keys, *a))
+    fill, seen = sample.fill, []
+    monkeypatch.setattr(sample, "fill", lambda params, keys, *a: seen.append(len(keys)) or fill(params, keys, *a))
     *_, again, notes = one_iteration(tiny(**cfg, rollout_chunk=chunk))  # 4 prompts with 4 completions each
     assert seen == parts
     for a, b in zip(whole, again, strict=True):
@@ -411,7 +415,7 @@ def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_sta
 
     monkeypatch.setattr(train, "make_update", counted)
     monkeypatch.setattr(train, "evaluate", lambda run, state, best: ({"val/sampled": 0.0}, best))
-    monkeypatch.setattr(train, "ending", lambda *_: "")
+    monkeypatch.setattr(runs, "ending", lambda *_: "")
     for changes in ({}, {"max_iters": 3, "resume": True}):
         gc.collect()
         before = held()
@@ -445,13 +449,13 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
 
 
 def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
-    monkeypatch.setattr(train, "trained", lambda path: pytest.fail(f"{path} was trained first"))
+    monkeypatch.setattr("machine.start.trained", lambda path, *_: pytest.fail(f"{path} was trained first"))
     for changes, words in (({"rewards": ("exakt",)}, "Did you mean 'exact'"),
                            ({"eval_rewards": ("keywords",)}, "needs the column 'keywords'"),
                            ({"rewards": ("exact",), "eval_rewards": ("exact",)}, "in rewards and in eval_rewards")
                            ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
-            train.prepare(tiny(init_from="config/sudoku_base.py", **changes))
+            prepare(tiny(init_from="config/sudoku_base.py", **changes), train.train)
 
 
 def test_filling_in_needs_completions(tiny, tmp_path):
@@ -547,8 +551,8 @@ def test_bits_per_byte_counts_the_bytes_of_windows_that_cut_characters(tmp_path,
     text = [json.dumps({"text": "漢é" * 28}) + "\n" for _ in range(20)]  # 140 bytes, twenty windows of 7
     (tmp_path / "rows.jsonl").write_text("".join(text))
     cfg = config.Config(**SECONDS | dict(max_prompt_len=0, max_new_tokens=7), dataset=f"{tmp_path}/rows.jsonl")
-    cfg, tok, *_ = train.prepare(cfg)
-    monkeypatch.setattr(objectives, "pass_rates", lambda *_: ({}, []))
+    cfg, tok, *_ = prepare(cfg, train.train)
+    monkeypatch.setattr(scores, "pass_rates", lambda *_: ({}, []))
     task = objectives.pretrain(cfg, tok, None)
     out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
     assert out["val/bits_per_byte"] == pytest.approx(out["val/nelbo"] / np.log(2))  # a token is a byte here
@@ -560,8 +564,8 @@ def test_held_out_rows_without_a_completion_are_filled_and_have_no_likelihood(tm
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = [*(rows[0] | more for more in completion), {"prompt": "e", "answer": "ee"}]
     (tmp_path / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-    cfg, tok, *_ = train.prepare(config.Config(**SECONDS, dataset=str(tmp_path)))
-    monkeypatch.setattr(objectives, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
+    cfg, tok, *_ = prepare(config.Config(**SECONDS, dataset=str(tmp_path)), train.train)
+    monkeypatch.setattr(scores, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
     task = objectives.pretrain(cfg, tok, None)
     out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
     assert out["rows"] == len(asked) and (5 < out["val/nelbo"] < 9 if completion else np.isnan(out["val/nelbo"]))
@@ -572,11 +576,11 @@ def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
                         init_from="a model")  # fmt: skip
-    made, pairs = [], objectives.learned.pairs
+    made, pairs = [], learned.pairs
     zs = lambda params, keys, arrays, *_: (jnp.where(arrays["hole"], ord("z"), arrays["tokens"]), {})
-    monkeypatch.setattr(objectives, "fill", zs)
-    monkeypatch.setattr(objectives.learned, "pairs", lambda *given: made.append(pairs(*given)) or made[-1])
-    objectives.judge_texts(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
+    monkeypatch.setattr(sample, "fill", zs)
+    monkeypatch.setattr(learned, "pairs", lambda *given: made.append(pairs(*given)) or made[-1])
+    learned.judge_texts(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
     filled = [len(text) for text, kind in zip(made[0].worse, made[0].kinds, strict=True) if "filled" in kind]
     assert filled == [20] * 4 and len(made[0].better) > 12  # a window alone would be known by its length
 
@@ -586,7 +590,7 @@ def test_a_model_and_a_tokenizer_must_mean_the_same_mask(tiny, place, tmp_path):
     known = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(known | {"mask_token_id": 7}))
     with pytest.raises(ValueError, match="config.json says that the mask is id 7, and the tokenizer that it is id 256"):
-        train.prepare(tiny(init_from=str(folder)))
+        prepare(tiny(init_from=str(folder)), train.train)
 
 
 # ---- autoregressive models ----
@@ -808,7 +812,7 @@ def test_a_reference_longer_than_a_completion_may_be_leaves_no_row_out(tiny, tmp
     assert {row["prompt"] for row in task.evaluate(state, KEY)[1]} == {"39", "40"}  # of 4 tokens at most are 1 to 4
     (batch, _), *_ = task.batches(state, KEY)
     assert len({tuple(x) for x in np.asarray(batch["x"])[:, :3].tolist()}) == 32
-    assert len(objectives.read_text(cfg, data.Tokenizer.bytes(), "train").rows) == 4  # to be learnt
+    assert len(read_text(cfg, data.Tokenizer.bytes(), "train").rows) == 4  # to be learnt
 
 
 def test_nothing_is_clipped_where_the_end_of_a_text_is_given(tiny):
@@ -937,8 +941,8 @@ def test_the_gap_says_how_far_off_a_cache_is_and_that_an_early_end_is_not(tiny, 
 def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(tiny):
     keys = dict(rule="factor", cache="dual", threshold=0.5, factor=0.3, budget=0.2, tempered=True, block_len=2)
     cfg = tiny(**keys)
-    assert {k: getattr(objectives.plan(cfg, 1.0), k) for k in keys} == keys
-    assert objectives.plan(cfg, 1.0).early_end and objectives.plan(tiny(), 1.0).block_len == 4
+    assert {k: getattr(sample.plan(cfg, 1.0), k) for k in keys} == keys
+    assert sample.plan(cfg, 1.0).early_end and sample.plan(tiny(), 1.0).block_len == 4
     with pytest.raises(ValueError, match="early_end=True draws nothing behind an end"):
         tiny(early_end=True, score_after_end=True)
 
@@ -1008,7 +1012,7 @@ def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_
         sizes.add(len(tokens)) or score(params, tokens, *rest, **more))))  # fmt: skip
     cfg = config.Config(**SECONDS | dict(eval_size=7, objective=objective) | changes, dataset=str(place),
                         out_dir=f"{tmp_path}/out")  # fmt: skip
-    cfg, tok, *_ = train.prepare(cfg)
+    cfg, tok, *_ = prepare(cfg, train.train)
     task = objectives.OBJECTIVES[objective](cfg, tok, None)
     values, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
     assert sizes == {size} and 5 < values.get("val/nelbo", 6) < 7  # log 259 = 5.56
@@ -1109,15 +1113,15 @@ def test_epochs_are_counted_in_rows_and_a_limit_takes_some_of_all_parts(tiny, pl
     assert train.train(cfg)[0].step == 2  # a quarter of 32 rows, 4 a step
     assert disk.read_run(disk.find(cfg.out_dir))["config"]["max_iters"] == 2
     assert train.train(dataclasses.replace(cfg, resume=True, num_epochs=0.3))[0].step == 3
-    index = [data.load(str(place), "train").index(row) for row in objectives.read_rows(cfg, "train")]
+    index = [data.load(str(place), "train").index(row) for row in read_rows(cfg, "train")]
     assert len(index) == 32 and index == sorted(index) and max(index) > 60
-    assert [len(objectives.read_rows(tiny(limit=0.25), split)) for split in ("train", "val")] == [20, 20]
+    assert [len(read_rows(tiny(limit=0.25), split)) for split in ("train", "val")] == [20, 20]
 
 
 def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     rows = [{"q": f"{i:02d}", "a": i, "note": "x"} for i in range(20)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", prompt_key="q", answer_key="a")
-    assert objectives.read_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
+    assert read_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
-        objectives.read_rows(dataclasses.replace(cfg, completion_key="b"), "train")
+        read_rows(dataclasses.replace(cfg, completion_key="b"), "train")

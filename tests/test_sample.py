@@ -17,6 +17,7 @@ import data
 import disk
 import model
 import sample
+from machine import caches, writer
 from sample import Plan, generate, row_keys
 
 FIXTURE = "tests/fixtures/llada"
@@ -704,7 +705,7 @@ def test_a_prompt_is_read_once_for_all_its_completions_and_they_are_the_same():
     np.testing.assert_array_equal(shared, alone)
     np.testing.assert_allclose(shared_trace["logp"], trace["logp"], atol=1e-6)
     assert len({tuple(row) for row in np.asarray(alone[:3]).tolist()}) > 1
-    assert sample.prefill(params, z, cfg, None, 3)[0].shape == (cfg.n_layer, 6, 6, cfg.kv_heads, cfg.head_dim)
+    assert caches.prefill(params, z, cfg, None, 3)[0].shape == (cfg.n_layer, 6, 6, cfg.kv_heads, cfg.head_dim)
 
 
 def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_if_alone():
@@ -781,14 +782,14 @@ def folder(tmp_path_factory):
 
 
 def run(capsys, *arguments):
-    code = sample.main(list(arguments))
+    code = writer.main(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
 
 
 def test_holes_in_a_prompt_are_read_as_the_help_says():
     tok = data.Tokenizer.bytes()
-    ids = lambda text, holes: sample.encode(text, tok, tok.mask_id, holes, 2)[0]
+    ids = lambda text, holes: writer.encode(text, tok, tok.mask_id, holes, 2)[0]
     show = lambda text, holes: "".join("?" if i == tok.mask_id else chr(i) for i in ids(text, holes))
     assert show("1_3__", "auto") == "1?3??"
     assert show("the _ sat", "auto") == "the ? sat"
@@ -864,7 +865,7 @@ def test_a_file_is_filled_written_and_scored(folder, capsys, tmp_path):
 
 def test_a_file_that_was_killed_while_it_was_filled_goes_on_where_it_was(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": text * 3}) + "\n" for text in "abcde"))
-    whole, target, real = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", sample.fill
+    whole, target, real = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", writer.fill
     asked = folder, f"--data={tmp_path}/in.jsonl", "--n=2", "--batch_size=4"
     run(capsys, *asked, f"--out={whole}")
 
@@ -874,14 +875,14 @@ def test_a_file_that_was_killed_while_it_was_filled_goes_on_where_it_was(folder,
                 raise KeyboardInterrupt
             yield text
 
-    monkeypatch.setattr(sample, "fill", killed)
+    monkeypatch.setattr(writer, "fill", killed)
     with pytest.raises(KeyboardInterrupt):
         run(capsys, *asked, f"--out={target}")
     (part,) = tmp_path.glob("out.jsonl.*.part")
     with open(part, "a") as file:
         file.write('{"prompt": "ccc", "compl')  # -9 can come within a line
     filled = []
-    monkeypatch.setattr(sample, "fill", lambda *args: (filled.append(text) or text for text in real(*args)))
+    monkeypatch.setattr(writer, "fill", lambda *args: (filled.append(text) or text for text in real(*args)))
     code, out, err = run(capsys, *asked, f"--out={target}", "--rewards=length")
     assert code == 0 and "5 rows of a run that was ended are there" in err and len(filled) == 5
     assert target.read_text() == whole.read_text() and not part.exists() and json.loads(out)["n"] == 10
@@ -961,7 +962,7 @@ def test_text_ends_at_the_end_of_text():
     params = jax.tree.map(jnp.zeros_like, model.init(KEY, cfg))
     plan = Plan(never=(0,), steps=2)  # everything ties, and without 0 the first id is 1, the end of text
     rows = [([2, 1, 3, 7, 7], 3), ([2, 7, 4, 5], 0)]
-    assert list(sample.fill(params, cfg, Fixed, plan, rows, 0, 2)) == ["", "b"]
+    assert list(writer.fill(params, cfg, Fixed, plan, rows, 0, 2)) == ["", "b"]
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -981,7 +982,7 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, c
 
 def test_a_column_that_a_reward_needs_is_missed_before_anything_is_filled(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
-    monkeypatch.setattr(sample, "fill", None)
+    monkeypatch.setattr(writer, "fill", None)
     code, _, err = run(capsys, folder, f"--data={tmp_path}/in.jsonl", "--rewards=tests")
     assert code == 2 and "'tests' needs the column 'tests'" in err
 
@@ -998,7 +999,7 @@ def test_the_program_prepares_its_process_takes_the_name_of_a_config_and_warns_o
     import runs
     prepared = []
     monkeypatch.setattr(runs, "prepare_process", lambda: prepared.append(1))
-    monkeypatch.setattr(sample, "LONG", 5)
+    monkeypatch.setattr(writer, "LONG", 5)
     _, shown, err = run(capsys, folder, "--prompt=abc", "--diffusion_steps=2", "--show")
     assert len(shown.splitlines()) == 2 and prepared and "the longest of these texts has 9 tokens" in err
 
@@ -1009,9 +1010,9 @@ def test_texts_do_not_depend_on_the_batch_size_wherever_their_holes_are():
     cfg = dataclasses.replace(TINY, vocab_size=259, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
     # (Nothing but holes would be all ties: alike tokens have alike features wherever they are, and rounding decides.)
     texts = ["a__b_c", "_____d", "abcdef__ghij_", "x", "_0___0_0_0_0_1111111111"]
-    rows = [sample.encode(text, tok, cfg.mask_id, "auto", 4) for text in texts]
+    rows = [writer.encode(text, tok, cfg.mask_id, "auto", 4) for text in texts]
     for plan in (Plan(steps=5, block_len=3, temperature=1.0), Plan(rule="dream", steps=4, temperature=1.0)):
-        filled = [list(sample.fill(sharp(cfg, 0), cfg, tok, plan, rows, 0, size)) for size in (1, 2, 5)]
+        filled = [list(writer.fill(sharp(cfg, 0), cfg, tok, plan, rows, 0, size)) for size in (1, 2, 5)]
         assert filled[0] == filled[1] == filled[2]
 
 
@@ -1022,7 +1023,7 @@ def test_a_folder_without_a_model_is_one_sentence_too(capsys, tmp_path):
 
 def test_help_names_every_field_of_a_plan_with_its_meaning(capsys):
     with pytest.raises(SystemExit) as e:
-        sample.main(["--help"])
+        writer.main(["--help"])
     out = capsys.readouterr().out
     assert e.value.code == 0
     for f in dataclasses.fields(Plan):

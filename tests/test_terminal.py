@@ -20,9 +20,8 @@ import disk
 import model
 import rewards
 import runs
-import sample
 import train
-from machine import cost, terminal
+from machine import cost, terminal, writer
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
     ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
@@ -48,7 +47,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
     (tmp_path / "FILE").write_text("")
     place = lambda text: text.replace("TMP", str(tmp_path))
     monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
-    monkeypatch.setattr(train, "trained", lambda *_: pytest.fail("a base was trained first"))
+    monkeypatch.setattr("machine.start.trained", lambda *_: pytest.fail("a base was trained first"))
     monkeypatch.setattr(sys, "argv", ["train.py", *place(command).split()])
     with pytest.raises(SystemExit) as e:
         train.main()
@@ -80,7 +79,7 @@ def test_every_key_that_a_table_names_is_there():
 
 def test_other_keys_follow_where_that_is_what_was_meant():
     cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
-    assert (config.kept(cfg), config.minibatch(cfg), train.updates_per_iter(cfg)) == (8, 8, 4)
+    assert (config.kept(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
     assert cost.rows_of(cfg)[0] == 4 * 8 * 2
     _, rate = train.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
@@ -206,7 +205,7 @@ def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkey
 
 
 @pytest.mark.parametrize("program, part, line", [
-    (rewards, "score", "rewards.py rows.jsonl --rewards=exact"), (sample, "run", "sample.py out/x --prompt=a")])
+    (rewards, "score", "rewards.py rows.jsonl --rewards=exact"), (writer, "run", "sample.py out/x --prompt=a")])
 def test_scoring_and_filling_for_nobody_end_as_by_a_closed_pipe(program, part, line, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", line.split())
     monkeypatch.setattr(program, part, lambda options: (_ for _ in ()).throw(BrokenPipeError()))

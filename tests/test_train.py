@@ -22,9 +22,10 @@ import disk
 import model
 import objectives
 import runs
-import sample
 import train
-from machine import terminal
+from data import texts
+from machine import terminal, writer
+from machine.start import prepare
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
 KEY = jax.random.key(0)
@@ -184,7 +185,7 @@ def test_one_update_is_adamw_as_its_paper_writes_it(tiny):
 
 def one_step(cfg, objective="pretrain"):
     """Params and metrics after one update from the real data and loss."""
-    cfg, tok, start, _ = train.prepare(cfg)
+    cfg, tok, start, _ = prepare(cfg, train.train)
     task = objectives.OBJECTIVES[objective](cfg, tok, start)
     params = task.init(KEY)
     tx, _ = train.optimizer(cfg)
@@ -221,7 +222,7 @@ def test_micro_batches_add_up_to_the_big_batch(tiny, changes, splits):
 
 
 def test_a_pair_of_half_masks_covers_every_completion_once(tiny):
-    cfg, tok, start, _ = train.prepare(tiny(paired=True))
+    cfg, tok, start, _ = prepare(tiny(paired=True), train.train)
     task = objectives.pretrain(cfg, tok, start)
     ((batch, _),) = task.batches(train.State(3, {}, (), None, None), KEY)
     hole = np.asarray(batch["z"] == cfg.model.mask_id)
@@ -287,11 +288,11 @@ def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbrok
 
 @pytest.mark.slow
 def test_the_sampler_opens_what_a_run_has_saved(unbroken, tmp_path, capsys):
-    assert sample.main([unbroken.out_dir, "--prompt=12", "--n=2"]) in (0, None)
+    assert writer.main([unbroken.out_dir, "--prompt=12", "--n=2"]) in (0, None)
     assert capsys.readouterr().out.count("---") == 1
     out = tmp_path / "filled.jsonl"
     what = [f"--data={unbroken.dataset}/val.jsonl", f"--out={out}", "--rewards=exact"]
-    assert sample.main([unbroken.out_dir, *what]) in (0, None)
+    assert writer.main([unbroken.out_dir, *what]) in (0, None)
     assert len(out.read_text().splitlines()) == 20 and "exact" in capsys.readouterr().out
 
 
@@ -340,7 +341,7 @@ def test_a_run_that_cannot_start_moves_nothing(tiny, monkeypatch, tmp_path):
 def test_it_starts_from_the_weights_of_a_folder_or_of_another_run(unbroken, tiny):
     want = disk.flat(disk.load(unbroken.out_dir)[0])
     for path in (unbroken.out_dir, f"{unbroken.out_dir}/step-000012"):
-        cfg, tok, start, resumed = train.prepare(tiny(init_from=path))
+        cfg, tok, start, resumed = prepare(tiny(init_from=path), train.train)
         assert resumed is None
         params = disk.flat(objectives.pretrain(cfg, tok, start).init(KEY))
         assert params.keys() == want.keys()
@@ -359,7 +360,8 @@ def test_a_start_that_contradicts_the_config_is_refused(unbroken, tiny, monkeypa
     shape = dataclasses.replace(SHAPE, n_layer=3)
     code = leave(tiny(init_from=unbroken.out_dir, model=shape), monkeypatch, tmp_path)
     assert "n_layer=3, but the model in" in code and "has n_layer=1" in code
-    cfg, *_ = train.prepare(tiny(init_from=unbroken.out_dir, model=model.ModelConfig(dtype="bfloat16", remat=True)))
+    shape = model.ModelConfig(dtype="bfloat16", remat=True)
+    cfg, *_ = prepare(tiny(init_from=unbroken.out_dir, model=shape), train.train)
     assert (cfg.model.d_model, cfg.model.dtype, cfg.model.remat) == (16, "bfloat16", True)
 
 
@@ -381,7 +383,7 @@ def test_a_start_that_is_a_config_file_is_trained_first_and_only_once(tiny, tmp_
 
 
 def test_a_curriculum_begins_with_the_easy_rows(tiny):
-    cfg, tok, start, _ = train.prepare(tiny(curriculum=((0, 3), (5, 6), (9, 9)), batch_size=32))
+    cfg, tok, start, _ = prepare(tiny(curriculum=((0, 3), (5, 6), (9, 9)), batch_size=32), train.train)
     task = objectives.pretrain(cfg, tok, start)
     hardest = []
     for step in (0, 1, 4, 5, 8, 9, 10):
@@ -394,7 +396,7 @@ def test_a_curriculum_begins_with_the_easy_rows(tiny):
 def test_a_range_of_difficulty_holds_for_training_and_evaluation(tiny):
     cfg = tiny(difficulty=(2, 4))
     for split in ("train", "val"):
-        rows = objectives.read_rows(cfg, split)
+        rows = texts.read_rows(cfg, split)
         assert {row["difficulty"] for row in rows} <= {2, 3, 4} and rows
 
 
@@ -590,7 +592,7 @@ def test_a_rate_that_is_far_too_high_ends_in_one_sentence(tiny, monkeypatch, tmp
 
 def test_weights_and_biases_is_asked_for_by_name_when_it_is_missing(tiny, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr(train, "continued", lambda cfg: pytest.fail("it was noticed too late"))
+    monkeypatch.setattr("machine.start.continued", lambda cfg: pytest.fail("it was noticed too late"))
     code = leave(tiny(wandb_log=True), monkeypatch, tmp_path)
     assert code == "error: wandb_log=True needs the package wandb: pip install wandb"
 
@@ -686,7 +688,7 @@ def test_keys_of_the_base_of_a_base_go_through(tmp_path):
 
 
 def test_a_step_can_be_run_again_alone(tiny):
-    cfg, tok, start, _ = train.prepare(tiny())
+    cfg, tok, start, _ = prepare(tiny(), train.train)
     one, other = (objectives.pretrain(cfg, tok, start) for _ in range(2))
     list(one.batches(train.State(0, {}, (), None, None), KEY))
     ((a, _),), ((b, _),) = (t.batches(train.State(7, {}, (), None, None), jax.random.key(7)) for t in (one, other))
