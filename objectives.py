@@ -2,7 +2,7 @@
 The objectives: where a batch comes from, and what the loss is. All the rest is the loop's (train.py).
 
     pretrain   rows -> noise -> the negative ELBO
-    judge      pairs of a better and a worse text -> Bradley-Terry
+    judge      pairs of a better and a worse text -> Bradley-Terry (judges/learned.py)
     grpo       prompts -> completions -> rewards -> advantages, and views of the completions -> the loss of grpo.py
 """
 
@@ -25,12 +25,11 @@ import diffusion
 import grpo
 import model
 import rewards
+import runs
 import sample
 from data.texts import draws, few, holes_of_rows, punch, read_text, stages, up_to_its_end, written
 from judges import learned, scores
 from machine import mesh
-
-SAMPLES = 16  # completions that an evaluation writes to samples.jsonl
 
 
 class Task(NamedTuple):
@@ -77,7 +76,7 @@ def pretrain(cfg, tok, start):
         if n and not cfg.max_prompt_len:
             size = np.mean([len(tok.spell(row)) for row in held_out.arrays["tokens"]])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
-        scored = asked if fns or more else asked.part(np.arange(min(SAMPLES, len(asked.rows))))  # only to be looked at
+        scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # to be looked at
         rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
         return out | rates, samples
 

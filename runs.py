@@ -1,6 +1,6 @@
 """
-What a run asks of its process, and what it leaves in its folder beside checkpoints (disk.py): metrics.jsonl,
-samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
+What a run asks of its process, what it says on the way, and what it leaves in its folder beside checkpoints (disk.py):
+metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
 """
 
 import contextlib
@@ -136,6 +136,9 @@ def move_aside(out_dir):
 
 # ---- logs ------------------------------------------------------------------------------------------------------------
 
+SAMPLES = 16  # completions that an evaluation writes to samples.jsonl
+
+
 class Log:
     """disk.LOGS in out_dir, cut back to the step a run resumes from, its config in run.json; wandb when asked."""
 
@@ -249,6 +252,18 @@ def ending(cfg, best):
     said = f"{measure} {score:.4f}" + (f" ± {best['se']:.4f}" if "se" in best else "")
     where = f"best at step {best['step']}" if best["step"] else f"none better than the start, {cfg.init_from}"
     return f", {where}: {said}, of {sum(measure in row for row in rows)} evaluations"
+
+
+def show(run, step, values, samples):
+    """The metrics and samples of an evaluation, into the log and onto the page and the screen."""
+    if run.log:
+        run.log.metrics(step, values)
+        run.log.samples(step, samples[:SAMPLES])
+        draw(run.cfg.out_dir)
+        report(run.cfg)
+    tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
+    for s in samples[: run.cfg.log_samples]:
+        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k not in ("columns", "film")))
 
 
 def write(run, state, last, seconds, logged):

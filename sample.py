@@ -423,14 +423,6 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
     return mesh.everywhere((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
 
 
-def steps(params, key, z, cfg, plan, valid=None):
-    """The tokens of `generate` as they come: yields z (B, T), new (B, T) after every step."""
-    keys, s = begin(params, key, jnp.asarray(z), cfg, plan, valid)
-    while np.any(np.asarray(s.z) == cfg.mask_id):
-        s = denoise(params, keys, s, cfg, plan, valid)
-        yield np.asarray(s.z), np.asarray(s.step == s.n - 1)
-
-
 # ---- of a run --------------------------------------------------------------------------------------------------------
 
 SHARED = "order rule block_len cache threshold factor budget tempered".split()  # fields that a run has, too

@@ -37,7 +37,7 @@ import runs
 from judges import learned, scores
 from machine import lora, mesh
 from machine.start import announce, other_reference, plan_ahead, prepare, reference_dtype, referred
-from objectives import OBJECTIVES, SAMPLES, policy_loss
+from objectives import OBJECTIVES, policy_loss
 
 
 class State(NamedTuple):
@@ -249,14 +249,7 @@ def evaluate(run, state, best):
         values, samples = run.task.evaluate(lora.seen(state, run.base, run.cfg), k_eval)
     except ValueError as e:
         raise saved(run, state, best, f"evaluation at step {state.step}", e) from e
-    if run.log:
-        run.log.metrics(state.step, values)
-        run.log.samples(state.step, samples[:SAMPLES])
-        runs.draw(run.cfg.out_dir)
-        runs.report(run.cfg)
-    tqdm.write(f"step {state.step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
-    for s in samples[: run.cfg.log_samples]:
-        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k not in ("columns", "film")))
+    runs.show(run, state.step, values, samples)
     passes = run.task.passes
     new = {"step": state.step, "score": values[passes] if passes else -values["val/nelbo"]}
     new |= {"measure": passes or "val/nelbo"} | ({"se": values[f"{passes}_se"]} if f"{passes}_se" in values else {})

@@ -8,7 +8,7 @@ import model
 
 
 def adapter_shapes(cfg, targets, rank):
-    """As `shapes`, of the adapters beside the matrices in targets: {name: shape}, with a leading L axis."""
+    """As `model.shapes`, of the adapters beside the matrices in targets: {name: shape}, with a leading L axis."""
     sizes = [(name, *model.shapes(cfg)["blocks"][name]) for name in targets]
     return {n + "_a": (L, I, rank) for n, L, I, _ in sizes} | {n + "_b": (L, rank, O) for n, L, _, O in sizes}
 

@@ -14,6 +14,7 @@ import time
 import zlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
@@ -60,11 +61,19 @@ def fill(params, cfg, tok, plan, rows, seed, batch_size, alike=1, done=0):
             yield tok.decode(x[begin:min(ends, default=len(ids))])
 
 
+def steps(params, key, z, cfg, plan, valid=None):
+    """The tokens of `generate` as they come: yields z (B, T), new (B, T) after every step."""
+    keys, s = sample.begin(params, key, jnp.asarray(z), cfg, plan, valid)
+    while np.any(np.asarray(s.z) == cfg.mask_id):
+        s = sample.denoise(params, keys, s, cfg, plan, valid)
+        yield np.asarray(s.z), np.asarray(s.step == s.n - 1)
+
+
 def play(params, cfg, tok, plan, rows, seed):
     """Shows the steps as they come: on a terminal as a film, new tokens in green, else a line for each row and step."""
     z, valid = pack(rows, tok, cfg)
     styles = {"hole": "\x1b[2m{}\x1b[0m", "new": "\x1b[1;32m{}\x1b[0m"} if sys.stdout.isatty() else {}
-    for n, (now, new) in enumerate(sample.steps(params, jax.random.key(seed), z, cfg, plan, valid), 1):
+    for n, (now, new) in enumerate(steps(params, jax.random.key(seed), z, cfg, plan, valid), 1):
         kinds, texts = np.where(now == cfg.mask_id, "hole", np.where(new, "new", "old")), [""] * len(rows)
         for b in range(len(rows)):
             for kind, at in itertools.groupby(np.flatnonzero(valid[b]), kinds[b].__getitem__):

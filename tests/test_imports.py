@@ -25,7 +25,7 @@ ARROWS = {
     "judges/scores": {"data", "data/texts", "disk", "grpo", "judges/learned", "judges/rules", "machine/mesh", "rewards",
                       "sample"},
     "objectives": {"config", "data", "data/texts", "diffusion", "grpo", "judges/learned", "judges/scores",
-                   "machine/mesh", "model", "rewards", "sample"},
+                   "machine/mesh", "model", "rewards", "runs", "sample"},
     "machine/cost": {"config", "diffusion", "machine/lora", "machine/mesh", "model", "objectives", "sample"},
     "machine/start": {"config", "data", "data/texts", "disk", "judges/scores", "machine/cost", "machine/mesh", "model",
                       "runs", "sample"},
@@ -76,6 +76,11 @@ def test_a_function_fits_on_a_screen():
     long = {f"{path}: {n.name}" for path in paths for n in ast.walk(ast.parse(open(path).read()))
             if isinstance(n, ast.FunctionDef) and n.end_lineno - n.lineno >= 60}  # fmt: skip
     assert not long
+
+
+def test_what_is_to_be_read_first_is_read_in_an_afternoon():
+    names = "model", "diffusion", "sample", "grpo", "objectives", "train"
+    assert sum(len(open(f"{name}.py").readlines()) for name in names) <= 2200
 
 
 def test_the_sandbox_starts_without_jax_and_imports_print_nothing():

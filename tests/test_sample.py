@@ -333,7 +333,7 @@ def test_old_style_keys_work_too():
 def committed(row, plan, params=PARAMS):
     """The state of one row before its first step, what was committed then, and the logits it was chosen by."""
     z = holes(row)
-    _, new = next(sample.steps(params, KEY, z, TINY, plan))
+    _, new = next(writer.steps(params, KEY, z, TINY, plan))
     return np.flatnonzero(new[0]), np.asarray(logits(params, z, TINY), np.float64)[0]
 
 
@@ -362,7 +362,7 @@ def test_the_orders_disagree_so_that_the_test_above_can_tell_them_apart():
 
 def test_random_order_chooses_every_hole_equally_often():
     z = jnp.tile(holes("0____1"), (2000, 1))
-    _, new = next(sample.steps(PARAMS, KEY, z, TINY, Plan(order="random", steps=4)))
+    _, new = next(writer.steps(PARAMS, KEY, z, TINY, Plan(order="random", steps=4)))
     np.testing.assert_allclose(new.mean(0), [0, 0.25, 0.25, 0.25, 0.25, 0], atol=0.04)  # 4 standard errors
 
 
@@ -507,7 +507,7 @@ def test_watching_the_steps_shows_what_generate_does():
     z = holes("01________", "0_1_0_1_0_")
     plan = Plan(rule="dream", steps=10, temperature=1.0, block_len=5)
     x, trace = generate(PARAMS, KEY, z, TINY, plan)
-    seen = list(sample.steps(PARAMS, KEY, z, TINY, plan))
+    seen = list(writer.steps(PARAMS, KEY, z, TINY, plan))
     assert len(seen) == trace["n_steps"]
     np.testing.assert_array_equal(seen[-1][0], x)
     for n, (_, new) in enumerate(seen):
