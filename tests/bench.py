@@ -46,6 +46,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import train as trainer
     from data import texts
     from judges import rules, scores
+    from machine.start import trained
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -554,7 +555,7 @@ def ways(n, quick):
 def asked(task, n_rows):
     """Name of a task -> params, the config of its run, tokenizer, z, valid, and score(tokens) -> accuracy, tokens."""
     run = dataclasses.replace(config.read(f"config/{task}_base.py"), eval_size=n_rows)
-    folder = disk.best(trainer.trained(f"config/{task}_base.py"))[0]
+    folder = disk.best(trained(f"config/{task}_base.py", trainer.train))[0]
     params, shape = disk.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
     text = texts.few(texts.read_text(run, tok, "val", learnt=False), run)
