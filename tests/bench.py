@@ -719,7 +719,7 @@ def growing(what, n, usual, shape):
 def growth(options):
     """how a training step and a denoising pass grow with length, batch, vocabulary, views, beside what is counted"""
     rate, found = matmul_rate(prepare()[0], options)["jax"], {}
-    usual, shape = some(options, USUAL_TOY, USUAL, USUAL)
+    (usual, shape), rounds = some(options, USUAL_TOY, USUAL, USUAL), some(options, 1, 2, min(options.rounds, 3))
     told = lambda sizes: ", ".join(f"{name} {n}" for name, n in sizes.items())
     sizes = some(options, GROWTH_TOY, {what: ns[::2] for what, (ns, _) in GROWTH.items()},
                  {what: ns for what, (ns, _) in GROWTH.items()})  # fmt: skip
@@ -727,7 +727,7 @@ def growth(options):
     def row(what, n):
         say(f"{what} {n}")
         fns, flops = growing(what, n, usual, shape)
-        found[what, n] = {name: (s[0], flops[name]) for name, s in in_turns(fns, some(options, 1, 2, options.rounds))}
+        found[what, n] = {name: (s[0], flops[name]) for name, s in in_turns(fns, rounds)}
         first, cells = found[what, sizes[what][0]], []
         for name, (s, f) in found[what, n].items():
             cells += [f"{s * 1e3:.1f}", f"{s / first[name][0]:.1f}", f"{f / 1e9:.2f}", f"{f / first[name][1]:.1f}",
@@ -772,10 +772,11 @@ def growth_picture(found, path):
 
 # ---- grpo ------------------------------------------------------------------------------------------------------------
 
-# Name: the model, (prompts, completions of each), (tokens of a prompt, of a completion), (steps, block), log-probs.
+# Name: the model, (prompts, completions of each), (tokens of a prompt, of a completion), (steps, block), log-probs. The
+# second has as many ids for its width as LLaDA-8B: 126,464 for 4,096.
 ITERATIONS = {
-    "d=128, 4 layers": (dict(d_model=128, n_layer=4, vocab_size=V), (16, 8), (32, 24), (24, 24), "coupled"),
-    "d=256, 6 layers": (dict(d_model=256, n_layer=6, vocab_size=4096), (4, 8), (32, 128), (32, 32), "one_step")}
+    "d=128, 4 layers": (dict(d_model=128, n_layer=4, vocab_size=V), (8, 8), (32, 24), (24, 24), "coupled"),
+    "d=128, 4 layers, large V": (dict(d_model=128, n_layer=4, vocab_size=4096), (4, 8), (32, 96), (48, 32), "one_step")}
 ITERATION_TOY = {"toy": (dict(d_model=16, n_layer=2, vocab_size=V), (2, 4), (4, 8), (4, 4), "coupled")}
 
 
