@@ -765,7 +765,7 @@ def growth_picture(found, path):
         ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         ax.grid(alpha=0.25)
     axes[0].set_ylabel("seconds")
-    axes[0].legend(frameon=False, fontsize=7)
+    axes[0].legend(frameon=False, fontsize=7, loc="upper left")
     figure.savefig(path, dpi=110, facecolor="white")
     plt.close(figure)
 
