@@ -75,7 +75,8 @@ def count_bytes(cfg, devices):
         held = wide * n + 4 * trained
     rows, micro = (up(n, of_rows) for n in rows_of(cfg)[1:3])
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
-    layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + 4 * 2 * m.n_head * T * (1 + copied(cfg))) // tensor
+    scores = 0 if model.fused(m) else 4 * 2 * m.n_head * T * (1 + copied(cfg))
+    layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + scores) // tensor
     one = 2 * D * (Q + KV) + 3 * D * F  # of a block; it is gathered, while the one before it is still there
     gathered = 2 * wide * max(one, 0 if judge else D * V) // tensor if of_weights > tensor else 0
     kept = rows * L * layer if not m.remat else micro * L * T * wide * D + rows * layer
@@ -248,6 +249,13 @@ def machine(text):
     return name, count
 
 
+def planned(text):
+    """8xH100 -> while this lasts, functions are traced as for such a device."""
+    platform = "gpu" if DEVICES[machine(text)[0]].chip else "tpu"
+    device = jax.sharding.AbstractDevice(platform, None, platform)
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+
+
 def topology(text):
     """8xH100 -> JAX's description of these devices, which its compiler takes in place of the real ones; None: the
     package with that compiler is missing."""
@@ -271,6 +279,9 @@ def topology(text):
         cuda_compute_capability {{ major: {major} minor: {minor} }} registers_per_core_limit: 65536
         registers_per_block_limit: 65536 }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }}
         device_description_str: "NVIDIA {name}" """
+    with contextlib.suppress(ImportError):  # JAX asks for cuDNN's version while it traces; its library need not be here
+        from jax._src.cudnn import fused_attention_stablehlo
+        fused_attention_stablehlo.check_cudnn_version = lambda: 90800  # of the device, as above
     shape = f"1x{max(count // HOST, 1)}x{min(count, HOST)}"
     return topologies.get_topology_desc(name.lower(), platform="cuda", target_config=target, topology=shape)
 

@@ -56,6 +56,12 @@ def shape():
     return jax.sharding.get_abstract_mesh().shape
 
 
+def platform():
+    """-> cpu, gpu or tpu: what a function that is traced now is compiled for."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device else jax.default_backend()
+
+
 def spec(name, sides, sizes, but=""):
     """The name and shape of a leaf, {axis: size} -> its PartitionSpec. An axis that does not divide its side lies over
     the other one, and if it does not divide that, either, or is `but`, over none."""
@@ -113,6 +119,14 @@ def rows(x, embedded=False):
         return x
     x = jax.lax.with_sharding_constraint(x, PartitionSpec("data", None, "fsdp")) if embedded else x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS))
+
+
+def heads(*xs):
+    """q, k, v (B, T, H or KV, K) -> the same, all of them split alike: a kernel cannot take them otherwise."""
+    if not shape():
+        return xs
+    axis = None if any(x.shape[2] % shape()["tensor"] for x in xs) else "tensor"
+    return constrain(xs, (PartitionSpec(ROWS, None, axis),) * len(xs))
 
 
 def everywhere(tree):

@@ -221,5 +221,6 @@ def plan_ahead(argv, devices, outline):
         raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
     else:
         shape = first.model if first.init_from else with_ids(first.model, data.tokenizer(first.dataset))
-    for line in cost.plan(config.of_shape(cfg, shape), devices, outline):
-        print(line, flush=True)
+    with cost.planned(devices):
+        for line in cost.plan(config.of_shape(cfg, shape), devices, outline):
+            print(line, flush=True)

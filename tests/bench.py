@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -41,11 +42,13 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import diffusion
     import disk
     import model
+    import objectives
     import runs
     import sample as sampler
     import train as trainer
     from data import texts
     from judges import rules, scores
+    from machine import cost
     from machine.start import trained
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -87,6 +90,20 @@ def prepare():
 
     torch.set_num_threads(CORES)
     return torch, twin
+
+
+def matmul_rate(torch, options):
+    """-> {who: FLOP/s} of large matrix products in float32."""
+    rate = {}
+    for n in some(options, (64,), (1024,), (1024, 2048, 3072)):
+        a = jax.random.normal(jax.random.key(n), (n, n))
+        fns = {"jax": waiting(jax.jit(jnp.matmul), a, a)}
+        if torch:
+            fns["torch"] = functools.partial(torch.matmul, *[torch.from_numpy(np.array(a))] * 2)
+        for who, s in in_turns(fns, 2 * some(options, 1, 2, options.rounds)):
+            rate[who] = max(rate.get(who, 0), 2 * n**3 / s[0])
+    print("float32 matmul rate: " + ", ".join(f"{who} {r / 1e9:.0f} GFLOP/s" for who, r in rate.items()))
+    return rate
 
 
 def some(options, toy, quick, whole):
@@ -164,15 +181,7 @@ def pieces(params, cfg, B, T, batch):
 def train(options):
     """one training step and its gradient: against the matmul rate of this machine, and against PyTorch"""
     torch, twin = prepare()
-    rounds, rate = some(options, 1, 2, options.rounds), {}
-    for n in some(options, (64,), (1024,), (1024, 2048, 3072)):
-        a = jax.random.normal(jax.random.key(n), (n, n))
-        fns = {"jax": waiting(jax.jit(jnp.matmul), a, a)}
-        if torch:
-            fns["torch"] = functools.partial(torch.matmul, *[torch.from_numpy(np.array(a))] * 2)
-        for who, s in in_turns(fns, 2 * rounds):
-            rate[who] = max(rate.get(who, 0), 2 * n**3 / s[0])
-    print("float32 matmul rate: " + ", ".join(f"{who} {r / 1e9:.0f} GFLOP/s" for who, r in rate.items()))
+    rounds, rate = some(options, 1, 2, options.rounds), matmul_rate(torch, options)
     for name, (shape, B, T, *_) in some(options, TOY, QUICK, SIZES).items():
         cfg = model.ModelConfig(vocab_size=V, mask_id=V - 1, **shape)
         run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
@@ -648,17 +657,227 @@ def picture(points, path):
     plt.close(figure)
 
 
+# ---- growth ----------------------------------------------------------------------------------------------------------
+
+# What grows, its values, and what it is called; all else stays as it is, and so does the model.
+GROWTH = {"T": ((64, 128, 256, 512, 1024, 2048), "tokens in a text"), "batch": ((1, 4, 16, 64), "texts in a batch"),
+          "V": ((512, 4096, 32768, 152064), "ids in the vocabulary"),
+          "views": ((1, 2, 4, 8), "views of a completion (GRPO)")}  # fmt: skip
+USUAL = {"T": 128, "batch": 4, "V": V}, dict(d_model=128, n_layer=4)
+GROWTH_TOY = {"T": (4, 8), "views": (1, 2)}
+USUAL_TOY = {"T": 8, "batch": 2, "V": 16}, dict(d_model=16, n_layer=2)
+
+
+def prompts_of(run, N):
+    """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; what is rewarded is a length."""
+    m, T = run.model, run.max_prompt_len + run.max_new_tokens
+    tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "".join(chr(97 + i % 26) for i in ids))
+    arrays = {"tokens": np.random.default_rng(0).integers(0, m.eos_id, (N, T)), "valid": None,
+              "hole": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
+    rows = [{"prompt": "", "target_length": run.max_new_tokens // 2}] * N
+    return tok, texts.Text(rows, arrays)
+
+
+def learner(run):
+    """Config -> its params, step(batch): a whole one. Without a batch it is random text, noised anew each time."""
+    cfg, key, tx = run.model, jax.random.key(0), trainer.optimizer(run)[0]
+    params = model.init(key, cfg)
+    text = {"tokens": jax.random.randint(key, (run.batch_size, run.max_new_tokens), 0, cfg.eos_id),
+            "hole": np.ones((run.batch_size, run.max_new_tokens), bool), "valid": None}  # fmt: skip
+    noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
+    loss = (functools.partial(objectives.policy_loss, cfg=run) if run.objective == "grpo" else
+            functools.partial(diffusion.loss, cfg=cfg))  # fmt: skip
+    update = trainer.make_update(loss, tx, run)
+    state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
+
+    def step(batch=None):
+        *state[:], metrics = update(*state, np.int32(0), batch or noise(key, text))
+        jax.block_until_ready(metrics)
+
+    return params, step
+
+
+def growing(what, n, usual, shape):
+    """A row of the table -> {name: call}, {name: FLOPs}."""
+    size = usual | {what: n}
+    T, B, views = size["T"], size["batch"], what == "views"
+    cfg = model.ModelConfig(**shape, vocab_size=size["V"], mask_id=size["V"] - 1, eos_id=size["V"] - 2)
+    run = config.Config(batch_size=B, max_prompt_len=0, max_new_tokens=T, model=cfg)
+    if views:
+        run = dataclasses.replace(run, objective="grpo", init_from="x", rewards=("length",), logp_est="elbo",
+                                  logp_views=n, group_size=4, max_prompt_len=T // 2, max_new_tokens=T // 2)  # fmt: skip
+    (params, step), flops, key = learner(run), cost.count_flops(run)["update"], jax.random.key(0)
+    if not views:
+        z, plan = jnp.full((B, T), cfg.mask_id), sampler.Plan(steps=1, block_len=T)
+        denoise = waiting(functools.partial(sampler.generate, params, key, z, cfg, plan))
+        return {"step": step, "pass": denoise}, {"step": flops, "pass": flops / 3}
+    tok, text = prompts_of(run, B)
+    state = trainer.State(0, params, None, None, None)
+    (batch,) = objectives.passes(state, key, key, objectives.roll_out(params, key, text, run, tok), run)
+    return {"step": functools.partial(step, batch | {"adv": jax.random.normal(key, batch["adv"].shape)})}, {
+        "step": flops}  # fmt: skip
+
+
+def growth(options):
+    """how a training step and a denoising pass grow with length, batch, vocabulary, views, beside what is counted"""
+    rate, found = matmul_rate(prepare()[0], options)["jax"], {}
+    (usual, shape), rounds = some(options, USUAL_TOY, USUAL, USUAL), some(options, 1, 2, min(options.rounds, 3))
+    told = lambda sizes: ", ".join(f"{name} {n}" for name, n in sizes.items())
+    sizes = some(options, GROWTH_TOY, {what: ns[::2] for what, (ns, _) in GROWTH.items()},
+                 {what: ns for what, (ns, _) in GROWTH.items()})  # fmt: skip
+
+    def row(what, n):
+        say(f"{what} {n}")
+        fns, flops = growing(what, n, usual, shape)
+        found[what, n] = {name: (s[0], flops[name]) for name, s in in_turns(fns, rounds)}
+        first, cells = found[what, sizes[what][0]], []
+        for name, (s, f) in found[what, n].items():
+            cells += [f"{s * 1e3:.1f}", f"{s / first[name][0]:.1f}", f"{f / 1e9:.2f}", f"{f / first[name][1]:.1f}",
+                      f"{f / s / rate:.0%}"]  # fmt: skip
+        jax.clear_caches()
+        return [f"{what} {n}", *cells, *[""] * (10 - len(cells))]
+
+    print(f"""
+A step of training and a denoising pass of {told(usual)} where no other number is given; {told(shape)}.
+Views: a step of GRPO on 4 completions of each of as many prompts, half of the tokens.
+Best of several. x: times the first row of its kind; GFLOP: counted by machine/cost.py; of: share of the matmul rate
+""")
+    head = ["", "step, ms", "x", "GFLOP", "x", "of", "pass, ms", "x", "GFLOP", "x", "of"]
+    jobs = [(what, n) for what, ns in sizes.items() for n in ns]
+    table(head, [f"{what} {n}" for what, n in jobs], (row(*job) for job in jobs))
+    if options.picture:
+        growth_picture({what: {n: found[what, n] for n in ns} for what, ns in sizes.items()}, options.picture)
+
+
+def growth_picture(found, path):
+    """{what: {n: {"step" or "pass": (seconds, FLOPs)}}} -> a picture: lines as measured, dashes as counted."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found), 3.6), sharey=True, layout="constrained")
+    for ax, (what, points) in zip(axes, found.items(), strict=True):
+        for name, color in (("step", "tab:blue"), ("pass", "tab:orange")):
+            ns = [n for n in points if name in points[n]]
+            if ns:
+                seconds, flops = zip(*(points[n][name] for n in ns), strict=True)
+                ax.plot(ns, seconds, "o-", color=color, ms=4, label=f"{name}, measured")
+                counted = [f * seconds[0] / flops[0] for f in flops]
+                ax.plot(ns, counted, "--", color=color, lw=1, label=f"{name}, counted operations, from the first point")
+        ax.set(xscale="log", yscale="log", xlabel=GROWTH[what][1], xticks=[*points], xticklabels=[*points])
+        ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+        ax.grid(alpha=0.25)
+    axes[0].set_ylabel("seconds")
+    axes[0].legend(frameon=False, fontsize=7, loc="upper left")
+    figure.savefig(path, dpi=110, facecolor="white")
+    plt.close(figure)
+
+
+# ---- grpo ------------------------------------------------------------------------------------------------------------
+
+# Name: the model, (prompts, completions of each), (tokens of a prompt, of a completion), (steps, block), log-probs. The
+# second has as many ids for its width as LLaDA-8B: 126,464 for 4,096.
+ITERATIONS = {
+    "d=128, 4 layers": (dict(d_model=128, n_layer=4, vocab_size=V), (8, 8), (32, 24), (24, 24), "coupled"),
+    "d=128, 4 layers, large V": (dict(d_model=128, n_layer=4, vocab_size=4096), (4, 8), (32, 96), (48, 32), "one_step")}
+ITERATION_TOY = {"toy": (dict(d_model=16, n_layer=2, vocab_size=V), (2, 4), (4, 8), (4, 4), "coupled")}
+
+
+def grpo(options):
+    """a whole iteration of GRPO against the straightforward one in PyTorch, stage by stage, on the same completions"""
+    torch, twin = prepare()
+    if not torch:
+        return
+    print("""
+Ours: objectives.py and train.py as a run calls them. PyTorch, eager: LLaDA's loop, all positions and all logits at each
+step, at temperature 1; log-probs of all views in one batch, logits of all positions, as d1 and DiffuCoder take them, of
+the policy of the rollout for both updates (ours needs them for the second); AdamW, fused. Both learn from the same
+completions, rewards and masks, in two updates. Best of several, in ms""")
+    sizes = some(options, ITERATION_TOY, dict([*ITERATIONS.items()][:1]), ITERATIONS)
+    for name, (shape, (N, G), (prompt, new), (steps, block), estimator) in sizes.items():
+        cfg = model.ModelConfig(**shape, mask_id=shape["vocab_size"] - 1, eos_id=shape["vocab_size"] - 2)
+        run = config.Config(objective="grpo", init_from="x", rewards=("length",), batch_size=N, group_size=G,
+                            max_prompt_len=prompt, max_new_tokens=new, diffusion_steps=steps, block_len=block,
+                            order="sampled", logp_est=estimator, loss_type="dapo", updates_per_rollout=2,
+                            learning_rate=1e-6, warmup_iters=0, lr_schedule="constant", rollout_chunk=64,
+                            model=cfg)  # fmt: skip
+        print(f"\n{name}, {cfg.vocab_size} ids: {N} prompts of {prompt} tokens, {G} completions of {new} tokens in "
+              f"{steps} steps, blocks of {block}; {estimator}, {config.n_views(run)} view(s)")  # fmt: skip
+        compare(torch, twin, run, some(options, 1, 2, min(options.rounds, 3)))
+
+
+def compare(torch, twin, run, rounds):
+    """The stages of an iteration, ours and PyTorch's, as a table."""
+    cfg, key, start, (tok, text) = run.model, jax.random.key(0), run.max_prompt_len, prompts_of(run, run.batch_size)
+    how = run.diffusion_steps, run.block_len
+    # The samplers at temperature 0, where they can be compared, on fewer rows: the same tokens.
+    plan = sampler.Plan(steps=how[0], block_len=how[1], order=run.order)
+    same_tokens(torch, twin, cfg, run.group_size, start + run.max_new_tokens, start, plan, 1, run.group_size)
+    params, step = learner(run)
+    state, fns = trainer.State(0, params, None, None, None), scores.reward_functions(run, tok, text.rows)[0]
+    rollout = lambda run: objectives.roll_out(params, key, text, run, tok)
+    r = rollout(run)
+    judge = lambda: objectives.judged(r, text.rows, fns, run, tok)
+    scored = lambda: objectives.passes(state, key, key, r, run)
+    adv = scores.advantages(judge().rewards, run).reshape(-1)
+    batches = [b | {"adv": adv[b["row"]]} for b in scored()]
+
+    def tensors(b):
+        cut = {k: b[k] for k in ("x", "M", "w", "adv")} | {k: b[k][:, start:] for k in ("old", "mask")}
+        cut = {k: torch.from_numpy(np.array(a)) for k, a in cut.items()}
+        return cut | {"x": cut["x"].long()}
+
+    weights, logp, loss, their_step = twin.tuning(params, cfg, run)
+    equal(batches[-1], params, run, weights, loss, tensors, twin)
+    z = torch.from_numpy(np.array(jnp.where(r.hole, cfg.mask_id, r.x))).long()
+    theirs = [tensors(b | {"old": batches[-1]["old"]}) for b in batches]
+    stages = {  # ours, PyTorch's
+        "rollout": (waiting(rollout, run), lambda: twin.llada(weights, z, cfg, start, *how, 1.0)),
+        "rewards (one call for both)": (judge, None),
+        "old log-probs": (waiting(scored), functools.partial(one_by_one, logp, theirs)),
+        "update": (functools.partial(one_by_one, step, batches), functools.partial(one_by_one, their_step, theirs)),
+    }  # fmt: skip
+    if run.block_len < run.max_new_tokens:
+        stages[extra := "rollout with cache=dual, approximate"] = (
+            waiting(rollout, dataclasses.replace(run, cache="dual")), None)  # fmt: skip
+    calls = {(stage, who): fn for stage, two in stages.items() for who, fn in enumerate(two) if fn}
+    best = {name: s[0] for name, s in in_turns(calls, rounds)}
+    ms = {stage: [best[stage, 0], best[stage, 1] if stages[stage][1] else best[stage, 0]] for stage in stages}
+    first = [*ms][:4]
+    ms["iteration"] = [sum(ms[stage][who] for stage in first) for who in (0, 1)]
+    if len(stages) > 4:
+        ms[extra][1], whole = ms["rollout"][1], ms["iteration"]
+        ms["iteration with it"] = whole[0] - ms["rollout"][0] + ms[extra][0], whole[1]
+    table(["", "ours", "PyTorch", "times as fast"], ms, (
+        [stage, f"{a * 1e3:.1f}", f"{b * 1e3:.1f}", f"{b / a:.2f}"] for stage, (a, b) in ms.items()))  # fmt: skip
+
+
+def equal(b, params, run, weights, loss, tensors, twin):
+    """Stops if the loss of a minibatch or its gradient is not that of the twin. Ratios are made to be other than 1."""
+    b = b | {"old": b["old"] + 0.3 * jax.random.normal(jax.random.key(1), b["old"].shape)}
+    (value, metrics), grads = jax.value_and_grad(objectives.policy_loss, has_aux=True)(params, b, run)
+    other = loss(tensors(b))
+    other.backward()
+    ours = twin.tensors(grads, run.model)
+    size = sum(float((g**2).sum()) for g in ours.values()) ** 0.5
+    far = sum(float(((weights[name].grad - g) ** 2).sum()) for name, g in ours.items()) ** 0.5 / size
+    assert abs(float(value) - other.item()) < 1e-4, f"another loss: {other.item()}, ours {value}"
+    assert size > 0 and far < 1e-4, f"another gradient: {far} of its length {size} away"
+    clip = float(metrics["clip_ratio/region_mean"])
+    print(f"loss {float(value):.6f}, PyTorch's {other.item():.6f}; gradients differ by {far:.1e} of their length "
+          f"({clip:.0%} of the tokens clipped)\n", flush=True)  # fmt: skip
+
+
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "estimators": estimators,
-            "frontier": frontier}  # fmt: skip
+            "frontier": frontier, "growth": growth, "grpo": grpo}  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description="Without a command: what there is.")
     parser.add_argument("command", nargs="?", choices=COMMANDS)
     parser.add_argument("run", nargs="?", default="out/sudoku", help="for order: a run of config/sudoku.py")
-    parser.add_argument("--rounds", type=int, default=5, help="for train and sample: measurements each")
+    parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
     parser.add_argument("--tasks", help=f"for estimators: some of {', '.join(TASKS)}; for frontier: {', '.join(TRIED)}")
-    parser.add_argument("--picture", help="for frontier: where to draw it, as in assets/frontier.png")
+    parser.add_argument("--picture", help="for frontier and growth: where to draw it, as in assets/frontier.png")
     parser.add_argument("--seeds", type=int, default=5, help="for estimators: runs of each")
     parser.add_argument("--signs", default="positive", choices=("positive", "both"),
                         help="for estimators: of the advantages")  # fmt: skip

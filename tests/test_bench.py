@@ -46,7 +46,8 @@ def here(monkeypatch, capsys):
 def test_without_a_command_it_says_what_there_is(here):
     out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
-    assert names == ["train", "sample", "rewards", "order", "estimators", "frontier"]
+    assert names == ["train", "sample", "rewards", "order", "estimators", "frontier", "growth",
+                     "grpo"]
 
 
 def test_what_is_measured_in_turns_is_said_before_and_printed_as_soon_as_it_is_there(capsys):
@@ -118,6 +119,28 @@ def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, m
     assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, code"):
         here("frontier", "--toy", "--tasks=chess")
+
+
+@pytest.mark.slow
+def test_growth_is_a_table_of_what_is_measured_beside_what_is_counted_and_a_picture(tmp_path, here):
+    out, rows = here("growth", "--toy", f"--picture={tmp_path}/growth.png")
+    assert "T 8, batch 2, V 16 where no other number is given; d_model 16, n_layer 2" in out
+    (step, x, _, more, share), first, views = rows["T 8"][:5], rows["T 4"], rows["views 2"]
+    assert more == "2.1" and share[-1] == "%" and float(step) == pytest.approx(float(x) * float(first[0]), rel=0.1)
+    assert first[1:4:2] == ["1.0", "1.0"] and views[3] == "2.0" and views[5:] == [""] * 5
+    assert (tmp_path / "growth.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_grpo_compares_an_iteration_with_one_that_has_the_same_loss_and_gradient(here):
+    pytest.importorskip("torch")
+    out, rows = here("grpo", "--toy")
+    assert re.search(r"loss (-?\d\.\d+), PyTorch's \1; gradients differ by \S+e-0[5-9]", out)
+    number = lambda stage, who: float(rows[stage][who])
+    for who in (0, 1):
+        parts = [number(stage, who) for stage in ("rollout", "rewards (one call for both)", "old log-probs", "update")]
+        assert sum(parts) == pytest.approx(number("iteration", who), abs=0.5) and min(parts) > 0
+    assert number("iteration", 2) == pytest.approx(number("iteration", 1) / number("iteration", 0), rel=0.1)
 
 
 def test_order_of_no_run_is_one_sentence(tmp_path, here):

@@ -1,6 +1,8 @@
 """machine/cost.py: what is counted is what a compiler finds, and a plan is made of devices that are not here."""
+import contextlib
 import dataclasses
 import functools
+import importlib.util
 import re
 from typing import NamedTuple
 
@@ -231,11 +233,28 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
     (dict(batch_size=16, max_prompt_len=16, max_new_tokens=48, ema_decay=0.99, gradient_accumulation_steps=8), {})])
 def test_what_is_counted_is_what_a_compiler_finds_within_15_percent(keys, changes):
     cfg = config.Config(**keys, model=model.ModelConfig(**DEEP | changes))
-    described = cost.topology("1xH100") or Described(jax.devices()[:1])  # the real one where it is installed
-    held, out = cost.compiled(cfg, mesh.make(None, described.devices[:1]), cost.DEVICES["H100"], train.outline)
+    installed = cost.topology("1xH100")
+    described = installed or Described(jax.devices()[:1])
+    with cost.planned("1xH100") if installed else contextlib.nullcontext():
+        held, out = cost.compiled(cfg, mesh.make(None, described.devices[:1]), cost.DEVICES["H100"], train.outline)
+        counted = cost.counted(cfg, 1)[0]["peak"]
     found = sum(held.values()) + max(stage.temporaries for stage in out.values())
-    print(f"counted / compiled: {cost.counted(cfg, 1)[0]['peak'] / found:.3f}")
-    assert 0.85 < cost.counted(cfg, 1)[0]["peak"] / found < 1.15
+    print(f"counted / compiled: {counted / found:.3f}")
+    assert 0.85 < counted / found < 1.15
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("jax_cuda12_plugin"), reason="needs the compiler of a GPU")
+def test_a_plan_for_a_gpu_has_its_attention_without_scores(monkeypatch):
+    kernels, collectives = [], cost.collectives
+    monkeypatch.setattr(cost, "collectives", lambda text, *rest: (
+        kernels.append({*re.findall('custom_call_target="(__cudnn[^"]+)"', text)}), collectives(text, *rest))[1])
+    cfg = config.Config(**ROWS, model=model.ModelConfig(**DEEP | dict(dtype="bfloat16")))
+    devices = cost.topology("1xH100").devices
+    with cost.planned("1xH100"):
+        _, out = cost.compiled(cfg, mesh.make(None, devices), cost.DEVICES["H100"], train.outline)
+    once = "__cudnn$fmhaScaleBiasSoftmax"
+    assert kernels == [{once}, {once}, {once, once + "Backward"}] and [*out] == ["rollout", "scoring", "update"]
 
 
 def test_a_tpu_that_has_no_room_says_for_how_much():

@@ -1,5 +1,6 @@
 """model.py: one transformer, checked against LLaDA's own outputs, transformers' Llama and Qwen, and itself."""
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 import disk
 import model
 import sample
+from machine import cost, mesh
 from machine.start import adapt
 
 FIXTURE = "tests/fixtures/llada"
@@ -259,12 +261,54 @@ def test_grouped_query_attention_is_full_attention_with_repeated_heads():
     close(model.logits(params, TOKENS, DENOISER), model.logits(params | {"blocks": blocks}, TOKENS, TINY), 1e-5)
 
 
-def test_attention_equals_jax_nn_dot_product_attention():
-    q, k, v = (jax.random.normal(jax.random.key(i), (2, 7, n, 8)) for i, n in enumerate((4, 2, 2)))
-    causal = jnp.tril(jnp.ones((7, 7), bool))
-    for mask in (None, causal):
-        theirs = jax.nn.dot_product_attention(q, k, v, mask=None if mask is None else mask[None, None])
-        close(model.attention(q, k, v, mask), theirs.reshape(2, 7, 32), 1e-5)
+SEEN = {  # (B or 1, 1, 1, S or 1, T), of a text of 7 and of one of 8 tokens
+    "everything": lambda T: None,
+    "no padding": lambda T: (jnp.arange(T) >= jnp.array([[0], [3]]))[:, None, None, None],
+    "what is left": lambda T: jnp.tril(jnp.ones((1, 1, 1, T, T), bool)),
+    "blocks behind padding": lambda T: (
+        (pads := jnp.array([0, 3])[:, None, None, None, None]) <= jnp.arange(T))
+    & ((jnp.arange(T)[:, None] - pads).clip(0) // 3 >= (jnp.arange(T) - pads).clip(0) // 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, T", [("blocks behind padding", 7), *(
+    pytest.param(name, T, marks=pytest.mark.slow) for name in SEEN for T in (7, 8))])
+def test_attention_and_its_gradient_are_those_of_the_kernel_of_a_gpu(name, T):
+    q, k, v = heads = [jax.random.normal(jax.random.key(i), (2, T, n, 8)) for i, n in enumerate((4, 2, 2))]
+    both = lambda f: jax.jit(lambda *heads: (out := f(*heads, SEEN[name](T), 5), jax.vjp(
+        lambda *heads: f(*heads, SEEN[name](T), 5), *heads)[1](jnp.sin(out))))(*heads)  # fmt: skip
+    flash = functools.partial(model.flash, implementation="xla")
+    jax.tree.map(lambda a, b: close(a, b, 1e-5), both(flash), both(model.attention))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cfg", [CAUSAL, *(dataclasses.replace(DENOISER, **changes) for changes in (
+    {}, dict(window=3), dict(block_causal=4), dict(shift=True, qk_norm=True)))])  # fmt: skip
+def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
+    params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [2], [0]])
+    clean = TOKENS if cfg.block_causal else None
+    read = lambda: jax.jit(lambda z: model.features(params, z, cfg, valid, 2, 7, clean))(TOKENS.at[:, 5:7].set(39))
+    here, used = read(), []
+    flash = functools.partial(model.flash, implementation="xla")
+    monkeypatch.setattr(model, "flash", lambda *args: used.append(args) or flash(*args))
+    monkeypatch.setattr(model, "fused", lambda cfg: True)
+    close(read(), here, 1e-5)
+    assert len(used) == cfg.n_layer
+
+
+def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs():
+    low, one = dataclasses.replace(DENOISER, dtype="bfloat16"), jnp.zeros((1, 1), int)
+    params, cache = jax.eval_shape(lambda: (model.init(KEY, low), model.new_cache(low, 1, 4)))
+    assert not model.fused(low)  # on this CPU
+    with cost.planned("8xH100"):
+        assert model.fused(low) and not model.fused(DENOISER)
+        assert not model.fused(dataclasses.replace(low, attn_cap=50.0))
+        assert not model.fused(dataclasses.replace(low, d_head=12)) and mesh.platform() == "gpu"
+        assert not mesh.shape()  # and nothing is split
+        read = lambda params, cache: model.extend(params, one, low, None, cache, 3)
+        jax.eval_shape(read, params, cache)  # one query: the plain one, which runs here
+    with cost.planned("v5p:2x2x1"):
+        assert not model.fused(low)
 
 
 def test_rotary_scores_depend_on_distance_only():

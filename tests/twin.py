@@ -56,16 +56,46 @@ def training(params, x, cfg, compiled):
     return loss, grad, step
 
 
+def tuning(params, cfg, run):
+    """-> weights, and of a batch of completions logp, loss and step() of GRPO, as one writes it: all views in one batch
+    and logits of all positions, of which the log-probs of the completion are taken (d1, DiffuCoder)."""
+    weights, start = tensors(params, cfg), run.max_prompt_len
+    leaves = [w.requires_grad_() for w in weights.values()]
+    adamw = torch.optim.AdamW(leaves, run.learning_rate, (run.beta1, run.beta2), run.adam_eps, run.weight_decay,
+                              fused=True)  # fmt: skip
+
+    def logp(b):  # x (B, T), M and w (B, K, T), K views -> (B, new)
+        z = torch.where(b["M"], cfg.mask_id, b["x"][:, None])
+        l = logits(weights, z.flatten(0, 1), cfg)[:, start:]
+        token = b["x"].repeat_interleave(z.shape[1], 0)[:, start:, None]
+        each = l.log_softmax(-1).gather(-1, token).view(*z.shape[:2], -1)
+        return (b["w"][..., start:] * each).sum(1)
+
+    def loss(b):  # old, mask (B, new), adv (B,)
+        rho, A = torch.exp(logp(b) - b["old"]), b["adv"][:, None]
+        each = -torch.min(rho * A, rho.clamp(1 - run.clip_low, 1 + run.clip_high) * A)
+        return (b["mask"] * each).sum() / b["mask"].sum()
+
+    def step(b):
+        adamw.zero_grad()
+        loss(b).backward()
+        torch.nn.utils.clip_grad_norm_(leaves, run.grad_clip)
+        adamw.step()
+
+    return weights, torch.no_grad()(logp), loss, step
+
+
 @torch.inference_mode()
-def llada(weights, x, cfg, start, steps, block_len):
-    """LLaDA's generate.py at temperature 0, in own words: the whole sequence and the whole vocabulary at each step."""
+def llada(weights, x, cfg, start, steps, block_len, temperature=0.0):
+    """LLaDA's generate.py in own words, but for noise of float64: all positions and the whole vocabulary each step."""
     share = steps * block_len // (x.shape[1] - start)
     for low in range(start, x.shape[1], block_len):
         n = (x[:, low : low + block_len] == cfg.mask_id).sum(1, keepdim=True)
         quota = n // share + (torch.arange(share) < n % share)  # (B, share), balanced: the first steps get one more
         for i in range(share):
             l = logits(weights, x, cfg)
-            token = l.argmax(-1)
+            noisy = l.exp() / (-torch.rand_like(l).log()) ** temperature if temperature else l
+            token = noisy.argmax(-1)
             p = l.softmax(-1).gather(-1, token[..., None])[..., 0]
             p[:, low + block_len :] = -torch.inf
             confidence = torch.where(x == cfg.mask_id, p, -torch.inf)
