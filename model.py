@@ -14,7 +14,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from machine import mesh
+from machine import kernels, mesh
 
 UNROLLED = 8  # a model of at most so many blocks has them compiled one by one
 BANNED = -1e30  # the logit of what must never be chosen: finite, so that 0 * log p stays 0 in an entropy
@@ -206,23 +206,6 @@ def attention(q, k, v, mask, scale=None, cap=None):
     return out.reshape(B, KV, H // KV, S, K).transpose(0, 3, 1, 2, 4).reshape(B, S, H * K)
 
 
-def flash(q, k, v, mask, scale=None, implementation="cudnn"):
-    """`attention` by cuDNN's kernel, which never has all scores in memory, 2 GB of 4,096 tokens and 32 heads."""
-    S, scale = q.shape[1], (scale or q.shape[-1]) ** -0.5
-    if mask is not None:  # with one, it has a gradient for even lengths only
-        even = lambda a, *axes: jnp.pad(a, [(0, a.shape[i] % 2 * (i in axes)) for i in range(4)])
-        mask = even(jnp.broadcast_to(mask[:, 0], (len(mask), 1, S, k.shape[1])), 2, 3)
-        q, k, v = (even(a, 1) for a in (q, k, v))
-    out = jax.nn.dot_product_attention(*mesh.heads(q, k, v), mask=mask, scale=scale, implementation=implementation)
-    return out[:, :S].reshape(len(q), S, -1)
-
-
-def fused(cfg):
-    """Can `flash` do on this device what `attention` does? It knows 16 bits only, and no caps."""
-    fits = cfg.dtype == "bfloat16" and cfg.attn_cap is None and cfg.head_dim % 8 == 0 and cfg.head_dim <= 128
-    return fits and mesh.platform() == "gpu"
-
-
 def soft_cap(x, cap):
     """x -> x squeezed between -cap and cap; None: x."""
     return x if cap is None else cap * jnp.tanh(x / cap)
@@ -246,8 +229,8 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None, clean=
         each = len(x) // clean - 1
         k, v = (jnp.concatenate([jnp.concatenate([a[:clean], jnp.repeat(a[:clean], each, 0)]), a], 1) for a in (k, v))
     # For one query the keys would be copied; and the kernel cannot be split over rows that do not divide.
-    if fused(cfg) and q.shape[1] > 1 and mesh.up(len(q)) == len(q):
-        mixed = flash(q, k, v, mask, cfg.query_scale)
+    if kernels.fused(cfg) and q.shape[1] > 1 and mesh.up(len(q)) == len(q):
+        mixed = kernels.flash(q, k, v, mask, cfg.query_scale)
     else:
         mixed = attention(q, k, v, mask, cfg.query_scale, cfg.attn_cap)
     out = linear(mixed, w, "o")

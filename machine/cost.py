@@ -23,7 +23,7 @@ import diffusion
 import model
 import objectives
 import sample
-from machine import lora, mesh
+from machine import kernels, lora, mesh
 
 # ---- counted ---------------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ def count_bytes(cfg, devices):
         held = wide * n + 4 * trained
     rows, micro = (up(n, of_rows) for n in rows_of(cfg)[1:3])
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
-    scores = 0 if model.fused(m) else 4 * 2 * m.n_head * T * (1 + copied(cfg))
+    scores = 0 if kernels.fused(m) else 4 * 2 * m.n_head * T * (1 + copied(cfg))
     layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + scores) // tensor
     one = 2 * D * (Q + KV) + 3 * D * F  # of a block; it is gathered, while the one before it is still there
     gathered = 2 * wide * max(one, 0 if judge else D * V) // tensor if of_weights > tensor else 0

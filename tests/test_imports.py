@@ -12,7 +12,8 @@ import pytest
 ARROWS = {
     "machine/mesh": set(), "machine/terminal": set(), "assets/report": set(), "data": set(), "grpo": set(),
     "data/texts": {"data", "machine/mesh"},
-    "model": {"machine/mesh"}, "diffusion": {"machine/mesh", "model"},
+    "machine/kernels": {"machine/mesh"}, "model": {"machine/kernels", "machine/mesh"},
+    "diffusion": {"machine/mesh", "model"},
     "machine/caches": {"model"}, "machine/lora": {"model"},
     "sample": {"diffusion", "machine/caches", "machine/mesh", "machine/terminal", "model"},
     "config": {"data", "diffusion", "grpo", "machine/terminal", "model"},
@@ -26,7 +27,8 @@ ARROWS = {
                       "sample"},
     "objectives": {"config", "data", "data/texts", "diffusion", "grpo", "judges/learned", "judges/scores",
                    "machine/mesh", "model", "rewards", "runs", "sample"},
-    "machine/cost": {"config", "diffusion", "machine/lora", "machine/mesh", "model", "objectives", "sample"},
+    "machine/cost": {"config", "diffusion", "machine/kernels", "machine/lora", "machine/mesh", "model", "objectives",
+                     "sample"},
     "machine/start": {"config", "data", "data/texts", "disk", "judges/scores", "machine/cost", "machine/mesh", "model",
                       "runs", "sample"},
 }  # fmt: skip

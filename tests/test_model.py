@@ -14,7 +14,7 @@ import pytest
 import disk
 import model
 import sample
-from machine import cost, mesh
+from machine import cost, kernels, mesh
 from machine.start import adapt
 
 FIXTURE = "tests/fixtures/llada"
@@ -277,7 +277,7 @@ def test_attention_and_its_gradient_are_those_of_the_kernel_of_a_gpu(name, T):
     q, k, v = heads = [jax.random.normal(jax.random.key(i), (2, T, n, 8)) for i, n in enumerate((4, 2, 2))]
     both = lambda f: jax.jit(lambda *heads: (out := f(*heads, SEEN[name](T), 5), jax.vjp(
         lambda *heads: f(*heads, SEEN[name](T), 5), *heads)[1](jnp.sin(out))))(*heads)  # fmt: skip
-    flash = functools.partial(model.flash, implementation="xla")
+    flash = functools.partial(kernels.flash, implementation="xla")
     jax.tree.map(lambda a, b: close(a, b, 1e-5), both(flash), both(model.attention))
 
 
@@ -289,7 +289,7 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
     clean = TOKENS if cfg.block_causal else None
     read = lambda: jax.jit(lambda z: model.features(params, z, cfg, valid, 2, 7, clean))(TOKENS.at[:, 5:7].set(39))
     here, used = read(), []
-    flash = functools.partial(model.flash, implementation="xla")
+    flash = functools.partial(kernels.flash, implementation="xla")
     monkeypatch.setattr(model, "flash", lambda *args: used.append(args) or flash(*args))
     monkeypatch.setattr(model, "fused", lambda cfg: True)
     close(read(), here, 1e-5)
@@ -299,16 +299,16 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
 def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs():
     low, one = dataclasses.replace(DENOISER, dtype="bfloat16"), jnp.zeros((1, 1), int)
     params, cache = jax.eval_shape(lambda: (model.init(KEY, low), model.new_cache(low, 1, 4)))
-    assert not model.fused(low)  # on this CPU
+    assert not kernels.fused(low)  # on this CPU
     with cost.planned("8xH100"):
-        assert model.fused(low) and not model.fused(DENOISER)
-        assert not model.fused(dataclasses.replace(low, attn_cap=50.0))
-        assert not model.fused(dataclasses.replace(low, d_head=12)) and mesh.platform() == "gpu"
+        assert kernels.fused(low) and not kernels.fused(DENOISER)
+        assert not kernels.fused(dataclasses.replace(low, attn_cap=50.0))
+        assert not kernels.fused(dataclasses.replace(low, d_head=12)) and mesh.platform() == "gpu"
         assert not mesh.shape()  # and nothing is split
         read = lambda params, cache: model.extend(params, one, low, None, cache, 3)
         jax.eval_shape(read, params, cache)  # one query: the plain one, which runs here
     with cost.planned("v5p:2x2x1"):
-        assert not model.fused(low)
+        assert not kernels.fused(low)
 
 
 def test_rotary_scores_depend_on_distance_only():
