@@ -669,9 +669,9 @@ USUAL_TOY = {"T": 8, "batch": 2, "V": 16}, dict(d_model=16, n_layer=2)
 
 
 def prompts_of(run, N):
-    """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; what is rewarded is a length."""
+    """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; rewarded is half of them odd."""
     m, T = run.model, run.max_prompt_len + run.max_new_tokens
-    tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "".join(chr(97 + i % 26) for i in ids))
+    tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "x" * sum(i % 2 for i in ids))
     arrays = {"tokens": np.random.default_rng(0).integers(0, m.eos_id, (N, T)), "valid": None,
               "hole": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
     rows = [{"prompt": "", "target_length": run.max_new_tokens // 2}] * N
@@ -859,7 +859,7 @@ def equal(b, params, run, weights, loss, tensors, twin):
     other.backward()
     ours = twin.tensors(grads, run.model)
     size = sum(float((g**2).sum()) for g in ours.values()) ** 0.5
-    far = sum(float(((weights[name].grad - g) ** 2).sum()) for name, g in ours.items()) ** 0.5 / size
+    far = sum(float(((weights[name].grad - g) ** 2).sum()) for name, g in ours.items()) ** 0.5 / max(size, 1e-9)
     assert abs(float(value) - other.item()) < 1e-4, f"another loss: {other.item()}, ours {value}"
     assert size > 0 and far < 1e-4, f"another gradient: {far} of its length {size} away"
     clip = float(metrics["clip_ratio/region_mean"])
