@@ -669,13 +669,12 @@ USUAL_TOY = {"T": 8, "batch": 2, "V": 16}, dict(d_model=16, n_layer=2)
 
 
 def prompts_of(run, N):
-    """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; rewarded is half of them odd."""
+    """-> a tokenizer and N prompts of random tokens, as the Text of a rollout; in a completion odd ids are letters."""
     m, T = run.model, run.max_prompt_len + run.max_new_tokens
     tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "x" * sum(i % 2 for i in ids))
     arrays = {"tokens": np.random.default_rng(0).integers(0, m.eos_id, (N, T)), "valid": None,
               "hole": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
-    rows = [{"prompt": "", "target_length": run.max_new_tokens // 2}] * N
-    return tok, texts.Text(rows, arrays)
+    return tok, texts.Text([{"prompt": ""}] * N, arrays)
 
 
 def learner(run):
@@ -813,7 +812,7 @@ def compare(torch, twin, run, rounds):
     plan = sampler.Plan(steps=how[0], block_len=how[1], order=run.order)
     same_tokens(torch, twin, cfg, run.group_size, start + run.max_new_tokens, start, plan, 1, run.group_size)
     params, step = learner(run)
-    state, fns = trainer.State(0, params, None, None, None), scores.reward_functions(run, tok, text.rows)[0]
+    state, fns = trainer.State(0, params, None, None, None), {"length": lambda completions: [*map(len, completions)]}
     rollout = lambda run: objectives.roll_out(params, key, text, run, tok)
     r = rollout(run)
     judge = lambda: objectives.judged(r, text.rows, fns, run, tok)
