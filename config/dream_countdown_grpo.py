@@ -6,7 +6,7 @@ completion is one action: the ratio compares bounds of its log-probability, whic
     python train.py config/dream_countdown_grpo.py --model=tiny      on a random Dream: does the recipe run?
     python train.py config/dream_countdown_grpo.py --model=small   countdown, from a base of minutes: does it learn?
 
-It fits one card of 80 GB, with 31 GB; all weights (--lora_rank=None) fit 8 of them, at 44 GB each (--plan=8xH100).
+It fits one card of 80 GB, with 31 GB; all weights (--lora_rank=None) fit 8 of them, at 42 GB each (--plan=8xH100).
 
 Not run here on the real model. The settings are those of the paper's script for Dream (2512.03759), its number of
 prompts and masks those of its experiments. It claims 20 to 40 points more than losses of single tokens; of those, d1's

@@ -6,7 +6,7 @@ pass for all log-probabilities.
     python train.py config/llada_gsm8k_grpo.py --model=tiny      on a random LLaDA: does the recipe run?
     python train.py config/llada_gsm8k_grpo.py --model=small   countdown, from a base of minutes: does it learn?
 
-It fits one card of 40 GB; all weights (--lora_rank=None) fit 8 of 80 GB, at 28 GB each (--plan=8xH100).
+It fits one card of 40 GB; all weights (--lora_rank=None) fit 8 of 80 GB, at 27 GB each (--plan=8xH100).
 
 Not run here on the real model. The paper: 7,700 updates, GSM8K from 76.7% to 79.8% (greedy, 256 tokens, 128 steps); a
 user of its code needed 4 days, 96 hours, on 8 H100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.

@@ -8,7 +8,7 @@ that are exact. The settings are those of EasyDeL's GSM8K script, the loss is De
     python train.py config/llama_gsm8k_grpo.py --lora_rank=128 --lora_alpha=64 --ref_offload=False
 
 The first trains all weights and needs 180 GB on its one device, by the estimate that a run begins with: more than a
-card of 80 GB has; 8 of them have it, at 24 GB each (--plan=8xH100). The last trains a LoRA, of d1's
+card of 80 GB has; 8 of them have it, at 25 GB each (--plan=8xH100). The last trains a LoRA, of d1's
 width, and needs 26 GB.
 
 Not run here on the real model. Its authors report 79.6% on GSM8K (8 examples in the prompt) before any of this, no
