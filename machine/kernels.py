@@ -17,6 +17,10 @@ def flash(q, k, v, mask, scale=None, implementation="cudnn"):
 
 
 def fused(cfg):
-    """Can `flash` do on this device what `model.attention` does? It knows 16 bits only, and no caps."""
+    """Can `flash` do on this device what `model.attention` does? It knows 16 bits only, no caps, and of GPUs NVIDIA's
+    since Ampere."""
     fits = cfg.dtype == "bfloat16" and cfg.attn_cap is None and cfg.head_dim % 8 == 0 and cfg.head_dim <= 128
-    return fits and mesh.platform() == "gpu"
+    if not fits or mesh.platform() != "gpu":
+        return False
+    version = getattr(jax.devices()[0], "compute_capability", "8.0")  # 7.5 of a T4, gfx942 of AMD's; a plan has a CPU
+    return version[0].isdigit() and float(version) >= 8

@@ -1,4 +1,5 @@
 """model.py: one transformer, checked against LLaDA's own outputs, transformers' Llama and Qwen, and itself."""
+import collections
 import dataclasses
 import functools
 import json
@@ -296,7 +297,8 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
     assert len(used) == cfg.n_layer
 
 
-def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs():
+def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monkeypatch):
+    Device = collections.namedtuple("Device", "compute_capability")
     low, one = dataclasses.replace(DENOISER, dtype="bfloat16"), jnp.zeros((1, 1), int)
     params, cache = jax.eval_shape(lambda: (model.init(KEY, low), model.new_cache(low, 1, 4)))
     assert not kernels.fused(low)  # on this CPU
@@ -307,6 +309,9 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs():
         assert not mesh.shape()  # and nothing is split
         read = lambda params, cache: model.extend(params, one, low, None, cache, 3)
         jax.eval_shape(read, params, cache)  # one query: the plain one, which runs here
+        for version, known in (("7.5", False), ("9.0", True), ("12.0", True), ("gfx942", False)):  # T4, H100, AMD
+            monkeypatch.setattr(jax, "devices", lambda version=version: [Device(version)])
+            assert kernels.fused(low) == known
     with cost.planned("v5p:2x2x1"):
         assert not kernels.fused(low)
 
