@@ -291,8 +291,8 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
     read = lambda: jax.jit(lambda z: model.features(params, z, cfg, valid, 2, 7, clean))(TOKENS.at[:, 5:7].set(39))
     here, used = read(), []
     flash = functools.partial(kernels.flash, implementation="xla")
-    monkeypatch.setattr(model, "flash", lambda *args: used.append(args) or flash(*args))
-    monkeypatch.setattr(model, "fused", lambda cfg: True)
+    monkeypatch.setattr(kernels, "flash", lambda *args: used.append(args) or flash(*args))
+    monkeypatch.setattr(kernels, "fused", lambda cfg: True)
     close(read(), here, 1e-5)
     assert len(used) == cfg.n_layer
 
