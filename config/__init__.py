@@ -546,7 +546,7 @@ def define(path):
     if not os.path.isfile(path):
         here = os.path.dirname(os.path.abspath(__file__))
         there = sorted(f for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
-        raise ValueError(f"there is no config file {asked!r}; in config/ there are {', '.join(there)}")
+        raise ValueError(f"no config file {asked!r}; config/ has {', '.join(there)}")
     try:
         defined = runpy.run_path(path)
         if "tiny" in defined:

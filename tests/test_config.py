@@ -47,7 +47,7 @@ def message(*argv):
     with pytest.raises(ValueError) as e:
         config.load([str(a) for a in argv])
     text = str(e.value)
-    assert "\n" not in text and "Traceback" not in text and "__init__" not in text and len(text) < 700
+    assert "\n" not in text and "Traceback" not in text and "__init__" not in text and len(text) < 600
     return text
 
 

@@ -287,7 +287,7 @@ def test_several_processes_give_the_run_of_one_and_write_a_checkpoint_together(p
 
 
 @SLOW
-@pytest.mark.parametrize("victims", [(0,), (1,)])
+@pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
 def test_when_one_is_killed_the_others_say_so_and_leave_and_all_go_on_to_the_same_end(place, alone, victims):
     out = f"killed{len(victims)}{victims[0]}"
     both = processes(place, out)
