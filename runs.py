@@ -34,8 +34,9 @@ def cache_folder():
 
 
 def prepare_process(cfg=None):
-    """Once, in main: a device, lines that are printed at once, a compilation cache, so that a second start is fast, and
-    memory in large pages."""
+    """Once, in main: memory in large pages, a device, lines that are printed at once, a compilation cache, so that a
+    second start is fast."""
+    keep_memory()
     sys.stdout.reconfigure(line_buffering=True)
     if cfg:
         mesh.join(cfg.coordinator, cfg.processes, cfg.process_id)
@@ -49,15 +50,21 @@ def prepare_process(cfg=None):
                          "unset it to run on what there is, or install jax for your GPU") from None
     jax.config.update("jax_compilation_cache_dir", cache_folder())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def keep_memory():
+    """Memory that was used once stays, in large pages.
+
+    XLA's CPU backend allocates hundreds of MB anew for every step, and glibc gives such blocks back to the system, so
+    that each step faults its pages in again: a fifth of its time. So: one heap that is never trimmed, and a reserve in
+    it (untouched, so it costs nothing yet) that may use 2 MB pages. Before JAX starts its threads: one that has a heap
+    of its own already would map every large block, and unmap it."""
     if sys.platform != "linux":
         return
-    # XLA's CPU backend allocates hundreds of MB anew for every step, and glibc gives such blocks back to the system, so
-    # that each step faults its pages in again: 1.14 instead of 0.92 s (d 256, 6 layers, T 160, batch 32, 2 cores). So:
-    # one heap that is never trimmed, and a reserve in it (untouched, so it costs nothing yet) that may use 2 MB pages.
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX, MADV_HUGEPAGE, size, page = -1, -4, -8, 14, 4 << 30, 2 << 20
-        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1)):
+        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_ARENA_MAX, 1)):  # -1: never
             libc.mallopt(option, value)
         libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
         libc.free.argtypes = [ctypes.c_void_p]

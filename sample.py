@@ -29,7 +29,7 @@ import numpy as np
 
 import diffusion
 import model
-from machine import caches, mesh
+from machine import caches, kernels, mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,25 +86,32 @@ class State(NamedTuple):
     kept: jax.Array | None = None  # (B,) of a block model: what is left of this column stays in the cache as it is
 
 
-# ---- who goes first: p (n, V), the token each of n positions would get, its key and its column -> scores (n,)
+# ---- who goes first: logits (n, V), the token each of n positions would get, its key and its column -> scores (n,)
 
-def pick(p, token):
-    """p (..., V), token (...) -> p of that token (...)."""
-    return jnp.take_along_axis(p, token[..., None], -1)[..., 0]
+def chances(l, some):
+    """l (n, V), some of its logits (n, k) -> the softmax of these, (n, k), without all the others in memory."""
+    top = l.max(-1, keepdims=True)
+    return jnp.exp(some - top) / jnp.exp(l - top).sum(-1, keepdims=True)
 
 
-def negative_entropy(p):
-    """p (..., V) -> (...). The 1e-10 is Dream's: its orders are reproduced to the token."""
+def chance(l, token):
+    """l (n, V), token (n,) -> its probability (n,)."""
+    return chances(l, jnp.take_along_axis(l, token[:, None], -1))[:, 0]
+
+
+def negative_entropy(l):
+    """l (n, V) -> (n,). The 1e-10 is Dream's: its orders are reproduced to the token."""
+    p = jax.nn.softmax(l)
     return jnp.sum(p * jnp.log(p + 1e-10), -1)
 
 
 ORDERS = {
-    "random": lambda p, token, keys, column: jax.vmap(jax.random.uniform)(keys),
-    "confidence": lambda p, token, keys, column: pick(p, token),
-    "margin": lambda p, token, keys, column: -jnp.diff(jax.lax.top_k(p, 2)[0])[..., 0],  # the best minus the second
-    "entropy": lambda p, token, keys, column: negative_entropy(p),
-    "left": lambda p, token, keys, column: -column.astype(jnp.float32),
-    "sampled": lambda p, token, keys, column: pick(p, token),  # of the token drawn; for all others, the likeliest
+    "random": lambda l, token, keys, column: jax.vmap(jax.random.uniform)(keys),
+    "confidence": lambda l, token, keys, column: chance(l, token),
+    "margin": lambda l, token, keys, column: -jnp.diff(chances(l, jax.lax.top_k(l, 2)[0]))[:, 0],  # best minus second
+    "entropy": lambda l, token, keys, column: negative_entropy(l),
+    "left": lambda l, token, keys, column: -column.astype(jnp.float32),
+    "sampled": lambda l, token, keys, column: chance(l, token),  # of the token drawn; for all others, the likeliest
 }
 
 
@@ -215,10 +222,7 @@ def temper(l, plan):
     if plan.temperature:
         l = l / plan.temperature
     if plan.top_p is not None and plan.top_p < 1:
-        ranked = jnp.sort(l, -1, descending=True)
-        p = jax.nn.softmax(ranked)
-        kept = jnp.cumsum(p, -1) - p <= plan.top_p  # the token that crosses top_p is in, so there always is one
-        l = jnp.where(l < jnp.min(jnp.where(kept, ranked, jnp.inf), -1, keepdims=True), model.BANNED, l)
+        l = jnp.where(kernels.nucleus(l, plan.top_p), l, model.BANNED)
     if plan.top_k is not None:
         l = jnp.where(l < jax.lax.top_k(l, min(plan.top_k, l.shape[-1]))[0][..., -1:], model.BANNED, l)
     return l
@@ -249,7 +253,8 @@ def draw(key, p):
     k_stretch, k_token = jax.random.split(key)
     stretch = reach(k_stretch, cut.sum(-1))
     token = stretch * n + reach(k_token, cut[stretch])
-    return jnp.where(p[token] > 0, token, jnp.argmax(p))  # the last bit of a sum must not make a banned token possible
+    # The last bit of a sum must not make a banned token possible.
+    return jnp.where(p[token] > 0, token, kernels.likeliest(p))
 
 
 def place(s, cfg, plan, L):
@@ -297,16 +302,15 @@ def speak(l, keys, plan):
     """l (n, V), keys (n,) -> the tokens (n,) that are drawn, their log-probs. At temperature 0 that is the model's own,
     at temperature 1: that of a point mass would say nothing."""
     source = temper(l, plan)
-    token = jax.vmap(draw)(keys, jax.nn.softmax(source)) if plan.temperature else jnp.argmax(source, -1)
+    token = jax.vmap(draw)(keys, jax.nn.softmax(source)) if plan.temperature else kernels.likeliest(source)
     return token, diffusion.gather_logp(source, token)
 
 
 def rate(l, keys, plan, column, drawn=None):
     """l (n, V), keys, columns and maybe tokens (n,) -> the scores (n,) of plan.order, and those that its rule needs."""
     looked_at = temper(l, plan) if plan.tempered else l
-    token = jnp.argmax(looked_at, -1) if drawn is None else drawn
-    p = jax.nn.softmax(ban(looked_at, plan.last))
-    of = lambda order: ORDERS[order](p, token, keys, column)
+    token = kernels.likeliest(looked_at) if drawn is None else drawn
+    of = lambda order: ORDERS[order](ban(looked_at, plan.last), token, keys, column)
     score = of(plan.order)
     low = jnp.isnan(score) | jnp.isin(token, jnp.array(plan.last, int))  # nan: a broken model must not hang the loop
     return jnp.where(low, model.BANNED, score), of(NEEDS[plan.rule]) if plan.rule in NEEDS else score

@@ -487,3 +487,19 @@ def test_sigterm_and_ctrl_c_save_the_step_they_came_at_and_leave_with_their_code
     out, err = (process := start(folder, f"--out_dir={folder}/asked", "--resume=True")).communicate()
     assert process.returncode == 0, err
     assert remains(f"{folder}/asked") == remains(f"{folder}/unbroken")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of other systems it keeps nothing")
+def test_memory_that_was_used_once_stays():
+    program = """if True:
+        import resource, runs
+        runs.prepare_process()
+        import jax, jax.numpy as jnp
+        f = jax.jit(lambda x: jnp.sin(x @ x) @ x)  # 3 times 16 MB, and as much for what is between
+        x = f(jnp.eye(2048)).block_until_ready()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(5):
+            x = f(x).block_until_ready()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"""
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(out) < 1000  # pages of 4 KB; given back and asked for again it were 40,000

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data
+import diffusion
 import disk
 import model
 import sample
-from machine import caches, writer
+from machine import caches, kernels, writer
 from sample import Plan, generate, row_keys
 
 FIXTURE = "tests/fixtures/llada"
@@ -226,6 +227,27 @@ def test_a_padded_prompt_gives_what_it_gives_alone():
     x, _ = generate(PARAMS, KEY, jnp.array(together), TINY, plan, valid)
     alone, _ = generate(PARAMS, KEY, holes(rows[0]), TINY, plan)
     np.testing.assert_array_equal(x[0, 3:], alone[0])
+
+
+@pytest.mark.parametrize("V", [1, 2, 5, 259, 1000, 4096])
+def test_the_likeliest_token_is_that_of_argmax_the_first_of_equals(V):
+    l = np.random.default_rng(V).integers(-V // 3, V // 3 + 1, (3, 40, V)).astype(np.float32)  # with ties
+    l[0, 0], l[0, 1], l[0, 2, -1] = -np.inf, model.BANNED, np.inf
+    np.testing.assert_array_equal(jax.jit(kernels.likeliest)(l), l.argmax(-1))
+
+
+@given(st.sampled_from([1, 7, 259]), st.floats(0, 0.999), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=40)
+def test_what_top_p_keeps_is_what_a_sort_keeps(V, top_p, seed):
+    l = np.random.default_rng(seed).normal(0, 3, (4, V)).astype(np.float32)
+    l[0] = np.round(l[0])  # ties
+    l[1, : V // 2] = model.BANNED
+    ranked = jnp.sort(l, -1, descending=True)
+    p = np.asarray(jax.nn.softmax(ranked), np.float64)
+    before = np.cumsum(p, -1) - p
+    if np.abs(before - top_p).min() > 1e-6:  # else a last bit decides
+        least = np.where(before <= top_p, ranked, np.inf).min(-1, keepdims=True)
+        np.testing.assert_array_equal(jax.jit(kernels.nucleus)(l, top_p), l >= least)
 
 
 def test_top_k_leaves_k_tokens_and_top_p_those_that_reach_it():
@@ -673,7 +695,7 @@ def test_the_cache_of_a_causal_model_changes_nothing_between_given_tokens_and_be
     assert (np.asarray(trace["step"])[np.asarray(z) == MASK] >= 0).all()
     np.testing.assert_array_equal(np.asarray(x)[np.asarray(z) != MASK], np.asarray(z)[np.asarray(z) != MASK])
     own = jax.nn.log_softmax(sample.temper(logits(params, x, cfg), plan))  # of the whole text at once, without a cache
-    expected = np.where(np.asarray(z) == MASK, sample.pick(own, x), 0)
+    expected = np.where(np.asarray(z) == MASK, diffusion.gather_logp(own, x), 0)
     np.testing.assert_allclose(trace["logp"], expected, atol=1e-4)
     padded = jnp.pad(z, ((0, 0), (3, 0)), constant_values=4)
     y, _ = generate(params, KEY, padded, cfg, plan, valid=jnp.broadcast_to(jnp.arange(9) >= 3, padded.shape))
@@ -688,10 +710,10 @@ def test_a_causal_model_without_a_prompt_writes_what_its_score_says_padded_or_no
     valid = jnp.broadcast_to(jnp.arange(5) >= 3, padded.shape)
     x, trace = generate(params, KEY, z, cfg, plan)
     own = jax.nn.log_softmax(logits(params, x, cfg))
-    np.testing.assert_allclose(trace["logp"], sample.pick(own, x), atol=1e-5)
+    np.testing.assert_allclose(trace["logp"], diffusion.gather_logp(own, x), atol=1e-5)
     np.testing.assert_array_equal(generate(params, KEY, padded, cfg, plan, valid)[0][:, 3:], x)
     texts = jnp.array(list(itertools.product(range(5), repeat=2)))
-    p = np.exp(sample.pick(jax.nn.log_softmax(logits(params, texts, cfg)), texts).sum(1))
+    p = np.exp(diffusion.gather_logp(jax.nn.log_softmax(logits(params, texts, cfg)), texts).sum(1))
     counts = np.bincount(np.asarray(x[:, 0] * 5 + x[:, 1]), minlength=25)
     assert p.sum() == pytest.approx(1, abs=1e-5) and abs(counts / 3000 - p).max() < 0.04
 
