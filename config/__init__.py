@@ -545,8 +545,8 @@ def define(path):
     asked, path = path, placed(path)
     if not os.path.isfile(path):
         here = os.path.dirname(os.path.abspath(__file__))
-        there = sorted(f for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
-        raise ValueError(f"no config file {asked!r}; config/ has {', '.join(there)}")
+        there = sorted(f[:-3] for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
+        raise ValueError(f"no config file {asked!r}; as config/NAME.py there are {', '.join(there)}")
     try:
         defined = runpy.run_path(path)
         if "tiny" in defined:

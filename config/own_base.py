@@ -4,8 +4,8 @@ Copy this file and own_grpo.py, or write keys behind the command.
 
     python train.py config/own_base.py
 
-It stops when it samples a quarter of held-out completions rightly. The README's eight letters to be sorted take 125
-steps, 2 minutes on 2 cores of an AMD EPYC (Zen 4) that had other work besides: val/sampled 25.5%, val/greedy 68.2%.
+It stops when it samples a quarter of held-out completions rightly. The README's eight letters to be sorted take 150
+steps, 84 seconds on one of 2 cores of an AMD EPYC (Zen 4): val/sampled 62.0% (17.7% after 125), val/greedy 95.3%.
 """
 from dataclasses import replace
 

@@ -561,6 +561,12 @@ def ways(n, quick):
     return out
 
 
+def right_words(prompts, completions, answer):
+    """The share of words that are those of the answer."""
+    return [float(np.mean([a == b for a, b in itertools.zip_longest(text.split(), right.split())]))
+            for text, right in zip(completions, answer, strict=True)]  # fmt: skip
+
+
 def asked(task, n_rows):
     """Name of a task -> params, the config of its run, tokenizer, z, valid, and score(tokens) -> accuracy, tokens."""
     run = dataclasses.replace(config.read(f"config/{task}_base.py"), eval_size=n_rows)
@@ -569,7 +575,7 @@ def asked(task, n_rows):
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
     text = texts.few(texts.read_text(run, tok, "val", learnt=False), run)
     arrays = text.take(slice(None))
-    fns = scores.reward_functions(run, tok, text.rows)[0]
+    fns = {"words": right_words} if task == "long" else scores.reward_functions(run, tok, text.rows)[0]
 
     def score(x):
         ids = texts.written(x, tok, run)
@@ -633,7 +639,7 @@ def curves(task, options, torch, twin):
     return found
 
 
-TRIED = "sudoku", "countdown", "code"
+TRIED = "sudoku", "countdown", "code", "long"
 
 
 def picture(points, path):

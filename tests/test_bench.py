@@ -117,7 +117,7 @@ def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, m
     assert rows["sudoku: quota"][:4] == ["steps 16", "0.0%", "16", "1.000"] and "4 rows of val, 16 new tokens" in out
     assert rows["sudoku: threshold, blocks of 4, dual"][1] == "0.0%"
     assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, code"):
+    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, code, long"):
         here("frontier", "--toy", "--tasks=chess")
 
 
@@ -141,6 +141,10 @@ def test_grpo_compares_an_iteration_with_one_that_has_the_same_loss_and_gradient
         parts = [number(stage, who) for stage in ("rollout", "rewards (one call for both)", "old log-probs", "update")]
         assert sum(parts) == pytest.approx(number("iteration", who), abs=0.5) and min(parts) > 0
     assert number("iteration", 2) == pytest.approx(number("iteration", 1) / number("iteration", 0), rel=0.1)
+
+
+def test_words_that_are_right_are_counted_by_their_place():
+    assert bench.right_words(["", "", ""], ["1 2 3", "1 3", ""], ["1 2 3", "1 2 3", "1"]) == [1, 1 / 3, 0]
 
 
 def test_order_of_no_run_is_one_sentence(tmp_path, here):

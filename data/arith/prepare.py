@@ -8,15 +8,23 @@ writes from left to right has to know the end before the beginning, and whoever 
 The split is by the two numbers: a twentieth of all pairs (`held_out`) never occurs in train, in either order or with
 either sign. 20,000 train and 400 val rows of each difficulty (of 1 there are only 146 and 9), made in 1 second.
 
-    python data/arith/prepare.py
+    python data/arith/prepare.py           # -> data/arith
+    python data/arith/prepare.py totals    # -> data/arith/totals
+
+The totals are long for their size: 25 groups of 4 bits, and each group's running totals, modulo 2. A bit needs the one
+before it, while groups need nothing of each other. Prompts have 125 characters, completions 124:
+
+    {"prompt": "1011 0110 ... 0001=", "completion": "1101 0100 ... 0001", "answer": "1101 0100 ... 0001"}
 """
+import argparse
 import itertools
 import random
 import sys
 import zlib
 from pathlib import Path
 
-ROWS, VAL_ROWS = 20_000, 400  # of each difficulty
+ROWS, VAL_ROWS = 20_000, 400  # of each difficulty, and of totals
+GROUPS, DIGITS, MODULO = 25, 4, 2  # of totals; with 10, 500 steps teach a small model to copy, but not to add
 
 
 def held_out(a, b):
@@ -52,7 +60,22 @@ def build(seed=0):
     return splits
 
 
+def totals(rng, n):
+    """-> n rows of running totals."""
+    say = lambda groups: " ".join("".join(str(n % MODULO) for n in group) for group in groups)
+    for _ in range(n):
+        groups = [[rng.randrange(MODULO) for _ in range(DIGITS)] for _ in range(GROUPS)]
+        answer = say(itertools.accumulate(group) for group in groups)
+        yield {"prompt": say(groups) + "=", "completion": answer, "answer": answer}
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import data
-    data.save(Path(__file__).parent, build())
+    parser = argparse.ArgumentParser(description="Makes data/arith, or with a name a folder in it.")
+    parser.add_argument("part", nargs="?", choices=["totals"])
+    here, rng = Path(__file__).parent, random.Random(0)
+    if part := parser.parse_args().part:
+        data.save(here / part, {split: [*totals(rng, n)] for split, n in (("val", VAL_ROWS), ("train", ROWS))})
+    else:
+        data.save(here, build())
