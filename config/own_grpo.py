@@ -4,8 +4,8 @@ work in. The base is trained first if it is not there.
 
     python train.py config/own_grpo.py
 
-40 iterations of the README's example, 3 minutes on one of 2 cores of an AMD EPYC (Zen 4): of the letters, 92.2% to 97.9%
-are in their places when sampled, 99.4% to 99.7% greedily.
+40 iterations of the README's example, 3 minutes on one of 2 cores of an AMD EPYC (Zen 4): of the letters, 92.2% to
+97.9% are in their places when sampled, 99.4% to 99.7% greedily.
 """
 from dataclasses import replace
 
