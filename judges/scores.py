@@ -20,7 +20,7 @@ import rewards
 import sample
 from data import texts
 from judges import learned, rules
-from machine import mesh
+from machine import mesh, slots
 
 
 @contextlib.contextmanager
@@ -188,8 +188,8 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
     k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
 
     def answers(key, temperature):  # the tokens of every row, and how they came about
-        some = lambda keys, arrays: sample.fill(params, keys, arrays, cfg, sample.plan(cfg, temperature))
-        return mesh.in_chunks(some, cfg.rollout_chunk or n_rows, sample.row_keys(key, n_rows), arrays)
+        size = cfg.rollout_chunk or n_rows
+        return slots.fill(params, sample.row_keys(key, n_rows), arrays, cfg, sample.plan(cfg, temperature), size)
 
     samples = [{"prompt": row["prompt"]} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):

