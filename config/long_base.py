@@ -1,6 +1,6 @@
 """
-A long task for a small model: 16 groups of 7 bits and their running totals, 127 tokens, where a bit needs the one
-before it and groups need nothing of each other. What rules, caches and few forward passes cost shows here (`python
+A long task for a small model: 25 groups of 4 bits and their running totals, 124 tokens, where a bit needs those before
+it in its group, and groups need nothing of each other. What rules, caches and few forward passes cost shows here (`python
 tests/bench.py frontier`).
 
     python train.py config/long_base.py
@@ -17,7 +17,7 @@ config = replace(
     out_dir="out/long_base",
     dataset="data/arith/totals",
     difficulty=(),
-    max_prompt_len=128,
+    max_prompt_len=125,
     max_new_tokens=128,
     max_iters=600,
     batch_size=16,

@@ -29,6 +29,8 @@ def fused(cfg):
 def likeliest(l):
     """l (..., V) -> the largest of them, and of equals the first, (...): of about sqrt(V) stretches of the vocabulary
     the one that has it, then where in it. XLA's own argmax takes 11 times as long on a CPU (V = 32,768)."""
+    if mesh.platform() != "cpu" or mesh.shape():
+        return l.argmax(-1)
     n = 2 ** (l.shape[-1].bit_length() // 2)
     ends = [(0, 0)] * (l.ndim - 1) + [(0, -l.shape[-1] % n)]
     cut = jnp.pad(jax.lax.stop_gradient(l), ends, constant_values=-jnp.inf).reshape(*l.shape[:-1], -1, n)

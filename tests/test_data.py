@@ -956,9 +956,9 @@ def test_grammatical_is_a_reward_for_the_prompt_and_its_completion():
 def test_the_long_rows_of_arith_are_the_running_totals_of_each_group():
     for row in runpy.run_path("data/arith/prepare.py")["totals"](random.Random(1), 20):
         groups, totals = row["prompt"][:-1].split(), row["answer"].split()
-        assert (len(row["prompt"]), len(row["completion"]), len(groups), len(totals)) == (128, 127, 16, 16)
+        assert (len(row["prompt"]), len(row["completion"]), len(groups), len(totals)) == (125, 124, 25, 25)
         for bits, total in zip(groups, totals, strict=True):
-            assert [int(n) for n in total] == [bits[: i + 1].count("1") % 2 for i in range(7)]
+            assert [int(n) for n in total] == [bits[: i + 1].count("1") % 2 for i in range(4)]
 
 
 # text

@@ -11,10 +11,10 @@ either sign. 20,000 train and 400 val rows of each difficulty (of 1 there are on
     python data/arith/prepare.py           # -> data/arith
     python data/arith/prepare.py totals    # -> data/arith/totals
 
-The totals are long for their size: 16 groups of 7 bits, and each group's running totals, modulo 2. A bit needs the one
-before it, while groups need nothing of each other. Prompts have 128 characters, completions 127:
+The totals are long for their size: 25 groups of 4 bits, and each group's running totals, modulo 2. A bit needs those
+before it in its group, while groups need nothing of each other. Prompts have 125 characters, completions 124:
 
-    {"prompt": "1011011 ... 0110001=", "completion": "1101101 ... 0100001", "answer": the same}
+    {"prompt": "1011 0110 ... 0001=", "completion": "1101 0100 ... 0001", "answer": "1101 0100 ... 0001"}
 """
 import argparse
 import itertools
@@ -24,7 +24,7 @@ import zlib
 from pathlib import Path
 
 ROWS, VAL_ROWS = 20_000, 400  # of each difficulty, and of totals
-GROUPS, DIGITS, MODULO = 16, 7, 2  # of totals; modulo 10, or with 11 bits, 300 to 500 steps teach little
+GROUPS, DIGITS, MODULO = 25, 4, 2  # of totals; modulo 10, or with 7 bits, 600 steps teach a small model to copy
 
 
 def held_out(a, b):
