@@ -1,7 +1,7 @@
 """
 A long task for a small model: 25 groups of 4 bits and their running totals, 124 tokens, where a bit needs those before
-it in its group, and groups need nothing of each other. What rules, caches and few forward passes cost shows here (`python
-tests/bench.py frontier`).
+it in its group, and groups need nothing of each other. What rules, caches and few forward passes cost shows here
+(`python tests/bench.py frontier`).
 
     python train.py config/long_base.py
 
