@@ -5,6 +5,9 @@ GRPO on countdown: three numbers up to 20, a target, and equations that are true
 
 300 iterations, 7 minutes on 2 cores of an AMD EPYC (Zen 5): greedy from 23.4% to 56.6%, sampled (at 1.3) from 15.0% to
 43.3%, pass@4 from 44.1% to 70.3%, 256 held-out puzzles. Two more seeds came to 52.0% and 64.5% greedy.
+
+With --rule=entropy --order=entropy --budget=0.3 --diffusion_steps=11 rollouts take 3 passes instead of 8, and the
+reward climbs as it does without, to 0.41 and 0.42 in iterations 76 to 100 (one seed).
 """
 from dataclasses import replace
 
