@@ -472,6 +472,7 @@ def test_eval_only_measures_a_start_when_there_is_no_run_yet(unbroken, tiny, cap
 def test_sigterm_and_ctrl_c_save_and_a_resumed_run_equals_the_unbroken_one(
         unbroken, tiny, monkeypatch, tmp_path, capsys, signals, code, step):
     cfg = tiny()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup ignore it, as a run there does
     with monkeypatch.context() as m:
         def batches(old):
             def interrupted(state, key):
