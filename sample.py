@@ -310,7 +310,8 @@ def rate(l, keys, plan, column, drawn=None):
     """l (n, V), keys, columns and maybe tokens (n,) -> the scores (n,) of plan.order, and those that its rule needs."""
     looked_at = temper(l, plan) if plan.tempered else l
     token = kernels.likeliest(looked_at) if drawn is None else drawn
-    of = lambda order: ORDERS[order](ban(looked_at, plan.last), token, keys, column)
+    seen = ban(looked_at, plan.last)
+    of = lambda order: ORDERS[order](seen, token, keys, column)
     score = of(plan.order)
     low = jnp.isnan(score) | jnp.isin(token, jnp.array(plan.last, int))  # nan: a broken model must not hang the loop
     return jnp.where(low, model.BANNED, score), of(NEEDS[plan.rule]) if plan.rule in NEEDS else score
@@ -438,11 +439,15 @@ def plan(cfg, temperature, steps=None, early_end=True):
     return Plan(**same, steps=steps or cfg.diffusion_steps, temperature=temperature, early_end=early_end)
 
 
+def holed(arrays, cfg):
+    """arrays of Text -> its tokens (B, T) with the mask in every hole."""
+    return jnp.where(arrays["hole"], cfg.mask_id, arrays["tokens"])
+
+
 def fill(params, keys, arrays, cfg, plan, group=1):
     """arrays of Text, a key or one for each row -> tokens (B, T) whose holes are filled, the trace. group: so many
     rows in a row have one prompt."""
-    z = jnp.where(arrays["hole"], cfg.model.mask_id, arrays["tokens"])
-    return generate(params, keys, z, cfg.model, plan, arrays["valid"], group)
+    return generate(params, keys, holed(arrays, cfg.model), cfg.model, plan, arrays["valid"], group)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ def fill(params, keys, arrays, cfg, plan, size, group=1):
     if size >= n or n % size or mesh.shape() or not varied(cfg.model, plan):
         some = lambda keys, arrays: sample.fill(params, keys, arrays, cfg, plan, group)
         return mesh.in_chunks(some, size, keys, arrays)
-    z = jnp.where(arrays["hole"], cfg.model.mask_id, arrays["tokens"])
-    return in_turn(params, keys, z, cfg.model, plan, arrays["valid"], size, group)
+    return in_turn(params, keys, sample.holed(arrays, cfg.model), cfg.model, plan, arrays["valid"], size, group)
 
 
 def varied(cfg, plan):

@@ -418,7 +418,7 @@ def order(options):
     orders = some(options, ORDERS, ("random", "confidence", "left"), ORDERS)
     start = run["config"]["max_prompt_len"]
     arrays, _ = data.encode(rows, tok, start, run["config"]["max_new_tokens"])
-    z, valid = jnp.where(arrays["hole"], cfg.mask_id, arrays["tokens"]), jnp.asarray(arrays["valid"])
+    z, valid = sampler.holed(arrays, cfg), jnp.asarray(arrays["valid"])
 
     def exact(order, steps):
         say(f"{order}, {steps} steps")
@@ -583,7 +583,7 @@ def asked(task, n_rows):
         each = each if run.pass_at is None else each >= run.pass_at
         return float(np.nanmean(each)), sum(min(len(row) + 1, run.max_new_tokens) for row in ids)
 
-    return params, run, jnp.where(arrays["hole"], shape.mask_id, arrays["tokens"]), arrays["valid"], score
+    return params, run, sampler.holed(arrays, shape), arrays["valid"], score
 
 
 def clocked(fn, rounds):
