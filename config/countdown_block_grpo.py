@@ -21,6 +21,8 @@ config = replace(
     max_iters=100,
     eval_interval=50,
     cache=base.cache,
+    rule=base.rule,
+    order=base.order,
     diffusion_steps=base.diffusion_steps,
     model=base.model,
 )

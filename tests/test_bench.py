@@ -117,8 +117,23 @@ def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, m
     assert rows["sudoku: quota"][:4] == ["steps 16", "0.0%", "16", "1.000"] and "4 rows of val, 16 new tokens" in out
     assert rows["sudoku: threshold, blocks of 4, dual"][1] == "0.0%"
     assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, code, long"):
+    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, countdown_block, code, long"):
         here("frontier", "--toy", "--tasks=chess")
+
+
+def test_a_frontier_is_summed_up_by_the_quickest_setting_that_is_as_often_right():
+    found = {"quota": [(1.0, 10.0, 0.8), (0.5, 20.0, 0.795), (0.25, 40.0, 0.7)], "quota, left": [(1.0, 30.0, 0.79)],
+             "threshold": [(0.3, 35.0, 0.9)], "threshold, blocks of 4, dual": [(0.4, 50.0, 0.81), (0.1, 90.0, 0.4)],
+             "factor": [(0.2, 60.0, 0.78)], "entropy": [(0.1, 99.0, 0.0)]}  # fmt: skip
+    quota, threshold = "79.0%, 1.00, 3.0", "81.0%, 0.40, 5.0"
+    assert [*bench.quickest(found)] == ["80.0%, 10/s", quota, threshold, "-", "-"]
+    assert [*bench.quickest(found | {"LLaDA's loop": [(1.0, 5.0, 0.9)]})][:3] == ["90.0%, 5/s", "-", "90.0%, 0.30, 7.0"]
+
+
+def test_a_frontier_of_a_block_model_counts_the_steps_of_a_block():
+    curves = bench.ways(11, False, 4)
+    assert [how["steps"] for _, how in curves["quota"]] == [4, 2, 1]
+    assert {how["cache"] for way, curve in curves.items() for _, how in curve if way != "quota, none"} == {"prefix"}
 
 
 @pytest.mark.slow

@@ -1,0 +1,24 @@
+"""
+GRPO on SmolLM2-135M after it became a block diffusion model (config/smollm2_block.py, which is run first if it was
+not): word problems of one step.
+
+    python train.py config/smollm2_block_grpo.py
+"""
+from dataclasses import replace
+
+from config.smollm2_block import config as base
+from config.smollm2_grpo import config as causal
+
+config = replace(
+    causal,
+    out_dir="out/smollm2_block_grpo",
+    init_from="config/smollm2_block.py",
+    instruction=None,
+    max_prompt_len=base.max_prompt_len,
+    max_new_tokens=base.max_new_tokens,
+    cache=base.cache,
+    diffusion_steps=base.diffusion_steps,
+    order="confidence",
+    logp_est="trace",
+    model=base.model,
+)
