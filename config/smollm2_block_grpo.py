@@ -19,6 +19,13 @@ config = replace(
     cache=base.cache,
     diffusion_steps=base.diffusion_steps,
     order="confidence",
-    logp_est="trace",
+    # As in config/countdown_block_grpo.py: a bound, by pairs of complementary masks, of what beats its group.
+    logp_est="coupled_elbo",
+    adv_negative=0.0,
+    keep_completions=16,
+    max_iters=50,
+    eval_interval=25,
+    save_interval=25,
+    eval_size=base.eval_size,
     model=base.model,
 )
