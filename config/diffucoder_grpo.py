@@ -126,8 +126,8 @@ small = {  # what --model=small changes: the task and the sizes, and the rate, w
     "lora_rank": None,  # a whole small model is less than the adapters of a large one
     "learning_rate": 1e-4,
     "gradient_accumulation_steps": 1,
-    "max_iters": 170,  # as many of each recipe as make 54 TFLOP; of the autoregressive one, eight
-    "eval_interval": 25,
+    "max_iters": 85,  # as many of each recipe as make 27 TFLOP; of the autoregressive one, four
+    "eval_interval": 45,
     "eval_size": 256,
     "eval_samples": 4,
     "model": base.model,

@@ -86,5 +86,6 @@ tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
 }
 small = diffucoder_grpo.small | {  # what --model=small changes
     "out_dir": "out/small/dream_countdown_grpo",
-    "max_iters": 60,
+    "max_iters": 30,
+    "eval_interval": 15,
 }

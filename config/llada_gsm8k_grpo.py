@@ -88,6 +88,7 @@ tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
 }
 small = diffucoder_grpo.small | {  # what --model=small changes
     "out_dir": "out/small/llada_gsm8k_grpo",
-    "max_iters": 150,
+    "max_iters": 75,
     "block_len": 4,
+    "eval_interval": 40,
 }

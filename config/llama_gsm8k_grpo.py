@@ -79,7 +79,8 @@ tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
 }
 small = diffucoder_grpo.small | {  # what --model=small changes
     "out_dir": "out/small/llama_gsm8k_grpo",
-    "max_iters": 400,
+    "max_iters": 200,
+    "eval_interval": 100,
     # the same task and sizes, but of a model that reads from left to right
     "base": ("causal=True", "shift=True", "order=left", "diffusion_steps=11", "out_dir=out/small/countdown_ar_base"),
     "diffusion_steps": 11,

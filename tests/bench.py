@@ -646,6 +646,7 @@ def curves(task, options, torch, twin):
     def row(way, setting, fn):
         say(f"{task}: {way}, {setting}")
         (x, passes), wall, cpu = clocked(fn, 1 if quick else some(options, 1, 1, 2))
+        jax.clear_caches()  # a process may have 65,530 maps of memory, and a hundred programs have them
         accuracy, tokens = score(x)
         found.setdefault(way, []).append((passes / n, tokens / wall, accuracy))
         cells = f"{accuracy:.1%}", f"{passes:.3g}", f"{passes / n:.3f}", f"{tokens / wall:.0f}", f"{tokens / cpu:.0f}"
