@@ -337,6 +337,7 @@ def score(options):
         arguments(name, fn, columns(rows))
     if options.out and os.path.isfile(options.out):
         raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
+    os.makedirs(os.path.dirname(options.out or "") or ".", exist_ok=True)
     table = {name: np.full(len(rows), math.nan) for name in [*fns, "reward"]}
     plain = lambda x: None if math.isnan(x) else round(float(x), 6)
     scored, written = np.zeros(len(rows), bool), 0

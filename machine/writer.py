@@ -211,6 +211,7 @@ def run(options):
     done = reopened(part := options.out and f"{options.out}.{zlib.crc32(what.encode()):08x}.part")
     texts = tqdm(fill(*todo, size, options.n, len(done)), total=len(rows), initial=len(done), unit="row")
     completions = [row["completion"] for row in done]
+    os.makedirs(os.path.dirname(part or "") or ".", exist_ok=True)
     with open(part or os.devnull, "a", encoding="utf-8") as file:
         for row, text in zip(rows[len(done):], texts, strict=True):
             completions.append(text)  # and the reference moves to where rewards.py looks for it

@@ -387,7 +387,7 @@ def test_the_samples_of_a_run_are_scored(tmp_path, monkeypatch, capsys):
            "columns": {"answer": "5", "level": 1}}
     single = {"step": 0, "prompt": "2+3", "greedy": "6", "sampled": "5", "columns": {"answer": "5"}}
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (single, row)))
-    out = tmp_path / "scored.jsonl"
+    out = tmp_path / "new" / "scored.jsonl"
     assert scoring(monkeypatch, tmp_path / "samples.jsonl", "--rewards=exact,diversity", f"--out={out}") == 0
     assert json.loads(capsys.readouterr().out) == {"n": 7, "exact": pytest.approx(3 / 7, abs=1e-5), "diversity": 1,
                                                    "reward": pytest.approx(3 / 7 + 4 / 7, abs=1e-5)}

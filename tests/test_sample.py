@@ -871,7 +871,7 @@ def test_holes_are_filled_in_place(folder, capsys):
 def test_a_file_is_filled_written_and_scored(folder, capsys, tmp_path):
     rows = [{"prompt": "a", "completion": "xyz", "difficulty": 1}, {"prompt": "longer one", "answer": "7"},
             {"prompt": "in<|mask|>place_x"}]
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source, target = tmp_path / "in.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--rewards=length", "--n=2", "--batch_size=4")
     code, out, err = run(capsys, folder, f"--data={source}", f"--out={target}", *flags)
