@@ -354,12 +354,16 @@ def test_sixteen_bits_are_multiplied_by_sixteen_bits_and_summed_in_32_in_the_gra
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_a_step_from_a_cache_makes_no_32_bits_of_a_deep_model_of_16():
+def test_a_step_from_a_cache_makes_no_32_bits_of_a_deep_model_of_16_and_turns_no_keys_around():
     cfg = dataclasses.replace(TINY, n_layer=model.UNROLLED + 3, dtype="bfloat16", causal=True, shift=True)
     params = jax.tree.map(lambda x: x.astype("bfloat16"), model.init(jax.random.key(0), cfg))
     step = jax.jit(lambda params, cache: model.extend(params, jnp.zeros((2, 1), int), cfg, None, cache, 3))
     text = step.lower(params, model.new_cache(cfg, 2, 8)).compile().as_text()
     assert not re.search(rf"f32\[{cfg.n_layer},\d+,", text)
+    low, params = dataclasses.replace(cfg, dtype="float32"), jax.tree.map(lambda x: x.astype("float32"), params)
+    step = jax.jit(lambda params, cache: model.extend(params, jnp.zeros((2, 1), int), low, None, cache, 3))
+    text = step.lower(params, model.new_cache(low, 2, 50)).compile().as_text()
+    assert "while" in text and not re.search(r"\[[\d,]*\b50,[^\]]*\]\S* transpose\(", text)
 
 
 def test_bfloat16_is_close_and_its_logits_are_float32():
