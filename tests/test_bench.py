@@ -113,10 +113,10 @@ def test_order_is_a_table_of_orders_and_steps(tmp_path, here):
 def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, monkeypatch):
     small_run(tmp_path)
     monkeypatch.setattr(bench, "trained", lambda *_: str(tmp_path))
-    out, rows = here("frontier", "--toy", "--tasks=sudoku", f"--picture={tmp_path}/frontier.png")
+    out, rows = here("frontier", "--toy", "--tasks=sudoku", f"--picture={tmp_path}/new/frontier.png")
     assert rows["sudoku: quota"][:4] == ["steps 16", "0.0%", "16", "1.000"] and "4 rows of val, 16 new tokens" in out
     assert rows["sudoku: threshold, blocks of 4, dual"][1] == "0.0%"
-    assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "new" / "frontier.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, countdown_block, code, long"):
         here("frontier", "--toy", "--tasks=chess")
 
