@@ -728,7 +728,7 @@ def test_a_prompt_is_read_once_for_all_its_completions_and_they_are_the_same():
     np.testing.assert_array_equal(shared, alone)
     np.testing.assert_allclose(shared_trace["logp"], trace["logp"], atol=1e-6)
     assert len({tuple(row) for row in np.asarray(alone[:3]).tolist()}) > 1
-    assert caches.prefill(params, z, cfg, None, 3)[0].shape == (cfg.n_layer, 6, 6, cfg.kv_heads, cfg.head_dim)
+    assert caches.prefill(params, z, cfg, None, 3)[0].shape == (cfg.n_layer, 6, cfg.kv_heads, 6, cfg.head_dim)
 
 
 def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_if_alone():
