@@ -8,8 +8,8 @@ model of 1.9M parameters, causal over blocks of 4 tokens, from 400,000 rows, whi
 10,400 steps, some 70 minutes on 2 cores of an AMD EPYC (Zen 4) that multiply large matrices at 150 to 180 GFLOP/s (the
 last 7,442 steps took 48 there): 80.9% of 1,000 held-out puzzles greedily, 76.5% of 400 sampled. By thousands of steps
 11, 30, 46, 53, 64, 69, 74, 81, 80 and 83%. What limits it is arithmetic: 170 of the 191 wrong answers have a false
-equation, and 87% are right where only + and - are written, 61% where a * or / is. A model of 0.9M with 5,000 steps had 70.0%
-and 42%. GRPO on that one has not helped, the lab notebook says what was tried.
+equation, and 87% are right where only + and - are written, 61% where a * or / is. A model of 0.9M with 5,000 steps had
+70.0% and 42%. GRPO on that one has not helped, the lab notebook says what was tried.
 """
 from dataclasses import replace
 
