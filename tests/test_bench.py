@@ -3,6 +3,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import types
 from dataclasses import replace
 
 import bench
@@ -128,6 +129,15 @@ def test_a_frontier_is_summed_up_by_the_quickest_setting_that_is_as_often_right(
     quota, threshold = "79.0%, 1.00, 3.0", "81.0%, 0.40, 5.0"
     assert [*bench.quickest(found)] == ["80.0%, 10/s", quota, threshold, "-", "-"]
     assert [*bench.quickest(found | {"LLaDA's loop": [(1.0, 5.0, 0.9)]})][:3] == ["90.0%, 5/s", "-", "90.0%, 0.30, 7.0"]
+
+
+def test_a_frontier_asks_for_all_bases_before_it_takes_half_an_hour(monkeypatch):
+    seen = []
+    monkeypatch.setattr(bench, "prepare", lambda: (None, None))
+    monkeypatch.setattr(bench, "trained", lambda path, _: seen.append(path))
+    monkeypatch.setattr(bench, "curves", lambda task, *_: seen.append(task) or {"quota": [(1.0, 1.0, 1.0)]})
+    bench.frontier(types.SimpleNamespace(tasks="sudoku,code", picture=None))
+    assert seen == ["config/sudoku_base.py", "config/code_base.py", "sudoku", "code"]
 
 
 def test_a_frontier_of_a_block_model_counts_the_steps_of_a_block():
