@@ -7,9 +7,9 @@ Fast-dLLM are threshold and factor, with a cache that is right when a block begi
 autoregressive model is the order left, one token a step, and reads only that token: what it computed for those before
 is in a cache of keys and values.
 
-    python sample.py out/code --prompt="def add(a, b):" --n=4
+    python sample.py out/code_grpo --prompt="def add(a, b):" --n=4
     python sample.py out/sudoku --prompt="3.2..1........43:3_2__1________43" --show       # holes are filled in place
-    python sample.py out/words --data=words --out=filled.jsonl --rewards=math
+    python sample.py out/words_base --data=words --out=filled.jsonl --rewards=math
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
     python sample.py out/lora --export=merged                          # LoRA adapters become part of the weights
 """
@@ -435,7 +435,8 @@ SHARED = "order rule block_len cache threshold factor budget tempered".split()  
 
 def plan(cfg, temperature, steps=None, early_end=True):
     same = {name: getattr(cfg, name) for name in [*SHARED, "top_k", "top_p", "repetition_penalty"]}
-    same["block_len"] = cfg.block_len or cfg.max_new_tokens  # one block of all holes: no logits of the prompt
+    whole = None if cfg.model.block_causal else cfg.max_new_tokens  # one block of all holes: no logits of the prompt
+    same["block_len"] = cfg.block_len or whole
     return Plan(**same, steps=steps or cfg.diffusion_steps, temperature=temperature, early_end=early_end)
 
 

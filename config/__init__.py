@@ -4,7 +4,7 @@ The schema of a run, and the loader:  python train.py config/sudoku.py --learnin
 A config file is ordinary Python that defines `config = Config(...)`. What the command line adds comes after it. Both
 are checked by name, type and sense before anything compiles. `python train.py --help=all` prints this file's comments.
 
-A recipe for somebody else's model defines four dicts besides: `downloads`, from where what these keys name comes;
+A recipe for somebody else's model defines up to four dicts besides: `downloads`, from where what these keys name comes;
 `shape`, that of the model, so that --plan needs no download; and the keys that are changed to try it without: `tiny`
 (--model=tiny) on a random model (data/tiny), does it run; `small` (--model=small) on one that our own pretraining makes
 in minutes, does it learn.
@@ -42,7 +42,7 @@ class Config:
     resume: bool = False  # continue the run in out_dir, as the same run; else an earlier one there is moved aside
     seed: int = 0  # of everything random: the same seed on the same machine gives the same run
     max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
-    stop_at: float | None = None  # end early when val/sampled first exceeds this
+    stop_at: float | None = None  # end early when val/sampled (of a judge, val/pair_acc) first exceeds this
     eval_only: bool = False  # evaluate the newest checkpoint (or init_from) and leave
     log_interval: int = 10  # steps between lines of metrics.jsonl; of grpo also of rollouts.jsonl, the first group
     eval_interval: int = 100  # steps between evaluations on val
@@ -122,7 +122,7 @@ class Config:
     # grpo: rollouts
     group_size: int = 8  # completions of each prompt, which are compared with each other
     rollout_steps: int | None = None  # forward passes of a rollout; None: diffusion_steps, as at evaluations
-    rollout_chunk: int | None = None  # completions generated, held-out rows read at a time, at most; None: all
+    rollout_chunk: int | None = None  # completions generated, held-out rows filled at a time, at most; None: all
     early_end: bool = False  # of rollouts: all before its end is filled, so a row is done; evaluations never go on
     updates_per_rollout: int = 1  # passes over the completions, each with masks of its own
     keep_completions: int | None = None  # update on so many at most, with the largest advantages; None: on all
@@ -387,6 +387,9 @@ def check_start(c, shape, where):
     elif c.objective == "grpo" and c.logp_est == "exact":
         raise ValueError(f"logp_est='exact', but the model {where} is no causal one: it sees the tokens it should "
                          "predict, so take trace, coupled, elbo, ...")  # fmt: skip
+    if shape.block_causal and shape.block_causal % min(c.block_len or shape.block_causal, shape.block_causal):
+        raise ValueError(f"block_len={c.block_len}: the model {where} has blocks of {shape.block_causal}, which are "
+                         "filled in parts of a length that divides it, or at once: None")  # fmt: skip
     if shape.block_causal and c.objective == "grpo" and c.repetition_penalty != 1:
         raise ValueError(f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model "
                          "at once, and each was drawn with other tokens there: 1.0")  # fmt: skip
@@ -595,8 +598,9 @@ def sized(path, defined, asked):
         raise ValueError(f"--model={asked}: only tiny and small are names; to start from another model, write "
                          "--init_from=FOLDER")  # fmt: skip
     if asked not in defined:
-        raise ValueError(f"--model={asked} tries a recipe for a model that has to be downloaded; {path} is none: it "
-                         "needs nothing but its own command")  # fmt: skip
+        why = ("has only --model=tiny" if "tiny" in defined else
+               "is no recipe for a model that has to be downloaded: it needs nothing but its own command")  # fmt: skip
+        raise ValueError(f"--model={asked}: {path} {why}")
     return dataclasses.replace(defined["config"], **defined[asked])
 
 

@@ -1,6 +1,6 @@
 """
 Countdown as the field's papers test small models on it: three numbers up to 100, + - * /, a target from 10 to 100. A
-model of 1.9M parameters, causal over blocks of 4 tokens, from 400,000 rows, which are made first in 70 seconds.
+model of 1.9M parameters, causal over blocks of 4 tokens, from 400,000 rows, which are made first in 80 seconds.
 
     python train.py config/countdown_hour.py
     python sample.py out/countdown_hour --data=FILE --rewards=countdown          # rows {"prompt": "44,15,79=50:"}

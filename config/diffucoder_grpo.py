@@ -30,8 +30,8 @@ config = Config(
     chat_template="chatml",
     max_prompt_len=200,
     max_new_tokens=256,
-    # rollouts: one token a step, in the order of entropy. They draw with top_p=0.95, while the loss is about the whole
-    # distribution: completions then come from another policy than the one that is trained, so grpo refuses top_p.
+    # rollouts: one token a step, in the order of entropy. They draw with top_p=0.95, and their loss is about the whole
+    # distribution: completions then come from another policy than the one that is trained. Here nothing is cut off.
     batch_size=8,
     group_size=10,
     temperature=1.0,

@@ -20,7 +20,7 @@ config = replace(base, **tuning | {
     "out_dir": "out/grammar_grpo",
     "init_from": "config/grammar.py",
     "judge_from": "config/grammar_judge.py",
-    # Not by the standard deviation of the group: else eight wrong fill-ins, of which the judge likes one a little
+    # Not by the standard deviation of the group: else four wrong fill-ins, of which the judge likes one a little
     # better, count as much as a right one among wrong ones.
     "adv_norm": "none",
     "rewards": ("judge",),

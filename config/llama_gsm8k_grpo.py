@@ -31,8 +31,8 @@ config = Config(
     instruction=FORMAT,
     max_prompt_len=512,
     max_new_tokens=256,
-    # rollouts. Their script draws with top_p=0.95 and top_k=50; grpo refuses both, because the loss is about the whole
-    # distribution: what is cut off would be trained as if it had been drawn
+    # rollouts. Their script draws with top_p=0.95 and top_k=50, and its loss is about the whole distribution. So do
+    # these keys here, but log-probs are then of what was drawn from, too; without them nothing is cut off.
     batch_size=16,
     group_size=4,
     temperature=0.7,

@@ -196,7 +196,8 @@ def run(options):
             "early_end": True}  # fmt: skip
     plan |= {"order": "left"} if cfg.causal else {"cache": "prefix"} if cfg.block_causal else {}
     plan |= {ours: trained[name] for name, ours in TRAINED.items() if name in trained} | asked
-    if plan.get("block_len") is None and all(begin for _, begin in encoded):  # still one block: logits for it alone
+    one = not cfg.block_causal and plan.get("block_len") is None  # whose logits are all that is needed
+    if one and all(begin for _, begin in encoded):
         plan["block_len"] = max(len(ids) - begin for ids, begin in encoded)
     todo = (params, cfg, tok, Plan(**plan), encoded, options.seed)
     if (longest := max(len(ids) for ids, _ in encoded)) > LONG:

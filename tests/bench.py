@@ -487,13 +487,14 @@ def estimators(options):
     names = some(options, ("one_step",), ("one_step", "trace"), ESTIMATORS)
     for seed in range(some(options, 1, 1, options.seeds)):  # seeds outermost: stopped early, the table is still fair
         for task in tasks:
-            recipe, (prompts, kept, updates), signs = config.read(f"config/{task}_grpo.py"), *SIGNS[task, options.signs]
+            first, (prompts, kept, updates), signs = config.read(f"config/{task}_base.py"), *SIGNS[task, options.signs]
             common = (f"{COMPARED} {TASKS[task][0]} {signs} --batch_size={prompts} --keep_completions={kept} "
-                      f"--updates_per_rollout={updates}")  # fmt: skip
+                      f"--updates_per_rollout={updates} --rule=quota --order=confidence "
+                      f"--diffusion_steps={first.diffusion_steps}")  # fmt: skip
             for name in names:
                 estimator, views = ESTIMATORS[name]
-                views = recipe.max_new_tokens if views == "L" else views
-                iters = some(options, 1, 2, iterations(prompts, kept, updates, recipe.diffusion_steps, views))
+                views = first.max_new_tokens if views == "L" else views
+                iters = some(options, 1, 2, iterations(prompts, kept, updates, first.diffusion_steps, views))
                 for ratio in some(options, RATIOS[:1], RATIOS[:1], RATIOS):
                     out = f"{options.out}/{task}-{options.signs}-{re.sub('[^a-z0-9]+', '_', name)}-{ratio}-{seed}"
                     chosen = (f"{common} {estimator} --init_from={base(task)} --ratio_level={ratio} --seed={seed} "

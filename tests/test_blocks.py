@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import config
+import data
 import diffusion
 import disk
 import model
@@ -281,6 +282,23 @@ def test_a_text_ends_with_the_block_that_has_its_end():
 def test_parts_of_a_block_tile_it():
     with pytest.raises(ValueError, match="block_len=3: expected a divisor of block_causal=4"):
         sample.generate(FAR, KEY, X, of(block_causal=4), sample.Plan(block_len=3))
+    run = config.Config(max_new_tokens=8, block_len=3, model=of(block_causal=4))
+    with pytest.raises(ValueError, match="block_len=3: the model here has blocks of 4, which are filled in parts of"):
+        config.check_start(run, run.model, "here")  # and not only at the first evaluation
+
+
+@pytest.mark.parametrize("new", [3, 5, 13])
+def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, capsys):
+    tok = data.Tokenizer.bytes()
+    cfg = of(block_causal=4, vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id)
+    run = config.Config(max_prompt_len=3, max_new_tokens=new, cache="prefix", model=cfg)
+    config.check_start(run, cfg, "here")
+    assert sample.plan(run, 0.0).block_len is None
+    assert sample.plan(dataclasses.replace(run, block_len=2), 0.0).block_len == 2
+    params = model.init(KEY, cfg)
+    disk.save(tmp_path, params, cfg)
+    tok.save(tmp_path)
+    assert writer.main([str(tmp_path), "--prompt=123456789", f"--max_new_tokens={new}"]) == 0, capsys.readouterr().err
 
 
 # ---- folders, and what models are made of ----------------------------------------------------------------------------

@@ -114,7 +114,9 @@ def test_tiny_changes_what_the_file_says_and_the_command_line_comes_after_it(pat
 
 
 def test_only_a_recipe_has_a_tiny_model_and_tiny_is_the_only_name(file, tmp_path):
-    assert "--model=tiny tries a recipe for a model that has to be downloaded" in message(file, "--model=tiny")
+    said = message(file, "--model=tiny")
+    assert f"--model=tiny: {file} is no recipe for a model that has to be downloaded: it needs nothing but" in said
+    assert "gemma2_gsm8k_grpo.py has only --model=tiny" in message("config/gemma2_gsm8k_grpo.py", "--model=small")
     said = message("config/llada_gsm8k_grpo.py", "--model=llada")
     assert "--model=llada: only tiny and small are names" in said and "--init_from=FOLDER" in said
     assert "did you mean 'seed'" in message(written(tmp_path, "config = Config()\ntiny = {}\ntiny['sed'] = 1", "t.py"))
