@@ -686,7 +686,8 @@ def picture(points, path):
                     alpha=0.25 if more and more[0] in ORDER else 1)
                 ax.plot(*zip(*sorted((p[at], p[2]) for p in found), strict=True), lw=1, **style)
             ax.set(xscale="log", xlabel=label, title=task if not at else "")
-            ax.tick_params(axis="x", which="minor", labelbottom=False)
+            low, high = ax.get_xlim()
+            ax.tick_params(axis="x", which="minor", labelbottom=high < 8 * low, labelsize=7)  # else tens are named
             ax.grid(alpha=0.25)
     axes[0, 0].set_ylabel("accuracy")
     axes[1, 0].set_ylabel("accuracy")
