@@ -198,16 +198,16 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
     uniform = lambda i, *shape: jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, i), shape))(keys)
     first = jnp.floor(uniform(n) * L) + 1  # in 1..L; the others follow at distances of L / n
 
-    def one(j):
+    def masked(j):
         # Halves go up: LLaDA's round takes them to even counts, of 3 tokens 1, 1 and 2 are masked instead of 1, 2, 3.
         count = (jnp.floor(first + j * L / n + 0.5) - 1) % jnp.maximum(L, 1) + 1
-        hole = least(uniform(j, x.shape[1])[:, ::-1], maskable, count)  # a number depends on its place from the end
-        clean = x if cfg.block_causal else None
-        h = model.features(params, jnp.where(hole, cfg.mask_id, x), cfg, batch["valid"], start, clean=clean)
-        logp = read(params, h, x[:, start:], cfg, gather_logp, hole[:, start:])
-        return jnp.sum(hole[:, start:] * logp, 1) * L / count
+        draws = uniform(j, x.shape[1])[:, ::-1]  # a number depends on its place from the end
+        return least(draws, maskable, count), L / count
 
-    return mesh.everywhere(jax.lax.map(one, jnp.arange(n)).mean(0))
+    M, w = jax.vmap(masked)(jnp.arange(n))  # (n, B, T), (n, B)
+    chunk = None if cfg.block_causal else len(x)  # one clean copy of a text serves all, or a mask after the other
+    logp = view_logp(params, x, M, cfg, batch["valid"], start, chunk, scored=M)[0]
+    return mesh.everywhere(((M * logp).sum(2) * w).mean(0))
 
 
 # ---- likelihood estimators: views and weights ------------------------------------------------------------------------

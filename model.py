@@ -211,10 +211,10 @@ def soft_cap(x, cap):
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None, clean=0):
+def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None, text=None):
     """x (B, S, D), w the weights of one layer, a cache of keys and values and its place for `store` -> (B, S, D), the
-    cache with those of x. window, a start and a length: only of these columns of x. clean: the keys of so many first
-    rows, the texts, stand before those of their copies, and of themselves."""
+    cache with those of x, or these. window, a start and a length: only of these columns of x. text: keys and values of
+    what x are copies of, B / n of each in a row, (n, T, KV, K): they stand before those of x."""
     cut = lambda a: a if window is None else columns(a, *window)
     h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
     q, k, v = (linear(cut(h) if n == "q" else h, w, n) + (w[n + "_bias"] if cfg.qkv_bias else 0) for n in "qkv")
@@ -225,9 +225,8 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None, clean=
     if cache is not None:
         cache = [store(old, bits(new), *place) for old, new in zip(cache, (k, v), strict=True)]
         k, v = (numbers(old[place[0]]).swapaxes(1, 2) for old in cache)  # (B, T, KV, K)
-    if clean:
-        each = len(x) // clean - 1
-        k, v = (jnp.concatenate([jnp.concatenate([a[:clean], jnp.repeat(a[:clean], each, 0)]), a], 1) for a in (k, v))
+    if text is not None:
+        k, v = (jnp.concatenate([jnp.repeat(a, len(x) // len(a), 0), b], 1) for a, b in zip(text, (k, v), strict=True))
     # For one query the keys would be copied; and the kernel cannot be split over rows that do not divide.
     if kernels.fused(cfg) and q.shape[1] > 1 and mesh.up(len(q)) == len(q):
         mixed = kernels.flash(q, k, v, mask, cfg.query_scale)
@@ -238,7 +237,7 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None, clean=
     h = rms_norm(x, w["mlp_norm"], cfg.norm_eps)
     bend = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
     out = linear(bend(linear(h, w, "gate")) * linear(h, w, "up"), w, "down")
-    return x + (rms_norm(out, w["mlp_out_norm"], cfg.norm_eps) if cfg.gemma else out), cache
+    return x + (rms_norm(out, w["mlp_out_norm"], cfg.norm_eps) if cfg.gemma else out), cache or (k, v)
 
 
 def columns(a, start, length):
@@ -290,49 +289,55 @@ def store(cache, new, layer, column, kept=None):
     return cache.at[layer, jnp.arange(B)[:, None], :, at].set(new, mode="drop")
 
 
-def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, kept=None, clean=0):
+def seen(cfg, valid, T, i, first, n, own=0):
+    """What columns first to first + n attend to in layer i: (..., n or 1, T), or None for everything. own: a noisy copy
+    attends to its text in earlier blocks and, in its own, to what stands behind that, its last `own` columns."""
+    at, others = jnp.reshape(first, (-1, 1, 1, 1, 1)) + jnp.arange(n)[:, None], jnp.arange(T)
+    near = [] if valid is None else [valid[:, None, None, None, :] | (others == at if cfg.causal else False)]
+    near += [others <= at] if cfg.causal else []
+    near += [(jnp.abs(at - others) < cfg.window) | (i % 2 == 1)] if cfg.window else []
+    if cfg.block_causal:  # blocks begin where a text does, not where its padding does
+        grid = positions_of(valid, T) // cfg.block_causal
+        mine, theirs = columns(grid, first, n)[:, None, None, :, None], grid[:, None, None, None]
+        near += [theirs <= mine]
+    mask = functools.reduce(jnp.logical_and, near) if near else None
+    return jnp.concatenate([mask & (theirs < mine), (mask & (theirs == mine))[..., -own:]], -1) if own else mask
+
+
+def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, kept=None, copies=None):
     """tokens (B, S), which are columns start to start + S of a text whose T columns have `valid` (B, T) and the cache
     of what was computed before -> features (B, S, D), the cache with them. Without a cache, S is T. start and a window,
     a start and a length in the text, as in `columns`: the features are then (B, length, D), the last block is not
-    computed for the other columns. kept as in `store`. clean: so many first rows of a block_causal model are texts, the
-    others noisy copies of them (see `features`)."""
+    computed for the other columns. kept as in `store`. copies (N, C), of a block_causal model: the last C columns of
+    noisy copies of the texts, N / B of each in a row (see `features`) -> their features in place of a cache."""
     gain = lambda path: cfg.gemma and path[-1].key.endswith("norm")
     p = jax.tree_util.tree_map_with_path(lambda path, w: (w + 1 if gain(path) else w).astype(cfg.dtype),
                                          {n: params[n] for n in ("embed", "blocks", "norm")})  # fmt: skip
     S, T = tokens.shape[1], tokens.shape[1] if cache is None else cache[0].shape[3]
     part = lambda a: columns(a, start, S)
-    everywhere = positions_of(valid, T)
-    positions = part(everywhere)
+    positions, sees = part(positions_of(valid, T)), functools.partial(seen, cfg, valid, T)
     cut = window and (window[0] - start, window[1])
     if valid is not None and cfg.causal:  # where the first token is read from: see `features`
         tokens = jnp.where(part(valid), tokens, start_id(cfg))
 
-    def seen(i, first, n):
-        """What columns first to first + n attend to in layer i: (..., n or 1, T), or None for everything."""
-        own, others = jnp.reshape(first, (-1, 1, 1, 1, 1)) + jnp.arange(n)[:, None], jnp.arange(T)
-        near = [] if valid is None else [valid[:, None, None, None, :] | (others == own if cfg.causal else False)]
-        near += [others <= own] if cfg.causal else []
-        near += [(jnp.abs(own - others) < cfg.window) | (i % 2 == 1)] if cfg.window else []
-        if cfg.block_causal:  # blocks begin where a text does, not where its padding does
-            grid = everywhere // cfg.block_causal
-            mine, theirs = columns(grid, first, n)[:, None, None, :, None], grid[:, None, None, None]
-            near += [theirs <= mine]
-        mask = functools.reduce(jnp.logical_and, near) if near else None
-        if clean:  # keys of the text, then own ones: a copy sees its own block, and what the text has in earlier ones
-            copy = (jnp.arange(len(tokens)) >= clean)[:, None, None, None, None]
-            mask = jnp.concatenate([mask & copy & (theirs < mine), mask & ((theirs == mine) | ~copy)], -1)
-        return mask
+    C = 0 if copies is None else copies.shape[1]
+    of_copies = lambda a: a if len(a) == 1 else jnp.repeat(a, len(copies) // len(tokens), 0)
+    late = rotary(of_copies(positions[:, -C:]), cfg) if C else None
 
     def step(carry, layer, cut=None):
-        w, i = jax.tree.map(numbers, mesh.gathered(layer[0])), layer[1]
-        mask = seen(i, *(window if cut else (start, S)))
-        x, cache = block(carry[0], w, cfg, *rotary(positions, cfg), mask, carry[1], (i, start, kept), cut, clean)
-        return (mesh.rows(x), cache), None
+        (x, y, cache), w, i = carry, jax.tree.map(numbers, mesh.gathered(layer[0])), layer[1]
+        mask = sees(i, *(window if cut else (start, S)))
+        x, new = block(x, w, cfg, *rotary(positions, cfg), mask, cache, (i, start, kept), cut)
+        if C:
+            mask = of_copies(sees(i, *(window if cut else (T - C, C)), C))
+            y = mesh.rows(block(y, w, cfg, *late, mask, window=cut and (cut[0] - T + C, cut[1]), text=new)[0])
+        return (mesh.rows(x), y, cache and new), None
 
     again = jax.checkpoint if cfg.remat else lambda step: step
     # A causal model's mask_id may lie beyond: what it reads there is moot.
-    x = mesh.rows(p["embed"].at[tokens].get(mode="clip"), embedded=True)
-    x = x * cfg.d_model**0.5 if cfg.gemma else x
+    scale = cfg.d_model**0.5 if cfg.gemma else 1
+    embed = lambda ids: scale * mesh.rows(p["embed"].at[ids].get(mode="clip"), embedded=True)
+    carry = embed(tokens), embed(copies) if C else None, cache
     layers = jax.tree.map(lambda w: w if cache is None else bits(w), p["blocks"]), jnp.arange(cfg.n_layer)
     # A while loop costs a small model 15% on a CPU. Beyond 8 blocks it costs nothing, and what is compiled one by one
     # copies its weights: of 28 blocks in eights 1.28 times the params in a forward pass and 2.4 in a gradient, instead
@@ -340,12 +345,12 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, ke
     flat = cfg.n_layer <= UNROLLED
     if window and flat:
         last, layers = jax.tree.map(lambda w: w[-1], layers), jax.tree.map(lambda w: w[:-1], layers)
-    (x, cache), _ = jax.lax.scan(again(step), (x, cache), layers, unroll=flat)
+    (x, y, cache), _ = jax.lax.scan(again(step), carry, layers, unroll=flat)
     if window and flat:
-        (x, cache), _ = again(functools.partial(step, cut=cut))((x, cache), last)
+        (x, y, cache), _ = again(functools.partial(step, cut=cut))((x, y, cache), last)
     elif window:
-        x = columns(x, *cut)
-    return rms_norm(x, p["norm"], cfg.norm_eps), cache
+        x, y = columns(x, *cut), columns(y, cut[0] - T + C, cut[1]) if C else None
+    return rms_norm(x, p["norm"], cfg.norm_eps), rms_norm(y, p["norm"], cfg.norm_eps) if C else cache
 
 
 def at_hand(params, cfg):
@@ -377,22 +382,21 @@ def features(params, z, cfg, valid=None, start=0, length=None, clean=None):
     itself and which no token sees; where there is no padding that column is added.
 
     clean (n, T), of a block_causal model: the texts that z are noisy copies of, B / n of each in a row. Every block is
-    then read with the text before it in place of holes, all blocks in one pass (BD3-LM), and as a text sees no copy,
-    one pass over it does for all of its copies: T (B + n) tokens. Shifted, a block's first token is read from the text.
+    read with the text before it, all in one pass (BD3-LM); a text sees no copy, so one pass over it does for all, which
+    are computed from the block of `start`, an int, on. Shifted, a block's first token is read from the text.
     """
-    n = 0 if clean is None else len(clean)
-    if not n:
+    if clean is None:
         return read(params, z, cfg, valid, start, length)[0]
-    each, at = len(z) // n, columns(positions_of(valid, z.shape[1]), start, length or z.shape[1] - start)
-    valid = None if valid is None else jnp.concatenate([valid[::each], valid])
-    h = read(params, jnp.concatenate([clean, z]), cfg, valid, start, length, clean=n)[0]
+    each, at = len(z) // len(clean), columns(positions_of(valid, z.shape[1]), start, length or z.shape[1] - start)
+    text, h = read(params, clean, cfg, None if valid is None else valid[::each], start, length, copies=z)
     begins = cfg.shift & (at % (cfg.block_causal) == 0) & (at > 0)
-    return jnp.where(begins[..., None], jnp.repeat(h[:n], each, 0), h[n:])
+    return jnp.where(begins[..., None], jnp.repeat(text, each, 0), h) if cfg.shift else h
 
 
-def read(params, z, cfg, valid=None, start=0, length=None, cache=None, part=(0, None, None), clean=0):
-    """`features`, and the cache with what was computed. part: a start () or (B,) and a length, the columns around the
-    window that are computed, all others being what the cache has of them; and `kept` of `store`."""
+def read(params, z, cfg, valid=None, start=0, length=None, cache=None, part=(0, None, None), copies=None):
+    """`features`, and the cache with what was computed, or `features` of copies. part: a start () or (B,) and a length,
+    the columns around the window that are computed, all others being what the cache has of them; and `kept` of `store`.
+    """
     length = z.shape[1] - start if length is None else length
     if cfg.causal and not (isinstance(start, int) and start > 0):
         valid = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
@@ -401,13 +405,15 @@ def read(params, z, cfg, valid=None, start=0, length=None, cache=None, part=(0, 
     first, n = jnp.maximum(start - 1, 0) if cfg.shift else start, min(length + own, z.shape[1])
     at, size, kept = part
     z = z if size is None else columns(z, at, size)
-    h, cache = extend(params, z, cfg, valid, cache, at, None if n == z.shape[1] else (first, n), kept, clean)
+    copies = copies if copies is None else copies[:, max(start - own - cfg.block_causal + 1, 0) :]
+    h, more = extend(params, z, cfg, valid, cache, at, None if n == z.shape[1] else (first, n), kept, copies)
     if own:
         per_row = lambda a: jnp.reshape(a, (-1, 1))
         left = per_row(start) - 1 + jnp.arange(length)
         left = jnp.maximum(left, 0 if valid is None else per_row(jnp.argmax(valid, 1))) - per_row(first)
-        h = jax.vmap(lambda h, i: h[i])(h, jnp.broadcast_to(left, (len(h), length)))
-    return h, cache
+        pick = lambda h: jax.vmap(lambda h, i: h[i])(h, jnp.repeat(left, len(h) // len(left), 0))
+        h, more = pick(h), more if copies is None else pick(more)
+    return h, more
 
 
 def logits(params, z, cfg, valid=None, start=0, length=None):

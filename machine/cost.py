@@ -31,9 +31,9 @@ from machine import kernels, lora, mesh
 def rows_of(cfg):
     """-> rows whose forward pass an iteration's updates take, rows of which a backward pass keeps activations, rows of
     which remat keeps what enters a block, are these recomputed?"""
-    views, more = config.n_views(cfg) if cfg.objective == "grpo" else 1 + cfg.paired, 1
-    if copied(cfg):  # beside the noisy copies of a text a clean one
-        more += 1 / views
+    views, more = views_of(cfg), 1
+    if copied(cfg):  # their last columns, and beside the noisy copies of a text a clean one
+        more = copied(cfg) / (cfg.max_prompt_len + cfg.max_new_tokens) + 1 / views
     if cfg.objective != "grpo":
         rows = more * cfg.batch_size * (2 if cfg.objective == "judge" else 1)
         return rows, *[rows // cfg.gradient_accumulation_steps] * 2, cfg.model.remat
@@ -43,9 +43,16 @@ def rows_of(cfg):
     return more * cfg.updates_per_rollout * config.kept(cfg) * views, more * chunk, more * micro, again
 
 
+def views_of(cfg):
+    """-> how many noisy copies of a text there are."""
+    return config.n_views(cfg) if cfg.objective == "grpo" else 1 + cfg.paired
+
+
 def copied(cfg):
-    """Is there a clean copy of every text, which its noisy ones see?"""
-    return cfg.model.block_causal is not None and cfg.objective != "judge"
+    """-> how many columns of a noisy copy are computed beside the text, which all of its copies see; 0: no text is."""
+    if not cfg.model.block_causal or cfg.objective == "judge":
+        return 0
+    return cfg.max_new_tokens + min(cfg.model.block_causal - 1 + cfg.model.shift, cfg.max_prompt_len)
 
 
 def axes(cfg, devices=None):
@@ -75,11 +82,13 @@ def count_bytes(cfg, devices):
         held = wide * n + 4 * trained
     rows, micro = (up(n, of_rows) for n in rows_of(cfg)[1:3])
     # A layer as the backward pass wants it: norms, q, k, v before and after they turn, the mlp inside; scores, float32.
-    scores = 0 if kernels.fused(m) else 4 * 2 * m.n_head * T * (1 + copied(cfg))
-    layer = T * (wide * (6 * D + 4 * Q + 4 * KV + 4 * F) + scores) // tensor
+    # XLA's CPU keeps bfloat16 in float32.
+    keeps = 4 if devices is None and jax.default_backend() == "cpu" else wide
+    scores = 0 if kernels.fused(m) else 4 * 2 * m.n_head * (T + copied(cfg))
+    layer = T * (keeps * (6 * D + 4 * Q + 4 * KV + 4 * F) + scores) // tensor
     one = 2 * D * (Q + KV) + 3 * D * F  # of a block; it is gathered, while the one before it is still there
     gathered = 2 * wide * max(one, 0 if judge else D * V) // tensor if of_weights > tensor else 0
-    kept = rows * L * layer if not m.remat else micro * L * T * wide * D + rows * layer
+    kept = rows * L * layer if not m.remat else micro * L * T * keeps * D + rows * layer
     logits = lambda positions: 0 if judge else 4 * V * positions
     some = lambda positions: min(positions, max(diffusion.LOGITS // (4 * V * of_rows), 1)) / tensor
     filled = up(config.rollout_rows(cfg), of_rows) if grpo else 0
@@ -136,7 +145,10 @@ def count_flops(cfg):
         width = block if cfg.cache == "dual" else (new + block) // 2  # of the others: on average
         rollout = (whole - 1 + 1 / alike) * forward(completions, block, block)
         rollout += (steps - whole) * forward(completions, block, block, width)
-    scoring = forward(total, new, T if judge else new, keys=T * (1 + copied(cfg)))
+    scoring = forward(total, new, T if judge else new)
+    if C := copied(cfg):
+        n = total / (C / T + 1 / views_of(cfg))  # copies; of their texts the last block is needed where one shifts
+        scoring = forward(n, new, new, C, T + C) + forward(n / views_of(cfg), 0, new * m.shift)
     return {"rollout": grpo * rollout, "scoring": grpo * scorings * scoring, "update": (4 if again else 3) * scoring}
 
 

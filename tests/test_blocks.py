@@ -80,15 +80,19 @@ def alone(params, x, M, cfg, valid=None):
 
 
 @pytest.mark.parametrize("switches", [dict(shift=True), pytest.param(dict(), marks=pytest.mark.slow),
-                                      pytest.param(dict(window=3), marks=pytest.mark.slow)])  # fmt: skip
+                                      pytest.param(dict(window=3), marks=pytest.mark.slow),
+                                      pytest.param(dict(n_layer=9, shift=True), marks=pytest.mark.slow)])  # fmt: skip
 def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches):
     cfg, valid = of(**switches), jnp.arange(6) >= jnp.array([[0], [1], [2]])  # padding: columns are no positions
     M = valid & (jax.random.uniform(KEY, (4, 3, 6)) < 0.6)
     four = lambda a: jnp.tile(a, (4, 1))
-    want = alone(FAR, four(X), M.reshape(12, 6), cfg, four(valid)).reshape(M.shape)
-    for chunk in (None, 2, 6):  # all views of all texts, half of those of one, all of one and half of the next
-        logp = diffusion.view_logp(FAR, X, M, cfg, valid, 0, chunk)[0]
-        close(np.where(M, logp, 0), np.where(M, want, 0), 2e-5)
+    params = FAR if cfg.n_layer == CFG.n_layer else model.init(KEY, cfg)
+    want = alone(params, four(X), M.reshape(12, 6), cfg, four(valid)).reshape(M.shape)
+    # All views of all texts, half of those of one, all of one and half of the next; and from a column on.
+    for chunk, start in ((2, 0), (6, 0), (None, 4), (None, 3)):
+        read = M & (jnp.arange(6) >= start)
+        logp = diffusion.view_logp(params, X, M, cfg, valid, start, chunk)[0]
+        close(np.where(read, logp, 0), np.where(read, want, 0), 2e-5)
 
 
 def test_padding_on_the_left_does_not_move_the_blocks():
@@ -141,6 +145,13 @@ def test_the_loss_is_on_average_the_exact_bound(b, paired):
     batch = {"tokens": rows, "hole": jnp.ones(rows.shape, bool), "valid": None}
     got = diffusion.loss(FAR, diffusion.noise(KEY, batch, cfg, paired=paired), cfg)[0]
     close(got, -exact_bound(FAR, x, cfg) / 5, 0.012)
+
+
+def test_the_likelihood_is_on_average_the_exact_bound_of_each_text():
+    rows = jnp.tile(X[:, :5], (1024, 1))
+    batch = {"tokens": rows, "hole": jnp.ones(rows.shape, bool), "valid": None}
+    bound = diffusion.likelihood(FAR, batch, jax.random.split(KEY, len(rows)), CFG).reshape(1024, 3)
+    assert (abs(bound.mean(0) - np.array([exact_bound(FAR, x, CFG) for x in X[:, :5]])) < bound.std(0) / 8).all()
 
 
 def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
@@ -348,8 +359,11 @@ def test_a_clean_copy_is_counted_once_for_all_noisy_ones():
     update = lambda b, **changes: cost.counted(config.Config(model=shape(b), **changes))[1]["update"]
     ratio = lambda **changes: update(4, **changes) / update(None, **changes)
     tuning = dict(objective="grpo", init_from="a", rewards=("exact",), logp_est="elbo")
-    assert 1.5 < ratio(paired=True, batch_size=32) < 1.9 < ratio() < 2.4  # attention sees two texts
-    assert 1.25 < ratio(**tuning, logp_views=4) < 1.6
+    whole = dict(max_prompt_len=0, max_new_tokens=256)
+    assert 1.5 < ratio(**whole, paired=True, batch_size=32) < 1.9 < ratio(**whole) < 2.4  # attention sees two texts
+    assert 1.25 < ratio(**whole, **tuning, logp_views=4) < 1.8
+    half = dict(max_prompt_len=128, max_new_tokens=128)  # of a copy only what is behind the prompt is computed
+    assert 0.9 < ratio(**half, paired=True, batch_size=32) < 1.2 and ratio(**half, **tuning, logp_views=4) < 1.1
 
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=8, log_samples=0, diffusion_steps=2,

@@ -33,8 +33,9 @@ def array(cfg, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [
-    {}, dict(gradient_accumulation_steps=2, model=dataclasses.replace(SMALL.model, vocab_size=4000))])  # fmt: skip
-def test_memory_is_estimated_to_a_factor_of_two_of_what_xla_allocates(changes):
+    {}, dict(model=dataclasses.replace(SMALL.model, n_layer=12, dtype="bfloat16")),
+    dict(gradient_accumulation_steps=2, model=dataclasses.replace(SMALL.model, vocab_size=4000))])  # fmt: skip
+def test_memory_is_estimated_to_a_factor_of_one_and_a_half_of_what_xla_allocates(changes):
     cfg = dataclasses.replace(SMALL, **changes)
     params, (tx, _) = shapes_of(cfg), train.optimizer(cfg)
     batch = {"x": array(cfg, int), "z": array(cfg, int), "weight": array(cfg, float), "valid": None}
@@ -44,7 +45,7 @@ def test_memory_is_estimated_to_a_factor_of_two_of_what_xla_allocates(changes):
     used = used.argument_size_in_bytes + used.temp_size_in_bytes
     estimate = cost.counted(cfg)[0]["peak"]
     print(f"estimate / real: {estimate / used:.2f}")
-    assert 0.5 < estimate / used < 2
+    assert 2 / 3 < estimate / used < 3 / 2
 
 
 @pytest.mark.slow
@@ -88,6 +89,20 @@ def test_the_operations_of_a_forward_pass_are_those_that_xla_counts(n_layer):
     estimate = cost.counted(cfg)[1]["scoring"] / config.n_views(cfg)
     print(f"estimate / XLA: {estimate / counted:.3f}")
     assert 0.9 < estimate / counted < 1.01  # norms, softmax and rotary count as nothing
+
+
+@pytest.mark.parametrize("shift", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_operations_of_noisy_copies_beside_their_text_are_those_that_xla_counts(shift):
+    shape = dataclasses.replace(SMALL.model, n_layer=2, block_causal=4, shift=shift)
+    cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, logp_est="trace", logp_views=4, model=shape)
+    x = array(cfg, int)
+    z = jax.ShapeDtypeStruct((4 * len(x), 64), int)
+    read = lambda params, x, z: model.features(params, z, cfg.model, start=cfg.max_prompt_len, clean=x)
+    passes = jax.jit(lambda params, x, z: model.readout(params, read(params, x, z), cfg.model))
+    counted = passes.lower(shapes_of(cfg), x, z).compile().cost_analysis()["flops"]
+    estimate = cost.counted(cfg)[1]["scoring"]
+    print(f"estimate / XLA: {estimate / counted:.3f}")
+    assert 0.9 < estimate / counted < 1.01
 
 
 @pytest.mark.parametrize("changes, part, more", [

@@ -294,7 +294,7 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
     monkeypatch.setattr(kernels, "flash", lambda *args: used.append(args) or flash(*args))
     monkeypatch.setattr(kernels, "fused", lambda cfg: True)
     close(read(), here, 1e-5)
-    assert len(used) == cfg.n_layer
+    assert len(used) == cfg.n_layer * (1 if clean is None else 2)  # a text, and then its copies
 
 
 def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monkeypatch):
