@@ -289,15 +289,15 @@ def store(cache, new, layer, column, kept=None):
     return cache.at[layer, jnp.arange(B)[:, None], :, at].set(new, mode="drop")
 
 
-def seen(cfg, valid, T, i, first, n, own=0):
+def seen(cfg, valid, positions, i, first, n, own=0):
     """What columns first to first + n attend to in layer i: (..., n or 1, T), or None for everything. own: a noisy copy
     attends to its text in earlier blocks and, in its own, to what stands behind that, its last `own` columns."""
-    at, others = jnp.reshape(first, (-1, 1, 1, 1, 1)) + jnp.arange(n)[:, None], jnp.arange(T)
+    at, others = jnp.reshape(first, (-1, 1, 1, 1, 1)) + jnp.arange(n)[:, None], jnp.arange(positions.shape[1])
     near = [] if valid is None else [valid[:, None, None, None, :] | (others == at if cfg.causal else False)]
     near += [others <= at] if cfg.causal else []
     near += [(jnp.abs(at - others) < cfg.window) | (i % 2 == 1)] if cfg.window else []
     if cfg.block_causal:  # blocks begin where a text does, not where its padding does
-        grid = positions_of(valid, T) // cfg.block_causal
+        grid = positions // cfg.block_causal
         mine, theirs = columns(grid, first, n)[:, None, None, :, None], grid[:, None, None, None]
         near += [theirs <= mine]
     mask = functools.reduce(jnp.logical_and, near) if near else None
@@ -314,8 +314,8 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, ke
     p = jax.tree_util.tree_map_with_path(lambda path, w: (w + 1 if gain(path) else w).astype(cfg.dtype),
                                          {n: params[n] for n in ("embed", "blocks", "norm")})  # fmt: skip
     S, T = tokens.shape[1], tokens.shape[1] if cache is None else cache[0].shape[3]
-    part = lambda a: columns(a, start, S)
-    positions, sees = part(positions_of(valid, T)), functools.partial(seen, cfg, valid, T)
+    everywhere, part = positions_of(valid, T), lambda a: columns(a, start, S)
+    positions, sees = part(everywhere), functools.partial(seen, cfg, valid, everywhere)
     cut = window and (window[0] - start, window[1])
     if valid is not None and cfg.causal:  # where the first token is read from: see `features`
         tokens = jnp.where(part(valid), tokens, start_id(cfg))
@@ -389,7 +389,7 @@ def features(params, z, cfg, valid=None, start=0, length=None, clean=None):
         return read(params, z, cfg, valid, start, length)[0]
     each, at = len(z) // len(clean), columns(positions_of(valid, z.shape[1]), start, length or z.shape[1] - start)
     text, h = read(params, clean, cfg, None if valid is None else valid[::each], start, length, copies=z)
-    begins = cfg.shift & (at % (cfg.block_causal) == 0) & (at > 0)
+    begins = (at % cfg.block_causal == 0) & (at > 0)
     return jnp.where(begins[..., None], jnp.repeat(text, each, 0), h) if cfg.shift else h
 
 

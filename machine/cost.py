@@ -31,9 +31,7 @@ from machine import kernels, lora, mesh
 def rows_of(cfg):
     """-> rows whose forward pass an iteration's updates take, rows of which a backward pass keeps activations, rows of
     which remat keeps what enters a block, are these recomputed?"""
-    views, more = views_of(cfg), 1
-    if copied(cfg):  # their last columns, and beside the noisy copies of a text a clean one
-        more = copied(cfg) / (cfg.max_prompt_len + cfg.max_new_tokens) + 1 / views
+    views, more = views_of(cfg), rows_per_copy(cfg)
     if cfg.objective != "grpo":
         rows = more * cfg.batch_size * (2 if cfg.objective == "judge" else 1)
         return rows, *[rows // cfg.gradient_accumulation_steps] * 2, cfg.model.remat
@@ -53,6 +51,12 @@ def copied(cfg):
     if not cfg.model.block_causal or cfg.objective == "judge":
         return 0
     return cfg.max_new_tokens + min(cfg.model.block_causal - 1 + cfg.model.shift, cfg.max_prompt_len)
+
+
+def rows_per_copy(cfg):
+    """-> rows that are computed for a noisy copy: of its own the last columns, and its share of the text beside it."""
+    C = copied(cfg)
+    return C / (cfg.max_prompt_len + cfg.max_new_tokens) + 1 / views_of(cfg) if C else 1
 
 
 def axes(cfg, devices=None):
@@ -147,7 +151,7 @@ def count_flops(cfg):
         rollout += (steps - whole) * forward(completions, block, block, width)
     scoring = forward(total, new, T if judge else new)
     if C := copied(cfg):
-        n = total / (C / T + 1 / views_of(cfg))  # copies; of their texts the last block is needed where one shifts
+        n = total / rows_per_copy(cfg)  # copies; of their texts the last block is needed where one shifts
         scoring = forward(n, new, new, C, T + C) + forward(n / views_of(cfg), 0, new * m.shift)
     return {"rollout": grpo * rollout, "scoring": grpo * scorings * scoring, "update": (4 if again else 3) * scoring}
 
