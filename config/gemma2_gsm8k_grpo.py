@@ -6,7 +6,7 @@ GRPO on Gemma 2 2B (instruction-tuned, autoregressive) and GSM8K: exact log-prob
     python train.py config/gemma2_gsm8k_grpo.py --model=tiny      on a random Gemma: does the recipe run?
     python train.py config/gemma2_gsm8k_grpo.py --lora_rank=64 --lora_alpha=64 --ref_offload=False
 
-pip install tokenizers huggingface_hub pyarrow: the first reads its tokenizer, the others fetch and read GSM8K.
+pip install huggingface_hub pyarrow: they fetch and read GSM8K.
 The model is fetched, too, with --init_from=google/gemma-2-2b-it, once its licence is accepted there and you have logged
 in (`hf auth login`). Not run here on the real model, and no number is known to us that these settings should reach.
 Tiny: 43 seconds of one of 2 cores of a shared machine, 0.0%.

@@ -440,11 +440,7 @@ def gemma(turns):
 def own(tok):
     """A Tokenizer -> the template in its own files, a program in Jinja: a stranger's, so it runs in Jinja's sandbox. It
     is given the names that transformers gives it."""
-    try:
-        from jinja2 import TemplateError, sandbox
-    except ImportError:
-        raise ValueError("chat_template='own' is written in Jinja: pip install jinja2, or name one of "
-                         f"{', '.join(filter(None, CHAT))}") from None
+    from jinja2 import TemplateError, sandbox
     text = tok.extra.get("chat_template")
     text = {t["name"]: t["template"] for t in text}.get("default") if isinstance(text, list) else text
     if not text:

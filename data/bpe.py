@@ -337,10 +337,7 @@ def foreign(file, spec, added):
 
 def open_spec(spec):
     """What is in a tokenizer.json -> a `tokenizers.Tokenizer`."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise ValueError("pip install tokenizers") from None
+    import tokenizers
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
     except Exception as e:  # the package raises nothing more special

