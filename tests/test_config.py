@@ -159,7 +159,7 @@ def test_llada_is_trained_as_in_d1():
 def test_dream_is_trained_as_in_espo():
     name = "dream_countdown_grpo"
     assert of(name, "group_size updates_per_rollout logp_est logp_views") == (6, 8, "coupled_elbo", 2)
-    assert of(name, "ratio_level clip_low clip_high kl_beta kl_est") == ("sequence", 4e-4, 4e-4, 1e-3, "k2")
+    assert of(name, "ratio_level clip_low clip_high kl_beta kl_est") == ("sequence", 4e-4, 4e-4, 1e-3, "k2_sequence")
     assert of(name, "learning_rate lr_schedule weight_decay grad_clip") == (3e-6, "constant", 0.01, 0.2)
     assert of(name, "max_prompt_len max_new_tokens diffusion_steps temperature") == (400, 256, 64, 1.0)
     assert of(name, "rewards difficulty chat_template") == (("countdown",), (3, 3), "chatml")

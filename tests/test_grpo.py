@@ -359,7 +359,7 @@ def test_k1_is_not_offered_because_it_pulls_nowhere():
     k1 = lambda t: jnp.sum(jnp.exp(log_p) * (jax.nn.log_softmax(t) - log_ref))
     close(k1(THETA), kl(THETA, REF_THETA))  # the value is the KL's, and says nothing about
     close(jax.grad(k1)(THETA), np.zeros(5), 1e-6)  # the gradient
-    assert sorted(grpo.KLS) == ["k2", "k3", "k3_ratio"]
+    assert sorted(grpo.KLS) == ["k2", "k2_sequence", "k3", "k3_ratio"]
 
 
 def test_on_samples_of_an_old_policy_only_the_ratio_keeps_k3_the_kl():
@@ -371,9 +371,46 @@ def test_on_samples_of_an_old_policy_only_the_ratio_keeps_k3_the_kl():
 
 
 def test_estimates_of_the_kl_are_never_negative():
-    d = jnp.linspace(-30, 30, 6001)
+    d = jnp.linspace(-30, 30, 6001)[:, None]
     for est in grpo.KLS.values():
-        assert (est(d, 0.7) >= 0).all() and est(jnp.zeros(()), 0.7) == 0
+        assert (est(d, 0.7, jnp.ones_like(d), 1.0) >= 0).all() and (est(0 * d, 0.7, jnp.ones_like(d), 1.0) == 0).all()
+
+
+@functools.partial(jax.jit, static_argnames="est")
+@jax.value_and_grad
+def kl_of_pairs(theta, est):
+    """The KL's term of the loss, on average over completions of two tokens that the policy draws; its gradient.
+    The first row of theta (4, 3) draws the first token, the other rows the second, by what the first was."""
+    first, second = (jax.nn.log_softmax(t) for t in (theta[0], theta[1:4]))
+    ours = jnp.stack([jnp.repeat(first, 3), second.reshape(-1)], 1)  # (9, 2)
+    fixed = jax.nn.log_softmax(PAIRS)
+    theirs = jnp.stack([jnp.repeat(fixed[0], 3), fixed[1:4].reshape(-1)], 1)
+    chance = jax.lax.stop_gradient(jnp.exp(ours.sum(1, keepdims=True)))
+    if est is None:
+        return jnp.sum(jnp.exp(ours.sum(1)) * (ours - theirs).sum(1))  # the KL itself
+    o, ones = Objective(kl_beta=1.0, kl_est=est), jnp.ones((9, 2), bool)
+    return grpo.loss(ours, None, theirs, jnp.zeros(9), ones, chance * jnp.ones((9, 2)), chance / 2, o)[0]
+
+
+PAIRS, PAIRS_NOW = jax.random.normal(jax.random.key(5), (2, 4, 3))
+
+
+def test_the_k2_of_a_sequence_has_the_gradient_of_its_kl_and_that_of_tokens_has_not():
+    _, exact = kl_of_pairs(PAIRS_NOW, None)
+    _, of_sequence = kl_of_pairs(PAIRS_NOW, "k2_sequence")  # weights add up to 2 per completion, over a length of 2
+    close(of_sequence, exact, 1e-6)
+    _, of_tokens = kl_of_pairs(PAIRS_NOW, "k2")
+    assert abs(of_tokens - exact).max() > 0.05
+
+
+def test_a_drift_that_all_tokens_share_costs_a_sequence_its_length_times_as_much():
+    for length in (2, 16):
+        ones, old = jnp.ones((3, length), bool), -jnp.ones((3, length))
+        weight = grpo.weights("grpo", ones, length)
+        of = lambda est, x=old: grpo.loss(x + 0.1, None, x, jnp.zeros(3), ones, weight, weight,
+                                          Objective("grpo", "sequence", kl_beta=1.0, kl_est=est))[1]["kl_loss"]
+        assert of("k2") == pytest.approx(0.1**2 / 2, rel=1e-4)
+        assert of("k2_sequence") == pytest.approx(length * 0.1**2 / 2, rel=1e-4)
 
 
 def test_the_kl_has_a_weight_and_without_it_needs_no_reference():
