@@ -167,9 +167,9 @@ def weights(name, mask, max_len, parts=1, aggregation=None):
 # k1's is the score function, zero on average; k2's is that of the reverse KL; k3's is that of the forward KL (Schulman
 # 2020; 2510.01555). Off-policy samples need the ratio as a weight, through which gradient flows.
 #
-# These identities hold for one token given the tokens before it. A sum of k2 over the tokens of a completion leaves out
-# how an early token changes what comes later: enumerated over 3 tokens, its gradient differs from the sequence's reverse
-# KL by 0.33 of 6.4. k2_sequence has that KL's gradient, divided by the length.
+# These identities hold for one token given the tokens before it. A sum of k2 over the tokens of a completion leaves
+# out how an early token changes what comes later: enumerated over 3 tokens, its gradient differs by 0.33 of 6.4 from
+# that of the sequence's reverse KL. k2_sequence has that KL's gradient, divided by the length.
 
 
 def k2(d, rho, mask, seen):

@@ -543,18 +543,19 @@ def encode(rows, tok, prompt_len, completion_len, template=None):
     return {"tokens": tokens, "valid": valid, "hole": hole, "row": row}, dict(notes)
 
 
-def batch_indices(n, batch_size, step, seed):
-    """Which of n rows the batch of this step holds -> (batch_size,) int64. Every epoch takes each row exactly once."""
+def batch_indices(n, batch_size, step, seed, stream=0):
+    """Choose the rows of a step's batch, of n -> (batch_size,) int64. Every epoch of a stream takes each row once."""
     if n < 1:
         raise ValueError("there are no rows to take batches from")
     place = step * batch_size + np.arange(batch_size)  # in the endless stream of shuffled epochs: no state to save
-    return np.array([permutation(n, seed, int(epoch))[i] for epoch, i in zip(place // n, place % n, strict=True)])
+    rows = zip(place // n, place % n, strict=True)
+    return np.array([permutation(n, seed, int(epoch), stream)[i] for epoch, i in rows])
 
 
 @functools.lru_cache(maxsize=4)
-def permutation(n, seed, epoch):
+def permutation(n, seed, epoch, stream=0):
     """The order of the n rows in one epoch -> (n,) int64."""
-    return np.random.default_rng([seed, epoch]).permutation(n)
+    return np.random.default_rng([seed, epoch, stream]).permutation(n)
 
 
 def curriculum(rows, schedule, step):

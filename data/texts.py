@@ -101,12 +101,13 @@ def holes_of_rows(text, cfg, tok):
 
 
 def draws(cfg, tok, text):
-    """-> draw(step, n): Text of N rows of a Text, the n-th that this step asks, as the curriculum allows it."""
+    """-> draw(step, n): Text of N rows of a Text, as the curriculum allows it. n > 0: a redraw of dynamic sampling. It
+    has a stream of its own, so an epoch still takes every row once, whatever was drawn again."""
     allowed, given = stages(cfg, text.rows), cfg.fill_in and holes_of_rows(text, cfg, tok)
 
     def draw(step, n):
-        index = allowed(step)
-        chosen = index[data.batch_indices(len(index), cfg.batch_size, step * (1 + cfg.dynamic_sampling) + n, cfg.seed)]
+        index, at = allowed(step), step * cfg.dynamic_sampling + n - 1 if n else step
+        chosen = index[data.batch_indices(len(index), cfg.batch_size, at, cfg.seed, stream=int(n > 0))]
         if cfg.fill_in and not given:
             return punch(text.part(chosen), cfg, tok, [cfg.seed, step, n])
         return (given or text).part(chosen)

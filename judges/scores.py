@@ -136,9 +136,15 @@ def weights_of(each, cfg):
 
 
 def advantages(each, cfg):
-    """each (R, N, G) as above -> (N, G)."""
-    return grpo.advantages(jnp.asarray(each, jnp.float32), weights_of(each, cfg), cfg.adv_baseline, cfg.adv_norm,
-                           cfg.adv_eps, cfg.reward_norm)  # fmt: skip
+    """each (R, N, G) as above -> (N, G). The KL joins the normalized rewards, as it joins the advantage in a loss:
+    normalized with them, it alone would fill the advantages of a group whose rewards are equal, however small it is."""
+    n_rewards = len(cfg.rewards) + bool(cfg.diversity_bonus)
+    scored, kl = jnp.asarray(each[:n_rewards], jnp.float32), each[n_rewards:]
+    adv = grpo.advantages(scored, weights_of(scored, cfg), cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps,
+                          cfg.reward_norm)  # fmt: skip
+    for penalty in kl:  # at most one
+        adv -= cfg.kl_beta * jnp.nan_to_num(grpo.centred(jnp.asarray(penalty), cfg.adv_baseline, "none", cfg.adv_eps))
+    return adv
 
 
 def spread(scored, cfg):

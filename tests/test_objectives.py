@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,7 @@ import rewards
 import runs
 import sample
 import train
+from data import texts
 from data.texts import read_rows, read_text, written
 from judges import learned, scores
 from machine.start import prepare
@@ -260,6 +262,51 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     scored = objectives.Scored([], rollout, ["a"] * 8, each, {"exact": each})
     notes = scores.describe(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
+
+
+def grid_of_rewards(*groups):
+    """Rewards of groups -> (1, N, G), what one reward function says."""
+    return np.array([groups], float)
+
+
+def test_a_kl_in_the_reward_stays_as_small_as_its_weight_where_rewards_are_equal():
+    """Normalized with the rewards, it alone would make advantages of about 1, whatever kl_beta is."""
+    rewards = grid_of_rewards([1, 1, 1, 1], [0, 1, 0, 1])
+    kl = grid_of_rewards([0.1, 0.3, 0.2, 0.2], [0.3, 0.1, 0.2, 0.2])
+    for norm, beta in itertools.product(("group", "batch", "none"), (0.001, 0.1)):
+        cfg = config.Config(rewards=("exact",), group_size=4, kl_beta=beta, kl_in_reward=True, adv_norm=norm)
+        both, alone = (np.asarray(scores.advantages(each, cfg)) for each in (np.concatenate([rewards, kl]), rewards))
+        np.testing.assert_allclose(both - alone, -beta * (kl[0] - kl[0].mean(1, keepdims=True)), atol=1e-6)
+        assert not alone[0].any()
+
+
+def test_a_diversity_bonus_counts_by_its_weight():
+    rewards, bonus = grid_of_rewards([1, 0, 1, 0]), grid_of_rewards([0, 0, 0, 1])
+    for weight in (0.5, 2.0):
+        cfg = config.Config(rewards=("exact",), group_size=4, diversity_bonus=weight, adv_norm="none")
+        adv = np.asarray(scores.advantages(np.concatenate([rewards, bonus]), cfg))
+        total = rewards[0] + weight * bonus[0]
+        np.testing.assert_allclose(adv, total - total.mean(), atol=1e-6)
+
+
+def test_a_completion_that_was_cut_off_is_left_out_only_when_the_config_says_so():
+    x = jnp.array([[7, 8, 9, 9], [7, 8, 8, 8], [9, 7, 8, 9]])  # 9 ends a text: after three, never, after the first
+    holes = jnp.ones(x.shape, bool).at[:, 0].set(False)
+    for truncated, second in ((False, [0, 1, 1, 1]), (True, [0, 0, 0, 0])):
+        cfg = config.Config(mask_truncated=truncated)
+        counts = np.asarray(objectives.what_counts(x, holes, 9, cfg)).astype(int).tolist()
+        assert counts == [[0, 1, 1, 0], second, [0, 1, 1, 1]]
+
+
+def test_redraws_of_dynamic_sampling_take_no_row_from_an_epoch():
+    rows = [{"prompt": str(i)} for i in range(24)]
+    text = texts.Text(rows, {"tokens": np.arange(24)[:, None], "hole": np.ones((24, 1), bool), "valid": None})
+    for redraws in (0, 1, 3):
+        draw = texts.draws(config.Config(batch_size=4, dynamic_sampling=redraws), data.Tokenizer.bytes(), text)
+        epoch = [row["prompt"] for step in range(6) for row in draw(step, 0).rows]
+        assert len(epoch) == len(set(epoch)) == 24
+        again = [row["prompt"] for step in range(6) for n in range(1, redraws + 1) for row in draw(step, n).rows]
+        assert [again.count(str(i)) for i in range(24)] == [redraws] * 24
 
 
 @pytest.mark.slow
