@@ -54,6 +54,15 @@ def blocks(valid, T, cfg):
     return None if cfg.block_causal is None else model.positions_of(valid, T) // cfg.block_causal
 
 
+def read_from_text(valid, T, cfg):
+    """valid (B, T) or None -> (B or 1, T) True at the tokens that a shifted block model reads from the text before
+    their block: the first of each block but the text's own first. None for other models."""
+    if cfg.block_causal is None or not cfg.shift:
+        return None
+    at = model.positions_of(valid, T)
+    return (at > 0) & (at % cfg.block_causal == 0)
+
+
 def corrupt(key, x, t, maskable, mask_id):
     """x (B, T), t (B,), maskable (B, T) -> z (B, T) with holes, hole (B, T)."""
     hole = subset(key, maskable, jnp.round(t * maskable.sum(1)))
@@ -239,6 +248,8 @@ class Choice(NamedTuple):
     p_mask_prompt: float  # one_step: the probability that a prompt token is masked, too
     prompt: jax.Array | None  # (B, T) True at the tokens of the prompt
     block: jax.Array | None  # (B or 1, T) the number of each token's block, in a block model
+    counts: jax.Array  # (B, T) True at the tokens of the loss: some of the holes
+    from_text: jax.Array | None  # (B or 1, T) True where a shifted block model reads a token from the text before
 
 
 def one_step(key, hole, c):
@@ -286,19 +297,31 @@ def coupled_elbo(key, hole, c):
 
 def trace(key, hole, c):
     """TraceRL, CJ-GRPO: each token at the step that committed it, given what was committed before. With fewer views
-    than a row has steps S, every (S/n)-th step from a random start, each standing for S/n of them (AGRPO)."""
-    if c.block is not None:  # one view for the first step of every block, one for the second, ...
-        block, before = jnp.broadcast_to(c.block, hole.shape), c.order[:, None] < c.order[..., None]
-        alike = (c.order[:, None] == c.order[..., None]) & hole[:, None] & jnp.tri(hole.shape[1], k=-1, dtype=bool)
-        first = hole & (within(block, alike) == 0)  # of those of its block that were committed at one step
-        c = c._replace(order=within(block, before & first[:, None]))
-    S = jnp.max(jnp.where(hole, c.order, -1), 1) + 1  # (B,)
+    than a row has steps S, every (S/n)-th step from a random start, each standing for S/n of them (AGRPO). Only steps
+    that commit a token of the loss are numbered, in each block anew: a view of another step would score nothing."""
+    number = step_numbers(hole, c)
+    scored_at = number if c.from_text is None else jnp.where(c.from_text, jnp.maximum(number, 0), number)
+    S = jnp.max(jnp.where(c.counts, scored_at, -1), 1) + 1  # (B,)
     m = jnp.clip(S, 1, c.n)
     u, k = jax.random.uniform(key, S.shape), jnp.arange(c.n)[:, None]
     step = jnp.where(S <= c.n, k, jnp.floor((u + k) * (S / m)))[..., None]  # (n, B, 1)
-    chosen = (k < m)[..., None]
-    M = hole & (c.order >= step) & chosen
-    return apart(M, M * (c.order == step) * (jnp.maximum(S, 1) / m)[:, None])
+    chosen = hole & (k < m)[..., None]
+    return apart(chosen & (number >= step), chosen * (scored_at == step) * (jnp.maximum(S, 1) / m)[:, None])
+
+
+def step_numbers(hole, c):
+    """-> (B, T): how many steps committed a token of the loss up to the step that committed each token, less one. In a
+    block model only the steps of its own block count, so that one view serves the first step of every block.
+
+    A shifted block model commits the first token of a block alone and reads it from the text before, whatever is masked
+    behind: that step needs no view of its own, and the token is -1."""
+    counts = c.counts if c.from_text is None else c.counts & ~c.from_text
+    block = jnp.zeros((1, hole.shape[1]), int) if c.block is None else c.block
+    block = jnp.broadcast_to(block, hole.shape)
+    mine, theirs = c.order[..., None], c.order[:, None]
+    repeats = within(block, (mine == theirs) & counts[:, None] & jnp.tri(hole.shape[1], k=-1, dtype=bool))
+    first = counts & (repeats == 0)  # the leftmost of the tokens that one step committed
+    return within(block, first[:, None] & (theirs <= mine)) - 1
 
 
 def left_to_right(key, hole, c):
@@ -315,10 +338,12 @@ ESTIMATORS = dict(one_step=one_step, coupled=coupled, elbo=elbo, coupled_elbo=co
                   left_to_right=left_to_right, exact=exact)  # fmt: skip
 
 
-def views(key, method, hole, order=None, n=1, ratio=(0.2, 0.8), p_mask_prompt=0.0, prompt=None, block=None):
+def views(key, method, hole, order=None, n=1, ratio=(0.2, 0.8), p_mask_prompt=0.0, prompt=None, block=None,
+          counts=None, from_text=None):
     """hole (B, T), the completion -> M (K, B, T) bool, what each view masks; w (K, B, T), what multiplies log p there;
-    s (B, T), each token's share of the loss."""
-    M, w, s = ESTIMATORS[method](key, hole, Choice(order, n, ratio, p_mask_prompt, prompt, block))
+    s (B, T), each token's share of the loss. counts: the tokens of the loss; None: all of the completion."""
+    counts = hole if counts is None else counts
+    M, w, s = ESTIMATORS[method](key, hole, Choice(order, n, ratio, p_mask_prompt, prompt, block, counts, from_text))
     return M, w.astype(jnp.float32), s.astype(jnp.float32)
 
 

@@ -194,9 +194,9 @@ def look(key, r, cfg):
     """Rollout of K -> M, w (K, V, T), seen (K, T): the masks of one pass over it, V views with the rows in front."""
     prompt = ~r.hole & (True if r.valid is None else r.valid)
     ratio = cfg.mask_ratio_min, cfg.mask_ratio_max
-    block = diffusion.blocks(r.valid, r.x.shape[1], cfg.model)
+    block, from_text = (of(r.valid, r.x.shape[1], cfg.model) for of in (diffusion.blocks, diffusion.read_from_text))
     M, w, seen = diffusion.views(key, cfg.logp_est, r.hole, r.step, cfg.logp_views, ratio, cfg.p_mask_prompt, prompt,
-                                 block)  # fmt: skip
+                                 block, r.mask, from_text)  # fmt: skip
     if cfg.loss_type == "spg":  # whose upper bound is the log of a weighted mean
         w, seen = w * seen, seen > 0
     return M.swapaxes(0, 1), (w * r.mask * cfg.logp_scale).swapaxes(0, 1), seen * r.mask

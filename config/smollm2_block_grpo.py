@@ -25,7 +25,9 @@ config = replace(
     max_new_tokens=base.max_new_tokens,
     cache=base.cache,
     order="confidence",
-    diffusion_steps=1,  # of a block: its tokens are drawn at once, so one view has their exact log-probabilities
+    # Per block: its first token is read from the text before, the others are drawn at once. So one view has the exact
+    # log-probabilities of all of them.
+    diffusion_steps=1,
     logp_est="trace",
     logp_views=1,
     temperature=1.0,

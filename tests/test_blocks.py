@@ -180,6 +180,16 @@ def test_trace_takes_the_same_step_of_every_block_as_one_view():
     np.testing.assert_array_equal(s, hole)
 
 
+def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
+    """Its first token is drawn alone, from the text before, and scored there at no cost: exactly, with weight 1."""
+    x, trace, z, valid = samples(dict(cache="prefix", steps=1), 2, shift=True, block_causal=4)
+    cfg, hole = of(shift=True, block_causal=4), z == 4
+    more = dict(block=diffusion.blocks(valid, 7, cfg), from_text=diffusion.read_from_text(valid, 7, cfg))
+    M, w, s = diffusion.views(KEY, "trace", hole, trace["step"], 1, **more)
+    assert (more["from_text"] & hole).any() and (w[0] == hole).all() and (s == hole).all()
+    close(diffusion.token_logp(FAR, x, M, w, cfg, valid), trace["logp"], 1e-5)
+
+
 @pytest.mark.slow
 def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
     params, cfg, e = fixture(SDAR)
@@ -259,7 +269,7 @@ def samples(plan, group=1, **switches):
     """Tokens of three rows of 7: a prompt, one with padding before it, a text with holes in two of its blocks."""
     z = jnp.array([[0, 1, 2, 4, 4, 4, 4], [3, 3, 0, 4, 4, 4, 4], [0, 4, 2, 3, 1, 4, 2]]).repeat(group, 0)
     valid = (jnp.arange(7) >= jnp.array([[0], [1], [0]])).repeat(group, 0)  # no multiple of a block
-    plan = sample.Plan(temperature=1.0, steps=2, **plan)
+    plan = sample.Plan(**dict(temperature=1.0, steps=2) | plan)
     return *sample.generate(FAR, KEY, z, of(**switches), plan, valid, group), z, valid
 
 

@@ -314,6 +314,26 @@ def test_sampled_steps_are_never_the_same_step_twice():
     assert ((w > 0).sum((0, 2)) == 5).all() and ((w > 0).sum(0) <= 1).all()
 
 
+@pytest.mark.parametrize("method", ["trace", "left_to_right"])
+def test_every_view_scores_a_token_of_the_loss(method):
+    """Of twelve tokens, filled from the left or the right, three count: a view of another step would be for nothing."""
+    hole, counts = jnp.ones((64, 12), bool), jnp.broadcast_to(jnp.arange(12) < 3, (64, 12))
+    order = jnp.where(jnp.arange(64)[:, None] % 2, jnp.arange(12), 11 - jnp.arange(12))
+    for n in (1, 2, 3, 5):
+        M, w, s = views(KEY, method, hole, order=order, n=n, counts=counts)
+        scored = ((w > 0) & counts).sum(2)  # (n, B)
+        assert (scored[: min(n, 3)] == 1).all() and not scored[3:].any()
+        close((s * counts).sum(1), 3 * np.ones(64))
+        assert not (w * ~M).any()
+
+
+def test_what_was_filled_before_a_step_is_not_masked_in_its_view_though_it_does_not_count():
+    order, counts = jnp.array([[0, 1, 2, 3, 4]]), jnp.array([[False, True, False, True, False]])
+    M, w, _ = views(KEY, "trace", jnp.ones((1, 5), bool), order=order, n=2, counts=counts)
+    np.testing.assert_array_equal(M[:, 0], [[0, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
+    np.testing.assert_array_equal((w * counts)[:, 0] > 0, [[0, 1, 0, 0, 0], [0, 0, 0, 1, 0]])
+
+
 def test_left_to_right_is_the_autoregressive_chain():
     close(estimates("left_to_right", rows=1, n=3)[0], along((1, 2, 3)))
 
