@@ -356,7 +356,8 @@ def read(folder, where, wanted, table, dtype, kind, by):
 
         def fetch(index):
             inner = tuple(index[stacked:][::turn])
-            part = lambda layer: np.asarray(found[layer][inner]).astype(dtype, copy=False)
+            kept_as = model.stored_dtype(tree[-1], dtype)
+            part = lambda layer: np.asarray(found[layer][inner]).astype(kept_as, copy=False)
             cut = part(None) if not stacked else np.stack([part(i) for i in range(*index[0].indices(shape[0]))])
             return cut if turn == 1 else cut.swapaxes(-1, -2)
 

@@ -135,6 +135,17 @@ def init(key, cfg, n_out=None):
     return jax.tree_util.tree_map_with_path(leaf, shapes(cfg, n_out), is_leaf=lambda x: isinstance(x, tuple))
 
 
+def stored_dtype(name, dtype):
+    """The dtype that a leaf is kept in where params are kept in 16 bits: gains of norms stay float32, since Gemma adds
+    1 to them, which has to come before rounding."""
+    return "float32" if name.endswith("norm") else dtype
+
+
+def cast(params, dtype):
+    """Keep params in dtype, but for what `stored_dtype` excepts."""
+    return jax.tree_util.tree_map_with_path(lambda path, x: x.astype(stored_dtype(path[-1].key, dtype)), params)
+
+
 @jax.custom_vjp
 def product(x, w):
     """x (N, I), w (I, O) -> (N, O) float32, also of 16 bits, whose gradient rounds what comes back to 16 bits, too: a

@@ -134,7 +134,7 @@ def finite(step, updates, notes, last, cfg):
 
 def beside(params, cfg, tx, reference=True):
     """What is trained -> what a new State has beside it: moments, average, and the reference that KL asks for."""
-    copy = lambda asked, dtype: jax.tree.map(lambda x: jnp.copy(x).astype(dtype), params) if asked else None
+    copy = lambda asked, dtype: model.cast(jax.tree.map(jnp.copy, params), dtype) if asked else None
     moments = () if cfg.eval_only else tx.init(params)
     return moments, copy(cfg.ema_decay is not None, "float32"), copy(reference and referred(cfg), reference_dtype(cfg))
 
@@ -144,7 +144,7 @@ def outline(cfg):
     tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
     start = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model, width))
     if cfg.lora_rank:
-        start = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, cfg.model.dtype), start)
+        start = jax.eval_shape(functools.partial(model.cast, dtype=cfg.model.dtype), start)
     loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
             "judge": functools.partial(learned.loss, cfg=cfg.model),
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip

@@ -18,6 +18,12 @@ def known(f):
     return (f.func, f.args, *f.keywords.items()) if isinstance(f, functools.partial) else f.__qualname__
 
 
+def kept_in_16_bits(params):
+    """True if all params are bfloat16 but the gains of norms, which stay float32."""
+    return all(str(x.dtype) == ("float32" if path[-1].key.endswith("norm") else "bfloat16")
+               for path, x in jax.tree_util.tree_leaves_with_path(params))  # fmt: skip
+
+
 @contextlib.contextmanager
 def compiled_once():
     """Runs that differ only in what is FREE share their update and their jitted partials, and draw no curves."""
