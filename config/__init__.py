@@ -390,6 +390,11 @@ def check_start(c, shape, where):
     if shape.block_causal and shape.block_causal % min(c.block_len or shape.block_causal, shape.block_causal):
         raise ValueError(f"block_len={c.block_len}: the model {where} has blocks of {shape.block_causal}, which are "
                          "filled in parts of a length that divides it, or at once: None")  # fmt: skip
+    texts, parts = c.batch_size // 2, c.gradient_accumulation_steps
+    if shape.block_causal and c.paired and texts % parts:
+        raise ValueError(f"paired=True has {texts} texts in batch_size={c.batch_size}, and a block model reads a text "
+                         f"with both of its noisy copies: gradient_accumulation_steps={parts} must divide {texts}; "
+                         f"--gradient_accumulation_steps={math.gcd(texts, parts)} does")  # fmt: skip
     if shape.block_causal and c.objective == "grpo" and c.repetition_penalty != 1:
         raise ValueError(f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model "
                          "at once, and each was drawn with other tokens there: 1.0")  # fmt: skip
