@@ -34,7 +34,9 @@ from machine import mesh, slots
 
 class Task(NamedTuple):
     init: Callable  # key -> params
-    batches: Callable  # state, key -> minibatches of one iteration: dicts of arrays (B, ...), and numbers to be logged
+    # state, key -> minibatches of one iteration: dicts of arrays (B, ...), and numbers to be logged. Where the task is
+    # `scored_by_gradient`, also score: minibatch -> log-probs of the policy, by the program that is differentiated.
+    batches: Callable
     loss: Callable  # params, minibatch -> scalar, metrics; the only thing that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
     rows: int  # how many there are to learn from, which is an epoch
@@ -227,26 +229,40 @@ def logps(params, b, cfg):
     return mesh.everywhere(jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape))
 
 
-def passes(state, key, k_order, r, cfg):
+def has_ratios(cfg):
+    """True if an iteration has updates after its first, whose policy is not the one that wrote the completions."""
+    return cfg.ratio_level != "none" and config.updates_per_iter(cfg) > 1
+
+
+def scored_by_gradient(cfg):
+    """True if old log-probs have to come from the very program that is differentiated. In 16 bits another program of
+    the same function rounds otherwise: before anything moved, up to 49% of ESPO's ratios were beyond its clip of 4e-4.
+    """
+    return cfg.objective == "grpo" and cfg.model.dtype != "float32" and has_ratios(cfg)
+
+
+def passes(state, key, k_order, r, cfg, score=None):
     """Rollout of K completions -> all minibatches but their advantages: each pass has its own order and masks, and on
-    them the log-probs of the policy that wrote the completions and of the reference. In the first minibatch that policy
-    is the one whose gradient is taken: nan, for its own forward pass will do."""
+    them the log-probs of the policy that wrote the completions (by `score`, see Task) and of the reference. In the
+    first minibatch that policy is the one whose gradient is taken: nan, for its own forward pass will do."""
     out, K, size = [], len(r.x), config.minibatch(cfg)
-    compared = cfg.ratio_level != "none" and (cfg.updates_per_rollout > 1 or size < K)  # are there updates after one?
+    compared = has_ratios(cfg)
     for n in range(cfg.updates_per_rollout):
         M, w, seen = look(jax.random.fold_in(key, n if cfg.random_masking else 0), r, cfg)
         whole = {"x": r.x, "valid": r.valid, "hole": r.hole, "mask": r.mask, "drawn": r.logp, "M": M, "w": w}
-        whole |= {"seen": seen, "row": jnp.arange(K), "adv": jnp.zeros(K)}  # not known yet
+        whole |= {"seen": seen, "adv": jnp.zeros(K)}  # not known yet
         order = jax.random.permutation(jax.random.fold_in(k_order, n), K)
         for i in range(0, K, size):
-            b = whole if size == K else jax.tree.map(lambda v, at=order[i : i + size]: v[at], whole)
-            first = jnp.full(b["x"].shape, jnp.nan)
-            b |= {"old": (logps(state.params, b, cfg) if out else first) if compared else None,
+            row = jnp.arange(K) if size == K else order[i : i + size]
+            b = whole if size == K else jax.tree.map(lambda v, row=row: v[row], whole)
+            b |= {"old": jnp.full(b["x"].shape, jnp.nan) if compared else None,
                   "ref": logps(mesh.aboard(state.reference), b, cfg) if cfg.kl_beta and not cfg.kl_in_reward else None,
                   "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps,
                                          cfg.aggregation),
                   "share": b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)}  # fmt: skip
-            out.append(b)
+            if compared and out:
+                b |= {"old": mesh.everywhere(score(b)) if score else logps(state.params, b, cfg)}
+            out.append(b | {"row": row})
     return out
 
 
@@ -260,7 +276,9 @@ def policy_loss(params, b, cfg):
         old = jnp.where(jnp.isnan(old), logp, old)
     total, metrics = grpo.loss(logp, old, ref, b["adv"], mask, weight, share, objective(cfg), entropy, seen)
     # How far what is trained is from what was sampled: of `trace`, 0 before the first update, of any of its steps.
-    return total, metrics | {"behaviour_gap": jnp.sum(share * jnp.abs(logp - drawn))}
+    metrics |= {"behaviour_gap": jnp.sum(share * jnp.abs(logp - drawn))}
+    whole = jnp.pad(logp, ((0, 0), (cfg.max_prompt_len, 0)))
+    return total, metrics | ({"token_logp": whole} if scored_by_gradient(cfg) else {})
 
 
 @contextlib.contextmanager
@@ -271,12 +289,12 @@ def timed(notes, name):
     notes[name] += time.perf_counter() - begun
 
 
-def iteration(state, key, draw, fns, cfg, tok):
+def iteration(state, key, score, draw, fns, cfg, tok):
     """GRPO: the policy completes prompts, rewards judge, and what beats its group becomes likelier. -> minibatches for
     `policy_loss` and numbers to be logged."""
     k_roll, k_order = jax.random.split(key)
     tries, found, notes = 1 + cfg.dynamic_sampling, None, collections.defaultdict(float)
-    minibatches = lambda r: passes(state, jax.random.fold_in(k_roll, tries), k_order, r, cfg)
+    minibatches = lambda r: passes(state, jax.random.fold_in(k_roll, tries), k_order, r, cfg, score)
     for n in range(tries):
         with timed(notes, "time/rollout"):
             prompts = draw(state.step, n)
@@ -320,7 +338,7 @@ def tune(cfg, tok, start):
         shown = holes_of_rows(shown, cfg, tok) or punch(shown, cfg, tok, 0)
     return Task(
         init=lambda key: start,
-        batches=lambda state, key: iteration(state, key, draw, fns, cfg, tok),
+        batches=lambda state, key, score=None: iteration(state, key, score, draw, fns, cfg, tok),
         loss=lambda params, batch: policy_loss(params, batch, cfg),
         evaluate=lambda state, key: scores.pass_rates(cfg, tok, fns, more, state.weights, key, shown),
         rows=len(train.rows),

@@ -37,7 +37,7 @@ import runs
 from judges import learned, scores
 from machine import lora, mesh
 from machine.start import announce, other_reference, plan_ahead, prepare, reference_dtype, referred
-from objectives import OBJECTIVES, policy_loss
+from objectives import OBJECTIVES, policy_loss, scored_by_gradient
 
 
 class State(NamedTuple):
@@ -72,8 +72,9 @@ def optimizer(cfg):
     return optax.chain(*clip, adamw), rate
 
 
-def make_update(loss, tx, cfg):
-    """-> update(params, opt_state, average, step, batch, base), the gradient summed over micro-batches by a scan."""
+def make_gradient(loss, cfg):
+    """-> gradient(params, base, batch) -> the gradient, summed over micro-batches by a scan; metrics; log p of every
+    token (B, T), where the loss gives it."""
     A = cfg.gradient_accumulation_steps
     grad = jax.value_and_grad(lambda params, base, batch: loss(lora.whole(params, base, cfg), batch), has_aux=True)
 
@@ -81,16 +82,25 @@ def make_update(loss, tx, cfg):
         (value, metrics), grads = grad(params, base, batch)
         return mesh.placed(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
-    def update(params, opt_state, average, step, batch, base=None):
+    def gradient(params, base, batch):
         if A == 1:
             (value, metrics), grads = grad(params, base, batch)
-            metrics |= {"loss": value}
-        else:
-            cut = jax.tree.map(lambda x: x.reshape(A, len(x) // A, *x.shape[1:]), batch)
-            zeros = jax.tree.map(jnp.zeros_like, params)
-            grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, cut)
-            metrics = together(metrics, "sum")
+            logp = metrics.pop("token_logp", None)
+            return grads, metrics | {"loss": value}, logp
+        cut = jax.tree.map(lambda x: x.reshape(A, len(x) // A, *x.shape[1:]), batch)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, cut)
+        logp = metrics.pop("token_logp", None)  # (A, B / A, T)
+        return grads, together(metrics, "sum"), None if logp is None else logp.reshape(-1, logp.shape[-1])
+
+    return gradient
+
+
+def make_update(loss, tx, cfg, gradient=None):
+    """-> update(params, opt_state, average, step, batch, base) -> the first three and metrics. One compiled program, or
+    two where a compiled `gradient` is given."""
+
+    def apply(params, opt_state, average, step, grads, metrics):
         updates, opt_state = mesh.placed(tx.update(mesh.placed(grads), opt_state, params))
         params = optax.apply_updates(params, updates)
         if average is not None:
@@ -101,7 +111,14 @@ def make_update(loss, tx, cfg):
         metrics |= {"update_ratio": norm(updates) / norm(params)}
         return *mesh.placed((params, opt_state, average)), metrics
 
-    return update
+    own_gradient = gradient or make_gradient(loss, cfg)
+    apply = jax.jit(apply, donate_argnums=(0, 1, 2)) if gradient else apply
+
+    def update(params, opt_state, average, step, batch, base=None):
+        grads, metrics, _ = own_gradient(params, base, batch)
+        return apply(params, opt_state, average, step, grads, metrics)
+
+    return update if gradient else jax.jit(update, donate_argnums=(0, 1, 2))
 
 
 def together(metrics, how):
@@ -161,6 +178,7 @@ class Run(NamedTuple):
     task: NamedTuple  # of objectives.py
     base: dict | None  # of LoRA, what is frozen
     update: Callable  # of `make_update`
+    gradient: Callable | None  # of `make_gradient`, where old log-probs have to come from it
     rate: Callable  # the number of an update -> its learning rate
     key: jax.Array
     log: runs.Log | None  # None: this run only measures, or another process writes
@@ -194,7 +212,8 @@ def begin(cfg, claims):
     done = state.step >= cfg.max_iters or bool(passed)
     if resumed:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
-    update = make_update(task.loss, tx, cfg)
+    gradient = jax.jit(make_gradient(task.loss, cfg)) if scored_by_gradient(cfg) else None
+    update = make_update(task.loss, tx, cfg, gradient)
     announce(cfg, state, base)
     first = not mesh.processes()[1]
     mesh.wait(f"{cfg.out_dir} is read")
@@ -202,7 +221,7 @@ def begin(cfg, claims):
         claims.enter_context(runs.claimed(cfg.out_dir))
     log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
     mesh.wait(f"{cfg.out_dir} is free")
-    return Run(cfg, tok, task, base, update, rate, key, log), state, best, done
+    return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
 
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
@@ -221,7 +240,14 @@ def iterate(run, state):
     """One iteration -> State, [metrics of an update, on the device], other numbers to be logged."""
     step, updates, notes = state.step, [], {}
     k_batch = jax.random.fold_in(jax.random.fold_in(run.key, 2), step)
-    for batch, said in run.task.batches(lora.seen(state, run.base, run.cfg), k_batch):
+    start = state.params
+
+    def score(batch):
+        """Score a minibatch with the policy that wrote it, by the program of the update."""
+        return run.gradient(start, run.base, batch)[2]
+
+    more = {"score": score} if run.gradient else {}
+    for batch, said in run.task.batches(lora.seen(state, run.base, run.cfg), k_batch, **more):
         notes |= said
         if batch is not None:  # nobody judged the completions: nothing to learn
             *arrays, metrics = run.update(*state[1:4], step, batch, run.base)

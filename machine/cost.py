@@ -137,7 +137,8 @@ def count_flops(cfg):
 
     completions = cfg.batch_size * cfg.group_size
     first = config.minibatch(cfg) / (config.kept(cfg) * cfg.updates_per_rollout)  # the first minibatch is not scored
-    scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first)
+    old = 3 if objectives.scored_by_gradient(cfg) else 1  # a whole gradient for the old log-probs
+    scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first) * old
     if m.causal:  # with a cache, every token is read once
         rollout = forward(completions, new, T)
     elif (b := m.block_causal) and cfg.cache != "none":  # a prompt once a group, and a pass more a block, to keep it

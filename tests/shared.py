@@ -34,7 +34,9 @@ def compiled_once():
             return jit(*args, **options)
         return made.setdefault(known(args[0]), jit(*args))
 
-    def shared_update(loss, tx, cfg):
+    def shared_update(loss, tx, cfg, gradient=None):
+        if gradient:
+            return make_update(loss, tx, cfg, gradient)
         key = (known(loss), *((k, v) for k, v in vars(cfg).items() if k not in FREE))
         return made.setdefault(key, make_update(loss, tx, cfg))
 
