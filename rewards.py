@@ -31,6 +31,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping, Set
 
 import numpy as np
 from tqdm import tqdm
@@ -226,7 +227,8 @@ def call(name, fn, prompts, completions, columns):
         culprit = next((row(i) for i in range(len(prompts)) if fails(i)), "the batch as a whole, no single row")
         what = f"{type(e).__name__}: {e} ({at.filename}:{at.lineno})"
         raise ValueError(f"reward {name!r} failed on {culprit}: {what}") from e
-    size = len(scores) if hasattr(scores, "__len__") else f"a {type(scores).__name__}"
+    listed = hasattr(scores, "__len__") and not isinstance(scores, (str, bytes, Mapping, Set))  # these have no order
+    size = len(scores) if listed else f"a {type(scores).__name__}"
     if size != len(completions):
         raise ValueError(f"reward {name!r} returned {size}, not one entry for each of {len(completions)} completions")
     for i, value in enumerate(scores):

@@ -212,6 +212,8 @@ RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler
                     (lambda v: 0 <= v <= 1, "from 0 to 1")),
     **dict.fromkeys(("mask_ratio_min", "mask_ratio_max"), (lambda v: 0 < v <= 1, "above 0 and at most 1")),
     "clip_cap": (lambda v: v > 1, "above 1"),
+    "group_size": (lambda v: v >= 2, "at least 2: a completion is compared with the others of its group"),
+    "pass_at": (lambda v: v > 0, "above 0: a completion that earns nothing would pass"),
     "seed": (lambda v: 0 <= v < 2**32, "at least 0 and below 2**32"),
     "out_dir": (bool, "the name of a folder"),
     **dict.fromkeys(("judge_from", "ref_from"), (bool, "None, a folder or a config file")),
@@ -257,8 +259,13 @@ def eval_rows(c):
 
 def between_keys(c):
     """-> (is it wrong, what to say then) of everything that has to hold between keys."""
-    deciding = c.rewards + c.eval_rewards
+    deciding, named, known = c.rewards + c.eval_rewards, c.lora_targets, Config.lora_targets
     yield from (
+        (not named or len(set(named)) < len(named) or not set(named) <= set(known),
+         f"lora_targets={named}: expected one or more of {', '.join(known)}, each once"),
+        (named != known and not (c.lora_rank or c.eval_only),
+         f"lora_targets={named} changes nothing without lora_rank, the width of the adapters: set that, or leave "
+         "lora_targets out"),
         (c.objective != "grpo" and c.batch_size % c.gradient_accumulation_steps,
          f"batch_size={c.batch_size} must be divisible by gradient_accumulation_steps={c.gradient_accumulation_steps}: "
          f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
@@ -290,12 +297,9 @@ def between_keys(c):
 
 def between_keys_of_lora(c):
     """The same for LoRA."""
-    named, known = c.lora_targets, Config.lora_targets
     return (
         (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} leaves them as they are in init_from: "
          "make the denoiser first, then start from that"),
-        (not named or len(set(named)) < len(named) or not set(named) <= set(known),
-         f"lora_targets={named}: expected one or more of {', '.join(known)}, each once"),
         (not (c.init_from or c.resume or c.eval_only),
          f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that trains it"),
         (c.ref_mode != "static" or c.ref_offload or c.ref_from,
@@ -324,8 +328,6 @@ def between_keys_of_grpo(c):
     where = f"batch_size={c.batch_size} x group_size={c.group_size} = {completions} completions"
     judged = "judge" in c.rewards + c.eval_rewards
     return (
-        (c.group_size < 2,
-         f"group_size={c.group_size}: a completion is compared with the others of its group, so at least 2"),
         (not (c.init_from or c.resume or c.eval_only),
          "objective='grpo' needs init_from: a folder, or the config file that trains the model to start from"),
         (updated % size, f"minibatch_size={size} must divide "

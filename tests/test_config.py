@@ -1,4 +1,5 @@
 """config/: every run can be read, and whatever a person gets wrong is said in one sentence."""
+import contextlib
 import dataclasses
 import glob
 import os
@@ -218,6 +219,9 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("learning_rate=0.0", "--learning_rate=0", ("learning_rate=0", "above 0")),
     ("lr_end=1.5", "--lr_end=1.5", ("lr_end=1.5", "from 0 to 1")),
     ("block_len=0", "--block_len=0", ("block_len=0 must be at least 1",)),
+    ("pass_at=0.0", "--pass_at=0", ("pass_at=0", "above 0", "a completion that earns nothing would pass")),
+    ("objective='grpo', init_from='a', group_size=0", "--objective=grpo --init_from=a --group_size=0",
+     ("group_size=0 must be at least 2",)),
     ("judge_from='out/j', rewards=('exact',)", "--judge_from=out/j --rewards=exact", ("judge_from='out/j'", "exact")),
     ("base=('seed=1',)", "--base.seed=1", ("base=('seed=1',)", "init_from, now None")),
     ("init_from='resume'", "--init_from=resume", ("--resume=True",)),
@@ -241,6 +245,8 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("lora_alpha=0.0", "--lora_alpha=0", ("lora_alpha=0", "above 0")),
     ("lora_rank=8, init_from='a', lora_targets=('q_proj',)", "--lora_rank=8 --init_from=a --lora_targets=q_proj",
      ("lora_targets=('q_proj',)", "one or more of q, k, v, o, gate, up, down")),
+    ("lora_targets=('foo',)", "--lora_targets=foo", ("lora_targets=('foo',)", "one or more of q, k, v, o,")),
+    ("lora_targets=('q',)", "--lora_targets=q", ("lora_targets=('q',) changes nothing without lora_rank",)),
     ("lora_rank=8, init_from='a', ref_mode='ema'", "--lora_rank=8 --init_from=a --ref_mode=ema",
      ("ref_mode='ema'", "the reference is the base")),
     ("init_from='config/sudoky.py'", "--init_from=config/sudoky.py", ("no config file 'config/sudoky.py'", ", text,")),
@@ -312,6 +318,15 @@ def test_what_is_wrong_is_said_in_one_sentence_in_files_and_on_the_line(tmp_path
     for text in (said, message(file, *on_line.split())):
         for part in parts:
             assert part in text
+
+
+@pytest.mark.parametrize("key", [key for key, kind in KINDS.items() if {int, float} & {kind, *typing.get_args(kind)}])
+def test_no_number_however_odd_is_answered_with_an_error_of_pythons(key):
+    for value in (0, -1, 1, 10**30, -1e308, 1e-320):
+        for objective in ("pretrain", "grpo", "judge"):
+            with contextlib.suppress(ValueError):
+                cfg = config.Config(objective=objective, init_from="a", rewards=("exact",))
+                sample.plan(config.override(cfg, {key: str(value)}), 1.0)
 
 
 def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path):
