@@ -364,11 +364,11 @@ def normal(row, names=None):
     """A row in any format -> a row in ours, checked. What is wrong is said in a ValueError. names: {ours: theirs}."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with a prompt, found {shown(row)}")
-    row = {name: value for name, value in row.items() if value is not None}
     for ours, theirs in (names or {}).items():
         if theirs not in row:
             raise ValueError(f"{ours}_key={theirs!r}: no such column; found {', '.join(row) or 'none'}")
-    row |= {ours: row[theirs] for ours, theirs in (names or {}).items()}
+    row = {name: value for name, value in row.items() if value is not None}
+    row |= {ours: row[theirs] for ours, theirs in (names or {}).items() if theirs in row}
     if is_number(row.get("answer")):
         row["answer"] = str(row["answer"])
     if "prompt" not in row or {"canonical_solution", "test_list", "upstream_answer"} & row.keys():

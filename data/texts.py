@@ -26,7 +26,8 @@ class Text(NamedTuple):
 
 def read_rows(cfg, split):
     """The rows of a split, of the difficulties that this run is about; unrated rows always are."""
-    names = {name: getattr(cfg, f"{name}_key") for name in ("prompt", "completion", "answer")}
+    columns = "prompt", "completion", "answer", "tests", "language", "difficulty"
+    names = {name: getattr(cfg, f"{name}_key") for name in columns}
     rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in names.items() if theirs})
     if cfg.difficulty:
         low, high = cfg.difficulty

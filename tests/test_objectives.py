@@ -1123,5 +1123,11 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", prompt_key="q", answer_key="a")
     assert read_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
+    rows = [{"prompt": "p", "cases": ["assert f()"], "lang": None if i % 2 else "c", "hard": i} for i in range(20)]
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {"tests_key": "cases", "language_key": "lang", "difficulty_key": "hard"}
+    first, second, *rest = read_rows(tiny(dataset=f"{tmp_path}/code.jsonl", difficulty=(0, 9), **keys), "train")
+    assert (first["tests"], first["language"], first["difficulty"]) == (["assert f()"], "c", 0) and len(rest) == 8
+    assert "language" not in second  # of a row that says nothing there
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
         read_rows(dataclasses.replace(cfg, completion_key="b"), "train")

@@ -242,7 +242,8 @@ def test_the_completion_of_a_row_is_the_reference_and_the_answer_if_there_is_no_
 @pytest.mark.parametrize("scores, message", [
     ([1.0], "returned 1, not one entry for each of 2 completions"), (5.0, "returned a float, not one entry"),
     (None, "returned a NoneType"), ({0.5: 1, 0.25: 2}, "returned a dict, not one entry for each of 2 completions"),
-    ({0.5, 0.25}, "returned a set"), ({0.5: 1, 0.25: 2}.keys(), "returned a dict_keys"), ([1, math.nan], r"'r' returned nan for row 1 \(prompt 'p', completion 'y'\)"),
+    ({0.5, 0.25}, "returned a set"), ({0.5: 1, 0.25: 2}.keys(), "returned a dict_keys"),
+    ([1, math.nan], r"'r' returned nan for row 1 \(prompt 'p', completion 'y'\)"),
     ([math.inf, 1], "returned inf for row 0"), (["1", 2], "returned '1' for row 0"),
     ([[1], 2], r"returned \[1\] for row 0"),
     (np.array([1, np.nan]), r"returned .*nan.* for row 1")])
