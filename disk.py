@@ -249,6 +249,24 @@ def llama3_rope(path, theirs):
     return tuple(found[k] for k in ROPE)
 
 
+def check_causal(path, theirs, architecture):
+    """Refuse a denoiser that has the model_type of a causal family: it would be read from left to right."""
+    stem, named = architecture.removesuffix("ForCausalLM"), theirs.get("architectures") or []
+    known = {(stem + task).lower() for task in ("ForCausalLM", "ForSequenceClassification", "Model")}
+    named = named if isinstance(named, list) else [named]
+    signs = [f"architectures={named}"] if any(str(name).lower() not in known for name in named) else []
+    signs += [f"{key}={value!r}" for key, value in theirs.items() if key.startswith("dlm_")]
+    signs += ["is_causal=False"] if theirs.get("is_causal") is False else []
+    # Our own causal models have a mask token, as their tokenizer does; they name their class and bring no code along.
+    if theirs.get("mask_token_id") is not None and (not named or theirs.get("auto_map")):
+        signs += [f"mask_token_id={theirs['mask_token_id']!r}"]
+    if signs:
+        denoisers = ", ".join(kind for kind, family in FAMILIES.items() if not family[-1].get("causal"))
+        raise ValueError(f"{path}: model_type is {theirs['model_type']!r}, a causal family, but {', '.join(signs)}: "
+                         f"this is another network, perhaps one that sees both sides, and {architecture} would read it from "
+                         f"left to right. The denoisers that this code computes are {denoisers}")
+
+
 def read_config(folder):
     """config.json of a Hugging Face folder -> ModelConfig, or a ValueError that names what this code cannot do."""
     path = os.path.join(folder, "config.json")
@@ -256,7 +274,9 @@ def read_config(folder):
     kind = theirs.get("model_type")
     if kind not in FAMILIES:
         raise ValueError(f"{path}: model_type is {kind!r}; known families: {', '.join(FAMILIES)}")
-    _, _, keys, needs, implied = FAMILIES[kind]
+    architecture, _, keys, needs, implied = FAMILIES[kind]
+    if implied.get("causal"):
+        check_causal(path, theirs, architecture)
     theirs |= theirs.get("rope_parameters") or {}  # where transformers 5 keeps rope_theta
     theirs |= {"rope_scaling": llama3_rope(path, theirs)}
     demand(path, theirs, needs)
