@@ -263,8 +263,8 @@ def check_causal(path, theirs, architecture):
     if signs:
         denoisers = ", ".join(kind for kind, family in FAMILIES.items() if not family[-1].get("causal"))
         raise ValueError(f"{path}: model_type is {theirs['model_type']!r}, a causal family, but {', '.join(signs)}: "
-                         f"this is another network, perhaps one that sees both sides, and {architecture} would read it from "
-                         f"left to right. The denoisers that this code computes are {denoisers}")
+                         f"this is another network, perhaps one that sees both sides, and {architecture} would read it "
+                         f"from left to right. The denoisers that this code computes are {denoisers}")
 
 
 def read_config(folder):

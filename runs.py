@@ -277,6 +277,7 @@ def write(run, state, last, seconds, logged):
     """The numbers of the iteration that ended with this State, which took so long, as a line on the screen (of GRPO)
     and where they are `logged` into the log, with the first group."""
     values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
+    values["tokens"] = state.step * config.tokens_per_iter(run.cfg)
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
         values["time/update"] = seconds - sum(timed)
     if run.cfg.objective == "grpo":

@@ -252,6 +252,12 @@ def updates_per_iter(c):
     return c.updates_per_rollout * kept(c) // minibatch(c) if c.objective == "grpo" else 1
 
 
+def tokens_per_iter(c):
+    """How many tokens an iteration looks at: whole rows, padding included, of GRPO each completion with its prompt."""
+    rows = {"grpo": c.batch_size * c.group_size, "judge": 2 * c.batch_size}.get(c.objective, c.batch_size)
+    return rows * (c.max_prompt_len + c.max_new_tokens)
+
+
 def rollout_rows(c):
     """How many completions grpo generates at a time: rollout_chunk at most, in parts that are as equal as whole groups
     can be."""

@@ -237,11 +237,13 @@ def describe(found, adv, cfg, tok):
     length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
     ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
     groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
+    first = next(iter(found.parts.values()))
+    rate = cfg.pass_at is not None or not ((first < 0) | (first > 1)).any()  # else its mean is no share of anything
     return {
         "reward": rewards.mean(total), "reward_std": rewards.mean(np.where(n > 1, inside, np.nan)),  # of one: no spread
         **{f"reward/{how}": float(getattr(known, how)()) if len(known) else math.nan for how in ("std", "min", "max")},
         "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
-        "pass_rate": rewards.mean(passing(next(iter(found.parts.values())), cfg)),
+        **({"pass_rate": rewards.mean(passing(first, cfg))} if rate else {}),
         "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
         "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
         "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),

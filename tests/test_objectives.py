@@ -689,12 +689,22 @@ def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_grou
     (logged,) = (r for r in rows if "reward" in r)
     assert row["step"] == logged["step"] == 2 and float(told[1][1]) == pytest.approx(logged["reward"], abs=1e-3)
     assert logged["pass_rate"] == logged["rewards/exact/mean"] == float(told[1][2]) / 100 and "group" not in logged
+    assert logged["tokens"] == 2 * cfg.batch_size * cfg.group_size * (cfg.max_prompt_len + cfg.max_new_tokens)
     assert len(row["completions"]) == len(row["advantages"]) == 4 and set(row["rewards"]) == {"exact", "short"}
     assert row["rewards"]["exact"] == [float(text == row["prompt"][::-1]) for text in row["completions"]]
     assert row["rewards"]["short"] == [1 / len(text) if text else None for text in row["completions"]]
     for text, adv in zip(row["completions"][:2], row["advantages"], strict=False):
         assert f"    {row['prompt']!r} -> {text!r}  advantage {adv:+.2f}\n" in out
     assert out.count("  advantage ") == 2
+
+
+def test_a_reward_beyond_1_is_printed_as_no_share_of_what_passes(tiny, place, capsys):
+    (place / "much.py").write_text("def much(completions):\n    return [16.0 - i % 3 for i in range(len(completions))]")
+    many = tiny(rewards=(f"{place}/much.py:much",), max_iters=1, eval_samples=1, log_interval=1)
+    for cfg, shown in (many, 0), (dataclasses.replace(many, pass_at=15.0), 1):
+        train.train(cfg)
+        assert len(re.findall(r"^step +1  reward 15\.\d+  ± \S+  pass \d\d", capsys.readouterr().out, re.M)) == shown
+        assert ["pass_rate" in r for r in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if "reward" in r] == [shown]
 
 
 def test_the_config_is_on_disk_before_the_first_step_and_a_group_that_fills_in_shows_its_holes(tiny, monkeypatch):
