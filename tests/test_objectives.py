@@ -1077,10 +1077,30 @@ def test_a_run_on_rows_in_memory_says_so_when_it_is_resumed(tiny, monkeypatch):
 @pytest.mark.parametrize("rows, fns, message", [
     ([{"prompt": "12"}], SHORT, "has a single row"), ([{"prompt": 1}] * 9, SHORT, "in memory, .*row 1: prompt should"),
     ([{"prompt": "12"}] * 9, {"mine": lambda answers: 0}, r"'mine': it is mine\(answers\).*or mine\(completion\)"),
-    ([{"prompt": "12"}] * 9, {"mine": 5}, "'mine': it is mine = 5"), ([{"prompt": "12"}] * 9, None, "needs rewards")])
+    ([{"prompt": "12"}] * 9, {"mine": 5}, "'mine': it is mine = 5"), ([{"prompt": "12"}] * 9, None, "needs rewards"),
+    ([], SHORT, r"rows=list \[\]: expected a list of rows, at least one, or {'train'"),
+    (5, SHORT, "rows=int 5: expected"), ({"val": []}, SHORT, r"rows=dict {'val': \[\]}: expected a list"),
+    ({"prompt": "12"}, SHORT, "rows=dict {'prompt'"),
+    ({"train": None}, SHORT, "rows=dict"), ({}, SHORT, "rows=dict {}"), ("ab", SHORT, "row 1: expected an object"),
+    ([{"prompt": "12"}] * 9, [5], "rewards: 5 is no function"), ([{"prompt": "12"}] * 9, 5, "rewards: 5 is no function"),
+    ([{"prompt": "12"}] * 9, ["exact"], "'exact' is no function; what has a name already is named in the config"),
+    ([{"prompt": "12"}] * 9, [len, len], "two functions have one name"),
+    ([{"prompt": "12"}] * 9, lambda answers: 0, r"reward '<lambda>': it is <lambda>\(answers\)")])
 def test_rows_and_rewards_that_cannot_be_are_answered_in_a_sentence(rows, fns, message, tiny):
     with pytest.raises(ValueError, match=message):
         train.train(tiny(rewards=()), rows=rows, rewards=fns)
+
+
+def test_rows_are_any_iterable_and_rewards_one_function_or_a_list(tiny):
+    def short(completion):
+        return 1 - len(completion) / 4
+
+    rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
+    for given, fns, size in ((iter(rows), [short], 2), ({"train": rows, "test": iter(rows[:3])}, short, 3)):
+        with scores.in_memory(tiny(rewards=()), given, fns) as cfg:
+            assert cfg.rewards == ("short",)
+            assert rewards.resolve("short")["short"](completions=["1"], prompts=[""]) == [0.75]
+            assert len(read_rows(cfg, "val")) == size
 
 
 def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
