@@ -1082,7 +1082,7 @@ def test_a_run_on_rows_in_memory_says_so_when_it_is_resumed(tiny, monkeypatch):
     (5, SHORT, "rows=int 5: expected"), ({"val": []}, SHORT, r"rows=dict {'val': \[\]}: expected a list"),
     ({"prompt": "12"}, SHORT, "rows=dict {'prompt'"),
     ({"train": None}, SHORT, "rows=dict"), ({}, SHORT, "rows=dict {}"), ("ab", SHORT, "row 1: expected an object"),
-    ([{"prompt": "12"}] * 9, [5], "rewards: 5 is no function"), ([{"prompt": "12"}] * 9, 5, "rewards: 5 is no function"),
+    ([{"prompt": "12"}] * 9, [5], "rewards: 5 is no function"), ([{"prompt": "12"}] * 9, 5, "rewards: 5 is no"),
     ([{"prompt": "12"}] * 9, ["exact"], "'exact' is no function; what has a name already is named in the config"),
     ([{"prompt": "12"}] * 9, [len, len], "two functions have one name"),
     ([{"prompt": "12"}] * 9, lambda answers: 0, r"reward '<lambda>': it is <lambda>\(answers\)")])
