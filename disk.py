@@ -3,6 +3,7 @@ What is on disk: other people's folders, our checkpoints. There is no private fo
 adapters are a PEFT folder, and a checkpoint of a run is one of these, with state.safetensors (everything the next step
 depends on) and run.json (the step, the best step so far, the config) beside it. It appears whole or not at all.
 """
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -350,6 +351,10 @@ def opened(file):
     try:
         handle = safetensors.safe_open(file, "numpy")
     except (OSError, safetensors.SafetensorError) as e:
+        with contextlib.suppress(OSError), open(file, "rb") as head:
+            if head.read(len(bpe.POINTER)) == bpe.POINTER:
+                raise ValueError(f"{file} is only a pointer of Git LFS to the tensors: git lfs pull fetches "
+                                 "them") from None
         raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
     return dict.fromkeys(handle.keys(), handle)
 

@@ -184,9 +184,9 @@ class Log:
 def read_lines(path):
     """The rows of a JSONL file of ours up to the first that is damaged: the last may have been cut by a kill."""
     rows = []
-    with contextlib.suppress(OSError, ValueError), open(path) as f:
+    with contextlib.suppress(OSError, ValueError, RecursionError), open(path) as f:
         for line in f:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=lambda infinite: None)  # which no curve can show
             if not isinstance(row, dict) or "step" not in row:
                 break
             rows.append(row)

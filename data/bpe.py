@@ -37,6 +37,7 @@ USUAL = {  # what others call theirs, for when no file says which token plays th
     "eos": ("<|eos|>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>"),
 }
 READABLE = "tokenizer.json, vocab.json with merges.txt, or NAME.tiktoken"
+POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that Git LFS has not fetched
 CHUNK = 8192  # characters at a time, only for text that overflows the stack of the regex engine
 
 

@@ -570,6 +570,9 @@ def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match="truncated"):
         disk.load(folder)
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+    with pytest.raises(ValueError, match="model.safetensors is only a pointer of Git LFS to the tensors: git lfs pull"):
+        disk.load(folder)
     os.remove(folder / "model.safetensors")
     with pytest.raises(ValueError, match="missing"):
         disk.load(folder)
