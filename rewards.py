@@ -184,6 +184,8 @@ def having(name, fn, text):
         near = [p for p in free if p == key] or [p for p in free if p.startswith(key)]
         if len(near) != 1:
             raise ValueError(f"the reward {name!r} has no setting {key!r}; there are {', '.join(free) or 'none'}")
+        if near[0] in given:
+            raise ValueError(f"the reward {name!r} is given {near[0]} twice")
         given[near[0]], number = value, isinstance(free[near[0]], (int, float))
         if number or rule is fn or value[:2] in ("['", '["'):  # elsewhere 5 is a text, as in regex(pattern=5)
             with contextlib.suppress(ValueError, SyntaxError):
@@ -444,7 +446,7 @@ def main():
     parser.add_argument("--out", help="write the rows with their rewards to this .jsonl file")
     parser.add_argument("--check", action="store_true", help="fail unless every completion, as a reference, scores 1.0")
     try:
-        return score(parser.parse_args())
+        return score(parser.parse_args(terminal.once(sys.argv[1:])))
     except BrokenPipeError:
         raise
     except (ValueError, OSError, RuntimeError) as e:

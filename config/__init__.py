@@ -622,6 +622,8 @@ def base_of(cfg):
     if not (cfg.init_from or "").endswith(".py"):
         return None
     keys = dict(key.split("=", 1) if "=" in key else (key, "") for key in cfg.base)
+    if len(keys) < len(cfg.base):
+        raise ValueError(f"base={cfg.base} has a key twice")
     return at_home(override(read(cfg.init_from), {"out_dir": f"{cfg.out_dir}_base"} | keys if keys else {}))
 
 

@@ -103,7 +103,8 @@ def find(dataset):
 def fetched(name, kind="model"):
     """A path, or ORG/NAME of a model or data set on huggingface.co -> the path, or the folder of its newest copy."""
     org, repo, under = (*str(name).split("/"), "", "")[:3]
-    ours = Path(org).exists() or (ROOT.parent / org).exists()  # then it is a mistyped path of this machine
+    # Then it is a mistyped path of this machine, or the folder of a run that is still to come.
+    ours = org == "out" or Path(org).exists() or (ROOT.parent / org).exists()
     if ours or not re.fullmatch(r"[\w.-]*\w/[\w.-]+(/[\w.-]+)?", str(name)):
         return name
     try:
@@ -590,20 +591,23 @@ def encode(rows, tok, prompt_len, completion_len, template=None):
     repeated to the end of the row, as in LLaDA's SFT: those are holes too, and the model learns to stop. A row without
     a completion gets masks. Rows that do not fit are left out and counted in the notes, by reason; only text without a
     prompt is cut, into windows of completion_len. template: of `chat`, what prompts are put into."""
-    kept, notes = [], collections.Counter()
+    kept, notes, too_long = [], collections.Counter(), {"prompt": [], "completion": []}
     for i, row in enumerate(rows):
         prompt = tok.encode(asked(row, template), bool(template), mask=False)
         prompt = tok.begin(prompt) if prompt else prompt  # windows of a document are not its beginning
         completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
         windows = [completion[j:j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]
         if len(prompt) > prompt_len:
-            notes[f"left out: prompt longer than {prompt_len} tokens"] += 1
+            too_long["prompt"].append(len(prompt))
         elif prompt and len(windows) > 1:
-            notes[f"left out: completion longer than {completion_len} tokens"] += 1
+            too_long["completion"].append(len(completion))
         else:
             kept += [(i, prompt, window) for window in windows]
             if len(windows) > 1:
                 notes[f"windows of {completion_len} tokens, cut from longer documents"] += len(windows)
+    for (what, lengths), most in zip(too_long.items(), (prompt_len, completion_len), strict=True):
+        if lengths:
+            notes[f"left out: {what} longer than {most} tokens (the longest has {max(lengths)})"] = len(lengths)
     tokens = np.full((len(kept), prompt_len + completion_len), tok.eos_id, np.int32)
     tokens[:, :prompt_len] = tok.pad_id
     valid = np.ones(tokens.shape, bool)

@@ -46,11 +46,11 @@ def read_text(cfg, tok, split, learnt=True):
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
     taken = rows if learnt else [{"prompt": row["prompt"]} for row in rows]
     arrays, notes = data.encode(taken, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
+    if not len(arrays["tokens"]):
+        raise ValueError(f"{cfg.dataset}/{split}: no row fits max_prompt_len={cfg.max_prompt_len} and max_new_tokens="
+                         f"{cfg.max_new_tokens}: " + ", ".join(f"{count} {note}" for note, count in notes.items()))
     for note, count in notes.items():
         tqdm.write(f"{cfg.dataset}/{split}: {count} {note}")
-    if not len(arrays["tokens"]):
-        raise ValueError(f"{cfg.dataset}/{split}: no row fits max_prompt_len={cfg.max_prompt_len} and "
-                         f"max_new_tokens={cfg.max_new_tokens}")  # fmt: skip
     rows = [rows[i] for i in arrays.pop("row")]
     return Text(rows, arrays | {"valid": None if arrays["valid"].all() else arrays["valid"]})
 

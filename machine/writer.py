@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import disk
 import sample
-from machine import mesh
+from machine import mesh, terminal
 from sample import Plan
 
 LONG = 4096  # tokens of a text before which a word is said
@@ -235,14 +235,30 @@ def scores(fns, rows, completions, n):
     return {name: None if np.isnan(x) else round(x, 6) for name, x in means.items()}
 
 
+ALSO = {"start": "prompt", "num_samples": "n", "group_size": "n"}  # of nanoGPT's sample.py, of train.py: our flag
+
+
+def unknown_flag(name, flags):
+    """Say in one sentence that a flag does not exist, and which one means the same here or in train.py."""
+    import config
+    said = config.unknown(name, flags).replace("config key", "flag").replace("--help=all", "--help")
+    _, here, ours = said.partition("here it is ")
+    ours = re.match(r"\w+|", ours)[0] or name
+    if ours in ALSO:
+        return f"unknown flag {name!r}: here it is {ALSO[ours]}"
+    if ours in flags or not here and name not in {key.split(".")[-1] for key in config.flatten(config.Config())}:
+        return said
+    return f"unknown flag {name!r}: only train.py has such a key, {ours}"
+
+
 def main(arguments=None):
     """Arguments of the command line -> exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    words = ["--help" if word == "--help=all" else word for word in words]
     try:
-        options, unknown = parser().parse_known_args(arguments)
+        options, unknown = parser().parse_known_args(terminal.once(words))
         if unknown:
-            import config
-            name = unknown[0].lstrip("-").partition("=")[0]
-            raise ValueError(config.unknown(name, vars(options)).replace("config key", "flag"))
+            raise ValueError(unknown_flag(unknown[0].lstrip("-").partition("=")[0], vars(options) | TRAINED))
         run(options)
         return 0
     except BrokenPipeError:

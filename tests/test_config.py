@@ -512,6 +512,7 @@ def test_a_value_without_an_equals_sign_is_answered_with_how_to_write_it(file, w
 def test_a_key_given_twice_has_no_last_word(file):
     assert "--seed is given twice" in message(file, "--seed=1", "--seed=2")
     assert "--n_layer is given twice" in message(file, "--n_layer=1", "--model.n_layer=2")
+    assert "has a key twice" in message("config/sudoku_grpo.py", "--base=seed=1,seed=2")
 
 
 def test_runs_that_start_from_each_other_are_not_followed_for_ever(tmp_path):

@@ -511,7 +511,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"rewards": ("exact",), "judge_from": "BASE"}, "but rewards are exact"),
     ({"rewards": ("judge",), "judge_from": "BASE"}, "is not a judge"),
     ({"reward_weights": (1.0, 2.0)}, "2 numbers for 1 rewards"),
-    ({"max_prompt_len": 1}, "no row fits"),
+    ({"max_prompt_len": 1}, "max_new_tokens=4: 80 left out: prompt longer than 1 tokens (the longest has 2)"),
     ({"logp_est": "coupled", "p_mask_prompt": 0.15}, "p_mask_prompt=0.15 changes nothing here"),
     ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
     ({"paired": True}, "paired=True changes nothing here, it is for objective='pretrain'"),
