@@ -89,8 +89,8 @@ def parser():
     p = argparse.ArgumentParser(
         description=sample.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         usage="python sample.py OUT_DIR [--prompt=TEXT | --data=FILE.jsonl] [--flag=value ...]   (--help lists them)")
-    p.add_argument("folder", metavar="OUT_DIR", help="out_dir of a run, for its best checkpoint, or a step-... in it, "
-                   "or a Hugging Face folder with its tokenizer")
+    p.add_argument("folder", nargs="?", metavar="OUT_DIR", help="out_dir of a run, for its best checkpoint, or a "
+                   "step-... in it, or a Hugging Face folder with its tokenizer")
     p.add_argument("--prompt", help="text to complete, or text with holes (see --holes), which then are filled instead")
     p.add_argument("--n", type=int, default=1, help="completions of each prompt; with more than 1, temperature is 1")
     p.add_argument("--show", action="store_true", help="play the denoising, step by step")
@@ -241,14 +241,17 @@ ALSO = {"start": "prompt", "num_samples": "n", "group_size": "n"}  # of nanoGPT'
 def unknown_flag(name, flags):
     """Say in one sentence that a flag does not exist, and which one means the same here or in train.py."""
     import config
-    said = config.unknown(name, flags).replace("config key", "flag").replace("--help=all", "--help")
-    _, here, ours = said.partition("here it is ")
-    ours = re.match(r"\w+|", ours)[0] or name
+    of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model"}
+    said = config.unknown(name, flags)
+    if said.endswith("--help=all"):
+        said = config.unknown(name, of_train).replace("=all", "")
+    meant = re.search(r"(?:here it is |did you mean ')(\w+)", said)
+    ours = name if name in of_train else meant[1] if meant else name
     if ours in ALSO:
         return f"unknown flag {name!r}: here it is {ALSO[ours]}"
-    if ours in flags or not here and name not in {key.split(".")[-1] for key in config.flatten(config.Config())}:
-        return said
-    return f"unknown flag {name!r}: only train.py has such a key, {ours}"
+    if ours in of_train and ours not in flags:
+        return f"unknown flag {name!r}: only train.py has such a key, {ours}"
+    return said.replace("config key", "flag")
 
 
 def main(arguments=None):
@@ -259,6 +262,8 @@ def main(arguments=None):
         options, unknown = parser().parse_known_args(terminal.once(words))
         if unknown:
             raise ValueError(unknown_flag(unknown[0].lstrip("-").partition("=")[0], vars(options) | TRAINED))
+        if not options.folder:
+            raise ValueError("which model? python sample.py OUT_DIR, the folder of a run or a model; see --help")
         run(options)
         return 0
     except BrokenPipeError:
