@@ -248,10 +248,12 @@ def ending(cfg, best):
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
     if cfg.objective == "grpo":
         rated = [r for r in rows if "val/greedy" in r]
-        for name in [k for k in rated[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
+        names = [k for k in rated[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]
+        shares = all(r.get(k) is None or 0 <= r[k] <= 1 for r in rated for k in names) and (
+            cfg.pass_at is not None or all("pass_rate" in r for r in rows if "reward" in r))
+        for name in names:
             both = rated[0][name], rated[-1][name]
-            form = ".1%" if all(x is None or 0 <= x <= 1 for x in both) else ".3f"
-            before, after = ("no opinion" if x is None else format(x, form) for x in both)
+            before, after = ("no opinion" if x is None else format(x, ".1%" if shares else ".3f") for x in both)
             print(f"{name}: {before} before, {after} after")
     if not best:
         return ""

@@ -703,8 +703,19 @@ def test_a_reward_beyond_1_is_printed_as_no_share_of_what_passes(tiny, place, ca
     many = tiny(rewards=(f"{place}/much.py:much",), max_iters=1, eval_samples=1, log_interval=1)
     for cfg, shown in (many, 0), (dataclasses.replace(many, pass_at=15.0), 1):
         train.train(cfg)
-        assert len(re.findall(r"^step +1  reward 15\.\d+  ± \S+  pass \d\d", capsys.readouterr().out, re.M)) == shown
+        out = capsys.readouterr().out
+        assert len(re.findall(r"^step +1  reward 15\.\d+  ± \S+  pass \d\d", out, re.M)) == shown
+        assert bool(re.search(r"^val/sampled: \S+% before, \S+% after", out, re.M)) == shown
         assert ["pass_rate" in r for r in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if "reward" in r] == [shown]
+
+
+def test_the_end_of_a_run_takes_no_small_mean_of_large_rewards_for_a_share(tmp_path, capsys):
+    log = [{"step": 0, "val/greedy": 0.0}, {"step": 1, "reward": 0.4, "pass_rate": 0.4}, {"step": 1, "val/greedy": 0.5}]
+    shares, numbers = "0.0% before, 50.0% after", "0.000 before, 0.500 after"
+    for rows, said in (log, shares), ([*log, {"step": 2, "reward": 1.2}], numbers):
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        runs.ending(config.Config(objective="grpo", init_from="a", rewards=("exact",), out_dir=str(tmp_path)), None)
+        assert capsys.readouterr().out == f"val/greedy: {said}\n"
 
 
 def test_the_config_is_on_disk_before_the_first_step_and_a_group_that_fills_in_shows_its_holes(tiny, monkeypatch):
