@@ -443,8 +443,8 @@ def normal(row, names=None):
         change = next((change for names, change in FORMATS.items() if row.keys() >= set(names)), None)
         if change is None:
             raise ValueError('no prompt; expected "prompt", or the columns of GSM8K, MATH, HumanEval, MBPP, AceCode, '
-                             f"Countdown-Tasks, Alpaca or ShareGPT, found {', '.join(row) or 'none'}; other names are "
-                             "said by --prompt_key=COLUMN and --completion_key=COLUMN")
+                             f"Countdown-Tasks, Alpaca or ShareGPT, found {', '.join(row) or 'none'}; for "
+                             "other names train.py has --prompt_key=COLUMN and --completion_key=COLUMN")
         try:
             row = change(row) | row
         except (TypeError, AttributeError, KeyError) as e:

@@ -481,6 +481,11 @@ def test_a_file_that_is_not_there_is_answered_with_those_that_are(tmp_path):
         assert ("did you mean config/sudoku.py?" in said) == ("sudok" in path)
 
 
+def test_masks_may_stay_the_same_where_there_is_only_one_pass():
+    line = ["config/sudoku_grpo.py", "--random_masking=False", "--updates_per_rollout=1"]
+    assert not config.load(line).random_masking
+
+
 def test_a_config_file_may_be_named_without_its_folder_and_its_ending(monkeypatch, tmp_path):
     expected = config.load(["config/sudoku.py"])
     assert config.load(["config/sudoku"]) == config.load(["sudoku"]) == expected

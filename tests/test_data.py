@@ -342,8 +342,8 @@ def test_rows_of_the_well_known_formats_are_recognised(row, ours, tmp_path):
 
 
 @pytest.mark.parametrize("row, message", [
-    ({"foo": 1, "bar": 2}, "found foo, bar; other names are said by --prompt_key=COLUMN and --completion_key=COLUMN"),
-    ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; other names are said by"),
+    ({"foo": 1, "bar": 2}, "found foo, bar; for other names train.py has --prompt_key=COLUMN and --completion_key=COL"),
+    ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; for other names"),
     ({"chosen": [turn("user", "q")], "rejected": "b"}, "both lists .* that end with the assistant, found list"),
     ({"prompt": "q", "chosen": [turn("assistant", "a")]}, "end with the assistant, found NoneType"),
     ({"prompt": "q", "chosen": [turn("assistant", "a")], "rejected": []}, "end with the assistant, found list"),
