@@ -233,7 +233,7 @@ def read_json(path):
     try:
         with open(path, encoding="utf-8") as f:
             found = json.load(f)
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise ValueError(f"{path} cannot be read as JSON: {e}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}, expected an object such as {{...}}")
@@ -630,5 +630,5 @@ def read_run(folder):
         return {}
     try:
         return dict(json.load(open(path)))
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, RecursionError) as e:
         raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None

@@ -285,7 +285,9 @@ def read_json(file):
     """A JSON file -> what it holds; {} if there is no such file."""
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
+        if file.read_bytes().startswith(POINTER):
+            raise ValueError(f"{file} is only a pointer of Git LFS to the file: git lfs pull fetches it") from None
         raise ValueError(f"{file} is not valid JSON: {e}") from e
 
 

@@ -553,7 +553,7 @@ def test_a_judge_needs_no_mask(tmp_path):
     assert disk.load(tmp_path)[1].mask_id is None
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', "[" * 100_000], ids=range(5))
 def test_a_damaged_index_is_one_sentence(content, tmp_path):
     folder = copy_fixture(tmp_path)
     (folder / "model.safetensors.index.json").write_text(content)
