@@ -3,6 +3,7 @@ What is on disk: other people's folders, our checkpoints. There is no private fo
 adapters are a PEFT folder, and a checkpoint of a run is one of these, with state.safetensors (everything the next step
 depends on) and run.json (the step, the best step so far, the config) beside it. It appears whole or not at all.
 """
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -204,7 +205,10 @@ def write_tensors(path, items):
 def find(path):
     """The folder of a model or of adapters: `path` itself, or the newest checkpoint in the out_dir of a run of ours."""
     if not os.path.isdir(path):
-        raise ValueError(f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it")
+        name = os.path.basename(os.path.normpath(path))
+        made = os.path.isfile(config.placed(f"config/{name}.py"))
+        raise ValueError(f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it"
+                         + (f"; python train.py config/{name}.py makes out/{name}" if made else ""))
     if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", ADAPTERS)):
         return path
     if not steps(path):
@@ -229,7 +233,7 @@ def read_json(path):
     try:
         with open(path, encoding="utf-8") as f:
             found = json.load(f)
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise ValueError(f"{path} cannot be read as JSON: {e}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds a {type(found).__name__}, expected an object such as {{...}}")
@@ -249,6 +253,24 @@ def llama3_rope(path, theirs):
     return tuple(found[k] for k in ROPE)
 
 
+def check_causal(path, theirs, architecture):
+    """Refuse a denoiser that has the model_type of a causal family: it would be read from left to right."""
+    stem, named = architecture.removesuffix("ForCausalLM"), theirs.get("architectures") or []
+    known = {(stem + task).lower() for task in ("ForCausalLM", "ForSequenceClassification", "Model")}
+    named = named if isinstance(named, list) else [named]
+    signs = [f"architectures={named}"] if any(str(name).lower() not in known for name in named) else []
+    signs += [f"{key}={value!r}" for key, value in theirs.items() if key.startswith("dlm_")]
+    signs += ["is_causal=False"] if theirs.get("is_causal") is False else []
+    # Our own causal models have a mask token, as their tokenizer does; they name their class and bring no code along.
+    if theirs.get("mask_token_id") is not None and (not named or theirs.get("auto_map")):
+        signs += [f"mask_token_id={theirs['mask_token_id']!r}"]
+    if signs:
+        denoisers = ", ".join(kind for kind, family in FAMILIES.items() if not family[-1].get("causal"))
+        raise ValueError(f"{path}: model_type is {theirs['model_type']!r}, a causal family, but {', '.join(signs)}: "
+                         f"this is another network, perhaps one that sees both sides, and {architecture} would read it "
+                         f"from left to right. The denoisers that this code computes are {denoisers}")
+
+
 def read_config(folder):
     """config.json of a Hugging Face folder -> ModelConfig, or a ValueError that names what this code cannot do."""
     path = os.path.join(folder, "config.json")
@@ -256,7 +278,9 @@ def read_config(folder):
     kind = theirs.get("model_type")
     if kind not in FAMILIES:
         raise ValueError(f"{path}: model_type is {kind!r}; known families: {', '.join(FAMILIES)}")
-    _, _, keys, needs, implied = FAMILIES[kind]
+    architecture, _, keys, needs, implied = FAMILIES[kind]
+    if implied.get("causal"):
+        check_causal(path, theirs, architecture)
     theirs |= theirs.get("rope_parameters") or {}  # where transformers 5 keeps rope_theta
     theirs |= {"rope_scaling": llama3_rope(path, theirs)}
     demand(path, theirs, needs)
@@ -330,6 +354,10 @@ def opened(file):
     try:
         handle = safetensors.safe_open(file, "numpy")
     except (OSError, safetensors.SafetensorError) as e:
+        with contextlib.suppress(OSError), open(file, "rb") as head:
+            if head.read(len(bpe.POINTER)) == bpe.POINTER:
+                raise ValueError(f"{file} is only a pointer of Git LFS to the tensors: git lfs pull fetches "
+                                 "them") from None
         raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
     return dict.fromkeys(handle.keys(), handle)
 
@@ -603,5 +631,5 @@ def read_run(folder):
         return {}
     try:
         return dict(json.load(open(path)))
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, RecursionError) as e:
         raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None

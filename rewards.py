@@ -7,7 +7,9 @@ A reward is one plain function, and a new one is a line in the dict REWARDS or a
 
 All reach it by parameter name, as lists aligned with the completions, so a reward of TRL's, fn(completions, **kwargs),
 is one too, and so is one of a single text, fn(completion, **columns of its row). A parameter without a default is a
-column it cannot do without. `reference` is the completion that the row came with; a trainer may add token_ids.
+column it cannot do without. `reference` and `solution` are the completion that the row came with; a trainer may add
+token_ids, which TRL calls completion_ids. completion[0]["content"] is the text of a completion (`Chat`). What a reward
+hands to log_metric, and numbers that it hands to log_extra, are metrics, rewards/FN/NAME.
 
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
     python rewards.py samples.jsonl --rewards="my_rewards.py:politeness,length(target=40)"
@@ -31,6 +33,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping, Set
 
 import numpy as np
 from tqdm import tqdm
@@ -65,7 +68,39 @@ def per_text(rule, blank=0.0):
     first = list(inspect.signature(reward).parameters.values())[:2]
     reward.__signature__ = inspect.Signature([*first, *(p for p in wanted if p.name != "prompt")])
     reward.__name__, reward.__doc__, reward.__wrapped__ = getattr(rule, "__name__", "reward"), rule.__doc__, rule
+    reward.rule = rule
     return reward
+
+
+class Message(str):
+    """A character of a text that is a message of a chat, too: message["content"], message["role"]."""
+
+    def __getitem__(self, at):
+        return self.message[at] if isinstance(at, str) else super().__getitem__(at)
+
+    def get(self, key, default=None):
+        return self.message.get(key, default)
+
+
+class Chat(str):
+    """A text that is a list of chat messages, too, which is what TRL hands to rewards: text[0]["content"]."""
+
+    def __getitem__(self, at):
+        letter = super().__getitem__
+        if not isinstance(at, int) or not -len(self.messages) <= at < len(self.messages):
+            return letter(at)
+        message = Message(letter(slice(at, at + 1 or None)))  # "" of an empty text
+        message.message = self.messages[at]
+        return message
+
+
+def as_chats(texts, role, before=None):
+    """Texts, the role that says them, the messages before each -> Chats."""
+    chats = []
+    for text, earlier in zip(texts, before or [None] * len(texts), strict=True):
+        chats.append(Chat(text))
+        chats[-1].messages = [*(earlier or []), {"role": role, "content": text}]
+    return chats
 
 
 # ---- by its group (by a model: judges/learned.py) --------------------------------------------------------------------
@@ -125,10 +160,14 @@ def checked(where, name, fn):
     """A function of somebody's -> the reward that it is; one of a `completion` (or `text`) and columns of its row is
     asked about each."""
     wanted = list(inspect.signature(fn).parameters.values()) if callable(fn) else []
-    if any(p.name == "completions" or p.kind is p.VAR_KEYWORD for p in wanted):
-        return fn
-    if wanted and wanted[0].name in ("completion", "text"):
-        return per_text(fn, None)
+    reward = None
+    if any(p.name in ("completions", "completion_ids") or p.kind is p.VAR_KEYWORD for p in wanted):
+        reward = functools.wraps(fn)(lambda *texts, **columns: fn(*texts, **columns))
+    elif wanted and wanted[0].name in ("completion", "text"):
+        reward = per_text(fn, None)
+    if reward:
+        reward.reads_chats = True
+        return reward
     line = f" (line {fn.__code__.co_firstlineno})" if inspect.isfunction(fn) else ""
     raise ValueError(f"{where} it is {name}{inspect.signature(fn) if callable(fn) else f' = {fn!r}'}{line}; expected "
                      f"{name}(prompts, completions, **columns), lists by these names, of which only completions is a "
@@ -137,7 +176,7 @@ def checked(where, name, fn):
 
 def having(name, fn, text):
     """A reward, "target=40" -> the reward with this parameter, of which the beginning will do, set for all rows."""
-    rule = fn.__wrapped__ if fn in REWARDS.values() and hasattr(fn, "__wrapped__") else fn  # of one text
+    rule = fn.rule if fn in REWARDS.values() and hasattr(fn, "rule") else fn  # of one text
     signature, given = inspect.signature(rule), {}
     free = {p.name: p.default for p in signature.parameters.values()
             if p.name not in ("text", "prompt", "prompts", "completions") and p.kind is not p.VAR_KEYWORD}
@@ -145,6 +184,8 @@ def having(name, fn, text):
         near = [p for p in free if p == key] or [p for p in free if p.startswith(key)]
         if len(near) != 1:
             raise ValueError(f"the reward {name!r} has no setting {key!r}; there are {', '.join(free) or 'none'}")
+        if near[0] in given:
+            raise ValueError(f"the reward {name!r} is given {near[0]} twice")
         given[near[0]], number = value, isinstance(free[near[0]], (int, float))
         if number or rule is fn or value[:2] in ("['", '["'):  # elsewhere 5 is a text, as in regex(pattern=5)
             with contextlib.suppress(ValueError, SyntaxError):
@@ -183,12 +224,19 @@ def columns(rows):
     return {name: [row.get(name) for row in rows] for name in names}
 
 
+LOGS = "log_extra", "log_metric"  # functions that TRL hands to a reward, for what it wants to be logged
+
+
 def arguments(name, fn, columns):
     """The columns (of `call`, with prompts and completions) that a reward takes, by its parameters; one that it needs
     and is not there is an error."""
-    texts = ("prompts", "completions")
+    texts = ("prompts", "completions", *LOGS)
     if "completion" in columns:     # of a data set, it is the reference, and the answer where there is no other
         columns = {"reference": columns["completion"], "answer": columns["completion"], **columns}
+    if "reference" in columns:
+        columns = {"solution": columns["reference"], **columns}
+    if "token_ids" in columns:
+        columns = {"completion_ids": columns["token_ids"], **columns}
     taken = {}
     for p in inspect.signature(fn).parameters.values():
         if p.kind is p.VAR_KEYWORD:
@@ -207,7 +255,7 @@ def call(name, fn, prompts, completions, columns):
         return f"row {i} (prompt {prompts[i][:60]!r}, completion {completions[i][:60]!r})"
 
     def ask(rows):
-        return fn(**{k: column[rows] for k, column in taken.items()})
+        return fn(**{k: column[rows] for k, column in taken.items()}, **loggers)
 
     def fails(i):
         try:
@@ -215,7 +263,20 @@ def call(name, fn, prompts, completions, columns):
         except (Exception, SystemExit):
             return True
 
-    taken = arguments(name, fn, {**columns, "prompts": prompts, "completions": completions})
+    def log_extra(column, values):
+        values = np.array([math.nan if value is None else value for value in values])
+        if values.shape == (len(completions),) and values.dtype.kind in "biuf":  # texts have no mean
+            notes[column] = values
+
+    def log_metric(metric, value):
+        notes[metric] = [float(value)] * len(completions)
+
+    texts = {"prompts": prompts, "completions": completions}
+    if hasattr(fn, "reads_chats"):
+        texts = {"prompts": as_chats(prompts, "user", columns.get("messages_before")),
+                 "completions": as_chats(completions, "assistant")}  # fmt: skip
+    taken, notes = arguments(name, fn, {**columns, **texts}), {}
+    loggers = {log.__name__: log for log in (log_extra, log_metric) if log.__name__ in inspect.signature(fn).parameters}
     try:
         scores = ask(slice(None))
     except (Exception, SystemExit) as e:
@@ -226,7 +287,8 @@ def call(name, fn, prompts, completions, columns):
         culprit = next((row(i) for i in range(len(prompts)) if fails(i)), "the batch as a whole, no single row")
         what = f"{type(e).__name__}: {e} ({at.filename}:{at.lineno})"
         raise ValueError(f"reward {name!r} failed on {culprit}: {what}") from e
-    size = len(scores) if hasattr(scores, "__len__") else f"a {type(scores).__name__}"
+    listed = hasattr(scores, "__len__") and not isinstance(scores, (str, bytes, Mapping, Set))  # these have no order
+    size = len(scores) if listed else f"a {type(scores).__name__}"
     if size != len(completions):
         raise ValueError(f"reward {name!r} returned {size}, not one entry for each of {len(completions)} completions")
     for i, value in enumerate(scores):
@@ -236,7 +298,7 @@ def call(name, fn, prompts, completions, columns):
             good = False
         if not good:
             raise ValueError(f"reward {name!r} returned {value!r} for {row(i)}: a finite number or None is needed")
-    return scores
+    return programs.Scores(scores, **notes) if notes else scores
 
 
 def combine(fns, weights, prompts, completions, columns, clip=None):
@@ -282,7 +344,7 @@ def summary(parts):
     for name, part in parts.items():
         seen = part[~np.isnan(part)]
         if "/" in name:
-            metrics[f"rewards/{name}"] = float(np.mean(part))
+            metrics[f"rewards/{name}"] = mean(part)
             continue
         metrics[f"rewards/{name}/none_frac"] = 1.0 - len(seen) / max(1, len(part))
         if len(seen):
@@ -384,7 +446,7 @@ def main():
     parser.add_argument("--out", help="write the rows with their rewards to this .jsonl file")
     parser.add_argument("--check", action="store_true", help="fail unless every completion, as a reference, scores 1.0")
     try:
-        return score(parser.parse_args())
+        return score(parser.parse_args(terminal.once(sys.argv[1:])))
     except BrokenPipeError:
         raise
     except (ValueError, OSError, RuntimeError) as e:

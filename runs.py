@@ -184,9 +184,9 @@ class Log:
 def read_lines(path):
     """The rows of a JSONL file of ours up to the first that is damaged: the last may have been cut by a kill."""
     rows = []
-    with contextlib.suppress(OSError, ValueError), open(path) as f:
+    with contextlib.suppress(OSError, ValueError, RecursionError), open(path) as f:
         for line in f:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=lambda infinite: None)  # which no curve can show
             if not isinstance(row, dict) or "step" not in row:
                 break
             rows.append(row)
@@ -248,10 +248,12 @@ def ending(cfg, best):
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
     if cfg.objective == "grpo":
         rated = [r for r in rows if "val/greedy" in r]
-        for name in [k for k in rated[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
+        names = [k for k in rated[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]
+        shares = all(r.get(k) is None or 0 <= r[k] <= 1 for r in rated for k in names) and (
+            cfg.pass_at is not None or all("pass_rate" in r for r in rows if "reward" in r))
+        for name in names:
             both = rated[0][name], rated[-1][name]
-            form = ".1%" if all(x is None or 0 <= x <= 1 for x in both) else ".3f"
-            before, after = ("no opinion" if x is None else format(x, form) for x in both)
+            before, after = ("no opinion" if x is None else format(x, ".1%" if shares else ".3f") for x in both)
             print(f"{name}: {before} before, {after} after")
     if not best:
         return ""
@@ -277,6 +279,7 @@ def write(run, state, last, seconds, logged):
     """The numbers of the iteration that ended with this State, which took so long, as a line on the screen (of GRPO)
     and where they are `logged` into the log, with the first group."""
     values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
+    values["tokens"] = state.step * config.tokens_per_iter(run.cfg)
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
         values["time/update"] = seconds - sum(timed)
     if run.cfg.objective == "grpo":

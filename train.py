@@ -329,8 +329,8 @@ def loop(run, state, best, done):
 
 
 def train(cfg, rows=None, rewards=None):
-    """Runs cfg to its end -> the last State, the folder of the run. From Python, in a notebook too, rows (a list, or
-    {"train": list, "val": list}) and rewards {name: fn} may stand for the keys dataset and, if it is empty, rewards."""
+    """Runs cfg to its end -> the last State, the folder of the run. From Python rows, a list or {"train": list, "val":
+    list}, and rewards, a function, a list or {name: fn}, may stand for the keys dataset and, if empty, rewards."""
     with contextlib.ExitStack() as claims:
         claims.enter_context(mesh.use(cfg.mesh))
         cfg = claims.enter_context(scores.in_memory(config.at_home(cfg), rows, rewards))

@@ -13,6 +13,8 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import fnmatch
+import functools
 import inspect
 import math
 import os
@@ -67,6 +69,9 @@ class Config:
     prompt_key: str | None = None  # which column of its rows is the prompt; None: it is known by its name
     completion_key: str | None = None  # the completion
     answer_key: str | None = None  # the answer that rewards compare with
+    tests_key: str | None = None  # the tests that a program has to pass
+    language_key: str | None = None  # the language that it is written in
+    difficulty_key: str | None = None  # how hard the row is, for difficulty and curriculum
     limit: float | None = None  # train on so many rows at most, below 1 on this share of them; None: on all
     num_epochs: float | None = None  # go over the train rows so many times, in place of max_iters
     max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
@@ -170,6 +175,11 @@ class Config:
     judge_temperatures: tuple[float, ...] = (0.5, 1.0, 1.5)  # at which the generator writes the worse half of a pair
     model: ModelConfig = ModelConfig()
 
+    def __new__(cls, *_, **keys):
+        if strange := [name for name in keys if name not in cls.__dataclass_fields__]:
+            raise ValueError("; ".join(map(unknown_in_python, strange)))
+        return super().__new__(cls)
+
     def __post_init__(self):
         check_types(self)
         if self.kl_est == "k1":
@@ -212,6 +222,8 @@ RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler
                     (lambda v: 0 <= v <= 1, "from 0 to 1")),
     **dict.fromkeys(("mask_ratio_min", "mask_ratio_max"), (lambda v: 0 < v <= 1, "above 0 and at most 1")),
     "clip_cap": (lambda v: v > 1, "above 1"),
+    "group_size": (lambda v: v >= 2, "at least 2: a completion is compared with the others of its group"),
+    "pass_at": (lambda v: v > 0, "above 0: a completion that earns nothing would pass"),
     "seed": (lambda v: 0 <= v < 2**32, "at least 0 and below 2**32"),
     "out_dir": (bool, "the name of a folder"),
     **dict.fromkeys(("judge_from", "ref_from"), (bool, "None, a folder or a config file")),
@@ -240,6 +252,12 @@ def updates_per_iter(c):
     return c.updates_per_rollout * kept(c) // minibatch(c) if c.objective == "grpo" else 1
 
 
+def tokens_per_iter(c):
+    """How many tokens an iteration looks at: whole rows, padding included, of GRPO each completion with its prompt."""
+    rows = {"grpo": c.batch_size * c.group_size, "judge": 2 * c.batch_size}.get(c.objective, c.batch_size)
+    return rows * (c.max_prompt_len + c.max_new_tokens)
+
+
 def rollout_rows(c):
     """How many completions grpo generates at a time: rollout_chunk at most, in parts that are as equal as whole groups
     can be."""
@@ -257,8 +275,13 @@ def eval_rows(c):
 
 def between_keys(c):
     """-> (is it wrong, what to say then) of everything that has to hold between keys."""
-    deciding = c.rewards + c.eval_rewards
+    deciding, named, known = c.rewards + c.eval_rewards, c.lora_targets, Config.lora_targets
     yield from (
+        (not named or len(set(named)) < len(named) or not set(named) <= set(known),
+         f"lora_targets={named}: expected one or more of {', '.join(known)}, each once"),
+        (named != known and not (c.lora_rank or c.eval_only),
+         f"lora_targets={named} changes nothing without lora_rank, the width of the adapters: set that, or leave "
+         "lora_targets out"),
         (c.objective != "grpo" and c.batch_size % c.gradient_accumulation_steps,
          f"batch_size={c.batch_size} must be divisible by gradient_accumulation_steps={c.gradient_accumulation_steps}: "
          f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
@@ -290,12 +313,9 @@ def between_keys(c):
 
 def between_keys_of_lora(c):
     """The same for LoRA."""
-    named, known = c.lora_targets, Config.lora_targets
     return (
         (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} leaves them as they are in init_from: "
          "make the denoiser first, then start from that"),
-        (not named or len(set(named)) < len(named) or not set(named) <= set(known),
-         f"lora_targets={named}: expected one or more of {', '.join(known)}, each once"),
         (not (c.init_from or c.resume or c.eval_only),
          f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that trains it"),
         (c.ref_mode != "static" or c.ref_offload or c.ref_from,
@@ -324,8 +344,6 @@ def between_keys_of_grpo(c):
     where = f"batch_size={c.batch_size} x group_size={c.group_size} = {completions} completions"
     judged = "judge" in c.rewards + c.eval_rewards
     return (
-        (c.group_size < 2,
-         f"group_size={c.group_size}: a completion is compared with the others of its group, so at least 2"),
         (not (c.init_from or c.resume or c.eval_only),
          "objective='grpo' needs init_from: a folder, or the config file that trains the model to start from"),
         (updated % size, f"minibatch_size={size} must divide "
@@ -480,50 +498,35 @@ def flatten(cfg, prefix=""):
     return out
 
 
-# What others call it: TRL, d1, DiffuCoder, LLaDA, nanoGPT.
-ELSEWHERE = {theirs: ours for ours, names in {
-    "objective": "mode", "out_dir": "output_dir", "init_from": "model_name_or_path model_path pretrained checkpoint",
-    "resume": "resume_from_checkpoint", "max_iters": "max_steps lr_decay_iters",
-    "num_epochs": "num_train_epochs epochs", "limit": "max_train_samples", "log_interval": "logging_steps",
-    "log_samples": "log_completions num_completions_to_print",
-    "eval_interval": "eval_steps", "eval_only": "do_eval", "save_interval": "save_steps",
-    "keep_checkpoints": "save_total_limit", "wandb_run_name": "run_name", "dataset": "dataset_name data_path",
-    "max_prompt_len": "max_prompt_length", "max_new_tokens": "max_completion_length gen_length max_gen_length",
-    "system_prompt": "system", "batch_size": "per_device_train_batch_size train_batch_size num_prompts",
-    "gradient_accumulation_steps": "gradient_accumulation grad_accum", "learning_rate": "lr",
-    "lr_schedule": "lr_scheduler_type decay_lr", "warmup_iters": "warmup_steps",
-    "beta1": "adam_beta1", "beta2": "adam_beta2", "adam_eps": "adam_epsilon", "grad_clip": "max_grad_norm",
-    "ema_decay": "ema_alpha", "lora_rank": "lora_r", "diffusion_steps": "steps num_steps", "order": "remasking alg",
-    "block_len": "block_length", "rewards": "reward_funcs", "judge_from": "judge_checkpoint",
-    "group_size": "num_generations num_return_sequences rollout_n", "minibatch_size": "ppo_mini_batch_size",
-    "updates_per_rollout": "num_iterations ppo_epochs", "logp_views": "mc_num num_mc",
-    "adv_norm": "scale_rewards normalize_advantages", "ratio_level": "importance_sampling_level",
-    "clip_low and clip_high": "epsilon clip_eps cliprange", "clip_low": "epsilon_low", "clip_high": "epsilon_high",
-    "clip_cap": "delta", "kl_beta": "beta kl_coef kl_loss_coef", "ref_mode": "sync_ref_model", "dtype": "bf16 fp16",
-    "ref_sync_interval": "ref_model_sync_steps", "ref_sync_mix": "ref_model_mixup_alpha", "ref_from": "ref_model",
-    "kl_in_reward": "use_kl_in_reward", "kl_est": "kl_penalty kl_loss_type", "aggregation": "loss_agg_mode",
-    "mask_truncated": "mask_truncated_completions", "entropy_coef": "entropy_coeff",
-    "rollout_chunk": "generation_batch_size", "remat": "gradient_checkpointing",
-    "d_model": "n_embd hidden_size", "n_layer": "num_layers num_hidden_layers", "n_head": "num_heads",
-}.items() for theirs in names.split()}  # fmt: skip
-NOT_HERE = {  # and what has no key
-    "device": "JAX takes the GPU it finds, and the CPU when the environment says JAX_PLATFORMS=cpu",
-    **dict.fromkeys(("dp", "tp", "world_size"), "all devices there are work, as mesh=data,fsdp,tensor says"),
-    **dict.fromkeys(("dropout", "lora_dropout"), "nothing is dropped out"),
-    "cfg_scale": "training is without guidance; sample.py has --guidance",
-    "min_lr": "here it is lr_end, a share of learning_rate", "compile": "everything is compiled",
-    "warmup_ratio": "a warm-up is so many steps, warmup_iters",
-    "block_size": "a row has max_prompt_len and max_new_tokens",
-}  # fmt: skip
+@functools.cache
+def elsewhere():
+    """Read config/elsewhere.txt -> [(a name in other programs, "=" or "-", our key or why there is none)]."""
+    with open(os.path.join(os.path.dirname(__file__), "elsewhere.txt")) as file:
+        return [line.split(maxsplit=2) for line in file.read().splitlines() if line.strip() and line[0] != "#"]
 
 
 def unknown(name, known):
-    """One sentence about a key that does not exist, with ours of that meaning or the nearest that does."""
-    if name in ELSEWHERE or name in NOT_HERE:
-        return f"unknown config key {name!r}: " + (NOT_HERE.get(name) or f"here it is {ELSEWHERE[name]}")
+    """Say in one sentence that a key does not exist, and which one means the same here or is spelled almost so."""
+    said = f"unknown config key {name!r}"
+    for theirs, sign, answer in elsewhere():
+        if fnmatch.fnmatchcase(name, theirs):
+            return f"{said}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
-    near = difflib.get_close_matches(name, names, 1, 0.52)
-    return f"unknown config key {name!r}" + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
+    near = difflib.get_close_matches(name, names, 1, 0.7)
+    return said + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
+
+
+def unknown_in_python(name):
+    """The same for a keyword of Config(...)."""
+    if name in ModelConfig.__dataclass_fields__:
+        return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
+    return unknown(name, flatten(Config()))
+
+
+def refuse_unknown(names, known):
+    """Raise a ValueError that answers every name that is no key."""
+    if strange := [name for name in names if not {name, f"model.{name}"} & known.keys() and name[:5] != "base."]:
+        raise ValueError("; ".join(unknown(name, known) for name in strange))
 
 
 def override(cfg, args):
@@ -534,8 +537,7 @@ def override(cfg, args):
     if behind:
         of_run["base"] = cfg.base + tuple(f"{name}={text}" for name, text in behind.items())
         args = {name: text for name, text in behind.items() if f"model.{name}" in known.keys() - args.keys()} | args
-    if strange := [name for name in args if not {name, f"model.{name}"} & known.keys() and name[:5] != "base."]:
-        raise ValueError("; ".join(unknown(name, known) for name in strange))
+    refuse_unknown(args, known)
     for name, text in args.items():
         if name.startswith("base."):
             continue
@@ -550,20 +552,21 @@ def override(cfg, args):
 
 def define(path):
     """All that a config file defines, its `config` checked, or a ValueError that says what is wrong with the file."""
-    asked, path = path, placed(path)
-    if not os.path.isfile(path):
+    asked = path
+    path = next(filter(os.path.isfile, (placed(p) for p in (path, f"{path}.py", f"config/{path}.py"))), None)
+    if path is None:
         here = os.path.dirname(os.path.abspath(__file__))
         there = sorted(f[:-3] for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
-        raise ValueError(f"no config file {asked!r}; as config/NAME.py there are {', '.join(there)}")
+        near = difflib.get_close_matches(os.path.basename(asked).removesuffix(".py"), there, 1)
+        raise ValueError(f"no config file {asked!r}" + (f" (did you mean config/{near[0]}.py?)" if near else "")
+                         + f"; as config/NAME.py there are {', '.join(there)}")
     try:
         defined = runpy.run_path(path)
         if "tiny" in defined:
             dataclasses.replace(defined["config"], **defined["tiny"])
     except Exception as e:  # whatever a file of the user's raises is said in one line, with its place in the file
-        key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # how dataclasses name what they do not have
+        key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # of ModelConfig, as dataclasses say it
         what = unknown(key[1], flatten(Config())) if key else str(e)
-        if key and key[1] in {f.name for f in dataclasses.fields(ModelConfig)}:
-            what = f"{key[1]} is a key of the model: model=ModelConfig({key[1]}=...), or model=replace(base.model, ...)"
         kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
         raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{what}") from None
@@ -624,6 +627,8 @@ def base_of(cfg):
     if not (cfg.init_from or "").endswith(".py"):
         return None
     keys = dict(key.split("=", 1) if "=" in key else (key, "") for key in cfg.base)
+    if len(keys) < len(cfg.base):
+        raise ValueError(f"base={cfg.base} has a key twice")
     return at_home(override(read(cfg.init_from), {"out_dir": f"{cfg.out_dir}_base"} | keys if keys else {}))
 
 
@@ -645,23 +650,36 @@ def lineage(cfg):
     return chain
 
 
-def load(argv, planned=False):
-    """The arguments of `python train.py FILE [--key=value ...]` -> Config. planned: what it does not bring along need
-    not be there, and its model has the shape that its file knows."""
-    files, args, types_ = [], {}, {k: type(v) for k, v in flatten(Config()).items()}
-    for word, after in zip(argv, [*argv[1:], ""], strict=False):
+def arguments(argv):
+    """Sort the words of a command line -> config files, {key: text}. Keys of other programs are answered first."""
+    known = flatten(Config()) | {"model": None}
+    files, args, bare, words = [], {}, [], list(argv)
+    while words:
+        word = words.pop(0)
         name, equals, text = word[2:].partition("=")
         if word[:2] != "--" and (word[:1] == "-" or "=" in word and not word.endswith(".py")):
             raise ValueError(f"{word}: write it as --{word.lstrip('-')}")
         if not word.startswith("--"):
             files.append(word)
-        elif not equals:
-            value = "True" if types_.get(name) is bool else "value" if after[:2] in ("", "--") else after
-            raise ValueError(f"{word}: write it as {word}={value}")
+            continue
+        if not equals:
+            follows = bool(words) and words[0][:2] != "--" and not words[0].endswith(".py")
+            value = "True" if type(known.get(name)) is bool else words[0] if follows else "value"
+            del words[:follows]
+            bare.append(f"{word}: write it as {word}={value}")
         elif name in args:
             raise ValueError(f"--{name} is given twice")
-        else:
-            args[name] = text
+        args[name] = text
+    refuse_unknown(args, known)
+    if bare:
+        raise ValueError(bare[0])
+    return files, args
+
+
+def load(argv, planned=False):
+    """The arguments of `python train.py FILE [--key=value ...]` -> Config. planned: what it does not bring along need
+    not be there, and its model has the shape that its file knows."""
+    files, args = arguments(argv)
     if len(files) != 1:
         raise ValueError("usage: python train.py config/NAME.py [--key=value ...], with one config file, got "
                          + (" and ".join(map(repr, files)) or "none"))  # fmt: skip

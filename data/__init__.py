@@ -10,9 +10,9 @@ first use), or a folder or a file of your own:
     .parquet    rows, read by pyarrow
     ORG/NAME    a data set of huggingface.co, or a part of one, ORG/NAME/PART, fetched by huggingface_hub
 
-Rows of GSM8K, MATH, NuminaMath, HumanEval, MBPP, AceCode and Countdown-Tasks are recognised by their columns
-(`FORMATS`), a prompt may be a list of chat messages (`talk`), and preference rows {"prompt", "chosen", "rejected"} and
-score rows {"prompt", "completion", "score"} are left as they are.
+Rows of GSM8K, MATH, NuminaMath, HumanEval, MBPP, AceCode, Countdown-Tasks, Alpaca, Dolly and ShareGPT are recognised
+by their columns (`FORMATS`); a prompt may be a list of chat messages (`talk`), and so may the texts of preference rows
+{"prompt", "chosen", "rejected"}; score rows {"prompt", "completion", "score"} are left as they are.
 """
 import builtins
 import collections
@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.bpe import Tokenizer, ranks_text, write
+from data.bpe import POINTER, Tokenizer, ranks_text, write
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "packaged", "save", "tokenizer"]
 ROOT = Path(__file__).parent
@@ -91,6 +91,8 @@ def find(dataset):
         return ROOT / dataset
     prepare(dataset)
     if (path := fetched(dataset, "dataset")) and Path(path).exists():
+        if not (Path(path).is_file() or Path(path).is_dir()):
+            raise ValueError(f"{path} is neither a file nor a folder, so it has no rows")
         return part_of(Path(path)) if path != dataset else Path(path)
     close = difflib.get_close_matches(str(dataset), names, 1)
     raise ValueError(f"no data set {str(dataset)!r}: " + (f"did you mean {close[0]!r}? " if close else "")
@@ -101,7 +103,8 @@ def find(dataset):
 def fetched(name, kind="model"):
     """A path, or ORG/NAME of a model or data set on huggingface.co -> the path, or the folder of its newest copy."""
     org, repo, under = (*str(name).split("/"), "", "")[:3]
-    ours = Path(org).exists() or (ROOT.parent / org).exists()  # then it is a mistyped path of this machine
+    # Then it is a mistyped path of this machine, or the folder of a run that is still to come.
+    ours = org == "out" or Path(org).exists() or (ROOT.parent / org).exists()
     if ours or not re.fullmatch(r"[\w.-]*\w/[\w.-]+(/[\w.-]+)?", str(name)):
         return name
     try:
@@ -181,6 +184,8 @@ def read_rows(path, names=None):
         raise ValueError(f"{path}: rows are read from {', '.join(READERS)}, also with .gz")
     try:
         raw = path.read_bytes()
+        if raw.startswith(POINTER):
+            raise ValueError(f"{path} is only a pointer of Git LFS to the rows: git lfs pull fetches them")
         raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
         rows = reader(path, raw if reader is read_parquet else raw.decode("utf-8-sig"), names)
     except UnicodeDecodeError as e:
@@ -192,12 +197,26 @@ def read_rows(path, names=None):
     return rows
 
 
+def parsed(text):
+    """Read JSON. A key that is given twice has no value, and what is nested beyond Python's limit cannot be read."""
+    def unique(pairs):
+        if len(found := dict(pairs)) < len(pairs):
+            twice = collections.Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise ValueError(f"the key {twice!r} is given twice")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("its lists or objects are nested too deep to be read") from None
+
+
 def read_jsonl(path, text, names):
     """JSON Lines -> rows; empty lines are allowed."""
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            rows += [normal(json.loads(line), names)] if line.strip() else []
+            rows += [normal(parsed(line), names)] if line.strip() else []
         except ValueError as e:
             what = f"not JSON ({e}); expected one object a line, such as {{\"prompt\": \"2+3=\", \"answer\": \"5\"}}"
             raise ValueError(f"{path}, line {number}: {what if isinstance(e, json.JSONDecodeError) else e}") from e
@@ -207,8 +226,8 @@ def read_jsonl(path, text, names):
 def read_json(path, text, names):
     """A JSON list of rows or prompts, or {"prompts": such a list} -> rows."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as e:
+        value = parsed(text)
+    except ValueError as e:
         raise ValueError(f"{path}: not JSON ({e})") from e
     value = value["prompts"] if isinstance(value, dict) and "prompts" in value else value
     if not isinstance(value, list):
@@ -328,6 +347,34 @@ def document(row):
     return {"prompt": "", "completion": row.pop("text")}
 
 
+def alpaca(row):
+    """{"instruction", "input" or "context"?, "output" or "response"}: Alpaca, Dolly."""
+    said = [row.pop("instruction"), row.pop("input", ""), row.pop("context", "")]
+    answer = row.pop("output" if "output" in row else "response")
+    return {"prompt": "\n\n".join(part for part in said if part.strip()), "completion": answer}
+
+
+def openorca(row):
+    """{"question", "query" or "input", "response" or "output"}, and maybe a system prompt: OpenOrca, MetaMathQA."""
+    asked = next(row.pop(name) for name in ("question", "query", "input") if name in row)
+    answer = row.pop("response" if "response" in row else "output")
+    first = row.pop("system_prompt", "")
+    before = {"messages_before": [{"role": "system", "content": first}]} if first.strip() else {}
+    return {"prompt": asked, "completion": answer} | before
+
+
+SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant"}
+
+
+def sharegpt(row):
+    """{"conversations": [{"from": "human" or "gpt", "value"}], "system"?} -> chat messages."""
+    turns = [{"role": turn["from"], "content": turn["value"]} if "from" in turn else turn
+             for turn in row.pop("conversations")]  # fmt: skip
+    turns = [turn | {"role": SPEAKERS.get(turn["role"], turn["role"])} for turn in turns]
+    first = row.pop("system", "")
+    return {"prompt": [{"role": "system", "content": first}] * bool(first.strip()) + turns}
+
+
 after_hashes = lambda text: str(text).split("####")[-1].strip().replace(",", "")
 FORMATS = {  # the columns that tell a format -> how its rows become ours; the first that fits
     ("canonical_solution", "test", "entry_point"): humaneval,
@@ -340,6 +387,10 @@ FORMATS = {  # the columns that tell a format -> how its rows become ours; the f
     ("context_messages", "test_cases"): acecode,
     ("nums", "target"): countdown_tasks,
     ("messages",): lambda row: {"prompt": row.pop("messages")},
+    ("conversations",): sharegpt,
+    ("instruction", "output"): alpaca,
+    ("instruction", "response"): alpaca,
+    **{(asked, answer): openorca for asked in ("question", "query", "input") for answer in ("response", "output")},
     ("text",): document,
 }
 
@@ -348,7 +399,7 @@ def talk(row):
     """A row whose prompt is a list of chat messages -> what the user said last is the prompt, what the model said after
     that the completion, and what was said before are `messages_before`."""
     turns = row["prompt"]
-    if not all(isinstance(t, dict) and is_text(t.get("role")) and is_text(t.get("content")) for t in turns):
+    if turns and not is_chat(turns):
         raise ValueError(f'a prompt is text or a list of {{"role": ..., "content": ...}}, found {shown(turns)}')
     said = row.get("completion")  # TRL's may be a message, too
     turns = turns + said if isinstance(said, list) else turns
@@ -360,22 +411,40 @@ def talk(row):
         {"messages_before": before} if before else {})  # fmt: skip
 
 
+def preferred(row):
+    """A preference row whose `chosen` and `rejected` are chat messages -> the texts of their last, and the prompt."""
+    chosen, rejected = row.get("chosen"), row.get("rejected")
+    for turns in chosen, rejected:
+        if not is_chat(turns) or turns[-1]["role"] != "assistant":
+            raise ValueError('chosen and rejected are both texts, or both lists of {"role": ..., "content": ...} that '
+                             f"end with the assistant, found {shown(turns)}")
+    if "prompt" not in row and chosen[:-1] != rejected[:-1]:
+        raise ValueError("chosen and rejected answer different messages, and there is no prompt beside them")
+    texts = {"chosen": chosen[-1]["content"], "rejected": rejected[-1]["content"]}
+    return row | texts | ({"prompt": chosen[:-1]} if chosen[:-1] else {})
+
+
 def normal(row, names=None):
     """A row in any format -> a row in ours, checked. What is wrong is said in a ValueError. names: {ours: theirs}."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with a prompt, found {shown(row)}")
-    row = {name: value for name, value in row.items() if value is not None}
     for ours, theirs in (names or {}).items():
         if theirs not in row:
             raise ValueError(f"{ours}_key={theirs!r}: no such column; found {', '.join(row) or 'none'}")
-    row |= {ours: row[theirs] for ours, theirs in (names or {}).items()}
+    row = {name: value for name, value in row.items() if value is not None}
+    row |= {ours: row[theirs] for ours, theirs in (names or {}).items() if theirs in row}
     if is_number(row.get("answer")):
         row["answer"] = str(row["answer"])
+    if list in (type(row.get("chosen")), type(row.get("rejected"))):
+        row = preferred(row)
+    if "prompt" in row and "response" in row and "completion" not in row:
+        row["completion"] = row.pop("response")
     if "prompt" not in row or {"canonical_solution", "test_list", "upstream_answer"} & row.keys():
         change = next((change for names, change in FORMATS.items() if row.keys() >= set(names)), None)
         if change is None:
-            raise ValueError('no prompt; expected "prompt", or the columns of GSM8K, MATH, HumanEval, MBPP, AceCode or '
-                             f"Countdown-Tasks, found {', '.join(row) or 'none'}")
+            raise ValueError('no prompt; expected "prompt", or the columns of GSM8K, MATH, HumanEval, MBPP, AceCode, '
+                             f"Countdown-Tasks, Alpaca or ShareGPT, found {', '.join(row) or 'none'}; for "
+                             "other names train.py has --prompt_key=COLUMN and --completion_key=COLUMN")
         try:
             row = change(row) | row
         except (TypeError, AttributeError, KeyError) as e:
@@ -397,6 +466,8 @@ def normal(row, names=None):
 
 is_text = lambda value: isinstance(value, str)
 is_number = lambda value: type(value) in (int, float)
+is_chat = lambda turns: isinstance(turns, list) and turns and all(
+    isinstance(turn, dict) and is_text(turn.get("role")) and is_text(turn.get("content")) for turn in turns)
 is_test = lambda test: is_text(test) or isinstance(test, dict) and {"input", "output"} <= test.keys()
 COLUMNS = {name: (is_text, "a string") for name in (
     "prompt", "completion", "answer", "language", "entry", "chosen", "rejected")} | {
@@ -516,20 +587,23 @@ def encode(rows, tok, prompt_len, completion_len, template=None):
     repeated to the end of the row, as in LLaDA's SFT: those are holes too, and the model learns to stop. A row without
     a completion gets masks. Rows that do not fit are left out and counted in the notes, by reason; only text without a
     prompt is cut, into windows of completion_len. template: of `chat`, what prompts are put into."""
-    kept, notes = [], collections.Counter()
+    kept, notes, too_long = [], collections.Counter(), {"prompt": [], "completion": []}
     for i, row in enumerate(rows):
         prompt = tok.encode(asked(row, template), bool(template), mask=False)
         prompt = tok.begin(prompt) if prompt else prompt  # windows of a document are not its beginning
         completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
         windows = [completion[j:j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]
         if len(prompt) > prompt_len:
-            notes[f"left out: prompt longer than {prompt_len} tokens"] += 1
+            too_long["prompt"].append(len(prompt))
         elif prompt and len(windows) > 1:
-            notes[f"left out: completion longer than {completion_len} tokens"] += 1
+            too_long["completion"].append(len(completion))
         else:
             kept += [(i, prompt, window) for window in windows]
             if len(windows) > 1:
                 notes[f"windows of {completion_len} tokens, cut from longer documents"] += len(windows)
+    for (what, lengths), most in zip(too_long.items(), (prompt_len, completion_len), strict=True):
+        if lengths:
+            notes[f"left out: {what} longer than {most} tokens (the longest has {max(lengths)})"] = len(lengths)
     tokens = np.full((len(kept), prompt_len + completion_len), tok.eos_id, np.int32)
     tokens[:, :prompt_len] = tok.pad_id
     valid = np.ones(tokens.shape, bool)

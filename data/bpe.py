@@ -37,6 +37,7 @@ USUAL = {  # what others call theirs, for when no file says which token plays th
     "eos": ("<|eos|>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>"),
 }
 READABLE = "tokenizer.json, vocab.json with merges.txt, or NAME.tiktoken"
+POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that Git LFS has not fetched
 CHUNK = 8192  # characters at a time, only for text that overflows the stack of the regex engine
 
 
@@ -284,7 +285,9 @@ def read_json(file):
     """A JSON file -> what it holds; {} if there is no such file."""
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
+        if file.read_bytes().startswith(POINTER):
+            raise ValueError(f"{file} is only a pointer of Git LFS to the file: git lfs pull fetches it") from None
         raise ValueError(f"{file} is not valid JSON: {e}") from e
 
 

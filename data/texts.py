@@ -26,7 +26,8 @@ class Text(NamedTuple):
 
 def read_rows(cfg, split):
     """The rows of a split, of the difficulties that this run is about; unrated rows always are."""
-    names = {name: getattr(cfg, f"{name}_key") for name in ("prompt", "completion", "answer")}
+    columns = "prompt", "completion", "answer", "tests", "language", "difficulty"
+    names = {name: getattr(cfg, f"{name}_key") for name in columns}
     rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in names.items() if theirs})
     if cfg.difficulty:
         low, high = cfg.difficulty
@@ -45,11 +46,11 @@ def read_text(cfg, tok, split, learnt=True):
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
     taken = rows if learnt else [{"prompt": row["prompt"]} for row in rows]
     arrays, notes = data.encode(taken, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
+    if not len(arrays["tokens"]):
+        raise ValueError(f"{cfg.dataset}/{split}: no row fits max_prompt_len={cfg.max_prompt_len} and max_new_tokens="
+                         f"{cfg.max_new_tokens}: " + ", ".join(f"{count} {note}" for note, count in notes.items()))
     for note, count in notes.items():
         tqdm.write(f"{cfg.dataset}/{split}: {count} {note}")
-    if not len(arrays["tokens"]):
-        raise ValueError(f"{cfg.dataset}/{split}: no row fits max_prompt_len={cfg.max_prompt_len} and "
-                         f"max_new_tokens={cfg.max_new_tokens}")  # fmt: skip
     rows = [rows[i] for i in arrays.pop("row")]
     return Text(rows, arrays | {"valid": None if arrays["valid"].all() else arrays["valid"]})
 

@@ -25,14 +25,12 @@ from machine import mesh, slots
 
 @contextlib.contextmanager
 def in_memory(cfg, rows, fns):
-    """Rows (a list, or {"train": list, "val"?: list}) and reward functions {name: fn} of a Python program, either None
-    -> the Config that names them, by names that mean them as long as this lasts."""
-    known = {name: rewards.checked(f"reward {name!r}:", name, fn) for name, fn in (fns or {}).items()}
+    """Give rows (a list, or {"train": list, "val"?: list}) and reward functions (one, a list, {name: fn}) of a Python
+    program, either None, names that mean them as long as this lasts -> the Config that says these names."""
+    known = {name: rewards.checked(f"reward {name!r}:", name, fn) for name, fn in named(fns).items()}
     rewards_before = dict(rewards.REWARDS)
     if rows is not None:
-        splits = rows if isinstance(rows, dict) else {"train": list(rows)}
-        if "val" not in splits:
-            splits = {split: data.part(splits["train"], split, "the list of rows") for split in ("train", "val")}
+        splits = in_splits(rows)
         number = zlib.crc32(json.dumps(splits, default=repr).encode())  # other rows are another run
         name = f"{len(splits['train']) + len(splits['val'])} {data.IN_MEMORY}, {number:08x}"
         cfg, data.MEMORY[name] = dataclasses.replace(cfg, dataset=name), splits
@@ -44,6 +42,36 @@ def in_memory(cfg, rows, fns):
         rewards.REWARDS.update(rewards_before)
         if rows is not None:
             del data.MEMORY[name]
+
+
+def in_splits(rows):
+    """Rows of a Python program, an iterable or one for each split -> {"train": rows, "val": rows}."""
+    given = rows if isinstance(rows, dict) else {"train": rows}
+    try:
+        splits = {split: list(next((given[name] for name in names if name in given), ()))
+                  for split, names in data.SPLITS.items()}  # fmt: skip
+    except TypeError:
+        splits = {"train": []}
+    if not splits["train"] or given.keys() - set(itertools.chain(*data.SPLITS.values())):
+        raise ValueError(f"rows={data.shown(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': "
+                         "rows}")  # fmt: skip
+    if not splits["val"]:
+        splits = {split: data.part(splits["train"], split, "the list of rows") for split in splits}
+    return splits
+
+
+def named(fns):
+    """Reward functions as a Python program gives them, one, a list or {name: fn} -> {name: fn}."""
+    if isinstance(fns, dict):
+        return fns
+    fns = fns if isinstance(fns, (list, tuple)) else [fns] if fns is not None else []
+    if strange := [fn for fn in fns if not callable(fn)]:
+        raise ValueError(f"rewards: {strange[0]!r} is no function; what has a name already is named in the config, "
+                         "Config(rewards=('exact',))")  # fmt: skip
+    by_name = {getattr(fn, "__name__", type(fn).__name__): fn for fn in fns}
+    if len(by_name) < len(fns):
+        raise ValueError("rewards: two functions have one name; give them as {name: function}")
+    return by_name
 
 
 def named_rewards(cfg, rows, **made):
@@ -243,11 +271,13 @@ def describe(found, adv, cfg, tok):
     length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
     ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
     groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
+    first = next(iter(found.parts.values()))
+    rate = cfg.pass_at is not None or not ((first < 0) | (first > 1)).any()  # else its mean is no share of anything
     return {
         "reward": rewards.mean(total), "reward_std": rewards.mean(np.where(n > 1, inside, np.nan)),  # of one: no spread
         **{f"reward/{how}": float(getattr(known, how)()) if len(known) else math.nan for how in ("std", "min", "max")},
         "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
-        "pass_rate": rewards.mean(passing(next(iter(found.parts.values())), cfg)),
+        **({"pass_rate": rewards.mean(passing(first, cfg))} if rate else {}),
         "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
         "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
         "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),

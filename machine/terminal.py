@@ -38,6 +38,14 @@ def parts(text):
     return [part.strip() for part in out]
 
 
+def once(words):
+    """Words of a command line -> the same; a ValueError if a flag stands among them twice."""
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{twice[0]} is given twice")
+    return words
+
+
 def silence(stream):
     """What a stream is still given goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

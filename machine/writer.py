@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import disk
 import sample
-from machine import mesh
+from machine import mesh, terminal
 from sample import Plan
 
 LONG = 4096  # tokens of a text before which a word is said
@@ -89,8 +89,8 @@ def parser():
     p = argparse.ArgumentParser(
         description=sample.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         usage="python sample.py OUT_DIR [--prompt=TEXT | --data=FILE.jsonl] [--flag=value ...]   (--help lists them)")
-    p.add_argument("folder", metavar="OUT_DIR", help="out_dir of a run, for its best checkpoint, or a step-... in it, "
-                   "or a Hugging Face folder with its tokenizer")
+    p.add_argument("folder", nargs="?", metavar="OUT_DIR", help="out_dir of a run, for its best checkpoint, or a "
+                   "step-... in it, or a Hugging Face folder with its tokenizer")
     p.add_argument("--prompt", help="text to complete, or text with holes (see --holes), which then are filled instead")
     p.add_argument("--n", type=int, default=1, help="completions of each prompt; with more than 1, temperature is 1")
     p.add_argument("--show", action="store_true", help="play the denoising, step by step")
@@ -235,14 +235,35 @@ def scores(fns, rows, completions, n):
     return {name: None if np.isnan(x) else round(x, 6) for name, x in means.items()}
 
 
+ALSO = {"start": "prompt", "num_samples": "n", "group_size": "n"}  # of nanoGPT's sample.py, of train.py: our flag
+
+
+def unknown_flag(name, flags):
+    """Say in one sentence that a flag does not exist, and which one means the same here or in train.py."""
+    import config
+    of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model"}
+    said = config.unknown(name, flags)
+    if said.endswith("--help=all"):
+        said = config.unknown(name, of_train).replace("=all", "")
+    meant = re.search(r"(?:here it is |did you mean ')(\w+)", said)
+    ours = name if name in of_train else meant[1] if meant else name
+    if ours in ALSO:
+        return f"unknown flag {name!r}: here it is {ALSO[ours]}"
+    if ours in of_train and ours not in flags:
+        return f"unknown flag {name!r}: only train.py has such a key, {ours}"
+    return said.replace("config key", "flag")
+
+
 def main(arguments=None):
     """Arguments of the command line -> exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    words = ["--help" if word == "--help=all" else word for word in words]
     try:
-        options, unknown = parser().parse_known_args(arguments)
+        options, unknown = parser().parse_known_args(terminal.once(words))
         if unknown:
-            import config
-            name = unknown[0].lstrip("-").partition("=")[0]
-            raise ValueError(config.unknown(name, vars(options)).replace("config key", "flag"))
+            raise ValueError(unknown_flag(unknown[0].lstrip("-").partition("=")[0], vars(options) | TRAINED))
+        if not options.folder:
+            raise ValueError("which model? python sample.py OUT_DIR, the folder of a run or a model; see --help")
         run(options)
         return 0
     except BrokenPipeError:

@@ -1,4 +1,5 @@
 """config/: every run can be read, and whatever a person gets wrong is said in one sentence."""
+import contextlib
 import dataclasses
 import glob
 import os
@@ -42,11 +43,16 @@ def file(tmp_path):
     return written(tmp_path, f"config = Config({GIVEN})")
 
 
+def raised(fn, *given):
+    """What a ValueError of fn(*given) says."""
+    with pytest.raises(ValueError) as e:
+        fn(*given)
+    return str(e.value)
+
+
 def message(*argv):
     """What `config.load` says about arguments that are wrong: one line that does not come from Python itself."""
-    with pytest.raises(ValueError) as e:
-        config.load([str(a) for a in argv])
-    text = str(e.value)
+    text = raised(config.load, [str(a) for a in argv])
     assert "\n" not in text and "Traceback" not in text and "__init__" not in text and len(text) < 600
     return text
 
@@ -218,6 +224,9 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("learning_rate=0.0", "--learning_rate=0", ("learning_rate=0", "above 0")),
     ("lr_end=1.5", "--lr_end=1.5", ("lr_end=1.5", "from 0 to 1")),
     ("block_len=0", "--block_len=0", ("block_len=0 must be at least 1",)),
+    ("pass_at=0.0", "--pass_at=0", ("pass_at=0", "above 0", "a completion that earns nothing would pass")),
+    ("objective='grpo', init_from='a', group_size=0", "--objective=grpo --init_from=a --group_size=0",
+     ("group_size=0 must be at least 2",)),
     ("judge_from='out/j', rewards=('exact',)", "--judge_from=out/j --rewards=exact", ("judge_from='out/j'", "exact")),
     ("base=('seed=1',)", "--base.seed=1", ("base=('seed=1',)", "init_from, now None")),
     ("init_from='resume'", "--init_from=resume", ("--resume=True",)),
@@ -241,6 +250,8 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("lora_alpha=0.0", "--lora_alpha=0", ("lora_alpha=0", "above 0")),
     ("lora_rank=8, init_from='a', lora_targets=('q_proj',)", "--lora_rank=8 --init_from=a --lora_targets=q_proj",
      ("lora_targets=('q_proj',)", "one or more of q, k, v, o, gate, up, down")),
+    ("lora_targets=('foo',)", "--lora_targets=foo", ("lora_targets=('foo',)", "one or more of q, k, v, o,")),
+    ("lora_targets=('q',)", "--lora_targets=q", ("lora_targets=('q',) changes nothing without lora_rank",)),
     ("lora_rank=8, init_from='a', ref_mode='ema'", "--lora_rank=8 --init_from=a --ref_mode=ema",
      ("ref_mode='ema'", "the reference is the base")),
     ("init_from='config/sudoky.py'", "--init_from=config/sudoky.py", ("no config file 'config/sudoky.py'", ", text,")),
@@ -262,7 +273,7 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
 SEEDS = {
     "--num_generations=4 --beta=0.04 --epsilon=0.2 --epsilon_high=0.28 --num_iterations=2 --max_prompt_length=128 "
     "--max_completion_length=256 --per_device_train_batch_size=8 --scale_rewards=False --loss_type=dr_grpo":
-        "group_size kl_beta clip_low,and,clip_high clip_high updates_per_rollout max_prompt_len max_new_tokens "
+        "group_size kl_beta clip_low clip_high updates_per_rollout max_prompt_len max_new_tokens "
         "batch_size adv_norm",
     "--model_name_or_path=GSAI-ML/LLaDA-8B-Instruct --max_steps=100 --block_length=32 --remasking=low_confidence "
     "--sync_ref_model=True --ref_model_sync_steps=64 --gradient_checkpointing=True --bf16=True --lora_r=64 "
@@ -271,7 +282,7 @@ SEEDS = {
         "lr_schedule grad_clip log_interval save_interval",
     "--kl_loss_coef=0.001 --ppo_epochs=1 --loss_agg_mode=token --use_kl_in_reward=True --cliprange=0.2 --rollout_n=8 "
     "--ppo_mini_batch_size=64 --entropy_coeff=0 --top_p=0.95":
-        "kl_beta updates_per_rollout aggregation kl_in_reward clip_low,and,clip_high group_size minibatch_size "
+        "kl_beta updates_per_rollout aggregation kl_in_reward clip_low group_size minibatch_size "
         "entropy_coef",
     "--reward_funcs=exact --mask_truncated_completions=True --log_completions=True --steps=16 "
     "--importance_sampling_level=sequence --gen_length=128 --mc_num=4 --n_embd=64 --lr=1e-5":
@@ -282,10 +293,125 @@ SEEDS = {
 
 @pytest.mark.parametrize("line", SEEDS)
 def test_a_command_of_another_system_is_answered_with_our_name_for_every_key_at_once(line, file):
-    with pytest.raises(ValueError) as said:
-        config.load([file, *line.split()])
-    answers = [x.replace(" ", ",") for x in re.findall(r"here it is ([\w ]+?)(?:;|$)", str(said.value))]
-    assert answers == SEEDS[line].split()
+    said = raised(config.load, [file, *line.split()])
+    assert re.findall(r"here it is (\w+)", said) == SEEDS[line].split()
+
+
+# Every key of the programs whose users come here.
+KEYS = {name: keys.split() for name, keys in {
+    "DiffuCoder in JAX":
+        "model_name_or_path dtype learning_rate num_train_epochs per_device_train_batch_size "
+        "gradient_accumulation_steps max_grad_norm num_generations num_iterations beta epsilon_low epsilon_high "
+        "scale_rewards diffusion_steps random_masking generation_temperature max_completion_length reward_funcs "
+        "reward_weights output_dir seed sync_ref_model ref_model_sync_steps p_mask_prompt generation_batch_size "
+        "model_parallel_size data_parallel_size logging_steps save_steps eval_steps save_total_limit report_to "
+        "wandb_project wandb_entity timeout test_cases languages difficulty_schedule",
+    "ReLax":
+        "model_path dataset_path rollout_batch_size group_size max_new_tokens temperature num_iterations ppo_epochs "
+        "minibatch_size kl_coef learning_rate max_grad_norm reference_mode ema_alpha reference_update_freq",
+    "a character diffusion model tuned by a judge":
+        "group_size kl_beta learning_rate temperature top_p generator_checkpoint judge_checkpoint "
+        "reference_checkpoint dataset out_dir save_interval wandb_log wandb_project wandb_run_name",
+    "EasyDeL":
+        "trainer_prefix remove_unused_columns max_prompt_length max_completion_length dataset_num_proc learning_rate "
+        "beta epsilon epsilon_high delta sync_ref_model ref_model_mixup_alpha ref_model_sync_steps num_iterations "
+        "loss_type importance_sampling_level reward_weights scale_rewards tools skip_apply_chat_template "
+        "num_return_sequences num_generations temperature top_p top_k min_p repetition_penalty generation_kwargs "
+        "chat_template_kwargs mask_truncated_completions top_entropy_quantile auto_shard_states aux_loss_enabled "
+        "backend clip_grad custom_scheduler dataloader_num_workers dataloader_pin_memory do_eval do_last_save "
+        "do_train eval_batch_size evaluation_steps extra_optimizer_kwargs frozen_parameters grain_shard_index "
+        "grain_shard_count gradient_accumulation_steps ids_to_pop_from_dataset is_fine_tuning init_tx "
+        "jax_distributed_config learning_rate_end log_all_workers log_grad_norms report_metrics log_steps loss_config "
+        "low_mem_usage max_evaluation_steps max_sequence_length max_length max_training_steps "
+        "per_epoch_training_steps per_epoch_evaluation_steps model_name model_parameters metrics_to_show_in_rich_pbar "
+        "num_train_epochs offload_dataset offload_device_type offload_device_index optimizer performance_mode "
+        "pruning_module process_zero_is_admin progress_bar_type remove_ckpt_after_load report_steps save_directory "
+        "save_optimizer_state save_steps save_total_limit scheduler shuffle_seed_train sparsify_module "
+        "sparse_module_type state_apply_fn_kwarguments_to_model step_partition_spec step_start_point "
+        "resume_if_possible shuffle_train_dataset total_batch_size training_time_limit train_on_inputs "
+        "truncation_mode tx_mu_dtype track_memory use_data_collactor use_grain use_wandb verbose wandb_entity "
+        "wandb_name warmup_steps weight_decay weight_distribution_pattern weight_distribution_log_steps repo_id "
+        "attn_mechanism xml_reward correctness_reward reward_funcs reward_processing_classes do_sample",
+    "GRPO of Gemma 2":
+        "use_grpo num_completions_per_prompt generation_max_length generation_temperature generation_top_p "
+        "generation_top_k normalize_advantages use_kl_penalty kl_penalty_coef advantage_epsilon return_prompts_only "
+        "num_tpu_cores batch_size learning_rate num_epochs output_dir logging_steps eval_steps save_steps",
+    "what unites them":
+        "mode out_dir init_from log_interval eval_interval eval_iters save_interval keep_checkpoints "
+        "always_save_checkpoint eval_only seed wandb_log wandb_project wandb_run_name wandb_entity log_samples "
+        "dataset prompt_key answer_key tests_key language_key difficulty_key prompt_template block_size "
+        "max_prompt_len max_new_tokens shuffle curriculum arch n_layer n_head n_embd dropout bias dtype remat dp tp "
+        "learning_rate min_lr warmup_iters lr_decay_iters decay_lr beta1 beta2 adam_eps weight_decay grad_clip "
+        "gradient_accumulation_steps max_iters num_epochs batch_size group_size gen_batch_size temperature top_p "
+        "top_k repetition_penalty diffusion_steps unmask gen_block_len fill_in logp_est mask_ratio_min mask_ratio_max "
+        "random_masking p_mask_prompt updates_per_rollout minibatch_size clip_low clip_high kl_beta kl_est "
+        "adv_baseline adv_norm adv_eps loss_norm ref_mode ref_decay ref_sync_interval ref_sync_mix ref_offload "
+        "rewards reward_weights reward_clip reward_timeout reward_workers judge_checkpoint ref_checkpoint "
+        "diversity_bonus",
+    "TRL":
+        "learning_rate model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout cast_lm_head_to_fp32 "
+        "remove_unused_columns num_generations num_generations_eval max_completion_length ds3_gather_for_generation "
+        "shuffle_dataset pad_to_multiple_of generation_batch_size steps_per_generation temperature top_p top_k min_p "
+        "generation_kwargs chat_template_kwargs repetition_penalty cache_implementation use_vllm vllm_mode "
+        "vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url vllm_server_host "
+        "vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length "
+        "vllm_tensor_parallel_size beta num_iterations epsilon delta epsilon_high sapo_temperature_neg "
+        "sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg importance_sampling_level "
+        "reward_weights multi_objective_aggregation scale_rewards loss_type mask_truncated_completions sync_ref_model "
+        "ref_model_mixup_alpha ref_model_sync_steps top_entropy_quantile entropy_coef use_adaptive_entropy "
+        "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target max_tool_calling_iterations "
+        "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
+        "vllm_importance_sampling_clip_min off_policy_mask_threshold use_bias_correction_kl log_completions "
+        "log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo "
+        "use_transformers_continuous_batching transformers_continuous_batching_config use_transformers_paged "
+        "vllm_importance_sampling_cap logging_steps gradient_checkpointing bf16 lr_scheduler_kwargs use_liger_kernel "
+        "torch_empty_cache_steps output_dir per_device_train_batch_size num_train_epochs max_steps lr_scheduler_type "
+        "warmup_steps optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon optim_target_modules "
+        "gradient_accumulation_steps average_tokens_across_devices max_grad_norm label_smoothing_factor fp16 "
+        "bf16_full_eval fp16_full_eval tf32 activation_checkpointing activation_checkpointing_kwargs "
+        "gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode liger_kernel_config "
+        "use_cache neftune_noise_alpha auto_find_batch_size logging_strategy logging_first_step log_on_each_node "
+        "logging_nan_inf_filter include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to "
+        "run_name project trackio_space_id trackio_bucket_id trackio_static_space_id eval_strategy eval_steps "
+        "eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches "
+        "eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics save_only_model "
+        "save_strategy save_steps save_on_each_node save_total_limit enable_jit_checkpoint push_to_hub hub_token "
+        "hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision load_best_model_at_end "
+        "metric_for_best_model greater_is_better ignore_data_skip restore_callback_states_from_checkpoint "
+        "full_determinism seed data_seed use_cpu accelerator_config parallelism_config dataloader_drop_last "
+        "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor "
+        "dataloader_multiprocessing_context dataloader_in_order label_names train_sampling_strategy "
+        "length_column_name ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
+        "ddp_backend ddp_timeout fsdp fsdp_config deepspeed debug skip_memory_metrics do_train do_eval do_predict "
+        "resume_from_checkpoint local_rank model_name_or_path model_revision dtype attn_implementation use_peft "
+        "lora_r lora_alpha lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save "
+        "lora_task_type use_rslora use_dora load_in_8bit load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant "
+        "bnb_4bit_quant_storage max_prompt_length reward_model_name_or_path dataset_name dataset_config "
+        "dataset_train_split dataset_test_split dataset_streaming",
+    "nanoGPT":
+        "out_dir eval_interval log_interval eval_iters eval_only always_save_checkpoint init_from wandb_log "
+        "wandb_project wandb_run_name dataset gradient_accumulation_steps batch_size block_size n_layer n_head n_embd "
+        "dropout bias learning_rate max_iters weight_decay beta1 beta2 grad_clip decay_lr warmup_iters lr_decay_iters "
+        "min_lr backend device dtype compile start num_samples max_new_tokens temperature top_k seed",
+}.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", KEYS)
+def test_every_key_of_another_program_is_ours_or_answered_with_ours_or_with_why_there_is_none(program, file):
+    ours = {name.split(".")[-1] for name in config.flatten(config.Config())}
+    foreign = [key for key in KEYS[program] if key not in ours]
+    line = [word for key in foreign for word in (f"--{key}", "1")]  # typed with a space, as they do
+    answers = dict(re.findall(r"unknown config key '(\w+)': (here it is \w+|there is no such thing here: \w+)",
+                              raised(config.load, [file, *line])))  # fmt: skip
+    assert [*answers] == foreign
+    assert {answer.split()[-1] for answer in answers.values() if answer.startswith("here")} <= ours
+
+
+def test_a_word_that_means_two_things_is_answered_with_both():
+    said = raised(config.load, ["config/sudoku.py", "--num_iterations=1", "--ema_alpha=0.9", "--epsilon=0.1"])
+    assert "here it is updates_per_rollout (TRL, EasyDeL, DiffuCoder), or max_iters (ReLax)" in said
+    assert "here it is ref_decay" in said and "an average of the policy itself is ema_decay" in said
+    assert "here it is clip_low and clip_high (one that is added to a standard deviation is adv_eps)" in said
 
 
 def test_commas_in_parentheses_are_no_commas_between_rewards(file):
@@ -314,6 +440,15 @@ def test_what_is_wrong_is_said_in_one_sentence_in_files_and_on_the_line(tmp_path
             assert part in text
 
 
+@pytest.mark.parametrize("key", [key for key, kind in KINDS.items() if {int, float} & {kind, *typing.get_args(kind)}])
+def test_no_number_however_odd_is_answered_with_an_error_of_pythons(key):
+    for value in (0, -1, 1, 10**30, -1e308, 1e-320):
+        for objective in ("pretrain", "grpo", "judge"):
+            with contextlib.suppress(ValueError):
+                cfg = config.Config(objective=objective, init_from="a", rewards=("exact",))
+                sample.plan(config.override(cfg, {key: str(value)}), 1.0)
+
+
 def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path):
     for text, parts in {
         "x = 1\nconfig = Config(max_iter=3)": (", line 5:", "max_iters"),
@@ -340,9 +475,29 @@ def test_a_file_must_define_config(tmp_path):
 
 
 def test_a_file_that_is_not_there_is_answered_with_those_that_are(tmp_path):
-    for path in ("config/sudoky.py", str(tmp_path), "sudoku", "nul\0l"):
+    for path in ("config/sudoky.py", str(tmp_path), "sudok", "nul\0l"):
         said = message(path)
         assert repr(path) in said and all(os.path.basename(name)[:-3] in said for name in RUNS)
+        assert ("did you mean config/sudoku.py?" in said) == ("sudok" in path)
+
+
+def test_masks_may_stay_the_same_where_there_is_only_one_pass():
+    line = ["config/sudoku_grpo.py", "--random_masking=False", "--updates_per_rollout=1"]
+    assert not config.load(line).random_masking
+
+
+def test_a_config_file_may_be_named_without_its_folder_and_its_ending(monkeypatch, tmp_path):
+    expected = config.load(["config/sudoku.py"])
+    assert config.load(["config/sudoku"]) == config.load(["sudoku"]) == expected
+    monkeypatch.chdir(tmp_path)  # from any folder
+    assert config.load(["sudoku"]).out_dir == expected.out_dir
+
+
+def test_an_unknown_keyword_in_python_is_answered_like_one_on_the_line():
+    assert raised(lambda: config.Config(n_layer=2)).startswith("n_layer is a key of the model: model=ModelConfig(n_lay")
+    assert raised(lambda: config.Config(num_generations=2)) == (
+        "unknown config key 'num_generations': here it is group_size")
+    assert "did you mean 'max_iters'?" in raised(lambda: dataclasses.replace(config.Config(), max_iter=3))
 
 
 def test_exactly_one_file_is_wanted(file):
@@ -362,6 +517,7 @@ def test_a_value_without_an_equals_sign_is_answered_with_how_to_write_it(file, w
 def test_a_key_given_twice_has_no_last_word(file):
     assert "--seed is given twice" in message(file, "--seed=1", "--seed=2")
     assert "--n_layer is given twice" in message(file, "--n_layer=1", "--model.n_layer=2")
+    assert "has a key twice" in message("config/sudoku_grpo.py", "--base=seed=1,seed=2")
 
 
 def test_runs_that_start_from_each_other_are_not_followed_for_ever(tmp_path):

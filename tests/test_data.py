@@ -311,6 +311,73 @@ def test_worked_problems_are_recognised_and_their_solution_is_the_answer(tmp_pat
     assert read(tmp_path, {"problem": "2+3?", "answer": 5}) == {"prompt": "2+3?", "answer": "5"}
 
 
+def turn(role, text):
+    return {"role": role, "content": text}
+
+
+@pytest.mark.parametrize("row, ours", [
+    ({"instruction": "Add.", "input": "1 2", "output": "3"}, {"prompt": "Add.\n\n1 2", "completion": "3"}),  # Alpaca
+    ({"instruction": "Add.", "input": "", "output": "3", "n": 1}, {"prompt": "Add.", "completion": "3", "n": 1}),
+    ({"instruction": "Sum?", "context": "1 2", "response": "3", "category": "qa"},  # Dolly
+     {"prompt": "Sum?\n\n1 2", "completion": "3", "category": "qa"}),
+    ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},  # ShareGPT
+     {"prompt": "q", "completion": "a"}),
+    ({"conversations": [turn("user", "q"), turn("assistant", "a"), turn("user", "r")], "system": "Be short."},
+     {"prompt": "r", "messages_before": [turn("system", "Be short."), turn("user", "q"), turn("assistant", "a")]}),
+    ({"system_prompt": "Be short.", "question": "q", "response": "a"},  # OpenOrca
+     {"prompt": "q", "completion": "a", "messages_before": [turn("system", "Be short.")]}),
+    ({"query": "q", "response": "a"}, {"prompt": "q", "completion": "a"}),  # MetaMathQA
+    ({"input": "q", "output": "a"}, {"prompt": "q", "completion": "a"}),
+    ({"prompt": "q", "response": "a"}, {"prompt": "q", "completion": "a"}),
+    ({"prompt": "q", "chosen": [turn("user", "q"), turn("assistant", "a")],  # UltraFeedback
+      "rejected": [turn("user", "q"), turn("assistant", "b")]}, {"prompt": "q", "chosen": "a", "rejected": "b"}),
+    ({"chosen": [turn("user", "q"), turn("assistant", "a")], "rejected": [turn("user", "q"), turn("assistant", "b")]},
+     {"prompt": "q", "chosen": "a", "rejected": "b"}),
+    ({"prompt": [turn("system", "s"), turn("user", "q")], "chosen": [turn("assistant", "a")],  # TRL's
+      "rejected": [turn("assistant", "b")]},
+     {"prompt": "q", "chosen": "a", "rejected": "b", "messages_before": [turn("system", "s")]}),
+])
+def test_rows_of_the_well_known_formats_are_recognised(row, ours, tmp_path):
+    assert read(tmp_path, row) == ours
+
+
+@pytest.mark.parametrize("row, message", [
+    ({"foo": 1, "bar": 2}, "found foo, bar; for other names train.py has --prompt_key=COLUMN and --completion_key=COL"),
+    ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "b"}, "found chosen, rejected; for other names"),
+    ({"chosen": [turn("user", "q")], "rejected": "b"}, "both lists .* that end with the assistant, found list"),
+    ({"prompt": "q", "chosen": [turn("assistant", "a")]}, "end with the assistant, found NoneType"),
+    ({"prompt": "q", "chosen": [turn("assistant", "a")], "rejected": []}, "end with the assistant, found list"),
+    ({"chosen": [turn("user", "q"), turn("assistant", "a")], "rejected": [turn("user", "r"), turn("assistant", "b")]},
+     "chosen and rejected answer different messages"),
+    ({"conversations": [{"from": "function", "value": "q"}]}, "the last to speak before the model should be the user"),
+    ({"conversations": ["q"]}, "looks like a row of sharegpt, but a column has the wrong type"),
+    ({"instruction": ["a"], "output": "b"}, "looks like a row of alpaca, but a column has the wrong type")])
+def test_a_row_whose_format_is_unknown_is_answered_with_its_columns_and_the_keys_that_name_them(row, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, row)
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name, text, message", [
+    ("a.jsonl", "[" * 100_000, "line 1: its lists or objects are nested too deep to be read"),
+    ("a.json", '{"prompts": ' + "[" * 100_000, "nested too deep"),
+    ("a.jsonl", '\n{"prompt": "a", "n": 1, "prompt": "b"}', "line 2: the key 'prompt' is given twice"),
+    ("a.json", '[{"prompt": "a", "n": {"x": 1, "x": 2}}]', "the key 'x' is given twice"),
+    *((name, LFS, f"{name} is only a pointer of Git LFS .* lfs pull") for name in ("a.jsonl", "a.txt", "a.parquet")),
+])  # fmt: skip
+def test_a_file_that_holds_no_rows_that_can_be_read_is_answered_in_a_sentence(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        data.load(str(tmp_path / name), "train")
+
+
+def test_a_device_is_no_data_set():
+    with pytest.raises(ValueError, match="/dev/null is neither a file nor a folder"):
+        data.load("/dev/null", "train")
+
+
 def test_a_list_of_chat_messages_is_a_prompt(tmp_path):
     said = lambda role, text: {"role": role, "content": text}
     before = [said("system", "Add."), said("user", "1+1"), said("assistant", "2")]
@@ -401,9 +468,7 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match="'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub"):
         data.load("x-org/y", "train")
-    (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert data.fetched("mine/typo") == "mine/typo"  # a folder of this machine: the hub is not asked
+    assert data.fetched("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
     assert data.fetched("data/nothing") == "data/nothing" and data.fetched("/a/b") == "/a/b"
 
 
@@ -492,7 +557,8 @@ def test_what_does_not_fit_is_left_out_and_counted():
             {"prompt": "a", "completion": "x"}]
     arrays, notes = data.encode(rows, data.Tokenizer.bytes(), 3, 4)
     assert arrays["row"].tolist() == [2]
-    assert notes == {"left out: prompt longer than 3 tokens": 1, "left out: completion longer than 4 tokens": 1}
+    assert notes == {"left out: prompt longer than 3 tokens (the longest has 4)": 1,
+                     "left out: completion longer than 4 tokens (the longest has 5)": 1}
     assert data.encode(rows[:2], data.Tokenizer.bytes(), 3, 4)[0]["tokens"].shape == (0, 7)
 
 

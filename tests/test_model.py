@@ -519,6 +519,11 @@ def test_what_does_not_fit_is_named(change, named, tmp_path):
     (dict(rope_scaling={"type": "linear", "factor": 8.0}), "rope_scaling=.*linear"),
     (dict(rope_parameters={"rope_type": "yarn"}), "rope_type='yarn' is not supported"),
     (dict(layer_types=["sliding_attention"] * 2), "layer_types="), (dict(attention_bias=True), "attention_bias=True"),
+    (dict(architectures=["EfficientDLM"]), r"a causal family, but architectures=\['EfficientDLM'\]: .* left to right"),
+    (dict(architectures="A2DLlamaLMHeadModel"), "both sides.* denoisers .* are llada, Dream, sdar, Fast_dLLM_Qwen"),
+    (dict(dlm_paradigm="bidirectional"), "dlm_paradigm='bidirectional'"), (dict(is_causal=False), "is_causal=False"),
+    (dict(architectures=None, mask_token_id=30), "mask_token_id=30"),  # of a class without a name
+    (dict(auto_map={"AutoModel": "modeling.Model"}, mask_token_id=30), "mask_token_id=30"),  # which brings its own code
 ])  # fmt: skip
 def test_a_llama_that_computes_something_else_is_refused(change, named, tmp_path):
     disk.save(tmp_path, model.init(KEY, CAUSAL), CAUSAL)
@@ -526,6 +531,18 @@ def test_a_llama_that_computes_something_else_is_refused(change, named, tmp_path
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=named):
         disk.load(tmp_path)
+
+
+@pytest.mark.parametrize("change", [
+    dict(architectures=["LLaMAForCausalLM"]), dict(architectures=["LlamaForSequenceClassification"]),
+    dict(is_causal=True), dict(mask_token_id=30),  # as a causal model of ours has it
+    dict(architectures=None, mask_token_id=None), dict(auto_map={"AutoModel": "m.Model"}, mask_token_id=None),
+])  # fmt: skip
+def test_a_llama_under_any_of_its_names_opens(change, tmp_path):
+    disk.save(tmp_path, model.init(KEY, CAUSAL), CAUSAL)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert disk.load(tmp_path)[1].causal
 
 
 def test_gemma_embeddings_are_tied_unless_its_config_says_otherwise(tmp_path):
@@ -545,7 +562,7 @@ def test_a_judge_needs_no_mask(tmp_path):
     assert disk.load(tmp_path)[1].mask_id is None
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', "[" * 100_000], ids=range(5))
 def test_a_damaged_index_is_one_sentence(content, tmp_path):
     folder = copy_fixture(tmp_path)
     (folder / "model.safetensors.index.json").write_text(content)
@@ -561,6 +578,9 @@ def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match="truncated"):
+        disk.load(folder)
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+    with pytest.raises(ValueError, match="model.safetensors is only a pointer of Git LFS to the tensors: git lfs pull"):
         disk.load(folder)
     os.remove(folder / "model.safetensors")
     with pytest.raises(ValueError, match="missing"):

@@ -562,7 +562,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"rewards": ("exact",), "judge_from": "BASE"}, "but rewards are exact"),
     ({"rewards": ("judge",), "judge_from": "BASE"}, "is not a judge"),
     ({"reward_weights": (1.0, 2.0)}, "2 numbers for 1 rewards"),
-    ({"max_prompt_len": 1}, "no row fits"),
+    ({"max_prompt_len": 1}, "max_new_tokens=4: 80 left out: prompt longer than 1 tokens (the longest has 2)"),
     ({"logp_est": "coupled", "p_mask_prompt": 0.15}, "p_mask_prompt=0.15 changes nothing here"),
     ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
     ({"paired": True}, "paired=True changes nothing here, it is for objective='pretrain'"),
@@ -740,12 +740,33 @@ def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_grou
     (logged,) = (r for r in rows if "reward" in r)
     assert row["step"] == logged["step"] == 2 and float(told[1][1]) == pytest.approx(logged["reward"], abs=1e-3)
     assert logged["pass_rate"] == logged["rewards/exact/mean"] == float(told[1][2]) / 100 and "group" not in logged
+    assert logged["tokens"] == 2 * cfg.batch_size * cfg.group_size * (cfg.max_prompt_len + cfg.max_new_tokens)
     assert len(row["completions"]) == len(row["advantages"]) == 4 and set(row["rewards"]) == {"exact", "short"}
     assert row["rewards"]["exact"] == [float(text == row["prompt"][::-1]) for text in row["completions"]]
     assert row["rewards"]["short"] == [1 / len(text) if text else None for text in row["completions"]]
     for text, adv in zip(row["completions"][:2], row["advantages"], strict=False):
         assert f"    {row['prompt']!r} -> {text!r}  advantage {adv:+.2f}\n" in out
     assert out.count("  advantage ") == 2
+
+
+def test_a_reward_beyond_1_is_printed_as_no_share_of_what_passes(tiny, place, capsys):
+    (place / "much.py").write_text("def much(completions):\n    return [16.0 - i % 3 for i in range(len(completions))]")
+    many = tiny(rewards=(f"{place}/much.py:much",), max_iters=1, eval_samples=1, log_interval=1)
+    for cfg, shown in (many, 0), (dataclasses.replace(many, pass_at=15.0), 1):
+        train.train(cfg)
+        out = capsys.readouterr().out
+        assert len(re.findall(r"^step +1  reward 15\.\d+  ± \S+  pass \d\d", out, re.M)) == shown
+        assert bool(re.search(r"^val/sampled: \S+% before, \S+% after", out, re.M)) == shown
+        assert ["pass_rate" in r for r in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if "reward" in r] == [shown]
+
+
+def test_the_end_of_a_run_takes_no_small_mean_of_large_rewards_for_a_share(tmp_path, capsys):
+    log = [{"step": 0, "val/greedy": 0.0}, {"step": 1, "reward": 0.4, "pass_rate": 0.4}, {"step": 1, "val/greedy": 0.5}]
+    shares, numbers = "0.0% before, 50.0% after", "0.000 before, 0.500 after"
+    for rows, said in (log, shares), ([*log, {"step": 2, "reward": 1.2}], numbers):
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        runs.ending(config.Config(objective="grpo", init_from="a", rewards=("exact",), out_dir=str(tmp_path)), None)
+        assert capsys.readouterr().out == f"val/greedy: {said}\n"
 
 
 def test_the_config_is_on_disk_before_the_first_step_and_a_group_that_fills_in_shows_its_holes(tiny, monkeypatch):
@@ -1118,10 +1139,30 @@ def test_a_run_on_rows_in_memory_says_so_when_it_is_resumed(tiny, monkeypatch):
 @pytest.mark.parametrize("rows, fns, message", [
     ([{"prompt": "12"}], SHORT, "has a single row"), ([{"prompt": 1}] * 9, SHORT, "in memory, .*row 1: prompt should"),
     ([{"prompt": "12"}] * 9, {"mine": lambda answers: 0}, r"'mine': it is mine\(answers\).*or mine\(completion\)"),
-    ([{"prompt": "12"}] * 9, {"mine": 5}, "'mine': it is mine = 5"), ([{"prompt": "12"}] * 9, None, "needs rewards")])
+    ([{"prompt": "12"}] * 9, {"mine": 5}, "'mine': it is mine = 5"), ([{"prompt": "12"}] * 9, None, "needs rewards"),
+    ([], SHORT, r"rows=list \[\]: expected a list of rows, at least one, or {'train'"),
+    (5, SHORT, "rows=int 5: expected"), ({"val": []}, SHORT, r"rows=dict {'val': \[\]}: expected a list"),
+    ({"prompt": "12"}, SHORT, "rows=dict {'prompt'"),
+    ({"train": None}, SHORT, "rows=dict"), ({}, SHORT, "rows=dict {}"), ("ab", SHORT, "row 1: expected an object"),
+    ([{"prompt": "12"}] * 9, [5], "rewards: 5 is no function"), ([{"prompt": "12"}] * 9, 5, "rewards: 5 is no"),
+    ([{"prompt": "12"}] * 9, ["exact"], "'exact' is no function; what has a name already is named in the config"),
+    ([{"prompt": "12"}] * 9, [len, len], "two functions have one name"),
+    ([{"prompt": "12"}] * 9, lambda answers: 0, r"reward '<lambda>': it is <lambda>\(answers\)")])
 def test_rows_and_rewards_that_cannot_be_are_answered_in_a_sentence(rows, fns, message, tiny):
     with pytest.raises(ValueError, match=message):
         train.train(tiny(rewards=()), rows=rows, rewards=fns)
+
+
+def test_rows_are_any_iterable_and_rewards_one_function_or_a_list(tiny):
+    def short(completion):
+        return 1 - len(completion) / 4
+
+    rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
+    for given, fns, size in ((iter(rows), [short], 2), ({"train": rows, "test": iter(rows[:3])}, short, 3)):
+        with scores.in_memory(tiny(rewards=()), given, fns) as cfg:
+            assert cfg.rewards == ("short",)
+            assert rewards.resolve("short")["short"](completions=["1"], prompts=[""]) == [0.75]
+            assert len(read_rows(cfg, "val")) == size
 
 
 def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
@@ -1174,5 +1215,11 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", prompt_key="q", answer_key="a")
     assert read_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
+    rows = [{"prompt": "p", "cases": ["assert f()"], "lang": None if i % 2 else "c", "hard": i} for i in range(20)]
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {"tests_key": "cases", "language_key": "lang", "difficulty_key": "hard"}
+    first, second, *rest = read_rows(tiny(dataset=f"{tmp_path}/code.jsonl", difficulty=(0, 9), **keys), "train")
+    assert (first["tests"], first["language"], first["difficulty"]) == (["assert f()"], "c", 0) and len(rest) == 8
+    assert "language" not in second  # of a row that says nothing there
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
         read_rows(dataclasses.replace(cfg, completion_key="b"), "train")

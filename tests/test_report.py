@@ -35,6 +35,15 @@ def cfg(tmp_path):
     return cfg
 
 
+def test_a_log_with_a_number_that_is_not_finite_has_the_other_points_of_its_curve(cfg):
+    with open(f"{cfg.out_dir}/metrics.jsonl", "a") as log:
+        log.write('{"step": 110, "time": 1, "loss": Infinity}\n{"step": 120, "time": 2, "loss": 0.5}\n')
+    assert [row.get("loss") for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")][-2:] == [None, 0.5]
+    runs.report(cfg)
+    curves = re.findall(r'points="([^"]*)"', open(f"{cfg.out_dir}/report.html", encoding="utf-8").read())
+    assert curves and not re.search("nan|inf", " ".join(curves))
+
+
 def parsed(cfg):
     """Strictly: one tag that is not closed, one sign that XML does not know, and there is no page."""
     return ElementTree.parse(f"{cfg.out_dir}/report.html").getroot()

@@ -154,6 +154,7 @@ def test_the_recipe_of_syntax_format_and_tests_is_no_constant_on_plain_code():
 @pytest.mark.parametrize("names, message", [
     ("length(goal=4)", "'length' has no setting 'goal'; there are target_length, token_ids"),
     ("length(target=four)", "target=four should be a number, as in target=100"), ("length(4)", r"no reward 'length\(4"),
+    ("length(target=4,target_length=5)", "'length' is given target_length twice"),
     ("syntax(x=1)", "'syntax' has no setting 'x'"), ("length(target=4),length(target=5)", "two rewards are called"),
     ("test", "no reward 'test'. Did you mean 'tests'"), ("zzz", "There are syntax, tests,"), ("", "no reward ''"),
     ("tests,tests", "two rewards are called 'tests'"), ("nowhere.py:f", "there is no Python file 'nowhere.py'"),
@@ -180,6 +181,57 @@ def test_resolve_says_what_is_wrong_with_a_name(names, message, tmp_path):
 def test_a_reward_takes_what_it_names_as_those_of_trl_do(source, tmp_path):
     (tmp_path / "my.py").write_text(source)
     assert combine(resolve(f"{tmp_path}/my.py:mine"), None, ["p"] * 2, ["5", "6"], {"answer": ["5"] * 2})[0][0] == 1
+
+
+OF_OTHERS = """
+import re
+
+def format_reward(completions, **kwargs):
+    pattern = r"^<think>\\n.*?\\n</think>\\n<answer>\\n.*?\\n</answer>$"
+    contents = [completion[0]["content"] for completion in completions]
+    return [1.0 if re.match(pattern, content, re.DOTALL | re.MULTILINE) else 0.0 for content in contents]
+
+def accuracy_reward(completions, solution, log_extra=None, log_metric=None, **kwargs):
+    contents = [completion[-1].get("content", "") for completion in completions]
+    log_extra("said", contents)
+    log_extra("size", [len(content) or None for content in contents])
+    log_metric("seven", 7)
+    return [float(sol in content) for content, sol in zip(contents, solution)]
+
+def asked(prompts, completions, **kwargs):
+    first, q = prompts[0][0]["content"], prompts[0][-1]["content"]
+    roles = [turn[0]["role"] for turn in completions]
+    return [float((first, q, prompts[0][-1]["role"]) == ("Be short.", "p", "user") and r == "assistant") for r in roles]
+
+def text_or_chat(completion):
+    text = completion if isinstance(completion, str) else completion[0]["content"]
+    return float(text[:1] == "<") + (len(text) > 0 and text[0] == "<" and text[-1] == ">" and text[1:][0] == "t")
+
+class RepetitionPenalty:  # as TRL has it
+    def __call__(self, completion_ids, **kwargs):
+        return [-1.0 * (len(ids) - len(set(ids))) for ids in completion_ids]
+
+repetition = RepetitionPenalty()
+
+def lengths(completion_ids):
+    return [len(ids) for ids in completion_ids]
+"""
+
+
+def test_rewards_of_trl_and_open_r1_do_as_they_are_pasted(tmp_path):
+    (tmp_path / "r1.py").write_text(OF_OTHERS)
+    names = "format_reward", "accuracy_reward", "asked", "text_or_chat", "repetition", "lengths"
+    texts = ["<think>\n1\n</think>\n<answer>\n5\n</answer>", "6", ""]
+    before = [[{"role": "system", "content": "Be short."}], None, None]
+    columns = {"completion": ["5", "5", "5"], "token_ids": [[1, 1, 1], [1, 2], []], "messages_before": before}
+    fns = resolve(",".join(f"{tmp_path}/r1.py:{name}" for name in names))
+    _, parts = combine(fns, None, ["p"] * 3, texts, columns)
+    assert {name: parts[name].tolist() for name in names} == {
+        "format_reward": [1, 0, 0], "accuracy_reward": [1, 0, 0], "asked": [1, 1, 1], "text_or_chat": [2, 0, 0],
+        "repetition": [-2, 0, 0], "lengths": [3, 2, 0]}  # fmt: skip
+    logged = rewards.summary(parts)
+    assert logged["rewards/accuracy_reward/size"] == (len(texts[0]) + 1) / 2
+    assert logged["rewards/accuracy_reward/seven"] == 7 and "accuracy_reward/said" not in parts
 
 
 @pytest.mark.parametrize("source, words", [
@@ -241,7 +293,9 @@ def test_the_completion_of_a_row_is_the_reference_and_the_answer_if_there_is_no_
 
 @pytest.mark.parametrize("scores, message", [
     ([1.0], "returned 1, not one entry for each of 2 completions"), (5.0, "returned a float, not one entry"),
-    (None, "returned a NoneType"), ([1, math.nan], r"'r' returned nan for row 1 \(prompt 'p', completion 'y'\)"),
+    (None, "returned a NoneType"), ({0.5: 1, 0.25: 2}, "returned a dict, not one entry for each of 2 completions"),
+    ({0.5, 0.25}, "returned a set"), ({0.5: 1, 0.25: 2}.keys(), "returned a dict_keys"),
+    ([1, math.nan], r"'r' returned nan for row 1 \(prompt 'p', completion 'y'\)"),
     ([math.inf, 1], "returned inf for row 0"), (["1", 2], "returned '1' for row 0"),
     ([[1], 2], r"returned \[1\] for row 0"),
     (np.array([1, np.nan]), r"returned .*nan.* for row 1")])

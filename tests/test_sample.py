@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import types
 
 import jax
@@ -1006,6 +1007,12 @@ def test_text_ends_at_the_end_of_text():
     (["--data=README.md"], "add --out=FILE.jsonl to write them"),
     (["--data=sudoku", "--out=README.md"], "--out=README.md is there already"),
     (["--promt=a"], "unknown flag 'promt', did you mean 'prompt'?"), (["--difusion_steps=4"], "did you mean"),
+    (["--start="], "here it is prompt"), (["--num_samples=5"], "here it is n"), (["--temp=1"], "here it is temper"),
+    (["--num_generations=4"], "here it is n"), (["--gen_length=4"], "here it is max_new_tokens"),
+    (["--report_to=wandb"], "'report_to': only train.py has such a key, wandb_log"), (["--zzz=1"], "; see --help\n"),
+    (["--learning_rate=1"], "only train.py has such a key, learning_rate"), (["--n=1", "--n=2"], "--n is given twice"),
+    (["--modle=tiny"], "only train.py has such a key, model\n"), (["--model=tiny"], "such a key, model\n"),
+    (["--config", "x.py"], "the config file stands by itself"), (["--version"], "nothing is released under a number"),
     (["--data=~/nowhere.jsonl", "--out=x"], os.path.expanduser("~/nowhere.jsonl")),
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, capsys, arguments, message):
@@ -1054,9 +1061,23 @@ def test_a_folder_without_a_model_is_one_sentence_too(capsys, tmp_path):
     assert code == 2 and "holds no model" in err and err.count("\n") == 1
 
 
-def test_help_names_every_field_of_a_plan_with_its_meaning(capsys):
+def test_a_run_that_is_still_to_come_is_answered_with_the_command_that_makes_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there is no out/ yet
+    code, _, err = run(capsys, "out/sudoku")
+    assert code == 2 and err.startswith("sample.py: 'out/sudoku' is not a folder: give the out_dir of a run")
+    assert err.endswith("; python train.py config/sudoku.py makes out/sudoku\n") and "huggingface" not in err
+
+
+@pytest.mark.parametrize("words, message", [([], "which model?"), (["--version"], "unknown flag 'version'")])
+def test_a_model_has_to_be_named(words, message, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sample.py", *words])
+    assert writer.main() == 2 and capsys.readouterr().err.startswith(f"sample.py: {message}")
+
+
+@pytest.mark.parametrize("flag", ["--help", "--help=all"])
+def test_help_names_every_field_of_a_plan_with_its_meaning(flag, capsys):
     with pytest.raises(SystemExit) as e:
-        writer.main(["--help"])
+        writer.main([flag])
     out = capsys.readouterr().out
     assert e.value.code == 0
     for f in dataclasses.fields(Plan):

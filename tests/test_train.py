@@ -259,6 +259,8 @@ def test_the_log_has_loss_rate_and_gradient_norm_and_at_evaluations_nelbo_and_pa
     assert [r["step"] for r in training] == [2, 4, 6, 8, 10, 12]
     assert [r["step"] for r in evaluations] == [4, 8, 12]
     assert training[0].keys() >= {"loss", "grad_norm", "learning_rate", "step_time", "time", "nelbo"}
+    seen = [r["step"] * unbroken.batch_size * (unbroken.max_prompt_len + unbroken.max_new_tokens) for r in training]
+    assert [r["tokens"] for r in training] == seen
     assert evaluations[0].keys() >= {"val/nelbo", "val/greedy", "val/sampled", "time"}
     assert training[0]["loss"] == pytest.approx(np.log(258), abs=0.5)  # an untrained model knows nothing
     _, rate = train.optimizer(unbroken)

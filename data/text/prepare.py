@@ -7,8 +7,9 @@ sources of the standard library. A row is a document, without a prompt:
 difficulty: 1 for English, 2 for code. Every 20th document is val. Nothing is copied into this repository, so the text
 is that of the Python which runs this: with 3.11, 563 train documents of 9.4 and 30 val documents of 0.7 million
 characters. Left out are tests, tables of character codes and what is not the library's own. Documents repeat each
-other: 4.0% of the characters of val lie in runs of 100 that stand in train too (cProfile.py 43%, topics/while 94%, which
-also stands in a longer topic), so bits per byte on val are a little too good. The BPE in tokenizer.tiktoken has 2048 ids, learnt from a fifth of train; a token is 3.1 characters. Made in 3 seconds.
+other: 4.0% of the characters of val lie in runs of 100 that stand in train too (cProfile.py 43%; topics/while 94%,
+which also stands in a longer topic), so bits per byte on val are a little too good. The BPE in tokenizer.tiktoken has
+2048 ids, learnt from a fifth of train; a token is 3.1 characters. Made in 3 seconds.
 
     python data/text/prepare.py
 """
