@@ -1,0 +1,178 @@
+"""
+How good are the tests? Change one operator, constant, comparison or index of the core at a time, and run the quick tests
+that cover its file: a change that no test notices is a survivor.
+
+    python tests/mutate.py                      # 300 changes drawn at random, into out/mutants.jsonl; it goes on where it stopped
+    python tests/mutate.py --n=20 --only=grpo.py
+    python tests/mutate.py --report             # the share that is caught, and the survivors
+"""
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+# Each file, and the tests that cover it: those that fail fastest first.
+FILES = {
+    "grpo.py": ["test_grpo", "test_objectives"],
+    "diffusion.py": ["test_diffusion", "test_blocks", "test_grpo"],
+    "model.py": ["test_model", "test_blocks", "test_diffusion", "test_lora", "test_sample"],
+    "sample.py": ["test_sample", "test_blocks"],
+    "objectives.py": ["test_objectives", "test_train", "test_lora"],
+    "rewards.py": ["test_rewards", "test_rules", "test_programs", "test_terminal"],
+}
+SWAPS = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*", ast.Pow: "*",
+    ast.BitAnd: "|", ast.BitOr: "&", ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=",
+    ast.NotEq: "==", ast.And: "or", ast.Or: "and", ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
+}  # fmt: skip
+SYMBOLS = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
+    ast.BitAnd: "&", ast.BitOr: "|", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==",
+    ast.NotEq: "!=", ast.And: "and", ast.Or: "or", ast.Is: "is", ast.IsNot: "is not", ast.In: "in",
+    ast.NotIn: "not in"}  # fmt: skip
+SECONDS = 600  # a change may make a test run for ever
+
+
+def offsets(source):
+    """-> at(line, column of an ast node) -> index into the source; the columns of ast count bytes."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    lines = source.splitlines(keepends=True)
+    return lambda line, column: starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+
+def parts_with_an_operator(node):
+    """-> (left, operator, right) of every operator of a node."""
+    if isinstance(node, ast.BinOp):
+        yield node.left, node.op, node.right
+    elif isinstance(node, ast.Compare):
+        for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+            yield left, op, right
+    elif isinstance(node, ast.BoolOp):
+        for left, right in zip(node.values, node.values[1:], strict=False):
+            yield left, node.op, right
+
+
+def said(tree):
+    """-> the nodes of messages and f-strings, in which a change is of no consequence."""
+    roots = [n for n in ast.walk(tree) if isinstance(n, ast.Raise | ast.JoinedStr)]
+    return {id(n) for root in roots for n in ast.walk(root)}
+
+
+def changes(source):
+    """-> [(start, end, new text)] of everything that can be changed in a source."""
+    tree, at, found = ast.parse(source), offsets(source), []
+    left_out = said(tree)
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
+        for left, op, right in parts_with_an_operator(node):
+            start, end = at(left.end_lineno, left.end_col_offset), at(right.lineno, right.col_offset)
+            where = source.find(SYMBOLS[type(op)], start, end)
+            if where >= 0:
+                found.append((where, where + len(SYMBOLS[type(op)]), SWAPS[type(op)]))
+        if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+            new = str(not node.value) if isinstance(node.value, bool) else str(node.value + 1)
+            found.append((at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset), new))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert):
+            start = at(node.lineno, node.col_offset)
+            found.append((start, at(node.operand.lineno, node.operand.col_offset), ""))
+        if isinstance(node, ast.Attribute) and node.attr in ("maximum", "minimum", "max", "min", "any", "all"):
+            end = at(node.end_lineno, node.end_col_offset)
+            swap = dict(maximum="minimum", minimum="maximum", max="min", min="max", any="all", all="any")[node.attr]
+            found.append((end - len(node.attr), end, swap))
+    return sorted(set(found))
+
+
+def draw(n, only, seed):
+    """-> n mutants as dicts, spread over the files by how much there is to change in each."""
+    every = []
+    for file in FILES if only is None else [only]:
+        source = open(file).read()
+        for start, end, new in changes(source):
+            line = source.count("\n", 0, start) + 1
+            every.append(dict(file=file, start=start, end=end, new=new, line=line, old=source[start:end],
+                              text=source.splitlines()[line - 1].strip()))  # fmt: skip
+    return random.Random(seed).sample(every, min(n, len(every)))
+
+
+def copied(folder):
+    """Copy the files that git knows of into a folder."""
+    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.split("\n")
+    for name in filter(None, listed):
+        os.makedirs(os.path.join(folder, os.path.dirname(name)), exist_ok=True)
+        shutil.copy(name, os.path.join(folder, name))
+
+
+def caught(mutant, folder):
+    """Run the tests of a mutant in a copy of the repository -> the test that fails, or None."""
+    path = os.path.join(folder, mutant["file"])
+    source = open(mutant["file"]).read()
+    with open(path, "w") as f:
+        f.write(source[: mutant["start"]] + mutant["new"] + source[mutant["end"] :])
+    try:
+        for tests in FILES[mutant["file"]]:
+            command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--no-header", f"tests/{tests}.py"]
+            try:
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS,
+                                      stdin=subprocess.DEVNULL)  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return f"{tests}: no end after {SECONDS} s"
+            if done.returncode:
+                failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+                return failed[0] if failed else f"{tests}: exit {done.returncode}"
+        return None
+    finally:
+        with open(path, "w") as f:
+            f.write(source)
+
+
+def report(path):
+    """Print the share that is caught, by file and in all, and the survivors."""
+    rows = [json.loads(line) for line in open(path)]
+    for file in [*FILES, None]:
+        some = [row for row in rows if file in (None, row["file"])]
+        if some:
+            n = sum(row["caught"] is not None for row in some)
+            print(f"{file or 'all':14} {n:4} of {len(some):4} caught, {n / len(some):.1%}")
+    for row in rows:
+        if row["caught"] is None:
+            print(f"survivor  {row['file']}:{row['line']}  {row['old']!r} -> {row['new']!r}  {row['text']}")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--n", type=int, default=300)
+    p.add_argument("--only", choices=FILES)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--out", default="out/mutants.jsonl")
+    p.add_argument("--report", action="store_true")
+    asked = p.parse_args()
+    if asked.report:
+        return report(asked.out)
+    os.makedirs(os.path.dirname(asked.out) or ".", exist_ok=True)
+    done = [json.loads(line) for line in open(asked.out)] if os.path.exists(asked.out) else []
+    known = {(row["file"], row["old"], row["new"], row["text"], row["start"]) for row in done}
+    with tempfile.TemporaryDirectory() as folder:
+        copied(folder)
+        for i, mutant in enumerate(draw(asked.n, asked.only, asked.seed)):
+            if (mutant["file"], mutant["old"], mutant["new"], mutant["text"], mutant["start"]) in known:
+                continue
+            begun = time.perf_counter()
+            mutant |= {"caught": caught(mutant, folder), "seconds": round(time.perf_counter() - begun, 1)}
+            with open(asked.out, "a") as f:
+                f.write(json.dumps(mutant) + "\n")
+            print(f"{i + 1}/{asked.n} {mutant['seconds']:6.1f} s  {mutant['file']}:{mutant['line']} {mutant['old']!r} -> "
+                  f"{mutant['new']!r}: {(mutant['caught'] or 'SURVIVED')[:100]}", flush=True)  # fmt: skip
+    report(asked.out)
+
+
+if __name__ == "__main__":
+    main()
