@@ -1,10 +1,10 @@
 """
-How good are the tests? Change one operator, constant, comparison or index of the core at a time, and run the quick tests
-that cover its file: a change that no test notices is a survivor.
+How good are the tests? Change one operator, constant, comparison or index of the core at a time, and run the quick
+tests that cover its file: a change that no test notices is a survivor.
 
-    python tests/mutate.py                      # 300 changes drawn at random, into out/mutants.jsonl; it goes on where it stopped
+    python tests/mutate.py                  # 300 changes drawn at random, into out/mutants.jsonl; again: goes on
     python tests/mutate.py --n=20 --only=grpo.py
-    python tests/mutate.py --report             # the share that is caught, and the survivors
+    python tests/mutate.py --report         # the share that is caught, and the survivors
 """
 import argparse
 import ast
@@ -75,9 +75,10 @@ def changes(source):
             continue
         for left, op, right in parts_with_an_operator(node):
             start, end = at(left.end_lineno, left.end_col_offset), at(right.lineno, right.col_offset)
-            where = source.find(SYMBOLS[type(op)], start, end)
+            symbol = SYMBOLS.get(type(op))
+            where = source.find(symbol, start, end) if symbol else -1
             if where >= 0:
-                found.append((where, where + len(SYMBOLS[type(op)]), SWAPS[type(op)]))
+                found.append((where, where + len(symbol), SWAPS[type(op)]))
         if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
             new = str(not node.value) if isinstance(node.value, bool) else str(node.value + 1)
             found.append((at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset), new))
@@ -169,8 +170,9 @@ def main():
             mutant |= {"caught": caught(mutant, folder), "seconds": round(time.perf_counter() - begun, 1)}
             with open(asked.out, "a") as f:
                 f.write(json.dumps(mutant) + "\n")
-            print(f"{i + 1}/{asked.n} {mutant['seconds']:6.1f} s  {mutant['file']}:{mutant['line']} {mutant['old']!r} -> "
-                  f"{mutant['new']!r}: {(mutant['caught'] or 'SURVIVED')[:100]}", flush=True)  # fmt: skip
+            change = f"{mutant['file']}:{mutant['line']} {mutant['old']!r} -> {mutant['new']!r}"
+            result = (mutant["caught"] or "SURVIVED")[:100]
+            print(f"{i + 1}/{asked.n} {mutant['seconds']:6.1f} s  {change}: {result}", flush=True)
     report(asked.out)
 
 

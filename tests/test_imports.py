@@ -86,7 +86,7 @@ def tokens(path):
     """How much there is to read in a file: Python tokens without comments and docstrings."""
     source = open(path).read()
     doc = {line for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Module | ast.FunctionDef | ast.ClassDef)
-           and ast.get_docstring(n) is not None for line in range(n.body[0].lineno, n.body[0].end_lineno + 1)}  # fmt: skip
+           and ast.get_docstring(n) is not None for line in range(n.body[0].lineno, n.body[0].end_lineno + 1)}
     layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     found = tokenize.generate_tokens(io.StringIO(source).readline)
     return sum(t.type not in layout and t.start[0] not in doc for t in found)
