@@ -1,0 +1,1283 @@
+"""Right programs as people and models write them, with tests as data sets have them: each is to be paid.
+
+In ASSERTED an item is a name, a program, and its tests, with lines of dashes in between; in PROMPTED the prompt comes
+before the program; in PROGRAMS an item is a language and a program that prints twice its input."""
+
+ASSERTED = r'''
+# a class that extends OrderedDict
+from collections import OrderedDict
+class LRUCache(OrderedDict):
+    def __init__(self, capacity):
+        super().__init__()
+        self.capacity = capacity
+    def get(self, key):
+        if key not in self: return -1
+        self.move_to_end(key)
+        return self[key]
+    def put(self, key, value):
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > self.capacity: self.popitem(last=False)
+----
+cache = LRUCache(2)
+cache.put(1, 1); cache.put(2, 2)
+assert cache.get(1) == 1
+cache.put(3, 3)
+assert cache.get(2) == -1 and cache.get(3) == 3
+assert len(cache) == 2 and cache.capacity == 2
+====
+# a class that extends list
+class Stack(list):
+    def push(self, x): self.append(x)
+    def peek(self): return self[-1]
+    def is_empty(self): return not self
+----
+s = Stack()
+assert s.is_empty()
+s.push(3); s.push(4)
+assert s.peek() == 4 and s == [3, 4] and len(s) == 2
+assert s.pop() == 4
+s.append(9)
+assert list(s) == [3, 9] and s[0] == 3 and isinstance(s, list) and s[-1:] == [9]
+s[0] = 1
+assert s == [1, 9] and sorted(s, reverse=True) == [9, 1] and sum(s) == 10
+====
+# a class that extends dict
+class Bag(dict):
+    def __missing__(self, key): return 0
+    def add(self, key): self[key] += 1
+    def most(self): return max(self, key=self.get)
+----
+b = Bag()
+for c in "abca": b.add(c)
+assert b["a"] == 2 and b["zzz"] == 0 and b.most() == "a"
+assert b == {"a": 2, "b": 1, "c": 1} and "a" in b and "q" not in b
+assert sorted(b.items()) == [("a", 2), ("b", 1), ("c", 1)]
+del b["a"]
+assert dict(b) == {"b": 1, "c": 1}
+====
+# a class that extends str
+class Name(str):
+    def initials(self): return "".join(w[0] for w in self.split())
+    def upper(self): return "<" + super().upper() + ">"
+----
+n = Name("ada lovelace")
+assert n == "ada lovelace" and n.initials() == "al" and n.upper() == "<ADA LOVELACE>"
+assert isinstance(n, str) and len(n) == 12 and ", ".join([n, n]).count("ada") == 2 and n[:3] == "ada"
+====
+# a class that extends int
+class Money(int):
+    def __str__(self): return f"${int(self)}"
+    def __add__(self, other): return Money(int(self) + int(other))
+    @property
+    def cents(self): return self * 100
+----
+m = Money(5) + Money(2)
+assert m == 7 and str(m) == "$7" and m.cents == 700 and f"{Money(3)}" == "$3" and isinstance(m, int)
+assert isinstance(m, Money) and [10, 20, 30][Money(1)] == 20
+====
+# a class that extends set
+class Vocabulary(set):
+    def known(self, text): return [w for w in text.split() if w in self]
+----
+v = Vocabulary(["a", "b"])
+v.add("c")
+assert v.known("a x c") == ["a", "c"] and v == {"a", "b", "c"} and "a" in v
+assert v | {"d"} == {"a", "b", "c", "d"} and v - {"a"} == {"b", "c"} and len(v) == 3
+====
+# a named tuple with methods
+import math
+from typing import NamedTuple
+class Point(NamedTuple):
+    x: float
+    y: float = 0.0
+    def norm(self): return math.hypot(self.x, self.y)
+    def __add__(self, other): return Point(self.x + other.x, self.y + other.y)
+    @classmethod
+    def origin(cls): return cls(0, 0)
+----
+p = Point(3, 4)
+assert p.norm() == 5.0 and p == (3, 4) and p.x == 3 and p[1] == 4
+assert p + Point(1, 1) == Point(4, 5) == (4, 5)
+assert Point.origin() == (0, 0) and Point(2).y == 0.0
+x, y = p
+assert (x, y) == (3, 4) and p._replace(x=0) == (0, 4) and p._asdict() == {"x": 3, "y": 4}
+----
+assert {Point(1, 2): "a"}[Point(1, 2)] == "a" and len({Point(1, 2), Point(1, 2)}) == 1
+assert repr(Point(1, 2)) == "Point(x=1, y=2)" and sorted([Point(2, 1), Point(1, 5)])[0] == (1, 5)
+====
+# a named tuple by its function
+from collections import namedtuple
+Card = namedtuple("Card", ["rank", "suit"])
+def best(cards): return max(cards, key=lambda c: c.rank)
+----
+assert best([Card(3, "h"), Card(9, "s")]) == Card(9, "s")
+assert best([Card(3, "h")]).suit == "h" and isinstance(best([Card(1, "h")]), tuple) and Card._fields == ("rank", "suit")
+====
+# an IntEnum and its names
+from enum import IntEnum
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 3
+def level_of(n): return Level.HIGH if n > 10 else Level.LOW
+----
+assert level_of(50) == Level.HIGH and level_of(50).name == "HIGH" and level_of(1).value == 1
+assert level_of(50) == 3 and level_of(1) < level_of(50) and Level(3) is Level.HIGH or Level(3) == Level.HIGH
+assert [l.name for l in Level] == ["LOW", "HIGH"] and Level["LOW"] == 1 and len(Level) == 2
+====
+# a str Enum
+from enum import Enum
+class Color(str, Enum):
+    RED = "red"
+    BLUE = "blue"
+def parse(text): return Color(text)
+----
+assert parse("red") == Color.RED and parse("red") == "red" and parse("blue").name == "BLUE"
+try:
+    parse("pink")
+    assert False
+except ValueError as e:
+    assert "pink" in str(e)
+====
+# an Enum with methods and auto
+from enum import Enum, auto
+class Light(Enum):
+    RED = auto()
+    GREEN = auto()
+    def next(self): return Light.GREEN if self is Light.RED else Light.RED
+----
+assert Light.RED.next() == Light.GREEN and Light.GREEN.next() is Light.RED and Light.RED != Light.GREEN
+assert Light.RED.name == "RED" and [m.value for m in Light] == [1, 2] and Light.RED in Light
+assert {Light.RED: "stop"}[Light.RED] == "stop" and str(Light.RED) == "Light.RED"
+====
+# an IntFlag
+from enum import IntFlag
+class Perm(IntFlag):
+    R = 4
+    W = 2
+    X = 1
+def allow(*perms):
+    total = Perm(0)
+    for p in perms: total |= p
+    return total
+----
+rw = allow(Perm.R, Perm.W)
+assert rw == 6 and Perm.R in rw and not rw & Perm.X and rw & Perm.W and int(rw) == 6
+====
+# a context manager class
+class Managed:
+    def __init__(self): self.log = []
+    def __enter__(self):
+        self.log.append("enter")
+        return self
+    def __exit__(self, kind, value, trace):
+        self.log.append(kind.__name__ if kind else "exit")
+        return False
+----
+m = Managed()
+with m as inside:
+    assert inside is m and m.log == ["enter"]
+assert m.log == ["enter", "exit"]
+try:
+    with m: raise KeyError("x")
+except KeyError: pass
+assert m.log[-1] == "KeyError"
+====
+# a context manager that suppresses
+class Suppress:
+    def __init__(self, *kinds): self.kinds, self.error = kinds, None
+    def __enter__(self): return self
+    def __exit__(self, kind, value, trace):
+        self.error = value
+        return kind is not None and issubclass(kind, self.kinds)
+----
+with Suppress(ValueError) as s:
+    raise ValueError("ignored")
+assert str(s.error) == "ignored"
+try:
+    with Suppress(ValueError): raise KeyError("k")
+except KeyError: pass
+else: assert False
+with Suppress(ZeroDivisionError): 1 / 0
+====
+# a context manager by its decorator
+from contextlib import contextmanager
+log = []
+@contextmanager
+def tag(name):
+    log.append(f"<{name}>")
+    try: yield name.upper()
+    finally: log.append(f"</{name}>")
+----
+with tag("b") as t:
+    assert t == "B"
+    log.append("x")
+assert log[0] == "<b>" and log[-1] == "</b>"
+====
+# a class with __contains__
+class Trie:
+    def __init__(self): self.root = {}
+    def insert(self, word):
+        node = self.root
+        for c in word: node = node.setdefault(c, {})
+        node["$"] = True
+    def __contains__(self, word):
+        node = self.root
+        for c in word:
+            if c not in node: return False
+            node = node[c]
+        return "$" in node
+----
+t = Trie()
+t.insert("apple")
+assert "apple" in t and "app" not in t
+t.insert("app")
+assert "app" in t
+====
+# an interval that contains
+class Interval:
+    def __init__(self, low, high): self.low, self.high = low, high
+    def __contains__(self, x): return self.low <= x <= self.high
+    def __and__(self, other): return Interval(max(self.low, other.low), min(self.high, other.high))
+    def __eq__(self, other): return (self.low, self.high) == (other.low, other.high)
+----
+assert 3 in Interval(1, 5) and 7 not in Interval(1, 5)
+assert Interval(1, 5) & Interval(3, 9) == Interval(3, 5)
+====
+# a class that is reversed, indexed, sliced and iterated
+class Playlist:
+    def __init__(self, *songs): self.songs = list(songs)
+    def __len__(self): return len(self.songs)
+    def __getitem__(self, i): return self.songs[i]
+    def __setitem__(self, i, song): self.songs[i] = song
+    def __delitem__(self, i): del self.songs[i]
+    def __iter__(self): return iter(self.songs)
+    def __reversed__(self): return reversed(self.songs)
+----
+p = Playlist("a", "b", "c")
+assert list(reversed(p)) == ["c", "b", "a"] and list(p) == ["a", "b", "c"] and p[1:] == ["b", "c"] and len(p) == 3
+p[0] = "z"
+del p[1]
+assert p[0] == "z" and len(p) == 2 and "c" in list(p)
+====
+# a class without __reversed__, reversed
+class Countdown:
+    def __init__(self, n): self.n = n
+    def __len__(self): return self.n
+    def __getitem__(self, i):
+        if not 0 <= i < self.n: raise IndexError(i)
+        return self.n - i
+----
+assert list(reversed(Countdown(3))) == [1, 2, 3] and list(Countdown(3)) == [3, 2, 1] and 2 in Countdown(3)
+====
+# copies
+import copy
+class Node:
+    def __init__(self, value, children=None): self.value, self.children = value, children or []
+    def clone(self): return copy.deepcopy(self)
+----
+import copy
+a = Node(1, [Node(2)])
+b = copy.deepcopy(a)
+b.children[0].value = 9
+assert a.children[0].value == 2 and b.children[0].value == 9 and b.value == 1
+c = copy.copy(a)
+assert c is not a and c.value == 1 and len(c.children) == 1
+d = a.clone()
+assert d is not a and d.children[0].value == 2
+====
+# a class that defines how it is copied
+class Config:
+    def __init__(self, **options): self.options = options
+    def __copy__(self): return Config(**self.options, copied=True)
+    def __deepcopy__(self, memo): return Config(**self.options, deep=True)
+----
+from copy import copy, deepcopy
+assert copy(Config(a=1)).options == {"a": 1, "copied": True}
+assert deepcopy(Config(a=1)).options == {"a": 1, "deep": True}
+====
+# input that is mocked
+def ask(): return int(input("a? ")) + int(input("b? "))
+----
+from unittest.mock import patch
+with patch("builtins.input", side_effect=["3", "4"]):
+    assert ask() == 7
+with patch("builtins.input", return_value="5") as fake:
+    assert ask() == 10
+    assert fake.call_count == 2
+    fake.assert_called_with("b? ")
+====
+# input that is replaced by hand
+def greet():
+    name = input()
+    return f"hello {name}"
+----
+import builtins
+real = builtins.input
+builtins.input = lambda prompt="": "bob"
+try: assert greet() == "hello bob"
+finally: builtins.input = real
+====
+# standard input that is replaced
+import sys
+def total(): return sum(int(line) for line in sys.stdin)
+----
+import io, sys
+sys.stdin = io.StringIO("1\n2\n3\n")
+assert total() == 6
+====
+# what is printed, redirected
+def table(n):
+    for i in range(1, n + 1): print(i, i * i, sep=":")
+----
+import io
+from contextlib import redirect_stdout
+out = io.StringIO()
+with redirect_stdout(out): table(3)
+assert out.getvalue() == "1:1\n2:4\n3:9\n"
+out = io.StringIO()
+with redirect_stdout(out): print("start"); table(1); print("end")
+assert out.getvalue().split() == ["start", "1:1", "end"]
+====
+# what is printed, captured by hand
+import sys
+def hello(name): sys.stdout.write(f"Hello, {name}!\n")
+----
+import io, sys
+old, sys.stdout = sys.stdout, io.StringIO()
+hello("Ada")
+text, sys.stdout = sys.stdout.getvalue(), old
+assert text == "Hello, Ada!\n"
+====
+# what is printed, patched
+def shout(text): print(text.upper())
+----
+import io
+from unittest.mock import patch
+with patch("sys.stdout", new_callable=io.StringIO) as fake:
+    shout("hey")
+    assert fake.getvalue().strip() == "HEY"
+with patch("builtins.print") as printed:
+    shout("x")
+printed.assert_called_once_with("X")
+====
+# what is printed to standard error
+import sys
+def warn(text): print("warning:", text, file=sys.stderr)
+----
+import io
+from contextlib import redirect_stderr
+err = io.StringIO()
+with redirect_stderr(err): warn("low")
+assert err.getvalue() == "warning: low\n"
+====
+# a seed that the test sets
+import random
+def roll(n): return [random.randint(1, 6) for _ in range(n)]
+----
+import random
+random.seed(42)
+a = roll(5)
+random.seed(42)
+assert roll(5) == a and all(1 <= x <= 6 for x in a)
+random.seed(42)
+assert a == [random.randint(1, 6) for _ in range(5)]
+====
+# a random function that is patched
+import random
+def flip(): return "heads" if random.random() < 0.5 else "tails"
+----
+from unittest.mock import patch
+with patch("random.random", return_value=0.1): assert flip() == "heads"
+with patch("random.random", return_value=0.9): assert flip() == "tails"
+====
+# time that is patched
+import time
+def wait(seconds):
+    time.sleep(seconds)
+    return time.time()
+----
+from unittest import mock
+with mock.patch("time.sleep") as nap, mock.patch("time.time", return_value=100.0):
+    assert wait(60) == 100.0
+nap.assert_called_once_with(60)
+====
+# a coroutine that asyncio runs
+import asyncio
+async def fetch(x):
+    await asyncio.sleep(0)
+    return x * 2
+----
+import asyncio
+assert asyncio.run(fetch(4)) == 8
+async def main():
+    assert await fetch(1) == 2
+    assert await asyncio.gather(fetch(1), fetch(2)) == [2, 4]
+    assert await asyncio.wait_for(fetch(5), 1) == 10
+asyncio.run(main())
+----
+import asyncio
+assert asyncio.get_event_loop_policy().new_event_loop().run_until_complete(fetch(3)) == 6
+====
+# coroutines that raise and await what the test gives
+import asyncio
+async def retry(task, times):
+    for i in range(times):
+        try: return await task()
+        except ValueError as e: last = e
+    raise last
+----
+import asyncio
+calls = []
+async def flaky():
+    calls.append(1)
+    await asyncio.sleep(0)
+    if len(calls) < 3: raise ValueError("again")
+    return "done"
+assert asyncio.run(retry(flaky, 5)) == "done" and len(calls) == 3
+async def bad(): raise ValueError("never")
+try: asyncio.run(retry(bad, 2))
+except ValueError as e: assert str(e) == "never"
+else: assert False
+====
+# asynchronous generators and context managers
+class Connection:
+    def __init__(self): self.open = False
+    async def __aenter__(self):
+        self.open = True
+        return self
+    async def __aexit__(self, *error): self.open = False
+    async def rows(self, n):
+        for i in range(n): yield i
+----
+import asyncio
+async def main():
+    c = Connection()
+    async with c as inside:
+        assert inside.open
+        assert [x async for x in inside.rows(3)] == [0, 1, 2]
+    assert not c.open
+asyncio.run(main())
+====
+# attributes of an exception
+class BankError(Exception):
+    def __init__(self, balance, amount):
+        super().__init__(f"need {amount}, have {balance}")
+        self.balance, self.amount = balance, amount
+    def missing(self): return self.amount - self.balance
+def withdraw(balance, amount):
+    if amount > balance: raise BankError(balance, amount)
+    return balance - amount
+----
+try: withdraw(10, 25)
+except BankError as e:
+    assert e.balance == 10 and e.amount == 25 and e.missing() == 15 and str(e) == "need 25, have 10"
+else: assert False
+assert withdraw(10, 4) == 6 and issubclass(BankError, Exception)
+----
+import unittest
+case = unittest.TestCase()
+with case.assertRaises(BankError) as caught: withdraw(1, 2)
+assert caught.exception.amount == 2
+with case.assertRaisesRegex(BankError, "need 2"): withdraw(1, 2)
+====
+# an exception with its own text
+class ParseError(ValueError):
+    def __init__(self, line, why):
+        self.line, self.why = line, why
+    def __str__(self): return f"line {self.line}: {self.why}"
+def parse(text):
+    for i, line in enumerate(text.split("\n"), 1):
+        if "=" not in line: raise ParseError(i, "no =")
+    return dict(line.split("=") for line in text.split("\n"))
+----
+try: parse("a=1\nb")
+except ValueError as e: assert str(e) == "line 2: no =" and e.line == 2 and isinstance(e, ParseError)
+else: assert False
+assert parse("a=1") == {"a": "1"}
+assert str(ParseError(3, "x")) == "line 3: x" and ParseError(3, "x").why == "x"
+====
+# exceptions of the library, and their cause
+import json
+class ConfigError(Exception): pass
+def load(text):
+    try: return json.loads(text)
+    except json.JSONDecodeError as e: raise ConfigError("bad json") from e
+def raw(text): return json.loads(text)
+----
+import json
+try: load("{")
+except ConfigError as e: assert isinstance(e.__cause__, ValueError) and e.args == ("bad json",)
+else: assert False
+try: raw("{")
+except json.JSONDecodeError as e: assert e.pos == 1 and "Expecting" in e.msg
+else: assert False
+====
+# sys.exit that is expected
+import sys
+def main(args):
+    if not args: sys.exit(2)
+    if args[0] == "bad": sys.exit("no such thing")
+    return args[0]
+----
+try: main([])
+except SystemExit as e: assert e.code == 2
+else: assert False
+assert main(["ok"]) == "ok"
+----
+import unittest
+with unittest.TestCase().assertRaises(SystemExit) as caught: main(["bad"])
+assert caught.exception.code == "no such thing"
+====
+# errors of the operating system
+def read(path):
+    with open(path) as f: return f.read()
+----
+try: read("/no/such/file")
+except OSError as e: assert isinstance(e, (FileNotFoundError, PermissionError)) and e.errno in (2, 13)
+else: assert False
+====
+# results that are exceptions
+def attempt(function, *args):
+    try: return function(*args)
+    except Exception as e: return e
+----
+e = attempt(lambda: {}["k"])
+assert isinstance(e, KeyError) and e.args == ("k",) and attempt(len, "abc") == 3
+assert type(attempt(int, "x")) is ValueError and "invalid literal" in str(attempt(int, "x"))
+====
+# the name of a class and of its type
+class Shape:
+    def area(self): raise NotImplementedError
+    def __repr__(self): return f"{type(self).__name__}({self.area()})"
+class Square(Shape):
+    """A square."""
+    def __init__(self, side): self.side = side
+    def area(self): return self.side ** 2
+def biggest(*shapes): return max(shapes, key=lambda s: s.area())
+----
+s = Square(3)
+assert type(s).__name__ == "Square" and s.__class__.__name__ == "Square" and s.__class__ is Square
+assert isinstance(s, Shape) and issubclass(Square, Shape) and repr(s) == "Square(9)" and Square.__doc__ == "A square."
+assert type(s) is Square and type(s) == type(Square(1)) and type(s) != type(Shape())
+try: Shape().area()
+except NotImplementedError: pass
+else: assert False
+assert biggest(s, Square(5), Square(1)).side == 5 and hasattr(s, "side") and not hasattr(s, "radius")
+====
+# an abstract class
+from abc import ABC, abstractmethod
+class Animal(ABC):
+    @abstractmethod
+    def sound(self): ...
+    def speak(self): return f"I say {self.sound()}"
+class Dog(Animal):
+    def sound(self): return "woof"
+----
+assert Dog().speak() == "I say woof"
+try: Animal()
+except TypeError as e: assert "abstract" in str(e)
+else: assert False
+----
+class Cat(Animal):
+    def sound(self): return "meow"
+assert Cat().speak() == "I say meow" and isinstance(Cat(), Animal)
+====
+# data classes and their functions
+from dataclasses import dataclass, field
+@dataclass(order=True)
+class Item:
+    price: float
+    name: str = "x"
+    tags: list = field(default_factory=list)
+    def __post_init__(self):
+        if self.price < 0: raise ValueError("price")
+@dataclass(frozen=True)
+class Key:
+    id: int
+----
+from dataclasses import asdict, astuple, replace, is_dataclass, FrozenInstanceError
+i = Item(2.5, tags=["a"])
+assert asdict(i) == {"price": 2.5, "name": "x", "tags": ["a"]} and astuple(i) == (2.5, "x", ["a"])
+assert replace(i, price=1).price == 1 and is_dataclass(i) and repr(i) == "Item(price=2.5, name='x', tags=['a'])"
+assert Item(1) < Item(2) and sorted([Item(3), Item(1)])[0] == Item(1) and len({Key(1), Key(1)}) == 1
+try: Key(1).id = 3
+except FrozenInstanceError: pass
+else: assert False
+try: Item(-1)
+except ValueError: pass
+else: assert False
+====
+# arithmetic with plain numbers
+class Vector:
+    def __init__(self, *xs): self.xs = xs
+    def __add__(self, other): return Vector(*(a + b for a, b in zip(self.xs, other.xs)))
+    def __mul__(self, k): return Vector(*(k * x for x in self.xs)) if isinstance(k, (int, float)) else sum(a * b for a, b in zip(self.xs, k.xs))
+    __rmul__ = __mul__
+    def __matmul__(self, other): return sum(a * b for a, b in zip(self.xs, other.xs))
+    def __truediv__(self, k): return Vector(*(x / k for x in self.xs))
+    def __neg__(self): return Vector(*(-x for x in self.xs))
+    def __iadd__(self, other):
+        self.xs = tuple(a + b for a, b in zip(self.xs, other.xs))
+        return self
+    def __eq__(self, other): return isinstance(other, Vector) and self.xs == other.xs
+    def __hash__(self): return hash(self.xs)
+    def __bool__(self): return any(self.xs)
+    def __round__(self, n=None): return Vector(*(round(x, n) for x in self.xs))
+----
+v = Vector(1, 2)
+assert v * 3 == Vector(3, 6) and 3 * v == Vector(3, 6) and v @ Vector(3, 4) == 11 and v * Vector(3, 4) == 11
+assert v / 2 == Vector(0.5, 1.0) and -v == Vector(-1, -2) and v != Vector(2, 1) and not Vector(0, 0)
+w = v
+w += Vector(1, 1)
+assert w is v and v.xs == (2, 3) and round(Vector(1.26), 1).xs == (1.3,)
+====
+# numbers of one's own
+class Fixed:
+    def __init__(self, cents): self.cents = cents
+    def __float__(self): return self.cents / 100
+    def __int__(self): return self.cents // 100
+    def __index__(self): return self.cents
+    def __format__(self, spec): return format(float(self), spec or ".2f") + " EUR"
+    def __abs__(self): return Fixed(abs(self.cents))
+    def __invert__(self): return Fixed(-self.cents)
+    def __divmod__(self, other): return divmod(self.cents, other.cents)
+    def __lshift__(self, other): return Fixed(self.cents << other.cents)
+----
+f = Fixed(1234)
+assert float(f) == 12.34 and int(f) == 12 and f"{f}" == "12.34 EUR" and f"{f:.1f}" == "12.3 EUR"
+assert "abc"[Fixed(1)] == "b" and abs(Fixed(-3)).cents == 3 and (~f).cents == -1234
+assert divmod(Fixed(7), Fixed(2)) == (3, 1) and (Fixed(1) << Fixed(3)).cents == 8 and hex(Fixed(255)) == "0xff"
+====
+# a callable object, a descriptor, a property and slots
+class Positive:
+    def __set_name__(self, owner, name): self.name = "_" + name
+    def __get__(self, obj, kind=None): return getattr(obj, self.name)
+    def __set__(self, obj, value):
+        if value <= 0: raise ValueError(f"{self.name[1:]} must be positive")
+        setattr(obj, self.name, value)
+class Box:
+    __slots__ = ("_width",)
+    width = Positive()
+    def __init__(self, width): self.width = width
+    def __call__(self, k): return self.width * k
+    @property
+    def area(self): return self.width ** 2
+    @staticmethod
+    def unit(): return Box(1)
+----
+b = Box(3)
+assert b(2) == 6 and b.area == 9 and callable(b) and Box.unit().width == 1
+b.width = 4
+assert b.area == 16
+for bad in (0, -1):
+    try: b.width = bad
+    except ValueError as e: assert str(e) == "width must be positive"
+    else: assert False
+try: b.area = 3
+except AttributeError: pass
+else: assert False
+====
+# generators that are sent to, closed and delegated to
+def averager():
+    total, n, mean = 0, 0, None
+    while True:
+        x = yield mean
+        total, n = total + x, n + 1
+        mean = total / n
+def flatten(x):
+    for y in x:
+        if isinstance(y, list): yield from flatten(y)
+        else: yield y
+----
+g = averager()
+next(g)
+assert g.send(10) == 10 and g.send(20) == 15
+g.close()
+assert list(flatten([1, [2, [3]], 4])) == [1, 2, 3, 4]
+it = flatten([1])
+assert next(it) == 1 and next(it, "end") == "end"
+try: next(it)
+except StopIteration: pass
+else: assert False
+====
+# an iterator class
+class Fib:
+    def __init__(self, n): self.n, self.a, self.b = n, 0, 1
+    def __iter__(self): return self
+    def __next__(self):
+        if self.n == 0: raise StopIteration
+        self.n, value = self.n - 1, self.a
+        self.a, self.b = self.b, self.a + self.b
+        return value
+----
+assert list(Fib(6)) == [0, 1, 1, 2, 3, 5] and sum(Fib(5)) == 7 and max(Fib(7)) == 8
+assert [a + b for a, b in zip(Fib(3), Fib(3))] == [0, 2, 2] and list(enumerate(Fib(2))) == [(0, 0), (1, 1)]
+f = Fib(1)
+assert iter(f) is f and next(f) == 0 and next(f, None) is None
+====
+# a solution class with a tree
+class TreeNode:
+    def __init__(self, val=0, left=None, right=None): self.val, self.left, self.right = val, left, right
+class Solution:
+    def invertTree(self, root):
+        if root: root.left, root.right = self.invertTree(root.right), self.invertTree(root.left)
+        return root
+    def maxDepth(self, root): return 1 + max(self.maxDepth(root.left), self.maxDepth(root.right)) if root else 0
+----
+root = TreeNode(4, TreeNode(2), TreeNode(7, TreeNode(6)))
+assert Solution().maxDepth(root) == 3
+out = Solution().invertTree(root)
+assert out.left.val == 7 and out.right.val == 2 and out is root and out.left.right.val == 6 and out.right.left is None
+====
+# a solution class whose tests define the nodes
+from typing import Optional
+class ListNode:
+    def __init__(self, val=0, next=None): self.val, self.next = val, next
+class Solution:
+    def mergeTwoLists(self, a: Optional[ListNode], b: Optional[ListNode]):
+        head = tail = ListNode()
+        while a and b:
+            if a.val <= b.val: tail.next, a = a, a.next
+            else: tail.next, b = b, b.next
+            tail = tail.next
+        tail.next = a or b
+        return head.next
+----
+class ListNode:
+    def __init__(self, val=0, next=None): self.val, self.next = val, next
+def make(xs): return ListNode(xs[0], make(xs[1:])) if xs else None
+def take(n): return [n.val] + take(n.next) if n else []
+assert take(Solution().mergeTwoLists(make([1, 4]), make([2, 3, 5]))) == [1, 2, 3, 4, 5]
+assert take(Solution().mergeTwoLists(None, None)) == []
+====
+# a solution class with a cache and hints
+from functools import lru_cache, cache
+from typing import List
+class Solution:
+    def climb(self, n: int) -> int:
+        @lru_cache(maxsize=None)
+        def go(k): return 1 if k < 2 else go(k - 1) + go(k - 2)
+        return go(n)
+    def rotate(self, nums: List[int], k: int) -> None:
+        k %= len(nums)
+        nums[:] = nums[-k:] + nums[:-k]
+@cache
+def square(x): return x * x
+----
+s = Solution()
+assert s.climb(10) == 89
+nums = [1, 2, 3, 4]
+assert s.rotate(nums, 1) is None and nums == [4, 1, 2, 3]
+assert square(3) == 9 and square(3) == 9 and square.cache_info().hits == 1
+square.cache_clear()
+====
+# a design problem driven by lists of operations
+class MinStack:
+    def __init__(self): self.data = []
+    def push(self, x): self.data.append((x, min(x, self.data[-1][1] if self.data else x)))
+    def pop(self): self.data.pop()
+    def top(self): return self.data[-1][0]
+    def getMin(self): return self.data[-1][1]
+----
+ops = ["MinStack", "push", "push", "push", "getMin", "pop", "top", "getMin"]
+args = [[], [-2], [0], [-3], [], [], [], []]
+out, obj = [None], MinStack()
+for op, arg in zip(ops[1:], args[1:]): out.append(getattr(obj, op)(*arg))
+assert out == [None, None, None, None, -3, None, 0, -2]
+====
+# a unittest class, run by its loader
+def add(a, b): return a + b
+class Account:
+    def __init__(self): self.balance = 0
+    def deposit(self, x):
+        if x <= 0: raise ValueError("amount")
+        self.balance += x
+----
+import unittest
+class TestAll(unittest.TestCase):
+    def setUp(self): self.account = Account()
+    def test_add(self):
+        self.assertEqual(add(1, 2), 3)
+        for a, b in [(1, 1), (2, 5)]:
+            with self.subTest(a=a): self.assertEqual(add(a, b), a + b)
+    def test_deposit(self):
+        self.account.deposit(5)
+        self.assertEqual(self.account.balance, 5)
+        self.assertIsInstance(self.account, Account)
+        with self.assertRaises(ValueError): self.account.deposit(-1)
+        self.assertRaises(ValueError, self.account.deposit, 0)
+suite = unittest.defaultTestLoader.loadTestsFromTestCase(TestAll)
+result = unittest.TextTestRunner().run(suite)
+assert result.wasSuccessful() and result.testsRun == 2
+====
+# a module that the test imports
+def add(a, b): return a + b
+class Adder:
+    def __init__(self, n): self.n = n
+    def __call__(self, x): return add(self.n, x)
+----
+from solution import add, Adder
+assert add(1, 2) == 3 and Adder(2)(3) == 5
+----
+import solution
+assert solution.add(1, 2) == 3
+from unittest.mock import patch
+with patch("solution.add", return_value=99): assert Adder(2)(3) == 99
+assert Adder(2)(3) == 5
+====
+# a mock that is given as an argument
+class Service:
+    def __init__(self, db): self.db = db
+    def name(self, id):
+        row = self.db.find(id)
+        self.db.log("read", id=id)
+        return row["name"] if row else None
+def notify(users, send):
+    for u in users: send(u, text="hi")
+----
+from unittest.mock import Mock, MagicMock, call
+db = MagicMock()
+db.find.return_value = {"name": "ada"}
+assert Service(db).name(3) == "ada"
+db.find.assert_called_once_with(3)
+db.log.assert_called_once_with("read", id=3)
+send = Mock()
+notify(["a", "b"], send)
+assert send.call_args_list == [call("a", text="hi"), call("b", text="hi")]
+====
+# decorators with arguments and functions as values
+import functools
+def repeat(n):
+    def wrap(f):
+        @functools.wraps(f)
+        def inner(*args, **named): return [f(*args, **named) for _ in range(n)]
+        return inner
+    return wrap
+def compose(*fs): return functools.reduce(lambda f, g: lambda x: g(f(x)), fs)
+adder = functools.partial(lambda a, b: a + b, 10)
+----
+@repeat(3)
+def hello(name):
+    """Says hello."""
+    return f"hi {name}"
+assert hello("x") == ["hi x"] * 3 and hello.__name__ == "hello" and hello.__doc__ == "Says hello."
+assert compose(str, len)(12345) == 5 and adder(5) == 15 and list(map(adder, [1, 2])) == [11, 12]
+====
+# an observer with callbacks and test objects
+class Emitter:
+    def __init__(self): self.handlers = {}
+    def on(self, name, handler):
+        self.handlers.setdefault(name, []).append(handler)
+        return self
+    def emit(self, name, *args): return [h(*args) for h in self.handlers.get(name, [])]
+class Visitor:
+    def visit(self, node): return getattr(node, "accept")(self)
+----
+seen = []
+e = Emitter().on("x", seen.append).on("x", lambda v: v * 2)
+assert e.emit("x", 5) == [None, 10] and seen == [5] and e.emit("y") == []
+----
+class Leaf:
+    def __init__(self, v): self.v = v
+    def accept(self, visitor): return self.v + 1
+assert Visitor().visit(Leaf(4)) == 5
+====
+# a linked list class
+class Node:
+    def __init__(self, data): self.data, self.next = data, None
+class LinkedList:
+    def __init__(self, xs=()):
+        self.head, self.size = None, 0
+        for x in xs: self.append(x)
+    def append(self, x):
+        node, self.size = Node(x), self.size + 1
+        if not self.head: self.head = node; return
+        at = self.head
+        while at.next: at = at.next
+        at.next = node
+    def __iter__(self):
+        at = self.head
+        while at: yield at.data; at = at.next
+    def __len__(self): return self.size
+    def __str__(self): return " -> ".join(map(str, self))
+    def __eq__(self, other): return list(self) == list(other)
+    def __add__(self, other): return LinkedList([*self, *other])
+    def __getitem__(self, i): return list(self)[i]
+    def __contains__(self, x): return x in list(self)
+----
+l = LinkedList([1, 2, 3])
+assert list(l) == [1, 2, 3] and len(l) == 3 and str(l) == "1 -> 2 -> 3" and l.head.next.data == 2
+assert 2 in l and 9 not in l and l[0] == 1 and l[-1] == 3 and LinkedList([1]) + LinkedList([2]) == LinkedList([1, 2])
+assert [*l] == [1, 2, 3] and tuple(l) == (1, 2, 3) and dict.fromkeys(l) == {1: None, 2: None, 3: None}
+a, *rest = l
+assert a == 1 and rest == [2, 3]
+====
+# a matrix that extends nothing and is indexed by pairs
+class Matrix:
+    def __init__(self, rows): self.rows = [list(r) for r in rows]
+    @classmethod
+    def identity(cls, n): return cls([[int(i == j) for j in range(n)] for i in range(n)])
+    def __getitem__(self, ij): return self.rows[ij[0]][ij[1]]
+    def __setitem__(self, ij, x): self.rows[ij[0]][ij[1]] = x
+    def __matmul__(self, o): return Matrix([[sum(a * b for a, b in zip(r, c)) for c in zip(*o.rows)] for r in self.rows])
+    def __pow__(self, n): return self if n == 1 else self @ self ** (n - 1)
+    def __eq__(self, o): return self.rows == o.rows
+    @property
+    def T(self): return Matrix(zip(*self.rows))
+----
+m = Matrix([[1, 2], [3, 4]])
+assert m[0, 1] == 2 and m @ Matrix.identity(2) == m and (m ** 2).rows == [[7, 10], [15, 22]] and m.T.rows == [[1, 3], [2, 4]]
+m[0, 0] = 9
+assert m[0, 0] == 9
+====
+# containers of the library as answers
+from collections import Counter, OrderedDict, defaultdict, deque, ChainMap
+from types import SimpleNamespace
+def group(words):
+    d = defaultdict(list)
+    for w in words: d[len(w)].append(w)
+    return d
+def ordered(d): return OrderedDict(sorted(d.items()))
+def count(t): return Counter(t)
+def last(xs, n): return deque(xs, maxlen=n)
+def space(**k): return SimpleNamespace(**k)
+----
+from collections import OrderedDict, defaultdict
+g = group(["a", "bb", "c"])
+assert g == {1: ["a", "c"], 2: ["bb"]} and isinstance(g, defaultdict) and g[9] == []
+o = ordered({"b": 1, "a": 2})
+assert o == OrderedDict([("a", 2), ("b", 1)]) and isinstance(o, OrderedDict) and list(o) == ["a", "b"]
+o.move_to_end("a")
+assert list(o) == ["b", "a"] and count("aab").most_common(1) == [("a", 2)] and last([1, 2, 3], 2).maxlen == 2
+assert space(a=1).a == 1
+====
+# views, maps, zips and other lazy answers
+def keys(d): return d.keys()
+def items(d): return d.items()
+def squares(xs): return map(lambda x: x * x, xs)
+def pairs(a, b): return zip(a, b)
+def evens(xs): return filter(lambda x: x % 2 == 0, xs)
+def back(xs): return reversed(xs)
+----
+assert list(keys({"a": 1})) == ["a"] and sorted(items({"b": 2, "a": 1})) == [("a", 1), ("b", 2)]
+assert list(squares([1, 2])) == [1, 4] and dict(pairs("ab", [1, 2])) == {"a": 1, "b": 2}
+assert list(evens(range(5))) == [0, 2, 4] and list(back([1, 2])) == [2, 1] and set(keys({"a": 1})) == {"a"}
+assert len(keys({"a": 1})) == 1 and "a" in keys({"a": 1})
+====
+# dates, decimals, fractions, complex, bytes, paths and uuids
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal, ROUND_HALF_UP
+from fractions import Fraction
+from pathlib import PurePosixPath
+from uuid import UUID
+def parse(text): return datetime.strptime(text, "%Y-%m-%d %H:%M")
+def clock(h, m): return time(h, m)
+def money(x): return Decimal(x).quantize(Decimal("0.01"), ROUND_HALF_UP)
+def half(): return Fraction(1, 2)
+def root(): return complex(0, 1)
+def path(*parts): return PurePosixPath(*parts)
+def ident(n): return UUID(int=n)
+def utc(): return timezone.utc
+----
+import datetime, uuid
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePosixPath
+assert parse("2024-02-29 10:30") == datetime.datetime(2024, 2, 29, 10, 30) and parse("2024-02-29 10:30").weekday() == 3
+assert money("2.675") == Decimal("2.68") and half() == 0.5 and half() + half() == 1 and root() ** 2 == -1
+assert clock(9, 5) == datetime.time(9, 5) and clock(9, 5).isoformat() == "09:05:00"
+assert path("a", "b.txt") == PurePosixPath("a/b.txt") and path("a", "b.txt").suffix == ".txt" and str(path("a")) == "a"
+assert ident(5) == uuid.UUID(int=5) and utc() == datetime.timezone.utc
+====
+# regular expressions and their matches
+import re
+def find(pattern, text): return re.search(pattern, text)
+def compiled(): return re.compile(r"\d+")
+----
+m = find(r"(\w+)@(\w+)", "me: ada@home")
+assert m and m.group(1) == "ada" and m.groups() == ("ada", "home") and m.start() == 4 and m[2] == "home"
+assert find("x", "abc") is None and compiled().findall("1 22") == ["1", "22"] and compiled().pattern == r"\d+"
+====
+# text that the library makes
+import json
+import textwrap
+from string import Template
+def dump(x): return json.dumps(x, sort_keys=True)
+def wrap(t, n): return textwrap.fill(t, n)
+def render(t, **k): return Template(t).substitute(**k)
+----
+import json
+assert json.loads(dump({"b": [1, None], "a": True})) == {"a": True, "b": [1, None]} and dump({"b": 1, "a": 2}) == '{"a": 2, "b": 1}'
+assert wrap("aa bb cc", 5) == "aa bb\ncc" and render("$x!", x="hi") == "hi!"
+====
+# threads, locks and queues
+import queue, threading
+class Counter:
+    def __init__(self): self.n, self.lock = 0, threading.Lock()
+    def hit(self):
+        with self.lock: self.n += 1
+def run(counter, k):
+    threads = [threading.Thread(target=counter.hit) for _ in range(k)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    return counter.n
+def produce(xs):
+    q = queue.Queue()
+    for x in xs: q.put(x)
+    return q
+----
+c = Counter()
+assert run(c, 8) == 8 and c.n == 8
+q = produce([1, 2])
+assert q.get() == 1 and q.qsize() == 1 and not q.empty()
+with c.lock: assert c.lock.locked()
+====
+# a singleton by its metaclass, and a registry
+class Meta(type):
+    made = {}
+    def __call__(cls, *args):
+        if cls not in Meta.made: Meta.made[cls] = super().__call__(*args)
+        return Meta.made[cls]
+class Single(metaclass=Meta):
+    def __init__(self, x=0): self.x = x
+class Plugin:
+    registry = {}
+    def __init_subclass__(cls, key=None, **more):
+        super().__init_subclass__(**more)
+        if key: Plugin.registry[key] = cls
+class Csv(Plugin, key="csv"):
+    def run(self): return "csv"
+----
+assert Single(1) is Single(2) and Single().x == 1
+assert Plugin.registry["csv"]().run() == "csv" and Plugin.registry["csv"] is Csv and list(Plugin.registry) == ["csv"]
+====
+# attributes by name, made when they are asked for
+class Record:
+    def __init__(self, **fields): self.__dict__.update(fields)
+    def __getattr__(self, name):
+        if name.startswith("get_"): return lambda: self.__dict__[name[4:]]
+        raise AttributeError(f"no {name}")
+    def __eq__(self, other): return self.__dict__ == other.__dict__
+----
+r = Record(a=1, b=2)
+assert r.a == 1 and r.get_b() == 2 and r == Record(a=1, b=2) and vars(r) == {"a": 1, "b": 2} and r.__dict__["a"] == 1
+r.c = 5
+assert r.get_c() == 5 and getattr(r, "zz", None) is None
+delattr(r, "c")
+assert not hasattr(r, "c")
+setattr(r, "d", 4)
+assert r.d == 4
+try: r.nothing
+except AttributeError as e: assert "no nothing" in str(e)
+else: assert False
+====
+# total ordering, sorting and heaps
+import heapq
+from functools import total_ordering
+@total_ordering
+class Version:
+    def __init__(self, text): self.parts = tuple(map(int, text.split(".")))
+    def __eq__(self, other): return self.parts == other.parts
+    def __lt__(self, other): return self.parts < other.parts
+    def __hash__(self): return hash(self.parts)
+    def __repr__(self): return ".".join(map(str, self.parts))
+def latest(versions): return max(versions)
+----
+assert Version("1.10") > Version("1.9") and Version("2.0") >= Version("2.0") and Version("1.0") != Version("1.1")
+assert repr(latest([Version("1.2"), Version("1.10")])) == "1.10" and len({Version("1.0"), Version("1.0")}) == 1
+assert [repr(v) for v in sorted([Version("2.0"), Version("1.5")])] == ["1.5", "2.0"] and str(Version("1.0")) == "1.0"
+import heapq
+h = [Version("3.0"), Version("1.0"), Version("2.0")]
+heapq.heapify(h)
+assert repr(heapq.heappop(h)) == "1.0"
+====
+# the environment and the command line, patched
+import os, sys
+def home(): return os.environ.get("APP_HOME", "none")
+def command(): return sys.argv[1:]
+----
+import os, sys
+from unittest.mock import patch
+with patch.dict(os.environ, {"APP_HOME": "/x"}): assert home() == "/x"
+assert home() == "none"
+with patch.object(sys, "argv", ["prog", "-v", "3"]): assert command() == ["-v", "3"]
+====
+# a file that is mocked
+def count_lines(path):
+    with open(path) as f: return sum(1 for line in f if line.strip())
+def save(path, text):
+    with open(path, "w") as f: f.write(text)
+----
+from unittest.mock import mock_open, patch
+with patch("builtins.open", mock_open(read_data="a\n\nb\n")) as fake:
+    assert count_lines("x.txt") == 2
+fake.assert_called_once_with("x.txt")
+with patch("builtins.open", mock_open()) as fake: save("y.txt", "hi")
+fake().write.assert_called_once_with("hi")
+====
+# signatures and annotations
+import inspect
+def area(width: float, height: float = 1.0, *, unit: str = "m") -> str:
+    """Area with its unit."""
+    return f"{width * height}{unit}"
+async def later(): return 1
+def gen(): yield 1
+----
+import inspect
+s = inspect.signature(area)
+assert list(s.parameters) == ["width", "height", "unit"] and s.parameters["height"].default == 1.0
+assert area.__annotations__["return"] == str and inspect.getdoc(area) == "Area with its unit." and callable(area)
+assert inspect.iscoroutinefunction(later) and inspect.isgeneratorfunction(gen) and inspect.isfunction(area)
+import types
+assert isinstance(gen(), types.GeneratorType)
+====
+# pattern matching on classes, and walrus
+from dataclasses import dataclass
+@dataclass
+class Circle:
+    r: float
+@dataclass
+class Rect:
+    w: float
+    h: float
+def area(shape):
+    match shape:
+        case Circle(r): return 3 * r * r
+        case Rect(w=w, h=h): return w * h
+        case _: raise TypeError(shape)
+----
+assert area(Circle(2)) == 12 and area(Rect(2, 3)) == 6
+try: area("x")
+except TypeError as e: assert e.args == ("x",)
+else: assert False
+====
+# weak tests of types, and truth
+def is_even(n): return n % 2 == 0
+def nothing(): pass
+def both(): return 1, "a"
+def floats(): return [0.1 + 0.2, float("nan"), float("inf")]
+----
+assert is_even(4) is True and nothing() is None and isinstance(both(), tuple) and type(both()[1]) is str
+import math
+a, b, c = floats()
+assert math.isclose(a, 0.3) and math.isnan(b) and math.isinf(c) and round(a, 2) == 0.3
+'''  # noqa: E501
+
+PROMPTED = r'''
+# a future import behind a prompt
+from typing import List
+
+
+def total(xs: List[int]) -> int:
+    """Sum of xs."""
+----
+```python
+from __future__ import annotations
+
+def total(xs: list[int] | None) -> int:
+    return sum(xs or [])
+```
+----
+assert total([1, 2]) == 3 and total(None) == 0
+====
+# a future import in the prompt, and again
+from __future__ import annotations
+import math
+
+
+def hyp(a: float, b: float) -> float:
+    """Hypotenuse."""
+----
+from __future__ import annotations
+import math
+
+def hyp(a: float, b: float) -> float:
+    return math.sqrt(a * a + b * b)
+----
+assert hyp(3, 4) == 5.0
+====
+# a helper of the prompt that its tests use
+def encode(s: str):
+    return "".join(chr((ord(c) - 97 + 5) % 26 + 97) for c in s)
+
+
+def decode(s: str):
+    """Undoes encode."""
+----
+    return "".join(chr((ord(c) - 97 - 5) % 26 + 97) for c in s)
+----
+for text in ("abc", "xyz", ""): assert decode(encode(text)) == text
+'''
+
+PROGRAMS = r'''
+# java
+import java.util.*;
+class Solution {
+    static int twice(int x) { return 2 * x; }
+    public static void main(String[] args) {
+        Scanner in = new Scanner(System.in);
+        System.out.println(twice(in.nextInt()));
+    }
+}
+====
+# java
+import java.util.Scanner;
+public final class Doubler {
+    record Pair(int a, int b) { int sum() { return a + b; } }
+    public static void main(String... args) {
+        int n = new Scanner(System.in).nextInt();
+        System.out.println(new Pair(n, n).sum());
+    }
+}
+====
+# java
+package com.example;
+// public class Decoy
+class Helper { int two(int x) { return x + x; } }
+class Program {
+    public static void main(final String[] args) throws Exception {
+        System.out.println(new Helper().two(Integer.parseInt(new java.io.BufferedReader(new java.io.InputStreamReader(System.in)).readLine().trim())));
+    }
+}
+====
+# c++
+#include <bits/stdc++.h>
+#include <ranges>
+using namespace std;
+struct P { int x; auto operator<=>(const P&) const = default; };
+template <typename T> concept Number = std::integral<T>;
+auto twice(Number auto x) { return x + x; }
+int main() {
+    int n; cin >> n;
+    vector<int> v{n, n};
+    int sum = 0;
+    for (int x : v | views::filter([](int x) { return x != 0; })) sum += x;
+    cout << (P{1} < P{2} ? sum : 0) + (twice(n) - 2 * n) << endl;
+}
+====
+# c
+#include <stdio.h>
+#include <math.h>
+int main(void) { int n; if (scanf("%d", &n) != 1) return 1; printf("%.0f\n", sqrt(4.0 * n * n)); return 0; }
+'''  # noqa: E501
+
+
+def parts(text, n):
+    """The items of a list above -> [(name, part, ...)]; the first part lies below the name."""
+    for item in text.strip("\n").split("\n====\n"):
+        name, rest = item.split("\n", 1)
+        yield name.removeprefix("# "), *rest.split("\n----\n", n)
+
+
+def jobs():
+    """{name: (prompt, completion, tests, language)}"""
+    found = {}
+    for name, code, tests in parts(ASSERTED, 1):
+        found[name] = "", code, tests.split("\n----\n"), "python"
+    for name, prompt, completion, tests in parts(PROMPTED, 2):
+        found[name] = prompt + "\n", completion, tests.split("\n----\n"), "python"
+    for i, (language, code) in enumerate(parts(PROGRAMS, 0)):
+        tests = [{"input": "21\n", "output": "42\n"}, {"input": "4", "output": "8"}]
+        found[f"{language} {i}"] = "", code, tests, language
+    return found
