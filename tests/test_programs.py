@@ -324,7 +324,7 @@ def test_the_reference_solutions_of_humaneval_all_pass():
     fenced = [f"Sure:\n```python\n{head}{body}```" for head, body in zip(own, solutions, strict=True)]
     assert programs.tests(prompts, fenced, tests, entries) == [1] * 164     # its imports and helpers come along
     assert programs.syntax(prompts, solutions, entries) == [1] * 164
-    for body in "x", "0":       # 38 and 50 undo what the prompt does, 32 asks a polynomial of the prompt whether it is 0
+    for body in "x", "0":       # 38 and 50 undo what the prompt does; in 32 its polynomial must be 0
         names = [re.findall(r"^def (\w+)", prompt, re.M) for prompt in prompts]
         lies = ["```\n" + "".join(f"def {n}(x, *_): return {body}\n" for n in row) + "```" for row in names]
         assert programs.tests(prompts, lies, tests, entries) == [0] * 164
