@@ -223,8 +223,8 @@ def search(pattern, text, flags=0, seconds=SEARCH_SECONDS):
             process.communicate()
     if process.returncode != -signal.SIGVTALRM:
         raise RuntimeError(f"the process that searches for {pattern!r} ended with {process.returncode}: out of memory?")
-    raise ValueError(f"the pattern {pattern!r} takes more than {seconds:g} s on a text of {len(text)} characters: write "
-                     "it so that a text matches in one way only, as a+ instead of (a+)+, or bound it, as a{1,9}")
+    raise ValueError(f"the pattern {pattern!r} takes more than {seconds:g} s on a text of {len(text)} characters: "
+                     "write it so that a text matches in one way only, as a+ instead of (a+)+, or bound it, as a{1,9}")
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------

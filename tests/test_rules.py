@@ -77,7 +77,7 @@ def test_a_pattern_without_end_is_an_error_that_says_what_to_do(monkeypatch):
     monkeypatch.setattr(rules.search, "__defaults__", (0, 0.2))
     start = time.perf_counter()
     for rule, more in (rules.regex, "^(a+)+$"), (rules.safety, "(x*)*y"):
-        with pytest.raises(ValueError, match=r"takes more than 0.2 s on a text of 61 characters: write it so.*a\+ instead"):
+        with pytest.raises(ValueError, match=r"more than 0.2 s on a text of 61 characters: write it so.*a\+ instead"):
             rule({"^": "a"}.get(more[0], "x") * 60 + "!", more)
         assert rule("ay", more) == (0 if rule is rules.safety else 0)       # and the next has a process of its own
     assert rules.regex("it is 5\ud800", "5.$") == 1 and time.perf_counter() - start < 5
