@@ -273,6 +273,8 @@ def read_config(folder):
         fields.setdefault("mask_id", named_mask(folder))
     if isinstance(fields.get("eos_id"), list):
         fields["eos_id"] = fields["eos_id"][0] if fields["eos_id"] else None
+    if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # each of them gets names
+        raise ValueError(f"{path}: {keys['n_layer']}={fields['n_layer']}: no model has more than 10,000 layers")
     missing = [keys[f] for f in ("vocab_size", "n_layer", "n_head", "d_model", "d_ff") if f not in fields]
     if missing:
         raise ValueError(f"{path}: missing {', '.join(missing)}")

@@ -59,8 +59,6 @@ class ModelConfig:
         for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window", "block_causal"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.n_layer > 10_000:  # each has a name in a folder, and a file may say anything
-            raise ValueError(f"n_layer={self.n_layer}: no model has more than 10,000 layers")
         if self.d_head is None and self.d_model % self.n_head:
             raise ValueError(f"d_model={self.d_model} must be divisible by n_head={self.n_head} (or set d_head)")
         if self.n_kv_head is not None and (self.n_kv_head < 1 or self.n_head % self.n_kv_head):

@@ -14,6 +14,7 @@ contained.
 Programs in other languages run behind the same walls, one process per test. Weaker there: they can read the toolchain
 (/usr, /lib) and exec it (what it starts stays inside); compilers, not the programs, can fork, and write to one folder.
 """
+import _thread
 import ast
 import builtins
 import collections
@@ -101,7 +102,8 @@ TYPES = {k.__name__: k for k in vars(types).values() if isinstance(k, type)}  # 
 # (ALONE), but an operator with two sides (PAIRS) only if both are such objects. So the candidate's classes can add and
 # order their own kind, and are never asked whether they equal, exceed or contain a plain value: they would say yes.
 # Only an object that the test itself has made of a class (`meant`) is asked what it contains and which number it is. It
-# may also be added to a plain value, if that makes an object again. A test that wants a number does not make a Vector.
+# may also be added to a plain value, if that makes an object again, which is then `mixed` and no number: it has seen
+# the value. A test that wants a number does not make a Vector.
 library = lambda module, name, *args, **named: getattr(importlib.import_module(module), name)(*args, **named)
 leave = lambda x, error: type(x).__exit__(x, error and type(error), error, None)
 ALONE = dict(getattr=getattr, setattr=setattr, delattr=delattr, iter=iter, next=next, len=len, str=str, repr=repr,
@@ -125,7 +127,8 @@ class Remote:
     def __new__(cls, peer, number, *body):
         if body: return derive(peer, number, *body)  # a test's class statement with a base of the candidate's: its name
         self = super().__new__(cls)
-        for name, value in zip(Remote.__slots__, (peer, number, False, False), strict=True):
+        asks_freely = peer.ops is not JUDGE_OPS  # a candidate: what a test gives it does not lie
+        for name, value in zip(Remote.__slots__, (peer, number, asks_freely, False), strict=True):
             object.__setattr__(self, name, value)
         return self
 
@@ -176,13 +179,15 @@ def pair(name, swapped=False):
     def method(self, x):
         if not foreign(x) and (name in ORDER or not self._meant): return NotImplemented
         result = self._peer.call(name, (x, self) if swapped else (self, x), {})
-        return meant(result, self) if foreign(x) or foreign(result) else NotImplemented
+        return meant(result, self, x) if foreign(x) or foreign(result) else NotImplemented
     return method
 
 
-def meant(x, maker):
-    """What an object that a test has made makes of itself, -v or v + w, is meant, too."""
-    if maker._meant and foreign(x): object.__setattr__(x, "_meant", True)
+def meant(x, *makers):
+    """What an object that a test has made makes of itself, -v or v + w, is meant, too; mixed is what v + 1 makes."""
+    if makers[0]._meant and foreign(x) and x is not makers[0]:
+        pure = all(foreign(y) and y._meant != "mixed" for y in makers)
+        object.__setattr__(x, "_meant", True if pure else "mixed")
     return x
 
 
@@ -190,7 +195,9 @@ def alone(name):
     def method(self, *args):
         if name in MEANT and not self._meant: raise TypeError(f"an object has no {name}")
         result = self._peer.call(name, (self, *args), {})
-        return meant(result, self) if name in ("neg", "pos", "invert", "abs", "round", "copy", "deepcopy") else result
+        if self._meant == "mixed" and name in NUMERICAL and not foreign(result):
+            raise TypeError(f"no {name} of what was made with a plain value")
+        return meant(result, self) if name in (*UNARY, "copy", "deepcopy") else result
     return method
 
 
@@ -261,8 +268,10 @@ class Like:
 
 LOCAL = {"_peer", "_number", "_meant", "_makes", "_names", "_base", "_read"}
 CHANGING = "setitem delitem".split() + [f"i{n}" for n in NUMERIC]
+UNARY = "neg", "pos", "invert", "abs", "round", "bool"
+NUMERICAL = {*UNARY, *MEANT, "len"}
 FREE = "str", "repr", "format"
-READING = [*FREE, *"len iter getitem contains reversed bool hash abs neg pos invert int float index round".split()]
+READING = [*FREE, *UNARY, *"len iter getitem contains reversed hash int float index".split()]
 NUMBERS = int, float, complex, Decimal, Fraction, str, bytes
 
 
@@ -285,15 +294,16 @@ def refill(x, base, now):
 
 def like_method(base, name, op, swapped=False):
     """The method of a stub with contents: those of its base on the contents, unless the object may be asked."""
-    plainly = getattr(base, name, None) or op == "bool" and len
+    plainly = getattr(base, name, None) or op == "bool" and (lambda x: base.__len__(x) > 0)
     known = {name, name.replace("__i", "__", 1) if op in CHANGING else name, "__missing__" if op == "getitem" else name}
 
     def method(self, *args):
         other = args and all(map(foreign, args))
+        if self._meant == "mixed" and op in NUMERICAL: raise TypeError(f"no {op} of what was made with a plain value")
         may = other and op in PAIRS or self._meant and (op in READING or base not in NUMBERS) or op in FREE
         if op in CHANGING and base in MUTABLE or may and op not in ORDER and known & self._names:
             result = self._peer.call(op, (*args, self) if swapped else (self, *args), {})
-            if op in PAIRS: meant(result, self)
+            if op in PAIRS: meant(result, self, *args)
             if op in READING or op in ("setitem", "delitem") or other or foreign(result): return result
         if not plainly and op in PAIRS and op != "contains": return NotImplemented
         if not plainly: raise TypeError(f"a {base.__name__} has no {name}")
@@ -307,7 +317,7 @@ def like_class(base):
     """The class of stubs whose contents are of this type."""
     body = {"_base": base, "__hash__": base.__hash__}
     for op in {*READING, *CHANGING, *PAIRS}:
-        if op in PAIRS or op in ("len", "iter", "bool") or hasattr(base, f"__{op}__"):
+        if op in PAIRS or op in UNARY or hasattr(base, f"__{op}__"):  # str with __int__ would be asked for int("5")
             body[f"__{op}__"] = like_method(base, f"__{op}__", op)
     for op in [*NUMERIC, "divmod"]: body[f"__r{op}__"] = like_method(base, f"__r{op}__", op, swapped=True)
     return type(base.__name__, (Like, base), body)
@@ -352,8 +362,8 @@ def printed(name, text):
         getattr(sys, name).write(text)
 
 
-MADE = "str repr getitem setitem delitem contains enter exit reversed lt le gt ge add sub mul".split()
-JUDGE_OPS = {n: if_made((ALONE | PAIRS | {"exit": leave})[n]) for n in MADE} | {
+MADE = ["exit", *"str repr format getitem setitem delitem reversed enter neg abs copy deepcopy".split(), *MEANT, *PAIRS]
+JUDGE_OPS = {n: if_made((CANDIDATE_OPS | {"exit": leave})[n]) for n in MADE} | {
     "getattr": test_field, "setattr": test_field, "iter": iter, "next": next, "len": len, "bool": bool, "hash": hash,
     "eq": operator.eq, "await": run_coroutine, "printed": printed}
 
@@ -373,6 +383,14 @@ def ask_error(self, name):
 def say_error(self): return str(self._remote) if "_remote" in vars(self) else Exception.__str__(self)
 
 
+class OwnKind(type):
+    """The class of classes of exceptions that are at the other end: their attributes are asked there."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"): raise AttributeError(name)
+        return getattr(type.__getattribute__(cls, "_home"), name)
+
+
 OWN_ERROR = {"__init__": make_error, "__getattr__": ask_error, "__str__": say_error}
 
 
@@ -385,6 +403,7 @@ class Peer:
         self.stubs, self.types = {}, {}  # what we know of its objects, and of its exceptions and namedtuples
         self.defined, self.calls = {}, 0  # what classes that extend a plain one define; how often we called
         self.exits, self.before_call = False, None  # may a call end in SystemExit; what to do before each
+        self.one_caller = _thread.RLock()  # a test may have threads
 
     def die(self, why):
         self.dead = self.dead or why  # stays when a test swallows the exception: dying must never pass as raising
@@ -454,7 +473,7 @@ class Peer:
     def pack_error(self, x):
         """An exception: what it is, its arguments, its attributes and its cause."""
         if "_remote" in x.__dict__: return {"yours": x._remote._number}
-        tell = [list(BaseException.args.__get__(x)), dict(x.__dict__), None]
+        tell = [list(BaseException.args.__get__(x)), {k: v for k, v in x.__dict__.items() if k[:1] != "_"}, None]
         cause = x.__cause__
         if issubclass(type(cause), Exception) and type(cause).__module__ != "test":
             tell[2] = self.error_names(type(cause))
@@ -497,7 +516,7 @@ class Peer:
         kind, args, fields = self.error_type(names), self.unpack(args), self.unpack(fields)
         known = self.stubs.get(number)
         if type(known) is kind: return known
-        try: error = kind.__new__(kind) if "_home" in vars(kind) else kind(*args)
+        try: error = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind)
         except Exception: error = kind.__new__(kind)
         error.args = tuple(args)
         fields = {k: v for k, v in fields.items() if not k.startswith("_") and not hasattr(BaseException, k)}
@@ -524,7 +543,7 @@ class Peer:
             found = getattr(sys.modules.get(module), name, None) if standard else self.types.get(number)
             if not isinstance(found, type):
                 own = OWN_ERROR | {"_home": Remote(self, int(number)), "__module__": "solution"}
-                found = self.types[number] = type(name, tuple(map(self.error_type, bases)), own)
+                found = self.types[number] = OwnKind(name, tuple(map(self.error_type, bases)), own)
         if not issubclass(found, (Exception, SystemExit)): raise TypeError("not an exception")
         return found
 
@@ -537,6 +556,9 @@ class Peer:
 
     def call(self, what, args, named):
         """Call a function of the other end, and serve its calls back until the answer comes."""
+        with self.one_caller: return self.call_alone(what, args, named)
+
+    def call_alone(self, what, args, named):
         if self.dead: raise Dead(self.dead)
         if self.before_call: self.before_call()
         self.calls += what != "plain"
@@ -722,9 +744,10 @@ class World:
     def __init__(self, peer, library):
         self.peer, self.sent, self.seeds, self.busy = peer, {}, [], False
         self.modules, random = {}, importlib.import_module("random")
-        for name in {"builtins", "sys", *library}:
+        for name in {"builtins", "sys", *library} - {"antigravity", "this"}:
             with contextlib.suppress(ImportError): self.modules[name] = importlib.import_module(name)
         self.real_seed, self.environ = random.seed, dict(os.environ)
+        self.told = self.environ
         random.seed = self.seed
         self.before = {name: dict(vars(module)) for name, module in self.modules.items()}
 
@@ -752,20 +775,23 @@ class World:
                 if place not in now: self.peer.call("restore", place, {})
                 elif place not in self.sent or now[place] is not self.sent[place]: self.replace(place, now[place])
             self.sent = now
-            if environ != self.environ: self.peer.call("environ", (environ,), {})
-            self.environ = environ
+            if environ != self.told:  # not where this machine keeps its things
+                own = {k: v for k, v in environ.items() if self.environ.get(k) != v}
+                self.peer.call("environ", (own,), {})
+            self.told = environ
         finally: self.busy = False
 
     def replace(self, place, value):
         if place in (("sys", "stdout"), ("sys", "stderr")): self.peer.call("print_here", place, {})
-        elif place == ("sys", "stdin"):
-            text = value.getvalue()[value.tell():] if type(value) is io.StringIO else "".join(value)
-            self.peer.call("read_here", (text,), {})
+        elif place == ("sys", "stdin") and type(value) is io.StringIO:
+            self.peer.call("read_here", (value.getvalue()[value.tell():],), {})
         else:
             with contextlib.suppress(TypeError): self.peer.call("replace", (*place, value), {})
 
     def end(self):
         importlib.import_module("random").seed = self.real_seed
+        os.environ.clear()
+        os.environ.update(self.environ)
         for module, name in self.changed(): setattr(self.modules[module], name, self.before[module][name])
         if self.sent and not self.peer.dead: self.tell()
 

@@ -1162,6 +1162,728 @@ assert is_even(4) is True and nothing() is None and isinstance(both(), tuple) an
 import math
 a, b, c = floats()
 assert math.isclose(a, 0.3) and math.isnan(b) and math.isinf(c) and round(a, 2) == 0.3
+====
+# unittest skip main guard
+class Calc:
+    def div(self, a, b):
+        if b == 0: raise ZeroDivisionError("no")
+        return a / b
+----
+import unittest
+from solution import Calc
+class TestCalc(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.calc = Calc()
+    def test_div(self):
+        self.assertEqual(self.calc.div(6, 3), 2)
+        self.assertAlmostEqual(self.calc.div(1, 3), 0.3333, places=3)
+        with self.assertRaisesRegex(ZeroDivisionError, "no"): self.calc.div(1, 0)
+if __name__ == "__main__":
+    unittest.main()
+====
+# defaultdict subclass
+from collections import defaultdict, UserDict, UserList, UserString
+class Graph(defaultdict):
+    def __init__(self): super().__init__(set)
+    def link(self, a, b): self[a].add(b); self[b].add(a)
+class Cfg(UserDict):
+    def __getitem__(self, k): return self.data.get(k, 0)
+class L(UserList):
+    def total(self): return sum(self.data)
+----
+g = Graph()
+g.link(1, 2); g.link(1, 3)
+assert g[1] == {2, 3} and g == {1: {2, 3}, 2: {1}, 3: {1}} and len(g) == 3
+assert sorted(g) == [1, 2, 3]
+c = Cfg(a=1)
+assert c["a"] == 1 and c["zz"] == 0 and len(c) == 1 and "a" in c
+l = L([1, 2])
+l.append(3)
+assert l.total() == 6 and len(l) == 3 and list(l) == [1, 2, 3] and l[0] == 1 and l[1:].total() == 5
+====
+# deque subclass and queue
+from collections import deque
+class MovingAverage(deque):
+    def __init__(self, n): super().__init__(maxlen=n)
+    def next(self, x): self.append(x); return sum(self) / len(self)
+----
+m = MovingAverage(2)
+assert m.next(1) == 1.0 and m.next(3) == 2.0 and m.next(5) == 4.0 and list(m) == [3, 5] and m.maxlen == 2
+m.appendleft(0)
+assert m[0] == 0
+====
+# tuple subclass with new
+class Vec(tuple):
+    def __new__(cls, *xs): return super().__new__(cls, xs)
+    def __add__(self, o): return Vec(*(a + b for a, b in zip(self, o)))
+    def __mul__(self, k): return Vec(*(a * k for a in self))
+    __rmul__ = __mul__
+    def __abs__(self): return sum(a * a for a in self) ** 0.5
+    @property
+    def x(self): return self[0]
+----
+v = Vec(3, 4)
+assert v + Vec(1, 1) == (4, 5) and abs(v) == 5.0 and v * 2 == (6, 8) and 2 * v == Vec(6, 8) and v.x == 3 and len(v) == 2
+assert hash(v) == hash((3, 4)) and v[0] == 3 and list(v) == [3, 4] and v == (3, 4)
+====
+# float subclass
+class Celsius(float):
+    @property
+    def fahrenheit(self): return self * 9 / 5 + 32
+    def __repr__(self): return f"{float(self)}C"
+----
+c = Celsius(100)
+assert c == 100 and c.fahrenheit == 212 and repr(c) == "100.0C" and c > 50 and round(c) == 100
+import math
+assert math.sqrt(c) == 10 and max(c, 3) == 100
+====
+# enum functional and flags, dataclass enum
+from enum import Enum, IntEnum, Flag, auto, unique
+Weekday = Enum("Weekday", "MON TUE")
+@unique
+class Planet(Enum):
+    EARTH = (5.97e24, 6.37e6)
+    def __init__(self, mass, radius): self.mass, self.radius = mass, radius
+    @property
+    def g(self): return round(6.67e-11 * self.mass / self.radius ** 2, 1)
+class P(Flag):
+    A = auto()
+    B = auto()
+class Card(IntEnum):
+    TWO = 2
+    ACE = 14
+    def face(self): return self.name.title()
+----
+assert Weekday.MON.value == 1 and len(Weekday) == 2 and Weekday["TUE"] == Weekday.TUE and Planet.EARTH.g == 9.8
+assert P.A in (P.A | P.B) and P.B not in P.A and bool(P.A & P.B) is False and (P.A | P.B).value == 3
+assert Card.ACE > Card.TWO and Card.ACE.face() == "Ace" and sorted([Card.ACE, Card.TWO])[0] == 2 and Card(14) == Card.ACE
+assert isinstance(Card.ACE, int) and isinstance(Card.ACE, Card) and Card.ACE + 1 == 15 and max(Card) == 14
+assert {c.name: c.value for c in Card} == {"TWO": 2, "ACE": 14} and list(Weekday)[0] is Weekday.MON
+assert Weekday.MON.name in Weekday.__members__
+try: Card(99)
+except ValueError as e: assert "99 is not a valid Card" in str(e)
+else: assert False
+====
+# timer context with exit raising
+import time
+class Timer:
+    def __enter__(self): self.t = time.perf_counter(); return self
+    def __exit__(self, *e): self.elapsed = time.perf_counter() - self.t
+class Tx:
+    def __init__(self): self.ops, self.state = [], "new"
+    def __enter__(self): self.state = "open"; return self
+    def add(self, x): self.ops.append(x)
+    def __exit__(self, t, v, tb):
+        if t: self.ops.clear(); self.state = "rolled back"
+        else: self.state = "committed"
+----
+with Timer() as t: x = sum(range(10))
+assert t.elapsed >= 0
+with Tx() as tx: tx.add(1)
+assert tx.state == "committed" and tx.ops == [1]
+tx = Tx()
+try:
+    with tx:
+        tx.add(2)
+        raise ValueError("boom")
+except ValueError as e: assert str(e) == "boom"
+assert tx.state == "rolled back" and tx.ops == []
+====
+# capture print by patch of print and StringIO
+class Printer:
+    def show(self, *items): print(*items, sep="-", end="!\n")
+def hello(): print("Hello"); return 1
+----
+import io, contextlib
+buf = io.StringIO()
+with contextlib.redirect_stdout(buf):
+    Printer().show(1, 2)
+    r = hello()
+assert buf.getvalue() == "1-2!\nHello\n" and r == 1
+import sys
+from io import StringIO
+captured = StringIO()
+sys.stdout = captured
+hello()
+sys.stdout = sys.__stdout__
+assert captured.getvalue() == "Hello\n"
+====
+# write to a given file object
+import csv, io
+def report(rows, out):
+    for r in rows: out.write(",".join(map(str, r)) + "\n")
+def parse(f): return [line.strip().split(",") for line in f]
+def table(f): return list(csv.reader(f))
+def make(): return io.StringIO("a\nb")
+----
+import io
+out = io.StringIO()
+report([(1, 2), (3, 4)], out)
+assert out.getvalue() == "1,2\n3,4\n"
+assert parse(io.StringIO("a,b\nc,d")) == [["a", "b"], ["c", "d"]] and table(io.StringIO("x,y\n")) == [["x", "y"]]
+assert make().read() == "a\nb"
+====
+# input loop game
+def main():
+    while True:
+        cmd = input("> ")
+        if cmd == "quit": break
+        print(cmd[::-1])
+----
+from unittest.mock import patch
+import io
+with patch("builtins.input", side_effect=["abc", "xyz", "quit"]), patch("sys.stdout", new_callable=io.StringIO) as out:
+    main()
+assert out.getvalue() == "cba\nzyx\n"
+====
+# input monkey and iter
+def ask(): return [input() for _ in range(2)]
+----
+import builtins
+answers = iter(["a", "b"])
+builtins.input = lambda *args: next(answers)
+assert ask() == ["a", "b"]
+====
+# random choice with seed and Random object
+import random
+class Deck:
+    def __init__(self, rng=None): self.rng = rng or random; self.cards = list(range(5))
+    def shuffle(self): self.rng.shuffle(self.cards); return self.cards
+def pick(xs): return random.choice(xs)
+----
+import random
+random.seed(7)
+a = Deck().shuffle()
+random.seed(7)
+assert Deck().shuffle() == a and sorted(a) == list(range(5))
+random.seed(1); e = random.choice("abc"); random.seed(1)
+assert pick("abc") == e
+====
+# async class with gather, timeout and queue
+import asyncio
+class Pool:
+    def __init__(self, n): self.sem, self.seen = asyncio.Semaphore(n), []
+    async def run(self, x):
+        async with self.sem:
+            await asyncio.sleep(0.001)
+            self.seen.append(x)
+            return x * x
+async def all_squares(xs):
+    pool = Pool(2)
+    return await asyncio.gather(*(pool.run(x) for x in xs))
+async def slow(): await asyncio.sleep(10)
+async def numbers():
+    for i in range(3):
+        yield i
+----
+import asyncio
+assert asyncio.run(all_squares([1, 2, 3])) == [1, 4, 9]
+async def main():
+    try: await asyncio.wait_for(slow_short(), 0.05)
+    except asyncio.TimeoutError: return "late"
+async def slow_short(): await asyncio.sleep(1)
+assert asyncio.run(main()) == "late"
+async def collect(): return [x async for x in numbers()]
+assert asyncio.run(collect()) == [0, 1, 2]
+loop = asyncio.new_event_loop()
+assert loop.run_until_complete(all_squares([2])) == [4]
+loop.close()
+====
+# IsolatedAsyncioTestCase
+async def fetch(x):
+    if x < 0: raise ValueError("negative")
+    return {"x": x}
+----
+import unittest
+class T(unittest.IsolatedAsyncioTestCase):
+    async def test_it(self):
+        self.assertEqual(await fetch(1), {"x": 1})
+        with self.assertRaises(ValueError): await fetch(-1)
+unittest.main()
+====
+# exceptions hierarchy and chained
+class AppError(Exception):
+    code = 500
+    def __init__(self, message="app", *, details=None):
+        super().__init__(message)
+        self.message, self.details = message, details or {}
+    def to_dict(self): return {"code": self.code, "message": self.message, **self.details}
+class NotFound(AppError, LookupError):
+    code = 404
+def find(d, k):
+    try: return d[k]
+    except KeyError as e: raise NotFound(f"no {k}", details={"key": k}) from e
+----
+try: find({}, "a")
+except AppError as e:
+    assert e.code == 404 and e.to_dict() == {"code": 404, "message": "no a", "key": "a"} and isinstance(e, LookupError)
+    assert isinstance(e.__cause__, KeyError) and e.details["key"] == "a" and str(e) == "no a" and e.args == ("no a",)
+    assert type(e).__name__ == "NotFound" and isinstance(e, NotFound) and repr(e) == "NotFound('no a')"
+else: assert False
+assert NotFound.code == 404 and issubclass(NotFound, AppError) and NotFound("x").message == "x"
+try: raise NotFound("mine", details={"z": 1})
+except NotFound as e: assert e.to_dict()["z"] == 1
+====
+# argparse exit and warnings
+import argparse, warnings
+def parse(argv):
+    p = argparse.ArgumentParser(prog="x")
+    p.add_argument("--n", type=int, required=True)
+    return p.parse_args(argv)
+def old(): warnings.warn("old", DeprecationWarning); return 1
+----
+assert parse(["--n", "3"]).n == 3
+try: parse([])
+except SystemExit as e: assert e.code == 2
+else: assert False, "no exit"
+assert old() == 1
+====
+# logging
+import logging
+logger = logging.getLogger("app")
+def work(x):
+    if x < 0: logger.warning("negative %d", x)
+    return abs(x)
+----
+import unittest
+assert work(-3) == 3
+====
+# generics and protocols
+from typing import Generic, TypeVar, Protocol, Optional
+T = TypeVar("T")
+class Stack(Generic[T]):
+    def __init__(self): self._items: list[T] = []
+    def push(self, item: T) -> None: self._items.append(item)
+    def pop(self) -> T: return self._items.pop()
+    def __len__(self) -> int: return len(self._items)
+    def __bool__(self): return bool(self._items)
+class Greeter(Protocol):
+    def greet(self) -> str: ...
+def use(g: Greeter) -> str: return g.greet()
+----
+s = Stack[int]()
+s.push(1); s.push(2)
+assert s.pop() == 2 and len(s) == 1 and s and s._items == [1]
+class En:
+    def greet(self): return "hi"
+assert use(En()) == "hi"
+====
+# ordering of objects passed from the test, with their methods
+def biggest(items): return max(items)
+def ordered(items): return sorted(items, key=lambda i: i.size(), reverse=True)
+def total(items): return sum(i.size() for i in items)
+def same(a, b): return a == b
+def describe(x): return f"<{x}>"
+def at(x, i): return x[i], len(x), i in x
+----
+class Item:
+    def __init__(self, n): self.n = n
+    def size(self): return self.n
+    def __lt__(self, o): return self.n < o.n
+    def __gt__(self, o): return self.n > o.n
+    def __eq__(self, o): return self.n == o.n
+    def __str__(self): return f"item {self.n}"
+    def __getitem__(self, i): return self.n + i
+    def __len__(self): return self.n
+    def __contains__(self, i): return i < self.n
+a, b = Item(1), Item(2)
+assert biggest([a, b]) is b and [i.n for i in ordered([a, b])] == [2, 1] and total([a, b]) == 3
+assert same(a, Item(1)) and not same(a, b) and describe(a) == "<item 1>" and at(b, 1) == (3, 2, True)
+====
+# memoize class decorators, functools tools
+import functools, itertools, operator
+class memoize:
+    def __init__(self, f): self.f, self.cache, self.calls = f, {}, 0; functools.update_wrapper(self, f)
+    def __call__(self, *a):
+        if a not in self.cache: self.calls += 1; self.cache[a] = self.f(*a)
+        return self.cache[a]
+@memoize
+def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+@functools.singledispatch
+def kind(x): return "other"
+@kind.register
+def _(x: int): return "int"
+@kind.register
+def _(x: list): return "list"
+----
+assert fib(30) == 832040 and fib.calls == 31 and fib.cache[(5,)] == 5 and fib.__name__ == "fib"
+assert kind(3) == "int" and kind([]) == "list" and kind("x") == "other"
+====
+# retry decorator with a failing mock and sleep patched
+import time, functools
+def retry(times, delay=1):
+    def deco(f):
+        @functools.wraps(f)
+        def inner(*a, **k):
+            for i in range(times):
+                try: return f(*a, **k)
+                except ConnectionError:
+                    if i == times - 1: raise
+                    time.sleep(delay)
+        return inner
+    return deco
+----
+from unittest.mock import Mock, patch
+f = Mock(side_effect=[ConnectionError("a"), ConnectionError("b"), 42])
+f.__name__ = "f"
+with patch("time.sleep") as nap: assert retry(3, delay=2)(f)(1) == 42
+assert f.call_count == 3 and nap.call_count == 2
+nap.assert_called_with(2)
+====
+# datetime now patched in the module
+from datetime import datetime, date
+def greeting(now=None):
+    h = (now or datetime.now()).hour
+    return "morning" if h < 12 else "evening"
+def age(born, today): return today.year - born.year - ((today.month, today.day) < (born.month, born.day))
+----
+from datetime import datetime, date
+assert greeting(datetime(2024, 1, 1, 9)) == "morning" and age(date(2000, 5, 5), date(2024, 5, 4)) == 23
+from unittest.mock import patch
+with patch("solution.datetime") as fake:
+    fake.now.return_value = datetime(2024, 1, 1, 20)
+    assert greeting() == "evening"
+====
+# a test with helper classes from typing and heap of records
+import heapq
+from collections import namedtuple
+from dataclasses import dataclass, field
+@dataclass(order=True)
+class Task:
+    priority: int
+    name: str = field(compare=False)
+class Scheduler:
+    def __init__(self): self.heap = []
+    def add(self, t): heapq.heappush(self.heap, t)
+    def run(self):
+        while self.heap: yield heapq.heappop(self.heap).name
+----
+s = Scheduler()
+for p, n in [(3, "c"), (1, "a"), (2, "b")]: s.add(Task(p, n))
+assert list(s.run()) == ["a", "b", "c"]
+assert Task(1, "x") == Task(1, "y") and Task(1, "x") < Task(2, "a") and Task(1, "z").name == "z"
+t = Task(priority=5, name="q")
+t.priority += 1
+assert t.priority == 6 and str(t) == "Task(priority=6, name='q')"
+====
+# chainable builder and fluent interface
+class Query:
+    def __init__(self): self.parts = []
+    def where(self, **k): self.parts += [f"{a}={b}" for a, b in k.items()]; return self
+    def __str__(self): return " AND ".join(self.parts)
+    def __len__(self): return len(self.parts)
+    def __add__(self, other): q = Query(); q.parts = self.parts + other.parts; return q
+    def __iadd__(self, text): self.parts.append(text); return self
+    def __call__(self): return tuple(self.parts)
+----
+q = Query().where(a=1).where(b=2)
+assert str(q) == "a=1 AND b=2" and len(q) == 2 and f"{q}" == "a=1 AND b=2" and "%s" % q == "a=1 AND b=2"
+q += "c=3"
+assert q() == ("a=1", "b=2", "c=3") and len(q + Query()) == 3
+====
+# polynomials with plain numbers on both sides
+class Poly:
+    def __init__(self, *c): self.c = list(c)
+    def __call__(self, x): return sum(a * x ** i for i, a in enumerate(self.c))
+    def __add__(self, o): o = o if isinstance(o, Poly) else Poly(o); n = max(len(self.c), len(o.c)); return Poly(*((self.c + [0] * n)[i] + (o.c + [0] * n)[i] for i in range(n)))
+    __radd__ = __add__
+    def __eq__(self, o): return self.c == o.c
+    def __repr__(self): return f"Poly({', '.join(map(str, self.c))})"
+    def __getitem__(self, i): return self.c[i]
+    def __neg__(self): return Poly(*(-a for a in self.c))
+    def __sub__(self, o): return self + -o
+    def __pow__(self, n): return n
+    def __floordiv__(self, n): return Poly(*(a // n for a in self.c))
+----
+p = Poly(1, 2)
+assert p(3) == 7 and p + 1 == Poly(2, 2) and 1 + p == Poly(2, 2) and p - Poly(1) == Poly(0, 2) and p[1] == 2
+assert repr(p + p) == "Poly(2, 4)" and sum([p, p], Poly(0)) == Poly(2, 4) and (p // 2).c == [0, 1] and -p == Poly(-1, -2)
+====
+# bisect, set and dict of candidate objects
+class Point:
+    def __init__(self, x, y): self.x, self.y = x, y
+    def __eq__(self, o): return isinstance(o, Point) and (self.x, self.y) == (o.x, o.y)
+    def __hash__(self): return hash((self.x, self.y))
+    def __iter__(self): yield self.x; yield self.y
+    def __repr__(self): return f"({self.x}, {self.y})"
+def neighbours(p): return {Point(p.x + 1, p.y), Point(p.x, p.y + 1)}
+def grid(n): return {Point(i, j): i * j for i in range(n) for j in range(n)}
+----
+assert neighbours(Point(0, 0)) == {Point(1, 0), Point(0, 1)} and Point(1, 0) in neighbours(Point(0, 0))
+assert grid(3)[Point(2, 2)] == 4 and len(grid(2)) == 4 and Point(1, 1) != (1, 1) and Point(1, 2) != None
+x, y = Point(3, 4)
+assert (x, y) == (3, 4) and tuple(Point(1, 2)) == (1, 2) and [Point(1, 2)].index(Point(1, 2)) == 0
+assert str([Point(1, 2)]) == "[(1, 2)]"
+====
+# weakrefs, slots, class attributes changed by the test
+class Counter:
+    total = 0
+    def __init__(self): Counter.total += 1; self.id = Counter.total
+    def __del__(self): pass
+    @classmethod
+    def reset(cls): cls.total = 0
+    @staticmethod
+    def version(): return "1.0"
+----
+Counter(); Counter()
+assert Counter.total == 2
+Counter.total = 10
+assert Counter().id == 11
+Counter.reset()
+assert Counter.total == 0 and Counter.version() == "1.0" and Counter().version() == "1.0"
+assert hasattr(Counter, "reset") and callable(Counter.reset) and not hasattr(Counter, "nope")
+====
+# global functions with mutable defaults, closures and nonlocal
+def make_counter(start=0):
+    n = start
+    def inc(by=1):
+        nonlocal n
+        n += by
+        return n
+    def reset(): nonlocal n; n = start
+    inc.reset = reset
+    return inc
+def accumulate(x, acc=[]): acc.append(x); return acc
+----
+c = make_counter(5)
+assert c() == 6 and c(4) == 10
+c.reset()
+assert c() == 6
+assert accumulate(1) == [1] and accumulate(2) == [1, 2]
+====
+# a matrix class extending list
+class Matrix(list):
+    def __init__(self, rows): super().__init__([list(r) for r in rows])
+    def transpose(self): return Matrix(zip(*self))
+    def __mul__(self, o): return Matrix([[sum(a * b for a, b in zip(r, c)) for c in zip(*o)] for r in self])
+    @property
+    def shape(self): return len(self), len(self[0])
+    def __str__(self): return "\n".join(" ".join(map(str, r)) for r in self)
+----
+m = Matrix([[1, 2], [3, 4]])
+assert m.shape == (2, 2) and m.transpose() == [[1, 3], [2, 4]] and m * Matrix([[1, 0], [0, 1]]) == m
+assert str(m) == "1 2\n3 4" and m[1][0] == 3 and len(m) == 2
+m[0] = [9, 9]
+assert m == [[9, 9], [3, 4]] and [sum(r) for r in m] == [18, 7]
+m[0][1] = 1
+assert isinstance(m, Matrix)
+====
+# sorted list that extends list
+import bisect
+class SortedList(list):
+    def add(self, x): bisect.insort(self, x)
+    def append(self, x): self.add(x)
+    def __contains__(self, x): i = bisect.bisect_left(self, x); return i < len(self) and self[i] == x
+----
+s = SortedList()
+for x in (3, 1, 2): s.add(x)
+s.append(0)
+assert s == [0, 1, 2, 3] and 2 in s and 7 not in s and s.index(2) == 2 and s[-1] == 3
+s.remove(1)
+assert s == [0, 2, 3] and s.pop(0) == 0 and s + [9] == [2, 3, 9] and s.copy() == [2, 3]
+====
+# case insensitive dictionary
+class CaseDict(dict):
+    def __setitem__(self, k, v): super().__setitem__(k.lower(), v)
+    def __getitem__(self, k): return super().__getitem__(k.lower())
+    def __contains__(self, k): return super().__contains__(k.lower())
+    def get(self, k, d=None): return super().get(k.lower(), d)
+----
+d = CaseDict()
+d["Abc"] = 1
+assert d["ABC"] == 1 and "aBc" in d and d.get("ABC") == 1 and d == {"abc": 1} and "x" not in d and list(d) == ["abc"]
+d["abc"] += 5
+assert d["abc"] == 6 and d.pop("abc") == 6 and not d
+====
+# attribute dictionary
+class AttrDict(dict):
+    def __getattr__(self, k):
+        try: return self[k]
+        except KeyError: raise AttributeError(k)
+    def __setattr__(self, k, v): self[k] = v
+----
+d = AttrDict(a=1)
+assert d.a == 1 and d["a"] == 1
+d.b = 2
+assert d == {"a": 1, "b": 2} and d.b == 2
+try: d.zzz
+except AttributeError: pass
+else: assert False
+import json
+assert json.dumps(d, sort_keys=True) == '{"a": 1, "b": 2}'
+====
+# tree with recursion returning nested objects and None checks
+class Node:
+    def __init__(self, key): self.key, self.left, self.right = key, None, None
+class BST:
+    def __init__(self): self.root = None
+    def insert(self, key):
+        def go(n):
+            if n is None: return Node(key)
+            if key < n.key: n.left = go(n.left)
+            elif key > n.key: n.right = go(n.right)
+            return n
+        self.root = go(self.root)
+    def inorder(self):
+        def go(n): return go(n.left) + [n.key] + go(n.right) if n else []
+        return go(self.root)
+    def __contains__(self, k):
+        n = self.root
+        while n and n.key != k: n = n.left if k < n.key else n.right
+        return n is not None
+    def height(self):
+        def go(n): return 1 + max(go(n.left), go(n.right)) if n else 0
+        return go(self.root)
+    def __iter__(self): return iter(self.inorder())
+----
+b = BST()
+for k in [5, 2, 8, 1]: b.insert(k)
+assert b.inorder() == [1, 2, 5, 8] and 8 in b and 7 not in b and b.root.key == 5 and b.root.left.left.key == 1
+assert b.root.right.left is None and b.height() == 3 and list(b) == [1, 2, 5, 8] and BST().root is None and 1 not in BST()
+====
+# bank with property setter, class constants, private
+class Account:
+    MIN = 10
+    def __init__(self, owner, balance=0): self.owner, self._balance, self.__pin = owner, balance, 1234
+    @property
+    def balance(self): return self._balance
+    @balance.setter
+    def balance(self, v):
+        if v < 0: raise ValueError("Balance cannot be negative")
+        self._balance = v
+    @balance.deleter
+    def balance(self): self._balance = 0
+    def check(self, pin): return pin == self.__pin
+----
+a = Account("x", 50)
+a.balance = 20
+assert a.balance == 20 and a._balance == 20 and a.check(1234) and a._Account__pin == 1234 and Account.MIN == 10
+a.balance += 5
+assert a.balance == 25
+del a.balance
+assert a.balance == 0
+try: a.balance = -1
+except ValueError as e: assert str(e) == "Balance cannot be negative"
+else: assert False
+====
+# iter with sentinel and zip longest, generators in tests
+def chunks(xs, n):
+    it = iter(xs)
+    import itertools
+    return iter(lambda: tuple(itertools.islice(it, n)), ())
+def primes():
+    n, found = 2, []
+    while True:
+        if all(n % p for p in found): found.append(n); yield n
+        n += 1
+----
+import itertools
+assert list(chunks(range(5), 2)) == [(0, 1), (2, 3), (4,)]
+assert list(itertools.islice(primes(), 5)) == [2, 3, 5, 7, 11]
+assert next(p for p in primes() if p > 20) == 23
+assert [a for a, b in zip(primes(), range(3))] == [2, 3, 5]
+g = primes()
+assert (next(g), next(g)) == (2, 3)
+assert list(itertools.takewhile(lambda p: p < 10, primes())) == [2, 3, 5, 7]
+====
+# type hints via get_type_hints and typing
+from typing import get_type_hints, List, Dict, Union
+def f(a: int, b: str = "x") -> List[int]: return [a]
+----
+assert f(1) == [1] and f.__defaults__ == ("x",) and f.__name__ == "f" and f.__annotations__["a"] is int
+====
+# isinstance of abc and callables
+from collections.abc import Iterable, Callable, Mapping
+def flatten(x): return [z for y in x for z in (flatten(y) if isinstance(y, Iterable) and not isinstance(y, (str, bytes)) else [y])]
+class Reg(Mapping):
+    def __init__(self, d): self.d = d
+    def __getitem__(self, k): return self.d[k]
+    def __iter__(self): return iter(self.d)
+    def __len__(self): return len(self.d)
+----
+assert flatten([1, (2, [3]), "ab"]) == [1, 2, 3, "ab"]
+r = Reg({"a": 1})
+assert r["a"] == 1 and dict(r) == {"a": 1} and len(r) == 1 and "a" in r and r.get("z", 5) == 5 and list(r.items()) == [("a", 1)]
+====
+# proxies, delegation and rich repr
+class Proxy:
+    def __init__(self, obj): object.__setattr__(self, "_obj", obj)
+    def __getattr__(self, n): return getattr(self._obj, n)
+    def __setattr__(self, n, v): setattr(self._obj, n, v)
+class Real:
+    def __init__(self): self.v = 1
+    def double(self): return self.v * 2
+----
+p = Proxy(Real())
+p.v = 21
+assert p.double() == 42 and p.v == 21
+====
+# pytest style with parametrised loops
+def fizz(n): return "FizzBuzz" if n % 15 == 0 else "Fizz" if n % 3 == 0 else "Buzz" if n % 5 == 0 else str(n)
+----
+def test_fizz():
+    for n, want in [(3, "Fizz"), (5, "Buzz"), (15, "FizzBuzz"), (1, "1")]:
+        assert fizz(n) == want, f"{n}: {fizz(n)}"
+def test_type():
+    assert isinstance(fizz(2), str)
+test_fizz()
+====
+# tempfile free path work
+import os.path, pathlib
+def ext(p): return os.path.splitext(p)[1]
+def stem(p): return pathlib.Path(p).stem
+def join(*p): return pathlib.Path(*p)
+----
+assert ext("a/b.txt") == ".txt" and stem("x/y.tar") == "y" and str(join("a", "b")) == "a/b"
+from pathlib import Path
+assert join("a", "b") == Path("a/b")
+====
+# exists patched
+import os
+def find(p): return "yes" if os.path.exists(p) else "no"
+def files(d): return sorted(f for f in os.listdir(d) if f.endswith(".py"))
+----
+from unittest.mock import patch
+with patch("os.path.exists", return_value=True): assert find("/nope") == "yes"
+with patch("os.listdir", return_value=["b.py", "a.py", "c.txt"]): assert files(".") == ["a.py", "b.py"]
+====
+# patch object on a class
+class Api:
+    def get(self): raise RuntimeError("network")
+    def name(self): return self.get()["name"].upper()
+----
+from unittest.mock import patch, MagicMock
+with patch.object(Api, "get", return_value={"name": "bob"}) as g:
+    assert Api().name() == "BOB"
+    g.assert_called_once()
+a = Api()
+a.get = MagicMock(return_value={"name": "x"})
+assert a.name() == "X"
+a.get.assert_called_once_with()
+try: Api().name()
+except RuntimeError: pass
+else: assert False
+====
+# threading timers and thread results
+import threading
+from concurrent.futures import ThreadPoolExecutor
+class Safe:
+    def __init__(self): self.v, self.lock = 0, threading.RLock()
+    def add(self):
+        with self.lock:
+            v = self.v
+            self.v = v + 1
+def run(n):
+    s = Safe()
+    with ThreadPoolExecutor(4) as ex: list(ex.map(lambda _: s.add(), range(n)))
+    return s
+----
+import threading
+assert run(50).v == 50
+s = Safe()
+ts = [threading.Thread(target=s.add) for _ in range(5)]
+[t.start() for t in ts]; [t.join() for t in ts]
+assert s.v == 5
 '''  # noqa: E501
 
 PROMPTED = r'''

@@ -521,8 +521,9 @@ def test_a_llama_that_computes_something_else_is_refused(change, named, tmp_path
 
 
 @pytest.mark.parametrize("change, named", [
-    (dict(model_type=["llada"]), r"model_type is \['llada'\]; known families"), (dict(model_type={}), "model_type is {}"),
-    (dict(model_type=None), "model_type is None"), (dict(n_layers=10**9), "n_layer=1000000000: no model has more than"),
+    (dict(model_type=["llada"]), r"model_type is \['llada'\]; known families"),
+    (dict(model_type={}), "model_type is {}"),
+    (dict(model_type=None), "model_type is None"), (dict(n_layers=10**9), "n_layers=1000000000: no model has more"),
     (dict(eos_token_id=["a"]), "eos_id='a': expected"), (dict(eos_token_id={}), "eos_id={}: expected"),
     (dict(rope_scaling=[8.0]), r"rope_scaling=\[8.0\]: expected an object"),
     (dict(rope_parameters="no"), "rope_parameters='no'"),

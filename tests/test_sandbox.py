@@ -258,6 +258,9 @@ YES = """
         def __enter__(self): return self
         async def __aexit__(self, *error): return True
         async def __aenter__(self): return self
+        def __abs__(self): return 0
+        __round__ = __int__ = __index__ = __len__ = __abs__
+        def __float__(self): return 0.0
         def __sub__(self, o): return {zero}
         __lt__ = __le__ = __gt__ = __ge__ = __eq__
         __rsub__ = __add__ = __radd__ = __mul__ = __and__ = __xor__ = __isub__ = __mod__ = __sub__
@@ -280,7 +283,8 @@ def test_a_class_that_says_yes_earns_nothing_by_extending_a_plain_one(box, base)
 def test_a_difference_from_a_plain_value_is_not_the_objects_to_make(box, base, zero):
     code = textwrap.dedent(YES.format(name="Yes", base=base, zero=zero.format(name="Yes")))
     tests = ["abs(f() - 3) < 1", "abs(3 - f()) < 1", "not (f() - 3)", "abs(Yes() - 3) < 1", "abs(3 - Yes()) < 1",
-             "Yes() - 3 == 0", "sum([f(), -3]) == 0", "round(f() - 3, 2) == 0", "float(f()) == 3", "int(f()) == 3", "f() > 2"]
+             "Yes() - 3 == 0", "sum([f(), -3]) == 0", "round(f() - 3, 2) == 0", "float(f()) == 3", "int(f()) == 3", "f() > 2",
+             "-1 < float(Yes() - 3) < 1", "round(Yes() - 3) == 0", "len(Yes() - 3) == 0", "not (Yes() - 3 - Yes())"]
     verdict = one(box, code, [f"assert {t}" for t in tests])
     assert verdict["passed"] == [False] * len(tests), verdict["passed"]
 
