@@ -122,13 +122,13 @@ PAIRS |= {f"i{n}": getattr(operator, f"__i{n}__") for n in NUMERIC} | {"divmod":
 
 class Remote:
     """A stub of an object at the other end: whatever is done to it is asked over there."""
-    __slots__ = "_peer", "_number", "_meant", "_makes"  # did the test make it; does calling it make such an object
+    __slots__ = "_peer", "_number", "_meant", "_makes", "__weakref__"  # did the test make it; does calling it make one
 
     def __new__(cls, peer, number, *body):
         if body: return derive(peer, number, *body)  # a test's class statement with a base of the candidate's: its name
         self = super().__new__(cls)
         asks_freely = peer.ops is not JUDGE_OPS  # a candidate: what a test gives it does not lie
-        for name, value in zip(Remote.__slots__, (peer, number, asks_freely, False), strict=True):
+        for name, value in ("_peer", peer), ("_number", number), ("_meant", asks_freely), ("_makes", False):
             object.__setattr__(self, name, value)
         return self
 
@@ -179,15 +179,17 @@ def pair(name, swapped=False):
     def method(self, x):
         if not foreign(x) and (name in ORDER or not self._meant): return NotImplemented
         result = self._peer.call(name, (x, self) if swapped else (self, x), {})
-        return meant(result, self, x) if foreign(x) or foreign(result) else NotImplemented
+        parts = result if type(result) is tuple else (result,)  # divmod has two
+        return meant(result, self, x) if foreign(x) or parts and all(map(foreign, parts)) else NotImplemented
     return method
 
 
 def meant(x, *makers):
     """What an object that a test has made makes of itself, -v or v + w, is meant, too; mixed is what v + 1 makes."""
-    if makers[0]._meant and foreign(x) and x is not makers[0]:
-        pure = all(foreign(y) and y._meant != "mixed" for y in makers)
-        object.__setattr__(x, "_meant", True if pure else "mixed")
+    pure = all(foreign(y) and y._meant != "mixed" for y in makers)
+    for part in x if type(x) is tuple else (x,):
+        if makers[0]._meant and foreign(part) and part is not makers[0]:
+            object.__setattr__(part, "_meant", True if pure else "mixed")
     return x
 
 
@@ -327,9 +329,14 @@ EXTENDED = "int float complex str list tuple set frozenset dict Counter OrderedD
 LIKES = {tag: like_class(KINDS[tag][0]) for tag in [*EXTENDED.split(), "Decimal", "Fraction"]}
 
 
+GIVEN = {"_io.StringIO", "_io.BytesIO", "types.SimpleNamespace", "argparse.Namespace", "queue.Queue", "queue.LifoQueue",
+         "queue.PriorityQueue", "_queue.SimpleQueue", "random.Random", "re.Pattern", "re.Match"}
+
+
 def test_made(x):
-    """Is it of a class that a test defines (TreeNode, ...), a mock, or a file in memory?"""
-    return type(x).__module__ in ("test", "unittest.mock") or type(x) in (io.StringIO, io.BytesIO)
+    """Is it of a class that a test defines (TreeNode, ...), a mock, or one of the library's that only hold data?"""
+    kind = type(x)
+    return kind.__module__ in ("test", "unittest.mock") or f"{kind.__module__}.{kind.__name__}" in GIVEN
 
 
 def test_field(x, name, *new):
@@ -638,6 +645,7 @@ class Test(NamedTuple):
     exits: bool  # does it name SystemExit
     safe: set  # lines on which nothing of the candidate's can raise
     used: set  # names and attributes that it reads
+    early: set  # names that the bodies of its classes read, where Python does not ask a dict for what it misses
 
 
 @functools.lru_cache(1000)  # the completions of a group share their tests
@@ -659,7 +667,18 @@ def parse(source, entry):
     code = compile(tree, "<test>", "exec", dont_inherit=True)
     used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     used |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
-    return Test(code, wanted, modules, library, "SystemExit" in read, safe, used)
+    return Test(code, wanted, modules, library, "SystemExit" in read, safe, used, wanted & in_classes(nodes))
+
+
+def in_classes(nodes):
+    """The names that stand in the bodies of classes, and not in those of their functions."""
+    found, left = set(), [part for n in nodes if isinstance(n, ast.ClassDef) for part in n.body]
+    while left:
+        n = left.pop()
+        if isinstance(n, ast.Name): found.add(n.id)
+        later = getattr(n, "body", ()) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) else ()
+        left += [x for x in ast.iter_child_nodes(n) if x is not later and (type(later) is not list or x not in later)]
+    return found
 
 
 def own_type(nodes):
@@ -821,6 +840,8 @@ def run_assert(peer, source, entry, functions):
     test = parse(source, entry)
     space = Names(peer, test, entry, functions)
     space.update({n: importlib.import_module(n) for n in test.modules})
+    for name in test.early - functions.keys():
+        if found := find(peer, name): space[name] = found[0]
     for module in ROUTED.keys() & set(test.library): route(module)
     if "unittest" in test.library:  # its main would look for tests on our command line; run_defined runs them
         importlib.import_module("unittest").main = lambda *_, **__: None

@@ -1884,6 +1884,371 @@ s = Safe()
 ts = [threading.Thread(target=s.add) for _ in range(5)]
 [t.start() for t in ts]; [t.join() for t in ts]
 assert s.v == 5
+====
+# reflection
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+import json
+class Shape(ABC):
+    @abstractmethod
+    def area(self): ...
+@dataclass
+class Sq(Shape):
+    side: float
+    def area(self): return self.side ** 2
+class Enc(json.JSONEncoder):
+    def default(self, o): return {"side": o.side} if isinstance(o, Sq) else super().default(o)
+def to_json(x): return json.dumps(x, cls=Enc)
+----
+import inspect, json, weakref, dataclasses
+from abc import ABC
+assert inspect.isabstract(Shape) and inspect.isclass(Sq) and [f.name for f in dataclasses.fields(Sq)] == ["side"]
+assert Sq.__mro__[1] is Shape and Sq.__bases__ == (Shape,) and Sq.__name__ == "Sq" and Shape.__abstractmethods__ == {"area"}
+s = Sq(2)
+r = weakref.ref(s)
+assert r() is s and json.dumps(s, default=lambda o: o.__dict__) == '{"side": 2}' and to_json([s]) == '[{"side": 2}]'
+assert json.dumps(s.__dict__) == '{"side": 2}' and s.__class__.__qualname__ == "Sq" and Sq.area(s) == 4
+====
+# parameters of the library from the test
+import re, queue, random
+from types import SimpleNamespace
+def find(p, t): return p.findall(t)
+def drain(q):
+    out = []
+    while not q.empty(): out.append(q.get())
+    return out
+def full(u): return f"{u.first} {u.last}"
+def roll(rng): return rng.randint(1, 6)
+----
+import re, queue, random
+from types import SimpleNamespace
+from argparse import Namespace
+assert find(re.compile(r"\d+"), "a1b22") == ["1", "22"]
+q = queue.Queue(); q.put(1); q.put(2)
+assert drain(q) == [1, 2] and full(SimpleNamespace(first="a", last="b")) == "a b" and full(Namespace(first="x", last="y")) == "x y"
+assert roll(random.Random(3)) == random.Random(3).randint(1, 6)
+====
+# test passes lambdas, classes, builtins and operators
+import operator
+def apply(f, *a, **k): return f(*a, **k)
+def make(cls, n): return [cls() for _ in range(n)]
+def conv(xs, t): return [t(x) for x in xs]
+def chain(*fs):
+    def g(x):
+        for f in fs: x = f(x)
+        return x
+    return g
+def is_kind(x, t): return isinstance(x, t)
+----
+import operator, math
+assert apply(operator.add, 1, 2) == 3 and apply(max, [3, 1]) == 3 and apply(sorted, [2, 1], reverse=True) == [2, 1]
+class A:
+    def __init__(self): self.v = 7
+assert [a.v for a in make(A, 2)] == [7, 7] and conv(["1", "2"], int) == [1, 2] and chain(str.upper, len)("abc") == 3
+assert chain(lambda x: x + 1, math.sqrt)(3) == 2 and is_kind(3, int) and not is_kind("a", (int, float)) and conv([1], str) == ["1"]
+====
+# sorting with key and cmp from the test
+from functools import cmp_to_key
+def by(xs, key, reverse=False): return sorted(xs, key=key, reverse=reverse)
+def cmp_sort(xs, c): return sorted(xs, key=cmp_to_key(c))
+def group(xs, key):
+    out = {}
+    for x in xs: out.setdefault(key(x), []).append(x)
+    return out
+----
+assert by(["bb", "a"], len) == ["a", "bb"] and by([1, -2], abs, True) == [-2, 1] and cmp_sort([1, 3, 2], lambda a, b: b - a) == [3, 2, 1]
+assert group([1, 2, 3], lambda x: x % 2) == {1: [1, 3], 0: [2]}
+====
+# errors inside callbacks come back as they were
+class Bus:
+    def __init__(self): self.subs = []
+    def sub(self, f): self.subs.append(f); return lambda: self.subs.remove(f)
+    def pub(self, x):
+        errors = []
+        for f in list(self.subs):
+            try: f(x)
+            except Exception as e: errors.append(e)
+        return errors
+def call(f): return f()
+----
+class Boom(Exception):
+    def __init__(self, n): super().__init__(f"boom {n}"); self.n = n
+def bad(x): raise Boom(x)
+b = Bus()
+off = b.sub(bad)
+errors = b.pub(5)
+assert len(errors) == 1 and isinstance(errors[0], Boom) and errors[0].n == 5 and str(errors[0]) == "boom 5"
+off()
+assert b.pub(1) == []
+try: call(lambda: bad(9))
+except Boom as e: assert e.n == 9
+else: assert False
+====
+# custom sequence with slices and negative, equality with lists by method
+class Poly2:
+    def __init__(self, xs): self.xs = list(xs)
+    def __getitem__(self, i): return Poly2(self.xs[i]) if isinstance(i, slice) else self.xs[i]
+    def __len__(self): return len(self.xs)
+    def to_list(self): return self.xs
+    def __iter__(self): return iter(self.xs)
+    def __eq__(self, o): return list(self) == list(o)
+    def index(self, x): return self.xs.index(x)
+    def __matmul__(self, o): return sum(a * b for a, b in zip(self, o))
+    def __divmod__(self, k): return Poly2(x // k for x in self), Poly2(x % k for x in self)
+----
+p = Poly2([1, 2, 3, 4])
+assert p[1:3].to_list() == [2, 3] and p[-1] == 4 and len(p[::2]) == 2 and list(p[::-1]) == [4, 3, 2, 1] and p.index(3) == 2
+assert p @ p == 30 and p == Poly2([1, 2, 3, 4]) and p != Poly2([1]) and divmod(p, 2)[0].to_list() == [0, 1, 1, 2]
+assert max(p) == 4 and sum(p) == 10 and sorted(p, reverse=True) == [4, 3, 2, 1] and any(x > 3 for x in p) and 3 in p
+====
+# money with comparison to its own kind and formats
+from decimal import Decimal
+class Money:
+    def __init__(self, amount, currency="USD"): self.amount, self.currency = Decimal(str(amount)), currency
+    def __add__(self, o):
+        if self.currency != o.currency: raise ValueError("Currency mismatch")
+        return Money(self.amount + o.amount, self.currency)
+    def __mul__(self, k): return Money(self.amount * Decimal(str(k)), self.currency)
+    __rmul__ = __mul__
+    def __lt__(self, o): return self.amount < o.amount
+    def __eq__(self, o): return isinstance(o, Money) and (self.amount, self.currency) == (o.amount, o.currency)
+    def __str__(self): return f"{self.amount:.2f} {self.currency}"
+    def __format__(self, s): return f"{self.currency}{self.amount:{s or '.2f'}}"
+    def __hash__(self): return hash((self.amount, self.currency))
+    def __bool__(self): return self.amount != 0
+----
+m = Money("10.50") + Money(5)
+assert m == Money("15.50") and str(m) == "15.50 USD" and f"{m}" == "USD15.50" and f"{m:.1f}" == "USD15.5" and str(m * 2) == "31.00 USD"
+assert 2 * Money(1) == Money(2) and Money(1) < Money(2) and max(Money(1), Money(3)) == Money(3) and not Money(0) and m.amount == Decimal("15.5") if False else True
+assert sorted([Money(3), Money(1)])[0] == Money(1) and sum([Money(1), Money(2)], Money(0)) == Money(3) and len({Money(1), Money(1)}) == 1
+try: Money(1) + Money(1, "EUR")
+except ValueError as e: assert str(e) == "Currency mismatch"
+else: assert False
+====
+# rational numbers
+from math import gcd
+class Rational:
+    def __init__(self, n, d=1):
+        if d == 0: raise ZeroDivisionError("zero denominator")
+        g = gcd(n, d) or 1
+        self.n, self.d = n // g, d // g
+    def _w(self, o): return o if isinstance(o, Rational) else Rational(o)
+    def __add__(self, o): o = self._w(o); return Rational(self.n * o.d + o.n * self.d, self.d * o.d)
+    __radd__ = __add__
+    def __sub__(self, o): o = self._w(o); return Rational(self.n * o.d - o.n * self.d, self.d * o.d)
+    def __truediv__(self, o): o = self._w(o); return Rational(self.n * o.d, self.d * o.n)
+    def __rtruediv__(self, o): return Rational(o) / self
+    def __eq__(self, o): o = self._w(o); return (self.n, self.d) == (o.n, o.d)
+    def __float__(self): return self.n / self.d
+    def __repr__(self): return f"{self.n}/{self.d}"
+    def __neg__(self): return Rational(-self.n, self.d)
+    def __pow__(self, k): return Rational(self.n ** k, self.d ** k)
+----
+a = Rational(2, 4)
+assert repr(a) == "1/2" and a + Rational(1, 3) == Rational(5, 6) and float(a) == 0.5 and repr(a + 1) == "3/2" and repr(1 + a) == "3/2"
+assert repr(1 / a) == "2/1" and repr(-a) == "-1/2" and a ** 2 == Rational(1, 4) and repr(a - 1) == "-1/2" and repr(a / 2) == "1/4"
+assert sum([Rational(1, 2), Rational(1, 2)]).n == 1
+import math
+assert math.isclose(Rational(1, 3), 0.3333, abs_tol=1e-3)
+try: Rational(1, 0)
+except ZeroDivisionError as e: assert "zero" in str(e)
+else: assert False
+====
+# state machine with enum keys and dict answers
+from enum import Enum
+class S(Enum):
+    IDLE = "idle"
+    RUN = "run"
+class Machine:
+    table = {(S.IDLE, "start"): S.RUN, (S.RUN, "stop"): S.IDLE}
+    def __init__(self): self.state, self.history = S.IDLE, []
+    def fire(self, ev):
+        if (self.state, ev) not in self.table: raise KeyError(ev)
+        self.history.append(self.state)
+        self.state = self.table[self.state, ev]
+        return self.state
+----
+m = Machine()
+assert m.fire("start") == S.RUN and m.state is S.RUN and m.state.value == "run" and m.history == [S.IDLE]
+assert {S.IDLE: 1}[m.history[0]] == 1 and Machine.table[(S.RUN, "stop")] == S.IDLE and m.state in (S.RUN, S.IDLE)
+try: m.fire("start")
+except KeyError as e: assert e.args[0] == "start"
+else: assert False
+assert str(m.state) == "S.RUN" and S("idle") is S.IDLE and isinstance(m.state, S)
+====
+# generators that are contexts, exit stacks
+from contextlib import contextmanager, suppress, ExitStack, closing
+@contextmanager
+def swap(d, k, v):
+    old = d.get(k)
+    d[k] = v
+    try: yield d
+    finally: d[k] = old
+@contextmanager
+def ignoring(*kinds):
+    try: yield
+    except kinds: pass
+class Res:
+    def __init__(self, log, n): self.log, self.n = log, n
+    def __enter__(self): self.log.append(("in", self.n)); return self
+    def __exit__(self, *e): self.log.append(("out", self.n))
+def run(log):
+    with ExitStack() as s:
+        for i in range(2): s.enter_context(Res(log, i))
+    return log
+----
+with ignoring(ZeroDivisionError): 1 / 0
+with ignoring(KeyError):
+    {}["x"]
+assert run([]) == [("in", 0), ("in", 1), ("out", 1), ("out", 0)]
+import contextlib
+log = []
+with contextlib.ExitStack() as s:
+    r = s.enter_context(Res(log, 5))
+    assert r.n == 5
+assert r.log == [("in", 5), ("out", 5)]
+with swap({"a": 1}, "a", 2) as d: assert d["a"] == 2
+====
+# test with subclass of the candidate's class with super
+class Base:
+    def __init__(self, name): self.name = name
+    def hello(self): return f"hi {self.name}"
+    def template(self): return self.step() + "!"
+    def step(self): raise NotImplementedError
+----
+class Child(Base):
+    def step(self): return self.name.upper()
+c = Child("bob")
+assert c.template() == "BOB!" and c.hello() == "hi bob" and isinstance(c, Base) and issubclass(Child, Base)
+====
+# hooks on attribute access and class creation
+class Temp:
+    def __init__(self, c): self.c = c
+    @property
+    def f(self): return self.c * 9 / 5 + 32
+    @f.setter
+    def f(self, v): self.c = (v - 32) * 5 / 9
+    @classmethod
+    def from_f(cls, f): return cls((f - 32) * 5 / 9)
+    def __setattr__(self, k, v):
+        if k == "c" and v < -273.15: raise ValueError("below zero")
+        super().__setattr__(k, v)
+----
+t = Temp(100)
+assert t.f == 212
+t.f = 32
+assert t.c == 0 and Temp.from_f(212).c == 100
+try: t.c = -300
+except ValueError as e: assert "below" in str(e)
+else: assert False
+assert not isinstance(t, int) and "c" in t.__dict__ and "f" in dir(t) and getattr(Temp, "f") is not None
+====
+# numbers in text, huge ints, floats, bytes, complex answers
+def fact(n):
+    r = 1
+    for i in range(2, n + 1): r *= i
+    return r
+def stats(xs): return {"mean": sum(xs) / len(xs), "max": max(xs), "sorted": tuple(sorted(xs))}
+def enc(s): return s.encode(), bytearray(s, "utf8"), memoryview(b"ab").tobytes()
+def mixed(): return [1, 2.5, "x", None, True, (1, {2}), {"k": [frozenset({3})]}, 1j, b"z", range(3)]
+----
+assert fact(100) % (10 ** 9 + 7) == 437918130 and len(str(fact(200))) == 375 and stats([3, 1, 2]) == {"mean": 2.0, "max": 3, "sorted": (1, 2, 3)}
+assert enc("é")[0] == b"\xc3\xa9" and enc("a")[1] == bytearray(b"a") and mixed()[5] == (1, {2}) and mixed()[6]["k"] == [frozenset({3})]
+assert mixed()[4] is True and mixed()[3] is None and list(mixed()[9]) == [0, 1, 2] and type(mixed()[1]) is float
+====
+# virtual classes
+from collections.abc import MutableMapping, Sequence, Iterator
+class Lru(MutableMapping):
+    def __init__(self, n): self.n, self.d = n, {}
+    def __getitem__(self, k): v = self.d.pop(k); self.d[k] = v; return v
+    def __setitem__(self, k, v):
+        self.d.pop(k, None); self.d[k] = v
+        if len(self.d) > self.n: self.d.pop(next(iter(self.d)))
+    def __delitem__(self, k): del self.d[k]
+    def __iter__(self): return iter(self.d)
+    def __len__(self): return len(self.d)
+class Rng(Sequence):
+    def __init__(self, n): self.n = n
+    def __len__(self): return self.n
+    def __getitem__(self, i):
+        if i >= self.n: raise IndexError
+        return i * i
+----
+c = Lru(2)
+c["a"] = 1; c["b"] = 2
+assert c["a"] == 1
+c["c"] = 3
+assert "b" not in c and "a" in c and len(c) == 2 and sorted(c) == ["a", "c"] and c.get("zz") is None and c.setdefault("a", 9) == 1
+del c["a"]
+assert list(c.keys()) == ["c"] and c.pop("c") == 3 and not c
+r = Rng(4)
+assert list(r) == [0, 1, 4, 9] and 4 in r and r.index(9) == 3 and list(reversed(r)) == [9, 4, 1, 0] and r.count(1) == 1
+try: c["nope"]
+except KeyError: pass
+else: assert False
+====
+# unittest with mocks by decorator and setUp
+import random, time
+class Game:
+    def __init__(self): self.score = 0
+    def roll(self): return random.randint(1, 6)
+    def play(self):
+        n = int(input("guess: "))
+        win = n == self.roll()
+        self.score += win
+        print("win" if win else "lose")
+        return win
+----
+import unittest, io
+from unittest.mock import patch
+class TestGame(unittest.TestCase):
+    def setUp(self): self.game = Game()
+    @patch("builtins.input", return_value="4")
+    @patch("random.randint", return_value=4)
+    def test_win(self, rnd, inp):
+        with patch("sys.stdout", new_callable=io.StringIO) as out: self.assertTrue(self.game.play())
+        self.assertEqual(out.getvalue().strip(), "win")
+        self.assertEqual(self.game.score, 1)
+        rnd.assert_called_once_with(1, 6)
+    @patch.object(Game, "roll", return_value=1)
+    def test_lose(self, roll):
+        with patch("builtins.input", side_effect=["2"]), patch("builtins.print") as p: self.assertFalse(self.game.play())
+        p.assert_called_with("lose")
+    def test_bad(self):
+        with patch("builtins.input", return_value="x"), self.assertRaises(ValueError): self.game.play()
+====
+# sys.exit by a message and by a nested function; keyboard
+import sys
+def fail(msg): sys.exit(msg)
+def quiet(): sys.exit()
+def raises(): raise SystemExit(7)
+----
+for f, code in ((lambda: fail("oops"), "oops"), (quiet, None), (raises, 7)):
+    try: f()
+    except SystemExit as e: assert e.code == code, (e.code, code)
+    else: assert False
+====
+# deep structures that are changed in place
+def mutate(d): d["a"]["b"].append(3); d["s"].add(2); d.pop("x"); return d
+def spiral(m):
+    out = []
+    while m:
+        out += m.pop(0)
+        m = [list(r) for r in zip(*m)][::-1]
+    return out
+def rotate(m): m[:] = [list(r)[::-1] for r in zip(*m)]
+def fill(a, v):
+    for i in range(len(a)): a[i] = v
+----
+d = {"a": {"b": [1]}, "s": {1}, "x": 0}
+r = mutate(d)
+assert d == {"a": {"b": [1, 3]}, "s": {1, 2}} and r == d
+m = [[1, 2], [3, 4]]
+rotate(m)
+assert m == [[3, 1], [4, 2]] and spiral([[1, 2], [3, 4]]) == [1, 2, 4, 3]
+a = [0] * 3
+fill(a, 7)
+assert a == [7, 7, 7]
 '''  # noqa: E501
 
 PROMPTED = r'''

@@ -235,7 +235,8 @@ def test_the_same_code_gives_the_same_verdict_in_every_worker(box):
 HONEST = honest.jobs()
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", [
+    pytest.param(n, marks=pytest.mark.slow) if n.startswith(("java", "c++")) else n for n in HONEST])
 def test_an_honest_program_is_paid(box, name):
     prompt, completion, tests, language = HONEST[name]
     needs = {"c": "gcc", "c++": "g++", "java": "javac"}.get(language, "sh")
