@@ -4,7 +4,9 @@
     (Sandbox)        runs the trusted tests               sees no test     runs the untrusted code
 
 Scoring: tests run in the judge. There the candidate's functions are stubs that send arguments out and get plain data
-back, so a forged answer is worth what a wrong answer is. The candidate shares no memory with a test.
+back, so a forged answer is worth what a wrong answer is. Objects of the candidate's classes stay where they are: their
+stubs ask for attributes and methods, and never whether they equal a plain value. The candidate shares no memory with a
+test.
 
 Containment (Linux): a candidate cannot start processes, signal, use the network, write, or read more than Python's
 library and the system's; memory, time and descriptors are limited. Workers try to get out before they are used, and
@@ -117,7 +119,8 @@ MEANT = dict(int=int, float=float, complex=complex, index=operator.index, round=
 ORDER = "eq ne lt le gt ge".split()
 NUMERIC = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
 PAIRS = {n: getattr(operator, f"__{n}__") for n in [*ORDER, *NUMERIC, "contains"]}
-PAIRS |= {f"i{n}": getattr(operator, f"__i{n}__") for n in NUMERIC} | {"divmod": divmod}
+IN_PLACE = {f"i{n}": getattr(operator, f"__i{n}__") for n in NUMERIC}
+PAIRS |= IN_PLACE | {"divmod": divmod}
 
 
 class Remote:
@@ -180,15 +183,15 @@ def pair(name, swapped=False):
         if not foreign(x) and (name in ORDER or not self._meant): return NotImplemented
         result = self._peer.call(name, (x, self) if swapped else (self, x), {})
         parts = result if type(result) is tuple else (result,)  # divmod has two
-        return meant(result, self, x) if foreign(x) or parts and all(map(foreign, parts)) else NotImplemented
+        return meant(result, name, self, x) if foreign(x) or parts and all(map(foreign, parts)) else NotImplemented
     return method
 
 
-def meant(x, *makers):
+def meant(x, op, *makers):
     """What an object that a test has made makes of itself, -v or v + w, is meant, too; mixed is what v + 1 makes."""
     pure = all(foreign(y) and y._meant != "mixed" for y in makers)
     for part in x if type(x) is tuple else (x,):
-        if makers[0]._meant and foreign(part) and part is not makers[0]:
+        if makers[0]._meant and foreign(part) and not (op in IN_PLACE and part is makers[0]):
             object.__setattr__(part, "_meant", True if pure else "mixed")
     return x
 
@@ -199,7 +202,7 @@ def alone(name):
         result = self._peer.call(name, (self, *args), {})
         if self._meant == "mixed" and name in NUMERICAL and not foreign(result):
             raise TypeError(f"no {name} of what was made with a plain value")
-        return meant(result, self) if name in (*UNARY, "copy", "deepcopy") else result
+        return meant(result, name, self) if name in (*UNARY, "copy", "deepcopy") else result
     return method
 
 
@@ -269,7 +272,7 @@ class Like:
 
 
 LOCAL = {"_peer", "_number", "_meant", "_makes", "_names", "_base", "_read"}
-CHANGING = "setitem delitem".split() + [f"i{n}" for n in NUMERIC]
+CHANGING = "setitem", "delitem", *IN_PLACE
 UNARY = "neg", "pos", "invert", "abs", "round", "bool"
 NUMERICAL = {*UNARY, *MEANT, "len"}
 FREE = "str", "repr", "format"
@@ -305,7 +308,7 @@ def like_method(base, name, op, swapped=False):
         may = other and op in PAIRS or self._meant and (op in READING or base not in NUMBERS) or op in FREE
         if op in CHANGING and base in MUTABLE or may and op not in ORDER and known & self._names:
             result = self._peer.call(op, (*args, self) if swapped else (self, *args), {})
-            if op in PAIRS: meant(result, self, *args)
+            if op in PAIRS: meant(result, op, self, *args)
             if op in READING or op in ("setitem", "delitem") or other or foreign(result): return result
         if not plainly and op in PAIRS and op != "contains": return NotImplemented
         if not plainly: raise TypeError(f"a {base.__name__} has no {name}")
@@ -847,16 +850,18 @@ def run_assert(peer, source, entry, functions):
         importlib.import_module("unittest").main = lambda *_, **__: None
     peer.exits, main = test.exits, sys.modules["__main__"]
     sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer))
-    world = AMBIENT & set(test.library) and World(peer, test.library)
-    peer.before_call = world.tell if world else None
+    sys.stderr, world = sys.__stdout__, None  # nobody reads what a test writes; this judge's own errors are shown
     try:
+        if AMBIENT & set(test.library):
+            world = World(peer, test.library)
+            peer.before_call = world.tell
         exec(test.code, space)
         run_defined(space, test, entry)
     finally:
         sys.modules["__main__"] = main
         del sys.modules["solution"]
         if world: world.end()
-        peer.before_call = None
+        sys.stderr, peer.before_call = sys.__stderr__, None
 
 
 def run_defined(space, test, entry):

@@ -280,7 +280,7 @@ def test_a_class_that_says_yes_earns_nothing_by_extending_a_plain_one(box, base)
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("zero", ["0", "{name}()"])
+@pytest.mark.parametrize("zero", ["0", "{name}()", "self"])
 def test_a_difference_from_a_plain_value_is_not_the_objects_to_make(box, base, zero):
     code = textwrap.dedent(YES.format(name="Yes", base=base, zero=zero.format(name="Yes")))
     tests = ["abs(f() - 3) < 1", "abs(3 - f()) < 1", "not (f() - 3)", "abs(Yes() - 3) < 1", "abs(3 - Yes()) < 1",
