@@ -135,6 +135,8 @@ def with_helpers(test, given, entry):
     own, chosen = names_of(tree, defined=True) | {entry}, []
     called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     strange = {n for n in called - own - given.keys() if not hasattr(builtins, n) and not n[:1].isupper()}
+    if "*" in own | given.keys():  # from math import *: nobody knows what it brings
+        strange, chosen = set(), [given["*"]] if "*" in given else []
     missing = names_of(tree, defined=False) - own
     missing -= {n for n in missing if isinstance(given.get(n), ast.Assign)  # what may change is the completion's own
                 and not isinstance(given[n].value, ast.Constant)}

@@ -197,6 +197,12 @@ def test_a_function_that_only_the_completion_has_is_refused_unless_the_test_impo
     assert programs.tests(["Write f and same."], [says_yes], [[test]], ["f"]) == [1.0]      # both are asked for
 
 
+def test_a_star_brings_what_a_test_calls():
+    for prompt, test in ("from math import *\ndef f(x):\n", "assert f(sqrt(4)) == 2"), (
+            "def f(x):\n", "from math import *\nassert f(floor(2.5)) == 2"):
+        assert programs.tests([prompt], ["    return x"], [[test]], ["f"]) == [1.0]
+
+
 def test_a_future_import_goes_to_the_top():
     code = "from __future__ import annotations\n\ndef add(a, b): return a + b\n"
     whole = programs.program("import math\n" + BODY, f"```\n{code}```", "add")
