@@ -231,7 +231,7 @@ def best(path):
 def read_json(path):
     """A JSON file that holds an object -> dict."""
     try:
-        with open(path, encoding="utf-8") as f:
+        with open(bpe.regular(path), encoding="utf-8") as f:
             found = json.load(f)
     except (OSError, ValueError, RecursionError) as e:
         raise ValueError(f"{path} cannot be read as JSON: {e}") from None
@@ -242,6 +242,9 @@ def read_json(path):
 
 def llama3_rope(path, theirs):
     """config.json of a folder -> cfg.rope_scaling; takes the rope_type of what is understood out of it."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(theirs.get(key) or {}, dict):
+            raise ValueError(f"{path}: {key}={theirs[key]!r}: expected an object or null")
     found = theirs.get("rope_scaling") or (theirs if theirs.get("rope_type") == "llama3" else {})
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "default":
@@ -276,12 +279,13 @@ def read_config(folder):
     path = os.path.join(folder, "config.json")
     theirs = read_json(path)
     kind = theirs.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(f"{path}: model_type is {kind!r}; known families: {', '.join(FAMILIES)}")
     architecture, _, keys, needs, implied = FAMILIES[kind]
     if implied.get("causal"):
         check_causal(path, theirs, architecture)
-    theirs |= theirs.get("rope_parameters") or {}  # where transformers 5 keeps rope_theta
+    inside = theirs.get("rope_parameters")
+    theirs |= inside if isinstance(inside, dict) else {}  # where transformers 5 keeps rope_theta
     theirs |= {"rope_scaling": llama3_rope(path, theirs)}
     demand(path, theirs, needs)
     fields = {ours: theirs[key] for ours, key in keys.items() if theirs.get(key) is not None}
@@ -291,7 +295,10 @@ def read_config(folder):
         fields.setdefault("block_causal", int(named[1]))
     if "block_causal" in keys:  # nor, often, which id is the mask
         fields.setdefault("mask_id", named_mask(folder))
-    fields["eos_id"] = fields["eos_id"][0] if isinstance(fields.get("eos_id"), list) else fields.get("eos_id")
+    if isinstance(fields.get("eos_id"), list):
+        fields["eos_id"] = fields["eos_id"][0] if fields["eos_id"] else None
+    if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # each of them gets names
+        raise ValueError(f"{path}: {keys['n_layer']}={fields['n_layer']}: no model has more than 10,000 layers")
     missing = [keys[f] for f in ("vocab_size", "n_layer", "n_head", "d_model", "d_ff") if f not in fields]
     if missing:
         raise ValueError(f"{path}: missing {', '.join(missing)}")
@@ -323,20 +330,20 @@ def demand(path, theirs, needs):
             raise ValueError(f"{path}: {key}={theirs[key]!r} is not supported; this code computes {key}={want!r}")
 
 
-def load(path, dtype="float32"):
+def load(path, dtype="float32", above=()):
     """A Hugging Face folder, or the out_dir of a run (its newest checkpoint) -> params, ModelConfig. Of a folder of
-    adapters: the params of their base, with the adapters merged into them.
+    adapters: the params of their base, with the adapters merged into them. `above`: the adapters whose base this is.
 
     Every device is given its part of a leaf, one matrix of all layers, as `dtype`, and only that is read.
     """
     folder = find(path)
     if os.path.exists(os.path.join(folder, ADAPTERS)):
-        return load_merged(folder, dtype)
+        return load_merged(folder, dtype, above)
     cfg = read_config(folder)
     index = os.path.join(folder, "model.safetensors.index.json")
     sharded = os.path.exists(index)
     listed = read_json(index).get("weight_map") if sharded else {"": "model.safetensors"}
-    if not isinstance(listed, dict):
+    if not (isinstance(listed, dict) and all(isinstance(file, str) for file in listed.values())):
         raise ValueError(f"{index} has no weight_map, the file of each tensor")
     where = {}
     for file in sorted(set(listed.values())):
@@ -352,7 +359,7 @@ def load(path, dtype="float32"):
 def opened(file):
     """A safetensors file -> {name of a tensor: the open file}."""
     try:
-        handle = safetensors.safe_open(file, "numpy")
+        handle = safetensors.safe_open(bpe.regular(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:
         with contextlib.suppress(OSError), open(file, "rb") as head:
             if head.read(len(bpe.POINTER)) == bpe.POINTER:
@@ -445,10 +452,14 @@ def read_adapters(folder):
     return base, rank, alpha
 
 
-def load_merged(folder, dtype):
+def load_merged(folder, dtype, above):
     """A folder of adapters -> the params of their base with them merged into its matrices, ModelConfig."""
     base, rank, alpha = read_adapters(folder)
-    params, cfg = load(base, dtype)
+    above = *above, os.path.realpath(folder)
+    if (found := os.path.realpath(find(base))) in above:
+        raise ValueError(f"adapters that are their own base: {' -> '.join([*above, found])}; write the folder of the "
+                         f"model that they were trained on into {os.path.join(folder, ADAPTERS)}")
+    params, cfg = load(base, dtype, above)
     where = opened(os.path.join(folder, "adapter_model.safetensors"))
     n_out = 1 if PEFT + JUDGE in where else None
     matrices = [name for name, shape in model.shapes(cfg)["blocks"].items() if len(shape) == 3]
@@ -630,6 +641,6 @@ def read_run(folder):
     if not os.path.exists(path):
         return {}
     try:
-        return dict(json.load(open(path)))
+        return dict(json.load(open(bpe.regular(path))))
     except (TypeError, ValueError, RecursionError) as e:
         raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None

@@ -16,6 +16,7 @@ by their columns (`FORMATS`); a prompt may be a list of chat messages (`talk`), 
 """
 import builtins
 import collections
+import contextlib
 import difflib
 import functools
 import gzip
@@ -26,12 +27,12 @@ import os
 import re
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
 
-from data.bpe import POINTER, Tokenizer, ranks_text, write
+from data.bpe import POINTER, Tokenizer, ranks_text, regular, write
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "packaged", "save", "tokenizer"]
 ROOT = Path(__file__).parent
@@ -183,10 +184,9 @@ def read_rows(path, names=None):
     if reader is None:
         raise ValueError(f"{path}: rows are read from {', '.join(READERS)}, also with .gz")
     try:
-        raw = path.read_bytes()
+        raw = unzipped(path) if path.suffix == ".gz" else regular(path).read_bytes()
         if raw.startswith(POINTER):
             raise ValueError(f"{path} is only a pointer of Git LFS to the rows: git lfs pull fetches them")
-        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
         rows = reader(path, raw if reader is read_parquet else raw.decode("utf-8-sig"), names)
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from e
@@ -209,6 +209,22 @@ def parsed(text):
         return json.loads(text, object_pairs_hook=unique)
     except RecursionError:
         raise ValueError("its lists or objects are nested too deep to be read") from None
+
+
+MOST_SMALLER = 200  # times: text that gzip makes smaller than that is one byte again and again
+
+
+def unzipped(path):
+    """A .gz file -> its bytes; ValueError where a few bytes would fill the memory."""
+    parts, size = [], 0
+    with gzip.open(regular(path)) as f:
+        while part := f.read(1 << 20):
+            parts.append(part)
+            size += len(part)
+            if size > max(64 << 20, MOST_SMALLER * path.stat().st_size):
+                raise ValueError(f"{path} holds more than {MOST_SMALLER} times its own size, as no real text does: if "
+                                 "you trust it, unpack it with gunzip and name the file that this makes")
+    return b"".join(parts)
 
 
 def read_jsonl(path, text, names):
@@ -508,30 +524,60 @@ def gemma(turns):
     return f"<bos>{''.join(said)}<start_of_turn>model\n"
 
 
+# A stranger's program: Jinja's sandbox keeps it from everything but time and memory, which the kernel limits.
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30
+RENDERER = """
+import json, resource, signal, sys, time
+sys.path[:], text, given, seconds, memory = json.loads(sys.stdin.readline())
+from jinja2 import TemplateError, sandbox
+
+def refuse(why):
+    raise TemplateError(why)
+
+if sys.platform == "linux":
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+given |= {"raise_exception": refuse, "strftime_now": time.strftime}
+box = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                            extensions=["jinja2.ext.loopcontrols"])
+for line in sys.stdin:
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        answer = box.from_string(text).render(given, messages=json.loads(line))
+    except Exception as e:  # whatever a stranger's program raises
+        answer = [f"{type(e).__name__}: {e}"[:500]]
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    print(json.dumps(answer), flush=True)
+"""
+
+
 def own(tok):
-    """A Tokenizer -> the template in its own files, a program in Jinja: a stranger's, so it runs in Jinja's sandbox. It
-    is given the names that transformers gives it."""
-    from jinja2 import TemplateError, sandbox
+    """A Tokenizer -> the template in its own files, a program in Jinja: a stranger's, so it runs in Jinja's sandbox, in
+    a process with limits. It is given the names that transformers gives it."""
     text = tok.extra.get("chat_template")
     text = {t["name"]: t["template"] for t in text}.get("default") if isinstance(text, list) else text
     if not text:
         raise ValueError("chat_template='own', but the tokenizer's files have none: a base model (None), or name one "
                          f"of {', '.join(filter(None, CHAT))}")
 
-    def refuse(why):
-        raise TemplateError(why)
-
-    box = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                extensions=["jinja2.ext.loopcontrols"])
     given = {f"{role}_token": text for role, text in tok.roles.items()} | {"bos_token": "".join(tok.bos)}
-    given |= {"tools": None, "documents": None, "add_generation_prompt": True, "raise_exception": refuse}
+    given |= {"tools": None, "documents": None, "add_generation_prompt": True}
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE) | {"stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, "-I", "-c", RENDERER], text=True, start_new_session=True, **pipes)
+    say = lambda value: print(json.dumps(value), file=process.stdin, flush=True)
+    say([sys.path, text, given, TEMPLATE_SECONDS, TEMPLATE_BYTES])
+    one_at_a_time = threading.Lock()
 
     def write(turns):
-        try:
-            messages = [{"role": role, "content": text} for role, text in turns]
-            return box.from_string(text).render(given, messages=messages, strftime_now=time.strftime)
-        except Exception as e:  # whatever a stranger's program raises
-            raise ValueError(f"the chat template in the tokenizer's files fails: {type(e).__name__}: {e}") from None
+        with one_at_a_time, contextlib.suppress(BrokenPipeError):
+            say([{"role": role, "content": text} for role, text in turns])
+            line = process.stdout.readline()
+            if isinstance(answer := json.loads(line or "null"), str):
+                return answer
+            if answer:
+                raise ValueError(f"the chat template in the tokenizer's files fails: {answer[0]}")
+        raise ValueError(f"the chat template in the tokenizer's files takes more than {TEMPLATE_SECONDS} s or "
+                         f"{TEMPLATE_BYTES >> 20} MB for one prompt: it is a program, and this one does not end. "
+                         f"Name the template yourself: one of {', '.join(n for n in CHAT if n not in (None, 'own'))}")
 
     write([("user", "")])
     return write

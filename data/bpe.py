@@ -156,7 +156,7 @@ class Tokenizer:
             return cls.from_ranks(read_ranks(file))
         try:
             return cls(**(read_vocab if file.name == "vocab.json" else read_huggingface)(file))
-        except (KeyError, TypeError, AttributeError) as e:
+        except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as e:
             raise ValueError(f"{file} does not look like a tokenizer file ({type(e).__name__}: {e}); "
                              f"expected {READABLE}") from e
 
@@ -281,20 +281,32 @@ def write_json(path, value):
     write(path, json.dumps(value, ensure_ascii=False, indent=1))
 
 
+def regular(file):
+    """The same path; ValueError for a pipe, which would be waited for, and for a device, which may never end."""
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise ValueError(f"{file} is not an ordinary file but a folder, a pipe or a device: put the file there itself")
+    return file
+
+
 def read_json(file):
-    """A JSON file -> what it holds; {} if there is no such file."""
+    """A JSON file that holds an object -> dict; {} if there is no such file."""
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except (ValueError, RecursionError) as e:
+        found = json.loads(regular(file).read_text(encoding="utf-8")) if file.exists() else {}
+    except json.JSONDecodeError as e:
         if file.read_bytes().startswith(POINTER):
             raise ValueError(f"{file} is only a pointer of Git LFS to the file: git lfs pull fetches it") from None
         raise ValueError(f"{file} is not valid JSON: {e}") from e
+    except (UnicodeDecodeError, RecursionError) as e:
+        raise ValueError(f"{file} cannot be read as JSON: {e}") from e
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds a {type(found).__name__}, expected an object such as {{...}}")
+    return found
 
 
 def read_ranks(file):
     """A .tiktoken file, base64 and rank on each line -> {bytes: rank}. (tiktoken's reader may return an old copy.)"""
     try:
-        lines = map(str.split, Path(file).read_text(encoding="utf-8").splitlines())
+        lines = map(str.split, regular(Path(file)).read_text(encoding="utf-8").splitlines())
         ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     except ValueError as e:
         raise ValueError(f"{file} is not in tiktoken's format, base64 and a rank on each line: {e}") from e
@@ -370,7 +382,7 @@ def read_vocab(file):
     """vocab.json and merges.txt (Qwen2, Dream, DiffuCoder, GPT-2) and the small files -> the arguments of Tokenizer."""
     if not file.with_name("merges.txt").exists():
         raise ValueError(f"{file} needs merges.txt beside it")
-    lines = file.with_name("merges.txt").read_text(encoding="utf-8").split("\n")
+    lines = regular(file.with_name("merges.txt")).read_text(encoding="utf-8").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     gpt2 = str(read_json(file.with_name("tokenizer_config.json")).get("tokenizer_class")).startswith("GPT2")
     return arguments(file, read_json(file), merges, {}, False, pattern=GPT2 if gpt2 else QWEN2, nfc=not gpt2)
@@ -400,7 +412,7 @@ def arguments(file, vocab, merges, added, unmerged, processor=None, spell=read, 
     """{text: id}, [[a, b]], {text: added token}, may tokens come from no merge? -> arguments of Tokenizer."""
     config = read_json(file.with_name("tokenizer_config.json"))
     if (own := file.with_name("chat_template.jinja")).exists():
-        config["chat_template"] = own.read_text(encoding="utf-8")
+        config["chat_template"] = regular(own).read_text(encoding="utf-8")
     plain = {text: {"id": i} for text, i in read_json(file.with_name("added_tokens.json")).items()}
     listed = {t["content"]: t | {"id": int(i)} for i, t in config.get("added_tokens_decoder", {}).items()}
     added = plain | listed | added

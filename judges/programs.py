@@ -5,6 +5,7 @@ Programs are only parsed here; they run in sandbox.py, all of a batch in one cal
 rewards.py; the type of the functions with columns `prompts, completions, ...` is described there.
 """
 import ast
+import builtins
 import collections
 import itertools
 import json
@@ -88,10 +89,63 @@ def program(prompt, completion, entry=None, language="python"):
     code = next((block for block in reversed(blocks) if definition(block, entry, language)), code)
     asked = definition(prompt, entry, language)
     if not definition(code, entry, language):
-        return prompt + code if asked or not blocks else code
+        return futures_first(prompt + code) if asked or not blocks else code
     before = prompt[:asked.start()] if asked and language == "python" else ""
     tree, parts = parse(before)[1], (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign)
-    return before + code if tree and all(isinstance(node, parts) for node in tree.body) else code
+    return futures_first(before + code) if tree and all(isinstance(node, parts) for node in tree.body) else code
+
+
+def futures_first(code):
+    """Move `from __future__` to the top: a completion has it on its first line, which is behind those of the prompt."""
+    lines = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([^()]*\)|[\w, \t]+)[^\n]*\n?", re.M)
+    return "".join(line.rstrip("\n") + "\n" for line in lines.findall(code)) + lines.sub("", code)
+
+
+def helped(prompt, tests, entry, language="python"):
+    """Give tests the functions of the prompt that they call, which a completion could define anew: decode(encode(x)) is
+    x if both are the identity. A function that neither the prompt nor the test has is refused. Where the prompt does
+    not begin the function asked for, nobody knows which others belong to the task, and all are the completion's."""
+    tests = list(tests or [])
+    asked = entry and language == "python" and definition(prompt, entry)
+    if not asked or not asked[0].startswith(("def", "async")):
+        return tests
+    given = {}
+    for node in getattr(parse(prompt[:asked.start()])[1], "body", []):
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign)):
+            given.update(dict.fromkeys(names_of(node, defined=True), node))
+    return [with_helpers(test, given, entry) if isinstance(test, str) else test for test in tests]
+
+
+def names_of(tree, defined):
+    """The names that code defines, or those that it reads."""
+    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) != defined}
+    if not defined:
+        return names
+    nodes = list(ast.walk(tree))
+    names |= {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    names |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    return names | {(n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)}
+
+
+def with_helpers(test, given, entry):
+    """A test, behind those of the `given` nodes that it needs, and that they need."""
+    tree = parse(test)[1]
+    if not tree:
+        return test
+    own, chosen = names_of(tree, defined=True) | {entry}, []
+    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    strange = {n for n in called - own - given.keys() if not hasattr(builtins, n) and not n[:1].isupper()}
+    if "*" in own | given.keys():  # from math import *: nobody knows what it brings
+        strange, chosen = set(), [given["*"]] if "*" in given else []
+    missing = names_of(tree, defined=False) - own
+    missing -= {n for n in missing if isinstance(given.get(n), ast.Assign)  # what may change is the completion's own
+                and not isinstance(given[n].value, ast.Constant)}
+    while new := [node for name, node in given.items() if name in missing and node not in chosen]:
+        chosen += new
+        missing |= set().union(*(names_of(node, defined=False) for node in new))
+    lines = [ast.unparse(node) for node in given.values() if node in chosen]
+    refuse = "def {0}(*_, **__): raise NameError('{0} is neither in the prompt nor in the test')"
+    return "\n".join([*dict.fromkeys(lines), *map(refuse.format, sorted(strange)), test])
 
 
 def programs(prompts, completions, entry, language):
@@ -198,12 +252,13 @@ def run(jobs):
 def tests(prompts, completions, tests, entry=NONE, language=NONE):
     """Share of the row's tests that pass, 0.0 to 1.0. 0.0 also for blank text, and without tests (see none_frac); None
     in a language that is not run here."""
-    return passed(programs(prompts, completions, entry, language), tests)
+    return passed(prompts, programs(prompts, completions, entry, language), tests)
 
 
-def passed(meant, tests):
+def passed(prompts, meant, tests):
     """[(code, entry, language)], the tests of each -> Scores, the share of them that pass, None if they cannot run."""
-    results = run([(code, list(t or []), e, lang) for (code, e, lang), t in zip(meant, tests, strict=True)])
+    results = run([(code, helped(p, t, e, lang), e, lang)
+                   for p, (code, e, lang), t in zip(prompts, meant, tests, strict=True)])
     known = [runs(lang) for *_, lang in meant]
     return Scores([sum(r["passed"]) / max(1, len(r["passed"])) if k else None
                    for r, k in zip(results, known, strict=True)],
@@ -213,7 +268,7 @@ def passed(meant, tests):
 
 def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
     """1.0 if every test of the row passes, else 0.0; also 0.0 for blank text and without tests; None as in `tests`."""
-    scores = passed(programs(prompts, completions, entry, language), tests)
+    scores = passed(prompts, programs(prompts, completions, entry, language), tests)
     return Scores([None if score is None else float(score == 1.0) for score in scores], **scores.notes)
 
 
@@ -223,8 +278,8 @@ def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
     (Its regex wants a line end after the closing fence, so that a completion which ends there earned nothing; and a
     loop without end took the reward of all tests away: here, of its own and of those after it.)"""
     rows = zip(completions, entry, map(language_of, language), strict=False)
-    return passed([(rules.fenced(text)[0] if code_format(text, lang) == 1.0 else "", e or "", lang)
-                   for text, e, lang in rows], tests)
+    return passed(prompts, [(rules.fenced(text)[0] if code_format(text, lang) == 1.0 else "", e or "", lang)
+                            for text, e, lang in rows], tests)
 
 
 # ---- how good it is -------------------------------------------------------------------------------------------------
@@ -240,7 +295,8 @@ def performance(prompts, completions, tests, reference, entry=NONE):
     50 ms, is noise. c and C are their AST nodes, each counted once more for every loop around it. Python only."""
     nonce, jobs = secrets.token_hex(8), []
     for texts in (completions, [text or "" for text in reference]):
-        for (code, e, lang), t in zip(programs(prompts, texts, entry, NONE), tests, strict=True):
+        for p, (code, e, lang), t in zip(prompts, programs(prompts, texts, entry, NONE), tests, strict=True):
+            t = helped(p, t, e, lang)
             timed = TIMED.format("\n".join(test for test in t or [] if isinstance(test, str)), nonce)
             jobs.append((code, [timed, *(test for test in t if isinstance(test, dict))] if t else [], e, lang))
     measured = []

@@ -7,12 +7,17 @@ default is empty, 0.0 for blank text. Nothing a model wrote is evaluated: arithm
 fractions, and every cost is bounded by the length of the text. Standard library only.
 """
 import ast
+import contextlib
 import functools
 import itertools
 import json
 import math
 import operator
 import re
+import signal
+import subprocess
+import sys
+import threading
 from fractions import Fraction
 from xml.parsers import expat
 
@@ -22,6 +27,17 @@ UNSAFE = (r"\b(?:kill (?:yourself|himself|herself|themselves)|commit suicide|(?:
 # Not the 2 of x^2 or x2. A sign counts unless it could subtract. {1,6}: or ",111,111" is tried again from every start.
 NUMBER = re.compile(r"(?<![\w^])(?:(?<![.)\]}])[-+])?(?:(?:\d{1,3}(?:,\d{3}){1,6}(?!,?\d)|\d+)(?:\.\d+)?|\.\d+)"
                     r"(?:/\d+)?", re.ASCII)
+# A number and at most a unit: 3 1/2 cups, 1.5e3, 2 \times 10^3 m/s^2. Not 5x, 5!, 5 or 6, 5 million, 12:30.
+UNITS = (r"[kcmn]?m|k?g|mg|lbs?|oz|m?[lL]|m?s|min|hr?s?|ft|in|yd|mi|mph|kmh?|[km]?[WVAJN]|kWh|[kM]?Hz|[kM]?Pa|[KCF]|"
+         r"mol|cents?|dollars?|st|nd|rd|th")
+NO_UNITS = r"or|and|to|plus|minus|times|over|by|half|hundred|thousand|million|billion|trillion|dozen|pi|sqrt|factorial"
+POWER = r"(?:\^\{?-?[1-9]\}?|[²³])?"
+WORDS = rf"(?!(?:{NO_UNITS})\b)[A-Za-z]{{2,}}{POWER}(?:[ '/.,-]{{1,3}}[A-Za-z]+{POWER})*"
+QUANTITY = re.compile(
+    r"(?P<sign>[-+]?)\s*(?P<number>(?P<whole>\d{1,40})\s+(?P<part>\d{1,40}/\d{1,40})|"
+    r"(?:\d{1,3}(?:,\d{3}){1,13}|\d{1,50})(?:\.\d{1,50})?(?:/\d{1,40})?|\.\d{1,50})"
+    r"(?:[eE](?P<e>[-+]?\d{1,2})|\s*(?:\\times|\\cdot|×|\*)\s*10\^\{?(?P<ten>-?\d{1,2})\}?)?"
+    rf"(?:\s*(?:\^\{{?\\circ\}}?|°))?(?:\s*(?:{UNITS}){POWER}(?:/(?:{UNITS}){POWER})?|\s+{WORDS})?", re.ASCII)
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -57,23 +73,26 @@ def ngrams(text, n):
 
 def tidy(text):
     """Undresses a number of LaTeX, currency, %, full stop: "\\frac{3}{4}." -> "3/4", "-\\$1{,}200" -> "-1,200"."""
-    text = re.sub(r"\\[dt]?frac\{(-?\d{1,40})\}\{(\d{1,40})\}", r"\1/\2", text)
-    text = re.sub(r"\\(?:text|mathrm)\{([^{}]{0,80})\}", r"\1", text)
-    text = re.sub(r"\\?[$€£%]|\\[!,;:]|\\left|\\right", "", text.replace("{,}", ",").replace("−", "-"))
+    part = r"(?:\{(-?\d{1,40})\}|(\d))"
+    text = re.sub(rf"(\d?)\s{{0,9}}\\[dt]?frac\s{{0,9}}{part}\s{{0,9}}{part}", lambda m: (m[1] and m[1] + " ") + (
+        f"{m[2] or m[3]}/{m[4] or m[5]}"), text)       # 3\frac12 is 3 1/2
+    text = re.sub(r"\\(?:text|mathrm|mbox|textbf|mathbf)\{([^{}]{0,80})\}", r"\1", text)
+    text = text.replace("{,}", ",").replace("−", "-")
+    text = re.sub(r"\\?[$€£%]|\\[!,;:() \[\]]|\\left|\\right|(?<!\\)\\$", "", text)
     return text.strip().rstrip(".").strip()
 
 
 def final_answer(text):
     """Text -> its final answer: after the last ####, else in the last <answer>, else in the last \\boxed, else after
-    the last "answer is", else its last number. Of an equation, the right side."""
+    the last "answer is", else its last number, if it stands alone. Of an equation, the right side."""
     if "####" in text:
         part = text.rsplit("####", 1)[1].strip().split("\n")[0]
     elif "<answer>" in text or "\\boxed" in text:
         part = tagged(text)
     elif marks := [m.end() for m in re.finditer(r"\banswer\s{1,9}is\b:?", text, re.I)]:
-        part = re.split(r"\.\s|\n", text[marks[-1]:].lstrip()[:200])[0]
+        part = re.split(r"\.\s|\n|[,;]\s|\s(?:because|since|as|so)\s", text[marks[-1]:].lstrip()[:200])[0]
     else:
-        return (NUMBER.findall(tidy(text)) or [""])[-1]
+        return last_number(tidy(text))
     if "\\boxed" in part:
         part = part.rsplit("\\boxed", 1)[1].strip()
         depth = 0
@@ -85,13 +104,32 @@ def final_answer(text):
     return tidy(part.split("=")[-1])
 
 
+def last_number(text):
+    """Text -> its last number, "" if that is a part of something: of 5x, 5^2, 5!, \\sqrt{5}, 12:30."""
+    found = last = None
+    for found in NUMBER.finditer(text):
+        last = found
+    if not last or re.search(r"[{_:\\]$", text[:last.start()][-1:]):
+        return ""
+    whole = re.search(r"(?<![\w.,/])\d{1,40} $", text[:last.start()][-42:]) if "/" in last[0] else None
+    number = (whole[0] if whole else "") + last[0]
+    unit = re.match(rf"(?:e[-+]?\d{{1,2}}\b|(?:{UNITS}){POWER})(?![\w^])", text[last.end():])
+    after = text[last.end() + (unit.end() if unit else 0):][:2]
+    return "" if re.match(r"[\w^!\\{(°]|:\d", after) else number + (unit[0] if unit else "")
+
+
 def fraction(text):
-    """Text -> the first number in it as an exact fraction, or None."""
-    found = NUMBER.search(text)
-    if not found or len(found[0]) > 60:     # int() is quadratic in the digits
+    """Text -> its number as an exact fraction, or None: it is a number and at most a unit."""
+    found = QUANTITY.fullmatch(text.strip()) if len(text) < 300 else None
+    if not found:
         return None
-    over, _, under = found[0].replace(",", "").partition("/")
-    return Fraction(over) / Fraction(under or 1) if Fraction(under or 1) else None
+    whole, number = (found["whole"], found["part"]) if found["whole"] else (0, found["number"].replace(",", ""))
+    over, _, under = number.partition("/")
+    if not Fraction(under or 1):
+        return None
+    power = int(found["e"] or found["ten"] or 0)
+    value = (Fraction(whole) + Fraction(over) / Fraction(under or 1)) * Fraction(10) ** power
+    return -value if found["sign"] == "-" else value
 
 
 def arithmetic(node, pool):
@@ -150,6 +188,45 @@ def only_solution(cells):
     return found[0] if len(found) == 1 else None
 
 
+# ---- a search with a limit of time ----------------------------------------------------------------------------------
+
+# The matcher of `re` cannot be interrupted, and (a+)+$ takes twice as long for every further a. So a row's own pattern
+# runs in a process that the kernel ends when it has used so much of a processor: a busy machine fails no search.
+SEARCH_SECONDS = 2.0
+SEARCHER = """
+import json, re, signal, sys
+for line in sys.stdin:
+    pattern, text, flags, seconds = json.loads(line)
+    compiled = re.compile(pattern, flags)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    found = compiled.search(text)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    print(int(bool(found)), flush=True)
+"""
+searchers, one_search = [], threading.Lock()
+
+
+def search(pattern, text, flags=0, seconds=SEARCH_SECONDS):
+    """True if a pattern that is not ours is found in the text; ValueError if that takes too long."""
+    re.compile(pattern, flags)      # an error in it is raised here
+    with one_search:
+        if not searchers:
+            pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+            searchers.append(subprocess.Popen([sys.executable, "-I", "-S", "-c", SEARCHER], text=True, **pipes))
+        process = searchers[0]
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps([pattern, text, flags, seconds]), file=process.stdin, flush=True)
+        if line := process.stdout.readline():
+            return line == "1\n"
+        searchers.clear()
+        with contextlib.suppress(BrokenPipeError):
+            process.communicate()
+    if process.returncode != -signal.SIGVTALRM:
+        raise RuntimeError(f"the process that searches for {pattern!r} ended with {process.returncode}: out of memory?")
+    raise ValueError(f"the pattern {pattern!r} takes more than {seconds:g} s on a text of {len(text)} characters: "
+                     "write it so that a text matches in one way only, as a+ instead of (a+)+, or bound it, as a{1,9}")
+
+
 # ---- rules ----------------------------------------------------------------------------------------------------------
 
 def exact(text, answer):
@@ -163,8 +240,8 @@ def contains(text, answer):
 
 
 def regex(text, pattern):
-    """1.0 if the row's `pattern` is found in the completion (re.search), else 0.0."""
-    return float(bool(re.search(pattern, text)))
+    """1.0 if the row's `pattern` is found in the completion (re.search), else 0.0; an error where it takes 2 s."""
+    return float(search(pattern, text))
 
 
 def keywords(text, keywords):
@@ -226,20 +303,19 @@ def xml_answer(text, answer):
     """1.0 if what <answer> holds (without one: the text) is the answer and nothing else, as exact numbers if both are,
     else as strings; else 0.0. (d1's, worth 2.0, compares strings only, so that 1,200 is not 1200.)"""
     said, wanted = tidy(tagged(text)), tidy(str(answer))
-    if NUMBER.fullmatch(said) and NUMBER.fullmatch(wanted):
+    if NUMBER.fullmatch(said) and NUMBER.fullmatch(wanted) and fraction(said) is not None:
         return float(fraction(wanted) is not None and fraction(said) == fraction(wanted))
     return float(bool(wanted) and said == wanted)
 
 
 def math_answer(text, answer):
     """1.0 if the final answers (see `final_answer`) of completion and column are equal, else 0.0. If the column is a
-    number (a unit may follow), as exact numbers: sign, decimals, thousands, fraction, $, %; else as strings."""
+    number, as exact numbers: sign, decimals, thousands, 3 1/2, 1e3, $, %, and a unit may follow; else as strings."""
     answer = str(answer)
     given = final_answer(text)
     wanted = final_answer(answer) if re.search(r"####|<answer>|\\boxed", answer) else tidy(answer)
-    number = NUMBER.match(wanted)
-    if number and re.fullmatch(r"(?:\s+[A-Za-z .]*)?", wanted[number.end():]):
-        return float(fraction(wanted) is not None and fraction(given) == fraction(wanted))
+    if (number := fraction(wanted)) is not None or NUMBER.fullmatch(wanted):    # 1/0 is a number that nothing equals
+        return float(number is not None and fraction(given) == number)
     return float(bool(wanted) and re.sub(r"\s", "", given).lower() == re.sub(r"\s", "", wanted).lower())
 
 
@@ -311,4 +387,4 @@ def reasoning(text):
 
 def safety(text, blocked=UNSAFE):
     """1.0 unless the block list (a regex; the column `blocked` replaces ours) is found in it, in any case: then 0.0."""
-    return float(not re.search(blocked, text, re.I))
+    return float(not (re.search if blocked == UNSAFE else search)(blocked, text, re.I))

@@ -11,6 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -635,6 +636,49 @@ def test_the_tokenizers_own_template_is_written_in_jinja(form):
 def test_a_strangers_template_cannot_leave_its_sandbox(form):
     with pytest.raises(ValueError, match="fails: (SecurityError|TemplateSyntaxError)"):
         data.chat("own", None, own(form))
+
+
+ENDLESS = {"loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+           "text": "{% set n = namespace(t='x') %}{% for a in range(99) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
+           "power": "{{ 9 ** (9 ** 9) }}", "list": "{{ [0] * 10 ** 12 }}",
+           "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"}
+ENDLESS["late"] = "{% if messages[0].content %}" + ENDLESS["loops"] + "{% endif %}"
+
+
+@pytest.mark.parametrize("form", ENDLESS)
+def test_a_template_that_never_ends_is_one_sentence_and_soon(form, monkeypatch):
+    monkeypatch.setattr(data, "TEMPLATE_SECONDS", 0.3)
+    monkeypatch.setattr(data, "TEMPLATE_BYTES", 100 << 20)
+    start = time.perf_counter()
+    why = "takes more than 0.3 s or 100 MB for one prompt.*one of chatml|fails: (Memory|Recursion|Overflow)Error"
+    with pytest.raises(ValueError, match=why) as e:
+        data.chat("own", None, own(ENDLESS[form]))("2+3")
+    assert "\n" not in str(e.value) and time.perf_counter() - start < 20
+
+
+def test_a_gzip_bomb_is_refused_and_text_that_is_like_itself_is_not(tmp_path, monkeypatch):
+    with gzip.open(tmp_path / "train.jsonl.gz", "wb") as f:
+        for _ in range(80):
+            f.write(b" " * (1 << 20))
+    with pytest.raises(ValueError, match="more than 200 times its own size.*gunzip"):
+        data.load(str(tmp_path), "train")
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt") as f:
+        f.write('{"prompt": "2+3=", "answer": "5"}\n' * 20_000)
+    assert len(data.load(str(tmp_path), "train")) == 19_000
+
+
+@pytest.mark.parametrize("name", "train.jsonl train.jsonl.gz tokenizer.json tokenizer_config.json vocab.json".split())
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
+    CHATTY.save(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "2+3=", "answer": "5"}\n' * 40)
+    for old in tmp_path.glob("train*" if "train" in name else name):
+        old.unlink()
+    os.mkfifo(tmp_path / name)
+    if name == "vocab.json":
+        (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=f"{name} is not an ordinary file|no tokenizer at"):
+        data.load(str(tmp_path), "train")
+        data.Tokenizer.load(tmp_path)
 
 
 def test_an_own_template_that_is_not_there_is_said():

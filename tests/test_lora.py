@@ -283,6 +283,20 @@ def test_a_base_that_is_gone_or_another_is_named(saved, tmp_path):
         disk.load(folder)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_adapters_that_are_their_own_base_are_one_sentence(length, saved, tmp_path):
+    _, _, folder = saved(SAVED["llada"])
+    folders = [tmp_path / f"lora{i}" for i in range(length)]
+    for i, copy in enumerate(folders):
+        shutil.copytree(folder, copy)
+        theirs = json.loads((copy / "adapter_config.json").read_text())
+        theirs["base_model_name_or_path"] = str(folders[(i + 1) % length])
+        (copy / "adapter_config.json").write_text(json.dumps(theirs))
+    with pytest.raises(ValueError, match="adapters that are their own base: .*lora0 -> .*lora0; write the folder") as e:
+        disk.load(folders[0])
+    assert "\n" not in str(e.value)
+
+
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_damaged_file_of_adapters_is_named_in_one_sentence(name, saved):
     _, _, folder = saved(SAVED["llada"])

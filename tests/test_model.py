@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -543,6 +544,43 @@ def test_a_llama_under_any_of_its_names_opens(change, tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     assert disk.load(tmp_path)[1].causal
+
+
+@pytest.mark.parametrize("change, named", [
+    (dict(model_type=["llada"]), r"model_type is \['llada'\]; known families"),
+    (dict(model_type={}), "model_type is {}"),
+    (dict(model_type=None), "model_type is None"), (dict(n_layers=10**9), "n_layers=1000000000: no model has more"),
+    (dict(eos_token_id=["a"]), "eos_id='a': expected"), (dict(eos_token_id={}), "eos_id={}: expected"),
+    (dict(rope_scaling=[8.0]), r"rope_scaling=\[8.0\]: expected an object"),
+    (dict(rope_parameters="no"), "rope_parameters='no'"),
+    (dict(n_heads=0), "n_head=0 must be at least 1"), (dict(d_model=10**12), "has the shape"),
+    (dict(embedding_size=10**12), "has the shape"), (dict(n_layers="3"), "n_layer='3': expected int"),
+    (dict(mask_token_id=[1]), r"mask_id=\[1\]: expected"), (dict(layer_types={"a": 1}), "layer_types=")])
+def test_a_hostile_config_is_one_sentence_and_soon(change, named, tmp_path):
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=named) as e:
+        disk.load(copy_fixture(tmp_path, **change))
+    assert "\n" not in str(e.value) and time.perf_counter() - start < 5
+
+
+def test_a_config_that_names_no_end_of_text_has_none(tmp_path):
+    assert disk.load(copy_fixture(tmp_path, eos_token_id=[]))[1].eos_id is None
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_pipe_in_place_of_a_file_of_a_model_is_not_waited_for(name, tmp_path):
+    folder = copy_fixture(tmp_path)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ValueError, match=f"{name} is not an ordinary file"):
+        disk.load(folder)
+
+
+def test_json_that_is_nested_too_deep_is_one_sentence(tmp_path):
+    folder = copy_fixture(tmp_path)
+    (folder / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(ValueError, match="config.json cannot be read as JSON: .*recursion"):
+        disk.load(folder)
 
 
 def test_gemma_embeddings_are_tied_unless_its_config_says_otherwise(tmp_path):

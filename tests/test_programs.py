@@ -1,6 +1,7 @@
 """Rewards for code: the program that is meant, its syntax, its tests, its speed, its looks."""
 import contextlib
 import os
+import re
 import shutil
 import time
 
@@ -156,6 +157,59 @@ def test_fenced_tests_are_paid_only_where_the_format_is_right_and_run_the_block_
     assert scores.notes["none_frac"] == [0] * len(texts)
 
 
+HELPERS = """import math
+MOD = 97
+SEEN = []
+
+
+def encode(x):
+    return scale(x) % MOD
+
+
+def scale(x):
+    return math.floor(x * 3)
+
+
+class Box:
+    def __init__(self, x):
+        self.x = x
+
+
+def decode(x):
+"""
+
+
+def test_a_helper_of_the_prompt_is_the_prompts_whatever_the_completion_makes_of_it():
+    right = "    SEEN.append(x)\n    return next(y for y in range(32) if y * 3 % MOD == x)"
+    lying = "```\nMOD = 1\ndef encode(x): return x\ndef scale(x): return x\ndef decode(x): return x\n```"
+    tests = ["for x in (1, 5, 31): assert decode(encode(x)) == x", "assert MOD == 97 and decode(3 % MOD) == 1",
+             "assert encode(Box(2).x) == 6", "assert decode(3) == 1 and SEEN[-1] == 3"]
+    columns = [HELPERS] * 2, [right, lying], [tests] * 2, ["decode"] * 2
+    assert programs.tests(*columns) == [1.0, 0.25]     # the class, and what may change, are the completion's
+
+
+def test_a_function_that_only_the_completion_has_is_refused_unless_the_test_imports_it():
+    prompt, test = "def f(x):\n", "assert same(f(1), 2)"
+    says_yes = "```\ndef f(x): return x\ndef same(a, b): return True\n```"
+    refused = ["assert same(f(1), 2)", "def same(a, b): return a == b\nassert same(f(1), 2)"]
+    assert programs.tests([prompt], [says_yes], [refused], ["f"]) == [0.0]
+    assert programs.tests([prompt], [says_yes], [["from solution import same\n" + test]], ["f"]) == [1.0]
+    assert programs.tests(["Write f and same."], [says_yes], [[test]], ["f"]) == [1.0]      # both are asked for
+
+
+def test_a_star_brings_what_a_test_calls():
+    for prompt, test in ("from math import *\ndef f(x):\n", "assert f(sqrt(4)) == 2"), (
+            "def f(x):\n", "from math import *\nassert f(floor(2.5)) == 2"):
+        assert programs.tests([prompt], ["    return x"], [[test]], ["f"]) == [1.0]
+
+
+def test_a_future_import_goes_to_the_top():
+    code = "from __future__ import annotations\n\ndef add(a, b): return a + b\n"
+    whole = programs.program("import math\n" + BODY, f"```\n{code}```", "add")
+    assert whole.startswith("from __future__ import annotations\nimport math")
+    assert programs.tests(["import math\n" + BODY], [f"```\n{code}```"], [TESTS], ["add"]) == [1.0]
+
+
 def test_a_loop_without_end_costs_no_test_before_it():
     text = "```python\ndef add(a, b):\n    while a == 0: pass\n    return a + b\n```"
     tests = ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(0, 2) == 2", "assert add(1, 1) == 2"]
@@ -276,6 +330,10 @@ def test_the_reference_solutions_of_humaneval_all_pass():
     fenced = [f"Sure:\n```python\n{head}{body}```" for head, body in zip(own, solutions, strict=True)]
     assert programs.tests(prompts, fenced, tests, entries) == [1] * 164     # its imports and helpers come along
     assert programs.syntax(prompts, solutions, entries) == [1] * 164
+    for body in "x", "0":       # 38 and 50 undo what the prompt does; in 32 its polynomial must be 0
+        names = [re.findall(r"^def (\w+)", prompt, re.M) for prompt in prompts]
+        lies = ["```\n" + "".join(f"def {n}(x, *_): return {body}\n" for n in row) + "```" for row in names]
+        assert programs.tests(prompts, lies, tests, entries) == [0] * 164
 
 
 def test_languages_are_known_by_their_usual_spellings():

@@ -1,6 +1,7 @@
 """Rules for one text: exact values, and texts written to break them."""
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -40,9 +41,54 @@ HOSTILE = ["", " \n\t", "\0", "\ud800", "[" * DEEP, "{" * DEEP, "(" * DEEP + ")"
     ("seven", "7", 0), ("### Answer\n7", "7", 1),
     ("#### 7", "5 + 2 = <<5+2=7>>7\n#### 7", 1), ("7", "\\boxed{7}", 1), ("#### 18 dollars", "18 dollars", 1),
     ("\\boxed{x^2 + 1}", "x^2+1", 1), ("\\boxed{x^2}", "2", 0), ("\\boxed{B}", "b", 1), ("\\boxed{2x}", "2x", 1),
+    ("\\boxed{\\sqrt{5}}", "5", 0), ("\\boxed{5\\sqrt{2}}", "5", 0), ("\\boxed{5x}", "5", 0), ("\\boxed{5^2}", "5", 0),
+    ("\\boxed{5!}", "5", 0), ("\\boxed{5 or 6}", "5", 0), ("\\boxed{5\\text{ or }6}", "5", 0),
+    ("\\boxed{(3, 4)}", "3", 0),
+    ("\\boxed{12:30}", "12", 0), ("#### 5x", "5", 0), ("#### 5 or 6", "5", 0), ("<answer>(3, 4)</answer>", "3", 0),
+    ("The answer is 5!", "5", 0), ("The answer is 5\\sqrt{2}.", "5", 0), ("The answer is 12:30.", "12", 0),
+    ("5x", "5", 0),
+    ("5^2", "5", 0), ("5!", "5", 0), ("5\\sqrt{2}", "5", 0), ("\\sqrt{5}", "5", 0), ("5 or 6", "5", 0),
+    ("(3, 4)", "3", 0),
+    ("12:30", "12", 0), ("12:30", "30", 0), ("\\boxed{5 million}", "5", 0), ("\\boxed{5 and a half}", "5", 0),
+    ("\\boxed{5\\pi}", "5", 0), ("\\boxed{5i}", "5", 0), ("\\boxed{[5, 6]}", "5", 0), ("\\boxed{5, 6}", "5", 0),
+    ("\\boxed{5 < x}", "5", 0), ("\\boxed{\\pm 5}", "5", 0), ("\\boxed{x_5}", "5", 0), ("\\boxed{5 + 1}", "5", 0),
+    ("\\boxed{5 y}", "5", 0), ("\\boxed{10^5}", "10", 0), ("\\boxed{5:1}", "5", 0), ("\\boxed{1/2/3}", "1/2", 0),
+    ("\\boxed{1e3}", "1000", 1), ("#### 1.5E-1", "0.15", 1), ("it is 1e3", "1000", 1),
+    ("\\boxed{2 \\times 10^{3}}", "2000", 1),
+    ("\\boxed{\\frac12}", "0.5", 1), ("\\boxed{\\dfrac1{3}}", "1/3", 1), ("\\boxed{3\\frac12}", "3.5", 1),
+    ("\\boxed{-\\frac{1}{2}}", "-0.5", 1), ("#### 3 1/2", "3.5", 1), ("\\boxed{-3 1/2}", "-7/2", 1),
+    ("it takes 3 1/2", "3.5", 1),
+    ("#### 3.5", "3 1/2", 1), ("\\boxed{\\frac12}", "\\frac{1}{2}", 1), ("\\(\\boxed{5}\\)", "5", 1),
+    ("The answer is \\(5\\).", "5", 1),
+    ("\\boxed{5\\text{ cm}^2}", "5", 1), ("\\boxed{5\\ \\text{cm}}", "5", 1), ("\\boxed{5cm}", "5", 1),
+    ("\\boxed{90^\\circ}", "90", 1),
+    ("#### 60 km/h", "60", 1), ("#### 5 square meters", "5", 1),
+    ("The answer is 72 clips, because 48 + 24 is 72.", "72", 1),
+    ("The answer is $18 every day at the farmers' market.", "18", 1), ("That makes **5** apples", "5", 1),
+    ("it weighs 5kg", "5", 1),
+    ("= 5.", "5", 1), ("(5)", "5", 1), ("It is $5$.", "5", 1), ("#### 5 dollars", "5 dollars", 1),
+    ("\\boxed{5\\%}", "5", 1),
     ("#### 2", "2x", 0), ("", "7", 0), ("####", "7", 0), ("#### 7", "", 0), ("1" * 100, "1" * 100, 0)])
 def test_math_finds_the_final_answer_and_compares_exact_numbers(text, answer, worth):
     assert rules.math_answer(text, answer) == worth
+
+
+def test_a_pattern_without_end_is_an_error_that_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(rules.search, "__defaults__", (0, 0.2))
+    start = time.perf_counter()
+    for rule, more in (rules.regex, "^(a+)+$"), (rules.safety, "(x*)*y"):
+        with pytest.raises(ValueError, match=r"more than 0.2 s on a text of 61 characters: write it so.*a\+ instead"):
+            rule({"^": "a"}.get(more[0], "x") * 60 + "!", more)
+        assert rule("ay", more) == (0 if rule is rules.safety else 0)       # and the next has a process of its own
+    assert rules.regex("it is 5\ud800", "5.$") == 1 and time.perf_counter() - start < 5
+    with pytest.raises(rules.re.error):
+        rules.regex("x", "(")
+
+
+def test_searches_are_done_in_threads_and_by_the_thousand():
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda i: rules.regex(f"it is {i}", r"[05]$"), range(400))]
+    assert found == [float(i % 5 == 0) for i in range(400)]
 
 
 def test_math_knows_the_answers_of_gsm8k():

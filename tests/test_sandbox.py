@@ -20,8 +20,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from judges import programs
 from judges import sandbox as module
 from judges.sandbox import Sandbox
+from tests import honest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has what contains a candidate")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(module.__file__)))
@@ -229,6 +231,166 @@ def test_the_same_code_gives_the_same_verdict_in_every_worker(box):
     assert len({v["error"] for v in verdicts}) == 1
 
 
+# ---- what an object may say of itself ----------------------------------------------------------------------------------
+HONEST = honest.jobs()
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(n, marks=pytest.mark.slow) if n.startswith(("java", "c++")) else n for n in HONEST])
+def test_an_honest_program_is_paid(box, name):
+    prompt, completion, tests, language = HONEST[name]
+    needs = {"c": "gcc", "c++": "g++", "java": "javac"}.get(language, "sh")
+    if not shutil.which(needs):
+        pytest.skip(f"{needs} is not installed")
+    entry = (re.findall(r"^def (\w+)", prompt, re.M) or [""])[-1]
+    tests = programs.helped(prompt, tests, entry, language)
+    verdict = one(box, programs.program(prompt, completion, entry, language), tests, entry, language)
+    assert all(verdict["passed"]), verdict["error"]
+
+
+YES = """
+    class {name}{base}:
+        def __init__(self, *a): pass
+        def __eq__(self, o): return True
+        def __ne__(self, o): return False
+        def __hash__(self): return hash(3)
+        def __bool__(self): return True
+        def __exit__(self, *error): return True
+        def __enter__(self): return self
+        async def __aexit__(self, *error): return True
+        async def __aenter__(self): return self
+        def __abs__(self): return 0
+        __round__ = __int__ = __index__ = __len__ = __abs__
+        def __float__(self): return 0.0
+        def __sub__(self, o): return {zero}
+        __lt__ = __le__ = __gt__ = __ge__ = __eq__
+        __rsub__ = __add__ = __radd__ = __mul__ = __and__ = __xor__ = __isub__ = __mod__ = __sub__
+    def f(*a): return {name}()"""
+BASES = "", "(list)", "(dict)", "(set)", "(tuple)", "(int)", "(float)", "(str)"
+WANTED = ["f() == {}", "{} == f()", "not f() != {}", "f() in [{}]", "[f()] == [{}]", "(f(),) == ({},)", "{{1: f()}} == {{1: {}}}",
+          "Yes() == {}", "not Yes() != {}", "{} == Yes()", "[Yes()] == [{}]", "Yes() in ({},)"]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_class_that_says_yes_earns_nothing_by_extending_a_plain_one(box, base):
+    wanted = repr({"(list)": [3], "(dict)": {3: 3}, "(set)": {3}, "(tuple)": (3,), "(str)": "3"}.get(base, 3))
+    code = textwrap.dedent(YES.format(name="Yes", base=base, zero=0))
+    verdict = one(box, code, [f"assert {w.format(wanted)}" for w in WANTED])
+    assert verdict["passed"] == [False] * len(WANTED)
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("zero", ["0", "{name}()", "self"])
+def test_a_difference_from_a_plain_value_is_not_the_objects_to_make(box, base, zero):
+    code = textwrap.dedent(YES.format(name="Yes", base=base, zero=zero.format(name="Yes")))
+    tests = ["abs(f() - 3) < 1", "abs(3 - f()) < 1", "not (f() - 3)", "abs(Yes() - 3) < 1", "abs(3 - Yes()) < 1",
+             "Yes() - 3 == 0", "sum([f(), -3]) == 0", "round(f() - 3, 2) == 0", "float(f()) == 3", "int(f()) == 3", "f() > 2",
+             "-1 < float(Yes() - 3) < 1", "round(Yes() - 3) == 0", "len(Yes() - 3) == 0", "not (Yes() - 3 - Yes())"]
+    verdict = one(box, code, [f"assert {t}" for t in tests])
+    assert verdict["passed"] == [False] * len(tests), verdict["passed"]
+
+
+@pytest.mark.parametrize("test", [
+    "with Yes(): assert f() == 3", "with Yes():\n    r = f() + 1\n    assert r == 4",
+    "with Yes(): assert bad() == 3", "with Yes():\n    x = None + bad()", "with Yes():\n    if f() + 0 != 3: raise ValueError",
+    "def check(f): assert f() + 1 == 4\nwith Yes(): check(f)", "with Yes(), Yes(): assert 3 == f()",
+    "with Yes() as y:\n    with y: assert None + f()",
+    "import asyncio\nasync def main():\n    async with Yes(): assert f() == 3\nasyncio.run(main())",
+    "import contextlib\nwith contextlib.ExitStack() as s:\n    s.enter_context(Yes())\n    assert f() == 3",
+    "int = f\nwith Yes(): int() + 1; assert 0"])
+def test_a_context_manager_of_the_candidate_swallows_no_failure(box, test):
+    code = textwrap.dedent(YES.format(name="Yes", base="", zero=0)) + "\ndef bad(): raise ValueError"
+    assert one(box, code, [test])["passed"] == [False]
+
+
+def test_a_stop_of_iteration_comes_from_iterators_only(box):
+    tests = ["assert [*map(f, [1, 2])] is not None", "assert all(x == 3 for x in map(f, [1]))", "for x in map(f, [1]): assert x == 3",
+             "assert list(zip(map(f, [1]), [3])) == []", "import asyncio\nassert [*map(g, [1])] == []", "assert [*map(s, [1])] == []"]
+    code = "class S(StopIteration): pass\ndef f(x): raise StopIteration\ndef g(x): raise StopAsyncIteration\ndef s(x): raise S"
+    verdict = one(box, code, tests)
+    assert verdict["passed"] == [False] * len(tests) and "RuntimeError: StopIteration from what is no iterator" in verdict["error"]
+    assert one(box, "def f(n): yield from range(n)", ["assert list(f(3)) == [0, 1, 2]"])["passed"] == [True]
+
+
+def test_a_test_that_is_skipped_or_left_is_not_passed(box):
+    case = "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(), 3)\n"
+    run = "r = unittest.TestResult(); T('test').run(r); assert r.wasSuccessful()"
+    code = "import unittest, sys\ndef f(): raise {}"
+    for error in ("unittest.SkipTest", "unittest.SkipTest('x')", "unittest.case._ShouldStop", "SystemExit(False)", "SystemExit"):
+        verdict = one(box, code.format(error), [case + run, case, case + "unittest.main(exit=False)",
+                                                           case + "unittest.main()"])
+        assert verdict["passed"] == [False] * 4, (error, verdict)
+    exits = "try: f()\nexcept SystemExit as e: assert e.code == 3"
+    assert one(box, code.format("SystemExit(4)"), [exits, "assert f() == 3"])["passed"] == [False, False]
+
+
+@pytest.mark.parametrize("test", [
+    "def test_f(): assert f() == 3", "def check(candidate): assert candidate() == 3", "async def test_f(): assert f() == 3",
+    "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(), 3)",
+    "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(), 3)\nunittest.main()",
+    "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(), 3)\n"
+    "if __name__ == '__main__': unittest.main()"])
+def test_what_a_test_only_defines_is_run(box, test):
+    assert one(box, "def f(): return 3", [test], "f")["passed"] == [True]
+    assert one(box, "def f(): return 4\ndef load_tests(*a): return a[1]", [test], "f")["passed"] == [False]
+
+
+def test_a_mock_tells_its_test_only(box):
+    code = """
+        def f(m):
+            for change in ("m.assert_called_once_with = len", "m.reset_mock()", "m.return_value = 3", "m.call_count = 1", "m.mock_calls",
+                           "m._mock_parent", "m.go.assert_called_once_with = len", "setattr(m, 'go', len)", "m.method_calls"):
+                try: exec(change)
+                except AttributeError: continue
+                return change
+            m.go(2)"""
+    test = "from unittest.mock import {0}\nm = {0}()\nassert f(m) is None\nm.go.assert_called_once_with({1})"
+    verdict = one(box, textwrap.dedent(code), [test.format(kind, n) for kind in ("Mock", "MagicMock") for n in (2, 3)])
+    assert verdict["passed"] == [True, False, True, False], verdict["error"]
+
+
+def test_what_a_test_replaces_is_as_it_was_for_the_next(box):
+    dirty = ["import sys, io, builtins, os, random, time\nsys.stdout = io.StringIO(); sys.stdin = io.StringIO('x'); builtins.input = len"
+             "\nos.environ['A'] = '1'; sys.argv = ['x']; time.sleep = print; random.seed(1); assert g() == ('1', ['x'])",
+             "import sys, os, builtins, time\nassert type(sys.stdout).__name__ == 'TextIOWrapper' and builtins.input.__name__ == 'input'\n"
+             "assert time.sleep.__name__ == 'sleep'\nassert g()[1] == ['solution.py'] and kinds() == ('TextIOWrapper', 'sleep', 'input')"]
+    code = "import os, sys, time\ndef g(): return os.environ.get('A'), sys.argv\n" \
+           "def kinds(): return type(sys.stdout).__name__, time.sleep.__name__, input.__name__"
+    verdict = one(box, code, dirty)
+    assert verdict["passed"] == [True, True], verdict["error"]
+    assert one(box, code, dirty[1:])["passed"] == [True]
+
+
+def test_a_seed_of_the_test_is_the_candidates_but_not_the_other_way_round(box):
+    test = "import random\nrandom.seed(5)\na = random.random()\nrandom.seed(5)\nf()\nassert random.random() == a"
+    assert one(box, "import random\ndef f(): random.seed(1); return random.random()", [test])["passed"] == [True]
+
+
+def test_a_candidate_that_answers_for_its_line_gets_no_builtin_of_the_judge(box):
+    code = """
+        import gc
+        peer = next(x for x in gc.get_objects() if type(x).__name__ == 'Peer' and 'names' in x.ops)
+        def refuse(wanted): raise KeyError(wanted)
+        peer.ops['names'] = refuse"""
+    verdict = one(box, textwrap.dedent(code), ["assert max([1, 2]) == 2"], "max")
+    assert verdict["passed"] == [False]
+
+
+def test_contents_that_change_while_a_test_looks_are_what_they_were(box):
+    code = """
+        class Liar(list):
+            n = 0
+            def __iter__(self):
+                Liar.n += 1
+                return iter([Liar.n])
+            def __len__(self): return 99
+            def __getitem__(self, i): return i
+            def __contains__(self, x): return True
+        def f(): return Liar([5])"""
+    tests = ["r = f()\nassert any(r == [i] for i in range(2, 9))", "assert 7 in f()", "r = f()\nassert len(r) == 99", "assert f()[3] == 3"]
+    assert one(box, textwrap.dedent(code), tests)["passed"] == [False] * 4
+
+
 # ---- limits ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_loop_costs_its_own_time_only():
@@ -379,7 +541,7 @@ def test_without_seccomp_it_names_all_that_is_open(tmp_path):
         assert one(box, ADD, RIGHT)["passed"] == [True, True]
 
 
-@pytest.mark.parametrize("change", [("    exec(code, space)\n", "    pass\n"), pytest.param(
+@pytest.mark.parametrize("change", [("        exec(test.code, space)\n", "        pass\n"), pytest.param(
     ("passed[i] = True\n", "passed[i] = False\n"), marks=pytest.mark.slow)])
 def test_a_judge_that_pays_everything_or_nothing_is_not_used(tmp_path, change):
     with altered(tmp_path, change).Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="does not work"):
@@ -553,7 +715,7 @@ def test_plain_data_arrives_as_it_was(x):
 
 
 words = st.sampled_from(["return", "raise", "names", "getattr", "loaded"])
-tags = st.sampled_from(["mine", "yours", "type", "error", "record", *module.KINDS])
+tags = st.sampled_from(["mine", "waits", "yours", "type", "error", "raised", "record", "like", "text", "coroutine", *module.KINDS])
 messages = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), words),
     lambda x: st.lists(x, max_size=4) | st.dictionaries(tags, x, max_size=2), max_leaves=20)

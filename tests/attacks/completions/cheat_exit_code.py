@@ -1,0 +1,2 @@
+import sys
+def f(): sys.exit(3)
