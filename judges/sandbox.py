@@ -1,18 +1,25 @@
 """Run code that a model wrote against tests: fast, contained, hard to cheat. Standard library only, and never jax.
 
-    trainer --job--> judge --one socket per completion--> zygote --fork--> candidate
-    (Sandbox)        runs the trusted tests               sees no test     runs the untrusted code
+    trainer --job--> judge --one socket per completion--> candidate
+    (Sandbox)        runs the tests                       runs the untrusted code
+                     and asks the warden, the parent of both, to start, watch and end candidates
 
 Scoring: tests run in the judge. There the candidate's functions are stubs that send arguments out and get plain data
-back, so a forged answer is worth what a wrong answer is. The candidate shares no memory with a test.
+back, so a forged answer is worth what a wrong answer is. The candidate shares no memory with a test. The warden, which
+can start programs and signal, sees neither tests nor code.
 
 Containment (Linux): a candidate cannot start processes, signal, use the network, write, or read more than Python's
-library and the system's; memory, time and descriptors are limited. Workers try to get out before they are used, and
-refuse to work if they can. `python judges/sandbox.py` says what holds here. Kernel bugs and side channels are not
-contained.
+standard library and the system's; memory, CPU time, threads and descriptors are limited. The judge stands behind the
+same walls, but for a folder of its own that it may write to: a test that calls eval on an answer hands over this judge
+and its verdicts, not the machine. Workers try to get out before they are used, and refuse to work if they can. `python
+judges/sandbox.py` says what holds here. Kernel bugs and side channels are not contained.
 
 Programs in other languages run behind the same walls, one process per test. Weaker there: they can read the toolchain
-(/usr, /lib) and exec it (what it starts stays inside); compilers, not the programs, can fork, and write to one folder.
+(/usr, /lib, but no Python packages) and exec it (what it starts stays inside); compilers, not the programs, can fork,
+and write to one folder.
+
+Time: a completion may take `timeout` seconds of CPU, and as long without doing anything while its test waits. What it
+waits for a busy core is not its fault and does not count; a far longer limit of wall-clock time stands behind this.
 """
 import ast
 import builtins
@@ -25,6 +32,7 @@ import gc
 import glob
 import importlib
 import json
+import math
 import operator
 import os
 import re
@@ -49,8 +57,13 @@ LINUX = sys.platform == "linux"
 HOLDS = ("process", "network", "signal", "write", "read", "memory")  # what is contained, and tried before use
 MESSAGE = 8 << 20  # bytes of the longest answer or output: a list of a million small ints fits
 JUDGE_MEMORY = 1 << 30  # a test works on what the candidate answered: "x" * answer must not eat the machine
-COMPILE_SECONDS = 20  # javac takes 1, on a busy machine 5
+JUDGE_KEEPS = 128 << 20  # bytes of the largest judge that goes on: what Python has taken it does not give back
+COMPILE_SECONDS = 20  # of CPU; javac takes 1
+WALL = 20  # seconds of wall-clock time per second of CPU: with six workers on a busy core each gets a tenth of it
 GRACE = 10  # seconds until a judge that does not react is replaced
+RETRY = 1  # seconds until a batch on which the machine failed is tried again
+THREADS = 64  # of one process; Java starts 20
+TICK = 0.02  # seconds between two looks at what runs
 
 
 class Dead(BaseException):
@@ -303,57 +316,58 @@ def nameless_file(text):
     return f
 
 
-def end_process(pid):
-    """Kill a process, and in its group what a compiler may have started; -> its exit status."""
-    for kill in (os.kill, os.killpg):
-        with contextlib.suppress(OSError): kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 class Limits(NamedTuple):
     timeout: float
     memory: int
     unsafe: list
+    closed: list  # folders that stay closed although they lie in a library: packages
 
 
 class Job:
-    """One completion in the judge: its deadline, and the processes that run it."""
+    """One completion in the judge: its deadline, the processes that run it, and the CPU time they took."""
 
     def __init__(self, ctl, code, language, limits):
         self.ctl, self.code, self.language, self.limits = ctl, code, language, limits
-        self.deadline = time.monotonic() + limits.timeout
-        self.running, self.functions, self.caller, self.program, self.folder = {}, {}, None, None, None
+        self.deadline = time.monotonic() + WALL * limits.timeout
+        self.running, self.functions, self.caller, self.name = {}, {}, None, None
+        self.seconds, self.why = 0.0, ""  # why: the warden's reason for ending a process
 
-    def zygote(self, pid=0, fds=()):
-        """pid 0: have it fork a candidate with these descriptors, -> its pid; else end that one, -> exit status."""
-        word = struct.pack("i", pid)
-        self.ctl.sendall(word) if pid else socket.send_fds(self.ctl, [word], fds)
-        return struct.unpack("i", self.ctl.recv(4))[0]
+    def ask(self, *request, fds=()):
+        """Have the warden do something -> its answer."""
+        socket.send_fds(self.ctl, [json.dumps(request).encode()], fds)
+        return json.loads(self.ctl.recv(4096))
 
-    def start(self, fork, end, *files):
+    def start(self, request, *files):
         """A new process with these files, after it has locked itself in and said so -> its pid, a line to it."""
         ours, theirs = socket.socketpair()
-        with theirs: pid = fork(fds=[f.fileno() for f in (theirs, *files)])
-        self.running[pid] = end, ours
-        peer = Peer(ours, limit=MESSAGE, deadline=max(self.deadline, time.monotonic() + GRACE / 2))
+        with theirs: pid = self.ask(*request, fds=[f.fileno() for f in (theirs, *files)])
+        self.running[pid] = ours
+        peer = Peer(ours, limit=MESSAGE, deadline=max(self.deadline, time.monotonic() + GRACE))
         try: hello = peer.receive()
         except Dead as e: hello = str(e)
         if hello != "ready": raise OSError(f"a candidate could not be locked in: {hello}")
         peer.deadline = self.deadline
         return pid, peer
 
+    def left(self):
+        """The CPU seconds that the completion may still take."""
+        if (left := self.limits.timeout - self.seconds) <= 0: raise Dead("out of time")
+        return left
+
     def stop(self, pid):
-        end, sock = self.running.pop(pid)
-        sock.close()
-        return end(pid)
+        self.running.pop(pid).close()
+        status, seconds, why = self.ask("end", pid)
+        self.seconds, self.why = self.seconds + seconds, self.why or why
+        return status
 
     def close(self):
+        """End all processes -> why the warden ended one, or ""."""
         for pid in list(self.running): self.stop(pid)
-        if self.folder: shutil.rmtree(self.folder)
+        return self.why
 
     def load(self):
         """A candidate that has run the code and answers calls."""
-        _, peer = self.start(self.zygote, self.zygote)
+        _, peer = self.start(["python", self.left()])
         peer.send([self.code, False])
         if (said := peer.receive()) != "loaded": peer.die(said if type(said) is str else "sent nonsense")
         return peer
@@ -368,33 +382,32 @@ class Job:
             data += part
         return data
 
-    def run_program(self, fork, end, text="", code=None):
+    def run_program(self, request, text="", code=None):
         """Run a program on this input -> what it printed. Raises with its last words unless it exits with 0."""
         read, write = os.pipe()
         with nameless_file(text) as stdin, open(read, "rb") as out:
-            with open(write, "wb") as stdout: pid, peer = self.start(fork, end, stdin, stdout)
+            with open(write, "wb") as stdout: pid, peer = self.start(request, stdin, stdout)
             if code is not None: peer.send([code, True])
             printed = self.listen(out, MESSAGE)
             if len(printed) == MESSAGE: raise Failed(f"printed {MESSAGE} bytes")
             words = self.listen(peer.sock, 300).decode("ascii", "replace")  # until it has exited
-        printed = printed.decode("utf-8", "replace")
-        if status := self.stop(pid): raise Failed(words or f"exit status {status} {printed[-200:]}")
+        printed, status = printed.decode("utf-8", "replace"), self.stop(pid)
+        if self.why: raise Dead(self.why)
+        if status: raise Failed(words or f"exit status {status} {printed[-200:]}")
         return printed
 
-    def prepare(self):
-        """Write and compile a program of another language, in a folder that goes with the job -> how to start it."""
-        lang = LANGUAGES[self.language]
+    def compile(self, stage, seconds):
+        """Write a program of another language to a file and compile it, or only check it, in these CPU seconds."""
         public = re.findall(r"public\s+class\s+([A-Za-z]\w{0,99})\b", self.code, re.ASCII)  # javac: names the file
-        name = public[0] if public else "Main"
-        self.folder = importlib.import_module("tempfile").mkdtemp(prefix=f"sandbox-{os.getpid()}-")
-        with open(f"{self.folder}/{name}.{lang.suffix}", "wb") as f: f.write(self.code.encode("utf-8", "replace"))
-        start = functools.partial(fork_exec, lang, name, self.folder, self.limits)
-        if lang.compiler:
-            self.deadline = time.monotonic() + COMPILE_SECONDS
-            try: self.run_program(functools.partial(start, True), end_process)
-            except Failed as e: raise Dead(f"does not compile: {e}") from None
-        self.deadline = time.monotonic() + self.limits.timeout
-        return functools.partial(start, False)
+        self.name, self.deadline = public[0] if public else "Main", time.monotonic() + WALL * seconds
+        with nameless_file(self.code) as source: self.ask("write", self.language, self.name, fds=[source.fileno()])
+        try:
+            if commands(self.language)[stage]:
+                self.run_program(["program", self.language, self.name, stage, seconds])
+        except Failed as e:
+            slow = self.seconds > 0.9 * seconds  # the kernel has ended the compiler
+            raise Dead("out of time: compiling" if slow else f"does not compile: {e}") from None
+        self.seconds, self.deadline = 0.0, time.monotonic() + WALL * self.limits.timeout
 
     def run_test(self, test, entry):
         if type(test) is str:  # all asserts of a completion share one candidate: state lives from call to call
@@ -403,18 +416,19 @@ class Job:
             except Dead: raise
             except BaseException as e: raise Failed(describe(e)) from None  # also a test's SystemExit
             if self.caller.dead: raise Dead(self.caller.dead)
+        elif test == SYNTAX: self.compile("check", self.limits.timeout + CHECKS[self.language][1])
         else:
-            if self.language == "python": run = self.zygote, self.zygote, test["input"], self.code
+            if self.language == "python": printed = self.run_program(["python", self.left()], test["input"], self.code)
             else:
-                self.program = self.program or self.prepare()
-                run = self.program, end_process, test["input"]
-            printed = tidy(self.run_program(*run))
-            if printed != tidy(test["output"]): raise Failed(f"printed {printed[:100]!r}")
+                if not self.name: self.compile("compile", COMPILE_SECONDS)
+                request = ["program", self.language, self.name, "run", self.left()]
+                printed = self.run_program(request, test["input"])
+            if (printed := tidy(printed)) != tidy(test["output"]): raise Failed(f"printed {printed[:100]!r}")
         if time.monotonic() > self.deadline: raise Dead("out of time")
 
 
 def score(job, tests, entry):
-    """Run the tests of a job -> {"passed": [bool, ...], "error": the first failure}."""
+    """Run the tests of a job -> {"passed": [bool, ...], "error": the first failure, "seconds": of CPU}."""
     passed, error = [False] * len(tests), ""
     try:
         for i, test in enumerate(tests):
@@ -422,36 +436,28 @@ def score(job, tests, entry):
                 job.run_test(test, entry)
                 passed[i] = True
             except Failed as e: error = error or f"test {i + 1}: {e}"
-    except Dead as e: error = error or str(e)
+    except Dead as e: error = error or job.close() or str(e)
     finally: job.close()
-    return {"passed": passed, "error": plain(error)}
+    return {"passed": passed, "error": plain(error), "seconds": job.seconds}
 
 
-def judge(fd, limits):
-    """Score what the trainer sends, one completion after the other, until it hangs up."""
-    sock, (ctl, theirs) = socket.socket(fileno=fd), socket.socketpair()
-    os.set_inheritable(fd, False)
-    if os.fork() == 0: return zygote(theirs, limits)  # before any test has arrived
-    theirs.close()
-    trainer, flags = Peer(sock), fcntl.fcntl(sock, fcntl.F_GETFL)
-    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
-    if LINUX: libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: nobody reads /proc/<judge>/mem
-    soft = lambda what, value: resource.setrlimit(what, (value, resource.getrlimit(what)[1]))
-    soft(resource.RLIMIT_AS, JUDGE_MEMORY)
+def judge(sock, ctl, folder, limits, parent):
+    """Score what the trainer sends, one completion after the other, until the warden ends this process."""
+    trainer, most = Peer(sock), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    os.environ["TMPDIR"] = folder
+    limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256)
+    shut(walls(SYSTEM | libraries(limits.closed) | {folder: ALL}, JUDGE, limits.unsafe), parent, counted=True)
     with contextlib.suppress(Dead):
         while True:
             code, tests, entry, language = trainer.receive()
-            job = Job(ctl, code, language, limits)
             # A test that works on too large an answer, sum(range(answer)), is beyond Python's reach: the kernel ends
-            # this judge. And from here to the verdict, a SIGIO can only be a killed trainer's hang-up.
-            soft(resource.RLIMIT_CPU, int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) + limits.timeout) + 1)
-            signal.signal(signal.SIGIO, lambda *_, job=job: os._exit(job.close() or 0))
-            fcntl.fcntl(sock, fcntl.F_SETFL, flags | os.O_ASYNC)
-            verdict = score(job, tests, entry)
-            fcntl.fcntl(sock, fcntl.F_SETFL, flags)
-            trainer.send(verdict)
-    ctl.close()  # the zygote follows
-    os.wait()
+            # this judge. What the job before took does not count.
+            used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+            resource.setrlimit(resource.RLIMIT_CPU, (int(used + limits.timeout) + 2, most))
+            verdict = score(Job(ctl, code, language, limits), tests, entry)
+            resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+            size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if LINUX else 1)
+            trainer.send([verdict, size <= JUDGE_KEEPS])
     return 0
 
 
@@ -471,14 +477,15 @@ membarrier:324:283 arch_prctl:158: restart_syscall:219:128 alarm:37: setitimer:3
 stat:4: fstat:5:80 lstat:6: newfstatat:262:79 statx:332:291 access:21: faccessat:269:48 faccessat2:439:439
 readlink:89: readlinkat:267:78 getdents64:217:61 fadvise64:221:223 dup:32:23 dup2:33: dup3:292:24 pipe:22:
 pipe2:293:59 poll:7: ppoll:271:73 select:23: pselect6:270:72 epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:
-epoll_pwait:281:22 eventfd2:290:19 recvfrom:45:207 shutdown:48:210 getsockname:51:204 getsockopt:55:209"""
+epoll_pwait:281:22 eventfd2:290:19 shutdown:48:210 getsockname:51:204 getsockopt:55:209"""
 RUNTIMES = " execve:59:221 capget:125:90 mincore:27:232 fchdir:81:50"  # node and java need these too
-COMPILERS = """ fork:57: vfork:58: clone:56:220 wait4:61:260 chmod:90: fchmod:91:52 fchmodat:268:53 unlink:87:
-unlinkat:263:35 mkdir:83: mkdirat:258:34 rename:82: renameat:264:38 renameat2:316:276 ftruncate:77:46 pwrite64:18:68
-flock:73:32"""
+FILES = """ unlink:87: unlinkat:263:35 mkdir:83: mkdirat:258:34 rename:82: renameat:264:38 renameat2:316:276
+ftruncate:77:46 pwrite64:18:68 flock:73:32"""
+COMPILERS = FILES + """ fork:57: vfork:58: clone:56:220 wait4:61:260 chmod:90: fchmod:91:52 fchmodat:268:53"""
+JUDGE = FILES + " memfd_create:319:279"  # and messages with descriptors
 
 
-def seccomp_filter(landlocked, more=""):
+def seccomp_filter(may_write, more=""):
     """A program for the kernel's little machine (classic BPF) that decides on every system call -> address, memory."""
     column, machine = MACHINES[os.uname().machine]
     step = lambda code, value, yes=0, no=0: struct.pack("HBBI", code, yes, no, value)  # yes, no: steps to jump over
@@ -487,17 +494,21 @@ def seccomp_filter(landlocked, more=""):
     allow, fail, kill, missing = (step(6, x) for x in (0x7FFF0000, 0x50001, 0x80000000, 0x50026))  # EPERM; ENOSYS
     one_of = lambda n, *values: [argument(n)] + sum(([equal(v, 0, 1), allow] for v in values), []) + [fail]
     to_write = 0x400243  # O_WRONLY | O_RDWR | O_CREAT | O_TRUNC | O_TMPFILE
-    reading = lambda n: [allow] if landlocked else [argument(n), has_bit(to_write, 0, 1), fail, allow]
+    reading = lambda n: [allow] if may_write else [argument(n), has_bit(to_write, 0, 1), fail, allow]
+    in_band = lambda n: [argument(n), has_bit(1, 0, 1), fail]  # no MSG_OOB: urgent data is rarely tried code
     special = {
         "clone:56:220": [argument(0), has_bit(0x10000, 0, 1), allow, fail],  # CLONE_THREAD: threads, not processes
         "clone3:435:435": [missing],  # its flags are out of sight; the C library then uses clone
-        "socketpair:53:199": one_of(0, 1),  # AF_UNIX, as asyncio needs
+        # AF_UNIX, as asyncio needs, and SOCK_STREAM, with CLOEXEC and NONBLOCK or not: it has no other address
+        "socketpair:53:199": [argument(0), equal(1, 1, 0), fail, *one_of(1, 1, 0x801, 0x80001, 0x80801)],
         "prlimit64:302:261": one_of(0, 0),  # of itself
         "prctl:157:167": one_of(0, 15, 16),  # names of threads
-        "sendto:44:206": [argument(4), equal(0, 0, 3), argument(4, 1), equal(0, 0, 1), allow, fail],  # without address
+        "sendto:44:206": [*in_band(3), argument(4), equal(0, 0, 3), argument(4, 1), equal(0, 0, 1), allow, fail],
+        "recvfrom:45:207": [*in_band(3), allow],
         "fcntl:72:25": one_of(1, 0, 1, 2, 3, 4, 1030, 1032),  # not F_SETOWN, F_SETSIG: they send signals
         "ioctl:16:29": one_of(1, 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),  # not TIOCSTI: it types
         "open:2:": reading(1), "openat:257:56": reading(2)}
+    if more == JUDGE: special |= {"sendmsg:46:211": [*in_band(2), allow], "recvmsg:47:212": [*in_band(2), allow]}
     number = lambda entry: int(entry.split(":")[column] or -1)
     listed = [n for n in map(number, (ALLOWED + more).split()) if n >= 0]
     rules = {number(entry): rule for entry, rule in special.items() if number(entry) not in (-1, *listed)}
@@ -511,20 +522,21 @@ def seccomp_filter(landlocked, more=""):
 EXECUTE, WRITE, READ, LIST, ALL = 1, 2, 4, 8, 0xFFFF
 
 
-def landlock(rules):
-    """Files only as {path: rights} says, no TCP, no signals out -> False where the kernel (before 5.13) has none."""
-    call = lambda *a: libc.syscall(*[ctypes.c_long(x) if isinstance(x, int) else x for x in a])
-    if (abi := call(444, None, 0, 1)) < 1: return False
+def landlock(*arguments):
+    return libc.syscall(*[ctypes.c_long(x) if isinstance(x, int) else x for x in arguments])
+
+
+def ruleset(rules):
+    """Files only as {path: rights} says, no TCP, no signals out -> descriptor; None if the kernel (< 5.13) has none."""
+    if not LINUX or (abi := landlock(444, None, 0, 1)) < 1: return None
     known = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}.get(abi, ALL)  # all that this kernel can forbid
-    ruleset = call(444, struct.pack("QQQ", known, 3, 3), 8 if abi < 4 else 16 if abi < 6 else 24, 0)
+    made = landlock(444, struct.pack("QQQ", known, 3, 3), 8 if abi < 4 else 16 if abi < 6 else 24, 0)
     for path, rights in rules.items():
         if os.path.exists(path):
             place, fits = os.open(path, os.O_PATH), known if os.path.isdir(path) else EXECUTE | WRITE | READ
-            call(445, ruleset, 1, struct.pack("=Qi", rights & fits, place), 0)
+            landlock(445, made, 1, struct.pack("=Qi", rights & fits, place), 0)
             os.close(place)
-    done = call(446, ruleset, 0) == 0
-    os.close(ruleset)
-    return done
+    return made
 
 
 def limit(**limits):
@@ -535,58 +547,92 @@ def limit(**limits):
         resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard),) * 2)
 
 
-def lock(rules, more=""):
-    """No privileges by exec, no root powers, files by `rules` -> the last wall, to be shut by each process itself."""
-    if not LINUX: return None
+class Walls(NamedTuple):
+    ruleset: int | None  # Landlock's
+    filter: tuple | None  # seccomp's
+
+
+def walls(rules, more="", unsafe=()):
+    """Prepare walls that leave files as {path: rights} says, and more system calls."""
+    files = ruleset(rules)
+    if not LINUX or os.uname().machine not in MACHINES: return Walls(files, None)
+    if libc.prctl(21, 0, 0, 0, 0) < 0: return Walls(files, None)  # PR_GET_SECCOMP: the kernel has none
+    may_write = files is not None or "write" in unsafe and more in (JUDGE, RUNTIMES + COMPILERS)
+    return Walls(files, seccomp_filter(may_write, more))
+
+
+def shut(walls, parent, counted=False):
+    """Give up privileges by exec, root powers, files, system calls; die with the parent. Not half a wall: raises.
+
+    `counted`: where this is root, the kernel limits the threads, too. Others share the count with all that they run."""
+    if not LINUX: return
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no core, no ptrace, /proc/<pid> belongs to root
+    if counted and os.getuid() == 0:
+        with contextlib.suppress(OSError):  # a user namespace may not have this user
+            os.setresuid(1 << 30 | int.from_bytes(os.urandom(3), "big"), 0, 0)
+            limit(NPROC=2 * THREADS)
     libc.capset(struct.pack("II", 0x20080522, 0), bytes(24))
-    landlocked = landlock(rules)
-    if os.uname().machine not in MACHINES or libc.prctl(21, 0, 0, 0, 0) < 0: return None  # PR_GET_SECCOMP: has none
-    return seccomp_filter(landlocked, more)
+    if walls.ruleset is not None and landlock(446, walls.ruleset, 0): raise OSError("Landlock refused")
+    if libc.prctl(1, 9, 0, 0, 0) or os.getppid() != parent: raise OSError("the parent has gone")  # PR_SET_PDEATHSIG
+    if walls.filter and libc.prctl(22, 2, walls.filter[0], 0, 0): raise OSError("seccomp refused")  # PR_SET_SECCOMP
 
 
-def shut(wall, parent):
-    """Die with the parent, then seccomp: PR_SET_PDEATHSIG, PR_SET_SECCOMP. Not half a wall: raises if that fails."""
-    if LINUX and (libc.prctl(1, 9, 0, 0, 0) or os.getppid() != parent or wall and libc.prctl(22, 2, wall[0], 0, 0)):
-        raise OSError("seccomp refused")
+def opened(path, closed):
+    """A path -> the paths to open in its place, so that what is closed stays so: the path, or its parts one by one."""
+    inside = [place for place in closed if place == path or place.startswith(path + "/")]
+    if not inside: return [path]
+    try: parts = [] if path in inside else [part.path for part in os.scandir(path) if not part.is_symlink()]
+    except OSError: parts = []
+    return [place for part in parts for place in opened(part, inside)]
 
 
-# ---- 4. The zygote and its candidates: no test, no secret, no way out ------------------------------------------------
+def open_to(paths, rights, closed):
+    """Rules {path: rights} for these paths, without the packages of a Python: a data set can be one, with solutions."""
+    roots = dict.fromkeys(map(os.path.realpath, filter(os.path.exists, paths)))
+    packages = [found for root in roots for middle in ("", "lib*/", "local/lib*/", "lib*/py*/")
+                for name in ("py*/site-packages", "py*/dist-packages", "site-packages", "dist-packages")
+                for found in glob.glob(f"{root}/{middle}{name}")]
+    packages = {os.path.realpath(place) for place in [*packages, *closed]}
+    packages = [place for place in packages if not any((root + "/").startswith(place + "/") for root in roots)]
+    return {place: rights for root in roots for place in opened(root, packages)}
+
+
+# ---- 4. Candidates: no test, no secret, no way out -------------------------------------------------------------------
 PRELOADED = "bisect cmath copy dataclasses enum heapq io itertools math random re statistics string textwrap typing"
-SYSTEM = {"/lib": READ | LIST, "/lib64": READ | LIST, "/usr/lib": READ | LIST, "/usr/share/zoneinfo": READ | LIST,
-          "/etc/ld.so.cache": READ, "/dev/null": READ | WRITE, "/dev/urandom": READ}
+SYSTEM = {"/usr/share/zoneinfo": READ | LIST, "/etc/ld.so.cache": READ, "/dev/null": READ | WRITE,
+          "/dev/urandom": READ}
+LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
 
 
-def zygote(ctl, limits):
-    """Lock this process in once, then fork locked candidates when the judge asks."""
-    os.register_at_fork = lambda **_: None  # no module's hooks at every fork: there is one thread, random stays seeded
+@functools.lru_cache(1)
+def known_libraries(closed):
+    return open_to(["/lib", "/lib64", "/usr/lib", "/usr/lib64", sys.base_prefix + "/lib", LIBRARY], READ | LIST, closed)
+
+
+def libraries(closed):
+    """Rules for Python's standard library and the system's libraries."""
+    return known_libraries(tuple(closed))
+
+
+def freeze_imports():
+    """Import without listing the library's folder: a right to list it would be one to list the packages in it."""
+    for path in sys.path:
+        if finder := sys.path_importer_cache.get(path):
+            finder.find_spec("no_such_module")
+            finder._fill_cache = list
+
+
+def prepare_candidates():
+    """Do once what all candidates have in common."""
     for name in PRELOADED.split(): importlib.import_module(name)
     sys.modules["random"].seed(0)  # the same verdict in every worker
     os.environ.clear()
     sys.argv[:] = ["solution.py"]
     builtins.exit = builtins.quit = sys.exit  # as scripts know them; -S left them out
-    os.chdir("/")
-    for fd in (0, 1, 2): os.dup2(os.open("/dev/null", os.O_RDWR), fd)
-    os.closerange(3, ctl.fileno())
-    os.closerange(ctl.fileno() + 1, 4096)
-    limit(CORE=1, FSIZE=0, NOFILE=64)  # CORE: 1, because with 0 a crash is still piped to the system's crash handler
-    if LINUX:
-        with open("/proc/self/statm") as f: size = int(f.read().split()[0]) * resource.getpagesize()
-        limit(AS=size + limits.memory)  # macOS has no usable limit of memory
-    else: limit(NPROC=0)
-    libraries = {os.path.dirname(os.__file__): READ | LIST, os.path.join(sys.base_prefix, "lib"): READ | LIST}
-    me, wall = os.getpid(), lock(SYSTEM | libraries)
     for _ in range(30): warm_up()
     gc.collect()
     gc.freeze()  # a collection in a candidate would write to, and so copy, every page
-    while True:
-        word, fds, *_ = socket.recv_fds(ctl, 4, 3)
-        if not word: return 0
-        if pid := struct.unpack("i", word)[0]: answer = end_process(pid)
-        elif (answer := os.fork()) == 0: return candidate(ctl, fds, wall, me, limits)
-        for fd in fds: os.close(fd)
-        ctl.sendall(struct.pack("i", answer))
 
 
 def warm_up():
@@ -601,12 +647,16 @@ def warm_up():
     for _ in range(4): ours.unpack(ours.receive())
 
 
-def candidate(ctl, fds, wall, parent, limits):
+def candidate(fds, wall, parent, memory, seconds):
     """One completion's process: a module that answers calls, or a program from stdin to stdout -> exit status."""
-    ctl.close()
-    for i, fd in enumerate(fds[1:]): os.dup2(fd, i)
-    shut(wall, parent)
-    if not wall: os.setsid()  # a group to kill; behind the wall there are no children
+    null = os.open("/dev/null", os.O_RDWR)  # anew: flags set on an open file are those of all who share it
+    for i, fd in enumerate((*fds[1:], null, null, null)[:2] + (null,)): os.dup2(fd, i)
+    limit(CORE=1, FSIZE=0, NOFILE=64, CPU=int(seconds) + 2)  # CORE: with 0 it is still piped to a crash handler
+    limit(**{"AS": memory} if LINUX else {"NPROC": 0})  # macOS has no usable limit of memory
+    shut(wall, parent, counted=True)
+    os.closerange(3, fds[0])
+    os.closerange(fds[0] + 1, 4096)
+    if not wall.filter: os.setsid()  # a group to kill; behind the walls there are no children
     peer = Peer(socket.socket(fileno=fds[0]), ALONE | PAIRS)
     peer.send("ready")
     code, is_program = peer.receive()
@@ -651,6 +701,7 @@ class Language(NamedTuple):
     hello: str
 
 
+PYTHON = importlib.import_module("shlex").quote(sys.executable).replace("{", "{{").replace("}", "}}") + " -I -S {}.py"
 LANGUAGES = {
     "javascript": Language("node", "nodejs", "js", "", "node {}.js", 1 << 40, "console.log(1)"),
     "c": Language("gcc", "gcc", "c", "gcc -O1 -o {0} {0}.c -lm", "./{}", 0,
@@ -660,34 +711,187 @@ LANGUAGES = {
     "java": Language("javac", "default-jdk-headless", "java", "javac -proc:none -J-XX:-UsePerfData {}.java",
                      "java -XX:+UseSerialGC -XX:-UsePerfData -XX:TieredStopAtLevel=1 -cp . {}", 1 << 40,
                      "class Main { public static void main(String[] a) { System.out.println(1); } }"),
-    "probe": Language(sys.executable, "", "py", "", sys.executable + " -I -S {}.py", 0, "print(1)")}
+    "compiling probe": Language(sys.executable, "", "py", PYTHON, PYTHON, 0, ""),
+    "probe": Language(sys.executable, "", "py", "", PYTHON, 0, "")}
+SYNTAX = {"syntax": True}  # a test: does the program compile?
+CHECKS = {  # how that is tried, and the CPU seconds it may take beside the time limit: what an empty program takes
+    "javascript": ("node --check {}.js", 1), "c": ("gcc -fsyntax-only -w {}.c", 1),
+    "c++": ("g++ -fsyntax-only -w {}.cpp", 2),
+    "java": ("javac -proc:none -nowarn -J-XX:-UsePerfData -J-XX:TieredStopAtLevel=1 -d . {}.java", 4)}
 TOOLCHAIN = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/etc/java-*", "/etc/ld.so.cache")
 
 
-def fork_exec(lang, name, folder, limits, compiling, fds):
-    """Start a program that can read the toolchain and its folder, or a compiler that can also write there -> pid."""
-    command, parent = (lang.compiler if compiling else lang.command).format(name).split(), os.getpid()
-    path = command[0] if command[0].startswith("./") else shutil.which(command[0])
-    home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(lang.needs))))
-    if pid := os.fork(): return pid
+def commands(language):
+    """A language -> the commands to check, compile and run a program in it."""
+    lang = LANGUAGES[language]
+    return {"check": CHECKS.get(language, ("",))[0], "compile": lang.compiler, "run": lang.command}
+
+
+@functools.lru_cache(20)
+def program_walls(needs, runs, folder, closed, unsafe):
+    """The walls of a program, which can read the toolchain and its folder, or of a compiler, which writes there."""
+    home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(needs))))
+    use = READ | LIST | EXECUTE
+    rules = open_to([home, *sum(map(glob.glob, TOOLCHAIN), [])], use, closed)
+    if needs == sys.executable: rules[LIBRARY] = LIST  # the probe cannot start without
+    rules |= {folder: use if runs else ALL, "/dev/null": READ | WRITE, "/dev/urandom": READ}
+    return walls(rules, RUNTIMES if runs else RUNTIMES + COMPILERS, unsafe)
+
+
+def exec_program(fds, walls, parent, folder, memory, reserve, command, runs, seconds):
+    """Become a program, or unless it `runs`, a compiler, behind its walls."""
     try:
+        path = command[0] if command[0].startswith("./") else shutil.which(command[0])
         line, stdin, stdout = fds
-        stderr = stdout if compiling else os.open("/dev/null", os.O_WRONLY)
+        stderr = os.open("/dev/null", os.O_WRONLY) if runs else stdout
         for fd, target in (stdin, 0), (stdout, 1), (stderr, 2), (line, 3): os.dup2(fd, target)
         os.set_inheritable(3, True)  # closes when the program ends, which is how the judge knows
         os.setsid()
         os.chdir(folder)
-        memory, seconds = (2 << 30, COMPILE_SECONDS) if compiling else (limits.memory, 4 * int(limits.timeout + 1))
-        limit(AS=memory + lang.reserve, DATA=memory, CPU=seconds, FSIZE=64 << 20 if compiling else 0)
+        limit(AS=memory + reserve, DATA=memory, CPU=math.ceil(seconds) + runs, FSIZE=0 if runs else 64 << 20)
         limit(CORE=1, NOFILE=256)
-        use, paths = READ | LIST | EXECUTE, [home, *sum(map(glob.glob, TOOLCHAIN), [])]
-        rules = dict.fromkeys(paths, use) | {folder: ALL if compiling else use}
-        rules |= {"/dev/null": READ | WRITE, "/dev/urandom": READ}
-        shut(lock(rules, RUNTIMES + COMPILERS if compiling else RUNTIMES), parent)
+        shut(walls, parent)
         Peer(socket.socket(fileno=3)).send("ready")
         os.execve(path, command, {"PATH": "/usr/bin:/bin", "TMPDIR": folder, "HOME": folder, "LANG": "C.UTF-8",
                                   "OPENSSL_CONF": "/dev/null"})  # node reads it from /etc/ssl
     finally: os._exit(127)
+
+
+# ---- 6. The warden: starts, watches and ends the processes of one worker, and knows neither code nor test ------------
+def asleep(pid):
+    """True if no thread of a process runs, or waits for a core or a disk."""
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/stat") as f:
+            if f.read().rsplit(")", 1)[1].split()[0] in "RD": return False
+    return True
+
+
+class Warden:
+    """What one worker's processes have: a folder, a judge, and whatever that judge had started."""
+
+    def __init__(self, fd, limits):
+        self.trainer, self.limits, self.running, self.me = socket.socket(fileno=fd), limits, {}, os.getpid()
+        os.set_inheritable(fd, False)
+        self.folder = "/".join((os.environ["TMPDIR"], f"sandbox-{os.getppid()}-{self.me}-{os.urandom(4).hex()}"))
+        for name in ("", "/judge", "/program"): os.mkdir(self.folder + name, 0o700)
+        self.ctl, theirs = socket.socketpair()
+        if (judge_pid := os.fork()) == 0:
+            self.ctl.close()
+            os._exit(judge(self.trainer, theirs, f"{self.folder}/judge", limits, self.me))
+        theirs.close()
+        self.judge, self.looked = judge_pid, time.monotonic()
+        self.poll = select.poll()
+        self.poll.register(self.trainer, 0)  # tells when it hangs up
+        self.poll.register(self.ctl, select.POLLIN)
+        prepare_candidates()
+        self.walls, self.memory = walls(SYSTEM | libraries(limits.closed)), limits.memory
+        if LINUX:
+            with open("/proc/self/statm") as f: self.memory += int(f.read().split()[0]) * resource.getpagesize()
+
+    def step(self):
+        """Serve one request of the judge, or look at what runs -> in a new process what it shall do, else None."""
+        happened = dict(self.poll.poll(TICK * 1000 if self.running else None))
+        if self.trainer.fileno() in happened: self.leave()
+        if time.monotonic() > self.looked + TICK: self.look()
+        if self.ctl.fileno() not in happened: return None
+        message, fds, *_ = socket.recv_fds(self.ctl, 4096, 4)
+        if not message: self.leave(os.waitstatus_to_exitcode(os.waitpid(self.judge, 0)[1]))
+        verb, *request = json.loads(message)
+        if verb == "write": answer = self.write(*request, *fds)
+        elif verb == "end": answer = self.end(*request)
+        else:
+            task = self.program(fds, *request) if verb == "program" else self.python(fds, *request)
+            if (answer := os.fork()) == 0: return task
+            budget = math.inf if verb == "program" and request[2] != "run" else float(request[-1])  # compilers fork
+            self.running[answer] = types.SimpleNamespace(budget=budget, start=time.monotonic(), idle=0.0, why="")
+        for fd in fds: os.close(fd)
+        self.ctl.sendall(json.dumps(answer).encode())
+
+    def python(self, fds, seconds):
+        """What a candidate does once it is forked."""
+        return functools.partial(candidate, fds, self.walls, self.me, self.memory, seconds)
+
+    def program(self, fds, language, name, stage, seconds):
+        """The same for a program of another language, or its compiler."""
+        lang, runs, folder, limits = LANGUAGES[language], stage == "run", f"{self.folder}/program", self.limits
+        walls = program_walls(lang.needs, runs, folder, tuple(limits.closed), tuple(limits.unsafe))
+        command = importlib.import_module("shlex").split(commands(language)[stage].format(name))
+        return functools.partial(exec_program, fds, walls, self.me, folder, limits.memory if runs else 2 << 30,
+                                 lang.reserve, command, runs, seconds)
+
+    def write(self, language, name, fd):
+        """Put a source, an open file, into the program's folder, where then nothing else is."""
+        if not re.fullmatch(r"[A-Za-z]\w{0,99}", name, re.ASCII): raise ValueError(f"a program called {name!r}")
+        for left in os.scandir(f"{self.folder}/program"):
+            shutil.rmtree(left.path) if left.is_dir(follow_symlinks=False) else os.remove(left.path)
+        with open(fd, "rb", closefd=False) as source:
+            with open(f"{self.folder}/program/{name}.{LANGUAGES[language].suffix}", "wb") as f:
+                shutil.copyfileobj(source, f)
+
+    def end(self, pid):
+        """End a process that this one started -> exit status, CPU seconds, why it had to be ended before."""
+        why = self.running.pop(pid).why
+        status, seconds = end_process(pid)
+        return status, seconds, why
+
+    def look(self):
+        """End what has too many threads, or has used its time: CPU time, and time when it and its judge both sleep."""
+        now = time.monotonic()
+        passed, self.looked = min(now - self.looked, 2 * TICK), now
+        for pid, it in self.running.items():
+            used, threads = now - it.start, 1
+            if LINUX:
+                try:
+                    used, threads = time.clock_gettime(~pid << 3 | 2), len(os.listdir(f"/proc/{pid}/task"))
+                    it.idle += passed * (asleep(pid) and asleep(self.judge))
+                except OSError: continue  # a thread has just ended
+            if threads > THREADS: it.why = it.why or f"started more than {THREADS} threads"
+            elif used + it.idle > it.budget: it.why = it.why or "out of time"
+            if it.why: kill(pid)
+
+    def leave(self, status=0):
+        """End all there is, and this process as the judge ended."""
+        for pid in self.running: kill(pid)
+        with contextlib.suppress(ChildProcessError):  # it has ended by itself
+            if os.waitpid(self.judge, os.WNOHANG)[0] == 0: end_process(self.judge)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if status < 0:
+            signal.signal(-status, signal.SIG_DFL)
+            os.kill(self.me, -status)
+        os._exit(status)
+
+
+def kill(pid):
+    """Kill a process, and in its group what a compiler may have started."""
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(OSError): kill(pid, signal.SIGKILL)
+
+
+def end_process(pid):
+    """Kill a process -> its exit status, the CPU seconds it took with those that it waited for."""
+    kill(pid)
+    _, status, usage = os.wait4(pid, 0)
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+
+
+def work(fd, limits):
+    """Be the warden of a worker, or what it has forked -> exit status."""
+    os.register_at_fork = lambda **_: None  # no module's hooks at every fork: there is one thread, random stays seeded
+    if LINUX:
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+            f.write("1000")  # short of memory, the kernel ends this and what it starts, not the trainer
+    limit(CORE=1)
+    freeze_imports()
+    libraries(limits.closed)  # found once, for the judge, too
+    warden, child = Warden(fd, limits), None
+    try:
+        while child is None: child = warden.step()
+    except Exception as e:
+        if os.getpid() == warden.me:
+            print(f"the sandbox: {type(e).__name__}: {e}", file=sys.stderr)
+            warden.leave(1)
+        raise
+    return child()
 
 
 # ---- 6. The trainer's side -------------------------------------------------------------------------------------------
@@ -705,7 +909,20 @@ def escaped(what, much=0):
     except (OSError, MemoryError):
         return False
 """
+PROGRAM_PROBE = """
+import sys
+compiling = {compiled} and not os.path.exists("compiled")  # compilers start processes, and write to their folder
+out = [what for what in {held} if not (compiling and what == "process") and escaped(what, {much})]
+try: compiling and open("compiled", "w").close()
+except OSError: out.append("write")  # without Landlock a compiler may write everywhere or nowhere
+print(*out)
+sys.exit(bool(out))
+"""
 ADVICE = "Use Linux 5.13 or newer with seccomp and Landlock, or a virtual machine, or accept it: --sandbox_unsafe="
+
+
+class Broken(RuntimeError):
+    """The machine failed, perhaps for the moment."""
 
 
 class Worker(NamedTuple):
@@ -713,10 +930,18 @@ class Worker(NamedTuple):
     peer: Peer
 
 
+def packages():
+    """The folders from which this process imports what is not Python's, and the one with this program."""
+    library = os.path.dirname(os.__file__)
+    own = [place for place in sys.path if not (place + "/").startswith(library + "/") or "-packages" in place]
+    return sorted({os.path.realpath(place) for place in [*own, os.path.dirname(os.path.dirname(__file__))]
+                   if os.path.isdir(place)})
+
+
 class Sandbox:
     """Sandbox(workers, timeout in s, memory in bytes, unsafe): starts judges when they are needed; close() ends them.
 
-    `unsafe` names what is accepted not to be contained. Six workers per core: a completion that loops holds its worker
+    `unsafe` names what is accepted not to be contained. Six workers per core: a completion that sleeps holds its worker
     for the whole timeout, and the others should not wait. 512 completions, 52 of them loops of 1 s, on 2 busy cores:
     28 s with 2 workers, 8.3 s with 8, 5.8 s with 12."""
 
@@ -725,7 +950,7 @@ class Sandbox:
         if wrong := set(unsafe) - set(HOLDS):
             raise ValueError(f"sandbox_unsafe: {', '.join(sorted(wrong))} is not among {', '.join(HOLDS)}")
         self.workers = workers or min(64, 6 * os.cpu_count())
-        self.limits, self.idle = Limits(timeout, memory, list(unsafe)), deque()
+        self.limits, self.idle = Limits(timeout, memory, list(unsafe), packages()), deque()
         self.pool = ThreadPoolExecutor(self.workers)
 
     def __enter__(self): return self
@@ -733,58 +958,82 @@ class Sandbox:
 
     def close(self):
         self.pool.shutdown(cancel_futures=True)
+        self.end_idle()
+
+    def end_idle(self):
         while self.idle: self.end(self.idle.pop())
 
     def run(self, jobs):
         """[(code, [test, ...], entry[, language]), ...] -> [{"passed": [bool, ...], "error": str}, ...] in that order.
 
-        A test is Python that asserts, or {"input": str, "output": str} for a program. `entry` is the function asked
-        for, "" if unknown. Raises when this machine fails: a False is always the candidate's own."""
+        A test is Python that asserts, or {"input": str, "output": str} for a program, or SYNTAX. `entry` is the
+        function asked for, "" if unknown. A verdict has the CPU "seconds", too. Raises when this machine fails, twice:
+        a False is always the candidate's own."""
         jobs = [check_job(i, *job) for i, job in enumerate(jobs)]
+        try: return self.try_batch(jobs)
+        except Broken as e:
+            print(f"the sandbox: {e}; once more, in {RETRY} s", file=sys.stderr)
+            self.end_idle()
+            time.sleep(RETRY)
+            return self.try_batch(jobs)
+
+    def try_batch(self, jobs):
         if jobs: self.idle.append(self.ready())  # every batch begins by trying to get out
-        if any(language != "python" for *_, language in jobs): self.try_programs()
-        return list(self.pool.map(self.score, jobs))
+        for probe in sorted({"compiling probe" if commands(language)["compile"] else "probe"
+                             for *_, language in jobs if language != "python"}): self.try_programs(probe)
+        verdicts = [self.pool.submit(self.score, job) for job in jobs]
+        importlib.import_module("concurrent.futures").wait(verdicts)
+        return [verdict.result() for verdict in verdicts]
 
     def spawn(self):
-        """A new judge, by exec: nothing of the trainer's memory, threads, devices, files or environment is in it."""
+        """A new worker, by exec: nothing of the trainer's memory, threads, devices, files or environment is in it."""
         from subprocess import DEVNULL, Popen
         ours, theirs = socket.socketpair()
         found = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "PYTHONHOME") if k in os.environ}  # Python may need them
         found["TMPDIR"] = importlib.import_module("tempfile").gettempdir()  # where `end` looks for what it leaves
-        command = [sys.executable, "-s", "-S", "-W", "ignore", os.path.abspath(__file__), "judge", str(theirs.fileno())]
+        command = [sys.executable, "-s", "-S", "-W", "ignore", os.path.abspath(__file__), "work", str(theirs.fileno())]
         with theirs:
-            process = Popen([*command, json.dumps(self.limits)], pass_fds=[theirs.fileno()], cwd="/", stdin=DEVNULL,
-                            stdout=DEVNULL, start_new_session=True, env={"PYTHONHASHSEED": "0"} | found)
+            try: process = Popen([*command, json.dumps(self.limits)], pass_fds=[theirs.fileno()], cwd="/", stdin=DEVNULL,
+                                 stdout=DEVNULL, start_new_session=True, env={"PYTHONHASHSEED": "0"} | found)
+            except OSError as e:
+                ours.close()
+                raise Broken(f"no worker starts: {e}") from None
         return Worker(process, Peer(ours))
 
     def end(self, worker):
-        """A judge that has lost its trainer leaves by itself, a stuck one is killed -> exit status."""
+        """A worker that has lost its trainer leaves by itself, a stuck one is killed -> exit status."""
         worker.peer.sock.close()
         with contextlib.suppress(importlib.import_module("subprocess").TimeoutExpired): worker.process.wait(1)
         worker.process.kill()
         folder = importlib.import_module("tempfile").gettempdir()
-        for left in glob.glob(f"{folder}/sandbox-{worker.process.pid}-*"): shutil.rmtree(left, ignore_errors=True)
+        for left in glob.glob(f"{folder}/sandbox-{os.getpid()}-{worker.process.pid}-*"): shutil.rmtree(left, ignore_errors=True)
         return worker.process.wait()
 
     def ask(self, worker, job):
         """-> the verdict, or the exit status of a judge that died over the job."""
-        patience = self.limits.timeout + GRACE + (job[3] != "python") * COMPILE_SECONDS
+        patience = WALL * (self.limits.timeout + (job[3] != "python") * COMPILE_SECONDS) + GRACE
         worker.peer.deadline = time.monotonic() + patience
         try:
             worker.peer.send(job)
-            return worker.peer.receive()
+            verdict, goes_on = worker.peer.receive()
         except Dead as e:
             status = self.end(worker)
             if str(e) != "out of time" and status != -signal.SIGXCPU: return status
-            return {"passed": [False] * len(job[1]), "error": "out of time: a test works on too large an answer"}
+            error = "out of time: a test works on too large an answer"
+            return {"passed": [False] * len(job[1]), "error": error, "seconds": self.limits.timeout}
+        if not goes_on: self.end(worker)
+        return verdict
 
     def probe(self, worker):
-        """Let a candidate try to get out -> the names of what did not hold; None, and an end, if it cannot be told."""
-        tests = [f"assert not escaped({x!r}, {2 * self.limits.memory})" for x in HOLDS]
+        """Let candidate and judge try to get out -> the names of what did not hold; None, and an end, if nothing can
+        be told."""
+        much = 2 * max(self.limits.memory, JUDGE_MEMORY)
+        tests = [f"assert not escaped({x!r}, {much})" for x in HOLDS]
+        tests += [PROBE + test for test in tests]  # with a function of its own: in the judge
         tests += ["assert escaped('')", "assert not escaped('')"]  # and let it be scored
         verdict = self.ask(worker, [PROBE, tests, "escaped", "python"])
         *held, right, wrong = [False, True] if type(verdict) is int else verdict["passed"]
-        if right and not wrong: return [x for x, holds in zip(HOLDS, held, strict=True) if not holds]
+        if right and not wrong: return [x for x, *both in zip(HOLDS, held, held[len(HOLDS):]) if not all(both)]
         self.end(worker)
 
     def ready(self):
@@ -795,20 +1044,24 @@ class Sandbox:
             if (out := self.probe(worker)) is None: continue
             if not (out := [x for x in out if x not in self.limits.unsafe]): return worker
             self.end(worker)
-            raise RuntimeError(f"this machine does not contain: {', '.join(out)}. {ADVICE}{','.join(out)}")
-        raise RuntimeError("the sandbox does not work on this machine: see the errors above, or try a longer timeout")
+            raise RuntimeError(f"this machine does not contain: {', '.join(out)}. {ADVICE}{self.accepting(out)}")
+        raise Broken("the sandbox does not work on this machine: see the errors above, or try a longer timeout")
 
-    def try_programs(self):
-        """The same for the walls around programs of other languages."""
+    def accepting(self, names):
+        return ",".join(x for x in HOLDS if x in {*names, *self.limits.unsafe})
+
+    def try_programs(self, probe):
+        """The same for the walls around programs of other languages, and their compilers."""
         held = [x for x in HOLDS if x not in self.limits.unsafe]
-        tries = f"print(*(x for x in {held} if escaped(x, {2 * self.limits.memory})))"
-        verdict = self.score([PROBE + tries, [{"input": "", "output": ""}], "", "probe"])
-        if not all(verdict["passed"]):
-            raise RuntimeError(f"this machine does not contain programs: {verdict['error']}. {ADVICE}{','.join(HOLDS)}")
+        code = PROBE + PROGRAM_PROBE.format(held=held, much=2 * max(self.limits.memory, JUDGE_MEMORY), compiled=probe != "probe")
+        error = self.score([code, [{"input": "", "output": ""}], "", probe])["error"]
+        if error:
+            out = [x for x in HOLDS if re.search(rf"\b{x}\b", error)] or HOLDS
+            raise RuntimeError(f"this machine does not contain programs: {error}. {ADVICE}{self.accepting(out)}")
 
     def score(self, job):
         """One job on a free worker. If its judge dies it is tried again, on one that has just been probed."""
-        if not job[1]: return {"passed": [], "error": "no tests"}
+        if not job[1]: return {"passed": [], "error": "no tests", "seconds": 0.0}
         for _ in range(3):
             try: worker = self.idle.pop()
             except IndexError: worker = self.ready()
@@ -816,14 +1069,16 @@ class Sandbox:
             if type(verdict) is dict:
                 if worker.process.returncode is None: self.idle.append(worker)
                 return verdict
-        if verdict > 0: raise RuntimeError("the sandbox failed three times in a row: see the errors above")
+        if verdict >= 0: raise Broken("the sandbox failed three times in a row: see the errors above")
         # Killed by a signal: three judges that had just been sound died over the answers of this one completion.
-        return {"passed": [False] * len(job[1]), "error": f"its tests kill the judge, exit status {verdict}"}
+        error = f"its tests kill the judge, exit status {verdict}"
+        return {"passed": [False] * len(job[1]), "error": error, "seconds": self.limits.timeout}
 
 
 def check_job(i, code, tests, entry="", language="python"):
     """A job as a list, or an error that says what is wrong with it."""
-    good = lambda t: type(t) is str or type(t) is dict and type(t.get("input")) is type(t.get("output")) is str
+    good = lambda t: type(t) is str or type(t) is dict and type(t.get("input")) is type(t.get("output")) is str or (
+        t == SYNTAX and language in CHECKS)
     if not (type(code) is type(entry) is str and type(tests) in (list, tuple) and all(map(good, tests))):
         raise ValueError(f'job {i}: expected (code: str, [assert: str or {{"input": str, "output": str}}], entry: str)')
     if language != "python":
@@ -843,7 +1098,7 @@ def report():
         if (out := sandbox.probe(sandbox.spawn())) is None: raise SystemExit("no worker starts: see the errors above")
         for what in HOLDS: print(f"{what:12}{'NOT CONTAINED' if what in out else 'contained'}")
         print(f"{'python':12}{sys.version.split()[0]}, asserts and stdin/stdout")
-        for name, lang in list(LANGUAGES.items())[:-1]:
+        for name, lang in list(LANGUAGES.items())[:-2]:
             try: state = sandbox.run([(lang.hello, [{"input": "", "output": "1"}], "", name)])[0]["error"]
             except (ValueError, RuntimeError) as e: state = str(e)
             print(f"{name:12}{state or 'stdin/stdout'}")
@@ -853,5 +1108,5 @@ def report():
 if __name__ == "__main__":
     if hasattr(sys, "set_int_max_str_digits"): sys.set_int_max_str_digits(100_000)  # tests of long integers say so
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # tests import the standard library's modules, not ours
-    if sys.argv[1:2] == ["judge"]: sys.exit(judge(int(sys.argv[2]), Limits(*json.loads(sys.argv[3]))))
+    if sys.argv[1:2] == ["work"]: sys.exit(work(int(sys.argv[2]), Limits(*json.loads(sys.argv[3]))))
     sys.exit(report())
