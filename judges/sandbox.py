@@ -1,12 +1,11 @@
 """Run code that a model wrote against tests: fast, contained, hard to cheat. Standard library only, and never jax.
 
-    trainer --job--> judge --one socket per completion--> candidate
-    (Sandbox)        runs the tests                       runs the untrusted code
-                     and asks the warden, the parent of both, to start, watch and end candidates
+    trainer --job--> judge --one socket per completion--> zygote --fork--> candidate
+    (Sandbox)        runs the tests                       sees no test     runs the untrusted code
 
 Scoring: tests run in the judge. There the candidate's functions are stubs that send arguments out and get plain data
-back, so a forged answer is worth what a wrong answer is. The candidate shares no memory with a test. The warden, which
-can start programs and signal, sees neither tests nor code.
+back, so a forged answer is worth what a wrong answer is. The candidate shares no memory with a test. The parent of
+judge and zygote, their warden, watches the candidates and starts programs. It sees neither tests nor code.
 
 Containment (Linux): a candidate cannot start processes, signal, use the network, write, or read more than Python's
 standard library and the system's; memory, CPU time, threads and descriptors are limited. The judge stands behind the
@@ -326,22 +325,24 @@ class Limits(NamedTuple):
 class Job:
     """One completion in the judge: its deadline, the processes that run it, and the CPU time they took."""
 
-    def __init__(self, ctl, code, language, limits):
-        self.ctl, self.code, self.language, self.limits = ctl, code, language, limits
+    def __init__(self, lines, code, language, limits):
+        self.lines, self.code, self.language, self.limits = lines, code, language, limits
         self.deadline = time.monotonic() + WALL * limits.timeout
         self.running, self.functions, self.caller, self.name = {}, {}, None, None
-        self.seconds, self.why = 0.0, ""  # why: the warden's reason for ending a process
+        self.seconds, self.started = 0.0, []
 
-    def ask(self, *request, fds=()):
-        """Have the warden do something -> its answer."""
-        socket.send_fds(self.ctl, [json.dumps(request).encode()], fds)
-        return json.loads(self.ctl.recv(4096))
+    def ask(self, who, *request, fds=()):
+        """Have the zygote or the warden do something -> its answer."""
+        socket.send_fds(self.lines[who], [json.dumps(request).encode()], fds)
+        return json.loads(self.lines[who].recv(4096))
 
     def start(self, request, *files):
         """A new process with these files, after it has locked itself in and said so -> its pid, a line to it."""
         ours, theirs = socket.socketpair()
-        with theirs: pid = self.ask(*request, fds=[f.fileno() for f in (theirs, *files)])
-        self.running[pid] = ours
+        who = "warden" if request[0] == "program" else "zygote"
+        with theirs: pid = self.ask(who, *request, fds=[f.fileno() for f in (theirs, *files)])
+        self.running[pid] = who, ours
+        self.started.append(pid)
         peer = Peer(ours, limit=MESSAGE, deadline=max(self.deadline, time.monotonic() + GRACE))
         try: hello = peer.receive()
         except Dead as e: hello = str(e)
@@ -355,15 +356,18 @@ class Job:
         return left
 
     def stop(self, pid):
-        self.running.pop(pid).close()
-        status, seconds, why = self.ask("end", pid)
-        self.seconds, self.why = self.seconds + seconds, self.why or why
+        who, sock = self.running.pop(pid)
+        sock.close()
+        status, seconds = self.ask(who, "end", pid)
+        self.seconds += seconds
         return status
 
     def close(self):
-        """End all processes -> why the warden ended one, or ""."""
         for pid in list(self.running): self.stop(pid)
-        return self.why
+
+    def reason(self):
+        """Why the warden has ended a process of this job, or ""."""
+        return self.ask("warden", "why", self.started)
 
     def load(self):
         """A candidate that has run the code and answers calls."""
@@ -391,16 +395,17 @@ class Job:
             printed = self.listen(out, MESSAGE)
             if len(printed) == MESSAGE: raise Failed(f"printed {MESSAGE} bytes")
             words = self.listen(peer.sock, 300).decode("ascii", "replace")  # until it has exited
-        printed, status = printed.decode("utf-8", "replace"), self.stop(pid)
-        if self.why: raise Dead(self.why)
-        if status: raise Failed(words or f"exit status {status} {printed[-200:]}")
+        printed = printed.decode("utf-8", "replace")
+        if status := self.stop(pid):
+            if why := self.reason(): raise Dead(why)
+            raise Failed(words or f"exit status {status} {printed[-200:]}")
         return printed
 
     def compile(self, stage, seconds):
         """Write a program of another language to a file and compile it, or only check it, in these CPU seconds."""
         public = re.findall(r"public\s+class\s+([A-Za-z]\w{0,99})\b", self.code, re.ASCII)  # javac: names the file
         self.name, self.deadline = public[0] if public else "Main", time.monotonic() + WALL * seconds
-        with nameless_file(self.code) as source: self.ask("write", self.language, self.name, fds=[source.fileno()])
+        with nameless_file(self.code) as source: self.ask("warden", "write", self.language, self.name, fds=[source.fileno()])
         try:
             if commands(self.language)[stage]:
                 self.run_program(["program", self.language, self.name, stage, seconds])
@@ -436,17 +441,17 @@ def score(job, tests, entry):
                 job.run_test(test, entry)
                 passed[i] = True
             except Failed as e: error = error or f"test {i + 1}: {e}"
-    except Dead as e: error = error or job.close() or str(e)
+    except Dead as e: error = error or job.reason() or str(e)
     finally: job.close()
     return {"passed": passed, "error": plain(error), "seconds": job.seconds}
 
 
-def judge(sock, ctl, folder, limits, parent):
+def judge(sock, lines, folder, limits, parent):
     """Score what the trainer sends, one completion after the other, until the warden ends this process."""
     trainer, most = Peer(sock), resource.getrlimit(resource.RLIMIT_CPU)[1]
     os.environ["TMPDIR"] = folder
     limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256)
-    shut(walls(SYSTEM | libraries(limits.closed) | {folder: ALL}, JUDGE, limits.unsafe), parent, counted=True)
+    shut(lock(SYSTEM | libraries(limits.closed) | {folder: ALL}, JUDGE, limits.unsafe), parent)
     with contextlib.suppress(Dead):
         while True:
             code, tests, entry, language = trainer.receive()
@@ -454,7 +459,7 @@ def judge(sock, ctl, folder, limits, parent):
             # this judge. What the job before took does not count.
             used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
             resource.setrlimit(resource.RLIMIT_CPU, (int(used + limits.timeout) + 2, most))
-            verdict = score(Job(ctl, code, language, limits), tests, entry)
+            verdict = score(Job(lines, code, language, limits), tests, entry)
             resource.setrlimit(resource.RLIMIT_CPU, (most, most))
             size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if LINUX else 1)
             trainer.send([verdict, size <= JUDGE_KEEPS])
@@ -522,21 +527,20 @@ def seccomp_filter(may_write, more=""):
 EXECUTE, WRITE, READ, LIST, ALL = 1, 2, 4, 8, 0xFFFF
 
 
-def landlock(*arguments):
-    return libc.syscall(*[ctypes.c_long(x) if isinstance(x, int) else x for x in arguments])
-
-
-def ruleset(rules):
-    """Files only as {path: rights} says, no TCP, no signals out -> descriptor; None if the kernel (< 5.13) has none."""
-    if not LINUX or (abi := landlock(444, None, 0, 1)) < 1: return None
+def landlock(rules):
+    """Files only as {path: rights} says, no TCP, no signals out -> False where the kernel (before 5.13) has none."""
+    call = lambda *a: libc.syscall(*[ctypes.c_long(x) if isinstance(x, int) else x for x in a])
+    if (abi := call(444, None, 0, 1)) < 1: return False
     known = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}.get(abi, ALL)  # all that this kernel can forbid
-    made = landlock(444, struct.pack("QQQ", known, 3, 3), 8 if abi < 4 else 16 if abi < 6 else 24, 0)
+    ruleset = call(444, struct.pack("QQQ", known, 3, 3), 8 if abi < 4 else 16 if abi < 6 else 24, 0)
     for path, rights in rules.items():
         if os.path.exists(path):
             place, fits = os.open(path, os.O_PATH), known if os.path.isdir(path) else EXECUTE | WRITE | READ
-            landlock(445, made, 1, struct.pack("=Qi", rights & fits, place), 0)
+            call(445, ruleset, 1, struct.pack("=Qi", rights & fits, place), 0)
             os.close(place)
-    return made
+    done = call(446, ruleset, 0) == 0
+    os.close(ruleset)
+    return done
 
 
 def limit(**limits):
@@ -547,35 +551,28 @@ def limit(**limits):
         resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard),) * 2)
 
 
-class Walls(NamedTuple):
-    ruleset: int | None  # Landlock's
-    filter: tuple | None  # seccomp's
-
-
-def walls(rules, more="", unsafe=()):
-    """Prepare walls that leave files as {path: rights} says, and more system calls."""
-    files = ruleset(rules)
-    if not LINUX or os.uname().machine not in MACHINES: return Walls(files, None)
-    if libc.prctl(21, 0, 0, 0, 0) < 0: return Walls(files, None)  # PR_GET_SECCOMP: the kernel has none
-    may_write = files is not None or "write" in unsafe and more in (JUDGE, RUNTIMES + COMPILERS)
-    return Walls(files, seccomp_filter(may_write, more))
-
-
-def shut(walls, parent, counted=False):
-    """Give up privileges by exec, root powers, files, system calls; die with the parent. Not half a wall: raises.
-
-    `counted`: where this is root, the kernel limits the threads, too. Others share the count with all that they run."""
-    if not LINUX: return
+def lock(rules, more="", unsafe=()):
+    """No privileges by exec, no root powers, files by `rules` -> the last wall, to be shut by each process itself."""
+    if not LINUX: return None
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: no core, no ptrace, /proc/<pid> belongs to root
-    if counted and os.getuid() == 0:
-        with contextlib.suppress(OSError):  # a user namespace may not have this user
-            os.setresuid(1 << 30 | int.from_bytes(os.urandom(3), "big"), 0, 0)
-            limit(NPROC=2 * THREADS)
     libc.capset(struct.pack("II", 0x20080522, 0), bytes(24))
-    if walls.ruleset is not None and landlock(446, walls.ruleset, 0): raise OSError("Landlock refused")
-    if libc.prctl(1, 9, 0, 0, 0) or os.getppid() != parent: raise OSError("the parent has gone")  # PR_SET_PDEATHSIG
-    if walls.filter and libc.prctl(22, 2, walls.filter[0], 0, 0): raise OSError("seccomp refused")  # PR_SET_SECCOMP
+    landlocked = landlock(rules)
+    if os.uname().machine not in MACHINES or libc.prctl(21, 0, 0, 0, 0) < 0: return None  # PR_GET_SECCOMP: has none
+    return seccomp_filter(landlocked or "write" in unsafe and more in (JUDGE, RUNTIMES + COMPILERS), more)
+
+
+def shut(wall, parent):
+    """Die with the parent, then seccomp: PR_SET_PDEATHSIG, PR_SET_SECCOMP. Not half a wall: raises if that fails."""
+    if LINUX and (libc.prctl(1, 9, 0, 0, 0) or os.getppid() != parent or wall and libc.prctl(22, 2, wall[0], 0, 0)):
+        raise OSError("seccomp refused")
+
+
+def become_countable():
+    """Where this is root, have a user of its own for what the kernel counts per user -> may threads be limited?"""
+    with contextlib.suppress(OSError):  # a user namespace may not have this user
+        if LINUX and os.getuid() == 0: os.setresuid(1 << 30 | int.from_bytes(os.urandom(3), "big"), 0, 0)
+    return LINUX and os.getuid() >= 1 << 30
 
 
 def opened(path, closed):
@@ -598,7 +595,7 @@ def open_to(paths, rights, closed):
     return {place: rights for root in roots for place in opened(root, packages)}
 
 
-# ---- 4. Candidates: no test, no secret, no way out -------------------------------------------------------------------
+# ---- 4. The zygote and its candidates: no test, no secret, no way out ------------------------------------------------
 PRELOADED = "bisect cmath copy dataclasses enum heapq io itertools math random re statistics string textwrap typing"
 SYSTEM = {"/usr/share/zoneinfo": READ | LIST, "/etc/ld.so.cache": READ, "/dev/null": READ | WRITE,
           "/dev/urandom": READ}
@@ -623,16 +620,41 @@ def freeze_imports():
             finder._fill_cache = list
 
 
-def prepare_candidates():
-    """Do once what all candidates have in common."""
+def zygote(ctl, tell, limits, parent):
+    """Lock this process in once, then fork locked candidates when the judge asks, and tell the warden of each."""
     for name in PRELOADED.split(): importlib.import_module(name)
     sys.modules["random"].seed(0)  # the same verdict in every worker
     os.environ.clear()
     sys.argv[:] = ["solution.py"]
     builtins.exit = builtins.quit = sys.exit  # as scripts know them; -S left them out
+    limit(CORE=1, FSIZE=0, NOFILE=64)  # CORE: 1, because with 0 a crash is still piped to the system's crash handler
+    if LINUX:
+        with open("/proc/self/statm") as f: size = int(f.read().split()[0]) * resource.getpagesize()
+        limit(AS=size + limits.memory)  # macOS has no usable limit of memory
+    else: limit(NPROC=0)
+    more = {"NPROC": 2 * THREADS} if become_countable() else {}
+    me, wall = os.getpid(), lock(SYSTEM | libraries(limits.closed))
+    if LINUX: libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: dies with the warden
     for _ in range(30): warm_up()
     gc.collect()
     gc.freeze()  # a collection in a candidate would write to, and so copy, every page
+    running = set()
+    while os.getppid() == parent:
+        message, fds, *_ = socket.recv_fds(ctl, 4096, 4)
+        if not message: break
+        verb, value = json.loads(message)
+        if verb == "end":
+            running.remove(value)  # of nothing else
+            answer = end_process(value)
+        elif (answer := os.fork()) == 0:
+            for sock in (ctl, tell): sock.close()
+            return candidate(fds, wall, me, value, more)
+        else: running.add(answer)
+        for fd in fds: os.close(fd)
+        tell.sendall(struct.pack("id", *((answer, value) if verb == "python" else (value, -1))))
+        ctl.sendall(json.dumps(answer).encode())
+    for pid in running: end_process(pid)
+    return 0
 
 
 def warm_up():
@@ -647,16 +669,14 @@ def warm_up():
     for _ in range(4): ours.unpack(ours.receive())
 
 
-def candidate(fds, wall, parent, memory, seconds):
+def candidate(fds, wall, parent, seconds, limits):
     """One completion's process: a module that answers calls, or a program from stdin to stdout -> exit status."""
     null = os.open("/dev/null", os.O_RDWR)  # anew: flags set on an open file are those of all who share it
-    for i, fd in enumerate((*fds[1:], null, null, null)[:2] + (null,)): os.dup2(fd, i)
-    limit(CORE=1, FSIZE=0, NOFILE=64, CPU=int(seconds) + 2)  # CORE: with 0 it is still piped to a crash handler
-    limit(**{"AS": memory} if LINUX else {"NPROC": 0})  # macOS has no usable limit of memory
-    shut(wall, parent, counted=True)
-    os.closerange(3, fds[0])
-    os.closerange(fds[0] + 1, 4096)
-    if not wall.filter: os.setsid()  # a group to kill; behind the walls there are no children
+    for i, fd in enumerate([*fds[1:], null, null, null][:2] + [null]): os.dup2(fd, i)
+    for fd in (null, *fds[1:]): os.close(fd)
+    limit(CPU=int(seconds) + 2, **limits)
+    shut(wall, parent)
+    if not wall: os.setsid()  # a group to kill; behind the walls there are no children
     peer = Peer(socket.socket(fileno=fds[0]), ALONE | PAIRS)
     peer.send("ready")
     code, is_program = peer.receive()
@@ -728,29 +748,29 @@ def commands(language):
 
 
 @functools.lru_cache(20)
-def program_walls(needs, runs, folder, closed, unsafe):
-    """The walls of a program, which can read the toolchain and its folder, or of a compiler, which writes there."""
+def toolchain(needs, closed):
+    """Rules for what a program and its compiler read and start."""
     home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(needs))))
-    use = READ | LIST | EXECUTE
-    rules = open_to([home, *sum(map(glob.glob, TOOLCHAIN), [])], use, closed)
+    rules = open_to([home, *sum(map(glob.glob, TOOLCHAIN), [])], READ | LIST | EXECUTE, closed)
     if needs == sys.executable: rules[LIBRARY] = LIST  # the probe cannot start without
-    rules |= {folder: use if runs else ALL, "/dev/null": READ | WRITE, "/dev/urandom": READ}
-    return walls(rules, RUNTIMES if runs else RUNTIMES + COMPILERS, unsafe)
+    return rules | {"/dev/null": READ | WRITE, "/dev/urandom": READ}
 
 
-def exec_program(fds, walls, parent, folder, memory, reserve, command, runs, seconds):
-    """Become a program, or unless it `runs`, a compiler, behind its walls."""
+def exec_program(fds, lang, command, stage, seconds, folder, limits, parent):
+    """Become a program that can read the toolchain and its folder, or a compiler that can also write there."""
     try:
-        path = command[0] if command[0].startswith("./") else shutil.which(command[0])
+        path, runs = command[0] if command[0].startswith("./") else shutil.which(command[0]), stage == "run"
         line, stdin, stdout = fds
         stderr = os.open("/dev/null", os.O_WRONLY) if runs else stdout
         for fd, target in (stdin, 0), (stdout, 1), (stderr, 2), (line, 3): os.dup2(fd, target)
         os.set_inheritable(3, True)  # closes when the program ends, which is how the judge knows
         os.setsid()
         os.chdir(folder)
-        limit(AS=memory + reserve, DATA=memory, CPU=math.ceil(seconds) + runs, FSIZE=0 if runs else 64 << 20)
+        memory = limits.memory if runs else 2 << 30
+        limit(AS=memory + lang.reserve, DATA=memory, CPU=math.ceil(seconds) + runs, FSIZE=0 if runs else 64 << 20)
         limit(CORE=1, NOFILE=256)
-        shut(walls, parent)
+        rules = toolchain(lang.needs, tuple(limits.closed)) | {folder: READ | LIST | EXECUTE if runs else ALL}
+        shut(lock(rules, RUNTIMES if runs else RUNTIMES + COMPILERS, limits.unsafe), parent)
         Peer(socket.socket(fileno=3)).send("ready")
         os.execve(path, command, {"PATH": "/usr/bin:/bin", "TMPDIR": folder, "HOME": folder, "LANG": "C.UTF-8",
                                   "OPENSSL_CONF": "/dev/null"})  # node reads it from /etc/ssl
@@ -767,72 +787,96 @@ def asleep(pid):
 
 
 class Warden:
-    """What one worker's processes have: a folder, a judge, and whatever that judge had started."""
+    """One worker: its judge, its zygote, its folder, and what is watched of all that these have started."""
 
     def __init__(self, fd, limits):
-        self.trainer, self.limits, self.running, self.me = socket.socket(fileno=fd), limits, {}, os.getpid()
+        self.trainer, self.limits, self.me = socket.socket(fileno=fd), limits, os.getpid()
         os.set_inheritable(fd, False)
         self.folder = "/".join((os.environ["TMPDIR"], f"sandbox-{os.getppid()}-{self.me}-{os.urandom(4).hex()}"))
         for name in ("", "/judge", "/program"): os.mkdir(self.folder + name, 0o700)
-        self.ctl, theirs = socket.socketpair()
-        if (judge_pid := os.fork()) == 0:
-            self.ctl.close()
-            os._exit(judge(self.trainer, theirs, f"{self.folder}/judge", limits, self.me))
-        theirs.close()
-        self.judge, self.looked = judge_pid, time.monotonic()
-        self.poll = select.poll()
-        self.poll.register(self.trainer, 0)  # tells when it hangs up
-        self.poll.register(self.ctl, select.POLLIN)
-        prepare_candidates()
-        self.walls, self.memory = walls(SYSTEM | libraries(limits.closed)), limits.memory
-        if LINUX:
-            with open("/proc/self/statm") as f: self.memory += int(f.read().split()[0]) * resource.getpagesize()
+        self.programs, self.running, self.whys = set(), {}, {}  # pids; {pid: its account}; {pid: why it was ended}
+        self.looked = self.heard = time.monotonic()
 
-    def step(self):
-        """Serve one request of the judge, or look at what runs -> in a new process what it shall do, else None."""
-        happened = dict(self.poll.poll(TICK * 1000 if self.running else None))
-        if self.trainer.fileno() in happened: self.leave()
-        if time.monotonic() > self.looked + TICK: self.look()
-        if self.ctl.fileno() not in happened: return None
+    def start(self):
+        """Fork judge and zygote -> there, what they shall do; here, None."""
+        (self.ctl, to_warden), (self.news, tell), (asked, to_zygote) = pairs = [socket.socketpair() for _ in range(3)]
+        for name, own in ("zygote", (asked, tell)), ("judge", (to_warden, to_zygote, self.trainer)):
+            vars(self)[name] = os.fork()
+            if vars(self)[name]: continue
+            for sock in {*sum(pairs, ()), self.trainer} - {*own}: sock.close()
+            if name == "zygote": return functools.partial(zygote, asked, tell, self.limits, self.me)
+            lines = {"warden": to_warden, "zygote": to_zygote}
+            return functools.partial(judge, self.trainer, lines, self.folder + "/judge", self.limits, self.me)
+        for sock in (to_warden, tell, asked, to_zygote): sock.close()
+        self.news.setblocking(False)
+
+    def serve(self):
+        """Serve the judge's requests and look at what runs until judge, zygote or trainer have gone."""
+        idle, busy = select.poll(), select.poll()
+        for poll in (idle, busy):
+            poll.register(self.trainer, 0)  # tells when it hangs up
+            poll.register(self.ctl, select.POLLIN)
+        idle.register(self.news, select.POLLIN)  # while busy, news are read at every look: one waking for many
+        while True:
+            waits = not self.running and time.monotonic() > self.heard + 10 * TICK
+            happened = dict((idle if waits else busy).poll(None if waits else TICK * 1000))
+            if self.trainer.fileno() in happened: self.leave()
+            self.hear()
+            if time.monotonic() > self.looked + TICK: self.look()
+            if self.ctl.fileno() in happened: self.answer()
+
+    def hear(self):
+        """What the zygote has told since: a pid and its CPU seconds, or -1 when it has ended."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                if not (data := self.news.recv(1600)): self.leave(1)
+                self.heard = time.monotonic()
+                for pid, seconds in struct.iter_unpack("id", data):
+                    self.forget(pid) if seconds < 0 else self.watch(pid, seconds)
+
+    def watch(self, pid, seconds):
+        self.running[pid] = types.SimpleNamespace(budget=seconds, start=time.monotonic(), idle=0.0, why="")
+
+    def forget(self, pid):
+        if why := self.running.pop(pid).why: self.whys[pid] = why
+
+    def answer(self):
+        """Serve one request of the judge."""
         message, fds, *_ = socket.recv_fds(self.ctl, 4096, 4)
         if not message: self.leave(os.waitstatus_to_exitcode(os.waitpid(self.judge, 0)[1]))
         verb, *request = json.loads(message)
-        if verb == "write": answer = self.write(*request, *fds)
-        elif verb == "end": answer = self.end(*request)
-        else:
-            task = self.program(fds, *request) if verb == "program" else self.python(fds, *request)
-            if (answer := os.fork()) == 0: return task
-            budget = math.inf if verb == "program" and request[2] != "run" else float(request[-1])  # compilers fork
-            self.running[answer] = types.SimpleNamespace(budget=budget, start=time.monotonic(), idle=0.0, why="")
+        self.ctl.sendall(json.dumps(getattr(self, f"answer_{verb}")(*request, *fds)).encode())
         for fd in fds: os.close(fd)
-        self.ctl.sendall(json.dumps(answer).encode())
 
-    def python(self, fds, seconds):
-        """What a candidate does once it is forked."""
-        return functools.partial(candidate, fds, self.walls, self.me, self.memory, seconds)
-
-    def program(self, fds, language, name, stage, seconds):
-        """The same for a program of another language, or its compiler."""
-        lang, runs, folder, limits = LANGUAGES[language], stage == "run", f"{self.folder}/program", self.limits
-        walls = program_walls(lang.needs, runs, folder, tuple(limits.closed), tuple(limits.unsafe))
-        command = importlib.import_module("shlex").split(commands(language)[stage].format(name))
-        return functools.partial(exec_program, fds, walls, self.me, folder, limits.memory if runs else 2 << 30,
-                                 lang.reserve, command, runs, seconds)
-
-    def write(self, language, name, fd):
+    def answer_write(self, language, name, fd):
         """Put a source, an open file, into the program's folder, where then nothing else is."""
         if not re.fullmatch(r"[A-Za-z]\w{0,99}", name, re.ASCII): raise ValueError(f"a program called {name!r}")
         for left in os.scandir(f"{self.folder}/program"):
             shutil.rmtree(left.path) if left.is_dir(follow_symlinks=False) else os.remove(left.path)
-        with open(fd, "rb", closefd=False) as source:
-            with open(f"{self.folder}/program/{name}.{LANGUAGES[language].suffix}", "wb") as f:
-                shutil.copyfileobj(source, f)
+        path = f"{self.folder}/program/{name}.{LANGUAGES[language].suffix}"
+        with open(fd, "rb", closefd=False) as source, open(path, "wb") as f: shutil.copyfileobj(source, f)
 
-    def end(self, pid):
-        """End a process that this one started -> exit status, CPU seconds, why it had to be ended before."""
-        why = self.running.pop(pid).why
-        status, seconds = end_process(pid)
-        return status, seconds, why
+    def answer_program(self, language, name, stage, seconds, *fds):
+        """Start a program or its compiler -> its pid."""
+        command = importlib.import_module("shlex").split(commands(language)[stage].format(name))
+        lang, folder = LANGUAGES[language], f"{self.folder}/program"
+        toolchain(lang.needs, tuple(self.limits.closed))  # found once, here
+        if (pid := os.fork()) == 0: exec_program(fds, lang, command, stage, seconds, folder, self.limits, self.me)
+        self.programs.add(pid)
+        self.watch(pid, float(seconds) if stage == "run" else math.inf)  # compilers fork: the kernel counts each
+        return pid
+
+    def answer_end(self, pid):
+        """End a program -> exit status, CPU seconds."""
+        self.programs.remove(pid)  # of nothing else
+        self.forget(pid)
+        return end_process(pid)
+
+    def answer_why(self, pids):
+        """Why one of these has been ended, or ""."""
+        why = next((w for w in [self.whys.get(p) or p in self.running and self.running[p].why for p in pids] if w), "")
+        self.whys.clear()
+        return why
 
     def look(self):
         """End what has too many threads, or has used its time: CPU time, and time when it and its judge both sleep."""
@@ -850,10 +894,12 @@ class Warden:
             if it.why: kill(pid)
 
     def leave(self, status=0):
-        """End all there is, and this process as the judge ended."""
-        for pid in self.running: kill(pid)
-        with contextlib.suppress(ChildProcessError):  # it has ended by itself
-            if os.waitpid(self.judge, os.WNOHANG)[0] == 0: end_process(self.judge)
+        """End all there is, and this process as the judge ended. The zygote ends its candidates."""
+        self.trainer.close()
+        kill(self.judge)
+        for pid in self.programs: end_process(pid)
+        for pid in (self.judge, self.zygote):
+            with contextlib.suppress(ChildProcessError): os.waitpid(pid, 0)  # it may have been waited for
         shutil.rmtree(self.folder, ignore_errors=True)
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
@@ -882,19 +928,16 @@ def work(fd, limits):
             f.write("1000")  # short of memory, the kernel ends this and what it starts, not the trainer
     limit(CORE=1)
     freeze_imports()
-    libraries(limits.closed)  # found once, for the judge, too
-    warden, child = Warden(fd, limits), None
-    try:
-        while child is None: child = warden.step()
+    libraries(limits.closed)  # found once, for all
+    warden = Warden(fd, limits)
+    if task := warden.start(): return task()
+    try: warden.serve()
     except Exception as e:
-        if os.getpid() == warden.me:
-            print(f"the sandbox: {type(e).__name__}: {e}", file=sys.stderr)
-            warden.leave(1)
-        raise
-    return child()
+        print(f"the sandbox: {type(e).__name__}: {e}", file=sys.stderr)
+        warden.leave(1)
 
 
-# ---- 6. The trainer's side -------------------------------------------------------------------------------------------
+# ---- 7. The trainer's side -------------------------------------------------------------------------------------------
 PROBE = """
 import os, socket
 def escaped(what, much=0):
