@@ -315,11 +315,15 @@ def nameless_file(text):
     return f
 
 
+WORD = struct.Struct("id")  # between judge, zygote and warden: a pid, seconds
+
+
 class Limits(NamedTuple):
     timeout: float
     memory: int
     unsafe: list
-    closed: list  # folders that stay closed although they lie in a library: packages
+    libraries: list  # paths that candidates read
+    closed: list  # folders that stay closed although they lie where programs of other languages read: packages
 
 
 class Job:
@@ -331,17 +335,25 @@ class Job:
         self.running, self.functions, self.caller, self.name = {}, {}, None, None
         self.seconds, self.started = 0.0, []
 
-    def ask(self, who, *request, fds=()):
-        """Have the zygote or the warden do something -> its answer."""
-        socket.send_fds(self.lines[who], [json.dumps(request).encode()], fds)
-        return json.loads(self.lines[who].recv(4096))
+    def zygote(self, pid, seconds, fds=()):
+        """pid 0: have it fork a candidate with these CPU seconds and descriptors, -> its pid and these; else end that
+        one, -> exit status, seconds it took."""
+        socket.send_fds(self.lines[0], [WORD.pack(pid, seconds)], fds)
+        return WORD.unpack(self.lines[0].recv(WORD.size))
+
+    def warden(self, *request, fds=()):
+        """Have the warden do something -> its answer."""
+        socket.send_fds(self.lines[1], [json.dumps(request).encode()], fds)
+        return json.loads(self.lines[1].recv(4096))
 
     def start(self, request, *files):
-        """A new process with these files, after it has locked itself in and said so -> its pid, a line to it."""
+        """A new process with these files, after it has locked itself in and said so -> its pid, a line to it. The
+        request is what the warden shall start, or for a candidate the CPU seconds."""
         ours, theirs = socket.socketpair()
-        who = "warden" if request[0] == "program" else "zygote"
-        with theirs: pid = self.ask(who, *request, fds=[f.fileno() for f in (theirs, *files)])
-        self.running[pid] = who, ours
+        with theirs:
+            fds, python = [f.fileno() for f in (theirs, *files)], type(request) is float
+            pid = self.zygote(0, request, fds)[0] if python else self.warden("program", *request, fds=fds)
+        self.running[pid] = python, ours
         self.started.append(pid)
         peer = Peer(ours, limit=MESSAGE, deadline=max(self.deadline, time.monotonic() + GRACE))
         try: hello = peer.receive()
@@ -356,9 +368,9 @@ class Job:
         return left
 
     def stop(self, pid):
-        who, sock = self.running.pop(pid)
+        python, sock = self.running.pop(pid)
         sock.close()
-        status, seconds = self.ask(who, "end", pid)
+        status, seconds = self.zygote(pid, -1) if python else self.warden("end", pid)
         self.seconds += seconds
         return status
 
@@ -367,11 +379,11 @@ class Job:
 
     def reason(self):
         """Why the warden has ended a process of this job, or ""."""
-        return self.ask("warden", "why", self.started)
+        return self.warden("why", self.started)
 
     def load(self):
         """A candidate that has run the code and answers calls."""
-        _, peer = self.start(["python", self.left()])
+        _, peer = self.start(self.left())
         peer.send([self.code, False])
         if (said := peer.receive()) != "loaded": peer.die(said if type(said) is str else "sent nonsense")
         return peer
@@ -405,10 +417,10 @@ class Job:
         """Write a program of another language to a file and compile it, or only check it, in these CPU seconds."""
         public = re.findall(r"public\s+class\s+([A-Za-z]\w{0,99})\b", self.code, re.ASCII)  # javac: names the file
         self.name, self.deadline = public[0] if public else "Main", time.monotonic() + WALL * seconds
-        with nameless_file(self.code) as source: self.ask("warden", "write", self.language, self.name, fds=[source.fileno()])
+        with nameless_file(self.code) as source: self.warden("write", self.language, self.name, fds=[source.fileno()])
         try:
             if commands(self.language)[stage]:
-                self.run_program(["program", self.language, self.name, stage, seconds])
+                self.run_program([self.language, self.name, stage, seconds])
         except Failed as e:
             slow = self.seconds > 0.9 * seconds  # the kernel has ended the compiler
             raise Dead("out of time: compiling" if slow else f"does not compile: {e}") from None
@@ -423,10 +435,10 @@ class Job:
             if self.caller.dead: raise Dead(self.caller.dead)
         elif test == SYNTAX: self.compile("check", self.limits.timeout + CHECKS[self.language][1])
         else:
-            if self.language == "python": printed = self.run_program(["python", self.left()], test["input"], self.code)
+            if self.language == "python": printed = self.run_program(self.left(), test["input"], self.code)
             else:
                 if not self.name: self.compile("compile", COMPILE_SECONDS)
-                request = ["program", self.language, self.name, "run", self.left()]
+                request = [self.language, self.name, "run", self.left()]
                 printed = self.run_program(request, test["input"])
             if (printed := tidy(printed)) != tidy(test["output"]): raise Failed(f"printed {printed[:100]!r}")
         if time.monotonic() > self.deadline: raise Dead("out of time")
@@ -451,7 +463,7 @@ def judge(sock, lines, folder, limits, parent):
     trainer, most = Peer(sock), resource.getrlimit(resource.RLIMIT_CPU)[1]
     os.environ["TMPDIR"] = folder
     limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256)
-    shut(lock(SYSTEM | libraries(limits.closed) | {folder: ALL}, JUDGE, limits.unsafe), parent)
+    shut(lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST) | {folder: ALL}, JUDGE, limits.unsafe), parent)
     with contextlib.suppress(Dead):
         while True:
             code, tests, entry, language = trainer.receive()
@@ -584,15 +596,15 @@ def opened(path, closed):
     return [place for part in parts for place in opened(part, inside)]
 
 
-def open_to(paths, rights, closed):
-    """Rules {path: rights} for these paths, without the packages of a Python: a data set can be one, with solutions."""
+def without_packages(paths, closed):
+    """The paths to open in place of these, so that a Python's packages stay closed: one may hold the solutions."""
     roots = dict.fromkeys(map(os.path.realpath, filter(os.path.exists, paths)))
     packages = [found for root in roots for middle in ("", "lib*/", "local/lib*/", "lib*/py*/")
                 for name in ("py*/site-packages", "py*/dist-packages", "site-packages", "dist-packages")
                 for found in glob.glob(f"{root}/{middle}{name}")]
     packages = {os.path.realpath(place) for place in [*packages, *closed]}
     packages = [place for place in packages if not any((root + "/").startswith(place + "/") for root in roots)]
-    return {place: rights for root in roots for place in opened(root, packages)}
+    return [place for root in roots for place in opened(root, packages)]
 
 
 # ---- 4. The zygote and its candidates: no test, no secret, no way out ------------------------------------------------
@@ -600,16 +612,7 @@ PRELOADED = "bisect cmath copy dataclasses enum heapq io itertools math random r
 SYSTEM = {"/usr/share/zoneinfo": READ | LIST, "/etc/ld.so.cache": READ, "/dev/null": READ | WRITE,
           "/dev/urandom": READ}
 LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
-
-
-@functools.lru_cache(1)
-def known_libraries(closed):
-    return open_to(["/lib", "/lib64", "/usr/lib", "/usr/lib64", sys.base_prefix + "/lib", LIBRARY], READ | LIST, closed)
-
-
-def libraries(closed):
-    """Rules for Python's standard library and the system's libraries."""
-    return known_libraries(tuple(closed))
+LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", sys.base_prefix + "/lib", LIBRARY]
 
 
 def freeze_imports():
@@ -633,26 +636,28 @@ def zygote(ctl, tell, limits, parent):
         limit(AS=size + limits.memory)  # macOS has no usable limit of memory
     else: limit(NPROC=0)
     more = {"NPROC": 2 * THREADS} if become_countable() else {}
-    me, wall = os.getpid(), lock(SYSTEM | libraries(limits.closed))
+    me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST))
     if LINUX: libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: dies with the warden
     for _ in range(30): warm_up()
     gc.collect()
     gc.freeze()  # a collection in a candidate would write to, and so copy, every page
     running = set()
     while os.getppid() == parent:
-        message, fds, *_ = socket.recv_fds(ctl, 4096, 4)
-        if not message: break
-        verb, value = json.loads(message)
-        if verb == "end":
-            running.remove(value)  # of nothing else
-            answer = end_process(value)
-        elif (answer := os.fork()) == 0:
+        word, fds, *_ = socket.recv_fds(ctl, WORD.size, 4)  # little is done here: every page touched is copied
+        if not word: break
+        pid, seconds = WORD.unpack(word)
+        if pid:
+            running.remove(pid)  # of nothing else
+            answer = WORD.pack(*end_process(pid))
+        elif pid := os.fork():
+            running.add(pid)
+            answer = word = WORD.pack(pid, seconds)
+        else:
             for sock in (ctl, tell): sock.close()
-            return candidate(fds, wall, me, value, more)
-        else: running.add(answer)
+            return candidate(fds, wall, me, seconds, more)
         for fd in fds: os.close(fd)
-        tell.sendall(struct.pack("id", *((answer, value) if verb == "python" else (value, -1))))
-        ctl.sendall(json.dumps(answer).encode())
+        tell.sendall(word)
+        ctl.sendall(answer)
     for pid in running: end_process(pid)
     return 0
 
@@ -751,7 +756,8 @@ def commands(language):
 def toolchain(needs, closed):
     """Rules for what a program and its compiler read and start."""
     home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(needs))))
-    rules = open_to([home, *sum(map(glob.glob, TOOLCHAIN), [])], READ | LIST | EXECUTE, closed)
+    paths = without_packages([home, *sum(map(glob.glob, TOOLCHAIN), [])], closed)
+    rules = dict.fromkeys(paths, READ | LIST | EXECUTE)
     if needs == sys.executable: rules[LIBRARY] = LIST  # the probe cannot start without
     return rules | {"/dev/null": READ | WRITE, "/dev/urandom": READ}
 
@@ -805,8 +811,7 @@ class Warden:
             if vars(self)[name]: continue
             for sock in {*sum(pairs, ()), self.trainer} - {*own}: sock.close()
             if name == "zygote": return functools.partial(zygote, asked, tell, self.limits, self.me)
-            lines = {"warden": to_warden, "zygote": to_zygote}
-            return functools.partial(judge, self.trainer, lines, self.folder + "/judge", self.limits, self.me)
+            return functools.partial(judge, self.trainer, (to_zygote, to_warden), self.folder + "/judge", self.limits, self.me)
         for sock in (to_warden, tell, asked, to_zygote): sock.close()
         self.news.setblocking(False)
 
@@ -829,13 +834,14 @@ class Warden:
         """What the zygote has told since: a pid and its CPU seconds, or -1 when it has ended."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                if not (data := self.news.recv(1600)): self.leave(1)
+                if not (data := self.news.recv(100 * WORD.size)): self.leave(1)
                 self.heard = time.monotonic()
-                for pid, seconds in struct.iter_unpack("id", data):
+                for pid, seconds in WORD.iter_unpack(data):
                     self.forget(pid) if seconds < 0 else self.watch(pid, seconds)
 
     def watch(self, pid, seconds):
-        self.running[pid] = types.SimpleNamespace(budget=seconds, start=time.monotonic(), idle=0.0, why="")
+        self.running[pid] = types.SimpleNamespace(
+            budget=seconds, start=time.monotonic(), used=0.0, idle=0.0, threads=1, why="")
 
     def forget(self, pid):
         if why := self.running.pop(pid).why: self.whys[pid] = why
@@ -883,15 +889,18 @@ class Warden:
         now = time.monotonic()
         passed, self.looked = min(now - self.looked, 2 * TICK), now
         for pid, it in self.running.items():
-            used, threads = now - it.start, 1
-            if LINUX:
-                try:
-                    used, threads = time.clock_gettime(~pid << 3 | 2), len(os.listdir(f"/proc/{pid}/task"))
-                    it.idle += passed * (asleep(pid) and asleep(self.judge))
-                except OSError: continue  # a thread has just ended
-            if threads > THREADS: it.why = it.why or f"started more than {THREADS} threads"
-            elif used + it.idle > it.budget: it.why = it.why or "out of time"
+            if now - it.start < TICK: continue  # most have ended by then
+            with contextlib.suppress(OSError): self.measure(pid, it, passed)  # a thread may just have ended
+            if it.threads > THREADS: it.why = it.why or f"started more than {THREADS} threads"
+            elif it.used + it.idle > it.budget: it.why = it.why or "out of time"
             if it.why: kill(pid)
+
+    def measure(self, pid, it, passed):
+        if not LINUX: it.used = time.monotonic() - it.start
+        else:
+            before, it.used = it.used, time.clock_gettime(~pid << 3 | 2)  # its CPU clock
+            it.threads = len(os.listdir(f"/proc/{pid}/task"))
+            if it.used - before < passed / 2 and asleep(pid) and asleep(self.judge): it.idle += passed
 
     def leave(self, status=0):
         """End all there is, and this process as the judge ended. The zygote ends its candidates."""
@@ -928,7 +937,6 @@ def work(fd, limits):
             f.write("1000")  # short of memory, the kernel ends this and what it starts, not the trainer
     limit(CORE=1)
     freeze_imports()
-    libraries(limits.closed)  # found once, for all
     warden = Warden(fd, limits)
     if task := warden.start(): return task()
     try: warden.serve()
@@ -964,6 +972,11 @@ sys.exit(bool(out))
 ADVICE = "Use Linux 5.13 or newer with seccomp and Landlock, or a virtual machine, or accept it: --sandbox_unsafe="
 
 
+def named(error):
+    """Which of HOLDS an error names, all if none."""
+    return [x for x in HOLDS if re.search(rf"\b{x}\b", error)] or list(HOLDS)
+
+
 class Broken(RuntimeError):
     """The machine failed, perhaps for the moment."""
 
@@ -993,7 +1006,9 @@ class Sandbox:
         if wrong := set(unsafe) - set(HOLDS):
             raise ValueError(f"sandbox_unsafe: {', '.join(sorted(wrong))} is not among {', '.join(HOLDS)}")
         self.workers = workers or min(64, 6 * os.cpu_count())
-        self.limits, self.idle = Limits(timeout, memory, list(unsafe), packages()), deque()
+        closed = packages()
+        self.limits = Limits(timeout, memory, list(unsafe), without_packages(LIBRARIES, closed), closed)
+        self.idle = deque()
         self.pool = ThreadPoolExecutor(self.workers)
 
     def __enter__(self): return self
@@ -1071,12 +1086,14 @@ class Sandbox:
         """Let candidate and judge try to get out -> the names of what did not hold; None, and an end, if nothing can
         be told."""
         much = 2 * max(self.limits.memory, JUDGE_MEMORY)
-        tests = [f"assert not escaped({x!r}, {much})" for x in HOLDS]
-        tests += [PROBE + test for test in tests]  # with a function of its own: in the judge
+        tests = [PROBE + f"assert not (out := [x for x in {HOLDS} if escaped(x, {much})]), out"]  # the judge itself
+        tests += [f"assert not escaped({x!r}, {much})" for x in HOLDS]
         tests += ["assert escaped('')", "assert not escaped('')"]  # and let it be scored
         verdict = self.ask(worker, [PROBE, tests, "escaped", "python"])
-        *held, right, wrong = [False, True] if type(verdict) is int else verdict["passed"]
-        if right and not wrong: return [x for x, *both in zip(HOLDS, held, held[len(HOLDS):]) if not all(both)]
+        judges, *held, right, wrong = [False, False, True] if type(verdict) is int else verdict["passed"]
+        if right and not wrong:
+            judges_out = [] if judges else named(verdict["error"])
+            return [x for x, holds in zip(HOLDS, held, strict=True) if not holds or x in judges_out]
         self.end(worker)
 
     def ready(self):
@@ -1099,8 +1116,7 @@ class Sandbox:
         code = PROBE + PROGRAM_PROBE.format(held=held, much=2 * max(self.limits.memory, JUDGE_MEMORY), compiled=probe != "probe")
         error = self.score([code, [{"input": "", "output": ""}], "", probe])["error"]
         if error:
-            out = [x for x in HOLDS if re.search(rf"\b{x}\b", error)] or HOLDS
-            raise RuntimeError(f"this machine does not contain programs: {error}. {ADVICE}{self.accepting(out)}")
+            raise RuntimeError(f"this machine does not contain programs: {error}. {ADVICE}{self.accepting(named(error))}")
 
     def score(self, job):
         """One job on a free worker. If its judge dies it is tried again, on one that has just been probed."""
