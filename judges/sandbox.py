@@ -25,7 +25,6 @@ import builtins
 import collections
 import contextlib
 import ctypes
-import fcntl
 import functools
 import gc
 import glob
@@ -57,6 +56,7 @@ HOLDS = ("process", "network", "signal", "write", "read", "memory")  # what is c
 MESSAGE = 8 << 20  # bytes of the longest answer or output: a list of a million small ints fits
 JUDGE_MEMORY = 1 << 30  # a test works on what the candidate answered: "x" * answer must not eat the machine
 JUDGE_KEEPS = 128 << 20  # bytes of the largest judge that goes on: what Python has taken it does not give back
+COMPILER_MEMORY = 2 << 30
 COMPILE_SECONDS = 20  # of CPU; javac takes 1
 WALL = 20  # seconds of wall-clock time per second of CPU: with six workers on a busy core each gets a tenth of it
 GRACE = 10  # seconds until a judge that does not react is replaced
@@ -415,11 +415,12 @@ class Job:
 
     def compile(self, stage, seconds):
         """Write a program of another language to a file and compile it, or only check it, in these CPU seconds."""
-        public = re.findall(r"public\s+class\s+([A-Za-z]\w{0,99})\b", self.code, re.ASCII)  # javac: names the file
-        self.name, self.deadline = public[0] if public else "Main", time.monotonic() + WALL * seconds
+        public = re.findall(r"\bpublic\s+(?:final\s+)?class\s+(\w+)", self.code)  # javac: names the file
+        self.name = public[0] if public and len(public[0].encode()) < 240 else "Main"  # which has at most 255 bytes
+        self.deadline = time.monotonic() + WALL * seconds
         with nameless_file(self.code) as source: self.warden("write", self.language, self.name, fds=[source.fileno()])
         try:
-            if commands(self.language)[stage]:
+            if command_for(self.language, stage):
                 self.run_program([self.language, self.name, stage, seconds])
         except Failed as e:
             slow = self.seconds > 0.9 * seconds  # the kernel has ended the compiler
@@ -470,7 +471,7 @@ def judge(sock, lines, folder, limits, parent):
             # A test that works on too large an answer, sum(range(answer)), is beyond Python's reach: the kernel ends
             # this judge. What the job before took does not count.
             used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-            resource.setrlimit(resource.RLIMIT_CPU, (int(used + limits.timeout) + 2, most))
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + limits.timeout + 0.5), most))
             verdict = score(Job(lines, code, language, limits), tests, entry)
             resource.setrlimit(resource.RLIMIT_CPU, (most, most))
             size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if LINUX else 1)
@@ -720,13 +721,13 @@ class Language(NamedTuple):
     needs: str  # the program that must be installed
     package: str
     suffix: str
-    compiler: str  # commands; {} is the program's name
-    command: str
+    compiler: str | list  # commands; {} is the program's name
+    command: str | list
     reserve: int  # bytes of addresses it asks for and does not use
     hello: str
 
 
-PYTHON = importlib.import_module("shlex").quote(sys.executable).replace("{", "{{").replace("}", "}}") + " -I -S {}.py"
+PYTHON = [sys.executable, "-I", "-S", "{}.py"]  # its path may have spaces
 LANGUAGES = {
     "javascript": Language("node", "nodejs", "js", "", "node {}.js", 1 << 40, "console.log(1)"),
     "c": Language("gcc", "gcc", "c", "gcc -O1 -o {0} {0}.c -lm", "./{}", 0,
@@ -746,10 +747,12 @@ CHECKS = {  # how that is tried, and the CPU seconds it may take beside the time
 TOOLCHAIN = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/etc/java-*", "/etc/ld.so.cache")
 
 
-def commands(language):
-    """A language -> the commands to check, compile and run a program in it."""
+def command_for(language, stage, name=""):
+    """The words of the command to check, compile or run a program of this name."""
     lang = LANGUAGES[language]
-    return {"check": CHECKS.get(language, ("",))[0], "compile": lang.compiler, "run": lang.command}
+    command = {"check": CHECKS.get(language, ("",))[0], "compile": lang.compiler, "run": lang.command}[stage]
+    words = command.split() if type(command) is str else command
+    return [word.replace("{0}", "{}").replace("{}", name) for word in words]
 
 
 @functools.lru_cache(20)
@@ -772,7 +775,7 @@ def exec_program(fds, lang, command, stage, seconds, folder, limits, parent):
         os.set_inheritable(3, True)  # closes when the program ends, which is how the judge knows
         os.setsid()
         os.chdir(folder)
-        memory = limits.memory if runs else 2 << 30
+        memory = limits.memory if runs else COMPILER_MEMORY
         limit(AS=memory + lang.reserve, DATA=memory, CPU=math.ceil(seconds) + runs, FSIZE=0 if runs else 64 << 20)
         limit(CORE=1, NOFILE=256)
         rules = toolchain(lang.needs, tuple(limits.closed)) | {folder: READ | LIST | EXECUTE if runs else ALL}
@@ -811,7 +814,8 @@ class Warden:
             if vars(self)[name]: continue
             for sock in {*sum(pairs, ()), self.trainer} - {*own}: sock.close()
             if name == "zygote": return functools.partial(zygote, asked, tell, self.limits, self.me)
-            return functools.partial(judge, self.trainer, (to_zygote, to_warden), self.folder + "/judge", self.limits, self.me)
+            return functools.partial(judge, self.trainer, (to_zygote, to_warden), f"{self.folder}/judge", self.limits,
+                                     self.me)
         for sock in (to_warden, tell, asked, to_zygote): sock.close()
         self.news.setblocking(False)
 
@@ -849,14 +853,14 @@ class Warden:
     def answer(self):
         """Serve one request of the judge."""
         message, fds, *_ = socket.recv_fds(self.ctl, 4096, 4)
-        if not message: self.leave(os.waitstatus_to_exitcode(os.waitpid(self.judge, 0)[1]))
+        if not message: self.leave(1, wait=True)
         verb, *request = json.loads(message)
         self.ctl.sendall(json.dumps(getattr(self, f"answer_{verb}")(*request, *fds)).encode())
         for fd in fds: os.close(fd)
 
     def answer_write(self, language, name, fd):
         """Put a source, an open file, into the program's folder, where then nothing else is."""
-        if not re.fullmatch(r"[A-Za-z]\w{0,99}", name, re.ASCII): raise ValueError(f"a program called {name!r}")
+        if not re.fullmatch(r"\w+", name): raise ValueError(f"a program called {name!r}")
         for left in os.scandir(f"{self.folder}/program"):
             shutil.rmtree(left.path) if left.is_dir(follow_symlinks=False) else os.remove(left.path)
         path = f"{self.folder}/program/{name}.{LANGUAGES[language].suffix}"
@@ -864,10 +868,10 @@ class Warden:
 
     def answer_program(self, language, name, stage, seconds, *fds):
         """Start a program or its compiler -> its pid."""
-        command = importlib.import_module("shlex").split(commands(language)[stage].format(name))
         lang, folder = LANGUAGES[language], f"{self.folder}/program"
         toolchain(lang.needs, tuple(self.limits.closed))  # found once, here
-        if (pid := os.fork()) == 0: exec_program(fds, lang, command, stage, seconds, folder, self.limits, self.me)
+        if (pid := os.fork()) == 0: exec_program(fds, lang, command_for(language, stage, name), stage,
+                                                 seconds, folder, self.limits, self.me)
         self.programs.add(pid)
         self.watch(pid, float(seconds) if stage == "run" else math.inf)  # compilers fork: the kernel counts each
         return pid
@@ -902,13 +906,13 @@ class Warden:
             it.threads = len(os.listdir(f"/proc/{pid}/task"))
             if it.used - before < passed / 2 and asleep(pid) and asleep(self.judge): it.idle += passed
 
-    def leave(self, status=0):
-        """End all there is, and this process as the judge ended. The zygote ends its candidates."""
-        self.trainer.close()
-        kill(self.judge)
+    def leave(self, status=0, wait=False):
+        """End all there is, and this process as the judge has ended if it has. The zygote ends its candidates."""
+        ended, how = os.waitpid(self.judge, 0 if wait else os.WNOHANG)
+        if ended: status = os.waitstatus_to_exitcode(how)
+        else: end_process(self.judge)
         for pid in self.programs: end_process(pid)
-        for pid in (self.judge, self.zygote):
-            with contextlib.suppress(ChildProcessError): os.waitpid(pid, 0)  # it may have been waited for
+        os.waitpid(self.zygote, 0)
         shutil.rmtree(self.folder, ignore_errors=True)
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
@@ -989,7 +993,8 @@ class Worker(NamedTuple):
 def packages():
     """The folders from which this process imports what is not Python's, and the one with this program."""
     library = os.path.dirname(os.__file__)
-    own = [place for place in sys.path if not (place + "/").startswith(library + "/") or "-packages" in place]
+    own = [place for place in sys.path if "-packages" in place
+           or not ((place + "/").startswith(library + "/") or place.endswith("lib-dynload"))]
     return sorted({os.path.realpath(place) for place in [*own, os.path.dirname(os.path.dirname(__file__))]
                    if os.path.isdir(place)})
 
@@ -1037,7 +1042,7 @@ class Sandbox:
 
     def try_batch(self, jobs):
         if jobs: self.idle.append(self.ready())  # every batch begins by trying to get out
-        for probe in sorted({"compiling probe" if commands(language)["compile"] else "probe"
+        for probe in sorted({"compiling probe" if command_for(language, "compile") else "probe"
                              for *_, language in jobs if language != "python"}): self.try_programs(probe)
         verdicts = [self.pool.submit(self.score, job) for job in jobs]
         importlib.import_module("concurrent.futures").wait(verdicts)
@@ -1050,9 +1055,10 @@ class Sandbox:
         found = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "PYTHONHOME") if k in os.environ}  # Python may need them
         found["TMPDIR"] = importlib.import_module("tempfile").gettempdir()  # where `end` looks for what it leaves
         command = [sys.executable, "-s", "-S", "-W", "ignore", os.path.abspath(__file__), "work", str(theirs.fileno())]
+        command += [json.dumps(self.limits)]
         with theirs:
-            try: process = Popen([*command, json.dumps(self.limits)], pass_fds=[theirs.fileno()], cwd="/", stdin=DEVNULL,
-                                 stdout=DEVNULL, start_new_session=True, env={"PYTHONHASHSEED": "0"} | found)
+            try: process = Popen(command, pass_fds=[theirs.fileno()], cwd="/", stdin=DEVNULL, stdout=DEVNULL,
+                                 start_new_session=True, env={"PYTHONHASHSEED": "0"} | found)
             except OSError as e:
                 ours.close()
                 raise Broken(f"no worker starts: {e}") from None
@@ -1063,8 +1069,8 @@ class Sandbox:
         worker.peer.sock.close()
         with contextlib.suppress(importlib.import_module("subprocess").TimeoutExpired): worker.process.wait(1)
         worker.process.kill()
-        folder = importlib.import_module("tempfile").gettempdir()
-        for left in glob.glob(f"{folder}/sandbox-{os.getpid()}-{worker.process.pid}-*"): shutil.rmtree(left, ignore_errors=True)
+        folders = f"{importlib.import_module('tempfile').gettempdir()}/sandbox-{os.getpid()}-{worker.process.pid}-*"
+        for left in glob.glob(folders): shutil.rmtree(left, ignore_errors=True)
         return worker.process.wait()
 
     def ask(self, worker, job):
@@ -1113,10 +1119,10 @@ class Sandbox:
     def try_programs(self, probe):
         """The same for the walls around programs of other languages, and their compilers."""
         held = [x for x in HOLDS if x not in self.limits.unsafe]
-        code = PROBE + PROGRAM_PROBE.format(held=held, much=2 * max(self.limits.memory, JUDGE_MEMORY), compiled=probe != "probe")
-        error = self.score([code, [{"input": "", "output": ""}], "", probe])["error"]
-        if error:
-            raise RuntimeError(f"this machine does not contain programs: {error}. {ADVICE}{self.accepting(named(error))}")
+        tries = PROGRAM_PROBE.format(held=held, much=2 * COMPILER_MEMORY, compiled=probe != "probe")
+        if error := self.score([PROBE + tries, [{"input": "", "output": ""}], "", probe])["error"]:
+            names = self.accepting(named(error))
+            raise RuntimeError(f"this machine does not contain programs: {error}. {ADVICE}{names}")
 
     def score(self, job):
         """One job on a free worker. If its judge dies it is tried again, on one that has just been probed."""
@@ -1128,8 +1134,8 @@ class Sandbox:
             if type(verdict) is dict:
                 if worker.process.returncode is None: self.idle.append(worker)
                 return verdict
-        if verdict >= 0: raise Broken("the sandbox failed three times in a row: see the errors above")
-        # Killed by a signal: three judges that had just been sound died over the answers of this one completion.
+        if verdict == 1: raise Broken("the sandbox failed three times in a row: see the errors above")
+        # Not by an error: three judges that had just been sound died over the answers of this one completion.
         error = f"its tests kill the judge, exit status {verdict}"
         return {"passed": [False] * len(job[1]), "error": error, "seconds": self.limits.timeout}
 

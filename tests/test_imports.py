@@ -22,7 +22,7 @@ ARROWS = {
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
     "judges/learned": {"config", "data", "data/texts", "diffusion", "disk", "machine/mesh", "model", "sample"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "machine/terminal"},
-    "machine/writer": {"config", "data", "disk", "machine/mesh", "rewards", "runs", "sample"},
+    "machine/writer": {"config", "data", "disk", "machine/mesh", "machine/terminal", "rewards", "runs", "sample"},
     "judges/scores": {"data", "data/texts", "disk", "grpo", "judges/learned", "judges/rules", "machine/mesh",
                       "machine/slots", "rewards", "sample"},
     "objectives": {"config", "data", "data/texts", "diffusion", "grpo", "judges/learned", "judges/scores",

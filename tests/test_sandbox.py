@@ -11,10 +11,12 @@ import signal
 import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import textwrap
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -287,6 +289,7 @@ def test_a_candidate_never_had_a_test_or_another_completion_in_memory():
 TRIES = """
     os.fork() | os.posix_spawn('/bin/true', ['true'], {}) | os.execv('/bin/true', ['true']) | os.system('true') and 1 / 0
     socket.socket() | socket.socket(socket.AF_UNIX) | socket.socket(socket.AF_NETLINK, 3)
+    socket.socketpair()[0].send(b'x', socket.MSG_OOB) | socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     os.kill(os.getppid(), 0) | os.kill(os.getpid(), 0) | os.setpriority(0, os.getppid(), 19)
     open('/tmp/sandbox_test', 'w') | os.mkdir('/tmp/sandbox_test') | open('/dev/shm/sandbox_test', 'w')
     os.memfd_create('x')
@@ -304,6 +307,173 @@ def test_a_candidate_cannot(box, attempt):
             try: {attempt.strip()}
             except (PermissionError, ZeroDivisionError): return 'refused'"""
     assert one(box, textwrap.dedent(code), ["assert f() == 'refused', f()"])["error"] == ""
+
+
+def test_a_candidate_does_not_read_packages_and_still_imports_the_library(box):
+    folder = sysconfig.get_path("purelib", vars={"base": sys.base_prefix})
+    key = next(iter(glob.glob(f"{folder}/*/*.py")), None)
+    if not key:
+        pytest.skip(f"nothing is installed in {folder}")
+    code = f"""
+        import importlib, os
+        def tried(do):
+            try: do()
+            except PermissionError: return True
+        def closed(): return tried(lambda: open({key!r})) and tried(lambda: os.listdir({folder!r}))
+        def imports():
+            importlib.invalidate_caches()
+            import this_is_nowhere
+        def library():
+            import json.tool, sqlite3, xml.dom.minidom, zoneinfo, calendar, unittest.mock, concurrent.futures
+            return True"""
+    tests = ["assert closed()", "assert library()", "try: imports()\nexcept ImportError: pass\nelse: assert 0",
+             "assert library()"]
+    assert one(box, textwrap.dedent(code), tests)["error"] == ""
+    if shutil.which("gcc"):
+        read = f'#include <stdio.h>\nint main() {{ puts(fopen("{key}", "r") ? "read" : "closed"); }}'
+        assert one(box, read, [{"input": "", "output": "closed"}], "", "c")["error"] == ""
+
+
+def test_a_library_is_opened_without_the_packages_in_it(tmp_path):
+    for name in ("lib/python3.12/json", "lib/python3.12/site-packages/answers", "lib/python3/dist-packages/a", "lib/x86",
+                 "local/lib/python3.12/dist-packages/b", "share/doc", "src/repo/data", "src/other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").touch()
+    (tmp_path / "lib" / "link").symlink_to(tmp_path / "src" / "repo")
+    found = module.without_packages([str(tmp_path), "/no/such/folder"], [str(tmp_path / "src/repo"), "/", str(tmp_path)])
+    assert {os.path.relpath(place, tmp_path) for place in found} == {
+        "lib/python3.12/json", "lib/x86", "share", "src/other"}
+
+
+ANSWERS = """
+    __import__('os').system('true') and open('/etc/passwd') | __import__('subprocess').run(['true']) | __import__('os').fork()
+    __import__('socket').socket() | __import__('os').kill(__import__('os').getppid(), 0) | open('/etc/passwd').read()
+    open('/tmp/sandbox_test', 'w') | __import__('os').listdir('/') | __import__('os').execv('/bin/true', ['true'])
+    open('/proc/self/environ').read() | __import__('os').chmod('/tmp', 0o1777)"""
+
+
+@pytest.mark.parametrize("answer", re.split(r" \| |\n", ANSWERS.strip()))
+def test_a_test_that_evaluates_an_answer_hands_over_the_judge_and_not_the_machine(box, answer):
+    code, test = f"def f(): return {answer.strip()!r}", "try: eval(f())\nexcept PermissionError: pass\nelse: assert 0"
+    assert one(box, code, [test])["error"] == ""
+    assert not os.path.exists("/tmp/sandbox_test")
+
+
+def test_a_test_that_passes_open_or_unpickles_hands_over_no_file(box):
+    code = "def f(do): return do('/etc/passwd').read()\ndef g(): return b\"cos\\nmkdir\\n(S'/tmp/sandbox_test'\\ntR.\""
+    tests = ["try: f(open)\nexcept PermissionError: pass\nelse: assert 0",
+             "import pickle\ntry: pickle.loads(g())\nexcept PermissionError: pass\nelse: assert 0"]
+    assert one(box, code, tests)["error"] == "" and not os.path.exists("/tmp/sandbox_test")
+
+
+def test_a_test_may_write_to_a_folder_of_its_own(box):
+    test = """
+        import os, tempfile
+        with tempfile.NamedTemporaryFile('w+') as f:
+            f.write(str(f_of(3))); f.seek(0)
+            assert f.read() == '4' and os.path.dirname(f.name) == os.environ['TMPDIR']"""
+    assert one(box, "def f_of(x): return x + 1", [textwrap.dedent(test)])["error"] == ""
+
+
+THREADS = """
+    import ctypes, mmap, time
+    libc = ctypes.CDLL(None)
+    stacks = mmap.mmap(-1, 4096 * 400)
+    top = ctypes.addressof(ctypes.c_char.from_buffer(stacks))
+    def f(n):  # threads that Python knows nothing of, and that wait
+        started = sum(libc.clone(libc.pause, ctypes.c_void_p(top + 4096 * (i + 1)), 0x50f00, None) > 0 for i in range(n))
+        end = time.time() + 0.3
+        while time.time() < end: pass
+        return started"""
+
+
+def test_a_completion_with_too_many_threads_is_ended(brief):
+    code = textwrap.dedent(THREADS)
+    assert one(brief, code, ["assert f(40) == 40"])["error"] == ""
+    verdict = one(brief, code, ["f(390)", "assert 1"])
+    assert verdict == verdict | {"passed": [False, False], "error": "started more than 64 threads"}
+
+
+def test_a_machine_that_fails_once_is_asked_again(monkeypatch, capfd):
+    spawn, calls = Sandbox.spawn, []
+
+    def fails_first(box):
+        calls.append(box)
+        if len(calls) == 1:
+            raise module.Broken("no worker starts: Resource temporarily unavailable")
+        return spawn(box)
+    monkeypatch.setattr(module, "RETRY", 0)
+    monkeypatch.setattr(Sandbox, "spawn", fails_first)
+    with Sandbox(workers=2) as box:
+        assert [v["passed"] for v in box.run([(ADD, RIGHT, "add")] * 3)] == [[True, True]] * 3
+    assert "no worker starts" in capfd.readouterr().err
+
+
+def test_a_worker_that_the_system_does_not_start_is_a_failure_of_the_machine(monkeypatch):
+    monkeypatch.setattr(module, "RETRY", 0)
+    with Sandbox(workers=1) as box, pytest.raises(RuntimeError, match="no worker starts.*unavailable"):
+        monkeypatch.setattr("subprocess.Popen.__init__", Mock(side_effect=BlockingIOError(11, "unavailable")))
+        box.run([(ADD, RIGHT, "add")])
+
+
+def test_the_kernel_ends_workers_before_the_trainer():
+    with Sandbox(workers=1, timeout=2) as box:
+        box.run([(ADD, RIGHT, "add")])
+        worker = box.idle[0].process.pid
+        napping = threading.Thread(target=box.run, args=([("import time\ndef f(): time.sleep(0.5)", ["f()"], "f")],))
+        napping.start()
+        assert eventually(lambda: len(descendants(worker)) == 3)  # judge, zygote, candidate
+        for pid in [worker, *descendants(worker)]:
+            with open(f"/proc/{pid}/oom_score_adj") as f:
+                assert f.read().strip() == "1000"
+        napping.join()
+
+
+BUSY = "import time\ndef f(x):\n    while time.process_time() < {}: pass\n    return x"
+
+
+@pytest.mark.parametrize("workers, count, seconds, timeout", [
+    (8, 8, 0.2, 0.5), *(pytest.param(n, 24, 0.5, 1, marks=pytest.mark.slow) for n in (1, 6, 24))])
+def test_a_verdict_does_not_depend_on_the_neighbours(workers, count, seconds, timeout):
+    with Sandbox(workers=workers, timeout=timeout) as box:
+        verdicts = box.run([(BUSY.format(seconds), [f"assert f({i}) == {i}"], "f") for i in range(count)])
+        assert [v["passed"] for v in verdicts] == [[True]] * count
+        verdict = one(box, BUSY.format(2 * timeout), ["assert f(1) == 1"])
+        assert verdict["passed"] == [False] and verdict["error"] == "out of time"
+
+
+def test_the_default_number_of_workers_is_the_one_of_the_documents():
+    with open(f"{ROOT}/config/__init__.py") as f:
+        assert "None: six per core, at most 64" in f.read()
+    assert Sandbox().workers == min(64, 6 * os.cpu_count())
+
+
+def test_flags_that_a_completion_sets_on_its_files_are_gone_with_it():
+    code = "import fcntl, os\ndef f(add): return [fcntl.fcntl(i, 4, fcntl.fcntl(i, 3) | add) for i in range(3)] and [\\\n"
+    code += "    fcntl.fcntl(i, 3) for i in range(3)]"
+    with Sandbox(workers=1) as box:
+        box.run([(code, [f"assert f({os.O_NONBLOCK | os.O_APPEND})"], "f")])
+        verdict = one(box, code, [f"assert not any(x & {os.O_NONBLOCK | os.O_APPEND} for x in f(0))"])
+        assert verdict["error"] == ""
+
+
+def test_a_judge_that_has_grown_is_replaced():
+    big = ("def f(): return b'x'", ["assert len(f() * (200 << 20)) == 200 << 20"], "f")
+    with Sandbox(workers=1, timeout=5) as box:
+        box.run([(ADD, RIGHT, "add")])
+        first = box.idle[0].process.pid
+        assert one(box, *big)["passed"] == [True] and not box.idle
+        assert one(box, ADD, RIGHT)["passed"] == [True, True] and box.idle[0].process.pid != first
+
+
+def test_a_job_is_not_charged_for_what_the_judge_did_before():
+    with Sandbox(workers=1, timeout=1) as box:
+        one(box, ADD, ["import time\nwhile time.process_time() % 1 < 0.7: pass"])
+        rest = "import resource, time\nassert resource.getrlimit(resource.RLIMIT_CPU)[0] > time.process_time() + 1.45"
+        assert one(box, ADD, [rest])["error"] == ""
+        judge = max(descendants(box.idle[0].process.pid))
+        with open(f"/proc/{judge}/limits") as f:
+            assert re.search(r"Max cpu time +unlimited", f.read())
 
 
 def filter_says(steps, number, machine, args=()):
@@ -379,6 +549,29 @@ def test_what_does_not_hold_stops_the_batch_unless_it_is_named(tmp_path):
         assert one(box, ADD, RIGHT)["passed"] == [True, True]
         code = "import os\ndef f():\n    try: open('/tmp/x', 'w')\n    except OSError: return os.listdir('/') != []"
         assert one(box, code, ["assert f()"])["passed"] == [True]
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
+def test_without_landlock_a_compiler_may_write_everywhere_or_nowhere_and_that_is_said(tmp_path):
+    broken, program = altered(tmp_path, NO_LANDLOCK), SUM["c"][1]
+    tests = [{"input": "1 2", "output": "3"}]
+    with broken.Sandbox(workers=1, unsafe=("read",)) as box:
+        with pytest.raises(RuntimeError, match="programs: does not compile.*write.*--sandbox_unsafe=write,read$"):
+            one(box, program, tests, "", "c")
+    with broken.Sandbox(workers=1, unsafe=("read", "write"), timeout=10) as box:
+        assert one(box, program, tests, "", "c")["passed"] == [True]
+
+
+def test_a_python_whose_path_has_a_space_runs_programs(tmp_path):
+    (tmp_path / "a b").mkdir()
+    python, program = tmp_path / "a b" / "python3", SUM["javascript"]
+    python.symlink_to(os.path.realpath(sys.executable))
+    if not shutil.which(program[0]):
+        pytest.skip("needs node")
+    code = f"from judges.sandbox import Sandbox\nwith Sandbox(workers=1, timeout=9) as box:\n    print(box.run([({program[1]!r}, "
+    code += "[{'input': '1 2', 'output': '3'}], '', 'javascript')])[0]['passed'])"
+    done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[True]\n", done
 
 
 def test_without_seccomp_it_names_all_that_is_open(tmp_path):
