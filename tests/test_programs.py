@@ -103,7 +103,7 @@ def test_a_compiler_reads_no_file_of_this_machine(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("javac"), reason="needs javac")
 def test_a_java_class_with_a_long_name_is_no_failure_of_the_machine():
-    code = ["public final class " + "\u00e9" * 80 + " { }", "public class " + "\u00e9" * 400 + " { }"]
+    code = ["public final class " + "\u00e9" * 80 + " { }", "public class " + "\U00010300" * 80 + " { }"]
     assert programs.syntax([CHAT] * 2, code, language=["java"] * 2) == [1, -1]
 
 
