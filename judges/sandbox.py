@@ -60,6 +60,7 @@ COMPILER_MEMORY = 2 << 30
 COMPILE_SECONDS = 20  # of CPU; javac takes 1
 WALL = 20  # seconds of wall-clock time per second of CPU: with six workers on a busy core each gets a tenth of it
 GRACE = 10  # seconds until a judge that does not react is replaced
+MACHINE = 75  # exit status where the machine failed, not a candidate or a test
 RETRY = 1  # seconds until a batch on which the machine failed is tried again
 THREADS = 64  # of one process; Java starts 20
 TICK = 0.02  # seconds between two looks at what runs
@@ -262,7 +263,8 @@ def describe(error):
 
 def plain(text):
     """Something to log: one line of at most 300 ASCII characters."""
-    return text[:300].encode("ascii", "backslashreplace")[:300].decode().replace("\n", " ").strip(": ")
+    text = re.sub(r"[\x00-\x1f\x7f]", lambda c: repr(c[0])[1:-1], text[:300].replace("\n", " "))
+    return text.encode("ascii", "backslashreplace")[:300].decode().strip(": ")
 
 
 # ---- 2. The judge: one process per worker, runs the trusted tests ----------------------------------------------------
@@ -465,7 +467,7 @@ def judge(sock, lines, folder, limits, parent):
     os.environ["TMPDIR"] = folder
     limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256)
     shut(lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST) | {folder: ALL}, JUDGE, limits.unsafe), parent)
-    with contextlib.suppress(Dead):
+    try:
         while True:
             code, tests, entry, language = trainer.receive()
             # A test that works on too large an answer, sum(range(answer)), is beyond Python's reach: the kernel ends
@@ -476,7 +478,10 @@ def judge(sock, lines, folder, limits, parent):
             resource.setrlimit(resource.RLIMIT_CPU, (most, most))
             size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if LINUX else 1)
             trainer.send([verdict, size <= JUDGE_KEEPS])
-    return 0
+    except Dead: return 0
+    except Exception as e:
+        print(f"the sandbox: {describe(e)}", file=sys.stderr)
+        return MACHINE
 
 
 # ---- 3. The walls: what a process gives up for good before it meets the model's code ---------------------------------
@@ -647,9 +652,10 @@ def zygote(ctl, tell, limits, parent):
         word, fds, *_ = socket.recv_fds(ctl, WORD.size, 4)  # little is done here: every page touched is copied
         if not word: break
         pid, seconds = WORD.unpack(word)
-        if pid:
-            running.remove(pid)  # of nothing else
+        if pid in running:
+            running.remove(pid)
             answer = WORD.pack(*end_process(pid))
+        elif pid: continue  # not one of these: a judge that obeys an answer gets none
         elif pid := os.fork():
             running.add(pid)
             answer = word = WORD.pack(pid, seconds)
@@ -838,7 +844,7 @@ class Warden:
         """What the zygote has told since: a pid and its CPU seconds, or -1 when it has ended."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                if not (data := self.news.recv(100 * WORD.size)): self.leave(1)
+                if not (data := self.news.recv(100 * WORD.size)): self.leave(MACHINE)
                 self.heard = time.monotonic()
                 for pid, seconds in WORD.iter_unpack(data):
                     self.forget(pid) if seconds < 0 else self.watch(pid, seconds)
@@ -853,9 +859,11 @@ class Warden:
     def answer(self):
         """Serve one request of the judge."""
         message, fds, *_ = socket.recv_fds(self.ctl, 4096, 4)
-        if not message: self.leave(1, wait=True)
-        verb, *request = json.loads(message)
-        self.ctl.sendall(json.dumps(getattr(self, f"answer_{verb}")(*request, *fds)).encode())
+        if not message: self.leave(wait=True)
+        try:
+            verb, *request = json.loads(message)
+            self.ctl.sendall(json.dumps(getattr(self, f"answer_{verb}")(*request, *fds)).encode())
+        except (ValueError, LookupError, TypeError, AttributeError): self.leave(-signal.SIGKILL)  # it obeys an answer
         for fd in fds: os.close(fd)
 
     def answer_write(self, language, name, fd):
@@ -946,7 +954,7 @@ def work(fd, limits):
     try: warden.serve()
     except Exception as e:
         print(f"the sandbox: {type(e).__name__}: {e}", file=sys.stderr)
-        warden.leave(1)
+        warden.leave(MACHINE)
 
 
 # ---- 7. The trainer's side -------------------------------------------------------------------------------------------
@@ -976,9 +984,24 @@ sys.exit(bool(out))
 ADVICE = "Use Linux 5.13 or newer with seccomp and Landlock, or a virtual machine, or accept it: --sandbox_unsafe="
 
 
+# Tests that may run what an answer says. Their judge may since then do what that answer wants: it judges no other.
+OBEYS = re.compile(r"\b(eval|exec|pickle|marshal|shelve|runpy|ctypes|__import__|import_module)\b")
+
+
 def named(error):
     """Which of HOLDS an error names, all if none."""
     return [x for x in HOLDS if re.search(rf"\b{x}\b", error)] or list(HOLDS)
+
+
+def checked(peer, tests):
+    """A judge's answer of the right form: a test that evaluates an answer may have made it do anything."""
+    reply = peer.receive()
+    try:
+        verdict, goes_on = reply
+        passed, error, seconds = verdict["passed"], plain(verdict["error"]), float(verdict["seconds"])
+        if [*map(type, passed)] != [bool] * tests: raise ValueError(passed)
+    except (ValueError, TypeError, LookupError, AttributeError): peer.die("sent nonsense")
+    return {"passed": passed, "error": error, "seconds": seconds}, goes_on
 
 
 class Broken(RuntimeError):
@@ -1062,7 +1085,7 @@ class Sandbox:
             except OSError as e:
                 ours.close()
                 raise Broken(f"no worker starts: {e}") from None
-        return Worker(process, Peer(ours))
+        return Worker(process, Peer(ours, limit=MESSAGE))
 
     def end(self, worker):
         """A worker that has lost its trainer leaves by itself, a stuck one is killed -> exit status."""
@@ -1079,13 +1102,13 @@ class Sandbox:
         worker.peer.deadline = time.monotonic() + patience
         try:
             worker.peer.send(job)
-            verdict, goes_on = worker.peer.receive()
+            verdict, goes_on = checked(worker.peer, len(job[1]))
         except Dead as e:
             status = self.end(worker)
             if str(e) != "out of time" and status != -signal.SIGXCPU: return status
             error = "out of time: a test works on too large an answer"
             return {"passed": [False] * len(job[1]), "error": error, "seconds": self.limits.timeout}
-        if not goes_on: self.end(worker)
+        if not goes_on or any(type(test) is str and OBEYS.search(test) for test in job[1]): self.end(worker)
         return verdict
 
     def probe(self, worker):
@@ -1134,7 +1157,7 @@ class Sandbox:
             if type(verdict) is dict:
                 if worker.process.returncode is None: self.idle.append(worker)
                 return verdict
-        if verdict == 1: raise Broken("the sandbox failed three times in a row: see the errors above")
+        if verdict == MACHINE: raise Broken("the sandbox failed three times in a row: see the errors above")
         # Not by an error: three judges that had just been sound died over the answers of this one completion.
         error = f"its tests kill the judge, exit status {verdict}"
         return {"passed": [False] * len(job[1]), "error": error, "seconds": self.limits.timeout}

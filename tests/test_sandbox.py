@@ -180,9 +180,9 @@ def test_what_a_call_changes_in_its_arguments_is_changed_for_the_test(box):
 
 
 def test_errors_are_one_short_line_of_ascii(box):
-    for code in ("def f(): raise ValueError('é\\n' * 999 + '\\ud800')", "é = 1 +", "raise ValueError('x\\ny' * 500)"):
+    for code in ("def f(): raise ValueError('é\\n' * 999 + '\\ud800')", "é = 1 +", "raise ValueError('x\\ny' * 500)", "raise ValueError('\\x1b[2J')"):
         error = one(box, code, ["f()"])["error"]
-        assert 0 < len(error) <= 300 and error.isascii() and "\n" not in error
+        assert 0 < len(error) <= 300 and error.isascii() and error.isprintable()
 
 
 def test_a_test_that_breaks_is_a_named_failure(box):
@@ -364,6 +364,28 @@ def test_a_test_that_passes_open_or_unpickles_hands_over_no_file(box):
     tests = ["try: f(open)\nexcept PermissionError: pass\nelse: assert 0",
              "import pickle\ntry: pickle.loads(g())\nexcept PermissionError: pass\nelse: assert 0"]
     assert one(box, code, tests)["error"] == "" and not os.path.exists("/tmp/sandbox_test")
+
+
+OBEYED = """
+    [__import__('os').write(fd, b'\\0\\0\\0\\2{}' * 9) for fd in range(3, 9)] | __import__('os')._exit(1)
+    [__import__('os').write(fd, b'\\xff' * 99) for fd in range(3, 9)] | setattr(__import__('json'), 'dumps', lambda x: '[1]')
+    __import__('ctypes').string_at(0)"""
+
+
+@pytest.mark.parametrize("answer", re.split(r" \| |\n", OBEYED.strip()))
+def test_a_judge_that_obeys_an_answer_costs_its_completion_and_no_other(capfd, answer):
+    jobs = [(ADD, RIGHT, "add"), (f"def f(): return {answer.strip()!r}", ["eval(f())", "1"], "f"), (ADD, RIGHT, "add")]
+    with Sandbox(workers=1, timeout=1) as box:
+        verdicts = box.run(jobs)
+        assert [v["passed"] for v in verdicts][::2] == [[True, True]] * 2 and not all(verdicts[1]["passed"])
+
+
+def test_a_judge_that_obeyed_an_answer_judges_no_other(capfd):
+    bribe = "setattr(__import__('sys').modules['__main__'], 'run_assert', lambda *a: None)"
+    with Sandbox(workers=1, timeout=1) as box:
+        for test in ("eval(f())", "exec(f())"):
+            one(box, f"def f(): return {bribe!r}", [test])
+            assert one(box, ADD, ["assert add(1, 1) == 3"])["passed"] == [False]
 
 
 def test_a_test_may_write_to_a_folder_of_its_own(box):
