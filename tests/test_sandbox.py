@@ -384,8 +384,8 @@ def test_a_judge_that_obeyed_an_answer_judges_no_other(capfd):
     bribe = "setattr(__import__('sys').modules['__main__'], 'run_assert', lambda *a: None)"
     with Sandbox(workers=1, timeout=1) as box:
         for test in ("eval(f())", "exec(f())"):
-            one(box, f"def f(): return {bribe!r}", [test])
-            assert one(box, ADD, ["assert add(1, 1) == 3"])["passed"] == [False]
+            jobs = [(f"def f(): return {bribe!r}", [test], "f"), (ADD, ["assert add(1, 1) == 3"], "add")]
+            assert box.run(jobs)[1]["passed"] == [False]
 
 
 def test_a_test_may_write_to_a_folder_of_its_own(box):
