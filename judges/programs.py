@@ -1,8 +1,9 @@
 """
 Programs: rewards for code. Which program does a completion mean; does it parse, pass its tests, run fast, read well?
 
-Programs are only parsed here; they run in sandbox.py, all of a batch in one call. Everything else about rewards is in
-rewards.py; the type of the functions with columns `prompts, completions, ...` is described there.
+Python is only parsed here. Programs run, and compilers check other languages, in sandbox.py, all of a batch in one
+call. Everything else about rewards is in rewards.py; the type of the functions with columns `prompts, completions, ...`
+is described there.
 """
 import ast
 import collections

@@ -1025,9 +1025,8 @@ def packages():
 class Sandbox:
     """Sandbox(workers, timeout in s, memory in bytes, unsafe): starts judges when they are needed; close() ends them.
 
-    `unsafe` names what is accepted not to be contained. Six workers per core: a completion that sleeps holds its worker
-    for the whole timeout, and the others should not wait. 512 completions, 52 of them loops of 1 s, on 2 busy cores:
-    28 s with 2 workers, 8.3 s with 8, 5.8 s with 12."""
+    `unsafe` names what is accepted not to be contained. Six workers per core: a completion that sleeps, or one whose
+    loop shares its core, holds its worker for the whole timeout and longer, and the others should not wait."""
 
     def __init__(self, workers=None, timeout=3.0, memory=512 << 20, unsafe=()):
         from concurrent.futures import ThreadPoolExecutor
