@@ -465,7 +465,7 @@ def judge(sock, lines, folder, limits, parent):
     """Score what the trainer sends, one completion after the other, until the warden ends this process."""
     trainer, most = Peer(sock), resource.getrlimit(resource.RLIMIT_CPU)[1]
     os.environ["TMPDIR"] = folder
-    limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256)
+    limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256, **become_countable())
     shut(lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST) | {folder: ALL}, JUDGE, limits.unsafe), parent)
     try:
         while True:
@@ -587,10 +587,11 @@ def shut(wall, parent):
 
 
 def become_countable():
-    """Where this is root, have a user of its own for what the kernel counts per user -> may threads be limited?"""
+    """Where this is root, have a user of its own for what the kernel counts per user -> the limit of that, if any."""
+    if not LINUX: return {"NPROC": 0}  # of processes; not for root
     with contextlib.suppress(OSError):  # a user namespace may not have this user
-        if LINUX and os.getuid() == 0: os.setresuid(1 << 30 | int.from_bytes(os.urandom(3), "big"), 0, 0)
-    return LINUX and os.getuid() >= 1 << 30
+        if os.getuid() == 0: os.setresuid(1 << 30 | int.from_bytes(os.urandom(3), "big"), 0, 0)
+    return {"NPROC": 2 * THREADS} if os.getuid() >= 1 << 30 else {}
 
 
 def opened(path, closed):
@@ -640,8 +641,7 @@ def zygote(ctl, tell, limits, parent):
     if LINUX:
         with open("/proc/self/statm") as f: size = int(f.read().split()[0]) * resource.getpagesize()
         limit(AS=size + limits.memory)  # macOS has no usable limit of memory
-    else: limit(NPROC=0)
-    more = {"NPROC": 2 * THREADS} if become_countable() else {}
+    more = become_countable()
     me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST))
     if LINUX: libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: dies with the warden
     for _ in range(30): warm_up()
@@ -900,6 +900,7 @@ class Warden:
         """End what has too many threads, or has used its time: CPU time, and time when it and its judge both sleep."""
         now = time.monotonic()
         passed, self.looked = min(now - self.looked, 2 * TICK), now
+        if LINUX and self.running and len(os.listdir(f"/proc/{self.judge}/task")) > THREADS: kill(self.judge)
         for pid, it in self.running.items():
             if now - it.start < TICK: continue  # most have ended by then
             with contextlib.suppress(OSError): self.measure(pid, it, passed)  # a thread may just have ended

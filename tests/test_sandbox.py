@@ -416,6 +416,12 @@ def test_a_completion_with_too_many_threads_is_ended(brief):
     assert verdict == verdict | {"passed": [False, False], "error": "started more than 64 threads"}
 
 
+def test_so_is_a_judge_that_obeys_an_answer_and_starts_threads(brief, capfd):
+    answer = textwrap.dedent(THREADS) + "\nf(390)"
+    verdict = one(brief, f"def f(): return {answer!r}", ["exec(f(), {})"])
+    assert verdict["passed"] == [False] and "kill the judge" in verdict["error"]
+
+
 def test_a_machine_that_fails_once_is_asked_again(monkeypatch, capfd):
     spawn, calls = Sandbox.spawn, []
 
