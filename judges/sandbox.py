@@ -650,12 +650,12 @@ def zygote(ctl, tell, limits, parent):
     running = set()
     while os.getppid() == parent:
         word, fds, *_ = socket.recv_fds(ctl, WORD.size, 4)  # little is done here: every page touched is copied
-        if not word: break
+        if len(word) < WORD.size: break
         pid, seconds = WORD.unpack(word)
         if pid in running:
             running.remove(pid)
             answer = WORD.pack(*end_process(pid))
-        elif pid: continue  # not one of these: a judge that obeys an answer gets none
+        elif pid or not seconds > 0: break  # no request of ours: this judge obeys an answer
         elif pid := os.fork():
             running.add(pid)
             answer = word = WORD.pack(pid, seconds)
@@ -767,7 +767,7 @@ def toolchain(needs, closed):
     home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(needs))))
     paths = without_packages([home, *sum(map(glob.glob, TOOLCHAIN), [])], closed)
     rules = dict.fromkeys(paths, READ | LIST | EXECUTE)
-    if needs == sys.executable: rules[LIBRARY] = LIST  # the probe cannot start without
+    if needs == sys.executable: rules[LIBRARY] = rules.get(LIBRARY, 0) | LIST  # the probe cannot start without
     return rules | {"/dev/null": READ | WRITE, "/dev/urandom": READ}
 
 
@@ -844,7 +844,8 @@ class Warden:
         """What the zygote has told since: a pid and its CPU seconds, or -1 when it has ended."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                if not (data := self.news.recv(100 * WORD.size)): self.leave(MACHINE)
+                if not (data := self.news.recv(100 * WORD.size)):  # the zygote is not what fails if it ends by itself
+                    self.leave(MACHINE if os.waitpid(self.zygote, 0)[1] else -signal.SIGKILL)
                 self.heard = time.monotonic()
                 for pid, seconds in WORD.iter_unpack(data):
                     self.forget(pid) if seconds < 0 else self.watch(pid, seconds)
@@ -921,7 +922,7 @@ class Warden:
         if ended: status = os.waitstatus_to_exitcode(how)
         else: end_process(self.judge)
         for pid in self.programs: end_process(pid)
-        os.waitpid(self.zygote, 0)
+        with contextlib.suppress(ChildProcessError): os.waitpid(self.zygote, 0)
         shutil.rmtree(self.folder, ignore_errors=True)
         if status < 0:
             signal.signal(-status, signal.SIG_DFL)
@@ -1067,7 +1068,8 @@ class Sandbox:
         if jobs: self.idle.append(self.ready())  # every batch begins by trying to get out
         for probe in sorted({"compiling probe" if command_for(language, "compile") else "probe"
                              for *_, language in jobs if language != "python"}): self.try_programs(probe)
-        verdicts = [self.pool.submit(self.score, job) for job in jobs]
+        try: verdicts = [self.pool.submit(self.score, job) for job in jobs]
+        except RuntimeError as e: raise Broken(f"no thread starts: {e}") from None
         importlib.import_module("concurrent.futures").wait(verdicts)
         return [verdict.result() for verdict in verdicts]
 
