@@ -587,11 +587,17 @@ def shut(wall, parent):
 
 
 def become_countable():
-    """Where this is root, have a user of its own for what the kernel counts per user -> the limit of that, if any."""
+    """Where this is root, have a user of its own for what the kernel counts per user -> the limit of that, if any.
+
+    Others share the count with all that they run: no thread is started when half of what this machine allows is."""
     if not LINUX: return {"NPROC": 0}  # of processes; not for root
     with contextlib.suppress(OSError):  # a user namespace may not have this user
         if os.getuid() == 0: os.setresuid(1 << 30 | int.from_bytes(os.urandom(3), "big"), 0, 0)
-    return {"NPROC": 2 * THREADS} if os.getuid() >= 1 << 30 else {}
+    if os.getuid() >= 1 << 30: return {"NPROC": 2 * THREADS}
+    allowed = [resource.getrlimit(resource.RLIMIT_NPROC)[1]]
+    for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):  # a container's
+        with contextlib.suppress(OSError, ValueError), open(path) as f: allowed.append(int(f.read()))
+    return {"NPROC": min(n for n in allowed if n > 0) // 2} if max(allowed) > 0 else {}
 
 
 def opened(path, closed):
