@@ -124,9 +124,9 @@ def diversity(prompts, completions, groups=None):
 REWARDS = {
     "syntax": programs.syntax, "tests": programs.tests, "tests_all": programs.tests_all,
     "tests_fenced": programs.tests_fenced, "performance": programs.performance, "quality": programs.quality,
-    "format": programs.quality, "diversity": diversity,
+    "format": programs.quality, "fenced": programs.fenced, "diversity": diversity,
 } | {name: per_text(rule) for name, rule in {
-    "fenced": programs.code_format, "exact": rules.exact, "contains": rules.contains, "regex": rules.regex,
+    "exact": rules.exact, "contains": rules.contains, "regex": rules.regex,
     "keywords": rules.keywords, "json": rules.valid_json, "xml": rules.valid_xml, "xml_tags": rules.xml_tags,
     "xml_soft": rules.xml_soft, "xml_strict": rules.xml_strict, "xml_int": rules.xml_int,
     "xml_answer": rules.xml_answer, "math": rules.math_answer, "countdown": rules.countdown, "sudoku": rules.sudoku,
@@ -439,8 +439,8 @@ def main():
     parser.add_argument("--rewards", required=True, help="names, or path/to/file.py:function, with commas; "
                         "NAME(key=value) sets a parameter")
     parser.add_argument("--reward_weights", type=numbers, help="a number for each, with commas (default: 1)")
-    parser.add_argument("--reward_timeout", type=float, default=5.0, help="seconds for a completion (default: 5)")
-    parser.add_argument("--reward_workers", type=int, help="programs at a time (default: four a core)")
+    parser.add_argument("--reward_timeout", type=float, default=5.0, help="CPU seconds for a completion (default: 5)")
+    parser.add_argument("--reward_workers", type=int, help="programs at a time (default: six per core, at most 64)")
     parser.add_argument("--sandbox_unsafe", help="what need not be contained on this machine, for example: read,memory")
     parser.add_argument("--judge_from", help="folder of a judge (reward judge) or of a model (coherence)")
     parser.add_argument("--out", help="write the rows with their rewards to this .jsonl file")

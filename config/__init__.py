@@ -118,8 +118,8 @@ class Config:
     # rewards
     rewards: tuple[str, ...] = ()  # names, path.py:function, length(target=40); the first decides at evaluations
     reward_weights: tuple[float, ...] = ()  # one for each reward; empty: all 1
-    reward_timeout: float = 1.0  # seconds a program may run
-    reward_workers: int | None = None  # programs at a time; None: four a core
+    reward_timeout: float = 1.0  # CPU seconds per program
+    reward_workers: int | None = None  # programs at a time; None: six per core, at most 64
     sandbox_unsafe: tuple[str, ...] = ()  # what you accept not to be contained on this machine, see judges/sandbox.py
     reward_clip: float | None = None  # each reward is cut to at most this far from 0
     diversity_bonus: float = 0.0  # weight of how much a completion differs from those of its group

@@ -1,34 +1,27 @@
 """
 Programs: rewards for code. Which program does a completion mean; does it parse, pass its tests, run fast, read well?
 
-Programs are only parsed here; they run in sandbox.py, all of a batch in one call. Everything else about rewards is in
-rewards.py; the type of the functions with columns `prompts, completions, ...` is described there.
+Python is only parsed here. Programs run, and compilers check other languages, in sandbox.py, all of a batch in one
+call. Everything else about rewards is in rewards.py; the type of the functions with columns `prompts, completions, ...`
+is described there.
 """
 import ast
 import builtins
 import collections
 import itertools
 import json
-import os
 import re
-import secrets
 import shutil
-import signal
-import subprocess
-import tempfile
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 from judges import rules
-from judges.sandbox import Sandbox, check_job
+from judges.sandbox import CHECKS, SYNTAX, Sandbox, check_job
 
 NONE = itertools.repeat(None)   # the default of an optional column: None in every row
 MAX_SOURCE = 100_000            # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
 LANGUAGES = {"": "python", "py": "python", "pypy": "python", "js": "javascript", "node": "javascript",
              "nodejs": "javascript", "node.js": "javascript", "ecmascript": "javascript", "es": "javascript",
              "cpp": "c++", "cxx": "c++", "g++": "c++", "gnu c++": "c++", "gcc": "c", "gnu c": "c"}  # without versions
-COMPILERS = {"javascript": ("main.js", "node --check"), "c": ("main.c", "gcc -fsyntax-only -w"),
-             "c++": ("main.cpp", "g++ -fsyntax-only -w"), "java": ("Main.java", "javac -proc:none -nowarn -d .")}
 
 
 class Scores(list):
@@ -51,7 +44,7 @@ def language_of(name):
 
 def runs(language):
     """Can tests in this language, as people write it, be run here? In others they have no opinion."""
-    return language_of(language) in ("python", *COMPILERS)
+    return language_of(language) in ("python", *CHECKS)
 
 
 def check(rows):
@@ -169,31 +162,31 @@ def parse(code):
     return (1.0, tree) if tree.body else (0.0, None)
 
 
-def compiles(code, language="python", seconds=20.0):
-    """Source -> verdict as in `parse`: by ast, json, node, gcc, g++, javac, or its brackets where they are missing."""
+def compiles(sources):
+    """Decide for each of [(code, language)] whether it parses -> verdicts as in `parse`.
+
+    ast and json decide here. node, gcc, g++ and javac decide behind the sandbox's walls, under its time limit (out of
+    time: 0.0). Where a compiler is missing, the balance of the brackets decides."""
+    sources = list(sources)
+    jobs = {source: (source[0], [SYNTAX], "", source[1]) for source in sources if by_compiler(*source)}
+    results = dict(zip(jobs, sandbox().run(list(jobs.values())) if jobs else [], strict=True))
+    return [verdict_of(results[source]) if source in results else quick_verdict(*source) for source in sources]
+
+
+def by_compiler(code, language):
+    """True if a compiler that is installed says whether this text is a program."""
+    return bool(code.strip()) and len(code) <= MAX_SOURCE and language in CHECKS and bool(
+        shutil.which(CHECKS[language][0].split()[0]))
+
+
+def verdict_of(result):
+    return 0.0 if "out of time" in result["error"] else 1.0 if all(result["passed"]) else -1.0
+
+
+def quick_verdict(code, language):
     if not code.strip() or len(code) > MAX_SOURCE or language == "python":
         return parse(code)[0]
-    if language == "json":
-        return 1.0 if rules.loads(code) is not None else -1.0
-    file, command = COMPILERS.get(language, ("", "none"))
-    if not shutil.which(command.split()[0]):
-        return 1.0 if balanced(code) else -1.0
-    if language == "java" and (public := re.search(r"\bpublic\s{1,9}(?:final\s{1,9})?class\s{1,9}(\w{1,80})", code)):
-        file = public[1] + ".java"      # javac insists on it
-    # An #include of an endless file gets 10 CPU seconds and 4 GB. V8 and Java reserve more addresses than they use.
-    limits = "ulimit -t 10;" + ("" if language in ("javascript", "java") else "ulimit -v 4000000;")
-    with tempfile.TemporaryDirectory() as folder:
-        with open(os.path.join(folder, file), "wb") as f:
-            f.write(code.encode("utf-8", "replace"))
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        shell = ["sh", "-c", f"{limits} {command} {file}"]
-        child = subprocess.Popen(shell, cwd=folder, start_new_session=True, **quiet)
-        try:
-            return 1.0 if child.wait(seconds) == 0 else -1.0
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)    # the shell, the driver and the compiler proper
-            child.wait()
-            return 0.0
+    return 1.0 if (rules.loads(code) is not None if language == "json" else balanced(code)) else -1.0
 
 
 def balanced(code):
@@ -212,18 +205,23 @@ def syntax(prompts, completions, entry=NONE, language=NONE):
 
     By the column `language`: python by ast, json, javascript by node --check, c, c++ and java by gcc, g++ and javac; by
     the balance of its brackets where the compiler is not installed, and in every other language."""
-    jobs = [(code, lang) for code, _, lang in programs(prompts, completions, entry, language)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:    # compilers are processes; ast wants a deep stack, not a thread
-        started = {job: pool.submit(compiles, *job) for job in set(jobs) if job[1] in COMPILERS}
-    return [started[job].result() if job in started else compiles(*job) for job in jobs]
+    return compiles((code, lang) for code, _, lang in programs(prompts, completions, entry, language))
+
+
+def fenced(prompts, completions, language=NONE):
+    """Exactly one closed ``` block: 1.0 if what is in it parses, 0.5 if not; none, blank, cut off or several: 0.0."""
+    language = itertools.repeat(language) if isinstance(language, str) else language  # a setting
+    blocks = [rules.fenced(text) for text in completions]
+    whole = [len(found) == 1 and bool(found[0].strip()) and text.count("```") == 2
+             for found, text in zip(blocks, completions, strict=True)]
+    right = iter(compiles((found[0], language_of(lang))
+                          for found, lang, good in zip(blocks, language, whole, strict=False) if good))
+    return [(1.0 if next(right) > 0 else 0.5) if good else 0.0 for good in whole]
 
 
 def code_format(text, language=None):
-    """Exactly one closed ``` block: 1.0 if what is in it parses, 0.5 if not; none, blank, cut off or several: 0.0."""
-    blocks = rules.fenced(text)
-    if len(blocks) != 1 or not blocks[0].strip() or text.count("```") != 2:
-        return 0.0
-    return 1.0 if compiles(blocks[0], language_of(language)) > 0 else 0.5
+    """`fenced` of one text."""
+    return fenced([""], [text], [language])[0]
 
 
 # ---- what its tests say ---------------------------------------------------------------------------------------------
@@ -246,7 +244,7 @@ def run(jobs):
     keys = [json.dumps(job) for job in jobs]
     todo = {key: job for key, job in zip(keys, jobs, strict=True) if job[0].strip() and job[1] and runs(job[3])}
     results = dict(zip(todo, sandbox().run(list(todo.values())) if todo else [], strict=True))
-    return [results.get(key, {"passed": [], "error": ""}) for key in keys]
+    return [results.get(key, {"passed": [], "error": "", "seconds": 0.0}) for key in keys]
 
 
 def tests(prompts, completions, tests, entry=NONE, language=NONE):
@@ -277,33 +275,27 @@ def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
 
     (Its regex wants a line end after the closing fence, so that a completion which ends there earned nothing; and a
     loop without end took the reward of all tests away: here, of its own and of those after it.)"""
-    rows = zip(completions, entry, map(language_of, language), strict=False)
-    return passed(prompts, [(rules.fenced(text)[0] if code_format(text, lang) == 1.0 else "", e or "", lang)
-                            for text, e, lang in rows], tests)
+    language = list(itertools.islice(map(language_of, language), len(completions)))
+    rows = zip(completions, fenced(prompts, completions, language), entry, language, strict=False)
+    return passed(prompts, [(rules.fenced(text)[0] if right == 1.0 else "", e or "", lang)
+                            for text, right, e, lang in rows], tests)
 
 
 # ---- how good it is -------------------------------------------------------------------------------------------------
 
-# The test runs in the judge: its clock is out of the candidate's reach, and so is the nonce that makes a time believed.
-TIMED = "import time\nstarted = time.perf_counter()\n{}\nassert False, '{} %.6f' % (time.perf_counter() - started)"
-
-
 def performance(prompts, completions, tests, reference, entry=NONE):
     """0.0 unless every test passes; then 0.5 * min(1, (2 T + 0.05) / t) + 0.5 * min(1, C / c). None if reference fails.
 
-    t and T are the seconds the tests take with the completion and with the reference solution: up to twice as long, or
-    50 ms, is noise. c and C are their AST nodes, each counted once more for every loop around it. Python only."""
-    nonce, jobs = secrets.token_hex(8), []
+    t and T are the CPU seconds the tests take with the completion and with the reference solution, as the kernel counts
+    them: up to twice as long, or 50 ms, is noise. c and C are their AST nodes, each counted once more for every loop
+    around it. Python only."""
+    measured, jobs = [], []
     for texts in (completions, [text or "" for text in reference]):
-        for p, (code, e, lang), t in zip(prompts, programs(prompts, texts, entry, NONE), tests, strict=True):
-            t = helped(p, t, e, lang)
-            timed = TIMED.format("\n".join(test for test in t or [] if isinstance(test, str)), nonce)
-            jobs.append((code, [timed, *(test for test in t if isinstance(test, dict))] if t else [], e, lang))
-    measured = []
+        meant = zip(prompts, programs(prompts, texts, entry, NONE), tests, strict=True)
+        jobs += [(code, list(helped(p, t, e, lang) or []), e, lang) for p, (code, e, lang), t in meant]
     for (code, *_), result in zip(jobs, run(jobs), strict=True):
-        took, tree = re.search(nonce + r" ([\d.]+)", result["error"]), parse(code)[1]
-        right = took and tree and all(result["passed"][1:])
-        measured.append((max(1e-6, float(took[1])), complexity(tree)) if right else None)
+        tree, right = parse(code)[1], result["passed"] and all(result["passed"])
+        measured.append((max(1e-6, result["seconds"]), complexity(tree)) if tree and right else None)
     scores = []
     for own, best in zip(measured[:len(completions)], measured[len(completions):], strict=True):
         speed, brevity = ((2 * best[0] + 0.05) / own[0], best[1] / own[1]) if own and best else (0.0, 0.0)

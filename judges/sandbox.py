@@ -1,20 +1,26 @@
 """Run code that a model wrote against tests: fast, contained, hard to cheat. Standard library only, and never jax.
 
     trainer --job--> judge --one socket per completion--> zygote --fork--> candidate
-    (Sandbox)        runs the trusted tests               sees no test     runs the untrusted code
+    (Sandbox)        runs the tests                       sees no test     runs the untrusted code
 
 Scoring: tests run in the judge. There the candidate's functions are stubs that send arguments out and get plain data
 back, so a forged answer is worth what a wrong answer is. Objects of the candidate's classes stay where they are: their
 stubs ask for attributes and methods, and never whether they equal a plain value. The candidate shares no memory with a
-test.
+test. The parent of judge and zygote, their warden, watches the candidates and starts programs. It sees neither tests
+nor code.
 
 Containment (Linux): a candidate cannot start processes, signal, use the network, write, or read more than Python's
-library and the system's; memory, time and descriptors are limited. Workers try to get out before they are used, and
-refuse to work if they can. `python judges/sandbox.py` says what holds here. Kernel bugs and side channels are not
-contained.
+standard library and the system's; memory, CPU time, threads and descriptors are limited. The judge stands behind the
+same walls, but for a folder of its own that it may write to: a test that calls eval on an answer hands over this judge
+and its verdicts, not the machine. Workers try to get out before they are used, and refuse to work if they can. `python
+judges/sandbox.py` says what holds here. Kernel bugs and side channels are not contained.
 
 Programs in other languages run behind the same walls, one process per test. Weaker there: they can read the toolchain
-(/usr, /lib) and exec it (what it starts stays inside); compilers, not the programs, can fork, and write to one folder.
+(/usr, /lib, but no Python packages) and exec it (what it starts stays inside); compilers, not the programs, can fork,
+and write to one folder.
+
+Time: a completion may take `timeout` seconds of CPU, and as long without doing anything while its test waits. What it
+waits for a busy core is not its fault and does not count; a far longer limit of wall-clock time stands behind this.
 """
 import _thread
 import ast
@@ -22,13 +28,13 @@ import builtins
 import collections
 import contextlib
 import ctypes
-import fcntl
 import functools
 import gc
 import glob
 import importlib
 import io
 import json
+import math
 import operator
 import os
 import re
@@ -54,8 +60,15 @@ LINUX = sys.platform == "linux"
 HOLDS = ("process", "network", "signal", "write", "read", "memory")  # what is contained, and tried before use
 MESSAGE = 8 << 20  # bytes of the longest answer or output: a list of a million small ints fits
 JUDGE_MEMORY = 1 << 30  # a test works on what the candidate answered: "x" * answer must not eat the machine
-COMPILE_SECONDS = 20  # javac takes 1, on a busy machine 5
+JUDGE_KEEPS = 128 << 20  # bytes of the largest judge that goes on: what Python has taken it does not give back
+COMPILER_MEMORY = 2 << 30
+COMPILE_SECONDS = 20  # of CPU; javac takes 1
+WALL = 20  # seconds of wall-clock time per second of CPU: with six workers on a busy core each gets a tenth of it
 GRACE = 10  # seconds until a judge that does not react is replaced
+MACHINE = 75  # exit status where the machine failed, not a candidate or a test
+RETRY = 1  # seconds until a batch on which the machine failed is tried again
+THREADS = 64  # of one process; Java starts 20
+TICK = 0.02  # seconds between two looks at what runs
 
 
 class Dead(BaseException):
@@ -635,7 +648,8 @@ def describe(error):
 
 def plain(text):
     """Something to log: one line of at most 300 ASCII characters."""
-    return text[:300].encode("ascii", "backslashreplace")[:300].decode().replace("\n", " ").strip(": ")
+    text = re.sub(r"[\x00-\x1f\x7f]", lambda c: repr(c[0])[1:-1], text[:300].replace("\n", " "))
+    return text.encode("ascii", "backslashreplace")[:300].decode().strip(": ")
 
 
 # ---- 2. The judge: one process per worker, runs the trusted tests ----------------------------------------------------
@@ -897,17 +911,15 @@ def nameless_file(text):
     return f
 
 
-def end_process(pid):
-    """Kill a process, and in its group what a compiler may have started; -> its exit status."""
-    for kill in (os.kill, os.killpg):
-        with contextlib.suppress(OSError): kill(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+WORD = struct.Struct("id")  # between judge, zygote and warden: a pid, seconds
 
 
 class Limits(NamedTuple):
     timeout: float
     memory: int
     unsafe: list
+    libraries: list  # paths that candidates read
+    closed: list  # folders that stay closed although they lie where programs of other languages read: packages
 
 
 def java_names(code):
@@ -927,43 +939,63 @@ def java_names(code):
 
 
 class Job:
-    """One completion in the judge: its deadline, and the processes that run it."""
+    """One completion in the judge: its deadline, the processes that run it, and the CPU time they took."""
 
-    def __init__(self, ctl, code, language, limits):
-        self.ctl, self.code, self.language, self.limits = ctl, code, language, limits
-        self.deadline = time.monotonic() + limits.timeout
-        self.running, self.functions, self.caller, self.program, self.folder = {}, {}, None, None, None
+    def __init__(self, lines, code, language, limits):
+        self.lines, self.code, self.language, self.limits = lines, code, language, limits
+        self.deadline = time.monotonic() + WALL * limits.timeout
+        self.running, self.functions, self.caller, self.name = {}, {}, None, None
+        self.seconds, self.started = 0.0, []
 
-    def zygote(self, pid=0, fds=()):
-        """pid 0: have it fork a candidate with these descriptors, -> its pid; else end that one, -> exit status."""
-        word = struct.pack("i", pid)
-        self.ctl.sendall(word) if pid else socket.send_fds(self.ctl, [word], fds)
-        return struct.unpack("i", self.ctl.recv(4))[0]
+    def zygote(self, pid, seconds, fds=()):
+        """pid 0: have it fork a candidate with these CPU seconds and descriptors, -> its pid and these; else end that
+        one, -> exit status, seconds it took."""
+        socket.send_fds(self.lines[0], [WORD.pack(pid, seconds)], fds)
+        return WORD.unpack(self.lines[0].recv(WORD.size))
 
-    def start(self, fork, end, *files):
-        """A new process with these files, after it has locked itself in and said so -> its pid, a line to it."""
+    def warden(self, *request, fds=()):
+        """Have the warden do something -> its answer."""
+        socket.send_fds(self.lines[1], [json.dumps(request).encode()], fds)
+        return json.loads(self.lines[1].recv(4096))
+
+    def start(self, request, *files):
+        """A new process with these files, after it has locked itself in and said so -> its pid, a line to it. The
+        request is what the warden shall start, or for a candidate the CPU seconds."""
         ours, theirs = socket.socketpair()
-        with theirs: pid = fork(fds=[f.fileno() for f in (theirs, *files)])
-        self.running[pid] = end, ours
-        peer = Peer(ours, limit=MESSAGE, deadline=max(self.deadline, time.monotonic() + GRACE / 2))
+        with theirs:
+            fds, python = [f.fileno() for f in (theirs, *files)], type(request) is float
+            pid = self.zygote(0, request, fds)[0] if python else self.warden("program", *request, fds=fds)
+        self.running[pid] = python, ours
+        self.started.append(pid)
+        peer = Peer(ours, limit=MESSAGE, deadline=max(self.deadline, time.monotonic() + GRACE))
         try: hello = peer.receive()
         except Dead as e: hello = str(e)
         if hello != "ready": raise OSError(f"a candidate could not be locked in: {hello}")
         peer.deadline = self.deadline
         return pid, peer
 
+    def left(self):
+        """The CPU seconds that the completion may still take."""
+        if (left := self.limits.timeout - self.seconds) <= 0: raise Dead("out of time")
+        return left
+
     def stop(self, pid):
-        end, sock = self.running.pop(pid)
+        python, sock = self.running.pop(pid)
         sock.close()
-        return end(pid)
+        status, seconds = self.zygote(pid, -1) if python else self.warden("end", pid)
+        self.seconds += seconds
+        return status
 
     def close(self):
         for pid in list(self.running): self.stop(pid)
-        if self.folder: shutil.rmtree(self.folder)
+
+    def reason(self):
+        """Why the warden has ended a process of this job, or ""."""
+        return self.warden("why", self.started)
 
     def load(self):
         """A candidate that has run the code and answers calls."""
-        _, peer = self.start(self.zygote, self.zygote)
+        _, peer = self.start(self.left())
         peer.send([self.code, False])
         if (said := peer.receive()) != "loaded": peer.die(said if type(said) is str else "sent nonsense")
         return peer
@@ -978,34 +1010,33 @@ class Job:
             data += part
         return data
 
-    def run_program(self, fork, end, text="", code=None):
+    def run_program(self, request, text="", code=None):
         """Run a program on this input -> what it printed. Raises with its last words unless it exits with 0."""
         read, write = os.pipe()
         with nameless_file(text) as stdin, open(read, "rb") as out:
-            with open(write, "wb") as stdout: pid, peer = self.start(fork, end, stdin, stdout)
+            with open(write, "wb") as stdout: pid, peer = self.start(request, stdin, stdout)
             if code is not None: peer.send([code, True])
             printed = self.listen(out, MESSAGE)
             if len(printed) == MESSAGE: raise Failed(f"printed {MESSAGE} bytes")
             words = self.listen(peer.sock, 300).decode("ascii", "replace")  # until it has exited
         printed = printed.decode("utf-8", "replace")
-        if status := self.stop(pid): raise Failed(words or f"exit status {status} {printed[-200:]}")
+        if status := self.stop(pid):
+            if why := self.reason(): raise Dead(why)
+            raise Failed(words or f"exit status {status} {printed[-200:]}")
         return printed
 
-    def prepare(self):
-        """Write and compile a program of another language, in a folder that goes with the job -> how to start it."""
-        lang = LANGUAGES[self.language]
-        name, code = java_names(self.code) if self.language == "java" else ("Main", self.code)
-        self.folder = importlib.import_module("tempfile").mkdtemp(prefix=f"sandbox-{os.getpid()}-")
-        with open(f"{self.folder}/{name}.{lang.suffix}", "wb") as f: f.write(code.encode("utf-8", "replace"))
-        start = functools.partial(fork_exec, lang, name, self.folder, self.limits)
-        self.deadline, why = time.monotonic() + COMPILE_SECONDS, None
-        for compiler in lang.compiler.split(" | ") if lang.compiler else ():
-            try: why = self.run_program(functools.partial(start, compiler), end_process) and None
-            except Failed as e: why = why or e
-            if not why: break
-        if why: raise Dead(f"does not compile: {why}")
-        self.deadline = time.monotonic() + self.limits.timeout
-        return functools.partial(start, "")
+    def compile(self, stage, seconds):
+        """Write a program of another language to a file and compile it, or only check it, in these CPU seconds."""
+        self.name, code = java_names(self.code) if self.language == "java" else ("Main", self.code)
+        self.deadline = time.monotonic() + WALL * seconds
+        with nameless_file(code) as source: self.warden("write", self.language, self.name, fds=[source.fileno()])
+        try:
+            if command_for(self.language, stage):
+                self.run_program([self.language, self.name, stage, seconds])
+        except Failed as e:
+            slow = self.seconds > 0.9 * seconds  # the kernel has ended the compiler
+            raise Dead("out of time: compiling" if slow else f"does not compile: {e}") from None
+        self.seconds, self.deadline = 0.0, time.monotonic() + WALL * self.limits.timeout
 
     def run_test(self, test, entry):
         if type(test) is str:  # all asserts of a completion share one candidate: state lives from call to call
@@ -1014,18 +1045,19 @@ class Job:
             except Dead: raise
             except BaseException as e: raise Failed(describe(e)) from None  # also a test's SystemExit
             if self.caller.dead: raise Dead(self.caller.dead)
+        elif test == SYNTAX: self.compile("check", self.limits.timeout + CHECKS[self.language][1])
         else:
-            if self.language == "python": run = self.zygote, self.zygote, test["input"], self.code
+            if self.language == "python": printed = self.run_program(self.left(), test["input"], self.code)
             else:
-                self.program = self.program or self.prepare()
-                run = self.program, end_process, test["input"]
-            printed = tidy(self.run_program(*run))
-            if printed != tidy(test["output"]): raise Failed(f"printed {printed[:100]!r}")
+                if not self.name: self.compile("compile", COMPILE_SECONDS)
+                request = [self.language, self.name, "run", self.left()]
+                printed = self.run_program(request, test["input"])
+            if (printed := tidy(printed)) != tidy(test["output"]): raise Failed(f"printed {printed[:100]!r}")
         if time.monotonic() > self.deadline: raise Dead("out of time")
 
 
 def score(job, tests, entry):
-    """Run the tests of a job -> {"passed": [bool, ...], "error": the first failure}."""
+    """Run the tests of a job -> {"passed": [bool, ...], "error": the first failure, "seconds": of CPU}."""
     passed, error = [False] * len(tests), ""
     try:
         for i, test in enumerate(tests):
@@ -1033,37 +1065,32 @@ def score(job, tests, entry):
                 job.run_test(test, entry)
                 passed[i] = True
             except Failed as e: error = error or f"test {i + 1}: {e}"
-    except Dead as e: error = error or str(e)
+    except Dead as e: error = error or job.reason() or str(e)
     finally: job.close()
-    return {"passed": passed, "error": plain(error)}
+    return {"passed": passed, "error": plain(error), "seconds": job.seconds}
 
 
-def judge(fd, limits):
-    """Score what the trainer sends, one completion after the other, until it hangs up."""
-    sock, (ctl, theirs) = socket.socket(fileno=fd), socket.socketpair()
-    os.set_inheritable(fd, False)
-    if os.fork() == 0: return zygote(theirs, limits)  # before any test has arrived
-    theirs.close()
-    trainer, flags = Peer(sock), fcntl.fcntl(sock, fcntl.F_GETFL)
-    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
-    if LINUX: libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: nobody reads /proc/<judge>/mem
-    soft = lambda what, value: resource.setrlimit(what, (value, resource.getrlimit(what)[1]))
-    soft(resource.RLIMIT_AS, JUDGE_MEMORY)
-    with contextlib.suppress(Dead):
+def judge(sock, lines, folder, limits, parent):
+    """Score what the trainer sends, one completion after the other, until the warden ends this process."""
+    trainer, most = Peer(sock), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    os.environ["TMPDIR"] = folder
+    limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256, **become_countable())
+    shut(lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST) | {folder: ALL}, JUDGE, limits.unsafe), parent)
+    try:
         while True:
             code, tests, entry, language = trainer.receive()
-            job = Job(ctl, code, language, limits)
             # A test that works on too large an answer, sum(range(answer)), is beyond Python's reach: the kernel ends
-            # this judge. And from here to the verdict, a SIGIO can only be a killed trainer's hang-up.
-            soft(resource.RLIMIT_CPU, int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) + limits.timeout) + 1)
-            signal.signal(signal.SIGIO, lambda *_, job=job: os._exit(job.close() or 0))
-            fcntl.fcntl(sock, fcntl.F_SETFL, flags | os.O_ASYNC)
-            verdict = score(job, tests, entry)
-            fcntl.fcntl(sock, fcntl.F_SETFL, flags)
-            trainer.send(verdict)
-    ctl.close()  # the zygote follows
-    os.wait()
-    return 0
+            # this judge. What the job before took does not count.
+            used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + limits.timeout + 0.5), most))
+            verdict = score(Job(lines, code, language, limits), tests, entry)
+            resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+            size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if LINUX else 1)
+            trainer.send([verdict, size <= JUDGE_KEEPS])
+    except Dead: return 0
+    except Exception as e:
+        print(f"the sandbox: {describe(e)}", file=sys.stderr)
+        return MACHINE
 
 
 # ---- 3. The walls: what a process gives up for good before it meets the model's code ---------------------------------
@@ -1082,14 +1109,15 @@ membarrier:324:283 arch_prctl:158: restart_syscall:219:128 alarm:37: setitimer:3
 stat:4: fstat:5:80 lstat:6: newfstatat:262:79 statx:332:291 access:21: faccessat:269:48 faccessat2:439:439
 readlink:89: readlinkat:267:78 getdents64:217:61 fadvise64:221:223 dup:32:23 dup2:33: dup3:292:24 pipe:22:
 pipe2:293:59 poll:7: ppoll:271:73 select:23: pselect6:270:72 epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232:
-epoll_pwait:281:22 eventfd2:290:19 recvfrom:45:207 shutdown:48:210 getsockname:51:204 getsockopt:55:209"""
+epoll_pwait:281:22 eventfd2:290:19 shutdown:48:210 getsockname:51:204 getsockopt:55:209"""
 RUNTIMES = " execve:59:221 capget:125:90 mincore:27:232 fchdir:81:50"  # node and java need these too
-COMPILERS = """ fork:57: vfork:58: clone:56:220 wait4:61:260 chmod:90: fchmod:91:52 fchmodat:268:53 unlink:87:
-unlinkat:263:35 mkdir:83: mkdirat:258:34 rename:82: renameat:264:38 renameat2:316:276 ftruncate:77:46 pwrite64:18:68
-flock:73:32"""
+FILES = """ unlink:87: unlinkat:263:35 mkdir:83: mkdirat:258:34 rename:82: renameat:264:38 renameat2:316:276
+ftruncate:77:46 pwrite64:18:68 flock:73:32"""
+COMPILERS = FILES + """ fork:57: vfork:58: clone:56:220 wait4:61:260 chmod:90: fchmod:91:52 fchmodat:268:53"""
+JUDGE = FILES + " memfd_create:319:279"  # and messages with descriptors
 
 
-def seccomp_filter(landlocked, more=""):
+def seccomp_filter(may_write, more=""):
     """A program for the kernel's little machine (classic BPF) that decides on every system call -> address, memory."""
     column, machine = MACHINES[os.uname().machine]
     step = lambda code, value, yes=0, no=0: struct.pack("HBBI", code, yes, no, value)  # yes, no: steps to jump over
@@ -1098,17 +1126,21 @@ def seccomp_filter(landlocked, more=""):
     allow, fail, kill, missing = (step(6, x) for x in (0x7FFF0000, 0x50001, 0x80000000, 0x50026))  # EPERM; ENOSYS
     one_of = lambda n, *values: [argument(n)] + sum(([equal(v, 0, 1), allow] for v in values), []) + [fail]
     to_write = 0x400243  # O_WRONLY | O_RDWR | O_CREAT | O_TRUNC | O_TMPFILE
-    reading = lambda n: [allow] if landlocked else [argument(n), has_bit(to_write, 0, 1), fail, allow]
+    reading = lambda n: [allow] if may_write else [argument(n), has_bit(to_write, 0, 1), fail, allow]
+    in_band = lambda n: [argument(n), has_bit(1, 0, 1), fail]  # no MSG_OOB: urgent data is rarely tried code
     special = {
         "clone:56:220": [argument(0), has_bit(0x10000, 0, 1), allow, fail],  # CLONE_THREAD: threads, not processes
         "clone3:435:435": [missing],  # its flags are out of sight; the C library then uses clone
-        "socketpair:53:199": one_of(0, 1),  # AF_UNIX, as asyncio needs
+        # AF_UNIX, as asyncio needs, and SOCK_STREAM, with CLOEXEC and NONBLOCK or not: it has no other address
+        "socketpair:53:199": [argument(0), equal(1, 1, 0), fail, *one_of(1, 1, 0x801, 0x80001, 0x80801)],
         "prlimit64:302:261": one_of(0, 0),  # of itself
         "prctl:157:167": one_of(0, 15, 16),  # names of threads
-        "sendto:44:206": [argument(4), equal(0, 0, 3), argument(4, 1), equal(0, 0, 1), allow, fail],  # without address
+        "sendto:44:206": [*in_band(3), argument(4), equal(0, 0, 3), argument(4, 1), equal(0, 0, 1), allow, fail],
+        "recvfrom:45:207": [*in_band(3), allow],
         "fcntl:72:25": one_of(1, 0, 1, 2, 3, 4, 1030, 1032),  # not F_SETOWN, F_SETSIG: they send signals
         "ioctl:16:29": one_of(1, 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),  # not TIOCSTI: it types
         "open:2:": reading(1), "openat:257:56": reading(2)}
+    if more == JUDGE: special |= {"sendmsg:46:211": [*in_band(2), allow], "recvmsg:47:212": [*in_band(2), allow]}
     number = lambda entry: int(entry.split(":")[column] or -1)
     listed = [n for n in map(number, (ALLOWED + more).split()) if n >= 0]
     rules = {number(entry): rule for entry, rule in special.items() if number(entry) not in (-1, *listed)}
@@ -1146,7 +1178,7 @@ def limit(**limits):
         resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard),) * 2)
 
 
-def lock(rules, more=""):
+def lock(rules, more="", unsafe=()):
     """No privileges by exec, no root powers, files by `rules` -> the last wall, to be shut by each process itself."""
     if not LINUX: return None
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
@@ -1154,7 +1186,7 @@ def lock(rules, more=""):
     libc.capset(struct.pack("II", 0x20080522, 0), bytes(24))
     landlocked = landlock(rules)
     if os.uname().machine not in MACHINES or libc.prctl(21, 0, 0, 0, 0) < 0: return None  # PR_GET_SECCOMP: has none
-    return seccomp_filter(landlocked, more)
+    return seccomp_filter(landlocked or "write" in unsafe and more in (JUDGE, RUNTIMES + COMPILERS), more)
 
 
 def shut(wall, parent):
@@ -1163,46 +1195,98 @@ def shut(wall, parent):
         raise OSError("seccomp refused")
 
 
+def become_countable():
+    """Where this is root, have a user of its own for what the kernel counts per user -> the limit of that, if any.
+
+    Others share the count with all that they run: no thread is started when half of what this machine allows is."""
+    if not LINUX: return {"NPROC": 0}  # of processes; not for root
+    with contextlib.suppress(OSError):  # a user namespace may not have this user
+        if os.getuid() == 0: os.setresuid(1 << 30 | int.from_bytes(os.urandom(3), "big"), 0, 0)
+    if os.getuid() >= 1 << 30: return {"NPROC": 2 * THREADS}
+    allowed = [resource.getrlimit(resource.RLIMIT_NPROC)[1]]
+    for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):  # a container's
+        with contextlib.suppress(OSError, ValueError), open(path) as f: allowed.append(int(f.read()))
+    return {"NPROC": min(n for n in allowed if n > 0) // 2} if max(allowed) > 0 else {}
+
+
+def opened(path, closed):
+    """A path -> the paths to open in its place, so that what is closed stays so: the path, or its parts one by one."""
+    inside = [place for place in closed if place == path or place.startswith(path + "/")]
+    if not inside: return [path]
+    try: parts = [] if path in inside else [part.path for part in os.scandir(path) if not part.is_symlink()]
+    except OSError: parts = []
+    return [place for part in parts for place in opened(part, inside)]
+
+
+def without_packages(paths, closed):
+    """The paths to open in place of these, so that a Python's packages stay closed: one may hold the solutions."""
+    roots = dict.fromkeys(map(os.path.realpath, filter(os.path.exists, paths)))
+    packages = [found for root in roots for middle in ("", "lib*/", "local/lib*/", "lib*/py*/")
+                for name in ("py*/site-packages", "py*/dist-packages", "site-packages", "dist-packages")
+                for found in glob.glob(f"{root}/{middle}{name}")]
+    packages = {os.path.realpath(place) for place in [*packages, *closed]}
+    packages = [place for place in packages if not any((root + "/").startswith(place + "/") for root in roots)]
+    return [place for root in roots for place in opened(root, packages)]
+
+
 # ---- 4. The zygote and its candidates: no test, no secret, no way out ------------------------------------------------
 PRELOADED = "bisect cmath copy dataclasses enum heapq io itertools math random re statistics string textwrap typing"
-SYSTEM = {"/lib": READ | LIST, "/lib64": READ | LIST, "/usr/lib": READ | LIST, "/usr/share/zoneinfo": READ | LIST,
-          "/etc/ld.so.cache": READ, "/dev/null": READ | WRITE, "/dev/urandom": READ}
+SYSTEM = {"/usr/share/zoneinfo": READ | LIST, "/etc/ld.so.cache": READ, "/dev/null": READ | WRITE,
+          "/dev/urandom": READ}
+LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
+LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", sys.base_prefix + "/lib", LIBRARY]
 
 
-def zygote(ctl, limits):
-    """Lock this process in once, then fork locked candidates when the judge asks."""
-    os.register_at_fork = lambda **_: None  # no module's hooks at every fork: there is one thread, random stays seeded
+def freeze_imports():
+    """Import without listing the library's folder: a right to list it would be one to list the packages in it."""
+    for path in sys.path:
+        if finder := sys.path_importer_cache.get(path):
+            finder.find_spec("no_such_module")
+            finder._fill_cache = list
+
+
+def zygote(ctl, tell, limits, parent):
+    """Lock this process in once, then fork locked candidates when the judge asks, and tell the warden of each."""
     for name in PRELOADED.split(): importlib.import_module(name)
     sys.modules["random"].seed(0)  # the same verdict in every worker
     os.environ.clear()
     sys.argv[:] = ["solution.py"]
     builtins.exit = builtins.quit = sys.exit  # as scripts know them; -S left them out
-    os.chdir("/")
-    for fd in (0, 1, 2): os.dup2(os.open("/dev/null", os.O_RDWR), fd)
-    os.closerange(3, ctl.fileno())
-    os.closerange(ctl.fileno() + 1, 4096)
     limit(CORE=1, FSIZE=0, NOFILE=64)  # CORE: 1, because with 0 a crash is still piped to the system's crash handler
     if LINUX:
         with open("/proc/self/statm") as f: size = int(f.read().split()[0]) * resource.getpagesize()
         limit(AS=size + limits.memory)  # macOS has no usable limit of memory
-    else: limit(NPROC=0)
-    libraries = {os.path.dirname(os.__file__): READ | LIST, os.path.join(sys.base_prefix, "lib"): READ | LIST}
-    me, wall = os.getpid(), lock(SYSTEM | libraries)
-    for _ in range(30): warm_up()
+    more = become_countable()
+    me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST))
+    if LINUX: libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: dies with the warden
+    for _ in range(16): warm_up()
     gc.collect()
     gc.freeze()  # a collection in a candidate would write to, and so copy, every page
-    while True:
-        word, fds, *_ = socket.recv_fds(ctl, 4, 3)
-        if not word: return 0
-        if pid := struct.unpack("i", word)[0]: answer = end_process(pid)
-        elif (answer := os.fork()) == 0: return candidate(ctl, fds, wall, me, limits)
+    running = set()
+    while os.getppid() == parent:
+        word, fds, *_ = socket.recv_fds(ctl, WORD.size, 4)  # little is done here: every page touched is copied
+        if len(word) < WORD.size: break
+        pid, seconds = WORD.unpack(word)
+        if pid in running:
+            running.remove(pid)
+            answer = WORD.pack(*end_process(pid))
+        elif pid or not seconds > 0: break  # no request of ours: this judge obeys an answer
+        elif pid := os.fork():
+            running.add(pid)
+            answer = word = WORD.pack(pid, seconds)
+        else:
+            for sock in (ctl, tell): sock.close()
+            return candidate(fds, wall, me, seconds, more)
         for fd in fds: os.close(fd)
-        ctl.sendall(struct.pack("i", answer))
+        tell.sendall(word)
+        ctl.sendall(answer)
+    for pid in running: end_process(pid)
+    return 0
 
 
 def warm_up():
     """What a candidate does, done here: code that has run is specialized, and pages written before the fork are not
-    copied after it. 340 page faults instead of 404 per candidate, and 1.7 ms instead of 2.2."""
+    copied after it: 340 page faults instead of 404 per candidate, and 1.7 ms instead of 2.2."""
     ours, theirs = (Peer(s, ops) for s, ops in zip(socket.socketpair(), (JUDGE_OPS, CANDIDATE_OPS), strict=True))
     ours.send("def f(x): return [x]")
     load_module(theirs, theirs.receive())
@@ -1212,12 +1296,14 @@ def warm_up():
     for _ in range(4): ours.unpack(ours.receive())
 
 
-def candidate(ctl, fds, wall, parent, limits):
+def candidate(fds, wall, parent, seconds, limits):
     """One completion's process: a module that answers calls, or a program from stdin to stdout -> exit status."""
-    ctl.close()
-    for i, fd in enumerate(fds[1:]): os.dup2(fd, i)
+    null = os.open("/dev/null", os.O_RDWR)  # anew: flags set on an open file are those of all who share it
+    for i, fd in enumerate([*fds[1:], null, null, null][:2] + [null]): os.dup2(fd, i)
+    for fd in (null, *fds[1:]): os.close(fd)
+    limit(CPU=int(seconds) + 2, **limits)
     shut(wall, parent)
-    if not wall: os.setsid()  # a group to kill; behind the wall there are no children
+    if not wall: os.setsid()  # a group to kill; behind the walls there are no children
     peer = Peer(socket.socket(fileno=fds[0]), CANDIDATE_OPS)
     peer.send("ready")
     code, is_program = peer.receive()
@@ -1305,52 +1391,245 @@ class Language(NamedTuple):
     needs: str  # the program that must be installed
     package: str
     suffix: str
-    compiler: str  # commands; {} is the program's name; after a | what to try where the first fails
-    command: str
+    compiler: str | list  # commands; {} is the program's name
+    command: str | list
     reserve: int  # bytes of addresses it asks for and does not use
     hello: str
 
 
+PYTHON = [sys.executable, "-I", "-S", "{}.py"]  # its path may have spaces
 LANGUAGES = {
     "javascript": Language("node", "nodejs", "js", "", "node {}.js", 1 << 40, "console.log(1)"),
     "c": Language("gcc", "gcc", "c", "gcc -O1 -o {0} {0}.c -lm", "./{}", 0,
                   '#include <stdio.h>\nint main() { puts("1"); }'),
-    "c++": Language("g++", "g++", "cpp", "g++ -std=gnu++20 -O1 -o {0} {0}.cpp | g++ -O1 -o {0} {0}.cpp", "./{}", 0,
+    "c++": Language("g++", "g++", "cpp", "g++ -std=gnu++2a -O1 -o {0} {0}.cpp", "./{}", 0,
                     "#include <iostream>\nint main() { std::cout << 1; }"),
     "java": Language("javac", "default-jdk-headless", "java", "javac -proc:none -J-XX:-UsePerfData {}.java",
                      "java -XX:+UseSerialGC -XX:-UsePerfData -XX:TieredStopAtLevel=1 -cp . {}", 1 << 40,
                      "class Main { public static void main(String[] a) { System.out.println(1); } }"),
-    "probe": Language(sys.executable, "", "py", "", sys.executable + " -I -S {}.py", 0, "print(1)")}
+    "compiling probe": Language(sys.executable, "", "py", PYTHON, PYTHON, 0, ""),
+    "probe": Language(sys.executable, "", "py", "", PYTHON, 0, "")}
+SYNTAX = {"syntax": True}  # a test: does the program compile?
+CHECKS = {  # how that is tried, and the CPU seconds it may take beside the time limit: what an empty program takes
+    "javascript": ("node --check {}.js", 1), "c": ("gcc -fsyntax-only -w {}.c", 1),
+    "c++": ("g++ -std=gnu++2a -fsyntax-only -w {}.cpp", 2),
+    "java": ("javac -proc:none -nowarn -J-XX:-UsePerfData -J-XX:TieredStopAtLevel=1 -d . {}.java", 4)}
 TOOLCHAIN = ("/usr", "/lib", "/lib64", "/bin", "/etc/alternatives", "/etc/java-*", "/etc/ld.so.cache")
 
 
-def fork_exec(lang, name, folder, limits, compiling, fds):
-    """Start a program that can read the toolchain and its folder, or a compiler that can also write there -> pid."""
-    command, parent = (compiling or lang.command).format(name).split(), os.getpid()
-    path = command[0] if command[0].startswith("./") else shutil.which(command[0])
-    home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(lang.needs))))
-    if pid := os.fork(): return pid
+def command_for(language, stage, name=""):
+    """The words of the command to check, compile or run a program of this name."""
+    lang = LANGUAGES[language]
+    command = {"check": CHECKS.get(language, ("",))[0], "compile": lang.compiler, "run": lang.command}[stage]
+    words = command.split() if type(command) is str else command
+    return [word.replace("{0}", "{}").replace("{}", name) for word in words]
+
+
+@functools.lru_cache(20)
+def toolchain(needs, closed):
+    """Rules for what a program and its compiler read and start."""
+    home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(needs))))
+    paths = without_packages([home, *sum(map(glob.glob, TOOLCHAIN), [])], closed)
+    rules = dict.fromkeys(paths, READ | LIST | EXECUTE)
+    if needs == sys.executable: rules[LIBRARY] = rules.get(LIBRARY, 0) | LIST  # the probe cannot start without
+    return rules | {"/dev/null": READ | WRITE, "/dev/urandom": READ}
+
+
+def exec_program(fds, lang, command, stage, seconds, folder, limits, parent):
+    """Become a program that can read the toolchain and its folder, or a compiler that can also write there."""
     try:
+        path, runs = command[0] if command[0].startswith("./") else shutil.which(command[0]), stage == "run"
         line, stdin, stdout = fds
-        stderr = stdout if compiling else os.open("/dev/null", os.O_WRONLY)
+        stderr = os.open("/dev/null", os.O_WRONLY) if runs else stdout
         for fd, target in (stdin, 0), (stdout, 1), (stderr, 2), (line, 3): os.dup2(fd, target)
         os.set_inheritable(3, True)  # closes when the program ends, which is how the judge knows
         os.setsid()
         os.chdir(folder)
-        memory, seconds = (2 << 30, COMPILE_SECONDS) if compiling else (limits.memory, 4 * int(limits.timeout + 1))
-        limit(AS=memory + lang.reserve, DATA=memory, CPU=seconds, FSIZE=64 << 20 if compiling else 0)
+        memory = limits.memory if runs else COMPILER_MEMORY
+        limit(AS=memory + lang.reserve, DATA=memory, CPU=math.ceil(seconds) + runs, FSIZE=0 if runs else 64 << 20)
         limit(CORE=1, NOFILE=256)
-        use, paths = READ | LIST | EXECUTE, [home, *sum(map(glob.glob, TOOLCHAIN), [])]
-        rules = dict.fromkeys(paths, use) | {folder: ALL if compiling else use}
-        rules |= {"/dev/null": READ | WRITE, "/dev/urandom": READ}
-        shut(lock(rules, RUNTIMES + COMPILERS if compiling else RUNTIMES), parent)
+        rules = toolchain(lang.needs, tuple(limits.closed)) | {folder: READ | LIST | EXECUTE if runs else ALL}
+        shut(lock(rules, RUNTIMES if runs else RUNTIMES + COMPILERS, limits.unsafe), parent)
         Peer(socket.socket(fileno=3)).send("ready")
         os.execve(path, command, {"PATH": "/usr/bin:/bin", "TMPDIR": folder, "HOME": folder, "LANG": "C.UTF-8",
                                   "OPENSSL_CONF": "/dev/null"})  # node reads it from /etc/ssl
     finally: os._exit(127)
 
 
-# ---- 6. The trainer's side -------------------------------------------------------------------------------------------
+# ---- 6. The warden: starts, watches and ends the processes of one worker, and knows neither code nor test ------------
+def stat(path):
+    """/proc/<pid> or a task in it -> its state, how many threads it has."""
+    fd = os.open(path + "/stat", os.O_RDONLY)
+    try: fields = os.read(fd, 999).rsplit(b")", 1)[1].split()
+    finally: os.close(fd)
+    return fields[0], int(fields[17])
+
+
+def asleep(pid):
+    """True if no thread of a process runs, or waits for a core or a disk."""
+    return all(stat(f"/proc/{pid}/task/{task}")[0] not in b"RD" for task in os.listdir(f"/proc/{pid}/task"))
+
+
+class Warden:
+    """One worker: its judge, its zygote, its folder, and what is watched of all that these have started."""
+
+    def __init__(self, fd, limits):
+        self.trainer, self.limits, self.me = socket.socket(fileno=fd), limits, os.getpid()
+        os.set_inheritable(fd, False)
+        self.folder = "/".join((os.environ["TMPDIR"], f"sandbox-{os.getppid()}-{self.me}-{os.urandom(4).hex()}"))
+        for name in ("", "/judge", "/program"): os.mkdir(self.folder + name, 0o700)
+        self.programs, self.running, self.whys = set(), {}, {}  # pids; {pid: its account}; {pid: why it was ended}
+        self.looked = self.heard = time.monotonic()
+
+    def start(self):
+        """Fork judge and zygote -> there, what they shall do; here, None."""
+        (self.ctl, to_warden), (self.news, tell), (asked, to_zygote) = pairs = [socket.socketpair() for _ in range(3)]
+        for name, own in ("zygote", (asked, tell)), ("judge", (to_warden, to_zygote, self.trainer)):
+            vars(self)[name] = os.fork()
+            if vars(self)[name]: continue
+            for sock in {*sum(pairs, ()), self.trainer} - {*own}: sock.close()
+            if name == "zygote": return functools.partial(zygote, asked, tell, self.limits, self.me)
+            return functools.partial(judge, self.trainer, (to_zygote, to_warden), f"{self.folder}/judge", self.limits,
+                                     self.me)
+        for sock in (to_warden, tell, asked, to_zygote): sock.close()
+        self.news.setblocking(False)
+
+    def serve(self):
+        """Serve the judge's requests and look at what runs until judge, zygote or trainer have gone."""
+        idle, busy = select.poll(), select.poll()
+        for poll in (idle, busy):
+            poll.register(self.trainer, 0)  # tells when it hangs up
+            poll.register(self.ctl, select.POLLIN)
+        idle.register(self.news, select.POLLIN)  # while busy, news are read at every look: one waking for many
+        while True:
+            waits = not self.running and time.monotonic() > self.heard + 10 * TICK
+            happened = dict((idle if waits else busy).poll(None if waits else TICK * 1000))
+            if self.trainer.fileno() in happened: self.leave()
+            self.hear()
+            if time.monotonic() > self.looked + TICK: self.look()
+            if self.ctl.fileno() in happened: self.answer()
+
+    def hear(self):
+        """What the zygote has told since: a pid and its CPU seconds, or -1 when it has ended."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                if not (data := self.news.recv(100 * WORD.size)):  # the zygote is not what fails if it ends by itself
+                    self.leave(MACHINE if os.waitpid(self.zygote, 0)[1] else -signal.SIGKILL)
+                self.heard = time.monotonic()
+                for pid, seconds in WORD.iter_unpack(data):
+                    self.forget(pid) if seconds < 0 else self.watch(pid, seconds)
+
+    def watch(self, pid, seconds):
+        self.running[pid] = types.SimpleNamespace(
+            budget=seconds, start=time.monotonic(), used=0.0, idle=0.0, threads=1, why="")
+
+    def forget(self, pid):
+        if why := self.running.pop(pid).why: self.whys[pid] = why
+
+    def answer(self):
+        """Serve one request of the judge."""
+        message, fds, *_ = socket.recv_fds(self.ctl, 4096, 4)
+        if not message: self.leave(wait=True)
+        try:
+            verb, *request = json.loads(message)
+            self.ctl.sendall(json.dumps(getattr(self, f"answer_{verb}")(*request, *fds)).encode())
+        except (ValueError, LookupError, TypeError, AttributeError): self.leave(-signal.SIGKILL)  # it obeys an answer
+        for fd in fds: os.close(fd)
+
+    def answer_write(self, language, name, fd):
+        """Put a source, an open file, into the program's folder, where then nothing else is."""
+        if not re.fullmatch(r"\w+", name): raise ValueError(f"a program called {name!r}")
+        for left in os.scandir(f"{self.folder}/program"):
+            shutil.rmtree(left.path) if left.is_dir(follow_symlinks=False) else os.remove(left.path)
+        path = f"{self.folder}/program/{name}.{LANGUAGES[language].suffix}"
+        with open(fd, "rb", closefd=False) as source, open(path, "wb") as f: shutil.copyfileobj(source, f)
+
+    def answer_program(self, language, name, stage, seconds, *fds):
+        """Start a program or its compiler -> its pid."""
+        lang, folder = LANGUAGES[language], f"{self.folder}/program"
+        toolchain(lang.needs, tuple(self.limits.closed))  # found once, here
+        if (pid := os.fork()) == 0: exec_program(fds, lang, command_for(language, stage, name), stage,
+                                                 seconds, folder, self.limits, self.me)
+        self.programs.add(pid)
+        self.watch(pid, float(seconds) if stage == "run" else math.inf)  # compilers fork: the kernel counts each
+        return pid
+
+    def answer_end(self, pid):
+        """End a program -> exit status, CPU seconds."""
+        self.programs.remove(pid)  # of nothing else
+        self.forget(pid)
+        return end_process(pid)
+
+    def answer_why(self, pids):
+        """Why one of these has been ended, or ""."""
+        why = next((w for w in [self.whys.get(p) or p in self.running and self.running[p].why for p in pids] if w), "")
+        self.whys.clear()
+        return why
+
+    def look(self):
+        """End what has too many threads, or has used its time: CPU time, and time when it and its judge both sleep."""
+        now = time.monotonic()
+        passed, self.looked = min(now - self.looked, 2 * TICK), now
+        for pid, it in self.running.items():
+            if now - it.start < TICK: continue  # most have ended by then
+            with contextlib.suppress(OSError): self.measure(pid, it, passed)  # a thread may just have ended
+            if it.threads > THREADS: it.why = it.why or f"started more than {THREADS} threads"
+            elif it.used + it.idle > it.budget: it.why = it.why or "out of time"
+            if it.why: kill(pid)
+
+    def measure(self, pid, it, passed):
+        if not LINUX: it.used = time.monotonic() - it.start
+        else:
+            before, it.used = it.used, time.clock_gettime(~pid << 3 | 2)  # its CPU clock
+            state, it.threads = stat(f"/proc/{pid}")
+            if state not in b"RD" and it.used - before < passed / 2 and asleep(pid) and asleep(self.judge):
+                it.idle += passed
+            if stat(f"/proc/{self.judge}")[1] > THREADS: kill(self.judge)
+
+    def leave(self, status=0, wait=False):
+        """End all there is, and this process as the judge has ended if it has. The zygote ends its candidates."""
+        ended, how = os.waitpid(self.judge, 0 if wait else os.WNOHANG)
+        if ended: status = os.waitstatus_to_exitcode(how)
+        else: end_process(self.judge)
+        for pid in self.programs: end_process(pid)
+        with contextlib.suppress(ChildProcessError): os.waitpid(self.zygote, 0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if status < 0:
+            signal.signal(-status, signal.SIG_DFL)
+            os.kill(self.me, -status)
+        os._exit(status)
+
+
+def kill(pid):
+    """Kill a process, and in its group what a compiler may have started."""
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(OSError): kill(pid, signal.SIGKILL)
+
+
+def end_process(pid):
+    """Kill a process -> its exit status, the CPU seconds it took with those that it waited for."""
+    kill(pid)
+    _, status, usage = os.wait4(pid, 0)
+    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+
+
+def work(fd, limits):
+    """Be the warden of a worker, or what it has forked -> exit status."""
+    os.register_at_fork = lambda **_: None  # no module's hooks at every fork: there is one thread, random stays seeded
+    if LINUX:
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
+            f.write("1000")  # short of memory, the kernel ends this and what it starts, not the trainer
+    limit(CORE=1)
+    freeze_imports()
+    warden = Warden(fd, limits)
+    if task := warden.start(): return task()
+    try: warden.serve()
+    except Exception as e:
+        print(f"the sandbox: {type(e).__name__}: {e}", file=sys.stderr)
+        warden.leave(MACHINE)
+
+
+# ---- 7. The trainer's side -------------------------------------------------------------------------------------------
 PROBE = """
 import os, socket
 def escaped(what, much=0):
@@ -1365,7 +1644,40 @@ def escaped(what, much=0):
     except (OSError, MemoryError):
         return False
 """
+PROGRAM_PROBE = """
+import sys
+compiling = {compiled} and not os.path.exists("compiled")  # compilers start processes, and write to their folder
+out = [what for what in {held} if not (compiling and what == "process") and escaped(what, {much})]
+try: compiling and open("compiled", "w").close()
+except OSError: out.append("write")  # without Landlock a compiler may write everywhere or nowhere
+print(*out)
+sys.exit(bool(out))
+"""
 ADVICE = "Use Linux 5.13 or newer with seccomp and Landlock, or a virtual machine, or accept it: --sandbox_unsafe="
+
+
+# Tests that may run what an answer says. Their judge may since then do what that answer wants: it judges no other.
+OBEYS = re.compile(r"\b(eval|exec|pickle|marshal|shelve|runpy|ctypes|__import__|import_module)\b")
+
+
+def named(error):
+    """Which of HOLDS an error names, all if none."""
+    return [x for x in HOLDS if re.search(rf"\b{x}\b", error)] or list(HOLDS)
+
+
+def checked(peer, tests):
+    """A judge's answer of the right form: a test that evaluates an answer may have made it do anything."""
+    reply = peer.receive()
+    try:
+        verdict, goes_on = reply
+        passed, error, seconds = verdict["passed"], plain(verdict["error"]), float(verdict["seconds"])
+        if [*map(type, passed)] != [bool] * tests: raise ValueError(passed)
+    except (ValueError, TypeError, LookupError, AttributeError): peer.die("sent nonsense")
+    return {"passed": passed, "error": error, "seconds": seconds}, goes_on
+
+
+class Broken(RuntimeError):
+    """The machine failed, perhaps for the moment."""
 
 
 class Worker(NamedTuple):
@@ -1373,19 +1685,29 @@ class Worker(NamedTuple):
     peer: Peer
 
 
+def packages():
+    """The folders from which this process imports what is not Python's, and the one with this program."""
+    library = os.path.dirname(os.__file__)
+    own = [place for place in sys.path if "-packages" in place
+           or not ((place + "/").startswith(library + "/") or place.endswith("lib-dynload"))]
+    return sorted({os.path.realpath(place) for place in [*own, os.path.dirname(os.path.dirname(__file__))]
+                   if os.path.isdir(place)})
+
+
 class Sandbox:
     """Sandbox(workers, timeout in s, memory in bytes, unsafe): starts judges when they are needed; close() ends them.
 
-    `unsafe` names what is accepted not to be contained. Six workers per core: a completion that loops holds its worker
-    for the whole timeout, and the others should not wait. 512 completions, 52 of them loops of 1 s, on 2 busy cores:
-    28 s with 2 workers, 8.3 s with 8, 5.8 s with 12."""
+    `unsafe` names what is accepted not to be contained. Six workers per core: a completion that sleeps, or one whose
+    loop shares its core, holds its worker for the whole timeout and longer, and the others should not wait."""
 
     def __init__(self, workers=None, timeout=3.0, memory=512 << 20, unsafe=()):
         from concurrent.futures import ThreadPoolExecutor
         if wrong := set(unsafe) - set(HOLDS):
             raise ValueError(f"sandbox_unsafe: {', '.join(sorted(wrong))} is not among {', '.join(HOLDS)}")
         self.workers = workers or min(64, 6 * os.cpu_count())
-        self.limits, self.idle = Limits(timeout, memory, list(unsafe)), deque()
+        closed = packages()
+        self.limits = Limits(timeout, memory, list(unsafe), without_packages(LIBRARIES, closed), closed)
+        self.idle = deque()
         self.pool = ThreadPoolExecutor(self.workers)
 
     def __enter__(self): return self
@@ -1393,58 +1715,86 @@ class Sandbox:
 
     def close(self):
         self.pool.shutdown(cancel_futures=True)
+        self.end_idle()
+
+    def end_idle(self):
         while self.idle: self.end(self.idle.pop())
 
     def run(self, jobs):
         """[(code, [test, ...], entry[, language]), ...] -> [{"passed": [bool, ...], "error": str}, ...] in that order.
 
-        A test is Python that asserts, or {"input": str, "output": str} for a program. `entry` is the function asked
-        for, "" if unknown. Raises when this machine fails: a False is always the candidate's own."""
+        A test is Python that asserts, or {"input": str, "output": str} for a program, or SYNTAX. `entry` is the
+        function asked for, "" if unknown. A verdict has the CPU "seconds", too. Raises when this machine fails, twice:
+        a False is always the candidate's own."""
         jobs = [check_job(i, *job) for i, job in enumerate(jobs)]
+        try: return self.try_batch(jobs)
+        except Broken as e:
+            print(f"the sandbox: {e}; once more, in {RETRY} s", file=sys.stderr)
+            self.end_idle()
+            time.sleep(RETRY)
+            return self.try_batch(jobs)
+
+    def try_batch(self, jobs):
         if jobs: self.idle.append(self.ready())  # every batch begins by trying to get out
-        if any(language != "python" for *_, language in jobs): self.try_programs()
-        return list(self.pool.map(self.score, jobs))
+        for probe in sorted({"compiling probe" if command_for(language, "compile") else "probe"
+                             for *_, language in jobs if language != "python"}): self.try_programs(probe)
+        try: verdicts = [self.pool.submit(self.score, job) for job in jobs]
+        except RuntimeError as e: raise Broken(f"no thread starts: {e}") from None
+        importlib.import_module("concurrent.futures").wait(verdicts)
+        return [verdict.result() for verdict in verdicts]
 
     def spawn(self):
-        """A new judge, by exec: nothing of the trainer's memory, threads, devices, files or environment is in it."""
+        """A new worker, by exec: nothing of the trainer's memory, threads, devices, files or environment is in it."""
         from subprocess import DEVNULL, Popen
         ours, theirs = socket.socketpair()
         found = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "PYTHONHOME") if k in os.environ}  # Python may need them
         found["TMPDIR"] = importlib.import_module("tempfile").gettempdir()  # where `end` looks for what it leaves
-        command = [sys.executable, "-s", "-S", "-W", "ignore", os.path.abspath(__file__), "judge", str(theirs.fileno())]
+        command = [sys.executable, "-s", "-S", "-W", "ignore", os.path.abspath(__file__), "work", str(theirs.fileno())]
+        command += [json.dumps(self.limits)]
         with theirs:
-            process = Popen([*command, json.dumps(self.limits)], pass_fds=[theirs.fileno()], cwd="/", stdin=DEVNULL,
-                            stdout=DEVNULL, start_new_session=True, env={"PYTHONHASHSEED": "0"} | found)
-        return Worker(process, Peer(ours))
+            try: process = Popen(command, pass_fds=[theirs.fileno()], cwd="/", stdin=DEVNULL, stdout=DEVNULL,
+                                 start_new_session=True, env={"PYTHONHASHSEED": "0"} | found)
+            except OSError as e:
+                ours.close()
+                raise Broken(f"no worker starts: {e}") from None
+        return Worker(process, Peer(ours, limit=MESSAGE))
 
     def end(self, worker):
-        """A judge that has lost its trainer leaves by itself, a stuck one is killed -> exit status."""
+        """A worker that has lost its trainer leaves by itself, a stuck one is killed -> exit status."""
         worker.peer.sock.close()
         with contextlib.suppress(importlib.import_module("subprocess").TimeoutExpired): worker.process.wait(1)
         worker.process.kill()
-        folder = importlib.import_module("tempfile").gettempdir()
-        for left in glob.glob(f"{folder}/sandbox-{worker.process.pid}-*"): shutil.rmtree(left, ignore_errors=True)
+        folders = f"{importlib.import_module('tempfile').gettempdir()}/sandbox-{os.getpid()}-{worker.process.pid}-*"
+        for left in glob.glob(folders): shutil.rmtree(left, ignore_errors=True)
         return worker.process.wait()
 
     def ask(self, worker, job):
         """-> the verdict, or the exit status of a judge that died over the job."""
-        patience = self.limits.timeout + GRACE + (job[3] != "python") * COMPILE_SECONDS
+        patience = WALL * (self.limits.timeout + (job[3] != "python") * COMPILE_SECONDS) + GRACE
         worker.peer.deadline = time.monotonic() + patience
         try:
             worker.peer.send(job)
-            return worker.peer.receive()
+            verdict, goes_on = checked(worker.peer, len(job[1]))
         except Dead as e:
             status = self.end(worker)
             if str(e) != "out of time" and status != -signal.SIGXCPU: return status
-            return {"passed": [False] * len(job[1]), "error": "out of time: a test works on too large an answer"}
+            error = "out of time: a test works on too large an answer"
+            return {"passed": [False] * len(job[1]), "error": error, "seconds": self.limits.timeout}
+        if not goes_on or any(type(test) is str and OBEYS.search(test) for test in job[1]): self.end(worker)
+        return verdict
 
     def probe(self, worker):
-        """Let a candidate try to get out -> the names of what did not hold; None, and an end, if it cannot be told."""
-        tests = [f"assert not escaped({x!r}, {2 * self.limits.memory})" for x in HOLDS]
+        """Let candidate and judge try to get out -> the names of what did not hold; None, and an end, if nothing can
+        be told."""
+        much = 2 * max(self.limits.memory, JUDGE_MEMORY)
+        tests = [PROBE + f"assert not (out := [x for x in {HOLDS} if escaped(x, {much})]), out"]  # the judge itself
+        tests += [f"assert not escaped({x!r}, {much})" for x in HOLDS]
         tests += ["assert escaped('')", "assert not escaped('')"]  # and let it be scored
         verdict = self.ask(worker, [PROBE, tests, "escaped", "python"])
-        *held, right, wrong = [False, True] if type(verdict) is int else verdict["passed"]
-        if right and not wrong: return [x for x, holds in zip(HOLDS, held, strict=True) if not holds]
+        judges, *held, right, wrong = [False, False, True] if type(verdict) is int else verdict["passed"]
+        if right and not wrong:
+            judges_out = [] if judges else named(verdict["error"])
+            return [x for x, holds in zip(HOLDS, held, strict=True) if not holds or x in judges_out]
         self.end(worker)
 
     def ready(self):
@@ -1455,20 +1805,23 @@ class Sandbox:
             if (out := self.probe(worker)) is None: continue
             if not (out := [x for x in out if x not in self.limits.unsafe]): return worker
             self.end(worker)
-            raise RuntimeError(f"this machine does not contain: {', '.join(out)}. {ADVICE}{','.join(out)}")
-        raise RuntimeError("the sandbox does not work on this machine: see the errors above, or try a longer timeout")
+            raise RuntimeError(f"this machine does not contain: {', '.join(out)}. {ADVICE}{self.accepting(out)}")
+        raise Broken("the sandbox does not work on this machine: see the errors above, or try a longer timeout")
 
-    def try_programs(self):
-        """The same for the walls around programs of other languages."""
+    def accepting(self, names):
+        return ",".join(x for x in HOLDS if x in {*names, *self.limits.unsafe})
+
+    def try_programs(self, probe):
+        """The same for the walls around programs of other languages, and their compilers."""
         held = [x for x in HOLDS if x not in self.limits.unsafe]
-        tries = f"print(*(x for x in {held} if escaped(x, {2 * self.limits.memory})))"
-        verdict = self.score([PROBE + tries, [{"input": "", "output": ""}], "", "probe"])
-        if not all(verdict["passed"]):
-            raise RuntimeError(f"this machine does not contain programs: {verdict['error']}. {ADVICE}{','.join(HOLDS)}")
+        tries = PROGRAM_PROBE.format(held=held, much=2 * COMPILER_MEMORY, compiled=probe != "probe")
+        if error := self.score([PROBE + tries, [{"input": "", "output": ""}], "", probe])["error"]:
+            names = self.accepting(named(error))
+            raise RuntimeError(f"this machine does not contain programs: {error}. {ADVICE}{names}")
 
     def score(self, job):
         """One job on a free worker. If its judge dies it is tried again, on one that has just been probed."""
-        if not job[1]: return {"passed": [], "error": "no tests"}
+        if not job[1]: return {"passed": [], "error": "no tests", "seconds": 0.0}
         for _ in range(3):
             try: worker = self.idle.pop()
             except IndexError: worker = self.ready()
@@ -1476,14 +1829,16 @@ class Sandbox:
             if type(verdict) is dict:
                 if worker.process.returncode is None: self.idle.append(worker)
                 return verdict
-        if verdict > 0: raise RuntimeError("the sandbox failed three times in a row: see the errors above")
-        # Killed by a signal: three judges that had just been sound died over the answers of this one completion.
-        return {"passed": [False] * len(job[1]), "error": f"its tests kill the judge, exit status {verdict}"}
+        if verdict == MACHINE: raise Broken("the sandbox failed three times in a row: see the errors above")
+        # Not by an error: three judges that had just been sound died over the answers of this one completion.
+        error = f"its tests kill the judge, exit status {verdict}"
+        return {"passed": [False] * len(job[1]), "error": error, "seconds": self.limits.timeout}
 
 
 def check_job(i, code, tests, entry="", language="python"):
     """A job as a list, or an error that says what is wrong with it."""
-    good = lambda t: type(t) is str or type(t) is dict and type(t.get("input")) is type(t.get("output")) is str
+    good = lambda t: type(t) is str or type(t) is dict and type(t.get("input")) is type(t.get("output")) is str or (
+        t == SYNTAX and language in CHECKS)
     if not (type(code) is type(entry) is str and type(tests) in (list, tuple) and all(map(good, tests))):
         raise ValueError(f'job {i}: expected (code: str, [assert: str or {{"input": str, "output": str}}], entry: str)')
     if language != "python":
@@ -1503,7 +1858,7 @@ def report():
         if (out := sandbox.probe(sandbox.spawn())) is None: raise SystemExit("no worker starts: see the errors above")
         for what in HOLDS: print(f"{what:12}{'NOT CONTAINED' if what in out else 'contained'}")
         print(f"{'python':12}{sys.version.split()[0]}, asserts and stdin/stdout")
-        for name, lang in list(LANGUAGES.items())[:-1]:
+        for name, lang in list(LANGUAGES.items())[:-2]:
             try: state = sandbox.run([(lang.hello, [{"input": "", "output": "1"}], "", name)])[0]["error"]
             except (ValueError, RuntimeError) as e: state = str(e)
             print(f"{name:12}{state or 'stdin/stdout'}")
@@ -1513,5 +1868,5 @@ def report():
 if __name__ == "__main__":
     if hasattr(sys, "set_int_max_str_digits"): sys.set_int_max_str_digits(100_000)  # tests of long integers say so
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # tests import the standard library's modules, not ours
-    if sys.argv[1:2] == ["judge"]: sys.exit(judge(int(sys.argv[2]), Limits(*json.loads(sys.argv[3]))))
+    if sys.argv[1:2] == ["work"]: sys.exit(work(int(sys.argv[2]), Limits(*json.loads(sys.argv[3]))))
     sys.exit(report())

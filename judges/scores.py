@@ -118,11 +118,12 @@ def reward_functions(cfg, tok, rows):
     if "coherence" in names and "coherence" not in made and cfg.init_from:
         made["coherence"] = learned.coherence(disk.load(cfg.init_from, cfg.model.dtype)[0], cfg.model, tok)
     fns, more = named_rewards(cfg, rows, **made)
-    if {"tests", "tests_all", "tests_fenced", "performance"} & set(fns | more):  # refuse a machine without walls now
+    tested = {"tests", "tests_all", "tests_fenced", "performance"} & set(fns | more)
+    if tested or {"syntax", "fenced"} & set(fns | more):
         box = rewards.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
-        try:
-            box.run([("", ["assert True"], "")])
-            strange = rewards.programs.check(rows)
+        try:  # refuse a machine without walls now
+            box.run([("", ["assert True"], "")] if tested else [])
+            strange = rewards.programs.check(rows) if tested else {}
         except (RuntimeError, ValueError) as e:
             raise ValueError(f"{cfg.dataset}: {e}") from None
         for language, count in strange.items():

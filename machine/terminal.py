@@ -49,3 +49,8 @@ def once(words):
 def silence(stream):
     """What a stream is still given goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def visible(text):
+    """Spell out the control characters of a model's text: an escape sequence could rewrite what is on the screen."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: repr(c[0])[1:-1], text)

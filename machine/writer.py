@@ -78,7 +78,8 @@ def play(params, cfg, tok, plan, rows, seed):
         for b in range(len(rows)):
             for kind, at in itertools.groupby(np.flatnonzero(valid[b]), kinds[b].__getitem__):
                 ids = now[b, list(at)]  # decoded together: a character may be several tokens
-                texts[b] += styles.get(kind, "{}").format("_" * len(ids) if kind == "hole" else tok.decode(ids))
+                text = "_" * len(ids) if kind == "hole" else terminal.visible(tok.decode(ids))
+                texts[b] += styles.get(kind, "{}").format(text)
         film = ["\x1b[H\x1b[2J" + "\n\n".join(texts), "", f"step {n}, {(now == cfg.mask_id).sum()} holes"]
         lines = [f"step {n:3d}  {text}".replace("\n", "⏎") for text in texts]
         print(*(film if styles else lines), sep="\n", flush=True)
@@ -207,7 +208,7 @@ def run(options):
         return play(*todo)
     size = min(options.batch_size, len(rows))
     if not options.data:
-        return print(*fill(*todo, size), sep="\n---\n")
+        return print(*map(terminal.visible, fill(*todo, size)), sep="\n---\n")
     what = repr((folder, os.stat(folder).st_mtime_ns, todo[3:]))  # of other weights, rows or flags: another file
     done = reopened(part := options.out and f"{options.out}.{zlib.crc32(what.encode()):08x}.part")
     texts = tqdm(fill(*todo, size, options.n, len(done)), total=len(rows), initial=len(done), unit="row")

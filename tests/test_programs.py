@@ -1,5 +1,4 @@
 """Rewards for code: the program that is meant, its syntax, its tests, its speed, its looks."""
-import contextlib
 import os
 import re
 import shutil
@@ -86,23 +85,27 @@ def test_syntax_of_other_languages(language, good, bad, tool, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
-def test_a_compiler_that_reads_without_end_is_stopped():
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_a_compiler_that_compiles_without_end_is_stopped_by_the_time_limit_of_rewards():
+    doubling = "template <int n, int m> struct A { enum { x = A<n - 1, 2 * m>::x + A<n - 1, 2 * m + 1>::x }; };\n"
+    doubling += "template <int m> struct A<0, m> { enum { x = 1 }; };\nint x = A<19, 0>::x;"
+    programs.sandbox(timeout=0.2)
     started = time.monotonic()
-    assert programs.compiles('#include "/dev/zero"\n', "c", seconds=2) <= 0
-    assert time.monotonic() - started < 10
+    assert programs.compiles([(doubling, "c++"), ("int x;", "c++")]) == [0, 1]
+    assert time.monotonic() - started < 60
+    programs.sandbox(timeout=5.0)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="looks for processes in /proc")
-def test_a_compiler_that_is_stopped_leaves_no_process_behind(monkeypatch):
-    name, commands = f"30.{os.getpid()}", []
-    monkeypatch.setitem(programs.COMPILERS, "c", ("main.c", f"sleep {name}; true"))
-    assert programs.compiles("int x;", "c", seconds=0.2) == 0
-    time.sleep(0.2)
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as f:       # it may end while we look
-            commands.append(f.read())
-    assert len(commands) > 1 and not any(name in command for command in commands)
+@pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
+def test_a_compiler_reads_no_file_of_this_machine(tmp_path):
+    (tmp_path / "secret.h").write_text("int secret;")
+    assert programs.syntax([CHAT], [f'#include "{tmp_path}/secret.h"'], language=["c"]) == [-1]
+
+
+@pytest.mark.skipif(not shutil.which("javac"), reason="needs javac")
+def test_a_java_class_with_a_long_name_is_no_failure_of_the_machine():
+    code = ["public final class " + "\u00e9" * 80 + " { }", "public class " + "\U00010300" * 80 + " { }"]
+    assert programs.syntax([CHAT] * 2, code, language=["java"] * 2) == [1, -1]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -308,6 +311,14 @@ def test_performance_does_not_believe_a_time_that_the_completion_claims():
     stop += "def add(a, b):\n    for _ in range(9_000_000): pass\n    return a + b"
     scores = programs.performance([CHAT] * 2, [claim, stop], [TESTS] * 2, ["def add(a, b): return a + b"] * 2)
     assert scores[0] == 0 and scores[1] < 0.5
+
+
+def test_performance_measures_programs_that_read_and_print():
+    tests = [{"input": "3\n4\n", "output": "7\n"}, {"input": "1\n1\n", "output": "2"}]
+    fast = "print(int(input()) + int(input()))"
+    texts = [fast, "for _ in range(9_000_000): pass\n" + fast, "print(7)"]
+    scores = programs.performance(["Add two numbers."] * 3, texts, [tests] * 3, [fast] * 3)
+    assert scores[0] == 1 and 0 < scores[1] < 0.9 and scores[2] == 0
 
 
 def test_complexity_counts_nodes_more_in_loops():

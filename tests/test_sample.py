@@ -866,6 +866,14 @@ def test_on_a_terminal_the_steps_are_a_film_with_new_tokens_in_green(folder, cap
     assert "\x1b[2m" not in frames[-1]  # no hole is left
 
 
+def test_what_a_model_writes_does_not_steer_the_terminal(folder, capsys, monkeypatch):
+    monkeypatch.setattr(data.Tokenizer, "decode", lambda self, ids: "a\tb\x1b]0;title\x07\r\x9b2J\x7f\né")
+    for flags in ([], ["--show"]):
+        out = run(capsys, folder, "--prompt=ab", *flags)[1]
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out)
+        assert r"b\x1b]0;title\x07\r\x9b2J\x7f" in out and "a\t" in out and "é" in out
+
+
 @pytest.mark.slow
 def test_seeds_reproduce_and_n_completions_differ(folder, capsys):
     first = run(capsys, folder, "--prompt=ab", "--n=4", "--seed=5")[1]
