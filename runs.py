@@ -40,12 +40,11 @@ def prepare_process(cfg=None):
     sys.stdout.reconfigure(line_buffering=True)
     if cfg:
         mesh.join(cfg.coordinator, cfg.processes, cfg.process_id)
-    if mesh.processes()[1]:
-        terminal.silence(sys.stdout)
     try:
-        jax.devices()
+        if mesh.processes()[1]:
+            terminal.silence(sys.stdout)
     except (RuntimeError, AssertionError) as e:
-        why = str(e).strip().splitlines() or ["it does not say why"]
+        why = str(e).strip().splitlines() or ["there is none"]
         raise ValueError(f"JAX finds no device as JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')} asks for ({why[0]}): "
                          "unset it to run on what there is, or install jax for your GPU") from None
     jax.config.update("jax_compilation_cache_dir", cache_folder())
@@ -306,23 +305,14 @@ class Asked:
         asking = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                   if ours and signal.getsignal(s) != signal.SIG_IGN]
         self.before = {s: signal.signal(s, self.note) for s in asking}  # nohup has SIGHUP ignored
-        self.streams = [(stream, stream.write) for stream in (sys.stdout, sys.stderr)]
-        for stream, write in self.streams:
-            stream.write = functools.partial(self.write, stream, write)
+        self.streams = contextlib.ExitStack()
+        for stream in (sys.stdout, sys.stderr):
+            self.streams.enter_context(terminal.guarded(stream, self.unread))
         return self
 
-    def write(self, stream, write, text):
-        """What a stream's own `write` does; its end is noted, not raised: `train.py | head -1`, a lost terminal."""
-        try:
-            size = write(text)
-            stream.flush()
-        except OSError as e:
-            if e.errno not in (errno.EPIPE, errno.EIO):
-                raise
-            terminal.silence(stream)
-            self.signal = self.signal or signal.SIGPIPE
-            size = len(text)
-        return size
+    def unread(self):
+        """`train.py | head -1`, a lost terminal, a full disk behind `> FILE`: noted, not raised."""
+        self.signal = self.signal or signal.SIGPIPE
 
     def note(self, number, frame):
         if self.signal == number == signal.SIGINT:
@@ -333,5 +323,4 @@ class Asked:
     def __exit__(self, *_):
         for s, handler in self.before.items():
             signal.signal(s, handler)
-        for stream, write in self.streams:
-            stream.write = write
+        self.streams.close()

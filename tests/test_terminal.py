@@ -3,6 +3,7 @@ import ast
 import contextlib
 import dataclasses
 import errno
+import gc
 import os
 import resource
 import signal
@@ -272,3 +273,75 @@ def test_the_costs_of_a_rollout_grow_with_its_completions():
     cfg = dataclasses.replace(config.read("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
     many = dataclasses.replace(cfg, group_size=1_000_000)
     assert cost.counted(cfg)[0]["peak"] < 1e9 < 1e11 < cost.counted(many)[0]["peak"]
+
+
+# ---- signals and streams, from the first line to the last ----
+
+
+def test_ctrl_c_that_a_callback_drops_is_heard_a_moment_later():
+    def main():
+        begun, pressed = time.perf_counter(), []
+
+        def press(phase, info):  # as JAX's own callback, in which Python drops what a handler raises
+            if not pressed:
+                pressed.append(phase)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        gc.callbacks.append(press)
+        try:
+            gc.collect()
+            while time.perf_counter() < begun + 5:
+                time.sleep(0.001)
+        finally:
+            gc.callbacks.remove(press)
+        return 0
+
+    hook, handler = sys.unraisablehook, signal.getsignal(signal.SIGALRM)
+    with pytest.raises(SystemExit) as e:
+        terminal.run(main)
+    assert e.value.code == 130
+    assert (sys.unraisablehook, signal.getsignal(signal.SIGALRM)) == (hook, handler)
+
+
+@pytest.mark.parametrize("name, other", [("stdout", "stderr"), ("stderr", "stdout")])
+def test_a_stream_that_cannot_be_written_ends_the_program_and_the_other_says_why(
+        name, other, tmp_path, monkeypatch, capsys):
+    def main():
+        with runs.claimed(str(tmp_path / "out")):  # which is not to blame
+            print("words", file=getattr(sys, name))
+            pytest.fail("it goes on")
+
+    with open("/dev/full", "w") as full, monkeypatch.context() as m, pytest.raises(SystemExit) as e:
+        m.setattr(sys, name, full)
+        terminal.run(main)
+    assert e.value.code == 141
+    assert getattr(capsys.readouterr(), other[3:]) == f"error: {name} cannot be written: No space left on device\n"
+
+
+def test_a_stream_that_fails_in_the_loop_asks_it_to_save_also_where_the_bar_was_made_before(monkeypatch, capsys):
+    with open("/dev/full", "w") as full, monkeypatch.context() as m:
+        m.setattr(sys, "stderr", full)
+        with terminal.guarded(sys.stderr):
+            write_of_a_bar = sys.stderr.write
+            with runs.Asked() as asked:
+                write_of_a_bar("50%")
+                assert asked.signal == signal.SIGPIPE
+    assert capsys.readouterr().out == "error: stderr cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed, out, err", [
+    (">&-", "", "words\n"), ("2>&-", "words\nwords\n", ""), ("<&-", "words\n", "words\n"), (">&- 2>&-", "", "")])
+def test_a_closed_stream_goes_nowhere_and_a_closed_stderr_to_stdout(closed, out, err, tmp_path):
+    program = ("import sys; from machine import terminal; terminal.begin(); print('words'); "
+               "assert open(sys.argv[1], 'w').fileno() > 2; terminal.run(lambda: 'words')")  # fmt: skip
+    done = subprocess.run(["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", program, tmp_path / "file"],
+                          capture_output=True, text=True)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (1, out, err)
+
+
+@pytest.mark.parametrize("encoding, shown", [("ascii", "\\xe9 \\U0001f600"), ("latin-1", "é \\U0001f600")])
+def test_what_a_terminal_cannot_show_is_escaped(encoding, shown, tmp_path, monkeypatch):
+    with open(tmp_path / "out", "w", encoding=encoding) as stream, pytest.raises(SystemExit) as e:
+        monkeypatch.setattr(sys, "stdout", stream)
+        terminal.run(lambda: print("é 😀"))
+    assert e.value.code is None and (tmp_path / "out").read_text(encoding=encoding) == shown + "\n"
