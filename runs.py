@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import functools
 import itertools
 import json
 import os

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import gc
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -22,7 +23,7 @@ import model
 import rewards
 import runs
 import train
-from machine import cost, terminal, writer
+from machine import cost, mesh, terminal, writer
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
     ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
@@ -119,15 +120,18 @@ def test_the_program_runs_from_any_folder_and_writes_where_one_is(tmp_path, monk
 # ---- what the machine lacks ----
 
 
-def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch):
+def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys):
     def nothing():
         raise RuntimeError("Unable to initialize backend 'cuda': no GPU\nand forty lines more")
 
-    monkeypatch.setattr(jax, "devices", nothing)
+    for asked in ("devices", "process_count", "process_index"):  # whichever is the first
+        monkeypatch.setattr(jax, asked, nothing)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    sentence = "JAX finds no device as JAX_PLATFORMS=cuda asks for .* no GPU.: unset"
     monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py"])
-    with pytest.raises(SystemExit, match="error: JAX finds no device as JAX_PLATFORMS=cuda asks for .* no GPU.: unset"):
-        train.main()
+    with pytest.raises(SystemExit, match=f"error: {sentence}"):
+        terminal.run(train.main, mesh.leave)
+    assert writer.main(["out/x", "--prompt=a"]) == 2 and re.search(sentence, capsys.readouterr().err)
 
 
 def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
