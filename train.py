@@ -261,7 +261,7 @@ def loop(run, state, best, done):
     """Iterations, evaluations and checkpoints up to the end -> the last State, the best evaluation."""
     cfg, last, pending = run.cfg, None, None
     bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
-               disable=bool(mesh.processes()[1]))
+               disable=bool(mesh.processes()[1]) or None)  # None: without a terminal
     bar.set_description_str("compiling, once: 10 to 60 s")
     if cfg.objective == "grpo" and state.step == 0:
         _, best = evaluate(run, state, best)
@@ -297,7 +297,7 @@ def loop(run, state, best, done):
             if done or best is not before or due(cfg.save_interval) or leaving:
                 disk.save_run(cfg, state, run.tok, best, finished=done, behind=not (done or leaving))
             if leaving and not done:
-                print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
+                tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise KeyboardInterrupt(int(leaving))
     return state, best
 

@@ -210,7 +210,8 @@ def run(options):
         return print(*fill(*todo, size), sep="\n---\n")
     what = repr((folder, os.stat(folder).st_mtime_ns, todo[3:]))  # of other weights, rows or flags: another file
     done = reopened(part := options.out and f"{options.out}.{zlib.crc32(what.encode()):08x}.part")
-    texts = tqdm(fill(*todo, size, options.n, len(done)), total=len(rows), initial=len(done), unit="row")
+    texts = tqdm(fill(*todo, size, options.n, len(done)), total=len(rows), initial=len(done), unit="row",
+                 disable=None)  # without a terminal
     completions = [row["completion"] for row in done]
     os.makedirs(os.path.dirname(part or "") or ".", exist_ok=True)
     with open(part or os.devnull, "a", encoding="utf-8") as file:

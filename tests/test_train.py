@@ -1,5 +1,7 @@
 """train.py: the optimizer against numpy, and the loop run to its end, stopped, broken, poisoned and started again."""
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
@@ -486,6 +488,27 @@ def test_sigterm_and_ctrl_c_save_and_a_resumed_run_equals_the_unbroken_one(
     assert disk.steps(cfg.out_dir)[-1] == step + 1 and "--resume=True" in capsys.readouterr().out
     train.train(dataclasses.replace(cfg, resume=True))
     assert left(cfg.out_dir) == left(unbroken.out_dir)
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_a_bar_is_shown_only_at_a_terminal_and_every_message_begins_a_line(tiny, monkeypatch, tmp_path, at_terminal):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return at_terminal
+
+    def interrupted(old):
+        def batches(state, key):
+            if state.step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield from old(state, key)
+        return batches
+    change_task(monkeypatch, batches=interrupted)
+    with contextlib.redirect_stdout(Screen()) as screen, contextlib.redirect_stderr(screen):
+        assert leave(tiny(), monkeypatch, tmp_path) == 143
+    text = screen.getvalue()
+    assert ("step/s" in text) == ("\r" in text) == at_terminal
+    for message in ("step      4  val/nelbo", "    prompt: ", "saving after this step", "saved "):
+        assert re.search(rf"(^|[\r\n]){message}", text)
 
 
 def test_a_second_ctrl_c_leaves_at_once(tiny, monkeypatch, tmp_path):
