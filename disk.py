@@ -3,6 +3,7 @@ What is on disk: other people's folders, our checkpoints. There is no private fo
 adapters are a PEFT folder, and a checkpoint of a run is one of these, with state.safetensors (everything the next step
 depends on) and run.json (the step, the best step so far, the config) beside it. It appears whole or not at all.
 """
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -163,8 +164,25 @@ def shared_out(stem, items):
     return {names[mine]: own} | ({} if mine else {f"{stem}.safetensors.index.json": listed})
 
 
+@contextlib.contextmanager
+def named(path):
+    """An error of the disk in here names a file: one of a write, a sync or a close names none by itself."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = e.filename or path
+        raise
+
+
+@contextlib.contextmanager
+def writing(path, mode="w"):
+    """A file to write into; its errors, those at its end included, name it."""
+    with named(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as f:
+        yield f
+
+
 def write_json(path, value):
-    with open(path, "w") as f:
+    with writing(path) as f:
         json.dump(value, f, indent=2)
 
 
@@ -193,7 +211,7 @@ def write_tensors(path, items):
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
+    with writing(path, "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
         for _, _, fetch in items:
             f.write(np.ascontiguousarray(fetch()).tobytes())
@@ -462,7 +480,7 @@ def save_run(cfg, state, tok, best, finished, behind=False):
     files["run.json"] = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
     if mine:  # what is the same for all, the first writes
         files = {name: content for name, content in files.items() if f"-{mine + 1:05d}-of-" in name}
-    work = functools.partial(finish, cfg, int(state.step), tok, best, files)
+    work = functools.partial(finish if n > 1 else persist, cfg, int(state.step), tok, best, files)
     if not behind:
         return work()
     IN_FLIGHT.append(Future())
@@ -483,17 +501,27 @@ def settled():
         IN_FLIGHT.pop().result()
 
 
+def persist(cfg, step, *rest):
+    """`finish`, and again if out_dir was deleted meanwhile: it is made anew."""
+    try:
+        finish(cfg, step, *rest)
+    except FileNotFoundError:
+        if not os.path.isdir(of_step(cfg.out_dir, step)):
+            finish(cfg, step, *rest)
+
+
 def finish(cfg, step, tok, best, files):
     """Writes the files of a checkpoint, all processes theirs, and when all are there makes a checkpoint of them."""
     temporary, final = os.path.join(cfg.out_dir, WRITING), of_step(cfg.out_dir, step)
     mine = mesh.processes()[1]
     if not mine:
-        shutil.rmtree(temporary, ignore_errors=True)
+        clear(temporary)
     mesh.wait(f"{final} can be written")
     write(temporary, files)
     mesh.wait(f"{final} is written")
     if not mine:
-        tok.save(temporary)
+        with named(temporary):
+            tok.save(temporary)
         publish(cfg, temporary, final, best)
     mesh.wait(f"{final} is there")
 
@@ -510,13 +538,22 @@ def publish(cfg, temporary, final, best):
     for step in steps(cfg.out_dir):
         if step not in kept:  # renamed first: a folder that is half deleted must not look like a checkpoint
             os.rename(of_step(cfg.out_dir, step), temporary)
-            shutil.rmtree(temporary)
+            clear(temporary)
+
+
+def clear(folder):
+    """Deletes a folder, if there is one: nothing that was in it may become part of the next checkpoint."""
+    if os.path.isdir(folder):
+        shutil.rmtree(folder)
 
 
 def sync(path):
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+    with named(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def steps(out_dir):
