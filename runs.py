@@ -116,8 +116,8 @@ def explained(out_dir):
             raise
         shutil.rmtree(os.path.join(out_dir, disk.WRITING), ignore_errors=True)
         safe = [disk.of_step(out_dir, step) for step in disk.steps(out_dir)[-1:]]
-        cure = "make room" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "see that it can be written"
-        raise ValueError(f"{os.strerror(e.errno)}, while writing {file}: "
+        cure = "make room" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
+        raise ValueError(f"{os.strerror(e.errno)} at {file}: "
                          + (f"{safe[0]} is whole; {cure} and go on with --resume=True" if safe else
                             f"no checkpoint was whole yet; {cure} and start again")) from None  # fmt: skip
 
@@ -203,7 +203,7 @@ class Log:
 def read_lines(path):
     """The rows of a JSONL file of ours up to the first that is damaged: the last may have been cut by a kill."""
     rows = []
-    with contextlib.suppress(OSError, ValueError), open(path) as f:
+    with contextlib.suppress(FileNotFoundError, ValueError), disk.named(path), open(path) as f:
         for line in f:
             row = json.loads(line)
             if not isinstance(row, dict) or "step" not in row:

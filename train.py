@@ -315,7 +315,7 @@ def train(cfg, rows=None, rewards=None):
             evaluate(run, state, best)
             return state, cfg.out_dir
         state, best = loop(run, state, best, done)
-    said = runs.ending(run.cfg, best) if run.log else ""
+        said = runs.ending(run.cfg, best) if run.log else ""
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
     return state, cfg.out_dir
 

@@ -116,7 +116,8 @@ def opened(cfg, folder, adapting):
     if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
         cost.check_fits(cfg, disk.read_config(folder))
     params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
-    tok = data.Tokenizer.load(folder, shape.vocab_size)
+    with disk.named(folder):
+        tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapting:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")

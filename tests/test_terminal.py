@@ -158,7 +158,7 @@ def test_a_device_that_runs_out_of_memory_is_one_sentence(monkeypatch):
 def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay_full(limit, tmp_path):
     out, before = str(tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
     os.makedirs(f"{out}/step-000003")
-    words = f"{'File too large' if limit else 'No space left on device'}, while writing {out}/.writing/.*: "
+    words = f"{'File too large' if limit else 'No space left on device'} at {out}/.writing/.*: "
     with pytest.raises(ValueError, match=f"{words}{out}/step-000003 is whole; make room and"):
         with runs.claimed(out):
             os.makedirs(f"{out}/{disk.WRITING}")
