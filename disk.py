@@ -242,6 +242,28 @@ def best(path):
     return folder, f"the best by {known['measure']}" + (", and the newest" if folder == newest else "")
 
 
+def steadily(choose, read):
+    """read(folder, ...) of what choose() -> folder, ... names: again where a run that goes on has deleted this
+    checkpoint meanwhile."""
+    while True:
+        folder, *rest = choose()
+        gone = lambda folder=folder: folder and not os.path.isdir(folder)
+        try:
+            found = read(folder, *rest)
+            if not gone():
+                return found
+        except (OSError, ValueError):
+            if not gone():
+                raise
+
+
+def same_mask(folder, cfg, tok):
+    """A ValueError if the config.json and the tokenizer of a folder name two masks."""
+    if not cfg.causal and tok.mask_id != cfg.mask_id:
+        raise ValueError(f"{folder}: config.json says that the mask is id {cfg.mask_id}, and the tokenizer that "
+                         f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
+
+
 def read_json(path):
     """A JSON file that holds an object -> dict."""
     try:
@@ -522,13 +544,13 @@ def finish(cfg, step, tok, best, files):
     if not mine:
         with named(temporary):
             tok.save(temporary)
-        publish(cfg, temporary, final, best)
+        publish(cfg, temporary, final, best, files)
     mesh.wait(f"{final} is there")
 
 
-def publish(cfg, temporary, final, best):
+def publish(cfg, temporary, final, best, files):
     """A folder in which all is written becomes a checkpoint; those that are not to be kept are deleted."""
-    for name in [*os.listdir(temporary), "."]:
+    for name in [*{*os.listdir(temporary), *files}, "."]:  # if one of ours was deleted meanwhile, this is no checkpoint
         sync(os.path.join(temporary, name))
     for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # what they say up to this step belongs to it
         sync(os.path.join(cfg.out_dir, name))
@@ -561,6 +583,11 @@ def steps(out_dir):
     settled()
     names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
     return sorted(int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n))
+
+
+def step_of(folder):
+    """The step that a checkpoint has in its name; 0 of other folders."""
+    return int(found[1]) if (found := re.search(r"step-(\d+)$", folder)) else 0
 
 
 def of_step(out_dir, step):
@@ -635,9 +662,10 @@ def assembled(parts, shape, index):
 def read_run(folder):
     """run.json of a checkpoint; {} in a model folder of somebody else's."""
     path = os.path.join(folder, "run.json")
-    if not os.path.exists(path):
-        return {}
     try:
-        return dict(json.load(open(path)))
+        with open(path) as f:
+            return dict(json.load(f))
+    except FileNotFoundError:
+        return {}
     except (TypeError, ValueError) as e:
         raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None

@@ -192,10 +192,12 @@ class Log:
 
     def append(self, name, row):
         strict = json.loads(json.dumps(row), parse_constant=lambda nan: None)  # which JSON has not
-        if not os.path.isdir(self.cfg.out_dir):
+        if not os.path.exists(os.path.join(self.cfg.out_dir, "run.json")):
             tqdm.write(f"{self.cfg.out_dir} was deleted: it is made again, and its logs begin with step {row['step']}")
-            os.makedirs(self.cfg.out_dir)
+            os.makedirs(self.cfg.out_dir, exist_ok=True)
             self.describe()
+            for empty in disk.LOGS:
+                open(os.path.join(self.cfg.out_dir, empty), "a").close()
         with disk.writing(os.path.join(self.cfg.out_dir, name), "a") as f:
             f.write(json.dumps(strict) + "\n")
 

@@ -184,8 +184,8 @@ def begin(cfg, claims):
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
     if resuming:
         state, run = disk.restore(resumed, state)
-    elif run:
-        state = state._replace(step=run["step"])
+    elif resumed:
+        state = state._replace(step=disk.step_of(resumed))
     if cfg.ref_offload and referred(cfg):
         state = state._replace(reference=mesh.ashore(state.reference))
     best = run["best"] if resuming else None

@@ -124,9 +124,7 @@ def opened(cfg, folder, adapting):
         params, shape = adapt(params, shape, tok.mask_id, cfg.model.block_causal)
     elif shape.block_causal:  # which is learnt with short blocks first (SDAR)
         shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
-    if not shape.causal and tok.mask_id != shape.mask_id:
-        raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
-                         f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
+    disk.same_mask(folder, shape, tok)
     config.check_start(cfg, shape, f"in {folder}")
     if shape.causal:  # of the ends that its config.json names, the one that the tokenizer's texts have
         shape = dataclasses.replace(shape, eos_id=tok.eos_id)
@@ -144,7 +142,11 @@ def prepare(cfg, train):
     if mesh.processes()[0] > 1:
         mesh.in_turn(f"the data of {cfg.out_dir}", lambda: texts.read_rows(cfg, "val"))
     check(cfg)
-    cfg, resumed = located(cfg, train)
+    return disk.steadily(lambda: located(cfg, train)[::-1], read)
+
+
+def read(resumed, cfg):
+    """What is located -> what `prepare` returns."""
     if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
         params, tok, shape = opened(cfg, folder, cfg.adapt and not resumed)
     else:

@@ -164,6 +164,17 @@ def reopened(part):
     return list(map(json.loads, whole))
 
 
+def opened(folder, why):
+    """What `disk.best` found -> the folder, when it was written, params, ModelConfig, tokenizer, the run's config."""
+    import data
+    if why != "asked for":
+        print(f"{folder}: {why}", file=sys.stderr)
+    params, cfg = disk.load(folder)
+    tok = data.Tokenizer.load(folder, cfg.vocab_size)
+    disk.same_mask(folder, cfg, tok)
+    return folder, os.stat(folder).st_mtime_ns, params, cfg, tok, disk.read_run(folder).get("config", {})
+
+
 def run(options):
     """Options of the command line -> what they ask for, printed or written."""
     import config
@@ -173,15 +184,10 @@ def run(options):
     runs.prepare_process()
     mesh.use()
     data.prepare(options.folder)
-    folder, why = disk.best(data.fetched(options.folder))
-    if folder != options.folder:
-        print(f"{folder}: {why}", file=sys.stderr)
-    params, cfg = disk.load(folder)
-    tok = data.Tokenizer.load(folder, cfg.vocab_size)
+    folder, written, params, cfg, tok, trained = disk.steadily(lambda: disk.best(data.fetched(options.folder)), opened)
     if options.export:
         disk.save(options.export, params, cfg)
         return tok.save(options.export)
-    trained = disk.read_run(folder).get("config", {})
     chat = {key: trained.get(key) if (said := getattr(options, key)) is None else config.parse(key, said, str | None)
             for key in ("chat_template", "system_prompt", "instruction")}
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
@@ -208,7 +214,7 @@ def run(options):
     size = min(options.batch_size, len(rows))
     if not options.data:
         return print(*fill(*todo, size), sep="\n---\n")
-    what = repr((folder, os.stat(folder).st_mtime_ns, todo[3:]))  # of other weights, rows or flags: another file
+    what = repr((folder, written, todo[3:]))  # of other weights, rows or flags: another file
     done = reopened(part := options.out and f"{options.out}.{zlib.crc32(what.encode()):08x}.part")
     texts = tqdm(fill(*todo, size, options.n, len(done)), total=len(rows), initial=len(done), unit="row",
                  disable=None)  # without a terminal
