@@ -270,7 +270,7 @@ def ending(cfg, best):
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
     if cfg.objective == "grpo":
         rated = [r for r in rows if "val/greedy" in r]
-        for name in [k for k in rated[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
+        for name in [k for first in rated[:1] for k in first if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]:
             both = rated[0][name], rated[-1][name]
             form = ".1%" if all(x is None or 0 <= x <= 1 for x in both) else ".3f"
             before, after = ("no opinion" if x is None else format(x, form) for x in both)
