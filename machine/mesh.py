@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 import select
+import signal
 import socket
 import sys
 import threading
@@ -195,7 +196,9 @@ def join(coordinator=None, count=None, number=None):
     jax.config.update("jax_enable_recoverability", True)  # who is lost is found, and said, by `watch`
     jax.config.update("jax_enable_preemption_service", False)  # signals are the loop's
     try:
-        jax.distributed.initialize(coordinator, count, number, initialization_timeout=120)
+        with waiting(f"process {number} of {count} waits for the others, which meet at {coordinator}: start process 0 "
+                     "there, and the rest, within two minutes" if given else "this process waits for the others"):
+            jax.distributed.initialize(coordinator, count, number, initialization_timeout=120)
     except ValueError:
         if given:
             raise
@@ -207,6 +210,23 @@ def join(coordinator=None, count=None, number=None):
                          f"of them, process 0 at that address ({str(e).splitlines()[0][:120]})") from None
     client, host = distributed.global_state.client, distributed.global_state.coordinator_address.rpartition(":")[0]
     threading.Thread(target=watch, args=(client, *processes(), host), daemon=True).start()
+
+
+@contextlib.contextmanager
+def waiting(words, seconds=3):
+    """While this lasts, which is no time of Python's, ctrl-C ends the process, and after some seconds the words are
+    said."""
+    ours = threading.current_thread() is threading.main_thread()  # only there can signals be set
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if ours else None
+    word = threading.Timer(seconds, print, (words,), {"file": sys.stderr, "flush": True})
+    word.daemon = True
+    word.start()
+    try:
+        yield
+    finally:
+        word.cancel()
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 def watch(client, count, mine, host):

@@ -1,4 +1,5 @@
 """machine/mesh.py: what 8 simulated devices compute is what one computes; and what several processes do."""
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -271,6 +272,26 @@ def until(holds):
             return
         time.sleep(0.1)
     raise AssertionError("not within two minutes")
+
+
+@pytest.mark.parametrize("given, words", [
+    (("host:1", 2, 1), "process 1 of 2 waits for the others, which meet at host:1"), ((), "waits for the others")])
+def test_a_process_that_waits_for_others_says_so_and_is_ended_by_ctrl_c(monkeypatch, capfd, given, words):
+    def initialize(*_, **__):
+        if seconds == 0:
+            time.sleep(0.1)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # the wait is in C++, where Python hears nothing
+        raise RuntimeError("nobody, before any JAX")
+
+    handler, patient, seconds = signal.getsignal(signal.SIGINT), mesh.waiting, 0
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(mesh, "waiting", lambda words: patient(words, seconds))
+    for seconds in (0, 60):
+        with contextlib.suppress(ValueError):
+            mesh.join(*given)
+        assert (words in capfd.readouterr().err) == (seconds == 0)
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 @SLOW
