@@ -24,12 +24,8 @@ from tqdm import tqdm
 import config
 import disk
 from assets.report import page
+from data import cache_folder
 from machine import mesh, terminal
-
-
-def cache_folder():
-    """Where compiled programs are kept from one start to the next."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "unmask")
 
 
 def prepare_process(cfg=None):

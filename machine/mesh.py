@@ -198,7 +198,7 @@ def join(coordinator=None, count=None, number=None):
     try:
         with waiting(f"process {number} of {count} waits for the others, which meet at {coordinator}: start process 0 "
                      "there, and the rest, within two minutes" if given else "this process waits for the others"):
-            jax.distributed.initialize(coordinator, count, number, initialization_timeout=120)
+            jax.distributed.initialize(coordinator, count, number, initialization_timeout=600)
     except ValueError:
         if given:
             raise
@@ -213,18 +213,24 @@ def join(coordinator=None, count=None, number=None):
 
 
 @contextlib.contextmanager
-def waiting(words, seconds=3):
-    """While this lasts, which is no time of Python's, ctrl-C ends the process, and after some seconds the words are
-    said."""
+def waiting(words, soon=3, late=120):
+    """While this lasts, which is no time of Python's, ctrl-C ends the process; the words are said when it lasts some
+    seconds, and after two minutes it ends, with a sentence: JAX would abort."""
     ours = threading.current_thread() is threading.main_thread()  # only there can signals be set
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if ours else None
-    word = threading.Timer(seconds, print, (words,), {"file": sys.stderr, "flush": True})
-    word.daemon = True
-    word.start()
+    before, over = signal.signal(signal.SIGINT, signal.SIG_DFL) if ours else None, threading.Event()
+
+    def say():
+        if not over.wait(soon):
+            print(words, file=sys.stderr, flush=True)
+            if not over.wait(late - soon):
+                print("error: the others did not come, so this process leaves", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    threading.Thread(target=say, daemon=True).start()
     try:
         yield
     finally:
-        word.cancel()
+        over.set()
         if ours:
             signal.signal(signal.SIGINT, before)
 

@@ -23,8 +23,7 @@ def trained(path, train, base=None):
     """init_from or judge_from -> a folder. A config file (or `base`, a Config made of it) stands for its out_dir and
     is run first, by `train`, if it was never finished."""
     if not path.endswith(".py"):
-        data.prepare(path)  # a model that a folder in data/ makes
-        return data.fetched(path)
+        return data.fetched(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
     base = base or config.read(path)
     steps = disk.steps(base.out_dir)
     run = disk.read_run(disk.find(base.out_dir)) if steps else {}
@@ -217,9 +216,9 @@ def plan_ahead(argv, devices, outline):
     jax.config.update("jax_platforms", "cpu")
     cfg = config.load(argv, planned=True)
     first = config.lineage(cfg)[-1]
-    data.prepare(first.init_from or "")
-    if os.path.exists(os.path.join(first.init_from or "", "config.json")):
-        shape = disk.read_config(first.init_from)
+    folder = data.prepare(first.init_from or "")
+    if os.path.exists(os.path.join(folder, "config.json")):
+        shape = disk.read_config(folder)
     elif first.init_from and first.model.mask_id is None:
         raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
     else:

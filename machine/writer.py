@@ -183,8 +183,8 @@ def run(options):
     asked, fns, rows = read_options(options)
     runs.prepare_process()
     mesh.use()
-    data.prepare(options.folder)
-    folder, written, params, cfg, tok, trained = disk.steadily(lambda: disk.best(data.fetched(options.folder)), opened)
+    path = data.fetched(data.prepare(options.folder))
+    folder, written, params, cfg, tok, trained = disk.steadily(lambda: disk.best(path), opened)
     if options.export:
         disk.save(options.export, params, cfg)
         return tok.save(options.export)

@@ -276,21 +276,25 @@ def until(holds):
 
 @pytest.mark.parametrize("given, words", [
     (("host:1", 2, 1), "process 1 of 2 waits for the others, which meet at host:1"), ((), "waits for the others")])
-def test_a_process_that_waits_for_others_says_so_and_is_ended_by_ctrl_c(monkeypatch, capfd, given, words):
+def test_a_process_that_waits_for_others_says_so_and_ends_by_ctrl_c_or_when_nobody_comes(
+        monkeypatch, capfd, given, words):
     def initialize(*_, **__):
-        if seconds == 0:
-            time.sleep(0.1)
         assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # the wait is in C++, where Python hears nothing
+        time.sleep(0.2 if times["soon"] == 0 else 0)
         raise RuntimeError("nobody, before any JAX")
 
-    handler, patient, seconds = signal.getsignal(signal.SIGINT), mesh.waiting, 0
+    handler, patient, left = signal.getsignal(signal.SIGINT), mesh.waiting, []
+    monkeypatch.setattr(os, "_exit", left.append)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(mesh, "waiting", lambda words: patient(words, seconds))
-    for seconds in (0, 60):
+    monkeypatch.setattr(mesh, "waiting", lambda words: patient(words, **times))
+    for times in (dict(soon=60, late=90), dict(soon=0, late=0.1)):
         with contextlib.suppress(ValueError):
             mesh.join(*given)
-        assert (words in capfd.readouterr().err) == (seconds == 0)
+        said = capfd.readouterr().err
+        assert (words in said) == (times["soon"] == 0)
+    until(lambda: left == [1])
+    assert "error: the others did not come" in said + capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is handler
 
 
