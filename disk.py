@@ -663,7 +663,7 @@ def read_run(folder):
     """run.json of a checkpoint; {} in a model folder of somebody else's."""
     path = os.path.join(folder, "run.json")
     try:
-        with open(path) as f:
+        with named(path), open(path) as f:
             return dict(json.load(f))
     except FileNotFoundError:
         return {}
