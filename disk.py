@@ -164,8 +164,25 @@ def shared_out(stem, items):
     return {names[mine]: own} | ({} if mine else {f"{stem}.safetensors.index.json": listed})
 
 
+@contextlib.contextmanager
+def named(path):
+    """An error of the disk in here names a file: one of a write, a sync or a close names none by itself."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = e.filename or path
+        raise
+
+
+@contextlib.contextmanager
+def writing(path, mode="w"):
+    """A file to write into; its errors, those at its end included, name it."""
+    with named(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as f:
+        yield f
+
+
 def write_json(path, value):
-    with open(path, "w") as f:
+    with writing(path) as f:
         json.dump(value, f, indent=2)
 
 
@@ -194,7 +211,7 @@ def write_tensors(path, items):
         end += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
+    with writing(path, "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
         for _, _, fetch in items:
             f.write(np.ascontiguousarray(fetch()).tobytes())
@@ -226,6 +243,28 @@ def best(path):
     if not os.path.isdir(folder := of_step(path, known["step"])):
         return newest, f"the newest; the best by {known['measure']}, step {known['step']}, is not here"
     return folder, f"the best by {known['measure']}" + (", and the newest" if folder == newest else "")
+
+
+def steadily(choose, read):
+    """read(folder, ...) of what choose() -> folder, ... names: again where a run that goes on has deleted this
+    checkpoint meanwhile."""
+    while True:
+        folder, *rest = choose()
+        gone = lambda folder=folder: folder and not os.path.isdir(folder)
+        try:
+            found = read(folder, *rest)
+            if not gone():
+                return found
+        except (OSError, ValueError):
+            if not gone():
+                raise
+
+
+def same_mask(folder, cfg, tok):
+    """A ValueError if the config.json and the tokenizer of a folder name two masks."""
+    if not cfg.causal and tok.mask_id != cfg.mask_id:
+        raise ValueError(f"{folder}: config.json says that the mask is id {cfg.mask_id}, and the tokenizer that "
+                         f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
 
 
 def read_json(path):
@@ -502,7 +541,7 @@ def save_run(cfg, state, tok, best, finished, behind=False):
     files["run.json"] = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
     if mine:  # what is the same for all, the first writes
         files = {name: content for name, content in files.items() if f"-{mine + 1:05d}-of-" in name}
-    work = functools.partial(finish, cfg, int(state.step), tok, best, files)
+    work = functools.partial(finish if n > 1 else persist, cfg, int(state.step), tok, best, files)
     if not behind:
         return work()
     IN_FLIGHT.append(Future())
@@ -523,24 +562,34 @@ def settled():
         IN_FLIGHT.pop().result()
 
 
+def persist(cfg, step, *rest):
+    """`finish`, and again if out_dir was deleted meanwhile: it is made anew."""
+    try:
+        finish(cfg, step, *rest)
+    except FileNotFoundError:
+        if not os.path.isdir(of_step(cfg.out_dir, step)):
+            finish(cfg, step, *rest)
+
+
 def finish(cfg, step, tok, best, files):
     """Writes the files of a checkpoint, all processes theirs, and when all are there makes a checkpoint of them."""
     temporary, final = os.path.join(cfg.out_dir, WRITING), of_step(cfg.out_dir, step)
     mine = mesh.processes()[1]
     if not mine:
-        shutil.rmtree(temporary, ignore_errors=True)
+        clear(temporary)
     mesh.wait(f"{final} can be written")
     write(temporary, files)
     mesh.wait(f"{final} is written")
     if not mine:
-        tok.save(temporary)
-        publish(cfg, temporary, final, best)
+        with named(temporary):
+            tok.save(temporary)
+        publish(cfg, temporary, final, best, files)
     mesh.wait(f"{final} is there")
 
 
-def publish(cfg, temporary, final, best):
+def publish(cfg, temporary, final, best, files):
     """A folder in which all is written becomes a checkpoint; those that are not to be kept are deleted."""
-    for name in [*os.listdir(temporary), "."]:
+    for name in [*{*os.listdir(temporary), *files}, "."]:  # if one of ours was deleted meanwhile, this is no checkpoint
         sync(os.path.join(temporary, name))
     for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # what they say up to this step belongs to it
         sync(os.path.join(cfg.out_dir, name))
@@ -550,13 +599,22 @@ def publish(cfg, temporary, final, best):
     for step in steps(cfg.out_dir):
         if step not in kept:  # renamed first: a folder that is half deleted must not look like a checkpoint
             os.rename(of_step(cfg.out_dir, step), temporary)
-            shutil.rmtree(temporary)
+            clear(temporary)
+
+
+def clear(folder):
+    """Deletes a folder, if there is one: nothing that was in it may become part of the next checkpoint."""
+    if os.path.isdir(folder):
+        shutil.rmtree(folder)
 
 
 def sync(path):
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+    with named(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def steps(out_dir):
@@ -564,6 +622,11 @@ def steps(out_dir):
     settled()
     names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
     return sorted(int(n[5:]) for n in names if re.fullmatch(r"step-\d+", n))
+
+
+def step_of(folder):
+    """The step that a checkpoint has in its name; 0 of other folders."""
+    return int(found[1]) if (found := re.search(r"step-(\d+)$", folder)) else 0
 
 
 def of_step(out_dir, step):
@@ -638,9 +701,10 @@ def assembled(parts, shape, index):
 def read_run(folder):
     """run.json of a checkpoint; {} in a model folder of somebody else's."""
     path = os.path.join(folder, "run.json")
-    if not os.path.exists(path):
-        return {}
     try:
-        return dict(json.load(open(bpe.regular(path))))
+        with named(path), open(bpe.regular(path)) as f:
+            return dict(json.load(f))
+    except FileNotFoundError:
+        return {}
     except (TypeError, ValueError, RecursionError) as e:
         raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None

@@ -403,7 +403,8 @@ def score(options):
     table = {name: np.full(len(rows), math.nan) for name in [*fns, "reward"]}
     plain = lambda x: None if math.isnan(x) else round(float(x), 6)
     scored, written = np.zeros(len(rows), bool), 0
-    with tqdm(total=len(rows), unit="row") as bar, open(options.out or os.devnull, "w", encoding="utf-8") as file:
+    bar = tqdm(total=len(rows), unit="row", disable=None)  # none without a terminal
+    with bar, open(options.out or os.devnull, "w", encoding="utf-8") as file:
         for batch in batches(rows):
             chosen = [rows[i] for i in batch]
             given = columns(chosen)

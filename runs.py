@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import functools
 import itertools
 import json
 import os
@@ -25,12 +24,8 @@ from tqdm import tqdm
 import config
 import disk
 from assets.report import page
+from data import cache_folder
 from machine import mesh, terminal
-
-
-def cache_folder():
-    """Where compiled programs are kept from one start to the next."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "unmask")
 
 
 def prepare_process(cfg=None):
@@ -40,12 +35,11 @@ def prepare_process(cfg=None):
     sys.stdout.reconfigure(line_buffering=True)
     if cfg:
         mesh.join(cfg.coordinator, cfg.processes, cfg.process_id)
-    if mesh.processes()[1]:
-        terminal.silence(sys.stdout)
     try:
-        jax.devices()
+        if mesh.processes()[1]:
+            terminal.silence(sys.stdout)
     except (RuntimeError, AssertionError) as e:
-        why = str(e).strip().splitlines() or ["it does not say why"]
+        why = str(e).strip().splitlines() or ["there is none"]
         raise ValueError(f"JAX finds no device as JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')} asks for ({why[0]}): "
                          "unset it to run on what there is, or install jax for your GPU") from None
     jax.config.update("jax_compilation_cache_dir", cache_folder())
@@ -80,10 +74,10 @@ def keep_memory():
 
 @contextlib.contextmanager
 def claimed(out_dir):
-    """While this lasts no other run writes into out_dir: a lock on the folder itself, which ends with its process. An
-    error of the disk is said with what is safe, and what was half written does not stay on it."""
-    os.makedirs(out_dir, exist_ok=True)
-    handle = os.open(out_dir, os.O_RDONLY)
+    """While this lasts no other run writes into out_dir: a lock on the folder itself, which ends with its process."""
+    with explained(out_dir):
+        os.makedirs(out_dir, exist_ok=True)
+        handle = os.open(out_dir, os.O_RDONLY)
     try:
         if not mesh.processes()[1]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,20 +88,34 @@ def claimed(out_dir):
     except OSError:  # there are file systems without locks
         pass
     try:
+        with explained(out_dir):
+            yield
+            disk.settled()
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(handle)
+        with contextlib.suppress(OSError):
+            os.rmdir(out_dir)  # if it is empty: a run that could not start leaves nothing
+
+
+@contextlib.contextmanager
+def explained(out_dir):
+    """An error of the disk in out_dir is said with its file, what is safe and what to do, and what was half written
+    does not stay there."""
+    try:
         yield
-        disk.settled()
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        with contextlib.suppress(OSError):
+            disk.settled()  # what is being written may fail for the same reason
+        file = str(e.filename)
+        if e.errno == errno.ENOENT or not (file.startswith(out_dir) or out_dir.startswith(file)):
             raise
         shutil.rmtree(os.path.join(out_dir, disk.WRITING), ignore_errors=True)
         safe = [disk.of_step(out_dir, step) for step in disk.steps(out_dir)[-1:]]
-        raise ValueError(f"{os.strerror(e.errno)}, while writing into {out_dir}"
-                         + (f": {safe[0]} is whole; make room and go on with --resume=True" if safe else
-                            ", where no checkpoint was whole yet")) from None  # fmt: skip
-    finally:
-        os.close(handle)
-        with contextlib.suppress(OSError):
-            os.rmdir(out_dir)  # if it is empty: a run that could not start leaves nothing
+        cure = "make room" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
+        raise ValueError(f"{os.strerror(e.errno)} at {file}: "
+                         + (f"{safe[0]} is whole; {cure} and go on with --resume=True" if safe else
+                            f"no checkpoint was whole yet; {cure} and start again")) from None  # fmt: skip
 
 
 # What may change when a run is resumed and when its base is trained no further: nothing that it would compute depends
@@ -151,20 +159,23 @@ class Log:
 
     def __init__(self, cfg, step):
         os.makedirs(cfg.out_dir, exist_ok=True)
-        shutil.rmtree(os.path.join(cfg.out_dir, disk.WRITING), ignore_errors=True)  # of a run that was killed
+        disk.clear(os.path.join(cfg.out_dir, disk.WRITING))  # of a run that was killed
         paths = [os.path.join(cfg.out_dir, name) for name in disk.LOGS]
-        self.out_dir, kept = cfg.out_dir, [[r for r in read_lines(p) if r["step"] <= step] for p in paths]
+        self.cfg, kept = cfg, [[r for r in read_lines(p) if r["step"] <= step] for p in paths]
         for path, rows in zip(paths, kept, strict=True):
-            with open(f"{path}.new", "w") as f:
+            with disk.writing(f"{path}.new") as f:
                 f.writelines(json.dumps(r) + "\n" for r in rows)
             os.replace(f"{path}.new", path)  # a kill in between loses no line
         self.begun = time.time() - max((r["time"] for r in kept[0]), default=0)
-        disk.write_json(os.path.join(cfg.out_dir, "run.json"), {"config": config.flatten(cfg)})
+        self.describe()
         self.wandb = None
         if cfg.wandb_log:
             import wandb
             self.wandb = wandb.init(project=cfg.wandb_project, entity=cfg.wandb_entity, config=config.flatten(cfg),
                                     name=cfg.wandb_run_name or os.path.basename(cfg.out_dir))  # fmt: skip
+
+    def describe(self):
+        disk.write_json(os.path.join(self.cfg.out_dir, "run.json"), {"config": config.flatten(self.cfg)})
 
     def metrics(self, step, values):
         self.append("metrics.jsonl", {"step": step, "time": round(time.time() - self.begun, 2)} | values)
@@ -177,14 +188,21 @@ class Log:
 
     def append(self, name, row):
         strict = json.loads(json.dumps(row), parse_constant=lambda nan: None)  # which JSON has not
-        with open(os.path.join(self.out_dir, name), "a") as f:
+        if not os.path.exists(os.path.join(self.cfg.out_dir, "run.json")):
+            tqdm.write(f"{self.cfg.out_dir} was deleted: it is made again, and its logs begin with step {row['step']}")
+            os.makedirs(self.cfg.out_dir, exist_ok=True)
+            self.describe()
+            for empty in disk.LOGS:
+                open(os.path.join(self.cfg.out_dir, empty), "a").close()
+        with disk.writing(os.path.join(self.cfg.out_dir, name), "a") as f:
             f.write(json.dumps(strict) + "\n")
 
 
 def read_lines(path):
     """The rows of a JSONL file of ours up to the first that is damaged: the last may have been cut by a kill."""
     rows = []
-    with contextlib.suppress(OSError, ValueError, RecursionError), open(path) as f:
+    damaged = contextlib.suppress(FileNotFoundError, ValueError, RecursionError)
+    with damaged, disk.named(path), open(path) as f:
         for line in f:
             row = json.loads(line, parse_constant=lambda infinite: None)  # which no curve can show
             if not isinstance(row, dict) or "step" not in row:
@@ -209,7 +227,7 @@ def report(cfg):
     rows, samples = (read_lines(os.path.join(cfg.out_dir, name)) for name in disk.LOGS[:2])
     ours, default = config.flatten(cfg), config.flatten(config.Config())
     path = os.path.join(cfg.out_dir, "report.html")
-    with open(f"{path}.new", "w", encoding="utf-8") as f:
+    with disk.writing(f"{path}.new") as f:
         f.write(page(os.path.basename(os.path.abspath(cfg.out_dir)), ours, default, rows, panels(rows), samples))
     os.replace(f"{path}.new", path)
 
@@ -237,7 +255,8 @@ def draw(out_dir):
             ax.legend(frameon=False, fontsize=8)
         ax.grid(alpha=0.25)
     temporary = os.path.join(out_dir, ".curves.png")
-    figure.savefig(temporary, dpi=110)
+    with disk.writing(temporary, "wb") as f:
+        figure.savefig(f, dpi=110, format="png")
     plt.close(figure)
     os.replace(temporary, os.path.join(out_dir, "curves.png"))
 
@@ -248,7 +267,7 @@ def ending(cfg, best):
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
     if cfg.objective == "grpo":
         rated = [r for r in rows if "val/greedy" in r]
-        names = [k for k in rated[0] if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]
+        names = [k for first in rated[:1] for k in first if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]
         shares = all(r.get(k) is None or 0 <= r[k] <= 1 for r in rated for k in names) and (
             cfg.pass_at is not None or all("pass_rate" in r for r in rows if "reward" in r))
         for name in names:
@@ -309,23 +328,14 @@ class Asked:
         asking = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
                   if ours and signal.getsignal(s) != signal.SIG_IGN]
         self.before = {s: signal.signal(s, self.note) for s in asking}  # nohup has SIGHUP ignored
-        self.streams = [(stream, stream.write) for stream in (sys.stdout, sys.stderr)]
-        for stream, write in self.streams:
-            stream.write = functools.partial(self.write, stream, write)
+        self.streams = contextlib.ExitStack()
+        for stream in (sys.stdout, sys.stderr):
+            self.streams.enter_context(terminal.guarded(stream, self.unread))
         return self
 
-    def write(self, stream, write, text):
-        """What a stream's own `write` does; its end is noted, not raised: `train.py | head -1`, a lost terminal."""
-        try:
-            size = write(text)
-            stream.flush()
-        except OSError as e:
-            if e.errno not in (errno.EPIPE, errno.EIO):
-                raise
-            terminal.silence(stream)
-            self.signal = self.signal or signal.SIGPIPE
-            size = len(text)
-        return size
+    def unread(self):
+        """`train.py | head -1`, a lost terminal, a full disk behind `> FILE`: noted, not raised."""
+        self.signal = self.signal or signal.SIGPIPE
 
     def note(self, number, frame):
         if self.signal == number == signal.SIGINT:
@@ -336,5 +346,4 @@ class Asked:
     def __exit__(self, *_):
         for s, handler in self.before.items():
             signal.signal(s, handler)
-        for stream, write in self.streams:
-            stream.write = write
+        self.streams.close()

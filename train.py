@@ -202,8 +202,8 @@ def begin(cfg, claims):
     del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
     if resuming:
         state, run = disk.restore(resumed, state)
-    elif run:
-        state = state._replace(step=run["step"])
+    elif resumed:
+        state = state._replace(step=disk.step_of(resumed))
     if cfg.ref_offload and referred(cfg):
         state = state._replace(reference=mesh.ashore(state.reference))
     best = run["best"] if resuming else None
@@ -287,7 +287,7 @@ def loop(run, state, best, done):
     """Iterations, evaluations and checkpoints up to the end -> the last State, the best evaluation."""
     cfg, last, pending = run.cfg, None, None
     bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
-               disable=bool(mesh.processes()[1]))
+               disable=bool(mesh.processes()[1]) or None)  # None: without a terminal
     bar.set_description_str("compiling, once: 10 to 60 s")
     if cfg.objective == "grpo" and state.step == 0:
         _, best = evaluate(run, state, best)
@@ -323,7 +323,7 @@ def loop(run, state, best, done):
             if done or best is not before or due(cfg.save_interval) or leaving:
                 disk.save_run(cfg, state, run.tok, best, finished=done, behind=not (done or leaving))
             if leaving and not done:
-                print(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
+                tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise KeyboardInterrupt(int(leaving))
     return state, best
 
@@ -341,7 +341,7 @@ def train(cfg, rows=None, rewards=None):
             evaluate(run, state, best)
             return state, cfg.out_dir
         state, best = loop(run, state, best, done)
-    said = runs.ending(run.cfg, best) if run.log else ""
+        said = runs.ending(run.cfg, best) if run.log else ""
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
     return state, cfg.out_dir
 

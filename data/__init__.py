@@ -28,6 +28,7 @@ import re
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -89,12 +90,12 @@ def find(dataset):
     names = sorted({p.parent.name for pattern in ("prepare.py", "train.jsonl") for p in ROOT.glob(f"*/{pattern}")}
                    - MODELS)
     if dataset in names:
-        return ROOT / dataset
-    prepare(dataset)
-    if (path := fetched(dataset, "dataset")) and Path(path).exists():
+        return place(ROOT / dataset)
+    ours = prepare(dataset)
+    if (path := fetched(ours, "dataset")) and Path(path).exists():
         if not (Path(path).is_file() or Path(path).is_dir()):
             raise ValueError(f"{path} is neither a file nor a folder, so it has no rows")
-        return part_of(Path(path)) if path != dataset else Path(path)
+        return part_of(Path(path)) if path != ours else Path(path)
     close = difflib.get_close_matches(str(dataset), names, 1)
     raise ValueError(f"no data set {str(dataset)!r}: " + (f"did you mean {close[0]!r}? " if close else "")
                      + f"There are {', '.join(names)}, or give a folder or a file of your own")
@@ -131,21 +132,49 @@ def part_of(folder):
     return chosen[0] if chosen else folder
 
 
+def cache_folder():
+    """Where compiled programs, and what data/ has no room for, are kept from one start to the next."""
+    return os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "unmask")
+
+
+def made(path):
+    """Was one of our folders made yet? config.json or train.jsonl, which mean that all is there, are written last; of
+    what is only for evaluation, test.jsonl."""
+    return any((path / last).exists() for last in ("config.json", "train.jsonl", "test.jsonl"))
+
+
+def place(path):
+    """A path -> where it is: of what is in data/, was not made yet, and cannot be made there because the clone is
+    read-only, the same path in a folder of this clone in the cache, with a link to its prepare.py, which writes there.
+    """
+    root, full = ROOT.resolve(), Path(path).resolve()
+    if root not in full.parents:
+        return path
+    home = root / full.relative_to(root).parts[0]
+    if not (home / "prepare.py").exists() or made(full) or os.access(home, os.W_OK):
+        return path
+    away = Path(cache_folder(), f"data-{zlib.crc32(os.fsencode(root)):08x}", home.name)
+    away.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (away / "prepare.py").symlink_to(home / "prepare.py")
+    return away / full.relative_to(home)
+
+
 def prepare(path):
-    """Runs prepare.py if `path` is one of our folders, data/NAME or data/NAME/PART, and was not made yet: config.json
-    or train.jsonl, which mean that all is there, are written last; of what is only for evaluation, test.jsonl."""
-    path = Path(path).resolve()
-    home = path if path.parent == ROOT.resolve() else path.parent
-    script = home / "prepare.py"
-    made = any((path / last).exists() for last in ("config.json", "train.jsonl", "test.jsonl"))
-    if home.parent != ROOT.resolve() or not script.exists() or made:
-        return
-    name = path.relative_to(home.parent)
-    print(f"data/{name} is used for the first time: running {script}", file=sys.stderr, flush=True)
+    """Runs prepare.py if `path` is one of our folders, data/NAME or data/NAME/PART, and was not made yet -> where it
+    is."""
+    path = place(path)
+    full = Path(path).resolve()
+    home = next((folder for folder in (full, full.parent) if (folder / "prepare.py").exists()), full)
+    if ROOT.resolve() not in (home / "prepare.py").resolve().parents or made(full):
+        return path
+    name = full.relative_to(home.parent)
+    print(f"data/{name} is used for the first time: running {home / 'prepare.py'}", file=sys.stderr, flush=True)
     # in a session of its own: of ctrl-C only this process hears, which ends that one and says nothing
-    command = [sys.executable, str(script), *([path.name] if path != home else [])]
+    command = [sys.executable, str(home / "prepare.py"), *([full.name] if full != home else [])]
     if subprocess.run(command, start_new_session=True).returncode:
-        raise ValueError(f"{script} failed, for the reason above; it can be run by itself")
+        raise ValueError(f"{home / 'prepare.py'} failed, for the reason above; it can be run by itself")
+    return path
 
 
 def save(folder, splits, ranks=None):

@@ -145,8 +145,9 @@ def pairs(rows, seed, refill=None):
     better = [row["completion"] for row in rows]
     if given("score"):
         scores = np.array([row["score"] for row in rows], np.float32)
-        if scores.min() < 0 or scores.max() > 1:
-            raise ValueError(f"scores must lie in [0, 1], these go from {scores.min():g} to {scores.max():g}")
+        if (wrong := np.flatnonzero(~((scores >= 0) & (scores <= 1)))).size:  # NaN is neither
+            raise ValueError(f"scores must lie in [0, 1], but {wrong.size} of {len(rows)} do not; the first is "
+                             f"score={scores[wrong[0]]:g}, of the prompt {prompts[wrong[0]][:60]!r}")
         return Pairs(prompts, better, better, ["scored"] * len(rows), scores)
     rng = np.random.default_rng(seed)
     others = (better[rng.integers(len(rows))] for _ in rows)

@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 import select
+import signal
 import socket
 import sys
 import threading
@@ -195,7 +196,9 @@ def join(coordinator=None, count=None, number=None):
     jax.config.update("jax_enable_recoverability", True)  # who is lost is found, and said, by `watch`
     jax.config.update("jax_enable_preemption_service", False)  # signals are the loop's
     try:
-        jax.distributed.initialize(coordinator, count, number, initialization_timeout=120)
+        with waiting(f"process {number} of {count} waits for the others, which meet at {coordinator}: start process 0 "
+                     "there, and the rest, within two minutes" if given else "this process waits for the others"):
+            jax.distributed.initialize(coordinator, count, number, initialization_timeout=600)
     except ValueError:
         if given:
             raise
@@ -207,6 +210,29 @@ def join(coordinator=None, count=None, number=None):
                          f"of them, process 0 at that address ({str(e).splitlines()[0][:120]})") from None
     client, host = distributed.global_state.client, distributed.global_state.coordinator_address.rpartition(":")[0]
     threading.Thread(target=watch, args=(client, *processes(), host), daemon=True).start()
+
+
+@contextlib.contextmanager
+def waiting(words, soon=3, late=120):
+    """While this lasts, which is no time of Python's, ctrl-C ends the process; the words are said when it lasts some
+    seconds, and after two minutes it ends, with a sentence: JAX would abort."""
+    ours = threading.current_thread() is threading.main_thread()  # only there can signals be set
+    before, over = signal.signal(signal.SIGINT, signal.SIG_DFL) if ours else None, threading.Event()
+
+    def say():
+        if not over.wait(soon):
+            print(words, file=sys.stderr, flush=True)
+            if not over.wait(late - soon):
+                print("error: the others did not come, so this process leaves", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    threading.Thread(target=say, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 def watch(client, count, mine, host):
@@ -246,7 +272,7 @@ def watched():
 
 def leave(code):
     """The end of the program: sys.exit(code), but one of several processes waits for nobody who is not there."""
-    if processes()[0] == 1:
+    if distributed.global_state.client is None or processes()[0] == 1:  # JAX itself is not asked: it may have no device
         sys.exit(code)
     if not OVER.is_set():
         OVER.set()

@@ -23,8 +23,7 @@ def trained(path, train, base=None):
     """init_from or judge_from -> a folder. A config file (or `base`, a Config made of it) stands for its out_dir and
     is run first, by `train`, if it was never finished."""
     if not path.endswith(".py"):
-        data.prepare(path)  # a model that a folder in data/ makes
-        return data.fetched(path)
+        return data.fetched(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
     base = base or config.read(path)
     steps = disk.steps(base.out_dir)
     run = disk.read_run(disk.find(base.out_dir)) if steps else {}
@@ -116,16 +115,15 @@ def opened(cfg, folder, adapting):
     if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
         cost.check_fits(cfg, disk.read_config(folder))
     params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
-    tok = data.Tokenizer.load(folder, shape.vocab_size)
+    with disk.named(folder):
+        tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapting:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
         params, shape = adapt(params, shape, tok.mask_id, cfg.model.block_causal)
     elif shape.block_causal:  # which is learnt with short blocks first (SDAR)
         shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
-    if not shape.causal and tok.mask_id != shape.mask_id:
-        raise ValueError(f"{folder}: config.json says that the mask is id {shape.mask_id}, and the tokenizer that "
-                         f"it is id {tok.mask_id}: one of the files belongs to another model")  # fmt: skip
+    disk.same_mask(folder, shape, tok)
     config.check_start(cfg, shape, f"in {folder}")
     if shape.causal:  # of the ends that its config.json names, the one that the tokenizer's texts have
         shape = dataclasses.replace(shape, eos_id=tok.eos_id)
@@ -143,7 +141,11 @@ def prepare(cfg, train):
     if mesh.processes()[0] > 1:
         mesh.in_turn(f"the data of {cfg.out_dir}", lambda: texts.read_rows(cfg, "val"))
     check(cfg)
-    cfg, resumed = located(cfg, train)
+    return disk.steadily(lambda: located(cfg, train)[::-1], read)
+
+
+def read(resumed, cfg):
+    """What is located -> what `prepare` returns."""
     if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
         params, tok, shape = opened(cfg, folder, cfg.adapt and not resumed)
     else:
@@ -214,9 +216,9 @@ def plan_ahead(argv, devices, outline):
     jax.config.update("jax_platforms", "cpu")
     cfg = config.load(argv, planned=True)
     first = config.lineage(cfg)[-1]
-    data.prepare(first.init_from or "")
-    if os.path.exists(os.path.join(first.init_from or "", "config.json")):
-        shape = disk.read_config(first.init_from)
+    folder = data.prepare(first.init_from or "")
+    if os.path.exists(os.path.join(folder, "config.json")):
+        shape = disk.read_config(folder)
     elif first.init_from and first.model.mask_id is None:
         raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
     else:

@@ -1,6 +1,9 @@
 """
 How every program begins and ends: whatever happens at the terminal, nobody there sees a traceback of ours.
 """
+import contextlib
+import errno
+import io
 import os
 import re
 import signal
@@ -12,21 +15,86 @@ def begin():
     if sys.version_info < (3, 11):
         raise SystemExit("error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    reopen()
+
+
+def reopen():
+    """Gives a program that was started with a closed stream (`>&-`) one that goes nowhere, and for a closed stderr its
+    stdout: the next file that is opened would get the stream's number otherwise."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.dup(1) if number == 2 else os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
 
 
 def run(main, leave=sys.exit):
     """leave(main(), the exit code of the program). ctrl-C is 130; when nobody reads what is printed (`| head`), 141."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        code = main()
+        with heard(), guarded(sys.stdout), guarded(sys.stderr):
+            code = main()
     except SystemExit as e:
         code = e.code
     except KeyboardInterrupt as e:  # of `train`, with the number of the signal
         code = 128 + (e.args or (signal.SIGINT,))[0]
-    except BrokenPipeError:
-        silence(sys.stdout)
+    except BrokenPipeError:  # `guarded` has silenced the stream
         code = 128 + signal.SIGPIPE
     leave(code)
+
+
+@contextlib.contextmanager
+def heard():
+    """While this lasts, ctrl-C is heard also where Python drops the exception that it raises: in a callback, such as
+    JAX's at a garbage collection, or in a __del__. It is raised again a moment later, by an alarm."""
+    hook = sys.unraisablehook
+
+    def again(dropped):
+        if isinstance(dropped.exc_value, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            hook(dropped)
+
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        signal.signal(signal.SIGALRM, handler)
+
+
+@contextlib.contextmanager
+def guarded(stream, lost=None):
+    """While this lasts, characters that the terminal lacks are escaped, and a stream that cannot be written (`| head`,
+    `> /dev/full`, a lost terminal) calls `lost`, or raises BrokenPipeError; if it is more than that nobody reads, the
+    other stream says why. The innermost `lost` counts, also for what kept the `write` of an outer one (a bar)."""
+    plain, before = stream.write, getattr(stream, "lost", None)
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+
+    def write(text):
+        try:
+            size = plain(text)
+            stream.flush()
+            return size
+        except OSError as e:
+            silence(stream)
+            name, other = ("stdout", sys.stderr) if stream is sys.stdout else ("stderr", sys.stdout)
+            if e.errno != errno.EPIPE:
+                print(f"error: {name} cannot be written: {e.strerror}", file=other)
+            if not stream.lost:
+                raise BrokenPipeError(errno.EPIPE, f"{name} cannot be written") from None
+            stream.lost()
+            return len(text)
+
+    stream.write, stream.lost = write, lost
+    try:
+        yield
+    finally:
+        stream.write, stream.lost = plain, before
 
 
 def parts(text):

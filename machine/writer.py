@@ -165,6 +165,17 @@ def reopened(part):
     return list(map(json.loads, whole))
 
 
+def opened(folder, why):
+    """What `disk.best` found -> the folder, when it was written, params, ModelConfig, tokenizer, the run's config."""
+    import data
+    if why != "asked for":
+        print(f"{folder}: {why}", file=sys.stderr)
+    params, cfg = disk.load(folder)
+    tok = data.Tokenizer.load(folder, cfg.vocab_size)
+    disk.same_mask(folder, cfg, tok)
+    return folder, os.stat(folder).st_mtime_ns, params, cfg, tok, disk.read_run(folder).get("config", {})
+
+
 def run(options):
     """Options of the command line -> what they ask for, printed or written."""
     import config
@@ -173,16 +184,11 @@ def run(options):
     asked, fns, rows = read_options(options)
     runs.prepare_process()
     mesh.use()
-    data.prepare(options.folder)
-    folder, why = disk.best(data.fetched(options.folder))
-    if folder != options.folder:
-        print(f"{folder}: {why}", file=sys.stderr)
-    params, cfg = disk.load(folder)
-    tok = data.Tokenizer.load(folder, cfg.vocab_size)
+    path = data.fetched(data.prepare(options.folder))
+    folder, written, params, cfg, tok, trained = disk.steadily(lambda: disk.best(path), opened)
     if options.export:
         disk.save(options.export, params, cfg)
         return tok.save(options.export)
-    trained = disk.read_run(folder).get("config", {})
     chat = {key: trained.get(key) if (said := getattr(options, key)) is None else config.parse(key, said, str | None)
             for key in ("chat_template", "system_prompt", "instruction")}
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
@@ -209,9 +215,10 @@ def run(options):
     size = min(options.batch_size, len(rows))
     if not options.data:
         return print(*map(terminal.visible, fill(*todo, size)), sep="\n---\n")
-    what = repr((folder, os.stat(folder).st_mtime_ns, todo[3:]))  # of other weights, rows or flags: another file
+    what = repr((folder, written, todo[3:]))  # of other weights, rows or flags: another file
     done = reopened(part := options.out and f"{options.out}.{zlib.crc32(what.encode()):08x}.part")
-    texts = tqdm(fill(*todo, size, options.n, len(done)), total=len(rows), initial=len(done), unit="row")
+    texts = tqdm(fill(*todo, size, options.n, len(done)), total=len(rows), initial=len(done), unit="row",
+                 disable=None)  # without a terminal
     completions = [row["completion"] for row in done]
     os.makedirs(os.path.dirname(part or "") or ".", exist_ok=True)
     with open(part or os.devnull, "a", encoding="utf-8") as file:

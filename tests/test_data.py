@@ -99,6 +99,23 @@ def test_a_data_set_is_made_on_first_use_and_only_then(toy, capfd):
     assert capfd.readouterr().err.count("data/toy is used for the first time") == 1
 
 
+def test_where_the_clone_is_read_only_a_data_set_is_made_in_the_cache(toy, tmp_path_factory, monkeypatch):
+    apart = tmp_path_factory.mktemp("apart")
+    with monkeypatch.context() as m:
+        m.setenv("XDG_CACHE_HOME", str(apart / "cache"))
+        m.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+        for _ in range(2):
+            assert len(data.load("toy", "train")) == 2000 and len(data.load(str(toy), "val")) == 100
+        assert data.tokenizer("toy").vocab_size == 262
+        (away,) = apart.glob("cache/unmask/data-*/toy")
+        assert [p.name for p in toy.iterdir()] == ["prepare.py"] and (away / "runs").read_text() == "x"
+        assert data.prepare(str(toy)) == away and data.prepare(str(toy / "part")) == away / "part"
+        file(apart, "own/prepare.py", PREPARE)
+        other = apart / "own"
+        assert data.prepare(other) == other and not (other / "runs").exists()
+    assert data.place(toy) == toy  # where it can be, it is made in its place
+
+
 def test_two_processes_at_once_both_see_whole_files(toy):
     """Each of them finds no train.jsonl, prepares, and must neither read nor leave half a file."""
     program = f"import sys; sys.path.insert(0, {REPOSITORY!r}); import data\n" \

@@ -20,7 +20,7 @@ ARROWS = {
     "sample": {"diffusion", "machine/caches", "machine/kernels", "machine/mesh", "machine/terminal", "model"},
     "config": {"data", "diffusion", "grpo", "machine/terminal", "model"},
     "disk": {"config", "data", "machine/lora", "machine/mesh", "model"},
-    "runs": {"assets/report", "config", "disk", "machine/mesh", "machine/terminal"},
+    "runs": {"assets/report", "config", "data", "disk", "machine/mesh", "machine/terminal"},
     "judges/rules": set(), "judges/sandbox": set(), "judges/programs": {"judges/rules", "judges/sandbox"},
     "judges/learned": {"config", "data", "data/texts", "diffusion", "disk", "machine/mesh", "model", "sample"},
     "rewards": {"judges/learned", "judges/programs", "judges/rules", "data", "machine/terminal"},

@@ -167,8 +167,10 @@ def test_preferences_and_scores_of_the_user_are_taken_as_they_are():
     p = learned.pairs([{"prompt": "p", "chosen": "a", "rejected": "b"}], 0)
     assert (p.better, p.worse) == (["a"], ["b"])
     assert learned.pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0).scores == [0.25]
-    with pytest.raises(ValueError, match="0 to 7"):
-        learned.pairs([{"prompt": "p", "completion": "a", "score": s} for s in (0, 7)], 0)
+    for wrong in (7, -0.1, float("nan"), float("inf")):  # the loss would be nan, and the learning rate blamed for it
+        rows = [{"prompt": f"p{s}", "completion": "a", "score": s} for s in (0, 0.5, wrong, wrong)]
+        with pytest.raises(ValueError, match=f"but 2 of 4 do not; the first is score={wrong:g}, of .* 'p{wrong}'"):
+            learned.pairs(rows, 0)
     with pytest.raises(ValueError, match="prompt, answer"):
         learned.pairs([{"prompt": "p", "answer": "a"}], 0)
 

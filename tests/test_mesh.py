@@ -1,4 +1,5 @@
 """machine/mesh.py: what 8 simulated devices compute is what one computes; and what several processes do."""
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -271,6 +272,30 @@ def until(holds):
             return
         time.sleep(0.1)
     raise AssertionError("not within two minutes")
+
+
+@pytest.mark.parametrize("given, words", [
+    (("host:1", 2, 1), "process 1 of 2 waits for the others, which meet at host:1"), ((), "waits for the others")])
+def test_a_process_that_waits_for_others_says_so_and_ends_by_ctrl_c_or_when_nobody_comes(
+        monkeypatch, capfd, given, words):
+    def initialize(*_, **__):
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # the wait is in C++, where Python hears nothing
+        time.sleep(0.2 if times["soon"] == 0 else 0)
+        raise RuntimeError("nobody, before any JAX")
+
+    handler, patient, left = signal.getsignal(signal.SIGINT), mesh.waiting, []
+    monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(mesh, "waiting", lambda words: patient(words, **times))
+    for times in (dict(soon=60, late=90), dict(soon=0, late=0.1)):
+        with contextlib.suppress(ValueError):
+            mesh.join(*given)
+        said = capfd.readouterr().err
+        assert (words in said) == (times["soon"] == 0)
+    until(lambda: left == [1])
+    assert "error: the others did not come" in said + capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 @SLOW

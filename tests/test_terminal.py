@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import fnmatch
+import gc
 import os
 import re
 import resource
@@ -23,7 +24,7 @@ import model
 import rewards
 import runs
 import train
-from machine import cost, terminal, writer
+from machine import cost, mesh, terminal, writer
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
     ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
@@ -125,15 +126,18 @@ def test_the_program_runs_from_any_folder_and_writes_where_one_is(tmp_path, monk
 # ---- what the machine lacks ----
 
 
-def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch):
+def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys):
     def nothing():
         raise RuntimeError("Unable to initialize backend 'cuda': no GPU\nand forty lines more")
 
-    monkeypatch.setattr(jax, "devices", nothing)
+    for asked in ("devices", "process_count", "process_index"):  # whichever is the first
+        monkeypatch.setattr(jax, asked, nothing)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    sentence = "JAX finds no device as JAX_PLATFORMS=cuda asks for .* no GPU.: unset"
     monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py"])
-    with pytest.raises(SystemExit, match="error: JAX finds no device as JAX_PLATFORMS=cuda asks for .* no GPU.: unset"):
-        train.main()
+    with pytest.raises(SystemExit, match=f"error: {sentence}"):
+        terminal.run(train.main, mesh.leave)
+    assert writer.main(["out/x", "--prompt=a"]) == 2 and re.search(sentence, capsys.readouterr().err)
 
 
 def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
@@ -160,12 +164,12 @@ def test_a_device_that_runs_out_of_memory_is_one_sentence(monkeypatch):
 def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay_full(limit, tmp_path):
     out, before = str(tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
     os.makedirs(f"{out}/step-000003")
-    words = f"{'File too large' if limit else 'No space left on device'}, while writing into {out}: "
+    words = f"{'File too large' if limit else 'No space left on device'} at {out}/.writing/.*: "
     with pytest.raises(ValueError, match=f"{words}{out}/step-000003 is whole; make room and"):
         with runs.claimed(out):
             os.makedirs(f"{out}/{disk.WRITING}")
             if not limit:
-                raise OSError(errno.ENOSPC, "?")
+                raise OSError(errno.ENOSPC, "?", f"{out}/{disk.WRITING}/model.safetensors")
             try:
                 shape = model.ModelConfig(n_layer=1, n_head=1, d_model=16, mask_id=1)
                 state = train.State(4, model.init(jax.random.key(0), shape), (), None, None)
@@ -279,3 +283,75 @@ def test_the_costs_of_a_rollout_grow_with_its_completions():
     cfg = dataclasses.replace(config.read("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
     many = dataclasses.replace(cfg, group_size=1_000_000)
     assert cost.counted(cfg)[0]["peak"] < 1e9 < 1e11 < cost.counted(many)[0]["peak"]
+
+
+# ---- signals and streams, from the first line to the last ----
+
+
+def test_ctrl_c_that_a_callback_drops_is_heard_a_moment_later():
+    def main():
+        begun, pressed = time.perf_counter(), []
+
+        def press(phase, info):  # as JAX's own callback, in which Python drops what a handler raises
+            if not pressed:
+                pressed.append(phase)
+                os.kill(os.getpid(), signal.SIGINT)
+
+        gc.callbacks.append(press)
+        try:
+            gc.collect()
+            while time.perf_counter() < begun + 5:
+                time.sleep(0.001)
+        finally:
+            gc.callbacks.remove(press)
+        return 0
+
+    hook, handler = sys.unraisablehook, signal.getsignal(signal.SIGALRM)
+    with pytest.raises(SystemExit) as e:
+        terminal.run(main)
+    assert e.value.code == 130
+    assert (sys.unraisablehook, signal.getsignal(signal.SIGALRM)) == (hook, handler)
+
+
+@pytest.mark.parametrize("name, other", [("stdout", "stderr"), ("stderr", "stdout")])
+def test_a_stream_that_cannot_be_written_ends_the_program_and_the_other_says_why(
+        name, other, tmp_path, monkeypatch, capsys):
+    def main():
+        with runs.claimed(str(tmp_path / "out")):  # which is not to blame
+            print("words", file=getattr(sys, name))
+            pytest.fail("it goes on")
+
+    with open("/dev/full", "w") as full, monkeypatch.context() as m, pytest.raises(SystemExit) as e:
+        m.setattr(sys, name, full)
+        terminal.run(main)
+    assert e.value.code == 141
+    assert getattr(capsys.readouterr(), other[3:]) == f"error: {name} cannot be written: No space left on device\n"
+
+
+def test_a_stream_that_fails_in_the_loop_asks_it_to_save_also_where_the_bar_was_made_before(monkeypatch, capsys):
+    with open("/dev/full", "w") as full, monkeypatch.context() as m:
+        m.setattr(sys, "stderr", full)
+        with terminal.guarded(sys.stderr):
+            write_of_a_bar = sys.stderr.write
+            with runs.Asked() as asked:
+                write_of_a_bar("50%")
+                assert asked.signal == signal.SIGPIPE
+    assert capsys.readouterr().out == "error: stderr cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed, out, err", [
+    (">&-", "", "words\n"), ("2>&-", "words\nwords\n", ""), ("<&-", "words\n", "words\n"), (">&- 2>&-", "", "")])
+def test_a_closed_stream_goes_nowhere_and_a_closed_stderr_to_stdout(closed, out, err, tmp_path):
+    program = ("import sys; from machine import terminal; terminal.begin(); print('words'); "
+               "assert open(sys.argv[1], 'w').fileno() > 2; terminal.run(lambda: 'words')")  # fmt: skip
+    done = subprocess.run(["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", program, tmp_path / "file"],
+                          capture_output=True, text=True)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (1, out, err)
+
+
+@pytest.mark.parametrize("encoding, shown", [("ascii", "\\xe9 \\U0001f600"), ("latin-1", "é \\U0001f600")])
+def test_what_a_terminal_cannot_show_is_escaped(encoding, shown, tmp_path, monkeypatch):
+    with open(tmp_path / "out", "w", encoding=encoding) as stream, pytest.raises(SystemExit) as e:
+        monkeypatch.setattr(sys, "stdout", stream)
+        terminal.run(lambda: print("é 😀"))
+    assert e.value.code is None and (tmp_path / "out").read_text(encoding=encoding) == shown + "\n"

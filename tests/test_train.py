@@ -1,11 +1,15 @@
 """train.py: the optimizer against numpy, and the loop run to its end, stopped, broken, poisoned and started again."""
+import contextlib
 import dataclasses
+import errno
+import io
 import json
 import os
 import re
 import shutil
 import signal
 import sys
+import threading
 import types
 
 import jax
@@ -298,6 +302,18 @@ def test_the_sampler_opens_what_a_run_has_saved(unbroken, tmp_path, capsys):
     assert len(out.read_text().splitlines()) == 20 and "exact" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["--prompt=12", "--export=TMP/merged"])
+def test_a_mask_that_the_tokenizer_does_not_know_is_refused_by_the_sampler_too(
+        unbroken, tmp_path, monkeypatch, capsys, flag):
+    folder = shutil.copytree(f"{unbroken.out_dir}/step-000012", tmp_path / "model")
+    theirs = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(theirs | {"mask_token_id": 7}))
+    monkeypatch.setattr(writer, "fill", lambda *_: pytest.fail("it writes"))
+    assert writer.main([str(folder), flag.replace("TMP", str(tmp_path))]) == 2
+    assert "the mask is id 7, and the tokenizer that it is id 256" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["model"]
+
+
 def test_the_same_seed_gives_the_same_run_to_the_bit_and_another_seed_another(unbroken, tiny):
     again, other = (tiny(seed=seed, out_dir=tiny().out_dir + str(seed)) for seed in (0, 1))
     train.train(again)
@@ -462,6 +478,33 @@ def test_eval_only_loads_the_weights_alone(unbroken, monkeypatch, capsys):
     assert state.step == 12 and state.opt_state == () and "step     12  val/nelbo" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("program", ["train.py", "sample.py"])
+@pytest.mark.parametrize("after", ["load", "read_run"])
+def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_never_taken_for_another(
+        unbroken, tiny, tmp_path, monkeypatch, capsys, after, program):
+    cfg, moves, plain = tiny(eval_only=True), iter([14, 13]), getattr(disk, after)
+    shutil.copytree(unbroken.out_dir, cfg.out_dir)
+    for name in (name for name in os.listdir(cfg.out_dir) if name.startswith("step-") and name != "step-000012"):
+        shutil.rmtree(f"{cfg.out_dir}/{name}")
+
+    def rotating(*args):
+        found = plain(*args)
+        if step := next(moves, None):  # the run saves another, and deletes this one
+            (old,) = disk.steps(cfg.out_dir)
+            os.rename(disk.of_step(cfg.out_dir, old), disk.of_step(cfg.out_dir, step))
+        return found
+
+    monkeypatch.setattr(disk, after, rotating)
+    if program == "train.py":
+        train.train(cfg)
+        assert f"resuming {cfg.out_dir} at step 13, its end\n" in capsys.readouterr().out
+    else:
+        used = []
+        monkeypatch.setattr(writer, "fill", lambda *given: used.append(len(given[4][0][0])) or [])
+        assert not writer.main([cfg.out_dir, "--prompt=1"])
+        assert used == [5]  # with the run's max_new_tokens, 4
+
+
 def test_eval_only_measures_a_start_when_there_is_no_run_yet(unbroken, tiny, capsys):
     cfg = tiny(init_from=unbroken.out_dir, eval_only=True)
     train.train(cfg)
@@ -488,6 +531,27 @@ def test_sigterm_and_ctrl_c_save_and_a_resumed_run_equals_the_unbroken_one(
     assert disk.steps(cfg.out_dir)[-1] == step + 1 and "--resume=True" in capsys.readouterr().out
     train.train(dataclasses.replace(cfg, resume=True))
     assert left(cfg.out_dir) == left(unbroken.out_dir)
+
+
+@pytest.mark.parametrize("at_terminal", [True, False])
+def test_a_bar_is_shown_only_at_a_terminal_and_every_message_begins_a_line(tiny, monkeypatch, tmp_path, at_terminal):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return at_terminal
+
+    def interrupted(old):
+        def batches(state, key):
+            if state.step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield from old(state, key)
+        return batches
+    change_task(monkeypatch, batches=interrupted)
+    with contextlib.redirect_stdout(Screen()) as screen, contextlib.redirect_stderr(screen):
+        assert leave(tiny(), monkeypatch, tmp_path) == 143
+    text = screen.getvalue()
+    assert ("step/s" in text) == ("\r" in text) == at_terminal
+    for message in ("step      4  val/nelbo", "    prompt: ", "saving after this step", "saved "):
+        assert re.search(rf"(^|[\r\n]){message}", text)
 
 
 def test_a_second_ctrl_c_leaves_at_once(tiny, monkeypatch, tmp_path):
@@ -553,6 +617,64 @@ def test_resuming_a_finished_run_does_nothing(unbroken):
 
 
 # ---- accidents ----
+
+
+def test_a_disk_that_is_full_for_a_save_behind_the_steps_and_for_the_next_line_is_said_once(
+        tiny, monkeypatch, tmp_path):
+    cfg, begun, plain = tiny(eval_interval=12), threading.Event(), disk.write
+
+    def write(folder, files):
+        plain(folder, files)
+        if files["run.json"]["step"] == 6:
+            assert begun.wait(9)
+            raise OSError(errno.ENOSPC, "?", f"{folder}/model.safetensors")
+
+    def metrics(log, step, values):
+        if step == 6:
+            real(log, step, values)
+        elif step > 6:
+            begun.set()
+            raise OSError(errno.ENOSPC, "?", f"{cfg.out_dir}/metrics.jsonl")
+
+    real = runs.Log.metrics
+    monkeypatch.setattr(disk, "write", write)
+    monkeypatch.setattr(runs.Log, "metrics", metrics)
+    assert leave(cfg, monkeypatch, tmp_path) == (
+        f"error: No space left on device at {cfg.out_dir}/metrics.jsonl: {cfg.out_dir}/step-000003 is whole; make room "
+        "and go on with --resume=True")
+    assert disk.WRITING not in os.listdir(cfg.out_dir)
+
+
+@pytest.mark.parametrize("when", ["between steps", "during a save"])
+def test_a_folder_that_is_deleted_under_a_run_is_made_again_and_the_run_saved(
+        unbroken, tiny, monkeypatch, capsys, when):
+    cfg, plain, gone = tiny(), disk.write, []
+
+    def delete():
+        gone.append(shutil.rmtree(cfg.out_dir, ignore_errors=True))  # while the run writes into it
+
+    def batches(old):
+        def deleting(state, key):
+            if state.step == 6:
+                disk.settled()
+                if when == "between steps":
+                    delete()
+            yield from old(state, key)
+        return deleting
+
+    def write(folder, files):
+        plain(folder, files)
+        if files["run.json"]["step"] == 6 and when == "during a save" and not gone:
+            delete()
+
+    change_task(monkeypatch, batches=batches)
+    monkeypatch.setattr(disk, "write", write)
+    train.train(cfg)
+    assert gone and left(cfg.out_dir)[0] == left(unbroken.out_dir)[0]
+    said = f"{cfg.out_dir} was deleted: it is made again, and its logs begin with step "
+    assert re.search(f"{said}8\n", capsys.readouterr().out)
+    assert lines(cfg.out_dir)[-1]["step"] == 12
+    assert disk.read_json(f"{cfg.out_dir}/run.json")["config"]["out_dir"] == cfg.out_dir
 
 
 @pytest.mark.parametrize("poisoned", [0, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 11))])
