@@ -10,12 +10,14 @@ import argparse
 import ast
 import json
 import os
+import queue
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 # Each file, and the tests that cover it: those that fail fastest first.
 FILES = {
@@ -154,6 +156,7 @@ def main():
     p.add_argument("--only", choices=FILES)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--out", default="out/mutants.jsonl")
+    p.add_argument("--workers", type=int, default=2, help="processes at a time, one per core")
     p.add_argument("--report", action="store_true")
     asked = p.parse_args()
     if asked.report:
@@ -161,18 +164,25 @@ def main():
     os.makedirs(os.path.dirname(asked.out) or ".", exist_ok=True)
     done = [json.loads(line) for line in open(asked.out)] if os.path.exists(asked.out) else []
     known = {(row["file"], row["old"], row["new"], row["text"], row["start"]) for row in done}
-    with tempfile.TemporaryDirectory() as folder:
-        copied(folder)
-        for i, mutant in enumerate(draw(asked.n, asked.only, asked.seed)):
-            if (mutant["file"], mutant["old"], mutant["new"], mutant["text"], mutant["start"]) in known:
-                continue
-            begun = time.perf_counter()
+    todo = [m for m in draw(asked.n, asked.only, asked.seed)
+            if (m["file"], m["old"], m["new"], m["text"], m["start"]) not in known]  # fmt: skip
+    with tempfile.TemporaryDirectory() as root:
+        folders = queue.SimpleQueue()
+        for i in range(asked.workers):
+            copied(os.path.join(root, str(i)))
+            folders.put(os.path.join(root, str(i)))
+
+        def test(mutant):
+            folder, begun = folders.get(), time.perf_counter()
             mutant |= {"caught": caught(mutant, folder), "seconds": round(time.perf_counter() - begun, 1)}
-            with open(asked.out, "a") as f:
-                f.write(json.dumps(mutant) + "\n")
-            change = f"{mutant['file']}:{mutant['line']} {mutant['old']!r} -> {mutant['new']!r}"
-            result = (mutant["caught"] or "SURVIVED")[:100]
-            print(f"{i + 1}/{asked.n} {mutant['seconds']:6.1f} s  {change}: {result}", flush=True)
+            folders.put(folder)
+            return mutant
+
+        with ThreadPoolExecutor(asked.workers) as pool, open(asked.out, "a") as f:
+            for mutant in pool.map(test, todo):
+                print(json.dumps(mutant), file=f, flush=True)
+                change = f"{mutant['file']}:{mutant['line']} {mutant['old']!r} -> {mutant['new']!r}"
+                print(f"{mutant['seconds']:6.1f} s  {change}: {(mutant['caught'] or 'SURVIVED')[:100]}", flush=True)
     report(asked.out)
 
 
