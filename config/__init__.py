@@ -535,7 +535,8 @@ def override(cfg, args):
     known, of_run, of_model = flatten(cfg), {}, {}
     behind = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
     if behind:
-        of_run["base"] = cfg.base + tuple(f"{name}={text}" for name, text in behind.items())
+        others = tuple(key for key in cfg.base if key.partition("=")[0] not in behind)
+        of_run["base"] = others + tuple(f"{name}={text}" for name, text in behind.items())
         args = {name: text for name, text in behind.items() if f"model.{name}" in known.keys() - args.keys()} | args
     refuse_unknown(args, known)
     for name, text in args.items():

@@ -520,6 +520,13 @@ def test_a_key_given_twice_has_no_last_word(file):
     assert "has a key twice" in message("config/sudoku_grpo.py", "--base=seed=1,seed=2")
 
 
+def test_a_key_typed_for_the_base_replaces_that_of_the_file(tmp_path):
+    (tmp_path / "x.py").write_text("from dataclasses import replace\nfrom config.sudoku_grpo import config as given\n"
+                                   "config = replace(given, base=('seed=1', 'max_iters=9'))\n")
+    cfg = config.load([f"{tmp_path}/x.py", "--base.seed=2"])
+    assert cfg.base == ("max_iters=9", "seed=2") and config.base_of(cfg).seed == 2
+
+
 def test_runs_that_start_from_each_other_are_not_followed_for_ever(tmp_path):
     first, second = (tmp_path / name for name in ("first.py", "second.py"))
     written(tmp_path, f"config = Config(out_dir='out/1', init_from={str(second)!r})", "first.py")

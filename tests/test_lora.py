@@ -458,8 +458,9 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     exported, _ = disk.load(tmp_path / "whole")
     jax.tree.map(np.testing.assert_array_equal, exported, merged)
     assert data.Tokenizer.load(tmp_path / "whole") == data.Tokenizer.load(place / "base")
-    for flag, said in ((f"--export={tmp_path}/whole", "is there already"), ("--prompt=1", "without --prompt")):
-        assert writer.main([cfg.out_dir, f"--export={tmp_path}/other", flag]) == 2
+    for flags, said in ((["--export={}/whole"], "is there already"),
+                        (["--export={}/other", "--prompt=1"], "without --prompt")):
+        assert writer.main([cfg.out_dir, *(flag.format(tmp_path) for flag in flags)]) == 2
         assert said in capsys.readouterr().err
     assert writer.main([cfg.out_dir, "--prompt=12", "--order=left"]) == 0
     told = capsys.readouterr().out

@@ -179,11 +179,14 @@ def test_while_nothing_moves_every_ratio_is_exactly_one_in_16_bits(tiny, tmp_pat
     shape = with_ids(model.ModelConfig(n_layer=4, d_model=128), tok)
     disk.save(f"{tmp_path}/base", model.init(KEY, shape), shape)
     tok.save(f"{tmp_path}/base")
-    jax.config.update("jax_disable_most_optimizations", False)
     cfg = tiny(init_from=f"{tmp_path}/base", model=model.ModelConfig(dtype="bfloat16"), max_iters=2, eval_interval=9,
                max_new_tokens=8, learning_rate=1e-30, logp_est="coupled_elbo", ratio_level="sequence", clip_low=4e-4,
                clip_high=4e-4, updates_per_rollout=2, **more)  # fmt: skip
-    train.train(cfg)
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        train.train(cfg)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)  # as conftest.py has it
     logged = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
     names = ("ratio_max", "approx_kl", "clip_ratio/region_mean")
     assert [tuple(row[name] for name in names) for row in logged if "ratio_max" in row] == [(1, 0, 0)] * 2

@@ -20,7 +20,7 @@ import diffusion
 import disk
 import model
 import sample
-from machine import caches, kernels, slots, writer
+from machine import caches, kernels, slots, terminal, writer
 from sample import Plan, generate, row_keys
 
 FIXTURE = "tests/fixtures/llada"
@@ -963,7 +963,7 @@ def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(ca
     likely = params | {"head": params["head"].at[:, 258].set(3 * params["head"][:, first])}
     for weights in params, likely:
         disk.save(path, weights, cfg)
-        expected = continued(weights, cfg, tok, "ab", 6)
+        expected = terminal.visible(continued(weights, cfg, tok, "ab", 6))
         assert run(capsys, path, "--prompt=ab", "--max_new_tokens=6") == (0, expected + "\n", "")
     assert expected.startswith("<|im_end|>")  # the last id, which is no hole
 
@@ -971,19 +971,19 @@ def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(ca
 @pytest.mark.slow
 def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causal, capsys):
     path, params, cfg, tok = causal
-    answer = lambda system, prompt: continued(params, cfg, tok, data.chat("chatml", system, tok)(prompt), 6) + "\n"
-    ask = lambda *flags: run(capsys, path, "--prompt=3_1", "--max_new_tokens=6", *flags)
+    said = lambda prompt: terminal.visible(continued(params, cfg, tok, prompt, 6)) + "\n"
+    answer = lambda system, prompt: said(data.chat("chatml", system, tok)(prompt))
+    ask = lambda *flags, prompt="3_1": run(capsys, path, f"--prompt={prompt}", "--max_new_tokens=6", *flags)
     assert ask("--chat_template=chatml")[1] == answer(None, "3_1")  # and a _ is no hole there
-    typed = ask("--chat_template=chatml", "--prompt=a<|mask|>b")[1]  # nor is a <|mask|>, unless it is asked for
+    typed = ask("--chat_template=chatml", prompt="a<|mask|>b")[1]  # nor is a <|mask|>, unless it is asked for
     assert not typed.startswith("system")  # but is completed; what has holes is shown from its beginning
-    assert ask("--chat_template=chatml", "--prompt=a<|mask|>b", "--holes=mask")[1].startswith("system")
+    assert ask("--chat_template=chatml", "--holes=mask", prompt="a<|mask|>b")[1].startswith("system")
     assert ask("--chat_template=chatml", "--system_prompt=")[1] == answer("", "3_1") != answer(None, "3_1")
     with open(f"{path}/run.json", "w") as f:
         json.dump({"config": {"chat_template": "chatml", "system_prompt": "Add.", "instruction": "Now: "}}, f)
     assert ask()[1] == answer("Add.", "Now: 3_1") != answer("Add.", "3_1")
     assert ask("--instruction=")[1] == answer("Add.", "3_1")
-    assert ask("--chat_template=None", "--instruction=None", "--holes=mask")[1] == continued(
-        params, cfg, tok, "3_1", 6) + "\n"  # fmt: skip
+    assert ask("--chat_template=None", "--instruction=None", "--holes=mask")[1] == said("3_1")
     assert "one of chatml, llada" in ask("--chat_template=alpaca")[2]
     assert "'llada' writes <|end_header_id|>" in ask("--chat_template=llada")[2]
 
