@@ -230,8 +230,9 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
 # often it counts because of what was drawn, 0 where no view scores it, 1 on average. A step of four that stands for all
 # of them has w = 1 and s = 4: with the 4 in w, a ratio of 1.2 would be one of 1.2 ** 4. Without a ratio only their
 # product matters; and the ratio of a sequence is made of the mean of s * token_logp, which is ESPO's definition.
-# (`exact` masks nothing: a causal model has not seen token i when it predicts it.) Same key, same masks: the current,
-# the old and the reference model are compared on equal views.
+# (`exact` masks nothing: a causal model has not seen token i when it predicts it. And a shifted block model reads the
+# first token of a block from the text before it, so `trace` scores that token in a view that does not mask it.)
+# Same key, same masks: the current, the old and the reference model are compared on equal views.
 
 
 def apart(M, w):
@@ -310,11 +311,12 @@ def trace(key, hole, c):
 
 
 def step_numbers(hole, c):
-    """-> (B, T): how many steps committed a token of the loss up to the step that committed each token, less one. In a
-    block model only the steps of its own block count, so that one view serves the first step of every block.
+    """Number each token's step (B, T), from 0, counting only steps that commit a token of the loss: a token committed
+    before the first of them has -1. A block model numbers the steps of each block anew, so that one view serves the
+    first step of every block.
 
-    A shifted block model commits the first token of a block alone and reads it from the text before, whatever is masked
-    behind: that step needs no view of its own, and the token is -1."""
+    A shifted block model commits the first token of a block alone, and reads it from the text before whatever is masked
+    in the block. That step is not counted, because the token needs no view of its own."""
     counts = c.counts if c.from_text is None else c.counts & ~c.from_text
     block = jnp.zeros((1, hole.shape[1]), int) if c.block is None else c.block
     block = jnp.broadcast_to(block, hole.shape)

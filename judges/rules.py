@@ -84,7 +84,7 @@ def tidy(text):
 
 def final_answer(text):
     """Text -> its final answer: after the last ####, else in the last <answer>, else in the last \\boxed, else after
-    the last "answer is", else its last number, if it stands alone. Of an equation, the right side."""
+    the last "answer is", else its last number, if it stands alone. An equation counts as its right side."""
     if "####" in text:
         part = text.rsplit("####", 1)[1].strip().split("\n")[0]
     elif "<answer>" in text or "\\boxed" in text:
