@@ -1,11 +1,14 @@
 """
-Masked diffusion: a share t of the tokens is replaced by the mask, and the model learns to put them back. t = 0 is clean
-text, t = 1 all holes. This is the only file that knows what t means and which tokens are masked when.
+Masked diffusion: the only file that knows what masking means.
 
-Two things are made from masked copies of a text: the training loss, and the likelihoods that reinforcement learning
-needs. Noise is data: it is drawn before a loss is called, so a loss is a plain function of params and arrays.
+A share t of the tokens is replaced by the mask token, and the model learns to put them back; t = 0 is clean text, t = 1
+is all masks. Two things are made from masked copies of a text: the training loss, and the log-probabilities that
+reinforcement learning needs. Masks are drawn before a loss is computed, so a loss is a plain function of parameters and
+arrays. To add an estimator of log-probabilities, write one function that returns Views and add it to ESTIMATORS.
 """
+
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -13,122 +16,109 @@ import jax.numpy as jnp
 
 import model
 from machine import kernels, mesh
+from variants import blocks
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
 
+
 def strata(key, n):
-    """-> (n,) uniform numbers in [0, 1), one in each n-th of it, in cyclic order: averages over them vary far less."""
+    """Draw n numbers (n,) in [0, 1), one in each n-th of it, in cyclic order. Averages over them vary far less than
+    over independent numbers."""
     return (jax.random.uniform(key) + jnp.arange(n) / n) % 1.0
 
 
 def sample_t(key, n):
-    """n (B,), how many tokens may be masked -> t (B,) in (0, 1], a multiple of 1/n, stratified over the batch.
+    """Draw a share of masks for each row: n (B,) tokens that may be masked -> t (B,) in (0, 1], a multiple of 1 / n,
+    stratified over the batch.
 
-    As `corrupt` masks exactly t * n tokens (LLaDA's likelihood rule, not a coin for each), the bound below is exact
-    on a uniform model for every draw, and no row comes out without a hole.
-    """
+    `corrupt` masks exactly t * n tokens (LLaDA's likelihood rule, not one coin per token). So the bound is exact on a
+    uniform model for every draw, and every row has a mask."""
     return jnp.maximum(jnp.ceil((1 - strata(key, len(n))) * n), 1) / jnp.maximum(n, 1)
 
 
-def subset(key, among, count):
-    """among (B, T) bool, count (B,) -> (B, T) bool: that many of those positions, each as likely as any other."""
-    return least(jax.random.uniform(key, among.shape), among, count)
+def random_subset(key, among, count):
+    """Draw a uniformly random subset of the positions in `among` (B, T), of size count (B,) -> (B, T) bool."""
+    return least_noisy(jax.random.uniform(key, among.shape), among, count)
 
 
-def least(noise, among, count, block=None):
-    """noise (B or 1, T), among (B, T) bool, count (B,) -> (B, T) bool: that many of those, the least noisy. With the
-    number of each token's block (B, T): of each block, count (B, T)."""
+def least_noisy(noise, among, count, block=None):
+    """Pick the positions in `among` (B, T) with the least noise (B or 1, T), count (B,) of them -> (B, T) bool. With
+    the number of each token's block (B, T): count (B, T) of each block."""
     noise = jnp.where(among, noise, 2.0)
     if block is not None:
-        return among & (within(block, noise[:, None] < noise[..., None]) < count)
+        return among & (blocks.within(block, noise[:, None] < noise[..., None]) < count)
     return among & (jnp.argsort(jnp.argsort(noise, 1), 1) < count[:, None])
 
 
-def within(block, related):
-    """block (B, T), related (B, T or 1, T) -> (B, T): how many tokens of its own block are related to each."""
-    return ((block[:, None] == block[..., None]) & related).sum(-1)
-
-
-def blocks(valid, T, cfg):
-    """valid (B, T) or None -> the number (B or 1, T) of the block that each token is in; None where there are none."""
-    return None if cfg.block_causal is None else model.positions_of(valid, T) // cfg.block_causal
-
-
-def read_from_text(valid, T, cfg):
-    """valid (B, T) or None -> (B or 1, T) True at the tokens that a shifted block model reads from the text before
-    their block: the first of each block but the text's own first. None for other models."""
-    if cfg.block_causal is None or not cfg.shift:
-        return None
-    at = model.positions_of(valid, T)
-    return (at > 0) & (at % cfg.block_causal == 0)
-
-
 def corrupt(key, x, t, maskable, mask_id):
-    """x (B, T), t (B,), maskable (B, T) -> z (B, T) with holes, hole (B, T)."""
-    hole = subset(key, maskable, jnp.round(t * maskable.sum(1)))
-    return jnp.where(hole, mask_id, x), hole
+    """Mask a share t (B,) of the maskable tokens (B, T) of x (B, T) -> z with masks, masked (B, T)."""
+    masked = random_subset(key, maskable, jnp.round(t * maskable.sum(1)))
+    return jnp.where(masked, mask_id, x), masked
 
 
-def corrupt_blocks(k_t, k_mask, x, maskable, valid, cfg):
-    """As `sample_t` and `corrupt`, each block by itself -> z, hole, t (B, T). Of blocks of 1 all is masked, so that the
-    bound is the likelihood itself; with a t for a row it would only be so on average."""
+def corrupt_blocks(t_key, mask_key, x, maskable, valid, cfg):
+    """Mask each block by itself, as `sample_t` and `corrupt` do a row -> z, masked, t (B, T). Blocks of 1 are all
+    masked, so that the bound is the likelihood itself; with one t per row it would be so only on average."""
     B, T = x.shape
-    block, of_row = jnp.broadcast_to(blocks(valid, T, cfg), x.shape), -(-T // cfg.block_causal)
-    n = within(block, maskable[:, None])
-    u = strata(k_t, B * of_row)[jnp.arange(B)[:, None] * of_row + block]
+    block, blocks_per_row = jnp.broadcast_to(blocks.number(valid, T, cfg), x.shape), -(-T // cfg.block_causal)
+    n = blocks.within(block, maskable[:, None])
+    u = strata(t_key, B * blocks_per_row)[jnp.arange(B)[:, None] * blocks_per_row + block]
     t = jnp.maximum(jnp.ceil((1 - u) * n), 1) / jnp.maximum(n, 1)
-    hole = least(jax.random.uniform(k_mask, x.shape), maskable, jnp.round(t * n), block)
-    return jnp.where(hole, cfg.mask_id, x), hole, t
+    masked = least_noisy(jax.random.uniform(mask_key, x.shape), maskable, jnp.round(t * n), block)
+    return jnp.where(masked, cfg.mask_id, x), masked, t
 
 
 def weight(t):
-    """-alpha'(t) / (1 - alpha(t)) of the linear schedule alpha(t) = 1 - t: the weight of a hole in the bound (MDLM)."""
+    """Weigh a masked token in the bound: -alpha'(t) / (1 - alpha(t)) for the schedule alpha(t) = 1 - t (MDLM)."""
     return 1.0 / t
 
 
-# ---- what the logits say of given tokens -----------------------------------------------------------------------------
+# ---- what the logits say about given tokens --------------------------------------------------------------------------
 
-
-# Bytes of logits at a time: at 152,000 ids 220 positions. Far fewer, and the head is read and its gradient written for
-# too little; more, and of a gradient with entropy seven such arrays are there at once.
-LOGITS = 2**27
+# At most this many bytes of logits exist at a time (220 positions of a vocabulary of 152,000). Smaller chunks read the
+# head too often; larger ones waste memory, as the entropy's gradient holds seven such arrays.
+LOGITS_BYTES = 2**27
 
 
 def gather_logp(logits, x):
-    """logits (..., V), x (...) -> log p(x) (...)."""
+    """Return log p of the tokens x (...) under logits (..., V)."""
     chosen = jnp.take_along_axis(logits, x[..., None], -1)[..., 0]
     return chosen - jax.nn.logsumexp(logits, -1)
 
 
 def entropy(logits):
-    """logits (..., V) -> (...), in nats."""
+    """Return the entropy (...) of logits (..., V) in nats."""
     total = jax.nn.logsumexp(logits, -1)
-    return total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, -1)  # an array less than of softmax
+    return total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, -1)  # one array less than by softmax
 
 
-def read(params, h, x, cfg, say, scored, *more):
-    """h (B, T, D) of model.features, x, scored and more (B, T) -> say(logits (..., V), x (...), *more), (B, T) or a
-    tuple of them.
+def read_logits(params, h, cfg, fn, scored, arrays):
+    """Compute fn(logits (N, V), *arrays (N, ...)) -> (N,) or a tuple of them, for states h (..., D) and arrays (...).
 
-    Logits of all positions are made only where they fit into LOGITS. Else chunks of positions are read one after the
-    other, and again in the backward pass, so that (B, T, V) never exists. What is not scored comes last, in chunks
-    that are skipped: one view of `trace` scores a few tokens of a row. Of what is not scored the result may be 0.
-    """
-    params = model.at_hand(params, cfg)
-    some = lambda h, x, *more: say(model.readout(params, h, cfg), x, *more)
-    n = max(LOGITS // (4 * cfg.vocab_size), 1)
-    if x.size <= n:
-        return some(h, x, *more)
-    out = in_chunks(some, n, scored.reshape(-1), h.reshape(-1, h.shape[-1]), *(a.reshape(-1) for a in (x, *more)))
-    return jax.tree.map(lambda a: a.reshape(x.shape), out)
+    Where the logits of all positions would be too large, chunks are computed one after the other, and again in the
+    backward pass. scored (...) bool: unscored positions are sorted last and their chunks skipped; their result may be
+    0. (One view of `trace` scores a few tokens of each row.)"""
+    params, shape = model.gather_head(params, cfg), h.shape[:-1]
+
+    def some(h, *arrays):
+        return fn(model.readout(params, h, cfg), *arrays)
+
+    flat = [a.reshape(-1, *a.shape[len(shape) :]) for a in (h, *arrays)]
+    n = max(LOGITS_BYTES // (4 * cfg.vocab_size), 1)
+    return jax.tree.map(lambda a: a.reshape(shape), in_chunks(some, n, scored.reshape(-1), *flat))
 
 
 def in_chunks(fn, n, wanted, *arrays):
-    """fn of arrays (N, ...) -> (N,) or a tuple of them, n of the N at a time; 0 in chunks without any `wanted` (N,)."""
+    """Compute fn(*arrays (N, ...)) -> (N,) or a tuple of them, n of the N at a time. Results that are not `wanted`
+    (N,) may be 0, for chunks of them are skipped."""
     if len(wanted) <= n:
         return fn(*arrays)
     order = jnp.argsort(~wanted)
-    cut = lambda a: jnp.pad(a[order], [(0, -len(order) % n)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, n, *a.shape[1:])
+    padding = -len(order) % n
+
+    def cut(a):
+        return jnp.pad(a[order], [(0, padding)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, n, *a.shape[1:])
+
     parts = [cut(a) for a in arrays]
     empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *(a[0] for a in parts)))
 
@@ -142,271 +132,328 @@ def in_chunks(fn, n, wanted, *arrays):
     return jax.tree.map(lambda a: a.reshape(-1)[back], out)
 
 
-# ---- the loss --------------------------------------------------------------------------------------------------------
+# ---- the training loss -----------------------------------------------------------------------------------------------
 
-def noise(key, batch, cfg, norm="token", paired=False):
-    """batch of tokens (B, T), hole (B, T) True where a token may be masked, valid -> what `loss` takes.
 
-    norm "token": the loss is a mean over the tokens of the batch (LLaDA's pre-training); "completion": over its rows,
-    each by its own length (LLaDA's SFT). paired: every row twice, with complementary masks that together cover every
-    token: at the same number of forward passes loss and gradient vary less. Of a causal model nothing is masked: it
-    has not seen the token that it predicts. Of a block model, x has every text once, and z its pair in a row.
-    """
-    x, maskable = batch["tokens"], batch["hole"]
+class NoisyBatch(NamedTuple):
+    """B texts, each with n noisy copies."""
+
+    x: jax.Array  # (B, T) clean
+    z: jax.Array  # (B, n, T) with masks
+    weight: jax.Array  # (B, n, T) of each token's -log p in the loss, 0 where it is not masked
+    valid: jax.Array | None  # (B, T) False on left padding
+
+
+def noise(key, batch: dict, cfg, norm="token", paired=False) -> NoisyBatch:
+    """Draw the masks of a batch: tokens (B, T), hole (B, T) True where a token may be masked, valid.
+
+    norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
+    over its own length (LLaDA's SFT). paired: two copies with complementary masks, which together mask every token:
+    loss and gradient vary less for the same number of forward passes. A causal model needs no masks: it never sees the
+    token that it predicts."""
+    x, maskable, valid = batch["tokens"], batch["hole"], batch["valid"]
     n = maskable.sum(1)
-    mean = lambda w: w / jnp.maximum(n.sum(), 1) if norm == "token" else w / jnp.maximum(n, 1)[:, None] / len(x)
+    per_token = 1 / jnp.maximum(n.sum(), 1) if norm == "token" else 1 / jnp.maximum(n, 1)[:, None] / len(x)
     if cfg.causal:
-        return {"x": x, "z": x, "weight": mean(maskable), "valid": batch["valid"]}
-    k_t, k_mask = jax.random.split(key)
+        return NoisyBatch(x, x[:, None], (maskable * per_token)[:, None], valid)
+    t_key, mask_key = jax.random.split(key)
     if cfg.block_causal:
-        z, hole, t = corrupt_blocks(k_t, k_mask, x, maskable, batch["valid"], cfg)
+        z, masked, t = corrupt_blocks(t_key, mask_key, x, maskable, valid, cfg)
     else:
-        t = sample_t(k_t, n)
-        z, hole = corrupt(k_mask, x, t, maskable, cfg.mask_id)
+        t = sample_t(t_key, n)
+        z, masked = corrupt(mask_key, x, t, maskable, cfg.mask_id)
         t = t[:, None]
-    w = mean(hole * weight(t))
+    w = masked * weight(t) * per_token
     if not paired:
-        return {"x": x, "z": z, "weight": w, "valid": batch["valid"]}
-    # A pair has ratios t and 1 - t and half a vote for each; but t = 1 has no other half, and keeps its full vote.
-    # Every ratio then counts as before: the bound has no bias and stays exact on a uniform model.
-    alone = t == 1
-    other = maskable & ~hole
-    w_other = mean(weight(t)) * (t / jnp.where(alone, 1, 1 - t)) * other
-    both = lambda a, b: jnp.stack([a, b], 1 if cfg.block_causal else 0).reshape(-1, x.shape[1])
-    twice = lambda a: None if a is None else both(a, a)
-    return {"x": x if cfg.block_causal else twice(x), "z": both(z, jnp.where(other, cfg.mask_id, x)),
-            "valid": twice(batch["valid"]), "weight": both(jnp.where(alone, w, w / 2), w_other / 2)}
+        return NoisyBatch(x, z[:, None], w[:, None], valid)
+    # Copies with shares t and 1 - t count half each; t = 1 has no complement and keeps its full weight. So every share
+    # counts as before: the bound is unbiased, and exact on a uniform model.
+    alone, other = t == 1, maskable & ~masked
+    w_other = weight(t) * per_token * (t / jnp.where(alone, 1, 1 - t)) * other
+    both = jnp.stack([z, jnp.where(other, cfg.mask_id, x)], 1)
+    return NoisyBatch(x, both, jnp.stack([jnp.where(alone, w, w / 2), w_other / 2], 1), valid)
 
 
-def loss(params, batch, cfg, start=0):
-    """x, z, weight (B, T), valid of `noise` -> the negative ELBO in nats per token, metrics. Only holes weigh anything.
+def hidden(params, x, z, cfg, valid=None, start=0):
+    """Compute the states of noisy copies: texts x (B, T), copies z (B, n, T) -> (B, n, T - start, D), [..., i, :]
+    about token start + i."""
+    if cfg.block_causal:
+        return blocks.hidden(params, x, z, cfg, valid, start)
+    B, n, T = z.shape
+    valid = valid if valid is None or n == 1 else jnp.repeat(valid, n, 0)
+    return model.hidden(params, z.reshape(B * n, T), cfg, valid, start).reshape(B, n, T - start, -1)
 
-    Of a uniform model it is log V (of the V tokens that can be predicted: the mask cannot). `start`: the first column
-    that can be a hole; logits are computed from there on. Loss and metrics add up over parts of a batch.
-    """
-    x, z = batch["x"], batch["z"]
-    h = model.features(params, z, cfg, batch["valid"], start, clean=x if cfg.block_causal else None)
-    x, w = jnp.repeat(x, len(z) // len(x), 0)[:, start:], batch["weight"][:, start:]
-    say = lambda logits, x: (gather_logp(logits, x), kernels.likeliest(logits) == x)
-    logp, hit = read(params, h, x, cfg, say, w > 0)
+
+def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Array, dict]:
+    """Compute the negative ELBO in nats per token, and metrics. Both add up over micro-batches.
+
+    For a uniform model it is log V (V without the mask, which cannot be predicted). start: the first column that can
+    be masked; logits are computed from there on."""
+    w = batch.weight[..., start:]
+    h = hidden(params, batch.x, batch.z, cfg, batch.valid, start)
+    targets = jnp.broadcast_to(batch.x[:, None, start:], w.shape)
+
+    def logp_and_hit(logits, x):
+        return gather_logp(logits, x), kernels.likeliest(logits) == x
+
+    logp, hit = read_logits(params, h, cfg, logp_and_hit, w > 0, (targets,))
     nelbo = -jnp.sum(w * logp)
     return nelbo, {"nelbo": nelbo, "hole_acc": jnp.sum(w * hit)}
 
 
-def likelihood(params, batch, key, cfg, n=8, start=0):
-    """batch as for `noise` -> log-likelihood bound of every row (B,) in nats, from n masks each (LLaDA's rule); of a
-    causal model no bound, the log-likelihood. A key is for all rows: the same text has the same masks in each of them,
-    and behind any padding. With keys (B,) rows have their own, and a mean over them varies less."""
+def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
+    """Bound the log-likelihood of each text (B,) in nats, from n masks each (LLaDA's rule); a causal model's is exact.
+
+    batch: as for `noise`. With one key all rows share their masks, so a text scores the same in any row or padding.
+    With keys (B,) each row has its own, and a mean over rows varies less."""
     x, maskable = batch["tokens"], batch["hole"]
     if cfg.causal:
-        h = model.features(params, x, cfg, batch["valid"], start)
-        logp = read(params, h, x[:, start:], cfg, gather_logp, maskable[:, start:])
-        return mesh.everywhere(jnp.sum(maskable[:, start:] * logp, 1))
-    L = maskable.sum(1)
-    keys = key[None] if key.ndim == 0 else key  # (1 or B,)
-    uniform = lambda i, *shape: jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, i), shape))(keys)
+        masked, share = jnp.zeros((1, *x.shape), bool), maskable[None]
+    else:
+        masked, share = likelihood_masks(key[None] if key.ndim == 0 else key, maskable, n)
+    chunk = None if cfg.block_causal else len(x)  # one clean text serves all its copies; else one mask after another
+    logp = view_logp(params, x, masked, cfg, batch["valid"], start, chunk, scored=share > 0)[0]
+    return mesh.everywhere((share * logp).sum((0, 2)))
+
+
+def likelihood_masks(keys, maskable, n):
+    """Draw n masks for each row, of evenly spread sizes: keys (B or 1,), maskable (B, T) -> masked, weight (n, B, T)."""
+    L, T = maskable.sum(1), maskable.shape[1]
+
+    def uniform(i, *shape):
+        return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), shape))(keys)
+
     first = jnp.floor(uniform(n) * L) + 1  # in 1..L; the others follow at distances of L / n
 
-    def masked(j):
-        # Halves go up: LLaDA's round takes them to even counts, of 3 tokens 1, 1 and 2 are masked instead of 1, 2, 3.
+    def one(j):
+        # Round halves up. (LLaDA rounds to even: of 3 tokens it masks 1, 1, 2 instead of 1, 2, 3.)
         count = (jnp.floor(first + j * L / n + 0.5) - 1) % jnp.maximum(L, 1) + 1
-        draws = uniform(j, x.shape[1])[:, ::-1]  # a number depends on its place from the end
-        return least(draws, maskable, count), L / count
+        draws = uniform(j, T)[:, ::-1]  # a token's number depends on its distance from the end, not on padding
+        return least_noisy(draws, maskable, count), L / count / n
 
-    M, w = jax.vmap(masked)(jnp.arange(n))  # (n, B, T), (n, B)
-    chunk = None if cfg.block_causal else len(x)  # one clean copy of a text serves all, or a mask after the other
-    logp = view_logp(params, x, M, cfg, batch["valid"], start, chunk, scored=M)[0]
-    return mesh.everywhere(((M * logp).sum(2) * w).mean(0))
+    masked, w = jax.vmap(one)(jnp.arange(n))
+    return masked, masked * w[..., None]
 
 
-# ---- likelihood estimators: views and weights ------------------------------------------------------------------------
+# ---- log-probability estimators --------------------------------------------------------------------------------------
 #
-# A view k is the text with the positions M_k masked, and every estimator of the field is a choice of M, w and s in
+# A view is a copy of the text with some tokens masked. Every estimator of the field is a choice of views:
 #
-#     token_logp[i] = sum_k w_k[i] log p(x_i | x with M_k masked),        w_k[i] = 0 outside M_k
-#     sum_i s[i] f(token_logp[i])                                         instead of sum_i f(token_logp[i])
+#     logp[i] = sum_k weight[k, i] log p(x_i | x with view k masked)        weight[k, i] = 0 outside view k
+#     loss    = sum_i share[i] f(logp[i])
 #
-# w is what multiplies log p: ratios, KL and the gap to the rollout see it. s is the token's share of the loss: how
-# often it counts because of what was drawn, 0 where no view scores it, 1 on average. A step of four that stands for all
-# of them has w = 1 and s = 4: with the 4 in w, a ratio of 1.2 would be one of 1.2 ** 4. Without a ratio only their
-# product matters; and the ratio of a sequence is made of the mean of s * token_logp, which is ESPO's definition.
-# (`exact` masks nothing: a causal model has not seen token i when it predicts it. And a shifted block model reads the
-# first token of a block from the text before it, so `trace` scores that token in a view that does not mask it.)
-# Same key, same masks: the current, the old and the reference model are compared on equal views.
+# weight multiplies log p, so ratios and KL see it. share is how often a token counts in the loss because of what was
+# drawn: 0 where no view scores it, 1 on average. If one step of four stands for all, its tokens have weight 1 and share
+# 4: with the 4 in the weight, a ratio of 1.2 would be one of 1.2 ** 4. Without a ratio only the product matters. The
+# ratio of a sequence is made from the mean of share * logp, which is ESPO's definition.
+#
+# Two exceptions: `exact` masks nothing, because a causal model never sees the token it predicts; and a shifted block
+# model predicts the first token of a block from the text before it, so `trace` scores that token where it is not masked.
+# With the same key all estimators draw the same masks, so the current, old and reference policies are compared on equal
+# views.
 
 
-def apart(M, w):
-    """M, w (K, B, T), a sum over views that is right on average -> M, w of a mean over the views that score a token,
-    and s (B, T), what it was multiplied with."""
-    s = w.sum(0)
-    return M, w / jnp.where(s > 0, s, 1), s
+class Views(NamedTuple):
+    masked: jax.Array  # (K, B, T) bool
+    weight: jax.Array  # (K, B, T)
+    share: jax.Array  # (B, T)
 
 
-class Choice(NamedTuple):
-    order: jax.Array | None  # (B, T) int, the step at which a token was committed; -1 = given
-    n: int  # how many views, where the estimator leaves that open
-    ratio: tuple[float, float]  # coupled: the range of t
-    p_mask_prompt: float  # one_step: the probability that a prompt token is masked, too
-    prompt: jax.Array | None  # (B, T) True at the tokens of the prompt
-    block: jax.Array | None  # (B or 1, T) the number of each token's block, in a block model
-    counts: jax.Array  # (B, T) True at the tokens of the loss: some of the holes
-    from_text: jax.Array | None  # (B or 1, T) True where a shifted block model reads a token from the text before
+class EstimatorInputs(NamedTuple):
+    """What an estimator may use, besides a key and the tokens of the completion."""
+
+    step: jax.Array | None = None  # (B, T) int, the denoising step that committed a token; -1: given
+    n: int = 1  # how many views, where the estimator leaves that open
+    t_range: tuple[float, float] = (0.2, 0.8)  # coupled: the range of t
+    p_mask_prompt: float = 0.0  # one_step: the probability that a prompt token is masked
+    prompt: jax.Array | None = None  # (B, T) bool
+    block: jax.Array | None = None  # (B or 1, T) the number of each token's block, in a block model
+    counts: jax.Array | None = None  # (B, T) bool, the tokens in the loss; None: the whole completion
+    first_of_block: jax.Array | None = None  # (B or 1, T) see blocks.first_of_block
 
 
-def one_step(key, hole, c):
-    """d1: every hole at once, so tokens are independent given the prompt, of which some tokens are hidden as well."""
-    M = hole
-    if c.p_mask_prompt:
-        M = hole | c.prompt & (jax.random.uniform(key, hole.shape) < c.p_mask_prompt)
-    return M[None], hole[None], hole
+def split_weight(masked, w):
+    """Split weights w (K, B, T) of an unbiased sum over views into those of a mean over the views that score a token,
+    and that token's share of the loss."""
+    share = w.sum(0)
+    return Views(masked, w / jnp.where(share > 0, share, 1), share)
 
 
-def coupled(key, hole, c):
-    """DiffuCoder: everything; a random half M of ratio t; its complement. The weights are part of its log p by
-    definition (Eq. 7 with lambda = 1) and sum to 1.5 on average, which stretches ratios and KL by as much."""
-    k_t, k_mask = jax.random.split(key)
-    low, high = c.ratio
-    t = (low + (high - low) * strata(k_t, len(hole)))[:, None]
-    half = hole & (jax.random.uniform(k_mask, hole.shape) < t)
-    other = hole & ~half
-    return jnp.stack([hole, half, other]), jnp.stack([hole / 2, half / (2 * t), other / (2 * (1 - t))]), hole
+def one_step(key, completion, inputs):
+    """d1: mask the whole completion, and each prompt token with probability p_mask_prompt."""
+    masked = completion
+    if inputs.p_mask_prompt:
+        masked |= inputs.prompt & (jax.random.uniform(key, completion.shape) < inputs.p_mask_prompt)
+    return Views(masked[None], completion[None], completion)
 
 
-def counted(key, hole, n):
-    """-> L (B,), u (n, B) stratified over all views, keys: what both ELBO estimators count with."""
-    k_t, k_mask = jax.random.split(key)
-    return hole.sum(1), strata(k_t, n * len(hole)).reshape(n, -1), jax.random.split(k_mask, n)
+def coupled(key, completion, inputs):
+    """DiffuCoder: mask everything; a random part of ratio t; the rest. The weights belong to the definition (Eq. 7,
+    lambda = 1) and sum to 1.5 on average, which stretches ratios and KL by as much."""
+    t_key, mask_key = jax.random.split(key)
+    low, high = inputs.t_range
+    t = (low + (high - low) * strata(t_key, len(completion)))[:, None]
+    part = completion & (jax.random.uniform(mask_key, completion.shape) < t)
+    rest = completion & ~part
+    weights = completion / 2, part / (2 * t), rest / (2 * (1 - t))
+    return Views(jnp.stack([completion, part, rest]), jnp.stack(weights), completion)
 
 
-def elbo(key, hole, c):
-    """LLaDA, MDLM: n views in which l of the L tokens are masked, l uniform in 1..L, each hole weighing L / l. That
-    bounds the sum; a token that one of four views masked has a log p, not L / 4l of one."""
-    L, u, keys = counted(key, hole, c.n)
-    l = jnp.maximum(jnp.ceil((1 - u) * L), 1)
-    M = jnp.stack([subset(keys[k], hole, l[k]) for k in range(c.n)])
-    return apart(M, M * (L / (c.n * l))[..., None])
+def elbo(key, completion, inputs):
+    """LLaDA, MDLM: n views that mask l of the L tokens, l uniform in 1..L; each masked token counts L / l."""
+    L, u, keys = mask_counts(key, completion, inputs.n)
+    count = jnp.maximum(jnp.ceil((1 - u) * L), 1)
+    masked = jnp.stack([random_subset(keys[k], completion, count[k]) for k in range(inputs.n)])
+    return split_weight(masked, masked * (L / (inputs.n * count))[..., None])
 
 
-def coupled_elbo(key, hole, c):
-    """ESPO: l uniform in 0..L, and the complement beside it: every token is scored once in each pair."""
-    L, u, keys = counted(key, hole, c.n)
-    l = jnp.floor(u * (L + 1))
-    M = jnp.stack([subset(keys[k], hole, l[k]) for k in range(c.n)])
-    w = lambda M, count: M * ((L + 1) / (2 * c.n * jnp.maximum(count, 1)))[..., None]
-    return apart(jnp.concatenate([M, hole & ~M]), jnp.concatenate([w(M, l), w(hole & ~M, L - l)]))
+def coupled_elbo(key, completion, inputs):
+    """ESPO: l uniform in 0..L, and the complement: each pair of views scores every token once."""
+    n = inputs.n
+    L, u, keys = mask_counts(key, completion, n)
+    count = jnp.floor(u * (L + 1))
+    masked = jnp.stack([random_subset(keys[k], completion, count[k]) for k in range(n)])
+    masked, count = jnp.concatenate([masked, completion & ~masked]), jnp.concatenate([count, L - count])
+    return split_weight(masked, masked * ((L + 1) / (2 * n * jnp.maximum(count, 1)))[..., None])
 
 
-def trace(key, hole, c):
-    """TraceRL, CJ-GRPO: each token at the step that committed it, given what was committed before. With fewer views
-    than a row has steps S, every (S/n)-th step from a random start, each standing for S/n of them (AGRPO). Only steps
-    that commit a token of the loss are numbered, in each block anew: a view of another step would score nothing."""
-    number = step_numbers(hole, c)
-    scored_at = number if c.from_text is None else jnp.where(c.from_text, jnp.maximum(number, 0), number)
-    S = jnp.max(jnp.where(c.counts, scored_at, -1), 1) + 1  # (B,)
-    m = jnp.clip(S, 1, c.n)
-    u, k = jax.random.uniform(key, S.shape), jnp.arange(c.n)[:, None]
-    step = jnp.where(S <= c.n, k, jnp.floor((u + k) * (S / m)))[..., None]  # (n, B, 1)
-    chosen = hole & (k < m)[..., None]
-    return apart(chosen & (number >= step), chosen * (scored_at == step) * (jnp.maximum(S, 1) / m)[:, None])
+def mask_counts(key, completion, n):
+    """Draw what both ELBO estimators use -> L (B,), u (n, B) stratified over all views, n keys."""
+    t_key, mask_key = jax.random.split(key)
+    u = strata(t_key, n * len(completion)).reshape(n, -1)
+    return completion.sum(1), u, jax.random.split(mask_key, n)
 
 
-def step_numbers(hole, c):
-    """Number each token's step (B, T), from 0, counting only steps that commit a token of the loss: a token committed
-    before the first of them has -1. A block model numbers the steps of each block anew, so that one view serves the
-    first step of every block.
-
-    A shifted block model commits the first token of a block alone, and reads it from the text before whatever is masked
-    in the block. That step is not counted, because the token needs no view of its own."""
-    counts = c.counts if c.from_text is None else c.counts & ~c.from_text
-    block = jnp.zeros((1, hole.shape[1]), int) if c.block is None else c.block
-    block = jnp.broadcast_to(block, hole.shape)
-    mine, theirs = c.order[..., None], c.order[:, None]
-    repeats = within(block, (mine == theirs) & counts[:, None] & jnp.tri(hole.shape[1], k=-1, dtype=bool))
-    first = counts & (repeats == 0)  # the leftmost of the tokens that one step committed
-    return within(block, first[:, None] & (theirs <= mine)) - 1
-
-
-def left_to_right(key, hole, c):
-    """JustGRPO: the holes one by one from the left, as an autoregressive model fills them; n up to their number."""
-    return trace(key, hole, c._replace(order=jnp.cumsum(hole, 1) - 1))
+def trace(key, completion, inputs):
+    """TraceRL, CJ-GRPO: score each token at the step that committed it, given the tokens committed before. With fewer
+    views n than a row has steps S, take every (S / n)-th step from a random start, each standing for S / n (AGRPO)."""
+    number = step_numbers(completion, inputs)
+    counts, first = inputs.counts, inputs.first_of_block
+    scored_at = number if first is None else jnp.where(first, jnp.maximum(number, 0), number)
+    S = jnp.max(jnp.where(completion if counts is None else counts, scored_at, -1), 1) + 1  # (B,)
+    views = jnp.clip(S, 1, inputs.n)
+    u, k = jax.random.uniform(key, S.shape), jnp.arange(inputs.n)[:, None]
+    step = jnp.where(S <= inputs.n, k, jnp.floor((u + k) * (S / views)))[..., None]  # (n, B, 1)
+    usable = completion & (k < views)[..., None]
+    weights = usable * (scored_at == step) * (jnp.maximum(S, 1) / views)[:, None]
+    return split_weight(usable & (number >= step), weights)
 
 
-def exact(key, hole, c):
-    """Every autoregressive GRPO: nothing is masked, one pass."""
-    return jnp.zeros_like(hole)[None], hole[None], hole
+def step_numbers(completion, inputs):
+    """Number the denoising steps that commit a token of the loss, from 0 -> for each token (B, T) the number of its
+    step, or of the last numbered one before it; -1 before the first.
+
+    A block model numbers the steps of each block anew, so that one view serves the first step of every block. The
+    tokens in inputs.first_of_block need no view of their own, so their steps are not numbered."""
+    T = completion.shape[1]
+    counts = completion if inputs.counts is None else inputs.counts
+    counts = counts if inputs.first_of_block is None else counts & ~inputs.first_of_block
+    block = jnp.zeros((1, T), int) if inputs.block is None else inputs.block
+    block = jnp.broadcast_to(block, completion.shape)
+    mine, others = inputs.step[..., None], inputs.step[:, None]
+    repeats = blocks.within(block, (mine == others) & counts[:, None] & jnp.tri(T, k=-1, dtype=bool))
+    leftmost = counts & (repeats == 0)  # of the tokens that one step committed
+    return blocks.within(block, leftmost[:, None] & (others <= mine)) - 1
 
 
-ESTIMATORS = dict(one_step=one_step, coupled=coupled, elbo=elbo, coupled_elbo=coupled_elbo, trace=trace,
-                  left_to_right=left_to_right, exact=exact)  # fmt: skip
+def left_to_right(key, completion, inputs):
+    """JustGRPO: score as if the completion had been written from left to right; n up to its length."""
+    return trace(key, completion, inputs._replace(step=jnp.cumsum(completion, 1) - 1))
 
 
-def views(key, method, hole, order=None, n=1, ratio=(0.2, 0.8), p_mask_prompt=0.0, prompt=None, block=None,
-          counts=None, from_text=None):
-    """hole (B, T), the completion -> M (K, B, T) bool, what each view masks; w (K, B, T), what multiplies log p there;
-    s (B, T), each token's share of the loss. counts: the tokens of the loss; None: all of the completion."""
-    counts = hole if counts is None else counts
-    M, w, s = ESTIMATORS[method](key, hole, Choice(order, n, ratio, p_mask_prompt, prompt, block, counts, from_text))
-    return M, w.astype(jnp.float32), s.astype(jnp.float32)
+def exact(key, completion, inputs):
+    """Every autoregressive GRPO: mask nothing, one pass."""
+    return Views(jnp.zeros_like(completion)[None], completion[None], completion)
 
 
-def view_logp(params, x, M, cfg, valid=None, start=0, chunk=None, temperature=1.0, scored=None, bonus=True,
-              hole=None, temper=None):
-    """x (B, T), M (K, B, T) -> log p of every token in every view, and the entropy there, (K, B, T); 0 before start.
+ESTIMATORS: dict[str, Callable[..., Views]] = {
+    "one_step": one_step,
+    "coupled": coupled,
+    "elbo": elbo,
+    "coupled_elbo": coupled_elbo,
+    "trace": trace,
+    "left_to_right": left_to_right,
+    "exact": exact,
+}
 
-    The views are rows of one batch, of which `chunk` at a time are computed and, for the gradient, kept: None: all.
-    With remat what enters each block is kept of all. A block model has the views of a text in one chunk, which then
-    needs one clean copy of it. scored (K, B, T): where a view's result is looked at, None: everywhere. bonus: has the
-    entropy a gradient? hole (B, T), temper(logits (..., V), x (...), ids, there (..., T)): in place of a temperature,
-    the logits that x was drawn from when its row had the ids that are there. In a causal model a hole is there for what
-    is right of it.
-    """
-    K, B, T = M.shape
+
+def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:
+    """Draw the views of an estimator: completion (B, T) bool, inputs: fields of EstimatorInputs."""
+    masked, w, share = ESTIMATORS[name](key, completion, EstimatorInputs(**inputs))
+    return Views(masked, w.astype(jnp.float32), share.astype(jnp.float32))
+
+
+# ---- log-probabilities of views --------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a token was predicted."""
+
+    row: jax.Array  # (N,) which text
+    column: jax.Array  # (N,)
+    z: jax.Array  # (N, T) the noisy copy that the model saw
+
+
+def logp_and_entropy(logits, x, place):
+    return gather_logp(logits, x), entropy(logits)
+
+
+def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=None, say=logp_and_entropy):
+    """Compute log p of every token in every view, and the entropy there: x (B, T), masked (K, B, T) -> two (K, B, T), 0
+    before column `start`.
+
+    chunk: how many noisy copies are computed, and kept for the gradient, at a time (None: all). scored (K, B, T): where
+    the result is used (None: everywhere). say(logits (N, V), x (N,), Place): what to compute from logits. With
+    cfg.remat the inputs of every block are kept for all copies."""
+    K, B, T = masked.shape
     chunk = chunk or K * B
     if K * B % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
+    n = math.gcd(chunk, K) if cfg.block_causal else 1  # copies that share a clean text
+    scored = jnp.ones_like(masked) if scored is None else scored
 
-    def some(rows):
-        b, of_view = rows % B, lambda a: a.reshape(-1, T)[rows]
-        z = jnp.where(of_view(M), cfg.mask_id, x[b]) if cfg.mask_id is not None else x[b]
-        clean = x[b[:: math.gcd(chunk, K)]] if cfg.block_causal else None
-        h = model.features(params, z, cfg, None if valid is None else valid[b], start, clean=clean)
-        looked_at = jnp.ones_like(z, bool) if scored is None else of_view(scored)
+    def by_text(a):  # (K, B, T) -> (B * K / n, n, T)
+        return a.swapaxes(0, 1).reshape(-1, n, T)
 
-        def say(logits, x, row=None, column=None):
-            if temper:
-                there = (z != cfg.mask_id) & (True if valid is None else valid[b])
-                earlier = ~hole[b[row]] | (jnp.arange(T) < column[..., None]) if cfg.causal else True
-                logits = temper(logits, x, z[row], there[row] & earlier)
-            else:
-                logits = logits / temperature
-            return gather_logp(logits, x), entropy(logits if bonus else jax.lax.stop_gradient(logits))
+    def some(part):
+        row, masked, scored = part
+        clean = jnp.broadcast_to(x[row][:, None], masked.shape)
+        z = clean if cfg.mask_id is None else jnp.where(masked, cfg.mask_id, clean)
+        h = hidden(params, x[row], z, cfg, None if valid is None else valid[row], start)
+        i, k, column = jnp.indices(h.shape[:-1])
 
-        at = [a[:, start:] for a in (looked_at, *(jnp.indices(z.shape) if temper else ()))]
-        look = lambda params, h: read(params, h, x[b, start:], cfg, say, *at)
-        return (jax.checkpoint(look) if cfg.remat and chunk < K * B else look)(params, h)
+        def at_place(logits, x, i, k, column):
+            return say(logits, x, Place(row[i], column + start, z[i, k]))
 
-    rows = jnp.arange(K * B).reshape(K, B)
-    rows = (rows.T if cfg.block_causal else rows).reshape(-1, chunk)
-    if len(rows) == 1:
-        both = some(rows[0])
-    else:  # with remat the blocks are computed again one by one: a whole chunk again would be a fifth pass beside four
-        both = jax.lax.map(some if cfg.remat else jax.checkpoint(some), rows)
-    back = lambda a: a.reshape(B, K, -1).swapaxes(0, 1) if cfg.block_causal else a.reshape(K, B, -1)
-    return tuple(jnp.pad(back(a), ((0, 0), (0, 0), (start, 0))) for a in both)
+        def read(params, h):
+            return read_logits(params, h, cfg, at_place, scored[..., start:], (clean[..., start:], i, k, column))
 
+        return (jax.checkpoint(read) if cfg.remat and chunk < K * B else read)(params, h)
 
-def token_logp(params, x, M, w, cfg, valid=None, start=0, chunk=None, temperature=1.0):
-    """x (B, T), M and w (K, B, T) -> sum over the views of w log p (B, T), zero outside the completion."""
-    return (w * view_logp(params, x, M, cfg, valid, start, chunk, temperature, w != 0)[0]).sum(0)
+    parts = jnp.arange(B).repeat(K // n), by_text(masked), by_text(scored)
+    if chunk == K * B:
+        out = some(parts)
+    else:  # with remat the blocks are recomputed one by one; recomputing a whole chunk would add a fifth pass to four
+        parts = jax.tree.map(lambda a: a.reshape(-1, chunk // n, *a.shape[1:]), parts)
+        out = jax.lax.map(some if cfg.remat else jax.checkpoint(some), parts)
+    by_view = [a.reshape(B, K, T - start).swapaxes(0, 1) for a in out]
+    return tuple(jnp.pad(a, ((0, 0), (0, 0), (start, 0))) for a in by_view)
 
 
-def sandwich(logp, w, up, mix, power):
-    """logp, w * s (K, B, T) of `elbo`, up (B,): is the row to become likelier? -> (B, T): SPG's bounds (2510.09541).
+def token_logp(params, x, views: Views, cfg, valid=None, start=0, chunk=None):
+    """Estimate log p of each token of x (B, T) -> (B, T), 0 outside the completion."""
+    scored = views.weight != 0
+    return (views.weight * view_logp(params, x, views.masked, cfg, valid, start, chunk, scored)[0]).sum(0)
 
-    What should rise is its lower bound, the ELBO; what should fall, mix * its upper bound, 1 / power times the log of
-    the mean over the views of p ** power, + (1 - mix) * the ELBO: pushing down a lower bound need not push down p."""
+
+def sandwich(logp, w, rises, mix, power):
+    """Bound log p of each token as SPG does (2510.09541): logp, w = weight * share (K, B, T) of `elbo` -> (B, T).
+
+    Rows that should become likelier, rises (B,), get the lower bound, the ELBO. Others get mix * the upper bound +
+    (1 - mix) * the ELBO, because pushing down a lower bound need not push down p. The upper bound is 1 / power times the
+    log of the mean of p ** power over the views."""
     lower = (w * logp).sum(0)
-    seen = w > 0
-    upper = jax.nn.logsumexp(jnp.where(seen, power * logp, -jnp.inf), 0, b=jnp.where(seen, w, 1)) / power
-    upper = jnp.where(seen.any(0), upper, 0)  # a token that no view masked has no bound
-    return jnp.where(up[:, None], lower, mix * upper + (1 - mix) * lower)
+    scored = w > 0
+    upper = jax.nn.logsumexp(jnp.where(scored, power * logp, -jnp.inf), 0, b=jnp.where(scored, w, 1)) / power
+    upper = jnp.where(scored.any(0), upper, 0)  # a token that no view masked has no bound
+    return jnp.where(rises[:, None], lower, mix * upper + (1 - mix) * lower)

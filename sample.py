@@ -29,7 +29,8 @@ import numpy as np
 
 import diffusion
 import model
-from machine import caches, kernels, mesh
+from machine import kernels, mesh
+from variants import blocks, caches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,233 +77,267 @@ class Plan:
 
 
 class State(NamedTuple):
-    z: jax.Array  # (B, T)
-    step: jax.Array  # (B, T) when each token was committed; -1: given, or still a hole
-    logp: jax.Array  # (B, T) its log-prob when it was drawn
-    n: jax.Array  # steps so far
-    block: jax.Array  # (B,) where the current block of each row begins
+    """A batch while it is filled."""
+
+    z: jax.Array  # (B, T) tokens, and the mask where there is none yet
+    step: jax.Array  # (B, T) the step that committed each token; -1: given, or still masked
+    logp: jax.Array  # (B, T) log-prob of each token when it was drawn
+    n: jax.Array  # () steps so far
+    block: jax.Array  # (B,) the first column of each row's current block
     i: jax.Array  # (B,) steps so far in this block
-    cache: list | None = None  # keys and values: of a causal model, of what is left of the current column
-    kept: jax.Array | None = None  # (B,) of a block model: what is left of this column stays in the cache as it is
+    cache: list | None = None  # keys and values, see model.new_cache
+    stored: jax.Array | None = None  # (B,) in a block model: the columns before it are in the cache for good
 
 
-# ---- who goes first: logits (n, V), the token each of n positions would get, its key and its column -> scores (n,)
+class Window(NamedTuple):
+    """What a step works on: the current block of each row, L columns."""
 
-def chances(l, some):
-    """l (n, V), some of its logits (n, k) -> the softmax of these, (n, k), without all the others in memory."""
-    top = l.max(-1, keepdims=True)
-    return jnp.exp(some - top) / jnp.exp(l - top).sum(-1, keepdims=True)
+    block: jax.Array  # (B,) its first column
+    start: jax.Array  # (B,) the first of the L columns; less than `block` if the last block is shorter
+    steps: jax.Array  # (B,) how many steps the block may take
+    i: jax.Array  # (B,) the number of this step in the block
+    refresh: jax.Array | None  # () True if the cache is to be computed anew (Fast-dLLM)
+    may: jax.Array  # (B or 1, T or 1) True where a token may be committed now
+    stored: jax.Array | None  # (B,) State.stored in this step, and
+    stored_next: jax.Array | None  # (B,) after it
 
 
-def chance(l, token):
-    """l (n, V), token (n,) -> its probability (n,)."""
-    return chances(l, jnp.take_along_axis(l, token[:, None], -1))[:, 0]
+class Block(NamedTuple):
+    """What a rule decides from: the L positions of each row's block."""
+
+    masked: jax.Array  # (B, L) True where a token may be committed
+    rank: jax.Array  # (B, L) 0 for the mask that goes first
+    confidence: jax.Array  # (B, L) probability of the likeliest token (order sampled: of the drawn one)
+    entropy: jax.Array  # (B, L) in nats
+    standing: jax.Array  # (B, L) probability of the token that stands there now
+    i: jax.Array  # (B, 1) the number of this step in the block
+    steps: jax.Array  # (B, 1) how many steps the block may take
 
 
-def negative_entropy(l):
-    """l (n, V) -> (n,). The 1e-10 is Dream's: its orders are reproduced to the token."""
-    p = jax.nn.softmax(l)
-    return jnp.sum(p * jnp.log(p + 1e-10), -1)
+# ---- orders: which masks first. Logits (N, V), the token each position would get, keys, columns -> scores (N,) ---------
+
+
+def softmax_of(logits, some):
+    """Return the probabilities (N, k) of some (N, k) of the logits (N, V), without computing all of them."""
+    top = logits.max(-1, keepdims=True)
+    return jnp.exp(some - top) / jnp.exp(logits - top).sum(-1, keepdims=True)
+
+
+def probability(logits, token):
+    return softmax_of(logits, jnp.take_along_axis(logits, token[:, None], -1))[:, 0]
+
+
+def negative_entropy(logits):
+    p = jax.nn.softmax(logits)
+    return jnp.sum(p * jnp.log(p + 1e-10), -1)  # the 1e-10 is Dream's: its orders are reproduced to the token
+
+
+def margin(logits):
+    return -jnp.diff(softmax_of(logits, jax.lax.top_k(logits, 2)[0]))[:, 0]
 
 
 ORDERS = {
-    "random": lambda l, token, keys, column: jax.vmap(jax.random.uniform)(keys),
-    "confidence": lambda l, token, keys, column: chance(l, token),
-    "margin": lambda l, token, keys, column: -jnp.diff(chances(l, jax.lax.top_k(l, 2)[0]))[:, 0],  # best minus second
-    "entropy": lambda l, token, keys, column: negative_entropy(l),
-    "left": lambda l, token, keys, column: -column.astype(jnp.float32),
-    "sampled": lambda l, token, keys, column: chance(l, token),  # of the token drawn; for all others, the likeliest
+    "random": lambda logits, token, keys, column: jax.vmap(jax.random.uniform)(keys),
+    "confidence": lambda logits, token, keys, column: probability(logits, token),
+    "margin": lambda logits, token, keys, column: margin(logits),
+    "entropy": lambda logits, token, keys, column: negative_entropy(logits),
+    "left": lambda logits, token, keys, column: -column.astype(jnp.float32),
+    "sampled": lambda logits, token, keys, column: probability(logits, token),  # of the token that was drawn
 }
 
 
-# ---- how many: rank, hole, the scores of NEEDS (B, L), step i of `share` (B, 1) in this block -> commit (B, L) bool
-
-# The order by whose scores a rule decides.
-NEEDS = {"threshold": "confidence", "factor": "confidence", "dynamic": "confidence", "entropy": "entropy"}
+# ---- rules: how many at a step. Block, Plan -> (B, L) True where a token is to stand after this step. A rule that says
+# ---- False where one stands already takes that token back.
 
 
-def quota(plan, rank, hole, score, i, share):
-    """LLaDA's balanced split: n holes in s steps are n // s at each and one more at the first n % s."""
-    return rank < -(-hole.sum(1, keepdims=True) // jnp.maximum(share - i, 1))  # holes left / steps left, rounded up
+def quota(b, plan):
+    """LLaDA: an equal share of the remaining masks in each remaining step, rounded up."""
+    return ~b.masked | (b.rank < -(-b.masked.sum(1, keepdims=True) // jnp.maximum(b.steps - b.i, 1)))
 
 
 def dream_fractions(steps):
-    """-> (steps,) float32: the fraction of the holes that Dream fills at each step; at the last, all."""
-    t = np.linspace(1, 1e-3, steps + 1, dtype=np.float32)  # not to 0: as many steps as holes fill 0, 1, 1, ..., 1, 2
+    """Return the fraction of the masks (steps,) that Dream fills at each step; all of them at the last."""
+    t = np.linspace(1, 1e-3, steps + 1, dtype=np.float32)  # not to 0: as many steps as masks fill 0, 1, 1, ..., 1, 2
     return np.append(1 - t[1:-1] / t[:-2], np.float32(1))
 
 
-def dream(plan, rank, hole, score, i, share):
-    """Dream's schedule: a fraction of a row's holes (Dream: of their mean in the batch), rounded down; at last, all."""
+def dream(b, plan):
+    """Dream: a growing fraction of a row's masks (in Dream, of their mean in the batch), rounded down."""
     fractions = np.stack([np.pad(dream_fractions(s), (0, plan.steps - s)) for s in range(1, plan.steps + 1)])
-    k = (hole.sum(1, keepdims=True) * jnp.asarray(fractions)[share - 1, i]).astype(jnp.int32)
-    return rank < jnp.where(i < share - 1, k, hole.shape[1])
+    k = (b.masked.sum(1, keepdims=True) * jnp.asarray(fractions)[b.steps - 1, b.i]).astype(jnp.int32)
+    return ~b.masked | (b.rank < jnp.where(b.i < b.steps - 1, k, b.masked.shape[1]))
 
 
-def static(plan, rank, hole, score, i, share):
-    """SDAR's split: of a block's length, not of the holes in it, which are fewer where a prompt ends."""
-    return rank < jnp.maximum(hole.shape[1] // share + (i < hole.shape[1] % share), 1)
+def static(b, plan):
+    """SDAR: an equal share of the block's length, of which fewer tokens are masked where a prompt ends."""
+    L = b.masked.shape[1]
+    return ~b.masked | (b.rank < jnp.maximum(L // b.steps + (b.i < L % b.steps), 1))
 
 
-def factor(plan, rank, hole, score, i, share):
-    """Fast-dLLM's other rule: n of them, the last with a probability p that has (n + 1) (1 - p) <= factor; and the
-    best. (Its released loop takes the last hole of all even where that fails.)"""
-    fails = hole & (rank > 0) & ((rank + 2) * (1 - score) > plan.factor)
-    return rank < jnp.min(jnp.where(fails, rank, hole.shape[1]), 1, keepdims=True)
+def dynamic(b, plan):
+    """SDAR's other rule: its share, and every token that is probable enough."""
+    return static(b, plan) | (b.confidence > plan.threshold)
 
 
-def entropy(plan, rank, hole, score, i, share):
-    """EB-Sampler: as far as the sum of entropies, less the largest of them, stays in the budget; and the best."""
-    H = jnp.where(rank[:, None] <= rank[..., None], -score[:, None], 0)  # (B, L, L): up to each rank
-    return (H.sum(-1) - H.max(-1) <= plan.budget) | (rank == 0)
+def threshold(b, plan):
+    """Fast-dLLM: every token that is probable enough, and the best one."""
+    return ~b.masked | (b.confidence >= plan.threshold) | (b.rank == 0)
 
 
-RULES = {"quota": quota, "dream": dream, "factor": factor, "entropy": entropy,  # and whatever is probable enough:
-         "dynamic": lambda plan, *a: static(plan, *a) | (a[2] > plan.threshold),  # SDAR's: what is sure, and its split
-         "threshold": lambda plan, rank, hole, score, i, share: (score >= plan.threshold) | (rank == 0)}
+def factor(b, plan):
+    """Fast-dLLM's other rule: as many tokens n as keep (n + 1) (1 - p) <= factor, p being the probability of the last
+    one; at least one. (Its released loop fills the last mask even where that fails.)"""
+    fails = b.masked & (b.rank > 0) & ((b.rank + 2) * (1 - b.confidence) > plan.factor)
+    return ~b.masked | (b.rank < jnp.min(jnp.where(fails, b.rank, b.masked.shape[1]), 1, keepdims=True))
+
+
+def entropy(b, plan):
+    """EB-Sampler: as many as keep the sum of entropies, less the largest, within the budget; at least one."""
+    upto = jnp.where(b.rank[:, None] <= b.rank[..., None], b.entropy[:, None], 0)  # (B, L, L)
+    return ~b.masked | (upto.sum(-1) - upto.max(-1) <= plan.budget) | (b.rank == 0)
+
+
+RULES = {
+    "quota": quota,
+    "dream": dream,
+    "threshold": threshold,
+    "factor": factor,
+    "entropy": entropy,
+    "dynamic": dynamic,
+    "static": static,
+}
 CACHES = "none", "prefix", "dual"
 
 
-# ---- one step --------------------------------------------------------------------------------------------------------
-
-def ban(l, ids):
-    """l (..., V) with these ids out of reach."""
-    return l.at[..., jnp.array(ids)].set(model.BANNED) if ids else l
+# ---- the distribution that tokens are drawn from ---------------------------------------------------------------------
 
 
-def predict(params, s, asked, cfg, plan, valid, start, length, fresh):
-    """State, asked (B, T), the start (B,) of a window, or () -> what its logits are read from, (B, length, D or with
-    guidance 2D); for the penalty, which ids (B, V) a row has already; the cache, in a causal model with the column
-    before start, the one that was filled last."""
-    z, cache = s.z, s.cache
-    if cfg.causal:
-        before = jnp.maximum(start - 1, 0)
-        last = jax.lax.dynamic_slice_in_dim(z, before, 1, 1)  # of column 0 there is none, and the next step mends it
-        last = jnp.where(start == 0, model.start_id(cfg), last)
-        h, cache = model.extend(params, last, cfg, valid, cache, before)
-    elif cache is not None and cfg.block_causal:
-        h, cache = caches.block_pass(params, s, cfg, plan, valid, start, length)
-    elif cache is not None:
-        h, cache = caches.revisit(params, s, cfg, plan, valid, start, length, fresh)
-    else:
-        h = model.features(params, z, cfg, valid, start, length)
-    if plan.guidance:
-        u = model.features(params, jnp.where(asked, z, cfg.mask_id), cfg, valid, start, length)
-        h = jnp.concatenate([h, u], -1)
-    if plan.repetition_penalty == 1:
-        return h, None, cache
-    return h, ids_of(z, (z != cfg.mask_id) & (True if valid is None else valid), cfg.vocab_size), cache
+def forbid(logits, ids):
+    """Put ids out of reach."""
+    return logits.at[..., jnp.array(ids)].set(model.NEVER) if ids else logits
 
 
 def ids_of(z, there, V):
-    """z, there (..., T) -> (..., V): which ids are there."""
+    """Say which ids a row has: z, there (..., T) -> (..., V) bool."""
     rows = jnp.indices(z.shape, sparse=True)[:-1]
     return jnp.zeros((*z.shape[:-1], V), bool).at[(*rows, z)].max(there)
 
 
-def penalized(l, known, plan):
-    """l, known (..., V) -> l, in which the ids that a row has are less likely."""
-    return jnp.where(known, jnp.where(l > 0, l / plan.repetition_penalty, l * plan.repetition_penalty), l)
+def penalized(logits, present, plan):
+    """Make the ids that a row has, present (..., V), less likely."""
+    p = plan.repetition_penalty
+    return jnp.where(present, jnp.where(logits > 0, logits / p, logits * p), logits)
 
 
-def logits(params, h, known, cfg, plan):
-    """h (n, D or 2D), known (n, V) or None of `predict` -> logits (n, V), after guidance, penalty and `never`."""
-    h, *without = jnp.split(h, 1 + bool(plan.guidance), -1)
-    l = model.readout(params, h, cfg)
+def adjusted(params, h, present, cfg, plan):
+    """Compute logits (N, V) from states h (N, D, or 2D with guidance), after guidance, penalty and `never`."""
+    h, *unconditional = jnp.split(h, 1 + bool(plan.guidance), -1)
+    logits = model.readout(params, h, cfg)
     if plan.guidance:
-        u = model.readout(params, *without, cfg)
-        l = u + (1 + plan.guidance) * (l - u)
-    if known is not None:
-        l = penalized(l, known, plan)
-    return ban(l, plan.never)
+        u = model.readout(params, *unconditional, cfg)
+        logits = u + (1 + plan.guidance) * (logits - u)
+    if present is not None:
+        logits = penalized(logits, present, plan)
+    return forbid(logits, plan.never)
 
 
-def temper(l, plan):
-    """l (..., V) -> the logits that tokens are drawn from: temperature, then top-p, then top-k, in Dream's order."""
+def filtered(logits, plan):
+    """Apply temperature, then top-p, then top-k (Dream's order) to logits (..., V)."""
     if plan.temperature:
-        l = l / plan.temperature
+        logits = logits / plan.temperature
     if plan.top_p is not None and plan.top_p < 1:
-        l = jnp.where(kernels.nucleus(l, plan.top_p), l, model.BANNED)
+        logits = jnp.where(kernels.nucleus(logits, plan.top_p), logits, model.NEVER)
     if plan.top_k is not None:
-        l = jnp.where(l < jax.lax.top_k(l, min(plan.top_k, l.shape[-1]))[0][..., -1:], model.BANNED, l)
-    return l
+        least = jax.lax.top_k(logits, min(plan.top_k, logits.shape[-1]))[0][..., -1:]
+        logits = jnp.where(logits < least, model.NEVER, logits)
+    return logits
 
 
-def as_drawn(l, x, ids, there, plan):
-    """l (..., V), x (...), ids, there (..., T) -> the logits that x was drawn from where its row had these ids.
+def as_drawn(logits, x, ids, there, plan):
+    """Return the logits that the tokens x (...) were drawn from, in rows that had the ids (..., T) where `there`.
 
-    Where x would be filtered out now (another policy than the one that drew it, another view), it counts as one of
-    those that are kept: its log-prob is finite, has a gradient, and is exact wherever x could have been drawn."""
-    l = l if plan.repetition_penalty == 1 else penalized(l, ids_of(ids, there, l.shape[-1]), plan)
-    return jnp.where(jnp.arange(l.shape[-1]) == x[..., None], l / plan.temperature, temper(l, plan))
-
-
-def reach(key, p):
-    """Where the cumulative sum of p (n,) first reaches a random share of the whole: index i with chance p[i]."""
-    u = ((jax.random.bits(key) >> 8).astype(jnp.float32) + 0.5) * 2.0**-24  # neither 0 nor 1
-    sums = jnp.cumsum(p)
-    return (sums < u * sums[-1]).sum()
+    If x would be filtered out now (by another policy than drew it, or in another view), it is kept: its log-prob is
+    finite, has a gradient, and is exact wherever x could have been drawn."""
+    if plan.repetition_penalty != 1:
+        logits = penalized(logits, ids_of(ids, there, logits.shape[-1]), plan)
+    drawn = jnp.arange(logits.shape[-1]) == x[..., None]
+    return jnp.where(drawn, logits / plan.temperature, filtered(logits, plan))
 
 
-def draw(key, p):
-    """A key, p (V,) -> a token. First which of sqrt(V) stretches of the vocabulary, then which token of the stretch: so
-    the sums stay short, and exact for the rare tokens of a large vocabulary, and two random numbers do. (Gumbel noise,
-    as in LLaDA's code, takes V of them and as many logarithms of logarithms, with the same distribution.)"""
-    n = math.isqrt(len(p) - 1) + 1
-    cut = jnp.pad(p, (0, n * n - len(p))).reshape(n, n)
-    k_stretch, k_token = jax.random.split(key)
-    stretch = reach(k_stretch, cut.sum(-1))
-    token = stretch * n + reach(k_token, cut[stretch])
-    # The last bit of a sum must not make a banned token possible.
-    return jnp.where(p[token] > 0, token, kernels.likeliest(p))
+# ---- one step --------------------------------------------------------------------------------------------------------
 
 
-def place(s, cfg, plan, L):
-    """State, the length L of a block -> for each row (B,) where its block begins, the steps it may take, and of these
-    the next one; (), do blocks begin? With a cache rows wait for each other, and begin their next blocks together.
+def current_block(s, cfg, plan, L):
+    """Find the block of L columns that each row works on -> Window.
 
-    Blocks tile a row from its first hole and share the steps by how many tokens were asked for in each: equal shares
-    where all of them were, as in LLaDA, and none for given text in between. A causal model is at one column in all
-    rows, and comes by given ones, too: the cache has to know them."""
-    T, holes = s.z.shape[1], s.z == cfg.mask_id
-    asked = holes | (s.step >= 0)
+    Blocks tile a row from its first mask. They divide the steps in proportion to their masks: equally when everything
+    is masked, as in LLaDA. With a cache all rows begin their next block together. A causal model is at one column in
+    all rows, and also visits given tokens, because its cache has to hold them."""
+    T, masked = s.z.shape[1], s.z == cfg.mask_id
+    asked = masked | (s.step >= 0)
     first = jnp.argmax(asked, 1)
-    now = jnp.where(holes.any(1), jnp.argmax(holes, 1), first)
+    now = jnp.where(masked.any(1), jnp.argmax(masked, 1), first)
     if cfg.causal:
         first = jnp.full(len(s.z), jnp.argmax(asked.any(0)))
         now = first + s.n
     block = first + (now - first) // L * L
-    going = holes.any(1) & (block == s.block)
-    fresh = ~going.any()
+    busy = masked.any(1) & (block == s.block)
+    refresh = ~busy.any()
     if plan.cache != "none":
-        block = jnp.where(going | fresh & holes.any(1), block, jnp.maximum(s.block, 0))
-    before = lambda at: plan.steps * (asked & (jnp.arange(T) < at[:, None])).sum(1) // jnp.maximum(asked.sum(1), 1)
-    return block, jnp.maximum(before(block + L) - before(block), 1), jnp.where(block == s.block, s.i, 0), fresh
+        block = jnp.where(busy | refresh & masked.any(1), block, jnp.maximum(s.block, 0))
+
+    def steps_before(column):
+        """Count the steps that fall to the columns before this one."""
+        share = (asked & (jnp.arange(T) < column[:, None])).sum(1)
+        return plan.steps * share // jnp.maximum(asked.sum(1), 1)
+
+    steps = jnp.maximum(steps_before(block + L) - steps_before(block), 1)
+    i = jnp.where(block == s.block, s.i, 0)
+    return Window(block, jnp.minimum(block, T - L), steps, i, refresh, jnp.ones((1, 1), bool), None, None)
 
 
-def in_grid(s, cfg, plan, L, valid):
-    """State of a block model, the length L of a block, or of a part of one -> for each row where its block begins, the
-    steps it may take, the next of them; which columns (B, T) may be filled now; the State, and `kept` of the next.
+def next_block(s, cfg, plan, valid, L):
+    """Find the block of L columns, or the part of a block, that each row of a block model works on -> Window.
 
-    Blocks begin where the text does. With a cache, one that is finished takes a pass of its own, to be kept. That gives
-    a shifted model the first token of the next: alone, for nothing can be said of its others yet."""
+    With a cache, a finished block gets one more pass to store it. In a shifted model that pass also predicts the next
+    block's first token, and no other token of that block. Neither counts as one of a block's steps."""
     B, T = s.z.shape
-    holes, column, b = s.z == cfg.mask_id, jnp.arange(T), cfg.block_causal
-    text = jnp.zeros(B, jnp.int32) if valid is None else jnp.argmax(valid, 1)
-    at = jnp.argmax(holes, 1) - text
-    block, read_from = text + at // L * L, text + jnp.maximum(at - cfg.shift, 0) // b * b
-    s = s._replace(kept=jnp.where(s.n == 0, read_from, s.kept))  # what is given before the first hole has been read
-    alone, behind = cfg.shift & (at > 0) & (at % b == 0), (s.cache is not None) & (at > 0) & (s.kept < read_from)
-    may = jnp.where(alone[:, None], column == (text + at)[:, None], True) & ~behind[:, None]
-    i = jnp.where(block == s.block, s.i, 0) - (alone | behind)  # neither is one of a block's steps
-    return block, jnp.full(B, plan.steps), i, may, s, jnp.where(alone | behind, s.kept + b, s.kept)
+    masked, size = s.z == cfg.mask_id, cfg.block_causal
+    text = jnp.zeros(B, jnp.int32) if valid is None else jnp.argmax(valid, 1)  # where each row's text begins
+    at = jnp.argmax(masked, 1) - text
+    block, needed = text + at // L * L, text + jnp.maximum(at - cfg.shift, 0) // size * size
+    stored = jnp.where(s.n == 0, needed, s.stored)  # the prompt has been read
+    alone = cfg.shift & (at > 0) & (at % size == 0)
+    behind = (s.cache is not None) & (at > 0) & (stored < needed)
+    may = jnp.where(alone[:, None], jnp.arange(T) == (text + at)[:, None], True) & ~behind[:, None]
+    i = jnp.where(block == s.block, s.i, 0) - (alone | behind)
+    start, steps = jnp.minimum(block, T - L), jnp.full(B, plan.steps)
+    return Window(block, start, steps, i, None, may, stored, jnp.where(alone | behind, stored + size, stored))
 
 
-def speak(l, keys, plan):
-    """l (n, V), keys (n,) -> the tokens (n,) that are drawn, their log-probs. At temperature 0 that is the model's own,
-    at temperature 1: that of a point mass would say nothing."""
-    source = temper(l, plan)
-    token = jax.vmap(draw)(keys, jax.nn.softmax(source)) if plan.temperature else kernels.likeliest(source)
+def block_hidden(params, s, window, valid, cfg, plan, L):
+    """Compute the states of the current block -> (B, L, D, or 2D with guidance), the updated cache."""
+    start, cache = window.start, s.cache
+    if cfg.causal:
+        h, cache = caches.next_column(params, s.z, cfg, valid, cache, start[0])
+    elif cache is not None and cfg.block_causal:
+        h, cache = caches.block_pass(params, s, window, cfg, plan, valid, L)
+    elif cache is not None:
+        h, cache = caches.approximate_pass(params, s, window, cfg, plan, valid, L)
+    else:
+        h = model.hidden(params, s.z, cfg, valid, start, L)
+    if plan.guidance:
+        asked = (s.z == cfg.mask_id) | (s.step >= 0)
+        u = model.hidden(params, jnp.where(asked, s.z, cfg.mask_id), cfg, valid, start, L)
+        h = jnp.concatenate([h, u], -1)
+    return h, cache
+
+
+def draw_tokens(logits, keys, plan):
+    """Draw a token from each of logits (N, V) -> tokens, log-probs (N,). At temperature 0 the log-probs are the model's
+    at temperature 1, for an argmax has log-prob 0."""
+    source = filtered(logits, plan)
+    token = jax.vmap(kernels.draw)(keys, jax.nn.softmax(source)) if plan.temperature else kernels.likeliest(source)
     return token, diffusion.gather_logp(source, token)
 
 
@@ -312,94 +347,141 @@ def without_noise(score):
     return jax.lax.reduce_precision(score, exponent_bits=8, mantissa_bits=12)
 
 
-def rate(l, keys, plan, column, drawn=None):
-    """l (n, V), keys, columns and maybe tokens (n,) -> the scores (n,) of plan.order, and those that its rule needs."""
-    looked_at = temper(l, plan) if plan.tempered else l
-    token = kernels.likeliest(looked_at) if drawn is None else drawn
-    seen = ban(looked_at, plan.last)
-    of = lambda order: ORDERS[order](seen, token, keys, column)
-    score = of(plan.order)
+def score_positions(logits, keys, plan, z, column, drawn=None):
+    """Score positions from logits (N, V): their order, and the confidence, entropy and standing of Block, all (N,).
+    z (N,): what stands there. drawn (N,): the tokens drawn there, in the order `sampled`."""
+    logits = filtered(logits, plan) if plan.tempered else logits
+    token = kernels.likeliest(logits) if drawn is None else drawn
+    ranked = forbid(logits, plan.last)
+    score = ORDERS[plan.order](ranked, token, keys, column)
     if plan.order not in ("left", "random"):  # these two are exact
         score = without_noise(score)
     low = jnp.isnan(score) | jnp.isin(token, jnp.array(plan.last, int))  # nan: a broken model must not hang the loop
-    return jnp.where(low, model.BANNED, score), of(NEEDS[plan.rule]) if plan.rule in NEEDS else score
+    score = jnp.where(low, model.NEVER, score)
+    return score, probability(ranked, token), -negative_entropy(ranked), probability(ranked, z)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "plan", "alike"))
-def denoise(params, keys, s, cfg, plan, valid, alike=1):
-    """One step from State s, keys (B,): of the holes of each row's current block the best get a token. Where so many
-    rows in a row are `alike`, the model reads the first of them."""
-    B, T = s.z.shape
+def rank_of(score):
+    """Rank scores (B, L): how many are higher, or equal and further left, so that ties break the same way everywhere.
+    The L * L comparisons are nothing beside attention's dot products."""
+    other, own, earlier = score[:, None], score[..., None], jnp.tri(score.shape[1], k=-1, dtype=bool)
+    return ((other > own) | (other == own) & earlier).sum(-1)
+
+
+def one_of_each_group(s, window, valid, group):
+    """Keep the first of every `group` rows, where these are identical."""
+    cut = lambda tree: jax.tree.map(lambda a: a[::group] if a.ndim else a, tree)
+    cache = s.cache and [a[:, ::group] for a in s.cache]
+    return cut(s._replace(cache=None))._replace(cache=cache), cut(window), cut(valid)
+
+
+def choose(params, keys, h, s, window, valid, cfg, plan):
+    """Choose what to commit: states h (B / group, L, D) of the window -> stands (B, L) as a rule says, token, logp."""
+    (B, T), L = s.z.shape, h.shape[1]
+    group = B // len(h)
+    column = window.start[:, None] + jnp.arange(L)
+    z = jnp.take_along_axis(s.z, column, 1)
+    masked = (z == cfg.mask_id) & jnp.take_along_axis(jnp.broadcast_to(window.may, s.z.shape), column, 1)
+    row = jnp.arange(B).repeat(L)
+    # One key per row, column from the right end, and step: neither other rows nor padding change what a row gets.
+    number = ((T - column) * 2**15 + window.i[:, None]) * 2
+    read = logits_reader(params, s, valid, cfg, plan)
+    n = max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)  # positions at a time: up to four such arrays exist
+    if B * L <= n:  # all logits fit: compute them once
+        once = read(h.reshape(B // group * L, -1), group * row[: B // group * L])
+        h, read = once.reshape(B // group, L, -1), first_argument
+
+    def of_row(row, number):
+        return jax.vmap(jax.random.fold_in)(keys[row], number)
+
+    def draw(h, row, number):
+        return draw_tokens(read(h, row), of_row(row, number), plan)
+
+    def score(h, row, number, *more):
+        return score_positions(read(h, row), of_row(row, number + 1), plan, *more)
+
+    at = jnp.repeat(h, group, 0).reshape(B * L, -1), row, number.reshape(-1)
+    some = masked.reshape(-1)
+    drawn = diffusion.in_chunks(draw, n, some, *at) if plan.order == "sampled" else ()
+    scores = diffusion.in_chunks(score, n, some, *at, z.reshape(-1), column.reshape(-1), *drawn[:1])
+    score, confidence, entropy, standing = (a.reshape(B, L) for a in scores)
+    rank = rank_of(jnp.where(masked, score, -jnp.inf))
+    rule = "static" if cfg.block_causal and plan.rule == "quota" else plan.rule  # a block has one or the other split
+    block = Block(masked, rank, confidence, entropy, standing, window.i[:, None], window.steps[:, None])
+    stands = jnp.ones_like(masked) if cfg.causal else RULES[rule](block, plan)
+    few = min(n, max(B * L // 8, 256))  # nothing is drawn for the others
+    drawn = drawn or diffusion.in_chunks(draw, few, (masked & stands).reshape(-1), *at)
+    return masked, stands, *(a.reshape(B, L) for a in drawn)
+
+
+def first_argument(first, *others):
+    return first
+
+
+def logits_reader(params, s, valid, cfg, plan):
+    """Make read(states (N, D), row (N,)) -> logits (N, V) of `adjusted`."""
+    params, present = model.gather_head(params, cfg), None
+    if plan.repetition_penalty != 1:
+        present = ids_of(s.z, (s.z != cfg.mask_id) & (True if valid is None else valid), cfg.vocab_size)
+    return lambda h, row: adjusted(params, h, None if present is None else present[row], cfg, plan)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
+def fill_step(params, keys, s, cfg, plan, valid, group=1):
+    """Take one step: of the masks in each row's current block, those that the rule picks get a token.
+
+    keys (B,). group: so many consecutive rows are identical; the model reads one of them."""
+    T = s.z.shape[1]
     L = 1 if cfg.causal else min(plan.block_len or T, cfg.block_causal or T, T)
-    holes, fresh, may, kept = s.z == cfg.mask_id, None, True, None
-    if cfg.block_causal:
-        block, share, i, may, s, kept = in_grid(s, cfg, plan, L, valid)
-    else:
-        block, share, i, fresh = place(s, cfg, plan, L)
-    start = jnp.minimum(block, T - L)  # the last block may look back over finished text, where no holes are
-    column = start[:, None] + jnp.arange(L)
-    here = jnp.arange(B)[:, None], column  # (B, L) of (B, T)
-    hole = (holes & may)[here]
+    window = next_block(s, cfg, plan, valid, L) if cfg.block_causal else current_block(s, cfg, plan, L)
+    h, cache = block_hidden(params, *one_of_each_group(s, window, valid, group), cfg, plan, L)
+    cache = cache and [jnp.repeat(a, group, 1) for a in cache]
+    masked, stands, token, logp = choose(params, keys, h, s, window, valid, cfg, plan)
 
-    asked = holes | (s.step >= 0)
-    some = s.z, asked, valid, start, block, s.kept, i
-    z, ask, seen, at, begun, stays, now = (None if x is None else x[::alike] for x in some)
-    read_of = s._replace(z=z, block=begun, i=now, kept=stays, cache=s.cache and [x[:, ::alike] for x in s.cache])
-    h, known, cache = predict(params, read_of, ask, cfg, plan, seen, at[0] if cfg.causal else at, L, fresh)
-    cache = cache and [jnp.repeat(x, alike, 1) for x in cache]
-    params = model.at_hand(params, cfg)
-    read = lambda h, row: logits(params, h, None if known is None else known[row // alike], cfg, plan)
-    row, flat = jnp.arange(B).repeat(L), lambda a: a.reshape(B * L, *a.shape[2:])
-    n = max(diffusion.LOGITS // (16 * cfg.vocab_size), 1)  # positions at a time: there are up to four such arrays
-    if B * L <= n:  # all logits at once, and once
-        l = read(h.reshape(-1, h.shape[-1]), alike * row[: B * L // alike])
-        h, read = l.reshape(-1, L, cfg.vocab_size), lambda l, row: l
-    # A key per row, position from the right end, and step: neither other rows nor padding change what a row gets.
-    number = ((T - column) * 2**15 + i[:, None]) * 2
-    of_row = lambda row, number: jax.vmap(jax.random.fold_in)(keys[row], number)
-    some = flat(jnp.repeat(h, alike, 0)), row, flat(number)
-    say = lambda h, row, number: speak(read(h, row), of_row(row, number), plan)
-    see = lambda h, row, number, *more: rate(read(h, row), of_row(row, number + 1), plan, *more)
+    asked = (s.z == cfg.mask_id) | (s.step >= 0)
+    column = window.start[:, None] + jnp.arange(L)
+    here = jnp.arange(len(s.z))[:, None], column  # picks (B, L) of (B, T)
+    commit, retract = masked & stands, ~masked & ~stands & asked[here]
 
-    drawn = diffusion.in_chunks(say, n, flat(hole), *some) if plan.order == "sampled" else ()
-    score, sure = (x.reshape(B, L) for x in diffusion.in_chunks(see, n, flat(hole), *some, flat(column), *drawn[:1]))
-    score = jnp.where(hole, score, -jnp.inf)
-    # How many go before it: those with a higher score, and of equals those to the left, so that ties break the same way
-    # everywhere. L * L comparisons are nothing beside attention's dot products.
-    other, own, earlier = score[:, None], score[..., None], jnp.tri(L, k=-1, dtype=bool)  # (B, L, L)
-    rank = ((other > own) | (other == own) & earlier).sum(-1)
-    rule = static if cfg.block_causal and plan.rule == "quota" else RULES[plan.rule]
-    commit = hole if cfg.causal else hole & rule(plan, rank, hole, sure, i[:, None], share[:, None])
-    few = min(n, max(B * L // 8, 256))  # of the rest nothing is drawn
-    drawn, logp = (x.reshape(B, L) for x in drawn or diffusion.in_chunks(say, few, flat(commit), *some))
+    def put(old, new, nothing):
+        return old.at[here].set(jnp.where(commit, new, jnp.where(retract, nothing, old[here])))
 
-    put = lambda x, new: x.at[here].set(jnp.where(commit, new, x[here]))
-    z, step = put(s.z, drawn.astype(s.z.dtype)), put(s.step, s.n)
-    if (cfg.causal or plan.early_end) and cfg.eos_id is not None:  # behind an end without given text there is no more
-        given = jnp.max(jnp.where(asked, -1, jnp.arange(T)), 1, keepdims=True)  # the last column
-        ends = (z == cfg.eos_id) & (step >= 0) & (jnp.arange(T) > given)  # (B, T)
-        behind, left = jnp.cumsum(ends, 1) > ends, z == cfg.mask_id
-        rest = left & (behind | ~left).all(1, keepdims=True)
-        if cfg.block_causal:  # the block that has the end is filled to its own
-            least = lambda some: jnp.where(some, diffusion.blocks(valid, T, cfg), T).min(1, keepdims=True)
-            rest = left & (least(left) > least(ends))
+    z, step = put(s.z, token.astype(s.z.dtype), cfg.mask_id), put(s.step, s.n, -1)
+    if (cfg.causal or plan.early_end) and cfg.eos_id is not None:
+        rest = behind_the_end(z, step, asked, valid, cfg)
         z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
-    return State(*mesh.everywhere((z, step, put(s.logp, logp), s.n + 1, block, i + 1)), cache, kept)
+    state = z, step, put(s.logp, logp, 0), s.n + 1, window.block, window.i + 1
+    return State(*mesh.everywhere(state), cache, window.stored_next)
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
+def behind_the_end(z, step, asked, valid, cfg):
+    """Find the masks (B, T) that need no more steps: a row has an end of text behind all given tokens, and no mask
+    before it. In a block model the block that has the end is filled first."""
+    T, masked = z.shape[1], z == cfg.mask_id
+    last_given = jnp.max(jnp.where(asked, -1, jnp.arange(T)), 1, keepdims=True)
+    ends = (z == cfg.eos_id) & (step >= 0) & (jnp.arange(T) > last_given)
+    if cfg.block_causal:
+        number = blocks.number(valid, T, cfg)
+        first = lambda some: jnp.where(some, number, T).min(1, keepdims=True)
+        return masked & (first(masked) > first(ends))
+    behind = jnp.cumsum(ends, 1) > ends
+    return masked & (behind | ~masked).all(1, keepdims=True)
+
+
+# ---- all steps -------------------------------------------------------------------------------------------------------
+
 
 def row_keys(key, n, first=0):
-    """key -> the keys (n,) of rows first .. first + n - 1: a batch in chunks gets the tokens that it gets at once."""
+    """Make the keys (n,) of the rows first, first + 1, ..., so that chunking does not change any token."""
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(first + jnp.arange(n))
 
 
-def begin(params, key, z, cfg, plan, valid, group=1):
-    """-> keys (B,), the State before the first step. What cannot work is said here."""
+def check(cfg, plan):
+    """Say what cannot work."""
     if cfg.mask_id is None:
-        raise ValueError("this model has no mask token, so nothing in z can be a hole: set mask_id in its config")
+        raise ValueError("this model has no mask token, so nothing in z can be masked: set mask_id in its config")
     if cfg.causal and plan.order != "left":
-        raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a hole; use order='left'")
+        raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a mask; use order='left'")
     if cfg.causal and plan.cache != "none":
         raise ValueError(f"cache={plan.cache!r}: a causal model has a cache of its own, an exact one; leave it out")
     if cfg.causal and plan.guidance:
@@ -407,56 +489,64 @@ def begin(params, key, z, cfg, plan, valid, group=1):
     ids = set(plan.never + plan.last)
     if not ids <= set(range(cfg.vocab_size)) or len({cfg.mask_id, *plan.never}) == cfg.vocab_size:
         raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
     if cfg.block_causal and cfg.block_causal % min(plan.block_len or cfg.block_causal, cfg.block_causal):
         raise ValueError(f"block_len={plan.block_len}: expected a divisor of block_causal={cfg.block_causal}, whose "
-                         "blocks are filled in parts of this length, or more than that: then they are not")
-    n, block, i = jnp.int32(0), *jnp.array([[-1], [0]], jnp.int32).repeat(len(z), 1)
-    cache = None if plan.cache == "none" else model.new_cache(cfg, *z.shape)
-    cache = caches.prefill(params, z, cfg, valid, group) if cfg.causal or cfg.block_causal and cache else cache
-    return keys, State(z, jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32), n, block, i, cache,
-                       i if cfg.block_causal else None)  # fmt: skip
+                         "blocks are filled in parts of this length, or a larger number, which changes nothing")
+
+
+def begin(params, key, z, cfg, plan, valid, group=1):
+    """Check the plan, and make the keys (B,) of the rows and the State before the first step. Arguments: see `generate`.
+    """
+    check(cfg, plan)
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
+    zero, cache = jnp.zeros(len(z), jnp.int32), None
+    if cfg.causal or cfg.block_causal and plan.cache != "none":
+        cache = caches.prefill(params, z, cfg, valid, group)
+    elif plan.cache != "none":
+        cache = model.new_cache(cfg, *z.shape)
+    step, logp = jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32)
+    return keys, State(z, step, logp, jnp.int32(0), zero - 1, zero, cache, zero if cfg.block_causal else None)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
 def generate(params, key, z, cfg, plan, valid=None, group=1):
-    """z (B, T) with holes, a key or keys (B,), valid (B, T) False at left padding -> x (B, T) without holes, trace:
-    step (B, T) at which each token was committed, -1 where given; logp (B, T) of each token under the
-    distribution it was drawn from, 0 where given; n_steps (), the forward passes. What is not a hole is not changed.
+    """Fill the masks of z (B, T) -> x (B, T), and the trace: step (B, T) at which each token was committed, -1 if given;
+    logp (B, T) of each under the distribution it was drawn from, 0 if given; n_steps (), the number of forward passes.
 
-    group: so many rows in a row are alike. A causal model then reads their prompt once, and a denoiser does their first
-    step once, from which they differ.
+    key: one, or one per row (B,). valid (B, T): False on left padding. group: so many consecutive rows are identical.
+    A causal model then reads their prompt once, and a denoiser takes their first step once. Given tokens never change.
     """
     keys, s = begin(params, key, z, cfg, plan, valid, group)
     if group > 1 and not cfg.causal:
-        s = denoise(params, keys, s, cfg, plan, valid, group)
-    step = lambda s: denoise(params, keys, s, cfg, plan, valid)
-    s = jax.lax.while_loop(lambda s: jnp.any(s.z == cfg.mask_id), step, s)
+        s = fill_step(params, keys, s, cfg, plan, valid, group)
+
+    def unfinished(s):
+        return jnp.any(s.z == cfg.mask_id)
+
+    s = jax.lax.while_loop(unfinished, lambda s: fill_step(params, keys, s, cfg, plan, valid), s)
     return mesh.everywhere((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
 
 
-# ---- of a run --------------------------------------------------------------------------------------------------------
-
-SHARED = "order rule block_len cache threshold factor budget tempered".split()  # fields that a run has, too
+# ---- for a run -------------------------------------------------------------------------------------------------------
 
 
-def plan(cfg, temperature, steps=None, early_end=True):
-    same = {name: getattr(cfg, name) for name in [*SHARED, "top_k", "top_p", "repetition_penalty"]}
-    whole = None if cfg.model.block_causal else cfg.max_new_tokens  # one block of all holes: no logits of the prompt
-    same["block_len"] = cfg.block_len or whole
-    return Plan(**same, steps=steps or cfg.diffusion_steps, temperature=temperature, early_end=early_end)
+def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
+    """Make the Plan of a run: its fields are keys of the run's Config."""
+    values = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(Plan) if hasattr(cfg, f.name)}
+    whole = None if cfg.model.block_causal else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
+    values |= {"block_len": cfg.block_len or whole, "temperature": temperature, "early_end": early_end}
+    return Plan(**values, steps=steps or cfg.diffusion_steps)
 
 
-def holed(arrays, cfg):
-    """arrays of Text -> its tokens (B, T) with the mask in every hole."""
+def masked_tokens(arrays, cfg):
+    """Return the tokens (B, T) of a Text's arrays with the mask wherever one is to be filled."""
     return jnp.where(arrays["hole"], cfg.mask_id, arrays["tokens"])
 
 
 def fill(params, keys, arrays, cfg, plan, group=1):
-    """arrays of Text, a key or one for each row -> tokens (B, T) whose holes are filled, the trace. group: so many
-    rows in a row have one prompt."""
-    return generate(params, keys, holed(arrays, cfg.model), cfg.model, plan, arrays["valid"], group)
+    """Fill a Text's arrays as `generate` does. keys: one, or one per row. group: rows that have one prompt."""
+    return generate(params, keys, masked_tokens(arrays, cfg.model), cfg.model, plan, arrays["valid"], group)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,88 @@
+"""
+What a sampler need not compute again: keys and values of columns that do not change, or not yet.
+
+A causal model and a block model have exact caches. A bidirectional one has Fast-dLLM's two approximate ones
+(sample.Plan.cache): the columns outside the current block are computed when the block begins, and then kept.
+"""
+import functools
+
+import jax
+import jax.numpy as jnp
+
+import model
+
+
+def compute(params, z, cfg, valid, cache, part, write):
+    """Compute the columns `part` (first, how many) of z (B, T) -> their states, the cache with their keys and values."""
+    T = z.shape[1]
+    positions, mask = model.columns(model.positions_of(valid, T), part), model.attention_mask(cfg, valid, T, part)
+    return model.forward(params, model.columns(z, part), cfg, positions, mask, cache, write)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "group"))
+def prefill(params, z, cfg, valid, group):
+    """Make the cache of a (block-)causal model from one pass over z (B, T), in which every `group` rows are identical.
+
+    From a row's first mask on it is wrong, and is computed again before it is read."""
+    z, valid = z[::group], None if valid is None else valid[::group]
+    T, cache = z.shape[1], model.new_cache(cfg, *z.shape)
+    if cfg.causal:
+        z, valid = model.moved_right(z, valid, cfg)
+    cache = compute(params, z, cfg, valid, cache, (0, T), model.FROM_FIRST)[1]
+    return [jnp.repeat(a, group, 1) for a in cache]
+
+
+def next_column(params, z, cfg, valid, cache, column):
+    """Compute the state (B, 1, D) that a causal model predicts the token in `column` from, and update the cache."""
+    z, valid = model.moved_right(z, valid, cfg)
+    return compute(params, z, cfg, valid, cache, (column, 1), model.Write(column))
+
+
+def approximate_pass(params, s, window, cfg, plan, valid, L):
+    """Compute the states (B, L, D) of the current block with Fast-dLLM's cache, and update it.
+
+    A refreshing pass computes and stores all columns. Others compute those of the block, with the prefix cache also all
+    on its right, in one of four lengths, each compiled once. They attend to the cached rest, and store what they compute
+    from the block's first column on. A shifted model reads the first token of a block from the column before."""
+    T, first, dual = s.z.shape[1], jnp.maximum(window.start - cfg.shift, 0), plan.cache == "dual"
+    least = min(L + cfg.shift, T)
+    sizes = [*range(least, T, T if dual else max(L, T // 4)), T]
+    wanted = jnp.where(window.refresh, T, least if dual else T - first.min())
+    low = jnp.where(window.refresh, 0, s.block)
+
+    def run(size, cache):
+        at = 0 if size == T else jnp.minimum(first, T - size)
+        h, cache = compute(params, s.z, cfg, valid, cache, (at, size), model.Write(at, low, T))
+        if cfg.shift:
+            return model.shifted(h, at, window.start, L, valid), cache
+        return model.columns(h, (window.start - at, L)), cache
+
+    runs = [functools.partial(run, size) for size in sizes]
+    return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), wanted), runs, s.cache)
+
+
+def block_pass(params, s, window, cfg, plan, valid, L):
+    """Compute the states (B, L, D) of the current block of a block model, and update the cache.
+
+    The first block that is not stored for good is computed; once it is finished, it then is, and a shifted model also
+    predicts the next token. With the dual cache and parts of a block, only the part is computed, if it was computed with
+    its block once and needs no token of the column before it."""
+    T = s.z.shape[1]
+    full = min(cfg.block_causal, T)
+    start, stored = window.start, window.stored
+    whole = (window.i <= 0) | cfg.shift & (model.columns(s.z, (start, 1))[:, 0] == cfg.mask_id)
+    parts = plan.cache == "dual" and L < full
+
+    def run(size, cache):
+        first = jnp.minimum(stored, T - size) if size == full else start
+        write = model.Write(first)
+        if parts:  # rows that need only their part keep the rest
+            write = model.Write(first, jnp.where(whole, 0, start), jnp.where(whole, T, start + L))
+        h, cache = compute(params, s.z, cfg, valid, cache, (first, size), write)
+        at = start[:, None] + jnp.arange(L) - cfg.shift - first[:, None]
+        return jax.vmap(lambda h, at: h[at])(h, at.clip(0, size - 1)), cache
+
+    if not parts:
+        return run(full, s.cache)
+    return jax.lax.cond(whole.any(), functools.partial(run, full), functools.partial(run, L), s.cache)
+
