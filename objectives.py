@@ -132,9 +132,9 @@ def refill(old, new, cfg):
 
 def objective(cfg):
     """The loss's share of a config."""
-    return grpo.Objective(loss=cfg.loss_type, ratio=cfg.ratio_level, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
-                          clip_cap=cfg.clip_cap, cispo_cap=cfg.cispo_cap, kl_est=cfg.kl_est,
-                          kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta, entropy_coef=cfg.entropy_coef)  # fmt: skip
+    return grpo.LossConfig(loss=cfg.loss_type, ratio=cfg.ratio_level, clip_low=cfg.clip_low, clip_high=cfg.clip_high,
+                           clip_cap=cfg.clip_cap, cispo_cap=cfg.cispo_cap, kl_est=cfg.kl_est,
+                           kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta, entropy_coef=cfg.entropy_coef)  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
@@ -257,8 +257,8 @@ def passes(state, key, k_order, r, cfg, score=None):
             b = whole if size == K else jax.tree.map(lambda v, row=row: v[row], whole)
             b |= {"old": jnp.full(b["x"].shape, jnp.nan) if compared else None,
                   "ref": logps(mesh.aboard(state.reference), b, cfg) if cfg.kl_beta and not cfg.kl_in_reward else None,
-                  "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps,
-                                         cfg.aggregation),
+                  "weight": grpo.token_weights(cfg.loss_type, b["mask"], cfg.max_new_tokens,
+                                               cfg.gradient_accumulation_steps, cfg.aggregation),
                   "share": b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)}  # fmt: skip
             if compared and out:
                 b |= {"old": mesh.everywhere(score(b)) if score else logps(state.params, b, cfg)}
@@ -274,7 +274,8 @@ def policy_loss(params, b, cfg):
     logp, old, ref, mask, weight, share, entropy, seen, drawn = of_tokens
     if old is not None:
         old = jnp.where(jnp.isnan(old), logp, old)
-    total, metrics = grpo.loss(logp, old, ref, b["adv"], mask, weight, share, objective(cfg), entropy, seen)
+    batch = grpo.LossBatch(b["adv"], mask, weight, share, old, ref, seen)
+    total, metrics = grpo.loss(logp, batch, objective(cfg), entropy)
     # How far what is trained is from what was sampled: of `trace`, 0 before the first update, of any of its steps.
     metrics |= {"behaviour_gap": jnp.sum(share * jnp.abs(logp - drawn))}
     whole = jnp.pad(logp, ((0, 0), (cfg.max_prompt_len, 0)))

@@ -21,7 +21,7 @@ import grpo
 import model
 import objectives
 import sample
-from grpo import Objective, advantages
+from grpo import LossBatch, LossConfig, advantages
 from sample import Plan
 
 # Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
@@ -39,11 +39,12 @@ def close(a, b, tol=1e-5, message=""):
     np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=tol, err_msg=message)
 
 
-def evaluate(o, logp=NEW, old=OLD, ref=REF, adv=ADV, mask=MASK, weight=None, share=None, **more):
-    """-> loss, its gradient with respect to log p, metrics; with weight and share of the whole batch, unless given."""
-    weight = grpo.weights(o.loss, mask, mask.shape[1]) if weight is None else weight
-    share = mask / jnp.maximum(mask.sum(), 1) if share is None else share
-    of = lambda logp: grpo.loss(logp, old, ref, adv, mask, weight, share, o, **more)
+def evaluate(cfg, logp=NEW, old=OLD, ref=REF, adv=ADV, mask=MASK, weight=None, metric_weight=None, **more):
+    """Compute the loss, its gradient with respect to log p, and metrics, weighing tokens as one whole batch."""
+    weight = grpo.token_weights(cfg.loss, mask, mask.shape[1]) if weight is None else weight
+    metric_weight = mask / jnp.maximum(mask.sum(), 1) if metric_weight is None else metric_weight
+    batch = LossBatch(adv, mask, weight, metric_weight, old, ref)
+    of = lambda logp: grpo.loss(logp, batch, cfg, **more)
     (loss, metrics), grad = jax.value_and_grad(of, has_aux=True)(logp)
     return float(loss), np.asarray(grad), {name: float(value) for name, value in metrics.items()}
 
@@ -68,7 +69,7 @@ RATIOS = {"high_mean": 0.222222, "region_mean": 0.222222, "high_max": 0.5, "low_
     which[1] == "token") else [pytest.mark.slow]) for which in GOLDEN])  # fmt: skip
 def test_losses_and_their_metrics_are_trls(loss, level):
     for beta, expected in zip((0.0, 0.04), GOLDEN[loss, level], strict=True):
-        value, _, metrics = evaluate(Objective(loss=loss, ratio=level, clip_high=0.28, kl_beta=beta))
+        value, _, metrics = evaluate(LossConfig(loss=loss, ratio=level, clip_high=0.28, kl_beta=beta))
         close([value, metrics["loss"]], [expected, expected], 2e-6, STALE)
         clips = {f"clip_ratio/{name}": ratio * (level == "token") for name, ratio in RATIOS.items()}
         clips = {"cispo": {"cispo_clip_ratio": 0}, "sapo": {}}.get(loss, clips)
@@ -198,8 +199,8 @@ def test_groups_that_agree_teach_wd1_nothing_and_do_not_weaken_what_others_teach
 
 def test_the_kl_of_wd1_does_not_grow_with_the_batch():
     """Nor does its loss: the same completions, sixteen times."""
-    o, many = Objective("wd1", "none", kl_beta=1.0), lambda x: jnp.concatenate([x] * 16)
-    once, often = evaluate(o), evaluate(o, *map(many, (NEW, OLD, REF, ADV, MASK)))
+    cfg, many = LossConfig("wd1", "none", kl_beta=1.0), lambda x: jnp.concatenate([x] * 16)
+    once, often = evaluate(cfg), evaluate(cfg, *map(many, (NEW, OLD, REF, ADV, MASK)))
     close([often[0], often[2]["pg_loss"]], [once[0], once[2]["pg_loss"]])
 
 
@@ -209,17 +210,17 @@ def test_the_kl_of_wd1_does_not_grow_with_the_batch():
 @pytest.mark.parametrize("level", [*QUICK, pytest.param("none", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", grpo.LOSSES)
 def test_the_first_update_has_a_ratio_of_one_and_is_reinforce(name, level):
-    o = Objective(loss=name, ratio=level)
+    cfg = LossConfig(loss=name, ratio=level)
     assert (grpo.ratios(NEW, NEW, MASK, level) == 1).all()
-    value, grad, metrics = evaluate(o, old=NEW)
-    weight = np.asarray(grpo.weights(name, MASK, 4))
+    value, grad, metrics = evaluate(cfg, old=NEW)
+    weight = np.asarray(grpo.token_weights(name, MASK, 4))
     if (name, level) == ("luspo", "sequence"):  # its mean over columns undoes the mean in the ratio: what it is for
         weight = np.full((3, 4), 1 / 3)
     close(grad, -np.asarray(ADV)[:, None] * weight * MASK, 1e-6)
     assert metrics["ratio_max"] == 1 and metrics["approx_kl"] == 0
     assert not any(value for name, value in metrics.items() if "clip" in name)
     for old in (None, OLD) if level == "none" else (None,):
-        other = evaluate(o, old=old)
+        other = evaluate(cfg, old=old)
         assert other[0] == value and (other[1] == grad).all() and other[2] == metrics
 
 
@@ -234,13 +235,13 @@ def test_a_sequences_ratio_is_the_geometric_mean_of_its_tokens_whatever_its_leng
 @pytest.mark.parametrize("name", grpo.LOSSES)
 def test_a_policy_far_from_the_old_one_has_a_finite_gradient(name, level):
     for distance in (-200, 200):  # exp(200) is inf in float32, and 0 * inf nan
-        value, grad, metrics = evaluate(Objective(loss=name, ratio=level), old=NEW + distance)
+        value, grad, metrics = evaluate(LossConfig(loss=name, ratio=level), old=NEW + distance)
         assert np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(metrics["approx_kl"])
 
 
 def test_no_gradient_reaches_the_old_policy_the_reference_or_the_rewards():
-    o, weight, share = Objective(kl_beta=0.1, kl_est="k3_ratio"), grpo.weights("dapo", MASK, 4), MASK / MASK.sum()
-    of = lambda old, ref, adv: grpo.loss(NEW, old, ref, adv, MASK, weight, share, o)[0]
+    cfg, weight = LossConfig(kl_beta=0.1, kl_est="k3_ratio"), grpo.token_weights("dapo", MASK, 4)
+    of = lambda old, ref, adv: grpo.loss(NEW, LossBatch(adv, MASK, weight, MASK / MASK.sum(), old, ref), cfg)[0]
     for g in jax.grad(of, (0, 1, 2))(OLD, REF, ADV):
         assert (g == 0).all()
 
@@ -249,23 +250,24 @@ def test_no_gradient_reaches_the_old_policy_the_reference_or_the_rewards():
 
 
 @functools.partial(jax.vmap, in_axes=(0, None, None))
-def at(rho, A, o):
+def at(rho, A, cfg):
     """A token of this ratio and advantage, log p = -1 -> loss, its gradient with respect to log p."""
     token = lambda x: jnp.full((1, 1), x, jnp.float32)
-    of = lambda logp: grpo.loss(token(logp), token(-1 - jnp.log(rho)), None, A[None], token(1) > 0, 1.0, 1.0, o)[0]
+    batch = LossBatch(A[None], token(1) > 0, 1.0, 1.0, token(-1 - jnp.log(rho)))
+    of = lambda logp: grpo.loss(token(logp), batch, cfg)[0]
     return jax.value_and_grad(of)(-1.0)
 
 
 RHO = jnp.array([0.1, 0.5, 0.75, 0.79, 0.81, 1.0, 1.25, 1.29, 1.31, 2.9, 3.1, 50.0])
 GOOD, BAD = jnp.float32(1.5), jnp.float32(-1.5)
-WIDE = Objective(clip_low=0.2, clip_high=0.3)
+WIDE = LossConfig(clip_low=0.2, clip_high=0.3)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_is_clipped_is_a_good_token_above_and_a_bad_one_below_and_nothing_else(level):
-    o = dataclasses.replace(WIDE, ratio=level)
-    close(at(RHO, GOOD, o), (-1.5 * np.minimum(RHO, 1.3), -1.5 * RHO * (RHO < 1.3)))
-    close(at(RHO, BAD, o), (1.5 * np.maximum(RHO, 0.8), 1.5 * RHO * (RHO > 0.8)))
+    cfg = dataclasses.replace(WIDE, ratio=level)
+    close(at(RHO, GOOD, cfg), (-1.5 * np.minimum(RHO, 1.3), -1.5 * RHO * (RHO < 1.3)))
+    close(at(RHO, BAD, cfg), (1.5 * np.maximum(RHO, 0.8), 1.5 * RHO * (RHO > 0.8)))
 
 
 @pytest.mark.slow
@@ -281,46 +283,46 @@ def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
         return float(x.grad)
 
     for rho, low, high, cap in ((1.0, 0, 0.5, None), (0.5, 0.5, 0.5, None), (1.5, 0.5, 0.5, None), (2.0, 0.5, 0.5, 2)):
-        o = Objective(clip_low=low, clip_high=high, clip_cap=cap)
-        ours = jax.grad(lambda rho, o=o: grpo.clipped(rho, None, A, o))(rho)
+        cfg = LossConfig(clip_low=low, clip_high=high, clip_cap=cap)
+        ours = jax.grad(lambda rho, cfg=cfg: grpo.clipped(rho, None, A, cfg))(rho)
         assert float(ours) == torchs(rho, low, high, cap), (rho, low, high, cap)
 
 
 def test_dual_clip_caps_what_a_bad_token_can_cost_and_leaves_good_ones():
-    o = dataclasses.replace(WIDE, clip_cap=3.0)
-    close(at(RHO, BAD, o), (1.5 * np.clip(RHO, 0.8, 3), 1.5 * RHO * (RHO > 0.8) * (RHO < 3)))
-    close(at(RHO, GOOD, o), at(RHO, GOOD, WIDE), 0)
+    cfg = dataclasses.replace(WIDE, clip_cap=3.0)
+    close(at(RHO, BAD, cfg), (1.5 * np.clip(RHO, 0.8, 3), 1.5 * RHO * (RHO > 0.8) * (RHO < 3)))
+    close(at(RHO, GOOD, cfg), at(RHO, GOOD, WIDE), 0)
 
 
 def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
     for A in (GOOD, BAD):
-        close(at(RHO, A, Objective("cispo", cispo_cap=3.0)), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
+        close(at(RHO, A, LossConfig("cispo", cispo_cap=3.0)), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
 
 
 def test_sapo_fades_where_others_clip_and_faster_for_a_bad_token():
     for A, tau in ((GOOD, 1.0), (BAD, 1.05)):
         s = 1 / (1 + np.exp(-tau * (RHO - 1)))
-        close(at(RHO, A, Objective("sapo")), (-A * 4 / tau * s, -A * 4 * s * (1 - s) * RHO))
+        close(at(RHO, A, LossConfig("sapo")), (-A * 4 / tau * s, -A * 4 * s * (1 - s) * RHO))
 
 
 def test_metrics_count_tokens_that_are_clipped_not_padding():
     """Of completions of 4, 2 and 3 tokens 4, 2 and 1 are clipped below, or 0, 0 and 1 above."""
-    _, _, low = evaluate(Objective(clip_low=0.05), old=OLD.at[0].set(NEW[0] + 1), adv=-jnp.ones(3))
+    _, _, low = evaluate(LossConfig(clip_low=0.05), old=OLD.at[0].set(NEW[0] + 1), adv=-jnp.ones(3))
     names = ("low_mean", "low_min", "region_mean", "high_mean")
     close([low[f"clip_ratio/{k}"] for k in names], [7 / 9, 1 / 3, 7 / 9, 0])
-    _, _, high = evaluate(Objective(), old=OLD.at[0].set(NEW[0]), adv=jnp.ones(3))
+    _, _, high = evaluate(LossConfig(), old=OLD.at[0].set(NEW[0]), adv=jnp.ones(3))
     close([high[f"clip_ratio/{k}"] for k in ("high_mean", "high_max", "low_mean")], [1 / 9, 1 / 3, 0])
 
 
 def test_cispo_counts_the_good_tokens_above_its_cap():
     """The three of nine tokens whose ratio is e^0.3."""
     for A, share in ((1.0, 3 / 9), (-1.0, 0)):
-        _, _, metrics = evaluate(Objective("cispo", cispo_cap=1.2), adv=A * jnp.ones(3))
+        _, _, metrics = evaluate(LossConfig("cispo", cispo_cap=1.2), adv=A * jnp.ones(3))
         close(metrics["cispo_clip_ratio"], share)
 
 
 def test_other_metrics_are_means_over_tokens_not_padding():
-    _, _, metrics = evaluate(Objective())
+    _, _, metrics = evaluate(LossConfig())
     d = np.asarray(NEW - OLD)[COUNTS]
     close([metrics[k] for k in ("ratio_max", "approx_kl", "logp")],
           [np.exp(0.3), (np.exp(d) - 1 - d).mean(), np.asarray(NEW)[COUNTS].mean()])  # fmt: skip
@@ -343,8 +345,9 @@ def expected_kl(theta, est, old=None):
     """The KL's term of the loss, on average over tokens that the old policy (None: the policy) drew; its gradient."""
     column = lambda l: None if l is None else jax.nn.log_softmax(l)[:, None]
     chance = jax.lax.stop_gradient(jax.nn.softmax(theta if old is None else old))[:, None]
-    o, ones = Objective(kl_beta=1.0, kl_est=est), jnp.ones((5, 1), bool)
-    return grpo.loss(column(theta), column(old), column(REF_THETA), jnp.zeros(5), ones, chance, chance, o)[0]
+    cfg, ones = LossConfig(kl_beta=1.0, kl_est=est), jnp.ones((5, 1), bool)
+    batch = LossBatch(jnp.zeros(5), ones, chance, chance, column(old), column(REF_THETA))
+    return grpo.loss(column(theta), batch, cfg)[0]
 
 
 def test_the_gradient_of_an_estimate_of_the_kl_is_that_of_a_kl():
@@ -372,8 +375,9 @@ def test_on_samples_of_an_old_policy_only_the_ratio_keeps_k3_the_kl():
 
 def test_estimates_of_the_kl_are_never_negative():
     d = jnp.linspace(-30, 30, 6001)[:, None]
+    batch = LossBatch(None, jnp.ones_like(d), None, None)
     for est in grpo.KLS.values():
-        assert (est(d, 0.7, jnp.ones_like(d), 1.0) >= 0).all() and (est(0 * d, 0.7, jnp.ones_like(d), 1.0) == 0).all()
+        assert (est(d, 0.7, batch) >= 0).all() and (est(0 * d, 0.7, batch) == 0).all()
 
 
 @functools.partial(jax.jit, static_argnames="est")
@@ -388,8 +392,9 @@ def kl_of_pairs(theta, est):
     chance = jax.lax.stop_gradient(jnp.exp(ours.sum(1, keepdims=True)))
     if est is None:
         return jnp.sum(jnp.exp(ours.sum(1)) * (ours - theirs).sum(1))  # the KL itself
-    o, ones = Objective(kl_beta=1.0, kl_est=est), jnp.ones((9, 2), bool)
-    return grpo.loss(ours, None, theirs, jnp.zeros(9), ones, chance * jnp.ones((9, 2)), chance / 2, o)[0]
+    cfg, ones = LossConfig(kl_beta=1.0, kl_est=est), jnp.ones((9, 2), bool)
+    batch = LossBatch(jnp.zeros(9), ones, chance * jnp.ones((9, 2)), chance / 2, ref_logp=theirs)
+    return grpo.loss(ours, batch, cfg)[0]
 
 
 PAIRS, PAIRS_NOW = jax.random.normal(jax.random.key(5), (2, 4, 3))
@@ -406,16 +411,16 @@ def test_the_k2_of_a_sequence_has_the_gradient_of_its_kl_and_that_of_tokens_has_
 def test_a_drift_that_all_tokens_share_costs_a_sequence_its_length_times_as_much():
     for length in (2, 16):
         ones, old = jnp.ones((3, length), bool), -jnp.ones((3, length))
-        weight = grpo.weights("grpo", ones, length)
+        weight = grpo.token_weights("grpo", ones, length)
         for est, expected in (("k2", 0.1**2 / 2), ("k2_sequence", length * 0.1**2 / 2)):
-            o = Objective("grpo", "sequence", kl_beta=1.0, kl_est=est)
-            metrics = grpo.loss(old + 0.1, None, old, jnp.zeros(3), ones, weight, weight, o)[1]
+            cfg = LossConfig("grpo", "sequence", kl_beta=1.0, kl_est=est)
+            metrics = grpo.loss(old + 0.1, LossBatch(jnp.zeros(3), ones, weight, weight, ref_logp=old), cfg)[1]
             assert metrics["kl_loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_kl_has_a_weight_and_without_it_needs_no_reference():
-    plain = evaluate(Objective(), ref=None)
-    one, two = (evaluate(Objective(kl_beta=beta)) for beta in (0.1, 0.2))
+    plain = evaluate(LossConfig(), ref=None)
+    one, two = (evaluate(LossConfig(kl_beta=beta)) for beta in (0.1, 0.2))
     close(2 * (one[0] - plain[0]), two[0] - plain[0])
     close(2 * (one[1] - plain[1]), two[1] - plain[1])
 
@@ -426,10 +431,10 @@ def test_the_kl_has_a_weight_and_without_it_needs_no_reference():
 @pytest.mark.parametrize("level", QUICK)
 @pytest.mark.parametrize("name", grpo.LOSSES)
 def test_padding_has_no_gradient_and_no_say(name, level):
-    o = Objective(loss=name, ratio=level, kl_beta=0.1)
+    cfg = LossConfig(loss=name, ratio=level, kl_beta=0.1)
     noisy = lambda x, by: jnp.where(MASK, x, by * x)
-    value, grad, metrics = evaluate(o)
-    other, other_grad, other_metrics = evaluate(o, noisy(NEW, 3), noisy(OLD, 2), noisy(REF, 0.5))
+    value, grad, metrics = evaluate(cfg)
+    other, other_grad, other_metrics = evaluate(cfg, noisy(NEW, 3), noisy(OLD, 2), noisy(REF, 0.5))
     assert (grad[~COUNTS] == 0).all() and (grad[COUNTS] != 0).any()
     close(grad, other_grad, 1e-6)
     if name != "luspo":  # the value of that one has padding in it, as in TRL
@@ -440,49 +445,51 @@ def test_padding_has_no_gradient_and_no_say(name, level):
 @pytest.mark.parametrize("level", QUICK)
 @pytest.mark.parametrize("name", grpo.LOSSES)
 def test_a_completion_that_is_masked_out_adds_nothing(name, level):
-    o, mask = Objective(loss=name, ratio=level, kl_beta=0.1), MASK.at[1].set(False)
-    a = evaluate(o, mask=mask)
-    b = evaluate(o, NEW.at[1].add(2), OLD.at[1].add(-1), REF.at[1].add(5), ADV.at[1].set(9), mask)
+    cfg, mask = LossConfig(loss=name, ratio=level, kl_beta=0.1), MASK.at[1].set(False)
+    a = evaluate(cfg, mask=mask)
+    b = evaluate(cfg, NEW.at[1].add(2), OLD.at[1].add(-1), REF.at[1].add(5), ADV.at[1].set(9), mask)
     assert a[0] == b[0] and (a[1] == b[1]).all() and not a[1][1].any() and a[1].any()
-    nothing = evaluate(o, mask=mask & False)
+    nothing = evaluate(cfg, mask=mask & False)
     assert nothing[0] == 0 and not nothing[1].any() and np.isfinite([*a[2].values(), *nothing[2].values()]).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", grpo.LOSSES)
 def test_micro_batches_add_up_to_the_batch(name):
-    o = Objective(loss=name, kl_beta=0.1, entropy_coef=0.1)
+    cfg = LossConfig(loss=name, kl_beta=0.1, entropy_coef=0.1)
     pairs = ((NEW, REF), (OLD, NEW), (REF, OLD), (ADV, -2 * ADV), (MASK, MASK[:, ::-1]))
     six = [jnp.concatenate(pair) for pair in pairs]
-    mask, weight = six[-1], grpo.weights(name, six[-1], 4, parts=2)
+    mask, weight = six[-1], grpo.token_weights(name, six[-1], 4, micro_batches=2)
     data = (*six, weight, mask / mask.sum())
-    whole = evaluate(o, *data, entropy=-six[0])
-    parts = [evaluate(o, *(x[i : i + 3] for x in data), entropy=-six[0][i : i + 3]) for i in (0, 3)]
+    whole = evaluate(cfg, *data, entropy=-six[0])
+    parts = [evaluate(cfg, *(x[i : i + 3] for x in data), entropy=-six[0][i : i + 3]) for i in (0, 3)]
     close(sum(p[0] for p in parts), whole[0], 1e-6)
     close(np.concatenate([p[1] for p in parts]), whole[1], 1e-6)
     summed = [k for k in whole[2] if not k.endswith(("_min", "_max"))]
     close([sum(p[2][k] for p in parts) for k in summed], [whole[2][k] for k in summed], 1e-6)
-    clips = {grpo.clipped: {"clip_ratio/low_mean"}, grpo.cispo: {"cispo_clip_ratio"}}.get(grpo.LOSSES[name][0], set())
+    of_loss = {grpo.clipped: {"clip_ratio/low_mean"}, grpo.cispo: {"cispo_clip_ratio"}}
+    clips = of_loss.get(grpo.LOSSES[name].token_loss, set())
     assert {"loss", "pg_loss", "kl", "entropy", "approx_kl", "logp"} | clips <= set(summed)
 
 
 def test_what_the_weights_sum_to():
     """Lengths 4, 2, 3, of at most 5, in a batch of three."""
-    per_row = lambda name, **more: np.asarray(grpo.weights(name, MASK, 5, **more).sum(1))
+    per_row = lambda name, **more: np.asarray(grpo.token_weights(name, MASK, 5, **more).sum(1))
     for name in ("grpo", "sapo"):
         close(per_row(name), [1 / 3] * 3)
     for name in ("dapo", "cispo", "spg", "bnpo"):
         close(per_row(name), [4 / 9, 2 / 9, 3 / 9])
-    close(per_row("bnpo", parts=3), [1 / 3] * 3)
-    close(grpo.weights("bnpo", jnp.tile(MASK, (2, 1)), 5, parts=2), jnp.tile(grpo.weights("dapo", MASK, 5), (2, 1)) / 2)
+    close(per_row("bnpo", micro_batches=3), [1 / 3] * 3)
+    close(grpo.token_weights("bnpo", jnp.tile(MASK, (2, 1)), 5, micro_batches=2),
+          jnp.tile(grpo.token_weights("dapo", MASK, 5), (2, 1)) / 2)  # fmt: skip
     close(per_row("dr_grpo"), [4 / 15, 2 / 15, 3 / 15])
     close(per_row("wd1"), [4 / 3, 2 / 3, 3 / 3])
-    close(grpo.weights("luspo", MASK, 4).sum(1), [4 / 3, 2 / 3, 3 / 3])
+    close(grpo.token_weights("luspo", MASK, 4).sum(1), [4 / 3, 2 / 3, 3 / 3])
     wide = jnp.pad(MASK, ((0, 0), (3, 0)))  # columns of the prompt in front change nothing
     for name in grpo.LOSSES:
-        assert (grpo.weights(name, wide, 4)[:, 3:] == grpo.weights(name, MASK, 4)).all()
+        assert (grpo.token_weights(name, wide, 4)[:, 3:] == grpo.token_weights(name, MASK, 4)).all()
     for name in set(grpo.LOSSES) - {"luspo"}:
-        assert (np.asarray(grpo.weights(name, MASK, 5) > 0) == COUNTS).all()
+        assert (np.asarray(grpo.token_weights(name, MASK, 5) > 0) == COUNTS).all()
 
 
 @pytest.mark.parametrize("name", ["token", "sequence", "constant", "sum"])
@@ -494,29 +501,29 @@ def test_how_tokens_are_added_up_is_chosen_apart_from_how_they_are_clipped(name)
         rows = [row[counts] for row, counts in zip(terms, COUNTS, strict=True)]
         ways = {"token": np.concatenate(rows).mean(), "sequence": np.mean([row.mean() for row in rows]),
                 "constant": sum(row.sum() for row in rows) / (3 * 5), "sum": np.mean([row.sum() for row in rows])}
-        weight = grpo.weights(loss, MASK, 5, aggregation=name)
-        assert evaluate(Objective(loss), weight=weight)[0] == pytest.approx(ways[name], abs=1e-5)
+        weight = grpo.token_weights(loss, MASK, 5, aggregation=name)
+        assert evaluate(LossConfig(loss), weight=weight)[0] == pytest.approx(ways[name], abs=1e-5)
 
 
 def test_the_kl_is_logged_as_it_enters_the_loss():
     for kl_est in grpo.KLS:
-        loss, _, metrics = evaluate(Objective("dr_grpo", kl_beta=0.3, kl_est=kl_est))
+        loss, _, metrics = evaluate(LossConfig("dr_grpo", kl_beta=0.3, kl_est=kl_est))
         assert loss == pytest.approx(metrics["pg_loss"] + metrics["kl_loss"], abs=1e-6) and metrics["kl_loss"] > 0
 
 
 def test_spg_and_wd1_weigh_log_p_itself_whatever_the_ratio():
     product = np.asarray(-ADV[:, None] * NEW)[COUNTS]
     for old in (OLD, None):
-        close(evaluate(Objective(loss="spg"), old=old)[0], product.mean())
-        close(evaluate(Objective(loss="wd1"), old=old)[0], product.sum() / 3)
+        close(evaluate(LossConfig(loss="spg"), old=old)[0], product.mean())
+        close(evaluate(LossConfig(loss="wd1"), old=old)[0], product.sum() / 3)
 
 
 def test_entropy_is_a_bonus_on_the_tokens_that_count():
     H = jnp.abs(REF)
-    plain, more = evaluate(Objective(), entropy=H), evaluate(Objective(entropy_coef=0.5), entropy=H)
+    plain, more = evaluate(LossConfig(), entropy=H), evaluate(LossConfig(entropy_coef=0.5), entropy=H)
     mean = np.asarray(H)[COUNTS].mean()
     close([plain[2]["entropy"], more[2]["entropy"], plain[0] - more[0]], [mean, mean, 0.5 * mean])
-    assert plain[0] == evaluate(Objective())[0]
+    assert plain[0] == evaluate(LossConfig())[0]
 
 
 # ---- the reference ----
@@ -618,8 +625,9 @@ def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=Non
     temper = plan and functools.partial(sample.as_drawn, plan=plan)
     views = diffusion.view_logp(params, x, M, CFG, temperature=temperature, hole=hole, temper=temper)
     logp = (w * views[0]).sum(0)
-    weight = len(x) * p[:, None] * grpo.weights("dr_grpo", mask, 1)
-    return grpo.loss(logp, None, None, reward, mask, weight, mask / mask.sum(), Objective("dr_grpo", "none"))[0]
+    weight = len(x) * p[:, None] * grpo.token_weights("dr_grpo", mask, 1)
+    batch = LossBatch(reward, mask, weight, mask / mask.sum())
+    return grpo.loss(logp, batch, LossConfig("dr_grpo", "none"))[0]
 
 
 flat = lambda tree: jax.flatten_util.ravel_pytree(tree)[0]

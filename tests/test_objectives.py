@@ -1027,10 +1027,11 @@ def drifted(logp, old, n, level, loss="dapo"):
     hole = jnp.ones(logp.shape, bool)
     M, w, s = diffusion.views(KEY, "trace", hole, jnp.tile(jnp.arange(16) // 2, (len(hole), 1)), n)
     of = lambda x: (w * x).sum(0)  # every view says the same of a token
-    o = grpo.Objective(loss, level, kl_beta=0.5, kl_est="k2", clip_low=0.25, clip_high=0.25)
-    weight, share = grpo.weights(loss, hole, 16), s / s.sum()
+    o = grpo.LossConfig(loss, level, kl_beta=0.5, kl_est="k2", clip_low=0.25, clip_high=0.25)
+    weight, metric_weight = grpo.token_weights(loss, hole, 16), s / s.sum()
     adv = jnp.linspace(-1, 1, len(hole))
-    f = lambda logp: grpo.loss(of(logp), of(old), of(old - 0.1), adv, hole, weight, share, o, seen=s)
+    batch = grpo.LossBatch(adv, hole, weight, metric_weight, of(old), of(old - 0.1), s)
+    f = lambda logp: grpo.loss(of(logp), batch, o)
     (total, metrics), grad = jax.value_and_grad(f, has_aux=True)(logp)
     return float(total), grad, {k: float(v) for k, v in metrics.items()}
 
