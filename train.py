@@ -2,7 +2,7 @@
 One loop, several objectives:  python train.py config/sudoku.py [--key=value ...]
 
 Pretraining, judge training and reinforcement learning differ in where a batch comes from and in what the loss is. A
-Task (objectives.py) says that; the loop does the rest: optimizer, checkpoints, resuming, evaluation, logs. Step s draws
+Task (rl.py) says that; the loop does the rest: optimizer, checkpoints, resuming, evaluation, logs. Step s draws
 everything from fold_in(run key, s), so any step can be run again alone, and a resumed run equals the unbroken one bit
 for bit.
 """
@@ -37,7 +37,7 @@ import runs
 from judges import learned, scores
 from machine import lora, mesh
 from machine.start import announce, other_reference, plan_ahead, prepare, reference_dtype, referred
-from objectives import OBJECTIVES, policy_loss, scored_by_gradient
+from rl import OBJECTIVES, policy_loss, scored_by_gradient
 
 
 class State(NamedTuple):
@@ -175,7 +175,7 @@ class Run(NamedTuple):
 
     cfg: config.Config
     tok: data.Tokenizer
-    task: NamedTuple  # of objectives.py
+    task: NamedTuple  # of rl.py
     base: dict | None  # of LoRA, what is frozen
     update: Callable  # of `make_update`
     gradient: Callable | None  # of `make_gradient`, where old log-probs have to come from it
@@ -276,9 +276,9 @@ def evaluate(run, state, best):
     except ValueError as e:
         raise saved(run, state, best, f"evaluation at step {state.step}", e) from e
     runs.show(run, state.step, values, samples)
-    passes = run.task.passes
-    new = {"step": state.step, "score": values[passes] if passes else -values["val/nelbo"]}
-    new |= {"measure": passes or "val/nelbo"} | ({"se": values[f"{passes}_se"]} if f"{passes}_se" in values else {})
+    metric = run.task.best_metric
+    new = {"step": state.step, "score": values[metric] if metric else -values["val/nelbo"]}
+    new |= {"measure": metric or "val/nelbo"} | ({"se": values[f"{metric}_se"]} if f"{metric}_se" in values else {})
     better = new["score"] >= (best["score"] if best else -np.inf)  # nan never is; of equals the later
     return values, new if better else best
 
@@ -319,7 +319,7 @@ def loop(run, state, best, done):
             before = best
             if due(cfg.eval_interval) or done:
                 values, best = evaluate(run, state, best)
-                done = done or cfg.stop_at is not None and values[run.task.passes] > cfg.stop_at
+                done = done or cfg.stop_at is not None and values[run.task.best_metric] > cfg.stop_at
             if done or best is not before or due(cfg.save_interval) or leaving:
                 disk.save_run(cfg, state, run.tok, best, finished=done, behind=not (done or leaving))
             if leaving and not done:

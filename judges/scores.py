@@ -268,7 +268,7 @@ def describe(found, adv, cfg, tok):
     r, each, G = found.rollout, found.rewards, cfg.group_size
     total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
     known, (_, inside, n) = total[~np.isnan(total)], grpo.moments(total, 1)
-    ends, drawn = (np.asarray(a) for a in (r.hole & (r.x == tok.eos_id), r.hole))
+    ends, drawn = (np.asarray(a) for a in (r.completion & (r.tokens == tok.eos_id), r.completion))
     length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
     ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
     groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
@@ -282,7 +282,7 @@ def describe(found, adv, cfg, tok):
         "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
         "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
         "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),
-        "steps_per_token": float(r.n_steps) / max(length.mean(), 1), "skipped": float(not len(known)),
+        "steps_per_token": float(r.passes.mean()) / max(length.mean(), 1), "skipped": float(not len(known)),
     } | {
         f"completions/{stat}_{kind}length": float(getattr(some, stat)()) for stat in ("mean", "min", "max")
         for kind, some in (("", length), ("terminated_", length[ends])) if len(some)
@@ -293,7 +293,7 @@ def first_group(found, adv, cfg, tok):
     """Scored, its advantages (N, G) -> the first prompt and all that was made of it, for rollouts.jsonl."""
     G, row, r = cfg.group_size, {"prompt": found.rows[0]["prompt"]}, found.rollout
     if cfg.fill_in:  # the text with its holes
-        ids, asked = texts.written(r.x[:1], tok, cfg)[0], np.asarray(r.hole[0, cfg.max_prompt_len :]).tolist()
+        ids, asked = texts.written(r.tokens[:1], tok, cfg)[0], np.asarray(r.completion[0, cfg.max_prompt_len :]).tolist()
         parts = itertools.groupby(zip(ids, asked, strict=False), lambda pair: pair[1])
         row["masked"] = "".join("<|mask|>" * len([*some]) if hole else tok.decode([i for i, _ in some])
                                 for hole, some in parts)  # fmt: skip

@@ -19,7 +19,7 @@ def fill(params, keys, arrays, cfg, plan, size, group=1):
     if size >= n or n % size or mesh.shape() or not varied(cfg.model, plan):
         some = lambda keys, arrays: sample.fill(params, keys, arrays, cfg, plan, group)
         return mesh.in_chunks(some, size, keys, arrays)
-    return in_turn(params, keys, sample.holed(arrays, cfg.model), cfg.model, plan, arrays["valid"], size, group)
+    return in_turn(params, keys, sample.masked_tokens(arrays, cfg.model), cfg.model, plan, arrays["valid"], size, group)
 
 
 def varied(cfg, plan):
@@ -35,7 +35,7 @@ def in_turn(params, keys, z, cfg, plan, valid, size, group):
     begun = sample.begin(params, keys, z, cfg, plan, valid)[1]
 
     def first(at):  # the step that those of a group have in common
-        return sample.denoise(params, keys[at], rows(begun, at), cfg, plan, part(at), group)
+        return sample.fill_step(params, keys[at], rows(begun, at), cfg, plan, part(at), group)
 
     some = jax.lax.map(first, jnp.arange(N).reshape(-1, size))
     begun = sample.State(*(None if a is None else a[0] if name == "n" else a.reshape(N, *a.shape[2:])
@@ -46,7 +46,7 @@ def in_turn(params, keys, z, cfg, plan, valid, size, group):
 
     def turn(carry):
         s, row, since, waiting, out = carry
-        s = sample.denoise(params, keys[row], s, cfg, plan, part(row))
+        s = sample.fill_step(params, keys[row], s, cfg, plan, part(row))
         full = ~(s.z == cfg.mask_id).any(1)
         out = jax.tree.map(lambda a, new: a.at[jnp.where(full, row, N)].set(new, mode="drop"), out, told(s, since))
         following = waiting + jnp.cumsum(full) - 1

@@ -24,7 +24,9 @@ from machine import mesh, terminal
 from sample import Plan
 
 LONG = 4096  # tokens of a text before which a word is said
-TRAINED = {"diffusion_steps": "steps"} | {name: name for name in sample.SHARED}  # config key: field
+# Fields of a Plan that are taken from the config of the run, {config key: field}; the others are for rollouts.
+OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty"
+TRAINED = {"diffusion_steps": "steps"} | {f.name: f.name for f in dataclasses.fields(Plan) if f.name not in OF_ROLLOUTS}
 HOLES = {"mask": r"<\|mask\|>", "auto": r"<\|mask\|>|(?<![^\W\d])(?<!\\)_+(?![^\W\d])",  # [^\W\d]: a letter or a _
          "none": r"(?!)"}  # what never matches
 
@@ -65,7 +67,7 @@ def steps(params, key, z, cfg, plan, valid=None):
     """The tokens of `generate` as they come: yields z (B, T), new (B, T) after every step."""
     keys, s = sample.begin(params, key, jnp.asarray(z), cfg, plan, valid)
     while np.any(np.asarray(s.z) == cfg.mask_id):
-        s = sample.denoise(params, keys, s, cfg, plan, valid)
+        s = sample.fill_step(params, keys, s, cfg, plan, valid)
         yield np.asarray(s.z), np.asarray(s.step == s.n - 1)
 
 

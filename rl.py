@@ -1,0 +1,464 @@
+"""
+Reinforcement learning with GRPO, one iteration from top to bottom, and the tasks that the loop (train.py) can run.
+
+    prompts -> rollout -> rewards -> advantages -> views -> log-probs -> loss
+    (N, T)     (B, T)     (R, N, G)  (N, G)        (B,K,T)  (B, T)       ()          B = N * G
+
+`iteration` is the whole algorithm; the functions above it are its steps, in that order. A Task says where a batch comes
+from and what the loss is:
+
+    pretrain   rows -> noise -> the negative ELBO (diffusion.py)
+    judge      pairs of a better and a worse text -> Bradley-Terry (judges/learned.py)
+    grpo       `iteration` -> the loss of grpo.py on log-probs from diffusion.py
+"""
+
+import collections
+import contextlib
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+import config
+import data
+import diffusion
+import grpo
+import model
+import rewards
+import runs
+import sample
+from data.texts import draws, few, holes_of_rows, punch, read_text, stages, up_to_its_end, written
+from judges import learned, scores
+from machine import mesh, slots
+from variants import blocks
+
+
+class Task(NamedTuple):
+    init: Callable  # key -> params
+    # state, key -> the minibatches of one iteration, each with numbers to log. If the task is `scored_by_gradient`, also
+    # score: minibatch -> log-probs of the policy, by the program that is differentiated.
+    batches: Callable
+    loss: Callable  # params, minibatch -> scalar, metrics; the only function that is differentiated
+    evaluate: Callable  # state, key -> metrics, samples
+    rows: int  # how many rows an epoch has
+    best_metric: str | None  # decides which checkpoint is best and when stop_at is reached; None: val/nelbo
+
+
+# ---- the records of an iteration -------------------------------------------------------------------------------------
+
+
+class Rollout(NamedTuple):
+    """B = N * G completions; the G of one prompt are consecutive."""
+
+    tokens: jax.Array  # (B, T)
+    valid: jax.Array | None  # (B, T) False on left padding
+    completion: jax.Array  # (B, T) True where the policy was asked to write
+    counts: jax.Array  # (B, T) True on tokens in the loss, see `loss_mask`
+    step: jax.Array  # (B, T) the denoising step that committed each token; -1: given
+    logp: jax.Array  # (B, T) log-prob of each token under the distribution it was drawn from
+    passes: jax.Array  # (B,) forward passes
+
+
+class Scored(NamedTuple):
+    """A rollout and its rewards."""
+
+    rows: list  # N
+    rollout: Rollout
+    completions: list  # B texts
+    rewards: np.ndarray  # (R, N, G), last the diversity bonus if there is one; nan: no opinion
+    kl: np.ndarray | None  # (N, G) the KL that kl_in_reward subtracts
+    parts: dict  # {name: (B,)} of every reward, its notes, and the bonus
+
+
+class Minibatch(NamedTuple):
+    """All that the loss needs, with old and reference log-probs on the same views."""
+
+    rollout: Rollout
+    views: diffusion.Views  # with rows first: (B, K, T), (B, K, T), (B, T)
+    advantage: jax.Array  # (B,)
+    token_weight: jax.Array  # (B, T) of each token in the loss, see grpo.token_weights
+    metric_weight: jax.Array  # (B, T) of each token in metrics that are means
+    old_logp: jax.Array | None = None  # (B, T) under the policy that wrote the rollout; nan: the current policy
+    ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
+
+
+# ---- 1. write G completions of each prompt ---------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
+def loss_mask(tokens, completion, eos_id, cfg):
+    """Find the tokens of a rollout that are in the loss (B, T): up to and including the first end of text, or all."""
+    ends = completion & (tokens == eos_id)
+    counts = completion if cfg.score_after_end else completion & (jnp.cumsum(ends, 1) - ends == 0)
+    return counts & ends.any(1, keepdims=True) if cfg.mask_truncated else counts
+
+
+def roll_out(params, key, prompts, cfg, tok) -> Rollout:
+    """Write G completions of each of N prompts, in chunks of whole groups where rollout_chunk holds one."""
+    arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
+    completion, size = arrays["hole"], mesh.up(config.rollout_rows(cfg))
+    plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
+    keys = sample.row_keys(key, len(completion))
+    tokens, trace = slots.fill(params, keys, arrays, cfg, plan, size, cfg.group_size)
+    counts, passes = loss_mask(tokens, completion, tok.eos_id, cfg), jnp.full(len(tokens), trace["n_steps"])
+    return Rollout(tokens, arrays["valid"], completion, counts, trace["step"], trace["logp"], passes)
+
+
+# ---- 2. judge them ---------------------------------------------------------------------------------------------------
+
+
+def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
+    """Judge the completions of N rows. kl (B,): to be subtracted from the rewards."""
+    N, G = cfg.batch_size, cfg.group_size
+    ids = written(rollout.tokens, tok, cfg)
+    completions, total, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G)
+    values, unjudged = scores.opinions(parts, cfg, reward_fns), np.isnan(total)
+    if cfg.diversity_bonus:
+        groups = np.repeat(np.arange(N), G).tolist()
+        bonus = np.array(rewards.diversity(groups, completions, groups), float)
+        parts["diversity_bonus"] = np.where(unjudged, np.nan, bonus)
+        values = np.stack([*values, parts["diversity_bonus"]])
+    if kl is not None:
+        parts["kl"] = np.where(unjudged, np.nan, kl)
+        kl = parts["kl"].reshape(N, G)
+    return Scored(rows, rollout, completions, values.reshape(-1, N, G), kl, parts)
+
+
+def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
+    """Replace groups of `old` whose rewards are all equal by groups of `new` whose rewards differ."""
+    _, N, G = old.rewards.shape
+    out, into = np.flatnonzero(~scores.spread(old, cfg)), np.flatnonzero(scores.spread(new, cfg))
+    pick = np.arange(N)
+    pick[out[: len(into)]] = N + into[: len(out)]
+    flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
+    return Scored(
+        rows=[(old.rows + new.rows)[i] for i in pick],
+        rollout=jax.tree.map(lambda a, b: jnp.concatenate([a, b])[flat], old.rollout, new.rollout),
+        completions=[(old.completions + new.completions)[i] for i in flat],
+        rewards=np.concatenate([old.rewards, new.rewards], 1)[:, pick],
+        kl=None if old.kl is None else np.concatenate([old.kl, new.kl])[pick],
+        parts={name: np.concatenate([old.parts[name], new.parts[name]])[flat] for name in old.parts},
+    )
+
+
+# ---- 3. compare within groups ----------------------------------------------------------------------------------------
+
+
+def select_completions(found: Scored, adv, cfg):
+    """Weigh the advantages (N, G) as the loss asks, and keep the K completions where they are largest -> Rollout,
+    advantages (K,)."""
+    if cfg.loss_type == "wd1":
+        adv = grpo.wd1_weights(adv, ~np.isnan(found.rewards).all(0))
+    adv, K = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.kept(cfg)
+    if K == adv.size:
+        return found.rollout, adv
+    best = jnp.argsort(-jnp.abs(adv))[:K]
+    return jax.tree.map(lambda a: a[best], found.rollout), adv[best]
+
+
+# ---- 4. draw views, and compute log-probs of the completions on them --------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
+    """Draw the masks of one pass over a rollout, with rows first: (B, K, T), (B, K, T), (B, T)."""
+    T = r.tokens.shape[1]
+    masked, weight, share = diffusion.views(
+        key,
+        cfg.logp_est,
+        r.completion,
+        step=r.step,
+        n=cfg.logp_views,
+        t_range=(cfg.mask_ratio_min, cfg.mask_ratio_max),
+        p_mask_prompt=cfg.p_mask_prompt,
+        prompt=~r.completion & (True if r.valid is None else r.valid),
+        block=blocks.number(r.valid, T, cfg.model),
+        counts=r.counts,
+        first_of_block=blocks.first_of_block(r.valid, T, cfg.model),
+    )
+    if cfg.loss_type == "spg":  # its upper bound is the log of a weighted mean over views
+        weight, share = weight * share, share > 0
+    weight = weight * r.counts * cfg.logp_scale
+    return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
+
+
+def as_drawn(r: Rollout, cfg):
+    """Make the function that reads log p and entropy from logits, under the distribution that tokens were drawn from."""
+    plan = sample.plan(cfg, cfg.temperature)
+    filters = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
+
+    def say(logits, x, place):
+        if filters:
+            there = (place.z != cfg.model.mask_id) & (True if r.valid is None else r.valid[place.row])
+            if cfg.model.causal:  # tokens of the completion were there if they are to the left
+                earlier = jnp.arange(place.z.shape[-1]) < place.column[..., None]
+                there &= ~r.completion[place.row] | earlier
+            logits = sample.as_drawn(logits, x, place.z, there, plan)
+        else:
+            logits = logits / cfg.temperature
+        # The gradient of the entropy needs memory: seven arrays of logits.
+        bonus = logits if cfg.entropy_coef > 0 else jax.lax.stop_gradient(logits)
+        return diffusion.gather_logp(logits, x), diffusion.entropy(bonus)
+
+    return say
+
+
+def policy_logp(params, b: Minibatch, cfg):
+    """Estimate log p of every token under params, and the entropy where it was predicted -> two (B, T)."""
+    r, masked, weight = b.rollout, b.views.masked.swapaxes(0, 1), b.views.weight.swapaxes(0, 1)
+    chunk = cfg.logp_chunk and min(cfg.logp_chunk, len(masked) * len(r.tokens))
+    start, scored = cfg.max_prompt_len, weight != 0
+    logp, entropy = diffusion.view_logp(
+        params, r.tokens, masked, cfg.model, r.valid, start, chunk, scored, as_drawn(r, cfg)
+    )
+    entropy = (weight * entropy).sum(0) / jnp.maximum(weight.sum(0), 1e-6)
+    if cfg.loss_type == "spg":
+        return diffusion.sandwich(logp, weight, b.advantage > 0, cfg.spg_mix, cfg.spg_power) * r.counts, entropy
+    return (weight * logp).sum(0), entropy
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def logp_of(params, b: Minibatch, cfg):
+    """Estimate log p of every token (B, T), by micro-batches of the size that the gradient has: in 16 bits, a product
+    of another shape gives other numbers."""
+    parts = jax.tree.map(lambda a: a.reshape(cfg.gradient_accumulation_steps, -1, *a.shape[1:]), b)
+    logp = jax.lax.map(lambda part: policy_logp(params, part, cfg)[0], parts)
+    return mesh.everywhere(logp.reshape(b.rollout.tokens.shape))
+
+
+def kl_penalty(state, key, r: Rollout, cfg):
+    """Estimate log p - log p_ref per completion (B,) (k1), as a penalty in the reward: there it has the gradient of
+    KL(policy || reference), while as a term of the loss its gradient is 0 on average."""
+    b = new_minibatch(r, draw_views(key, r, cfg), cfg)
+    current, reference = (
+        mesh.in_chunks(lambda b, params=params: logp_of(params, b, cfg), config.minibatch(cfg), b)
+        for params in (state.params, mesh.aboard(state.reference))
+    )
+    return np.asarray((b.views.share * (current - reference)).sum(1), float)
+
+
+def has_ratios(cfg):
+    """True if an iteration has updates after its first, whose policy is not the one that wrote the completions."""
+    return cfg.ratio_level != "none" and config.updates_per_iter(cfg) > 1
+
+
+def scored_by_gradient(cfg):
+    """True if old log-probs have to come from the very program that is differentiated. In 16 bits another program for
+    the same function rounds otherwise: before anything moved, up to 49% of ESPO's ratios were beyond its clip of 4e-4.
+    """
+    return cfg.objective == "grpo" and cfg.model.dtype != "float32" and has_ratios(cfg)
+
+
+# ---- 5. cut the rollout into minibatches -----------------------------------------------------------------------------
+
+
+def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
+    """Make a minibatch whose advantages are not known yet (0), without old and reference log-probs."""
+    weights = grpo.token_weights(
+        cfg.loss_type, r.counts, cfg.max_new_tokens, cfg.gradient_accumulation_steps, cfg.aggregation
+    )
+    metric_weight = views.share / jnp.maximum(views.share.sum(), 1e-6)
+    return Minibatch(r, views, jnp.zeros(len(r.tokens)), weights, metric_weight)
+
+
+def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
+    """Cut a rollout of K completions into the minibatches of all passes over it -> [(rows (n,), Minibatch)].
+
+    Each pass has its own order and masks. Old log-probs are those of the policy that wrote the completions, by `score`
+    (see Task). In the first minibatch old = current: nan, filled in from the loss's own forward pass."""
+    out, K, size = [], len(r.tokens), config.minibatch(cfg)
+    for n in range(cfg.updates_per_rollout):
+        views = draw_views(jax.random.fold_in(key, n if cfg.random_masking else 0), r, cfg)
+        order = jax.random.permutation(jax.random.fold_in(order_key, n), K)
+        for i in range(0, K, size):
+            rows = jnp.arange(K) if size == K else order[i : i + size]
+            part = (r, views) if size == K else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
+            b = new_minibatch(*part, cfg)
+            if cfg.kl_beta and not cfg.kl_in_reward:
+                b = b._replace(ref_logp=logp_of(mesh.aboard(state.reference), without_logp(b), cfg))
+            if has_ratios(cfg) and out:
+                old = mesh.everywhere(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
+                b = b._replace(old_logp=old)
+            elif has_ratios(cfg):
+                b = b._replace(old_logp=jnp.full(part[0].tokens.shape, jnp.nan))
+            out.append((rows, b))
+    return out
+
+
+def without_logp(b):
+    """Leave out what `logp_of` does not read, so that it is compiled once."""
+    return b._replace(old_logp=None, ref_logp=None)
+
+
+# ---- 6. the loss -----------------------------------------------------------------------------------------------------
+
+
+def loss_config(cfg) -> grpo.LossConfig:
+    """Take the settings of the loss from a Config."""
+    return grpo.LossConfig(
+        loss=cfg.loss_type,
+        ratio=cfg.ratio_level,
+        clip_low=cfg.clip_low,
+        clip_high=cfg.clip_high,
+        clip_cap=cfg.clip_cap,
+        cispo_cap=cfg.cispo_cap,
+        kl_est=cfg.kl_est,
+        kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta,
+        entropy_coef=cfg.entropy_coef,
+    )
+
+
+def policy_loss(params, b: Minibatch, cfg):
+    """Compute the loss of a minibatch, or of a micro-batch -> scalar, metrics."""
+    all_logp, all_entropy = policy_logp(params, b, cfg)
+    cut = lambda a: None if a is None else a[:, cfg.max_prompt_len :]
+    logp, old = cut(all_logp), cut(b.old_logp)
+    if old is not None:
+        old = jnp.where(jnp.isnan(old), logp, old)
+    of_tokens = map(cut, (b.rollout.counts, b.token_weight, b.metric_weight))
+    batch = grpo.LossBatch(b.advantage, *of_tokens, old, cut(b.ref_logp), cut(b.views.share))
+    total, metrics = grpo.loss(logp, batch, loss_config(cfg), cut(all_entropy))
+    # How far the policy that is trained is from the one that sampled: 0 for `trace` with all steps, before any update.
+    metrics["behaviour_gap"] = batch.mean(jnp.abs(logp - cut(b.rollout.logp)))
+    return total, metrics | ({"token_logp": all_logp} if scored_by_gradient(cfg) else {})
+
+
+# ---- the iteration ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def timed(notes, name):
+    """Add the seconds that the body takes to notes[name]."""
+    begun = time.perf_counter()
+    yield
+    notes[name] += time.perf_counter() - begun
+
+
+def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
+    """Write and judge completions of new prompts -> Scored, and what `prepare` makes of the rollout.
+
+    Dynamic sampling draws again for groups whose rewards are all equal. While the host scores, the device computes what
+    prepare(rollout) asks for, unless completions may still be replaced or dropped: then that is None."""
+    tries, found, prepared = 1 + cfg.dynamic_sampling, None, None
+    for n in range(tries):
+        prompts = draw(state.step, n)
+        with timed(notes, "time/rollout"):
+            r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg, tok))
+        if tries == 1 and config.kept(cfg) == len(r.tokens):
+            prepared = prepare(r)
+        with timed(notes, "time/old_ref"):
+            kl = kl_penalty(state, jax.random.fold_in(key, tries + 1 + n), r, cfg) if cfg.kl_in_reward else None
+        with timed(notes, "time/reward"):
+            new = score_rollout(r, prompts.rows, reward_fns, cfg, tok, kl)
+        found = replace_flat_groups(found, new, cfg) if found else new
+        notes["rollouts"] = n + 1
+        if scores.spread(found, cfg).all():
+            break
+    return found, prepared
+
+
+def iteration(state, key, score, draw, reward_fns, cfg, tok):
+    """Run one iteration of GRPO -> its minibatches, each with numbers to log.
+
+    draw(step, n): prompts. score: see Task."""
+    notes: dict = collections.defaultdict(float)
+    rollout_key, order_key = jax.random.split(key)
+    view_key = jax.random.fold_in(rollout_key, 1 + cfg.dynamic_sampling)
+
+    def prepare(r):
+        return minibatches(state, view_key, order_key, r, cfg, score)
+
+    # 1, 2  Write G completions of each prompt, and judge them.
+    found, ready = write_and_judge(state, rollout_key, draw, reward_fns, cfg, tok, notes, prepare)
+    # 3  Compare within each group.
+    adv = scores.advantages(found.rewards, cfg, found.kl)
+    notes |= scores.describe(found, adv, cfg, tok)
+    notes["group"] = scores.first_group(found, adv, cfg, tok)
+    if notes["skipped"]:
+        say = f"no reward ({', '.join(reward_fns)}) has an opinion on any of the {adv.size} completions"
+        tqdm.write(f"step {state.step + 1}: {say}, so there is no update")
+        yield None, notes
+        return
+    rollout, adv = select_completions(found, adv, cfg)
+    # 4, 5  Draw views, compute old and reference log-probs on them, cut into minibatches.
+    with timed(notes, "time/old_ref"):
+        ready = jax.block_until_ready(ready or prepare(rollout))
+    # 6  Each minibatch is one update of the policy, with the gradient of `policy_loss` (train.py).
+    for rows, b in ready:
+        yield b._replace(advantage=adv[rows]), notes
+        notes = {}
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def tune(cfg, tok, start) -> Task:
+    """Make the task of GRPO on the prompts of the rows, or on masks in their completions."""
+    if start is None:
+        raise ValueError("objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
+                         "the config file that trains one")  # fmt: skip
+    train, shown = read_text(cfg, tok, "train", cfg.fill_in), few(read_text(cfg, tok, "val", cfg.fill_in), cfg)
+    reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
+    tqdm.write(scores.meaning(cfg, reward_fns, more))
+    draw = draws(cfg, tok, train)
+    if cfg.fill_in:
+        shown = holes_of_rows(shown, cfg, tok) or punch(shown, cfg, tok, 0)
+    return Task(
+        init=lambda key: start,
+        batches=lambda state, key, score=None: iteration(state, key, score, draw, reward_fns, cfg, tok),
+        loss=functools.partial(policy_loss, cfg=cfg),
+        evaluate=lambda state, key: scores.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown),
+        rows=len(train.rows),
+        best_metric="val/sampled",
+    )
+
+
+def pretrain(cfg, tok, start) -> Task:
+    """Make the task of masked diffusion on completions (in a causal model: of predicting the next token). It is
+    pre-training if prompts are empty, and fine-tuning if not."""
+    train, shown = read_text(cfg, tok, "train"), few(read_text(cfg, tok, "val"), cfg)
+    asked = few(read_text(cfg, tok, "val", learnt=False), cfg) if cfg.max_prompt_len else shown  # what is to be filled
+    fns, more = scores.reward_functions(cfg, tok, asked.rows)
+    if not fns and cfg.max_prompt_len:  # what can be said of any answer: is it the one in the data?
+        fns = {"exact": rewards.REWARDS["exact"]}
+    if fns or more:
+        tqdm.write(scores.meaning(cfg, fns, more))
+    if lacking := sum("completion" not in row for row in train.rows):
+        raise ValueError(f"{cfg.dataset}/train: {lacking} of {len(train.rows)} rows have no completion to learn from")
+    noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
+    logp = jax.jit(functools.partial(diffusion.likelihood, cfg=cfg.model, start=cfg.max_prompt_len))
+    allowed = stages(cfg, train.rows)
+    known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
+    learnt, held_out = ((up_to_its_end(t, tok) if cfg.model.causal else t) for t in (train, known))
+
+    def batches(state, key):
+        size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
+        yield noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
+
+    def evaluate(state, key):
+        out = {"val/nelbo": math.nan}
+        if n := len(held_out.rows):
+            keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
+            some = functools.partial(logp, state.weights)
+            bound = np.asarray(mesh.in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
+            out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
+        if n and not cfg.max_prompt_len:
+            size = np.mean([len(tok.spell(row)) for row in held_out.arrays["tokens"]])
+            out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
+        scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # to be looked at
+        rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
+        return out | rates, samples
+
+    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
+    best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
+    n = len(train.rows) * (2 if cfg.paired else 1)  # paired, a batch has half as many rows
+    return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, n, best_metric)
+
+
+OBJECTIVES = {"pretrain": pretrain, "judge": lambda *given: Task(*learned.judge_texts(*given)), "grpo": tune}
