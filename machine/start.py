@@ -212,7 +212,7 @@ def announce(cfg, state, base):
 
 def plan_ahead(argv, devices, outline):
     """Prints what a run would take on devices that need not be here, before anything is downloaded, made or trained."""
-    cost.machine(devices)
+    cost.parse_devices(devices)
     jax.config.update("jax_platforms", "cpu")
     cfg = config.load(argv, planned=True)
     first = config.lineage(cfg)[-1]
@@ -223,6 +223,6 @@ def plan_ahead(argv, devices, outline):
         raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
     else:
         shape = first.model if first.init_from else with_ids(first.model, data.tokenizer(first.dataset))
-    with cost.planned(devices):
+    with cost.traced_for(devices):
         for line in cost.plan(config.of_shape(cfg, shape), devices, outline):
             print(line, flush=True)

@@ -748,7 +748,7 @@ def growing(what, n, usual, shape):
     if views:
         run = dataclasses.replace(run, objective="grpo", init_from="x", rewards=("length",), logp_est="elbo",
                                   logp_views=n, group_size=4, max_prompt_len=T // 2, max_new_tokens=T // 2)  # fmt: skip
-    (params, step), flops, key = learner(run), cost.count_flops(run)["update"], jax.random.key(0)
+    (params, step), flops, key = learner(run), cost.estimate_flops(run)["update"], jax.random.key(0)
     if not views:
         z, plan = jnp.full((B, T), cfg.mask_id), sampler.Plan(steps=1, block_len=T)
         denoise = waiting(functools.partial(sampler.generate, params, key, z, cfg, plan))

@@ -374,7 +374,7 @@ def test_a_model_is_causal_over_tokens_or_over_blocks():
 
 def test_a_clean_copy_is_counted_once_for_all_noisy_ones():
     shape = lambda b: dataclasses.replace(CFG, vocab_size=64, d_model=64, block_causal=b)
-    update = lambda b, **changes: cost.counted(config.Config(model=shape(b), **changes))[1]["update"]
+    update = lambda b, **changes: cost.estimate_flops(config.Config(model=shape(b), **changes))["update"]
     ratio = lambda **changes: update(4, **changes) / update(None, **changes)
     tuning = dict(objective="grpo", init_from="a", rewards=("exact",), logp_est="elbo")
     whole = dict(max_prompt_len=0, max_new_tokens=256)

@@ -312,7 +312,7 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
     low, one = dataclasses.replace(DENOISER, dtype="bfloat16"), jnp.zeros((1, 1), int)
     params, cache = jax.eval_shape(lambda: (model.init(KEY, low), model.new_cache(low, 1, 4)))
     assert not kernels.fused(low)  # on this CPU
-    with cost.planned("8xH100"):
+    with cost.traced_for("8xH100"):
         assert kernels.fused(low) and not kernels.fused(DENOISER)
         assert not kernels.fused(dataclasses.replace(low, attn_cap=50.0))
         assert not kernels.fused(dataclasses.replace(low, d_head=12)) and mesh.platform() == "gpu"
@@ -322,7 +322,7 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
         for version, known in (("7.5", False), ("9.0", True), ("12.0", True), ("gfx942", False)):  # T4, H100, AMD
             monkeypatch.setattr(jax, "devices", lambda version=version: [Device(version)])
             assert kernels.fused(low) == known
-    with cost.planned("v5p:2x2x1"):
+    with cost.traced_for("v5p:2x2x1"):
         assert not kernels.fused(low)
 
 

@@ -88,7 +88,7 @@ def test_every_key_that_a_table_names_is_there():
 def test_other_keys_follow_where_that_is_what_was_meant():
     cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
     assert (config.kept(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
-    assert cost.rows_of(cfg)[0] == 4 * 8 * 2
+    assert cost.count_rows(cfg).scored == 4 * 8 * 2
     _, rate = train.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
     assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 16
@@ -282,7 +282,7 @@ def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
 def test_the_costs_of_a_rollout_grow_with_its_completions():
     cfg = dataclasses.replace(config.read("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
     many = dataclasses.replace(cfg, group_size=1_000_000)
-    assert cost.counted(cfg)[0]["peak"] < 1e9 < 1e11 < cost.counted(many)[0]["peak"]
+    assert cost.estimate_bytes(cfg)["peak"] < 1e9 < 1e11 < cost.estimate_bytes(many)["peak"]
 
 
 # ---- signals and streams, from the first line to the last ----
