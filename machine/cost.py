@@ -24,7 +24,7 @@ import jax
 import config
 import diffusion
 import model
-import objectives
+import rl
 import sample
 from config import Config
 from machine import kernels, lora, mesh
@@ -143,7 +143,7 @@ def work_bytes(cfg, row_parts, tensor, wide):
     rows = count_rows(cfg)
     active, saved = (math.ceil(n / row_parts) for n in (rows.active, rows.saved))
     # A layer keeps its norms, q, k, v before and after the rotation, the inside of the mlp, and scores in float32.
-    scores = 0 if kernels.fused(m) else 4 * 2 * m.n_head * (T + copy_columns(cfg))
+    scores = 0 if kernels.fused(m.dtype, m.head_dim, m.attn_cap) else 4 * 2 * m.n_head * (T + copy_columns(cfg))
     layer = T * (wide * (6 * m.d_model + 4 * Q + 4 * KV + 4 * m.ff) + scores) // tensor
     activations = active * m.n_layer * layer
     if m.remat:
@@ -151,7 +151,7 @@ def work_bytes(cfg, row_parts, tensor, wide):
 
     def logits(positions):
         """Return the bytes of one array of logits, of which diffusion.py makes a chunk at a time."""
-        chunk = max(diffusion.LOGITS // (4 * m.vocab_size * row_parts), 1)
+        chunk = max(diffusion.LOGITS_BYTES // (4 * m.vocab_size * row_parts), 1)
         return 0 if cfg.objective == "judge" else 4 * m.vocab_size * min(positions, chunk) / tensor
 
     filled = math.ceil(config.rollout_rows(cfg) / row_parts) if grpo else 0
@@ -193,7 +193,7 @@ def estimate_flops(cfg: Config) -> dict[str, float]:
     if cfg.objective != "grpo":
         return {"rollout": 0, "scoring": 0, "update": update}
     first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
-    old = 3 if objectives.scored_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
+    old = 3 if rl.scored_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
     scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first) * old
     return {"rollout": rollout_flops(cfg), "scoring": scorings * forward, "update": update}
 
@@ -415,8 +415,9 @@ def programs(cfg, outline):
         held["reference"] = None if base or cfg.ref_offload else state.reference
         batches = abstract_minibatches(cfg, merged)
         stages["rollout"] = abstract_rollout(cfg, merged.params)
-        if cfg.kl_beta or any(b["old"] is not None for b in batches[1:]):
-            stages["scoring"] = functools.partial(objectives.logps.lower, cfg=cfg), (merged.params, batches[-1])
+        if cfg.kl_beta or any(b.old_logp is not None for b in batches[1:]):
+            minibatch = rl.without_logp(batches[-1])
+            stages["scoring"] = functools.partial(rl.logp_of.lower, cfg=cfg), (merged.params, minibatch)
     step = jax.ShapeDtypeStruct((), "int32")
     stages["update"] = update.lower, (*state[1:4], step, batches[-1], base)
     return stages, held | {"batch": batches}
@@ -441,12 +442,11 @@ def abstract_batch(cfg):
 
 def abstract_minibatches(cfg, state):
     """Return the minibatches of an iteration of grpo, as shapes."""
-    dtypes = {"x": "int32", "valid": bool, "hole": bool, "mask": bool, "step": "int32", "logp": "float32"}
-    arrays = abstract_text(cfg, config.kept(cfg), **dtypes)
-    rollout = objectives.Rollout(**arrays, n_steps=jax.ShapeDtypeStruct((), "int32"))
-    key = jax.random.key(0)
-    batches = jax.eval_shape(lambda *args: objectives.passes(args[0], key, key, args[1], cfg), state, rollout)
-    return [{name: x for name, x in batch.items() if name != "row"} for batch in batches]
+    dtypes = {"tokens": "int32", "valid": bool, "completion": bool, "counts": bool, "step": "int32", "logp": "float32"}
+    arrays, key = abstract_text(cfg, config.kept(cfg), **dtypes), jax.random.key(0)
+    rollout = rl.Rollout(**arrays, passes=jax.ShapeDtypeStruct((config.kept(cfg),), "float32"))
+    pairs = jax.eval_shape(lambda *args: rl.minibatches(args[0], key, key, args[1], cfg), state, rollout)
+    return [minibatch for _, minibatch in pairs]
 
 
 def abstract_rollout(cfg, params):

@@ -57,7 +57,7 @@ def attention(q, k, v, mask, scale, cap=None, copies=1):
     if copies > 1:
         return packed_attention(q, k, v, mask, scale, cap, copies)
     # cuDNN's kernel would copy the keys for a single query, and cannot be split over rows that do not divide.
-    if fused(q, cap) and q.shape[1] > 1 and mesh.up(len(q)) == len(q):
+    if fused(q.dtype, q.shape[-1], cap) and q.shape[1] > 1 and mesh.up(len(q)) == len(q):
         return flash(q, k, v, mask, scale)
     return plain_attention(q, k, v, mask, scale, cap)
 
@@ -109,9 +109,9 @@ def flash(q, k, v, mask, scale, implementation="cudnn"):
     return out[:, :S].reshape(len(q), S, -1)
 
 
-def fused(q, cap):
-    """True if `flash` computes this on this device: 16 bits, no cap, an NVIDIA GPU since Ampere."""
-    fits = q.dtype == jnp.bfloat16 and cap is None and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128
+def fused(dtype, head_size, cap):
+    """True if `flash` computes such attention on this device: 16 bits, no cap, an NVIDIA GPU since Ampere."""
+    fits = dtype == "bfloat16" and cap is None and head_size % 8 == 0 and head_size <= 128
     if not fits or mesh.platform() != "gpu":
         return False
     version = getattr(jax.devices()[0], "compute_capability", "8.0")  # 7.5 of a T4, gfx942 of AMD's; a plan has a CPU
