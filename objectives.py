@@ -109,7 +109,8 @@ class Scored(NamedTuple):
     rows: list  # N
     rollout: Rollout
     completions: list  # B texts
-    rewards: np.ndarray  # (R, N, G), behind the rewards the diversity bonus and the KL
+    rewards: np.ndarray  # (R, N, G), behind the rewards the diversity bonus
+    kl: np.ndarray | None  # (N, G) the KL that kl_in_reward subtracts
     parts: dict  # name: (B,) of every reward, what it notes, and the bonus
 
 
@@ -126,6 +127,7 @@ def refill(old, new, cfg):
         rollout=jax.tree.map(take, old.rollout, new.rollout),
         completions=[(old.completions + new.completions)[i] for i in flat],
         rewards=np.concatenate([old.rewards, new.rewards], 1)[:, pick],
+        kl=None if old.kl is None else np.concatenate([old.kl, new.kl])[pick],
         parts={k: np.concatenate([old.parts[k], new.parts[k]])[flat] for k in old.parts},
     )
 
@@ -176,8 +178,8 @@ def judged(rollout, rows, fns, cfg, tok, kl=None):
         each = np.stack([*each, parts["diversity_bonus"]])
     if kl is not None:
         parts["kl"] = np.where(np.isnan(total), np.nan, kl)
-        each = np.stack([*each, parts["kl"]])
-    return Scored(rows, rollout, completions, each.reshape(-1, N, G), parts)
+        kl = parts["kl"].reshape(N, G)
+    return Scored(rows, rollout, completions, each.reshape(-1, N, G), kl, parts)
 
 
 def keep(found, adv, cfg):
@@ -310,7 +312,7 @@ def iteration(state, key, score, draw, fns, cfg, tok):
         found = refill(found, new, cfg) if found else new  # groups that agree with themselves are drawn again
         if n + 1 < tries and scores.spread(found, cfg).all():
             break
-    adv = scores.advantages(found.rewards, cfg)
+    adv = scores.advantages(found.rewards, cfg, found.kl)
     notes |= scores.describe(found, adv, cfg, tok)
     notes |= {"rollouts": n + 1, "group": scores.first_group(found, adv, cfg, tok)}
     if notes["skipped"]:
