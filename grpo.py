@@ -249,8 +249,8 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
 
 
 # Estimates of KL(policy || reference) on samples of the policy, from logr = log(reference / policy) (Schulman 2020).
-# In a loss only their gradients matter (2510.01555). k1 = -logr is not offered: its gradient is the score function, zero
-# on average. On samples of an old policy a KL needs the ratio as a weight, through which gradient flows.
+# In a loss only their gradients matter (2510.01555). k1 = -logr is missing: its gradient is the score function, zero on
+# average. On samples of an old policy a KL needs the ratio as a weight, through which gradient flows.
 #
 # This holds for one token given the tokens before it. The sum of k2 over the tokens of a completion ignores that an
 # early token changes the later ones: by enumeration over 3 tokens, its gradient is 0.33 away from that of the

@@ -158,22 +158,26 @@ def opinions(parts, cfg, fns):
     return np.stack([np.where(w, parts[name], np.nan) for w, name in zip(weights, fns, strict=True)])
 
 
-def weights_of(each, cfg):
-    """each (R, N, G) of cfg.rewards and maybe of the diversity bonus and the KL behind them -> their weights (R,)."""
-    bonus = [cfg.diversity_bonus] * bool(cfg.diversity_bonus) + [-cfg.kl_beta] * cfg.kl_in_reward
-    return np.array([*(cfg.reward_weights or (1.0,) * len(cfg.rewards)), *bonus][: len(each)])
+def weights_of(table, cfg):
+    """Return the weights (R,) of a table of rewards (R, N, G), whose last row may be the diversity bonus."""
+    weights = cfg.reward_weights or (1.0,) * len(cfg.rewards)
+    return np.array([*weights, cfg.diversity_bonus][: len(table)])
 
 
-def advantages(each, cfg):
-    """each (R, N, G) as above -> (N, G). The KL joins the normalized rewards, as it joins the advantage in a loss:
-    normalized with them, it alone would fill the advantages of a group whose rewards are equal, however small it is."""
-    n_rewards = len(cfg.rewards) + bool(cfg.diversity_bonus)
-    scored, kl = jnp.asarray(each[:n_rewards], jnp.float32), each[n_rewards:]
-    adv = grpo.advantages(scored, weights_of(scored, cfg), cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps,
-                          cfg.reward_norm)  # fmt: skip
-    for penalty in kl:  # at most one
-        adv -= cfg.kl_beta * jnp.nan_to_num(grpo.centred(jnp.asarray(penalty), cfg.adv_baseline, "none", cfg.adv_eps))
-    return adv
+def advantages(table, cfg, kl=None):
+    """Compute advantages (N, G) from rewards (R, N, G) and from the KL (N, G) that is subtracted from them.
+
+    The KL is subtracted after normalization: normalized with the rewards, a KL of any size would make advantages of
+    about 1 in a group whose rewards are all equal.
+    """
+    table = jnp.asarray(table, jnp.float32)
+    adv = grpo.advantages(
+        table, weights_of(table, cfg), cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps, cfg.reward_norm
+    )
+    if kl is None:
+        return adv
+    penalty = grpo.centred(jnp.asarray(kl), cfg.adv_baseline, "none", cfg.adv_eps)
+    return adv - cfg.kl_beta * jnp.nan_to_num(penalty)
 
 
 def spread(scored, cfg):
@@ -267,6 +271,8 @@ def describe(found, adv, cfg, tok):
     """What an iteration logs beside the loss: of the rewards, the advantages (N, G), and the completions."""
     r, each, G = found.rollout, found.rewards, cfg.group_size
     total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
+    if found.kl is not None:
+        total = total - cfg.kl_beta * found.kl
     known, (_, inside, n) = total[~np.isnan(total)], grpo.moments(total, 1)
     ends, drawn = (np.asarray(a) for a in (r.completion & (r.tokens == tok.eos_id), r.completion))
     length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)

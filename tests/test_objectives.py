@@ -266,7 +266,7 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     rollout = objectives.Rollout(jnp.zeros((8, 2), int), None, holes, holes, holes, holes, jnp.float32(1))
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
-    scored = objectives.Scored([], rollout, ["a"] * 8, each, {"exact": each})
+    scored = objectives.Scored([], rollout, ["a"] * 8, each, None, {"exact": each})
     notes = scores.describe(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
@@ -282,7 +282,7 @@ def test_a_kl_in_the_reward_stays_as_small_as_its_weight_where_rewards_are_equal
     kl = grid_of_rewards([0.1, 0.3, 0.2, 0.2], [0.3, 0.1, 0.2, 0.2])
     for norm, beta in itertools.product(("group", "batch", "none"), (0.001, 0.1)):
         cfg = config.Config(rewards=("exact",), group_size=4, kl_beta=beta, kl_in_reward=True, adv_norm=norm)
-        both, alone = (np.asarray(scores.advantages(each, cfg)) for each in (np.concatenate([rewards, kl]), rewards))
+        both, alone = (np.asarray(scores.advantages(rewards, cfg, x)) for x in (kl[0], None))
         np.testing.assert_allclose(both - alone, -beta * (kl[0] - kl[0].mean(1, keepdims=True)), atol=1e-6)
         assert not alone[0].any()
 
@@ -336,7 +336,7 @@ def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place)
     nan = np.nan
     each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
                      [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
-    scored = objectives.Scored([], None, [], each, {})
+    scored = objectives.Scored([], None, [], each, None, {})
     spread = lambda *weights: scores.spread(scored, tiny(rewards=both, reward_weights=weights)).tolist()
     assert spread(1.0, 1.0) == [True, True, True, False]
     assert spread(1.0, 0.0) == [True, False, True, False]
