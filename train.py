@@ -2,9 +2,9 @@
 One loop, several objectives:  python train.py config/sudoku.py [--key=value ...]
 
 Pretraining, judge training and reinforcement learning differ in where a batch comes from and in what the loss is. A
-Task (rl.py) says that; the loop does the rest: optimizer, checkpoints, resuming, evaluation, logs. Step s draws
-everything from fold_in(run key, s), so any step can be run again alone, and a resumed run equals the unbroken one bit
-for bit.
+Task (rl.py) says that; the loop does the rest: optimizer, checkpoints, resuming, evaluation, logs. Step s draws its
+random numbers from fold_in(run key, s), so any step can be run again alone, and a resumed run equals the unbroken one
+bit for bit.
 """
 from machine import terminal
 
@@ -37,19 +37,21 @@ import runs
 from judges import learned, scores
 from machine import lora, mesh
 from machine.start import announce, other_reference, plan_ahead, prepare, reference_dtype, referred
-from rl import OBJECTIVES, policy_loss, scored_by_gradient
+from rl import OBJECTIVES, Task, policy_loss, scored_by_gradient
 
 
 class State(NamedTuple):
-    step: int  # iterations: batches of rows, or rollouts with all their updates
-    params: dict  # what is trained: of LoRA, the adapters
+    """What changes from step to step."""
+
+    step: int  # iterations so far: batches of rows, or rollouts with all their updates
+    params: dict  # the trained parameters; with LoRA, the adapters
     opt_state: tuple
-    average: dict | None  # of the params, when ema_decay is set
-    reference: dict | None  # what the KL of grpo keeps the policy near to, when kl_beta is set; None with LoRA
+    average: dict | None  # moving average of the parameters, if ema_decay is set
+    reference: dict | None  # the model that the KL of grpo stays close to, if kl_beta is set; None with LoRA
 
     @property
     def weights(self):
-        """What is evaluated and saved."""
+        """Return the parameters that are evaluated and saved."""
         return self.params if self.average is None else self.average
 
 
@@ -57,24 +59,31 @@ class State(NamedTuple):
 
 
 def optimizer(cfg):
-    """AdamW with clipping, warm-up and a schedule; norms, biases and embeddings do not decay. -> it, rate(update)"""
-    each = config.updates_per_iter(cfg)
-    warm = lambda update: cfg.learning_rate * (update + 1) / (cfg.warmup_iters * each)  # no rollout for a rate of 0
-    then = optax.constant_schedule(cfg.learning_rate)
+    """Make AdamW with clipping, warm-up and a schedule -> the optimizer, rate(number of an update)."""
+    per_iter = config.updates_per_iter(cfg)
+    warmup = cfg.warmup_iters * per_iter
+
+    def warm(update):
+        return cfg.learning_rate * (update + 1) / warmup  # the first rate is not 0, which would waste a rollout
+
+    rate = optax.constant_schedule(cfg.learning_rate)
     if cfg.lr_schedule == "cosine":
-        rest = max(cfg.max_iters - cfg.warmup_iters, 1) * each
-        then = optax.cosine_decay_schedule(cfg.learning_rate, rest, cfg.lr_end)
-    rate = optax.join_schedules([warm, then], [cfg.warmup_iters * each]) if cfg.warmup_iters else then
-    decays = lambda params: jax.tree_util.tree_map_with_path(
-        lambda path, _: not re.search("norm|bias|embed", path[-1].key), params)  # fmt: skip
+        rest = max(cfg.max_iters - cfg.warmup_iters, 1) * per_iter
+        rate = optax.cosine_decay_schedule(cfg.learning_rate, rest, cfg.lr_end)
+    rate = optax.join_schedules([warm, rate], [warmup]) if warmup else rate
+
+    def decays(params):  # norms, biases and embeddings do not
+        is_matrix = lambda path, _: not re.search("norm|bias|embed", path[-1].key)
+        return jax.tree_util.tree_map_with_path(is_matrix, params)
+
     clip = [optax.clip_by_global_norm(cfg.grad_clip)] if cfg.grad_clip else []
     adamw = optax.adamw(rate, cfg.beta1, cfg.beta2, cfg.adam_eps, weight_decay=cfg.weight_decay, mask=decays)
     return optax.chain(*clip, adamw), rate
 
 
 def make_gradient(loss, cfg):
-    """-> gradient(params, base, batch) -> the gradient, summed over micro-batches by a scan; metrics; log p of every
-    token (B, T), where the loss gives it."""
+    """Make gradient(params, base, batch) -> the gradient, summed over micro-batches; metrics; and log p of every token
+    (B, T), if the loss returns it. base: the frozen parameters of LoRA, or None."""
     A = cfg.gradient_accumulation_steps
     grad = jax.value_and_grad(lambda params, base, batch: loss(lora.whole(params, base, cfg), batch), has_aux=True)
 
@@ -91,20 +100,20 @@ def make_gradient(loss, cfg):
         zeros = jax.tree.map(jnp.zeros_like, params)
         grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, cut)
         logp = metrics.pop("token_logp", None)  # (A, B / A, T)
-        return grads, together(metrics, "sum"), None if logp is None else logp.reshape(-1, logp.shape[-1])
+        return grads, combine_metrics(metrics, "sum"), None if logp is None else logp.reshape(-1, logp.shape[-1])
 
     return gradient
 
 
 def make_update(loss, tx, cfg, gradient=None):
-    """-> update(params, opt_state, average, step, batch, base) -> the first three and metrics. One compiled program, or
-    two where a compiled `gradient` is given."""
+    """Make update(params, opt_state, average, step, batch, base) -> the first three, and metrics. It is one compiled
+    program, or two if a compiled `gradient` is given."""
 
     def apply(params, opt_state, average, step, grads, metrics):
         updates, opt_state = mesh.placed(tx.update(mesh.placed(grads), opt_state, params))
         params = optax.apply_updates(params, updates)
         if average is not None:
-            decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # a young average forgets its start
+            decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # warm-up: short memory first
             average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
         norm = optax.tree.norm
         metrics |= {"grad_norm": norm(grads), "update_norm": norm(updates)}
@@ -121,21 +130,26 @@ def make_update(loss, tx, cfg, gradient=None):
     return update if gradient else jax.jit(update, donate_argnums=(0, 1, 2))
 
 
-def together(metrics, how):
-    """{name: (n,)} -> {name: ()}, summed over micro-batches or averaged over updates; extremes stay extremes."""
-    pick = lambda name: name.rpartition("_")[2] if name.endswith(("_max", "_min")) else how
-    return {name: getattr(jnp, pick(name))(x, 0) for name, x in metrics.items()}
+def combine_metrics(metrics, how):
+    """Combine {name: (n,)} to {name: ()}: by "sum" over micro-batches or "mean" over updates; a name that ends in _max
+    or _min says so itself."""
+    out = {}
+    for name, values in metrics.items():
+        own = name.rpartition("_")[2]
+        out[name] = getattr(jnp, own if own in ("max", "min") else how)(values, 0)
+    return out
 
 
 # ---- before the first step -------------------------------------------------------------------------------------------
 
 
-def finite(step, updates, notes, last, cfg):
-    """[metrics of an update, on the device] -> their mean as floats, or the end of the run with the numbers before."""
+def check_finite(step, updates, notes, last, cfg):
+    """Average the metrics of a step's updates -> floats, with the notes. Raises if a loss or gradient norm is not
+    finite, and shows the metrics of the step before, `last`."""
     updates = [{k: float(v) for k, v in metrics.items()} for metrics in updates]
     bad = [m for m in updates if not np.isfinite([m["loss"], m["grad_norm"]]).all()]
     if not bad:
-        mean = together({k: np.array([m[k] for m in updates]) for k in updates[0]}, "mean") if updates else {}
+        mean = combine_metrics({k: np.array([m[k] for m in updates]) for k in updates[0]}, "mean") if updates else {}
         return {k: float(v) for k, v in mean.items()} | notes | {"step": step}
     values = bad[0]
     kept = disk.steps(cfg.out_dir)
@@ -149,15 +163,19 @@ def finite(step, updates, notes, last, cfg):
     )  # fmt: skip
 
 
-def beside(params, cfg, tx, reference=True):
-    """What is trained -> what a new State has beside it: moments, average, and the reference that KL asks for."""
-    copy = lambda asked, dtype: model.cast(jax.tree.map(jnp.copy, params), dtype) if asked else None
+def new_state(params, cfg, tx, reference=True):
+    """Make the State of step 0. reference: whether to copy the parameters as the reference that a KL needs."""
+
+    def copy(dtype):
+        return model.cast(jax.tree.map(jnp.copy, params), dtype)
+
     moments = () if cfg.eval_only else tx.init(params)
-    return moments, copy(cfg.ema_decay is not None, "float32"), copy(reference and referred(cfg), reference_dtype(cfg))
+    average = copy("float32") if cfg.ema_decay is not None else None
+    return State(0, params, moments, average, copy(reference_dtype(cfg)) if reference and referred(cfg) else None)
 
 
-def outline(cfg):
-    """Config with its model -> the update of its run and, as shapes, State, LoRA's base, State as a Task sees it."""
+def abstract_run(cfg):
+    """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
     tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
     start = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model, width))
     if cfg.lora_rank:
@@ -166,27 +184,29 @@ def outline(cfg):
             "judge": functools.partial(learned.loss, cfg=cfg.model),
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
     params, base = jax.eval_shape(lambda start: lora.split(start, jax.random.key(0), cfg), start)
-    state = State(0, params, *jax.eval_shape(lambda params: beside(params, cfg, tx), params))
+    state = jax.eval_shape(lambda params: new_state(params, cfg, tx)._replace(step=jnp.int32(0)), params)
+    state = state._replace(step=0)
     return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: lora.seen(s, b, cfg), state, base)
 
 
 class Run(NamedTuple):
-    """What stays as it is from the first step to the last."""
+    """What stays the same from the first step to the last."""
 
     cfg: config.Config
     tok: data.Tokenizer
-    task: NamedTuple  # of rl.py
-    base: dict | None  # of LoRA, what is frozen
-    update: Callable  # of `make_update`
-    gradient: Callable | None  # of `make_gradient`, where old log-probs have to come from it
-    rate: Callable  # the number of an update -> its learning rate
+    task: Task
+    base: dict | None  # the frozen parameters of LoRA
+    update: Callable  # see make_update
+    gradient: Callable | None  # see make_gradient; None unless old log-probs have to come from it
+    rate: Callable  # number of an update -> learning rate
     key: jax.Array
-    log: runs.Log | None  # None: this run only measures, or another process writes
+    log: runs.Log | None  # None: the run only evaluates, or another process writes
 
 
-def begin(cfg, claims):
-    """-> Run, State, the best evaluation until then or None, and whether there is nothing left to do. Another folder of
-    this name than the one that is claimed is claimed, too."""
+def setup(cfg, claims):
+    """Prepare a run -> Run, State, the best evaluation so far or None, and True if the run is already finished.
+
+    claims: the locks that the run holds. If an old run is moved aside, the new folder is locked."""
     cfg, tok, start, resumed = prepare(cfg, train)
     task, key = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed)
     if cfg.num_epochs:
@@ -195,11 +215,15 @@ def begin(cfg, claims):
     params, base = mesh.placed(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     other = other_reference(cfg) if referred(cfg) and cfg.ref_from and not resuming else None
-    new = lambda params: State(0, params, *jax.jit(lambda p: mesh.placed(beside(p, cfg, tx, not other)))(params))
-    state = jax.eval_shape(new, params) if resuming else new(params)
+
+    def create(params):
+        rest = jax.jit(lambda params: mesh.placed(new_state(params, cfg, tx, not other)[2:]))(params)
+        return State(0, params, *rest)
+
+    state = jax.eval_shape(create, params) if resuming else create(params)
     state = state._replace(reference=other) if other else state
     task = task._replace(init=None)
-    del params, start  # what is not in the state or the base must not stay on the device, and a task holds its start
+    del params, start  # parameters outside the state and the base must not stay on the device; a task holds its start
     if resuming:
         state, run = disk.restore(resumed, state)
     elif resumed:
@@ -208,7 +232,7 @@ def begin(cfg, claims):
         state = state._replace(reference=mesh.ashore(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
-    passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # not only by the start
+    passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # by training, not from the start
     done = state.step >= cfg.max_iters or bool(passed)
     if resumed:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
@@ -228,28 +252,28 @@ def begin(cfg, claims):
 
 
 def new_reference(state, cfg):
-    """The reference for the iteration after state.step."""
+    """Return the reference for the iteration after state.step."""
     if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
-        return state.reference  # one off the device stays there
+        return state.reference  # wherever it is stored
     new = grpo.update_reference(mesh.aboard(state.reference), state.params, state.step, cfg.ref_mode, cfg.ref_decay,
                                 cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
     return mesh.ashore(new) if cfg.ref_offload else new
 
 
 def iterate(run, state):
-    """One iteration -> State, [metrics of an update, on the device], other numbers to be logged."""
+    """Run one iteration -> State, the metrics of its updates (on the device), other numbers to log."""
     step, updates, notes = state.step, [], {}
     k_batch = jax.random.fold_in(jax.random.fold_in(run.key, 2), step)
     start = state.params
 
     def score(batch):
-        """Score a minibatch with the policy that wrote it, by the program of the update."""
+        """Score a minibatch under the policy that wrote it, by the program that is differentiated."""
         return run.gradient(start, run.base, batch)[2]
 
     more = {"score": score} if run.gradient else {}
     for batch, said in run.task.batches(lora.seen(state, run.base, run.cfg), k_batch, **more):
         notes |= said
-        if batch is not None:  # nobody judged the completions: nothing to learn
+        if batch is not None:  # None: no reward judged the completions
             *arrays, metrics = run.update(*state[1:4], step, batch, run.base)
             state = State(step, *arrays, state.reference)
             updates.append(metrics)
@@ -259,8 +283,8 @@ def iterate(run, state):
     return state, updates, notes
 
 
-def saved(run, state, best, where, error):
-    """A reward's error -> the same with its place, and all that was learnt until then on the disk."""
+def save_and_explain(run, state, best, where, error):
+    """Save the run when a reward fails -> the error to raise, which says where it failed and how to go on."""
     if not state.step or run.cfg.eval_only:
         return ValueError(f"{where}: {error}")
     disk.save_run(run.cfg, state, run.tok, best, finished=False)
@@ -269,22 +293,22 @@ def saved(run, state, best, where, error):
 
 
 def evaluate(run, state, best):
-    """Measures, logs and shows a State -> metrics, the best evaluation now."""
+    """Evaluate, log and show a State -> metrics, the best evaluation now."""
     k_eval = jax.random.fold_in(jax.random.fold_in(run.key, 1), state.step)
     try:
         values, samples = run.task.evaluate(lora.seen(state, run.base, run.cfg), k_eval)
     except ValueError as e:
-        raise saved(run, state, best, f"evaluation at step {state.step}", e) from e
+        raise save_and_explain(run, state, best, f"evaluation at step {state.step}", e) from e
     runs.show(run, state.step, values, samples)
     metric = run.task.best_metric
     new = {"step": state.step, "score": values[metric] if metric else -values["val/nelbo"]}
     new |= {"measure": metric or "val/nelbo"} | ({"se": values[f"{metric}_se"]} if f"{metric}_se" in values else {})
-    better = new["score"] >= (best["score"] if best else -np.inf)  # nan never is; of equals the later
+    better = new["score"] >= (best["score"] if best else -np.inf)  # nan never is; equal ones: the later
     return values, new if better else best
 
 
 def loop(run, state, best, done):
-    """Iterations, evaluations and checkpoints up to the end -> the last State, the best evaluation."""
+    """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
     cfg, last, pending = run.cfg, None, None
     bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
                disable=bool(mesh.processes()[1]) or None)  # None: without a terminal
@@ -293,24 +317,24 @@ def loop(run, state, best, done):
         _, best = evaluate(run, state, best)
     with runs.Asked() as asked, bar:
         while not done:
-            if cfg.objective == "grpo":  # a rollout is timed, and waits for the last update, which is not its time
+            if cfg.objective == "grpo":  # wait for the last update, so that it is not counted as rollout time
                 jax.block_until_ready(state.params)
             clock = time.perf_counter()
             try:
                 state, updates, notes = iterate(run, state)
             except ValueError as e:  # a reward fails before anything is updated
                 if pending:
-                    finite(*pending, last, cfg)  # nothing broken is saved
-                raise saved(run, state, best, f"step {state.step + 1}", e) from e
-            # The device works on this step while the last one's numbers are read: one late, so it never waits for us.
+                    check_finite(*pending, last, cfg)  # so that nothing broken is saved
+                raise save_and_explain(run, state, best, f"step {state.step + 1}", e) from e
+            # Read the metrics of the step before, while the device works on this one: it never waits for the host.
             if pending:
-                last = finite(*pending, last, cfg)
+                last = check_finite(*pending, last, cfg)
             pending = state.step, updates, notes
             due = lambda interval, now=state.step: now % interval == 0
             done, logged = state.step >= cfg.max_iters, due(cfg.log_interval) or not updates
-            leaving = mesh.largest(asked.signal or 0)  # whoever of them was asked
+            leaving = mesh.largest(asked.signal or 0)  # if any process was
             if cfg.objective == "grpo" or done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
-                last, pending = finite(*pending, last, cfg), None
+                last, pending = check_finite(*pending, last, cfg), None
                 if run.log:
                     runs.write(run, state, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
@@ -329,14 +353,16 @@ def loop(run, state, best, done):
 
 
 def train(cfg, rows=None, rewards=None):
-    """Runs cfg to its end -> the last State, the folder of the run. From Python rows, a list or {"train": list, "val":
-    list}, and rewards, a function, a list or {name: fn}, may stand for the keys dataset and, if empty, rewards."""
+    """Run cfg to its end -> the last State, the folder of the run.
+
+    From Python, rows (a list, or {"train": list, "val": list}) may replace the key dataset, and rewards (a function, a
+    list, or {name: function}) the key rewards."""
     with contextlib.ExitStack() as claims:
         claims.enter_context(mesh.use(cfg.mesh))
         cfg = claims.enter_context(scores.in_memory(config.at_home(cfg), rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.claimed(cfg.out_dir))
-        run, state, best, done = begin(cfg, claims)
+        run, state, best, done = setup(cfg, claims)
         if cfg.eval_only:
             evaluate(run, state, best)
             return state, cfg.out_dir
@@ -352,7 +378,7 @@ def main():
         return
     try:
         if planned := [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--plan=")]:
-            return plan_ahead([word for word in sys.argv[1:] if not word.startswith("--plan=")], planned[-1], outline)
+            return plan_ahead([word for word in sys.argv[1:] if not word.startswith("--plan=")], planned[-1], abstract_run)
         cfg = config.load(sys.argv[1:])
         runs.prepare_process(cfg)
         train(cfg)

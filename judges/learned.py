@@ -206,7 +206,7 @@ def calibration_error(better, worse, bins=10):
 
 def judge_texts(cfg, tok, start):
     """A judge of texts, from pairs of a better and a worse one; its trunk starts from the denoiser in init_from. ->
-    what a Task of objectives.py has."""
+    what a Task of rl.py has."""
     generator = start
     if start and model.width(start):  # a resumed run makes its pairs again with what it began from
         generator = disk.load(cfg.init_from)[0] if cfg.init_from else None

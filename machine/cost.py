@@ -405,7 +405,7 @@ def topology(text):
 def programs(cfg, outline):
     """Return {stage: (lower, arguments)} of an iteration, and what stays on the devices {part: tree}, all as shapes.
 
-    outline(cfg) -> the update, its State, the base of LoRA, and the State with LoRA merged (train.outline).
+    outline(cfg) -> the update, its State, the base of LoRA, and the State with LoRA merged (train.abstract_run).
     """
     update, state, base, merged = outline(cfg)
     held = {"params": base, "adapters": state.params} if base else {"params": state.params}
@@ -513,7 +513,7 @@ def memory_lines(held, temporaries, limit):
 
 
 def plan(cfg: Config, text: str, outline: Callable) -> Iterator[str]:
-    """Yield the lines of --plan=text for a Config with its model; outline: train.outline."""
+    """Yield the lines of --plan=text for a Config with its model; outline: train.abstract_run."""
     (name, count), described = parse_devices(text), topology(text)
     device, version = DEVICES[name], jax.__version__
     head = f"{text}, data x fsdp x tensor = {' x '.join(map(str, cfg.mesh or (1, count, 1)))}"

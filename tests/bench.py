@@ -42,7 +42,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import diffusion
     import disk
     import model
-    import objectives
+    import rl
     import runs
     import sample as sampler
     import train as trainer
@@ -165,11 +165,11 @@ def pieces(params, cfg, B, T, batch):
         out = jax.tree.map(lambda s: random(*s.shape), jax.eval_shape(fn, *args))
         return waiting(jax.jit(lambda args, out: (fn(*args), jax.vjp(fn, *args)[1](out))), args, out)
 
-    products = lambda h, f, w: [model.dense(f if n == "down" else h, w[n]) for n in w if w[n].ndim == 2]
+    products = lambda h, f, w: [kernels.matmul(f if n == "down" else h, w[n]) for n in w if w[n].ndim == 2]
     loss = lambda h, head: diffusion.gather_logp(model.readout({"head": head}, h, cfg), batch["x"])
     return {
         "matmuls with weights": (L, both_ways(products, h, f, w)),
-        "attention with its softmax": (L, both_ways(lambda q, k, v: model.attention(q, k, v, None), *[heads] * 3)),
+        "attention with its softmax": (L, both_ways(lambda q, k, v: kernels.plain_attention(q, k, v, None), *[heads] * 3)),
         "rotary positions": (L, both_ways(lambda q, k: [model.rotate(x, *angles) for x in (q, k)], heads, heads)),
         "norms": (2 * L + 1, both_ways(lambda h, g: model.rms_norm(h, g, cfg.norm_eps), h, w["attn_norm"])),
         "SwiGLU without its matmuls": (L, both_ways(lambda a, b: jax.nn.silu(a) * b, f, f)),
@@ -727,7 +727,7 @@ def learner(run):
     text = {"tokens": jax.random.randint(key, (run.batch_size, run.max_new_tokens), 0, cfg.eos_id),
             "hole": np.ones((run.batch_size, run.max_new_tokens), bool), "valid": None}  # fmt: skip
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
-    loss = (functools.partial(objectives.policy_loss, cfg=run) if run.objective == "grpo" else
+    loss = (functools.partial(rl.policy_loss, cfg=run) if run.objective == "grpo" else
             functools.partial(diffusion.loss, cfg=cfg))  # fmt: skip
     update = trainer.make_update(loss, tx, run)
     state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
@@ -755,7 +755,7 @@ def growing(what, n, usual, shape):
         return {"step": step, "pass": denoise}, {"step": flops, "pass": flops / 3}
     tok, text = prompts_of(run, B)
     state = trainer.State(0, params, None, None, None)
-    (batch,) = objectives.passes(state, key, key, objectives.roll_out(params, key, text, run, tok), run)
+    (batch,) = rl.minibatches(state, key, key, rl.roll_out(params, key, text, run, tok), run)
     return {"step": functools.partial(step, batch | {"adv": jax.random.normal(key, batch["adv"].shape)})}, {
         "step": flops}  # fmt: skip
 
@@ -830,7 +830,7 @@ def grpo(options):
     if not torch:
         return
     print("""
-Ours: objectives.py and train.py as a run calls them. PyTorch, eager: LLaDA's loop, all positions and all logits at each
+Ours: rl.py and train.py as a run calls them. PyTorch, eager: LLaDA's loop, all positions and all logits at each
 step, at temperature 1; log-probs of all views in one batch, logits of all positions, as d1 and DiffuCoder take them, of
 the policy of the rollout for both updates (ours needs them for the second); AdamW, fused. Both learn from the same
 completions, rewards and masks, in two updates. Best of several, in ms""")
@@ -856,10 +856,10 @@ def compare(torch, twin, run, rounds):
     same_tokens(torch, twin, cfg, run.group_size, start + run.max_new_tokens, start, plan, 1, run.group_size)
     params, step = learner(run)
     state, fns = trainer.State(0, params, None, None, None), {"length": lambda completions: [*map(len, completions)]}
-    rollout = lambda run: objectives.roll_out(params, key, text, run, tok)
+    rollout = lambda run: rl.roll_out(params, key, text, run, tok)
     r = rollout(run)
-    judge = lambda: objectives.judged(r, text.rows, fns, run, tok)
-    scored = lambda: objectives.passes(state, key, key, r, run)
+    judge = lambda: rl.score_rollout(r, text.rows, fns, run, tok)
+    scored = lambda: rl.minibatches(state, key, key, r, run)
     adv = scores.advantages(judge().rewards, run).reshape(-1)
     batches = [b | {"adv": adv[b["row"]]} for b in scored()]
 
@@ -896,7 +896,7 @@ def compare(torch, twin, run, rounds):
 def equal(b, params, run, weights, loss, tensors, twin):
     """Stops if the loss of a minibatch or its gradient is not that of the twin. Ratios are made to be other than 1."""
     b = b | {"old": b["old"] + 0.3 * jax.random.normal(jax.random.key(1), b["old"].shape)}
-    (value, metrics), grads = jax.value_and_grad(objectives.policy_loss, has_aux=True)(params, b, run)
+    (value, metrics), grads = jax.value_and_grad(rl.policy_loss, has_aux=True)(params, b, run)
     other = loss(tensors(b))
     other.backward()
     ours = twin.tensors(grads, run.model)

@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 # Each file, and the tests that cover it: those that fail fastest first.
 FILES = {
-    "grpo.py": ["test_grpo", "test_objectives"],
+    "grpo.py": ["test_grpo", "test_rl"],
     "diffusion.py": ["test_diffusion", "test_blocks", "test_grpo"],
     "model.py": ["test_model", "test_blocks", "test_diffusion", "test_lora", "test_sample"],
     "sample.py": ["test_sample", "test_blocks"],
-    "objectives.py": ["test_objectives", "test_train", "test_lora"],
+    "rl.py": ["test_rl", "test_train", "test_lora"],
     "rewards.py": ["test_rewards", "test_rules", "test_programs", "test_terminal"],
 }
 SWAPS = {

@@ -14,12 +14,13 @@ import data
 import diffusion
 import disk
 import model
-import objectives
+import rl
 import runs
 import sample
 import train
 from machine import cost, lora, writer
 from machine.start import adapt, prepare
+from variants import blocks
 
 SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)
@@ -61,7 +62,8 @@ def test_the_loss_of_a_noisy_copy_beside_the_clean_one_equals_sdars():
     params, cfg, e = fixture(SDAR)
     labels = e["train_labels"]
     weight = e["train_hole"] / np.where(e["train_p"], e["train_p"], 1) / (labels != -100).sum()
-    batch = dict(x=e["train_ids"], z=e["train_noisy"], weight=weight.astype(np.float32), valid=None)
+    z, weight = e["train_noisy"][:, None], weight.astype(np.float32)[:, None]
+    batch = diffusion.NoisyBatch(e["train_ids"], z, weight, None)
     close(diffusion.loss(params, batch, cfg)[0], e["train_loss_no_mask_id"])
 
 
@@ -106,9 +108,8 @@ def test_a_block_of_the_whole_text_is_the_bidirectional_model():
     close(both[0](both[1]), both[0](both[2]), 2e-6)
     batch = {"tokens": X, "hole": jnp.ones(X.shape, bool), "valid": None}
     a, b = (diffusion.noise(KEY, batch, cfg, paired=True) for cfg in both[1:])
-    sort = lambda x: np.asarray(x)[np.lexsort(np.asarray(x).T)]  # pairs are together, or all first halves first
-    np.testing.assert_array_equal(sort(a["z"]), sort(b["z"]))
-    np.testing.assert_array_equal(sort(a["weight"]), sort(b["weight"]))
+    np.testing.assert_array_equal(a.z, b.z)
+    np.testing.assert_array_equal(a.weight, b.weight)
     close(diffusion.loss(FAR, a, both[1])[0], diffusion.loss(FAR, b, both[2])[0], 2e-6)
 
 
@@ -119,7 +120,7 @@ def test_blocks_of_one_are_an_autoregressive_model():
     cfg, texts = of(block_causal=1), jnp.array(list(itertools.product(range(4), repeat=3)))
     batch = {"tokens": texts, "hole": jnp.ones(texts.shape, bool), "valid": None}
     noisy = diffusion.noise(KEY, batch, cfg)
-    assert (noisy["z"] == cfg.mask_id).all()  # the bound needs no luck
+    assert (noisy.z == cfg.mask_id).all()  # the bound needs no luck
     nll = -diffusion.view_logp(FAR, texts, jnp.ones((1, *texts.shape), bool), cfg)[0][0].sum(1)
     close(diffusion.loss(FAR, noisy, cfg)[0], nll.sum() / texts.size, 1e-5)
     close(jnp.exp(-nll).sum(), 1, 1e-5)  # it is a distribution over all texts
@@ -166,15 +167,15 @@ def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
 @pytest.mark.parametrize("method", ["elbo", "coupled_elbo"])
 def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
     x = jnp.tile(X[:1], (256, 1))
-    M, w, s = diffusion.views(KEY, method, jnp.ones(x.shape, bool), n=2, block=diffusion.blocks(None, 6, CFG))
-    logp = (s * diffusion.token_logp(FAR, x, M, w, CFG)).sum(1)
+    views = diffusion.views(KEY, method, jnp.ones(x.shape, bool), n=2, block=blocks.number(None, 6, CFG))
+    logp = (views.share * diffusion.token_logp(FAR, x, views, CFG)).sum(1)
     close(logp.mean(), exact_bound(FAR, X[0], CFG), 0.15)
 
 
 def test_trace_takes_the_same_step_of_every_block_as_one_view():
     step = jnp.array([[-1, 3, 7, 5, 9, 8]])
     hole = step >= 0
-    M, w, s = diffusion.views(KEY, "trace", hole, step, n=2, block=diffusion.blocks(None, 6, CFG))
+    M, w, s = diffusion.views(KEY, "trace", hole, step=step, n=2, block=blocks.number(None, 6, CFG))
     np.testing.assert_array_equal(M[:, 0], [[0, 1, 1, 1, 1, 1], [0, 0, 1, 0, 1, 0]])
     np.testing.assert_array_equal(w[:, 0], [[0, 1, 0, 1, 0, 1], [0, 0, 1, 0, 1, 0]])
     np.testing.assert_array_equal(s, hole)
@@ -184,10 +185,10 @@ def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
     """Its first token is drawn alone, from the text before, and scored there at no cost: exactly, with weight 1."""
     x, trace, z, valid = samples(dict(cache="prefix", steps=1), 2, shift=True, block_causal=4)
     cfg, hole = of(shift=True, block_causal=4), z == 4
-    more = dict(block=diffusion.blocks(valid, 7, cfg), from_text=diffusion.read_from_text(valid, 7, cfg))
-    M, w, s = diffusion.views(KEY, "trace", hole, trace["step"], 1, **more)
+    more = dict(block=blocks.number(valid, 7, cfg), first_of_block=blocks.first_of_block(valid, 7, cfg))
+    M, w, s = diffusion.views(KEY, "trace", hole, step=trace["step"], n=1, **more)
     assert (more["from_text"] & hole).any() and (w[0] == hole).all() and (s == hole).all()
-    close(diffusion.token_logp(FAR, x, M, w, cfg, valid), trace["logp"], 1e-5)
+    close(diffusion.token_logp(FAR, x, diffusion.Views(M, w, s), cfg, valid), trace["logp"], 1e-5)
 
 
 @pytest.mark.slow
@@ -195,9 +196,9 @@ def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
     params, cfg, e = fixture(SDAR)
     for r in range(5):
         x, step = jnp.array(e[f"canvas_{r}"])[None], jnp.array(e[f"canvas_step_{r}"])[None]
-        M, w, _ = diffusion.views(KEY, "trace", step >= 0, step, n=4, block=diffusion.blocks(None, x.shape[1], cfg))
+        M, w, _ = diffusion.views(KEY, "trace", step >= 0, step=step, n=4, block=blocks.number(None, x.shape[1], cfg))
         free = dataclasses.replace(cfg, mask_id=None)  # theirs keeps the mask in the softmax
-        l = model.readout(params, model.features(params, jnp.where(M[:, 0], 308, x), cfg, clean=x), free)
+        l = model.readout(params, blocks.hidden(params, x, jnp.where(M[:, 0], 308, x)[None], cfg)[0], free)
         logp = (w[:, 0] * diffusion.gather_logp(l, jnp.broadcast_to(x, M[:, 0].shape))).sum(0)
         close(logp, np.where(step[0] >= 0, e[f"canvas_logp_{r}"], 0), 1e-5)
 
@@ -284,8 +285,8 @@ def test_the_cache_of_finished_blocks_changes_nothing(switches):
 def test_trace_scores_what_was_sampled_as_it_was_sampled(switches):
     x, trace, z, valid = samples(dict(cache="prefix", rule="dynamic", threshold=0.5), 2, **switches)
     cfg, hole = of(**switches), z == 4
-    M, w, _ = diffusion.views(KEY, "trace", hole, trace["step"], 4, block=diffusion.blocks(valid, 7, cfg))
-    close(diffusion.token_logp(FAR, x, M, w, cfg, valid), trace["logp"], 1e-5)
+    views = diffusion.views(KEY, "trace", hole, step=trace["step"], n=4, block=blocks.number(valid, 7, cfg))
+    close(diffusion.token_logp(FAR, x, views, cfg, valid), trace["logp"], 1e-5)
 
 
 def test_a_text_ends_with_the_block_that_has_its_end():
@@ -422,10 +423,10 @@ def test_every_estimator_tunes_it(base, changes, tmp_path):
     cfg, tok, start, _ = prepare(cfg, train.train)
     params, frozen = lora.split(start, KEY, cfg)
     state = lora.seen(train.State(0, params, (), None, None), frozen, cfg)
-    task = objectives.tune(cfg, tok, start)
+    task = rl.tune(cfg, tok, start)
     state = state if frozen else state._replace(reference=start)
     b, notes = next(iter(task.batches(state, KEY)))
-    total, metrics = task.loss(state.params, b | {"adv": jnp.linspace(-1, 1, len(b["adv"]))})
+    total, metrics = task.loss(state.params, b._replace(advantage=jnp.linspace(-1, 1, len(b.advantage))))
     assert np.isfinite(total) and notes["steps_per_token"] > 0
     if cfg.logp_est == "trace":  # 4 views are all steps of a block
         assert metrics["behaviour_gap"] < 1e-5

@@ -98,7 +98,7 @@ def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_c
     cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, logp_est="trace", logp_views=4, model=shape)
     x = array(cfg, int)
     z = jax.ShapeDtypeStruct((4 * len(x), 64), int)
-    read = lambda params, x, z: model.features(params, z, cfg.model, start=cfg.max_prompt_len, clean=x)
+    read = lambda params, x, z: model.hidden(params, z, cfg.model, start=cfg.max_prompt_len, clean=x)
     passes = jax.jit(lambda params, x, z: model.readout(params, read(params, x, z), cfg.model))
     counted = passes.lower(shapes_of(cfg), x, z).compile().cost_analysis()["flops"]
     estimate = cost.estimate_flops(cfg)["scoring"]
@@ -153,7 +153,7 @@ def test_unknown_devices_are_refused_with_a_list_of_known_ones(text):
 
 
 def planned(capsys, *argv, devices="8xH100"):
-    plan_ahead(argv, devices, train.outline)
+    plan_ahead(argv, devices, train.abstract_run)
     return capsys.readouterr().out
 
 
@@ -228,7 +228,7 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
     (dict(objective="judge", init_from="x", max_prompt_len=16, max_new_tokens=48), {})])  # fmt: skip
 def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):
     cfg = config.Config(**keys, model=model.ModelConfig(**DEEP | changes))
-    held, temporaries = cost.compiled_bytes(cfg, mesh.make(None, jax.devices()[:1]), train.outline)
+    held, temporaries = cost.compiled_bytes(cfg, mesh.make(None, jax.devices()[:1]), train.abstract_run)
     estimate, found = cost.estimate_bytes(cfg, 1)["peak"], sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate / found:.3f}")
     assert 0.85 < estimate / found < 1.15
@@ -240,8 +240,8 @@ def test_a_plan_for_a_gpu_has_its_attention_without_scores():
     cfg = config.Config(**ROWS, model=model.ModelConfig(**DEEP | dict(dtype="bfloat16")))
     devices = mesh.make(None, cost.topology("1xH100").devices)
     with cost.traced_for("1xH100"):
-        held, temporaries = cost.compiled_bytes(cfg, devices, train.outline)
-        lower, arguments = cost.programs(cfg, train.outline)[0]["update"]
+        held, temporaries = cost.compiled_bytes(cfg, devices, train.abstract_run)
+        lower, arguments = cost.programs(cfg, train.abstract_run)[0]["update"]
         assert "fmhaScaleBiasSoftmaxBackward" in lower(*arguments).as_text()
         estimate = cost.estimate_bytes(cfg, 1)["peak"]
     assert [*temporaries] == ["rollout", "scoring", "update"]

@@ -30,10 +30,17 @@ BATCH = {"tokens": X, "hole": HOLE, "valid": None}
 sample_t = jax.jit(diffusion.sample_t)
 noise = jax.jit(diffusion.noise, static_argnames=("cfg", "norm", "paired"))
 loss = jax.jit(diffusion.loss, static_argnames=("cfg", "start"))
-views = jax.jit(diffusion.views, static_argnames=("method", "n", "ratio", "p_mask_prompt"))
+views = jax.jit(diffusion.views, static_argnames=("name", "n", "t_range", "p_mask_prompt"))
 logits_of = jax.jit(model.logits, static_argnames="cfg")
-token_logp = jax.jit(diffusion.token_logp, static_argnames=("cfg", "start", "chunk", "temperature"))
 likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "n", "start"))
+
+
+def log_probs(params, x, M, w, cfg, valid=None, start=0, chunk=None):
+    """Weigh and sum the log-probs of views M, w (K, B, T)."""
+    return diffusion.token_logp(params, x, diffusion.Views(M, w, w.sum(0)), cfg, valid, start, chunk)
+
+
+token_logp = jax.jit(log_probs, static_argnames=("cfg", "start", "chunk"))
 
 
 def close(a, b, tol=1e-5):
@@ -61,7 +68,7 @@ def test_exactly_a_share_t_of_the_maskable_tokens_is_masked_and_no_other():
 
 def test_every_subset_of_a_size_is_equally_likely():
     among = jnp.array([[True, False, True, True, True]])
-    pick = jax.vmap(lambda k: diffusion.subset(k, among, jnp.array([2]))[0])
+    pick = jax.vmap(lambda k: diffusion.random_subset(k, among, jnp.array([2]))[0])
     drawn = np.asarray(pick(jax.random.split(KEY, 6000)))
     counts = np.unique(drawn, axis=0, return_counts=True)[1]
     assert len(counts) == 6 and abs(counts - 1000).max() < 5 * np.sqrt(1000)
@@ -80,16 +87,16 @@ def test_the_bound_of_a_uniform_model_is_log_v_for_every_draw(seed, norm, paired
 def test_prompt_tokens_are_never_masked_and_weigh_nothing():
     for seed, paired in itertools.product(range(20), (False, True)):
         b = noise(jax.random.key(seed), BATCH, CFG, paired=paired)
-        twice = jnp.concatenate([HOLE, HOLE]) if paired else HOLE
-        assert not ((b["z"] == CFG.mask_id) & ~twice).any() and not (b["weight"] * ~twice).any()
-        assert not (b["weight"] * (b["z"] != CFG.mask_id)).any()
+        assert b.z.shape == (8, 1 + paired, 10)
+        assert not ((b.z == CFG.mask_id) & ~HOLE[:, None]).any() and not (b.weight * ~HOLE[:, None]).any()
+        assert not (b.weight * (b.z != CFG.mask_id)).any()
 
 
 def test_two_halves_of_a_pair_mask_every_token_once():
     b = noise(KEY, BATCH, CFG, paired=True)
-    hole = b["z"] == CFG.mask_id
-    np.testing.assert_array_equal(hole[:8] ^ hole[8:], HOLE)
-    np.testing.assert_array_equal(b["weight"] > 0, hole)
+    masked = b.z == CFG.mask_id
+    np.testing.assert_array_equal(masked[:, 0] ^ masked[:, 1], HOLE)
+    np.testing.assert_array_equal(b.weight > 0, masked)
 
 
 def test_logits_from_the_first_column_that_can_be_a_hole_are_enough():
@@ -102,7 +109,7 @@ def test_a_row_without_maskable_tokens_adds_nothing():
     rest = {"tokens": X[1:], "hole": HOLE[1:], "valid": None}
     for paired in (False, True):
         b = noise(KEY, batch, CFG, paired=paired)
-        assert np.isfinite(loss(PARAMS, b, CFG)[0]) and not b["weight"][0].any()
+        assert np.isfinite(loss(PARAMS, b, CFG)[0]) and not b.weight[0].any()
     close(loss(UNIFORM, noise(KEY, batch, CFG), CFG)[0], loss(UNIFORM, noise(KEY, rest, CFG), CFG)[0])
 
 
@@ -150,7 +157,8 @@ def test_training_losses_equal_lladas(llada):
         (e["sft_noisy"], (24 - e["sft_prompt_lens"])[:, None] * 4, e["train_loss_sft"]),
     ):
         w = (z == cfg.mask_id) * diffusion.weight(t) / per_token
-        close(loss(params, {"x": e["train_ids"], "z": z, "weight": w, "valid": None}, cfg)[0], expected, 2e-5)
+        batch = diffusion.NoisyBatch(e["train_ids"], z[:, None], w[:, None], None)
+        close(loss(params, batch, cfg)[0], expected, 2e-5)
 
 
 def test_the_monte_carlo_likelihood_equals_lladas(llada):
@@ -158,7 +166,8 @@ def test_the_monte_carlo_likelihood_equals_lladas(llada):
     z = e["ll_plain_perturbed"].reshape(32, 21)
     x = np.tile(np.concatenate([e["ll_prompt"], e["ll_answer"]]), (32, 1))
     w = (z == cfg.mask_id) / e["ll_plain_pmask"].reshape(32, 1) / 32
-    close(-loss(params, {"x": x, "z": z, "weight": w, "valid": None}, cfg)[0], e["ll_plain_value"], 2e-5)
+    batch = diffusion.NoisyBatch(x, z[:, None], w[:, None], None)
+    close(-loss(params, batch, cfg)[0], e["ll_plain_value"], 2e-5)
 
 
 def test_likelihood_masks_by_lladas_rule_and_is_exact_on_a_uniform_model():
@@ -214,8 +223,8 @@ ALL_AT_ONCE = lambda: table()[7] * np.asarray(HOLES[0])
 def estimates(method, rows=40_000, seed=0, **options):
     """What a method says of the text, (rows, 4), looked up in the table instead of computed."""
     hole = jnp.tile(HOLES, (rows, 1))
-    if "order" in options:
-        options["order"] = jnp.tile(options["order"], (rows, 1))
+    if "step" in options:
+        options["step"] = jnp.tile(options["step"], (rows, 1))
     M, w, s = (np.asarray(a) for a in views(jax.random.key(seed), method, hole, **options))
     assert not (w * ~M).any() or method == "exact"
     assert not (M & ~np.asarray(hole)).any()
@@ -253,7 +262,7 @@ def test_log_p_is_a_mean_over_views_and_what_was_drawn_is_in_the_share_of_the_lo
     """Whatever the number of views, so that a ratio, a KL and a clip mean the same with one view and with many."""
     hole, order = jnp.tile(HOLES, (3000, 1)), jnp.tile(jnp.array([[-1, 1, 0, 1]]), (3000, 1))
     for n in (1, 2, 3):
-        _, w, s = (np.asarray(a) for a in views(jax.random.key(n), method, hole, order=order, n=n))
+        _, w, s = (np.asarray(a) for a in views(jax.random.key(n), method, hole, step=order, n=n))
         close(w.sum(0), s > 0)
         agrees(s, np.asarray(HOLES[0], float))  # 1 on average: nothing has a bias
 
@@ -294,23 +303,23 @@ def test_one_step_can_mask_prompt_tokens_which_it_does_not_score():
 def test_trace_is_the_probability_of_the_path(order):
     step = jnp.array([[-1, *order]])
     path = along(tuple(np.argsort(order) + 1))
-    close(estimates("trace", rows=1, order=step, n=3)[0], path)
-    close(estimates("trace", rows=1, order=step, n=7)[0], path)
+    close(estimates("trace", rows=1, step=step, n=3)[0], path)
+    close(estimates("trace", rows=1, step=step, n=7)[0], path)
 
 
 def test_trace_scores_tokens_of_one_step_independently():
     expected = np.array([0, table()[7][1], table()[7][2], table()[4][3]])
-    close(estimates("trace", rows=1, order=jnp.array([[-1, 0, 0, 1]]), n=3)[0], expected)
+    close(estimates("trace", rows=1, step=jnp.array([[-1, 0, 0, 1]]), n=3)[0], expected)
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_sample_of_the_steps_is_unbiased(n):
-    agrees(estimates("trace", order=jnp.array([[-1, 2, 0, 1]]), n=n), along((2, 3, 1)))
+    agrees(estimates("trace", step=jnp.array([[-1, 2, 0, 1]]), n=n), along((2, 3, 1)))
 
 
 def test_sampled_steps_are_never_the_same_step_twice():
     order = jnp.tile(jnp.arange(12)[None], (500, 1))
-    _, w, _ = views(KEY, "trace", jnp.ones((500, 12), bool), order=order, n=5)
+    _, w, _ = views(KEY, "trace", jnp.ones((500, 12), bool), step=order, n=5)
     assert ((w > 0).sum((0, 2)) == 5).all() and ((w > 0).sum(0) <= 1).all()
 
 
@@ -320,7 +329,7 @@ def test_every_view_scores_a_token_of_the_loss(method):
     hole, counts = jnp.ones((64, 12), bool), jnp.broadcast_to(jnp.arange(12) < 3, (64, 12))
     order = jnp.where(jnp.arange(64)[:, None] % 2, jnp.arange(12), 11 - jnp.arange(12))
     for n in (1, 2, 3, 5):
-        M, w, s = views(KEY, method, hole, order=order, n=n, counts=counts)
+        M, w, s = views(KEY, method, hole, step=order, n=n, counts=counts)
         scored = ((w > 0) & counts).sum(2)  # (n, B)
         assert (scored[: min(n, 3)] == 1).all() and not scored[3:].any()
         close((s * counts).sum(1), 3 * np.ones(64))
@@ -329,7 +338,7 @@ def test_every_view_scores_a_token_of_the_loss(method):
 
 def test_what_was_filled_before_a_step_is_not_masked_in_its_view_though_it_does_not_count():
     order, counts = jnp.array([[0, 1, 2, 3, 4]]), jnp.array([[False, True, False, True, False]])
-    M, w, _ = views(KEY, "trace", jnp.ones((1, 5), bool), order=order, n=2, counts=counts)
+    M, w, _ = views(KEY, "trace", jnp.ones((1, 5), bool), step=order, n=2, counts=counts)
     np.testing.assert_array_equal(M[:, 0], [[0, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
     np.testing.assert_array_equal((w * counts)[:, 0] > 0, [[0, 1, 0, 0, 0], [0, 0, 0, 1, 0]])
 
@@ -367,7 +376,7 @@ def test_the_probabilities_of_all_texts_of_two_tokens_of_a_causal_model_sum_to_o
                                                   for m in diffusion.ESTIMATORS if m != "coupled")])
 def test_the_same_key_makes_the_same_views_and_another_key_others(method):
     order = jnp.where(HOLE, jnp.cumsum(HOLE, 1) - 1, -1)
-    make = lambda seed: views(jax.random.key(seed), method, HOLE, order=order, n=2)
+    make = lambda seed: views(jax.random.key(seed), method, HOLE, step=order, n=2)
     for a, b in zip(make(1), make(1), strict=True):
         np.testing.assert_array_equal(a, b)
     if method in ("coupled", "elbo", "coupled_elbo", "trace"):
@@ -377,7 +386,7 @@ def test_the_same_key_makes_the_same_views_and_another_key_others(method):
 def looked_up(method, rows=4):
     """-> x, M, w of some rows, and token_logp of them from the table."""
     x, hole = jnp.tile(TEXT, (rows, 1)), jnp.tile(HOLES, (rows, 1))
-    M, w, _ = views(KEY, method, hole, order=jnp.tile(jnp.array([[-1, 2, 0, 1]]), (rows, 1)), n=3)
+    M, w, _ = views(KEY, method, hole, step=jnp.tile(jnp.array([[-1, 2, 0, 1]]), (rows, 1)), n=3)
     return x, M, w, (np.asarray(w) * table()[code(M)]).sum(0)
 
 
@@ -391,7 +400,7 @@ def test_token_logp_in_chunks_is_the_table_looked_up():
 def test_token_logp_is_the_table_looked_up_and_chunks_change_nothing(method):
     (x, M, w, expected), gradients = looked_up(method), []
     for how in {}, {"start": 1, "chunk": 2}:
-        score = lambda p, how=how: diffusion.token_logp(p, x, M, w, SMALL, **how)
+        score = lambda p, how=how: log_probs(p, x, M, w, SMALL, **how)
         value, back = jax.jit(lambda p, score=score: jax.vjp(score, p))(WILD)  # one program for both
         close(value, expected)
         gradients.append(back(jnp.ones_like(value)))
@@ -401,7 +410,7 @@ def test_token_logp_is_the_table_looked_up_and_chunks_change_nothing(method):
 def test_a_chunk_that_does_not_divide_is_refused():
     M, w, _ = views(KEY, "coupled", HOLE)
     with pytest.raises(ValueError, match="chunk=7"):
-        diffusion.token_logp(PARAMS, X, M, w, CFG, chunk=7)
+        log_probs(PARAMS, X, M, w, CFG, chunk=7)
 
 
 def test_coupled_equals_diffucoders_own_numbers():
@@ -410,7 +419,7 @@ def test_coupled_equals_diffucoders_own_numbers():
     half, t = np.array(g["v1mask"], bool)[:, -g["L"] :], g["t"]
     w = np.stack([np.full(half.shape, 0.5), half / (2 * t), ~half / (2 * (1 - t))])
     close((w * np.stack([g["l0"], g["l1"], g["l2"]])).sum(0), g["token_logp"], 1e-5)
-    ours = np.asarray(views(KEY, "coupled", jnp.ones((1, 6), bool), ratio=(t, t))[1])
+    ours = np.asarray(views(KEY, "coupled", jnp.ones((1, 6), bool), t_range=(t, t))[1])
     np.testing.assert_allclose(np.unique(ours[1:].round(5)), np.unique([0, 1 / (2 * t), 1 / (2 - 2 * t)]), atol=2e-5)
 
 
@@ -418,7 +427,8 @@ def test_temperature_divides_the_logits_before_they_are_normalised():
     M, w, _ = views(KEY, "one_step", HOLES)
     logits = logits_of(WILD, jnp.where(HOLES, 3, TEXT), SMALL)
     expected = jnp.where(HOLES, diffusion.gather_logp(logits / 0.7, TEXT), 0)
-    close(token_logp(WILD, TEXT, M, w, SMALL, temperature=0.7), expected)
+    say = lambda logits, x, place: (diffusion.gather_logp(logits / 0.7, x), x)
+    close((w * diffusion.view_logp(WILD, TEXT, M, SMALL, scored=w != 0, say=say)[0]).sum(0), expected)
 
 
 # ---- logits in chunks ----
@@ -428,12 +438,12 @@ def everything(cfg, T=8, B=3):
     """-> f(params, data), data: the loss, and the views of a `trace` with their entropies, as one number each."""
     x, hole = jax.random.randint(KEY, (B, T), 0, 10), jnp.tile(jnp.arange(T) >= 2, (B, 1))
     b = noise(KEY, {"tokens": x, "hole": hole, "valid": None}, cfg)
-    M, w, _ = views(KEY, "trace", hole, order=jnp.where(hole, jnp.arange(T) % 3, -1), n=3)
+    M, w, _ = views(KEY, "trace", hole, step=jnp.where(hole, jnp.arange(T) % 3, -1), n=3)
 
     def f(params, data):
         b, M, w = data
         nelbo, metrics = diffusion.loss(params, b, cfg, 2)
-        logp, entropy = diffusion.view_logp(params, b["x"], M, cfg, None, 2, B, 0.7, w != 0)
+        logp, entropy = diffusion.view_logp(params, b.x, M, cfg, None, 2, B, w != 0)
         return jnp.stack([nelbo, metrics["hole_acc"], (w * logp).sum(), (w * entropy).sum()])
 
     return f, (b, M, w)
@@ -447,16 +457,16 @@ def test_logits_in_chunks_have_the_values_and_gradients_of_all_logits_at_once(ch
     f, data = everything(cfg)
     both = lambda: jax.jit(jax.grad(lambda p, d: (lambda out: (out.sum(), out))(f(p, d)), has_aux=True))(params, data)
     expected = both()
-    monkeypatch.setattr(diffusion, "LOGITS", 4 * cfg.vocab_size * 4)  # four positions: the last chunks hold none scored
+    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * cfg.vocab_size * 4)  # four positions: the last chunks hold none scored
     jax.tree.map(close, both(), expected)
 
 
 def test_chunks_in_which_nothing_is_scored_are_never_read(monkeypatch):
-    monkeypatch.setattr(diffusion, "LOGITS", 4 * CFG.vocab_size * 4)
+    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * CFG.vocab_size * 4)
     h, scored = jnp.ones((2, 8, CFG.d_model)), jnp.arange(16).reshape(2, 8) % 4 == 0
     seen = []
     say = lambda logits, x: (jax.debug.callback(lambda l: seen.append(l.shape), logits), x + 1)[1]
-    out = diffusion.read(PARAMS, h, X[:2, :8] * 0, CFG, say, scored)
+    out = diffusion.read_logits(PARAMS, h, CFG, say, scored, (X[:2, :8] * 0,))
     jax.effects_barrier()
     np.testing.assert_array_equal(out, scored * 1)
     assert seen == [(4, CFG.vocab_size)]
@@ -477,14 +487,18 @@ def test_a_large_vocabulary_never_has_the_logits_of_all_positions():
 @pytest.mark.slow
 def test_an_entropy_that_is_only_looked_at_has_no_backward_pass(monkeypatch):
     """Counted by XLA: beside a gradient without it there is one array of all logits more, and two operations a logit,
-    for its value; with a bonus there are three of them, and twelve operations."""
+    for its value; with a bonus there are two or three of them, and twelve operations."""
     cfg = model.ModelConfig(vocab_size=4000, n_layer=1, n_head=2, d_model=16, mask_id=39)
     params, x = jax.eval_shape(lambda: model.init(KEY, cfg)), jnp.zeros((2, 16), int)
     M, w, _ = views(KEY, "one_step", x == 0)
 
     def used(bonus, weight):
         def f(params):
-            logp, entropy = diffusion.view_logp(params, x, M, cfg, bonus=bonus)
+            def say(logits, x, place):
+                kept = logits if bonus else jax.lax.stop_gradient(logits)
+                return diffusion.gather_logp(logits, x), diffusion.entropy(kept)
+
+            logp, entropy = diffusion.view_logp(params, x, M, cfg, say=say)
             return (w * logp).sum() - weight * (w * entropy).sum(), (w * entropy).sum()
 
         made = jax.jit(jax.grad(f, has_aux=True)).lower(params).compile()
@@ -496,7 +510,7 @@ def test_an_entropy_that_is_only_looked_at_has_no_backward_pass(monkeypatch):
     without = used(False, 0.0)
     print(with_bonus, looked_at, without)
     size = x.size * cfg.vocab_size
-    assert looked_at[0] - without[0] < 1.1 * 4 * size < 2.2 * 4 * size < with_bonus[0] - without[0]
+    assert looked_at[0] - without[0] < 1.1 * 4 * size < 1.9 * 4 * size < with_bonus[0] - without[0]
     assert looked_at[1] - without[1] < 3 * size < 9 * size < with_bonus[1] - without[1]
 
 

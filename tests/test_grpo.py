@@ -19,7 +19,7 @@ import config
 import diffusion
 import grpo
 import model
-import objectives
+import rl
 import sample
 from grpo import LossBatch, LossConfig, advantages
 from sample import Plan
@@ -566,7 +566,7 @@ def choices(plan):
     keys, s = sample.begin(None, jax.random.key(0), with_prompt(STATES, 1), CFG, plan, None)
     table = []
     for n in range(3):  # one step from every state there is
-        after = sample.denoise(PARAMS, keys, s, CFG, plan, None)
+        after = sample.fill_step(PARAMS, keys, s, CFG, plan, None)
         table.append(np.asarray(after.step == n)[:, 1:])
         s = s._replace(n=after.n, block=after.block, i=after.i)
     return lambda z, n: [(1.0, table[n][z @ CODE])]
@@ -621,10 +621,13 @@ def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=Non
     x, order = with_prompt(x, 1), with_prompt(step, -1)
     hole = order >= 0
     mask = hole & with_prompt(jnp.broadcast_to(counts, step.shape), False)
-    M, w, _ = diffusion.views(jax.random.key(0), "trace", hole, order, 3)
-    temper = plan and functools.partial(sample.as_drawn, plan=plan)
-    views = diffusion.view_logp(params, x, M, CFG, temperature=temperature, hole=hole, temper=temper)
-    logp = (w * views[0]).sum(0)
+    M, w, _ = diffusion.views(jax.random.key(0), "trace", hole, step=order, n=3)
+
+    def say(logits, x, place):
+        drawn = sample.as_drawn(logits, x, place.z, place.z != CFG.mask_id, plan) if plan else logits / temperature
+        return diffusion.gather_logp(drawn, x), x
+
+    logp = (w * diffusion.view_logp(params, x, M, CFG, say=say)[0]).sum(0)
     weight = len(x) * p[:, None] * grpo.token_weights("dr_grpo", mask, 1)
     batch = LossBatch(reward, mask, weight, mask / mask.sum())
     return grpo.loss(logp, batch, LossConfig("dr_grpo", "none"))[0]
@@ -690,7 +693,7 @@ def test_what_is_drawn_after_the_end_has_to_be_scored_for_the_gradient_of_the_ex
     plan = list(PLANS)[1]
     x, step, chance = paths(plan)
     hole, T = np.ones(x.shape, bool), plan.temperature
-    up_to_end, everything = (np.asarray(objectives.what_counts(x, hole, 2, config.Config(score_after_end=after)))
+    up_to_end, everything = (np.asarray(rl.loss_mask(x, hole, 2, config.Config(score_after_end=after)))
                              for after in (False, True))  # fmt: skip
     p = chance * np.asarray(probabilities(PARAMS, x, step, T)).prod(1)
     ours = lambda counts, reward: -flat(grpo_gradient(PARAMS, x, step, p, T, reward, counts))

@@ -15,9 +15,11 @@ ARROWS = {
     "machine/mesh": set(), "machine/terminal": set(), "assets/report": set(), "data": set(), "grpo": set(),
     "data/texts": {"data", "machine/mesh"},
     "machine/kernels": {"machine/mesh"}, "model": {"machine/kernels", "machine/mesh"},
-    "diffusion": {"machine/kernels", "machine/mesh", "model"},
-    "machine/caches": {"model"}, "machine/lora": {"model"}, "machine/slots": {"machine/mesh", "sample"},
-    "sample": {"diffusion", "machine/caches", "machine/kernels", "machine/mesh", "machine/terminal", "model"},
+    "variants/blocks": {"model"}, "variants/caches": {"model"},
+    "diffusion": {"machine/kernels", "machine/mesh", "model", "variants/blocks"},
+    "machine/lora": {"model"}, "machine/slots": {"machine/mesh", "sample"},
+    "sample": {"diffusion", "machine/kernels", "machine/mesh", "machine/terminal", "model", "variants/blocks",
+               "variants/caches"},
     "config": {"data", "diffusion", "grpo", "machine/terminal", "model"},
     "disk": {"config", "data", "machine/lora", "machine/mesh", "model"},
     "runs": {"assets/report", "config", "data", "disk", "machine/mesh", "machine/terminal"},
@@ -27,9 +29,9 @@ ARROWS = {
     "machine/writer": {"config", "data", "disk", "machine/mesh", "machine/terminal", "rewards", "runs", "sample"},
     "judges/scores": {"data", "data/texts", "disk", "grpo", "judges/learned", "judges/rules", "machine/mesh",
                       "machine/slots", "rewards", "sample"},
-    "objectives": {"config", "data", "data/texts", "diffusion", "grpo", "judges/learned", "judges/scores",
-                   "machine/mesh", "machine/slots", "model", "rewards", "runs", "sample"},
-    "machine/cost": {"config", "diffusion", "machine/kernels", "machine/lora", "machine/mesh", "model", "objectives",
+    "rl": {"config", "data", "data/texts", "diffusion", "grpo", "judges/learned", "judges/scores",
+                   "machine/mesh", "machine/slots", "model", "rewards", "runs", "sample", "variants/blocks"},
+    "machine/cost": {"config", "diffusion", "machine/kernels", "machine/lora", "machine/mesh", "model", "rl",
                      "sample"},
     "machine/start": {"config", "data", "data/texts", "disk", "judges/scores", "machine/cost", "machine/mesh", "model",
                       "runs", "sample"},
@@ -66,7 +68,7 @@ def test_imports_go_one_way(name):
 
 
 def test_every_python_file_of_the_program_is_on_the_list():
-    there = sum((glob.glob(f"{folder}*.py") for folder in ("", "data/[a-z]", "judges/", "machine/")), [])
+    there = sum((glob.glob(f"{folder}*.py") for folder in ("", "data/[a-z]", "judges/", "machine/", "variants/")), [])
     assert {f.removesuffix(".py") for f in there} - {"data/bpe"} <= set(ARROWS)
 
 
@@ -75,7 +77,7 @@ def test_no_arrow_leads_back():
 
 
 def test_a_function_fits_on_a_screen():
-    folders = (".", "judges", "machine", "config", "data/**")
+    folders = (".", "judges", "machine", "variants", "config", "data/**")
     paths = [f for folder in folders for f in glob.glob(f"{folder}/*.py", recursive=True)]
     long = {f"{path}: {n.name}" for path in paths for n in ast.walk(ast.parse(open(path).read()))
             if isinstance(n, ast.FunctionDef) and n.end_lineno - n.lineno >= 60}  # fmt: skip
@@ -93,7 +95,7 @@ def tokens(path):
 
 
 def test_what_is_to_be_read_first_is_read_in_an_afternoon():
-    names = "model", "diffusion", "sample", "grpo", "objectives", "train"
+    names = "model", "diffusion", "sample", "grpo", "rl", "train"
     assert sum(tokens(f"{name}.py") for name in names) <= 23_500
 
 

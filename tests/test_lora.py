@@ -18,7 +18,7 @@ import data
 import diffusion
 import disk
 import model
-import objectives
+import rl
 import train
 from judges import learned
 from machine import lora, writer
@@ -350,9 +350,9 @@ def place(tmp_path_factory):
 def tiny(place, tmp_path, monkeypatch):
     """tiny(objective, key=value, ...) -> the Config of a LoRA run of seconds; the evaluations of a run cost nothing."""
     values = dict.fromkeys(("val/nelbo", "val/greedy", "val/sampled", "val/pair_acc"), 0.5)
-    for name, make in list(objectives.OBJECTIVES.items()):
+    for name, make in list(rl.OBJECTIVES.items()):
         quick = lambda cfg, tok, start, make=make: make(cfg, tok, start)._replace(evaluate=lambda *_: (values, []))
-        monkeypatch.setitem(objectives.OBJECTIVES, name, quick)
+        monkeypatch.setitem(rl.OBJECTIVES, name, quick)
 
     def make(objective, **changes):
         rewards = [f"{place}/{r}" for r in OF[objective].get("rewards", ())]
@@ -364,7 +364,7 @@ def tiny(place, tmp_path, monkeypatch):
 
 def watch(monkeypatch, objective, each):
     """Calls each(start, state, batch) at every minibatch of a run."""
-    made = objectives.OBJECTIVES[objective]
+    made = rl.OBJECTIVES[objective]
 
     def watched(cfg, tok, start):
         task = made(cfg, tok, start)
@@ -376,7 +376,7 @@ def watch(monkeypatch, objective, each):
 
         return task._replace(batches=batches)
 
-    monkeypatch.setitem(objectives.OBJECTIVES, objective, watched)
+    monkeypatch.setitem(rl.OBJECTIVES, objective, watched)
 
 
 def remains(cfg):
@@ -431,10 +431,10 @@ def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatc
     cfg, gaps = tiny("grpo", updates_per_rollout=1), []
 
     def compare(start, state, b):
-        M, w = (jnp.swapaxes(b[k], 0, 1) for k in ("M", "w"))
+        views = diffusion.Views(*(jnp.swapaxes(a, 0, 1) for a in b.views[:2]), b.views.share)
         score = jax.jit(functools.partial(diffusion.token_logp, cfg=shape, start=3))
-        own, of_base = (score(p, b["x"], M, w, valid=b["valid"]) for p in (state.params, base))
-        np.testing.assert_allclose(b["ref"], of_base, atol=2e-5)
+        own, of_base = (score(p, b.rollout.tokens, views, valid=b.rollout.valid) for p in (state.params, base))
+        np.testing.assert_allclose(b.ref_logp, of_base, atol=2e-5)
         gaps.append(float(jnp.abs(own - of_base).max()))
 
     watch(monkeypatch, "grpo", compare)
@@ -491,7 +491,7 @@ def test_micro_batches_add_up_to_the_big_batch(tiny):
     outs = []
     for parts in (1, 2):
         cfg, tok, start, _ = prepare(tiny("pretrain", gradient_accumulation_steps=parts, adam_eps=1e-3), train.train)
-        task = objectives.pretrain(cfg, tok, start)
+        task = rl.pretrain(cfg, tok, start)
         params, base = lora.split(start, KEY, cfg)
         tx, _ = train.optimizer(cfg)
         ((batch, _),) = task.batches(lora.seen(train.State(0, params, (), None, None), base, cfg), KEY)

@@ -17,6 +17,7 @@ import disk
 import model
 import sample
 from machine import cost, kernels, mesh
+from variants import blocks
 from machine.start import adapt
 
 FIXTURE = "tests/fixtures/llada"
@@ -25,6 +26,13 @@ DENOISER = dataclasses.replace(TINY, n_kv_head=2)
 CAUSAL = dataclasses.replace(TINY, n_kv_head=2, causal=True, shift=True, mask_id=None)
 KEY = jax.random.key(0)
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
+
+
+def extend(params, tokens, cfg, valid, cache, start):
+    """Compute the columns from `start` on, which have these tokens (B, S) -> states, cache."""
+    T, part = cache[0].shape[3], (start, tokens.shape[1])
+    positions, mask = model.columns(model.positions_of(valid, T), part), model.attention_mask(cfg, valid, T, part)
+    return model.forward(params, tokens, cfg, positions, mask, cache, model.Write(start))
 
 
 def close(a, b, tol=1e-4):
@@ -272,12 +280,12 @@ def test_grouped_query_attention_is_full_attention_with_repeated_heads():
     close(model.logits(params, TOKENS, DENOISER), model.logits(params | {"blocks": blocks}, TOKENS, TINY), 1e-5)
 
 
-SEEN = {  # (B or 1, 1, 1, S or 1, T), of a text of 7 and of one of 8 tokens
+SEEN = {  # masks (B or 1, S or 1, T) for texts of 7 and of 8 tokens
     "everything": lambda T: None,
-    "no padding": lambda T: (jnp.arange(T) >= jnp.array([[0], [3]]))[:, None, None, None],
-    "what is left": lambda T: jnp.tril(jnp.ones((1, 1, 1, T, T), bool)),
+    "no padding": lambda T: jnp.broadcast_to((jnp.arange(T) >= jnp.array([[0], [3]]))[:, None], (2, T, T)),
+    "what is left": lambda T: jnp.tril(jnp.ones((1, T, T), bool)),
     "blocks behind padding": lambda T: (
-        (pads := jnp.array([0, 3])[:, None, None, None, None]) <= jnp.arange(T))
+        (pads := jnp.array([0, 3])[:, None, None]) <= jnp.arange(T))
     & ((jnp.arange(T)[:, None] - pads).clip(0) // 3 >= (jnp.arange(T) - pads).clip(0) // 3),
 }  # fmt: skip
 
@@ -286,10 +294,10 @@ SEEN = {  # (B or 1, 1, 1, S or 1, T), of a text of 7 and of one of 8 tokens
     pytest.param(name, T, marks=pytest.mark.slow) for name in SEEN for T in (7, 8))])
 def test_attention_and_its_gradient_are_those_of_the_kernel_of_a_gpu(name, T):
     q, k, v = heads = [jax.random.normal(jax.random.key(i), (2, T, n, 8)) for i, n in enumerate((4, 2, 2))]
-    both = lambda f: jax.jit(lambda *heads: (out := f(*heads, SEEN[name](T), 5), jax.vjp(
-        lambda *heads: f(*heads, SEEN[name](T), 5), *heads)[1](jnp.sin(out))))(*heads)  # fmt: skip
+    both = lambda f: jax.jit(lambda *heads: (out := f(*heads, SEEN[name](T), 5**-0.5), jax.vjp(
+        lambda *heads: f(*heads, SEEN[name](T), 5**-0.5), *heads)[1](jnp.sin(out))))(*heads)  # fmt: skip
     flash = functools.partial(kernels.flash, implementation="xla")
-    jax.tree.map(lambda a, b: close(a, b, 1e-5), both(flash), both(model.attention))
+    jax.tree.map(lambda a, b: close(a, b, 1e-5), both(flash), both(kernels.plain_attention))
 
 
 @pytest.mark.slow
@@ -297,33 +305,38 @@ def test_attention_and_its_gradient_are_those_of_the_kernel_of_a_gpu(name, T):
     {}, dict(window=3), dict(block_causal=4), dict(shift=True, qk_norm=True)))])  # fmt: skip
 def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
     params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [2], [0]])
-    clean = TOKENS if cfg.block_causal else None
-    read = lambda: jax.jit(lambda z: model.features(params, z, cfg, valid, 2, 7, clean))(TOKENS.at[:, 5:7].set(39))
+    z = TOKENS.at[:, 5:7].set(39)
+    both = jnp.stack([z, TOKENS.at[:, 7:9].set(39)], 1)
+    packed = lambda z: blocks.hidden(params, TOKENS, both, cfg, valid, 2)
+    single = lambda z: model.hidden(params, z, cfg, valid, 2, 7)
+    read = lambda: jax.jit(lambda z: (packed if cfg.block_causal else single)(z))(z)
     here, used = read(), []
     flash = functools.partial(kernels.flash, implementation="xla")
     monkeypatch.setattr(kernels, "flash", lambda *args: used.append(args) or flash(*args))
-    monkeypatch.setattr(kernels, "fused", lambda cfg: True)
+    monkeypatch.setattr(kernels, "fused", lambda *settings: True)
     close(read(), here, 1e-5)
-    assert len(used) == cfg.n_layer * (1 if clean is None else 2)  # a text, and then its copies
+    # A packed row takes two calls, its text and its copies; in the last block only the copies are computed.
+    assert len(used) == (2 * cfg.n_layer - 1 if cfg.block_causal else cfg.n_layer)
 
 
 def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monkeypatch):
     Device = collections.namedtuple("Device", "compute_capability")
     low, one = dataclasses.replace(DENOISER, dtype="bfloat16"), jnp.zeros((1, 1), int)
     params, cache = jax.eval_shape(lambda: (model.init(KEY, low), model.new_cache(low, 1, 4)))
-    assert not kernels.fused(low)  # on this CPU
+    fused = lambda cfg: kernels.fused(cfg.dtype, cfg.head_dim, cfg.attn_cap)
+    assert not fused(low)  # on this CPU
     with cost.traced_for("8xH100"):
-        assert kernels.fused(low) and not kernels.fused(DENOISER)
-        assert not kernels.fused(dataclasses.replace(low, attn_cap=50.0))
-        assert not kernels.fused(dataclasses.replace(low, d_head=12)) and mesh.platform() == "gpu"
+        assert fused(low) and not fused(DENOISER)
+        assert not fused(dataclasses.replace(low, attn_cap=50.0))
+        assert not fused(dataclasses.replace(low, d_head=12)) and mesh.platform() == "gpu"
         assert not mesh.shape()  # and nothing is split
-        read = lambda params, cache: model.extend(params, one, low, None, cache, 3)
+        read = lambda params, cache: extend(params, one, low, None, cache, 3)
         jax.eval_shape(read, params, cache)  # one query: the plain one, which runs here
         for version, known in (("7.5", False), ("9.0", True), ("12.0", True), ("gfx942", False)):  # T4, H100, AMD
             monkeypatch.setattr(jax, "devices", lambda version=version: [Device(version)])
-            assert kernels.fused(low) == known
+            assert fused(low) == known
     with cost.traced_for("v5p:2x2x1"):
-        assert not kernels.fused(low)
+        assert not fused(low)
 
 
 def test_rotary_scores_depend_on_distance_only():
@@ -354,24 +367,24 @@ def test_a_deep_model_does_not_copy_its_weights(depth):
 
 def test_sixteen_bits_are_multiplied_by_sixteen_bits_and_summed_in_32_in_the_gradient_too():
     x, w = jnp.ones((3, 8), "bfloat16"), jnp.ones((8, 4), "bfloat16")
-    jaxpr = jax.make_jaxpr(jax.vjp(model.dense, x, w)[1])(jnp.ones((3, 4), "bfloat16"))
+    jaxpr = jax.make_jaxpr(jax.vjp(kernels.matmul, x, w)[1])(jnp.ones((3, 4), "bfloat16"))
     dots = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
     assert [v.aval.dtype.name for e in dots for v in (*e.invars, *e.outvars)] == [*["bfloat16"] * 2, "float32"] * 2
     plain = lambda x, w: jnp.matmul(x, w)  # and of float32 nothing is changed, to the bit
     x, w, g = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(64, 32), (32, 48), (64, 48)]))
     both = jax.jit(lambda f, x, w, g: (f(x, w), jax.vjp(f, x, w)[1](g)), static_argnums=0)
-    ours, theirs = (both(f, x, w, g) for f in (model.dense, plain))
+    ours, theirs = (both(f, x, w, g) for f in (kernels.matmul, plain))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def test_a_step_from_a_cache_makes_no_32_bits_of_a_deep_model_of_16_and_turns_no_keys_around():
     cfg = dataclasses.replace(TINY, n_layer=model.UNROLLED + 3, dtype="bfloat16", causal=True, shift=True)
     params = jax.tree.map(lambda x: x.astype("bfloat16"), model.init(jax.random.key(0), cfg))
-    step = jax.jit(lambda params, cache: model.extend(params, jnp.zeros((2, 1), int), cfg, None, cache, 3))
+    step = jax.jit(lambda params, cache: extend(params, jnp.zeros((2, 1), int), cfg, None, cache, 3))
     text = step.lower(params, model.new_cache(cfg, 2, 8)).compile().as_text()
     assert not re.search(rf"f32\[{cfg.n_layer},\d+,", text)
     low, params = dataclasses.replace(cfg, dtype="float32"), jax.tree.map(lambda x: x.astype("float32"), params)
-    step = jax.jit(lambda params, cache: model.extend(params, jnp.zeros((2, 1), int), low, None, cache, 3))
+    step = jax.jit(lambda params, cache: extend(params, jnp.zeros((2, 1), int), low, None, cache, 3))
     text = step.lower(params, model.new_cache(low, 2, 50)).compile().as_text()
     assert "while" in text and not re.search(r"\[[\d,]*\b50,[^\]]*\]\S* transpose\(", text)
 
@@ -411,9 +424,9 @@ def test_a_text_read_piece_by_piece_has_the_features_of_the_text_read_at_once(na
     params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(KEY, w.shape), params)
     whole = jax.jit(model.trunk, static_argnums=2)(params, TOKENS, cfg, valid)
     cache, parts = model.new_cache(cfg, 3, 12), []
-    extend = jax.jit(lambda tokens, cache, start: model.extend(params, tokens, cfg, valid, cache, start))
+    step = jax.jit(lambda tokens, cache, start: extend(params, tokens, cfg, valid, cache, start))
     for start, stop in ((0, 5), (5, 6), (6, 7), (7, 12)):
-        h, cache = extend(TOKENS[:, start:stop], cache, start)
+        h, cache = step(TOKENS[:, start:stop], cache, start)
         parts.append(h)
     close(jnp.where(valid[..., None], jnp.concatenate(parts, 1), 0), jnp.where(valid[..., None], whole, 0))
 

@@ -20,8 +20,9 @@ import diffusion
 import disk
 import model
 import sample
-from machine import caches, kernels, slots, terminal, writer
+from machine import kernels, slots, terminal, writer
 from sample import Plan, generate, row_keys
+from variants import caches
 
 FIXTURE = "tests/fixtures/llada"
 V, EOS, MASK = 6, 4, 5
@@ -115,7 +116,7 @@ def test_random_order_is_lladas_when_it_gets_the_same_random_numbers(llada, monk
     @jax.jit
     def step(s, u):
         monkeypatch.setitem(sample.ORDERS, "random", lambda *_: u.reshape(-1))
-        return sample.denoise.__wrapped__(params, keys, s, cfg, plan, None)
+        return sample.fill_step.__wrapped__(params, keys, s, cfg, plan, None)
 
     for u, start in zip(e["random_u"], [24] * 8 + [40] * 8, strict=True):
         s = step(s, u[:, start:start + 16])
@@ -127,7 +128,8 @@ def test_the_quota_is_lladas_get_num_transfer_tokens(llada):
     for (n, steps), expected in zip(e["ntt_args"], e["ntt_out"], strict=True):
         hole, counts = np.arange(n)[None] >= 0, []
         for i in range(steps):
-            commit = hole & np.asarray(sample.quota(None, np.cumsum(hole, 1) - 1, hole, None, i, steps))
+            block = sample.Block(hole, np.cumsum(hole, 1) - 1, None, None, None, i, steps)
+            commit = hole & np.asarray(sample.quota(block, None))
             counts.append(int(commit.sum()))
             hole = hole & ~commit
         assert counts == [k for k in expected if k >= 0]
@@ -137,7 +139,7 @@ def test_the_quota_is_lladas_get_num_transfer_tokens(llada):
 def test_a_temperature_draws_what_lladas_gumbel_noise_draws_as_often(llada, T):
     (_, cfg, e), n = llada, 4000
     l, u = jnp.asarray(e["gumbel_logits"][0, 0]), jax.random.uniform(jax.random.key(1), (n, cfg.vocab_size))
-    ours = jax.jit(jax.vmap(lambda key: sample.draw(key, jax.nn.softmax(sample.temper(l, Plan(temperature=T))))))
+    ours = jax.jit(jax.vmap(lambda key: kernels.draw(key, jax.nn.softmax(sample.filtered(l, Plan(temperature=T))))))
     gumbel = lambda l, u: np.argmax(np.asarray(l, np.float64) - T * np.log(-np.log(np.asarray(u, np.float64))), -1)
     assert gumbel(e["gumbel_logits"], e["gumbel_u"]).tolist() == e[f"gumbel_argmax_T{T}"].tolist()  # that is LLaDA's
     theirs = gumbel(l, u)
@@ -234,7 +236,7 @@ def test_a_padded_prompt_gives_what_it_gives_alone():
 @pytest.mark.parametrize("V", [1, 2, 5, 259, 1000, 4096])
 def test_the_likeliest_token_is_that_of_argmax_the_first_of_equals(V):
     l = np.random.default_rng(V).integers(-V // 3, V // 3 + 1, (3, 40, V)).astype(np.float32)  # with ties
-    l[0, 0], l[0, 1], l[0, 2, -1] = -np.inf, model.BANNED, np.inf
+    l[0, 0], l[0, 1], l[0, 2, -1] = -np.inf, model.NEVER, np.inf
     np.testing.assert_array_equal(jax.jit(kernels.likeliest)(l), l.argmax(-1))
 
 
@@ -243,7 +245,7 @@ def test_the_likeliest_token_is_that_of_argmax_the_first_of_equals(V):
 def test_what_top_p_keeps_is_what_a_sort_keeps(V, top_p, seed):
     l = np.random.default_rng(seed).normal(0, 3, (4, V)).astype(np.float32)
     l[0] = np.round(l[0])  # ties
-    l[1, : V // 2] = model.BANNED
+    l[1, : V // 2] = model.NEVER
     ranked = jnp.sort(l, -1, descending=True)
     p = np.asarray(jax.nn.softmax(ranked), np.float64)
     before = np.cumsum(p, -1) - p
@@ -254,7 +256,7 @@ def test_what_top_p_keeps_is_what_a_sort_keeps(V, top_p, seed):
 
 def test_top_k_leaves_k_tokens_and_top_p_those_that_reach_it():
     l = jnp.log(jnp.array([0.1, 0.4, 0.2, 0.3]))
-    left = lambda **how: np.flatnonzero(sample.temper(l, Plan(**how)) > model.BANNED / 2).tolist()
+    left = lambda **how: np.flatnonzero(sample.filtered(l, Plan(**how)) > model.NEVER / 2).tolist()
     assert left(top_k=1) == [1] and left(top_k=2) == [1, 3] and left(top_k=9) == [0, 1, 2, 3]
     assert left(top_p=0.35) == [1] and left(top_p=0.65) == [1, 3] and left() == [0, 1, 2, 3]
 
@@ -314,7 +316,7 @@ def test_without_a_prompt_a_row_gets_the_tokens_it_gets_alone(order):
 def test_logits_in_chunks_of_positions_give_the_tokens_that_they_give_at_once(plan, monkeypatch):
     z = holes("01______", "0_1_2___", "________")
     x, trace = generate(PARAMS, KEY, z, TINY, plan)
-    monkeypatch.setattr(sample.diffusion, "LOGITS", 16 * V * 5)  # 5 positions at a time
+    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 16 * V * 5)  # 5 positions at a time
     y, again = generate(PARAMS, KEY, z, TINY, dataclasses.replace(plan, budget=0.2))  # means nothing here but: compile
     np.testing.assert_array_equal(y, x)
     np.testing.assert_array_equal(again["step"], trace["step"])
@@ -331,7 +333,7 @@ def test_a_step_of_a_large_vocabulary_never_needs_more_than_one_and_a_half_times
 
     def step(params, key, z):
         keys, s = sample.begin(params, key, z, cfg, plan, None)
-        return sample.denoise(params, keys, s, cfg, plan, None)
+        return sample.fill_step(params, keys, s, cfg, plan, None)
 
     params = jax.eval_shape(lambda: model.init(KEY, cfg))
     memory = jax.jit(step).lower(params, KEY, jax.ShapeDtypeStruct((B, 64), jnp.int32)).compile().memory_analysis()
@@ -651,7 +653,7 @@ def test_at_temperature_0_the_trace_holds_the_models_own_log_prob():
 
 def draws(p, n):
     """n draws from p (V,) -> how often each token came."""
-    tokens = jax.jit(jax.vmap(lambda key: sample.draw(key, jnp.asarray(p, jnp.float32))))(row_keys(KEY, n))
+    tokens = jax.jit(jax.vmap(lambda key: kernels.draw(key, jnp.asarray(p, jnp.float32))))(row_keys(KEY, n))
     return np.bincount(np.asarray(tokens), minlength=len(p))
 
 
@@ -706,7 +708,7 @@ def test_the_cache_of_a_causal_model_changes_nothing_between_given_tokens_and_be
     x, trace = generate(params, KEY, z, cfg, plan)
     assert (np.asarray(trace["step"])[np.asarray(z) == MASK] >= 0).all()
     np.testing.assert_array_equal(np.asarray(x)[np.asarray(z) != MASK], np.asarray(z)[np.asarray(z) != MASK])
-    own = jax.nn.log_softmax(sample.temper(logits(params, x, cfg), plan))  # of the whole text at once, without a cache
+    own = jax.nn.log_softmax(sample.filtered(logits(params, x, cfg), plan))  # of the whole text at once, without a cache
     expected = np.where(np.asarray(z) == MASK, diffusion.gather_logp(own, x), 0)
     np.testing.assert_allclose(trace["logp"], expected, atol=1e-4)
     padded = jnp.pad(z, ((0, 0), (3, 0)), constant_values=4)
@@ -747,8 +749,8 @@ def test_a_group_that_begins_alike_shares_its_first_step_and_fills_its_holes_as_
     z, valid = holes(*["01_2__"] * 3, *["____12"] * 3), jnp.arange(6) >= jnp.array([[2]] * 3 + [[0]] * 3)
     alone, trace = generate(params, KEY, z, TINY, plan, valid)
     with pytest.MonkeyPatch.context() as patch:
-        plain = model.features
-        patch.setattr(model, "features", lambda p, z, *a: read.append(len(z)) or plain(p, z, *a))
+        plain = model.hidden
+        patch.setattr(model, "hidden", lambda p, z, *a: read.append(len(z)) or plain(p, z, *a))
         shared, shared_trace = generate(params, KEY, z, TINY, plan, valid, group=3)
     assert read == [2]  # besides the step of all six, which was compiled above
     assert trace["n_steps"] == shared_trace["n_steps"] == 3

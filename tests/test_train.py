@@ -24,7 +24,7 @@ import config
 import data
 import disk
 import model
-import objectives
+import rl
 import runs
 import train
 from data import texts
@@ -104,13 +104,13 @@ def leave(cfg, monkeypatch, tmp_path):
 
 def change_task(monkeypatch, **changes):
     """The objective pretrain with parts of its Task replaced: name=function of the old part."""
-    made = objectives.OBJECTIVES["pretrain"]
+    made = rl.OBJECTIVES["pretrain"]
 
     def altered(cfg, tok, start):
         task = made(cfg, tok, start)
         return task._replace(**{name: new(getattr(task, name)) for name, new in changes.items()})
 
-    monkeypatch.setitem(objectives.OBJECTIVES, "pretrain", altered)
+    monkeypatch.setitem(rl.OBJECTIVES, "pretrain", altered)
 
 
 def scripted(scores):
@@ -190,7 +190,7 @@ def test_one_update_is_adamw_as_its_paper_writes_it(tiny):
 def one_step(cfg, objective="pretrain"):
     """Params and metrics after one update from the real data and loss."""
     cfg, tok, start, _ = prepare(cfg, train.train)
-    task = objectives.OBJECTIVES[objective](cfg, tok, start)
+    task = rl.OBJECTIVES[objective](cfg, tok, start)
     params = task.init(KEY)
     tx, _ = train.optimizer(cfg)
     state = train.State(0, params, tx.init(params), None, None)
@@ -227,10 +227,11 @@ def test_micro_batches_add_up_to_the_big_batch(tiny, changes, splits):
 
 def test_a_pair_of_half_masks_covers_every_completion_once(tiny):
     cfg, tok, start, _ = prepare(tiny(paired=True), train.train)
-    task = objectives.pretrain(cfg, tok, start)
+    task = rl.pretrain(cfg, tok, start)
     ((batch, _),) = task.batches(train.State(3, {}, (), None, None), KEY)
-    hole = np.asarray(batch["z"] == cfg.model.mask_id)
-    assert hole.shape == (8, 7) and np.array_equal(hole[:4, 3:], ~hole[4:, 3:]) and not hole[:, :3].any()
+    masked = np.asarray(batch.z == cfg.model.mask_id)
+    assert masked.shape == (4, 2, 7) and np.array_equal(masked[:, 0, 3:], ~masked[:, 1, 3:])
+    assert not masked[:, :, :3].any()
 
 
 def test_the_average_of_the_weights_is_what_numpy_computes(tiny):
@@ -361,7 +362,7 @@ def test_it_starts_from_the_weights_of_a_folder_or_of_another_run(unbroken, tiny
     for path in (unbroken.out_dir, f"{unbroken.out_dir}/step-000012"):
         cfg, tok, start, resumed = prepare(tiny(init_from=path), train.train)
         assert resumed is None
-        params = disk.flat(objectives.pretrain(cfg, tok, start).init(KEY))
+        params = disk.flat(rl.pretrain(cfg, tok, start).init(KEY))
         assert params.keys() == want.keys()
         for name, x in want.items():
             np.testing.assert_array_equal(params[name], x)
@@ -402,11 +403,11 @@ def test_a_start_that_is_a_config_file_is_trained_first_and_only_once(tiny, tmp_
 
 def test_a_curriculum_begins_with_the_easy_rows(tiny):
     cfg, tok, start, _ = prepare(tiny(curriculum=((0, 3), (5, 6), (9, 9)), batch_size=32), train.train)
-    task = objectives.pretrain(cfg, tok, start)
+    task = rl.pretrain(cfg, tok, start)
     hardest = []
     for step in (0, 1, 4, 5, 8, 9, 10):
         ((batch, _),) = task.batches(train.State(step, {}, (), None, None), KEY)
-        digits = [int(d) for row in np.asarray(batch["x"])[:, 1:3].tolist() for d in tok.decode(row)]
+        digits = [int(d) for row in np.asarray(batch.x)[:, 1:3].tolist() for d in tok.decode(row)]
         hardest.append(max(digits))
     assert hardest == [3, 3, 3, 6, 6, 9, 9]
 
@@ -682,7 +683,7 @@ def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, 
     def poison(old):
         def batches(state, key):
             for batch, notes in old(state, key):
-                yield batch | {"weight": batch["weight"] * (jnp.nan if state.step == poisoned else 1)}, notes
+                yield batch._replace(weight=batch.weight * (jnp.nan if state.step == poisoned else 1)), notes
         return batches
     change_task(monkeypatch, batches=poison, evaluate=scripted([0.5, 0.4, 0.3]))
     cfg = tiny(log_interval=1)
@@ -814,7 +815,7 @@ def test_keys_of_the_base_of_a_base_go_through(tmp_path):
 
 def test_a_step_can_be_run_again_alone(tiny):
     cfg, tok, start, _ = prepare(tiny(), train.train)
-    one, other = (objectives.pretrain(cfg, tok, start) for _ in range(2))
+    one, other = (rl.pretrain(cfg, tok, start) for _ in range(2))
     list(one.batches(train.State(0, {}, (), None, None), KEY))
     ((a, _),), ((b, _),) = (t.batches(train.State(7, {}, (), None, None), jax.random.key(7)) for t in (one, other))
     assert all(np.array_equal(a[k], b[k]) for k in ("x", "z", "weight"))

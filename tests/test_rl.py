@@ -1,4 +1,4 @@
-"""objectives.py: what a rollout is made of, that every pass has masks of its own, and that GRPO learns and resumes."""
+"""rl.py: what a rollout is made of, that every pass has masks of its own, and that GRPO learns and resumes."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ import diffusion
 import disk
 import grpo
 import model
-import objectives
+import rl
 import rewards
 import runs
 import sample
@@ -57,9 +57,9 @@ def place(tmp_path_factory):
     (folder / "train.jsonl").write_text("".join(rows[:80]))
     (folder / "val.jsonl").write_text("".join(rows[80:]))
     (folder / "my.py").write_text(REWARD)
-    unmeasured = lambda *given: objectives.pretrain(*given)._replace(evaluate=lambda *_: ({"val/sampled": 0.0}, []))
+    unmeasured = lambda *given: rl.pretrain(*given)._replace(evaluate=lambda *_: ({"val/sampled": 0.0}, []))
     with pytest.MonkeyPatch.context() as m:
-        m.setitem(objectives.OBJECTIVES, "pretrain", unmeasured)
+        m.setitem(rl.OBJECTIVES, "pretrain", unmeasured)
         train.train(config.Config(**SECONDS, dataset=str(folder), out_dir=f"{folder}/base", rewards=("exact",),
                                   max_iters=200, eval_interval=200, learning_rate=3e-3))  # fmt: skip
     return folder
@@ -81,13 +81,18 @@ def tiny(place, tmp_path):
 def begin(cfg):
     """cfg -> cfg with its model, tokenizer, task, the state before the first iteration."""
     cfg, tok, start, _ = prepare(cfg, train.train)
-    task = objectives.OBJECTIVES["grpo"](cfg, tok, start)
+    task = rl.OBJECTIVES["grpo"](cfg, tok, start)
     params = task.init(KEY)
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_beta else None
     return cfg, tok, task, train.State(0, params, (), None, reference)
 
 
 ITERATIONS = {}
+
+
+def in_front(views):
+    """Views of a minibatch, rows first -> views first."""
+    return diffusion.Views(jnp.swapaxes(views.masked, 0, 1), jnp.swapaxes(views.weight, 0, 1), views.share)
 
 
 def one_iteration(cfg):
@@ -103,13 +108,13 @@ def one_iteration(cfg):
 
 def test_completions_of_a_prompt_are_neighbours_and_every_reward_meets_its_own(tiny, place):
     cfg, tok, _, _, (b,), notes = one_iteration(tiny(adv_norm="none"))
-    prompts = [tok.decode([i for i in row if i != tok.pad_id]) for row in np.asarray(b["x"])[:, :3].tolist()]
+    prompts = [tok.decode([i for i in row if i != tok.pad_id]) for row in np.asarray(b.rollout.tokens)[:, :3].tolist()]
     assert prompts == [p for p in prompts[::4] for _ in range(4)] and len(set(prompts)) == 4
-    texts = list(map(tok.decode, written(b["x"], tok, cfg)))
+    texts = list(map(tok.decode, written(b.rollout.tokens, tok, cfg)))
     earned = np.array([sum(a == c for a, c in zip(t, p[::-1], strict=False)) / 2
                        for t, p in zip(texts, prompts, strict=True)])  # fmt: skip
     groups = earned.reshape(4, 4)
-    np.testing.assert_allclose(b["adv"], (groups - groups.mean(1, keepdims=True)).reshape(-1), atol=1e-6)
+    np.testing.assert_allclose(b.advantage, (groups - groups.mean(1, keepdims=True)).reshape(-1), atol=1e-6)
     assert notes["reward"] == pytest.approx(earned.mean()) and notes["rewards/digits/mean"] == pytest.approx(
         earned.mean()
     )
@@ -122,10 +127,10 @@ def test_a_reward_gets_the_tokens_that_were_written_and_not_those_of_their_text(
     (place / "long.py").write_text(
         "def long(prompts, completions, token_ids):\n    return [len(t) for t in token_ids]\n")  # fmt: skip
     cfg, tok, _, _, (b,), notes = one_iteration(tiny(rewards=(f"{place}/long.py:long",), temperature=9.0))
-    rows = [row[3:] for row in np.asarray(b["x"]).tolist()]
+    rows = [row[3:] for row in np.asarray(b.rollout.tokens).tolist()]
     lengths = [len(row[: row.index(tok.eos_id)] if tok.eos_id in row else row) for row in rows]
     assert notes["reward"] == np.mean(lengths)
-    texts = map(tok.decode, written(b["x"], tok, cfg))
+    texts = map(tok.decode, written(b.rollout.tokens, tok, cfg))
     assert sum(len(tok.encode(text)) for text in texts) > sum(lengths)  # no UTF-8
 
 
@@ -133,13 +138,13 @@ def test_what_counts_ends_with_the_first_end_of_text(tiny):
     for truncated in (False, True):
         _, tok, _, _, (b,), notes = one_iteration(tiny(mask_truncated=truncated))
         ended = []
-        for row, mask in zip(np.asarray(b["x"]).tolist(), np.asarray(b["mask"]).tolist(), strict=True):
+        for row, mask in zip(np.asarray(b.rollout.tokens).tolist(), np.asarray(b.rollout.counts).tolist(), strict=True):
             written = row[3:]
             n = written.index(tok.eos_id) + 1 if tok.eos_id in written else 0 if truncated else len(written)
             assert mask == [False] * 3 + [True] * n + [False] * (4 - n)
             ended.append(tok.eos_id in written)
         assert notes["completions/terminated_frac"] == 1 - notes["completions/clipped_ratio"] == np.mean(ended)
-        assert not np.asarray(b["w"]).swapaxes(0, 1)[:, ~np.asarray(b["mask"])].any()
+        assert not np.asarray(b.views.weight).swapaxes(0, 1)[:, ~np.asarray(b.rollout.counts)].any()
 
 
 @pytest.mark.parametrize("method", ["coupled", *(pytest.param(m, marks=pytest.mark.slow)
@@ -150,22 +155,22 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
     cfg = tiny(logp_est=method, updates_per_rollout=2, minibatch_size=8, kl_beta=0.1, logp_views=2)
     cfg, _, task, state, batches, _ = one_iteration(cfg)
     assert len(batches) == 4
-    rows = lambda i: np.concatenate([np.asarray(b["x"]) for b in batches[2 * i : 2 * i + 2]])
+    rows = lambda i: np.concatenate([np.asarray(b.rollout.tokens) for b in batches[2 * i : 2 * i + 2]])
     assert sorted(rows(0).tolist()) == sorted(rows(1).tolist())
     for b in batches:
-        M, w = (np.asarray(b[k]).swapaxes(0, 1) for k in ("M", "w"))
+        views = in_front(b.views)
         score = jax.jit(functools.partial(diffusion.token_logp, cfg=cfg.model, start=3))
-        now = np.asarray(score(state.params, b["x"], M, w, valid=b["valid"]))
-        assert np.isnan(b["old"]).all() if b is batches[0] else np.abs(b["old"] - now).max() < 2e-5
-        np.testing.assert_allclose(b["ref"], now, atol=2e-5)
+        now = np.asarray(score(state.params, b.rollout.tokens, views, valid=b.rollout.valid))
+        assert np.isnan(b.old_logp).all() if b is batches[0] else np.abs(b.old_logp - now).max() < 2e-5
+        np.testing.assert_allclose(b.ref_logp, now, atol=2e-5)
     by_row = [{tuple(x): m.tolist() for b in batches[2 * i : 2 * i + 2]
-               for x, m in zip(np.asarray(b["x"]).tolist(), np.asarray(b["M"]), strict=True)}
+               for x, m in zip(np.asarray(b.rollout.tokens).tolist(), np.asarray(b.views.masked), strict=True)}
               for i in (0, 1)]  # fmt: skip
     if method in ("coupled", "elbo", "coupled_elbo"):
         assert any(by_row[0][x] != by_row[1][x] for x in by_row[0])
         *_, stale, _ = one_iteration(dataclasses.replace(cfg, random_masking=False))
         sets = [sorted((np.asarray(x).tolist(), m.tolist()) for b in stale[2 * i : 2 * i + 2]
-                       for x, m in zip(b["x"], np.asarray(b["M"]), strict=True)) for i in (0, 1)]  # fmt: skip
+                       for x, m in zip(b.rollout.tokens, np.asarray(b.views.masked), strict=True)) for i in (0, 1)]  # fmt: skip
         assert sets[0] == sets[1]
 
 
@@ -196,7 +201,7 @@ def test_while_nothing_moves_every_ratio_is_exactly_one_in_16_bits(tiny, tmp_pat
 def test_one_update_needs_no_old_forward(tiny, method):
     *_, task, state, batches, _ = one_iteration(tiny(logp_est=method))
     (alone,) = batches
-    assert alone["old"] is None and alone["ref"] is None
+    assert alone.old_logp is None and alone.ref_logp is None
     _, metrics = task.loss(state.params, alone)
     assert float(metrics["ratio_max"]) == 1 and float(metrics["clip_ratio/region_mean"]) == 0
 
@@ -225,14 +230,14 @@ def test_groups_that_agree_are_drawn_again_but_only_so_often(tiny, place):
     *_, before = one_iteration(once)
     cfg, tok, _, _, (b,), after = one_iteration(often)
     assert after["frac_reward_zero_std"] < before["frac_reward_zero_std"] and before["rollouts"] == 1
-    assert 1 < after["rollouts"] <= 9 and b["x"].shape == (16, 7)
-    prompts = [tok.decode(r) for r in np.asarray(b["x"])[:, 1:3].tolist()]
+    assert 1 < after["rollouts"] <= 9 and b.rollout.tokens.shape == (16, 7)
+    prompts = [tok.decode(r) for r in np.asarray(b.rollout.tokens)[:, 1:3].tolist()]
     assert prompts == [p for p in prompts[::4] for _ in range(4)]
 
 
 def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_else(tiny):
     cfg, tok, _, _, (b,), _ = one_iteration(tiny(fill_in=True, mask_ratio_min=0.5, mask_ratio_max=0.5))
-    x, mask = np.asarray(b["x"]), np.asarray(b["mask"])
+    x, mask = np.asarray(b.rollout.tokens), np.asarray(b.rollout.counts)
     assert (mask.sum(1) == 1).all() and not mask[:, :3].any()  # half of the two digits, the same for a group
     assert all(len({tuple(m) for m in mask[i : i + 4].tolist()}) == 1 for i in range(0, 16, 4))
     for row, m in zip(x.tolist(), mask.tolist(), strict=True):
@@ -247,7 +252,7 @@ def test_several_rewards_a_reward_without_opinion_and_a_diversity_bonus(tiny, pl
         tiny(rewards=both, reward_weights=(1.0, 0.5), diversity_bonus=0.1, reward_norm="each")
     )
     assert {"rewards/short/none_frac", "rewards/diversity_bonus/mean", "rewards/digits/std"} <= notes.keys()
-    assert np.isfinite(b["adv"]).all() and abs(float(b["adv"].mean())) < 1e-3
+    assert np.isfinite(b.advantage).all() and abs(float(b.advantage.mean())) < 1e-3
 
 
 @pytest.mark.parametrize("flags", [
@@ -257,16 +262,16 @@ def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
         "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
     )
     cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), **flags))
-    silent = np.array([text[:1] < "3" for text in map(tok.decode, written(b["x"], tok, cfg))])
-    assert 0 < silent.sum() < 16 and not np.asarray(b["adv"])[silent].any()
+    silent = np.array([text[:1] < "3" for text in map(tok.decode, written(b.rollout.tokens, tok, cfg))])
+    assert 0 < silent.sum() < 16 and not np.asarray(b.advantage)[silent].any()
 
 
 def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     holes = jnp.ones((8, 2), bool)
-    rollout = objectives.Rollout(jnp.zeros((8, 2), int), None, holes, holes, holes, holes, jnp.float32(1))
+    rollout = rl.Rollout(jnp.zeros((8, 2), int), None, holes, holes, holes, holes, jnp.ones(8))
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
-    scored = objectives.Scored([], rollout, ["a"] * 8, each, None, {"exact": each})
+    scored = rl.Scored([], rollout, ["a"] * 8, each, None, {"exact": each})
     notes = scores.describe(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
@@ -301,7 +306,7 @@ def test_a_completion_that_was_cut_off_is_left_out_only_when_the_config_says_so(
     holes = jnp.ones(x.shape, bool).at[:, 0].set(False)
     for truncated, second in ((False, [0, 1, 1, 1]), (True, [0, 0, 0, 0])):
         cfg = config.Config(mask_truncated=truncated)
-        counts = np.asarray(objectives.what_counts(x, holes, 9, cfg)).astype(int).tolist()
+        counts = np.asarray(rl.loss_mask(x, holes, 9, cfg)).astype(int).tolist()
         assert counts == [[0, 1, 1, 0], second, [0, 1, 1, 1]]
 
 
@@ -325,7 +330,7 @@ def test_wd1_honours_adv_negative_and_learns_nothing_from_groups_that_agree(tiny
     flags = dict(rewards=(f"{place}/half.py:half",), loss_type="wd1", ratio_level="none", batch_size=8)
     *_, (both,), _ = one_iteration(tiny(**flags))
     *_, (good,), _ = one_iteration(tiny(**flags, adv_negative=0.0))
-    a, b = np.asarray(both["adv"]), np.asarray(good["adv"])
+    a, b = np.asarray(both.advantage), np.asarray(good.advantage)
     agree = ~a.reshape(8, 4).any(1)
     assert 0 < agree.sum() < 8 and (a < 0).any()
     np.testing.assert_allclose(b, a.clip(0), atol=1e-6)
@@ -336,7 +341,7 @@ def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place)
     nan = np.nan
     each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
                      [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
-    scored = objectives.Scored([], None, [], each, None, {})
+    scored = rl.Scored([], None, [], each, None, {})
     spread = lambda *weights: scores.spread(scored, tiny(rewards=both, reward_weights=weights)).tolist()
     assert spread(1.0, 1.0) == [True, True, True, False]
     assert spread(1.0, 0.0) == [True, False, True, False]
@@ -347,13 +352,13 @@ def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
     *_, (whole,), _ = one_iteration(tiny())
     *_, (some,), _ = one_iteration(tiny(keep_completions=5, adv_negative=0.0))
     *_, (half,), _ = one_iteration(tiny(adv_negative=0.25, logp_scale=2.0))
-    adv, x = np.asarray(whole["adv"]), np.asarray(whole["x"])
-    assert (adv < 0).any() and some["x"].shape == (5, 7)
-    np.testing.assert_array_equal(some["adv"], np.sort(adv.clip(0))[::-1][:5])
+    adv, x = np.asarray(whole.advantage), np.asarray(whole.rollout.tokens)
+    assert (adv < 0).any() and some.rollout.tokens.shape == (5, 7)
+    np.testing.assert_array_equal(some.advantage, np.sort(adv.clip(0))[::-1][:5])
     assert all(any((row == x[i]).all() and a == adv[i] for i in range(16)) for row, a in
-               zip(np.asarray(some["x"]), np.asarray(some["adv"]), strict=True) if a)  # fmt: skip
-    np.testing.assert_allclose(half["adv"], np.where(adv < 0, adv / 4, adv))
-    np.testing.assert_allclose(half["w"], 2 * np.asarray(whole["w"]))
+               zip(np.asarray(some.rollout.tokens), np.asarray(some.advantage), strict=True) if a)  # fmt: skip
+    np.testing.assert_allclose(half.advantage, np.where(adv < 0, adv / 4, adv))
+    np.testing.assert_allclose(half.views.weight, 2 * np.asarray(whole.views.weight))
 
 
 @pytest.mark.slow
@@ -375,10 +380,10 @@ def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
     *_, again, notes = one_iteration(tiny(**cfg, rollout_chunk=chunk))  # 4 prompts with 4 completions each
     assert seen == parts
     for a, b in zip(whole, again, strict=True):
-        assert (np.asarray(a["adv"]) != 0).any()
-        for k in ("x", "M", "w", "mask", "adv", "weight"):
-            np.testing.assert_array_equal(a[k], b[k])
-        np.testing.assert_allclose(a["old"], b["old"], atol=1e-5)
+        assert (np.asarray(a.advantage) != 0).any()
+        of = lambda b: (b.rollout.tokens, b.rollout.counts, b.views, b.advantage, b.token_weight)
+        jax.tree.map(np.testing.assert_array_equal, of(a), of(b))
+        np.testing.assert_allclose(a.old_logp, b.old_logp, atol=1e-5)
     assert notes.pop("group") == expected["group"]
     assert {k: v for k, v in notes.items() if "time" not in k} == pytest.approx(
         {k: v for k, v in expected.items() if "time" not in k and k != "group"})  # fmt: skip
@@ -405,7 +410,7 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
         pass
 
     def killed(cfg, tok, start):
-        task = objectives.tune(cfg, tok, start)
+        task = rl.tune(cfg, tok, start)
 
         def batches(state, key):
             for n, made in enumerate(task.batches(state, key)):
@@ -417,7 +422,7 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
 
     cfg = tiny(**options, out_dir=f"{tmp_path}/killed")
     with monkeypatch.context() as m:
-        m.setitem(objectives.OBJECTIVES, "grpo", killed)
+        m.setitem(rl.OBJECTIVES, "grpo", killed)
         with pytest.raises(Killed):
             train.train(cfg)
     train.train(dataclasses.replace(cfg, resume=True))
@@ -491,10 +496,10 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
                 raise Killed
             yield from task.batches(state, key)
 
-        task = objectives.tune(cfg, tok, start)
+        task = rl.tune(cfg, tok, start)
         return task._replace(evaluate=evaluate, batches=batches)
 
-    monkeypatch.setitem(objectives.OBJECTIVES, "grpo", scripted)
+    monkeypatch.setitem(rl.OBJECTIVES, "grpo", scripted)
     cfg = tiny(stop_at=0.5)
     with pytest.raises(Killed):
         train.train(cfg)
@@ -607,7 +612,7 @@ def test_bits_per_byte_counts_the_bytes_of_windows_that_cut_characters(tmp_path,
     cfg = config.Config(**SECONDS | dict(max_prompt_len=0, max_new_tokens=7), dataset=f"{tmp_path}/rows.jsonl")
     cfg, tok, *_ = prepare(cfg, train.train)
     monkeypatch.setattr(scores, "pass_rates", lambda *_: ({}, []))
-    task = objectives.pretrain(cfg, tok, None)
+    task = rl.pretrain(cfg, tok, None)
     out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
     assert out["val/bits_per_byte"] == pytest.approx(out["val/nelbo"] / np.log(2))  # a token is a byte here
 
@@ -620,7 +625,7 @@ def test_held_out_rows_without_a_completion_are_filled_and_have_no_likelihood(tm
     (tmp_path / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     cfg, tok, *_ = prepare(config.Config(**SECONDS, dataset=str(tmp_path)), train.train)
     monkeypatch.setattr(scores, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
-    task = objectives.pretrain(cfg, tok, None)
+    task = rl.pretrain(cfg, tok, None)
     out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
     assert out["rows"] == len(asked) and (5 < out["val/nelbo"] < 9 if completion else np.isnan(out["val/nelbo"]))
 
@@ -670,7 +675,7 @@ def test_a_causal_model_learns_the_next_token(causal, place):
 @pytest.mark.slow
 def test_what_a_causal_model_scored_is_what_it_sampled(tiny, causal):
     _, _, task, state, (b,), _ = one_iteration(tiny(**causal))
-    assert not np.asarray(b["M"]).any() and len(set(map(tuple, np.asarray(b["x"]).tolist()))) > 4
+    assert not np.asarray(b.views.masked).any() and len(set(map(tuple, np.asarray(b.rollout.tokens).tolist()))) > 4
     _, metrics = task.loss(state.params, b)
     assert float(metrics["behaviour_gap"]) < 1e-5  # with a cache at the rollout, and without one here
 
@@ -787,9 +792,9 @@ def test_the_config_is_on_disk_before_the_first_step_and_a_group_that_fills_in_s
 def test_a_best_step_that_is_the_start_is_called_that(tiny, monkeypatch, capsys):
     def scripted(cfg, tok, start):
         evaluate = lambda state, key: ({"val/greedy": 0.0, "val/sampled": 0.1 if state.step else 0.9}, [])
-        return objectives.tune(cfg, tok, start)._replace(evaluate=evaluate)
+        return rl.tune(cfg, tok, start)._replace(evaluate=evaluate)
 
-    monkeypatch.setitem(objectives.OBJECTIVES, "grpo", scripted)
+    monkeypatch.setitem(rl.OBJECTIVES, "grpo", scripted)
     cfg = tiny(max_iters=2, eval_interval=1, save_interval=9)
     train.train(cfg)
     start = disk.find(cfg.init_from)
@@ -840,7 +845,7 @@ def rates(tiny, tmp_path, body, **changes):
     (tmp_path / "my.py").write_text("def mine(prompts, completions):\n    return [" + body
                                     + " for i, text in enumerate(completions)]\n")  # fmt: skip
     *_, task, state = begin(tiny(**{"rewards": (f"{tmp_path}/my.py:mine",)} | changes))
-    assert task.passes == "val/sampled"
+    assert task.best_metric == "val/sampled"
     return task.evaluate(state, KEY)[0]
 
 
@@ -886,7 +891,7 @@ def test_a_reference_longer_than_a_completion_may_be_leaves_no_row_out(tiny, tmp
     *_, task, state = begin(cfg)
     assert {row["prompt"] for row in task.evaluate(state, KEY)[1]} == {"39", "40"}  # of 4 tokens at most are 1 to 4
     (batch, _), *_ = task.batches(state, KEY)
-    assert len({tuple(x) for x in np.asarray(batch["x"])[:, :3].tolist()}) == 32
+    assert len({tuple(x) for x in np.asarray(batch.rollout.tokens)[:, :3].tolist()}) == 32
     assert len(read_text(cfg, data.Tokenizer.bytes(), "train").rows) == 4  # to be learnt
 
 
@@ -912,7 +917,7 @@ def test_rows_may_say_themselves_which_tokens_to_fill(tiny, tmp_path):
     (tmp_path / "train.jsonl").write_text(rows)
     (tmp_path / "val.jsonl").write_text(rows[: rows.index("\n") + 1] * 3)
     cfg, tok, _, _, batches, _ = one_iteration(tiny(dataset=str(tmp_path), fill_in=True))
-    x, mask = np.asarray(batches[0]["x"]), np.asarray(batches[0]["mask"])
+    x, mask = np.asarray(batches[0].rollout.tokens), np.asarray(batches[0].rollout.counts)
     assert (mask.sum(1) == 1).all() and mask[:, cfg.max_prompt_len + 2].all()
     for row in x.tolist():
         assert row[:2] == row[3:5] or row[1:3] == row[3:5]
@@ -946,15 +951,15 @@ def test_a_kl_in_the_reward_is_subtracted_there_and_the_reference_may_be_another
     cfg = tiny(rewards=(f"{tmp_path}/my.py:one",), kl_beta=0.3, kl_in_reward=True, ref_from=f"{tmp_path}/other",
                adv_norm="none", max_iters=1, eval_interval=9)  # fmt: skip
     with contextlib.ExitStack() as claims:
-        run, state, *_ = train.begin(cfg, claims)
+        run, state, *_ = train.setup(cfg, claims)
         assert all((x == y).all() for x, y in zip(*map(jax.tree.leaves, (state.reference, other)), strict=True))
         (batch, notes), = run.task.batches(state, KEY)
-    assert batch["ref"] is None and notes["rewards/one/mean"] == 1 and notes["frac_reward_zero_std"] == 1
-    M, w = (jnp.asarray(batch[k]).swapaxes(0, 1) for k in ("M", "w"))
-    logp = jax.jit(lambda p: diffusion.token_logp(p, batch["x"], M, w, run.cfg.model, batch["valid"], 3).sum(1))
+    assert batch.ref_logp is None and notes["rewards/one/mean"] == 1 and notes["frac_reward_zero_std"] == 1
+    r, views = batch.rollout, in_front(batch.views)
+    logp = jax.jit(lambda p: diffusion.token_logp(p, r.tokens, views, run.cfg.model, r.valid, 3).sum(1))
     kl = np.asarray(logp(state.params) - logp(other)).reshape(4, 4)
-    np.testing.assert_allclose(batch["adv"].reshape(4, 4), -0.3 * (kl - kl.mean(1, keepdims=True)), atol=1e-4)
-    assert np.abs(batch["adv"]).max() > 0.01 and notes["rewards/kl/mean"] == pytest.approx(kl.mean(), abs=1e-4)
+    np.testing.assert_allclose(batch.advantage.reshape(4, 4), -0.3 * (kl - kl.mean(1, keepdims=True)), atol=1e-4)
+    assert np.abs(batch.advantage).max() > 0.01 and notes["rewards/kl/mean"] == pytest.approx(kl.mean(), abs=1e-4)
     assert notes["reward"] == pytest.approx(1 - 0.3 * kl.mean(), abs=1e-4)
     metrics = run.task.loss(state.params, batch)[1]
     assert "kl_loss" not in metrics and metrics["loss"] == metrics["pg_loss"]
@@ -965,7 +970,7 @@ def test_a_reference_of_another_shape_is_refused(tiny, place, tmp_path):
     shape = dataclasses.replace(shape, n_layer=2)
     disk.save(f"{tmp_path}/other", model.init(KEY, shape), shape)
     with pytest.raises(ValueError, match="the model there has n_layer=2, the policy 1: the two must be of one shape"):
-        train.begin(tiny(kl_beta=0.1, ref_from=f"{tmp_path}/other"), contextlib.ExitStack())
+        train.setup(tiny(kl_beta=0.1, ref_from=f"{tmp_path}/other"), contextlib.ExitStack())
 
 
 FILTERS = [{"top_p": 0.7}, {"top_k": 3, "repetition_penalty": 1.5}]
@@ -981,7 +986,7 @@ def test_what_was_drawn_from_a_filtered_distribution_is_scored_under_the_same_fi
     more = {"exact": lambda: request.getfixturevalue("causal"), "coupled": lambda: {"logp_est": "coupled"},
             "chunks": lambda: {"logp_chunk": 32}, "trace": dict}[kind]()  # fmt: skip
     if kind == "chunks":  # of 16 positions, too
-        monkeypatch.setattr(diffusion, "LOGITS", 64 * 259)
+        monkeypatch.setattr(diffusion, "LOGITS_BYTES", 64 * 259)
     cfg = tiny(**{"updates_per_rollout": 2, "kl_beta": 0.1, "batch_size": 8} | more | filters)
     cfg, _, task, state, batches, _ = one_iteration(cfg)
     metrics = [{k: float(v) for k, v in jax.jit(task.loss)(state.params, b)[1].items()} for b in batches]
@@ -990,7 +995,7 @@ def test_what_was_drawn_from_a_filtered_distribution_is_scored_under_the_same_fi
         assert m["behaviour_gap"] < 1e-4 or kind == "coupled" and np.isfinite(m["behaviour_gap"])
         assert np.isfinite(list(m.values())).all()
     if kind != "coupled":  # scored under the whole distribution they are others
-        whole = jax.jit(functools.partial(objectives.policy_loss, cfg=dataclasses.replace(
+        whole = jax.jit(functools.partial(rl.policy_loss, cfg=dataclasses.replace(
             cfg, top_p=None, top_k=None, repetition_penalty=1.0)))
         assert float(whole(state.params, batches[0])[1]["behaviour_gap"]) > 0.05
 
@@ -1007,7 +1012,7 @@ def test_the_gap_says_how_far_off_a_cache_is_and_that_an_early_end_is_not(tiny, 
         cfg = tiny(init_from=f"{tmp_path}/deep", model=dataclasses.replace(SECONDS["model"], n_layer=2), block_len=2,
                    logp_views=8, **how)  # fmt: skip
         _, tok, task, state, (b,), _ = one_iteration(cfg)
-        assert how.get("early_end") is None or (np.asarray(b["drawn"])[np.asarray(b["mask"])] < 0).all()
+        assert how.get("early_end") is None or (np.asarray(b.rollout.logp)[np.asarray(b.rollout.counts)] < 0).all()
         return float(task.loss(state.params, b)[1]["behaviour_gap"])
 
     assert gap(early_end=True) < 1e-4 and gap() < 1e-4 < min(gap(cache="dual"), gap(cache="prefix"))
@@ -1025,7 +1030,7 @@ def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(
 def drifted(logp, old, n, level, loss="dapo"):
     """log-probs (B, T) of 8 steps of two tokens, of which `trace` draws n -> loss, its gradient, metrics."""
     hole = jnp.ones(logp.shape, bool)
-    M, w, s = diffusion.views(KEY, "trace", hole, jnp.tile(jnp.arange(16) // 2, (len(hole), 1)), n)
+    M, w, s = diffusion.views(KEY, "trace", hole, step=jnp.tile(jnp.arange(16) // 2, (len(hole), 1)), n=n)
     of = lambda x: (w * x).sum(0)  # every view says the same of a token
     o = grpo.LossConfig(loss, level, kl_beta=0.5, kl_est="k2", clip_low=0.25, clip_high=0.25)
     weight, metric_weight = grpo.token_weights(loss, hole, 16), s / s.sum()
@@ -1089,7 +1094,7 @@ def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_
     cfg = config.Config(**SECONDS | dict(eval_size=7, objective=objective) | changes, dataset=str(place),
                         out_dir=f"{tmp_path}/out")  # fmt: skip
     cfg, tok, *_ = prepare(cfg, train.train)
-    task = objectives.OBJECTIVES[objective](cfg, tok, None)
+    task = rl.OBJECTIVES[objective](cfg, tok, None)
     values, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
     assert sizes == {size} and 5 < values.get("val/nelbo", 6) < 7  # log 259 = 5.56
 
