@@ -108,26 +108,28 @@ def read_logits(params, h, cfg, fn, scored, arrays):
     return jax.tree.map(lambda a: a.reshape(shape), in_chunks(some, n, scored.reshape(-1), *flat))
 
 
-def in_chunks(fn, n, wanted, *arrays):
-    """Compute fn(*arrays (N, ...)) -> (N,) or a tuple of them, n of the N at a time. Results that are not `wanted`
-    (N,) may be 0, for chunks of them are skipped."""
-    if len(wanted) <= n:
-        return fn(*arrays)
+def in_chunks(fn, n, wanted, *trees):
+    """Compute fn(*trees) -> (N,) or a tuple of them, n of the N entries of all arrays at a time. Results that are not
+    `wanted` (N,) may be 0, for chunks of them are skipped."""
+    N = len(wanted)
+    if N <= n:
+        return fn(*trees)
     order = jnp.argsort(~wanted)
-    padding = -len(order) % n
 
     def cut(a):
-        return jnp.pad(a[order], [(0, padding)] + [(0, 0)] * (a.ndim - 1)).reshape(-1, n, *a.shape[1:])
+        padded = jnp.pad(a[order], [(0, -N % n)] + [(0, 0)] * (a.ndim - 1))
+        return padded.reshape(-1, n, *a.shape[1:])
 
-    parts = [cut(a) for a in arrays]
-    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *(a[0] for a in parts)))
+    parts = jax.tree.map(cut, trees)
+    one = jax.tree.map(lambda a: a[0], parts)
+    nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *one))
 
     @jax.checkpoint
-    def chunk(part):
-        i, *part = part
-        return jax.lax.cond(i * n < wanted.sum(), fn, lambda *_: empty, *part)
+    def chunk(inputs):
+        i, part = inputs
+        return jax.lax.cond(i * n < wanted.sum(), fn, lambda *_: nothing, *part)
 
-    out = jax.lax.map(chunk, (jnp.arange(len(parts[0])), *parts))
+    out = jax.lax.map(chunk, (jnp.arange(-(-N // n)), parts))
     back = jnp.argsort(order)
     return jax.tree.map(lambda a: a.reshape(-1)[back], out)
 

@@ -204,25 +204,40 @@ def columns(x, part):
     return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, n))(rows, first)
 
 
+def cut(x, part):
+    """Cut out the columns `part`; None: all of them."""
+    return x if part is None else columns(x, part)
+
+
 def block(x, w, cfg, rotation, attend, part=None):
     """Apply one transformer block: x (B, S, D) -> (B, S, D), and the cache that attend(q, k, v) returns.
 
     rotation: cos and sin of `rotary`. part (first, how many): compute the result for these columns only; all columns
     still serve as keys and values."""
-    cut = functools.partial(columns, part=part) if part else lambda a: a
-    heads = lambda a: a.reshape(*a.shape[:2], -1, cfg.head_dim)
-    h = rms_norm(x, w["attn_norm"], cfg.norm_eps)
-    q, k, v = heads(linear(cut(h), w, "q")), heads(linear(h, w, "k")), heads(linear(h, w, "v"))
+
+    def norm(x, name):
+        return rms_norm(x, w[name], cfg.norm_eps)
+
+    def heads(x, name):
+        return linear(x, w, name).reshape(*x.shape[:2], -1, cfg.head_dim)
+
+    h = norm(x, "attn_norm")
+    q = heads(cut(h, part), "q")
+    k = heads(h, "k")
+    v = heads(h, "v")
     if cfg.qk_norm:
-        q, k = rms_norm(q, w["q_norm"], cfg.norm_eps), rms_norm(k, w["k_norm"], cfg.norm_eps)
-    q, k = rotate(q, *map(cut, rotation)), rotate(k, *rotation)
+        q = norm(q, "q_norm")
+        k = norm(k, "k_norm")
+    q = rotate(q, *(cut(a, part) for a in rotation))
+    k = rotate(k, *rotation)
     mixed, cache = attend(q, k, v)
     out = linear(mixed, w, "o")
-    x = cut(x) + (rms_norm(out, w["attn_out_norm"], cfg.norm_eps) if cfg.gemma else out)
-    h = rms_norm(x, w["mlp_norm"], cfg.norm_eps)
+    x = cut(x, part) + (norm(out, "attn_out_norm") if cfg.gemma else out)
+    h = norm(x, "mlp_norm")
     activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
-    out = linear(activation(linear(h, w, "gate")) * linear(h, w, "up"), w, "down")
-    return x + (rms_norm(out, w["mlp_out_norm"], cfg.norm_eps) if cfg.gemma else out), cache
+    inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
+    out = linear(inner, w, "down")
+    return x + (norm(out, "mlp_out_norm") if cfg.gemma else out), cache
 
 
 # ---- who sees whom ---------------------------------------------------------------------------------------------------
@@ -293,42 +308,67 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, 
 
     positions (B or 1, S). mask: a Mask, over the S columns themselves, or with a cache (`new_cache`) over its T columns.
     part (first, how many): only the states of these columns are returned, and computed in the last block.
-    copies: how many noisy copies stand behind a text in a packed row (variants/blocks.py); the mask is that of one."""
+    copies: how many noisy copies follow a text in a packed row (variants/blocks.py); the mask is that of one copy."""
+    params = prepared(params, cfg)
+    rotation = rotary(positions, cfg)
+    scale = (cfg.query_scale or cfg.head_dim) ** -0.5
 
     def layer(carry, inputs, part=None):
-        (x, cache), (w, i) = carry, inputs
+        x, cache = carry
+        w, i = inputs
+        seen = mask_of_layer(mask, i, part, tokens.shape[1])
 
         def attend(q, k, v):
-            new = cache
+            stored = cache
             if cache is not None:  # store the new keys and values, attend to all
-                new = [kernels.store(old, x, i, write) for old, x in zip(cache, (k, v), strict=True)]
-                k, v = (kernels.stored(old, i) for old in new)
-            scale = (cfg.query_scale or cfg.head_dim) ** -0.5
-            return kernels.attention(q, k, v, mask_of_layer(mask, i, part, tokens.shape[1]), scale, cfg.attn_cap, copies), new
+                stored = [kernels.store(old, new, i, write) for old, new in zip(cache, (k, v), strict=True)]
+                k, v = (kernels.stored(a, i) for a in stored)
+            return kernels.attention(q, k, v, seen, scale, cfg.attn_cap, copies), stored
 
-        x, cache = block(x, jax.tree.map(kernels.numbers, mesh.gathered(w)), cfg, rotation, attend, part)
+        w = jax.tree.map(kernels.numbers, mesh.gathered(w))
+        x, cache = block(x, w, cfg, rotation, attend, part)
         return (mesh.rows(x), cache), None
 
-    def prepared(path, w):  # Gemma's gains are stored less 1
-        return (w + 1 if cfg.gemma and path[-1].key.endswith("norm") else w).astype(cfg.dtype)
+    weights = params["blocks"]
+    if cache is not None:
+        weights = jax.tree.map(kernels.bits, weights)
+    carry = embed(params, tokens, cfg), cache
+    x, cache = run_layers(layer, carry, weights, cfg, part)
+    return rms_norm(x, params["norm"], cfg.norm_eps), cache
 
-    rotation = rotary(positions, cfg)
-    params = {name: params[name] for name in ("embed", "blocks", "norm")}
-    params = jax.tree_util.tree_map_with_path(prepared, params)
+
+def prepared(params, cfg):
+    """Convert the trunk's parameters to the dtype of matrix products, and add 1 to Gemma's gains."""
+
+    def leaf(path, w):
+        if cfg.gemma and path[-1].key.endswith("norm"):
+            w = w + 1
+        return w.astype(cfg.dtype)
+
+    trunk = {name: params[name] for name in ("embed", "blocks", "norm")}
+    return jax.tree_util.tree_map_with_path(leaf, trunk)
+
+
+def embed(params, tokens, cfg):
+    """Look up the embeddings of tokens (B, S) -> (B, S, D)."""
     # A causal model's mask_id may lie outside its vocabulary: the state there is never used.
     x = mesh.rows(params["embed"].at[tokens].get(mode="clip"), embedded=True)
-    x = x * cfg.d_model**0.5 if cfg.gemma else x
-    weights = params["blocks"] if cache is None else jax.tree.map(kernels.bits, params["blocks"])
-    layers, unroll = (weights, jnp.arange(cfg.n_layer)), cfg.n_layer <= UNROLLED
+    return x * cfg.d_model**0.5 if cfg.gemma else x
+
+
+def run_layers(layer, carry, weights, cfg, part):
+    """Apply layer((x, cache), (weights, number), part) L times, the last time for the columns `part` only."""
+    layers = weights, jnp.arange(cfg.n_layer)
+    unroll = cfg.n_layer <= UNROLLED
     again = jax.checkpoint if cfg.remat else lambda f: f
-    cut_last = part is not None and unroll
-    most, last = (jax.tree.map(lambda w, s=s: w[s], layers) for s in (slice(-1), -1)) if cut_last else (layers, None)
-    (x, cache), _ = jax.lax.scan(again(layer), (x, cache), most, unroll=unroll)
-    if cut_last:
-        (x, cache), _ = again(functools.partial(layer, part=part))((x, cache), last)
-    elif part is not None:
-        x = columns(x, part)
-    return rms_norm(x, params["norm"], cfg.norm_eps), cache
+    if part is None or not unroll:
+        (x, cache), _ = jax.lax.scan(again(layer), carry, layers, unroll=unroll)
+        return cut(x, part), cache
+    most = jax.tree.map(lambda w: w[:-1], layers)
+    last = jax.tree.map(lambda w: w[-1], layers)
+    carry, _ = jax.lax.scan(again(layer), carry, most, unroll=True)
+    carry, _ = again(functools.partial(layer, part=part))(carry, last)
+    return carry
 
 
 def new_cache(cfg, B, T):
@@ -369,17 +409,20 @@ def hidden(params, z, cfg, valid=None, start=0, length=None):
     length = T - start if length is None else length
     if cfg.causal:
         z, valid = moved_right(z, valid, cfg)
-    shift = cfg.shift and not cfg.causal
-    first, n = (jnp.maximum(start - 1, 0), min(length + 1, T)) if shift else (start, length)
+    if cfg.causal or not cfg.shift:
+        return trunk(params, z, cfg, valid, None if length == T else (start, length))
+    first = jnp.maximum(start - 1, 0)
+    n = min(length + 1, T)
     h = trunk(params, z, cfg, valid, None if n == T else (first, n))
-    return shifted(h, first, start, length, valid) if shift else h
+    return shifted(h, first, start, length, valid)
 
 
 def shifted(h, first, start, length, valid):
     """Pick the states of the columns start - 1, start, ...: h (B, S, D) from column `first` on -> (B, length, D)."""
-    text = jnp.zeros((1, 1), int) if valid is None else jnp.argmax(valid, 1)[:, None]  # no state before a text begins
-    left = jnp.maximum(jnp.reshape(start, (-1, 1)) - 1 + jnp.arange(length), text) - jnp.reshape(first, (-1, 1))
-    return jax.vmap(lambda h, i: h[i])(h, jnp.broadcast_to(left, (len(h), length)))
+    left = jnp.reshape(start, (-1, 1)) - 1 + jnp.arange(length)
+    begin = 0 if valid is None else jnp.argmax(valid, 1)[:, None]  # no state stands before a text begins
+    index = jnp.maximum(left, begin) - jnp.reshape(first, (-1, 1))
+    return jax.vmap(lambda h, i: h[i])(h, jnp.broadcast_to(index, (len(h), length)))
 
 
 def gather_head(params, cfg):

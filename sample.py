@@ -20,7 +20,6 @@ if __name__ == "__main__":
 
 import dataclasses
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -229,15 +228,24 @@ def penalized(logits, present, plan):
     return jnp.where(present, jnp.where(logits > 0, logits / p, logits * p), logits)
 
 
-def adjusted(params, h, present, cfg, plan):
-    """Compute logits (N, V) from states h (N, D, or 2D with guidance), after guidance, penalty and `never`."""
+def ids_present(z, valid, cfg, plan):
+    """Say which ids each row has (B, V), if there is a repetition penalty; else None."""
+    if plan.repetition_penalty == 1:
+        return None
+    there = z != cfg.mask_id
+    return ids_of(z, there if valid is None else there & valid, cfg.vocab_size)
+
+
+def adjusted(params, h, present, row, cfg, plan):
+    """Compute logits (N, V) from states h (N, D, or 2D with guidance) in row (N,), after guidance, penalty and `never`.
+    """
     h, *unconditional = jnp.split(h, 1 + bool(plan.guidance), -1)
     logits = model.readout(params, h, cfg)
     if plan.guidance:
         u = model.readout(params, *unconditional, cfg)
         logits = u + (1 + plan.guidance) * (logits - u)
     if present is not None:
-        logits = penalized(logits, present, plan)
+        logits = penalized(logits, present[row], plan)
     return forbid(logits, plan.never)
 
 
@@ -347,18 +355,18 @@ def without_noise(score):
     return jax.lax.reduce_precision(score, exponent_bits=8, mantissa_bits=12)
 
 
-def score_positions(logits, keys, plan, z, column, drawn=None):
-    """Score positions from logits (N, V): their order, and the confidence, entropy and standing of Block, all (N,).
-    z (N,): what stands there. drawn (N,): the tokens drawn there, in the order `sampled`."""
+def score_positions(logits, keys, at, plan, drawn=None):
+    """Score Positions from logits (N, V): their order, and the confidence, entropy and standing of Block, all (N,).
+    drawn (N,): the tokens that were drawn there, for the order `sampled`."""
     logits = filtered(logits, plan) if plan.tempered else logits
     token = kernels.likeliest(logits) if drawn is None else drawn
     ranked = forbid(logits, plan.last)
-    score = ORDERS[plan.order](ranked, token, keys, column)
+    score = ORDERS[plan.order](ranked, token, keys, at.column)
     if plan.order not in ("left", "random"):  # these two are exact
         score = without_noise(score)
     low = jnp.isnan(score) | jnp.isin(token, jnp.array(plan.last, int))  # nan: a broken model must not hang the loop
     score = jnp.where(low, model.NEVER, score)
-    return score, probability(ranked, token), -negative_entropy(ranked), probability(ranked, z)
+    return score, probability(ranked, token), -negative_entropy(ranked), probability(ranked, at.z)
 
 
 def rank_of(score):
@@ -375,55 +383,77 @@ def one_of_each_group(s, window, valid, group):
     return cut(s._replace(cache=None))._replace(cache=cache), cut(window), cut(valid)
 
 
-def choose(params, keys, h, s, window, valid, cfg, plan):
-    """Choose what to commit: states h (B / group, L, D) of the window -> stands (B, L) as a rule says, token, logp."""
-    (B, T), L = s.z.shape, h.shape[1]
-    group = B // len(h)
+class Positions(NamedTuple):
+    """The N = B * L positions of all blocks, flat."""
+
+    h: jax.Array  # (N, D) states; or (N, V) logits, once they are computed
+    row: jax.Array  # (N,)
+    column: jax.Array  # (N,)
+    number: jax.Array  # (N,) of random keys
+    z: jax.Array  # (N,) the token that stands there
+    masked: jax.Array  # (N,) True where a token may be committed
+
+
+def flat_positions(h, s, window, cfg):
+    """Make the Positions of a window from its states h (B, L, D)."""
+    B, T = s.z.shape
+    L = h.shape[1]
     column = window.start[:, None] + jnp.arange(L)
     z = jnp.take_along_axis(s.z, column, 1)
-    masked = (z == cfg.mask_id) & jnp.take_along_axis(jnp.broadcast_to(window.may, s.z.shape), column, 1)
-    row = jnp.arange(B).repeat(L)
-    # One key per row, column from the right end, and step: neither other rows nor padding change what a row gets.
+    may = jnp.take_along_axis(jnp.broadcast_to(window.may, s.z.shape), column, 1)
+    # A key for each row, column from the right end, and step: neither other rows nor padding change what a row gets.
     number = ((T - column) * 2**15 + window.i[:, None]) * 2
-    read = logits_reader(params, s, valid, cfg, plan)
+    row = jnp.broadcast_to(jnp.arange(B)[:, None], (B, L))
+    return Positions(*(a.reshape(B * L, *a.shape[2:]) for a in (h, row, column, number, z, (z == cfg.mask_id) & may)))
+
+
+def choose(params, keys, h, s, window, valid, cfg, plan):
+    """Choose what to commit in a window with states h (B / group, L, D) -> masked, stands (B, L): where a token may be
+    committed, and where one is to stand; token, logp (B, L)."""
+    B, L = len(s.z), h.shape[1]
+    group = B // len(h)
+    params = model.gather_head(params, cfg)
+    present = ids_present(s.z, valid, cfg, plan)
     n = max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)  # positions at a time: up to four such arrays exist
-    if B * L <= n:  # all logits fit: compute them once
-        once = read(h.reshape(B // group * L, -1), group * row[: B // group * L])
-        h, read = once.reshape(B // group, L, -1), first_argument
+    at_once = B * L <= n
+    if at_once:
+        rows = jnp.arange(0, B, group).repeat(L)
+        logits = adjusted(params, h.reshape(len(rows), -1), present, rows, cfg, plan)
+        h = logits.reshape(len(h), L, -1)
+    at = flat_positions(jnp.repeat(h, group, 0), s, window, cfg)
 
-    def of_row(row, number):
-        return jax.vmap(jax.random.fold_in)(keys[row], number)
+    def logits_of(at):
+        return at.h if at_once else adjusted(params, at.h, present, at.row, cfg, plan)
 
-    def draw(h, row, number):
-        return draw_tokens(read(h, row), of_row(row, number), plan)
+    def draw(at):
+        return draw_tokens(logits_of(at), row_key(keys, at.row, at.number), plan)
 
-    def score(h, row, number, *more):
-        return score_positions(read(h, row), of_row(row, number + 1), plan, *more)
+    def score(at, *drawn):
+        return score_positions(logits_of(at), row_key(keys, at.row, at.number + 1), at, plan, *drawn)
 
-    at = jnp.repeat(h, group, 0).reshape(B * L, -1), row, number.reshape(-1)
-    some = masked.reshape(-1)
-    drawn = diffusion.in_chunks(draw, n, some, *at) if plan.order == "sampled" else ()
-    scores = diffusion.in_chunks(score, n, some, *at, z.reshape(-1), column.reshape(-1), *drawn[:1])
-    score, confidence, entropy, standing = (a.reshape(B, L) for a in scores)
+    by_row = lambda values: [a.reshape(B, L) for a in values]
+    drawn = diffusion.in_chunks(draw, n, at.masked, at) if plan.order == "sampled" else ()
+    score, *known = by_row(diffusion.in_chunks(score, n, at.masked, at, *drawn[:1]))
+    masked = at.masked.reshape(B, L)
     rank = rank_of(jnp.where(masked, score, -jnp.inf))
-    rule = "static" if cfg.block_causal and plan.rule == "quota" else plan.rule  # a block has one or the other split
-    block = Block(masked, rank, confidence, entropy, standing, window.i[:, None], window.steps[:, None])
-    stands = jnp.ones_like(masked) if cfg.causal else RULES[rule](block, plan)
-    few = min(n, max(B * L // 8, 256))  # nothing is drawn for the others
-    drawn = drawn or diffusion.in_chunks(draw, few, (masked & stands).reshape(-1), *at)
-    return masked, stands, *(a.reshape(B, L) for a in drawn)
+    stands = apply_rule(Block(masked, rank, *known, window.i[:, None], window.steps[:, None]), cfg, plan)
+    if not drawn:  # draw only what is committed
+        few = min(n, max(B * L // 8, 256))
+        drawn = diffusion.in_chunks(draw, few, (masked & stands).reshape(-1), at)
+    return masked, stands, *by_row(drawn)
 
 
-def first_argument(first, *others):
-    return first
+def row_key(keys, row, number):
+    """Make the keys (N,) of positions from those of their rows (B,) and a number (N,)."""
+    return jax.vmap(jax.random.fold_in)(keys[row], number)
 
 
-def logits_reader(params, s, valid, cfg, plan):
-    """Make read(states (N, D), row (N,)) -> logits (N, V) of `adjusted`."""
-    params, present = model.gather_head(params, cfg), None
-    if plan.repetition_penalty != 1:
-        present = ids_of(s.z, (s.z != cfg.mask_id) & (True if valid is None else valid), cfg.vocab_size)
-    return lambda h, row: adjusted(params, h, None if present is None else present[row], cfg, plan)
+def apply_rule(block, cfg, plan):
+    """Say where a token is to stand after this step (B, L)."""
+    if cfg.causal:
+        return jnp.ones_like(block.masked)
+    rule = "static" if cfg.block_causal and plan.rule == "quota" else plan.rule  # how block models share steps equally
+    return RULES[rule](block, plan)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
@@ -431,27 +461,37 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
     """Take one step: of the masks in each row's current block, those that the rule picks get a token.
 
     keys (B,). group: so many consecutive rows are identical; the model reads one of them."""
-    T = s.z.shape[1]
-    L = 1 if cfg.causal else min(plan.block_len or T, cfg.block_causal or T, T)
+    L = block_length(s.z.shape[1], cfg, plan)
+    # 1  Find the block that each row works on.
     window = next_block(s, cfg, plan, valid, L) if cfg.block_causal else current_block(s, cfg, plan, L)
+    # 2  Compute its states.
     h, cache = block_hidden(params, *one_of_each_group(s, window, valid, group), cfg, plan, L)
     cache = cache and [jnp.repeat(a, group, 1) for a in cache]
+    # 3  Choose positions and draw tokens.
     masked, stands, token, logp = choose(params, keys, h, s, window, valid, cfg, plan)
-
-    asked = (s.z == cfg.mask_id) | (s.step >= 0)
+    # 4  Write them down.
     column = window.start[:, None] + jnp.arange(L)
     here = jnp.arange(len(s.z))[:, None], column  # picks (B, L) of (B, T)
-    commit, retract = masked & stands, ~masked & ~stands & asked[here]
+    asked = (s.z == cfg.mask_id) | (s.step >= 0)
+    commit = masked & stands
+    retract = ~masked & ~stands & asked[here]
 
     def put(old, new, nothing):
         return old.at[here].set(jnp.where(commit, new, jnp.where(retract, nothing, old[here])))
 
-    z, step = put(s.z, token.astype(s.z.dtype), cfg.mask_id), put(s.step, s.n, -1)
+    z = put(s.z, token.astype(s.z.dtype), cfg.mask_id)
+    step = put(s.step, s.n, -1)
     if (cfg.causal or plan.early_end) and cfg.eos_id is not None:
         rest = behind_the_end(z, step, asked, valid, cfg)
-        z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
+        z = jnp.where(rest, cfg.eos_id, z)
+        step = jnp.where(rest, s.n, step)
     state = z, step, put(s.logp, logp, 0), s.n + 1, window.block, window.i + 1
     return State(*mesh.everywhere(state), cache, window.stored_next)
+
+
+def block_length(T, cfg, plan):
+    """Return the number of columns that a step works on."""
+    return 1 if cfg.causal else min(plan.block_len or T, cfg.block_causal or T, T)
 
 
 def behind_the_end(z, step, asked, valid, cfg):
