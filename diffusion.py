@@ -45,9 +45,11 @@ def least_noisy(noise, among, count, block=None):
     """Pick the positions in `among` (B, T) with the least noise (B or 1, T), count (B,) of them -> (B, T) bool. With
     the number of each token's block (B, T): count (B, T) of each block."""
     noise = jnp.where(among, noise, 2.0)
-    if block is not None:
-        return among & (blocks.within(block, noise[:, None] < noise[..., None]) < count)
-    return among & (jnp.argsort(jnp.argsort(noise, 1), 1) < count[:, None])
+    if block is None:
+        rank = jnp.argsort(jnp.argsort(noise, 1), 1)
+        return among & (rank < count[:, None])
+    rank = blocks.within(block, noise[:, None] < noise[..., None])
+    return among & (rank < count)
 
 
 def corrupt(key, x, t, maskable, mask_id):
@@ -60,11 +62,14 @@ def corrupt_blocks(t_key, mask_key, x, maskable, valid, cfg):
     """Mask each block by itself, as `sample_t` and `corrupt` do a row -> z, masked, t (B, T). Blocks of 1 are all
     masked, so that the bound is the likelihood itself; with one t per row it would be so only on average."""
     B, T = x.shape
-    block, blocks_per_row = jnp.broadcast_to(blocks.number(valid, T, cfg), x.shape), -(-T // cfg.block_causal)
+    block = jnp.broadcast_to(blocks.number(valid, T, cfg), x.shape)
+    blocks_per_row = -(-T // cfg.block_causal)
     n = blocks.within(block, maskable[:, None])
-    u = strata(t_key, B * blocks_per_row)[jnp.arange(B)[:, None] * blocks_per_row + block]
+    number = jnp.arange(B)[:, None] * blocks_per_row + block
+    u = strata(t_key, B * blocks_per_row)[number]
     t = jnp.maximum(jnp.ceil((1 - u) * n), 1) / jnp.maximum(n, 1)
-    masked = least_noisy(jax.random.uniform(mask_key, x.shape), maskable, jnp.round(t * n), block)
+    draws = jax.random.uniform(mask_key, x.shape)
+    masked = least_noisy(draws, maskable, jnp.round(t * n), block)
     return jnp.where(masked, cfg.mask_id, x), masked, t
 
 
@@ -89,7 +94,8 @@ def gather_logp(logits, x):
 def entropy(logits):
     """Return the entropy (...) of logits (..., V) in nats."""
     total = jax.nn.logsumexp(logits, -1)
-    return total - jnp.sum(jnp.exp(logits - total[..., None]) * logits, -1)  # one array less than by softmax
+    p = jnp.exp(logits - total[..., None])  # one array less than softmax makes
+    return total - jnp.sum(p * logits, -1)
 
 
 def read_logits(params, h, cfg, fn, scored, arrays):
@@ -98,14 +104,16 @@ def read_logits(params, h, cfg, fn, scored, arrays):
     Where the logits of all positions would be too large, chunks are computed one after the other, and again in the
     backward pass. scored (...) bool: unscored positions are sorted last and their chunks skipped; their result may be
     0. (One view of `trace` scores a few tokens of each row.)"""
-    params, shape = model.gather_head(params, cfg), h.shape[:-1]
+    params = model.gather_head(params, cfg)
+    shape = h.shape[:-1]
 
     def some(h, *arrays):
         return fn(model.readout(params, h, cfg), *arrays)
 
     flat = [a.reshape(-1, *a.shape[len(shape) :]) for a in (h, *arrays)]
     n = max(LOGITS_BYTES // (4 * cfg.vocab_size), 1)
-    return jax.tree.map(lambda a: a.reshape(shape), in_chunks(some, n, scored.reshape(-1), *flat))
+    out = in_chunks(some, n, scored.reshape(-1), *flat)
+    return jax.tree.map(lambda a: a.reshape(shape), out)
 
 
 def in_chunks(fn, n, wanted, *trees):
@@ -155,7 +163,10 @@ def noise(key, batch: dict, cfg, norm="token", paired=False) -> NoisyBatch:
     token that it predicts."""
     x, maskable, valid = batch["tokens"], batch["hole"], batch["valid"]
     n = maskable.sum(1)
-    per_token = 1 / jnp.maximum(n.sum(), 1) if norm == "token" else 1 / jnp.maximum(n, 1)[:, None] / len(x)
+    if norm == "token":
+        per_token = 1 / jnp.maximum(n.sum(), 1)
+    else:
+        per_token = 1 / jnp.maximum(n, 1)[:, None] / len(x)
     if cfg.causal:
         return NoisyBatch(x, x[:, None], (maskable * per_token)[:, None], valid)
     t_key, mask_key = jax.random.split(key)
@@ -170,10 +181,12 @@ def noise(key, batch: dict, cfg, norm="token", paired=False) -> NoisyBatch:
         return NoisyBatch(x, z[:, None], w[:, None], valid)
     # Copies with shares t and 1 - t count half each; t = 1 has no complement and keeps its full weight. So every share
     # counts as before: the bound is unbiased, and exact on a uniform model.
-    alone, other = t == 1, maskable & ~masked
-    w_other = weight(t) * per_token * (t / jnp.where(alone, 1, 1 - t)) * other
-    both = jnp.stack([z, jnp.where(other, cfg.mask_id, x)], 1)
-    return NoisyBatch(x, both, jnp.stack([jnp.where(alone, w, w / 2), w_other / 2], 1), valid)
+    alone = t == 1
+    other = maskable & ~masked
+    z_other = jnp.where(other, cfg.mask_id, x)
+    w_other = other * weight(t) * per_token * (t / jnp.where(alone, 1, 1 - t))
+    w = jnp.where(alone, w, w / 2)
+    return NoisyBatch(x, jnp.stack([z, z_other], 1), jnp.stack([w, w_other / 2], 1), valid)
 
 
 def hidden(params, x, z, cfg, valid=None, start=0):
@@ -182,8 +195,10 @@ def hidden(params, x, z, cfg, valid=None, start=0):
     if cfg.block_causal:
         return blocks.hidden(params, x, z, cfg, valid, start)
     B, n, T = z.shape
-    valid = valid if valid is None or n == 1 else jnp.repeat(valid, n, 0)
-    return model.hidden(params, z.reshape(B * n, T), cfg, valid, start).reshape(B, n, T - start, -1)
+    if valid is not None:
+        valid = jnp.repeat(valid, n, 0)
+    h = model.hidden(params, z.reshape(B * n, T), cfg, valid, start)
+    return h.reshape(B, n, T - start, -1)
 
 
 def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Array, dict]:
@@ -210,9 +225,11 @@ def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
     With keys (B,) each row has its own, and a mean over rows varies less."""
     x, maskable = batch["tokens"], batch["hole"]
     if cfg.causal:
-        masked, share = jnp.zeros((1, *x.shape), bool), maskable[None]
+        masked = jnp.zeros((1, *x.shape), bool)
+        share = maskable[None]
     else:
-        masked, share = likelihood_masks(key[None] if key.ndim == 0 else key, maskable, n)
+        keys = key[None] if key.ndim == 0 else key
+        masked, share = likelihood_masks(keys, maskable, n)
     chunk = None if cfg.block_causal else len(x)  # one clean text serves all its copies; else one mask after another
     logp = view_logp(params, x, masked, cfg, batch["valid"], start, chunk, scored=share > 0)[0]
     return mesh.everywhere((share * logp).sum((0, 2)))
@@ -220,7 +237,8 @@ def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
 
 def likelihood_masks(keys, maskable, n):
     """Draw n masks for each row, of evenly spread sizes: keys (B or 1,), maskable (B, T) -> masked, weight (n, B, T)."""
-    L, T = maskable.sum(1), maskable.shape[1]
+    L = maskable.sum(1)
+    T = maskable.shape[1]
 
     def uniform(i, *shape):
         return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), shape))(keys)
@@ -229,7 +247,8 @@ def likelihood_masks(keys, maskable, n):
 
     def one(j):
         # Round halves up. (LLaDA rounds to even: of 3 tokens it masks 1, 1, 2 instead of 1, 2, 3.)
-        count = (jnp.floor(first + j * L / n + 0.5) - 1) % jnp.maximum(L, 1) + 1
+        count = jnp.floor(first + j * L / n + 0.5)
+        count = (count - 1) % jnp.maximum(L, 1) + 1
         draws = uniform(j, T)[:, ::-1]  # a token's number depends on its distance from the end, not on padding
         return least_noisy(draws, maskable, count), L / count / n
 
@@ -251,8 +270,7 @@ def likelihood_masks(keys, maskable, n):
 #
 # Two exceptions: `exact` masks nothing, because a causal model never sees the token it predicts; and a shifted block
 # model predicts the first token of a block from the text before it, so `trace` scores that token where it is not masked.
-# With the same key all estimators draw the same masks, so the current, old and reference policies are compared on equal
-# views.
+# With the same key the same masks are drawn, so the current, old and reference policies are compared on equal views.
 
 
 class Views(NamedTuple):
@@ -297,26 +315,29 @@ def coupled(key, completion, inputs):
     t = (low + (high - low) * strata(t_key, len(completion)))[:, None]
     part = completion & (jax.random.uniform(mask_key, completion.shape) < t)
     rest = completion & ~part
-    weights = completion / 2, part / (2 * t), rest / (2 * (1 - t))
-    return Views(jnp.stack([completion, part, rest]), jnp.stack(weights), completion)
+    masked = jnp.stack([completion, part, rest])
+    weights = jnp.stack([completion / 2, part / (2 * t), rest / (2 * (1 - t))])
+    return Views(masked, weights, completion)
 
 
 def elbo(key, completion, inputs):
     """LLaDA, MDLM: n views that mask l of the L tokens, l uniform in 1..L; each masked token counts L / l."""
     L, u, keys = mask_counts(key, completion, inputs.n)
     count = jnp.maximum(jnp.ceil((1 - u) * L), 1)
-    masked = jnp.stack([random_subset(keys[k], completion, count[k]) for k in range(inputs.n)])
-    return split_weight(masked, masked * (L / (inputs.n * count))[..., None])
+    masked = random_subsets(keys, completion, count)
+    each = L / (inputs.n * count)
+    return split_weight(masked, masked * each[..., None])
 
 
 def coupled_elbo(key, completion, inputs):
     """ESPO: l uniform in 0..L, and the complement: each pair of views scores every token once."""
-    n = inputs.n
-    L, u, keys = mask_counts(key, completion, n)
+    L, u, keys = mask_counts(key, completion, inputs.n)
     count = jnp.floor(u * (L + 1))
-    masked = jnp.stack([random_subset(keys[k], completion, count[k]) for k in range(n)])
-    masked, count = jnp.concatenate([masked, completion & ~masked]), jnp.concatenate([count, L - count])
-    return split_weight(masked, masked * ((L + 1) / (2 * n * jnp.maximum(count, 1)))[..., None])
+    masked = random_subsets(keys, completion, count)
+    masked = jnp.concatenate([masked, completion & ~masked])
+    count = jnp.concatenate([count, L - count])
+    each = (L + 1) / (2 * inputs.n * jnp.maximum(count, 1))
+    return split_weight(masked, masked * each[..., None])
 
 
 def mask_counts(key, completion, n):
@@ -326,19 +347,28 @@ def mask_counts(key, completion, n):
     return completion.sum(1), u, jax.random.split(mask_key, n)
 
 
+def random_subsets(keys, among, counts):
+    """Draw a `random_subset` for each of n keys and counts (n, B) -> (n, B, T) bool."""
+    return jnp.stack([random_subset(key, among, count) for key, count in zip(keys, counts, strict=True)])
+
+
 def trace(key, completion, inputs):
     """TraceRL, CJ-GRPO: score each token at the step that committed it, given the tokens committed before. With fewer
     views n than a row has steps S, take every (S / n)-th step from a random start, each standing for S / n (AGRPO)."""
     number = step_numbers(completion, inputs)
-    counts, first = inputs.counts, inputs.first_of_block
-    scored_at = number if first is None else jnp.where(first, jnp.maximum(number, 0), number)
-    S = jnp.max(jnp.where(completion if counts is None else counts, scored_at, -1), 1) + 1  # (B,)
-    views = jnp.clip(S, 1, inputs.n)
-    u, k = jax.random.uniform(key, S.shape), jnp.arange(inputs.n)[:, None]
-    step = jnp.where(S <= inputs.n, k, jnp.floor((u + k) * (S / views)))[..., None]  # (n, B, 1)
-    usable = completion & (k < views)[..., None]
-    weights = usable * (scored_at == step) * (jnp.maximum(S, 1) / views)[:, None]
-    return split_weight(usable & (number >= step), weights)
+    scored_at = number
+    if inputs.first_of_block is not None:
+        scored_at = jnp.where(inputs.first_of_block, jnp.maximum(number, 0), number)
+    counts = completion if inputs.counts is None else inputs.counts
+    S = jnp.max(jnp.where(counts, scored_at, -1), 1) + 1  # (B,)
+    used = jnp.clip(S, 1, inputs.n)  # views of each row
+    u = jax.random.uniform(key, S.shape)
+    k = jnp.arange(inputs.n)[:, None]
+    step = jnp.where(S <= inputs.n, k, jnp.floor((u + k) * (S / used)))[..., None]  # (n, B, 1)
+    in_view = completion & (k < used)[..., None]
+    each = jnp.maximum(S, 1) / used
+    weights = in_view * (scored_at == step) * each[:, None]
+    return split_weight(in_view & (number >= step), weights)
 
 
 def step_numbers(completion, inputs):
@@ -349,11 +379,14 @@ def step_numbers(completion, inputs):
     tokens in inputs.first_of_block need no view of their own, so their steps are not numbered."""
     T = completion.shape[1]
     counts = completion if inputs.counts is None else inputs.counts
-    counts = counts if inputs.first_of_block is None else counts & ~inputs.first_of_block
+    if inputs.first_of_block is not None:
+        counts = counts & ~inputs.first_of_block
     block = jnp.zeros((1, T), int) if inputs.block is None else inputs.block
     block = jnp.broadcast_to(block, completion.shape)
-    mine, others = inputs.step[..., None], inputs.step[:, None]
-    repeats = blocks.within(block, (mine == others) & counts[:, None] & jnp.tri(T, k=-1, dtype=bool))
+    mine = inputs.step[..., None]
+    others = inputs.step[:, None]
+    further_left = jnp.tri(T, k=-1, dtype=bool)
+    repeats = blocks.within(block, (mine == others) & counts[:, None] & further_left)
     leftmost = counts & (repeats == 0)  # of the tokens that one step committed
     return blocks.within(block, leftmost[:, None] & (others <= mine)) - 1
 
@@ -422,15 +455,20 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
         clean = jnp.broadcast_to(x[row][:, None], masked.shape)
         z = clean if cfg.mask_id is None else jnp.where(masked, cfg.mask_id, clean)
         h = hidden(params, x[row], z, cfg, None if valid is None else valid[row], start)
-        i, k, column = jnp.indices(h.shape[:-1])
 
         def at_place(logits, x, i, k, column):
             return say(logits, x, Place(row[i], column + start, z[i, k]))
 
         def read(params, h):
-            return read_logits(params, h, cfg, at_place, scored[..., start:], (clean[..., start:], i, k, column))
+            arrays = clean[..., start:], *jnp.indices(h.shape[:-1])
+            return read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
 
-        return (jax.checkpoint(read) if cfg.remat and chunk < K * B else read)(params, h)
+        again = cfg.remat and chunk < K * B
+        return (jax.checkpoint(read) if again else read)(params, h)
+
+    def by_view(a):  # (B * K / n, n, T - start) -> (K, B, T)
+        a = a.reshape(B, K, T - start).swapaxes(0, 1)
+        return jnp.pad(a, ((0, 0), (0, 0), (start, 0)))
 
     parts = jnp.arange(B).repeat(K // n), by_text(masked), by_text(scored)
     if chunk == K * B:
@@ -438,14 +476,13 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     else:  # with remat the blocks are recomputed one by one; recomputing a whole chunk would add a fifth pass to four
         parts = jax.tree.map(lambda a: a.reshape(-1, chunk // n, *a.shape[1:]), parts)
         out = jax.lax.map(some if cfg.remat else jax.checkpoint(some), parts)
-    by_view = [a.reshape(B, K, T - start).swapaxes(0, 1) for a in out]
-    return tuple(jnp.pad(a, ((0, 0), (0, 0), (start, 0))) for a in by_view)
+    return tuple(by_view(a) for a in out)
 
 
 def token_logp(params, x, views: Views, cfg, valid=None, start=0, chunk=None):
     """Estimate log p of each token of x (B, T) -> (B, T), 0 outside the completion."""
-    scored = views.weight != 0
-    return (views.weight * view_logp(params, x, views.masked, cfg, valid, start, chunk, scored)[0]).sum(0)
+    logp, _ = view_logp(params, x, views.masked, cfg, valid, start, chunk, scored=views.weight != 0)
+    return (views.weight * logp).sum(0)
 
 
 def sandwich(logp, w, rises, mix, power):
@@ -456,6 +493,7 @@ def sandwich(logp, w, rises, mix, power):
     log of the mean of p ** power over the views."""
     lower = (w * logp).sum(0)
     scored = w > 0
-    upper = jax.nn.logsumexp(jnp.where(scored, power * logp, -jnp.inf), 0, b=jnp.where(scored, w, 1)) / power
+    powers = jnp.where(scored, power * logp, -jnp.inf)
+    upper = jax.nn.logsumexp(powers, 0, b=jnp.where(scored, w, 1)) / power
     upper = jnp.where(scored.any(0), upper, 0)  # a token that no view masked has no bound
     return jnp.where(rises[:, None], lower, mix * upper + (1 - mix) * lower)

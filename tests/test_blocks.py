@@ -187,7 +187,7 @@ def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
     cfg, hole = of(shift=True, block_causal=4), z == 4
     more = dict(block=blocks.number(valid, 7, cfg), first_of_block=blocks.first_of_block(valid, 7, cfg))
     M, w, s = diffusion.views(KEY, "trace", hole, step=trace["step"], n=1, **more)
-    assert (more["from_text"] & hole).any() and (w[0] == hole).all() and (s == hole).all()
+    assert (more["first_of_block"] & hole).any() and (w[0] == hole).all() and (s == hole).all()
     close(diffusion.token_logp(FAR, x, diffusion.Views(M, w, s), cfg, valid), trace["logp"], 1e-5)
 
 
