@@ -119,11 +119,13 @@ class Block(NamedTuple):
 def softmax_of(logits, some):
     """Return the probabilities (N, k) of some (N, k) of the logits (N, V), without computing all of them."""
     top = logits.max(-1, keepdims=True)
-    return jnp.exp(some - top) / jnp.exp(logits - top).sum(-1, keepdims=True)
+    total = jnp.exp(logits - top).sum(-1, keepdims=True)
+    return jnp.exp(some - top) / total
 
 
 def probability(logits, token):
-    return softmax_of(logits, jnp.take_along_axis(logits, token[:, None], -1))[:, 0]
+    own = jnp.take_along_axis(logits, token[:, None], -1)
+    return softmax_of(logits, own)[:, 0]
 
 
 def negative_entropy(logits):
@@ -132,7 +134,9 @@ def negative_entropy(logits):
 
 
 def margin(logits):
-    return -jnp.diff(softmax_of(logits, jax.lax.top_k(logits, 2)[0]))[:, 0]
+    top, _ = jax.lax.top_k(logits, 2)
+    best, second = softmax_of(logits, top).T
+    return best - second
 
 
 ORDERS = {
@@ -151,7 +155,9 @@ ORDERS = {
 
 def quota(b, plan):
     """LLaDA: an equal share of the remaining masks in each remaining step, rounded up."""
-    return ~b.masked | (b.rank < -(-b.masked.sum(1, keepdims=True) // jnp.maximum(b.steps - b.i, 1)))
+    steps_left = jnp.maximum(b.steps - b.i, 1)
+    share = -(-b.masked.sum(1, keepdims=True) // steps_left)
+    return ~b.masked | (b.rank < share)
 
 
 def dream_fractions(steps):
@@ -163,14 +169,16 @@ def dream_fractions(steps):
 def dream(b, plan):
     """Dream: a growing fraction of a row's masks (in Dream, of their mean in the batch), rounded down."""
     fractions = np.stack([np.pad(dream_fractions(s), (0, plan.steps - s)) for s in range(1, plan.steps + 1)])
-    k = (b.masked.sum(1, keepdims=True) * jnp.asarray(fractions)[b.steps - 1, b.i]).astype(jnp.int32)
-    return ~b.masked | (b.rank < jnp.where(b.i < b.steps - 1, k, b.masked.shape[1]))
+    share = b.masked.sum(1, keepdims=True) * jnp.asarray(fractions)[b.steps - 1, b.i]
+    is_last = b.i >= b.steps - 1
+    return ~b.masked | is_last | (b.rank < share.astype(jnp.int32))
 
 
 def static(b, plan):
     """SDAR: an equal share of the block's length, of which fewer tokens are masked where a prompt ends."""
     L = b.masked.shape[1]
-    return ~b.masked | (b.rank < jnp.maximum(L // b.steps + (b.i < L % b.steps), 1))
+    share = L // b.steps + (b.i < L % b.steps)
+    return ~b.masked | (b.rank < jnp.maximum(share, 1))
 
 
 def dynamic(b, plan):
@@ -186,14 +194,18 @@ def threshold(b, plan):
 def factor(b, plan):
     """Fast-dLLM's other rule: as many tokens n as keep (n + 1) (1 - p) <= factor, p being the probability of the last
     one; at least one. (Its released loop fills the last mask even where that fails.)"""
-    fails = b.masked & (b.rank > 0) & ((b.rank + 2) * (1 - b.confidence) > plan.factor)
-    return ~b.masked | (b.rank < jnp.min(jnp.where(fails, b.rank, b.masked.shape[1]), 1, keepdims=True))
+    too_unsure = (b.rank + 2) * (1 - b.confidence) > plan.factor
+    fails = b.masked & (b.rank > 0) & too_unsure
+    first = jnp.min(jnp.where(fails, b.rank, b.masked.shape[1]), 1, keepdims=True)
+    return ~b.masked | (b.rank < first)
 
 
 def entropy(b, plan):
     """EB-Sampler: as many as keep the sum of entropies, less the largest, within the budget; at least one."""
-    upto = jnp.where(b.rank[:, None] <= b.rank[..., None], b.entropy[:, None], 0)  # (B, L, L)
-    return ~b.masked | (upto.sum(-1) - upto.max(-1) <= plan.budget) | (b.rank == 0)
+    not_later = b.rank[:, None] <= b.rank[..., None]  # (B, L, L)
+    upto = jnp.where(not_later, b.entropy[:, None], 0)
+    within = upto.sum(-1) - upto.max(-1) <= plan.budget
+    return ~b.masked | within | (b.rank == 0)
 
 
 RULES = {
@@ -224,8 +236,9 @@ def ids_of(z, there, V):
 
 def penalized(logits, present, plan):
     """Make the ids that a row has, present (..., V), less likely."""
-    p = plan.repetition_penalty
-    return jnp.where(present, jnp.where(logits > 0, logits / p, logits * p), logits)
+    penalty = plan.repetition_penalty
+    lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    return jnp.where(present, lower, logits)
 
 
 def ids_present(z, valid, cfg, plan):
@@ -281,22 +294,26 @@ def current_block(s, cfg, plan, L):
     Blocks tile a row from its first mask. They divide the steps in proportion to their masks: equally when everything
     is masked, as in LLaDA. With a cache all rows begin their next block together. A causal model is at one column in
     all rows, and also visits given tokens, because its cache has to hold them."""
-    T, masked = s.z.shape[1], s.z == cfg.mask_id
+    T = s.z.shape[1]
+    masked = s.z == cfg.mask_id
+    unfinished = masked.any(1)
     asked = masked | (s.step >= 0)
     first = jnp.argmax(asked, 1)
-    now = jnp.where(masked.any(1), jnp.argmax(masked, 1), first)
+    now = jnp.where(unfinished, jnp.argmax(masked, 1), first)
     if cfg.causal:
         first = jnp.full(len(s.z), jnp.argmax(asked.any(0)))
         now = first + s.n
     block = first + (now - first) // L * L
-    busy = masked.any(1) & (block == s.block)
+    busy = unfinished & (block == s.block)
     refresh = ~busy.any()
     if plan.cache != "none":
-        block = jnp.where(busy | refresh & masked.any(1), block, jnp.maximum(s.block, 0))
+        moves = busy | refresh & unfinished
+        block = jnp.where(moves, block, jnp.maximum(s.block, 0))
 
     def steps_before(column):
         """Count the steps that fall to the columns before this one."""
-        share = (asked & (jnp.arange(T) < column[:, None])).sum(1)
+        before = jnp.arange(T) < column[:, None]
+        share = (asked & before).sum(1)
         return plan.steps * share // jnp.maximum(asked.sum(1), 1)
 
     steps = jnp.maximum(steps_before(block + L) - steps_before(block), 1)
@@ -310,17 +327,22 @@ def next_block(s, cfg, plan, valid, L):
     With a cache, a finished block gets one more pass to store it. In a shifted model that pass also predicts the next
     block's first token, and no other token of that block. Neither counts as one of a block's steps."""
     B, T = s.z.shape
-    masked, size = s.z == cfg.mask_id, cfg.block_causal
+    size = cfg.block_causal
     text = jnp.zeros(B, jnp.int32) if valid is None else jnp.argmax(valid, 1)  # where each row's text begins
-    at = jnp.argmax(masked, 1) - text
-    block, needed = text + at // L * L, text + jnp.maximum(at - cfg.shift, 0) // size * size
+    first = jnp.argmax(s.z == cfg.mask_id, 1)
+    at = first - text
+    block = text + at // L * L
+    needed = text + jnp.maximum(at - cfg.shift, 0) // size * size  # the columns that must be in the cache
     stored = jnp.where(s.n == 0, needed, s.stored)  # the prompt has been read
-    alone = cfg.shift & (at > 0) & (at % size == 0)
     behind = (s.cache is not None) & (at > 0) & (stored < needed)
-    may = jnp.where(alone[:, None], jnp.arange(T) == (text + at)[:, None], True) & ~behind[:, None]
-    i = jnp.where(block == s.block, s.i, 0) - (alone | behind)
-    start, steps = jnp.minimum(block, T - L), jnp.full(B, plan.steps)
-    return Window(block, start, steps, i, None, may, stored, jnp.where(alone | behind, stored + size, stored))
+    alone = cfg.shift & (at > 0) & (at % size == 0)
+    only_first = jnp.arange(T) == first[:, None]
+    may = jnp.where(alone[:, None], only_first, True) & ~behind[:, None]
+    extra = alone | behind
+    i = jnp.where(block == s.block, s.i, 0) - extra
+    start = jnp.minimum(block, T - L)
+    steps = jnp.full(B, plan.steps)
+    return Window(block, start, steps, i, None, may, stored, jnp.where(extra, stored + size, stored))
 
 
 def block_hidden(params, s, window, valid, cfg, plan, L):
@@ -345,7 +367,10 @@ def draw_tokens(logits, keys, plan):
     """Draw a token from each of logits (N, V) -> tokens, log-probs (N,). At temperature 0 the log-probs are the model's
     at temperature 1, for an argmax has log-prob 0."""
     source = filtered(logits, plan)
-    token = jax.vmap(kernels.draw)(keys, jax.nn.softmax(source)) if plan.temperature else kernels.likeliest(source)
+    if plan.temperature:
+        token = jax.vmap(kernels.draw)(keys, jax.nn.softmax(source))
+    else:
+        token = kernels.likeliest(source)
     return token, diffusion.gather_logp(source, token)
 
 
@@ -372,15 +397,19 @@ def score_positions(logits, keys, at, plan, drawn=None):
 def rank_of(score):
     """Rank scores (B, L): how many are higher, or equal and further left, so that ties break the same way everywhere.
     The L * L comparisons are nothing beside attention's dot products."""
-    other, own, earlier = score[:, None], score[..., None], jnp.tri(score.shape[1], k=-1, dtype=bool)
-    return ((other > own) | (other == own) & earlier).sum(-1)
+    own = score[..., None]
+    other = score[:, None]
+    earlier = jnp.tri(score.shape[1], k=-1, dtype=bool)
+    before = (other > own) | (other == own) & earlier  # (B, L, L)
+    return before.sum(-1)
 
 
 def one_of_each_group(s, window, valid, group):
     """Keep the first of every `group` rows, where these are identical."""
-    cut = lambda tree: jax.tree.map(lambda a: a[::group] if a.ndim else a, tree)
     cache = s.cache and [a[:, ::group] for a in s.cache]
-    return cut(s._replace(cache=None))._replace(cache=cache), cut(window), cut(valid)
+    trees = s._replace(cache=None), window, valid
+    s, window, valid = jax.tree.map(lambda a: a[::group] if a.ndim else a, trees)
+    return s._replace(cache=cache), window, valid
 
 
 class Positions(NamedTuple):
@@ -404,7 +433,8 @@ def flat_positions(h, s, window, cfg):
     # A key for each row, column from the right end, and step: neither other rows nor padding change what a row gets.
     number = ((T - column) * 2**15 + window.i[:, None]) * 2
     row = jnp.broadcast_to(jnp.arange(B)[:, None], (B, L))
-    return Positions(*(a.reshape(B * L, *a.shape[2:]) for a in (h, row, column, number, z, (z == cfg.mask_id) & may)))
+    masked = (z == cfg.mask_id) & may
+    return jax.tree.map(lambda a: a.reshape(B * L, *a.shape[2:]), Positions(h, row, column, number, z, masked))
 
 
 def choose(params, keys, h, s, window, valid, cfg, plan):
@@ -431,7 +461,9 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
     def score(at, *drawn):
         return score_positions(logits_of(at), row_key(keys, at.row, at.number + 1), at, plan, *drawn)
 
-    by_row = lambda values: [a.reshape(B, L) for a in values]
+    def by_row(values):
+        return [a.reshape(B, L) for a in values]
+
     drawn = diffusion.in_chunks(draw, n, at.masked, at) if plan.order == "sampled" else ()
     score, *known = by_row(diffusion.in_chunks(score, n, at.masked, at, *drawn[:1]))
     masked = at.masked.reshape(B, L)
@@ -502,8 +534,8 @@ def behind_the_end(z, step, asked, valid, cfg):
     ends = (z == cfg.eos_id) & (step >= 0) & (jnp.arange(T) > last_given)
     if cfg.block_causal:
         number = blocks.number(valid, T, cfg)
-        first = lambda some: jnp.where(some, number, T).min(1, keepdims=True)
-        return masked & (first(masked) > first(ends))
+        first_masked, first_end = (jnp.where(a, number, T).min(1, keepdims=True) for a in (masked, ends))
+        return masked & (first_masked > first_end)
     behind = jnp.cumsum(ends, 1) > ends
     return masked & (behind | ~masked).all(1, keepdims=True)
 
@@ -540,12 +572,14 @@ def begin(params, key, z, cfg, plan, valid, group=1):
     check(cfg, plan)
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
-    zero, cache = jnp.zeros(len(z), jnp.int32), None
+    zero = jnp.zeros(len(z), jnp.int32)
+    cache = None
     if cfg.causal or cfg.block_causal and plan.cache != "none":
         cache = caches.prefill(params, z, cfg, valid, group)
     elif plan.cache != "none":
         cache = model.new_cache(cfg, *z.shape)
-    step, logp = jnp.full(z.shape, -1, jnp.int32), jnp.zeros(z.shape, jnp.float32)
+    step = jnp.full(z.shape, -1, jnp.int32)
+    logp = jnp.zeros(z.shape, jnp.float32)
     return keys, State(z, step, logp, jnp.int32(0), zero - 1, zero, cache, zero if cfg.block_causal else None)
 
 

@@ -68,16 +68,22 @@ def plain_attention(q, k, v, mask, scale, cap=None):
     """
     B, S, H, K = q.shape
     T, KV = k.shape[1:3]
-    q = q.reshape(B, S, KV, H // KV, K).transpose(0, 2, 3, 1, 4).reshape(B, KV, H // KV * S, K)
-    k, v = (x.transpose(0, 2, 1, 3) for x in (k, v))
-    s = jnp.einsum("bgtk,bgsk->bgts", q, k, preferred_element_type=jnp.float32)  # (B, KV, H/KV*S, T)
-    s = soft_cap(s * scale, cap)
+    each = H // KV  # heads that share a key
+    q = q.reshape(B, S, KV, each, K).transpose(0, 2, 3, 1, 4)
+    q = q.reshape(B, KV, each * S, K)
+    k = k.transpose(0, 2, 1, 3)
+    v = v.transpose(0, 2, 1, 3)
+    scores = jnp.einsum("bgtk,bgsk->bgts", q, k, preferred_element_type=jnp.float32)  # (B, KV, each * S, T)
+    scores = soft_cap(scores * scale, cap)
     if mask is not None:
-        s = jnp.where(mask[:, None, None], s.reshape(B, KV, H // KV, S, T), NEVER).reshape(s.shape)
-    p = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
+        by_head = scores.reshape(B, KV, each, S, T)
+        scores = jnp.where(mask[:, None, None], by_head, NEVER).reshape(scores.shape)
+    top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+    p = jnp.exp(scores - top)
     out = jnp.einsum("bgts,bgsk->bgtk", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
     out = (out / p.sum(-1, keepdims=True)).astype(v.dtype)
-    return out.reshape(B, KV, H // KV, S, K).transpose(0, 3, 1, 2, 4).reshape(B, S, H * K)
+    out = out.reshape(B, KV, each, S, K).transpose(0, 3, 1, 2, 4)
+    return out.reshape(B, S, H * K)
 
 
 def packed_attention(q, k, v, mask, scale, cap, copies):
@@ -85,13 +91,24 @@ def packed_attention(q, k, v, mask, scale, cap, copies):
     one copy and another: 1.26 and 1.45 times as fast with 2 and 4 copies of texts of 256 tokens.
 
     mask (B or 1, S, T + C): that of a row with one copy, for all copies see alike. q may lack the first columns."""
-    B, both = len(k), mask.shape[2]
-    C = (k.shape[1] - both) // (copies - 1)
-    T, missing = both - C, k.shape[1] - q.shape[1]
-    as_rows = lambda a: a[:, -copies * C :].reshape(B * copies, C, *a.shape[2:])
-    repeated = lambda a: a if len(a) == 1 else jnp.repeat(a, copies, 0)
-    keys, values = (jnp.concatenate([jnp.repeat(a[:, :T], copies, 0), as_rows(a)], 1) for a in (k, v))
-    out = attention(as_rows(q), keys, values, repeated(mask[:, -C:]), scale, cap).reshape(B, copies * C, -1)
+    B, S = k.shape[:2]
+    C = (S - mask.shape[2]) // (copies - 1)
+    T = S - copies * C
+    missing = S - q.shape[1]
+
+    def as_rows(a):
+        """Make each copy a row."""
+        return a[:, -copies * C :].reshape(B * copies, C, *a.shape[2:])
+
+    def behind_text(a):
+        """Make each copy a row, behind its text."""
+        return jnp.concatenate([jnp.repeat(a[:, :T], copies, 0), as_rows(a)], 1)
+
+    of_copies = mask[:, -C:]
+    if len(of_copies) > 1:
+        of_copies = jnp.repeat(of_copies, copies, 0)
+    out = attention(as_rows(q), behind_text(k), behind_text(v), of_copies, scale, cap)
+    out = out.reshape(B, copies * C, -1)
     if missing >= T:
         return out
     text = attention(q[:, : T - missing], k[:, :T], v[:, :T], mask[:, :-C, :T], scale, cap)
@@ -101,8 +118,12 @@ def packed_attention(q, k, v, mask, scale, cap, copies):
 def flash(q, k, v, mask, scale, implementation="cudnn"):
     """Compute `attention` by cuDNN's kernel, which never holds all scores (2 GB for 4,096 tokens and 32 heads)."""
     S = q.shape[1]
+
+    def even(a, *axes):
+        """Pad these axes of a (four in all) to even lengths."""
+        return jnp.pad(a, [(0, a.shape[i] % 2 * (i in axes)) for i in range(4)])
+
     if mask is not None:  # with a mask, its gradient needs even lengths
-        even = lambda a, *axes: jnp.pad(a, [(0, a.shape[i] % 2 * (i in axes)) for i in range(4)])
         mask = even(jnp.broadcast_to(mask[:, None], (len(mask), 1, S, k.shape[1])), 2, 3)
         q, k, v = (even(a, 1) for a in (q, k, v))
     out = jax.nn.dot_product_attention(*mesh.heads(q, k, v), mask=mask, scale=scale, implementation=implementation)
@@ -139,11 +160,14 @@ def store(cache, new, layer, write):
     new = bits(new)
     if jnp.ndim(write.first) == 0 and write.high is None:
         return jax.lax.dynamic_update_slice(cache, new.swapaxes(1, 2)[None], (layer, 0, 0, write.first, 0))
-    B, S, T = *new.shape[:2], cache.shape[3]
-    first, low, high = (jnp.reshape(x, (-1, 1)) for x in (write.first, write.low, T if write.high is None else write.high))
+    B, S = new.shape[:2]
+    T = cache.shape[3]
+    high = T if write.high is None else write.high
+    first, low, high = (jnp.reshape(x, (-1, 1)) for x in (write.first, write.low, high))
     at = first + jnp.arange(S)
     at = jnp.where((at < low) | (at >= high), T, at)  # beyond the end: dropped
-    return cache.at[layer, jnp.arange(B)[:, None], :, at].set(new, mode="drop")
+    row = jnp.arange(B)[:, None]
+    return cache.at[layer, row, :, at].set(new, mode="drop")
 
 
 def stored(cache, layer):
@@ -154,16 +178,20 @@ def stored(cache, layer):
 # ---- tokens -------------------------------------------------------------------------------------------------------------
 
 
-def likeliest(l):
-    """l (..., V) -> the largest of them, and of equals the first, (...): of about sqrt(V) stretches of the vocabulary
-    the one that has it, then where in it. XLA's own argmax takes 11 times as long on a CPU (V = 32,768)."""
+def likeliest(logits):
+    """Return logits.argmax(-1): which of about sqrt(V) stretches of the vocabulary has the largest, then where in it.
+
+    XLA's own argmax takes 11 times as long on a CPU (V = 32,768)."""
     if mesh.platform() != "cpu" or mesh.shape():
-        return l.argmax(-1)
-    n = 2 ** (l.shape[-1].bit_length() // 2)
-    ends = [(0, 0)] * (l.ndim - 1) + [(0, -l.shape[-1] % n)]
-    cut = jnp.pad(jax.lax.stop_gradient(l), ends, constant_values=-jnp.inf).reshape(*l.shape[:-1], -1, n)
-    stretch = cut.max(-1).argmax(-1)
-    return stretch * n + jnp.take_along_axis(cut, stretch[..., None, None], -2)[..., 0, :].argmax(-1)
+        return logits.argmax(-1)
+    V = logits.shape[-1]
+    n = 2 ** (V.bit_length() // 2)
+    ends = [(0, 0)] * (logits.ndim - 1) + [(0, -V % n)]
+    padded = jnp.pad(jax.lax.stop_gradient(logits), ends, constant_values=-jnp.inf)
+    stretches = padded.reshape(*logits.shape[:-1], -1, n)
+    best = stretches.max(-1).argmax(-1)
+    inside = jnp.take_along_axis(stretches, best[..., None, None], -2)[..., 0, :]
+    return best * n + inside.argmax(-1)
 
 
 def inverse_cdf(key, p):
@@ -187,20 +215,21 @@ def draw(key, p):
     return jnp.where(p[token] > 0, token, likeliest(p))
 
 
-def nucleus(l, top_p):
-    """l (..., V) -> which of them top_p keeps, (..., V): those that have, of all likelier ones, no more than top_p
-    before them. The token that crosses top_p is in, so there always is one.
+def nucleus(logits, top_p):
+    """Say which of logits (..., V) top_p keeps: those before which likelier ones sum to at most top_p, so that the token
+    that crosses top_p is kept.
 
-    The least probability that is in is found bit by bit (those of numbers above 0 are ordered as the numbers are): a
-    sort of the vocabulary takes 10 times as long."""
-    p = jax.nn.softmax(jax.lax.stop_gradient(l))
+    The least probability that is kept is found bit by bit (floats above 0 are ordered as their bits are): a sort of the
+    vocabulary takes 10 times as long."""
+    p = jax.nn.softmax(jax.lax.stop_gradient(logits))
     order = jax.lax.bitcast_convert_type(p, jnp.int32)
 
     def halve(_, ends):
-        low, high = ends  # (..., 1): what high says is in, what low - 1 says is not
+        low, high = ends  # (..., 1): `high` is kept, `low - 1` is not
         middle = low + (high - low) // 2
         enough = jnp.where(order > middle, p, 0).sum(-1, keepdims=True) <= top_p
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
-    one = jnp.full((*l.shape[:-1], 1), 0x3F800000)  # the bits of 1.0
-    return order >= jax.lax.fori_loop(0, 30, halve, (0 * one, one))[1]
+    one = jnp.full((*logits.shape[:-1], 1), 0x3F800000)  # the bits of 1.0
+    _, least = jax.lax.fori_loop(0, 30, halve, (0 * one, one))
+    return order >= least

@@ -48,7 +48,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import train as trainer
     from data import texts
     from judges import rules, scores
-    from machine import cost, slots
+    from machine import cost, kernels, slots
     from machine.start import trained
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -165,15 +165,16 @@ def pieces(params, cfg, B, T, batch):
         out = jax.tree.map(lambda s: random(*s.shape), jax.eval_shape(fn, *args))
         return waiting(jax.jit(lambda args, out: (fn(*args), jax.vjp(fn, *args)[1](out))), args, out)
 
+    attend = lambda q, k, v: kernels.plain_attention(q, k, v, None, cfg.head_dim**-0.5)
     products = lambda h, f, w: [kernels.matmul(f if n == "down" else h, w[n]) for n in w if w[n].ndim == 2]
-    loss = lambda h, head: diffusion.gather_logp(model.readout({"head": head}, h, cfg), batch["x"])
+    loss = lambda h, head: diffusion.gather_logp(model.readout({"head": head}, h, cfg), batch.x)
     return {
         "matmuls with weights": (L, both_ways(products, h, f, w)),
-        "attention with its softmax": (L, both_ways(lambda q, k, v: kernels.plain_attention(q, k, v, None), *[heads] * 3)),
+        "attention with its softmax": (L, both_ways(attend, *[heads] * 3)),
         "rotary positions": (L, both_ways(lambda q, k: [model.rotate(x, *angles) for x in (q, k)], heads, heads)),
         "norms": (2 * L + 1, both_ways(lambda h, g: model.rms_norm(h, g, cfg.norm_eps), h, w["attn_norm"])),
         "SwiGLU without its matmuls": (L, both_ways(lambda a, b: jax.nn.silu(a) * b, f, f)),
-        "embedding": (1, both_ways(lambda embed: embed[batch["z"]], params["embed"])),
+        "embedding": (1, both_ways(lambda embed: embed[batch.z[:, 0]], params["embed"])),
         "logits and loss": (1, both_ways(loss, h, params["head"])),
     }
 
@@ -206,8 +207,8 @@ def train_one(torch, twin, rounds, rate, name, cfg, run, B, T, quick):
     gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
     fns = {"jax step": step, "jax gradient": waiting(gradient, params, batch)}
     for kind in ["torch eager"] + ["torch.compile"] * (cfg.d_model > 16 and not quick) if torch else []:
-        theirs = {k: torch.from_numpy(np.array(batch[k])).to(dtype) for k, dtype in
-                  (("x", torch.long), ("z", torch.long), ("weight", torch.float))}  # fmt: skip
+        arrays = {"x": (batch.x, torch.long), "z": (batch.z[:, 0], torch.long), "weight": (batch.weight[:, 0], torch.float)}
+        theirs = {name: torch.from_numpy(np.array(a)).to(dtype) for name, (a, dtype) in arrays.items()}
         say(f"{name}: {kind}")
         begun = time.perf_counter()
         value, back, torch_step = twin.training(params, theirs["x"], cfg, "." in kind)
@@ -418,7 +419,7 @@ def order(options):
     orders = some(options, ORDERS, ("random", "confidence", "left"), ORDERS)
     start = run["config"]["max_prompt_len"]
     arrays, _ = data.encode(rows, tok, start, run["config"]["max_new_tokens"])
-    z, valid = sampler.holed(arrays, cfg), jnp.asarray(arrays["valid"])
+    z, valid = sampler.masked_tokens(arrays, cfg), jnp.asarray(arrays["valid"])
 
     def exact(order, steps):
         say(f"{order}, {steps} steps")
@@ -634,7 +635,7 @@ def curves(task, options, torch, twin):
     """Name of a task -> {way: [(passes a token, tokens a second, accuracy), ...]}, printed as a table."""
     quick = options.quick or task == "long"  # which takes an hour otherwise
     params, run, arrays, score = asked(task, 4 if options.toy else 32 if quick else 128)
-    n, own, z, found = run.max_new_tokens, run.model.block_causal, sampler.holed(arrays, run.model), {}
+    n, own, z, found = run.max_new_tokens, run.model.block_causal, sampler.masked_tokens(arrays, run.model), {}
 
     def ours(how):
         plan = sampler.Plan(**{"steps": own or n, "block_len": n, "early_end": True} | how)
@@ -733,7 +734,7 @@ def learner(run):
     state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
 
     def step(batch=None):
-        *state[:], metrics = update(*state, np.int32(0), batch or noise(key, text))
+        *state[:], metrics = update(*state, np.int32(0), noise(key, text) if batch is None else batch)
         jax.block_until_ready(metrics)
 
     return params, step
@@ -755,9 +756,9 @@ def growing(what, n, usual, shape):
         return {"step": step, "pass": denoise}, {"step": flops, "pass": flops / 3}
     tok, text = prompts_of(run, B)
     state = trainer.State(0, params, None, None, None)
-    (batch,) = rl.minibatches(state, key, key, rl.roll_out(params, key, text, run, tok), run)
-    return {"step": functools.partial(step, batch | {"adv": jax.random.normal(key, batch["adv"].shape)})}, {
-        "step": flops}  # fmt: skip
+    ((_, batch),) = rl.minibatches(state, key, key, rl.roll_out(params, key, text, run, tok), run)
+    batch = batch._replace(advantage=jax.random.normal(key, batch.advantage.shape))
+    return {"step": functools.partial(step, batch)}, {"step": flops}
 
 
 def growth(options):
@@ -861,17 +862,18 @@ def compare(torch, twin, run, rounds):
     judge = lambda: rl.score_rollout(r, text.rows, fns, run, tok)
     scored = lambda: rl.minibatches(state, key, key, r, run)
     adv = scores.advantages(judge().rewards, run).reshape(-1)
-    batches = [b | {"adv": adv[b["row"]]} for b in scored()]
+    batches = [b._replace(advantage=adv[rows]) for rows, b in scored()]
 
     def tensors(b):
-        cut = {k: b[k] for k in ("x", "M", "w", "adv")} | {k: b[k][:, start:] for k in ("old", "mask")}
+        cut = {"x": b.rollout.tokens, "M": b.views.masked, "w": b.views.weight, "adv": b.advantage}
+        cut |= {"old": b.old_logp[:, start:], "mask": b.rollout.counts[:, start:]}
         cut = {k: torch.from_numpy(np.array(a)) for k, a in cut.items()}
         return cut | {"x": cut["x"].long()}
 
     weights, logp, loss, their_step = twin.tuning(params, cfg, run)
     equal(batches[-1], params, run, weights, loss, tensors, twin)
-    z = torch.from_numpy(np.array(jnp.where(r.hole, cfg.mask_id, r.x))).long()
-    theirs = [tensors(b | {"old": batches[-1]["old"]}) for b in batches]
+    z = torch.from_numpy(np.array(jnp.where(r.completion, cfg.mask_id, r.tokens))).long()
+    theirs = [tensors(b._replace(old_logp=batches[-1].old_logp)) for b in batches]
     stages = {  # ours, PyTorch's
         "rollout": (waiting(rollout, run), lambda: twin.llada(weights, z, cfg, start, *how, 1.0)),
         "rewards (one call for both)": (judge, None),
@@ -895,7 +897,7 @@ def compare(torch, twin, run, rounds):
 
 def equal(b, params, run, weights, loss, tensors, twin):
     """Stops if the loss of a minibatch or its gradient is not that of the twin. Ratios are made to be other than 1."""
-    b = b | {"old": b["old"] + 0.3 * jax.random.normal(jax.random.key(1), b["old"].shape)}
+    b = b._replace(old_logp=b.old_logp + 0.3 * jax.random.normal(jax.random.key(1), b.old_logp.shape))
     (value, metrics), grads = jax.value_and_grad(rl.policy_loss, has_aux=True)(params, b, run)
     other = loss(tensors(b))
     other.backward()
