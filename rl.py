@@ -317,7 +317,10 @@ def loss_config(cfg) -> grpo.LossConfig:
 def policy_loss(params, b: Minibatch, cfg):
     """Compute the loss of a minibatch, or of a micro-batch -> scalar, metrics."""
     all_logp, all_entropy = policy_logp(params, b, cfg)
-    cut = lambda a: None if a is None else a[:, cfg.max_prompt_len :]
+
+    def cut(a):
+        return None if a is None else a[:, cfg.max_prompt_len :]
+
     logp, old = cut(all_logp), cut(b.old_logp)
     if old is not None:
         old = jnp.where(jnp.isnan(old), logp, old)

@@ -9,7 +9,6 @@ says who sees whom. The network is not told:
 
 Blocks begin where a text does: block n has the tokens n * block_causal and following, wherever padding has put them.
 """
-import jax
 import jax.numpy as jnp
 
 import model
@@ -36,42 +35,53 @@ def within(block, related):
 
 
 def packed_mask(cfg, valid, T, first):
-    """Say who sees whom in a row of a text and one copy of its columns from `first` on -> model.Mask, (B or 1, S, S)."""
+    """Say who sees whom in a row of a text and one copy of its columns from `first` on -> model.Mask (B or 1, S, S)."""
     column = jnp.concatenate([jnp.arange(T), jnp.arange(first, T)])
-    copy = jnp.arange(len(column)) >= T
+    is_copy = jnp.arange(len(column)) >= T
     block = number(valid, T, cfg)[:, column]
-    of_query, of_key = (lambda a: a[..., :, None]), (lambda a: a[..., None, :])
-    earlier, same = of_key(block) < of_query(block), of_key(block) == of_query(block)
-    sees_text = earlier | same & ~of_query(copy)
-    far = jnp.where(of_key(copy), same & of_query(copy), sees_text)
+    earlier = block[:, None] < block[..., None]  # the key's block, and the query's
+    same = block[:, None] == block[..., None]
+    query_is_copy = is_copy[:, None]
+    sees_text = earlier | same & ~query_is_copy
+    sees_copy = same & query_is_copy
+    far = jnp.where(is_copy, sees_copy, sees_text)
     if valid is not None:  # padding sees itself
-        far &= of_key(valid[:, column]) | jnp.eye(len(column), dtype=bool)
-    near = far & (abs(of_query(column) - of_key(column)) < cfg.window) if cfg.window else None
-    return model.Mask(far, near)
+        far &= valid[:, None, column] | jnp.eye(len(column), dtype=bool)
+    if cfg.window is None:
+        return model.Mask(far, None)
+    near = abs(column[:, None] - column) < cfg.window
+    return model.Mask(far, far & near)
 
 
 def hidden(params, clean, noisy, cfg, valid=None, start=0):
     """Compute the states of noisy copies: clean (B, T), noisy (B, n, T) -> (B, n, T - start, D), [..., i, :] about
     token start + i, as `model.hidden`.
 
-    Copies are computed from the block of column `start` on; before it they have no masks. The first token of a block
-    is predicted by the text before it if the model is shifted."""
+    Copies are computed from the block of column `start` on; before it they have no masks."""
     B, n, T = noisy.shape
     first = max(start - cfg.shift - cfg.block_causal + 1, 0)
     C = T - first
     tokens = jnp.concatenate([clean, noisy[:, :, first:].reshape(B, n * C)], 1)
     positions = model.positions_of(valid, T)
-    row = jnp.concatenate([positions, jnp.tile(positions[:, first:], n)], 1)
-    begin = max(start - 1, 0) if cfg.shift else T
+    positions = jnp.concatenate([positions, jnp.tile(positions[:, first:], n)], 1)
+    begin = max(start - 1, 0) if cfg.shift else T  # of the text, only what a shifted model reads from it
     part = begin, T - begin + n * C
-    h, _ = model.forward(params, tokens, cfg, row, packed_mask(cfg, valid, T, first), part=part, copies=n)
-    text, copies = h[:, : T - begin], h[:, T - begin :].reshape(B, n, C, -1)
+    mask = packed_mask(cfg, valid, T, first)
+    h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, copies=n)
+    text = h[:, : T - begin]
+    copies = h[:, T - begin :].reshape(B, n, C, -1)
     if not cfg.shift:
         return copies[:, :, start - first :]
-    length = T - start
-    flat = copies.reshape(B * n, C, -1)
-    valid = None if valid is None else jnp.repeat(valid, n, 0)
-    own = model.shifted(flat, first, start, length, valid).reshape(B, n, length, -1)
-    before = model.shifted(text, begin, start, length, None if valid is None else valid[::n])
-    begins = first_of_block(None if valid is None else valid[::n], T, cfg)[:, start:]
-    return jnp.where(begins[:, None, :, None], before[:, None], own)
+    return shifted(text, begin, copies, first, cfg, valid, start)
+
+
+def shifted(text, begin, copies, first, cfg, valid, start):
+    """Pick the states that a shifted model predicts tokens from: the first token of a block from the text before it
+    (states text (B, S, D) from column `begin` on), the others from their copy (copies (B, n, C, D) from `first` on)."""
+    B, n, C, D = copies.shape
+    length = C + first - start
+    of_copies = None if valid is None else jnp.repeat(valid, n, 0)
+    own = model.shifted(copies.reshape(B * n, C, D), first, start, length, of_copies)
+    before = model.shifted(text, begin, start, length, valid)
+    begins = first_of_block(valid, C + first, cfg)[:, None, start:, None]
+    return jnp.where(begins, before[:, None], own.reshape(B, n, length, D))

@@ -15,8 +15,10 @@ import model
 def compute(params, z, cfg, valid, cache, part, write):
     """Compute the columns `part` (first, how many) of z (B, T) -> their states, the cache with their keys and values."""
     T = z.shape[1]
-    positions, mask = model.columns(model.positions_of(valid, T), part), model.attention_mask(cfg, valid, T, part)
-    return model.forward(params, model.columns(z, part), cfg, positions, mask, cache, write)
+    tokens = model.columns(z, part)
+    positions = model.columns(model.positions_of(valid, T), part)
+    mask = model.attention_mask(cfg, valid, T, part)
+    return model.forward(params, tokens, cfg, positions, mask, cache, write)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))
@@ -24,11 +26,12 @@ def prefill(params, z, cfg, valid, group):
     """Make the cache of a (block-)causal model from one pass over z (B, T), in which every `group` rows are identical.
 
     From a row's first mask on it is wrong, and is computed again before it is read."""
-    z, valid = z[::group], None if valid is None else valid[::group]
-    T, cache = z.shape[1], model.new_cache(cfg, *z.shape)
+    z = z[::group]
+    valid = None if valid is None else valid[::group]
+    cache = model.new_cache(cfg, *z.shape)
     if cfg.causal:
         z, valid = model.moved_right(z, valid, cfg)
-    cache = compute(params, z, cfg, valid, cache, (0, T), model.FROM_FIRST)[1]
+    _, cache = compute(params, z, cfg, valid, cache, (0, z.shape[1]), model.FROM_FIRST)
     return [jnp.repeat(a, group, 1) for a in cache]
 
 
@@ -44,10 +47,14 @@ def approximate_pass(params, s, window, cfg, plan, valid, L):
     A refreshing pass computes and stores all columns. Others compute those of the block, with the prefix cache also all
     on its right, in one of four lengths, each compiled once. They attend to the cached rest, and store what they compute
     from the block's first column on. A shifted model reads the first token of a block from the column before."""
-    T, first, dual = s.z.shape[1], jnp.maximum(window.start - cfg.shift, 0), plan.cache == "dual"
+    T = s.z.shape[1]
+    first = jnp.maximum(window.start - cfg.shift, 0)
     least = min(L + cfg.shift, T)
-    sizes = [*range(least, T, T if dual else max(L, T // 4)), T]
-    wanted = jnp.where(window.refresh, T, least if dual else T - first.min())
+    if plan.cache == "dual":
+        sizes, wanted = [least, T] if least < T else [T], least
+    else:
+        sizes, wanted = [*range(least, T, max(L, T // 4)), T], T - first.min()
+    wanted = jnp.where(window.refresh, T, wanted)
     low = jnp.where(window.refresh, 0, s.block)
 
     def run(size, cache):
@@ -69,20 +76,23 @@ def block_pass(params, s, window, cfg, plan, valid, L):
     its block once and needs no token of the column before it."""
     T = s.z.shape[1]
     full = min(cfg.block_causal, T)
-    start, stored = window.start, window.stored
-    whole = (window.i <= 0) | cfg.shift & (model.columns(s.z, (start, 1))[:, 0] == cfg.mask_id)
-    parts = plan.cache == "dual" and L < full
+    start = window.start
+    in_parts = plan.cache == "dual" and L < full
+    first_token = model.columns(s.z, (start, 1))[:, 0]
+    whole = (window.i <= 0) | cfg.shift & (first_token == cfg.mask_id)  # rows that need their whole block
 
     def run(size, cache):
-        first = jnp.minimum(stored, T - size) if size == full else start
+        first = jnp.minimum(window.stored, T - size) if size == full else start
         write = model.Write(first)
-        if parts:  # rows that need only their part keep the rest
+        if in_parts:  # rows that need only their part keep the rest
             write = model.Write(first, jnp.where(whole, 0, start), jnp.where(whole, T, start + L))
         h, cache = compute(params, s.z, cfg, valid, cache, (first, size), write)
         at = start[:, None] + jnp.arange(L) - cfg.shift - first[:, None]
-        return jax.vmap(lambda h, at: h[at])(h, at.clip(0, size - 1)), cache
+        h = jax.vmap(lambda h, at: h[at])(h, at.clip(0, size - 1))
+        return h, cache
 
-    if not parts:
+    if not in_parts:
         return run(full, s.cache)
-    return jax.lax.cond(whole.any(), functools.partial(run, full), functools.partial(run, L), s.cache)
+    run_block, run_part = functools.partial(run, full), functools.partial(run, L)
+    return jax.lax.cond(whole.any(), run_block, run_part, s.cache)
 
