@@ -270,7 +270,7 @@ def same_mask(folder, cfg, tok):
 def read_json(path):
     """A JSON file that holds an object -> dict."""
     try:
-        with open(bpe.regular(path), encoding="utf-8") as f:
+        with open(bpe.regular_file(path), encoding="utf-8") as f:
             found = json.load(f)
     except (OSError, ValueError, RecursionError) as e:
         raise ValueError(f"{path} cannot be read as JSON: {e}") from None
@@ -358,7 +358,7 @@ def named_mask(folder):
     ids = file("added_tokens.json") | {t["content"]: int(i) for i, t in said.get("added_tokens_decoder", {}).items()}
     ids |= {t["content"]: t["id"] for t in file("tokenizer.json").get("added_tokens", [])}
     name = said.get("mask_token")
-    names = name["content"] if isinstance(name, dict) else name, *bpe.USUAL["mask"]
+    names = name["content"] if isinstance(name, dict) else name, *bpe.USUAL_NAMES["mask"]
     return next((ids[name] for name in names if name in ids), None)
 
 
@@ -398,10 +398,10 @@ def load(path, dtype="float32", above=()):
 def opened(file):
     """A safetensors file -> {name of a tensor: the open file}."""
     try:
-        handle = safetensors.safe_open(bpe.regular(file), "numpy")
+        handle = safetensors.safe_open(bpe.regular_file(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:
         with contextlib.suppress(OSError), open(file, "rb") as head:
-            if head.read(len(bpe.POINTER)) == bpe.POINTER:
+            if head.read(len(bpe.LFS_POINTER)) == bpe.LFS_POINTER:
                 raise ValueError(f"{file} is only a pointer of Git LFS to the tensors: git lfs pull fetches "
                                  "them") from None
         raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
@@ -702,7 +702,7 @@ def read_run(folder):
     """run.json of a checkpoint; {} in a model folder of somebody else's."""
     path = os.path.join(folder, "run.json")
     try:
-        with named(path), open(bpe.regular(path)) as f:
+        with named(path), open(bpe.regular_file(path)) as f:
             return dict(json.load(f))
     except FileNotFoundError:
         return {}

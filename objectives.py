@@ -76,7 +76,7 @@ def pretrain(cfg, tok, start):
             bound = np.asarray(mesh.in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
             out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
         if n and not cfg.max_prompt_len:
-            size = np.mean([len(tok.spell(row)) for row in held_out.arrays["tokens"]])
+            size = np.mean([len(tok.decode_bytes(row)) for row in held_out.arrays["tokens"]])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # to be looked at
         rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, scored)

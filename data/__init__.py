@@ -33,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.bpe import POINTER, Tokenizer, ranks_text, regular, write
+from data.bpe import LFS_POINTER, Tokenizer, ranks_text, regular_file, write_whole
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "packaged", "save", "tokenizer"]
 ROOT = Path(__file__).parent
@@ -42,7 +42,7 @@ SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the name
 MODELS = {"smollm2", "tiny"}  # folders whose prepare.py makes models
 PAGE = 2000  # characters: long enough that few windows are cut short by the end of their page
 IN_MEMORY = "rows in memory"  # what such a name says, on the disk, too
-MEMORY = {}  # name: {"train": rows, "val": rows}, of a data set that is in no file but was given to train.train
+MEMORY: dict = {}  # name: {"train": rows, "val": rows}, of a data set that is in no file but was given to train.train
 WORDS = {"easy": 1, "medium": 2, "hard": 3}
 
 
@@ -181,9 +181,9 @@ def save(folder, splits, ranks=None):
     """For prepare.py: writes {"train": rows, "val": rows} and BPE ranks, each file whole or not at all, train last."""
     folder = Path(folder)
     if ranks:
-        write(folder / "tokenizer.tiktoken", ranks_text(ranks))
+        write_whole(folder / "tokenizer.tiktoken", ranks_text(ranks))
     for split in sorted(splits, key="train".__eq__):
-        write(folder / f"{split}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split]))
+        write_whole(folder / f"{split}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split]))
     print(f"{folder}: " + ", ".join(f"{len(rows)} {split}" for split, rows in splits.items()), file=sys.stderr)
 
 
@@ -213,8 +213,8 @@ def read_rows(path, names=None):
     if reader is None:
         raise ValueError(f"{path}: rows are read from {', '.join(READERS)}, also with .gz")
     try:
-        raw = unzipped(path) if path.suffix == ".gz" else regular(path).read_bytes()
-        if raw.startswith(POINTER):
+        raw = unzipped(path) if path.suffix == ".gz" else regular_file(path).read_bytes()
+        if raw.startswith(LFS_POINTER):
             raise ValueError(f"{path} is only a pointer of Git LFS to the rows: git lfs pull fetches them")
         rows = reader(path, raw if reader is read_parquet else raw.decode("utf-8-sig"), names)
     except UnicodeDecodeError as e:
@@ -246,7 +246,7 @@ MOST_SMALLER = 200  # times: text that gzip makes smaller than that is one byte 
 def unzipped(path):
     """A .gz file -> its bytes; ValueError where a few bytes would fill the memory."""
     parts, size = [], 0
-    with gzip.open(regular(path)) as f:
+    with gzip.open(regular_file(path)) as f:
         while part := f.read(1 << 20):
             parts.append(part)
             size += len(part)
@@ -665,7 +665,7 @@ def encode(rows, tok, prompt_len, completion_len, template=None):
     kept, notes, too_long = [], collections.Counter(), {"prompt": [], "completion": []}
     for i, row in enumerate(rows):
         prompt = tok.encode(asked(row, template), bool(template), mask=False)
-        prompt = tok.begin(prompt) if prompt else prompt  # windows of a document are not its beginning
+        prompt = tok.add_bos(prompt) if prompt else prompt  # windows of a document are not its beginning
         completion = tok.encode(row["completion"]) if "completion" in row else [tok.mask_id] * completion_len
         windows = [completion[j:j + completion_len] for j in range(0, len(completion), completion_len)] or [[]]
         if len(prompt) > prompt_len:

@@ -35,7 +35,7 @@ def encode(text, tok, mask_id, holes, n_new):
     ids = []
     for n, part in enumerate(re.split(f"({HOLES[holes]})", text)):  # every other part is a hole
         ids += [mask_id] * (1 if part[0] == "<" else len(part)) if n % 2 else plain(part)
-    ids = tok.begin(ids)
+    ids = tok.add_bos(ids)
     return (ids, 0) if mask_id in ids else (ids + [mask_id] * n_new, len(ids))
 
 

@@ -129,7 +129,7 @@ def test_two_processes_at_once_both_see_whole_files(toy):
 
 def test_train_is_written_last_because_it_stands_for_all(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(data, "write", lambda path, text: written.append(path.name))
+    monkeypatch.setattr(data, "write_whole", lambda path, text: written.append(path.name))
     data.save(tmp_path, {"train": ROWS, "val": ROWS}, {b"a": 0})
     assert written == ["tokenizer.tiktoken", "val.jsonl", "train.jsonl"]
 

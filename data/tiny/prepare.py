@@ -25,7 +25,7 @@ from data import bpe
 HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
 VOCAB = 640  # bytes and merges, before the special tokens
-LLAMA3 = bpe.QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+LLAMA3 = bpe.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 GEMMA = ("{{ bos_token }}{% for m in messages %}<start_of_turn>{{ {'assistant': 'model'}.get(m.role, m.role) }}\n"
          "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
          "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}")
@@ -37,13 +37,13 @@ TURNS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 MODELS = {
     "llada": (dict(rope_theta=5e5),
               ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mdm_mask|>", "<role>", "</role>", *TURNS),
-              dict(mask="<|mdm_mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2),
+              dict(mask="<|mdm_mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
     "dream": (dict(shift=True, qkv_bias=True, n_kv_head=2, rope_theta=1e6, norm_eps=1e-6),
               (*QWEN, "<|beginoftext|>", "<|mask|>"),
-              dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2),
+              dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
     "diffucoder": (dict(shift=True, qkv_bias=True, n_kv_head=2, rope_theta=1e6, norm_eps=1e-6),
                    (*QWEN, "<|beginoftext|>", "<|mask|>", "<|dlm_pad|>"),
-                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), bpe.QWEN2),
+                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), bpe.QWEN2_PATTERN),
     "llama": (dict(causal=True, shift=True, n_kv_head=2, rope_theta=5e5),
               ("<|begin_of_text|>", "<|end_of_text|>", *TURNS), dict(eos="<|eot_id|>"), LLAMA3),
     "gemma2": (dict(causal=True, shift=True, gemma=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,
@@ -97,44 +97,44 @@ def tokenizer(name):
     merges = [token for token in bpe.train(texts, VOCAB) if len(token) > 1]
     if name == "gemma2":
         return sentencepiece(merges, specials, roles)
-    vocab = {token: i for i, token in enumerate([*(bytes([b]) for b in bpe.CHAR), *merges])}
+    vocab = {token: i for i, token in enumerate([*(bytes([b]) for b in bpe.CHARACTER), *merges])}
     roles = {"mask": bpe.SPECIALS["mask"], "pad": roles["eos"]} | roles
-    names = dict.fromkeys((*specials, roles["mask"]))
-    return bpe.Tokenizer(vocab, {text: len(vocab) + i for i, text in enumerate(names)}, roles, pattern, name != "llama")
+    ids = {text: len(vocab) + i for i, text in enumerate(dict.fromkeys((*specials, roles["mask"])))}
+    added = [{"id": i, "content": text} | bpe.FLAGS for text, i in ids.items()]
+    spec = bpe.byte_level_spec(vocab, bpe.merges_of(vocab), added, pattern, nfc=name != "llama")
+    return bpe.Tokenizer(vocab, ids, roles, spec)
 
 
 def sentencepiece(merges, specials, roles):
     """[bytes] of ASCII, special tokens, roles -> a Tokenizer as Gemma's: characters, a space is a ▁, and bytes only for
     characters that no token has."""
     read = lambda token: token.decode().replace(" ", "▁")
-    age = {token: i for i, token in enumerate([*(bytes([b]) for b in range(128)), *merges])}
-    texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, age)]
+    ranks = {token: i for i, token in enumerate([*(bytes([b]) for b in range(128)), *merges])}
+    texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, ranks)]
     vocab = {text: i for i, text in enumerate(dict.fromkeys((*specials, *texts)))}
     fallback = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return bpe.Tokenizer(
         {text.encode(): i for text, i in vocab.items() if text not in specials}, {t: vocab[t] for t in specials}, roles,
         bos=("<bos>",), extra={"chat_template": GEMMA}, spec={
             "version": "1.0", "truncation": None, "padding": None,
-            "added_tokens": [{"id": vocab[text], "content": text, **flags} for text in specials],
+            "added_tokens": [{"id": vocab[text], "content": text, **bpe.FLAGS} for text in specials],
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
             "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
                               "invert": False},
-            "post_processor": bpe.prefix(["<bos>"], [vocab["<bos>"]]),
+            "post_processor": bpe.bos_processor(["<bos>"], [vocab["<bos>"]]),
             "decoder": {"type": "Sequence", "decoders": [*fallback, {"type": "Fuse"}]},
             "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
                       "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
-                      "vocab": vocab, "merges": [list(map(read, bpe.split(token, age))) for token in merges]}})
+                      "vocab": vocab, "merges": [list(map(read, pair)) for pair in bpe.merges_of(ranks)]}})
 
 
 def write_tokenizer(folder, tok, name):
     """Writes the files that the family has: Dream's are those of Qwen2; of a tokenizer.json, what it does not say."""
     _, specials, roles, _ = MODELS[name]
     if name in ("dream", "diffucoder"):
-        age = {token: rank for rank, token in enumerate(tok.order)}
-        merges = [" ".join(map(bpe.written, bpe.split(token, age))) for token in tok.order[256:]]
-        bpe.write_json(folder / "vocab.json", {bpe.written(token): i for token, i in tok.vocab.items()})
-        bpe.write(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
+        merges = [" ".join(pair) for pair in tok.spec["model"]["merges"]]
+        bpe.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
+        bpe.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
         bpe.write_json(folder / "added_tokens.json", tok.specials)
         bpe.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
             f"{role}_token": text for role, text in roles.items()})
@@ -177,7 +177,7 @@ def make(name):
                 "can be learnt from it")  # fmt: skip
     else:
         for split, made in rows(name).items():
-            bpe.write(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
+            bpe.write_whole(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
     shutil.rmtree(HERE / name, ignore_errors=True)
     making.rename(HERE / name)
     print(f"data/tiny/{name}: {said}")
