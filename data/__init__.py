@@ -183,7 +183,8 @@ def save(folder, splits, ranks=None):
     if ranks:
         write_whole(folder / "tokenizer.tiktoken", ranks_text(ranks))
     for split in sorted(splits, key="train".__eq__):
-        write_whole(folder / f"{split}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split]))
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split])
+        write_whole(folder / f"{split}.jsonl", "".join(lines))
     print(f"{folder}: " + ", ".join(f"{len(rows)} {split}" for split, rows in splits.items()), file=sys.stderr)
 
 

@@ -739,9 +739,9 @@ def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
     path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
     cfg = config.Config(dataset=path, max_prompt_len=120, chat_template="chatml", system_prompt="Add.",
                         instruction="Now: ")
-    read = texts.read_text(cfg, CHATTY, "train")
-    assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.arrays["tokens"][0], specials=True)
-    assert CHATTY.decode(read.arrays["tokens"][0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
+    read = texts.encode_split(cfg, CHATTY, "train")
+    assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.tokens[0], specials=True)
+    assert CHATTY.decode(read.tokens[0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
     assert read.rows[0]["prompt"] == "0+1="  # what rewards see
     with pytest.raises(ValueError, match="chat_template='alpaca': one of None, chatml, llada"):
         config.Config(chat_template="alpaca")

@@ -176,7 +176,7 @@ def test_vocab_and_merges_files_open_with_qwens_pattern(tmp_path):
 
 def test_gpt2_files_have_gpt2s_pattern_and_no_normal_form(tmp_path):
     tok = Tokenizer.load(as_vocab_files(tmp_path, tokenizer_class="GPT2Tokenizer"))
-    byte_level = bpe.byte_level_spec({}, [], [], None, nfc=False)["pre_tokenizer"]  # GPT-2's pattern is the package's own
+    byte_level = bpe.byte_level_spec({}, [], [], None, nfc=False)["pre_tokenizer"]  # None: GPT-2's
     assert tok.spec["pre_tokenizer"] == byte_level and tok.encode("cafe\u0301") != tok.encode("café")
 
 

@@ -414,7 +414,7 @@ def test_a_curriculum_begins_with_the_easy_rows(tiny):
 def test_a_range_of_difficulty_holds_for_training_and_evaluation(tiny):
     cfg = tiny(difficulty=(2, 4))
     for split in ("train", "val"):
-        rows = texts.read_rows(cfg, split)
+        rows = texts.split_rows(cfg, split)
         assert {row["difficulty"] for row in rows} <= {2, 3, 4} and rows
 
 
