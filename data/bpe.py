@@ -519,7 +519,7 @@ def read_json(file: str | Path) -> dict[str, Any]:
     except json.JSONDecodeError as e:
         if file.read_bytes().startswith(LFS_POINTER):
             raise ValueError(f"{file} is only a pointer of Git LFS to the file: git lfs pull fetches it") from None
-        raise ValueError(f"{file} is not valid JSON: {e}") from e
+        raise ValueError(f"{file} cannot be read as JSON: {e}") from e
     except (OSError, UnicodeDecodeError, RecursionError) as e:
         raise ValueError(f"{file} cannot be read as JSON: {e}") from e
     if not isinstance(found, dict):

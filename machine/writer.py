@@ -172,7 +172,7 @@ def opened(folder, why):
         print(f"{folder}: {why}", file=sys.stderr)
     params, cfg = disk.load(folder)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
-    disk.same_mask(folder, cfg, tok)
+    disk.check_mask(folder, cfg, tok)
     return folder, os.stat(folder).st_mtime_ns, params, cfg, tok, disk.read_run(folder).get("config", {})
 
 
@@ -185,7 +185,7 @@ def run(options):
     runs.prepare_process()
     mesh.use()
     path = data.fetched(data.prepare(options.folder))
-    folder, written, params, cfg, tok, trained = disk.steadily(lambda: disk.best(path), opened)
+    folder, written, params, cfg, tok, trained = disk.retry_if_deleted(lambda: disk.best(path), opened)
     if options.export:
         disk.save(options.export, params, cfg)
         return tok.save(options.export)

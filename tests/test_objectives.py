@@ -715,7 +715,7 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
     train.train(cfg)
     train.train(dataclasses.replace(cfg, max_iters=4, resume=True))
     _, shape = disk.load(cfg.out_dir)
-    assert (disk.family(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
+    assert (disk.family_of(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
     with pytest.raises(ValueError, match="is a denoiser already"):
         train.train(dataclasses.replace(cfg, init_from=f"{place}/base", out_dir=f"{tmp_path}/other"))
     with pytest.raises(ValueError, match="adapt=True turns the causal model in init_from"):

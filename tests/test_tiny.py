@@ -45,7 +45,7 @@ def folders(tmp_path_factory):
 def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     params, cfg = disk.load(folders / name)
     kind = {"dream": "Dream", "diffucoder": "Dream"}.get(name, name)
-    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == disk.family(cfg)
+    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == disk.family_of(cfg)
     there = set(os.listdir(folders / name))
     assert there == FILES[kind] | {"config.json", "model.safetensors", "tokenizer_config.json"}
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (kind != "llada", kind == "Dream", kind in ("llama", "gemma2"))
@@ -136,7 +136,7 @@ def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypat
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)
     assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
-    assert disk.family(disk.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]
+    assert disk.family_of(disk.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]
 
 
 @pytest.mark.slow

@@ -388,7 +388,8 @@ def cut_by(*steps, use_regex=True):
 
 @pytest.mark.parametrize("files, message", [
     ({}, "no tokenizer at .*expected tokenizer.json, vocab.json"),
-    ({"tokenizer__json": "{"}, "not valid JSON"), ({"tokenizer__json": "[" * 100_000}, "cannot be read as JSON"),
+    ({"tokenizer__json": "{"}, "cannot be read as JSON"),
+    ({"tokenizer__json": "[" * 100_000}, "cannot be read as JSON"),
     ({"tokenizer__json": "version https://git-lfs.github.com/spec/v1\n"}, "is only a pointer of Git LFS .*lfs pull"),
     ({"tokenizer__json": []}, "tokenizer.json holds a list, expected an object"),
     ({"tokenizer__json": {"model": {}}}, "does not look like a tokenizer file"),
