@@ -412,7 +412,10 @@ def added_tokens(folder: Path, spec: dict[str, Any]) -> dict[str, dict[str, Any]
     listed = [{"id": i, "content": text} for text, i in read_json(folder / "added_tokens.json").items()]
     decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
     listed += [token | {"id": int(i)} for i, token in decoder.items()]
-    return {token["content"]: FLAGS | token for token in [*listed, *spec["added_tokens"]]}
+    entries = [
+        {"id": token["id"], "content": token["content"]} | FLAGS | token for token in listed + spec["added_tokens"]
+    ]
+    return {entry["content"]: entry for entry in entries}
 
 
 def complete(spec, added):

@@ -85,7 +85,7 @@ def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
 def load(folder, dtype="float32", **sizes):
     """The folder or out_dir of a judge or of a language model -> {"judge": reward} or {"coherence": reward}, which keep
     and compute it in dtype."""
-    found, _ = disk.best(data.fetched(folder))
+    found, _ = disk.best(data.local_copy(folder))
     best = disk.read_run(found).get("best") or {}
     params, cfg = disk.load(found, dtype)
     cfg = dataclasses.replace(cfg, dtype=dtype)

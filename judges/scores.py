@@ -53,10 +53,10 @@ def in_splits(rows):
     except TypeError:
         splits = {"train": []}
     if not splits["train"] or given.keys() - set(itertools.chain(*data.SPLITS.values())):
-        raise ValueError(f"rows={data.shown(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': "
+        raise ValueError(f"rows={data.quote(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': "
                          "rows}")  # fmt: skip
     if not splits["val"]:
-        splits = {split: data.part(splits["train"], split, "the list of rows") for split in splits}
+        splits = {split: data.held_out_part(splits["train"], split, "the list of rows") for split in splits}
     return splits
 
 

@@ -23,7 +23,7 @@ def trained(path, train, base=None):
     """init_from or judge_from -> a folder. A config file (or `base`, a Config made of it) stands for its out_dir and
     is run first, by `train`, if it was never finished."""
     if not path.endswith(".py"):
-        return data.fetched(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
+        return data.local_copy(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
     base = base or config.read(path)
     steps = disk.steps(base.out_dir)
     run = disk.read_run(disk.find(base.out_dir)) if steps else {}

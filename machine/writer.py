@@ -184,7 +184,7 @@ def run(options):
     asked, fns, rows = read_options(options)
     runs.prepare_process()
     mesh.use()
-    path = data.fetched(data.prepare(options.folder))
+    path = data.local_copy(data.prepare(options.folder))
     folder, written, params, cfg, tok, trained = disk.retry_if_deleted(lambda: disk.best(path), opened)
     if options.export:
         disk.save(options.export, params, cfg)
@@ -194,7 +194,7 @@ def run(options):
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new, holes = options.max_new_tokens or trained.get("max_new_tokens", 128), options.holes
     holes = holes or ("none" if chat["chat_template"] else "mask" if options.data or template else "auto")
-    said = (data.asked(row, template) for row in rows)
+    said = (data.prompt_text(row, template) for row in rows)
     encoded = [encode(text, tok, cfg.mask_id, holes, n_new) for text in said]
     if cfg.block_causal:  # where a text is continued, its last block is a whole one
         encoded = [(ids + [cfg.mask_id] * (-len(ids) % cfg.block_causal if begin else 0), begin)

@@ -113,7 +113,7 @@ def test_where_the_clone_is_read_only_a_data_set_is_made_in_the_cache(toy, tmp_p
         file(apart, "own/prepare.py", PREPARE)
         other = apart / "own"
         assert data.prepare(other) == other and not (other / "runs").exists()
-    assert data.place(toy) == toy  # where it can be, it is made in its place
+    assert data.writable_place(toy) == toy  # where it can be, it is made in its place
 
 
 def test_two_processes_at_once_both_see_whole_files(toy):
@@ -406,7 +406,7 @@ def test_a_list_of_chat_messages_is_a_prompt(tmp_path):
     assert read(tmp_path, {"prompt": [said("user", "2+3")]}) == {"prompt": "2+3"}
     for bad in [said("system", "Add.")], [], [{"role": "user"}], ["2+3"]:
         with pytest.raises(ValueError, match="last to speak before the model|a prompt is text or a list of"):
-            data.normal({"prompt": bad})
+            data.normalize_row({"prompt": bad})
     template = data.chat("chatml", "Be brief.", CHATTY)
     ids = data.encode([expected], CHATTY, 300, 9, template)[0]["tokens"][0]
     assert CHATTY.decode(ids, specials=True).replace("<|pad|>", "").startswith(
@@ -421,11 +421,11 @@ def test_a_bare_row_of_countdown_has_its_numbers_and_is_scored(tmp_path, monkeyp
     import rewards
     texts = ["44-15=29,79-29=50", "79-44=35,35+15=50", "79/44=1,15+1=16", "79-44=35,35+15=51", "79*44=3476,3476/15=50"]
     rows = [{"prompt": "44,15,79=50:", "completion": text} for text in texts]
-    assert data.normal(rows[0]) == {**rows[0], "numbers": [44, 15, 79], "target": 50}
+    assert data.normalize_row(rows[0]) == {**rows[0], "numbers": [44, 15, 79], "target": 50}
     monkeypatch.setattr(sys, "argv", ["rewards.py", file(tmp_path, "cd3.jsonl", jsonl(rows)), "--rewards=countdown"])
     assert rewards.main() == 0
     assert json.loads(capsys.readouterr().out) == {"n": 5, "countdown": 0.46, "reward": 0.46}  # 1, 1, and 0.1 each
-    exact = data.normal({"prompt": "96,3,18=50:"})
+    exact = data.normalize_row({"prompt": "96,3,18=50:"})
     assert rewards.REWARDS["countdown"]([""], ["96/3=32,32+18=50"], numbers=[exact["numbers"]],
                                          target=[exact["target"]]) == [1.0]  # fmt: skip
 
@@ -438,7 +438,7 @@ def hub(tmp_path, monkeypatch):
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    data.fetched.cache_clear()
+    data.local_copy.cache_clear()
 
     def add(kind, name, files):
         home = tmp_path / "hub" / f"{kind}s--{name.replace('/', '--')}"
@@ -451,7 +451,7 @@ def hub(tmp_path, monkeypatch):
         return home / "snapshots" / ("ab" * 20)
 
     yield add
-    data.fetched.cache_clear()
+    data.local_copy.cache_clear()
 
 
 def test_a_data_set_of_the_hub_is_found_in_its_cache(hub):
@@ -486,8 +486,8 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match="'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub"):
         data.load("x-org/y", "train")
-    assert data.fetched("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
-    assert data.fetched("data/nothing") == "data/nothing" and data.fetched("/a/b") == "/a/b"
+    assert data.local_copy("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
+    assert data.local_copy("data/nothing") == "data/nothing" and data.local_copy("/a/b") == "/a/b"
 
 
 def test_a_model_of_the_hub_is_opened_from_its_cache_and_what_is_not_there_is_said(hub):
@@ -502,7 +502,7 @@ def test_a_model_of_the_hub_is_opened_from_its_cache_and_what_is_not_there_is_sa
 def test_gsm8k_says_where_to_put_its_files_when_it_cannot_be_fetched(monkeypatch):
     from data.gsm8k import prepare
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    data.fetched.cache_clear()
+    data.local_copy.cache_clear()
     monkeypatch.setattr(prepare, "data", data, raising=False)
     said = f"(?s)pip install huggingface_hub\n.*train.jsonl and test.jsonl .* into {prepare.HERE}"
     with pytest.raises(SystemExit, match=said):
@@ -523,7 +523,7 @@ def test_columns_are_brought_into_our_form(tmp_path):
 
 
 @pytest.mark.parametrize("bad, message", [
-    ('{"prompt": "a"', r"line 41: not JSON .*expected one object a line, such as"),
+    ('{"prompt": "a"', r"line 41: not JSON .*expected one object per line, such as"),
     ('["a"]', "line 41: expected an object with a prompt, found list"),
     ("{}", "line 41: no prompt.*found none"),
     ('{"promt": "a", "x": 1}', 'line 41: no prompt; expected "prompt".*found promt, x'),

@@ -92,7 +92,7 @@ def test_every_tiny_row_fits_its_recipe(name, folders):
     cfg = config.load([f"config/{name}.py", "--model=tiny"])
     tok = tiny.tokenizer(os.path.basename(cfg.init_from))
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
-    rows = {split: [data.normal(row) for row in part] for split, part in
+    rows = {split: [data.normalize_row(row) for row in part] for split, part in
             tiny.rows(os.path.basename(cfg.dataset)).items()}  # fmt: skip
     for part in rows.values():
         rewards.arguments("first", rewards.resolve(cfg.rewards)[cfg.rewards[0]], rewards.columns(part))
@@ -104,13 +104,13 @@ def test_every_tiny_row_fits_its_recipe(name, folders):
 
 
 def test_tiny_rows_can_be_solved():
-    for row in map(data.normal, tiny.rows("acecode")["train"]):
+    for row in map(data.normalize_row, tiny.rows("acecode")["train"]):
         good = f"```python\ndef {row['entry']}(x): return x + {row['entry'][4:]}\n```"
         assert rewards.REWARDS["tests_fenced"]([row["prompt"]], [good], [row["tests"]]) == [1.0]
-    for row in map(data.normal, tiny.rows("countdown")["train"]):
+    for row in map(data.normalize_row, tiny.rows("countdown")["train"]):
         a, b, c = row["numbers"]
         assert rules.countdown(f"<answer>{a}+{b}-{c}</answer>", row["numbers"], row["target"]) == 1.0
-    for row in map(data.normal, tiny.rows("gsm8k")["train"]):
+    for row in map(data.normalize_row, tiny.rows("gsm8k")["train"]):
         assert rules.math_answer(row["completion"], row["answer"]) == 1.0
 
 

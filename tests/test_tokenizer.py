@@ -134,8 +134,10 @@ def test_what_we_save_has_the_same_ids_in_hugging_faces_library(tok, tmp_path):
 @ALL
 def test_what_we_save_is_read_back_identically(tok, tmp_path):
     tok.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
+    again, files = Tokenizer.load(tmp_path), ("tokenizer.json", "tokenizer_config.json")
     assert again == tok == Tokenizer.load(tmp_path / "tokenizer.json")
+    again.save(tmp_path / "again")  # as a resumed run does: to the byte
+    assert all((tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
     assert all(again.encode(text, specials=True) == tok.encode(text, specials=True) for text in SAMPLE)
     assert (again.mask_id, again.eos_id, again.pad_id) == (tok.mask_id, tok.eos_id, tok.pad_id)
 

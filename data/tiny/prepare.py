@@ -93,7 +93,7 @@ def rows(name):
 def tokenizer(name):
     """A name of MODELS -> a Tokenizer: the bytes in GPT-2's order, merges learnt from all rows, the special tokens."""
     _, specials, roles, pattern = MODELS[name]
-    texts = [str(value) for kind in ROWS for row in rows(kind)["train"] for value in data.normal(row).values()]
+    texts = [str(value) for kind in ROWS for row in rows(kind)["train"] for value in data.normalize_row(row).values()]
     merges = [token for token in bpe.train(texts, VOCAB) if len(token) > 1]
     if name == "gemma2":
         return sentencepiece(merges, specials, roles)
