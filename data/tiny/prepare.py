@@ -1,11 +1,12 @@
 """
-What a recipe for a real model is tried on:  python train.py config/llada_gsm8k_grpo.py --model=tiny
+Make tiny stand-ins for real models and data, to try recipes on:
 
-A random model of the family, two layers in the family's own files, and a few rows in the format of the real data. Each
-is made on first use, in a folder of its own here. That a recipe runs, from its chat template to its last checkpoint,
-can be seen on a laptop in a minute; nothing can be learnt from it.
+    python train.py config/llada_gsm8k_grpo.py --model=tiny        # makes what it needs
+    python data/tiny/prepare.py llada gsm8k                        # makes these two
 
-    python data/tiny/prepare.py llada gsm8k                                    # or the first line, which calls it
+A model is random, with two layers, in the files of its family. Its data are a few rows in the format of the real ones.
+Each gets a folder here. They show on a laptop, in a minute, that a recipe runs from its chat template to its last
+checkpoint; nothing can be learnt from them.
 """
 import json
 import random
@@ -32,8 +33,8 @@ GEMMA = ("{{ bos_token }}{% for m in messages %}<start_of_turn>{{ {'assistant': 
 QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TURNS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
-# name: what the family fixes, its special tokens in the order of their ids, which of them play a part, and the pattern
-# that cuts texts. LLaDA's tokenizer does not say which is the mask, only its config.json does; a causal model has none.
+# name: fields of ModelConfig, special tokens in the order of their ids, roles of some, the pattern that cuts texts.
+# Only LLaDA's config.json says which token is the mask, its tokenizer does not; a causal model has no mask.
 MODELS = {
     "llada": (dict(rope_theta=5e5),
               ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mdm_mask|>", "<role>", "</role>", *TURNS),
@@ -56,20 +57,20 @@ MODELS = {
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 def gsm8k(rng):
-    """A row of GSM8K, {"question", "answer"}: the steps and, after ####, the number."""
+    """Make a row of GSM8K, {"question", "answer"}: the steps and, after ####, the number."""
     name, a, b = rng.choice(("Ann", "Ben", "Eva")), rng.randint(2, 9), rng.randint(2, 9)
     return {"question": f"{name} has {a} apples and buys {b} more. How many apples does {name} have now?",
             "answer": f"{a} + {b} = <<{a}+{b}={a + b}>>{a + b} apples.\n#### {a + b}"}
 
 
 def countdown(rng):
-    """A row of Countdown-Tasks-3to4, {"nums", "target"}."""
+    """Make a row of Countdown-Tasks-3to4, {"nums", "target"}."""
     numbers = [rng.randint(1, 30) for _ in range(3)]
     return {"nums": numbers, "target": numbers[0] + numbers[1] - numbers[2]}
 
 
 def acecode(rng):
-    """A row of AceCode-87K."""
+    """Make a row of AceCode-87K."""
     n = rng.randint(2, 9)
     question = f"Write a Python function add_{n}(x) that returns x + {n}."
     return {"id": f"tiny_{n}", "source": "tiny", "question": question,
@@ -83,7 +84,7 @@ ROWS = {"gsm8k": gsm8k, "countdown": countdown, "acecode": acecode}
 
 
 def rows(name):
-    """A name of ROWS -> {"train": 16 rows, "test": 8 rows}, always the same."""
+    """Make {"train": 16 rows, "test": 8 rows} of a data set in ROWS, always the same."""
     rng = random.Random(name)
     return {"train": [ROWS[name](rng) for _ in range(16)], "test": [ROWS[name](rng) for _ in range(8)]}
 
@@ -91,7 +92,7 @@ def rows(name):
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 def tokenizer(name):
-    """A name of MODELS -> a Tokenizer: the bytes in GPT-2's order, merges learnt from all rows, the special tokens."""
+    """Make the tokenizer of a model: the bytes in GPT-2's order, merges trained on all rows, the special tokens."""
     _, specials, roles, pattern = MODELS[name]
     texts = [str(value) for kind in ROWS for row in rows(kind)["train"] for value in data.normalize_row(row).values()]
     merges = [token for token in bpe.train(texts, VOCAB) if len(token) > 1]
@@ -106,8 +107,10 @@ def tokenizer(name):
 
 
 def sentencepiece(merges, specials, roles):
-    """[bytes] of ASCII, special tokens, roles -> a Tokenizer as Gemma's: characters, a space is a ▁, and bytes only for
-    characters that no token has."""
+    """Make a tokenizer like Gemma's: characters, ▁ for a space, bytes only for characters that no token has.
+
+    merges: ASCII tokens, in the order of their merges
+    """
     read = lambda token: token.decode().replace(" ", "▁")
     ranks = {token: i for i, token in enumerate([*(bytes([b]) for b in range(128)), *merges])}
     texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, ranks)]
@@ -129,7 +132,7 @@ def sentencepiece(merges, specials, roles):
 
 
 def write_tokenizer(folder, tok, name):
-    """Writes the files that the family has: Dream's are those of Qwen2; of a tokenizer.json, what it does not say."""
+    """Write the tokenizer in the files of its family, without what the real ones leave out."""
     _, specials, roles, _ = MODELS[name]
     if name in ("dream", "diffucoder"):
         merges = [" ".join(pair) for pair in tok.spec["model"]["merges"]]
@@ -140,7 +143,7 @@ def write_tokenizer(folder, tok, name):
             f"{role}_token": text for role, text in roles.items()})
         return
     tok.save(folder)
-    if name == "gemma2":  # whose settings name another end than its chat has
+    if name == "gemma2":  # its settings name another end of text than its chat uses
         settings = folder / "tokenizer_config.json"
         return bpe.write_json(settings, bpe.read_json(settings) | {"eos_token": "<eos>"})
     spec, config = (bpe.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
@@ -153,14 +156,14 @@ def write_tokenizer(folder, tok, name):
 
 
 def checkpoint(folder, name):
-    """Writes a random model of MODELS with its tokenizer -> the number of its parameters."""
+    """Write a random model with its tokenizer -> the number of its parameters."""
     tok, (fixed, specials, roles, _) = tokenizer(name), MODELS[name]
     used = max([*tok.vocab.values(), *(tok.specials[text] for text in specials)]) + 1
     ids = {f"{role}_id": tok.specials[text] for role, text in roles.items() if role != "mask" or "causal" not in fixed}
-    # Like the real ones: LLaDA has 115 rows more than ids, Dream 397; Llama 3 and Gemma none.
+    # As in the real ones: LLaDA's vocabulary has 115 rows more than ids, Dream's 397, Llama 3's and Gemma's none.
     size = used if "causal" in fixed else used // 64 * 64 + 64
     cfg = model.ModelConfig(vocab_size=size, **SIZE, **fixed, **ids)
-    rng = np.random.default_rng(0)  # model.init would compile for longer than the model computes
+    rng = np.random.default_rng(0)  # model.init would take longer to compile than the model to run
     draw = lambda path, shape: np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))
     params = jax.tree_util.tree_map_with_path(draw, model.shapes(cfg), is_leaf=lambda x: isinstance(x, tuple))
     disk.save(folder, params, cfg)
@@ -169,7 +172,7 @@ def checkpoint(folder, name):
 
 
 def make(name):
-    """A name of MODELS or ROWS -> its folder here, all of it at once; says what it is."""
+    """Make the folder of a model or a data set, which appears whole, and print what it is."""
     making, said = HERE / f".{name}", "a few rows in the format of the real data"
     shutil.rmtree(making, ignore_errors=True)
     if name in MODELS:
