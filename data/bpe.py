@@ -22,6 +22,7 @@ from typing import Any
 
 import tiktoken
 import tokenizers
+from tokenizers import pre_tokenizers
 
 # The pieces of our own BPE: words, at most two digits (GPT-4 takes three: 1000 tokens to learn), runs of other
 # characters, a line break with the indentation after it. The classes mean the same to `re`, tiktoken and `tokenizers`.
@@ -304,46 +305,31 @@ def byte_level_spec(
 
     pattern: the regular expression that cuts texts; None: GPT-2's, which the package knows
     """
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern is None}
-    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     texts = {to_text(token): i for token, i in vocab.items()} | {token["content"]: token["id"] for token in added}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": sorted(added, key=lambda token: token["id"]),
-        "normalizer": {"type": "NFC"} if nfc else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut, byte_level] if pattern else [byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {text: texts[text] for text in sorted(texts, key=texts.__getitem__)},
-            "merges": [[to_text(a), to_text(b)] for a, b in merges],
-        },
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    cut = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")] if pattern else []
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.Sequence([*cut, byte_level])
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    if nfc:
+        engine.normalizer = tokenizers.normalizers.NFC()
+    spec = json.loads(engine.to_str()) | {"added_tokens": sorted(added, key=lambda token: token["id"])}
+    spec["model"] |= {  # here, because the package warns of ids that no token has
+        "vocab": {text: texts[text] for text in sorted(texts, key=texts.__getitem__)},
+        "merges": [[to_text(a), to_text(b)] for a, b in merges],
     }
+    return spec
 
 
 def bos_processor(bos: tuple[str, ...], ids: list[int]) -> dict[str, Any] | None:
     """Make the post-processor of a tokenizer.json that writes these special tokens before every text."""
     if not bos:
         return None
-    first = [{"SpecialToken": {"id": text, "type_id": 0}} for text in bos]
-    a, b = ({"Sequence": {"id": name, "type_id": n}} for n, name in enumerate("AB"))
-    tokens = {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in zip(bos, ids, strict=True)}
-    return {
-        "type": "TemplateProcessing",
-        "single": [*first, a],
-        "pair": [*first, a, *first, b],
-        "special_tokens": tokens,
-    }
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[*bos, "$A"], pair=[*bos, "$A", *bos, "$B:1"], special_tokens=[*zip(bos, ids, strict=True)]
+    )
+    return json.loads(engine.to_str())["post_processor"]
 
 
 # ---- other people's files --------------------------------------------------------------------------------------------
