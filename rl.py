@@ -33,7 +33,16 @@ import model
 import rewards
 import runs
 import sample
-from data.texts import draws, few, holes_of_rows, punch, read_text, stages, up_to_its_end, written
+from data.texts import (
+    completion_ids,
+    curriculum_index,
+    encode_split,
+    end_at_eos,
+    eval_subset,
+    given_masks,
+    mask_completions,
+    prompt_sampler,
+)
 from judges import learned, scores
 from machine import mesh, slots
 from variants import blocks
@@ -116,7 +125,7 @@ def roll_out(params, key, prompts, cfg, tok) -> Rollout:
 def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
     """Judge the completions of N rows. kl (B,): to be subtracted from the rewards."""
     N, G = cfg.batch_size, cfg.group_size
-    ids = written(rollout.tokens, tok, cfg)
+    ids = completion_ids(rollout.tokens, tok, cfg)
     completions, total, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G)
     values, unjudged = scores.opinions(parts, cfg, reward_fns), np.isnan(total)
     if cfg.diversity_bonus:
@@ -406,12 +415,13 @@ def tune(cfg, tok, start) -> Task:
     if start is None:
         raise ValueError("objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
                          "the config file that trains one")  # fmt: skip
-    train, shown = read_text(cfg, tok, "train", cfg.fill_in), few(read_text(cfg, tok, "val", cfg.fill_in), cfg)
+    train = encode_split(cfg, tok, "train", cfg.fill_in)
+    shown = eval_subset(encode_split(cfg, tok, "val", cfg.fill_in), cfg)
     reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
     tqdm.write(scores.meaning(cfg, reward_fns, more))
-    draw = draws(cfg, tok, train)
+    draw = prompt_sampler(cfg, tok, train)
     if cfg.fill_in:
-        shown = holes_of_rows(shown, cfg, tok) or punch(shown, cfg, tok, 0)
+        shown = given_masks(shown, cfg, tok) or mask_completions(shown, cfg, tok, 0)
     return Task(
         init=lambda key: start,
         batches=lambda state, key, score=None: iteration(state, key, score, draw, reward_fns, cfg, tok),
@@ -425,8 +435,10 @@ def tune(cfg, tok, start) -> Task:
 def pretrain(cfg, tok, start) -> Task:
     """Make the task of masked diffusion on completions (in a causal model: of predicting the next token). It is
     pre-training if prompts are empty, and fine-tuning if not."""
-    train, shown = read_text(cfg, tok, "train"), few(read_text(cfg, tok, "val"), cfg)
-    asked = few(read_text(cfg, tok, "val", learnt=False), cfg) if cfg.max_prompt_len else shown  # what is to be filled
+    train, shown = encode_split(cfg, tok, "train"), eval_subset(encode_split(cfg, tok, "val"), cfg)
+    asked = shown  # the texts that samples are drawn for
+    if cfg.max_prompt_len:
+        asked = eval_subset(encode_split(cfg, tok, "val", with_completions=False), cfg)
     fns, more = scores.reward_functions(cfg, tok, asked.rows)
     if not fns and cfg.max_prompt_len:  # what can be said of any answer: is it the one in the data?
         fns = {"exact": rewards.REWARDS["exact"]}
@@ -436,9 +448,9 @@ def pretrain(cfg, tok, start) -> Task:
         raise ValueError(f"{cfg.dataset}/train: {lacking} of {len(train.rows)} rows have no completion to learn from")
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
     logp = jax.jit(functools.partial(diffusion.likelihood, cfg=cfg.model, start=cfg.max_prompt_len))
-    allowed = stages(cfg, train.rows)
+    allowed = curriculum_index(cfg, train.rows)
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
-    learnt, held_out = ((up_to_its_end(t, tok) if cfg.model.causal else t) for t in (train, known))
+    learnt, held_out = ((end_at_eos(t, tok) if cfg.model.causal else t) for t in (train, known))
 
     def batches(state, key):
         size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
@@ -450,9 +462,9 @@ def pretrain(cfg, tok, start) -> Task:
             keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
             some = functools.partial(logp, state.weights)
             bound = np.asarray(mesh.in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
-            out = {"val/nelbo": -float(bound.sum() / held_out.arrays["hole"].sum())}
+            out = {"val/nelbo": -float(bound.sum() / held_out.hole.sum())}
         if n and not cfg.max_prompt_len:
-            size = np.mean([len(tok.spell(row)) for row in held_out.arrays["tokens"]])
+            size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # to be looked at
         rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, scored)

@@ -90,7 +90,7 @@ def claimed(out_dir):
     try:
         with explained(out_dir):
             yield
-            disk.settled()
+            disk.wait_for_writer()
     finally:
         with contextlib.suppress(OSError):
             os.close(handle)
@@ -106,12 +106,12 @@ def explained(out_dir):
         yield
     except OSError as e:
         with contextlib.suppress(OSError):
-            disk.settled()  # what is being written may fail for the same reason
+            disk.wait_for_writer()  # what is being written may fail for the same reason
         file = str(e.filename)
         if e.errno == errno.ENOENT or not (file.startswith(out_dir) or out_dir.startswith(file)):
             raise
         shutil.rmtree(os.path.join(out_dir, disk.WRITING), ignore_errors=True)
-        safe = [disk.of_step(out_dir, step) for step in disk.steps(out_dir)[-1:]]
+        safe = [disk.checkpoint_folder(out_dir, step) for step in disk.steps(out_dir)[-1:]]
         cure = "make room" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
         raise ValueError(f"{os.strerror(e.errno)} at {file}: "
                          + (f"{safe[0]} is whole; {cure} and go on with --resume=True" if safe else
@@ -159,7 +159,7 @@ class Log:
 
     def __init__(self, cfg, step):
         os.makedirs(cfg.out_dir, exist_ok=True)
-        disk.clear(os.path.join(cfg.out_dir, disk.WRITING))  # of a run that was killed
+        disk.delete_folder(os.path.join(cfg.out_dir, disk.WRITING))  # of a run that was killed
         paths = [os.path.join(cfg.out_dir, name) for name in disk.LOGS]
         self.cfg, kept = cfg, [[r for r in read_lines(p) if r["step"] <= step] for p in paths]
         for path, rows in zip(paths, kept, strict=True):
@@ -202,7 +202,7 @@ def read_lines(path):
     """The rows of a JSONL file of ours up to the first that is damaged: the last may have been cut by a kill."""
     rows = []
     damaged = contextlib.suppress(FileNotFoundError, ValueError, RecursionError)
-    with damaged, disk.named(path), open(path) as f:
+    with damaged, disk.naming(path), open(path) as f:
         for line in f:
             row = json.loads(line, parse_constant=lambda infinite: None)  # which no curve can show
             if not isinstance(row, dict) or "step" not in row:

@@ -227,7 +227,7 @@ def setup(cfg, claims):
     if resuming:
         state, run = disk.restore(resumed, state)
     elif resumed:
-        state = state._replace(step=disk.step_of(resumed))
+        state = state._replace(step=disk.step_in_name(resumed))
     if cfg.ref_offload and referred(cfg):
         state = state._replace(reference=mesh.ashore(state.reference))
     best = run["best"] if resuming else None
@@ -345,7 +345,7 @@ def loop(run, state, best, done):
                 values, best = evaluate(run, state, best)
                 done = done or cfg.stop_at is not None and values[run.task.best_metric] > cfg.stop_at
             if done or best is not before or due(cfg.save_interval) or leaving:
-                disk.save_run(cfg, state, run.tok, best, finished=done, behind=not (done or leaving))
+                disk.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
             if leaving and not done:
                 tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise KeyboardInterrupt(int(leaving))

@@ -1,228 +1,232 @@
 """
-Text <-> ids, one class for every model here, run by tiktoken: single bytes, merges trained in seconds, or the
-Hugging Face files of somebody else's model.
+Turn text into token ids and back.
 
-All of byte-level BPE: cut the text into pieces with a regular expression and each piece into bytes; then, while two
-neighbours together are a token, join the pair whose token was learnt first. Tokenizers differ in the expression, in the
-order of learning, and in the ids. A tokenizer.json of another kind (Gemma's, Llama 2's, T5's: SentencePiece) is run by
-the package `tokenizers`, where that is installed.
+Byte-level BPE cuts a text into pieces with a regular expression and each piece into bytes; then it merges neighbouring
+tokens, always the pair that was learnt first. The tokenizers that this project trains do that, and tiktoken runs them.
+The package `tokenizers` runs those of other people, whatever their kind, from tokenizer.json or from vocab.json with
+merges.txt. Both are a `Tokenizer`.
 """
+
 import base64
+import builtins
 import collections
-import functools
 import heapq
 import itertools
 import json
 import os
 import re
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import tiktoken
+import tokenizers
+from tokenizers import pre_tokenizers
 
-# Our own pieces: words, two digits at most (GPT-4 takes three: 1000 words to learn), runs of the rest, a line break
-# with the indentation after it. Only plain classes, which mean the same to `re`, tiktoken and Hugging Face's
-# `tokenizers`; and together they match every character, because what no piece matches, tiktoken drops silently.
-OWN = r" ?[A-Za-z]+| ?[0-9]{1,2}| ?[^ \t\nA-Za-z0-9]+|\n[ \t]*|[ \t]+"
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-QWEN2 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-         r"|\s+(?!\S)|\s+")
-# GPT-2's where every digit has been cut off first (SmolLM2): \s+(?!\S) then takes a digit for the end of the text.
-DIGITS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
+# The pieces of our own BPE: words, at most two digits (GPT-4 takes three: 1000 tokens to learn), runs of other
+# characters, a line break with the indentation after it. The classes mean the same to `re`, tiktoken and `tokenizers`.
+# Together they match every character, because tiktoken silently drops what no piece matches.
+OWN_PATTERN = r" ?[A-Za-z]+| ?[0-9]{1,2}| ?[^ \t\nA-Za-z0-9]+|\n[ \t]*|[ \t]+"
+QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 
 SPECIALS = {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"}  # ours, in the order of their ids
-USUAL = {  # what others call theirs, for when no file says which token plays the part
+USUAL_NAMES = {  # of other people's special tokens, for files that do not say which token plays the role
     "mask": ("<|mask|>", "<|mdm_mask|>", "[MASK]", "<mask>", "<|MASK|>", "<MASK>", "|<MASK>|"),
     "pad": ("<|pad|>", "<|dlm_pad|>", "<pad>", "[PAD]"),
     "eos": ("<|eos|>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>"),
 }
+FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 READABLE = "tokenizer.json, vocab.json with merges.txt, or NAME.tiktoken"
-POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that Git LFS has not fetched
-CHUNK = 8192  # characters at a time, only for text that overflows the stack of the regex engine
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the start of a file that Git LFS has not fetched
+UNKNOWN = "\ufffd"
 
 
 class Tokenizer:
-    """Byte-level BPE, or what a `spec` says; the ids that matter are `mask_id`, `eos_id` and `pad_id`, and every id is
-    below `vocab_size`."""
+    """Encode and decode text. The ids that matter are mask_id, eos_id and pad_id; every id is below vocab_size."""
 
-    def __init__(self, vocab, specials, roles, pattern=OWN, nfc=True, order=None, shown=(), extra=None, bos=(),
-                 spec=None):
-        """vocab {bytes: id}, specials {text: id}, roles {"mask", "eos", "pad": text} -> a tokenizer.
+    def __init__(
+        self,
+        vocab: dict[bytes, int],
+        specials: dict[str, int],
+        roles: dict[str, str],
+        spec: dict[str, Any] | None = None,
+        visible: Iterable[str] = (),
+        bos: tuple[str, ...] = (),
+        extra: dict[str, Any] | None = None,
+    ):
+        """Make a tokenizer from its tokens.
 
-        order: [bytes], the tokens by age, if their ids do not tell; shown: the specials that are text to a reader;
-        extra: entries of tokenizer_config.json that we only pass on (a chat template); bos: (), or the [text] of the
-        special token that every text of this model begins with (Llama 3, Gemma); spec: what is in a tokenizer.json that
-        tiktoken cannot express, and all but the special tokens is then said by it: pattern, nfc, order mean nothing."""
-        self.vocab, self.specials, self.roles = vocab, specials, roles
-        self.pattern, self.nfc, self.shown, self.extra = pattern, nfc, frozenset(shown), extra or {}
-        single = sorted((bytes([b]) for b in range(256)), key=lambda t: vocab.get(t, len(vocab)))
-        self.order = single + [t for t in order or sorted(vocab, key=vocab.get) if len(t) > 1]
-        self.spec = spec
+        vocab {token: id}: the ordinary tokens; in our own BPE the id is also the rank of the merge
+        specials {text: id}: the added tokens
+        roles {"mask", "eos", "pad": text}: the added tokens with these roles
+        spec: the content of a tokenizer.json, run by the package tokenizers; None: our own BPE, run by tiktoken
+        visible: the added tokens that are ordinary text to a reader
+        bos: (text,) if every text of the model begins with this token (Llama 3, Gemma), else ()
+        extra: entries to write into tokenizer_config.json (a chat template)
+        """
+        self.vocab, self.specials, self.roles, self.spec = vocab, specials, roles, spec
+        self.visible, self.bos, self.extra = frozenset(visible), bos, extra or {}
         self.mask_id, self.eos_id, self.pad_id = (specials[roles[role]] for role in ("mask", "eos", "pad"))
-        self.bos, self.bos_ids = tuple(bos), [specials[text] for text in bos]
+        self.bos_ids = [specials[text] for text in bos]
         if self.mask_id in (self.eos_id, self.pad_id):
-            raise ValueError(f"{roles['mask']!r} is the mask and also the end or the padding of a text: "
-                             "a hole must look like nothing else, give the mask a token of its own")
-        self.vocab_size = max(max(vocab.values()), max(specials.values())) + 1
-        # tiktoken joins by the rank of the joined token, so its ranks are our ages; ids are looked up afterwards
-        self._id = [vocab.get(t) for t in self.order] + list(specials.values())
-        self._bytes = {i: t for t, i in vocab.items()} | {i: s.encode() for s, i in specials.items()}
-        self._hidden = {i for s, i in specials.items() if s not in self.shown}
-        self._engines = {}
-        self._tiktoken = spec or tiktoken.Encoding(
-            "unmask", pat_str=pattern, mergeable_ranks={t: rank for rank, t in enumerate(self.order)},
-            special_tokens={s: len(self.order) + i for i, s in enumerate(specials)})
+            raise ValueError(
+                f"{roles['mask']!r} is the mask and also the end or the padding of a text: a masked position must "
+                "differ from both; give the mask a token of its own"
+            )
+        self.vocab_size = max(*vocab.values(), *specials.values()) + 1
+        self._bytes = {i: token for token, i in vocab.items()} | {i: text.encode() for text, i in specials.items()}
+        self._hidden = {i for text, i in specials.items() if text not in self.visible}
+        self._engines: dict[frozenset[str], tokenizers.Tokenizer] = {}
+        if spec is None:
+            self._tiktoken = tiktoken.Encoding(
+                "unmask", pat_str=OWN_PATTERN, mergeable_ranks=vocab, special_tokens=specials
+            )
 
-    def begin(self, ids):
-        """[id] of a text -> the same after what every text of this model begins with, unless it is there already."""
+    def encode(self, text: str, specials: bool = False, mask: bool = True) -> list[int]:
+        """Turn text into ids.
+
+        specials: read `<|eos|>` as one token; otherwise it is ordinary text
+        mask: read `<|mask|>` as one token, too; False for prompts, where it is text (the sampler would fill it)
+        """
+        allowed = set(self.specials) if specials else set(self.visible)
+        if not mask:
+            allowed.discard(self.roles["mask"])
+        if self.spec is None:
+            text = unicodedata.normalize("NFC", text)
+            return self._tiktoken.encode(text, allowed_special=allowed, disallowed_special=())
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON can hold half a character
+        return self._engine(frozenset(allowed)).encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int], specials: bool = False) -> str:
+        """Turn ids into text, without special tokens unless specials=True. An id without a token gives U+FFFD."""
+        return self.decode_bytes(ids, specials).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids: Iterable[int], specials: bool = False) -> builtins.bytes:
+        """Turn ids into UTF-8, whose first and last character can be incomplete if the ids are part of a text."""
+        shown = [i for i in map(int, ids) if specials or i not in self._hidden]
+        if self.spec is None or is_byte_level(self.spec):
+            return b"".join(self._bytes.get(i, UNKNOWN.encode()) for i in shown)
+        engine, texts = self._engine(self.visible), []
+        for known, run in itertools.groupby(shown, self._bytes.__contains__):  # the package skips ids that it lacks
+            same = list(run)
+            texts.append(engine.decode(same, skip_special_tokens=False) if known else UNKNOWN * len(same))
+        return "".join(texts).encode()
+
+    def add_bos(self, ids: list[int]) -> list[int]:
+        """Put the model's first token before the ids of a text, unless it is already there."""
         return ids if ids[: len(self.bos_ids)] == self.bos_ids else self.bos_ids + ids
 
-    def encode(self, text, specials=False, mask=True):
-        """Text -> [id], of its NFC form if the model was trained so; specials=True reads `<|eos|>` as one token, and
-        `<|mask|>` unless mask=False: in a prompt it is text, for a hole there would be filled."""
-        allowed = (set(self.specials) if specials else set(self.shown)) - (set() if mask else {self.roles["mask"]})
-        if self.spec:
-            return self._engine(frozenset(allowed)).encode(text, add_special_tokens=False).ids
-        text = unicodedata.normalize("NFC", text) if self.nfc else text
-        try:
-            ranks = self._tiktoken.encode(text, allowed_special=allowed, disallowed_special=())
-        except ValueError:  # Qwen's and LLaDA's patterns backtrack through runs of spaces: a million are too many
-            parts = (text[i:i + CHUNK] for i in range(0, len(text), CHUNK))
-            ranks = [r for p in parts for r in self._tiktoken.encode(p, allowed_special=allowed, disallowed_special=())]
-        return [i for i in map(self._id.__getitem__, ranks) if i is not None]  # None: a byte this vocabulary lacks
-
-    def decode(self, ids, specials=False):
-        """[id] -> text. Special tokens are left out unless specials=True; an id without a token is U+FFFD."""
-        return self.spell(ids, specials).decode("utf-8", "replace")
-
-    def spell(self, ids, specials=False):
-        """[id] -> its bytes, of which the first and the last character of a window may have only some."""
-        shown = (i for i in map(int, ids) if specials or i not in self._hidden)
-        if self.spec:
-            write = functools.partial(self._engine(frozenset()).decode, skip_special_tokens=False)
-            runs = itertools.groupby(shown, self._bytes.__contains__)
-            return "".join(write(list(r)) if known else "\ufffd" * len(list(r)) for known, r in runs).encode()
-        return b"".join(self._bytes.get(i, b"\xef\xbf\xbd") for i in shown)
-
     def _engine(self, allowed):
-        """{special tokens that a text may hold} -> the `tokenizers.Tokenizer` of the spec that reads these only."""
+        """Return the `tokenizers.Tokenizer` of the spec that reads only the allowed added tokens."""
         if allowed not in self._engines:
-            added = [t | {"special": t["content"] not in allowed} for t in self.spec["added_tokens"]]
-            self._engines[allowed] = engine = open_spec(self.spec | {"added_tokens": added})
-            engine.encode_special_tokens = True  # a special token is ordinary text
+            added = [token | {"special": token["content"] not in allowed} for token in self.spec["added_tokens"]]
+            engine = tokenizers.Tokenizer.from_str(json.dumps(self.spec | {"added_tokens": added}))
+            engine.encode_special_tokens = True  # the package's name for: a special token is ordinary text
+            self._engines[allowed] = engine
         return self._engines[allowed]
 
-    def __eq__(self, other):
-        """Do both give every text the same ids, and the same ids the same parts to play?"""
-        facts = ("vocab", "specials", "roles", "pattern", "nfc", "order", "shown", "bos", "spec")
-        return isinstance(other, Tokenizer) and all(getattr(self, f) == getattr(other, f) for f in facts)
+    def __eq__(self, other: object) -> bool:
+        """True if both give all texts the same ids, and the same ids the same roles."""
+        if not isinstance(other, Tokenizer):
+            return False
+        return (self.roles, self.bos, self.content()) == (other.roles, other.bos, other.content())
 
     @classmethod
-    def bytes(cls):
-        """The tokenizer that needs no file: one id per byte, then mask, pad and eos."""
+    def bytes(cls) -> "Tokenizer":
+        """Make the tokenizer that needs no file: one id per byte, then mask, pad and eos."""
         return cls.from_ranks({bytes([b]): b for b in range(256)})
 
     @classmethod
-    def train(cls, texts, vocab_size):
-        """[text] -> a tokenizer of at most `vocab_size` ids: the bytes, the most frequent merges, our specials."""
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
+        """Train at most `vocab_size` ids on texts: the bytes, the most frequent merges, our special tokens."""
         return cls.from_ranks(train(texts, vocab_size - len(SPECIALS)))
 
     @classmethod
-    def from_ranks(cls, ranks):
-        """{bytes: rank} -> a tokenizer with our pattern, and our special tokens after the last rank."""
+    def from_ranks(cls, ranks: dict[builtins.bytes, int]) -> "Tokenizer":
+        """Make our own BPE from {token: rank}, with our special tokens after the last rank."""
         first = max(ranks.values()) + 1
-        return cls(ranks, {s: first + i for i, s in enumerate(SPECIALS.values())}, SPECIALS)
+        return cls(ranks, {text: first + i for i, text in enumerate(SPECIALS.values())}, SPECIALS)
 
     @classmethod
-    def load(cls, path, vocab_size=None):
-        """A folder or file, one of READABLE -> Tokenizer. Where there is no mask, `<|mask|>` follows the last id.
+    def load(cls, path: str | Path, vocab_size: int | None = None) -> "Tokenizer":
+        """Read a folder or a file (READABLE). If there is no mask token, `<|mask|>` gets the id after the last.
 
-        vocab_size: of the model beside it, which must have a row for every id, save for a mask that it never reads."""
-        tok = cls.open(Path(path))
-        most = max(i for i in tok._bytes if i != tok.mask_id)
-        if vocab_size is not None and most >= vocab_size:
-            raise ValueError(f"{path}: the tokenizer has ids up to {most}, its model only {vocab_size} ids: these are "
-                             "files of two models, or tokens were added to one of them only")
+        vocab_size: the model's; every id must be below it, except for the mask of a model that never reads one
+        """
+        tok = open_tokenizer(Path(path))
+        highest = max(i for i in tok._bytes if i != tok.mask_id)
+        if vocab_size is not None and highest >= vocab_size:
+            raise ValueError(
+                f"{path}: the tokenizer has ids up to {highest}, its model only {vocab_size} ids: the files belong to "
+                "two models, or tokens were added to one of them only"
+            )
         return tok
 
-    @classmethod
-    def open(cls, path):
-        """`load` without the check."""
-        files = [path / "tokenizer.json", path / "vocab.json", *sorted(path.glob("*.tiktoken"))]
-        file = next(filter(Path.is_file, files if path.is_dir() else [path]), None)
-        if file is None or file.suffix not in (".json", ".tiktoken"):
-            raise ValueError(f"no tokenizer at {path}: expected {READABLE}, or a folder with one of them")
-        if file.suffix == ".tiktoken":
-            return cls.from_ranks(read_ranks(file))
-        try:
-            return cls(**(read_vocab if file.name == "vocab.json" else read_huggingface)(file))
-        except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as e:
-            raise ValueError(f"{file} does not look like a tokenizer file ({type(e).__name__}: {e}); "
-                             f"expected {READABLE}") from e
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json, which Hugging Face's tools read, too."""
+        write_json(Path(folder) / "tokenizer.json", self.content())
+        roles = {f"{role}_token": text for role, text in self.roles.items()}
+        bos = {"bos_token": self.bos[0], "add_bos_token": True} if self.bos else {}
+        fixed = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        write_json(Path(folder) / "tokenizer_config.json", self.extra | fixed | roles | bos)
 
-    def save(self, folder):
-        """Writes tokenizer.json and tokenizer_config.json: Hugging Face's tools and `load` read the same ids back."""
-        age = {t: rank for rank, t in enumerate(self.order)}
-        pairs = (split(t, age) for t in self.order[256:])
-        vocab = {written(t): i for t, i in self.vocab.items()} | self.specials
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        added = [{"id": i, "content": s, **flags, "special": s not in self.shown} for s, i in self.specials.items()]
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        cut = {"type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated", "invert": False}
-        write_json(Path(folder) / "tokenizer.json", self.spec or {
-            "version": "1.0", "truncation": None, "padding": None,
-            "added_tokens": sorted(added, key=lambda token: token["id"]),
-            "normalizer": {"type": "NFC"} if self.nfc else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [cut, byte_level]},
-            "post_processor": prefix(self.bos, self.bos_ids), "decoder": byte_level,
-            "model": {
-                "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                "ignore_merges": self.vocab.keys() <= age.keys(),  # a piece that is a token stays whole, as in tiktoken
-                "vocab": {t: vocab[t] for t in sorted(vocab, key=vocab.get)},
-                "merges": [list(map(written, pair)) for pair in pairs if len(pair) == 2]}})
-        write_json(Path(folder) / "tokenizer_config.json", self.extra | {
-            "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
-            **{f"{role}_token": text for role, text in self.roles.items()},
-            **({"bos_token": self.bos[0], "add_bos_token": True} if self.bos else {})})
+    def content(self) -> dict[str, Any]:
+        """Return the content of tokenizer.json."""
+        if self.spec is not None:
+            return self.spec
+        added = [
+            {"id": i, "content": text} | FLAGS | {"special": text not in self.visible}
+            for text, i in self.specials.items()
+        ]
+        spec = byte_level_spec(self.vocab, merges_of(self.vocab), added, OWN_PATTERN, nfc=True)
+        spec["model"]["ignore_merges"] = True  # a piece that is a token stays whole, as in tiktoken
+        return spec | {"post_processor": bos_processor(self.bos, self.bos_ids)}
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
-def train(texts, size):
-    """[text] -> {bytes: rank}: 256 bytes, then the most frequent pair, again and again (Sennrich et al. 2016)."""
+
+def train(texts: Iterable[str], size: int) -> dict[bytes, int]:
+    """Learn {token: rank}: the 256 bytes, then always the most frequent pair of tokens (Sennrich et al. 2016)."""
     if size < 256:
-        raise ValueError(f"a vocabulary of {size + len(SPECIALS)} is too small: "
-                         f"256 bytes and {len(SPECIALS)} special tokens need {256 + len(SPECIALS)}")
-    # Every distinct piece is handled once, with its count, and a merge visits only the pieces it occurs in:
-    # 1 MB takes one or two seconds, tiktoken's own educational trainer 270.
+        raise ValueError(
+            f"a vocabulary of {size + len(SPECIALS)} is too small: "
+            f"256 bytes and {len(SPECIALS)} special tokens need {256 + len(SPECIALS)}"
+        )
+    # Each distinct piece is stored once, with its count, and a merge visits only the pieces in which it occurs:
+    # 1 MB takes one or two seconds (tiktoken's own educational trainer: 270).
     texts = (unicodedata.normalize("NFC", text) for text in texts)
-    counts = collections.Counter(piece for text in texts for piece in re.findall(OWN, text))
-    words, freq = [[bytes([b]) for b in piece.encode()] for piece in counts], list(counts.values())
-    pairs, where = collections.Counter(), collections.defaultdict(set)
+    counts = collections.Counter(piece for text in texts for piece in re.findall(OWN_PATTERN, text))
+    words, frequency = [[bytes([b]) for b in piece.encode()] for piece in counts], list(counts.values())
+    pairs: collections.Counter = collections.Counter()
+    where = collections.defaultdict(set)
     for i, word in enumerate(words):
-        for pair in zip(word, word[1:], strict=False):
-            pairs[pair] += freq[i]
+        for pair in itertools.pairwise(word):
+            pairs[pair] += frequency[i]
             where[pair].add(i)
     heap = [(-n, pair) for pair, n in pairs.items()]
     heapq.heapify(heap)
     ranks = {bytes([b]): b for b in range(256)}
     while len(ranks) < size and heap:
         n, best = heapq.heappop(heap)
-        if -n != pairs[best]:  # the entry is older than the count: back to where it belongs by now
+        if -n != pairs[best]:  # the count has changed since: push the pair again with its present count
             if pairs[best] > 0:
                 heapq.heappush(heap, (-pairs[best], best))
             continue
-        if -n < 2:  # what occurs once is not a pattern
+        if -n < 2:  # a pair that occurs once is not a pattern
             break
         ranks.setdefault(best[0] + best[1], len(ranks))
         changed = set()
         for i in where.pop(best):
-            old, words[i] = words[i], join(words[i], best)
-            for pair in zip(old, old[1:], strict=False):
-                pairs[pair] -= freq[i]
-            for pair in zip(words[i], words[i][1:], strict=False):
-                pairs[pair] += freq[i]
+            old, words[i] = words[i], merge_pair(words[i], best)
+            for pair in itertools.pairwise(old):
+                pairs[pair] -= frequency[i]
+            for pair in itertools.pairwise(words[i]):
+                pairs[pair] += frequency[i]
                 where[pair].add(i)
                 changed.add(pair)
         for pair in changed:
@@ -230,45 +234,253 @@ def train(texts, size):
     return ranks
 
 
-def join(word, pair):
-    """[bytes], (a, b) -> [bytes] in which every a b, from the left, is one."""
+def merge_pair(word, pair):
+    """Replace each occurrence of the two tokens of `pair` in a list of tokens by one token, from the left."""
     out, i = [], 0
     while i < len(word):
-        hit = tuple(word[i:i + 2]) == pair
-        out.append(pair[0] + pair[1] if hit else word[i])
-        i += 1 + hit
+        found = tuple(word[i : i + 2]) == pair
+        out.append(pair[0] + pair[1] if found else word[i])
+        i += 1 + found
     return out
 
 
-def split(token, age):
-    """Token, {bytes: age} -> the two it is made of: BPE of its bytes with older tokens only (longer: out of reach)."""
+def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """List the merges that make the tokens, in the order of their ranks; a token that two others do not make has none.
+
+    ranks {token: rank}: the 256 bytes among them
+    """
+    merges = (split_token(token, ranks) for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1)
+    return [tuple(parts) for parts in merges if len(parts) == 2]
+
+
+def split_token(token, ranks):
+    """Split a token by BPE with tokens of lower rank: into the two that were merged, or more if no merge makes it."""
     parts = [bytes([b]) for b in token]
     while len(parts) > 2:
-        ages = [age.get(a + b, age[token]) for a, b in zip(parts, parts[1:], strict=False)]
-        i = min(range(len(ages)), key=ages.__getitem__)
-        if ages[i] >= age[token]:
+        found = [ranks.get(a + b, ranks[token]) for a, b in itertools.pairwise(parts)]
+        i = min(range(len(found)), key=found.__getitem__)
+        if found[i] >= ranks[token]:
             break
-        parts[i:i + 2] = [parts[i] + parts[i + 1]]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
     return parts
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- tokenizer.json --------------------------------------------------------------------------------------------------
 
-def alphabet():
-    """{byte: the character GPT-2's files write for it}: itself where visible, else the next one from U+0100 on."""
+
+def characters_of_bytes():
+    """Return {byte: the character that stands for it in GPT-2's files}: itself if visible, else from U+0100 on."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in visible]
     return {b: chr(b) for b in visible} | {b: chr(256 + i) for i, b in enumerate(hidden)}
 
 
-CHAR = alphabet()
-BYTE = {c: b for b, c in CHAR.items()}
-written = lambda token: "".join(map(CHAR.__getitem__, token))
-read = lambda text: bytes(map(BYTE.__getitem__, text))
+CHARACTER = characters_of_bytes()
+BYTE = {c: b for b, c in CHARACTER.items()}
 
 
-def write(path, text):
-    """Writes a file so that nobody ever sees half of it: under another name, renamed when it is complete."""
+def to_text(token: bytes) -> str:
+    """Write a token as in GPT-2's files, one character per byte."""
+    return "".join(map(CHARACTER.__getitem__, token))
+
+
+def to_bytes(text: str) -> bytes:
+    """Read a token of GPT-2's files. A token with other characters is plain text."""
+    return bytes(BYTE[c] for c in text) if all(c in BYTE for c in text) else text.encode()
+
+
+def is_byte_level(spec):
+    """True if the tokens of this tokenizer.json are bytes, written as in GPT-2's files."""
+    return (spec["decoder"] or {}).get("type") == "ByteLevel"
+
+
+def byte_level_spec(
+    vocab: dict[bytes, int],
+    merges: list[tuple[bytes, bytes]],
+    added: list[dict[str, Any]],
+    pattern: str | None,
+    nfc: bool,
+) -> dict[str, Any]:
+    """Make the content of a tokenizer.json for byte-level BPE.
+
+    pattern: the regular expression that cuts texts; None: GPT-2's, which the package knows
+    """
+    texts = {to_text(token): i for token, i in vocab.items()} | {token["content"]: token["id"] for token in added}
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    cut = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")] if pattern else []
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.Sequence([*cut, byte_level])
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    if nfc:
+        engine.normalizer = tokenizers.normalizers.NFC()
+    spec = json.loads(engine.to_str()) | {"added_tokens": sorted(added, key=lambda token: token["id"])}
+    spec["model"] |= {  # here, because the package warns of ids that no token has
+        "vocab": {text: texts[text] for text in sorted(texts, key=texts.__getitem__)},
+        "merges": [[to_text(a), to_text(b)] for a, b in merges],
+    }
+    return spec
+
+
+def bos_processor(bos: tuple[str, ...], ids: list[int]) -> dict[str, Any] | None:
+    """Make the post-processor of a tokenizer.json that writes these special tokens before every text."""
+    if not bos:
+        return None
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.post_processor = tokenizers.processors.TemplateProcessing(
+        single=[*bos, "$A"], pair=[*bos, "$A", *bos, "$B:1"], special_tokens=[*zip(bos, ids, strict=True)]
+    )
+    return json.loads(engine.to_str())["post_processor"]
+
+
+# ---- other people's files --------------------------------------------------------------------------------------------
+
+
+def open_tokenizer(path: Path) -> Tokenizer:
+    """Read a folder or a file (READABLE)."""
+    files = [path / "tokenizer.json", path / "vocab.json", *sorted(path.glob("*.tiktoken"))]
+    file = next(filter(Path.is_file, files if path.is_dir() else [path]), None)
+    if file is None or file.suffix not in (".json", ".tiktoken"):
+        raise ValueError(f"no tokenizer at {path}: expected {READABLE}, or a folder with one of them")
+    if file.suffix == ".tiktoken":
+        return Tokenizer.from_ranks(read_ranks(file))
+    try:
+        spec = vocab_and_merges(file) if file.name == "vocab.json" else read_json(file)
+        return from_spec(spec, file)
+    except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as e:
+        raise ValueError(
+            f"{file} does not look like a tokenizer file ({type(e).__name__}: {e}); expected {READABLE}"
+        ) from e
+
+
+def vocab_and_merges(file):
+    """Read vocab.json and merges.txt (Qwen2, Dream, DiffuCoder, GPT-2) as the content of a tokenizer.json."""
+    if not file.with_name("merges.txt").exists():
+        raise ValueError(f"{file} needs merges.txt beside it")
+    lines = regular_file(file.with_name("merges.txt")).read_text(encoding="utf-8").split("\n")
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    gpt2 = str(read_json(file.with_name("tokenizer_config.json")).get("tokenizer_class")).startswith("GPT2")
+    spec = byte_level_spec({}, [], [], None if gpt2 else QWEN2_PATTERN, nfc=not gpt2)
+    spec["model"] |= {"vocab": read_json(file), "merges": merges}
+    return spec
+
+
+def from_spec(spec, file):
+    """Make a Tokenizer from the content of a tokenizer.json, with what the small files beside it say."""
+    config = read_json(file.with_name("tokenizer_config.json"))
+    template = file.with_name("chat_template.jinja")
+    if template.exists():
+        config["chat_template"] = regular_file(template).read_text(encoding="utf-8")
+    added = added_tokens(file.parent, spec)
+    vocab = run_spec(spec, added, file).get_vocab(with_added_tokens=False)
+    roles, specials = find_roles(file, config, vocab, {text: token["id"] for text, token in added.items()})
+    added |= {text: {"id": i, "content": text} | FLAGS for text, i in specials.items() if text not in added}
+    bos = find_bos(config, spec.get("post_processor"))
+    if lacking := set(bos) - specials.keys():
+        raise ValueError(f"{file.parent}: texts are said to begin with {lacking.pop()!r}, which is no special token")
+    spec = complete(spec, added)
+    engine = run_spec(spec, added, file)
+    if wrong := [text for text, i in specials.items() if engine.token_to_id(text) != i]:
+        raise ValueError(f"{file}: {wrong[0]!r} should have the id {specials[wrong[0]]}, which it cannot be given")
+    read = to_bytes if is_byte_level(spec) else str.encode
+    return Tokenizer(
+        {read(text): i for text, i in vocab.items() if text not in specials},
+        specials,
+        roles,
+        spec,
+        visible=[text for text, token in added.items() if not token["special"]],
+        bos=bos,
+        extra={key: config[key] for key in ("bos_token", "chat_template", "model_max_length") if key in config},
+    )
+
+
+def added_tokens(folder: Path, spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Collect {text: entry} of the added tokens in the files of a folder; tokenizer.json has the last word."""
+    listed = [{"id": i, "content": text} for text, i in read_json(folder / "added_tokens.json").items()]
+    decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+    listed += [token | {"id": int(i)} for i, token in decoder.items()]
+    entries = [
+        {"id": token["id"], "content": token["content"]} | FLAGS | token for token in listed + spec["added_tokens"]
+    ]
+    return {entry["content"]: entry for entry in entries}
+
+
+def complete(spec, added):
+    """Add tokens to the content of a tokenizer.json, each with its id.
+
+    added {text: entry}: an id that does not follow the last one has to be in the vocabulary, too
+    """
+    model, tokens = spec["model"], sorted(added.values(), key=lambda token: token["id"])
+    if isinstance(model["vocab"], dict):  # Unigram has a list, in which a token's index is its id
+        model = model | {"vocab": model["vocab"] | {token["content"]: token["id"] for token in tokens}}
+    return spec | {"model": model, "added_tokens": tokens, "truncation": None, "padding": None}
+
+
+def run_spec(spec, added, file):
+    """Let the package tokenizers read the content of a tokenizer.json, with these added tokens."""
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": list(added.values())}))
+    except Exception as e:  # the package raises nothing more special
+        raise ValueError(f"{file} cannot be read by the package tokenizers: it says {e}") from None
+
+
+def find_bos(config, processor):
+    """Find the tokens that every text begins with -> (text,) or ().
+
+    config: tokenizer_config.json; it has the last word if it says anything
+    processor: the post-processor of tokenizer.json
+    """
+    steps = (processor or {}).get("processors", [processor or {}])
+    single = next((step["single"] for step in steps if step.get("type") == "TemplateProcessing"), [])
+    first = itertools.takewhile(lambda part: "SpecialToken" in part, single)
+    written = tuple(part["SpecialToken"]["id"] for part in first)
+    bos = text_of(config.get("bos_token"))
+    add_bos = config.get("add_bos_token")
+    if add_bos is None or add_bos and not bos:
+        return written
+    return (bos,) if add_bos else ()
+
+
+def text_of(token):
+    """Return the text of a token in tokenizer_config.json, which is text or {"content": text}."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def find_roles(file, config, vocab, specials):
+    """Find the tokens for mask, eos and pad, as the files say or by their usual names -> {role: text}, {text: id}.
+
+    vocab {text: id}: the ordinary tokens
+    specials {text: id}: the added tokens; those with a role are added to the result
+    """
+    config = read_json(file.with_name("special_tokens_map.json")) | config
+    if "<end_of_turn>" in str(config.get("chat_template")):  # Gemma's files name <eos>, but its chat ends with this
+        config["eos_token"] = "<end_of_turn>"
+    roles, specials = {}, dict(specials)
+    for role, usual in USUAL_NAMES.items():
+        named = text_of(config.get(f"{role}_token"))
+        if named is not None and named not in specials:
+            if named not in vocab:
+                raise ValueError(f"{file.parent}: the {role} token is said to be {named!r}, which is in no vocabulary")
+            specials[named] = vocab[named]
+        roles[role] = named or next((text for text in usual if text in specials), None)
+    if roles["mask"] is None:  # LLaDA gives only its id, in config.json; a causal model has no mask
+        known = read_json(file.with_name("config.json")).get("mask_token_id")
+        free = max(*vocab.values(), *specials.values()) + 1
+        roles["mask"] = next((text for text, i in specials.items() if i == known), SPECIALS["mask"])
+        specials.setdefault(roles["mask"], free if known is None else known)
+    if roles["eos"] is None:
+        raise ValueError(
+            f"{file.parent}: no token ends a text; say which in tokenizer_config.json, as eos_token; "
+            f"there are {', '.join(specials)}"
+        )
+    roles["pad"] = roles["pad"] or roles["eos"]  # LLaDA pads with its end token
+    return roles, specials
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a file that nobody can see half written: under another name, renamed when it is complete."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -276,37 +488,38 @@ def write(path, text):
     os.replace(temporary, path)
 
 
-def write_json(path, value):
-    """Writes a value as JSON that a person can read."""
-    write(path, json.dumps(value, ensure_ascii=False, indent=1))
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as JSON that a person can read."""
+    write_whole(path, json.dumps(value, ensure_ascii=False, indent=1))
 
 
-def regular(file):
-    """The same path; ValueError for a pipe, which would be waited for, and for a device, which may never end."""
+def regular_file(file: Any) -> Any:
+    """Return the path itself; raise ValueError for a pipe or a device, which might never end."""
     if os.path.exists(file) and not os.path.isfile(file):
         raise ValueError(f"{file} is not an ordinary file but a folder, a pipe or a device: put the file there itself")
     return file
 
 
-def read_json(file):
-    """A JSON file that holds an object -> dict; {} if there is no such file."""
+def read_json(file: str | Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object; {} if there is no such file."""
+    file = Path(file)
     try:
-        found = json.loads(regular(file).read_text(encoding="utf-8")) if file.exists() else {}
+        found = json.loads(regular_file(file).read_text(encoding="utf-8")) if file.exists() else {}
     except json.JSONDecodeError as e:
-        if file.read_bytes().startswith(POINTER):
+        if file.read_bytes().startswith(LFS_POINTER):
             raise ValueError(f"{file} is only a pointer of Git LFS to the file: git lfs pull fetches it") from None
-        raise ValueError(f"{file} is not valid JSON: {e}") from e
-    except (UnicodeDecodeError, RecursionError) as e:
+        raise ValueError(f"{file} cannot be read as JSON: {e}") from e
+    except (OSError, UnicodeDecodeError, RecursionError) as e:
         raise ValueError(f"{file} cannot be read as JSON: {e}") from e
     if not isinstance(found, dict):
         raise ValueError(f"{file} holds a {type(found).__name__}, expected an object such as {{...}}")
     return found
 
 
-def read_ranks(file):
-    """A .tiktoken file, base64 and rank on each line -> {bytes: rank}. (tiktoken's reader may return an old copy.)"""
+def read_ranks(file: str | Path) -> dict[bytes, int]:
+    """Read {token: rank} from a .tiktoken file. (tiktoken's own reader may return an old copy.)"""
     try:
-        lines = map(str.split, regular(Path(file)).read_text(encoding="utf-8").splitlines())
+        lines = map(str.split, regular_file(Path(file)).read_text(encoding="utf-8").splitlines())
         ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     except ValueError as e:
         raise ValueError(f"{file} is not in tiktoken's format, base64 and a rank on each line: {e}") from e
@@ -315,141 +528,7 @@ def read_ranks(file):
     return ranks
 
 
-def ranks_text(ranks):
-    """{bytes: rank} -> the text of a .tiktoken file."""
-    return "".join(f"{base64.b64encode(t).decode()} {ranks[t]}\n" for t in sorted(ranks, key=ranks.get))
-
-
-def read_huggingface(file):
-    """tokenizer.json (LLaDA, Llama 3, Qwen, SmolLM2) and the small files beside it -> the arguments of Tokenizer."""
-    spec = read_json(file)
-    model, steps, change = spec["model"], spec["pre_tokenizer"] or {}, spec["normalizer"]
-    steps = steps.get("pretokenizers") or [steps]
-    changes = [] if change is None else change.get("normalizers", [change])
-    pattern = cuts(steps)
-    added = {t["content"]: t for t in spec["added_tokens"]}
-    if model.get("type") != "BPE" or pattern is None or any(c != {"type": "NFC"} for c in changes):
-        return foreign(file, spec, added)
-    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-    return arguments(
-        file, model["vocab"], merges, added, model.get("ignore_merges"),
-        pattern=pattern, nfc=bool(changes), processor=spec.get("post_processor"))
-
-
-def foreign(file, spec, added):
-    """A tokenizer.json that is no byte-level BPE, what it holds, its added tokens -> the arguments of Tokenizer."""
-    try:
-        vocab = open_spec(spec).get_vocab(with_added_tokens=False)
-    except ValueError as e:
-        steps = ", ".join(str(spec[key] and spec[key].get("type")) for key in ("normalizer", "pre_tokenizer", "model"))
-        raise ValueError(f"{file} is no byte-level BPE (its normalizer, pre-tokenizer and model are {steps}), which "
-                         f"the package tokenizers is for: {e}") from None
-    out = arguments(file, vocab, [], added, False, spell=str.encode, processor=spec["post_processor"])
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    lacking = [{"id": i, "content": text, **flags} for text, i in out["specials"].items() if text not in added]
-    return out | {"spec": spec | {"added_tokens": spec["added_tokens"] + lacking, "truncation": None, "padding": None}}
-
-
-def open_spec(spec):
-    """What is in a tokenizer.json -> a `tokenizers.Tokenizer`."""
-    import tokenizers
-    try:
-        return tokenizers.Tokenizer.from_str(json.dumps(spec))
-    except Exception as e:  # the package raises nothing more special
-        raise ValueError(f"it says {e}") from None
-
-
-def cuts(steps):
-    """The pre-tokenizer of a tokenizer.json, [step] -> the one pattern that cuts like it; None: there is none."""
-    *before, last = steps
-    if last.get("type") != "ByteLevel" or last["add_prefix_space"] or len(before) > 1:
-        return None
-    by_gpt2 = last.get("use_regex", True)  # what the step before it left is then cut by GPT-2's pattern
-    if not before:
-        return GPT2 if by_gpt2 else None
-    how, pattern = before[0], before[0].get("pattern", {})
-    if how["type"] == "Digits" and how["individual_digits"] and by_gpt2:
-        return DIGITS
-    if how["type"] == "Split" and not by_gpt2 and (how["behavior"], how["invert"]) in KEEPS:
-        return pattern["Regex"] if "Regex" in pattern else re.escape(pattern["String"])
-    return None
-
-
-KEEPS = ("Isolated", False), ("Removed", True)  # the ways to split by a pattern in which its matches are the pieces
-
-
-def read_vocab(file):
-    """vocab.json and merges.txt (Qwen2, Dream, DiffuCoder, GPT-2) and the small files -> the arguments of Tokenizer."""
-    if not file.with_name("merges.txt").exists():
-        raise ValueError(f"{file} needs merges.txt beside it")
-    lines = regular(file.with_name("merges.txt")).read_text(encoding="utf-8").split("\n")
-    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    gpt2 = str(read_json(file.with_name("tokenizer_config.json")).get("tokenizer_class")).startswith("GPT2")
-    return arguments(file, read_json(file), merges, {}, False, pattern=GPT2 if gpt2 else QWEN2, nfc=not gpt2)
-
-
-def prefix(bos, ids):
-    """The post-processor of a tokenizer.json that writes these special tokens before every text; None: no tokens."""
-    first = [{"SpecialToken": {"id": text, "type_id": 0}} for text in bos]
-    text = lambda name, n: {"Sequence": {"id": name, "type_id": n}}
-    return {"type": "TemplateProcessing", "single": [*first, text("A", 0)],
-            "pair": [*first, text("A", 0), *first, text("B", 1)],
-            "special_tokens": {s: {"id": s, "ids": [i], "tokens": [s]} for s, i in zip(bos, ids, strict=True)},
-            } if bos else None  # fmt: skip
-
-
-def begins(config, processor):
-    """tokenizer_config.json, the post-processor of tokenizer.json -> [text] that every text begins with."""
-    steps = (processor or {}).get("processors", [processor or {}])
-    single = next((step["single"] for step in steps if step.get("type") == "TemplateProcessing"), [])
-    written = [part["SpecialToken"]["id"] for part in itertools.takewhile(lambda part: "SpecialToken" in part, single)]
-    said = config.get("bos_token")  # the config has the last word, where it says anything
-    said = said["content"] if isinstance(said, dict) else said
-    return {True: [said] if said else written, False: [], None: written}[config.get("add_bos_token")]
-
-
-def arguments(file, vocab, merges, added, unmerged, processor=None, spell=read, **rest):
-    """{text: id}, [[a, b]], {text: added token}, may tokens come from no merge? -> arguments of Tokenizer."""
-    config = read_json(file.with_name("tokenizer_config.json"))
-    if (own := file.with_name("chat_template.jinja")).exists():
-        config["chat_template"] = regular(own).read_text(encoding="utf-8")
-    plain = {text: {"id": i} for text, i in read_json(file.with_name("added_tokens.json")).items()}
-    listed = {t["content"]: t | {"id": int(i)} for i, t in config.get("added_tokens_decoder", {}).items()}
-    added = plain | listed | added
-    specials = {text: t["id"] for text, t in added.items()}
-    roles, specials = find_roles(file, config, vocab, specials)
-    if lacking := set(bos := begins(config, processor)) - specials.keys():
-        raise ValueError(f"{file.parent}: texts are said to begin with {lacking.pop()!r}, which is no special token")
-    tokens = {spell(text): i for text, i in vocab.items() if text not in specials}
-    order = dict.fromkeys(read(a + b) for a, b in merges)  # two merges may make the same token: the older one counts
-    if unmerged:
-        order |= dict.fromkeys(sorted(tokens, key=tokens.get))
-    return dict(vocab=tokens, specials=specials, roles=roles, order=list(order), bos=bos,
-                shown=[text for text, t in added.items() if not t.get("special", True)],
-                extra={k: config[k] for k in ("bos_token", "chat_template", "model_max_length") if k in config}, **rest)
-
-
-def find_roles(file, config, vocab, specials):
-    """Which tokens are mask, eos and pad, as the files say or by the usual names -> {role: text}, {text: id}."""
-    config = read_json(file.with_name("special_tokens_map.json")) | config
-    if "<end_of_turn>" in str(config.get("chat_template")):  # Gemma's files call <eos> the end, its chat ends with this
-        config["eos_token"] = "<end_of_turn>"
-    roles, specials = {}, dict(specials)
-    for role, usual in USUAL.items():
-        said = config.get(f"{role}_token")
-        said = said["content"] if isinstance(said, dict) else said
-        if said is not None and said not in specials:
-            if said not in vocab:
-                raise ValueError(f"{file.parent}: the {role} token is said to be {said!r}, which is in no vocabulary")
-            specials[said] = vocab[said]
-        roles[role] = said or next((text for text in usual if text in specials), None)
-    if roles["mask"] is None:  # some masks have no name, but an id in config.json; a causal model has none at all
-        known = read_json(file.with_name("config.json")).get("mask_token_id")
-        free = max([*vocab.values(), *specials.values()]) + 1
-        roles["mask"] = next((text for text, i in specials.items() if i == known), SPECIALS["mask"])
-        specials.setdefault(roles["mask"], free if known is None else known)
-    if roles["eos"] is None:
-        raise ValueError(f"{file.parent}: no token ends a text; say which in tokenizer_config.json, as eos_token; "
-                         f"there are {', '.join(specials)}")
-    roles["pad"] = roles["pad"] or roles["eos"]  # LLaDA pads with its end token
-    return roles, specials
+def ranks_text(ranks: dict[bytes, int]) -> str:
+    """Write {token: rank} as the text of a .tiktoken file."""
+    lines = (f"{base64.b64encode(token).decode()} {ranks[token]}\n" for token in sorted(ranks, key=ranks.__getitem__))
+    return "".join(lines)

@@ -1,34 +1,46 @@
 """
-The rows that a run is about, as arrays of one length with holes, and the texts that were written into these.
-"""
-from typing import NamedTuple
+Turn the rows of a data set into arrays of one length, choose the rows of a step, and read completions back.
 
+The positions that are to be filled are True in `hole`: the completion, or some of its tokens in a fill-in task.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 import data
+from data.bpe import Tokenizer
 from machine import mesh
 
 
-class Text(NamedTuple):
-    """A split of a data set, as rows and as arrays of one length."""
+class EncodedRows(NamedTuple):
+    """Rows of a data set and their arrays, whose first axis is the rows."""
 
-    rows: list  # one for each row of the arrays
-    arrays: dict  # tokens, hole (N, T) and valid, None where no row is padded
+    rows: list[dict[str, Any]]
+    tokens: np.ndarray  # (N, T) int32
+    hole: np.ndarray  # (N, T) bool: positions to fill
+    valid: np.ndarray | None  # (N, T) bool: False on the padding left of a prompt; None: no padding
 
-    def part(self, index):
-        return Text([self.rows[i] for i in index], {k: None if v is None else v[index] for k, v in self.arrays.items()})
+    def part(self, index: Any) -> "EncodedRows":
+        """Select the rows with these indices."""
+        valid = None if self.valid is None else self.valid[index]
+        return EncodedRows([self.rows[i] for i in index], self.tokens[index], self.hole[index], valid)
 
-    def take(self, index):
-        return {k: None if v is None else jnp.asarray(v[index]) for k, v in self.arrays.items()}
+    def take(self, index: Any) -> dict[str, jax.Array | None]:
+        """Put the arrays of the rows with these indices on the device, as a batch."""
+        arrays = {"tokens": self.tokens, "hole": self.hole, "valid": self.valid}
+        return {name: None if x is None else jnp.asarray(x[index]) for name, x in arrays.items()}
 
 
-def read_rows(cfg, split):
-    """The rows of a split, of the difficulties that this run is about; unrated rows always are."""
+def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
+    """Read the rows of a split that this run uses: of its difficulties (rows without one, too), at most `limit`."""
     columns = "prompt", "completion", "answer", "tests", "language", "difficulty"
-    names = {name: getattr(cfg, f"{name}_key") for name in columns}
-    rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in names.items() if theirs})
+    renamed = {name: getattr(cfg, f"{name}_key") for name in columns}
+    rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in renamed.items() if theirs})
     if cfg.difficulty:
         low, high = cfg.difficulty
         rows = [row for row in rows if low <= row.get("difficulty", low) <= high]
@@ -36,87 +48,105 @@ def read_rows(cfg, split):
             raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={cfg.difficulty}")
     if cfg.limit and split == "train":
         n = max(1, round(cfg.limit * len(rows) if cfg.limit < 1 else cfg.limit))
-        rows = [rows[i] for i in sorted(np.random.default_rng(0).permutation(len(rows))[:n])]  # of all parts of a file
+        chosen = np.random.default_rng(0).permutation(len(rows))[:n]  # from the whole file, which can be sorted
+        rows = [rows[i] for i in sorted(chosen)]
     return rows
 
 
-def read_text(cfg, tok, split, learnt=True):
-    """A split as Text. What does not fit is counted and said; completions have to only where they are to be learnt."""
-    rows = read_rows(cfg, split)
+def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = True) -> EncodedRows:
+    """Read and encode a split. Report how many rows do not fit.
+
+    with_completions: encode the completions, which then have to fit, too; otherwise put masks in their place
+    """
+    rows = split_rows(cfg, split)
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
-    taken = rows if learnt else [{"prompt": row["prompt"]} for row in rows]
-    arrays, notes = data.encode(taken, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
+    used = rows if with_completions else [{"prompt": row["prompt"]} for row in rows]
+    arrays, notes = data.encode(used, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     if not len(arrays["tokens"]):
-        raise ValueError(f"{cfg.dataset}/{split}: no row fits max_prompt_len={cfg.max_prompt_len} and max_new_tokens="
-                         f"{cfg.max_new_tokens}: " + ", ".join(f"{count} {note}" for note, count in notes.items()))
+        raise ValueError(
+            f"{cfg.dataset}/{split}: no row fits max_prompt_len={cfg.max_prompt_len} and max_new_tokens="
+            f"{cfg.max_new_tokens}: " + ", ".join(f"{count} {note}" for note, count in notes.items())
+        )
     for note, count in notes.items():
         tqdm.write(f"{cfg.dataset}/{split}: {count} {note}")
-    rows = [rows[i] for i in arrays.pop("row")]
-    return Text(rows, arrays | {"valid": None if arrays["valid"].all() else arrays["valid"]})
+    valid = None if arrays["valid"].all() else arrays["valid"]
+    return EncodedRows([rows[i] for i in arrays["row"]], arrays["tokens"], arrays["hole"], valid)
 
 
-def few(text, cfg):
-    """The eval_size rows of a Text that evaluations look at, the same every time."""
-    return text.part(np.random.default_rng(0).permutation(len(text.rows))[: cfg.eval_size])
+def eval_subset(encoded: EncodedRows, cfg: Any) -> EncodedRows:
+    """Choose the `eval_size` rows that every evaluation scores."""
+    return encoded.part(np.random.default_rng(0).permutation(len(encoded.rows))[: cfg.eval_size])
 
 
-def stages(cfg, rows):
-    """-> index(step): the rows that the curriculum allows at this step."""
+def curriculum_index(cfg: Any, rows: list[dict[str, Any]]) -> Callable[[int], np.ndarray]:
+    """Return a function of the step that gives the indices of the rows allowed by the curriculum."""
     allowed = {step: data.curriculum(rows, cfg.curriculum, step) for step, _ in cfg.curriculum}
-    latest = lambda step: max((s for s in allowed if s <= step), default=min(allowed))
-    return lambda step: allowed[latest(step)] if allowed else np.arange(len(rows))
+
+    def index(step):
+        if not allowed:
+            return np.arange(len(rows))
+        return allowed[max((start for start in allowed if start <= step), default=min(allowed))]
+
+    return index
 
 
-def up_to_its_end(text, tok):
-    """Text -> Text that asks for completions up to their first end of text: a causal model stops there."""
-    ends = text.arrays["hole"] & (text.arrays["tokens"] == tok.eos_id)
-    return Text(text.rows, text.arrays | {"hole": text.arrays["hole"] & (ends.cumsum(1) - ends == 0)})
+def end_at_eos(encoded: EncodedRows, tok: Tokenizer) -> EncodedRows:
+    """Stop filling completions after their first end of text, where a causal model stops."""
+    ends = encoded.hole & (encoded.tokens == tok.eos_id)
+    return encoded._replace(hole=encoded.hole & (ends.cumsum(1) - ends == 0))
 
 
-def punch(text, cfg, tok, seed):
-    """Text -> Text for a fill-in task: a share of the tokens of every completion (not its end) are its only holes."""
-    rng, tokens = np.random.default_rng(seed), text.arrays["tokens"]
-    written = text.arrays["hole"] & (tokens != tok.eos_id)
-    ratio = rng.uniform(cfg.mask_ratio_min, cfg.mask_ratio_max, (len(tokens), 1))
-    noise = np.where(written, rng.random(tokens.shape), 2)
-    count = np.maximum(np.rint(ratio * written.sum(1, keepdims=True)), 1)
-    return Text(text.rows, text.arrays | {"hole": written & (noise.argsort(1).argsort(1) < count)})
+def mask_completions(encoded: EncodedRows, cfg: Any, tok: Tokenizer, seed: int | list[int]) -> EncodedRows:
+    """Choose the positions of a fill-in task: a random share of the tokens of each completion, without its end."""
+    rng = np.random.default_rng(seed)
+    text = encoded.hole & (encoded.tokens != tok.eos_id)
+    ratio = rng.uniform(cfg.mask_ratio_min, cfg.mask_ratio_max, (len(text), 1))
+    noise = np.where(text, rng.random(text.shape), 2)
+    count = np.maximum(np.rint(ratio * text.sum(1, keepdims=True)), 1)
+    return encoded._replace(hole=text & (noise.argsort(1).argsort(1) < count))
 
 
-def holes_of_rows(text, cfg, tok):
-    """Text whose rows have a column `masked`, their completion with <|mask|> for some of its tokens -> Text with those
-    holes; None where the rows leave the choice to `punch`."""
-    if not all("masked" in row for row in text.rows):
+def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows | None:
+    """Use the column `masked` of a fill-in task: completions in which some tokens are <|mask|>.
+
+    Return None unless every row has that column: then `mask_completions` chooses the positions.
+    """
+    if not all("masked" in row for row in encoded.rows):
         return None
-    tokens, first = text.arrays["tokens"].copy(), cfg.max_prompt_len
-    tokens[:, first:] = tok.eos_id
-    for i, row in enumerate(text.rows):
+    tokens, start = encoded.tokens.copy(), cfg.max_prompt_len
+    tokens[:, start:] = tok.eos_id
+    for i, row in enumerate(encoded.rows):
         ids = tok.encode(row["masked"], specials=True)
         if tok.mask_id not in ids or len(ids) > cfg.max_new_tokens:
             raise ValueError(
                 f"{cfg.dataset}: masked={row['masked'][:80]!r} has {ids.count(tok.mask_id)} <|mask|> among {len(ids)} "
                 f"tokens; there should be at least one, and no more tokens than max_new_tokens={cfg.max_new_tokens}"
             )
-        tokens[i, first : first + len(ids)] = ids
-    return Text(text.rows, text.arrays | {"tokens": tokens, "hole": tokens == tok.mask_id})
+        tokens[i, start : start + len(ids)] = ids
+    return encoded._replace(tokens=tokens, hole=tokens == tok.mask_id)
 
 
-def draws(cfg, tok, text):
-    """-> draw(step, n): Text of N rows of a Text, as the curriculum allows it. n > 0: a redraw of dynamic sampling. It
-    has a stream of its own, so an epoch still takes every row once, whatever was drawn again."""
-    allowed, given = stages(cfg, text.rows), cfg.fill_in and holes_of_rows(text, cfg, tok)
+def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[int, int], EncodedRows]:
+    """Return draw(step, n), which chooses the prompts of a step from the rows that the curriculum allows.
+
+    n: 0 for the batch of the step, 1, 2, ... for the redraws of dynamic sampling. Redraws have a stream of their own,
+    so an epoch takes every row once, whatever was redrawn.
+    """
+    allowed = curriculum_index(cfg, encoded.rows)
+    given = given_masks(encoded, cfg, tok) if cfg.fill_in else None
 
     def draw(step, n):
-        index, at = allowed(step), step * cfg.dynamic_sampling + n - 1 if n else step
-        chosen = index[data.batch_indices(len(index), cfg.batch_size, at, cfg.seed, stream=int(n > 0))]
-        if cfg.fill_in and not given:
-            return punch(text.part(chosen), cfg, tok, [cfg.seed, step, n])
-        return (given or text).part(chosen)
+        index = allowed(step)
+        place = step * cfg.dynamic_sampling + n - 1 if n else step
+        chosen = index[data.batch_indices(len(index), cfg.batch_size, place, cfg.seed, stream=int(n > 0))]
+        if cfg.fill_in and given is None:
+            return mask_completions(encoded.part(chosen), cfg, tok, [cfg.seed, step, n])
+        return (given or encoded).part(chosen)
 
     return draw
 
 
-def written(tokens, tok, cfg):
-    """tokens (B, T) -> the ids of the completions, up to their first end of text."""
+def completion_ids(tokens: jax.Array, tok: Tokenizer, cfg: Any) -> list[list[int]]:
+    """Fetch the ids of the completions in tokens (B, T), up to the first end of text."""
     completions = mesh.fetched(tokens)[:, cfg.max_prompt_len :].tolist()
     return [row[: row.index(tok.eos_id)] if tok.eos_id in row else row for row in completions]

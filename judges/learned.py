@@ -32,7 +32,7 @@ def encode(prompts, completions, tok, max_len):
     T is the longest, rounded up to one of WIDTHS, as each is compiled, and at most max_len: what is longer loses its
     beginning. The tokenizer is the judge's own: the policy's may differ."""
     texts = zip(prompts, completions, strict=True)
-    ids = [[*tok.begin(tok.encode(prompt)), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in texts]
+    ids = [[*tok.add_bos(tok.encode(prompt)), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in texts]
     width = min(max_len, next(w for w in WIDTHS if w >= max(map(len, ids), default=1)))
     tokens = np.full((len(ids), width), tok.pad_id, np.int32)
     valid = np.zeros(tokens.shape, bool)
@@ -85,7 +85,7 @@ def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
 def load(folder, dtype="float32", **sizes):
     """The folder or out_dir of a judge or of a language model -> {"judge": reward} or {"coherence": reward}, which keep
     and compute it in dtype."""
-    found, _ = disk.best(data.fetched(folder))
+    found, _ = disk.best(data.local_copy(folder))
     best = disk.read_run(found).get("best") or {}
     params, cfg = disk.load(found, dtype)
     cfg = dataclasses.replace(cfg, dtype=dtype)
@@ -226,14 +226,14 @@ def judge_texts(cfg, tok, start):
             heat = cfg.judge_temperatures[n % len(cfg.judge_temperatures)]
             chunk = {k: jnp.asarray(arrays[k][index]) for k in ("tokens", "hole", "valid")}
             filled = sample.fill(generator, jax.random.key(seed + n), chunk, cfg, sample.plan(cfg, heat))[0]
-            for i, window in zip(index, texts.written(filled, tok, cfg), strict=True):
+            for i, window in zip(index, texts.completion_ids(filled, tok, cfg), strict=True):
                 windows[i], kinds[arrays["row"][i]] = window, f"filled at {heat:g}"
         for row, window in zip(arrays["row"], windows, strict=True):
             ids[row] += window
         return [tok.decode(row) for row in ids], kinds
 
     made = [
-        pairs(texts.read_rows(cfg, split)[:n], cfg.seed + i, generator and refill)
+        pairs(texts.split_rows(cfg, split)[:n], cfg.seed + i, generator and refill)
         for i, (split, n) in enumerate((("train", cfg.judge_rows), ("val", cfg.eval_size)))
     ]
     train, val = (arrays(p, tok, cfg.max_prompt_len + cfg.max_new_tokens + 1) for p in made)

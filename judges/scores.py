@@ -53,10 +53,10 @@ def in_splits(rows):
     except TypeError:
         splits = {"train": []}
     if not splits["train"] or given.keys() - set(itertools.chain(*data.SPLITS.values())):
-        raise ValueError(f"rows={data.shown(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': "
+        raise ValueError(f"rows={data.quote(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': "
                          "rows}")  # fmt: skip
     if not splits["val"]:
-        splits = {split: data.part(splits["train"], split, "the list of rows") for split in splits}
+        splits = {split: data.held_out_part(splits["train"], split, "the list of rows") for split in splits}
     return splits
 
 
@@ -94,7 +94,7 @@ def check_early(cfg):
                          "lists them")  # fmt: skip
     later = lambda prompts, completions: []
     for split in ("train", "val"):
-        rows = texts.read_rows(cfg, split)
+        rows = texts.split_rows(cfg, split)
         named_rewards(cfg, rows, judge=later, coherence=later)
         bare, marked = [row for row in rows if not row.get("completion")], sum("masked" in row for row in rows)
         if cfg.fill_in and 0 < marked < len(rows):
@@ -233,7 +233,7 @@ def pass_rates(cfg, tok, fns, more, params, key, text):
     samples = [{"prompt": row["prompt"]} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):
         made = [answers(jax.random.fold_in(key, i), temperature) for i in range(n)]
-        each = [texts.written(x, tok, cfg) for x, _ in made]
+        each = [texts.completion_ids(x, tok, cfg) for x, _ in made]
         if name == "greedy":
             samples[0]["film"] = film(*made[0], len(each[0][0]), cfg, tok)
         ids = [row for group in zip(*each, strict=True) for row in group]  # those of one prompt in a row
@@ -299,7 +299,7 @@ def first_group(found, adv, cfg, tok):
     """Scored, its advantages (N, G) -> the first prompt and all that was made of it, for rollouts.jsonl."""
     G, row, r = cfg.group_size, {"prompt": found.rows[0]["prompt"]}, found.rollout
     if cfg.fill_in:  # the text with its holes
-        ids, asked = texts.written(r.tokens[:1], tok, cfg)[0], np.asarray(r.completion[0, cfg.max_prompt_len :]).tolist()
+        ids, asked = texts.completion_ids(r.tokens[:1], tok, cfg)[0], np.asarray(r.completion[0, cfg.max_prompt_len :]).tolist()
         parts = itertools.groupby(zip(ids, asked, strict=False), lambda pair: pair[1])
         row["masked"] = "".join("<|mask|>" * len([*some]) if hole else tok.decode([i for i, _ in some])
                                 for hole, some in parts)  # fmt: skip

@@ -23,7 +23,7 @@ def trained(path, train, base=None):
     """init_from or judge_from -> a folder. A config file (or `base`, a Config made of it) stands for its out_dir and
     is run first, by `train`, if it was never finished."""
     if not path.endswith(".py"):
-        return data.fetched(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
+        return data.local_copy(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
     base = base or config.read(path)
     steps = disk.steps(base.out_dir)
     run = disk.read_run(disk.find(base.out_dir)) if steps else {}
@@ -115,7 +115,7 @@ def opened(cfg, folder, adapting):
     if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
         cost.check_fits(cfg, disk.read_config(folder))
     params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
-    with disk.named(folder):
+    with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapting:
         if not shape.causal:
@@ -123,7 +123,7 @@ def opened(cfg, folder, adapting):
         params, shape = adapt(params, shape, tok.mask_id, cfg.model.block_causal)
     elif shape.block_causal:  # which is learnt with short blocks first (SDAR)
         shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
-    disk.same_mask(folder, shape, tok)
+    disk.check_mask(folder, shape, tok)
     config.check_start(cfg, shape, f"in {folder}")
     if shape.causal:  # of the ends that its config.json names, the one that the tokenizer's texts have
         shape = dataclasses.replace(shape, eos_id=tok.eos_id)
@@ -139,9 +139,9 @@ def with_ids(shape, tok):
 def prepare(cfg, train):
     """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
     if mesh.processes()[0] > 1:
-        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: texts.read_rows(cfg, "val"))
+        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: texts.split_rows(cfg, "val"))
     check(cfg)
-    return disk.steadily(lambda: located(cfg, train)[::-1], read)
+    return disk.retry_if_deleted(lambda: located(cfg, train)[::-1], read)
 
 
 def read(resumed, cfg):
@@ -153,7 +153,7 @@ def read(resumed, cfg):
         shape = with_ids(cfg.model, tok)
         config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
         cost.check_fits(cfg, shape)
-    disk.family(shape)  # a model that no folder can hold should not be trained first
+    disk.family_of(shape)  # a model that no folder can hold should not be trained first
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
 
 

@@ -37,7 +37,7 @@ def encode(text, tok, mask_id, holes, n_new):
     ids = []
     for n, part in enumerate(re.split(f"({HOLES[holes]})", text)):  # every other part is a hole
         ids += [mask_id] * (1 if part[0] == "<" else len(part)) if n % 2 else plain(part)
-    ids = tok.begin(ids)
+    ids = tok.add_bos(ids)
     return (ids, 0) if mask_id in ids else (ids + [mask_id] * n_new, len(ids))
 
 
@@ -174,7 +174,7 @@ def opened(folder, why):
         print(f"{folder}: {why}", file=sys.stderr)
     params, cfg = disk.load(folder)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
-    disk.same_mask(folder, cfg, tok)
+    disk.check_mask(folder, cfg, tok)
     return folder, os.stat(folder).st_mtime_ns, params, cfg, tok, disk.read_run(folder).get("config", {})
 
 
@@ -186,8 +186,8 @@ def run(options):
     asked, fns, rows = read_options(options)
     runs.prepare_process()
     mesh.use()
-    path = data.fetched(data.prepare(options.folder))
-    folder, written, params, cfg, tok, trained = disk.steadily(lambda: disk.best(path), opened)
+    path = data.local_copy(data.prepare(options.folder))
+    folder, written, params, cfg, tok, trained = disk.retry_if_deleted(lambda: disk.best(path), opened)
     if options.export:
         disk.save(options.export, params, cfg)
         return tok.save(options.export)
@@ -196,7 +196,7 @@ def run(options):
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new, holes = options.max_new_tokens or trained.get("max_new_tokens", 128), options.holes
     holes = holes or ("none" if chat["chat_template"] else "mask" if options.data or template else "auto")
-    said = (data.asked(row, template) for row in rows)
+    said = (data.prompt_text(row, template) for row in rows)
     encoded = [encode(text, tok, cfg.mask_id, holes, n_new) for text in said]
     if cfg.block_causal:  # where a text is continued, its last block is a whole one
         encoded = [(ids + [cfg.mask_id] * (-len(ids) % cfg.block_causal if begin else 0), begin)

@@ -579,12 +579,12 @@ def asked(task, n_rows):
     folder = disk.best(trained(f"config/{task}_base.py", trainer.train))[0]
     params, shape = disk.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
-    text = texts.few(texts.read_text(run, tok, "val", learnt=False), run)
+    text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=False), run)
     arrays = text.take(slice(None))
     fns = {"words": right_words} if task == "long" else scores.reward_functions(run, tok, text.rows)[0]
 
     def score(x):
-        ids = texts.written(x, tok, run)
+        ids = texts.completion_ids(x, tok, run)
         each = scores.score(fns, {}, run, tok, text.rows, ids, 1)[1]
         each = each if run.pass_at is None else each >= run.pass_at
         return float(np.nanmean(each)), sum(min(len(row) + 1, run.max_new_tokens) for row in ids)
@@ -718,7 +718,7 @@ def prompts_of(run, N):
     tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "x" * sum(i % 2 for i in ids))
     arrays = {"tokens": np.random.default_rng(0).integers(0, m.eos_id, (N, T)), "valid": None,
               "hole": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
-    return tok, texts.Text([{"prompt": ""}] * N, arrays)
+    return tok, texts.EncodedRows([{"prompt": ""}] * N, **arrays)
 
 
 def learner(run):

@@ -360,7 +360,7 @@ def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, 
 def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches, name, tmp_path):
     cfg = dataclasses.replace(CFG, **dict(block_causal=None, causal=True, shift=True, qk_norm=False) | switches)
     params, new = adapt(model.init(KEY, cfg), cfg, 4, 4)
-    assert disk.family(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
+    assert disk.family_of(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
     close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
     assert np.isfinite(model.logits(params, X, new)).all()
 
@@ -443,5 +443,5 @@ def test_adapt_makes_a_block_model_of_a_causal_one(base, tmp_path):
                         adapt=True, model=dataclasses.replace(shape, block_causal=4))  # fmt: skip
     train.train(two)
     cfg = disk.read_config(disk.find(two.out_dir))
-    assert disk.family(cfg) == "sdar" and cfg.block_causal == 4 and not cfg.shift
+    assert disk.family_of(cfg) == "sdar" and cfg.block_causal == 4 and not cfg.shift
     assert writer.main([two.out_dir, "--prompt=12", "--max_new_tokens=5"]) == 0

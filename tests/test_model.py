@@ -463,7 +463,7 @@ def test_a_denoiser_made_of_a_causal_model_is_that_model_without_its_mask(name, 
     close(model.logits(adapted, TOKENS, blinded)[..., :40], model.logits(params, TOKENS, cfg))
     assert float(jnp.abs(model.logits(adapted, TOKENS, new) - model.logits(adapted, TOKENS, blinded)).max()) > 0.01
     disk.save(tmp_path, adapted, new)
-    assert disk.family(disk.load(tmp_path)[1]) == "Dream"
+    assert disk.family_of(disk.load(tmp_path)[1]) == "Dream"
     left = adapt(params, cfg, mask_id=39)[0]["embed"]  # a row that was left over, and means nothing yet
     assert left.shape == params["embed"].shape and (left[:39] == params["embed"][:39]).all()
     close(left[39], params["embed"].mean(0))
@@ -519,7 +519,7 @@ def copy_fixture(tmp_path, **changes):
     (dict(model_type="gpt2"), "known families: llada, Dream, llama, qwen2, qwen3, gemma2"),
     (dict(n_layers=2), "blocks.2"), (dict(n_layers=4), "blocks.3"), (dict(n_heads=3), "d_model=64.*n_head=3"),
     (dict(mlp_hidden_size=100), r"ff_proj.weight has the shape \(\d+, 64\), but config.json makes it \(100, 64\)"),
-    (dict(mask_token_id=None), "no mask_token_id: a model of the family llada fills holes"),
+    (dict(mask_token_id=None), "no mask_token_id: a model of the family llada fills masks"),
     (dict(mask_token_id=10**6), "config.json: mask_id=1000000 is outside the vocabulary"),
     (dict(mask_token_id=305), "config.json: mask_id=305, eos_id=305, .* a hole must look like none"),
 ])  # fmt: skip

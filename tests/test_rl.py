@@ -28,7 +28,7 @@ import runs
 import sample
 import train
 from data import texts
-from data.texts import read_rows, read_text, written
+from data.texts import completion_ids, encode_split, split_rows
 from judges import learned, scores
 from machine.start import prepare, with_ids
 
@@ -110,7 +110,7 @@ def test_completions_of_a_prompt_are_neighbours_and_every_reward_meets_its_own(t
     cfg, tok, _, _, (b,), notes = one_iteration(tiny(adv_norm="none"))
     prompts = [tok.decode([i for i in row if i != tok.pad_id]) for row in np.asarray(b.rollout.tokens)[:, :3].tolist()]
     assert prompts == [p for p in prompts[::4] for _ in range(4)] and len(set(prompts)) == 4
-    texts = list(map(tok.decode, written(b.rollout.tokens, tok, cfg)))
+    texts = list(map(tok.decode, completion_ids(b.rollout.tokens, tok, cfg)))
     earned = np.array([sum(a == c for a, c in zip(t, p[::-1], strict=False)) / 2
                        for t, p in zip(texts, prompts, strict=True)])  # fmt: skip
     groups = earned.reshape(4, 4)
@@ -130,7 +130,7 @@ def test_a_reward_gets_the_tokens_that_were_written_and_not_those_of_their_text(
     rows = [row[3:] for row in np.asarray(b.rollout.tokens).tolist()]
     lengths = [len(row[: row.index(tok.eos_id)] if tok.eos_id in row else row) for row in rows]
     assert notes["reward"] == np.mean(lengths)
-    texts = map(tok.decode, written(b.rollout.tokens, tok, cfg))
+    texts = map(tok.decode, completion_ids(b.rollout.tokens, tok, cfg))
     assert sum(len(tok.encode(text)) for text in texts) > sum(lengths)  # no UTF-8
 
 
@@ -262,7 +262,7 @@ def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
         "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
     )
     cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), **flags))
-    silent = np.array([text[:1] < "3" for text in map(tok.decode, written(b.rollout.tokens, tok, cfg))])
+    silent = np.array([text[:1] < "3" for text in map(tok.decode, completion_ids(b.rollout.tokens, tok, cfg))])
     assert 0 < silent.sum() < 16 and not np.asarray(b.advantage)[silent].any()
 
 
@@ -312,9 +312,9 @@ def test_a_completion_that_was_cut_off_is_left_out_only_when_the_config_says_so(
 
 def test_redraws_of_dynamic_sampling_take_no_row_from_an_epoch():
     rows = [{"prompt": str(i)} for i in range(24)]
-    text = texts.Text(rows, {"tokens": np.arange(24)[:, None], "hole": np.ones((24, 1), bool), "valid": None})
+    text = texts.EncodedRows(rows, np.arange(24)[:, None], np.ones((24, 1), bool), None)
     for redraws in (0, 1, 3):
-        draw = texts.draws(config.Config(batch_size=4, dynamic_sampling=redraws), data.Tokenizer.bytes(), text)
+        draw = texts.prompt_sampler(config.Config(batch_size=4, dynamic_sampling=redraws), data.Tokenizer.bytes(), text)
         epoch = [row["prompt"] for step in range(6) for row in draw(step, 0).rows]
         assert len(epoch) == len(set(epoch)) == 24
         again = [row["prompt"] for step in range(6) for n in range(1, redraws + 1) for row in draw(step, n).rows]
@@ -646,7 +646,7 @@ def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_
 
 def test_a_model_and_a_tokenizer_must_mean_the_same_mask(tiny, place, tmp_path):
     folder = shutil.copytree(disk.find(f"{place}/base"), tmp_path / "other")
-    known = json.loads((folder / "config.json").read_text())
+    known = json.loads((folder / "config.json").encode_split())
     (folder / "config.json").write_text(json.dumps(known | {"mask_token_id": 7}))
     with pytest.raises(ValueError, match="config.json says that the mask is id 7, and the tokenizer that it is id 256"):
         prepare(tiny(init_from=str(folder)), train.train)
@@ -720,7 +720,7 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
     train.train(cfg)
     train.train(dataclasses.replace(cfg, max_iters=4, resume=True))
     _, shape = disk.load(cfg.out_dir)
-    assert (disk.family(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
+    assert (disk.family_of(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
     with pytest.raises(ValueError, match="is a denoiser already"):
         train.train(dataclasses.replace(cfg, init_from=f"{place}/base", out_dir=f"{tmp_path}/other"))
     with pytest.raises(ValueError, match="adapt=True turns the causal model in init_from"):
@@ -892,7 +892,7 @@ def test_a_reference_longer_than_a_completion_may_be_leaves_no_row_out(tiny, tmp
     assert {row["prompt"] for row in task.evaluate(state, KEY)[1]} == {"39", "40"}  # of 4 tokens at most are 1 to 4
     (batch, _), *_ = task.batches(state, KEY)
     assert len({tuple(x) for x in np.asarray(batch.rollout.tokens)[:, :3].tolist()}) == 32
-    assert len(read_text(cfg, data.Tokenizer.bytes(), "train").rows) == 4  # to be learnt
+    assert len(encode_split(cfg, data.Tokenizer.bytes(), "train").rows) == 4  # to be learnt
 
 
 def test_nothing_is_clipped_where_the_end_of_a_text_is_given(tiny):
@@ -1171,7 +1171,7 @@ def test_rows_are_any_iterable_and_rewards_one_function_or_a_list(tiny):
         with scores.in_memory(tiny(rewards=()), given, fns) as cfg:
             assert cfg.rewards == ("short",)
             assert rewards.resolve("short")["short"](completions=["1"], prompts=[""]) == [0.75]
-            assert len(read_rows(cfg, "val")) == size
+            assert len(split_rows(cfg, "val")) == size
 
 
 def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
@@ -1214,21 +1214,21 @@ def test_epochs_are_counted_in_rows_and_a_limit_takes_some_of_all_parts(tiny, pl
     assert train.train(cfg)[0].step == 2  # a quarter of 32 rows, 4 a step
     assert disk.read_run(disk.find(cfg.out_dir))["config"]["max_iters"] == 2
     assert train.train(dataclasses.replace(cfg, resume=True, num_epochs=0.3))[0].step == 3
-    index = [data.load(str(place), "train").index(row) for row in read_rows(cfg, "train")]
+    index = [data.load(str(place), "train").index(row) for row in split_rows(cfg, "train")]
     assert len(index) == 32 and index == sorted(index) and max(index) > 60
-    assert [len(read_rows(tiny(limit=0.25), split)) for split in ("train", "val")] == [20, 20]
+    assert [len(split_rows(tiny(limit=0.25), split)) for split in ("train", "val")] == [20, 20]
 
 
 def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     rows = [{"q": f"{i:02d}", "a": i, "note": "x"} for i in range(20)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = tiny(dataset=f"{tmp_path}/mine.jsonl", prompt_key="q", answer_key="a")
-    assert read_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
+    assert split_rows(cfg, "train")[3] == {"q": "03", "a": 3, "note": "x", "prompt": "03", "answer": "3"}
     rows = [{"prompt": "p", "cases": ["assert f()"], "lang": None if i % 2 else "c", "hard": i} for i in range(20)]
     (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = {"tests_key": "cases", "language_key": "lang", "difficulty_key": "hard"}
-    first, second, *rest = read_rows(tiny(dataset=f"{tmp_path}/code.jsonl", difficulty=(0, 9), **keys), "train")
+    first, second, *rest = split_rows(tiny(dataset=f"{tmp_path}/code.jsonl", difficulty=(0, 9), **keys), "train")
     assert (first["tests"], first["language"], first["difficulty"]) == (["assert f()"], "c", 0) and len(rest) == 8
     assert "language" not in second  # of a row that says nothing there
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
-        read_rows(dataclasses.replace(cfg, completion_key="b"), "train")
+        split_rows(dataclasses.replace(cfg, completion_key="b"), "train")

@@ -124,19 +124,19 @@ def test_a_checkpoint_that_is_there_is_not_written_again(cfg):
 
 def test_a_checkpoint_that_is_written_behind_the_steps_is_of_its_own_and_its_error_is_not_lost(cfg, monkeypatch):
     state = jax.tree.map(np.array, state_at(5))
-    want, write, begun = disk.flat(jax.tree.map(np.array, state)), disk.write, threading.Event()
-    monkeypatch.setattr(disk, "write", lambda *files: begun.wait(9) and write(*files))
-    disk.save_run(cfg, state, TOK, None, False, behind=True)
+    want, write, begun = disk.flat(jax.tree.map(np.array, state)), disk.write_files, threading.Event()
+    monkeypatch.setattr(disk, "write_files", lambda *files: begun.wait(9) and write(*files))
+    disk.save_run(cfg, state, TOK, None, False, in_background=True)
     for x in jax.tree.leaves(state.params):  # the next step overwrites them
         x += 1
     begun.set()
     assert disk.steps(cfg.out_dir) == [5]  # who looks waits for it
-    again = disk.flat(disk.restore(disk.of_step(cfg.out_dir, 5), state)[0])
+    again = disk.flat(disk.restore(disk.checkpoint_folder(cfg.out_dir, 5), state)[0])
     assert all((again[k] == want[k]).all() for k in want if k != ".step")
-    monkeypatch.setattr(disk, "write", lambda *files: write("/dev/null/nowhere", {}))
-    disk.save_run(cfg, state._replace(step=6), TOK, None, False, behind=True)
+    monkeypatch.setattr(disk, "write_files", lambda *files: write("/dev/null/nowhere", {}))
+    disk.save_run(cfg, state._replace(step=6), TOK, None, False, in_background=True)
     with pytest.raises(NotADirectoryError):
-        disk.settled()
+        disk.wait_for_writer()
     assert disk.steps(cfg.out_dir) == [5]
 
 

@@ -940,7 +940,8 @@ def causal(tmp_path):
     """A folder of a causal model without a mask, in which its last id, the end of a turn in ChatML, may come next."""
     tok = data.Tokenizer.bytes()
     specials = {"<|mask|>": 300, "<|eos|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
-    tok = data.Tokenizer(tok.vocab, specials, dict(mask="<|mask|>", eos="<|eos|>", pad="<|eos|>"), shown=["<|im_end|>"])
+    roles = dict(mask="<|mask|>", eos="<|eos|>", pad="<|eos|>")
+    tok = data.Tokenizer(tok.vocab, specials, roles, visible=["<|im_end|>"])
     cfg = model.ModelConfig(vocab_size=259, n_layer=1, n_head=2, d_model=16, causal=True, shift=True, eos_id=256)
     params = sharp(cfg, 1)
     disk.save(tmp_path, params, cfg)

@@ -9,7 +9,7 @@ import tokenizers
 
 import disk
 import model
-from data.bpe import CHAR, Tokenizer
+from data.bpe import CHARACTER, Tokenizer
 from data.smollm2 import prepare as smollm2
 
 CFG = model.ModelConfig(vocab_size=260, n_layer=2, n_head=4, n_kv_head=2, d_model=64, d_ff=96, causal=True, shift=True,
@@ -84,7 +84,7 @@ def gguf(tmp_path_factory):
         "general.architecture": "llama", "llama.block_count": 2, "llama.attention.head_count": 4,
         "llama.attention.head_count_kv": 2, "llama.embedding_length": 64, "llama.feed_forward_length": 96,
         "llama.rope.freq_base": 5e4, "llama.attention.layer_norm_rms_epsilon": 2.0**-17,
-        "tokenizer.ggml.tokens": [*SPECIAL, *CHAR.values(), "ab"], "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.tokens": [*SPECIAL, *CHARACTER.values(), "ab"], "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.token_type": [3] * 3 + [1] * 257, "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2, "tokenizer.chat_template": "{{ messages }}",
     }  # fmt: skip

@@ -45,7 +45,7 @@ def folders(tmp_path_factory):
 def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     params, cfg = disk.load(folders / name)
     kind = {"dream": "Dream", "diffucoder": "Dream"}.get(name, name)
-    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == disk.family(cfg)
+    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == disk.family_of(cfg)
     there = set(os.listdir(folders / name))
     assert there == FILES[kind] | {"config.json", "model.safetensors", "tokenizer_config.json"}
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (kind != "llada", kind == "Dream", kind in ("llama", "gemma2"))
@@ -92,7 +92,7 @@ def test_every_tiny_row_fits_its_recipe(name, folders):
     cfg = config.load([f"config/{name}.py", "--model=tiny"])
     tok = tiny.tokenizer(os.path.basename(cfg.init_from))
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
-    rows = {split: [data.normal(row) for row in part] for split, part in
+    rows = {split: [data.normalize_row(row) for row in part] for split, part in
             tiny.rows(os.path.basename(cfg.dataset)).items()}  # fmt: skip
     for part in rows.values():
         rewards.arguments("first", rewards.resolve(cfg.rewards)[cfg.rewards[0]], rewards.columns(part))
@@ -104,13 +104,13 @@ def test_every_tiny_row_fits_its_recipe(name, folders):
 
 
 def test_tiny_rows_can_be_solved():
-    for row in map(data.normal, tiny.rows("acecode")["train"]):
+    for row in map(data.normalize_row, tiny.rows("acecode")["train"]):
         good = f"```python\ndef {row['entry']}(x): return x + {row['entry'][4:]}\n```"
         assert rewards.REWARDS["tests_fenced"]([row["prompt"]], [good], [row["tests"]]) == [1.0]
-    for row in map(data.normal, tiny.rows("countdown")["train"]):
+    for row in map(data.normalize_row, tiny.rows("countdown")["train"]):
         a, b, c = row["numbers"]
         assert rules.countdown(f"<answer>{a}+{b}-{c}</answer>", row["numbers"], row["target"]) == 1.0
-    for row in map(data.normal, tiny.rows("gsm8k")["train"]):
+    for row in map(data.normalize_row, tiny.rows("gsm8k")["train"]):
         assert rules.math_answer(row["completion"], row["answer"]) == 1.0
 
 
@@ -136,7 +136,7 @@ def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypat
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)
     assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
-    assert disk.family(disk.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]
+    assert disk.family_of(disk.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]
 
 
 @pytest.mark.slow

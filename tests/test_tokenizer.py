@@ -65,7 +65,7 @@ def test_ids_without_a_token_are_seen_as_such():
 
 def naive(texts, size):
     """BPE as the paper has it: count all pairs anew for every merge."""
-    words = [[bytes([b]) for b in piece.encode()] for text in texts for piece in re.findall(bpe.OWN, text)]
+    words = [[bytes([b]) for b in piece.encode()] for text in texts for piece in re.findall(bpe.OWN_PATTERN, text)]
     ranks = {bytes([b]): b for b in range(256)}
     while len(ranks) < size:
         pairs = collections.Counter(pair for word in words for pair in zip(word, word[1:], strict=False))
@@ -73,7 +73,7 @@ def naive(texts, size):
         if count > -2:
             break
         ranks.setdefault(best[0] + best[1], len(ranks))
-        words = [bpe.join(word, best) for word in words]
+        words = [bpe.merge_pair(word, best) for word in words]
     return ranks
 
 
@@ -93,7 +93,7 @@ def test_a_trained_vocabulary_has_the_size_that_was_asked_for():
 
 def test_our_pattern_leaves_no_character_out():
     every = "".join(map(chr, [*range(0x3000), *range(0xFE00, 0xFFFF), *range(0x1F600, 0x1F650)]))
-    assert "".join(re.findall(bpe.OWN, every)) == every
+    assert "".join(re.findall(bpe.OWN_PATTERN, every)) == every
 
 
 def test_numbers_are_written_in_two_digits_at_most():
@@ -134,8 +134,10 @@ def test_what_we_save_has_the_same_ids_in_hugging_faces_library(tok, tmp_path):
 @ALL
 def test_what_we_save_is_read_back_identically(tok, tmp_path):
     tok.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
+    again, files = Tokenizer.load(tmp_path), ("tokenizer.json", "tokenizer_config.json")
     assert again == tok == Tokenizer.load(tmp_path / "tokenizer.json")
+    again.save(tmp_path / "again")  # as a resumed run does: to the byte
+    assert all((tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
     assert all(again.encode(text, specials=True) == tok.encode(text, specials=True) for text in SAMPLE)
     assert (again.mask_id, again.eos_id, again.pad_id) == (tok.mask_id, tok.eos_id, tok.pad_id)
 
@@ -165,7 +167,9 @@ def as_vocab_files(tmp_path, **config):
 
 def test_vocab_and_merges_files_open_with_qwens_pattern(tmp_path):
     tok = Tokenizer.load(as_vocab_files(tmp_path))
-    assert (tok.vocab, tok.order, tok.mask_id, tok.pattern) == (FIXTURE.vocab, FIXTURE.order, 308, bpe.QWEN2)
+    assert tok.vocab == FIXTURE.vocab and tok.mask_id == 308
+    assert tok.spec["model"]["merges"] == FIXTURE.spec["model"]["merges"]
+    assert tok.spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": bpe.QWEN2_PATTERN}
     assert tok.encode("the dog") == [257, 280] and tok.encode("cafe\u0301") == tok.encode("café")
     (tmp_path / "merges.txt").unlink()
     with pytest.raises(ValueError, match="needs merges.txt"):
@@ -174,14 +178,15 @@ def test_vocab_and_merges_files_open_with_qwens_pattern(tmp_path):
 
 def test_gpt2_files_have_gpt2s_pattern_and_no_normal_form(tmp_path):
     tok = Tokenizer.load(as_vocab_files(tmp_path, tokenizer_class="GPT2Tokenizer"))
-    assert tok.pattern == bpe.GPT2 and tok.encode("cafe\u0301") != tok.encode("café")
+    byte_level = bpe.byte_level_spec({}, [], [], None, nfc=False)["pre_tokenizer"]  # None: GPT-2's
+    assert tok.spec["pre_tokenizer"] == byte_level and tok.encode("cafe\u0301") != tok.encode("café")
 
 
-LLAMA3 = bpe.QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+LLAMA3 = bpe.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 LING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
         r"|\s+(?!\S)|\s+")
 STYLES = {  # the patterns and the special tokens of real models: (pattern or digits, NFC, ignore_merges, specials)
-    "qwen2": (bpe.QWEN2, True, False, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]),
+    "qwen2": (bpe.QWEN2_PATTERN, True, False, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]),
     "llama3": (LLAMA3, False, True, ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"]),
     "llada": (LING, True, False, ["<|startoftext|>", "<|endoftext|>", "<|mdm_mask|>", "<|eot_id|>"]),
     "gpt2": (None, False, False, ["<|endoftext|>"]),
@@ -333,10 +338,17 @@ def test_a_tiktoken_file_is_read_anew_every_time(tmp_path):
             assert Tokenizer.load(path) == Tokenizer.from_ranks(ranks)
 
 
-@pytest.mark.parametrize("pattern", [bpe.OWN, bpe.QWEN2, bpe.GPT2], ids=["own", "qwen2", "gpt2"])
+def cut_with(pattern, nfc=True):
+    """-> TRAINED as somebody else's tokenizer, which cuts texts with this pattern (None: GPT-2's)."""
+    added = TRAINED.content()["added_tokens"]
+    spec = bpe.byte_level_spec(TRAINED.vocab, bpe.merges_of(TRAINED.vocab), added, pattern, nfc)
+    return Tokenizer(TRAINED.vocab, TRAINED.specials, TRAINED.roles, spec)
+
+
+@pytest.mark.parametrize("tok", [TRAINED, cut_with(bpe.OWN_PATTERN), cut_with(bpe.QWEN2_PATTERN), cut_with(None)],
+                         ids=["own", "own pattern", "qwen2", "gpt2"])  # fmt: skip
 @pytest.mark.parametrize("text", [" " * 1_000_000 + "x", "a" * 100_000, " \n" * 50_000], ids=["spaces", "as", "lines"])
-def test_very_long_runs_neither_crash_nor_get_lost(pattern, text):
-    tok = Tokenizer(TRAINED.vocab, TRAINED.specials, TRAINED.roles, pattern)
+def test_very_long_runs_neither_crash_nor_get_lost(tok, text):
     assert tok.decode(tok.encode(text)) == text
 
 
@@ -355,8 +367,13 @@ def test_a_mask_that_its_model_does_not_have_needs_no_row(tmp_path):
 
 def test_equal_means_equal_in_everything_that_matters():
     assert Tokenizer.bytes() == Tokenizer.bytes() != TRAINED
-    assert Tokenizer(TRAINED.vocab, TRAINED.specials, TRAINED.roles, nfc=False) != TRAINED
+    assert cut_with(bpe.OWN_PATTERN) == cut_with(bpe.OWN_PATTERN) != cut_with(bpe.OWN_PATTERN, nfc=False)
     assert TRAINED != "a tokenizer"
+
+
+def test_half_a_character_which_json_can_hold_is_read_as_unknown():
+    for tok in BYTES, FIXTURE:
+        assert tok.decode(tok.encode("a\ud800b\ud83d\ude00")) == "a\ufffdb\U0001f600"
 
 
 # ---- errors ----
@@ -373,7 +390,8 @@ def cut_by(*steps, use_regex=True):
 
 @pytest.mark.parametrize("files, message", [
     ({}, "no tokenizer at .*expected tokenizer.json, vocab.json"),
-    ({"tokenizer__json": "{"}, "not valid JSON"), ({"tokenizer__json": "[" * 100_000}, "cannot be read as JSON"),
+    ({"tokenizer__json": "{"}, "cannot be read as JSON"),
+    ({"tokenizer__json": "[" * 100_000}, "cannot be read as JSON"),
     ({"tokenizer__json": "version https://git-lfs.github.com/spec/v1\n"}, "is only a pointer of Git LFS .*lfs pull"),
     ({"tokenizer__json": []}, "tokenizer.json holds a list, expected an object"),
     ({"tokenizer__json": {"model": {}}}, "does not look like a tokenizer file"),
@@ -393,7 +411,7 @@ def test_a_file_that_cannot_be_used_is_explained_in_a_sentence(tmp_path, files, 
     {"pre_tokenizer": cut_by({"type": "Digits", "individual_digits": False})},
     {"pre_tokenizer": cut_by(SPACES, use_regex=False)}, {"pre_tokenizer": cut_by(SPACES | {"behavior": "Isolated"})},
     {"normalizer": {"type": "Lowercase"}}])
-def test_what_tiktoken_cannot_express_is_read_by_the_package_tokenizers(tmp_path, change):
+def test_a_tokenizer_json_of_any_kind_gives_the_ids_of_the_package_tokenizers(tmp_path, change):
     path = folder(tmp_path, tokenizer__json=spec(**change))
     ours, theirs = Tokenizer.load(path), tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
     text = "The theory of  two things: x1 == 1234\n  return a"
@@ -401,8 +419,19 @@ def test_what_tiktoken_cannot_express_is_read_by_the_package_tokenizers(tmp_path
 
 
 def test_a_file_that_the_package_cannot_read_either_is_refused_with_its_words(tmp_path):
-    with pytest.raises(ValueError, match="tokenizer.json is no byte-level BPE .*: it says Missing vocab"):
+    with pytest.raises(ValueError, match="cannot be read by the package tokenizers: it says Missing vocab"):
         Tokenizer.load(folder(tmp_path, tokenizer__json=spec(model={"type": "Unigram"})))
+
+
+def test_a_mask_that_a_list_of_tokens_has_at_another_id_is_refused(tmp_path):
+    """Unigram (T5) lists its tokens, so the package gives an added token the next id, whatever config.json says."""
+    unigram = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["<eos>", -2.0]]}
+    path = folder(tmp_path, tokenizer__json=spec(model=unigram, added_tokens=[]),
+                  tokenizer_config__json={"eos_token": "<eos>"}, config__json={"mask_token_id": 3})  # fmt: skip
+    assert Tokenizer.load(path).mask_id == 3
+    folder(tmp_path, config__json={"mask_token_id": 30})
+    with pytest.raises(ValueError, match="should have the id 30"):
+        Tokenizer.load(path)
 
 
 def test_a_path_that_is_no_tokenizer_is_named(tmp_path):
@@ -435,9 +464,9 @@ def test_a_model_whose_texts_begin_with_a_token_gets_it_as_transformers_gives_it
     transformers = pytest.importorskip("transformers")
     path, bos = beginning(tmp_path, {})
     tok, theirs = Tokenizer.load(path), transformers.PreTrainedTokenizerFast.from_pretrained(path)
-    ids = tok.begin(tok.encode("return a + b"))
+    ids = tok.add_bos(tok.encode("return a + b"))
     assert ids[0] == bos and ids == theirs("return a + b")["input_ids"]
-    assert tok.begin(ids) == ids  # a chat template may have written it
+    assert tok.add_bos(ids) == ids  # a chat template may have written it
     tok.save(tmp_path / "again")
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "again")
     assert Tokenizer.load(tmp_path / "again") == tok and theirs("return a + b")["input_ids"] == ids
@@ -489,7 +518,7 @@ def test_a_sentencepiece_tokenizer_has_the_ids_and_texts_of_transformers(tmp_pat
     made = ["".join(rng.choices("ab  Annhas.\n\t07é你😀\u0301<>", k=rng.randint(0, 30))) for _ in range(300)]
     for text in [*SAMPLE, *made, "Ann has 12 apples.<end_of_turn>\n<start_of_turn>model\n<eos> x <mask>"]:
         ids = theirs(text)["input_ids"]
-        assert tok.begin(tok.encode(text, specials=True)) == ids
+        assert tok.add_bos(tok.encode(text, specials=True)) == ids
         assert tok.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert tok.decode(ids, specials=True) == theirs.decode(ids, clean_up_tokenization_spaces=False)
         assert tok.decode(tok.encode(text)) == text  # no character is lost, and what looks like a special token is text

@@ -415,7 +415,7 @@ def test_a_curriculum_begins_with_the_easy_rows(tiny):
 def test_a_range_of_difficulty_holds_for_training_and_evaluation(tiny):
     cfg = tiny(difficulty=(2, 4))
     for split in ("train", "val"):
-        rows = texts.read_rows(cfg, split)
+        rows = texts.split_rows(cfg, split)
         assert {row["difficulty"] for row in rows} <= {2, 3, 4} and rows
 
 
@@ -492,7 +492,7 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_never_taken_for_a
         found = plain(*args)
         if step := next(moves, None):  # the run saves another, and deletes this one
             (old,) = disk.steps(cfg.out_dir)
-            os.rename(disk.of_step(cfg.out_dir, old), disk.of_step(cfg.out_dir, step))
+            os.rename(disk.checkpoint_folder(cfg.out_dir, old), disk.checkpoint_folder(cfg.out_dir, step))
         return found
 
     monkeypatch.setattr(disk, after, rotating)
@@ -622,7 +622,7 @@ def test_resuming_a_finished_run_does_nothing(unbroken):
 
 def test_a_disk_that_is_full_for_a_save_behind_the_steps_and_for_the_next_line_is_said_once(
         tiny, monkeypatch, tmp_path):
-    cfg, begun, plain = tiny(eval_interval=12), threading.Event(), disk.write
+    cfg, begun, plain = tiny(eval_interval=12), threading.Event(), disk.write_files
 
     def write(folder, files):
         plain(folder, files)
@@ -638,7 +638,7 @@ def test_a_disk_that_is_full_for_a_save_behind_the_steps_and_for_the_next_line_i
             raise OSError(errno.ENOSPC, "?", f"{cfg.out_dir}/metrics.jsonl")
 
     real = runs.Log.metrics
-    monkeypatch.setattr(disk, "write", write)
+    monkeypatch.setattr(disk, "write_files", write)
     monkeypatch.setattr(runs.Log, "metrics", metrics)
     assert leave(cfg, monkeypatch, tmp_path) == (
         f"error: No space left on device at {cfg.out_dir}/metrics.jsonl: {cfg.out_dir}/step-000003 is whole; make room "
@@ -649,7 +649,7 @@ def test_a_disk_that_is_full_for_a_save_behind_the_steps_and_for_the_next_line_i
 @pytest.mark.parametrize("when", ["between steps", "during a save"])
 def test_a_folder_that_is_deleted_under_a_run_is_made_again_and_the_run_saved(
         unbroken, tiny, monkeypatch, capsys, when):
-    cfg, plain, gone = tiny(), disk.write, []
+    cfg, plain, gone = tiny(), disk.write_files, []
 
     def delete():
         gone.append(shutil.rmtree(cfg.out_dir, ignore_errors=True))  # while the run writes into it
@@ -657,7 +657,7 @@ def test_a_folder_that_is_deleted_under_a_run_is_made_again_and_the_run_saved(
     def batches(old):
         def deleting(state, key):
             if state.step == 6:
-                disk.settled()
+                disk.wait_for_writer()
                 if when == "between steps":
                     delete()
             yield from old(state, key)
@@ -669,7 +669,7 @@ def test_a_folder_that_is_deleted_under_a_run_is_made_again_and_the_run_saved(
             delete()
 
     change_task(monkeypatch, batches=batches)
-    monkeypatch.setattr(disk, "write", write)
+    monkeypatch.setattr(disk, "write_files", write)
     train.train(cfg)
     assert gone and left(cfg.out_dir)[0] == left(unbroken.out_dir)[0]
     said = f"{cfg.out_dir} was deleted: it is made again, and its logs begin with step "

@@ -1,18 +1,19 @@
 """
-Sums and differences, the plainest task there is to compare two models on:
+Make sums and differences, the plainest task to compare two models on:
 
     {"prompt": "317+58=", "completion": "375", "answer": "375", "difficulty": 2}
 
-difficulty = the digits of the larger number, 1 to 4; no result is below 0. A carry runs from right to left, so whoever
-writes from left to right has to know the end before the beginning, and whoever may choose can begin with the units.
-The split is by the two numbers: a twentieth of all pairs (`held_out`) never occurs in train, in either order or with
-either sign. 20,000 train and 400 val rows of each difficulty (of 1 there are only 146 and 9), made in 1 second.
+The difficulty is the number of digits of the larger number, 1 to 4. No result is below 0. A carry runs from right to
+left, so a model that writes from left to right has to know the last digit before it writes the first; a model that
+chooses its order can begin with the units. The split is by the two numbers: a twentieth of all pairs (`held_out`) never
+occurs in train, in either order or with either sign. Each difficulty has 20,000 train and 400 val rows (difficulty 1
+only 146 and 9). They are made in 1 second.
 
     python data/arith/prepare.py           # -> data/arith
     python data/arith/prepare.py totals    # -> data/arith/totals
 
-The totals are long for their size: 25 groups of 4 bits, and each group's running totals, modulo 2. A bit needs those
-before it in its group, while groups need nothing of each other. Prompts have 125 characters, completions 124:
+The totals are long but easy: 25 groups of 4 bits, and the running totals of each group, modulo 2. A bit depends on the
+bits before it in its group; groups do not depend on each other. Prompts have 125 characters, completions 124:
 
     {"prompt": "1011 0110 ... 0001=", "completion": "1101 0100 ... 0001", "answer": "1101 0100 ... 0001"}
 """
@@ -28,12 +29,12 @@ GROUPS, DIGITS, MODULO = 25, 4, 2  # of totals; modulo 10, or with 7 bits, 600 s
 
 
 def held_out(a, b):
-    """Is a pair of numbers kept for val? A twentieth are."""
+    """True if a pair of numbers is for val: a twentieth are."""
     return zlib.crc32(f"{min(a, b)} {max(a, b)}".encode()) % 20 == 0
 
 
 def pairs(rng, digits):
-    """Yields pairs of numbers of at most that many digits: all there are of few, else as they come."""
+    """Yield pairs of numbers with at most this many digits: all pairs if they are few, otherwise random ones."""
     n = 10**digits
     if digits < 3:
         yield from rng.sample(list(itertools.product(range(n), repeat=2)), n * n)
@@ -42,7 +43,7 @@ def pairs(rng, digits):
 
 
 def build(seed=0):
-    """Seed -> {"train": rows, "val": rows}, no two with the same prompt."""
+    """Make {"train": rows, "val": rows}, no two with the same prompt."""
     rng, splits = random.Random(seed), {"train": [], "val": []}
     for digits in (1, 2, 3, 4):
         wanted, seen = {"train": ROWS, "val": VAL_ROWS}, set()
@@ -61,7 +62,7 @@ def build(seed=0):
 
 
 def totals(rng, n):
-    """-> n rows of running totals."""
+    """Make n rows of running totals."""
     say = lambda groups: " ".join("".join(str(n % MODULO) for n in group) for group in groups)
     for _ in range(n):
         groups = [[rng.randrange(MODULO) for _ in range(DIGITS)] for _ in range(GROUPS)]

@@ -1,7 +1,7 @@
 """
-What the functions of this data set are made of: SLOTS, the parts; FAMILIES, sentences and bodies with gaps for them.
-A gap like {take} is a phrase in the sentence and an expression about x in the body; {take:n} is the expression about n,
-{take2} a second choice from the same slot.
+The parts of the functions in this data set: FAMILIES are sentences and bodies with gaps, SLOTS are the choices for a
+gap. A gap like {take} is a phrase in the sentence and an expression about x in the body; {take:n} is the expression
+about n, {take2} a second choice from the same slot.
 """
 SLOTS = {
     "map": [

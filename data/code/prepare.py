@@ -1,21 +1,21 @@
 """
-Small Python functions: a signature and a line of English, to be completed by the body.
+Make small Python functions: the prompt is a signature and a line of English, the completion is the body.
 
     {"prompt": "def f(xs):\\n    \"\"\"Return the sum of the squares of the odd numbers in xs.\"\"\"\\n",
      "completion": "    return sum(x * x for x in xs if x % 2 == 1)", "entry": "f",
      "tests": ["assert f([]) == 0", "assert f([0]) == 0", "assert f([3]) == 9", ...], "difficulty": 18, "family": "sum"}
 
-A function is a sentence and a body of families.py, with a choice for each of their gaps. Its difficulty is how many
-tokens the body has. The split is by composition: a fifth of the choices of every family are val and never occur in
-train, but their parts do.
+A function is a sentence and a body of families.py, with a choice for each of their gaps. Its difficulty is the number
+of tokens in the body. The split is by composition: a fifth of the combinations of each family are val and never occur
+in train, but their parts do.
 
-Tests: all bodies were run on all inputs of `pools`. What behaves like an earlier function was dropped. A row has the
-three simplest inputs; those that tell it from the other functions with its signature, and from itself with a number or
-a comparison off by one; and others, 10 at least. So 0 of 1,954,492 (row, other body) pairs pass.
+Tests: all bodies are run on all inputs of `pools`, and a function that behaves like an earlier one is dropped. A row
+has at least 10 tests: the three simplest inputs; inputs that tell the function from the others with its signature, and
+from itself with a number or a comparison off by one; then further ones. So 0 of 1,954,492 (row, other body) pairs pass.
 
-2,894 train and 683 val rows from 89 families, 827 of them with several lines, made in 6 seconds. The BPE in
-tokenizer.tiktoken has 512 ids; a row has 46 tokens on average, 37 + 37 (prompt + completion) hold 99% of the rows and
-43 + 38 all of them.
+There are 2,894 train and 683 val rows from 89 families, 827 of them with several lines, made in 6 seconds. The BPE in
+tokenizer.tiktoken has 512 ids. A row has 46 tokens on average; 37 + 37 (prompt + completion) hold 99% of the rows,
+43 + 38 all.
 
     python data/code/prepare.py
 """
@@ -43,8 +43,8 @@ class Code(str):
 
 
 def functions(rng):
-    """-> (parameters, row without tests) of every family; of a large family, a sample of its choices."""
-    from data.code.families import FAMILIES, SLOTS  # here, as a script only knows the way once it runs
+    """List (parameters, row without tests) for every family; for a large family, a sample of its combinations."""
+    from data.code.families import FAMILIES, SLOTS  # here, because a script sets its path only when it runs
     for family, parameters, sentence, body in FAMILIES:
         gaps = [name for _, name, _, _ in string.Formatter().parse(sentence) if name]
         choices = [c for c in itertools.product(*(SLOTS[gap.rstrip("2")] for gap in gaps)) if len(set(c)) == len(c)]
@@ -58,7 +58,7 @@ def functions(rng):
 
 
 def pools(rng):
-    """-> {parameters: inputs [tuple of arguments]}, the simplest and the boundaries of the slots first."""
+    """Make {parameters: inputs [tuple of arguments]}, the simplest inputs and the boundaries of the slots first."""
     some = lambda draw, low, high, n: [[draw() for _ in range(rng.randint(low, high))] for _ in range(n)]
     number = lambda: rng.randint(-9, 15)
     word = lambda: rng.choice(WORDS.split())
@@ -82,7 +82,7 @@ def pools(rng):
 
 
 def run(row, inputs):
-    """Runs our own body on every input -> results; None where it fails, which a test cannot ask for."""
+    """Run the body of a row on every input -> results; None if it fails, as no test can expect that."""
     results, scope = [], {}
     exec(row["prompt"] + row["completion"], scope)
     for arguments in inputs:
@@ -94,19 +94,19 @@ def run(row, inputs):
 
 
 def frozen(value):
-    """A result -> something hashable that is equal exactly when the result is (1 == True, but [1] != (1,))."""
+    """Make a hashable value of a result, equal exactly if the results are equal (1 == True, but [1] != (1,))."""
     if isinstance(value, list | tuple):
         return (type(value), *map(frozen, value))
     return ("dict", frozenset((k, frozen(v)) for k, v in value.items())) if isinstance(value, dict) else value
 
 
 def with_tests(rows, inputs, rng):
-    """Rows of one signature -> those unlike all before them, with tests, and how many times another body passes."""
+    """Add tests to the rows of one signature -> rows unlike all before them, how often another body passes."""
     behaviours = {}
     for row in rows:
         results = run(row, inputs)
         behaviours.setdefault(tuple(map(frozen, results)), (row, results))
-    # agree[i][result] = the functions that answer input i so, one bit each
+    # agree[i][result] = the functions that return this result for input i, one bit each
     agree = [collections.Counter() for _ in inputs]
     for bit, behaviour in enumerate(behaviours):
         for i, result in enumerate(behaviour):
@@ -121,7 +121,7 @@ def with_tests(rows, inputs, rng):
         spare = [i for i in range(len(inputs)) if results[i] and short(i)]
         alike, seen, chosen = functools.reduce(operator.or_, same) & ~(1 << bit), collections.Counter(), []
         while spare:
-            # the three simplest inputs, then whatever rules out most of the others, then results not seen so often
+            # the three simplest inputs, then those that rule out most other functions, then rare results
             left = {i: (alike & same[i]).bit_count() for i in spare}
             best = min(spare, key=lambda i: (left[i], seen[behaviour[i]]))  # noqa: B023
             if len(chosen) >= TESTS and left[best] == alike.bit_count():
@@ -137,7 +137,7 @@ def with_tests(rows, inputs, rng):
 
 
 def mutants(row):
-    """A row -> rows in which a number or the strictness of a comparison is off by one: their boundaries get tested."""
+    """Make rows in which a number or the strictness of a comparison is off by one, so that boundaries are tested."""
     body = row["completion"]
     if "while" in body:  # could run forever
         return
@@ -148,7 +148,7 @@ def mutants(row):
 
 
 def build(seed=0):
-    """Seed -> {"train": rows, "val": rows}; prints how well the tests tell the functions apart."""
+    """Make {"train": rows, "val": rows}, and print how well the tests tell the functions apart."""
     rng, splits = random.Random(seed), {"train": [], "val": []}
     by_signature = collections.defaultdict(list)
     for parameters, row in functions(rng):
@@ -174,7 +174,7 @@ def build(seed=0):
 
 
 def tokenizer(splits):
-    """The BPE of the training rows."""
+    """Train a BPE on the training rows."""
     from data import Tokenizer
     return Tokenizer.train((row["prompt"] + row["completion"] for row in splits["train"]), VOCAB)
 

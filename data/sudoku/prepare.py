@@ -1,18 +1,19 @@
 """
-4x4 sudoku with 4 to 12 empty cells, each with one solution. Row by row, `.` is empty; the completion is the grid:
+Make 4x4 sudokus with 4 to 12 empty cells and one solution. The prompt has the cells row by row, with `.` for an empty
+one; the completion is the grid:
 
     {"prompt": "1...42.12....12.:", "completion": "1342423124133124", "difficulty": 9}
 
-difficulty = empty cells; with more than 12, no puzzle has one solution. There are 288 grids and the split is by grid:
-the puzzles of 240 grids are train (52,708 rows), those of the other 48 are val (1,728). Prompts have 17 characters,
-completions 16. Made in 2 seconds.
+The difficulty is the number of empty cells; with more than 12, no puzzle has one solution. There are 288 grids, and the
+split is by grid: the puzzles of 240 grids are train (52,708 rows), those of the other 48 are val (1,728). Prompts have
+17 characters, completions 16. The rows are made in 2 seconds.
 
     python data/sudoku/prepare.py             # -> data/sudoku
     python data/sudoku/prepare.py --size=9    # -> data/sudoku9: 9x9, 35,980 + 4,000 rows in 2 minutes
 
-The 9x9 puzzles have 30 to 54 empty cells and a column `technique`, the least that solves them: "naked" (some cell has
-one option left), "hidden" (some digit has one place left in a row, column or box) or "search". They are dug out of
-random grids, other ones for val than for train, and each is shown under 10 symmetries.
+The 9x9 puzzles have 30 to 54 empty cells and a column `technique`, the simplest that solves them: "naked" (some cell
+has one option left), "hidden" (some digit has one place left in a row, column or box) or "search". They are made by
+emptying cells of random grids, which differ between train and val. Each comes in 10 symmetric copies.
 """
 import argparse
 import random
@@ -22,17 +23,17 @@ from pathlib import Path
 TRAIN, PER_LEVEL, PER_LEVEL_VAL = 240, 25, 4  # grids; puzzles of each grid and number of empty cells
 TRIES = 2000                                  # a third of the grids have only 12 puzzles with 12 empty cells
 GRIDS, SYMMETRIES = (450, 50), 10             # 9x9: train and val grids; copies of each puzzle
-EMPTY_9 = (30, 34, 38, 42, 46, 49, 52, 54)    # 9x9: a puzzle each on the way down, as long as one solution lasts
+EMPTY_9 = (30, 34, 38, 42, 46, 49, 52, 54)    # 9x9: empty cells of the puzzles of a grid, while one solution remains
 
 
 def lines(size):
-    """4 or 9 -> for each cell its row, column and box, numbered 0 to 3 * size - 1."""
+    """List the row, column and box of each cell, numbered 0 to 3 * size - 1. size: 4 or 9."""
     side = int(size ** 0.5)
     return [(r, size + c, 2 * size + r // side * side + c // side) for r in range(size) for c in range(size)]
 
 
 def options(cells, where, size):
-    """Cells (0 = empty), lines(size) -> {empty cell: the digits it may still have}."""
+    """Find the digits that each empty cell can still have. cells: 0 is empty; where: lines(size)."""
     taken = [{0} for _ in range(3 * size)]
     for d, (r, c, b) in zip(cells, where, strict=True):
         taken[r].add(d), taken[c].add(d), taken[b].add(d)
@@ -41,7 +42,7 @@ def options(cells, where, size):
 
 
 def solutions(cells, size, order=sorted):
-    """Cells (0 = empty) -> all solutions, one after the other, the cell with the fewest options first."""
+    """Yield all solutions of cells (0 is empty), trying the cell with the fewest options first."""
     where = lines(size)
 
     def fill(cells):
@@ -57,7 +58,7 @@ def solutions(cells, size, order=sorted):
 
 
 def check(prompt, completion, **_):
-    """Is the completion a whole grid that obeys the rules and keeps the given cells?"""
+    """True if the completion is a whole grid that obeys the rules and keeps the given cells."""
     given, size = prompt.rstrip(":"), {16: 4, 81: 9}.get(len(completion))
     if size is None or len(given) != len(completion):
         return False
@@ -67,22 +68,22 @@ def check(prompt, completion, **_):
 
 
 def row(cells, grid, **columns):
-    """Puzzle (0 = empty), its solution -> the row."""
+    """Make a row of a puzzle (0 is empty) and its solution."""
     return {"prompt": "".join(".123456789"[d] for d in cells) + ":", "completion": "".join(map(str, grid)),
             "difficulty": cells.count(0), **columns}
 
 
 def shuffled(items, rng):
-    """Items -> a list of them in random order."""
+    """List the items in random order."""
     return rng.sample(list(items), len(items))
 
 
 def build(seed=0):
-    """Seed -> {"train": rows, "val": rows} of 4x4."""
+    """Make {"train": rows, "val": rows} of 4x4 puzzles."""
     rng = random.Random(seed)
     grids = shuffled(list(solutions([0] * 16, 4)), rng)  # all 288
-    # has[cell][digit] = the grids with this digit there, one bit each: a puzzle has one solution if the AND over its
-    # given cells leaves one bit. That is a thousand times faster than solving it.
+    # has[cell][digit] = the grids with this digit in this cell, one bit each. A puzzle has one solution if the AND over
+    # its given cells leaves one bit: a thousand times faster than solving it.
     has = [[sum((grid[i] == d) << g for g, grid in enumerate(grids)) for d in range(5)] for i in range(16)]
     splits = {"train": [], "val": []}
     for g, grid in enumerate(grids):
@@ -102,7 +103,7 @@ def build(seed=0):
 
 
 def build9(seed=0, grids=GRIDS):
-    """Seed, numbers of train and val grids -> {"train": rows, "val": rows} of 9x9."""
+    """Make {"train": rows, "val": rows} of 9x9 puzzles. grids: the numbers of train and val grids."""
     rng, splits = random.Random(seed), {}
     for split, n in zip(("train", "val"), grids, strict=True):
         rows = []
@@ -118,7 +119,7 @@ def build9(seed=0, grids=GRIDS):
 
 
 def dig(grid, rng):
-    """Grid of 9x9 -> puzzles with more and more empty cells; a cell stays if it could have another digit without it."""
+    """Empty more and more cells of a 9x9 grid -> puzzles; a cell without which there are two solutions stays."""
     cells, where = list(grid), lines(9)
     for i in shuffled(range(81), rng):
         cells[i] = 0
@@ -130,7 +131,7 @@ def dig(grid, rng):
 
 
 def symmetry(rng):
-    """A change of 9x9 cells that keeps the rules: digits renamed, rows and columns moved in and as bands, mirrored."""
+    """Draw a change of 9x9 cells that keeps the rules: it renames digits, moves rows, columns and bands, mirrors."""
     names = [0, *shuffled(range(1, 10), rng)]
     rows, columns = ([3 * band + i for band in shuffled(range(3), rng) for i in shuffled(range(3), rng)] for _ in "rc")
     places = [9 * r + c for r in rows for c in columns]
@@ -140,7 +141,7 @@ def symmetry(rng):
 
 
 def technique(cells):
-    """Puzzle of 9x9 -> the least that solves it: "naked", "hidden" or "search"."""
+    """Find the simplest technique that solves a 9x9 puzzle: "naked", "hidden" or "search"."""
     cells, where, used = list(cells), lines(9), "naked"
     while left := options(cells, where, 9):
         step = next(((i, digits) for i, digits in left.items() if len(digits) == 1), None)

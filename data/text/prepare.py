@@ -1,15 +1,15 @@
 """
-English and code that every Python carries: the language reference behind `help("while")` (pydoc_data.topics) and the
-sources of the standard library. A row is a document, without a prompt:
+Collect the English and the code that come with every Python: the language reference behind `help("while")`
+(pydoc_data.topics) and the sources of the standard library. A row is a document, without a prompt:
 
     {"prompt": "", "completion": "The \\"while\\" statement\\n****...", "source": "topics/while", "difficulty": 1}
 
-difficulty: 1 for English, 2 for code. Every 20th document is val. Nothing is copied into this repository, so the text
-is that of the Python which runs this: with 3.11, 563 train documents of 9.4 and 30 val documents of 0.7 million
-characters. Left out are tests, tables of character codes and what is not the library's own. Documents repeat each
-other: 4.0% of the characters of val lie in runs of 100 that stand in train too (cProfile.py 43%; topics/while 94%,
-which also stands in a longer topic), so bits per byte on val are a little too good. The BPE in tokenizer.tiktoken has
-2048 ids, learnt from a fifth of train; a token is 3.1 characters. Made in 3 seconds.
+English has difficulty 1, code 2. Every 20th document is val. Nothing is copied into this repository: the text is that
+of the Python that runs this (3.11: 563 train documents of 9.4 and 30 val documents of 0.7 million characters). Tests,
+tables of character codes and files that are not the library's own are left out. Documents repeat each other: 4.0% of
+the characters of val are in runs of 100 that are also in train (cProfile.py 43%; topics/while 94%, as it is also part
+of a longer topic), so bits per byte on val are a little too good. The BPE in tokenizer.tiktoken has 2048 ids, trained
+on a fifth of train; a token has 3.1 characters. The rows are made in 3 seconds.
 
     python data/text/prepare.py
 """
@@ -23,12 +23,12 @@ from pathlib import Path
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "lib2to3",
             "_vendor", "_bundled", "turtledemo"}
 VAL = 20  # one document in 20
-VOCAB, SAMPLE = 2048, 5  # ids; one train document in 5 teaches them
+VOCAB, SAMPLE = 2048, 5  # ids; trained on one train document in 5
 ENOUGH = 1_000_000  # characters
 
 
 def documents():
-    """-> {name: text}: what there is on this machine, sorted by name."""
+    """Collect {name: text} of the documents on this machine, sorted by name."""
     library = Path(sysconfig.get_paths()["stdlib"])
     topics = importlib.import_module("pydoc_data.topics").topics
     found = {f"topics/{name}": text for name, text in sorted(topics.items())}
@@ -44,7 +44,7 @@ def documents():
 
 
 def build(seed=0):
-    """Seed -> {"train": rows, "val": rows}, one row a document."""
+    """Make {"train": rows, "val": rows}, one row per document."""
     rows = [{"prompt": "", "completion": text, "source": name, "difficulty": 1 if name.startswith("topics/") else 2}
             for name, text in documents().items()]
     random.Random(seed).shuffle(rows)

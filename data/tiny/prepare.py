@@ -1,11 +1,12 @@
 """
-What a recipe for a real model is tried on:  python train.py config/llada_gsm8k_grpo.py --model=tiny
+Make tiny stand-ins for real models and data, to try recipes on:
 
-A random model of the family, two layers in the family's own files, and a few rows in the format of the real data. Each
-is made on first use, in a folder of its own here. That a recipe runs, from its chat template to its last checkpoint,
-can be seen on a laptop in a minute; nothing can be learnt from it.
+    python train.py config/llada_gsm8k_grpo.py --model=tiny        # makes what it needs
+    python data/tiny/prepare.py llada gsm8k                        # makes these two
 
-    python data/tiny/prepare.py llada gsm8k                                    # or the first line, which calls it
+A model is random, with two layers, in the files of its family. Its data are a few rows in the format of the real ones.
+Each gets a folder here. They show on a laptop, in a minute, that a recipe runs from its chat template to its last
+checkpoint; nothing can be learnt from them.
 """
 import json
 import random
@@ -25,25 +26,25 @@ from data import bpe
 HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
 VOCAB = 640  # bytes and merges, before the special tokens
-LLAMA3 = bpe.QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+LLAMA3 = bpe.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 GEMMA = ("{{ bos_token }}{% for m in messages %}<start_of_turn>{{ {'assistant': 'model'}.get(m.role, m.role) }}\n"
          "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
          "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}")
 QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TURNS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
-# name: what the family fixes, its special tokens in the order of their ids, which of them play a part, and the pattern
-# that cuts texts. LLaDA's tokenizer does not say which is the mask, only its config.json does; a causal model has none.
+# name: fields of ModelConfig, special tokens in the order of their ids, roles of some, the pattern that cuts texts.
+# Only LLaDA's config.json says which token is the mask, its tokenizer does not; a causal model has no mask.
 MODELS = {
     "llada": (dict(rope_theta=5e5),
               ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mdm_mask|>", "<role>", "</role>", *TURNS),
-              dict(mask="<|mdm_mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2),
+              dict(mask="<|mdm_mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
     "dream": (dict(shift=True, qkv_bias=True, n_kv_head=2, rope_theta=1e6, norm_eps=1e-6),
               (*QWEN, "<|beginoftext|>", "<|mask|>"),
-              dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2),
+              dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
     "diffucoder": (dict(shift=True, qkv_bias=True, n_kv_head=2, rope_theta=1e6, norm_eps=1e-6),
                    (*QWEN, "<|beginoftext|>", "<|mask|>", "<|dlm_pad|>"),
-                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), bpe.QWEN2),
+                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), bpe.QWEN2_PATTERN),
     "llama": (dict(causal=True, shift=True, n_kv_head=2, rope_theta=5e5),
               ("<|begin_of_text|>", "<|end_of_text|>", *TURNS), dict(eos="<|eot_id|>"), LLAMA3),
     "gemma2": (dict(causal=True, shift=True, gemma=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,
@@ -56,20 +57,20 @@ MODELS = {
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 def gsm8k(rng):
-    """A row of GSM8K, {"question", "answer"}: the steps and, after ####, the number."""
+    """Make a row of GSM8K, {"question", "answer"}: the steps and, after ####, the number."""
     name, a, b = rng.choice(("Ann", "Ben", "Eva")), rng.randint(2, 9), rng.randint(2, 9)
     return {"question": f"{name} has {a} apples and buys {b} more. How many apples does {name} have now?",
             "answer": f"{a} + {b} = <<{a}+{b}={a + b}>>{a + b} apples.\n#### {a + b}"}
 
 
 def countdown(rng):
-    """A row of Countdown-Tasks-3to4, {"nums", "target"}."""
+    """Make a row of Countdown-Tasks-3to4, {"nums", "target"}."""
     numbers = [rng.randint(1, 30) for _ in range(3)]
     return {"nums": numbers, "target": numbers[0] + numbers[1] - numbers[2]}
 
 
 def acecode(rng):
-    """A row of AceCode-87K."""
+    """Make a row of AceCode-87K."""
     n = rng.randint(2, 9)
     question = f"Write a Python function add_{n}(x) that returns x + {n}."
     return {"id": f"tiny_{n}", "source": "tiny", "question": question,
@@ -83,7 +84,7 @@ ROWS = {"gsm8k": gsm8k, "countdown": countdown, "acecode": acecode}
 
 
 def rows(name):
-    """A name of ROWS -> {"train": 16 rows, "test": 8 rows}, always the same."""
+    """Make {"train": 16 rows, "test": 8 rows} of a data set in ROWS, always the same."""
     rng = random.Random(name)
     return {"train": [ROWS[name](rng) for _ in range(16)], "test": [ROWS[name](rng) for _ in range(8)]}
 
@@ -91,56 +92,58 @@ def rows(name):
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 def tokenizer(name):
-    """A name of MODELS -> a Tokenizer: the bytes in GPT-2's order, merges learnt from all rows, the special tokens."""
+    """Make the tokenizer of a model: the bytes in GPT-2's order, merges trained on all rows, the special tokens."""
     _, specials, roles, pattern = MODELS[name]
-    texts = [str(value) for kind in ROWS for row in rows(kind)["train"] for value in data.normal(row).values()]
+    texts = [str(value) for kind in ROWS for row in rows(kind)["train"] for value in data.normalize_row(row).values()]
     merges = [token for token in bpe.train(texts, VOCAB) if len(token) > 1]
     if name == "gemma2":
         return sentencepiece(merges, specials, roles)
-    vocab = {token: i for i, token in enumerate([*(bytes([b]) for b in bpe.CHAR), *merges])}
+    vocab = {token: i for i, token in enumerate([*(bytes([b]) for b in bpe.CHARACTER), *merges])}
     roles = {"mask": bpe.SPECIALS["mask"], "pad": roles["eos"]} | roles
-    names = dict.fromkeys((*specials, roles["mask"]))
-    return bpe.Tokenizer(vocab, {text: len(vocab) + i for i, text in enumerate(names)}, roles, pattern, name != "llama")
+    ids = {text: len(vocab) + i for i, text in enumerate(dict.fromkeys((*specials, roles["mask"])))}
+    added = [{"id": i, "content": text} | bpe.FLAGS for text, i in ids.items()]
+    spec = bpe.byte_level_spec(vocab, bpe.merges_of(vocab), added, pattern, nfc=name != "llama")
+    return bpe.Tokenizer(vocab, ids, roles, spec)
 
 
 def sentencepiece(merges, specials, roles):
-    """[bytes] of ASCII, special tokens, roles -> a Tokenizer as Gemma's: characters, a space is a ▁, and bytes only for
-    characters that no token has."""
+    """Make a tokenizer like Gemma's: characters, ▁ for a space, bytes only for characters that no token has.
+
+    merges: ASCII tokens, in the order of their merges
+    """
     read = lambda token: token.decode().replace(" ", "▁")
-    age = {token: i for i, token in enumerate([*(bytes([b]) for b in range(128)), *merges])}
-    texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, age)]
+    ranks = {token: i for i, token in enumerate([*(bytes([b]) for b in range(128)), *merges])}
+    texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, ranks)]
     vocab = {text: i for i, text in enumerate(dict.fromkeys((*specials, *texts)))}
     fallback = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return bpe.Tokenizer(
         {text.encode(): i for text, i in vocab.items() if text not in specials}, {t: vocab[t] for t in specials}, roles,
         bos=("<bos>",), extra={"chat_template": GEMMA}, spec={
             "version": "1.0", "truncation": None, "padding": None,
-            "added_tokens": [{"id": vocab[text], "content": text, **flags} for text in specials],
+            "added_tokens": [{"id": vocab[text], "content": text, **bpe.FLAGS} for text in specials],
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
             "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
                               "invert": False},
-            "post_processor": bpe.prefix(["<bos>"], [vocab["<bos>"]]),
+            "post_processor": bpe.bos_processor(["<bos>"], [vocab["<bos>"]]),
             "decoder": {"type": "Sequence", "decoders": [*fallback, {"type": "Fuse"}]},
             "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
                       "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
-                      "vocab": vocab, "merges": [list(map(read, bpe.split(token, age))) for token in merges]}})
+                      "vocab": vocab, "merges": [list(map(read, pair)) for pair in bpe.merges_of(ranks)]}})
 
 
 def write_tokenizer(folder, tok, name):
-    """Writes the files that the family has: Dream's are those of Qwen2; of a tokenizer.json, what it does not say."""
+    """Write the tokenizer in the files of its family, without what the real ones leave out."""
     _, specials, roles, _ = MODELS[name]
     if name in ("dream", "diffucoder"):
-        age = {token: rank for rank, token in enumerate(tok.order)}
-        merges = [" ".join(map(bpe.written, bpe.split(token, age))) for token in tok.order[256:]]
-        bpe.write_json(folder / "vocab.json", {bpe.written(token): i for token, i in tok.vocab.items()})
-        bpe.write(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
+        merges = [" ".join(pair) for pair in tok.spec["model"]["merges"]]
+        bpe.write_json(folder / "vocab.json", {bpe.to_text(token): i for token, i in tok.vocab.items()})
+        bpe.write_whole(folder / "merges.txt", "\n".join(["#version: 0.2", *merges, ""]))
         bpe.write_json(folder / "added_tokens.json", tok.specials)
         bpe.write_json(folder / "tokenizer_config.json", {"tokenizer_class": "DreamTokenizer"} | {
             f"{role}_token": text for role, text in roles.items()})
         return
     tok.save(folder)
-    if name == "gemma2":  # whose settings name another end than its chat has
+    if name == "gemma2":  # its settings name another end of text than its chat uses
         settings = folder / "tokenizer_config.json"
         return bpe.write_json(settings, bpe.read_json(settings) | {"eos_token": "<eos>"})
     spec, config = (bpe.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
@@ -153,14 +156,14 @@ def write_tokenizer(folder, tok, name):
 
 
 def checkpoint(folder, name):
-    """Writes a random model of MODELS with its tokenizer -> the number of its parameters."""
+    """Write a random model with its tokenizer -> the number of its parameters."""
     tok, (fixed, specials, roles, _) = tokenizer(name), MODELS[name]
     used = max([*tok.vocab.values(), *(tok.specials[text] for text in specials)]) + 1
     ids = {f"{role}_id": tok.specials[text] for role, text in roles.items() if role != "mask" or "causal" not in fixed}
-    # Like the real ones: LLaDA has 115 rows more than ids, Dream 397; Llama 3 and Gemma none.
+    # As in the real ones: LLaDA's vocabulary has 115 rows more than ids, Dream's 397, Llama 3's and Gemma's none.
     size = used if "causal" in fixed else used // 64 * 64 + 64
     cfg = model.ModelConfig(vocab_size=size, **SIZE, **fixed, **ids)
-    rng = np.random.default_rng(0)  # model.init would compile for longer than the model computes
+    rng = np.random.default_rng(0)  # model.init would take longer to compile than the model to run
     draw = lambda path, shape: np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))
     params = jax.tree_util.tree_map_with_path(draw, model.shapes(cfg), is_leaf=lambda x: isinstance(x, tuple))
     disk.save(folder, params, cfg)
@@ -169,7 +172,7 @@ def checkpoint(folder, name):
 
 
 def make(name):
-    """A name of MODELS or ROWS -> its folder here, all of it at once; says what it is."""
+    """Make the folder of a model or a data set, which appears whole, and print what it is."""
     making, said = HERE / f".{name}", "a few rows in the format of the real data"
     shutil.rmtree(making, ignore_errors=True)
     if name in MODELS:
@@ -177,7 +180,7 @@ def make(name):
                 "can be learnt from it")  # fmt: skip
     else:
         for split, made in rows(name).items():
-            bpe.write(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
+            bpe.write_whole(making / f"{split}.jsonl", "".join(json.dumps(row) + "\n" for row in made))
     shutil.rmtree(HERE / name, ignore_errors=True)
     making.rename(HERE / name)
     print(f"data/tiny/{name}: {said}")

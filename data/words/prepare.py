@@ -1,13 +1,13 @@
 """
-Word problems of 1 to 3 steps. The completion works them out and ends as GSM8K's solutions do:
+Make word problems of 1 to 3 steps. The completion has the steps, and ends as GSM8K's solutions do:
 
     {"prompt": "Ivy has 6 keys. Ivy finds 5 more. Ivy wins until there are 2 times as many. How many keys? ",
      "completion": "6+5=11 11*2=22 #### 22", "answer": "22", "difficulty": 2}
 
-difficulty = steps. The split is by what happens to which numbers: a tenth of all triples of a sentence and its two
-numbers (`held_out`) never occur in train, and every step of a val problem is such a triple. So what "sells" does must
-be known by itself, while 12 - 5 may have been seen with "loses". 8,000 train and 400 val rows of each difficulty, made
-in 1 second. The BPE in tokenizer.tiktoken has 600 ids, words and numbers are one each; the longest rows have
+The difficulty is the number of steps. The split is by triples of a sentence and its two numbers: a tenth of them
+(`held_out`) never occur in train, and every step of a val problem is one of these. So a model has to know what "sells"
+does to new numbers, though it may have seen 12 - 5 with "loses". Each difficulty has 8,000 train and 400 val rows, made
+in 1 second. The BPE in tokenizer.tiktoken has 600 ids, one for each word and number. The longest rows have
 
     difficulty            1       2       3
     tokens            23+11   35+19   46+27    prompt + completion
@@ -39,18 +39,18 @@ VOCAB = 600
 
 
 def held_out(event, n, m):
-    """Is a sentence with these numbers, what there was and what is in it, kept for val? A tenth are."""
+    """True if a sentence about n things, with the number m in it, is for val: a tenth are."""
     return zlib.crc32(f"{event} {n} {m}".encode()) % 10 == 0
 
 
 def operands(sign, a):
-    """Sign, what there is so far -> the numbers that may come next; all results are whole and 1 to LARGEST."""
+    """List the numbers that can follow a sign, so that the result is whole and from 1 to LARGEST."""
     return {"+": range(2, min(20, LARGEST - a) + 1), "-": range(2, min(20, a - 1) + 1),
             "*": range(2, min(9, LARGEST // a) + 1), "/": [n for n in range(2, 10) if a % n == 0]}[sign]
 
 
 def problem(rng, steps):
-    """Number of steps -> a row, and for each step whether it is held out."""
+    """Make a problem of this many steps -> a row, and for each step whether it is held out."""
     a, b = rng.sample(NAMES, 2)
     thing, n = rng.choice(THINGS), rng.randint(2, 20)
     text, work, unseen = [f"{a} has {n} {thing}."], [], []
@@ -68,7 +68,7 @@ def problem(rng, steps):
 
 
 def build(seed=0):
-    """Seed -> {"train": rows, "val": rows}, no two with the same prompt."""
+    """Make {"train": rows, "val": rows}, no two with the same prompt."""
     rng, splits, seen = random.Random(seed), {"train": [], "val": []}, set()
     for steps in (1, 2, 3):
         wanted = {"train": ROWS, "val": VAL_ROWS}
