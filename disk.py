@@ -223,7 +223,7 @@ def find(path):
     """The folder of a model or of adapters: `path` itself, or the newest checkpoint in the out_dir of a run of ours."""
     if not os.path.isdir(path):
         name = os.path.basename(os.path.normpath(path))
-        made = os.path.isfile(config.placed(f"config/{name}.py"))
+        made = os.path.isfile(config.resolve_path(f"config/{name}.py"))
         raise ValueError(f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it"
                          + (f"; python train.py config/{name}.py makes out/{name}" if made else ""))
     if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", ADAPTERS)):

@@ -184,7 +184,7 @@ def keep(found, adv, cfg):
     """Scored, its advantages (N, G) -> Rollout of K completions, what the loss weighs them with (K,): the largest."""
     if cfg.loss_type == "wd1":
         adv = grpo.wd1_weights(adv, ~np.isnan(found.rewards).all(0))
-    adv, K = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.kept(cfg)
+    adv, K = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
     if K == adv.size:
         return found.rollout, adv
     best = jnp.argsort(-jnp.abs(adv))[:K]
@@ -301,7 +301,7 @@ def iteration(state, key, score, draw, fns, cfg, tok):
             r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(k_roll, n), prompts, cfg, tok))
         # The device goes on with what needs no rewards while the host scores; but it is not known then which
         # completions stay, when groups may be drawn again or only the best are kept.
-        ready = minibatches(r) if tries == 1 and config.kept(cfg) == len(r.x) else None
+        ready = minibatches(r) if tries == 1 and config.n_update(cfg) == len(r.x) else None
         with timed(notes, "time/old_ref"):
             kl = divergence(state, jax.random.fold_in(k_roll, tries + 1 + n), r, cfg) if cfg.kl_in_reward else None
         with timed(notes, "time/reward"):

@@ -132,7 +132,7 @@ def changed(cfg, was, free):
     now, default = (json.loads(json.dumps(config.flatten(c))) for c in (cfg, config.Config()))
     for key in ("judge_from", "ref_from"):
         if (now[key] or "").endswith(".py"):
-            now[key] = config.read(now[key]).out_dir
+            now[key] = config.read_file(now[key]).out_dir
     free = [*free, "max_iters"] if cfg.num_epochs else free  # it was counted then, and will be
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in now if k in was and now[k] != was[k]
                      and k not in free and not (k.startswith("model.") and now[k] == default[k]))  # fmt: skip

@@ -333,7 +333,7 @@ def train(cfg, rows=None, rewards=None):
     list}, and rewards, a function, a list or {name: fn}, may stand for the keys dataset and, if empty, rewards."""
     with contextlib.ExitStack() as claims:
         claims.enter_context(mesh.use(cfg.mesh))
-        cfg = claims.enter_context(scores.in_memory(config.at_home(cfg), rows, rewards))
+        cfg = claims.enter_context(scores.in_memory(config.resolve_paths(cfg), rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.claimed(cfg.out_dir))
         run, state, best, done = begin(cfg, claims)

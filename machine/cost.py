@@ -49,7 +49,7 @@ def count_rows(cfg: Config) -> Rows:
         return Rows(rows, micro, micro, cfg.model.remat)
     micro = config.minibatch(cfg) // cfg.gradient_accumulation_steps * copies
     chunk = min(cfg.logp_chunk or micro, micro)
-    scored = cfg.updates_per_rollout * config.kept(cfg) * copies
+    scored = cfg.updates_per_rollout * config.n_update(cfg) * copies
     return Rows(width * scored, width * chunk, width * micro, cfg.model.remat or chunk < micro)
 
 
@@ -323,7 +323,7 @@ def describe(cfg: Config, limit: float | None = None, n_devices: int | None = No
 
 def check_fits(cfg: Config, shape: ModelConfig) -> None:
     """Refuse a run that cannot fit with a model of this shape. The estimate is right to a factor of 2."""
-    cfg = config.of_shape(cfg, shape)
+    cfg = config.with_model(cfg, shape)
     if not cfg.eval_only and estimate_bytes(cfg)["peak"] > 2 * device_memory():
         text = "; ".join(describe(cfg))
         raise ValueError(text.replace("warning: this run will probably not", "this run cannot"))
@@ -442,7 +442,7 @@ def abstract_batch(cfg):
 def abstract_minibatches(cfg, state):
     """Return the minibatches of an iteration of grpo, as shapes."""
     dtypes = {"x": "int32", "valid": bool, "hole": bool, "mask": bool, "step": "int32", "logp": "float32"}
-    arrays = abstract_text(cfg, config.kept(cfg), **dtypes)
+    arrays = abstract_text(cfg, config.n_update(cfg), **dtypes)
     rollout = objectives.Rollout(**arrays, n_steps=jax.ShapeDtypeStruct((), "int32"))
     key = jax.random.key(0)
     batches = jax.eval_shape(lambda *args: objectives.passes(args[0], key, key, args[1], cfg), state, rollout)

@@ -24,7 +24,7 @@ def trained(path, train, base=None):
     is run first, by `train`, if it was never finished."""
     if not path.endswith(".py"):
         return data.fetched(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
-    base = base or config.read(path)
+    base = base or config.read_file(path)
     steps = disk.steps(base.out_dir)
     run = disk.read_run(disk.find(base.out_dir)) if steps else {}
     if not run.get("finished"):
@@ -55,8 +55,8 @@ def continued(cfg):
     if cfg.resume and (other := runs.changed(cfg, was, runs.FREE + runs.LENGTH)):
         raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
                          f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
-    start = base.out_dir if (base := config.base_of(cfg)) else cfg.init_from
-    if start and not config.same_place(was["init_from"] or "", start):
+    start = base.out_dir if (base := config.base_run(cfg)) else cfg.init_from
+    if start and not config.is_inside(was["init_from"] or "", start):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
     start = disk.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
     return dataclasses.replace(cfg, init_from=start, base=()), folder
@@ -72,7 +72,7 @@ def check(cfg):
             raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
     if cfg.objective == "grpo":
         scores.check_early(cfg)
-    first = config.lineage(cfg)[-1]
+    first = config.base_runs(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known before it is
         cost.check_fits(cfg, first.model)
 
@@ -84,7 +84,7 @@ def located(cfg, train):
         if path := getattr(cfg, key):
             cfg = dataclasses.replace(cfg, **{key: trained(path, train)})
     if cfg.init_from and not resumed:
-        start = os.path.abspath(disk.find(trained(cfg.init_from, train, config.base_of(cfg))))  # from any folder
+        start = os.path.abspath(disk.find(trained(cfg.init_from, train, config.base_run(cfg))))  # from any folder
         cfg = dataclasses.replace(cfg, init_from=start, base=())
     if cfg.eval_only:  # of a run that is measured only the weights count
         cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)
@@ -124,10 +124,10 @@ def opened(cfg, folder, adapting):
     elif shape.block_causal:  # which is learnt with short blocks first (SDAR)
         shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
     disk.same_mask(folder, shape, tok)
-    config.check_start(cfg, shape, f"in {folder}")
+    config.check_model(cfg, shape, f"in {folder}")
     if shape.causal:  # of the ends that its config.json names, the one that the tokenizer's texts have
         shape = dataclasses.replace(shape, eos_id=tok.eos_id)
-    return params, tok, config.of_shape(cfg, shape).model
+    return params, tok, config.with_model(cfg, shape).model
 
 
 def with_ids(shape, tok):
@@ -151,7 +151,7 @@ def read(resumed, cfg):
     else:
         params, tok = None, data.tokenizer(cfg.dataset)
         shape = with_ids(cfg.model, tok)
-        config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
+        config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
         cost.check_fits(cfg, shape)
     disk.family(shape)  # a model that no folder can hold should not be trained first
     return dataclasses.replace(cfg, model=shape), tok, params, resumed
@@ -214,8 +214,8 @@ def plan_ahead(argv, devices, outline):
     """Prints what a run would take on devices that need not be here, before anything is downloaded, made or trained."""
     cost.parse_devices(devices)
     jax.config.update("jax_platforms", "cpu")
-    cfg = config.load(argv, planned=True)
-    first = config.lineage(cfg)[-1]
+    cfg = config.load(argv, for_plan=True)
+    first = config.base_runs(cfg)[-1]
     folder = data.prepare(first.init_from or "")
     if os.path.exists(os.path.join(folder, "config.json")):
         shape = disk.read_config(folder)
@@ -224,5 +224,5 @@ def plan_ahead(argv, devices, outline):
     else:
         shape = first.model if first.init_from else with_ids(first.model, data.tokenizer(first.dataset))
     with cost.traced_for(devices):
-        for line in cost.plan(config.of_shape(cfg, shape), devices, outline):
+        for line in cost.plan(config.with_model(cfg, shape), devices, outline):
             print(line, flush=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import typing
 
+import jax
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from machine import cost
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
          for name, kind in typing.get_type_hints(cls).items() if name != "model"}  # fmt: skip
-REAL = {path for path in RUNS if "downloads" in config.define(path)}  # recipes for models that are not here
+REAL = {path for path in RUNS if "downloads" in config.run_file(path)}  # recipes for models that are not here
 GIVEN = "dataset='sudoku', model=ModelConfig(n_layer=2)"  # what most of the config files below say
 
 
@@ -62,7 +63,7 @@ def message(*argv):
 
 @pytest.mark.parametrize("path", RUNS)
 def test_every_run_can_be_loaded(path):
-    for cfg in [config.read(path), config.load([path, "--model=tiny"])] if path in REAL else [config.load([path])]:
+    for cfg in [config.read_file(path), config.load([path, "--model=tiny"])] if path in REAL else [config.load([path])]:
         for name in vars(cfg):
             assert name == "model" or config.fits(getattr(cfg, name), KINDS[name])
         ours = [name for name in cfg.rewards if ":" not in name]  # else a function in a file of the user's
@@ -82,7 +83,7 @@ def test_every_run_opens_with_its_purpose_its_command_its_time_on_named_hardware
 
 
 def test_no_two_runs_write_to_the_same_place_and_what_a_run_starts_from_exists():
-    cfgs = [config.read(path) for path in RUNS]
+    cfgs = [config.read_file(path) for path in RUNS]
     assert len(RUNS) >= 6
     cfgs += [config.load([path, "--model=tiny"]) for path in REAL]
     places = [os.path.abspath(cfg.out_dir) for cfg in cfgs]
@@ -97,7 +98,7 @@ def test_no_two_runs_write_to_the_same_place_and_what_a_run_starts_from_exists()
 
 @pytest.mark.parametrize("path", sorted(REAL))
 def test_a_recipe_says_what_to_download_and_that_tiny_does_without(path, tmp_path):
-    cfg, downloads = config.read(path), config.define(path)["downloads"]
+    cfg, downloads = config.read_file(path), config.run_file(path)["downloads"]
     said = message(path)
     for key in downloads:
         assert f"{getattr(cfg, key)} ({downloads[key]})" in said and "--model=tiny" in said
@@ -111,9 +112,9 @@ def test_a_recipe_says_what_to_download_and_that_tiny_does_without(path, tmp_pat
 
 @pytest.mark.parametrize("path", sorted(REAL))
 def test_tiny_changes_what_the_file_says_and_the_command_line_comes_after_it(path):
-    changed = config.define(path)["tiny"]
+    changed = config.run_file(path)["tiny"]
     cfg = config.load([path, "--model=tiny", "--max_iters=7"])
-    assert cfg == dataclasses.replace(config.read(path), **changed | {"max_iters": 7})
+    assert cfg == dataclasses.replace(config.read_file(path), **changed | {"max_iters": 7})
     assert "data/tiny/" in cfg.init_from and "data/tiny/" in cfg.dataset
     of_paper = {"rewards", "reward_weights", "logp_est", "loss_type", "kl_beta", "chat_template", "learning_rate"}
     assert not of_paper & set(changed)
@@ -130,7 +131,7 @@ def test_only_a_recipe_has_a_tiny_model_and_tiny_is_the_only_name(file, tmp_path
 
 def of(name, keys):
     """The values of these keys in config/NAME.py."""
-    return tuple(getattr(config.read(f"config/{name}.py"), key) for key in keys.split())
+    return tuple(getattr(config.read_file(f"config/{name}.py"), key) for key in keys.split())
 
 
 def test_diffucoder_is_trained_as_in_its_paper():
@@ -139,7 +140,7 @@ def test_diffucoder_is_trained_as_in_its_paper():
     assert of(name, "mask_ratio_min mask_ratio_max") == (0.2, 0.8)
     assert of(name, "adv_baseline adv_norm loss_type clip_low clip_high") == ("loo", "none", "bnpo", 0.5, 0.5)
     assert of(name, "kl_beta ref_mode ref_sync_mix") == (0.01, "periodic", 0.6)
-    assert 64 == of(name, "ref_sync_interval")[0] * config.updates_per_iter(config.read(f"config/{name}.py"))
+    assert 64 == of(name, "ref_sync_interval")[0] * config.updates_per_iter(config.read_file(f"config/{name}.py"))
     assert of(name, "learning_rate lr_end beta1 beta2 weight_decay grad_clip") == (1e-6, 0.1, 0.9, 0.99, 0.1, 0.2)
     assert of(name, "max_prompt_len max_new_tokens diffusion_steps order temperature") == (200, 256, 256, "entropy", 1)
     assert of(name, "rewards reward_weights reward_timeout") == (("tests_fenced", "fenced"), (2.0, 0.5), 5.0)
@@ -176,15 +177,15 @@ def test_llama_is_trained_left_to_right_with_exact_log_probabilities():
     assert of(name, "logp_est order updates_per_rollout kl_beta kl_est") == ("exact", "left", 1, 0.04, "k3")
     assert of(name, "batch_size group_size temperature learning_rate") == (16, 4, 0.7, 1e-6)
     assert of(name, "rewards reward_weights adv_norm") == (("xml_answer", "xml_tags"), (2.0, 1.0), "group")
-    cfg = config.read(f"config/{name}.py")
+    cfg = config.read_file(f"config/{name}.py")
     assert cfg.model.causal and cfg.diffusion_steps == cfg.max_new_tokens and cfg.top_p is cfg.top_k is None
 
 
 @pytest.mark.parametrize("name", ["diffucoder_grpo", "llama_gsm8k_grpo"])
 def test_the_command_for_one_card_in_a_recipes_header_fits_80_gb(name):
     path = f"config/{name}.py"
-    shape = config.define(path)["shape"]
-    paper, said = config.read(path), open(path).read().split('"""')[1]
+    shape = config.run_file(path)["shape"]
+    paper, said = config.read_file(path), open(path).read().split('"""')[1]
     lora = config.override(paper, dict(re.findall(r"--(\w+)=(\S+)", re.search(r".*--lora_rank.*", said)[0])))
     shaped = lambda c: dataclasses.replace(c, model=dataclasses.replace(c.model, **shape))
     peak = lambda c: cost.estimate_bytes(shaped(c), n_devices=1)["peak"] / 1e9  # of a card, not of the CPU that is here
@@ -430,6 +431,20 @@ def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key
     assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", config.help_text(everything=True), re.M)
 
 
+def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
+    cfg = config.Config(objective="grpo", init_from="a", logp_est="coupled_elbo", logp_views=3)
+    assert config.n_views(cfg) == 6 and config.n_views(dataclasses.replace(cfg, logp_est="coupled")) == 3
+
+    def two_more_than_asked(key, completion, inputs):
+        masked = jax.numpy.repeat(completion[None], inputs.n + 2, 0)
+        return masked, masked, completion
+
+    monkeypatch.setitem(diffusion.ESTIMATORS, "two_more", two_more_than_asked)
+    assert config.n_views(dataclasses.replace(cfg, logp_est="two_more")) == 5
+    with pytest.raises(ValueError, match="must divide the 32 masked copies of a micro-batch: 4 completions x 8 views"):
+        dataclasses.replace(cfg, logp_est="two_more", logp_chunk=5, logp_views=6, batch_size=2, group_size=2)
+
+
 @pytest.mark.parametrize("in_file, on_line, parts", WRONG)
 def test_what_is_wrong_is_said_in_one_sentence_in_files_and_on_the_line(tmp_path, file, in_file, on_line, parts):
     path = written(tmp_path, f"config = replace(Config({GIVEN}), {in_file})", "wrong.py")
@@ -524,7 +539,7 @@ def test_a_key_typed_for_the_base_replaces_that_of_the_file(tmp_path):
     (tmp_path / "x.py").write_text("from dataclasses import replace\nfrom config.sudoku_grpo import config as given\n"
                                    "config = replace(given, base=('seed=1', 'max_iters=9'))\n")
     cfg = config.load([f"{tmp_path}/x.py", "--base.seed=2"])
-    assert cfg.base == ("max_iters=9", "seed=2") and config.base_of(cfg).seed == 2
+    assert cfg.base == ("max_iters=9", "seed=2") and config.base_run(cfg).seed == 2
 
 
 def test_runs_that_start_from_each_other_are_not_followed_for_ever(tmp_path):
@@ -660,6 +675,20 @@ def test_all_help_lists_every_key_with_its_default_and_a_meaning():
             assert config.parse(f.name, line[1].strip('"'), KINDS[f.name]) == f.default
             assert len(line[2]) >= 8
     assert len(re.findall(r"^  --", text, re.M)) == len(KINDS)
+
+
+def test_a_field_without_a_comment_has_no_meaning_and_does_not_end_the_help(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Shape:
+        n_layer: int = 3
+        d_model: tuple[int, ...] = (1,
+                                    2)  # the width # of a layer  # fmt: skip
+
+    assert config.comments(Shape) == {"d_model": "the width # of a layer  # fmt: skip"}
+    monkeypatch.setattr(config, "ModelConfig", Shape)
+    text = config.help_text(everything=True)
+    assert re.search(r"^  --model.n_layer=3 *$", text, re.M) and "  --model.d_model=1,2  " in text
+    assert config.comments(dataclasses.make_dataclass("NoSource", ["a"])) == {}
 
 
 def test_help_begins_with_the_keys_of_a_first_run_as_all_help_prints_them_and_says_where_the_rest_is():

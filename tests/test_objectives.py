@@ -557,7 +557,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "spg"}, "logp_est='elbo'"),
     ({"loss_type": "wd1"}, "ratio_level='none'"),
-    ({"logp_est": "exact", "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "no causal one"),
+    ({"logp_est": "exact", "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "not causal"),
     ({"group_size": 10**9}, "this run cannot fit: "),
     ({"group_size": 10**9, "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "--group_size="),
     ({"rewards": ("judge",)}, "judge_from"),
@@ -690,7 +690,7 @@ def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
     ({"order": "confidence"}, "order='confidence': a causal model reads from left to right and needs order='left'"),
     ({"logp_est": "trace"}, "needs logp_est='exact'"),
     ({"score_after_end": True}, "needs score_after_end=False"),
-    ({"init_from": "BASE", "model": SECONDS["model"]}, "is no causal one"),
+    ({"init_from": "BASE", "model": SECONDS["model"]}, "is not causal"),
 ])  # fmt: skip
 def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, changes, words):
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}

@@ -29,7 +29,7 @@ from machine import cost, mesh, terminal, writer
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
     ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
     ("config/sudoku_grpo.py --base.sed=1", "unknown config key 'sed', did you mean 'seed'?"),
-    ("config/sudoku_grpo.py --logp_est=exact", "the model of config/sudoku_base.py is no causal one"),
+    ("config/sudoku_grpo.py --logp_est=exact", "the model of config/sudoku_base.py is not causal"),
     ("config/sudoku_grpo.py --base.seed 1", "write it as --base.seed=1"),
     ("config/sudoku_grpo.py --minibatch_size=36", "minibatch_size=36 must divide keep_completions=96: "
                                                   "--minibatch_size=12 does"),
@@ -37,7 +37,7 @@ WRONG = [  # a command line, and what must be in the one sentence that answers i
     ("config/sudoku_grpo.py --judge_from=out/j", "is for the reward judge or coherence, but rewards are sudoku_all"),
     ("config/sudoku.py --resume=True --out_dir=TMP/typo", "there is no run in 'TMP/typo'"),
     ("config/sudoku.py --out_dir=TMP/FILE/x", "Not a directory"),
-    ("config/sudoku.py --init_from=resume", "what continues the run in out_dir is --resume=True"),
+    ("config/sudoku.py --init_from=resume", "--resume=True continues the run in out_dir"),
     ("config/sudoku.py max_iters=3", "write it as --max_iters=3"),
     ("config/sudoku.py -max_iters=3", "write it as --max_iters=3"),
     ("config/sudoku.py --block_len=0", "block_len=0 must be at least 1"),
@@ -75,7 +75,7 @@ def test_a_key_of_another_system_is_answered_with_ours_of_that_meaning(theirs, o
 
 def test_every_key_that_a_table_names_is_there():
     known = {name.split(".")[-1] for name in config.flatten(config.Config())}
-    table = config.elsewhere()
+    table = config.foreign_keys()
     assert {re.match(r"\w+", answer)[0] for _, sign, answer in table if sign == "="} <= known
     named = {word for *_, answer in table for word in re.findall(r"(?<![\w-])[a-z]+_[a-z_]+\b", answer)}
     of_others = {"xml_tags", "xml_answer", "k3_ratio", "grad_norm", "update_norm", "update_ratio"}  # rewards, metrics
@@ -87,7 +87,7 @@ def test_every_key_that_a_table_names_is_there():
 
 def test_other_keys_follow_where_that_is_what_was_meant():
     cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
-    assert (config.kept(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
+    assert (config.n_update(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
     assert cost.count_rows(cfg).scored == 4 * 8 * 2
     _, rate = train.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
@@ -104,7 +104,7 @@ def test_a_causal_base_is_known_by_its_config_file():
 def test_a_model_key_in_a_file_is_answered_with_python_that_works(tmp_path):
     (tmp_path / "x.py").write_text("from config import Config\nconfig = Config(n_layer=2)\n")
     with pytest.raises(ValueError, match=r"x.py, line 2: n_layer is a key of the model: model=ModelConfig\(n_layer="):
-        config.read(str(tmp_path / "x.py"))
+        config.read_file(str(tmp_path / "x.py"))
 
 
 def test_the_program_runs_from_any_folder_and_writes_where_one_is(tmp_path, monkeypatch):
@@ -114,13 +114,13 @@ def test_the_program_runs_from_any_folder_and_writes_where_one_is(tmp_path, monk
     cfg = config.load(["config/sudoku_grpo.py", "--out_dir=~/x"])
     assert (cfg.init_from, cfg.out_dir) == (f"{root}/config/sudoku_base.py", f"{tmp_path}/x")
     assert config.load([f"{root}/config/sudoku_grpo.py"]).out_dir == "out/sudoku_grpo"
-    assert config.base_of(cfg).out_dir == "out/sudoku_base"
-    assert config.read("config/grammar.py").rewards == (f"{root}/data/grammar/prepare.py:grammatical",)
+    assert config.base_run(cfg).out_dir == "out/sudoku_base"
+    assert config.read_file("config/grammar.py").rewards == (f"{root}/data/grammar/prepare.py:grammatical",)
     (tmp_path / "rows.jsonl").write_text("{}")
     assert config.load(["config/sudoku.py", "--dataset=~/rows.jsonl"]).dataset == f"{tmp_path}/rows.jsonl"
     os.mkdir("config")
     (tmp_path / "config/sudoku.py").write_text("from config import Config\nconfig = Config(seed=9)")
-    assert config.read("config/sudoku.py").seed == 9  # what is in the working folder comes first
+    assert config.read_file("config/sudoku.py").seed == 9  # what is in the working folder comes first
 
 
 # ---- what the machine lacks ----
@@ -280,7 +280,7 @@ def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
 
 
 def test_the_costs_of_a_rollout_grow_with_its_completions():
-    cfg = dataclasses.replace(config.read("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
+    cfg = dataclasses.replace(config.read_file("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
     many = dataclasses.replace(cfg, group_size=1_000_000)
     assert cost.estimate_bytes(cfg)["peak"] < 1e9 < 1e11 < cost.estimate_bytes(many)["peak"]
 

@@ -789,9 +789,9 @@ def test_a_base_is_told_its_keys_on_the_line_of_the_run_and_trains_beside_it(tin
     assert config.load([*argv, "--base.d_model=8"]).model.d_model == 8
     cfg = config.load(argv)
     assert cfg.base == ("seed=3", "max_iters=1") and cfg.seed == 0
-    made = config.base_of(cfg)
+    made = config.base_run(cfg)
     assert (made.seed, made.max_iters, made.out_dir) == (3, 1, f"{tmp_path}/out_base")
-    assert config.base_of(config.load([*argv, "--base.out_dir=b"])).out_dir == "b"
+    assert config.base_run(config.load([*argv, "--base.out_dir=b"])).out_dir == "b"
     train.train(cfg)
     assert disk.read_run(f"{tmp_path}/out_base/step-000001")["config"]["seed"] == 3
     with pytest.raises(ValueError, match=r"out_base was trained with other keys .*: seed=4 \(it was 3\). Move it away"):
@@ -808,7 +808,7 @@ def test_keys_of_the_base_of_a_base_go_through(tmp_path):
     first = written(config.Config(out_dir="out/1"), tmp_path / "first.py")
     second = written(config.Config(out_dir="out/2", init_from=first), tmp_path / "second.py")
     third = written(config.Config(out_dir="out/3", init_from=second), tmp_path / "third.py")
-    chain = config.lineage(config.load([third, "--base.base.seed=5"]))
+    chain = config.base_runs(config.load([third, "--base.base.seed=5"]))
     assert [(c.out_dir, c.seed) for c in chain] == [("out/3", 0), ("out/3_base", 0), ("out/3_base_base", 5)]
 
 
