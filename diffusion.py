@@ -201,7 +201,7 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
     if cfg.causal:
         h = model.features(params, x, cfg, batch["valid"], start)
         logp = read(params, h, x[:, start:], cfg, gather_logp, maskable[:, start:])
-        return mesh.everywhere(jnp.sum(maskable[:, start:] * logp, 1))
+        return mesh.replicate(jnp.sum(maskable[:, start:] * logp, 1))
     L = maskable.sum(1)
     keys = key[None] if key.ndim == 0 else key  # (1 or B,)
     uniform = lambda i, *shape: jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, i), shape))(keys)
@@ -216,7 +216,7 @@ def likelihood(params, batch, key, cfg, n=8, start=0):
     M, w = jax.vmap(masked)(jnp.arange(n))  # (n, B, T), (n, B)
     chunk = None if cfg.block_causal else len(x)  # one clean copy of a text serves all, or a mask after the other
     logp = view_logp(params, x, M, cfg, batch["valid"], start, chunk, scored=M)[0]
-    return mesh.everywhere(((M * logp).sum(2) * w).mean(0))
+    return mesh.replicate(((M * logp).sum(2) * w).mean(0))
 
 
 # ---- likelihood estimators: views and weights ------------------------------------------------------------------------

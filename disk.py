@@ -194,7 +194,7 @@ def stored(params, listed):
         shape = x.shape[layer is not None :]
 
         def fetch(x=x, layer=layer, turned=turned):
-            x = mesh.fetched(x if layer is None else x[layer])
+            x = mesh.gather(x if layer is None else x[layer])
             return x.T if turned else x
 
         yield name, jax.ShapeDtypeStruct(shape[::-1] if turned else shape, x.dtype), fetch
@@ -435,7 +435,7 @@ def read(folder, where, wanted, table, dtype, kind, by):
             cut = part(None) if not stacked else np.stack([part(i) for i in range(*index[0].indices(shape[0]))])
             return cut if turn == 1 else cut.swapaxes(-1, -2)
 
-        return mesh.array(tree[-1], shape, fetch)
+        return mesh.make_array(tree[-1], shape, fetch)
 
     return jax.tree_util.tree_map_with_path(leaf, table, is_leaf=lambda s: isinstance(s, tuple))
 
@@ -537,7 +537,7 @@ def save_run(cfg, state, tok, best, finished, behind=False):
         files = folder_of(state.weights, cfg.model)
     name = "state.safetensors" if n == 1 else f"state-{mine + 1:05d}-of-{n:05d}.safetensors"
     files[name] = [(path + (at and f"@{at}"), part, functools.partial(np.asarray, part))
-                   for path, x in leaves(state._replace(step=())).items() for at, part in mesh.pieces(x).items()]
+                   for path, x in leaves(state._replace(step=())).items() for at, part in mesh.local_shards(x).items()]
     files["run.json"] = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
     if mine:  # what is the same for all, the first writes
         files = {name: content for name, content in files.items() if f"-{mine + 1:05d}-of-" in name}
@@ -577,14 +577,14 @@ def finish(cfg, step, tok, best, files):
     mine = mesh.processes()[1]
     if not mine:
         clear(temporary)
-    mesh.wait(f"{final} can be written")
+    mesh.barrier(f"{final} can be written")
     write(temporary, files)
-    mesh.wait(f"{final} is written")
+    mesh.barrier(f"{final} is written")
     if not mine:
         with named(temporary):
             tok.save(temporary)
         publish(cfg, temporary, final, best, files)
-    mesh.wait(f"{final} is there")
+    mesh.barrier(f"{final} is there")
 
 
 def publish(cfg, temporary, final, best, files):
@@ -666,7 +666,7 @@ def restore(folder, state):
         if sum(math.prod(s.stop - s.start for s in at) for at, _ in saved[k]) != math.prod(x.shape):
             raise ValueError(f"{folder} lacks a part of {k}, one of its state-... files: delete it to resume from the "
                              "checkpoint before it")  # fmt: skip
-    leaf = lambda path, x: mesh.array(mesh.name(path), x.shape, functools.partial(
+    leaf = lambda path, x: mesh.make_array(mesh.leaf_name(path), x.shape, functools.partial(
         assembled, saved[jax.tree_util.keystr(path)], x.shape))  # fmt: skip
     return jax.tree_util.tree_map_with_path(leaf, state._replace(step=()))._replace(step=run["step"]), run
 

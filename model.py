@@ -130,7 +130,7 @@ def init(key, cfg, n_out=None):
         if name in ("o", "down"):
             std *= (2 * cfg.n_layer) ** -0.5  # GPT-2: what is added to the residual stream, scaled by its depth
         k_leaf = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
-        return mesh.placed({name: std * jax.random.normal(k_leaf, shape)})[name]  # one by one: never all in one place
+        return mesh.shard({name: std * jax.random.normal(k_leaf, shape)})[name]  # one by one: never all in one place
 
     return jax.tree_util.tree_map_with_path(leaf, shapes(cfg, n_out), is_leaf=lambda x: isinstance(x, tuple))
 
@@ -239,7 +239,7 @@ def block(x, w, cfg, cos, sin, mask, cache=None, place=None, window=None, text=N
     if text is not None:
         k, v = (jnp.concatenate([jnp.repeat(a, len(x) // len(a), 0), b], 1) for a, b in zip(text, (k, v), strict=True))
     # For one query the keys would be copied; and the kernel cannot be split over rows that do not divide.
-    if kernels.fused(cfg) and q.shape[1] > 1 and mesh.up(len(q)) == len(q):
+    if kernels.fused(cfg) and q.shape[1] > 1 and mesh.round_up(len(q)) == len(q):
         mixed = kernels.flash(q, k, v, mask, cfg.query_scale)
     else:
         mixed = attention(q, k, v, mask, cfg.query_scale, cfg.attn_cap)
@@ -336,18 +336,18 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, ke
     late = rotary(of_copies(positions[:, -C:]), cfg) if C else None
 
     def step(carry, layer, cut=None):
-        (x, y, cache), w, i = carry, jax.tree.map(numbers, mesh.gathered(layer[0])), layer[1]
+        (x, y, cache), w, i = carry, jax.tree.map(numbers, mesh.gather_weights(layer[0])), layer[1]
         mask = sees(i, *(window if cut else (start, S)))
         x, new = block(x, w, cfg, *rotary(positions, cfg), mask, cache, (i, start, kept), cut)
         if C:
             mask = of_copies(sees(i, *(window if cut else (T - C, C)), C))
-            y = mesh.rows(block(y, w, cfg, *late, mask, window=cut and (cut[0] - T + C, cut[1]), text=new)[0])
-        return (mesh.rows(x), y, cache and new), None
+            y = mesh.shard_rows(block(y, w, cfg, *late, mask, window=cut and (cut[0] - T + C, cut[1]), text=new)[0])
+        return (mesh.shard_rows(x), y, cache and new), None
 
     again = jax.checkpoint if cfg.remat else lambda step: step
     # A causal model's mask_id may lie beyond: what it reads there is moot.
     scale = cfg.d_model**0.5 if cfg.gemma else 1
-    embed = lambda ids: scale * mesh.rows(p["embed"].at[ids].get(mode="clip"), embedded=True)
+    embed = lambda ids: scale * mesh.shard_rows(p["embed"].at[ids].get(mode="clip"), embedded=True)
     carry = embed(tokens), embed(copies) if C else None, cache
     layers = jax.tree.map(lambda w: w if cache is None else bits(w), p["blocks"]), jnp.arange(cfg.n_layer)
     # A while loop costs a small model 15% on a CPU. Beyond 8 blocks it costs nothing, and what is compiled one by one
@@ -367,7 +367,7 @@ def extend(params, tokens, cfg, valid=None, cache=None, start=0, window=None, ke
 def at_hand(params, cfg):
     """Params -> the same, the matrix that logits are read with gathered: once, before they are read in chunks."""
     name = "embed" if cfg.tie_embeddings else "head"
-    return params | mesh.gathered({name: params[name]})
+    return params | mesh.gather_weights({name: params[name]})
 
 
 def readout(params, h, cfg):
@@ -439,7 +439,7 @@ def score(params, tokens, cfg, valid=None):
     if cfg.causal:
         seen = (jnp.cumsum(seen, 1) == seen.sum(1, keepdims=True)) * seen
     pooled = jnp.sum(h * seen[..., None], 1) / jnp.maximum(seen.sum(1, keepdims=True), 1)  # (B, D)
-    return mesh.everywhere(pooled @ params["head"][:, 0])
+    return mesh.replicate(pooled @ params["head"][:, 0])
 
 
 def width(params):

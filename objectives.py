@@ -149,7 +149,7 @@ def what_counts(x, hole, eos_id, cfg):
 def roll_out(params, key, prompts, cfg, tok):
     """Text of N prompts -> Rollout of G completions each, in chunks of whole groups where rollout_chunk holds one."""
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
-    hole, size = arrays["hole"], mesh.up(config.rollout_rows(cfg))
+    hole, size = arrays["hole"], mesh.round_up(config.rollout_rows(cfg))
     how = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     x, trace = slots.fill(params, sample.row_keys(key, len(hole)), arrays, cfg, how, size, cfg.group_size)
     return Rollout(x, arrays["valid"], hole, what_counts(x, hole, tok.eos_id, cfg), **trace)
@@ -161,7 +161,7 @@ def divergence(state, key, r, cfg):
     M, w, seen = look(key, r, cfg)
     b = {"x": r.x, "valid": r.valid, "hole": r.hole, "mask": r.mask, "M": M, "w": w, "adv": jnp.zeros(len(r.x))}
     of = lambda params: mesh.in_chunks(lambda b: logps(params, b, cfg), config.minibatch(cfg), b)
-    return np.asarray((seen * (of(state.params) - of(mesh.aboard(state.reference)))).sum(1), float)
+    return np.asarray((seen * (of(state.params) - of(mesh.to_device(state.reference)))).sum(1), float)
 
 
 def judged(rollout, rows, fns, cfg, tok, kl=None):
@@ -226,7 +226,7 @@ def logps(params, b, cfg):
     another number."""
     cut = lambda x: x.reshape(cfg.gradient_accumulation_steps, -1, *x.shape[1:])
     parts = jax.tree.map(cut, {k: b[k] for k in ("x", "valid", "hole", "mask", "M", "w", "adv")})
-    return mesh.everywhere(jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape))
+    return mesh.replicate(jax.lax.map(lambda part: policy(params, part, cfg)[0], parts).reshape(b["x"].shape))
 
 
 def has_ratios(cfg):
@@ -256,12 +256,13 @@ def passes(state, key, k_order, r, cfg, score=None):
             row = jnp.arange(K) if size == K else order[i : i + size]
             b = whole if size == K else jax.tree.map(lambda v, row=row: v[row], whole)
             b |= {"old": jnp.full(b["x"].shape, jnp.nan) if compared else None,
-                  "ref": logps(mesh.aboard(state.reference), b, cfg) if cfg.kl_beta and not cfg.kl_in_reward else None,
+                  "ref": logps(mesh.to_device(state.reference), b, cfg) if cfg.kl_beta and not cfg.kl_in_reward
+                  else None,
                   "weight": grpo.weights(cfg.loss_type, b["mask"], cfg.max_new_tokens, cfg.gradient_accumulation_steps,
                                          cfg.aggregation),
                   "share": b["seen"] / jnp.maximum(b["seen"].sum(), 1e-6)}  # fmt: skip
             if compared and out:
-                b |= {"old": mesh.everywhere(score(b)) if score else logps(state.params, b, cfg)}
+                b |= {"old": mesh.replicate(score(b)) if score else logps(state.params, b, cfg)}
             out.append(b | {"row": row})
     return out
 

@@ -36,7 +36,7 @@ def prepare_process(cfg=None):
     if cfg:
         mesh.join(cfg.coordinator, cfg.processes, cfg.process_id)
     try:
-        if mesh.processes()[1]:
+        if mesh.processes().rank:
             terminal.silence(sys.stdout)
     except (RuntimeError, AssertionError) as e:
         why = str(e).strip().splitlines() or ["there is none"]
@@ -79,7 +79,7 @@ def claimed(out_dir):
         os.makedirs(out_dir, exist_ok=True)
         handle = os.open(out_dir, os.O_RDONLY)
     try:
-        if not mesh.processes()[1]:
+        if not mesh.processes().rank:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)

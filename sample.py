@@ -384,7 +384,7 @@ def denoise(params, keys, s, cfg, plan, valid, alike=1):
             least = lambda some: jnp.where(some, diffusion.blocks(valid, T, cfg), T).min(1, keepdims=True)
             rest = left & (least(left) > least(ends))
         z, step = jnp.where(rest, cfg.eos_id, z), jnp.where(rest, s.n, step)
-    return State(*mesh.everywhere((z, step, put(s.logp, logp), s.n + 1, block, i + 1)), cache, kept)
+    return State(*mesh.replicate((z, step, put(s.logp, logp), s.n + 1, block, i + 1)), cache, kept)
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
         s = denoise(params, keys, s, cfg, plan, valid, group)
     step = lambda s: denoise(params, keys, s, cfg, plan, valid)
     s = jax.lax.while_loop(lambda s: jnp.any(s.z == cfg.mask_id), step, s)
-    return mesh.everywhere((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
+    return mesh.replicate((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
 
 
 # ---- of a run --------------------------------------------------------------------------------------------------------

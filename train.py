@@ -80,7 +80,7 @@ def make_gradient(loss, cfg):
 
     def micro(params, base, total, batch):
         (value, metrics), grads = grad(params, base, batch)
-        return mesh.placed(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
+        return mesh.shard(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
 
     def gradient(params, base, batch):
         if A == 1:
@@ -101,7 +101,7 @@ def make_update(loss, tx, cfg, gradient=None):
     two where a compiled `gradient` is given."""
 
     def apply(params, opt_state, average, step, grads, metrics):
-        updates, opt_state = mesh.placed(tx.update(mesh.placed(grads), opt_state, params))
+        updates, opt_state = mesh.shard(tx.update(mesh.shard(grads), opt_state, params))
         params = optax.apply_updates(params, updates)
         if average is not None:
             decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # a young average forgets its start
@@ -109,7 +109,7 @@ def make_update(loss, tx, cfg, gradient=None):
         norm = optax.tree.norm
         metrics |= {"grad_norm": norm(grads), "update_norm": norm(updates)}
         metrics |= {"update_ratio": norm(updates) / norm(params)}
-        return *mesh.placed((params, opt_state, average)), metrics
+        return *mesh.shard((params, opt_state, average)), metrics
 
     own_gradient = gradient or make_gradient(loss, cfg)
     apply = jax.jit(apply, donate_argnums=(0, 1, 2)) if gradient else apply
@@ -192,10 +192,10 @@ def begin(cfg, claims):
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = optimizer(cfg)
-    params, base = mesh.placed(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
+    params, base = mesh.shard(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     other = other_reference(cfg) if referred(cfg) and cfg.ref_from and not resuming else None
-    new = lambda params: State(0, params, *jax.jit(lambda p: mesh.placed(beside(p, cfg, tx, not other)))(params))
+    new = lambda params: State(0, params, *jax.jit(lambda p: mesh.shard(beside(p, cfg, tx, not other)))(params))
     state = jax.eval_shape(new, params) if resuming else new(params)
     state = state._replace(reference=other) if other else state
     task = task._replace(init=None)
@@ -205,7 +205,7 @@ def begin(cfg, claims):
     elif resumed:
         state = state._replace(step=disk.step_of(resumed))
     if cfg.ref_offload and referred(cfg):
-        state = state._replace(reference=mesh.ashore(state.reference))
+        state = state._replace(reference=mesh.to_host(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # not only by the start
@@ -216,11 +216,11 @@ def begin(cfg, claims):
     update = make_update(task.loss, tx, cfg, gradient)
     announce(cfg, state, base)
     first = not mesh.processes()[1]
-    mesh.wait(f"{cfg.out_dir} is read")
+    mesh.barrier(f"{cfg.out_dir} is read")
     if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
         claims.enter_context(runs.claimed(cfg.out_dir))
     log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
-    mesh.wait(f"{cfg.out_dir} is free")
+    mesh.barrier(f"{cfg.out_dir} is free")
     return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
 
 
@@ -231,9 +231,9 @@ def new_reference(state, cfg):
     """The reference for the iteration after state.step."""
     if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
         return state.reference  # one off the device stays there
-    new = grpo.update_reference(mesh.aboard(state.reference), state.params, state.step, cfg.ref_mode, cfg.ref_decay,
+    new = grpo.update_reference(mesh.to_device(state.reference), state.params, state.step, cfg.ref_mode, cfg.ref_decay,
                                 cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
-    return mesh.ashore(new) if cfg.ref_offload else new
+    return mesh.to_host(new) if cfg.ref_offload else new
 
 
 def iterate(run, state):
@@ -308,7 +308,7 @@ def loop(run, state, best, done):
             pending = state.step, updates, notes
             due = lambda interval, now=state.step: now % interval == 0
             done, logged = state.step >= cfg.max_iters, due(cfg.log_interval) or not updates
-            leaving = mesh.largest(asked.signal or 0)  # whoever of them was asked
+            leaving = mesh.all_max(asked.signal or 0)  # whoever of them was asked
             if cfg.objective == "grpo" or done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
                 last, pending = finite(*pending, last, cfg), None
                 if run.log:
@@ -362,7 +362,7 @@ def main():
         raise SystemExit(f"error: {e}") from None
     except RuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
-            mesh.watched()
+            mesh.wait_for_watch()
             raise
         raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
                          f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip

@@ -118,5 +118,5 @@ def draws(cfg, tok, text):
 
 def written(tokens, tok, cfg):
     """tokens (B, T) -> the ids of the completions, up to their first end of text."""
-    completions = mesh.fetched(tokens)[:, cfg.max_prompt_len :].tolist()
+    completions = mesh.gather(tokens)[:, cfg.max_prompt_len :].tolist()
     return [row[: row.index(tok.eos_id)] if tok.eos_id in row else row for row in completions]

@@ -472,7 +472,7 @@ def compiled_bytes(cfg, devices, outline):
 
     def place(tree):
         """Give every shape its sharding."""
-        where = mesh.split(tree, devices)
+        where = mesh.shardings(tree, devices)
         return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), tree, where)
 
     def size(tree):

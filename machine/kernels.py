@@ -12,7 +12,9 @@ def flash(q, k, v, mask, scale=None, implementation="cudnn"):
         even = lambda a, *axes: jnp.pad(a, [(0, a.shape[i] % 2 * (i in axes)) for i in range(4)])
         mask = even(jnp.broadcast_to(mask[:, 0], (len(mask), 1, S, k.shape[1])), 2, 3)
         q, k, v = (even(a, 1) for a in (q, k, v))
-    out = jax.nn.dot_product_attention(*mesh.heads(q, k, v), mask=mask, scale=scale, implementation=implementation)
+    out = jax.nn.dot_product_attention(
+        *mesh.shard_heads(q, k, v), mask=mask, scale=scale, implementation=implementation
+    )
     return out[:, :S].reshape(len(q), S, -1)
 
 

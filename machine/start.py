@@ -138,8 +138,8 @@ def with_ids(shape, tok):
 
 def prepare(cfg, train):
     """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
-    if mesh.processes()[0] > 1:
-        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: texts.read_rows(cfg, "val"))
+    if mesh.processes().size > 1:
+        mesh.first_then_rest(f"the data of {cfg.out_dir}", lambda: texts.read_rows(cfg, "val"))
     check(cfg)
     return disk.steadily(lambda: located(cfg, train)[::-1], read)
 

@@ -146,7 +146,7 @@ def test_every_matrix_is_split_and_what_does_not_divide_lies_elsewhere():
 def test_a_mesh_of_another_number_of_devices_is_refused():
     with pytest.raises(ValueError, match=r"mesh=\(2, 2, 2\) is of 8 devices, and there are 1: .* --mesh=1,1,1"):
         mesh.use((2, 2, 2))
-    assert mesh.use(None).__class__.__name__ == "nullcontext" and mesh.up(5) == 5
+    assert mesh.use(None).__class__.__name__ == "nullcontext" and mesh.round_up(5) == 5
 
 
 @pytest.mark.parametrize("given, said", [
@@ -210,8 +210,8 @@ def compiled(sizes):
     tx, _ = train.optimizer(cfg)
     array = lambda dtype: jax.ShapeDtypeStruct((B, T), dtype)
     with mesh.use(sizes):
-        params = mesh.placed(model.init(jax.random.key(0), BIG))
-        opt = jax.jit(lambda params: mesh.placed(tx.init(params)))(params)
+        params = mesh.shard(model.init(jax.random.key(0), BIG))
+        opt = jax.jit(lambda params: mesh.shard(tx.init(params)))(params)
         batch = {"x": array(jnp.int32), "z": array(jnp.int32), "weight": array(jnp.float32), "valid": array(bool)}
         loss = lambda params, batch: diffusion.loss(params, batch, BIG, 16)
         update = train.make_update(loss, tx, cfg).lower(params, opt, None, 0, batch).compile()
