@@ -218,7 +218,7 @@ def begin(cfg, claims):
     first = not mesh.processes()[1]
     mesh.barrier(f"{cfg.out_dir} is read")
     if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
-        claims.enter_context(runs.claimed(cfg.out_dir))
+        claims.enter_context(runs.locked(cfg.out_dir))
     log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
     mesh.barrier(f"{cfg.out_dir} is free")
     return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
@@ -291,7 +291,7 @@ def loop(run, state, best, done):
     bar.set_description_str("compiling, once: 10 to 60 s")
     if cfg.objective == "grpo" and state.step == 0:
         _, best = evaluate(run, state, best)
-    with runs.Asked() as asked, bar:
+    with runs.StopRequested() as asked, bar:
         while not done:
             if cfg.objective == "grpo":  # a rollout is timed, and waits for the last update, which is not its time
                 jax.block_until_ready(state.params)
@@ -335,7 +335,7 @@ def train(cfg, rows=None, rewards=None):
         claims.enter_context(mesh.use(cfg.mesh))
         cfg = claims.enter_context(scores.in_memory(config.resolve_paths(cfg), rows, rewards))
         if not cfg.eval_only:
-            claims.enter_context(runs.claimed(cfg.out_dir))
+            claims.enter_context(runs.locked(cfg.out_dir))
         run, state, best, done = begin(cfg, claims)
         if cfg.eval_only:
             evaluate(run, state, best)

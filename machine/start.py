@@ -30,7 +30,7 @@ def trained(path, train, base=None):
     if not run.get("finished"):
         print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
         train(dataclasses.replace(base, resume=bool(steps)))
-    elif other := runs.changed(base, run["config"], runs.FREE):
+    elif other := runs.changed_keys(base, run["config"], runs.FREE):
         raise ValueError(f"{base.out_dir} was trained with other keys than {path} has now: {other}. Move it away to "
                          f"train it anew; to take it as it is, name {base.out_dir} in place of {path}")  # fmt: skip
     return base.out_dir
@@ -52,7 +52,7 @@ def continued(cfg):
     if cfg.resume and data.IN_MEMORY in was["dataset"] and cfg.dataset not in data.MEMORY:
         raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
                          "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
-    if cfg.resume and (other := runs.changed(cfg, was, runs.FREE + runs.LENGTH)):
+    if cfg.resume and (other := runs.changed_keys(cfg, was, runs.FREE + runs.LENGTH)):
         raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
                          f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
     start = base.out_dir if (base := config.base_run(cfg)) else cfg.init_from

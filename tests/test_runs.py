@@ -385,7 +385,7 @@ def test_without_matplotlib_there_are_no_curves_and_no_complaint(cfg, monkeypatc
 
 def test_signals_are_noted_and_handed_back(capsys):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    with runs.Asked() as asked:
+    with runs.StopRequested() as asked:
         assert not asked.signal
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked.signal == signal.SIGTERM

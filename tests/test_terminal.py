@@ -166,7 +166,7 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
     os.makedirs(f"{out}/step-000003")
     words = f"{'File too large' if limit else 'No space left on device'} at {out}/.writing/.*: "
     with pytest.raises(ValueError, match=f"{words}{out}/step-000003 is whole; make room and"):
-        with runs.claimed(out):
+        with runs.locked(out):
             os.makedirs(f"{out}/{disk.WRITING}")
             if not limit:
                 raise OSError(errno.ENOSPC, "?", f"{out}/{disk.WRITING}/model.safetensors")
@@ -178,7 +178,7 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(out) == ["step-000003"]
-    with pytest.raises(FileNotFoundError), runs.claimed(out):  # other errors are what they are
+    with pytest.raises(FileNotFoundError), runs.locked(out):  # other errors are what they are
         open(f"{out}/nothing")
 
 
@@ -189,12 +189,12 @@ def test_a_lock_is_between_processes_and_ends_with_a_kill(tmp_path):
     hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(1, flush=True); input()"
     other = subprocess.Popen([sys.executable, "-c", hold, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     other.stdout.readline()
-    with pytest.raises(ValueError, match="another run writes into"), runs.claimed(str(tmp_path)):
+    with pytest.raises(ValueError, match="another run writes into"), runs.locked(str(tmp_path)):
         pass
     other.kill()
     other.communicate()
     (tmp_path / "kept").write_text("")
-    with runs.claimed(str(tmp_path)):
+    with runs.locked(str(tmp_path)):
         pass
 
 
@@ -203,7 +203,7 @@ def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkey
     os.close(read)
     with open(write, "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
-        with runs.Asked() as asked:
+        with runs.StopRequested() as asked:
             print("to nobody")
             tqdm.write("nor this")
             assert asked.signal == signal.SIGPIPE
@@ -228,7 +228,7 @@ def test_scoring_and_filling_for_nobody_end_as_by_a_closed_pipe(program, part, l
 def test_a_hangup_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with runs.Asked() as asked:
+        with runs.StopRequested() as asked:
             os.kill(os.getpid(), signal.SIGHUP)
             assert asked.signal is None
     finally:
@@ -317,7 +317,7 @@ def test_ctrl_c_that_a_callback_drops_is_heard_a_moment_later():
 def test_a_stream_that_cannot_be_written_ends_the_program_and_the_other_says_why(
         name, other, tmp_path, monkeypatch, capsys):
     def main():
-        with runs.claimed(str(tmp_path / "out")):  # which is not to blame
+        with runs.locked(str(tmp_path / "out")):  # which is not to blame
             print("words", file=getattr(sys, name))
             pytest.fail("it goes on")
 
@@ -333,7 +333,7 @@ def test_a_stream_that_fails_in_the_loop_asks_it_to_save_also_where_the_bar_was_
         m.setattr(sys, "stderr", full)
         with terminal.guarded(sys.stderr):
             write_of_a_bar = sys.stderr.write
-            with runs.Asked() as asked:
+            with runs.StopRequested() as asked:
                 write_of_a_bar("50%")
                 assert asked.signal == signal.SIGPIPE
     assert capsys.readouterr().out == "error: stderr cannot be written: No space left on device\n"

@@ -765,7 +765,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_keeps
 
 
 def test_only_one_run_writes_into_a_folder_and_one_that_cannot_start_leaves_none(unbroken, tiny, monkeypatch, tmp_path):
-    with runs.claimed(unbroken.out_dir):
+    with runs.locked(unbroken.out_dir):
         code = leave(unbroken, monkeypatch, tmp_path)
         assert re.fullmatch("error: another run writes into '.*': wait .* --out_dir", code)
         assert "another run writes" in leave(dataclasses.replace(unbroken, resume=True), monkeypatch, tmp_path)
