@@ -36,7 +36,7 @@ import model
 import runs
 from judges import learned, scores
 from machine import lora, mesh
-from machine.start import announce, other_reference, plan_ahead, prepare, reference_dtype, referred
+from machine.start import announce, has_reference, load_reference, plan_ahead, prepare, reference_dtype
 from objectives import OBJECTIVES, policy_loss, scored_by_gradient
 
 
@@ -153,7 +153,8 @@ def beside(params, cfg, tx, reference=True):
     """What is trained -> what a new State has beside it: moments, average, and the reference that KL asks for."""
     copy = lambda asked, dtype: model.cast(jax.tree.map(jnp.copy, params), dtype) if asked else None
     moments = () if cfg.eval_only else tx.init(params)
-    return moments, copy(cfg.ema_decay is not None, "float32"), copy(reference and referred(cfg), reference_dtype(cfg))
+    reference = copy(reference and has_reference(cfg), reference_dtype(cfg))
+    return moments, copy(cfg.ema_decay is not None, "float32"), reference
 
 
 def outline(cfg):
@@ -194,7 +195,7 @@ def begin(cfg, claims):
     tx, rate = optimizer(cfg)
     params, base = mesh.shard(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
-    other = other_reference(cfg) if referred(cfg) and cfg.ref_from and not resuming else None
+    other = load_reference(cfg) if has_reference(cfg) and cfg.ref_from and not resuming else None
     new = lambda params: State(0, params, *jax.jit(lambda p: mesh.shard(beside(p, cfg, tx, not other)))(params))
     state = jax.eval_shape(new, params) if resuming else new(params)
     state = state._replace(reference=other) if other else state
@@ -204,7 +205,7 @@ def begin(cfg, claims):
         state, run = disk.restore(resumed, state)
     elif resumed:
         state = state._replace(step=disk.step_of(resumed))
-    if cfg.ref_offload and referred(cfg):
+    if cfg.ref_offload and has_reference(cfg):
         state = state._replace(reference=mesh.to_host(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at

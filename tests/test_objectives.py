@@ -503,7 +503,7 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
 
 
 def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
-    monkeypatch.setattr("machine.start.trained", lambda path, *_: pytest.fail(f"{path} was trained first"))
+    monkeypatch.setattr("machine.start.find_or_train", lambda path, *_: pytest.fail(f"{path} was trained first"))
     for changes, words in (({"rewards": ("exakt",)}, "Did you mean 'exact'"),
                            ({"eval_rewards": ("keywords",)}, "needs the column 'keywords'"),
                            ({"rewards": ("exact",), "eval_rewards": ("exact",)}, "in rewards and in eval_rewards")

@@ -717,7 +717,7 @@ def test_a_rate_that_is_far_too_high_ends_in_one_sentence(tiny, monkeypatch, tmp
 
 def test_weights_and_biases_is_asked_for_by_name_when_it_is_missing(tiny, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("machine.start.continued", lambda cfg: pytest.fail("it was noticed too late"))
+    monkeypatch.setattr("machine.start.find_checkpoint", lambda cfg: pytest.fail("it was noticed too late"))
     code = leave(tiny(wandb_log=True), monkeypatch, tmp_path)
     assert code == "error: wandb_log=True needs the package wandb: pip install wandb"
 
