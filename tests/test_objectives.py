@@ -551,7 +551,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"logp_chunk": 5}, "logp_chunk=5"),
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
-    ({"top_k": 1}, "top_k=1: all completions of a group would be the same"),
+    ({"top_k": 1}, "top_k=1: all completions of a group would be equal"),
     ({"clip_cap": 1.1}, "above 1 + clip_high = 1.2"),
     ({"fill_in": True, "mask_truncated": True}, "mask_truncated=True with fill_in=True"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
@@ -1018,7 +1018,7 @@ def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(
     cfg = tiny(**keys)
     assert {k: getattr(sample.plan(cfg, 1.0), k) for k in keys} == keys
     assert sample.plan(cfg, 1.0).early_end and sample.plan(tiny(), 1.0).block_len == 4
-    with pytest.raises(ValueError, match="early_end=True draws nothing behind an end"):
+    with pytest.raises(ValueError, match="early_end=True samples nothing after an end"):
         tiny(early_end=True, score_after_end=True)
 
 
