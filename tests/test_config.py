@@ -412,7 +412,7 @@ def test_a_word_that_means_two_things_is_answered_with_both():
     said = raised(config.load, ["config/sudoku.py", "--num_iterations=1", "--ema_alpha=0.9", "--epsilon=0.1"])
     assert "here it is updates_per_rollout (TRL, EasyDeL, DiffuCoder), or max_iters (ReLax)" in said
     assert "here it is ref_decay" in said and "an average of the policy itself is ema_decay" in said
-    assert "here it is clip_low and clip_high (one that is added to a standard deviation is adv_eps)" in said
+    assert "here it is clip_low and clip_high (if it is added to a standard deviation: adv_eps)" in said
 
 
 def test_commas_in_parentheses_are_no_commas_between_rewards(file):
