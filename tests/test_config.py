@@ -1,4 +1,4 @@
-"""config/: every run can be read, and whatever a person gets wrong is said in one sentence."""
+"""config/: every config file loads, and every mistake gives a message of one sentence."""
 import contextlib
 import dataclasses
 import glob
@@ -32,7 +32,7 @@ GIVEN = "dataset='sudoku', model=ModelConfig(n_layer=2)"  # what most of the con
 
 
 def written(folder, text, name="run.py"):
-    """A config file with that text in that folder -> its path."""
+    """Write a config file with this text to a folder and return its path."""
     path = folder / name
     imports = "from dataclasses import replace", "from config import Config", "from model import ModelConfig"
     path.write_text("\n".join([*imports, text, ""]))
@@ -45,14 +45,14 @@ def file(tmp_path):
 
 
 def raised(fn, *given):
-    """What a ValueError of fn(*given) says."""
+    """Return the message of the ValueError that fn(*given) raises."""
     with pytest.raises(ValueError) as e:
         fn(*given)
     return str(e.value)
 
 
 def message(*argv):
-    """What `config.load` says about arguments that are wrong: one line that does not come from Python itself."""
+    """Return the message of `config.load` for wrong arguments: one line that is not Python's own."""
     text = raised(config.load, [str(a) for a in argv])
     assert "\n" not in text and "Traceback" not in text and "__init__" not in text and len(text) < 600
     return text
@@ -72,7 +72,7 @@ def test_every_run_can_be_loaded(path):
 
 
 @pytest.mark.parametrize("path", RUNS)
-def test_every_run_opens_with_its_purpose_its_command_its_time_on_named_hardware_and_what_to_expect(path):
+def test_the_header_of_a_config_file_has_a_purpose_a_command_a_time_on_named_hardware_and_a_result(path):
     purpose, command, rest = re.fullmatch(r'"""\n(.+?)\n\n    (python train\.py \S+).*?\n(.*?)"""\n.*',
                                           open(path).read(), re.S).groups()  # fmt: skip
     assert command == f"python train.py {path}"
@@ -97,7 +97,7 @@ def test_no_two_runs_write_to_the_same_place_and_what_a_run_starts_from_exists()
 
 
 @pytest.mark.parametrize("path", sorted(REAL))
-def test_a_recipe_says_what_to_download_and_that_tiny_does_without(path, tmp_path):
+def test_a_recipe_names_its_downloads_and_that_tiny_needs_none(path, tmp_path):
     cfg, downloads = config.read_file(path), config.run_file(path)["downloads"]
     said = message(path)
     for key in downloads:
@@ -111,7 +111,7 @@ def test_a_recipe_says_what_to_download_and_that_tiny_does_without(path, tmp_pat
 
 
 @pytest.mark.parametrize("path", sorted(REAL))
-def test_tiny_changes_what_the_file_says_and_the_command_line_comes_after_it(path):
+def test_tiny_overrides_the_file_and_the_command_line_overrides_tiny(path):
     changed = config.run_file(path)["tiny"]
     cfg = config.load([path, "--model=tiny", "--max_iters=7"])
     assert cfg == dataclasses.replace(config.read_file(path), **changed | {"max_iters": 7})
@@ -120,7 +120,7 @@ def test_tiny_changes_what_the_file_says_and_the_command_line_comes_after_it(pat
     assert not of_paper & set(changed)
 
 
-def test_only_a_recipe_has_a_tiny_model_and_tiny_is_the_only_name(file, tmp_path):
+def test_only_recipes_have_a_tiny_model_and_unknown_model_names_are_refused(file, tmp_path):
     said = message(file, "--model=tiny")
     assert f"--model=tiny: {file} is no recipe for a model that has to be downloaded: it needs nothing but" in said
     assert "gemma2_gsm8k_grpo.py has only --model=tiny" in message("config/gemma2_gsm8k_grpo.py", "--model=small")
@@ -130,7 +130,7 @@ def test_only_a_recipe_has_a_tiny_model_and_tiny_is_the_only_name(file, tmp_path
 
 
 def of(name, keys):
-    """The values of these keys in config/NAME.py."""
+    """Return the values of these keys in config/NAME.py."""
     return tuple(getattr(config.read_file(f"config/{name}.py"), key) for key in keys.split())
 
 
@@ -293,7 +293,7 @@ SEEDS = {
 
 
 @pytest.mark.parametrize("line", SEEDS)
-def test_a_command_of_another_system_is_answered_with_our_name_for_every_key_at_once(line, file):
+def test_one_message_gives_our_name_for_every_key_of_another_programs_command(line, file):
     said = raised(config.load, [file, *line.split()])
     assert re.findall(r"here it is (\w+)", said) == SEEDS[line].split()
 
@@ -398,7 +398,7 @@ KEYS = {name: keys.split() for name, keys in {
 
 
 @pytest.mark.parametrize("program", KEYS)
-def test_every_key_of_another_program_is_ours_or_answered_with_ours_or_with_why_there_is_none(program, file):
+def test_every_key_of_another_program_has_our_name_or_a_reason_why_there_is_none(program, file):
     ours = {name.split(".")[-1] for name in config.flatten(config.Config())}
     foreign = [key for key in KEYS[program] if key not in ours]
     line = [word for key in foreign for word in (f"--{key}", "1")]  # typed with a space, as they do
@@ -408,14 +408,14 @@ def test_every_key_of_another_program_is_ours_or_answered_with_ours_or_with_why_
     assert {answer.split()[-1] for answer in answers.values() if answer.startswith("here")} <= ours
 
 
-def test_a_word_that_means_two_things_is_answered_with_both():
+def test_an_ambiguous_key_of_other_programs_is_answered_with_both_meanings():
     said = raised(config.load, ["config/sudoku.py", "--num_iterations=1", "--ema_alpha=0.9", "--epsilon=0.1"])
     assert "here it is updates_per_rollout (TRL, EasyDeL, DiffuCoder), or max_iters (ReLax)" in said
     assert "here it is ref_decay" in said and "an average of the policy itself is ema_decay" in said
     assert "here it is clip_low and clip_high (if it is added to a standard deviation: adv_eps)" in said
 
 
-def test_commas_in_parentheses_are_no_commas_between_rewards(file):
+def test_commas_in_parentheses_do_not_separate_rewards(file):
     of = lambda text: config.load([file, f"--rewards={text}"]).rewards
     assert of("length(target=4,token_ids=None),exact") == ("length(target=4,token_ids=None)", "exact")
     assert of(r"regex(pattern=\((a,b)), exact") == (r"regex(pattern=\((a,b))", "exact")
@@ -446,7 +446,7 @@ def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
 
 
 @pytest.mark.parametrize("in_file, on_line, parts", WRONG)
-def test_what_is_wrong_is_said_in_one_sentence_in_files_and_on_the_line(tmp_path, file, in_file, on_line, parts):
+def test_a_mistake_gives_the_same_message_in_a_file_and_on_the_command_line(tmp_path, file, in_file, on_line, parts):
     path = written(tmp_path, f"config = replace(Config({GIVEN}), {in_file})", "wrong.py")
     said = message(path)
     assert path in said or "init_from" in in_file  # which may be noticed when the file as such is fine
@@ -456,7 +456,7 @@ def test_what_is_wrong_is_said_in_one_sentence_in_files_and_on_the_line(tmp_path
 
 
 @pytest.mark.parametrize("key", [key for key, kind in KINDS.items() if {int, float} & {kind, *typing.get_args(kind)}])
-def test_no_number_however_odd_is_answered_with_an_error_of_pythons(key):
+def test_no_number_raises_anything_but_a_value_error(key):
     for value in (0, -1, 1, 10**30, -1e308, 1e-320):
         for objective in ("pretrain", "grpo", "judge"):
             with contextlib.suppress(ValueError):
@@ -464,7 +464,7 @@ def test_no_number_however_odd_is_answered_with_an_error_of_pythons(key):
                 sample.plan(config.override(cfg, {key: str(value)}), 1.0)
 
 
-def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path):
+def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path):
     for text, parts in {
         "x = 1\nconfig = Config(max_iter=3)": (", line 5:", "max_iters"),
         "config = Config(resume=true)": ("line 4", "'true' is not defined"),
@@ -489,14 +489,14 @@ def test_a_file_must_define_config(tmp_path):
     assert "binary.py" in message(tmp_path / "binary.py")
 
 
-def test_a_file_that_is_not_there_is_answered_with_those_that_are(tmp_path):
+def test_a_missing_file_is_reported_with_a_list_of_existing_ones(tmp_path):
     for path in ("config/sudoky.py", str(tmp_path), "sudok", "nul\0l"):
         said = message(path)
         assert repr(path) in said and all(os.path.basename(name)[:-3] in said for name in RUNS)
         assert ("did you mean config/sudoku.py?" in said) == ("sudok" in path)
 
 
-def test_masks_may_stay_the_same_where_there_is_only_one_pass():
+def test_masks_may_be_reused_if_there_is_only_one_pass():
     line = ["config/sudoku_grpo.py", "--random_masking=False", "--updates_per_rollout=1"]
     assert not config.load(line).random_masking
 
@@ -508,14 +508,14 @@ def test_a_config_file_may_be_named_without_its_folder_and_its_ending(monkeypatc
     assert config.load(["sudoku"]).out_dir == expected.out_dir
 
 
-def test_an_unknown_keyword_in_python_is_answered_like_one_on_the_line():
+def test_an_unknown_keyword_in_python_gives_the_message_of_the_command_line():
     assert raised(lambda: config.Config(n_layer=2)).startswith("n_layer is a key of the model: model=ModelConfig(n_lay")
     assert raised(lambda: config.Config(num_generations=2)) == (
         "unknown config key 'num_generations': here it is group_size")
     assert "did you mean 'max_iters'?" in raised(lambda: dataclasses.replace(config.Config(), max_iter=3))
 
 
-def test_exactly_one_file_is_wanted(file):
+def test_exactly_one_config_file_is_required(file):
     for argv in ([], ["--n_layer=2"], [file, file], [file, "now"]):
         assert "one config file" in message(*argv)
 
@@ -523,26 +523,26 @@ def test_exactly_one_file_is_wanted(file):
 @pytest.mark.parametrize("words, cure", [("--n_layer 3", "--n_layer=3"), ("--lr_end -1e-3", "--lr_end=-1e-3"),
                                          ("-max_iters=3", "--max_iters=3"), ("max_iters=3", "--max_iters=3"),
                                          ("--resume", "--resume=True"), ("--seed --resume=True", "--seed=value")])
-def test_a_value_without_an_equals_sign_is_answered_with_how_to_write_it(file, words, cure):
+def test_a_value_without_an_equals_sign_is_reported_with_the_right_spelling(file, words, cure):
     for argv in ([file, *words.split()], [*words.split(), file]):
         said = message(*argv)
         assert "write it as " in said and (cure in said or argv[-1] == file)
 
 
-def test_a_key_given_twice_has_no_last_word(file):
+def test_a_key_given_twice_is_refused(file):
     assert "--seed is given twice" in message(file, "--seed=1", "--seed=2")
     assert "--n_layer is given twice" in message(file, "--n_layer=1", "--model.n_layer=2")
     assert "has a key twice" in message("config/sudoku_grpo.py", "--base=seed=1,seed=2")
 
 
-def test_a_key_typed_for_the_base_replaces_that_of_the_file(tmp_path):
+def test_a_base_key_on_the_command_line_replaces_the_one_in_the_file(tmp_path):
     (tmp_path / "x.py").write_text("from dataclasses import replace\nfrom config.sudoku_grpo import config as given\n"
                                    "config = replace(given, base=('seed=1', 'max_iters=9'))\n")
     cfg = config.load([f"{tmp_path}/x.py", "--base.seed=2"])
     assert cfg.base == ("max_iters=9", "seed=2") and config.base_run(cfg).seed == 2
 
 
-def test_runs_that_start_from_each_other_are_not_followed_for_ever(tmp_path):
+def test_runs_that_start_from_each_other_are_refused(tmp_path):
     first, second = (tmp_path / name for name in ("first.py", "second.py"))
     written(tmp_path, f"config = Config(out_dir='out/1', init_from={str(second)!r})", "first.py")
     written(tmp_path, f"config = Config(out_dir='out/2', init_from={str(first)!r})", "second.py")
@@ -551,7 +551,7 @@ def test_runs_that_start_from_each_other_are_not_followed_for_ever(tmp_path):
         assert "give that another out_dir" in message(path)
 
 
-def test_a_run_may_start_from_its_own_checkpoints_only_when_it_does_not_move_them_aside(file):
+def test_a_run_may_start_from_its_own_checkpoints_only_if_it_does_not_move_them_aside(file):
     argv = [file, "--out_dir=out/x", "--init_from=out/x/step-000007"]
     assert "lies in out_dir" in message(*argv)
     assert config.load([*argv, "--resume=True"]).resume
@@ -583,7 +583,7 @@ def test_a_tuple_of_one_and_an_empty_tuple_can_be_written(file):
         assert config.load([file, f"--curriculum={pair}"]).curriculum == ((0, 5),)
 
 
-def test_overrides_are_applied_together_so_their_order_does_not_matter(file):
+def test_the_order_of_overrides_does_not_matter(file):
     # each of these alone, or the first without the second, is impossible
     pairs = [("--n_head=3", "--d_model=96"), ("--causal=True", "--shift=True"), ("--stop_at=0.5", "--rewards=exact"),
              ("--reward_weights=2", "--rewards=exact"), ("--batch_size=9", "--gradient_accumulation_steps=3"),
@@ -600,7 +600,7 @@ def test_keys_of_a_run_and_of_its_model_do_not_share_names():
 
 
 def values(kind):
-    """A strategy of the values that fit an annotation."""
+    """Return a strategy for values of an annotated type."""
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)
         return (st.lists(values(inner[0]), max_size=3).map(tuple) if inner[-1] is Ellipsis
@@ -614,7 +614,7 @@ def values(kind):
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_what_python_prints_of_a_value_is_read_as_that_value(drawn):
+def test_the_printed_form_of_a_value_is_parsed_as_that_value(drawn):
     name = drawn.draw(st.sampled_from(sorted(KINDS)))
     value = drawn.draw(values(KINDS[name]))
     if value == "None" and type(None) in typing.get_args(KINDS[name]):
@@ -635,7 +635,7 @@ TEXTS = st.one_of(st.text(), st.sampled_from(NASTY), st.text("0123456789.,()[]-+
 @settings(max_examples=500, deadline=None)
 @example("max_iters", "-" * 100_000 + "1")
 @example("curriculum", "(" * 100_000)
-def test_no_text_is_answered_with_a_traceback(name, text):
+def test_no_text_of_a_value_gives_a_traceback(name, text):
     try:
         value = config.parse(name, text, KINDS[name])
     except ValueError as e:
@@ -647,14 +647,14 @@ def test_no_text_is_answered_with_a_traceback(name, text):
 @given(st.lists(st.one_of(st.text(max_size=20), st.builds("--{}={}".format, st.sampled_from(sorted(KINDS)), st.text())),
                 max_size=3))
 @settings(max_examples=150, deadline=None)
-def test_no_command_line_is_answered_with_a_traceback(argv):
+def test_no_command_line_gives_a_traceback(argv):
     try:
         config.load(["config/sudoku.py", *argv])
     except ValueError as e:
         assert str(e)
 
 
-def test_model_files_of_other_people_are_checked_by_type_too(tmp_path):
+def test_keys_of_other_peoples_models_are_checked_by_type(tmp_path):
     with pytest.raises(ValueError, match="rope_theta='1e4': expected float"):
         model.ModelConfig(rope_theta="1e4")
     with pytest.raises(ValueError, match="n_layer=2.0: expected int"):
@@ -691,7 +691,7 @@ def test_a_field_without_a_comment_has_no_meaning_and_does_not_end_the_help(monk
     assert config.comments(dataclasses.make_dataclass("NoSource", ["a"])) == {}
 
 
-def test_help_begins_with_the_keys_of_a_first_run_as_all_help_prints_them_and_says_where_the_rest_is():
+def test_help_lists_the_keys_of_a_first_run_and_names_the_command_for_the_rest():
     first, text = config.help_text(), config.help_text(everything=True)
     names = [line.split("=")[0].removeprefix("  --").removeprefix("model.") for line in first.split("\n  --")[1:]]
     assert sorted(names) == sorted(set(config.FIRST)) and 18 <= len(names) <= 22 and set(names) <= set(KINDS)
@@ -700,13 +700,13 @@ def test_help_begins_with_the_keys_of_a_first_run_as_all_help_prints_them_and_sa
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["config/sudoku.py", "--help"], ["--help=all"]])
-def test_help_needs_nothing_else(argv, monkeypatch, capsys):
+def test_help_ignores_all_other_arguments(argv, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
     train.main()
     assert capsys.readouterr().out == config.help_text("all" in argv[-1]) + "\n"
 
 
-def test_main_turns_a_mistake_into_one_line(tmp_path, file, monkeypatch):
+def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
     monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1=", "completion": "2...", "difficulty": 1}\n' * 8)
