@@ -57,8 +57,10 @@ def make(sizes: tuple[int, int, int] | None, devices: list) -> Mesh:
     """Make a mesh of these devices; sizes: cfg.mesh, None: all on fsdp."""
     sizes = sizes or (1, len(devices), 1)
     if math.prod(sizes) != len(devices):
-        raise ValueError(f"mesh={sizes} is of {math.prod(sizes)} devices, and there are {len(devices)}: data x fsdp x "
-                         f"tensor, as in --mesh=1,{len(devices)},1")  # fmt: skip
+        raise ValueError(
+            f"mesh={sizes} is of {math.prod(sizes)} devices, and there are {len(devices)}: data x fsdp x "
+            f"tensor, as in --mesh=1,{len(devices)},1"
+        )
     return Mesh(np.array(devices).reshape(sizes), AXES)
 
 
@@ -226,18 +228,29 @@ def join(coordinator: str | None = None, count: int | None = None, index: int | 
     if coordinator is None and count is None and index is None:
         meet_by_environment()
     elif coordinator is None or count is None or index is None:
-        raise ValueError(f"coordinator={coordinator}, processes={count}, process_id={index}: several processes need "
-                         "all three, as in --coordinator=HOST:1234 --processes=2 --process_id=0")
+        raise ValueError(
+            f"coordinator={coordinator}, processes={count}, process_id={index}: several processes need "
+            "all three, as in --coordinator=HOST:1234 --processes=2 --process_id=0"
+        )
     elif not (0 <= index < count and ":" in coordinator):
-        raise ValueError(f"coordinator={coordinator}, processes={count}, process_id={index}: expected HOST:PORT of "
-                         f"process 0, and a number from 0 to {count - 1}")
+        raise ValueError(
+            f"coordinator={coordinator}, processes={count}, process_id={index}: expected HOST:PORT of "
+            f"process 0, and a number from 0 to {count - 1}"
+        )
     else:
         try:
-            meet(f"process {index} of {count} waits for the others, which meet at {coordinator}: start process 0 "
-                 "there, and the rest, within two minutes", coordinator, count, index)
+            meet(
+                f"process {index} of {count} waits for the others, which meet at {coordinator}: start process 0 "
+                "there, and the rest, within two minutes",
+                coordinator,
+                count,
+                index,
+            )
         except RuntimeError as e:
-            raise ValueError(f"process {index} of {count} found no others at {coordinator} within two minutes: start "
-                             f"all of them, process 0 at that address ({str(e).splitlines()[0][:120]})") from None
+            raise ValueError(
+                f"process {index} of {count} found no others at {coordinator} within two minutes: start "
+                f"all of them, process 0 at that address ({str(e).splitlines()[0][:120]})"
+            ) from None
 
 
 def meet_by_environment():
@@ -319,8 +332,12 @@ def watch(client, count, index, host):
             link.sendall(f"{lost:8}".encode())
     if not LEAVING.is_set():
         LEAVING.set()
-        print(f"\nerror: process {lost} of this run has ended, so this one leaves: continue all of them from the last "
-              "checkpoint with --resume=True", file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"\nerror: process {lost} of this run has ended, so this one leaves: continue all of them from the last "
+            "checkpoint with --resume=True",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)
 
 
