@@ -232,7 +232,7 @@ def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
         masked, share = likelihood_masks(keys, maskable, n)
     chunk = None if cfg.block_causal else len(x)  # one clean text serves all its copies; else one mask after another
     logp = view_logp(params, x, masked, cfg, batch["valid"], start, chunk, scored=share > 0)[0]
-    return mesh.everywhere((share * logp).sum((0, 2)))
+    return mesh.replicate((share * logp).sum((0, 2)))
 
 
 def likelihood_masks(keys, maskable, n):

@@ -382,7 +382,7 @@ def to_store(params, place):
     shape = x.shape if layer is None else x.shape[1:]
 
     def fetch():
-        values = mesh.fetched(x if layer is None else x[layer])
+        values = mesh.gather(x if layer is None else x[layer])
         return values.T if transposed else values
 
     return Stored(place.name, jax.ShapeDtypeStruct(shape[::-1] if transposed else shape, x.dtype), fetch)
@@ -557,7 +557,7 @@ def load_tensors(folder, files, places, shapes, dtype, described):
             x = np.stack(parts) if stacked else parts[0]
             return x.swapaxes(-1, -2) if transposed else x
 
-        return mesh.array(path[-1], shape, fetch)
+        return mesh.make_array(path[-1], shape, fetch)
 
     return jax.tree_util.tree_map_with_path(leaf, shapes, is_leaf=is_shape)
 
@@ -706,7 +706,7 @@ def find(path: str) -> str:
         makes_it = f"; python train.py config/{name}.py makes out/{name}"
         raise ValueError(
             f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it"
-            + (makes_it if os.path.isfile(config.placed(f"config/{name}.py")) else "")
+            + (makes_it if os.path.isfile(config.resolve_path(f"config/{name}.py")) else "")
         )
     if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", ADAPTER_CONFIG)):
         return path
@@ -797,7 +797,7 @@ def checkpoint_files(cfg, state, best, finished):
     files["state.safetensors" if n == 1 else f"state-{me + 1:05d}-of-{n:05d}.safetensors"] = [
         Stored(path + (f"@{where}" if where else ""), part, functools.partial(np.asarray, part))
         for path, x in leaves(state._replace(step=())).items()
-        for where, part in mesh.pieces(x).items()
+        for where, part in mesh.local_shards(x).items()
     ]
     files["run.json"] = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
     return files
@@ -832,14 +832,14 @@ def finish(cfg, step, tok, best, files):
     is_first = mesh.processes()[1] == 0
     if is_first:
         delete_folder(temporary)  # of a run that was killed: none of its files may be in this checkpoint
-    mesh.wait(f"{final} can be written")
+    mesh.barrier(f"{final} can be written")
     write_files(temporary, files)
-    mesh.wait(f"{final} is written")
+    mesh.barrier(f"{final} is written")
     if is_first:
         with naming(temporary):
             tok.save(temporary)
         publish(cfg, temporary, final, best, files)
-    mesh.wait(f"{final} is there")
+    mesh.barrier(f"{final} is there")
 
 
 def publish(cfg, temporary, final, best, files):
@@ -894,7 +894,7 @@ def restore(folder: str, state: Any) -> tuple[Any, dict[str, Any]]:
 
     def leaf(path, x):
         fetch = functools.partial(assemble, saved[jax.tree_util.keystr(path)], x.shape)
-        return mesh.array(mesh.name(path), x.shape, fetch)
+        return mesh.make_array(mesh.leaf_name(path), x.shape, fetch)
 
     return jax.tree_util.tree_map_with_path(leaf, state)._replace(step=run["step"]), run
 

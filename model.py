@@ -140,7 +140,7 @@ def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
             std *= (2 * cfg.n_layer) ** -0.5  # GPT-2: scale what is added to the residual stream by its depth
         leaf_key = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
         weights = {name: std * jax.random.normal(leaf_key, shape)}
-        return mesh.placed(weights)[name]  # sharded one by one, so that no device ever holds all of them
+        return mesh.shard(weights)[name]  # sharded one by one, so that no device ever holds all of them
 
     return jax.tree_util.tree_map_with_path(leaf, shapes(cfg, n_out), is_leaf=lambda x: isinstance(x, tuple))
 
@@ -325,9 +325,9 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, 
                 k, v = (kernels.stored(a, i) for a in stored)
             return kernels.attention(q, k, v, seen, scale, cfg.attn_cap, copies), stored
 
-        w = jax.tree.map(kernels.numbers, mesh.gathered(w))
+        w = jax.tree.map(kernels.numbers, mesh.gather_weights(w))
         x, cache = block(x, w, cfg, rotation, attend, part)
-        return (mesh.rows(x), cache), None
+        return (mesh.shard_rows(x), cache), None
 
     weights = params["blocks"]
     if cache is not None:
@@ -352,7 +352,7 @@ def prepared(params, cfg):
 def embed(params, tokens, cfg):
     """Look up the embeddings of tokens (B, S) -> (B, S, D)."""
     # A causal model's mask_id may lie outside its vocabulary: the state there is never used.
-    x = mesh.rows(params["embed"].at[tokens].get(mode="clip"), embedded=True)
+    x = mesh.shard_rows(params["embed"].at[tokens].get(mode="clip"), embedded=True)
     return x * cfg.d_model**0.5 if cfg.gemma else x
 
 
@@ -428,7 +428,7 @@ def shifted(h, first, start, length, valid):
 def gather_head(params, cfg):
     """Gather the output head across devices once, before logits are computed in chunks."""
     name = "embed" if cfg.tie_embeddings else "head"
-    return params | mesh.gathered({name: params[name]})
+    return params | mesh.gather_weights({name: params[name]})
 
 
 def readout(params: dict, h: jax.Array, cfg: ModelConfig) -> jax.Array:
@@ -451,4 +451,4 @@ def score(params, tokens, cfg, valid=None):
     if cfg.causal:
         counts = (jnp.cumsum(counts, 1) == counts.sum(1, keepdims=True)) * counts
     pooled = jnp.sum(h * counts[..., None], 1) / jnp.maximum(counts.sum(1, keepdims=True), 1)  # (B, D)
-    return mesh.everywhere(pooled @ params["head"][:, 0])
+    return mesh.replicate(pooled @ params["head"][:, 0])

@@ -111,7 +111,7 @@ def loss_mask(tokens, completion, eos_id, cfg):
 def roll_out(params, key, prompts, cfg, tok) -> Rollout:
     """Write G completions of each of N prompts, in chunks of whole groups where rollout_chunk holds one."""
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
-    completion, size = arrays["hole"], mesh.up(config.rollout_rows(cfg))
+    completion, size = arrays["hole"], mesh.round_up(config.rollout_rows(cfg))
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
     tokens, trace = slots.fill(params, keys, arrays, cfg, plan, size, cfg.group_size)
@@ -164,7 +164,7 @@ def select_completions(found: Scored, adv, cfg):
     advantages (K,)."""
     if cfg.loss_type == "wd1":
         adv = grpo.wd1_weights(adv, ~np.isnan(found.rewards).all(0))
-    adv, K = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.kept(cfg)
+    adv, K = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
     if K == adv.size:
         return found.rollout, adv
     best = jnp.argsort(-jnp.abs(adv))[:K]
@@ -238,7 +238,7 @@ def logp_of(params, b: Minibatch, cfg):
     of another shape gives other numbers."""
     parts = jax.tree.map(lambda a: a.reshape(cfg.gradient_accumulation_steps, -1, *a.shape[1:]), b)
     logp = jax.lax.map(lambda part: policy_logp(params, part, cfg)[0], parts)
-    return mesh.everywhere(logp.reshape(b.rollout.tokens.shape))
+    return mesh.replicate(logp.reshape(b.rollout.tokens.shape))
 
 
 def kl_penalty(state, key, r: Rollout, cfg):
@@ -247,7 +247,7 @@ def kl_penalty(state, key, r: Rollout, cfg):
     b = new_minibatch(r, draw_views(key, r, cfg), cfg)
     current, reference = (
         mesh.in_chunks(lambda b, params=params: logp_of(params, b, cfg), config.minibatch(cfg), b)
-        for params in (state.params, mesh.aboard(state.reference))
+        for params in (state.params, mesh.to_device(state.reference))
     )
     return np.asarray((b.views.share * (current - reference)).sum(1), float)
 
@@ -290,9 +290,9 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
             part = (r, views) if size == K else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
             b = new_minibatch(*part, cfg)
             if cfg.kl_beta and not cfg.kl_in_reward:
-                b = b._replace(ref_logp=logp_of(mesh.aboard(state.reference), without_logp(b), cfg))
+                b = b._replace(ref_logp=logp_of(mesh.to_device(state.reference), without_logp(b), cfg))
             if has_ratios(cfg) and out:
-                old = mesh.everywhere(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
+                old = mesh.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
                 b = b._replace(old_logp=old)
             elif has_ratios(cfg):
                 b = b._replace(old_logp=jnp.full(part[0].tokens.shape, jnp.nan))
@@ -362,7 +362,7 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
         prompts = draw(state.step, n)
         with timed(notes, "time/rollout"):
             r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg, tok))
-        if tries == 1 and config.kept(cfg) == len(r.tokens):
+        if tries == 1 and config.n_update(cfg) == len(r.tokens):
             prepared = prepare(r)
         with timed(notes, "time/old_ref"):
             kl = kl_penalty(state, jax.random.fold_in(key, tries + 1 + n), r, cfg) if cfg.kl_in_reward else None

@@ -1,5 +1,5 @@
 """
-What a run asks of its process, what it says on the way, and what it leaves in its folder beside checkpoints (disk.py):
+Prepare the process of a run, and write what the run leaves in its folder next to the checkpoints (disk.py):
 metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
 """
 
@@ -16,6 +16,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,19 +26,19 @@ from tqdm import tqdm
 import config
 import disk
 from assets.report import page
+from config import Config
 from data import cache_folder
 from machine import mesh, terminal
 
 
-def prepare_process(cfg=None):
-    """Once, in main: memory in large pages, a device, lines that are printed at once, a compilation cache, so that a
-    second start is fast."""
+def prepare_process(cfg: Config | None = None) -> None:
+    """Prepare the process, once, in main: memory, other processes, the device, and a cache of compiled programs."""
     keep_memory()
-    sys.stdout.reconfigure(line_buffering=True)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if cfg:
         mesh.join(cfg.coordinator, cfg.processes, cfg.process_id)
     try:
-        if mesh.processes()[1]:
+        if mesh.processes().rank:
             terminal.silence(sys.stdout)
     except (RuntimeError, AssertionError) as e:
         why = str(e).strip().splitlines() or ["there is none"]
@@ -47,12 +49,12 @@ def prepare_process(cfg=None):
 
 
 def keep_memory():
-    """Memory that was used once stays, in large pages.
+    """Keep used memory in large pages, on Linux, before JAX starts its threads.
 
-    XLA's CPU backend allocates hundreds of MB anew for every step, and glibc gives such blocks back to the system, so
-    that each step faults its pages in again: a fifth of its time. So: one heap that is never trimmed, and a reserve in
-    it (untouched, so it costs nothing yet) that may use 2 MB pages. Before JAX starts its threads: one that has a heap
-    of its own already would map every large block, and unmap it."""
+    XLA's CPU backend allocates hundreds of MB anew in every step, and glibc gives such blocks back to the system: page
+    faults took a fifth of a step. So there is one heap that is never trimmed, with a reserve (which costs nothing until
+    it is used) that may use 2 MB pages. A thread that already has a heap of its own would map and unmap large blocks.
+    """
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError, AttributeError):
@@ -72,54 +74,54 @@ def keep_memory():
 
 # ---- the folder of a run ---------------------------------------------------------------------------------------------
 
+
 @contextlib.contextmanager
-def claimed(out_dir):
-    """While this lasts no other run writes into out_dir: a lock on the folder itself, which ends with its process."""
-    with explained(out_dir):
+def locked(out_dir: str) -> Iterator[None]:
+    """Lock out_dir against other runs while the context lasts. The lock is on the folder and ends with the process."""
+    with disk_errors_explained(out_dir):
         os.makedirs(out_dir, exist_ok=True)
         handle = os.open(out_dir, os.O_RDONLY)
     try:
-        if not mesh.processes()[1]:
+        if not mesh.processes().rank:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         raise ValueError(f"another run writes into {out_dir!r}: wait for its end, or give this one another --out_dir"
                          ) from None  # fmt: skip
-    except OSError:  # there are file systems without locks
+    except OSError:  # a file system without locks
         pass
     try:
-        with explained(out_dir):
+        with disk_errors_explained(out_dir):
             yield
             disk.wait_for_writer()
     finally:
         with contextlib.suppress(OSError):
             os.close(handle)
         with contextlib.suppress(OSError):
-            os.rmdir(out_dir)  # if it is empty: a run that could not start leaves nothing
+            os.rmdir(out_dir)  # only if it is empty: a run that could not start leaves nothing
 
 
 @contextlib.contextmanager
-def explained(out_dir):
-    """An error of the disk in out_dir is said with its file, what is safe and what to do, and what was half written
-    does not stay there."""
+def disk_errors_explained(out_dir):
+    """Turn an OSError in out_dir into a message with the last whole checkpoint, and delete what is half written."""
     try:
         yield
     except OSError as e:
         with contextlib.suppress(OSError):
-            disk.wait_for_writer()  # what is being written may fail for the same reason
+            disk.wait_for_writer()  # a file that is being written may fail for the same reason
         file = str(e.filename)
         if e.errno == errno.ENOENT or not (file.startswith(out_dir) or out_dir.startswith(file)):
             raise
         shutil.rmtree(os.path.join(out_dir, disk.WRITING), ignore_errors=True)
-        safe = [disk.checkpoint_folder(out_dir, step) for step in disk.steps(out_dir)[-1:]]
         cure = "make room" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
-        raise ValueError(f"{os.strerror(e.errno)} at {file}: "
-                         + (f"{safe[0]} is whole; {cure} and go on with --resume=True" if safe else
-                            f"no checkpoint was whole yet; {cure} and start again")) from None  # fmt: skip
+        advice = f"no checkpoint was whole yet; {cure} and start again"
+        if steps := disk.steps(out_dir):
+            advice = f"{disk.checkpoint_folder(out_dir, steps[-1])} is whole; {cure} and go on with --resume=True"
+        raise ValueError(f"{os.strerror(e.errno or 0)} at {file}: {advice}") from None
 
 
-# What may change when a run is resumed and when its base is trained no further: nothing that it would compute depends
-# on it, or it is only how long it goes on. Everything else would make it another run.
+# Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
+# only for how long. Changing another key would make it another run.
 FREE = ("out_dir resume eval_only init_from base log_interval eval_interval save_interval keep_checkpoints log_samples "
         "wandb_log wandb_project wandb_run_name wandb_entity reward_timeout reward_workers sandbox_unsafe "
         "rollout_chunk logp_chunk ref_offload mesh coordinator processes process_id "
@@ -127,19 +129,24 @@ FREE = ("out_dir resume eval_only init_from base log_interval eval_interval save
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
 
 
-def changed(cfg, was, free):
-    """What a Config says otherwise than the `config` of a run.json, as text; what it says of the model at all, too."""
-    now, default = (json.loads(json.dumps(config.flatten(c))) for c in (cfg, config.Config()))
+def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
+    """Describe the keys of cfg, but for free ones, that differ from `was`, the config in a run.json.
+
+    A key of the model counts only where cfg sets it.
+    """
+    now, default = (json.loads(json.dumps(config.flatten(c))) for c in (cfg, Config()))
     for key in ("judge_from", "ref_from"):
         if (now[key] or "").endswith(".py"):
-            now[key] = config.read(now[key]).out_dir
-    free = [*free, "max_iters"] if cfg.num_epochs else free  # it was counted then, and will be
-    return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in now if k in was and now[k] != was[k]
-                     and k not in free and not (k.startswith("model.") and now[k] == default[k]))  # fmt: skip
+            now[key] = config.read_file(now[key]).out_dir
+    if cfg.num_epochs:
+        free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
+    keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
+    keys = [k for k in keys if not (k.startswith("model.") and now[k] == default[k])]
+    return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
 
 
-def move_aside(out_dir):
-    """An earlier run in out_dir goes to out_dir.1 (or .2, ...): nothing is ever overwritten. -> was there one?"""
+def move_aside(out_dir: str) -> bool:
+    """Rename the folder of an earlier run to out_dir.1 (or .2, ...); return True if there was one."""
     if not disk.steps(out_dir) and not read_lines(os.path.join(out_dir, disk.LOGS[0])):
         return False
     out_dir = out_dir.rstrip("/")
@@ -151,105 +158,123 @@ def move_aside(out_dir):
 
 # ---- logs ------------------------------------------------------------------------------------------------------------
 
-SAMPLES = 16  # completions that an evaluation writes to samples.jsonl
+SAMPLES = 16  # completions per evaluation in samples.jsonl
 
 
 class Log:
-    """disk.LOGS in out_dir, cut back to the step a run resumes from, its config in run.json; wandb when asked."""
+    """The files disk.LOGS and run.json in out_dir, and wandb if cfg asks for it."""
 
-    def __init__(self, cfg, step):
+    def __init__(self, cfg: Config, step: int) -> None:
+        """Cut the logs back to a step, after which the run goes on; -1: begin them."""
         os.makedirs(cfg.out_dir, exist_ok=True)
-        disk.delete_folder(os.path.join(cfg.out_dir, disk.WRITING))  # of a run that was killed
-        paths = [os.path.join(cfg.out_dir, name) for name in disk.LOGS]
-        self.cfg, kept = cfg, [[r for r in read_lines(p) if r["step"] <= step] for p in paths]
-        for path, rows in zip(paths, kept, strict=True):
+        disk.delete_folder(os.path.join(cfg.out_dir, disk.WRITING))  # left by a run that was killed
+        self.cfg, seconds = cfg, 0.0
+        for name in disk.LOGS:
+            path = os.path.join(cfg.out_dir, name)
+            rows = [row for row in read_lines(path) if row["step"] <= step]
+            if name == "metrics.jsonl":
+                seconds = max((row["time"] for row in rows), default=0.0)
             with disk.writing(f"{path}.new") as f:
-                f.writelines(json.dumps(r) + "\n" for r in rows)
-            os.replace(f"{path}.new", path)  # a kill in between loses no line
-        self.begun = time.time() - max((r["time"] for r in kept[0]), default=0)
-        self.describe()
+                f.writelines(json.dumps(row) + "\n" for row in rows)
+            os.replace(f"{path}.new", path)  # so that a kill loses no line
+        self.begun = time.time() - seconds
+        self.write_config()
         self.wandb = None
         if cfg.wandb_log:
             import wandb
+
             self.wandb = wandb.init(project=cfg.wandb_project, entity=cfg.wandb_entity, config=config.flatten(cfg),
                                     name=cfg.wandb_run_name or os.path.basename(cfg.out_dir))  # fmt: skip
 
-    def describe(self):
+    def write_config(self):
+        """Write run.json."""
         disk.write_json(os.path.join(self.cfg.out_dir, "run.json"), {"config": config.flatten(self.cfg)})
 
-    def metrics(self, step, values):
+    def metrics(self, step: int, values: dict[str, Any]) -> None:
+        """Log the metrics of a step."""
         self.append("metrics.jsonl", {"step": step, "time": round(time.time() - self.begun, 2)} | values)
         if self.wandb:
             self.wandb.log(values, step=step)
 
-    def samples(self, step, rows):
+    def samples(self, step: int, rows: Iterable[dict]) -> None:
+        """Log the completions of an evaluation."""
         for row in rows:
             self.append("samples.jsonl", {"step": step} | row)
 
-    def append(self, name, row):
-        strict = json.loads(json.dumps(row), parse_constant=lambda nan: None)  # which JSON has not
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """Append a row to a log, with null for numbers that JSON does not know."""
+        row = json.loads(json.dumps(row), parse_constant=lambda nan: None)
         if not os.path.exists(os.path.join(self.cfg.out_dir, "run.json")):
             tqdm.write(f"{self.cfg.out_dir} was deleted: it is made again, and its logs begin with step {row['step']}")
             os.makedirs(self.cfg.out_dir, exist_ok=True)
-            self.describe()
+            self.write_config()
             for empty in disk.LOGS:
                 open(os.path.join(self.cfg.out_dir, empty), "a").close()
         with disk.writing(os.path.join(self.cfg.out_dir, name), "a") as f:
-            f.write(json.dumps(strict) + "\n")
+            f.write(json.dumps(row) + "\n")
 
 
-def read_lines(path):
-    """The rows of a JSONL file of ours up to the first that is damaged: the last may have been cut by a kill."""
+def read_lines(path: str) -> list[dict]:
+    """Read the rows of a log up to the first damaged one: a kill may have cut the last."""
     rows = []
     damaged = contextlib.suppress(FileNotFoundError, ValueError, RecursionError)
     with damaged, disk.naming(path), open(path) as f:
         for line in f:
-            row = json.loads(line, parse_constant=lambda infinite: None)  # which no curve can show
+            row = json.loads(line, parse_constant=lambda infinite: None)  # a curve cannot show it
             if not isinstance(row, dict) or "step" not in row:
                 break
             rows.append(row)
     return rows
 
 
+# ---- what a person sees ----------------------------------------------------------------------------------------------
+
+
 def panels(rows):
-    """Rows of metrics.jsonl -> {title: metrics} of the curves that are drawn of them."""
-    keys = dict.fromkeys(k for r in rows for k in r)
+    """Return the curves to draw, {title: names of metrics}, for rows of metrics.jsonl."""
+    keys = dict.fromkeys(key for row in rows for key in row)
     of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc|calibration_error|correlation)")
-    titles = {"reward": ["reward", "val/greedy_reward", "val/sampled_reward"] if "reward" in keys else [],
-              "loss": ["loss", "val/nelbo"], "val": list(filter(of_val.fullmatch, keys)),
-              "spread": ["entropy", "frac_reward_zero_std"],
-              "gradient norm": ["grad_norm"], "learning rate": ["learning_rate"]}  # fmt: skip
-    return {title: [k for k in some if k in keys] for title, some in titles.items() if keys.keys() & set(some)}
+    titles = {
+        "reward": ["reward", "val/greedy_reward", "val/sampled_reward"] if "reward" in keys else [],
+        "loss": ["loss", "val/nelbo"],
+        "val": [key for key in keys if of_val.fullmatch(key)],
+        "spread": ["entropy", "frac_reward_zero_std"],
+        "gradient norm": ["grad_norm"],
+        "learning rate": ["learning_rate"],
+    }
+    shown = {title: [name for name in names if name in keys] for title, names in titles.items()}
+    return {title: names for title, names in shown.items() if names}
 
 
-def report(cfg):
-    """report.html out of the logs in out_dir: a page to look at while a run goes on."""
+def report(cfg: Config) -> None:
+    """Write report.html from the logs in out_dir, a page to look at while a run goes on."""
     rows, samples = (read_lines(os.path.join(cfg.out_dir, name)) for name in disk.LOGS[:2])
-    ours, default = config.flatten(cfg), config.flatten(config.Config())
+    ours, default = config.flatten(cfg), config.flatten(Config())
     path = os.path.join(cfg.out_dir, "report.html")
     with disk.writing(f"{path}.new") as f:
         f.write(page(os.path.basename(os.path.abspath(cfg.out_dir)), ours, default, rows, panels(rows), samples))
     os.replace(f"{path}.new", path)
 
 
-def draw(out_dir):
-    """curves.png out of metrics.jsonl, where matplotlib is installed."""
+def draw(out_dir: str) -> None:
+    """Write curves.png from metrics.jsonl, if matplotlib is installed."""
     try:
         import matplotlib
     except ImportError:
         return
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+
     rows = read_lines(os.path.join(out_dir, "metrics.jsonl"))
     shown = panels(rows)
     wide, high = max(min(len(shown), 3), 1), max(-(-len(shown) // 3), 1)
     figure = plt.figure(figsize=(4.2 * wide, 3 * high), constrained_layout=True)
-    for n, (title, some) in enumerate(shown.items(), 1):
+    for n, (title, names) in enumerate(shown.items(), 1):
         ax = figure.add_subplot(high, wide, n)
-        for key in some:
-            points = [(r["step"], r[key]) for r in rows if r.get(key) is not None]
+        for name in names:
+            points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
             if points:
-                ax.plot(*zip(*points, strict=True), label=key, marker="o" if len(points) < 30 else None, ms=3)
+                ax.plot(*zip(*points, strict=True), label=name, marker="o" if len(points) < 30 else None, ms=3)
         ax.set(title=title, xlabel="step")
         if ax.lines:
             ax.legend(frameon=False, fontsize=8)
@@ -261,89 +286,103 @@ def draw(out_dir):
     os.replace(temporary, os.path.join(out_dir, "curves.png"))
 
 
-def ending(cfg, best):
-    """What was reached, which checkpoint is the best, and how sure that is: the highest of many noisy numbers is too
-    high."""
+def ending(cfg: Config, best: dict | None) -> str:
+    """Print the first and the last pass rates of a run of grpo; return which checkpoint is best, with its error.
+
+    The number of evaluations is part of it, because the highest of many noisy numbers is too high.
+    """
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
     if cfg.objective == "grpo":
-        rated = [r for r in rows if "val/greedy" in r]
-        names = [k for first in rated[:1] for k in first if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]
-        shares = all(r.get(k) is None or 0 <= r[k] <= 1 for r in rated for k in names) and (
-            cfg.pass_at is not None or all("pass_rate" in r for r in rows if "reward" in r))
-        for name in names:
-            both = rated[0][name], rated[-1][name]
-            before, after = ("no opinion" if x is None else format(x, ".1%" if shares else ".3f") for x in both)
-            print(f"{name}: {before} before, {after} after")
+        print_pass_rates(cfg, rows)
     if not best:
         return ""
     measure, score = best["measure"], best["score"] if best["measure"] != "val/nelbo" else -best["score"]
-    said = f"{measure} {score:.4f}" + (f" ± {best['se']:.4f}" if "se" in best else "")
+    error = f" ± {best['se']:.4f}" if "se" in best else ""
     where = f"best at step {best['step']}" if best["step"] else f"none better than the start, {cfg.init_from}"
-    return f", {where}: {said}, of {sum(measure in row for row in rows)} evaluations"
+    return f", {where}: {measure} {score:.4f}{error}, of {sum(measure in row for row in rows)} evaluations"
 
 
-def show(run, step, values, samples):
-    """The metrics and samples of an evaluation, into the log and onto the page and the screen."""
+def print_pass_rates(cfg, rows):
+    """Print the rates of the first and of the last evaluation, in percent where they are rates of passing."""
+    rated = [row for row in rows if "val/greedy" in row]
+    names = [k for first in rated[:1] for k in first if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]
+    in_range = all(row.get(k) is None or 0 <= row[k] <= 1 for row in rated for k in names)
+    passes = cfg.pass_at is not None or all("pass_rate" in row for row in rows if "reward" in row)
+    form = ".1%" if in_range and passes else ".3f"
+    for name in names:
+        before, after = ("no opinion" if x is None else format(x, form) for x in (rated[0][name], rated[-1][name]))
+        print(f"{name}: {before} before, {after} after")
+
+
+def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:
+    """Log and print the metrics and samples of an evaluation, and draw the page and the curves."""
     if run.log:
         run.log.metrics(step, values)
         run.log.samples(step, samples[:SAMPLES])
         draw(run.cfg.out_dir)
         report(run.cfg)
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
-    for s in samples[: run.cfg.log_samples]:
-        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in s.items() if k not in ("columns", "film")))
+    for sample in samples[: run.cfg.log_samples]:
+        tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in sample.items() if k not in ("columns", "film")))
 
 
-def write(run, state, last, seconds, logged):
-    """The numbers of the iteration that ended with this State, which took so long, as a line on the screen (of GRPO)
-    and where they are `logged` into the log, with the first group."""
+# What the line of an iteration of grpo says of a metric.
+FORMS = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%}", "entropy": "entropy {:.3f}",
+         "kl": "kl {:.4f}", "rewards/kl/mean": "kl {:.4f}"}  # fmt: skip
+
+
+def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> None:
+    """Print the line of an iteration (of grpo) that ended with this State, and log it if `logged`, with a group."""
     values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
     values["tokens"] = state.step * config.tokens_per_iter(run.cfg)
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
         values["time/update"] = seconds - sum(timed)
     if run.cfg.objective == "grpo":
-        known = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%}", "entropy": "entropy {:.3f}",
-                 "kl": "kl {:.4f}", "rewards/kl/mean": "kl {:.4f}"}  # fmt: skip
-        said = [form.format(values[k]) for k, form in known.items() if k in values and np.isfinite(values[k])]
-        stages = [f"{k[5:]} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
-        tqdm.write(f"step {state.step:6d}  reward {'  '.join(said) or 'none'}  {' + '.join(stages)} s")
-    if logged:
-        updates = int(state.opt_state[-1][0].count)  # before it: skipped steps made none
-        values["learning_rate"] = float(run.rate(max(updates - config.updates_per_iter(run.cfg), 0)))
-        run.log.metrics(state.step, values)
-    if logged and "group" in last:
-        group, shown = last["group"], run.cfg.log_samples
+        shown = [form.format(values[k]) for k, form in FORMS.items() if k in values and np.isfinite(values[k])]
+        stages = [f"{k.removeprefix('time/')} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
+        tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}  {' + '.join(stages)} s")
+    if not logged:
+        return
+    updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none
+    values["learning_rate"] = float(run.rate(max(updates - config.updates_per_iter(run.cfg), 0)))
+    run.log.metrics(state.step, values)
+    if "group" in last:
+        group = last["group"]
         run.log.append("rollouts.jsonl", {"step": state.step} | group)
-        for text, adv in [*zip(group["completions"], group["advantages"], strict=True)][:shown]:
-            tqdm.write(f"    {group['masked' if 'masked' in group else 'prompt']!r} -> {text!r}  advantage {adv:+.2f}")
+        prompt = group["masked" if "masked" in group else "prompt"]
+        for text, advantage in [*zip(group["completions"], group["advantages"], strict=True)][: run.cfg.log_samples]:
+            tqdm.write(f"    {prompt!r} -> {text!r}  advantage {advantage:+.2f}")
 
 
-class Asked:
-    """Whether ctrl-C, SIGTERM or SIGHUP came, or nobody reads any more what is printed: the loop saves and leaves; a
-    second ctrl-C leaves at once."""
+class StopRequested:
+    """Note ctrl-C, SIGTERM, SIGHUP or that nobody reads the output any more, so that the loop saves and leaves.
+
+    A second ctrl-C leaves at once.
+    """
 
     def __enter__(self):
         self.signal = None
-        ours = threading.current_thread() is threading.main_thread()  # only there can signals be set
-        asking = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-                  if ours and signal.getsignal(s) != signal.SIG_IGN]
-        self.before = {s: signal.signal(s, self.note) for s in asking}  # nohup has SIGHUP ignored
+        is_main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if is_main else []
+        numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+        self.before = {number: signal.signal(number, self.note) for number in numbers}
         self.streams = contextlib.ExitStack()
         for stream in (sys.stdout, sys.stderr):
-            self.streams.enter_context(terminal.guarded(stream, self.unread))
+            self.streams.enter_context(terminal.guarded(stream, self.note_unread))
         return self
 
-    def unread(self):
-        """`train.py | head -1`, a lost terminal, a full disk behind `> FILE`: noted, not raised."""
+    def note_unread(self):
+        """Note that the output goes nowhere: `train.py | head -1`, a lost terminal, a full disk behind `> FILE`."""
         self.signal = self.signal or signal.SIGPIPE
 
     def note(self, number, frame):
+        """Handle a signal."""
         if self.signal == number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
         tqdm.write("saving after this step; ctrl-C again leaves at once", file=sys.stderr)
 
     def __exit__(self, *_):
-        for s, handler in self.before.items():
-            signal.signal(s, handler)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
         self.streams.close()

@@ -518,7 +518,7 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
         z = jnp.where(rest, cfg.eos_id, z)
         step = jnp.where(rest, s.n, step)
     state = z, step, put(s.logp, logp, 0), s.n + 1, window.block, window.i + 1
-    return State(*mesh.everywhere(state), cache, window.stored_next)
+    return State(*mesh.replicate(state), cache, window.stored_next)
 
 
 def block_length(T, cfg, plan):
@@ -599,7 +599,7 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
         return jnp.any(s.z == cfg.mask_id)
 
     s = jax.lax.while_loop(unfinished, lambda s: fill_step(params, keys, s, cfg, plan, valid), s)
-    return mesh.everywhere((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
+    return mesh.replicate((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
 
 
 # ---- for a run -------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ import model
 import runs
 from judges import learned, scores
 from machine import lora, mesh
-from machine.start import announce, other_reference, plan_ahead, prepare, reference_dtype, referred
+from machine.start import announce, load_reference, plan_ahead, prepare, reference_dtype, has_reference
 from rl import OBJECTIVES, Task, policy_loss, scored_by_gradient
 
 
@@ -89,7 +89,7 @@ def make_gradient(loss, cfg):
 
     def micro(params, base, total, batch):
         (value, metrics), grads = grad(params, base, batch)
-        return mesh.placed(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
+        return mesh.shard(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
 
     def gradient(params, base, batch):
         if A == 1:
@@ -110,7 +110,7 @@ def make_update(loss, tx, cfg, gradient=None):
     program, or two if a compiled `gradient` is given."""
 
     def apply(params, opt_state, average, step, grads, metrics):
-        updates, opt_state = mesh.placed(tx.update(mesh.placed(grads), opt_state, params))
+        updates, opt_state = mesh.shard(tx.update(mesh.shard(grads), opt_state, params))
         params = optax.apply_updates(params, updates)
         if average is not None:
             decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # warm-up: short memory first
@@ -118,7 +118,7 @@ def make_update(loss, tx, cfg, gradient=None):
         norm = optax.tree.norm
         metrics |= {"grad_norm": norm(grads), "update_norm": norm(updates)}
         metrics |= {"update_ratio": norm(updates) / norm(params)}
-        return *mesh.placed((params, opt_state, average)), metrics
+        return *mesh.shard((params, opt_state, average)), metrics
 
     own_gradient = gradient or make_gradient(loss, cfg)
     apply = jax.jit(apply, donate_argnums=(0, 1, 2)) if gradient else apply
@@ -171,7 +171,7 @@ def new_state(params, cfg, tx, reference=True):
 
     moments = () if cfg.eval_only else tx.init(params)
     average = copy("float32") if cfg.ema_decay is not None else None
-    return State(0, params, moments, average, copy(reference_dtype(cfg)) if reference and referred(cfg) else None)
+    return State(0, params, moments, average, copy(reference_dtype(cfg)) if reference and has_reference(cfg) else None)
 
 
 def abstract_run(cfg):
@@ -212,12 +212,12 @@ def setup(cfg, claims):
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = optimizer(cfg)
-    params, base = mesh.placed(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
+    params, base = mesh.shard(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
-    other = other_reference(cfg) if referred(cfg) and cfg.ref_from and not resuming else None
+    other = load_reference(cfg) if has_reference(cfg) and cfg.ref_from and not resuming else None
 
     def create(params):
-        rest = jax.jit(lambda params: mesh.placed(new_state(params, cfg, tx, not other)[2:]))(params)
+        rest = jax.jit(lambda params: mesh.shard(new_state(params, cfg, tx, not other)[2:]))(params)
         return State(0, params, *rest)
 
     state = jax.eval_shape(create, params) if resuming else create(params)
@@ -228,8 +228,8 @@ def setup(cfg, claims):
         state, run = disk.restore(resumed, state)
     elif resumed:
         state = state._replace(step=disk.step_in_name(resumed))
-    if cfg.ref_offload and referred(cfg):
-        state = state._replace(reference=mesh.ashore(state.reference))
+    if cfg.ref_offload and has_reference(cfg):
+        state = state._replace(reference=mesh.to_host(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # by training, not from the start
@@ -240,11 +240,11 @@ def setup(cfg, claims):
     update = make_update(task.loss, tx, cfg, gradient)
     announce(cfg, state, base)
     first = not mesh.processes()[1]
-    mesh.wait(f"{cfg.out_dir} is read")
+    mesh.barrier(f"{cfg.out_dir} is read")
     if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
-        claims.enter_context(runs.claimed(cfg.out_dir))
+        claims.enter_context(runs.locked(cfg.out_dir))
     log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
-    mesh.wait(f"{cfg.out_dir} is free")
+    mesh.barrier(f"{cfg.out_dir} is free")
     return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
 
 
@@ -255,9 +255,9 @@ def new_reference(state, cfg):
     """Return the reference for the iteration after state.step."""
     if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
         return state.reference  # wherever it is stored
-    new = grpo.update_reference(mesh.aboard(state.reference), state.params, state.step, cfg.ref_mode, cfg.ref_decay,
+    new = grpo.update_reference(mesh.to_device(state.reference), state.params, state.step, cfg.ref_mode, cfg.ref_decay,
                                 cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
-    return mesh.ashore(new) if cfg.ref_offload else new
+    return mesh.to_host(new) if cfg.ref_offload else new
 
 
 def iterate(run, state):
@@ -315,7 +315,7 @@ def loop(run, state, best, done):
     bar.set_description_str("compiling, once: 10 to 60 s")
     if cfg.objective == "grpo" and state.step == 0:
         _, best = evaluate(run, state, best)
-    with runs.Asked() as asked, bar:
+    with runs.StopRequested() as asked, bar:
         while not done:
             if cfg.objective == "grpo":  # wait for the last update, so that it is not counted as rollout time
                 jax.block_until_ready(state.params)
@@ -332,7 +332,7 @@ def loop(run, state, best, done):
             pending = state.step, updates, notes
             due = lambda interval, now=state.step: now % interval == 0
             done, logged = state.step >= cfg.max_iters, due(cfg.log_interval) or not updates
-            leaving = mesh.largest(asked.signal or 0)  # if any process was
+            leaving = mesh.all_max(asked.signal or 0)  # if any process was
             if cfg.objective == "grpo" or done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
                 last, pending = check_finite(*pending, last, cfg), None
                 if run.log:
@@ -359,9 +359,9 @@ def train(cfg, rows=None, rewards=None):
     list, or {name: function}) the key rewards."""
     with contextlib.ExitStack() as claims:
         claims.enter_context(mesh.use(cfg.mesh))
-        cfg = claims.enter_context(scores.in_memory(config.at_home(cfg), rows, rewards))
+        cfg = claims.enter_context(scores.in_memory(config.resolve_paths(cfg), rows, rewards))
         if not cfg.eval_only:
-            claims.enter_context(runs.claimed(cfg.out_dir))
+            claims.enter_context(runs.locked(cfg.out_dir))
         run, state, best, done = setup(cfg, claims)
         if cfg.eval_only:
             evaluate(run, state, best)
@@ -388,7 +388,7 @@ def main():
         raise SystemExit(f"error: {e}") from None
     except RuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
-            mesh.watched()
+            mesh.wait_for_watch()
             raise
         raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
                          f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip

@@ -1,14 +1,15 @@
 """
-The schema of a run, and the loader:  python train.py config/sudoku.py --learning_rate=1e-3 --n_layer=2
+The keys of a run, and the loader:  python train.py config/sudoku.py --learning_rate=1e-3 --n_layer=2
 
-A config file is ordinary Python that defines `config = Config(...)`. What the command line adds comes after it. Both
-are checked by name, type and sense before anything compiles. `python train.py --help=all` prints this file's comments.
+A config file is ordinary Python that defines `config = Config(...)`; the command line changes it. Keys are checked by
+name, type and value before anything compiles. `python train.py --help=all` prints every key.
 
-A recipe for somebody else's model defines up to four dicts besides: `downloads`, from where what these keys name comes;
-`shape`, that of the model, so that --plan needs no download; and the keys that are changed to try it without: `tiny`
-(--model=tiny) on a random model (data/tiny), does it run; `small` (--model=small) on one that our own pretraining makes
-in minutes, does it learn.
+A *recipe* is a config file for a model that has to be downloaded. It defines up to four dicts more: `downloads`, where
+the model and data come from; `shape`, the keys of the model, so that --plan needs no download; `tiny`, the keys that
+--model=tiny changes to try the recipe on a random model (data/tiny); and `small`, those that --model=small changes to
+try it on a model that our own pretraining makes in minutes.
 """
+
 import ast
 import contextlib
 import dataclasses
@@ -16,15 +17,23 @@ import difflib
 import fnmatch
 import functools
 import inspect
+import io
 import math
 import os
 import re
 import runpy
 import sys
+import textwrap
+import tokenize
 import traceback
 import types
 import typing
 import warnings
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 import data
 import diffusion
@@ -32,152 +41,204 @@ import grpo
 from machine import terminal
 from model import ModelConfig
 
+# ---- how a key is declared -------------------------------------------------------------------------------------------
+
+
+class Check(NamedTuple):
+    holds: Callable[[Any], bool]  # None always passes
+    expected: str
+
+
+def at_least(n):
+    """Return the check that a value is at least n."""
+    return Check(lambda value: value >= n, f"at least {n}")
+
+
+NON_NEGATIVE, POSITIVE_INT = at_least(0), at_least(1)
+POSITIVE = Check(lambda value: value > 0, "above 0")
+BELOW_1 = Check(lambda value: 0 <= value < 1, "at least 0 and below 1")
+FRACTION = Check(lambda value: 0 <= value <= 1, "from 0 to 1")
+MASK_RATIO = Check(lambda value: 0 < value <= 1, "above 0 and at most 1")
+FOLDER = Check(bool, "the name of a folder")
+SOURCE = Check(bool, "None, a folder or a config file")
+START = Check(lambda path: path not in ("", "resume", "scratch"),
+              "None, a folder or a config file; --resume=True continues the run in out_dir")  # fmt: skip
+GROUP = Check(lambda n: n >= 2, "at least 2: a completion is compared with the others of its group")
+PASSING = Check(lambda value: value > 0, "above 0: a completion that earns nothing would pass")
+SEED = Check(lambda seed: 0 <= seed < 2**32, "at least 0 and below 2**32")
+
+
+def key(default: Any, meaning: str, check: Check | None = None, choices: Collection = (), section: str = "") -> Any:
+    """Declare a key of Config: its default, its line in --help, and which values are allowed.
+
+    choices: the values, a dict of functions or their names; --help lists those of a dict. section: the title above this
+    key in --help.
+    """
+    metadata = dict(meaning=meaning, check=check, choices=choices, section=section)
+    return dataclasses.field(default=default, metadata=metadata)
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    # run
-    objective: str = "pretrain"  # what to optimize: pretrain (a prompt in a row makes it fine-tuning), judge or grpo
-    out_dir: str = "out/run"  # checkpoints, metrics.jsonl, samples.jsonl, rollouts.jsonl, curves.png, report.html
-    init_from: str | None = None  # a model (folder or ORG/NAME), an out_dir, a config file (trained first if need be)
-    base: tuple[str, ...] = ()  # keys for the config file in init_from, as in seed=1,max_iters=50; or --base.seed=1
-    adapt: bool = False  # of pretrain: make a denoiser of the causal model in init_from (Dream; SDAR: block_causal=4)
-    resume: bool = False  # continue the run in out_dir, as the same run; else an earlier one there is moved aside
-    seed: int = 0  # of everything random: the same seed on the same machine gives the same run
-    max_iters: int = 1000  # optimizer steps; of grpo, rollouts with all their updates
-    stop_at: float | None = None  # end early when val/sampled (of a judge, val/pair_acc) first exceeds this
-    eval_only: bool = False  # evaluate the newest checkpoint (or init_from) and leave
-    log_interval: int = 10  # steps between lines of metrics.jsonl; of grpo also of rollouts.jsonl, the first group
-    eval_interval: int = 100  # steps between evaluations on val
-    eval_size: int = 256  # val rows that an evaluation fills and scores
-    eval_samples: int | None = None  # of each also so many at the run's temperature; None: 1, and 4 for grpo
-    eval_rewards: tuple[str, ...] = ()  # rewards that are measured at evaluations, the first decides, never trained on
-    pass_at: float | None = None  # what passes earns this from the reward that decides; None: rates are its mean
-    save_interval: int = 500  # steps between checkpoints
-    keep_checkpoints: int = 2  # the newest that many are kept, and the best one
-    log_samples: int = 3  # completions shown on screen at an evaluation (samples.jsonl gets 16), of a group
-    wandb_log: bool = False  # also log to Weights & Biases
-    wandb_project: str = "unmask"  # under which project
-    wandb_run_name: str | None = None  # None: the name of out_dir
-    wandb_entity: str | None = None  # under which account; None: your own
-    # many devices
-    mesh: tuple[int, int, int] | None = None  # devices on data (whole models), fsdp and tensor; None: all on fsdp
-    coordinator: str | None = None  # HOST:PORT of process 0, of several processes; None: as SLURM or MPI says, or alone
-    processes: int | None = None  # how many there are
-    process_id: int | None = None  # which of them this is, from 0
-    # data
-    dataset: str = "sudoku"  # a folder in data/, your own folder or file (JSONL, JSON, txt, Parquet), or ORG/NAME
-    prompt_key: str | None = None  # which column of its rows is the prompt; None: it is known by its name
-    completion_key: str | None = None  # the completion
-    answer_key: str | None = None  # the answer that rewards compare with
-    tests_key: str | None = None  # the tests that a program has to pass
-    language_key: str | None = None  # the language that it is written in
-    difficulty_key: str | None = None  # how hard the row is, for difficulty and curriculum
-    limit: float | None = None  # train on so many rows at most, below 1 on this share of them; None: on all
-    num_epochs: float | None = None  # go over the train rows so many times, in place of max_iters
-    max_prompt_len: int = 20  # tokens; prompts are padded on the left to this
-    max_new_tokens: int = 20  # tokens; completions are filled with end-of-text to this
-    chat_template: str | None = None  # what prompts are put into; chatml is that of Dream and Qwen, own the tokenizer's
-    system_prompt: str | None = None  # what the template begins with; None: what is usual there
-    instruction: str | None = None  # said before every prompt, in the same turn; or around it, as in "{prompt} Think."
-    difficulty: tuple[float, ...] = ()  # (lowest, highest): rows of other difficulties are left out
-    curriculum: tuple[tuple[int, float], ...] = ()  # ((step, hardest difficulty allowed from then on), ...)
-    # optimizer
-    batch_size: int = 32  # rows a step; of grpo, prompts a rollout
-    gradient_accumulation_steps: int = 1  # micro-batches that a batch is cut into
-    learning_rate: float = 1e-3  # the highest, at the end of the warm-up
-    lr_schedule: str = "cosine"  # cosine or constant, after the warm-up
-    warmup_iters: int = 20  # steps in which the rate climbs to learning_rate
-    lr_end: float = 0.1  # where the cosine ends, as a share of learning_rate
-    beta1: float = 0.9  # Adam's memory of the gradient
-    beta2: float = 0.99  # Adam's memory of its square
-    adam_eps: float = 1e-8  # keeps Adam's quotient finite
-    weight_decay: float = 0.1  # not on norms, biases and embeddings
-    grad_clip: float | None = 1.0  # global norm; None: no clipping
-    ema_decay: float | None = None  # average the weights; evaluation and the saved model then use the average
-    # LoRA: a frozen base, which is also the reference of grpo, and small matrices beside its own that are trained
-    lora_rank: int | None = None  # the width of these; None: no LoRA, everything is trained
-    lora_alpha: float = 16.0  # what they add counts alpha / rank times
-    lora_targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")  # beside which matrices
-    # diffusion
-    paired: bool = False  # two complementary half-masks of half as many rows: less variance at the same cost
-    loss_norm: str = "token"  # token: a mean over tokens (pre-training); completion: over rows, each by its own length
-    # sampling: of rollouts (whose log-probs grpo takes under the same filter) and at evaluations
-    diffusion_steps: int = 16  # forward passes that fill a completion; of a block_causal model, each of its blocks
-    order: str = "confidence"  # which hole first: random, confidence, margin, entropy, left, sampled
-    rule: str = "quota"  # how many a step: quota, dream, threshold, factor, entropy, dynamic
-    block_len: int | None = None  # fill blocks of this length from left to right; None: everything at once
-    cache: str = "none"  # what is outside of a block is computed once for it: none, prefix, dual; see behaviour_gap
-    threshold: float = 0.9  # of rule threshold: whatever is at least this probable, and the best
-    factor: float = 1.0  # of rule factor: n of them, if the last is at least 1 - factor / (n + 1) probable
-    budget: float = 0.1  # of rule entropy: while the sum of entropies, less the largest, is within this (nats)
-    tempered: bool = False  # order and rule look at probabilities after temperature, top_k, top_p; False: before
-    temperature: float = 1.0  # of rollouts and of the sampled pass rate; the greedy one is always measured too
-    top_k: int | None = None  # draw from the k most probable tokens; None: from all
-    top_p: float | None = None  # draw from the most probable tokens that reach this probability; None: from all
-    repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
-    # rewards
-    rewards: tuple[str, ...] = ()  # names, path.py:function, length(target=40); the first decides at evaluations
-    reward_weights: tuple[float, ...] = ()  # one for each reward; empty: all 1
-    reward_timeout: float = 1.0  # CPU seconds per program
-    reward_workers: int | None = None  # programs at a time; None: six per core, at most 64
-    sandbox_unsafe: tuple[str, ...] = ()  # what you accept not to be contained on this machine, see judges/sandbox.py
-    reward_clip: float | None = None  # each reward is cut to at most this far from 0
-    diversity_bonus: float = 0.0  # weight of how much a completion differs from those of its group
-    judge_from: str | None = None  # the judge behind the reward `judge`: a folder or a config file, as for init_from
-    # grpo: rollouts
-    group_size: int = 8  # completions of each prompt, which are compared with each other
-    rollout_steps: int | None = None  # forward passes of a rollout; None: diffusion_steps, as at evaluations
-    rollout_chunk: int | None = None  # completions generated, held-out rows filled at a time, at most; None: all
-    early_end: bool = False  # of rollouts: all before its end is filled, so a row is done; evaluations never go on
-    updates_per_rollout: int = 1  # passes over the completions, each with masks of its own
-    keep_completions: int | None = None  # update on so many at most, with the largest advantages; None: on all
-    minibatch_size: int | None = None  # completions an update, at most; None: all that are kept
-    mask_truncated: bool = False  # leave completions without an end of text out of the loss
-    score_after_end: bool = False  # what was drawn after its end is in the loss, too: only then trace has no bias
-    dynamic_sampling: int = 0  # draw groups that agree with themselves again, at most that many times
-    fill_in: bool = False  # prompts are the rows' own completions with holes
-    mask_ratio_min: float = 0.2  # of fill_in: the smallest share of tokens that are holes; of coupled: the lowest t
-    mask_ratio_max: float = 0.8  # the largest
-    # grpo: log-probabilities
-    logp_est: str = "trace"  # how, see diffusion.py; of a causal model exact
-    logp_views: int = 4  # masked copies of a completion, where the estimator leaves their number open
-    logp_chunk: int | None = None  # masked copies computed at a time; None: all
-    logp_scale: float = 1.0  # a factor; 2/3 makes the weights of coupled sum to 1
-    random_masking: bool = True  # new masks in every pass; False: stale ones, as a known bug has it
-    p_mask_prompt: float = 0.0  # of one_step: the probability that a token of the prompt is masked, too
-    # grpo: advantages and loss, see grpo.py
-    adv_baseline: str = "mean"  # of the group: mean, or loo, the mean of the others
-    adv_norm: str = "group"  # divide by the standard deviation of the group, the batch, or none
-    adv_eps: float = 1e-4  # is added to that
-    adv_negative: float = 1.0  # weight of negative advantages; 0: learn only from what beats its group
-    reward_norm: str = "sum"  # several rewards: sum them up and normalize, or normalize each first
-    ratio_level: str = "token"  # compare with the policy that wrote it each token, the sequence, or none
-    loss_type: str = "dapo"  # how tokens are clipped and averaged, as a paper has it
-    aggregation: str | None = None  # average them otherwise than loss_type
-    clip_low: float = 0.2  # ratios below 1 - clip_low do not fall any more
-    clip_high: float = 0.2  # ratios above 1 + clip_high do not rise any more
-    clip_cap: float | None = None  # dual clip: with a negative advantage no ratio counts as more
-    cispo_cap: float = 5.0  # of cispo: no ratio weighs more
-    spg_mix: float = 0.5  # of spg: the share of the upper bound where a completion should become less likely
-    spg_power: float = 1.5  # of spg: its power mean
-    entropy_coef: float = 0.0  # weight of a bonus for uncertain predictions
-    kl_beta: float = 0.0  # weight of the KL to the reference; 0: there is no reference
-    kl_est: str = "k3"  # how it is estimated
-    kl_in_reward: bool = False  # subtract it from the rewards instead of adding it to the loss
-    ref_from: str | None = None  # the reference: a folder or a config file; None: what the policy starts from
-    ref_mode: str = "static"  # the reference stays, follows (ema) or is renewed (periodic)
-    ref_decay: float = 0.99  # of ema: the weight of the old reference
-    ref_sync_interval: int = 64  # of periodic: iterations between renewals
-    ref_sync_mix: float = 1.0  # of periodic: the weight of the policy in the new reference
-    ref_offload: bool = False  # keep the reference in host memory while it is not used
-    # judge
-    judge_rows: int = 8192  # train rows that pairs are made of
-    judge_temperatures: tuple[float, ...] = (0.5, 1.0, 1.5)  # at which the generator writes the worse half of a pair
+    objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge or grpo",
+                         choices=("pretrain", "judge", "grpo"), section="run")
+    out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
+    init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
+    base: tuple[str, ...] = key((), "keys for the config file in init_from, as in seed=1,max_iters=9; or --base.seed=1")
+    adapt: bool = key(False, "pretrain: make a denoiser of the causal model in init_from (Dream; SDAR: block_causal=4)")
+    resume: bool = key(False, "continue the run in out_dir; otherwise an earlier run there is moved aside")
+    seed: int = key(0, "random seed: the same seed on the same machine gives the same run", SEED)
+    max_iters: int = key(1000, "optimizer steps; grpo: rollouts, each with all its updates", POSITIVE_INT)
+    stop_at: float | None = key(None, "stop once val/sampled (judge: val/pair_acc) exceeds this", BELOW_1)
+    eval_only: bool = key(False, "evaluate the newest checkpoint (or init_from) and exit")
+    log_interval: int = key(10, "steps between lines of metrics.jsonl (grpo: and of rollouts.jsonl)", POSITIVE_INT)
+    eval_interval: int = key(100, "steps between evaluations on val", POSITIVE_INT)
+    eval_size: int = key(256, "number of val rows per evaluation", POSITIVE_INT)
+    eval_samples: int | None = key(None, "samples per val row at the run's temperature; None: 1, grpo 4", POSITIVE_INT)
+    eval_rewards: tuple[str, ...] = key((), "rewards for evaluations only, never trained on; the first decides")
+    pass_at: float | None = key(None, "lowest deciding reward that passes; None: pass rates are its mean", PASSING)
+    save_interval: int = key(500, "steps between checkpoints", POSITIVE_INT)
+    keep_checkpoints: int = key(2, "number of newest checkpoints to keep, in addition to the best one", POSITIVE_INT)
+    log_samples: int = key(3, "completions to print per evaluation (samples.jsonl gets 16) and group", NON_NEGATIVE)
+    wandb_log: bool = key(False, "also log to Weights & Biases")
+    wandb_project: str = key("unmask", "its project")
+    wandb_run_name: str | None = key(None, "its name for the run; None: the name of out_dir")
+    wandb_entity: str | None = key(None, "its account; None: your own")
+
+    mesh: tuple[int, int, int] | None = key(None, "devices on data (whole models), fsdp and tensor; None: all on fsdp",
+                                            section="many devices")
+    coordinator: str | None = key(None, "HOST:PORT of process 0; None: from SLURM or MPI, or a single process")
+    processes: int | None = key(None, "number of processes")
+    process_id: int | None = key(None, "number of this process, from 0")
+
+    dataset: str = key("sudoku", "a folder in data/, your own folder or file (JSONL, JSON, txt, Parquet), or ORG/NAME",
+                       section="data")
+    prompt_key: str | None = key(None, "column of the prompt; None: found by its name")
+    completion_key: str | None = key(None, "column of the completion")
+    answer_key: str | None = key(None, "column of the answer that rewards compare with")
+    tests_key: str | None = key(None, "column of the tests that a program has to pass")
+    language_key: str | None = key(None, "column of the programming language")
+    difficulty_key: str | None = key(None, "column of the difficulty, for the keys difficulty and curriculum")
+    limit: float | None = key(None, "most train rows; below 1: a fraction of them; None: all", POSITIVE)
+    num_epochs: float | None = key(None, "passes over the train rows, instead of max_iters", POSITIVE)
+    max_prompt_len: int = key(20, "tokens per prompt, padded on the left", NON_NEGATIVE)
+    max_new_tokens: int = key(20, "tokens per completion, padded with end-of-text", POSITIVE_INT)
+    chat_template: str | None = key(None, "format of prompts; chatml is that of Dream and Qwen, own the tokenizer's",
+                                    choices=data.CHAT)
+    system_prompt: str | None = key(None, "system message of the template; None: its usual one")
+    instruction: str | None = key(None, 'text before every prompt, in its turn; or around it, as in "{prompt} Think."')
+    difficulty: tuple[float, ...] = key((), "(lowest, highest): leave out rows of other difficulties")
+    curriculum: tuple[tuple[int, float], ...] = key((), "((step, highest difficulty from this step on), ...)")
+
+    batch_size: int = key(32, "rows per step; grpo: prompts per rollout", POSITIVE_INT, section="optimizer")
+    gradient_accumulation_steps: int = key(1, "micro-batches per batch", POSITIVE_INT)
+    learning_rate: float = key(1e-3, "highest learning rate, reached after the warm-up", POSITIVE)
+    lr_schedule: str = key("cosine", "cosine or constant, after the warm-up", choices=("cosine", "constant"))
+    warmup_iters: int = key(20, "steps of the warm-up", NON_NEGATIVE)
+    lr_end: float = key(0.1, "last learning rate of the cosine, as a fraction of learning_rate", FRACTION)
+    beta1: float = key(0.9, "Adam's decay of the first moment", BELOW_1)
+    beta2: float = key(0.99, "Adam's decay of the second moment", BELOW_1)
+    adam_eps: float = key(1e-8, "Adam's epsilon", POSITIVE)
+    weight_decay: float = key(0.1, "for all but norms, biases and embeddings", NON_NEGATIVE)
+    grad_clip: float | None = key(1.0, "largest global gradient norm; None: no clipping", POSITIVE)
+    ema_decay: float | None = key(None, "average the parameters; the average is evaluated and saved", BELOW_1)
+
+    lora_rank: int | None = key(None, "rank of the adapters; None: no LoRA, all parameters are trained", POSITIVE_INT,
+                                section="LoRA: trained adapters next to frozen matrices; grpo's reference is the base")
+    lora_alpha: float = key(16.0, "adapters are scaled by alpha / rank", POSITIVE)
+    lora_targets: tuple[str, ...] = key(("q", "k", "v", "o", "gate", "up", "down"), "matrices that get adapters")
+
+    paired: bool = key(False, "half as many rows, each with two complementary masks: less variance at the same cost",
+                       section="diffusion")
+    loss_norm: str = key("token", "token: mean over tokens (pretraining); completion: over rows, each by its length",
+                         choices=("token", "completion"))
+
+    diffusion_steps: int = key(16, "denoising steps per completion; block_causal models: per block", POSITIVE_INT,
+                               section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
+    order: str = key("confidence", "which masks to fill first: random, confidence, margin, entropy, left, sampled")
+    rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic")
+    block_len: int | None = key(None, "fill blocks of this length from left to right; None: one block", POSITIVE_INT)
+    cache: str = key("none", "reuse keys and values outside the block: none, prefix (left), dual (both sides)")
+    threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one")
+    factor: float = key(1.0, "rule=factor: fill n masks if the last is at least 1 - factor / (n + 1) probable")
+    budget: float = key(0.1, "rule=entropy: fill while the sum of entropies, less the largest, is within this (nats)")
+    tempered: bool = key(False, "order and rule use probabilities after temperature, top_k and top_p; False: before")
+    temperature: float = key(1.0, "for rollouts and samples; evaluations also decode greedily", NON_NEGATIVE)
+    top_k: int | None = key(None, "sample from the k most probable tokens; None: from all")
+    top_p: float | None = key(None, "sample from the most probable tokens that reach this probability; None: from all")
+    repetition_penalty: float = key(1.0, "above 1: make tokens that a row already has less likely")
+
+    rewards: tuple[str, ...] = key((), "names, path.py:function, length(target=40); the first decides at evaluations",
+                                   section="rewards")
+    reward_weights: tuple[float, ...] = key((), "one per reward; empty: all 1")
+    reward_timeout: float = key(1.0, "CPU seconds per program", POSITIVE)
+    reward_workers: int | None = key(None, "programs at a time; None: six per core, at most 64", POSITIVE_INT)
+    sandbox_unsafe: tuple[str, ...] = key((), "protections to do without on this machine, see judges/sandbox.py")
+    reward_clip: float | None = key(None, "clip each reward to -clip .. clip", POSITIVE)
+    diversity_bonus: float = key(0.0, "weight of the difference between a completion and its group", NON_NEGATIVE)
+    judge_from: str | None = key(None, "model of the reward `judge`: a folder or a config file", SOURCE)
+
+    group_size: int = key(8, "completions per prompt, compared with each other", GROUP, section="grpo: rollouts")
+    rollout_steps: int | None = key(None, "denoising steps of a rollout; None: diffusion_steps", POSITIVE_INT)
+    rollout_chunk: int | None = key(None, "most completions or val rows to fill at a time; None: all", POSITIVE_INT)
+    early_end: bool = key(False, "stop a row once all tokens before its end of text are filled (evaluations always do)")
+    updates_per_rollout: int = key(1, "passes over the completions, each with new masks", POSITIVE_INT)
+    keep_completions: int | None = key(None, "update on those with the largest advantages; None: all", POSITIVE_INT)
+    minibatch_size: int | None = key(None, "most completions per update; None: all of them", POSITIVE_INT)
+    mask_truncated: bool = key(False, "leave completions without an end of text out of the loss")
+    score_after_end: bool = key(False, "include tokens after the end of text in the loss: only then trace is unbiased")
+    dynamic_sampling: int = key(0, "most times to resample groups whose rewards are all equal", NON_NEGATIVE)
+    fill_in: bool = key(False, "prompts are the rows' own completions, partly masked")
+    mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
+    mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
+
+    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models need exact",
+                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities")
+    logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
+    logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
+    logp_scale: float = key(1.0, "factor of log-probs; 2/3 makes the weights of coupled sum to 1", POSITIVE)
+    random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")
+    p_mask_prompt: float = key(0.0, "one_step: probability that a prompt token is masked", FRACTION)
+
+    adv_baseline: str = key("mean", "mean: of the group; loo: of the other completions", choices=("mean", "loo"),
+                            section="grpo: advantages and loss, see grpo.py")
+    adv_norm: str = key("group", "divide by the standard deviation of the group, the batch, or none",
+                        choices=("group", "batch", "none"))
+    adv_eps: float = key(1e-4, "added to the standard deviation", NON_NEGATIVE)
+    adv_negative: float = key(1.0, "weight of negative advantages; 0: learn only from the better ones", NON_NEGATIVE)
+    reward_norm: str = key("sum", "sum: add up several rewards, then normalize; each: normalize each first",
+                           choices=("sum", "each"))
+    ratio_level: str = key("token", "ratio to the old policy per token, per sequence, or none",
+                           choices=("token", "sequence", "none"))
+    loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper", choices=grpo.LOSSES)
+    aggregation: str | None = key(None, "average tokens in another way than loss_type",
+                                  choices={None: None} | grpo.AGGREGATIONS)
+    clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
+    clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
+    clip_cap: float | None = key(None, "dual clip: largest ratio if the advantage is negative",
+                                 Check(lambda value: value > 1, "above 1"))
+    cispo_cap: float = key(5.0, "loss_type=cispo: largest weight of a ratio", POSITIVE)
+    spg_mix: float = key(0.5, "loss_type=spg: share of the upper bound if the advantage is negative", FRACTION)
+    spg_power: float = key(1.5, "loss_type=spg: power of its power mean", POSITIVE)
+    entropy_coef: float = key(0.0, "weight of the entropy bonus", NON_NEGATIVE)
+    kl_beta: float = key(0.0, "weight of the KL to the reference; 0: no reference", NON_NEGATIVE)
+    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS)
+    kl_in_reward: bool = key(False, "subtract the KL from the rewards instead of adding it to the loss")
+    ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
+    ref_mode: str = key("static", "the reference is static, ema (follows the policy) or periodic (is renewed)",
+                        choices=("static", "ema", "periodic"))
+    ref_decay: float = key(0.99, "ref_mode=ema: weight of the old reference", FRACTION)
+    ref_sync_interval: int = key(64, "ref_mode=periodic: iterations between renewals", POSITIVE_INT)
+    ref_sync_mix: float = key(1.0, "ref_mode=periodic: weight of the policy in the new reference", FRACTION)
+    ref_offload: bool = key(False, "keep the reference in host memory while it is not used")
+
+    judge_rows: int = key(8192, "train rows to make pairs from", POSITIVE_INT, section="judge")
+    judge_temperatures: tuple[float, ...] = key((0.5, 1.0, 1.5), "temperatures of the worse text of a pair")
     model: ModelConfig = ModelConfig()
 
     def __new__(cls, *_, **keys):
-        if strange := [name for name in keys if name not in cls.__dataclass_fields__]:
-            raise ValueError("; ".join(map(unknown_in_python, strange)))
+        if unknown := [name for name in keys if name not in cls.__dataclass_fields__]:
+            raise ValueError("; ".join(map(unknown_keyword, unknown)))
         return super().__new__(cls)
 
     def __post_init__(self):
@@ -185,108 +246,101 @@ class Config:
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
-        for key, allowed in CHOICES.items():
-            if getattr(self, key) not in allowed:
-                raise ValueError(f"{key}={getattr(self, key)!r}: one of {', '.join(map(str, allowed))}")
-        for key, (holds, expected) in RANGES.items():
-            if getattr(self, key) is not None and not holds(getattr(self, key)):
-                raise ValueError(f"{key}={getattr(self, key)!r} must be {expected}")
+        for field in dataclasses.fields(self):
+            check_value(field, getattr(self, field.name))
         for wrong, message in between_keys(self):
             if wrong:
                 raise ValueError(message)
 
 
-# What a dict of functions offers is said by that dict; of order and rule by sample.Plan.
-CHOICES = {
-    "objective": ("pretrain", "judge", "grpo"), "lr_schedule": ("cosine", "constant"),
-    "loss_norm": ("token", "completion"), "adv_baseline": ("mean", "loo"), "adv_norm": ("group", "batch", "none"),
-    "reward_norm": ("sum", "each"), "ratio_level": ("token", "sequence", "none"), "logp_est": diffusion.ESTIMATORS,
-    "loss_type": grpo.LOSSES, "aggregation": {None: None} | grpo.AGGREGATIONS, "kl_est": grpo.KLS,
-    "ref_mode": ("static", "ema", "periodic"), "chat_template": data.CHAT,
-}  # fmt: skip
-AT_LEAST = {
-    0: "warmup_iters weight_decay log_samples max_prompt_len temperature dynamic_sampling kl_beta adv_eps "
-       "diversity_bonus entropy_coef adv_negative",
-    1: "max_iters log_interval eval_interval eval_size save_interval keep_checkpoints max_new_tokens batch_size "
-       "gradient_accumulation_steps diffusion_steps reward_workers judge_rows eval_samples rollout_chunk rollout_steps "
-       "keep_completions updates_per_rollout minibatch_size logp_views logp_chunk ref_sync_interval lora_rank "
-       "block_len",
-}  # fmt: skip
-ABOVE_0 = ("learning_rate adam_eps grad_clip reward_timeout reward_clip logp_scale spg_power cispo_cap clip_high "
-           "lora_alpha limit num_epochs")  # fmt: skip
-RANGES = {  # key: what holds of it, in words; of None, anything. What a sampler can do is checked by sample.Plan
-    **{key: (lambda v, n=n: v >= n, f"at least {n}") for n, keys in AT_LEAST.items() for key in keys.split()},
-    **dict.fromkeys(ABOVE_0.split(), (lambda v: v > 0, "above 0")),
-    **dict.fromkeys(("beta1", "beta2", "ema_decay", "stop_at"), (lambda v: 0 <= v < 1, "at least 0 and below 1")),
-    **dict.fromkeys(("lr_end", "p_mask_prompt", "ref_decay", "ref_sync_mix", "spg_mix", "clip_low"),
-                    (lambda v: 0 <= v <= 1, "from 0 to 1")),
-    **dict.fromkeys(("mask_ratio_min", "mask_ratio_max"), (lambda v: 0 < v <= 1, "above 0 and at most 1")),
-    "clip_cap": (lambda v: v > 1, "above 1"),
-    "group_size": (lambda v: v >= 2, "at least 2: a completion is compared with the others of its group"),
-    "pass_at": (lambda v: v > 0, "above 0: a completion that earns nothing would pass"),
-    "seed": (lambda v: 0 <= v < 2**32, "at least 0 and below 2**32"),
-    "out_dir": (bool, "the name of a folder"),
-    **dict.fromkeys(("judge_from", "ref_from"), (bool, "None, a folder or a config file")),
-    "init_from": (lambda v: v not in ("", "resume", "scratch"),
-                  "None, a folder or a config file; what continues the run in out_dir is --resume=True"),
-}
+def check_value(field, value):
+    """Raise a ValueError if a value is not one that the key's declaration allows."""
+    choices, check = field.metadata.get("choices"), field.metadata.get("check")
+    if choices and value not in choices:
+        raise ValueError(f"{field.name}={value!r}: one of {', '.join(map(str, choices))}")
+    if check and value is not None and not check.holds(value):
+        raise ValueError(f"{field.name}={value!r} must be {check.expected}")
 
 
-def n_views(c):
-    """How many masked copies of a completion grpo scores."""
-    return {"one_step": 1, "coupled": 3, "coupled_elbo": 2 * c.logp_views, "exact": 1}.get(c.logp_est, c.logp_views)
+# ---- what follows from the keys --------------------------------------------------------------------------------------
 
 
-def kept(c):
-    """How many completions of a rollout grpo updates on."""
-    return min(c.keep_completions or c.batch_size * c.group_size, c.batch_size * c.group_size)
+def n_views(cfg: Config) -> int:
+    """Return the number of masked copies per completion that grpo scores.
+
+    Every estimator returns n * a + b copies for logp_views=n, so its shapes for 1 and 2 tell any number.
+    """
+    one, two = views_for_1_and_2(cfg.logp_est)
+    return one + (cfg.logp_views - 1) * (two - one)
 
 
-def minibatch(c):
-    """How many completions an update of grpo takes."""
-    return min(c.minibatch_size or kept(c), kept(c))
+@functools.cache
+def views_for_1_and_2(estimator):
+    """Return the number of copies that an estimator makes for logp_views=1 and for 2."""
+    completion, step = np.ones((1, 1), bool), np.zeros((1, 1), int)
+
+    def count(n):
+        """Trace the estimator. Nothing is computed: no device may be used before the processes have met."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        views = functools.partial(diffusion.views, method=estimator, n=n)
+        return jax.eval_shape(lambda key: views(key, hole=completion, order=step), key)[0].shape[0]
+
+    return count(1), count(2)
 
 
-def updates_per_iter(c):
-    """How often the optimizer steps in an iteration of the loop."""
-    return c.updates_per_rollout * kept(c) // minibatch(c) if c.objective == "grpo" else 1
+def n_update(cfg: Config) -> int:
+    """Return the number of completions of a rollout that grpo updates on."""
+    completions = cfg.batch_size * cfg.group_size
+    return min(cfg.keep_completions or completions, completions)
 
 
-def tokens_per_iter(c):
-    """How many tokens an iteration looks at: whole rows, padding included, of GRPO each completion with its prompt."""
-    rows = {"grpo": c.batch_size * c.group_size, "judge": 2 * c.batch_size}.get(c.objective, c.batch_size)
-    return rows * (c.max_prompt_len + c.max_new_tokens)
+def minibatch(cfg: Config) -> int:
+    """Return the number of completions per update of grpo."""
+    return min(cfg.minibatch_size or n_update(cfg), n_update(cfg))
 
 
-def rollout_rows(c):
-    """How many completions grpo generates at a time: rollout_chunk at most, in parts that are as equal as whole groups
-    can be."""
-    prompts, most = c.batch_size, c.rollout_chunk or c.batch_size * c.group_size
-    if most < c.group_size:
+def updates_per_iter(cfg: Config) -> int:
+    """Return the number of optimizer steps per iteration of the loop."""
+    return cfg.updates_per_rollout * n_update(cfg) // minibatch(cfg) if cfg.objective == "grpo" else 1
+
+
+def tokens_per_iter(cfg: Config) -> int:
+    """Return the number of tokens per iteration, padding included; grpo: of every completion and its prompt."""
+    rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2}.get(cfg.objective, 1)
+    return rows * (cfg.max_prompt_len + cfg.max_new_tokens)
+
+
+def rollout_rows(cfg: Config) -> int:
+    """Return how many completions grpo generates at a time: at most rollout_chunk, in equal chunks of whole groups."""
+    most = cfg.rollout_chunk or cfg.batch_size * cfg.group_size
+    if most < cfg.group_size:
         return most
-    parts = -(-prompts // (most // c.group_size))
-    return -(-prompts // parts) * c.group_size
+    chunks = -(-cfg.batch_size // (most // cfg.group_size))
+    return -(-cfg.batch_size // chunks) * cfg.group_size
 
 
-def eval_rows(c):
-    """How many held-out texts an evaluation scores at a time: what fits as a part of a batch fits here, too."""
-    return c.rollout_chunk or max(c.batch_size // c.gradient_accumulation_steps, 1)
+def eval_rows(cfg: Config) -> int:
+    """Return how many val rows an evaluation scores at a time: as many as fit in a micro-batch."""
+    return cfg.rollout_chunk or max(cfg.batch_size // cfg.gradient_accumulation_steps, 1)
+
+
+# ---- what has to hold between keys -----------------------------------------------------------------------------------
 
 
 def between_keys(c):
-    """-> (is it wrong, what to say then) of everything that has to hold between keys."""
-    deciding, named, known = c.rewards + c.eval_rewards, c.lora_targets, Config.lora_targets
+    """Yield (True if wrong, message) for everything that has to hold between keys."""
+    deciding, targets, known = c.rewards + c.eval_rewards, c.lora_targets, Config.lora_targets
     yield from (
-        (not named or len(set(named)) < len(named) or not set(named) <= set(known),
-         f"lora_targets={named}: expected one or more of {', '.join(known)}, each once"),
-        (named != known and not (c.lora_rank or c.eval_only),
-         f"lora_targets={named} changes nothing without lora_rank, the width of the adapters: set that, or leave "
+        (not targets or len(set(targets)) < len(targets) or not set(targets) <= set(known),
+         f"lora_targets={targets}: expected one or more of {', '.join(known)}, each once"),
+        (targets != known and not (c.lora_rank or c.eval_only),
+         f"lora_targets={targets} changes nothing without lora_rank, the rank of the adapters: set that, or leave "
          "lora_targets out"),
         (c.objective != "grpo" and c.batch_size % c.gradient_accumulation_steps,
          f"batch_size={c.batch_size} must be divisible by gradient_accumulation_steps={c.gradient_accumulation_steps}: "
          f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
         (c.paired and c.batch_size % 2,
-         f"paired=True sees every row twice: batch_size={c.batch_size} must be even"),
+         f"paired=True uses every row twice: batch_size={c.batch_size} must be even"),
         (c.judge_from and not {"judge", "coherence"} & {*deciding},
          f"judge_from={c.judge_from!r} is for the reward judge or coherence, but rewards are "
          f"{', '.join(deciding) or 'none'}"),
@@ -305,70 +359,59 @@ def between_keys(c):
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
     )  # fmt: skip
-    yield from between_keys_of_lora(c) if c.lora_rank else ()
-    yield from between_keys_of_grpo(c) if c.objective == "grpo" else ()
-    yield (c.init_from and not (c.resume or c.eval_only) and same_place(c.init_from, c.out_dir),
+    if c.lora_rank:
+        yield from between_keys_of_lora(c)
+    if c.objective == "grpo":
+        yield from between_keys_of_grpo(c)
+        yield from idle_keys(c)
+    yield (c.init_from and not (c.resume or c.eval_only) and is_inside(c.init_from, c.out_dir),
            f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir")
 
 
 def between_keys_of_lora(c):
-    """The same for LoRA."""
+    """Return (True if wrong, message) for LoRA."""
     return (
-        (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} leaves them as they are in init_from: "
-         "make the denoiser first, then start from that"),
+        (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} keeps those in init_from: make the "
+         "denoiser first, then start from that"),
         (not (c.init_from or c.resume or c.eval_only),
          f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that trains it"),
         (c.ref_mode != "static" or c.ref_offload or c.ref_from,
          f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the reference "
-         "is the base, which nothing changes and which is always in use: 'static', False and None"),
+         "is the base, which never changes and is always in use: 'static', False and None"),
     )  # fmt: skip
 
 
-IDLE = (  # keys of grpo, where they have an effect, and in words
-    (("paired", "loss_norm"), lambda c: False, "objective='pretrain'"),
-    (("p_mask_prompt",), lambda c: c.logp_est == "one_step", "logp_est='one_step'"),
-    (("mask_ratio_min", "mask_ratio_max"), lambda c: c.fill_in or c.logp_est == "coupled",
-     "fill_in=True or logp_est='coupled'"),
-    (("clip_low", "clip_high", "clip_cap"), lambda c: c.ratio_level != "none",
-     "a ratio: ratio_level='token' or 'sequence'"),
-    (("ref_mode", "ref_from", "kl_in_reward"), lambda c: c.kl_beta, "kl_beta above 0: there is no reference without"),
-)  # fmt: skip
-
-
 def between_keys_of_grpo(c):
-    """The same for grpo; and what would be taken silently and change nothing is refused."""
+    """Return (True if wrong, message) for grpo."""
     completions = c.batch_size * c.group_size
-    updated, size = kept(c), minibatch(c)
-    view = n_views(c)
+    updated, size, views = n_update(c), minibatch(c), n_views(c)
     micro = size // c.gradient_accumulation_steps
-    where = f"batch_size={c.batch_size} x group_size={c.group_size} = {completions} completions"
-    judged = "judge" in c.rewards + c.eval_rewards
+    of = f"batch_size={c.batch_size} x group_size={c.group_size} = {completions} completions"
+    of = of if updated == completions else f"keep_completions={updated}"
     return (
         (not (c.init_from or c.resume or c.eval_only),
          "objective='grpo' needs init_from: a folder, or the config file that trains the model to start from"),
-        (updated % size, f"minibatch_size={size} must divide "
-         + (f"keep_completions={updated}" if updated < completions else where)
-         + f": --minibatch_size={math.gcd(size, updated)} does"),
+        (updated % size,
+         f"minibatch_size={size} must divide {of}: --minibatch_size={math.gcd(size, updated)} does"),
         (size % c.gradient_accumulation_steps,
-         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide the {size} completions an update: "
+         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide the {size} completions per update: "
          f"--gradient_accumulation_steps={math.gcd(size, c.gradient_accumulation_steps)} does"),
-        (c.logp_chunk and (micro * view % c.logp_chunk or updated * view % c.logp_chunk),
-         f"logp_chunk={c.logp_chunk} must divide the {micro * view} masked copies of a micro-batch: "
-         f"{micro} completions x {view} views"),
+        (c.logp_chunk and (micro * views % c.logp_chunk or updated * views % c.logp_chunk),
+         f"logp_chunk={c.logp_chunk} must divide the {micro * views} masked copies of a micro-batch: "
+         f"{micro} completions x {views} views"),
         (c.mask_ratio_min > c.mask_ratio_max,
          f"mask_ratio_min={c.mask_ratio_min} must be at most mask_ratio_max={c.mask_ratio_max}"),
         (c.logp_est == "coupled" and c.mask_ratio_max == 1,
          "logp_est='coupled' divides by 1 - t: mask_ratio_max must be below 1"),
         (c.fill_in and c.mask_truncated,
-         "mask_truncated=True with fill_in=True would leave out everything: the holes do not include an end of text"),
+         "mask_truncated=True with fill_in=True would leave out everything: the end of text is never masked"),
         (c.clip_cap is not None and c.clip_cap <= 1 + c.clip_high,
-         f"clip_cap={c.clip_cap} is for ratios that are clipped nowhere else: it must be above 1 + clip_high = "
+         f"clip_cap={c.clip_cap} is for ratios that are not clipped otherwise: it must be above 1 + clip_high = "
          f"{1 + c.clip_high:g}"),
         (c.early_end and c.score_after_end,
-         "early_end=True draws nothing behind an end of text, and score_after_end=True trains on that: leave one out"),
+         "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
         (c.temperature == 0 or c.top_k == 1,
-         f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be the same; use 1.0 and "
-         "None"),
+         f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
         (c.kl_in_reward and c.reward_norm == "each",
          "kl_in_reward=True with reward_norm='each' would give every KL the same size, whatever kl_beta says"),
         (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
@@ -376,285 +419,226 @@ def between_keys_of_grpo(c):
          f"{c.kl_beta})"),
         (c.loss_type in ("wd1", "spg") and c.ratio_level != "none",
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
-        (judged and not c.judge_from,
+        ("judge" in c.rewards + c.eval_rewards and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
-        *((getattr(c, key) != getattr(Config, key) and not works(c),
-           f"{key}={getattr(c, key)!r} changes nothing here, it is for {where}; leave it out or set "
-           f"{key}={getattr(Config, key)!r}") for keys, works, where in IDLE for key in keys),
     )  # fmt: skip
 
 
-def of_shape(c, shape):
-    """A run, the ModelConfig of what it starts from -> the run with this model, computed as the run says."""
-    return dataclasses.replace(c, model=dataclasses.replace(shape, dtype=c.model.dtype, remat=c.model.remat))
+def idle_keys(c):
+    """Yield (True if wrong, message) for keys of grpo that would have no effect."""
+    for keys, has_effect, where in (
+        ("paired loss_norm", False, "objective='pretrain'"),
+        ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
+        ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
+        ("clip_low clip_high clip_cap", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
+        ("ref_mode ref_from kl_in_reward", c.kl_beta, "kl_beta above 0: without it there is no reference"),
+    ):
+        for name in keys.split():
+            value, default = getattr(c, name), getattr(Config, name)
+            yield (not has_effect and value != default,
+                   f"{name}={value!r} changes nothing here, it is for {where}; leave it out or set {name}={default!r}")
 
 
-def check_start(c, shape, where):
-    """Does what a run asks of its model hold for the one that it starts from?"""
+def with_model(cfg: Config, shape: ModelConfig) -> Config:
+    """Return the run with a model of this shape, computed in the run's dtype and remat."""
+    return dataclasses.replace(cfg, model=dataclasses.replace(shape, dtype=cfg.model.dtype, remat=cfg.model.remat))
+
+
+def check_model(c: Config, shape: ModelConfig, where: str) -> None:
+    """Refuse a run whose keys do not fit the model that it starts from; where: of which run or folder it is."""
     for f in dataclasses.fields(shape):
         asked, there = getattr(c.model, f.name), getattr(shape, f.name)
         if f.name not in ("dtype", "remat") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}")
-    if shape.causal:
-        asked = {"order": "left", "cache": "none", "score_after_end": False}  # what follows an end was never drawn
-        asked |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False}
-        for key, value in asked.items():
-            if getattr(c, key) != value:
-                raise ValueError(f"{key}={getattr(c, key)!r}: a causal model reads from left to right and needs "
-                                 f"{key}={value!r}")  # fmt: skip
-    elif c.objective == "grpo" and c.logp_est == "exact":
-        raise ValueError(f"logp_est='exact', but the model {where} is no causal one: it sees the tokens it should "
-                         "predict, so take trace, coupled, elbo, ...")  # fmt: skip
-    if shape.block_causal and shape.block_causal % min(c.block_len or shape.block_causal, shape.block_causal):
-        raise ValueError(f"block_len={c.block_len}: the model {where} has blocks of {shape.block_causal}, which are "
-                         "filled in parts of a length that divides it, or at once: None")  # fmt: skip
+    for wrong, message in (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where)):
+        if wrong:
+            raise ValueError(message)
+
+
+def between_keys_and_causal(c, shape, where):
+    """Yield (True if wrong, message) for keys that depend on whether a model is causal."""
+    if not shape.causal:
+        yield (c.objective == "grpo" and c.logp_est == "exact",
+               f"logp_est='exact', but the model {where} is not causal: it sees the tokens it should predict, so take "
+               "trace, coupled, elbo, ...")
+        return
+    needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
+    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False}
+    for name, value in needed.items():
+        yield (getattr(c, name) != value,
+               f"{name}={getattr(c, name)!r}: a causal model reads from left to right and needs {name}={value!r}")
+
+
+def between_keys_and_blocks(c, shape, where):
+    """Yield (True if wrong, message) for the keys of a block diffusion model."""
+    if not shape.block_causal:
+        return
+    yield (shape.block_causal % min(c.block_len or shape.block_causal, shape.block_causal),
+           f"block_len={c.block_len}: the model {where} has blocks of {shape.block_causal}, which are filled in parts "
+           "of a length that divides it, or at once: None")
     texts, parts = c.batch_size // 2, c.gradient_accumulation_steps
-    if shape.block_causal and c.paired and texts % parts:
-        raise ValueError(f"paired=True has {texts} texts in batch_size={c.batch_size}, and a block model reads a text "
-                         f"with both of its noisy copies: gradient_accumulation_steps={parts} must divide {texts}; "
-                         f"--gradient_accumulation_steps={math.gcd(texts, parts)} does")  # fmt: skip
-    if shape.block_causal and c.objective == "grpo" and c.repetition_penalty != 1:
-        raise ValueError(f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model "
-                         "at once, and each was drawn with other tokens there: 1.0")  # fmt: skip
+    yield (c.paired and texts % parts,
+           f"paired=True has {texts} texts in batch_size={c.batch_size}, and a block model reads a text with both of "
+           f"its noisy copies: gradient_accumulation_steps={parts} must divide {texts}; "
+           f"--gradient_accumulation_steps={math.gcd(texts, parts)} does")
+    yield (c.objective == "grpo" and c.repetition_penalty != 1,
+           f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model at once, and "
+           "each was sampled with other tokens there: 1.0")
 
 
-def same_place(path, folder):
-    """Whether a path is a folder or lies in it."""
+def is_inside(path: str, folder: str) -> bool:
+    """Return True if a path is a folder or lies in it."""
     return f"{os.path.abspath(path)}/".startswith(f"{os.path.abspath(folder)}/")
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 
+
 def check_types(cfg):
-    """Every field of a dataclass has the type that its annotation says (an int will do for a float)."""
+    """Raise a ValueError if a field of a dataclass has not its annotated type (an int will do for a float)."""
     for name, kind in typing.get_type_hints(type(cfg)).items():
         value = getattr(cfg, name)
         if not fits(value, kind):
             raise ValueError(f"{name}={value!r}: expected {describe(kind)}, got {type(value).__name__}")
 
 
-def fits(value, kind):
-    """Whether a value is what an annotation says."""
+def fits(value: Any, kind: Any) -> bool:
+    """Return True if a value has the annotated type."""
     if isinstance(kind, types.UnionType):
         return any(fits(value, k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
         inner = typing.get_args(kind)
-        inner = inner[:1] * len(value) if inner[-1] is Ellipsis and isinstance(value, tuple) else inner
-        return isinstance(value, tuple) and len(value) == len(inner) and all(map(fits, value, inner))
-    if kind is float:  # neither inf nor nan, nor a whole number that no float holds
+        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    if kind is float:  # neither inf nor nan, nor an int that is too large for a float
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
-    return type(value) is kind or (dataclasses.is_dataclass(kind) and isinstance(value, kind))
+    return type(value) is kind
+
+
+NAMES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
+EXAMPLES = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}  # of tuples
 
 
 def describe(kind):
-    """An annotation in words."""
+    """Describe an annotation in words."""
     if isinstance(kind, types.UnionType):
         return " or ".join(describe(k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        inner = typing.get_args(kind)[0]
-        shell, file = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"),
-                       int: ("1,8,1", "(1, 8, 1)")}.get(inner, ["((0, 1), (500, 2))"] * 2)  # fmt: skip
+        pairs = "((0, 1), (500, 2))"
+        shell, file = EXAMPLES.get(typing.get_args(kind)[0], (pairs, pairs))
         return f"a tuple, as in {shell} on the command line or {file} in a file"
-    return {int: "a whole number", float: "a finite number", bool: "True or False", str: "text",
-            type(None): "None"}.get(kind, getattr(kind, "__name__", str(kind)))  # fmt: skip
+    return NAMES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-def parse(name, text, kind):
-    """The value that `--name=text` stands for, of the annotated type, or a ValueError that says what was expected."""
-    for value in readings(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
+def parse(name: str, text: str, kind: Any) -> Any:
+    """Parse the text of `--name=text` as a value of the annotated type."""
+    for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
         if fits(value, kind):
             return value
     raise ValueError(f"--{name}={text}: expected {describe(kind)}")
 
 
-def readings(text, kinds):
-    """What a text may mean, the likeliest first: text as it is (--wandb_run_name=7 is a name), else Python."""
+def possible_values(text, kinds):
+    """Yield the values that a text may mean, the likeliest first: text where text fits (a run may be named 7)."""
     if type(None) in kinds and text == "None":
         yield None
     if str in kinds:
         yield text
     with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of "\d" and the like
-            value = frozen(ast.literal_eval(text.strip()))
+            warnings.simplefilter("ignore")  # about "\d" and the like
+            value = to_tuples(ast.literal_eval(text.strip()))
         yield value
-        yield (value,)  # a single name, number or pair where several are possible
+        yield (value,)  # a single name, number or pair, for a tuple of them
     yield tuple(part for part in terminal.parts(text) if part)
 
 
-def frozen(value):
-    """Lists within lists -> tuples within tuples."""
-    return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
+def to_tuples(value):
+    """Turn nested lists into nested tuples."""
+    return tuple(map(to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-# ---- keys ------------------------------------------------------------------------------------------------------------
+def as_typed(value: Any) -> str:
+    """Format a value as on the command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) and value else str(value)
 
-def flatten(cfg, prefix=""):
-    """{"max_iters": 1000, ..., "model.n_layer": 4, ...}"""
-    out = {}
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
+    """Return {"max_iters": 1000, ..., "model.n_layer": 4, ...}."""
+    out: dict[str, Any] = {}
     for f in dataclasses.fields(cfg):
-        v = getattr(cfg, f.name)
-        out |= flatten(v, f"{prefix}{f.name}.") if dataclasses.is_dataclass(v) else {prefix + f.name: v}
+        value = getattr(cfg, f.name)
+        out |= flatten(value, f"{prefix}{f.name}.") if dataclasses.is_dataclass(value) else {prefix + f.name: value}
     return out
 
 
 @functools.cache
-def elsewhere():
-    """Read config/elsewhere.txt -> [(a name in other programs, "=" or "-", our key or why there is none)]."""
+def foreign_keys():
+    """Read config/elsewhere.txt: [[key of another program, "=" or "-", our key or why there is none], ...]."""
     with open(os.path.join(os.path.dirname(__file__), "elsewhere.txt")) as file:
         return [line.split(maxsplit=2) for line in file.read().splitlines() if line.strip() and line[0] != "#"]
 
 
-def unknown(name, known):
-    """Say in one sentence that a key does not exist, and which one means the same here or is spelled almost so."""
-    said = f"unknown config key {name!r}"
-    for theirs, sign, answer in elsewhere():
+def unknown_key(name: str, known: Collection[str]) -> str:
+    """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
+    message = f"unknown config key {name!r}"
+    for theirs, sign, answer in foreign_keys():
         if fnmatch.fnmatchcase(name, theirs):
-            return f"{said}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
+            return f"{message}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     near = difflib.get_close_matches(name, names, 1, 0.7)
-    return said + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
+    return message + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
 
 
-def unknown_in_python(name):
-    """The same for a keyword of Config(...)."""
+def unknown_keyword(name):
+    """Return the message for a keyword of Config(...) that does not exist."""
     if name in ModelConfig.__dataclass_fields__:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
-    return unknown(name, flatten(Config()))
+    return unknown_key(name, flatten(Config()))
 
 
 def refuse_unknown(names, known):
-    """Raise a ValueError that answers every name that is no key."""
-    if strange := [name for name in names if not {name, f"model.{name}"} & known.keys() and name[:5] != "base."]:
-        raise ValueError("; ".join(unknown(name, known) for name in strange))
+    """Raise a ValueError with a message for every name that is no key."""
+    unknown = [name for name in names if not {name, f"model.{name}"} & known.keys() and not name.startswith("base.")]
+    if unknown:
+        raise ValueError("; ".join(unknown_key(name, known) for name in unknown))
 
 
-def override(cfg, args):
-    """A copy of cfg with {name: text} set, all at once. Model keys need no prefix: n_layer is model.n_layer. Those for
-    the config file behind init_from begin with base., and what they say of its model holds for what starts from it."""
-    known, of_run, of_model = flatten(cfg), {}, {}
-    behind = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
-    if behind:
-        others = tuple(key for key in cfg.base if key.partition("=")[0] not in behind)
-        of_run["base"] = others + tuple(f"{name}={text}" for name, text in behind.items())
-        args = {name: text for name, text in behind.items() if f"model.{name}" in known.keys() - args.keys()} | args
+def override(cfg: Config, args: dict[str, str]) -> Config:
+    """Return a copy of cfg with all of {name: text} set at once.
+
+    Keys of the model need no prefix: n_layer is model.n_layer. Keys that begin with base. are for the config file in
+    init_from; if they are keys of the model, they also hold for the run that starts from it.
+    """
+    known = flatten(cfg)
+    of_run: dict[str, Any] = {}
+    of_model: dict[str, Any] = {}
+    base = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
+    if base:
+        others = tuple(pair for pair in cfg.base if pair.partition("=")[0] not in base)
+        of_run["base"] = others + tuple(f"{name}={text}" for name, text in base.items())
+        args = {name: text for name, text in base.items() if f"model.{name}" in known.keys() - args.keys()} | args
     refuse_unknown(args, known)
     for name, text in args.items():
         if name.startswith("base."):
             continue
-        name = f"model.{name}" if name not in known else name
         leaf = name.removeprefix("model.")
-        cls, to = (ModelConfig, of_model) if leaf != name else (Config, of_run)
-        if leaf in to:
+        cls, values = (Config, of_run) if leaf == name and name in known else (ModelConfig, of_model)
+        if leaf in values:
             raise ValueError(f"--{leaf} is given twice")
-        to[leaf] = parse(leaf, text, typing.get_type_hints(cls)[leaf])
+        values[leaf] = parse(leaf, text, typing.get_type_hints(cls)[leaf])
     return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
 
 
-def define(path):
-    """All that a config file defines, its `config` checked, or a ValueError that says what is wrong with the file."""
-    asked = path
-    path = next(filter(os.path.isfile, (placed(p) for p in (path, f"{path}.py", f"config/{path}.py"))), None)
-    if path is None:
-        here = os.path.dirname(os.path.abspath(__file__))
-        there = sorted(f[:-3] for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
-        near = difflib.get_close_matches(os.path.basename(asked).removesuffix(".py"), there, 1)
-        raise ValueError(f"no config file {asked!r}" + (f" (did you mean config/{near[0]}.py?)" if near else "")
-                         + f"; as config/NAME.py there are {', '.join(there)}")
-    try:
-        defined = runpy.run_path(path)
-        if "tiny" in defined:
-            dataclasses.replace(defined["config"], **defined["tiny"])
-    except Exception as e:  # whatever a file of the user's raises is said in one line, with its place in the file
-        key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # of ModelConfig, as dataclasses say it
-        what = unknown(key[1], flatten(Config())) if key else str(e)
-        kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
-        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
-        raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{what}") from None
-    found = defined.get("config")
-    if not isinstance(found, Config):
-        raise ValueError(f"{path} defines no `config = Config(...)`, but config = {found!r}")
-    check_types(found.model)
-    return defined
-
-
-def read(path):
-    """The `config` that a config file defines."""
-    return at_home(define(path)["config"])
-
-
-def placed(path):
-    """A path as a person gives it -> one that can be opened: ~ is their home, and what is not in the working folder but
-    comes with this program, or is made by its data/, is found there."""
-    path = os.path.expanduser(path)
-    ours = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
-    there = lambda path: os.path.exists(path) or os.path.exists(os.path.join(os.path.dirname(path), "prepare.py"))
-    return ours if not there(path) and there(ours) else path
-
-
-def at_home(cfg):
-    """Config -> the same, its paths `placed`. Where it writes is always in the working folder."""
-    given = {key: getattr(cfg, key) for key in ("init_from", "judge_from", "ref_from", "dataset") if getattr(cfg, key)}
-    own = lambda name: re.sub(r"^(.*?\.py)(?=:)", lambda path: placed(path[0]), name)
-    return dataclasses.replace(
-        cfg, out_dir=os.path.expanduser(cfg.out_dir), **{key: placed(path) for key, path in given.items()},
-        rewards=tuple(map(own, cfg.rewards)), eval_rewards=tuple(map(own, cfg.eval_rewards)))  # fmt: skip
-
-
-def sized(path, defined, asked):
-    """The config of a recipe at --model=tiny or --model=small."""
-    if asked not in ("tiny", "small"):
-        raise ValueError(f"--model={asked}: only tiny and small are names; to start from another model, write "
-                         "--init_from=FOLDER")  # fmt: skip
-    if asked not in defined:
-        why = ("has only --model=tiny" if "tiny" in defined else
-               "is no recipe for a model that has to be downloaded: it needs nothing but its own command")  # fmt: skip
-        raise ValueError(f"--model={asked}: {path} {why}")
-    return dataclasses.replace(defined["config"], **defined[asked])
-
-
-def check_downloads(file, defined, cfg):
-    """Is everything there that a recipe does not bring along?"""
-    lacking = [f"{path} ({source})" for key, source in defined.get("downloads", {}).items()
-               if (path := getattr(cfg, key)) == getattr(defined["config"], key) and not os.path.exists(placed(path))]
-    if lacking:
-        raise ValueError(f"{file} needs {' and '.join(lacking)}, which you have to download to that place, or to "
-                         "name as ORG/NAME to have it fetched; with --model=tiny it can be tried without")
-
-
-def base_of(cfg):
-    """The Config of the run that cfg starts from; None where that is no config file. With keys of its own, it writes
-    beside cfg, unless these say where."""
-    if not (cfg.init_from or "").endswith(".py"):
-        return None
-    keys = dict(key.split("=", 1) if "=" in key else (key, "") for key in cfg.base)
-    if len(keys) < len(cfg.base):
-        raise ValueError(f"base={cfg.base} has a key twice")
-    return at_home(override(read(cfg.init_from), {"out_dir": f"{cfg.out_dir}_base"} | keys if keys else {}))
-
-
-def lineage(cfg):
-    """A run, the run of the config file that it starts from, and so on: all can be read, none writes into another, and
-    each is of a model that the next can start from."""
-    chain = [cfg]
-    while base := base_of(chain[-1]):
-        if any(same_place(base.out_dir, run.out_dir) for run in chain):
-            raise ValueError(f"init_from={chain[-1].init_from!r} writes into {base.out_dir!r}, where the run that "
-                             "starts from it writes, too: give that another out_dir")
-        chain.append(base)
-    if not chain[-1].init_from and not any(run.adapt for run in chain):  # made from scratch: its shape is known now
-        for run in chain[:-1]:
-            check_start(run, chain[-1].model, f"of {run.init_from}")
-    if cfg.judge_from and cfg.judge_from.endswith(".py") and read(cfg.judge_from).objective != "judge":
-        raise ValueError(f"judge_from={cfg.judge_from!r} trains no judge: its objective is "
-                         f"{read(cfg.judge_from).objective!r}")
-    return chain
-
-
-def arguments(argv):
-    """Sort the words of a command line -> config files, {key: text}. Keys of other programs are answered first."""
+def parse_arguments(argv):
+    """Sort the words of a command line into config files and {key: text}."""
     known = flatten(Config()) | {"model": None}
-    files, args, bare, words = [], {}, [], list(argv)
+    files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
         name, equals, text = word[2:].partition("=")
@@ -664,56 +648,210 @@ def arguments(argv):
             files.append(word)
             continue
         if not equals:
-            follows = bool(words) and words[0][:2] != "--" and not words[0].endswith(".py")
-            value = "True" if type(known.get(name)) is bool else words[0] if follows else "value"
-            del words[:follows]
-            bare.append(f"{word}: write it as {word}={value}")
+            has_value = bool(words) and words[0][:2] != "--" and not words[0].endswith(".py")
+            value = "True" if type(known.get(name)) is bool else words[0] if has_value else "value"
+            del words[:has_value]
+            misspelt.append(f"{word}: write it as {word}={value}")
         elif name in args:
             raise ValueError(f"--{name} is given twice")
         args[name] = text
-    refuse_unknown(args, known)
-    if bare:
-        raise ValueError(bare[0])
+    refuse_unknown(args, known)  # first: somebody who types --beta 0.1 needs our name for it
+    if misspelt:
+        raise ValueError(misspelt[0])
     return files, args
 
 
-def load(argv, planned=False):
-    """The arguments of `python train.py FILE [--key=value ...]` -> Config. planned: what it does not bring along need
-    not be there, and its model has the shape that its file knows."""
-    files, args = arguments(argv)
+# ---- config files ----------------------------------------------------------------------------------------------------
+
+
+def find_file(name):
+    """Return the path of a config file, which may be named without its folder and its ending."""
+    paths = (resolve_path(path) for path in (name, f"{name}.py", f"config/{name}.py"))
+    if path := next(filter(os.path.isfile, paths), None):
+        return path
+    here = os.path.dirname(os.path.abspath(__file__))
+    there = sorted(f[:-3] for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
+    near = difflib.get_close_matches(os.path.basename(name).removesuffix(".py"), there, 1)
+    question = f" (did you mean config/{near[0]}.py?)" if near else ""
+    raise ValueError(f"no config file {name!r}{question}; as config/NAME.py there are {', '.join(there)}")
+
+
+def run_file(name: str) -> dict[str, Any]:
+    """Run a config file and return everything that it defines, with its `config` checked."""
+    path = find_file(name)
+    try:
+        defined = runpy.run_path(path)
+        if "tiny" in defined:
+            dataclasses.replace(defined["config"], **defined["tiny"])
+    except Exception as e:  # whatever the file raises becomes one line, with the place in the file
+        key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # from ModelConfig(...)
+        message = unknown_key(key[1], flatten(Config())) if key else str(e)
+        kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
+        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
+        raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{message}") from None
+    cfg = defined.get("config")
+    if not isinstance(cfg, Config):
+        raise ValueError(f"{path} defines no `config = Config(...)`, but config = {cfg!r}")
+    check_types(cfg.model)
+    return defined
+
+
+def read_file(name: str) -> Config:
+    """Return the `config` that a config file defines."""
+    return resolve_paths(run_file(name)["config"])
+
+
+def resolve_path(path: str) -> str:
+    """Return a path that can be opened, from one that a person typed.
+
+    ~ is their home. What is not in the working folder is looked for in the folder of this program.
+    """
+
+    def exists(path):
+        """Return True if a path is there, or can be made by a prepare.py in its folder."""
+        return os.path.exists(path) or os.path.exists(os.path.join(os.path.dirname(path), "prepare.py"))
+
+    path = os.path.expanduser(path)
+    ours = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
+    return ours if not exists(path) and exists(ours) else path
+
+
+def resolve_paths(cfg: Config) -> Config:
+    """Resolve all paths of a run but out_dir, which is always in the working folder."""
+
+    def in_name(name):
+        """Resolve the path in the name of a reward, as in path.py:function."""
+        return re.sub(r"^(.*?\.py)(?=:)", lambda path: resolve_path(path[0]), name)
+
+    changes: dict[str, Any] = {"out_dir": os.path.expanduser(cfg.out_dir)}
+    changes |= {key: tuple(map(in_name, getattr(cfg, key))) for key in ("rewards", "eval_rewards")}
+    for key in ("init_from", "judge_from", "ref_from", "dataset"):
+        changes[key] = getattr(cfg, key) and resolve_path(getattr(cfg, key))
+    return dataclasses.replace(cfg, **changes)
+
+
+def recipe_size(file, defined, size):
+    """Return the config of a recipe for --model=tiny or --model=small."""
+    if size not in ("tiny", "small"):
+        raise ValueError(f"--model={size}: only tiny and small are names; to start from another model, write "
+                         "--init_from=FOLDER")  # fmt: skip
+    if size not in defined:
+        why = "is no recipe for a model that has to be downloaded: it needs nothing but its own command"
+        raise ValueError(f"--model={size}: {file} {'has only --model=tiny' if 'tiny' in defined else why}")
+    return dataclasses.replace(defined["config"], **defined[size])
+
+
+def check_downloads(file, defined, cfg):
+    """Raise a ValueError if the model or data of a recipe is not there."""
+    lacking = []
+    for key, source in defined.get("downloads", {}).items():
+        path = getattr(cfg, key)
+        if path == getattr(defined["config"], key) and not os.path.exists(resolve_path(path)):
+            lacking.append(f"{path} ({source})")
+    if lacking:
+        raise ValueError(f"{file} needs {' and '.join(lacking)}, which you have to download to that place, or to "
+                         "name as ORG/NAME to have it fetched; with --model=tiny it can be tried without")  # fmt: skip
+
+
+def base_run(cfg: Config) -> Config | None:
+    """Return the run of the config file that cfg starts from; None: it starts from no config file.
+
+    With keys of its own, it writes next to cfg, unless they name another out_dir.
+    """
+    if not cfg.init_from or not cfg.init_from.endswith(".py"):
+        return None
+    keys = {name: text for name, _, text in (pair.partition("=") for pair in cfg.base)}
+    if len(keys) < len(cfg.base):
+        raise ValueError(f"base={cfg.base} has a key twice")
+    changes = {"out_dir": f"{cfg.out_dir}_base"} | keys if keys else {}
+    return resolve_paths(override(read_file(cfg.init_from), changes))
+
+
+def base_runs(cfg: Config) -> list[Config]:
+    """Return a run, the run that it starts from, and so on, after checking that they can follow each other."""
+    chain = [cfg]
+    while base := base_run(chain[-1]):
+        if any(is_inside(base.out_dir, run.out_dir) for run in chain):
+            raise ValueError(f"init_from={chain[-1].init_from!r} writes into {base.out_dir!r}, where the run that "
+                             "starts from it also writes: give that another out_dir")  # fmt: skip
+        chain.append(base)
+    if not chain[-1].init_from and not any(run.adapt for run in chain):  # made from scratch: its shape is known now
+        for run in chain[:-1]:
+            check_model(run, chain[-1].model, f"of {run.init_from}")
+    if cfg.judge_from and cfg.judge_from.endswith(".py"):
+        objective = read_file(cfg.judge_from).objective
+        if objective != "judge":
+            raise ValueError(f"judge_from={cfg.judge_from!r} trains no judge: its objective is {objective!r}")
+    return chain
+
+
+def load(argv: list[str], for_plan: bool = False) -> Config:
+    """Return the Config of `python train.py FILE [--key=value ...]`.
+
+    for_plan: downloads need not be there, and the model has the shape that the recipe states.
+    """
+    files, args = parse_arguments(argv)
     if len(files) != 1:
         raise ValueError("usage: python train.py config/NAME.py [--key=value ...], with one config file, got "
                          + (" and ".join(map(repr, files)) or "none"))  # fmt: skip
-    defined, asked = define(files[0]), args.pop("model", None)
-    cfg = override(defined["config"] if asked is None else sized(files[0], defined, asked), args)
-    if not planned:
+    defined, size = run_file(files[0]), args.pop("model", None)
+    cfg = override(defined["config"] if size is None else recipe_size(files[0], defined, size), args)
+    if not for_plan:
         check_downloads(files[0], defined, cfg)
     elif "shape" in defined and cfg.init_from == defined["config"].init_from:
         cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **defined["shape"]))
-    return lineage(at_home(cfg))[0]
+    return base_runs(resolve_paths(cfg))[0]
 
 
-# What a first run may want to change; every other key has its default or what a recipe says.
+# ---- help ------------------------------------------------------------------------------------------------------------
+
+# Keys that a first run may change; --help lists them, --help=all lists every key.
 FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
          "max_new_tokens batch_size learning_rate diffusion_steps temperature lora_rank rewards group_size kl_beta "
          "n_layer d_model").split()  # fmt: skip
 
 
-def help_text(everything=False):
-    """The keys of FIRST, or every key, with its default and the comment beside it, in sections."""
-    sections = []
-    for cls, prefix in ((Config, ""), (ModelConfig, "model.")):
-        for line in inspect.getsource(cls).splitlines():
-            if section := re.fullmatch(r"    # (.+)|    model: .*", line):
-                sections.append([section[1] or "model (a model key needs no prefix)"])
-            elif key := re.fullmatch(r"    (\w+): [^=]+ = (.+?)(?:  # (.*))?", line):
-                offered = CHOICES[key[1]] if isinstance(CHOICES.get(key[1]), dict) else ()  # others are in the comment
-                said = f"  {key[3]}" + (f": {', '.join(map(str, offered))}" if offered else "")
-                if everything or key[1] in FIRST:
-                    sections[-1].append(f"  --{prefix}{key[1]}={key[2]}".ljust(42) + said)
-    more = [] if everything else ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
-    return "\n".join(["usage: python train.py config/NAME.py [--key=value ...]",
-                      "--model=tiny tries a recipe for somebody else's model on a random one, --model=small on one "
-                      "that is trained first, in minutes",
-                      "--plan=8xH100 says what a run would take on such devices, which need not be there",
-                      *(line for lines in sections if lines[1:] for line in ["", *lines]), *more])  # fmt: skip
+def comments(cls: type) -> dict[str, str]:
+    """Read the comments beside the fields of a dataclass from its source; fields without one are left out."""
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):  # there is no source file
+        return {}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    on_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign)]
+    return {ast.unparse(f.target): on_line[f.end_lineno] for f in fields if f.end_lineno in on_line}
+
+
+def help_text(everything: bool = False) -> str:
+    """Return the keys of FIRST, or every key, each with its default and its meaning, in sections."""
+    sections: list[list[str]] = []
+    for field in dataclasses.fields(Config):
+        if field.name == "model":
+            continue
+        if field.metadata["section"]:
+            sections.append([field.metadata["section"]])
+        offered = field.metadata["choices"]
+        listed = f": {', '.join(map(str, offered))}" if isinstance(offered, dict) else ""  # a tuple is in the meaning
+        if everything or field.name in FIRST:
+            sections[-1].append(help_line(field.name, field.default, field.metadata["meaning"] + listed))
+    sections.append(["model (a model key needs no prefix)"])
+    meanings = comments(ModelConfig)
+    for field in dataclasses.fields(ModelConfig):
+        if everything or field.name in FIRST:
+            sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
+    lines = [
+        "usage: python train.py config/NAME.py [--key=value ...]",
+        "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes",
+        "--plan=8xH100 says what a run would take on such devices, which need not be there",
+    ]
+    for title, *keys in sections:
+        lines += ["", title, *keys] if keys else []
+    if not everything:
+        lines += ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
+    return "\n".join(lines)
+
+
+def help_line(name, default, meaning):
+    """Format one line of help."""
+    return f"  --{name}={as_typed(default)}".ljust(42) + f"  {meaning}"

@@ -1,10 +1,10 @@
 """
-The same start as config/arith_base.py for an autoregressive model of the same size: it stops when it writes 40% of the
-results without a mistake.
+Pretrain an autoregressive model of the size of config/arith_base.py on the same sums and differences, until it gets
+40% of the results right.
 
     python train.py config/arith_ar_base.py
 
-394 seconds on one of 2 cores of an Intel Xeon, which other work shared: it stops after 800 steps, at val/sampled 46.1%
+394 seconds on one of 2 cores of an Intel Xeon, shared with other work: it stops after 800 steps, at val/sampled 46.1%
 and val/greedy 71.1%.
 """
 from dataclasses import replace

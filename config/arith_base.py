@@ -1,6 +1,6 @@
 """
-A start for reinforcement learning on sums and differences of numbers with two digits: a denoiser that writes 40% of
-the results without a mistake. It stops at that rate, not at a time.
+Pretrain a denoiser on sums and differences of two-digit numbers, as the start for reinforcement learning. It stops once
+it gets 40% of the results right, however long that takes.
 
     python train.py config/arith_base.py
 

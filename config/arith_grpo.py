@@ -1,6 +1,6 @@
 """
-GRPO on sums and differences of numbers with two digits, by a denoiser: config/arith_ar_grpo.py is its autoregressive
-twin.
+Train a denoiser with GRPO on sums and differences of two-digit numbers. config/arith_ar_grpo.py does the same with an
+autoregressive model.
 
     python train.py config/arith_grpo.py
 

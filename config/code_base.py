@@ -1,6 +1,6 @@
 """
-A start for reinforcement learning on Python functions: signature and docstring in, body out, judged by unit tests in
-the sandbox. It stops when 20% of its sampled bodies pass all their tests.
+Pretrain a model on Python functions, as the start for reinforcement learning: from a signature and a docstring it
+writes the body. It stops once 20% of its sampled bodies pass all their unit tests in the sandbox.
 
     python train.py config/code_base.py
 
@@ -14,7 +14,7 @@ config = replace(
     countdown,
     out_dir="out/code_base",
     dataset="code",
-    difficulty=(1, 24),  # two thirds of the functions: those whose body has so many tokens
+    difficulty=(1, 24),  # tokens of the body: two thirds of the functions
     max_prompt_len=32,
     max_new_tokens=24,
     rewards=("tests_all",),

@@ -1,6 +1,6 @@
 """
-A start for reinforcement learning on countdown: three numbers up to 20, of which + and - make the target, and equations
-that use every number once. It stops when 20% of its sampled completions keep the strict rule.
+Pretrain a model on countdown, as the start for reinforcement learning: three numbers up to 20, a target, and equations
+with + and - that use every number once. It stops once 20% of its sampled completions solve their puzzle.
 
     python train.py config/countdown_base.py
 
@@ -16,7 +16,7 @@ config = Config(
     max_prompt_len=8,
     max_new_tokens=11,
     rewards=("countdown",),
-    pass_at=1.0,  # not the 0.1 of a well-formed equation
+    pass_at=1.0,  # a well-formed equation earns 0.1
     max_iters=4000,
     batch_size=64,
     learning_rate=1e-3,

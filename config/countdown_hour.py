@@ -1,16 +1,16 @@
 """
-Countdown as the field's papers test small models on it: three numbers up to 100, + - * /, a target from 10 to 100. A
-model of 1.9M parameters, causal over blocks of 4 tokens, from 400,000 rows, which are made first in 80 seconds.
+Pretrain a block diffusion model of 1.9M parameters on countdown as papers test it: three numbers up to 100, + - * /, a
+target from 10 to 100. The 400,000 rows are made first, in 80 seconds.
 
     python train.py config/countdown_hour.py
     python sample.py out/countdown_hour --data=FILE --rewards=countdown          # rows {"prompt": "44,15,79=50:"}
 
-11,000 steps, 57 minutes with everything on 2 cores of an AMD EPYC (Zen 4), idle, that multiply large matrices at 150 to
-180 GFLOP/s: 82.2% of 1,000 held-out puzzles greedily, 78.3% of 400 sampled. Every 1,100 steps, 5.6 minutes, greedily
-17, 33, 48, 60, 67, 75, 80, 81, 84 and 83%. What limits it is the plan: of 178 wrong answers 45 have a false first
-equation, and 116 a true one that mostly leads nowhere, and then a second that is bent to the target. Where + and - are
-enough 93% are right, else 54%. 0.9M parameters and 5,000 steps had 70.0%. GRPO hardly helps (60 iterations, 20 minutes
-of one core: 80.9 to 81.1%); the lab notebook says what was tried.
+11,000 steps, 57 minutes in all on 2 cores of an idle AMD EPYC (Zen 4), which multiply large matrices at 150 to 180
+GFLOP/s: 82.2% of 1,000 held-out puzzles greedily, 78.3% of 400 sampled. After every 1,100 steps (5.6 minutes) greedy
+is 17, 33, 48, 60, 67, 75, 80, 81, 84 and 83%. Planning is the limit: of 178 wrong answers, 45 have a false first
+equation; 116 have a true one that mostly leads nowhere, and a second that is bent to the target. 93% of the puzzles
+that need only + and - are solved, and 54% of the others. A model of 0.9M parameters reached 70.0% in 5,000 steps. GRPO
+hardly helps (60 iterations, 20 minutes of one core: 80.9 to 81.1%); config/README.md says what was tried.
 """
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ config = replace(
     out_dir="out/countdown_hour",
     dataset="data/countdown/hundred",
     difficulty=(),
-    max_prompt_len=12,  # whole blocks of 4, so that the completion begins with one: 44-15= 29,79- 29=50
+    max_prompt_len=12,  # three blocks of 4, so that a completion begins a block: 44-15= 29,79- 29=50
     max_new_tokens=12,
     batch_size=84,
     max_iters=11_000,

@@ -1,18 +1,18 @@
 """
-coupled-GRPO on DiffuCoder-7B-Instruct, as in its paper (2506.20639): Python questions of AceCode, rewarded by the share
-of their tests that a single fenced block passes.
+Train DiffuCoder-7B-Instruct with coupled-GRPO, as in its paper (2506.20639), on Python questions of AceCode. The reward
+is the fraction of their tests that a single fenced block passes.
 
     python train.py config/diffucoder_grpo.py
     python train.py config/diffucoder_grpo.py --model=tiny      on a random DiffuCoder: does the recipe run?
     python train.py config/diffucoder_grpo.py --model=small   countdown, from a base of minutes: does it learn?
     python train.py config/diffucoder_grpo.py --lora_rank=128 --lora_alpha=64 --ref_mode=static --ref_offload=False
 
-The first trains all weights, as the paper does, and needs 172 GB on its one device, by the estimate that a run begins
-with: more than a card of 80 GB has; 8 of them have it, at 25 GB each (--plan=8xH100). The last trains a LoRA, of d1's
-width, and needs 26 GB.
+The first trains all parameters, as the paper does. By the estimate that every run prints it needs 172 GB on one
+device, more than a card of 80 GB has; 8 cards are enough, at 25 GB each (--plan=8xH100). The last trains a LoRA of
+d1's rank and needs 26 GB.
 
 Not run here on the real model. The paper: 40 hours on 8 H100 GPUs, 21,000 questions once, +4.4% on EvalPlus. Tiny: 40
-seconds of one of 2 cores of an Intel Xeon, most of them to compile, and every pass rate 0.0%.
+seconds of one of 2 cores of an Intel Xeon, mostly to compile; every pass rate is 0.0%.
 """
 from config import Config
 from config.countdown_base import config as base
@@ -22,16 +22,16 @@ config = Config(
     objective="grpo",
     out_dir="out/diffucoder_grpo",
     init_from="models/DiffuCoder-7B-Instruct",
-    # data: theirs are the hard questions, the fifth of which other models' programs pass the fewest tests. Where that
-    # fifth ends is a matter of the whole file; 0.5 stands for it. They also take only those on which the programs
-    # differ, and repeat some as a signature to complete.
+    # data: the paper takes the fifth of the questions on which other models' programs pass the fewest tests. Where the
+    # fifth ends depends on the whole file; 0.5 approximates it. The paper also takes only questions on which the
+    # programs differ, and repeats some as a signature to complete.
     dataset="data/acecode",
     difficulty=(0.5, 1.0),
     chat_template="chatml",
     max_prompt_len=200,
     max_new_tokens=256,
-    # rollouts: one token a step, in the order of entropy. They draw with top_p=0.95, and their loss is about the whole
-    # distribution: completions then come from another policy than the one that is trained. Here nothing is cut off.
+    # rollouts: one token per step, lowest entropy first. The paper samples with top_p=0.95 but computes its loss for
+    # the whole distribution, so its completions come from another policy than the trained one. Here there is no top_p.
     batch_size=8,
     group_size=10,
     temperature=1.0,
@@ -39,17 +39,18 @@ config = Config(
     order="entropy",
     rule="dream",
     rollout_chunk=40,
-    # rewards: 2 * share of tests + 0.5 * format
+    # rewards: 2 * fraction of tests + 0.5 * format
     rewards=("tests_fenced", "fenced"),
     pass_at=1.0,  # all tests of a problem
     reward_weights=(2.0, 0.5),
     reward_timeout=5.0,
-    # log-probabilities: every completion with all its tokens masked, and with either part of a random half
+    # log-probabilities: from three copies: all tokens masked, a random half masked, and the other half masked
     logp_est="coupled",
     mask_ratio_min=0.2,
     mask_ratio_max=0.8,
     logp_chunk=15,
-    # Two passes with new masks in each. (Theirs count micro-steps, so that both passes of a completion see one mask.)
+    # Two passes, each with new masks. (The paper's code counts micro-steps, so both passes of a completion share
+    # masks.)
     updates_per_rollout=2,
     # advantages and loss
     adv_baseline="loo",
@@ -64,7 +65,7 @@ config = Config(
     ref_offload=True,
     # optimizer
     learning_rate=1e-6,
-    warmup_iters=0,  # theirs is a ten-thousandth of the run: less than an update
+    warmup_iters=0,  # the paper's is 1/10,000 of the run: less than an update
     weight_decay=0.1,
     beta1=0.9,
     beta2=0.99,
@@ -85,7 +86,7 @@ downloads = {
     "dataset": "TIGER-Lab/AceCode-87K of huggingface.co, saved as train.jsonl; of its inferences the pass_rate will do",
 }
 shape = dict(vocab_size=152064, n_layer=28, n_head=28, n_kv_head=4, d_model=3584, d_ff=18944, qkv_bias=True, shift=True,
-             mask_id=151666, eos_id=151643, pad_id=151667)  # as its config.json has it, and Dream's
+             mask_id=151666, eos_id=151643, pad_id=151667)  # as in its config.json; Dream's is the same
 tiny = {  # what --model=tiny changes
     "init_from": "data/tiny/diffucoder",
     "dataset": "data/tiny/acecode",
@@ -98,7 +99,7 @@ tiny = {  # what --model=tiny changes
     "rollout_chunk": None,
     "logp_chunk": None,
     "gradient_accumulation_steps": 1,
-    "diversity_bonus": 0.1,  # a random model earns nothing else, and without differences there is nothing to learn
+    "diversity_bonus": 0.1,  # a random model earns nothing else, and equal rewards have no gradient
     "max_iters": 2,
     "log_interval": 1,
     "eval_interval": 2,
@@ -106,7 +107,7 @@ tiny = {  # what --model=tiny changes
     "log_samples": 1,
     "model": ModelConfig(),
 }
-small = {  # what --model=small changes: the task and the sizes, and the rate, which depends on these
+small = {  # what --model=small changes: the task, the sizes, and the learning rate, which depends on them
     "init_from": "config/countdown_base.py",
     "dataset": "countdown",
     "difficulty": (1, 1),
@@ -123,10 +124,10 @@ small = {  # what --model=small changes: the task and the sizes, and the rate, w
     "rollout_chunk": None,
     "logp_chunk": None,
     "ref_offload": False,
-    "lora_rank": None,  # a whole small model is less than the adapters of a large one
+    "lora_rank": None,  # a small model is smaller than the adapters of a large one
     "learning_rate": 1e-4,
     "gradient_accumulation_steps": 1,
-    "max_iters": 85,  # as many of each recipe as make 27 TFLOP; of the autoregressive one, four
+    "max_iters": 85,  # every recipe gets 27 TFLOP, the autoregressive one 4
     "eval_interval": 45,
     "eval_size": 256,
     "eval_samples": 4,

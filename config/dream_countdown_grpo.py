@@ -1,19 +1,21 @@
 """
-ESPO on Dream-v0-Instruct-7B and countdown: three numbers, a target, one expression that uses each exactly once. A whole
-completion is one action: the ratio compares bounds of its log-probability, which pairs of complementary masks estimate.
+Train Dream-v0-Instruct-7B with ESPO on countdown: three numbers, a target, one expression that uses each exactly once.
+A whole completion is one action: the ratio compares bounds of its log-probability, estimated by pairs of complementary
+masks.
 
     python train.py config/dream_countdown_grpo.py
     python train.py config/dream_countdown_grpo.py --model=tiny      on a random Dream: does the recipe run?
     python train.py config/dream_countdown_grpo.py --model=small   countdown, from a base of minutes: does it learn?
 
-It fits one card of 80 GB, with 31 GB; all weights (--lora_rank=None) fit 8 of them, at 42 GB each (--plan=8xH100).
+The LoRA needs 31 GB and fits one card of 80 GB; training all parameters (--lora_rank=None) fits 8 cards, at 42 GB each
+(--plan=8xH100).
 
-Not run here on the real model. The settings are those of the paper's script for Dream (2512.03759), its number of
-prompts and masks those of its experiments. It claims 20 to 40 points more than losses of single tokens; of those, d1's
-takes LLaDA from 19.5% to 31.3% in 5,000 updates. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
+Not run here on the real model. The settings are those of the paper's script for Dream (2512.03759); the numbers of
+prompts and masks are those of its experiments. The paper claims 20 to 40 points more than token-level losses reach;
+d1's takes LLaDA from 19.5% to 31.3% in 5,000 updates. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
 """
 from config import Config, diffucoder_grpo
-from config.diffucoder_grpo import shape  # noqa: F401  (DiffuCoder's is Dream's)
+from config.diffucoder_grpo import shape  # noqa: F401  (DiffuCoder has Dream's shape)
 from config.llada_gsm8k_grpo import FORMAT
 from model import ModelConfig
 
@@ -28,7 +30,7 @@ config = Config(
     instruction=FORMAT,
     max_prompt_len=400,
     max_new_tokens=256,
-    # rollouts: four tokens a step, in the order of entropy
+    # rollouts: four tokens per step, lowest entropy first
     batch_size=16,
     group_size=6,
     temperature=1.0,
@@ -36,14 +38,14 @@ config = Config(
     order="entropy",
     rule="dream",
     rollout_chunk=48,
-    rewards=("countdown",),  # 1 solved, with every number exactly once; 0.1 another answer; 0 none
+    rewards=("countdown",),  # 1 if solved with every number exactly once; 0.1 for another answer; 0 for none
     pass_at=1.0,
-    # log-probabilities: two pairs of a mask and its complement, new ones in each of eight passes
+    # log-probabilities: two pairs of complementary masks, new in each of eight passes
     logp_est="coupled_elbo",
     logp_views=2,
     updates_per_rollout=8,
     logp_chunk=12,
-    # advantages and loss: the ratio is the mean of its tokens' in logarithms, so that it hardly leaves 1
+    # advantages and loss: the log ratio is a mean over tokens, so ratios stay close to 1
     adv_baseline="mean",
     adv_norm="none",
     ratio_level="sequence",
@@ -58,7 +60,7 @@ config = Config(
     # optimizer
     learning_rate=3e-6,
     lr_schedule="constant",
-    warmup_iters=0,  # theirs is a thousandth of the run: five updates, less than one iteration
+    warmup_iters=0,  # the paper's is 1/1000 of the run: five updates, less than one iteration
     weight_decay=0.01,
     beta1=0.9,
     beta2=0.99,

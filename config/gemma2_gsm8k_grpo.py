@@ -1,15 +1,14 @@
 """
-GRPO on Gemma 2 2B (instruction-tuned, autoregressive) and GSM8K: exact log-probabilities, DeepSeekMath's loss
-(2402.03300), and the settings of config/llama_gsm8k_grpo.py but for what is the model's: its chat, its tokenizer.
+Train Gemma 2 2B (instruction-tuned, autoregressive) with GRPO on GSM8K: exact log-probabilities, DeepSeekMath's loss
+(2402.03300), and the settings of config/llama_gsm8k_grpo.py except for the chat template.
 
     python train.py config/gemma2_gsm8k_grpo.py
     python train.py config/gemma2_gsm8k_grpo.py --model=tiny      on a random Gemma: does the recipe run?
     python train.py config/gemma2_gsm8k_grpo.py --lora_rank=64 --lora_alpha=64 --ref_offload=False
 
-pip install huggingface_hub pyarrow: they fetch and read GSM8K.
-The model is fetched, too, with --init_from=google/gemma-2-2b-it, once its licence is accepted there and you have logged
-in (`hf auth login`). Not run here on the real model, and no number is known to us that these settings should reach.
-Tiny: 43 seconds of one of 2 cores of a shared machine, 0.0%.
+`pip install huggingface_hub pyarrow` is needed to fetch and read GSM8K. --init_from=google/gemma-2-2b-it also fetches
+the model, once you have accepted its licence and logged in (`hf auth login`). Not run here on the real model; we know
+of no published number for these settings. Tiny: 43 seconds of one of 2 cores of a shared machine, 0.0%.
 """
 from dataclasses import replace
 

@@ -1,15 +1,15 @@
 """
-GRPO without a checkable answer: holes in couplets are filled in, and the reward is the opinion of a judge that was
-trained on real and corrupted ones (config/grammar_judge.py). A judge can be fooled, so what it says is printed beside
-three things that training never sees: the grammar's own checker (val/sampled), the likelihood under the frozen base
-(coherence), and how many of all trigrams are different (distinct_3).
+Train with GRPO without a checkable answer: the model fills masks in couplets, and the reward is the score of a judge
+that was trained on real and corrupted couplets (config/grammar_judge.py). A judge can be fooled, so its score is
+printed beside three measures that training never uses: the grammar's own checker (val/sampled), the likelihood under
+the frozen base (coherence), and the fraction of distinct trigrams (distinct_3).
 
     python train.py config/grammar_grpo.py
 
-130 iterations, 16 minutes on one of 2 cores of an Intel Xeon (`taskset -c 1`, while the other was at work, too). On
-1,200 held-out couplets the judge's opinion of greedy fill-ins rises from 0.57 to 0.87 (sampled: 0.50 to 0.80), and the
-share of them that is grammatical from 46.3% to 49.7% (sampled: 33.0% to 45.4%). With a quarter of the couplets an
-iteration the judge is outwitted: its opinion rises, and that share falls.
+130 iterations, 16 minutes on one of 2 cores of an Intel Xeon (`taskset -c 1`, while the other core was busy). On 1,200
+held-out couplets the judge's score of greedy completions rises from 0.57 to 0.87 (sampled: 0.50 to 0.80), and the
+fraction of grammatical ones from 46.3% to 49.7% (sampled: 33.0% to 45.4%). With a quarter of the couplets per iteration
+the policy fools the judge: its score rises, and the fraction of grammatical couplets falls.
 """
 from dataclasses import replace
 
@@ -20,8 +20,8 @@ config = replace(base, **tuning | {
     "out_dir": "out/grammar_grpo",
     "init_from": "config/grammar.py",
     "judge_from": "config/grammar_judge.py",
-    # Not by the standard deviation of the group: else four wrong fill-ins, of which the judge likes one a little
-    # better, count as much as a right one among wrong ones.
+    # Divided by the standard deviation of the group, four wrong completions of which the judge likes one a little
+    # better would count as much as a right one among wrong ones.
     "adv_norm": "none",
     "rewards": ("judge",),
     "eval_rewards": ("data/grammar/prepare.py:grammatical", "coherence"),

@@ -1,11 +1,11 @@
 """
-A judge of couplets: it tells real ones from those that config/grammar.py fills in and from corrupted ones. val/pair_acc
-is how often it scores the real one of a held-out pair higher.
+Train a judge of couplets: it learns to score real ones above those that config/grammar.py writes and above corrupted
+ones. val/pair_acc is how often it scores the real one of a held-out pair higher.
 
     python train.py config/grammar_judge.py
 
-1000 steps, 7 minutes on one of 2 cores of an Intel Xeon (the other was at work, too): val/pair_acc 0.971, and 0.947
-after the first 3 minutes.
+1000 steps, 7 minutes on one of 2 cores of an Intel Xeon (the other core was busy): val/pair_acc 0.971, and 0.947 after
+the first 3 minutes.
 """
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ config = replace(
     out_dir="out/grammar_judge",
     init_from="config/grammar.py",
     rewards=(),
-    judge_rows=24_000,  # all there are
-    max_iters=1000,  # 95% of the pairs take 400; the rest are what a policy finds and lives on
+    judge_rows=24_000,  # all train rows
+    max_iters=1000,  # 400 are enough for 95% of the pairs; a policy would exploit the rest
     learning_rate=5e-4,
     eval_size=512,
 )

@@ -1,12 +1,13 @@
 """
-diffu-GRPO on LLaDA-8B-Instruct and GSM8K, as in d1 (2504.12216), with its prompt, its five rewards and its one forward
+Train LLaDA-8B-Instruct with diffu-GRPO on GSM8K, as in d1 (2504.12216): its prompt, its five rewards, and one forward
 pass for all log-probabilities.
 
     python train.py config/llada_gsm8k_grpo.py
     python train.py config/llada_gsm8k_grpo.py --model=tiny      on a random LLaDA: does the recipe run?
     python train.py config/llada_gsm8k_grpo.py --model=small   countdown, from a base of minutes: does it learn?
 
-It fits one card of 40 GB; all weights (--lora_rank=None) fit 8 of 80 GB, at 27 GB each (--plan=8xH100).
+The LoRA fits one card of 40 GB; training all parameters (--lora_rank=None) fits 8 cards of 80 GB, at 27 GB each
+(--plan=8xH100).
 
 Not run here on the real model. The paper: 7,700 updates, GSM8K from 76.7% to 79.8% (greedy, 256 tokens, 128 steps); a
 user of its code needed 4 days, 96 hours, on 8 H100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%.
@@ -23,11 +24,11 @@ config = Config(
     # data
     dataset="gsm8k",
     chat_template="llada",
-    instruction=FORMAT,  # in the user's turn: LLaDA's template has no system prompt unless one is given
+    instruction=FORMAT,  # in the user's turn, because LLaDA's template has no system prompt by default
     max_prompt_len=200,
     max_new_tokens=256,
-    # rollouts: blocks of 32 tokens from left to right, two tokens a step, those first that were drawn with the highest
-    # probability, as LLaDA's sampler has it
+    # rollouts: blocks of 32 tokens from left to right, two tokens per step, those with the highest sampled probability
+    # first, as in LLaDA's sampler
     batch_size=16,
     group_size=6,
     temperature=0.9,
@@ -36,10 +37,10 @@ config = Config(
     order="sampled",
     rule="quota",
     rollout_chunk=48,
-    # rewards: at most 2 + 0.5 + 0.5 + 0.5 + 4 * 0.125 = 4; what they mend of d1's is in judges/rules.py
+    # rewards: at most 2 + 0.5 + 0.5 + 0.5 + 4 * 0.125 = 4; judges/rules.py says how they differ from d1's
     rewards=("xml_answer", "xml_strict", "xml_soft", "xml_int", "xml_tags"),
     reward_weights=(2.0, 0.5, 0.5, 0.5, 1.0),
-    # log-probabilities: all of the completion masked, and 15% of the prompt, with new masks in each of twelve passes
+    # log-probabilities: the whole completion masked, and 15% of the prompt, with new masks in each of twelve passes
     logp_est="one_step",
     p_mask_prompt=0.15,
     updates_per_rollout=12,
@@ -52,12 +53,12 @@ config = Config(
     clip_high=0.5,
     kl_beta=0.04,
     ref_mode="static",
-    # optimizer: of a LoRA, on a base of 16 bits where the paper has 4
+    # optimizer, for a LoRA on a base in 16 bits (the paper: 4 bits)
     lora_rank=128,
     lora_alpha=64.0,
     learning_rate=3e-6,
     lr_schedule="constant",
-    warmup_iters=0,  # theirs is a ten-thousandth of the run: one update
+    warmup_iters=0,  # the paper's is 1/10,000 of the run: one update
     weight_decay=0.1,
     beta1=0.9,
     beta2=0.99,
@@ -76,7 +77,7 @@ downloads = {
     "init_from": "GSAI-ML/LLaDA-8B-Instruct of huggingface.co, 16 GB",
 }
 shape = dict(vocab_size=126464, n_layer=32, n_head=32, d_model=4096, d_ff=12288, mask_id=126336, eos_id=126081,
-             pad_id=126081)  # as its config.json has it
+             pad_id=126081)  # as in its config.json
 tiny = diffucoder_grpo.tiny | {  # what --model=tiny changes
     "init_from": "data/tiny/llada",
     "dataset": "data/tiny/gsm8k",

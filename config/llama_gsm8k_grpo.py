@@ -1,19 +1,18 @@
 """
-GRPO on an autoregressive model, Llama-3-8B-Instruct, and GSM8K: the order left, one token a step, and log-probabilities
-that are exact. The settings are those of EasyDeL's GSM8K script, the loss is DeepSeekMath's (2402.03300).
+Train an autoregressive model, Llama-3-8B-Instruct, with GRPO on GSM8K: from left to right, one token per step, with
+exact log-probabilities. The settings are those of EasyDeL's GSM8K script, the loss is DeepSeekMath's (2402.03300).
 
     python train.py config/llama_gsm8k_grpo.py
     python train.py config/llama_gsm8k_grpo.py --model=tiny      on a random Llama: does the recipe run?
     python train.py config/llama_gsm8k_grpo.py --model=small   countdown, from a base of minutes: does it learn?
     python train.py config/llama_gsm8k_grpo.py --lora_rank=128 --lora_alpha=64 --ref_offload=False
 
-The first trains all weights and needs 180 GB on its one device, by the estimate that a run begins with: more than a
-card of 80 GB has; 8 of them have it, at 25 GB each (--plan=8xH100). The last trains a LoRA, of d1's
-width, and needs 26 GB.
+The first trains all parameters. By the estimate that every run prints it needs 180 GB on one device, more than a card
+of 80 GB has; 8 cards are enough, at 25 GB each (--plan=8xH100). The last trains a LoRA of d1's rank and needs 26 GB.
 
-Not run here on the real model. Its authors report 79.6% on GSM8K (8 examples in the prompt) before any of this, no
-number is known to us for afterwards; expect hours on several A100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel
-Xeon, 0.0%. A small real one is data/smollm2: --init_from=data/smollm2 --chat_template=chatml.
+Not run here on the real model. Its authors report 79.6% on GSM8K (8 examples in the prompt) before GRPO; we know of no
+number afterwards. Expect hours on several A100 GPUs. Tiny: 40 seconds on one of 2 cores of an Intel Xeon, 0.0%. A small
+real model is data/smollm2: --init_from=data/smollm2 --chat_template=chatml.
 """
 from dataclasses import replace
 
@@ -24,15 +23,15 @@ from model import ModelConfig
 config = Config(
     objective="grpo",
     out_dir="out/llama_gsm8k_grpo",
-    init_from="models/Meta-Llama-3-8B-Instruct",  # or a later one: 3.1 scales its rotations, which model.py does
+    init_from="models/Meta-Llama-3-8B-Instruct",  # or a later one: model.py has the rope_scaling of 3.1
     # data
     dataset="gsm8k",
     chat_template="llama3",
     instruction=FORMAT,
     max_prompt_len=512,
     max_new_tokens=256,
-    # rollouts. Their script draws with top_p=0.95 and top_k=50, and its loss is about the whole distribution. So do
-    # these keys here, but log-probs are then of what was drawn from, too; without them nothing is cut off.
+    # rollouts: EasyDeL's script samples with top_p=0.95 and top_k=50 but computes its loss for the whole distribution.
+    # With these keys, log-probs here would be those of the filtered distribution; without them nothing is filtered.
     batch_size=16,
     group_size=4,
     temperature=0.7,

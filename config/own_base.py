@@ -1,11 +1,12 @@
 """
-A start for your own task: a denoiser of the rows {"prompt", "completion"} in mine.jsonl, in the folder you work in.
-Copy this file and own_grpo.py, or write keys behind the command.
+Pretrain a denoiser on your own task, as the start for reinforcement learning: rows {"prompt", "completion"} in
+mine.jsonl, in the working folder. Copy this file and own_grpo.py, or add keys to the command.
 
     python train.py config/own_base.py
 
-It stops when it samples a quarter of held-out completions rightly. The README's eight letters to be sorted take 150
-steps, 84 seconds on one of 2 cores of an AMD EPYC (Zen 4): val/sampled 62.0% (17.7% after 125), val/greedy 95.3%.
+It stops once a quarter of its sampled held-out completions are right. The README's example, eight letters to be sorted,
+takes 150 steps, 84 seconds on one of 2 cores of an AMD EPYC (Zen 4): val/sampled 62.0% (17.7% after 125), val/greedy
+95.3%.
 """
 from dataclasses import replace
 
@@ -16,9 +17,9 @@ config = replace(
     out_dir="out/own_base",
     dataset="mine.jsonl",
     difficulty=(),
-    max_prompt_len=16,  # tokens: without a tokenizer of their own, rows are read byte by byte
+    max_prompt_len=16,  # bytes, because these rows have no tokenizer of their own
     max_new_tokens=16,
     diffusion_steps=4,
-    rewards=("exact",),  # what passes: the completion of the row. Or a function of yours, as in own_grpo.py
+    rewards=("exact",),  # the row's own completion passes; or use your function, as in own_grpo.py
     stop_at=0.25,
 )

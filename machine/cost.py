@@ -49,7 +49,7 @@ def count_rows(cfg: Config) -> Rows:
         return Rows(rows, micro, micro, cfg.model.remat)
     micro = config.minibatch(cfg) // cfg.gradient_accumulation_steps * copies
     chunk = min(cfg.logp_chunk or micro, micro)
-    scored = cfg.updates_per_rollout * config.kept(cfg) * copies
+    scored = cfg.updates_per_rollout * config.n_update(cfg) * copies
     return Rows(width * scored, width * chunk, width * micro, cfg.model.remat or chunk < micro)
 
 
@@ -73,7 +73,7 @@ def rows_per_copy(cfg):
 
 
 def mesh_parts(cfg, n_devices):
-    """Return into how many parts the mesh splits rows, weights, and weights gathered over fsdp."""
+    """Return the numbers of parts into which the mesh splits rows, weights, and weights after gathering over fsdp."""
     data, fsdp, tensor = cfg.mesh or (1, n_devices or math.prod(mesh.shape().values()), 1)
     return data * fsdp, fsdp * tensor, tensor
 
@@ -206,8 +206,9 @@ def scoring_flops(cfg):
         return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)
     copies = rows / rows_per_copy(cfg)
     text = new * cfg.model.shift  # a shifted model reads the first token of each block from the clean text
-    return (pass_flops(cfg, copies, new, columns, T + columns, new)
-            + pass_flops(cfg, copies / copies_per_text(cfg), 0, T, T, text))  # fmt: skip
+    return pass_flops(cfg, copies, new, columns, T + columns, new) + pass_flops(
+        cfg, copies / copies_per_text(cfg), 0, T, T, text
+    )
 
 
 def rollout_flops(cfg):
@@ -224,8 +225,9 @@ def rollout_flops(cfg):
     shared = 1 / math.gcd(config.rollout_rows(cfg), cfg.group_size)  # rows of a group share their first step
     whole = steps if cfg.cache == "none" else min(-(-new // block), steps)  # passes over all columns: one per block
     width = block if cfg.cache == "dual" else (new + block) // 2  # of the other passes, on average
-    return ((whole - 1 + shared) * pass_flops(cfg, rows, block, T, T, block)
-            + (steps - whole) * pass_flops(cfg, rows, block, width, T, block))  # fmt: skip
+    return (whole - 1 + shared) * pass_flops(cfg, rows, block, T, T, block) + (steps - whole) * pass_flops(
+        cfg, rows, block, width, T, block
+    )
 
 
 # ---- the line that every run begins with -----------------------------------------------------------------------------
@@ -293,8 +295,7 @@ def amount(x: float, unit: str = "B") -> str:
 
 def flags(changes):
     """Format {key: value} as on the command line."""
-    values = {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in changes.items()}
-    return " ".join(f"--{key}={value}" for key, value in values.items())
+    return " ".join(f"--{key}={config.as_typed(value)}" for key, value in changes.items())
 
 
 def stage_flops(cfg):
@@ -309,8 +310,10 @@ def describe(cfg: Config, limit: float | None = None, n_devices: int | None = No
     listed = " + ".join(f"{name} {amount(x)}" for name, x in parts.items() if x)
     before = f" (rollout {amount(rollout)}, before them)" if rollout else ""
     stages = f" ({stage_flops(cfg)})" if flops["rollout"] else ""
-    lines = [f"memory: {listed}{before}, at most {amount(peak)} of {amount(limit)}; "
-             f"{amount(sum(flops.values()), 'FLOP')} per step{stages}"]  # fmt: skip
+    lines = [
+        f"memory: {listed}{before}, at most {amount(peak)} of {amount(limit)}; "
+        f"{amount(sum(flops.values()), 'FLOP')} per step{stages}"
+    ]
     if peak > limit:
         fit = make_fit(cfg, limit, n_devices)
         would = "no key of this config helps"
@@ -323,7 +326,7 @@ def describe(cfg: Config, limit: float | None = None, n_devices: int | None = No
 
 def check_fits(cfg: Config, shape: ModelConfig) -> None:
     """Refuse a run that cannot fit with a model of this shape. The estimate is right to a factor of 2."""
-    cfg = config.of_shape(cfg, shape)
+    cfg = config.with_model(cfg, shape)
     if not cfg.eval_only and estimate_bytes(cfg)["peak"] > 2 * device_memory():
         text = "; ".join(describe(cfg))
         raise ValueError(text.replace("warning: this run will probably not", "this run cannot"))
@@ -363,8 +366,10 @@ def parse_devices(text: str) -> tuple[str, int]:
     is_gpu = name in DEVICES and DEVICES[name].chip is not None
     partial_host = is_gpu and count > HOST and count % HOST
     if name not in DEVICES or not count or is_gpu == is_slice or partial_host:
-        raise ValueError(f"--plan={text}: expected GPUs, up to {HOST} or whole hosts of {HOST}, as in 8xH100, or a "
-                         f"slice of TPUs, as in v5p:2x2x1; known are {', '.join(DEVICES)}")  # fmt: skip
+        raise ValueError(
+            f"--plan={text}: expected GPUs, up to {HOST} or whole hosts of {HOST}, as in 8xH100, or a "
+            f"slice of TPUs, as in v5p:2x2x1; known are {', '.join(DEVICES)}"
+        )
     return name, count
 
 
@@ -443,8 +448,8 @@ def abstract_batch(cfg):
 def abstract_minibatches(cfg, state):
     """Return the minibatches of an iteration of grpo, as shapes."""
     dtypes = {"tokens": "int32", "valid": bool, "completion": bool, "counts": bool, "step": "int32", "logp": "float32"}
-    arrays, key = abstract_text(cfg, config.kept(cfg), **dtypes), jax.random.key(0)
-    rollout = rl.Rollout(**arrays, passes=jax.ShapeDtypeStruct((config.kept(cfg),), "float32"))
+    arrays, key = abstract_text(cfg, config.n_update(cfg), **dtypes), jax.random.key(0)
+    rollout = rl.Rollout(**arrays, passes=jax.ShapeDtypeStruct((config.n_update(cfg),), "float32"))
     pairs = jax.eval_shape(lambda *args: rl.minibatches(args[0], key, key, args[1], cfg), state, rollout)
     return [minibatch for _, minibatch in pairs]
 
@@ -472,7 +477,7 @@ def compiled_bytes(cfg, devices, outline):
 
     def place(tree):
         """Give every shape its sharding."""
-        where = mesh.split(tree, devices)
+        where = mesh.shardings(tree, devices)
         return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), tree, where)
 
     def size(tree):
@@ -518,15 +523,20 @@ def plan(cfg: Config, text: str, outline: Callable) -> Iterator[str]:
     device, version = DEVICES[name], jax.__version__
     head = f"{text}, data x fsdp x tensor = {' x '.join(map(str, cfg.mesh or (1, count, 1)))}"
     rate, flops = count * device.flops, sum(estimate_flops(cfg).values())
-    time = (f"an iteration takes at least {flops / rate:.3g} s, at {device.flops / 1e12:.0f} TFLOP/s per device; real "
-            f"runs reach half of that at best ({stage_flops(cfg)})")  # fmt: skip
+    time = (
+        f"an iteration takes at least {flops / rate:.3g} s, at {device.flops / 1e12:.0f} TFLOP/s per device; real "
+        f"runs reach half of that at best ({stage_flops(cfg)})"
+    )
     if described:
         yield f"{head}: compiled ahead of time, by the compiler for it in jax {version}"
         yield time
         yield from compiled_plan(cfg, count, device, described.devices, outline)
         return
-    package = (f"--no-deps jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cudnn-cu12" if device.chip
-               else "libtpu, in an environment of its own: with it JAX looks for a TPU")  # fmt: skip
+    package = (
+        f"--no-deps jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cudnn-cu12"
+        if device.chip
+        else "libtpu, in an environment of its own: with it JAX looks for a TPU"
+    )
     yield f"{head}: estimated. To have it compiled as for the device itself: pip install {package}"
     yield time
     yield from describe(cfg, usable(device), count)

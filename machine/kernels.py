@@ -57,7 +57,7 @@ def attention(q, k, v, mask, scale, cap=None, copies=1):
     if copies > 1:
         return packed_attention(q, k, v, mask, scale, cap, copies)
     # cuDNN's kernel would copy the keys for a single query, and cannot be split over rows that do not divide.
-    if fused(q.dtype, q.shape[-1], cap) and q.shape[1] > 1 and mesh.up(len(q)) == len(q):
+    if fused(q.dtype, q.shape[-1], cap) and q.shape[1] > 1 and mesh.round_up(len(q)) == len(q):
         return flash(q, k, v, mask, scale)
     return plain_attention(q, k, v, mask, scale, cap)
 
@@ -126,7 +126,9 @@ def flash(q, k, v, mask, scale, implementation="cudnn"):
     if mask is not None:  # with a mask, its gradient needs even lengths
         mask = even(jnp.broadcast_to(mask[:, None], (len(mask), 1, S, k.shape[1])), 2, 3)
         q, k, v = (even(a, 1) for a in (q, k, v))
-    out = jax.nn.dot_product_attention(*mesh.heads(q, k, v), mask=mask, scale=scale, implementation=implementation)
+    out = jax.nn.dot_product_attention(
+        *mesh.shard_heads(q, k, v), mask=mask, scale=scale, implementation=implementation
+    )
     return out[:, :S].reshape(len(q), S, -1)
 
 

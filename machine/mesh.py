@@ -1,14 +1,20 @@
 """
-Where arrays live: one mesh of all devices, of this machine or of many, and what is split over each of its three axes.
+Split arrays over many devices, and run several processes together.
 
-    data     rows; every part of it has all params
-    fsdp     rows, and of every matrix the side of width D: it is gathered for the block that it belongs to
+All devices, of this machine or of many, form one mesh with three axes:
+
+    data     rows; every part of this axis has all parameters
+    fsdp     rows, and the side of length D of every matrix: a block gathers its weights when it needs them
     tensor   the other side of every matrix: heads, the inside of the mlp, the vocabulary
 
-Programs are written as for one device, and GSPMD makes of them what each device does, from what is said here. Tokens,
-keys and masks, a few bytes each, are whole everywhere; what is computed of them is not. One device is no mesh, and
-then nothing here changes anything.
+Programs are written as for one device. From the placements in this file GSPMD derives what each device computes.
+Tokens, keys and masks, a few bytes each, are whole on every device. A single device needs no mesh: nothing here changes
+anything then.
+
+Processes, on one host or on many, all run the same program, and each has the devices that it sees. Process 0 writes and
+prints.
 """
+
 import contextlib
 import math
 import os
@@ -19,56 +25,69 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed  # for its barriers, which are no collectives; JAX's checkpoints use it, too
+from jax._src import distributed  # its barriers are no collectives of devices; JAX's own checkpoints use them, too
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = "data", "fsdp", "tensor"
-ROWS = "data", "fsdp"  # what rows are split over
+ROWS = "data", "fsdp"  # the axes over which rows are split
 
-# Name of a weight -> the axes of the mesh over its last two sides (model.shapes). What is not here is whole everywhere.
-IN, OUT = ("fsdp", "tensor"), ("tensor", "fsdp")  # of a matrix that reads a width of D, and of one that writes it
-SIDES = dict.fromkeys(("q", "k", "v", "gate", "up", "head"), IN) | dict.fromkeys(("o", "down", "embed"), OUT)
-SIDES |= {f"{name}_{end}": side[:1] + (None,) if end == "a" else (None,) + side[1:]  # adapters: (I, r), (r, O)
-          for name, side in SIDES.items() for end in "ab"} | {f"{name}_bias": (None, "tensor") for name in "qkv"}
+# Name of a weight: the axes over its last two sides (model.shapes). Weights without an entry are whole everywhere.
+Sides = tuple[str | None, str | None]
+READS_D: Sides = ("fsdp", "tensor")  # a matrix (D, ...)
+WRITES_D: Sides = ("tensor", "fsdp")  # a matrix (..., D)
+SIDES: dict[str, Sides] = dict.fromkeys(("q", "k", "v", "gate", "up", "head"), READS_D)
+SIDES |= dict.fromkeys(("o", "down", "embed"), WRITES_D)
+ADAPTERS: dict[str, Sides] = {}
+for _name, (_first, _last) in SIDES.items():
+    ADAPTERS |= {f"{_name}_a": (_first, None), f"{_name}_b": (None, _last)}  # (I, rank), (rank, O)
+SIDES |= ADAPTERS | {f"{name}_bias": (None, "tensor") for name in "qkv"}
 
 
-def make(sizes, devices):
-    """cfg.mesh, devices -> their Mesh; None: all of them on fsdp."""
+# ---- the mesh --------------------------------------------------------------------------------------------------------
+
+
+def make(sizes: tuple[int, int, int] | None, devices: list) -> Mesh:
+    """Make a mesh of these devices; sizes: cfg.mesh, None: all on fsdp."""
     sizes = sizes or (1, len(devices), 1)
     if math.prod(sizes) != len(devices):
-        raise ValueError(f"mesh={sizes} is of {math.prod(sizes)} devices, and there are {len(devices)}: data x fsdp x "
-                         f"tensor, as in --mesh=1,{len(devices)},1")
+        raise ValueError(
+            f"mesh={sizes} is of {math.prod(sizes)} devices, and there are {len(devices)}: data x fsdp x "
+            f"tensor, as in --mesh=1,{len(devices)},1"
+        )
     return Mesh(np.array(devices).reshape(sizes), AXES)
 
 
-def use(sizes=None):
-    """While this lasts, arrays live on the mesh of all devices; one device is none."""
+def use(sizes: tuple[int, int, int] | None = None) -> contextlib.AbstractContextManager:
+    """Keep arrays on the mesh of all devices while the context lasts; a single device needs none."""
     here = make(sizes, jax.devices())
     return jax.set_mesh(here) if here.size > 1 else contextlib.nullcontext()
 
 
-def shape():
-    """-> {axis: size} of the mesh that is used, also while a function is traced; {} without one."""
+def shape() -> Any:
+    """Return {axis: size} of the mesh in use, also while a function is traced; {} without a mesh."""
     return jax.sharding.get_abstract_mesh().shape
 
 
-def platform():
-    """-> cpu, gpu or tpu: what a function that is traced now is compiled for."""
+def platform() -> str:
+    """Return cpu, gpu or tpu: what a function that is traced now is compiled for."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()
 
 
-def spec(name, sides, sizes, but=""):
-    """The name and shape of a leaf, {axis: size} -> its PartitionSpec. An axis that does not divide its side lies over
-    the other one, and if it does not divide that, either, or is `but`, over none."""
-    over = [()] * len(sides)
-    wanted = dict(zip(SIDES.get(name, ()), (-2, -1), strict=False))
-    for axis, side in wanted.items():
+def spec(name: str | None, sides: tuple[int, ...], sizes: Any, but: str = "") -> PartitionSpec:
+    """Return how a leaf is split: its name, its shape `sides`, the mesh {axis: size}; but: an axis to leave out.
+
+    An axis that does not divide its side goes to the other side; if it does not divide that either, to none.
+    """
+    over: list[tuple] = [()] * len(sides)
+    for axis, side in zip(SIDES.get(name or "", ()), (-2, -1), strict=False):
         for at in (side, -3 - side) if axis and len(sides) > 1 else ():
             if sides[at] % math.prod([sizes[axis], *(sizes[other] for other in over[at])]) == 0:
                 over[at] += (axis,)
@@ -76,76 +95,85 @@ def spec(name, sides, sizes, but=""):
     return PartitionSpec(*(tuple(axis for axis in axes if axis != but) for axes in over))
 
 
-def name(path):
-    """The path of a leaf -> the name of the weight that it is, or that it is a moment of; None of others."""
+def leaf_name(path):
+    """Return the name of the weight that a leaf is, or is a moment of; None if it is neither."""
     return next((k.key for k in path[::-1] if isinstance(k, jax.tree_util.DictKey)), None)
 
 
 def specs(tree, sizes=None, but=""):
-    """A tree of arrays or shapes: params, moments, a State, of LoRA or not -> their PartitionSpecs, by their names."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: spec(name(path), x.shape, sizes or shape(), but), tree)
+    """Return the PartitionSpecs of a tree of arrays or shapes (parameters, moments, a State), by their names."""
+    return jax.tree_util.tree_map_with_path(lambda path, x: spec(leaf_name(path), x.shape, sizes or shape(), but), tree)
 
 
-def split(tree, here):
-    """A tree of arrays or shapes, a Mesh of any devices -> their NamedShardings."""
-    return jax.tree.map(lambda x: NamedSharding(here, x), specs(tree, here.shape))
+def shardings(tree: Any, mesh: Mesh) -> Any:
+    """Return the NamedShardings of a tree of arrays or shapes on a mesh of any devices."""
+    return jax.tree.map(lambda x: NamedSharding(mesh, x), specs(tree, mesh.shape))
 
 
-def placed(tree):
-    """Params, moments, gradients -> the same where they live: inside and outside of compiled functions."""
-    return constrain(tree, specs(tree)) if shape() else tree
+# ---- placement, inside and outside of compiled functions -------------------------------------------------------------
 
 
 def constrain(tree, where):
+    """Place a tree as the tree of PartitionSpecs `where` says."""
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, where)
 
 
+def shard(tree: Any) -> Any:
+    """Split parameters, moments or gradients over the mesh."""
+    return constrain(tree, specs(tree)) if shape() else tree
+
+
 @jax.custom_vjp
-def together(weights):
+def gather_over_fsdp(weights):
+    """Gather weights over fsdp; the gradient is summed and split over fsdp in one step."""
     return constrain(weights, specs(weights, but="fsdp"))
 
 
-together.defvjp(lambda weights: (together(weights), None), lambda _, grads: (placed(grads),))
+gather_over_fsdp.defvjp(lambda weights: (gather_over_fsdp(weights), None), lambda _, grads: (shard(grads),))
 
 
-def gathered(weights):
-    """The weights of a block -> the same, gathered over fsdp. Their gradients are summed and split over it at once."""
-    return together(weights) if shape() else weights
+def gather_weights(weights: Any) -> Any:
+    """Gather the weights of a block over fsdp."""
+    return gather_over_fsdp(weights) if shape() else weights
 
 
-def rows(x, embedded=False):
-    """x (B, ...), activations -> the same, each device with its rows. What was embedded comes from a table of which
-    each device has some columns: that is one exchange among fsdp, which GSPMD does not find by itself."""
+def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:
+    """Split activations x (B, ...) by rows; embedded: x comes from a table whose columns are split.
+
+    That is one exchange over fsdp, which GSPMD does not find by itself.
+    """
     if not shape():
         return x
     x = jax.lax.with_sharding_constraint(x, PartitionSpec("data", None, "fsdp")) if embedded else x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS))
 
 
-def heads(*xs):
-    """q, k, v (B, T, H or KV, K) -> the same, all of them split alike: a kernel cannot take them otherwise."""
+def shard_heads(*xs: jax.Array) -> tuple[jax.Array, ...]:
+    """Split q, k and v (B, T, H or KV, K) all in the same way, as a kernel needs them."""
     if not shape():
         return xs
     axis = None if any(x.shape[2] % shape()["tensor"] for x in xs) else "tensor"
     return constrain(xs, (PartitionSpec(ROWS, None, axis),) * len(xs))
 
 
-def everywhere(tree):
-    """Results of a compiled function -> the same, whole on every device, so that every host can read them."""
+def replicate(tree: Any) -> Any:
+    """Copy results of a compiled function to every device, so that every host can read them."""
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree) if shape() else tree
 
 
-def up(n):
-    """n rows -> how many of them, at least, all devices get equally many of."""
+def round_up(n: int) -> int:
+    """Round n rows up to a multiple of the devices that share rows."""
     parts = math.prod(shape().get(axis, 1) for axis in ROWS)
     return -(-n // parts) * parts
 
 
-def in_chunks(fn, size, *trees):
-    """fn of trees of arrays (B, ...) -> a tree of (B, ...), `size` rows at a time, the last row again where they do not
-    divide, so that there is one shape to compile. Of numbers (), the mean over the chunks."""
+def in_chunks(fn: Callable, size: int, *trees: Any) -> Any:
+    """Apply fn to `size` rows of trees (B, ...) at a time -> a tree of (B, ...); results () are averaged.
+
+    The last chunk repeats its last row to be as long as the others, so that one shape is compiled.
+    """
     n, out = len(jax.tree.leaves(trees)[0]), []
-    size = up(min(size, n))  # all devices have as many
+    size = round_up(min(size, n))
     if size == n:
         return fn(*trees)
     for first in range(0, n, size):
@@ -154,99 +182,144 @@ def in_chunks(fn, size, *trees):
     return jax.tree.map(lambda *x: jnp.concatenate(x)[:n] if x[0].ndim else sum(x) / len(x), *out)
 
 
-def array(name, sides, fetch):
-    """The name and shape of a leaf, fetch(slices) -> the array, of which each device is given its part."""
+def make_array(name: str | None, sides: tuple[int, ...], fetch: Callable) -> jax.Array:
+    """Make an array of this name and shape; fetch(slices) returns the part of it that a device needs."""
     if not shape():
         return jnp.asarray(fetch((slice(None),) * len(sides)))
     where = NamedSharding(jax.sharding.get_mesh(), spec(name, sides, shape()))
     return jax.make_array_from_callback(sides, where, fetch)
 
 
-def ashore(tree):
-    """A tree of arrays -> the same in the memory of the hosts, each with what its devices had."""
+def to_host(tree: Any) -> Any:
+    """Move a tree of arrays to the memory of the hosts, each with the parts of its devices."""
     if not shape():
         return jax.device_get(tree)
-    away = jax.tree.map(lambda x: x.with_memory_kind("pinned_host"), split(tree, jax.sharding.get_mesh()))
-    return jax.device_put(tree, away)
+    where = shardings(tree, jax.sharding.get_mesh())
+    return jax.device_put(tree, jax.tree.map(lambda x: x.with_memory_kind("pinned_host"), where))
 
 
-def aboard(tree):
-    """What `ashore` made -> the same on the devices."""
-    return jax.device_put(tree, split(tree, jax.sharding.get_mesh())) if shape() else tree
+def to_device(tree: Any) -> Any:
+    """Move the result of `to_host` back to the devices."""
+    return jax.device_put(tree, shardings(tree, jax.sharding.get_mesh())) if shape() else tree
 
 
-# ---- several processes, of one host or of many: all run the same program, and each has the devices that it sees ------
+# ---- several processes -----------------------------------------------------------------------------------------------
 
-LOST = 30  # seconds in which another process is found to have ended, even with its machine
-OVER = threading.Event()  # this process is about to leave
+LOST = 30  # seconds within which `watch` finds that another process has ended, even if its machine lost power
+LEAVING = threading.Event()  # this process is about to end
 
 
-def join(coordinator=None, count=None, number=None):
-    """Once, before anything is computed: makes this process one of several, as these say or as SLURM, Open MPI,
-    Kubernetes or a TPU has it. Without any of them it is alone."""
-    given = (coordinator, count, number) != (None, None, None)
-    if not given and "1" in (os.environ.get("SLURM_NTASKS"), os.environ.get("OMPI_COMM_WORLD_SIZE")):
+class Processes(NamedTuple):
+    size: int  # how many there are
+    rank: int  # which one this is; 0 writes and prints
+
+
+def processes() -> Processes:
+    """Return how many processes there are, and which one this is."""
+    return Processes(jax.process_count(), jax.process_index())
+
+
+def join(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> None:
+    """Make this process one of several, before anything is computed.
+
+    They meet as the arguments say or, without arguments, as SLURM, Open MPI, Kubernetes or a TPU says. If none of these
+    says anything, this process is alone.
+    """
+    if coordinator is None and count is None and index is None:
+        meet_by_environment()
+    elif coordinator is None or count is None or index is None:
+        raise ValueError(
+            f"coordinator={coordinator}, processes={count}, process_id={index}: several processes need "
+            "all three, as in --coordinator=HOST:1234 --processes=2 --process_id=0"
+        )
+    elif not (0 <= index < count and ":" in coordinator):
+        raise ValueError(
+            f"coordinator={coordinator}, processes={count}, process_id={index}: expected HOST:PORT of "
+            f"process 0, and a number from 0 to {count - 1}"
+        )
+    else:
+        try:
+            meet(
+                f"process {index} of {count} waits for the others, which meet at {coordinator}: start process 0 "
+                "there, and the rest, within two minutes",
+                coordinator,
+                count,
+                index,
+            )
+        except RuntimeError as e:
+            raise ValueError(
+                f"process {index} of {count} found no others at {coordinator} within two minutes: start "
+                f"all of them, process 0 at that address ({str(e).splitlines()[0][:120]})"
+            ) from None
+
+
+def meet_by_environment():
+    """Meet the other processes of a SLURM, Open MPI, Kubernetes or TPU job, if this is one."""
+    if "1" in (os.environ.get("SLURM_NTASKS"), os.environ.get("OMPI_COMM_WORLD_SIZE")):
         return
-    if given and None in (coordinator, count, number):
-        raise ValueError(f"coordinator={coordinator}, processes={count}, process_id={number}: several processes need "
-                         "all three, as in --coordinator=HOST:1234 --processes=2 --process_id=0")
-    if given and not (0 <= number < count and ":" in coordinator):
-        raise ValueError(f"coordinator={coordinator}, processes={count}, process_id={number}: expected HOST:PORT of "
-                         f"the first one, and a number from 0 to {count - 1}")
-    jax.config.update("jax_enable_recoverability", True)  # who is lost is found, and said, by `watch`
-    jax.config.update("jax_enable_preemption_service", False)  # signals are the loop's
     try:
-        with waiting(f"process {number} of {count} waits for the others, which meet at {coordinator}: start process 0 "
-                     "there, and the rest, within two minutes" if given else "this process waits for the others"):
-            jax.distributed.initialize(coordinator, count, number, initialization_timeout=600)
-    except ValueError:
-        if given:
-            raise
-        return
+        meet("this process waits for the others")
+    except ValueError:  # there is no such job
+        pass
     except RuntimeError as e:
-        if not given and "before any JAX" in str(e):  # a program that computed before is alone
-            return
-        raise ValueError(f"process {number} of {count} found no others at {coordinator} within two minutes: start all "
-                         f"of them, process 0 at that address ({str(e).splitlines()[0][:120]})") from None
+        if "before any JAX" not in str(e):  # a program that has already computed something is alone
+            why = str(e).splitlines()[0][:120]
+            raise ValueError(f"this process found no others within two minutes ({why})") from None
+
+
+def meet(message, *where):
+    """Meet the other processes, and watch them from then on. where: coordinator, count, index, or nothing."""
+    jax.config.update("jax_enable_recoverability", True)  # `watch` finds and names a process that is lost
+    jax.config.update("jax_enable_preemption_service", False)  # the loop handles signals
+    with waiting(message):
+        jax.distributed.initialize(*where, initialization_timeout=600)
     client, host = distributed.global_state.client, distributed.global_state.coordinator_address.rpartition(":")[0]
     threading.Thread(target=watch, args=(client, *processes(), host), daemon=True).start()
 
 
 @contextlib.contextmanager
-def waiting(words, soon=3, late=120):
-    """While this lasts, which is no time of Python's, ctrl-C ends the process; the words are said when it lasts some
-    seconds, and after two minutes it ends, with a sentence: JAX would abort."""
-    ours = threading.current_thread() is threading.main_thread()  # only there can signals be set
-    before, over = signal.signal(signal.SIGINT, signal.SIG_DFL) if ours else None, threading.Event()
+def waiting(message: str, soon: float = 3, late: float = 120) -> Iterator[None]:
+    """Print a message if the body takes more than `soon` seconds, and end the process after `late`.
 
-    def say():
+    The body waits in C++, where Python handles no signals: ctrl-C ends the process at once. JAX itself would abort.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # only there can handlers be set
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
+    over = threading.Event()
+
+    def report():
+        """Wait in a thread of its own."""
         if not over.wait(soon):
-            print(words, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
             if not over.wait(late - soon):
                 print("error: the others did not come, so this process leaves", file=sys.stderr, flush=True)
                 os._exit(1)
 
-    threading.Thread(target=say, daemon=True).start()
+    threading.Thread(target=report, daemon=True).start()
     try:
         yield
     finally:
         over.set()
-        if ours:
+        if is_main:
             signal.signal(signal.SIGINT, before)
 
 
-def watch(client, count, mine, host):
-    """A thread: ends this process when another ends, which a collective might not notice. The first has a connection to
-    each, and the system ends that when one dies; it tells the others who it was."""
-    if mine:
-        to = client.blocking_key_value_get("watch", 120_000).rpartition(":")
-        links = {socket.create_connection((to[0], int(to[2])), 60): "0"}
-        next(iter(links)).sendall(f"{mine:8}".encode())
+def watch(client, count, index, host):
+    """Exit when another process dies, because a collective may then hang.
+
+    Process 0 holds a TCP connection to each; when the system closes one, process 0 tells the others who died. JAX's own
+    heartbeats would take longer and end this process by an abort, without a word about who died.
+    """
+    if index:
+        address = client.blocking_key_value_get("watch", 120_000).rpartition(":")
+        links = {socket.create_connection((address[0], int(address[2])), 60): "0"}
+        next(iter(links)).sendall(f"{index:8}".encode())
     else:
         server = socket.create_server(("", 0))
         client.key_value_set("watch", f"{host}:{server.getsockname()[1]}")
-        links = dict((link, link.recv(8).decode().strip()) for link, _ in (server.accept() for _ in range(count - 1)))
-    for link in links:  # of a machine without power, in 25 seconds
+        accepted = (server.accept()[0] for _ in range(count - 1))
+        links = {link: link.recv(8).decode().strip() for link in accepted}
+    for link in links:  # a machine that loses power is noticed within 25 seconds
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
@@ -257,94 +330,102 @@ def watch(client, count, mine, host):
     for link in links:
         with contextlib.suppress(OSError):
             link.sendall(f"{lost:8}".encode())
-    if not OVER.is_set():
-        OVER.set()
-        print(f"\nerror: process {lost} of this run has ended, so this one leaves: continue all of them from the last "
-              "checkpoint with --resume=True", file=sys.stderr, flush=True)  # fmt: skip
+    if not LEAVING.is_set():
+        LEAVING.set()
+        print(
+            f"\nerror: process {lost} of this run has ended, so this one leaves: continue all of them from the last "
+            "checkpoint with --resume=True",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)
 
 
-def watched():
-    """After an error of the runtime: time in which `watch` finds whether another process was lost, and leaves."""
-    if processes()[0] > 1:
+def wait_for_watch() -> None:
+    """After an error of the runtime, give `watch` time to find a lost process, and to leave."""
+    if processes().size > 1:
         time.sleep(LOST)
 
 
-def leave(code):
-    """The end of the program: sys.exit(code), but one of several processes waits for nobody who is not there."""
-    if distributed.global_state.client is None or processes()[0] == 1:  # JAX itself is not asked: it may have no device
+def leave(code: Any) -> None:
+    """Exit with this code; one of several processes waits a few seconds for the others, but not for lost ones."""
+    if distributed.global_state.client is None or processes().size == 1:  # JAX itself may have no device to ask
         sys.exit(code)
-    if not OVER.is_set():
-        OVER.set()
+    if not LEAVING.is_set():
+        LEAVING.set()
         if isinstance(code, str):
             print(code, file=sys.stderr, flush=True)
         with contextlib.suppress(RuntimeError):
             distributed.global_state.client.wait_at_barrier("the end", 3000)
-        time.sleep(processes()[1] == 0)  # the first is where the others meet
+        time.sleep(processes().rank == 0)  # the others meet at process 0, so it ends last
         sys.stdout.flush()
         os._exit(code if isinstance(code, int) else code is not None)
-    time.sleep(60)  # another thread is at it
+    time.sleep(60)  # another thread is ending this process
 
 
-def processes():
-    """-> how many there are, and which of them this is: 0 writes and prints."""
-    return jax.process_count(), jax.process_index()
+def barrier(name: str) -> None:
+    """Wait until every process is here. A thread may wait while the devices compute: this is no collective."""
+    client = distributed.global_state.client
+    if client and processes().size > 1:
+        client.wait_at_barrier(name, 600_000)
 
 
-def pieces(x):
-    """An array -> {where it begins and ends on each side, or "" for all of it: numpy array} of what only this process
-    has to write."""
+def first_then_rest(name: str, make: Callable[[], Any]) -> Any:
+    """Call make() in process 0 and then in the others, which find the files that it made."""
+    if processes().rank:
+        barrier(name)
+        return make()
+    made = make()
+    barrier(name)
+    return made
+
+
+def local_shards(x: Any) -> dict[str, np.ndarray]:
+    """Return {range of columns on each side, as in "0:4,8:16": part} of an array that this process has to write.
+
+    The range is "" for a whole array, which process 0 writes.
+    """
     if getattr(x, "is_fully_addressable", True):
-        return {} if processes()[1] else {"": np.asarray(x)}
-    ends = lambda index: ",".join(f"{s.start or 0}:{n if s.stop is None else s.stop}"
-                                  for s, n in zip(index, x.shape, strict=True))  # fmt: skip
-    return {ends(part.index): np.array(part.data) for part in x.addressable_shards if part.replica_id == 0}
+        return {} if processes().rank else {"": np.asarray(x)}
+    parts = {}
+    for part in x.addressable_shards:
+        if part.replica_id == 0:
+            ranges = [s.indices(n)[:2] for s, n in zip(part.index, x.shape, strict=True)]
+            parts[",".join(f"{start}:{stop}" for start, stop in ranges)] = np.array(part.data)
+    return parts
 
 
-def fetched(x):
-    """An array -> all of it, on every host; each of them has to ask."""
+def gather(x: Any) -> np.ndarray:
+    """Return the whole array in every process; all of them have to call this."""
     whole = getattr(x, "is_fully_addressable", True)
     return np.asarray(x if whole else multihost_utils.process_allgather(x, tiled=True))
 
 
-def wait(name):
-    """Until every process is there. Not a collective of devices: a thread may wait while they compute."""
-    if processes()[0] > 1:
-        distributed.global_state.client.wait_at_barrier(name, 600_000)
+def all_max(x: int) -> int:
+    """Return the largest x of all processes."""
+    return x if processes().size == 1 else int(multihost_utils.process_allgather(np.array(x)).max())
 
 
-def in_turn(name, do):
-    """do() in the first process, and then in the others: what it makes on a disk they share, they find."""
-    first = not processes()[1]
-    done = do() if first else None
-    wait(name)
-    return done if first else do()
+def my_rows(n: int) -> slice:
+    """Return the slice of n rows that this process scores."""
+    size, rank = processes()
+    return slice(rank * n // size, (rank + 1) * n // size)
 
 
-def largest(x):
-    """The largest of a number that every process has."""
-    return x if processes()[0] == 1 else int(multihost_utils.process_allgather(np.array(x)).max())
-
-
-def share(n):
-    """-> the slice of n rows that this process scores."""
-    count, mine = processes()
-    return slice(mine * n // count, (mine + 1) * n // count)
-
-
-def everyone(make):
-    """make() -> what it makes in each process; or, in all of them, the first error that it raised in one."""
-    if processes()[0] == 1:
+def all_gather_objects(make: Callable[[], Any]) -> list:
+    """Return the results of make() in all processes, or raise in all of them the first error that one raised."""
+    if processes().size == 1:
         return [make()]
+    mine: tuple[Any, str | None]
     try:
-        made = make(), None
+        mine = make(), None
     except (ValueError, OSError) as e:
-        made = None, f"process {processes()[1]}: {e}"
-    text = np.frombuffer(pickle.dumps(made), np.uint8)
+        mine = None, f"process {processes().rank}: {e}"
+    text = np.frombuffer(pickle.dumps(mine), np.uint8)
     sizes = multihost_utils.process_allgather(np.array(len(text)))
-    all_ = multihost_utils.process_allgather(np.pad(text, (0, sizes.max() - len(text))))
-    all_ = [pickle.loads(x[:size].tobytes()) for x, size in zip(all_, sizes, strict=True)]
-    for _, error in all_:
+    padded = multihost_utils.process_allgather(np.pad(text, (0, sizes.max() - len(text))))
+    results = [pickle.loads(x[:size].tobytes()) for x, size in zip(padded, sizes, strict=True)]
+    for _, error in results:
         if error:
             raise ValueError(error)
-    return [made for made, _ in all_]
+    return [made for made, _ in results]

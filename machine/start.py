@@ -1,9 +1,12 @@
 """
-What a run does before its first step: it finds what it starts from, trained first if need be, refuses what cannot work,
-and says what it will do; or with --plan only what it would take.
+Start a run: find the model it starts from (trained first if need be), refuse what cannot work, and say what it will do.
+With --plan, only say what the run would need.
 """
+
 import dataclasses
 import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,30 +17,82 @@ import disk
 import model
 import runs
 import sample
+from config import Config
 from data import texts
 from judges import scores
 from machine import cost, mesh
+from model import ModelConfig
+
+# ---- what a run starts from ------------------------------------------------------------------------------------------
 
 
-def trained(path, train, base=None):
-    """init_from or judge_from -> a folder. A config file (or `base`, a Config made of it) stands for its out_dir and
-    is run first, by `train`, if it was never finished."""
+class Prepared(NamedTuple):
+    cfg: Config  # with the shape and the special ids of its model
+    tok: data.Tokenizer
+    params: dict | None  # to start from; None: made from scratch
+    resumed: str | None  # the checkpoint to resume or to evaluate
+
+
+def prepare(cfg: Config, train: Callable) -> Prepared:
+    """Find and open what a run starts from; train(cfg) trains a base first."""
+    if mesh.processes().size > 1:
+        mesh.first_then_rest(f"the data of {cfg.out_dir}", lambda: texts.split_rows(cfg, "val"))
+    check(cfg)
+    return disk.retry_if_deleted(lambda: find_sources(cfg, train), open_sources)
+
+
+def check(cfg):
+    """Refuse what cannot work, as far as it is known before a base is trained."""
+    sample.plan(cfg, cfg.temperature)  # else it would be refused at the first evaluation
+    if cfg.wandb_log:
+        try:
+            import wandb  # noqa: F401
+        except ImportError:
+            raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
+    if cfg.objective == "grpo":
+        scores.check_early(cfg)
+    first = config.base_runs(cfg)[-1]
+    if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
+        cost.check_fits(cfg, first.model)
+
+
+def find_sources(cfg, train):
+    """Return the checkpoint to resume or None, and cfg with the folders of the models that it names."""
+    cfg, resumed = find_checkpoint(cfg)
+    for key in ("judge_from", "ref_from"):
+        if path := getattr(cfg, key):
+            cfg = dataclasses.replace(cfg, **{key: find_or_train(path, train)})
+    if cfg.init_from and not resumed:
+        folder = disk.find(find_or_train(cfg.init_from, train, config.base_run(cfg)))
+        cfg = dataclasses.replace(cfg, init_from=os.path.abspath(folder), base=())
+    if cfg.eval_only:
+        cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)  # only the weights are used
+        if not (resumed or cfg.init_from):
+            raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
+    return resumed, cfg
+
+
+def find_or_train(path: str, train: Callable, base: Config | None = None) -> str:
+    """Return the folder of init_from or judge_from.
+
+    A config file, or `base`, the Config made of it, stands for its out_dir; it is trained if it was never finished.
+    """
     if not path.endswith(".py"):
         return data.local_copy(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
-    base = base or config.read(path)
+    base = base or config.read_file(path)
     steps = disk.steps(base.out_dir)
     run = disk.read_run(disk.find(base.out_dir)) if steps else {}
     if not run.get("finished"):
         print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
         train(dataclasses.replace(base, resume=bool(steps)))
-    elif other := runs.changed(base, run["config"], runs.FREE):
+    elif other := runs.changed_keys(base, run["config"], runs.FREE):
         raise ValueError(f"{base.out_dir} was trained with other keys than {path} has now: {other}. Move it away to "
                          f"train it anew; to take it as it is, name {base.out_dir} in place of {path}")  # fmt: skip
     return base.out_dir
 
 
-def continued(cfg):
-    """-> cfg, and the checkpoint that it continues or measures, if any. Another run than the one there is refused."""
+def find_checkpoint(cfg):
+    """Return cfg and the checkpoint that it resumes or evaluates, or None; refuse to resume another run."""
     if cfg.resume and not disk.steps(cfg.out_dir):
         if not os.path.exists(os.path.join(cfg.out_dir, disk.LOGS[0])):
             raise ValueError(f"--resume=True: there is no run in {cfg.out_dir!r}; without it, one begins there")
@@ -47,142 +102,126 @@ def continued(cfg):
         return cfg, None
     folder = disk.find(cfg.out_dir)
     was = disk.read_run(folder).get("config")
-    if was is None:  # somebody else's model: it can be measured, and `restore` says that it cannot be resumed
+    if was is None:  # somebody else's model: it can be evaluated, and `restore` refuses to resume it
         return cfg, folder
-    if cfg.resume and data.IN_MEMORY in was["dataset"] and cfg.dataset not in data.MEMORY:
-        raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
-                         "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
-    if cfg.resume and (other := runs.changed(cfg, was, runs.FREE + runs.LENGTH)):
-        raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
-                         f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
-    start = base.out_dir if (base := config.base_of(cfg)) else cfg.init_from
-    if start and not config.same_place(was["init_from"] or "", start):
+    if cfg.resume:
+        check_same_run(cfg, was, folder)
+    base = config.base_run(cfg)
+    start = base.out_dir if base else cfg.init_from
+    if start and not config.is_inside(was["init_from"] or "", start):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
     start = disk.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
     return dataclasses.replace(cfg, init_from=start, base=()), folder
 
 
-def check(cfg):
-    """What can be said of a run before anything is trained for it."""
-    sample.plan(cfg, cfg.temperature)  # what is wrong with it is said now, not at the first evaluation
-    if cfg.wandb_log:
-        try:
-            import wandb  # noqa: F401
-        except ImportError:
-            raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
-    if cfg.objective == "grpo":
-        scores.check_early(cfg)
-    first = config.lineage(cfg)[-1]
-    if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known before it is
-        cost.check_fits(cfg, first.model)
+def check_same_run(cfg, was, folder):
+    """Refuse to resume a run with other keys than its own; was: the config in its run.json."""
+    if data.IN_MEMORY in was["dataset"] and cfg.dataset not in data.MEMORY:
+        raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
+                         "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
+    if other := runs.changed_keys(cfg, was, runs.FREE + runs.LENGTH):
+        raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
+                         f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
 
 
-def located(cfg, train):
-    """-> cfg with the folders of what it starts from, trained first if need be; the checkpoint it continues, if any."""
-    cfg, resumed = continued(cfg)
-    for key in ("judge_from", "ref_from"):
-        if path := getattr(cfg, key):
-            cfg = dataclasses.replace(cfg, **{key: trained(path, train)})
-    if cfg.init_from and not resumed:
-        start = os.path.abspath(disk.find(trained(cfg.init_from, train, config.base_of(cfg))))  # from any folder
-        cfg = dataclasses.replace(cfg, init_from=start, base=())
-    if cfg.eval_only:  # of a run that is measured only the weights count
-        cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)
-    if cfg.eval_only and not (resumed or cfg.init_from):
-        raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
-    return cfg, resumed
+# ---- its model -------------------------------------------------------------------------------------------------------
 
 
-def adapt(params, cfg, mask_id, block_causal=None):
-    """A causal model -> params, ModelConfig of a denoiser, as Dream was made of Qwen2: it sees both sides, still
-    predicts each token one place before it, and has a mask, at first the mean of all tokens, also where there is a row
-    for it already (Qwen2 has 152,064, of which 151,665 mean something). Its family has biases. With block_causal it is
-    what Fast-dLLM v2 made of Qwen2, or SDAR of Qwen3: that predicts each token in its place, and has no biases."""
-    sdar = cfg.qk_norm and block_causal is not None
-    size = max(cfg.vocab_size, mask_id + 1)
-    more = size - cfg.vocab_size
-    cfg = dataclasses.replace(cfg, causal=False, block_causal=block_causal, shift=not sdar, mask_id=mask_id,
-                              vocab_size=size, qkv_bias=not sdar)  # fmt: skip
-    fill = lambda rows, mean: jnp.concatenate([rows, jnp.repeat(mean[None], more, 0)]).at[mask_id].set(mean)
-    grown = lambda rows: fill(rows, rows.mean(0))
-    biases = {n: jnp.zeros(shape) for n, shape in model.shapes(cfg)["blocks"].items() if n.endswith("_bias")}
-    head = {"head": grown(params["head"].T).T} if "head" in params else {}
-    return params | head | {"embed": grown(params["embed"]), "blocks": biases | params["blocks"]}, cfg
+def open_sources(resumed, cfg):
+    """Open what `find_sources` found."""
+    if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
+        params, tok, shape = open_model(cfg, folder, cfg.adapt and not resumed)
+    else:
+        params, tok = None, data.tokenizer(cfg.dataset)
+        shape = with_ids(cfg.model, tok)
+        config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
+        cost.check_fits(cfg, shape)
+    disk.family_of(shape)  # refuse a model that no folder can hold before it is trained
+    return Prepared(dataclasses.replace(cfg, model=shape), tok, params, resumed)
 
 
-def opened(cfg, folder, adapting):
-    """A model's folder -> its params, tokenizer and shape, as this run computes with it."""
-    if os.path.exists(os.path.join(folder, "config.json")):  # in a folder of adapters there is none
+def open_model(cfg, folder, adapting):
+    """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
+    if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
         cost.check_fits(cfg, disk.read_config(folder))
-    params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # frozen: cast once, now
+    params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # a frozen base is cast once
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapting:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
         params, shape = adapt(params, shape, tok.mask_id, cfg.model.block_causal)
-    elif shape.block_causal:  # which is learnt with short blocks first (SDAR)
+    elif shape.block_causal:  # a run may set a shorter block: SDAR trains with short blocks first
         shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
     disk.check_mask(folder, shape, tok)
-    config.check_start(cfg, shape, f"in {folder}")
-    if shape.causal:  # of the ends that its config.json names, the one that the tokenizer's texts have
+    config.check_model(cfg, shape, f"in {folder}")
+    if shape.causal:  # config.json may name several ends of text; the tokenizer's is the one in its texts
         shape = dataclasses.replace(shape, eos_id=tok.eos_id)
-    return params, tok, config.of_shape(cfg, shape).model
+    return params, tok, config.with_model(cfg, shape).model
 
 
-def with_ids(shape, tok):
-    """The shape of a model that is made from scratch -> the same with the ids of its tokenizer."""
+def adapt(params: dict, cfg: ModelConfig, mask_id: int, block_causal: int | None = None) -> tuple[dict, ModelConfig]:
+    """Turn a causal model into a denoiser -> its params and ModelConfig.
+
+    As Dream was made from Qwen2: bidirectional, still shifted by one, with biases, and with a mask token initialized to
+    the mean embedding (even if the table has an unused row: Qwen2 has 152,064, of which 151,665 mean something). With
+    block_causal, as Fast-dLLM v2 was made from Qwen2; or as SDAR from Qwen3, not shifted and without biases.
+    """
+    is_sdar = cfg.qk_norm and block_causal is not None
+    size = max(cfg.vocab_size, mask_id + 1)
+    extra = size - cfg.vocab_size
+    cfg = dataclasses.replace(cfg, causal=False, block_causal=block_causal, shift=not is_sdar, mask_id=mask_id,
+                              vocab_size=size, qkv_bias=not is_sdar)  # fmt: skip
+
+    def with_mask(rows):
+        """Add rows of the mean to a table (V, D), and set the mask's row to the mean."""
+        mean = rows.mean(0)
+        return jnp.concatenate([rows, jnp.repeat(mean[None], extra, 0)]).at[mask_id].set(mean)
+
+    blocks = {n: jnp.zeros(shape) for n, shape in model.shapes(cfg)["blocks"].items() if n.endswith("_bias")}
+    head = {"head": with_mask(params["head"].T).T} if "head" in params else {}
+    return params | head | {"embed": with_mask(params["embed"]), "blocks": blocks | params["blocks"]}, cfg
+
+
+def with_ids(shape: ModelConfig, tok: data.Tokenizer) -> ModelConfig:
+    """Return the shape of a model made from scratch, with the vocabulary and special ids of its tokenizer."""
     return dataclasses.replace(shape, vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id,
                                pad_id=tok.pad_id)  # fmt: skip
 
 
-def prepare(cfg, train):
-    """-> cfg with the model and ids of this run, its tokenizer, params to start from or None, a checkpoint or None."""
-    if mesh.processes()[0] > 1:
-        mesh.in_turn(f"the data of {cfg.out_dir}", lambda: texts.split_rows(cfg, "val"))
-    check(cfg)
-    return disk.retry_if_deleted(lambda: located(cfg, train)[::-1], read)
+# ---- its reference ---------------------------------------------------------------------------------------------------
 
 
-def read(resumed, cfg):
-    """What is located -> what `prepare` returns."""
-    if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
-        params, tok, shape = opened(cfg, folder, cfg.adapt and not resumed)
-    else:
-        params, tok = None, data.tokenizer(cfg.dataset)
-        shape = with_ids(cfg.model, tok)
-        config.check_start(dataclasses.replace(cfg, model=shape), shape, "of this run")
-        cost.check_fits(cfg, shape)
-    disk.family_of(shape)  # a model that no folder can hold should not be trained first
-    return dataclasses.replace(cfg, model=shape), tok, params, resumed
-
-
-def reference_dtype(cfg):
-    """A reference that stays is only computed with; where one moves, 16 bits would lose its small steps."""
+def reference_dtype(cfg: Config) -> str:
+    """Return the dtype of the reference: float32 if it moves, because 16 bits would lose its small steps."""
     return cfg.model.dtype if cfg.ref_mode == "static" else "float32"
 
 
-def referred(cfg):
-    """Is there a reference in the State? With LoRA it is the base."""
-    return cfg.objective == "grpo" and cfg.kl_beta and not cfg.lora_rank and not cfg.eval_only
+def has_reference(cfg: Config) -> bool:
+    """Return True if the State has a reference. With LoRA the reference is the base."""
+    return cfg.objective == "grpo" and cfg.kl_beta > 0 and not cfg.lora_rank and not cfg.eval_only
 
 
-def other_reference(cfg):
-    """-> the params of the model in ref_from, which must have the policy's shape."""
+def load_reference(cfg: Config) -> dict:
+    """Return the parameters of the model in ref_from, which must have the policy's shape."""
     params, shape = disk.load(disk.find(cfg.ref_from), reference_dtype(cfg))
     theirs, ours = vars(shape), vars(cfg.model)
-    if other := [f"{k}={theirs[k]}, the policy {ours[k]}" for k in ours if ours[k] != theirs[k] and k not in
-                 ("dtype", "remat")]:  # fmt: skip
-        raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {other[0]}: the two must be of one shape and "
-                         "vocabulary")
+    for key in ours:
+        if ours[key] != theirs[key] and key not in ("dtype", "remat"):
+            raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {key}={theirs[key]}, the policy "
+                             f"{ours[key]}: the two must be of one shape and vocabulary")  # fmt: skip
     return params
 
 
-def count(params):
+# ---- what it says ----------------------------------------------------------------------------------------------------
+
+
+def count_params(params: Any) -> int:
+    """Count the parameters of a tree."""
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-ALGORITHM = {  # what a run of grpo does, in a line each: the keys that say it
+ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
     "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
                 "repetition_penalty fill_in dynamic_sampling",
     "rewards": "rewards reward_weights reward_clip diversity_bonus", "estimator": "logp_est logp_views logp_scale",
@@ -192,37 +231,39 @@ ALGORITHM = {  # what a run of grpo does, in a line each: the keys that say it
     "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
 
 
-def algorithm(cfg):
-    """The lines of ALGORITHM, with the keys as they are typed, but for those that are off."""
-    value = lambda k: ",".join(map(str, v)) if isinstance(v := getattr(cfg, k), tuple) else v
-    said = lambda keys: "  ".join(f"{k}={value(k)}" for k in keys.split() if value(k) not in (None, "", 0))
-    off = {} if cfg.kl_beta else {"KL": "none"}
-    return [f"    {name:11} {line}" for name, line in ({k: said(keys) for k, keys in ALGORITHM.items()} | off).items()]
+def algorithm_lines(cfg):
+    """Yield the lines of ALGORITHM, with the values as they are typed, without keys that are off."""
+    for name, keys in ALGORITHM.items():
+        values = {key: getattr(cfg, key) for key in keys.split()}
+        listed = [f"{key}={config.as_typed(value)}" for key, value in values.items() if value not in (None, "", (), 0)]
+        yield f"    {name:11} " + ("none" if name == "KL" and not cfg.kl_beta else "  ".join(listed))
 
 
-def announce(cfg, state, base):
-    """What a run says before its first step."""
+def announce(cfg: Config, state: Any, base: dict | None) -> None:
+    """Print what a run will do, before its first step; base: the frozen parameters of LoRA."""
     rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
-    frozen = f" beside {count(base):,} frozen ones" if base else ""
-    print(f"{cfg.objective} on {cfg.dataset}: {count(state.params):,} parameters{frozen}, {cfg.max_iters} steps of "
-          f"{rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
+    frozen = f" beside {count_params(base):,} frozen ones" if base else ""
+    print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
+          f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        print(*(algorithm(cfg) if cfg.objective == "grpo" else []), *cost.describe(cfg), sep="\n")
+        print(*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *cost.describe(cfg), sep="\n")
 
 
-def plan_ahead(argv, devices, outline):
-    """Prints what a run would take on devices that need not be here, before anything is downloaded, made or trained."""
+def plan_ahead(argv: list[str], devices: str, outline: Callable) -> None:
+    """Print what a run needs on devices that are not here, before anything is downloaded, made or trained."""
     cost.parse_devices(devices)
     jax.config.update("jax_platforms", "cpu")
-    cfg = config.load(argv, planned=True)
-    first = config.lineage(cfg)[-1]
+    cfg = config.load(argv, for_plan=True)
+    first = config.base_runs(cfg)[-1]
     folder = data.prepare(first.init_from or "")
     if os.path.exists(os.path.join(folder, "config.json")):
         shape = disk.read_config(folder)
-    elif first.init_from and first.model.mask_id is None:
-        raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
+    elif not first.init_from:
+        shape = with_ids(first.model, data.tokenizer(first.dataset))
+    elif first.model.mask_id is not None:  # the recipe states the shape
+        shape = first.model
     else:
-        shape = first.model if first.init_from else with_ids(first.model, data.tokenizer(first.dataset))
+        raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
     with cost.traced_for(devices):
-        for line in cost.plan(config.of_shape(cfg, shape), devices, outline):
+        for line in cost.plan(config.with_model(cfg, shape), devices, outline):
             print(line, flush=True)

@@ -3,7 +3,6 @@ What `python sample.py` does: a model's folder and texts, or rows of a file, in;
 """
 import argparse
 import dataclasses
-import inspect
 import itertools
 import json
 import math
@@ -112,10 +111,12 @@ def parser():
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--max_new_tokens", type=int, help="holes after a prompt without holes; else as in training, or 128")
     p.add_argument("--batch_size", type=int, default=32)
-    meaning = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(Plan), re.M))
+    import config
+
+    meaning = config.comments(Plan)
     for f in dataclasses.fields(Plan):
         names = [f"--{name}" for name in dict.fromkeys([f.name, *(n for n, ours in TRAINED.items() if ours == f.name)])]
-        p.add_argument(*names, metavar="X", help=f"{meaning[f.name]} ({f.default})".replace("%", "%%"))
+        p.add_argument(*names, metavar="X", help=f"{meaning.get(f.name, '')} ({f.default})".replace("%", "%%"))
     return p
 
 
@@ -252,9 +253,9 @@ def unknown_flag(name, flags):
     """Say in one sentence that a flag does not exist, and which one means the same here or in train.py."""
     import config
     of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model"}
-    said = config.unknown(name, flags)
+    said = config.unknown_key(name, flags)
     if said.endswith("--help=all"):
-        said = config.unknown(name, of_train).replace("=all", "")
+        said = config.unknown_key(name, of_train).replace("=all", "")
     meant = re.search(r"(?:here it is |did you mean ')(\w+)", said)
     ours = name if name in of_train else meant[1] if meant else name
     if ours in ALSO:

@@ -488,7 +488,7 @@ def estimators(options):
     names = some(options, ("one_step",), ("one_step", "trace"), ESTIMATORS)
     for seed in range(some(options, 1, 1, options.seeds)):  # seeds outermost: stopped early, the table is still fair
         for task in tasks:
-            first, (prompts, kept, updates), signs = config.read(f"config/{task}_base.py"), *SIGNS[task, options.signs]
+            first, (prompts, kept, updates), signs = config.read_file(f"config/{task}_base.py"), *SIGNS[task, options.signs]
             common = (f"{COMPARED} {TASKS[task][0]} {signs} --batch_size={prompts} --keep_completions={kept} "
                       f"--updates_per_rollout={updates} --rule=quota --order=confidence "
                       f"--diffusion_steps={first.diffusion_steps}")  # fmt: skip
@@ -575,7 +575,7 @@ def right_words(prompts, completions, answer):
 
 def asked(task, n_rows):
     """Name of a task -> params, the config of its run, arrays of Text, and score(tokens) -> accuracy, tokens."""
-    run = dataclasses.replace(config.read(f"config/{task}_base.py"), eval_size=n_rows)
+    run = dataclasses.replace(config.read_file(f"config/{task}_base.py"), eval_size=n_rows)
     folder = disk.best(trained(f"config/{task}_base.py", trainer.train))[0]
     params, shape = disk.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)

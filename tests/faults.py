@@ -129,7 +129,7 @@ def kill_each(path, folder, numbers):
     import train
     jax.config.update("jax_compilation_cache_dir", os.path.join(runs.cache_folder(), "tests"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    cfg = config.read(path)
+    cfg = config.read_file(path)
     for number in numbers:
         if not os.fork():
             sys.stderr = sys.stdout = open(os.devnull, "w")

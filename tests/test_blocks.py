@@ -305,8 +305,8 @@ def test_a_block_models_pair_is_not_cut_apart_by_micro_batches():
     run = config.Config(batch_size=8, paired=True, gradient_accumulation_steps=8, model=CFG)
     with pytest.raises(ValueError, match="has 4 texts in batch_size=8.*: gradient_accumulation_steps=8 must divide 4; "
                                          "--gradient_accumulation_steps=4 does"):
-        config.check_start(run, run.model, "here")
-    config.check_start(dataclasses.replace(run, gradient_accumulation_steps=4), run.model, "here")
+        config.check_model(run, run.model, "here")
+    config.check_model(dataclasses.replace(run, gradient_accumulation_steps=4), run.model, "here")
 
 
 def test_parts_of_a_block_tile_it():
@@ -314,7 +314,7 @@ def test_parts_of_a_block_tile_it():
         sample.generate(FAR, KEY, X, of(block_causal=4), sample.Plan(block_len=3))
     run = config.Config(max_new_tokens=8, block_len=3, model=of(block_causal=4))
     with pytest.raises(ValueError, match="block_len=3: the model here has blocks of 4, which are filled in parts of"):
-        config.check_start(run, run.model, "here")  # and not only at the first evaluation
+        config.check_model(run, run.model, "here")  # and not only at the first evaluation
 
 
 @pytest.mark.parametrize("new", [3, 5, 13])
@@ -322,7 +322,7 @@ def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, cap
     tok = data.Tokenizer.bytes()
     cfg = of(block_causal=4, vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id)
     run = config.Config(max_prompt_len=3, max_new_tokens=new, cache="prefix", model=cfg)
-    config.check_start(run, cfg, "here")
+    config.check_model(run, cfg, "here")
     assert sample.plan(run, 0.0).block_len is None
     assert sample.plan(dataclasses.replace(run, block_len=2), 0.0).block_len == 2
     params = model.init(KEY, cfg)

@@ -1,4 +1,4 @@
-"""config/: every run can be read, and whatever a person gets wrong is said in one sentence."""
+"""config/: every config file loads, and every mistake gives a message of one sentence."""
 import contextlib
 import dataclasses
 import glob
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import typing
 
+import jax
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -26,12 +27,12 @@ from machine import cost
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
          for name, kind in typing.get_type_hints(cls).items() if name != "model"}  # fmt: skip
-REAL = {path for path in RUNS if "downloads" in config.define(path)}  # recipes for models that are not here
+REAL = {path for path in RUNS if "downloads" in config.run_file(path)}  # recipes for models that are not here
 GIVEN = "dataset='sudoku', model=ModelConfig(n_layer=2)"  # what most of the config files below say
 
 
 def written(folder, text, name="run.py"):
-    """A config file with that text in that folder -> its path."""
+    """Write a config file with this text to a folder and return its path."""
     path = folder / name
     imports = "from dataclasses import replace", "from config import Config", "from model import ModelConfig"
     path.write_text("\n".join([*imports, text, ""]))
@@ -44,14 +45,14 @@ def file(tmp_path):
 
 
 def raised(fn, *given):
-    """What a ValueError of fn(*given) says."""
+    """Return the message of the ValueError that fn(*given) raises."""
     with pytest.raises(ValueError) as e:
         fn(*given)
     return str(e.value)
 
 
 def message(*argv):
-    """What `config.load` says about arguments that are wrong: one line that does not come from Python itself."""
+    """Return the message of `config.load` for wrong arguments: one line that is not Python's own."""
     text = raised(config.load, [str(a) for a in argv])
     assert "\n" not in text and "Traceback" not in text and "__init__" not in text and len(text) < 600
     return text
@@ -62,7 +63,7 @@ def message(*argv):
 
 @pytest.mark.parametrize("path", RUNS)
 def test_every_run_can_be_loaded(path):
-    for cfg in [config.read(path), config.load([path, "--model=tiny"])] if path in REAL else [config.load([path])]:
+    for cfg in [config.read_file(path), config.load([path, "--model=tiny"])] if path in REAL else [config.load([path])]:
         for name in vars(cfg):
             assert name == "model" or config.fits(getattr(cfg, name), KINDS[name])
         ours = [name for name in cfg.rewards if ":" not in name]  # else a function in a file of the user's
@@ -71,7 +72,7 @@ def test_every_run_can_be_loaded(path):
 
 
 @pytest.mark.parametrize("path", RUNS)
-def test_every_run_opens_with_its_purpose_its_command_its_time_on_named_hardware_and_what_to_expect(path):
+def test_the_header_of_a_config_file_has_a_purpose_a_command_a_time_on_named_hardware_and_a_result(path):
     purpose, command, rest = re.fullmatch(r'"""\n(.+?)\n\n    (python train\.py \S+).*?\n(.*?)"""\n.*',
                                           open(path).read(), re.S).groups()  # fmt: skip
     assert command == f"python train.py {path}"
@@ -82,7 +83,7 @@ def test_every_run_opens_with_its_purpose_its_command_its_time_on_named_hardware
 
 
 def test_no_two_runs_write_to_the_same_place_and_what_a_run_starts_from_exists():
-    cfgs = [config.read(path) for path in RUNS]
+    cfgs = [config.read_file(path) for path in RUNS]
     assert len(RUNS) >= 6
     cfgs += [config.load([path, "--model=tiny"]) for path in REAL]
     places = [os.path.abspath(cfg.out_dir) for cfg in cfgs]
@@ -96,8 +97,8 @@ def test_no_two_runs_write_to_the_same_place_and_what_a_run_starts_from_exists()
 
 
 @pytest.mark.parametrize("path", sorted(REAL))
-def test_a_recipe_says_what_to_download_and_that_tiny_does_without(path, tmp_path):
-    cfg, downloads = config.read(path), config.define(path)["downloads"]
+def test_a_recipe_names_its_downloads_and_that_tiny_needs_none(path, tmp_path):
+    cfg, downloads = config.read_file(path), config.run_file(path)["downloads"]
     said = message(path)
     for key in downloads:
         assert f"{getattr(cfg, key)} ({downloads[key]})" in said and "--model=tiny" in said
@@ -110,16 +111,16 @@ def test_a_recipe_says_what_to_download_and_that_tiny_does_without(path, tmp_pat
 
 
 @pytest.mark.parametrize("path", sorted(REAL))
-def test_tiny_changes_what_the_file_says_and_the_command_line_comes_after_it(path):
-    changed = config.define(path)["tiny"]
+def test_tiny_overrides_the_file_and_the_command_line_overrides_tiny(path):
+    changed = config.run_file(path)["tiny"]
     cfg = config.load([path, "--model=tiny", "--max_iters=7"])
-    assert cfg == dataclasses.replace(config.read(path), **changed | {"max_iters": 7})
+    assert cfg == dataclasses.replace(config.read_file(path), **changed | {"max_iters": 7})
     assert "data/tiny/" in cfg.init_from and "data/tiny/" in cfg.dataset
     of_paper = {"rewards", "reward_weights", "logp_est", "loss_type", "kl_beta", "chat_template", "learning_rate"}
     assert not of_paper & set(changed)
 
 
-def test_only_a_recipe_has_a_tiny_model_and_tiny_is_the_only_name(file, tmp_path):
+def test_only_recipes_have_a_tiny_model_and_unknown_model_names_are_refused(file, tmp_path):
     said = message(file, "--model=tiny")
     assert f"--model=tiny: {file} is no recipe for a model that has to be downloaded: it needs nothing but" in said
     assert "gemma2_gsm8k_grpo.py has only --model=tiny" in message("config/gemma2_gsm8k_grpo.py", "--model=small")
@@ -129,8 +130,8 @@ def test_only_a_recipe_has_a_tiny_model_and_tiny_is_the_only_name(file, tmp_path
 
 
 def of(name, keys):
-    """The values of these keys in config/NAME.py."""
-    return tuple(getattr(config.read(f"config/{name}.py"), key) for key in keys.split())
+    """Return the values of these keys in config/NAME.py."""
+    return tuple(getattr(config.read_file(f"config/{name}.py"), key) for key in keys.split())
 
 
 def test_diffucoder_is_trained_as_in_its_paper():
@@ -139,7 +140,7 @@ def test_diffucoder_is_trained_as_in_its_paper():
     assert of(name, "mask_ratio_min mask_ratio_max") == (0.2, 0.8)
     assert of(name, "adv_baseline adv_norm loss_type clip_low clip_high") == ("loo", "none", "bnpo", 0.5, 0.5)
     assert of(name, "kl_beta ref_mode ref_sync_mix") == (0.01, "periodic", 0.6)
-    assert 64 == of(name, "ref_sync_interval")[0] * config.updates_per_iter(config.read(f"config/{name}.py"))
+    assert 64 == of(name, "ref_sync_interval")[0] * config.updates_per_iter(config.read_file(f"config/{name}.py"))
     assert of(name, "learning_rate lr_end beta1 beta2 weight_decay grad_clip") == (1e-6, 0.1, 0.9, 0.99, 0.1, 0.2)
     assert of(name, "max_prompt_len max_new_tokens diffusion_steps order temperature") == (200, 256, 256, "entropy", 1)
     assert of(name, "rewards reward_weights reward_timeout") == (("tests_fenced", "fenced"), (2.0, 0.5), 5.0)
@@ -176,15 +177,15 @@ def test_llama_is_trained_left_to_right_with_exact_log_probabilities():
     assert of(name, "logp_est order updates_per_rollout kl_beta kl_est") == ("exact", "left", 1, 0.04, "k3")
     assert of(name, "batch_size group_size temperature learning_rate") == (16, 4, 0.7, 1e-6)
     assert of(name, "rewards reward_weights adv_norm") == (("xml_answer", "xml_tags"), (2.0, 1.0), "group")
-    cfg = config.read(f"config/{name}.py")
+    cfg = config.read_file(f"config/{name}.py")
     assert cfg.model.causal and cfg.diffusion_steps == cfg.max_new_tokens and cfg.top_p is cfg.top_k is None
 
 
 @pytest.mark.parametrize("name", ["diffucoder_grpo", "llama_gsm8k_grpo"])
 def test_the_command_for_one_card_in_a_recipes_header_fits_80_gb(name):
     path = f"config/{name}.py"
-    shape = config.define(path)["shape"]
-    paper, said = config.read(path), open(path).read().split('"""')[1]
+    shape = config.run_file(path)["shape"]
+    paper, said = config.read_file(path), open(path).read().split('"""')[1]
     lora = config.override(paper, dict(re.findall(r"--(\w+)=(\S+)", re.search(r".*--lora_rank.*", said)[0])))
     shaped = lambda c: dataclasses.replace(c, model=dataclasses.replace(c.model, **shape))
     peak = lambda c: cost.estimate_bytes(shaped(c), n_devices=1)["peak"] / 1e9  # of a card, not of the CPU that is here
@@ -292,7 +293,7 @@ SEEDS = {
 
 
 @pytest.mark.parametrize("line", SEEDS)
-def test_a_command_of_another_system_is_answered_with_our_name_for_every_key_at_once(line, file):
+def test_one_message_gives_our_name_for_every_key_of_another_programs_command(line, file):
     said = raised(config.load, [file, *line.split()])
     assert re.findall(r"here it is (\w+)", said) == SEEDS[line].split()
 
@@ -397,7 +398,7 @@ KEYS = {name: keys.split() for name, keys in {
 
 
 @pytest.mark.parametrize("program", KEYS)
-def test_every_key_of_another_program_is_ours_or_answered_with_ours_or_with_why_there_is_none(program, file):
+def test_every_key_of_another_program_has_our_name_or_a_reason_why_there_is_none(program, file):
     ours = {name.split(".")[-1] for name in config.flatten(config.Config())}
     foreign = [key for key in KEYS[program] if key not in ours]
     line = [word for key in foreign for word in (f"--{key}", "1")]  # typed with a space, as they do
@@ -407,14 +408,14 @@ def test_every_key_of_another_program_is_ours_or_answered_with_ours_or_with_why_
     assert {answer.split()[-1] for answer in answers.values() if answer.startswith("here")} <= ours
 
 
-def test_a_word_that_means_two_things_is_answered_with_both():
+def test_an_ambiguous_key_of_other_programs_is_answered_with_both_meanings():
     said = raised(config.load, ["config/sudoku.py", "--num_iterations=1", "--ema_alpha=0.9", "--epsilon=0.1"])
     assert "here it is updates_per_rollout (TRL, EasyDeL, DiffuCoder), or max_iters (ReLax)" in said
     assert "here it is ref_decay" in said and "an average of the policy itself is ema_decay" in said
-    assert "here it is clip_low and clip_high (one that is added to a standard deviation is adv_eps)" in said
+    assert "here it is clip_low and clip_high (if it is added to a standard deviation: adv_eps)" in said
 
 
-def test_commas_in_parentheses_are_no_commas_between_rewards(file):
+def test_commas_in_parentheses_do_not_separate_rewards(file):
     of = lambda text: config.load([file, f"--rewards={text}"]).rewards
     assert of("length(target=4,token_ids=None),exact") == ("length(target=4,token_ids=None)", "exact")
     assert of(r"regex(pattern=\((a,b)), exact") == (r"regex(pattern=\((a,b))", "exact")
@@ -430,8 +431,22 @@ def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key
     assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", config.help_text(everything=True), re.M)
 
 
+def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
+    cfg = config.Config(objective="grpo", init_from="a", logp_est="coupled_elbo", logp_views=3)
+    assert config.n_views(cfg) == 6 and config.n_views(dataclasses.replace(cfg, logp_est="coupled")) == 3
+
+    def two_more_than_asked(key, completion, inputs):
+        masked = jax.numpy.repeat(completion[None], inputs.n + 2, 0)
+        return masked, masked, completion
+
+    monkeypatch.setitem(diffusion.ESTIMATORS, "two_more", two_more_than_asked)
+    assert config.n_views(dataclasses.replace(cfg, logp_est="two_more")) == 5
+    with pytest.raises(ValueError, match="must divide the 32 masked copies of a micro-batch: 4 completions x 8 views"):
+        dataclasses.replace(cfg, logp_est="two_more", logp_chunk=5, logp_views=6, batch_size=2, group_size=2)
+
+
 @pytest.mark.parametrize("in_file, on_line, parts", WRONG)
-def test_what_is_wrong_is_said_in_one_sentence_in_files_and_on_the_line(tmp_path, file, in_file, on_line, parts):
+def test_a_mistake_gives_the_same_message_in_a_file_and_on_the_command_line(tmp_path, file, in_file, on_line, parts):
     path = written(tmp_path, f"config = replace(Config({GIVEN}), {in_file})", "wrong.py")
     said = message(path)
     assert path in said or "init_from" in in_file  # which may be noticed when the file as such is fine
@@ -441,7 +456,7 @@ def test_what_is_wrong_is_said_in_one_sentence_in_files_and_on_the_line(tmp_path
 
 
 @pytest.mark.parametrize("key", [key for key, kind in KINDS.items() if {int, float} & {kind, *typing.get_args(kind)}])
-def test_no_number_however_odd_is_answered_with_an_error_of_pythons(key):
+def test_no_number_raises_anything_but_a_value_error(key):
     for value in (0, -1, 1, 10**30, -1e308, 1e-320):
         for objective in ("pretrain", "grpo", "judge"):
             with contextlib.suppress(ValueError):
@@ -449,7 +464,7 @@ def test_no_number_however_odd_is_answered_with_an_error_of_pythons(key):
                 sample.plan(config.override(cfg, {key: str(value)}), 1.0)
 
 
-def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path):
+def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path):
     for text, parts in {
         "x = 1\nconfig = Config(max_iter=3)": (", line 5:", "max_iters"),
         "config = Config(resume=true)": ("line 4", "'true' is not defined"),
@@ -474,14 +489,14 @@ def test_a_file_must_define_config(tmp_path):
     assert "binary.py" in message(tmp_path / "binary.py")
 
 
-def test_a_file_that_is_not_there_is_answered_with_those_that_are(tmp_path):
+def test_a_missing_file_is_reported_with_a_list_of_existing_ones(tmp_path):
     for path in ("config/sudoky.py", str(tmp_path), "sudok", "nul\0l"):
         said = message(path)
         assert repr(path) in said and all(os.path.basename(name)[:-3] in said for name in RUNS)
         assert ("did you mean config/sudoku.py?" in said) == ("sudok" in path)
 
 
-def test_masks_may_stay_the_same_where_there_is_only_one_pass():
+def test_masks_may_be_reused_if_there_is_only_one_pass():
     line = ["config/sudoku_grpo.py", "--random_masking=False", "--updates_per_rollout=1"]
     assert not config.load(line).random_masking
 
@@ -493,14 +508,14 @@ def test_a_config_file_may_be_named_without_its_folder_and_its_ending(monkeypatc
     assert config.load(["sudoku"]).out_dir == expected.out_dir
 
 
-def test_an_unknown_keyword_in_python_is_answered_like_one_on_the_line():
+def test_an_unknown_keyword_in_python_gives_the_message_of_the_command_line():
     assert raised(lambda: config.Config(n_layer=2)).startswith("n_layer is a key of the model: model=ModelConfig(n_lay")
     assert raised(lambda: config.Config(num_generations=2)) == (
         "unknown config key 'num_generations': here it is group_size")
     assert "did you mean 'max_iters'?" in raised(lambda: dataclasses.replace(config.Config(), max_iter=3))
 
 
-def test_exactly_one_file_is_wanted(file):
+def test_exactly_one_config_file_is_required(file):
     for argv in ([], ["--n_layer=2"], [file, file], [file, "now"]):
         assert "one config file" in message(*argv)
 
@@ -508,26 +523,26 @@ def test_exactly_one_file_is_wanted(file):
 @pytest.mark.parametrize("words, cure", [("--n_layer 3", "--n_layer=3"), ("--lr_end -1e-3", "--lr_end=-1e-3"),
                                          ("-max_iters=3", "--max_iters=3"), ("max_iters=3", "--max_iters=3"),
                                          ("--resume", "--resume=True"), ("--seed --resume=True", "--seed=value")])
-def test_a_value_without_an_equals_sign_is_answered_with_how_to_write_it(file, words, cure):
+def test_a_value_without_an_equals_sign_is_reported_with_the_right_spelling(file, words, cure):
     for argv in ([file, *words.split()], [*words.split(), file]):
         said = message(*argv)
         assert "write it as " in said and (cure in said or argv[-1] == file)
 
 
-def test_a_key_given_twice_has_no_last_word(file):
+def test_a_key_given_twice_is_refused(file):
     assert "--seed is given twice" in message(file, "--seed=1", "--seed=2")
     assert "--n_layer is given twice" in message(file, "--n_layer=1", "--model.n_layer=2")
     assert "has a key twice" in message("config/sudoku_grpo.py", "--base=seed=1,seed=2")
 
 
-def test_a_key_typed_for_the_base_replaces_that_of_the_file(tmp_path):
+def test_a_base_key_on_the_command_line_replaces_the_one_in_the_file(tmp_path):
     (tmp_path / "x.py").write_text("from dataclasses import replace\nfrom config.sudoku_grpo import config as given\n"
                                    "config = replace(given, base=('seed=1', 'max_iters=9'))\n")
     cfg = config.load([f"{tmp_path}/x.py", "--base.seed=2"])
-    assert cfg.base == ("max_iters=9", "seed=2") and config.base_of(cfg).seed == 2
+    assert cfg.base == ("max_iters=9", "seed=2") and config.base_run(cfg).seed == 2
 
 
-def test_runs_that_start_from_each_other_are_not_followed_for_ever(tmp_path):
+def test_runs_that_start_from_each_other_are_refused(tmp_path):
     first, second = (tmp_path / name for name in ("first.py", "second.py"))
     written(tmp_path, f"config = Config(out_dir='out/1', init_from={str(second)!r})", "first.py")
     written(tmp_path, f"config = Config(out_dir='out/2', init_from={str(first)!r})", "second.py")
@@ -536,7 +551,7 @@ def test_runs_that_start_from_each_other_are_not_followed_for_ever(tmp_path):
         assert "give that another out_dir" in message(path)
 
 
-def test_a_run_may_start_from_its_own_checkpoints_only_when_it_does_not_move_them_aside(file):
+def test_a_run_may_start_from_its_own_checkpoints_only_if_it_does_not_move_them_aside(file):
     argv = [file, "--out_dir=out/x", "--init_from=out/x/step-000007"]
     assert "lies in out_dir" in message(*argv)
     assert config.load([*argv, "--resume=True"]).resume
@@ -568,7 +583,7 @@ def test_a_tuple_of_one_and_an_empty_tuple_can_be_written(file):
         assert config.load([file, f"--curriculum={pair}"]).curriculum == ((0, 5),)
 
 
-def test_overrides_are_applied_together_so_their_order_does_not_matter(file):
+def test_the_order_of_overrides_does_not_matter(file):
     # each of these alone, or the first without the second, is impossible
     pairs = [("--n_head=3", "--d_model=96"), ("--causal=True", "--shift=True"), ("--stop_at=0.5", "--rewards=exact"),
              ("--reward_weights=2", "--rewards=exact"), ("--batch_size=9", "--gradient_accumulation_steps=3"),
@@ -585,7 +600,7 @@ def test_keys_of_a_run_and_of_its_model_do_not_share_names():
 
 
 def values(kind):
-    """A strategy of the values that fit an annotation."""
+    """Return a strategy for values of an annotated type."""
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)
         return (st.lists(values(inner[0]), max_size=3).map(tuple) if inner[-1] is Ellipsis
@@ -599,7 +614,7 @@ def values(kind):
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_what_python_prints_of_a_value_is_read_as_that_value(drawn):
+def test_the_printed_form_of_a_value_is_parsed_as_that_value(drawn):
     name = drawn.draw(st.sampled_from(sorted(KINDS)))
     value = drawn.draw(values(KINDS[name]))
     if value == "None" and type(None) in typing.get_args(KINDS[name]):
@@ -620,7 +635,7 @@ TEXTS = st.one_of(st.text(), st.sampled_from(NASTY), st.text("0123456789.,()[]-+
 @settings(max_examples=500, deadline=None)
 @example("max_iters", "-" * 100_000 + "1")
 @example("curriculum", "(" * 100_000)
-def test_no_text_is_answered_with_a_traceback(name, text):
+def test_no_text_of_a_value_gives_a_traceback(name, text):
     try:
         value = config.parse(name, text, KINDS[name])
     except ValueError as e:
@@ -632,14 +647,14 @@ def test_no_text_is_answered_with_a_traceback(name, text):
 @given(st.lists(st.one_of(st.text(max_size=20), st.builds("--{}={}".format, st.sampled_from(sorted(KINDS)), st.text())),
                 max_size=3))
 @settings(max_examples=150, deadline=None)
-def test_no_command_line_is_answered_with_a_traceback(argv):
+def test_no_command_line_gives_a_traceback(argv):
     try:
         config.load(["config/sudoku.py", *argv])
     except ValueError as e:
         assert str(e)
 
 
-def test_model_files_of_other_people_are_checked_by_type_too(tmp_path):
+def test_keys_of_other_peoples_models_are_checked_by_type(tmp_path):
     with pytest.raises(ValueError, match="rope_theta='1e4': expected float"):
         model.ModelConfig(rope_theta="1e4")
     with pytest.raises(ValueError, match="n_layer=2.0: expected int"):
@@ -662,7 +677,21 @@ def test_all_help_lists_every_key_with_its_default_and_a_meaning():
     assert len(re.findall(r"^  --", text, re.M)) == len(KINDS)
 
 
-def test_help_begins_with_the_keys_of_a_first_run_as_all_help_prints_them_and_says_where_the_rest_is():
+def test_a_field_without_a_comment_has_no_meaning_and_does_not_end_the_help(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Shape:
+        n_layer: int = 3
+        d_model: tuple[int, ...] = (1,
+                                    2)  # the width # of a layer  # fmt: skip
+
+    assert config.comments(Shape) == {"d_model": "the width # of a layer  # fmt: skip"}
+    monkeypatch.setattr(config, "ModelConfig", Shape)
+    text = config.help_text(everything=True)
+    assert re.search(r"^  --model.n_layer=3 *$", text, re.M) and "  --model.d_model=1,2  " in text
+    assert config.comments(dataclasses.make_dataclass("NoSource", ["a"])) == {}
+
+
+def test_help_lists_the_keys_of_a_first_run_and_names_the_command_for_the_rest():
     first, text = config.help_text(), config.help_text(everything=True)
     names = [line.split("=")[0].removeprefix("  --").removeprefix("model.") for line in first.split("\n  --")[1:]]
     assert sorted(names) == sorted(set(config.FIRST)) and 18 <= len(names) <= 22 and set(names) <= set(KINDS)
@@ -671,13 +700,13 @@ def test_help_begins_with_the_keys_of_a_first_run_as_all_help_prints_them_and_sa
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["config/sudoku.py", "--help"], ["--help=all"]])
-def test_help_needs_nothing_else(argv, monkeypatch, capsys):
+def test_help_ignores_all_other_arguments(argv, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
     train.main()
     assert capsys.readouterr().out == config.help_text("all" in argv[-1]) + "\n"
 
 
-def test_main_turns_a_mistake_into_one_line(tmp_path, file, monkeypatch):
+def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
     monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1+1=", "completion": "2...", "difficulty": 1}\n' * 8)

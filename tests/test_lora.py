@@ -22,7 +22,7 @@ import rl
 import train
 from judges import learned
 from machine import lora, writer
-from machine.start import count, prepare
+from machine.start import count_params, prepare
 
 KEY = jax.random.key(0)
 ALL = config.Config.lora_targets
@@ -516,7 +516,7 @@ def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the
     new, base = jax.eval_shape(lambda: lora.split(model.init(KEY, shape), KEY, cfg))
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
     state = lambda params: size(jax.eval_shape(train.optimizer(cfg)[0].init, params))
-    assert base == full and size(new) == 4 * count(new) == 4 * 4 * 8 * (4 * 512 + 3 * (256 + 704))
+    assert base == full and size(new) == 4 * count_params(new) == 4 * 4 * 8 * (4 * 512 + 3 * (256 + 704))
     assert abs(state(new) - 2 * size(new)) < 64 and abs(state(full) - 2 * size(full)) < 64
     assert state(full) > 20 * state(new)
 

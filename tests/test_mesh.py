@@ -1,4 +1,4 @@
-"""machine/mesh.py: what 8 simulated devices compute is what one computes; and what several processes do."""
+"""machine/mesh.py: 8 simulated devices compute what one computes, and several processes work together."""
 import contextlib
 import dataclasses
 import functools
@@ -52,7 +52,7 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with rows, a reward, and models to start from."""
+    """Return a folder with rows, a reward, and models to start from."""
     folder = tmp_path_factory.mktemp("place")
     lines = [json.dumps({"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]}) + "\n"
              for i in np.random.default_rng(0).permutation(100).tolist()]  # fmt: skip
@@ -71,7 +71,7 @@ def place(tmp_path_factory):
 
 
 def run_of(place, kind, out, **changes):
-    """The Config of one of KINDS in that folder."""
+    """Return the Config of one of KINDS in a folder."""
     keys = RUN | KINDS[kind] | changes
     at = lambda name: f"{place}/{name}"
     keys |= {key: at(keys[key]) for key in ("init_from", "judge_from") if key in keys}
@@ -80,29 +80,32 @@ def run_of(place, kind, out, **changes):
 
 
 def environment(devices, **more):
-    """Of a process with so many devices. They wait for each other on a busy machine, too; and collectives of a program
-    wait for each other, each in a thread: with as few threads as devices they wait for ever."""
+    """Return the environment of a process with this many devices.
+
+    The long timeout is for a busy machine. Collectives of a program wait for each other, each in a thread: NPROC gives
+    them enough threads.
+    """
     flags = (f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices} "
              "--xla_cpu_collective_call_terminate_timeout_seconds=600")  # fmt: skip
     return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "64"} | more
 
 
 def start(devices, *arguments):
-    """python tests/test_mesh.py ARGUMENTS with so many devices -> its process."""
+    """Start `python tests/test_mesh.py ARGUMENTS` with this many devices and return the process."""
     own = environment(devices, PYTHONPATH=os.getcwd())
     return subprocess.Popen([sys.executable, __file__, *map(str, arguments)], env=own, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
 
 def elsewhere(devices, *arguments):
-    """The same -> what it prints, once it has ended well."""
+    """Run `python tests/test_mesh.py ARGUMENTS` with this many devices and return its output."""
     said, wrong = (process := start(devices, *arguments)).communicate(timeout=900)
     assert process.returncode == 0, wrong[-3000:]
     return said
 
 
 def left(out_dir, last=None):
-    """What a run leaves: the numbers of its log, its samples, the leaves of its last state."""
+    """Return the numbers in the log of a run, its samples, and the leaves of its last state."""
     rows = [json.loads(line) for line in open(f"{out_dir}/metrics.jsonl")]
     timed = lambda k: k == "time" or k.startswith("time/") or k == "step_time"
     numbers = {(r["step"], k): v for r in rows for k, v in r.items() if not timed(k) and isinstance(v, (int, float))}
@@ -127,7 +130,7 @@ def assert_alike(one, many):
         np.testing.assert_allclose(x.astype(np.float64), state2[k].astype(np.float64), atol=1e-5, err_msg=k)
 
 
-def test_every_matrix_is_split_and_what_does_not_divide_lies_elsewhere():
+def test_every_matrix_is_split_and_an_axis_that_does_not_divide_its_side_moves_to_the_other():
     sizes = dict(data=1, fsdp=4, tensor=2)
     P = jax.sharding.PartitionSpec
     for name, sides, want in (
@@ -143,10 +146,10 @@ def test_every_matrix_is_split_and_what_does_not_divide_lies_elsewhere():
     assert split <= mesh.SIDES.keys()
 
 
-def test_a_mesh_of_another_number_of_devices_is_refused():
+def test_a_mesh_with_the_wrong_number_of_devices_is_refused():
     with pytest.raises(ValueError, match=r"mesh=\(2, 2, 2\) is of 8 devices, and there are 1: .* --mesh=1,1,1"):
         mesh.use((2, 2, 2))
-    assert mesh.use(None).__class__.__name__ == "nullcontext" and mesh.up(5) == 5
+    assert mesh.use(None).__class__.__name__ == "nullcontext" and mesh.round_up(5) == 5
 
 
 @pytest.mark.parametrize("given, said", [
@@ -175,7 +178,7 @@ def test_a_mesh_of_2_x_2_x_2_gives_the_run_of_one_device_and_is_resumed_by_one(p
 
 @pytest.fixture(scope="module")
 def alone(place):
-    """alone(kind) -> the out_dir of its run on one device."""
+    """Return a function alone(kind) -> the out_dir of its run on one device."""
     return functools.cache(lambda kind: train.train(cfg := run_of(place, kind, f"one_{kind}")) and cfg.out_dir)
 
 
@@ -190,7 +193,7 @@ def test_every_objective_on_a_mesh_gives_the_run_of_one_device(place, alone, siz
 
 
 @SLOW
-def test_a_run_goes_on_where_it_was_to_the_bit_on_the_same_mesh_and_nearly_on_any_other(place, alone):
+def test_a_resumed_run_is_equal_bit_for_bit_on_the_same_mesh_and_nearly_equal_on_another(place, alone):
     elsewhere(8, "train", place, "a", "1,8,1", "pretrain")
     elsewhere(8, "train", place, "b", "1,8,1", "pretrain", "max_iters=10")
     elsewhere(8, "train", place, "b", "1,8,1", "pretrain", "resume=True")
@@ -205,13 +208,13 @@ BIG = model.ModelConfig(n_layer=2, n_head=8, n_kv_head=4, d_model=128, d_ff=256,
 
 
 def compiled(sizes):
-    """The update of a model, and a rollout, for a mesh -> their FLOPs on a device, bytes of temporaries, HLO."""
+    """Compile an update and a rollout for a mesh -> [(FLOPs per device, bytes of temporaries, HLO)]."""
     B, T, cfg = 16, 64, config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48, model=BIG)
     tx, _ = train.optimizer(cfg)
     array = lambda dtype: jax.ShapeDtypeStruct((B, T), dtype)
     with mesh.use(sizes):
-        params = mesh.placed(model.init(jax.random.key(0), BIG))
-        opt = jax.jit(lambda params: mesh.placed(tx.init(params)))(params)
+        params = mesh.shard(model.init(jax.random.key(0), BIG))
+        opt = jax.jit(lambda params: mesh.shard(tx.init(params)))(params)
         batch = {"x": array(jnp.int32), "z": array(jnp.int32), "weight": array(jnp.float32), "valid": array(bool)}
         loss = lambda params, batch: diffusion.loss(params, batch, BIG, 16)
         update = train.make_update(loss, tx, cfg).lower(params, opt, None, 0, batch).compile()
@@ -221,7 +224,7 @@ def compiled(sizes):
 
 
 @SLOW
-def test_nothing_is_computed_twice_weights_come_layer_by_layer_and_logits_stay(place):
+def test_nothing_is_computed_twice_weights_are_gathered_by_layer_and_logits_never(place):
     one = compiled(None)
     for sizes in MESHES:
         many = json.loads(elsewhere(8, "compile", ",".join(map(str, sizes))))
@@ -257,7 +260,7 @@ def processes(place, out, *arguments, n=2, devices=2):
 
 
 def ends(all_of_them):
-    """-> [(exit code, stdout, stderr)], within three minutes."""
+    """Wait up to three minutes for processes -> [(exit code, stdout, stderr)]."""
     try:
         said = [process.communicate(timeout=180) for process in all_of_them]
     finally:
@@ -276,7 +279,7 @@ def until(holds):
 
 @pytest.mark.parametrize("given, words", [
     (("host:1", 2, 1), "process 1 of 2 waits for the others, which meet at host:1"), ((), "waits for the others")])
-def test_a_process_that_waits_for_others_says_so_and_ends_by_ctrl_c_or_when_nobody_comes(
+def test_a_waiting_process_says_so_and_ends_on_ctrl_c_or_if_nobody_comes(
         monkeypatch, capfd, given, words):
     def initialize(*_, **__):
         assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # the wait is in C++, where Python hears nothing
@@ -300,7 +303,7 @@ def test_a_process_that_waits_for_others_says_so_and_ends_by_ctrl_c_or_when_nobo
 
 @SLOW
 @pytest.mark.parametrize("n, devices", [(2, 2), (4, 1)])
-def test_several_processes_give_the_run_of_one_and_write_a_checkpoint_together(place, alone, n, devices):
+def test_several_processes_give_the_run_of_one_and_share_the_writing_of_checkpoints(place, alone, n, devices):
     for code, _, wrong in ends(processes(place, f"n{n}", n=n, devices=devices)):
         assert code == 0, wrong[-2000:]
     assert_alike(alone("few"), f"{place}/n{n}")
@@ -313,7 +316,7 @@ def test_several_processes_give_the_run_of_one_and_write_a_checkpoint_together(p
 
 @SLOW
 @pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
-def test_when_one_is_killed_the_others_say_so_and_leave_and_all_go_on_to_the_same_end(place, alone, victims):
+def test_if_a_process_is_killed_the_others_say_so_and_exit_and_all_can_resume(place, alone, victims):
     out = f"killed{len(victims)}{victims[0]}"
     both = processes(place, out)
     until(lambda: glob.glob(f"{place}/{out}/step-000002"))
@@ -329,7 +332,7 @@ def test_when_one_is_killed_the_others_say_so_and_leave_and_all_go_on_to_the_sam
 
 
 @SLOW
-def test_a_signal_to_one_of_them_saves_once_and_all_leave(place, alone):
+def test_a_signal_to_one_process_saves_once_and_ends_all(place, alone):
     both = processes(place, "asked", "--save_interval=1000")
     log = f"{place}/asked/metrics.jsonl"
     until(lambda: os.path.exists(log) and "loss" in open(log).read())  # both are in their loop

@@ -508,7 +508,7 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
 
 
 def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
-    monkeypatch.setattr("machine.start.trained", lambda path, *_: pytest.fail(f"{path} was trained first"))
+    monkeypatch.setattr("machine.start.find_or_train", lambda path, *_: pytest.fail(f"{path} was trained first"))
     for changes, words in (({"rewards": ("exakt",)}, "Did you mean 'exact'"),
                            ({"eval_rewards": ("keywords",)}, "needs the column 'keywords'"),
                            ({"rewards": ("exact",), "eval_rewards": ("exact",)}, "in rewards and in eval_rewards")
@@ -556,13 +556,13 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"logp_chunk": 5}, "logp_chunk=5"),
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
-    ({"top_k": 1}, "top_k=1: all completions of a group would be the same"),
+    ({"top_k": 1}, "top_k=1: all completions of a group would be equal"),
     ({"clip_cap": 1.1}, "above 1 + clip_high = 1.2"),
     ({"fill_in": True, "mask_truncated": True}, "mask_truncated=True with fill_in=True"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "spg"}, "logp_est='elbo'"),
     ({"loss_type": "wd1"}, "ratio_level='none'"),
-    ({"logp_est": "exact", "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "no causal one"),
+    ({"logp_est": "exact", "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "not causal"),
     ({"group_size": 10**9}, "this run cannot fit: "),
     ({"group_size": 10**9, "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "--group_size="),
     ({"rewards": ("judge",)}, "judge_from"),
@@ -695,7 +695,7 @@ def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
     ({"order": "confidence"}, "order='confidence': a causal model reads from left to right and needs order='left'"),
     ({"logp_est": "trace"}, "needs logp_est='exact'"),
     ({"score_after_end": True}, "needs score_after_end=False"),
-    ({"init_from": "BASE", "model": SECONDS["model"]}, "is no causal one"),
+    ({"init_from": "BASE", "model": SECONDS["model"]}, "is not causal"),
 ])  # fmt: skip
 def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, changes, words):
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
@@ -1023,7 +1023,7 @@ def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(
     cfg = tiny(**keys)
     assert {k: getattr(sample.plan(cfg, 1.0), k) for k in keys} == keys
     assert sample.plan(cfg, 1.0).early_end and sample.plan(tiny(), 1.0).block_len == 4
-    with pytest.raises(ValueError, match="early_end=True draws nothing behind an end"):
+    with pytest.raises(ValueError, match="early_end=True samples nothing after an end"):
         tiny(early_end=True, score_after_end=True)
 
 

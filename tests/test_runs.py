@@ -33,7 +33,7 @@ PARAMS = jax.jit(model.init, static_argnames="cfg")(jax.random.key(0), SHAPE)
 
 
 class State(NamedTuple):
-    """As train.State: the step, and trees of arrays."""
+    """Has the fields of train.State that disk.py uses."""
 
     step: int
     params: dict
@@ -58,7 +58,7 @@ def save(cfg, step, best=None, finished=False):
 
 
 def assert_whole(cfg, steps):
-    """Each of these checkpoints can be opened, sampled from and resumed, and holds what was saved."""
+    """Assert that exactly these checkpoints are there, and that each can be opened and resumed."""
     assert disk.steps(cfg.out_dir) == steps
     for step in steps:
         folder = f"{cfg.out_dir}/step-{step:06d}"
@@ -74,7 +74,7 @@ def assert_whole(cfg, steps):
 # ---- checkpoints ----
 
 
-def test_what_was_saved_is_restored_to_the_bit(cfg):
+def test_a_saved_state_is_restored_bit_for_bit(cfg):
     save(cfg, 3, best=3)
     assert_whole(cfg, [3])
     run = disk.read_run(f"{cfg.out_dir}/step-000003")
@@ -83,7 +83,7 @@ def test_what_was_saved_is_restored_to_the_bit(cfg):
     assert sorted(os.listdir(cfg.out_dir)) == ["step-000003"]
 
 
-def test_all_kinds_of_numbers_that_a_state_may_hold_survive(tmp_path):
+def test_numbers_of_all_dtypes_are_saved_and_restored(tmp_path):
     tree = {"a": jnp.array([0.0, -0.0, 1e-45, jnp.inf, jnp.nan]), "b": jnp.array([3, 2**31 - 1]),
             "c": jnp.array([True]), "d": jnp.array([1.5], jnp.bfloat16), "e": jnp.uint32(7)}
     fetched = []
@@ -95,7 +95,7 @@ def test_all_kinds_of_numbers_that_a_state_may_hold_survive(tmp_path):
         assert x.tobytes() == want.tobytes() and x.shape == want.shape and x.dtype == want.dtype
 
 
-def test_the_newest_and_the_best_are_kept_and_no_others(cfg):
+def test_only_the_newest_checkpoints_and_the_best_are_kept(cfg):
     for step, best in ((5, 5), (10, 5), (15, 5), (20, 20), (25, 20), (30, 20)):
         save(cfg, step, best)
     assert_whole(cfg, [20, 25, 30])
@@ -105,7 +105,7 @@ def test_the_newest_and_the_best_are_kept_and_no_others(cfg):
     assert disk.find(cfg.out_dir).endswith("step-1000005")
 
 
-def test_other_things_in_out_dir_are_no_checkpoints_and_stay(cfg):
+def test_other_files_in_out_dir_are_not_deleted(cfg):
     for name in ("step-9", "step-000002.old", "step-x", "notes"):
         os.mkdir(f"{cfg.out_dir}/{name}")
     shutil.rmtree(f"{cfg.out_dir}/step-9")
@@ -115,14 +115,14 @@ def test_other_things_in_out_dir_are_no_checkpoints_and_stay(cfg):
     assert {"step-000002.old", "step-x", "notes"} < set(os.listdir(cfg.out_dir))
 
 
-def test_a_checkpoint_that_is_there_is_not_written_again(cfg):
+def test_an_existing_checkpoint_is_not_written_again(cfg):
     save(cfg, 4)
     before = os.stat(f"{cfg.out_dir}/step-000004").st_mtime_ns
     save(cfg, 4, finished=True)
     assert os.stat(f"{cfg.out_dir}/step-000004").st_mtime_ns == before
 
 
-def test_a_checkpoint_that_is_written_behind_the_steps_is_of_its_own_and_its_error_is_not_lost(cfg, monkeypatch):
+def test_a_checkpoint_written_in_the_background_is_not_changed_by_later_steps_and_its_error_is_raised(cfg, monkeypatch):
     state = jax.tree.map(np.array, state_at(5))
     want, write, begun = disk.flat(jax.tree.map(np.array, state)), disk.write_files, threading.Event()
     monkeypatch.setattr(disk, "write_files", lambda *files: begun.wait(9) and write(*files))
@@ -141,7 +141,7 @@ def test_a_checkpoint_that_is_written_behind_the_steps_is_of_its_own_and_its_err
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing of ours catches it."""
+    """Stands for kill -9: the program does not catch it."""
 
 
 CALLS = [(builtins, "open"), *((os, f) for f in ("open", "rename", "replace", "fsync", "mkdir", "unlink", "rmdir"))]
@@ -149,7 +149,7 @@ CALLS = [(builtins, "open"), *((os, f) for f in ("open", "rename", "replace", "f
 
 @contextlib.contextmanager
 def killed_at(monkeypatch, n):
-    """The n-th call that changes something on the disk does not happen, nor anything after it."""
+    """Raise Killed in the n-th call that changes the disk, and in every later one."""
     count = itertools.count()
 
     def counted(act, *args, **kwargs):
@@ -165,7 +165,7 @@ def killed_at(monkeypatch, n):
 
 
 def moments(monkeypatch, act):
-    """How many such calls act() makes."""
+    """Count the calls of act() that change the disk."""
     with killed_at(monkeypatch, 10**9) as count:
         act()
         total = next(count)
@@ -195,7 +195,7 @@ def test_a_kill_at_any_moment_of_saving_leaves_whole_checkpoints_and_the_next_sa
     assert found == {2, 3} and n > 20
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(cfg, monkeypatch):
+def test_a_checkpoint_is_synced_before_it_gets_its_name(cfg, monkeypatch):
     synced = []
     old_sync, old_rename = os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or old_sync(fd))
@@ -216,7 +216,7 @@ FILES = ["model.safetensors", "state.safetensors", "run.json", "config.json", "t
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", ["half", "empty", "gone", "noise"])
-def test_a_damaged_file_is_named_in_one_sentence(cfg, name, how):
+def test_a_damaged_file_is_named_in_the_message(cfg, name, how):
     save(cfg, 7)
     path = f"{cfg.out_dir}/step-000007/{name}"
     whole = open(path, "rb").read()
@@ -234,7 +234,7 @@ def test_a_damaged_file_is_named_in_one_sentence(cfg, name, how):
     assert name in said or how == "gone"
 
 
-def test_a_truncated_checkpoint_is_never_taken_for_a_whole_one_at_any_length(cfg):
+def test_a_truncated_checkpoint_is_refused_at_any_length(cfg):
     save(cfg, 7)
     folder = f"{cfg.out_dir}/step-000007"
     for name, opens in (("state.safetensors", lambda: disk.restore(folder, state_at(0))),
@@ -249,7 +249,7 @@ def test_a_truncated_checkpoint_is_never_taken_for_a_whole_one_at_any_length(cfg
         opens()
 
 
-def test_a_folder_of_somebody_elses_in_out_dir_is_a_model_and_no_run(cfg):
+def test_somebody_elses_model_in_out_dir_is_not_resumed(cfg):
     disk.save(f"{cfg.out_dir}/step-000009", PARAMS, SHAPE)
     assert disk.read_run(f"{cfg.out_dir}/step-000009") == {}
     with pytest.raises(ValueError, match="step-000009 has no run.json .* --init_from"):
@@ -260,7 +260,7 @@ def test_a_folder_of_somebody_elses_in_out_dir_is_a_model_and_no_run(cfg):
             disk.restore(f"{cfg.out_dir}/step-000009", state_at(0))
 
 
-def test_another_model_or_optimizer_is_not_restored_into(cfg):
+def test_a_state_of_another_model_or_optimizer_is_refused(cfg):
     save(cfg, 7)
     folder = disk.find(cfg.out_dir)
     wide = model.init(jax.random.key(0), dataclasses.replace(SHAPE, d_ff=8))
@@ -292,7 +292,7 @@ def test_logs_are_cut_back_to_the_step_a_run_resumes_from_and_their_clock_goes_o
     assert lines(cfg) == []
 
 
-def test_a_line_that_a_kill_has_cut_is_dropped_and_what_is_before_it_stays(cfg):
+def test_a_line_cut_by_a_kill_is_dropped_and_earlier_lines_are_kept(cfg):
     whole = '{"step": 1, "time": 1.0}\n{"step": 2, "time": 2.0}\n'
     for cut in ('{"step": 3, "ti', '{"step"', "[1]", "7", "{}", "\0\0\0", "nul"):
         open(f"{cfg.out_dir}/metrics.jsonl", "w").write(whole + cut)
@@ -315,7 +315,7 @@ def test_a_kill_while_logs_are_cut_back_loses_no_line(cfg, monkeypatch):
         assert sorted(os.listdir(cfg.out_dir)) == ["metrics.jsonl", "rollouts.jsonl", "run.json", "samples.jsonl"]
 
 
-def test_numbers_that_are_none_are_logged_as_null(cfg):
+def test_nan_and_infinity_are_logged_as_null(cfg):
     log = runs.Log(cfg, 0)
     log.metrics(1, {"a": float("nan"), "b": float("inf"), "c": np.float64(2), "d": "text"})
     log.samples(1, [{"prompt": "x", "p": float("nan")}, {"prompt": "y", "p": 0.5}])
@@ -325,7 +325,7 @@ def test_numbers_that_are_none_are_logged_as_null(cfg):
     assert lines(cfg, "samples.jsonl") == want
 
 
-def test_a_half_written_checkpoint_is_ignored_and_swept_away_when_a_run_begins(cfg):
+def test_a_half_written_checkpoint_is_ignored_and_deleted_when_a_run_begins(cfg):
     save(cfg, 3)
     shutil.copytree(f"{cfg.out_dir}/step-000003", f"{cfg.out_dir}/{disk.WRITING}")
     os.remove(f"{cfg.out_dir}/{disk.WRITING}/model.safetensors")
@@ -357,7 +357,7 @@ def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_curves_are_drawn_of_whatever_there_is(cfg):
+def test_curves_are_drawn_for_whatever_metrics_there_are(cfg):
     log = runs.Log(cfg, 0)
     runs.draw(cfg.out_dir)
     sizes = []
@@ -373,7 +373,7 @@ def test_curves_are_drawn_of_whatever_there_is(cfg):
                                                "samples.jsonl"]  # fmt: skip
 
 
-def test_without_matplotlib_there_are_no_curves_and_no_complaint(cfg, monkeypatch, capsys):
+def test_without_matplotlib_no_curves_are_drawn(cfg, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     runs.Log(cfg, 0).metrics(1, {"loss": 1.0})
     runs.draw(cfg.out_dir)
@@ -383,9 +383,9 @@ def test_without_matplotlib_there_are_no_curves_and_no_complaint(cfg, monkeypatc
 # ---- signals ----
 
 
-def test_signals_are_noted_and_handed_back(capsys):
+def test_signals_are_noted_and_their_handlers_restored(capsys):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    with runs.Asked() as asked:
+    with runs.StopRequested() as asked:
         assert not asked.signal
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked.signal == signal.SIGTERM
@@ -413,7 +413,7 @@ config = Config(
 
 
 def start(folder, *argv):
-    """`python train.py` on FILE in that folder, with a compilation cache that all of these runs share."""
+    """Start `python train.py` on FILE in a folder, with one compilation cache for all of these runs."""
     env = os.environ | {"XDG_CACHE_HOME": f"{folder}/cache", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "train.py", f"{folder}/run.py", *argv]
     return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -421,7 +421,7 @@ def start(folder, *argv):
 
 @pytest.fixture(scope="module")
 def killable(tmp_path_factory):
-    """A folder with FILE, its data and a finished run."""
+    """Return a folder with FILE, its data and a finished run."""
     folder = tmp_path_factory.mktemp("killable")
     (folder / "run.py").write_text(FILE.format(folder=folder))
     rows = [{"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]} for i in range(100)]
@@ -432,7 +432,7 @@ def killable(tmp_path_factory):
 
 
 def remains(out_dir):
-    """Every byte that must not depend on kills: the last checkpoint, and the logs without their times."""
+    """Return everything that must not depend on kills: the last checkpoint, and the logs without times."""
     folder = disk.find(out_dir)
     files = {name: open(f"{folder}/{name}", "rb").read() for name in os.listdir(folder) if name != "run.json"}
     run = {k: v for k, v in disk.read_run(folder).items() if k != "config"}
@@ -442,7 +442,7 @@ def remains(out_dir):
 
 
 @pytest.mark.slow
-def test_a_run_killed_five_times_at_random_moments_and_resumed_equals_the_unbroken_one_to_the_bit(killable):
+def test_a_run_killed_five_times_at_random_and_resumed_equals_the_unbroken_one_bit_for_bit(killable):
     folder, rng, reached, finished = killable, random.Random(0), [], 0
     argv, log = (f"--out_dir={folder}/killed", "--resume=True"), f"{folder}/killed/metrics.jsonl"
     os.mkdir(f"{folder}/killed")
@@ -468,7 +468,7 @@ def test_a_run_killed_five_times_at_random_moments_and_resumed_equals_the_unbrok
 
 
 @pytest.mark.slow
-def test_sigterm_and_ctrl_c_save_the_step_they_came_at_and_leave_with_their_codes(killable):
+def test_sigterm_and_ctrl_c_save_the_current_step_and_exit_with_their_codes(killable):
     folder = killable
     reached = 0
     for asked, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
@@ -490,7 +490,7 @@ def test_sigterm_and_ctrl_c_save_the_step_they_came_at_and_leave_with_their_code
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of other systems it keeps nothing")
-def test_memory_that_was_used_once_stays():
+def test_used_memory_is_not_given_back():
     program = """if True:
         import resource, runs
         runs.prepare_process()

@@ -29,7 +29,7 @@ from machine import cost, mesh, terminal, writer
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
     ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
     ("config/sudoku_grpo.py --base.sed=1", "unknown config key 'sed', did you mean 'seed'?"),
-    ("config/sudoku_grpo.py --logp_est=exact", "the model of config/sudoku_base.py is no causal one"),
+    ("config/sudoku_grpo.py --logp_est=exact", "the model of config/sudoku_base.py is not causal"),
     ("config/sudoku_grpo.py --base.seed 1", "write it as --base.seed=1"),
     ("config/sudoku_grpo.py --minibatch_size=36", "minibatch_size=36 must divide keep_completions=96: "
                                                   "--minibatch_size=12 does"),
@@ -37,7 +37,7 @@ WRONG = [  # a command line, and what must be in the one sentence that answers i
     ("config/sudoku_grpo.py --judge_from=out/j", "is for the reward judge or coherence, but rewards are sudoku_all"),
     ("config/sudoku.py --resume=True --out_dir=TMP/typo", "there is no run in 'TMP/typo'"),
     ("config/sudoku.py --out_dir=TMP/FILE/x", "Not a directory"),
-    ("config/sudoku.py --init_from=resume", "what continues the run in out_dir is --resume=True"),
+    ("config/sudoku.py --init_from=resume", "--resume=True continues the run in out_dir"),
     ("config/sudoku.py max_iters=3", "write it as --max_iters=3"),
     ("config/sudoku.py -max_iters=3", "write it as --max_iters=3"),
     ("config/sudoku.py --block_len=0", "block_len=0 must be at least 1"),
@@ -50,7 +50,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
     (tmp_path / "FILE").write_text("")
     place = lambda text: text.replace("TMP", str(tmp_path))
     monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
-    monkeypatch.setattr("machine.start.trained", lambda *_: pytest.fail("a base was trained first"))
+    monkeypatch.setattr("machine.start.find_or_train", lambda *_: pytest.fail("a base was trained first"))
     monkeypatch.setattr(sys, "argv", ["train.py", *place(command).split()])
     with pytest.raises(SystemExit) as e:
         train.main()
@@ -75,7 +75,7 @@ def test_a_key_of_another_system_is_answered_with_ours_of_that_meaning(theirs, o
 
 def test_every_key_that_a_table_names_is_there():
     known = {name.split(".")[-1] for name in config.flatten(config.Config())}
-    table = config.elsewhere()
+    table = config.foreign_keys()
     assert {re.match(r"\w+", answer)[0] for _, sign, answer in table if sign == "="} <= known
     named = {word for *_, answer in table for word in re.findall(r"(?<![\w-])[a-z]+_[a-z_]+\b", answer)}
     of_others = {"xml_tags", "xml_answer", "k3_ratio", "grad_norm", "update_norm", "update_ratio"}  # rewards, metrics
@@ -87,7 +87,7 @@ def test_every_key_that_a_table_names_is_there():
 
 def test_other_keys_follow_where_that_is_what_was_meant():
     cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
-    assert (config.kept(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
+    assert (config.n_update(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
     assert cost.count_rows(cfg).scored == 4 * 8 * 2
     _, rate = train.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
@@ -104,7 +104,7 @@ def test_a_causal_base_is_known_by_its_config_file():
 def test_a_model_key_in_a_file_is_answered_with_python_that_works(tmp_path):
     (tmp_path / "x.py").write_text("from config import Config\nconfig = Config(n_layer=2)\n")
     with pytest.raises(ValueError, match=r"x.py, line 2: n_layer is a key of the model: model=ModelConfig\(n_layer="):
-        config.read(str(tmp_path / "x.py"))
+        config.read_file(str(tmp_path / "x.py"))
 
 
 def test_the_program_runs_from_any_folder_and_writes_where_one_is(tmp_path, monkeypatch):
@@ -114,13 +114,13 @@ def test_the_program_runs_from_any_folder_and_writes_where_one_is(tmp_path, monk
     cfg = config.load(["config/sudoku_grpo.py", "--out_dir=~/x"])
     assert (cfg.init_from, cfg.out_dir) == (f"{root}/config/sudoku_base.py", f"{tmp_path}/x")
     assert config.load([f"{root}/config/sudoku_grpo.py"]).out_dir == "out/sudoku_grpo"
-    assert config.base_of(cfg).out_dir == "out/sudoku_base"
-    assert config.read("config/grammar.py").rewards == (f"{root}/data/grammar/prepare.py:grammatical",)
+    assert config.base_run(cfg).out_dir == "out/sudoku_base"
+    assert config.read_file("config/grammar.py").rewards == (f"{root}/data/grammar/prepare.py:grammatical",)
     (tmp_path / "rows.jsonl").write_text("{}")
     assert config.load(["config/sudoku.py", "--dataset=~/rows.jsonl"]).dataset == f"{tmp_path}/rows.jsonl"
     os.mkdir("config")
     (tmp_path / "config/sudoku.py").write_text("from config import Config\nconfig = Config(seed=9)")
-    assert config.read("config/sudoku.py").seed == 9  # what is in the working folder comes first
+    assert config.read_file("config/sudoku.py").seed == 9  # what is in the working folder comes first
 
 
 # ---- what the machine lacks ----
@@ -166,7 +166,7 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
     os.makedirs(f"{out}/step-000003")
     words = f"{'File too large' if limit else 'No space left on device'} at {out}/.writing/.*: "
     with pytest.raises(ValueError, match=f"{words}{out}/step-000003 is whole; make room and"):
-        with runs.claimed(out):
+        with runs.locked(out):
             os.makedirs(f"{out}/{disk.WRITING}")
             if not limit:
                 raise OSError(errno.ENOSPC, "?", f"{out}/{disk.WRITING}/model.safetensors")
@@ -178,7 +178,7 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(out) == ["step-000003"]
-    with pytest.raises(FileNotFoundError), runs.claimed(out):  # other errors are what they are
+    with pytest.raises(FileNotFoundError), runs.locked(out):  # other errors are what they are
         open(f"{out}/nothing")
 
 
@@ -189,12 +189,12 @@ def test_a_lock_is_between_processes_and_ends_with_a_kill(tmp_path):
     hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(1, flush=True); input()"
     other = subprocess.Popen([sys.executable, "-c", hold, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     other.stdout.readline()
-    with pytest.raises(ValueError, match="another run writes into"), runs.claimed(str(tmp_path)):
+    with pytest.raises(ValueError, match="another run writes into"), runs.locked(str(tmp_path)):
         pass
     other.kill()
     other.communicate()
     (tmp_path / "kept").write_text("")
-    with runs.claimed(str(tmp_path)):
+    with runs.locked(str(tmp_path)):
         pass
 
 
@@ -203,7 +203,7 @@ def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkey
     os.close(read)
     with open(write, "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
-        with runs.Asked() as asked:
+        with runs.StopRequested() as asked:
             print("to nobody")
             tqdm.write("nor this")
             assert asked.signal == signal.SIGPIPE
@@ -228,7 +228,7 @@ def test_scoring_and_filling_for_nobody_end_as_by_a_closed_pipe(program, part, l
 def test_a_hangup_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with runs.Asked() as asked:
+        with runs.StopRequested() as asked:
             os.kill(os.getpid(), signal.SIGHUP)
             assert asked.signal is None
     finally:
@@ -280,7 +280,7 @@ def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
 
 
 def test_the_costs_of_a_rollout_grow_with_its_completions():
-    cfg = dataclasses.replace(config.read("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
+    cfg = dataclasses.replace(config.read_file("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
     many = dataclasses.replace(cfg, group_size=1_000_000)
     assert cost.estimate_bytes(cfg)["peak"] < 1e9 < 1e11 < cost.estimate_bytes(many)["peak"]
 
@@ -317,7 +317,7 @@ def test_ctrl_c_that_a_callback_drops_is_heard_a_moment_later():
 def test_a_stream_that_cannot_be_written_ends_the_program_and_the_other_says_why(
         name, other, tmp_path, monkeypatch, capsys):
     def main():
-        with runs.claimed(str(tmp_path / "out")):  # which is not to blame
+        with runs.locked(str(tmp_path / "out")):  # which is not to blame
             print("words", file=getattr(sys, name))
             pytest.fail("it goes on")
 
@@ -333,7 +333,7 @@ def test_a_stream_that_fails_in_the_loop_asks_it_to_save_also_where_the_bar_was_
         m.setattr(sys, "stderr", full)
         with terminal.guarded(sys.stderr):
             write_of_a_bar = sys.stderr.write
-            with runs.Asked() as asked:
+            with runs.StopRequested() as asked:
                 write_of_a_bar("50%")
                 assert asked.signal == signal.SIGPIPE
     assert capsys.readouterr().out == "error: stderr cannot be written: No space left on device\n"

@@ -158,10 +158,10 @@ def test_a_recipe_runs_from_end_to_end_on_a_small_model_that_is_trained_first(na
 @pytest.mark.parametrize("name", [name for name in RECIPES if "gemma2" not in name])
 def test_small_changes_the_task_and_the_sizes_and_nothing_of_how_a_recipe_learns(name):
     path = f"config/{name}.py"
-    recipe, small = config.read(path), config.load([path, "--model=small"])
+    recipe, small = config.read_file(path), config.load([path, "--model=small"])
     kept = """objective temperature order rule logp_est logp_views mask_ratio_min mask_ratio_max p_mask_prompt
         group_size updates_per_rollout adv_baseline adv_norm adv_negative ratio_level loss_type clip_low clip_high
         kl_beta kl_est ref_mode ref_sync_interval ref_sync_mix lr_schedule weight_decay beta1 beta2 grad_clip
         seed""".split()
     assert {key: getattr(small, key) for key in kept} == {key: getattr(recipe, key) for key in kept}
-    assert config.base_of(small).dataset == "countdown" and small.model == config.base_of(small).model
+    assert config.base_run(small).dataset == "countdown" and small.model == config.base_run(small).model

@@ -718,7 +718,7 @@ def test_a_rate_that_is_far_too_high_ends_in_one_sentence(tiny, monkeypatch, tmp
 
 def test_weights_and_biases_is_asked_for_by_name_when_it_is_missing(tiny, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("machine.start.continued", lambda cfg: pytest.fail("it was noticed too late"))
+    monkeypatch.setattr("machine.start.find_checkpoint", lambda cfg: pytest.fail("it was noticed too late"))
     code = leave(tiny(wandb_log=True), monkeypatch, tmp_path)
     assert code == "error: wandb_log=True needs the package wandb: pip install wandb"
 
@@ -766,7 +766,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_keeps
 
 
 def test_only_one_run_writes_into_a_folder_and_one_that_cannot_start_leaves_none(unbroken, tiny, monkeypatch, tmp_path):
-    with runs.claimed(unbroken.out_dir):
+    with runs.locked(unbroken.out_dir):
         code = leave(unbroken, monkeypatch, tmp_path)
         assert re.fullmatch("error: another run writes into '.*': wait .* --out_dir", code)
         assert "another run writes" in leave(dataclasses.replace(unbroken, resume=True), monkeypatch, tmp_path)
@@ -790,9 +790,9 @@ def test_a_base_is_told_its_keys_on_the_line_of_the_run_and_trains_beside_it(tin
     assert config.load([*argv, "--base.d_model=8"]).model.d_model == 8
     cfg = config.load(argv)
     assert cfg.base == ("seed=3", "max_iters=1") and cfg.seed == 0
-    made = config.base_of(cfg)
+    made = config.base_run(cfg)
     assert (made.seed, made.max_iters, made.out_dir) == (3, 1, f"{tmp_path}/out_base")
-    assert config.base_of(config.load([*argv, "--base.out_dir=b"])).out_dir == "b"
+    assert config.base_run(config.load([*argv, "--base.out_dir=b"])).out_dir == "b"
     train.train(cfg)
     assert disk.read_run(f"{tmp_path}/out_base/step-000001")["config"]["seed"] == 3
     with pytest.raises(ValueError, match=r"out_base was trained with other keys .*: seed=4 \(it was 3\). Move it away"):
@@ -809,7 +809,7 @@ def test_keys_of_the_base_of_a_base_go_through(tmp_path):
     first = written(config.Config(out_dir="out/1"), tmp_path / "first.py")
     second = written(config.Config(out_dir="out/2", init_from=first), tmp_path / "second.py")
     third = written(config.Config(out_dir="out/3", init_from=second), tmp_path / "third.py")
-    chain = config.lineage(config.load([third, "--base.base.seed=5"]))
+    chain = config.base_runs(config.load([third, "--base.base.seed=5"]))
     assert [(c.out_dir, c.seed) for c in chain] == [("out/3", 0), ("out/3_base", 0), ("out/3_base_base", 5)]
 
 
