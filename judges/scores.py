@@ -27,7 +27,7 @@ from machine import mesh, slots
 def in_memory(cfg, rows, fns):
     """Give rows (a list, or {"train": list, "val"?: list}) and reward functions (one, a list, {name: fn}) of a Python
     program, either None, names that mean them as long as this lasts -> the Config that says these names."""
-    known = {name: rewards.checked(f"reward {name!r}:", name, fn) for name, fn in named(fns).items()}
+    known = {name: rewards.as_reward(f"reward {name!r}:", name, fn) for name, fn in named(fns).items()}
     rewards_before = dict(rewards.REWARDS)
     if rows is not None:
         splits = in_splits(rows)
@@ -80,7 +80,7 @@ def named_rewards(cfg, rows, **made):
     fns, more = rewards.resolve(cfg.rewards, **made), rewards.resolve(cfg.eval_rewards, **made)
     if twice := fns.keys() & more.keys():
         raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
-    columns = rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []}
+    columns = rewards.as_columns(rows) | {"groups": [], "token_ids": [], "max_length": []}
     for name, fn in (fns | more).items():
         rewards.arguments(name, fn, columns)
     return fns, more
@@ -138,12 +138,12 @@ def score(fns, more, cfg, tok, rows, ids, each):
     many = [row for row in rows for _ in range(each)]
     columns = {"groups": np.repeat(np.arange(len(rows)), each).tolist(), "token_ids": ids,
                "max_length": [cfg.max_new_tokens] * len(many)}  # fmt: skip
-    columns = rewards.columns(many) | columns
+    columns = rewards.as_columns(many) | columns
     prompts, completions = [row["prompt"] for row in many], [tok.decode(row) for row in ids]
     part = mesh.share(len(rows))
     part, fns = slice(part.start * each, part.stop * each), fns | more
     for name in fns.keys() & {"judge", "coherence"}:
-        said = rewards.call(name, fns[name], prompts, completions, columns)[part]
+        said = rewards.call_reward(name, fns[name], prompts, completions, columns)[part]
         fns |= {name: lambda completions, said=said: said}
     own = {name: column[part] for name, column in columns.items()}
     found = mesh.everyone(lambda: rewards.combine(fns, weights, prompts[part], completions[part], own, cfg.reward_clip))

@@ -150,7 +150,7 @@ def read_options(options):
         if path.name.removesuffix(".gz").endswith(".txt"):  # elsewhere a text to learn: pages of whole lines
             rows = [{"prompt": line} for page in rows for line in page["completion"].splitlines() if line.strip()]
     for name, fn in fns.items():  # better now than after all rows are filled
-        rewards.arguments(name, fn, rewards.columns(rows))
+        rewards.arguments(name, fn, rewards.as_columns(rows))
     return asked, fns, [row for row in rows for _ in range(options.n)]
 
 
@@ -235,7 +235,7 @@ def run(options):
 def scores(fns, rows, completions, n):
     """Rewards, rows with n in a row of one prompt, a text for each -> {name: mean}, {pass@k: chance of one in k}."""
     import rewards
-    total, parts = rewards.combine(fns, None, [row["prompt"] for row in rows], completions, rewards.columns(rows))
+    total, parts = rewards.combine(fns, None, [row["prompt"] for row in rows], completions, rewards.as_columns(rows))
     passed = parts[next(iter(fns))].reshape(-1, n)
     passed = np.where(np.isnan(passed), np.nan, passed >= 1)
     chances = {f"pass@{k}": rewards.pass_at(passed, k) for k in sorted({1, 10, 100, n}) if k <= n}
