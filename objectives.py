@@ -55,7 +55,7 @@ def pretrain(cfg, tok, start):
     if not fns and cfg.max_prompt_len:  # what can be said of any answer: is it the one in the data?
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
-        tqdm.write(scores.meaning(cfg, fns, more))
+        tqdm.write(scores.describe_metric(cfg, fns, more))
     if lacking := sum("completion" not in row for row in train.rows):
         raise ValueError(f"{cfg.dataset}/train: {lacking} of {len(train.rows)} rows have no completion to learn from")
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
@@ -117,7 +117,7 @@ class Scored(NamedTuple):
 def refill(old, new, cfg):
     """Scored, Scored -> Scored: groups of `old` that agree with themselves give way to groups of `new` that do not."""
     _, N, G = old.rewards.shape
-    out, into = np.flatnonzero(~scores.spread(old, cfg)), np.flatnonzero(scores.spread(new, cfg))
+    out, into = np.flatnonzero(~scores.has_signal(old, cfg)), np.flatnonzero(scores.has_signal(new, cfg))
     pick = np.arange(N)
     pick[out[: len(into)]] = N + into[: len(out)]
     flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
@@ -170,7 +170,7 @@ def judged(rollout, rows, fns, cfg, tok, kl=None):
     """Rollout of N rows -> Scored."""
     N, G = cfg.batch_size, cfg.group_size
     completions, total, parts = scores.score(fns, {}, cfg, tok, rows, written(rollout.x, tok, cfg), G)
-    each = scores.opinions(parts, cfg, fns)
+    each = scores.reward_table(parts, cfg, fns)
     if cfg.diversity_bonus:
         groups = np.repeat(np.arange(N), G).tolist()
         bonus = np.array(rewards.diversity(groups, completions, groups), float)
@@ -310,10 +310,10 @@ def iteration(state, key, score, draw, fns, cfg, tok):
         with timed(notes, "time/reward"):
             new = judged(r, prompts.rows, fns, cfg, tok, kl)
         found = refill(found, new, cfg) if found else new  # groups that agree with themselves are drawn again
-        if n + 1 < tries and scores.spread(found, cfg).all():
+        if n + 1 < tries and scores.has_signal(found, cfg).all():
             break
     adv = scores.advantages(found.rewards, cfg, found.kl)
-    notes |= scores.describe(found, adv, cfg, tok)
+    notes |= scores.rollout_metrics(found, adv, cfg, tok)
     notes |= {"rollouts": n + 1, "group": scores.first_group(found, adv, cfg, tok)}
     if notes["skipped"]:
         tqdm.write(f"step {state.step + 1}: no reward ({', '.join(fns)}) has an opinion on any of the {adv.size} "
@@ -335,7 +335,7 @@ def tune(cfg, tok, start):
                          "the config file that trains one")  # fmt: skip
     train, shown = read_text(cfg, tok, "train", cfg.fill_in), few(read_text(cfg, tok, "val", cfg.fill_in), cfg)
     fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
-    tqdm.write(scores.meaning(cfg, fns, more))
+    tqdm.write(scores.describe_metric(cfg, fns, more))
     draw = draws(cfg, tok, train)
     if cfg.fill_in:
         shown = holes_of_rows(shown, cfg, tok) or punch(shown, cfg, tok, 0)

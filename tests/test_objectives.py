@@ -267,7 +267,7 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
     scored = objectives.Scored([], rollout, ["a"] * 8, each, None, {"exact": each})
-    notes = scores.describe(scored, np.zeros((2, 4)), cfg, tok)
+    notes = scores.rollout_metrics(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
@@ -337,7 +337,7 @@ def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place)
     each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
                      [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
     scored = objectives.Scored([], None, [], each, None, {})
-    spread = lambda *weights: scores.spread(scored, tiny(rewards=both, reward_weights=weights)).tolist()
+    spread = lambda *weights: scores.has_signal(scored, tiny(rewards=both, reward_weights=weights)).tolist()
     assert spread(1.0, 1.0) == [True, True, True, False]
     assert spread(1.0, 0.0) == [True, False, True, False]
     assert spread(0.0, 1.0) == [False, True, False, False]

@@ -216,7 +216,7 @@ def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkey
 
 
 @pytest.mark.parametrize("program, part, line", [
-    (rewards, "score", "rewards.py rows.jsonl --rewards=exact"), (writer, "run", "sample.py out/x --prompt=a")])
+    (rewards, "score_file", "rewards.py rows.jsonl --rewards=exact"), (writer, "run", "sample.py out/x --prompt=a")])
 def test_scoring_and_filling_for_nobody_end_as_by_a_closed_pipe(program, part, line, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", line.split())
     monkeypatch.setattr(program, part, lambda options: (_ for _ in ()).throw(BrokenPipeError()))
