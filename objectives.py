@@ -349,4 +349,4 @@ def tune(cfg, tok, start):
     )
 
 
-OBJECTIVES = {"pretrain": pretrain, "judge": lambda *asked: Task(*learned.judge_texts(*asked)), "grpo": tune}
+OBJECTIVES = {"pretrain": pretrain, "judge": lambda *asked: Task(*learned.judge_task(*asked)), "grpo": tune}

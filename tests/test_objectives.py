@@ -630,11 +630,11 @@ def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
                         init_from="a model")  # fmt: skip
-    made, pairs = [], learned.pairs
+    made, make_pairs = [], learned.make_pairs
     zs = lambda params, keys, arrays, *_: (jnp.where(arrays["hole"], ord("z"), arrays["tokens"]), {})
     monkeypatch.setattr(sample, "fill", zs)
-    monkeypatch.setattr(learned, "pairs", lambda *given: made.append(pairs(*given)) or made[-1])
-    learned.judge_texts(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
+    monkeypatch.setattr(learned, "make_pairs", lambda *given: made.append(make_pairs(*given)) or made[-1])
+    learned.judge_task(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
     filled = [len(text) for text, kind in zip(made[0].worse, made[0].kinds, strict=True) if "filled" in kind]
     assert filled == [20] * 4 and len(made[0].better) > 12  # a window alone would be known by its length
 
