@@ -144,6 +144,7 @@ def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypat
     for program in ("machine/terminal.py", "train.py", "sample.py", "rewards.py"):
         first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]
         assert program == "machine/terminal.py" or "terminal.begin()" in ast.unparse(first[1])
+    assert all(isinstance(kind, str) for kind in terminal.guarded.__annotations__.values())  # which it need not know
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     with pytest.raises(SystemExit, match="error: Python 3.11 or newer is needed, this is "):
         terminal.begin()
