@@ -46,7 +46,8 @@ def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
     """
     # With the lowest reward subtracted first, equal rewards leave nothing to round. Otherwise the float32 mean of three
     # 0.1 is not 0.1, and the difference divided by a small eps is an advantage of -0.43.
-    rewards = rewards - jnp.min(jnp.where(jnp.isnan(rewards), jnp.inf, rewards), 1, keepdims=True)
+    lowest = jnp.where(jnp.isnan(rewards), jnp.inf, rewards).min(1, keepdims=True)
+    rewards = rewards - lowest
     group = moments(rewards, 1)
     adv = rewards - group.mean
     if baseline == "loo":  # RLOO: the mean of the others is n / (n - 1) times as far away
@@ -244,7 +245,8 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
         old_logp = jax.lax.stop_gradient(logp)  # the ratio is 1, and its gradient that of log p
     log_ratio = logp - old_logp
     if level == "sequence":
-        log_ratio = (log_ratio * mask * share).sum(1, keepdims=True) / jnp.maximum(mask.sum(1, keepdims=True), 1)
+        total = (log_ratio * mask * share).sum(1, keepdims=True)
+        log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)
     return jnp.exp(jnp.clip(log_ratio, -20, 20))  # an infinite ratio would make 0 * inf = nan in the gradient
 
 
@@ -326,7 +328,8 @@ def loss(
         """Add terms up; terms of tokens (B, T) are multiplied by their share, those of sequences (B, 1) include it."""
         return jnp.sum(batch.weight * (batch.share * terms if terms.shape == logp.shape else terms))
 
-    pg_loss = weighted_sum(LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg))
+    token_loss = LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg)
+    pg_loss = weighted_sum(token_loss)
     metrics = {"pg_loss": pg_loss, "logp": batch.mean(logp)} | ratio_metrics(ratio, batch, cfg)
     total = pg_loss
     if cfg.kl_beta:

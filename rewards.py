@@ -76,7 +76,8 @@ def per_text(rule, blank=0.0):
             elif blank is not None and not text.strip():
                 scores.append(blank)
             else:
-                scores.append(rule(text, **{name: value for name, value in row.items() if value is not None}))
+                known = {name: value for name, value in row.items() if value is not None}
+                scores.append(rule(text, **known))
         return scores
 
     first = list(inspect.signature(reward).parameters.values())[:2]
@@ -123,6 +124,11 @@ def as_chats(texts, role, before=None):
 # ---- the rewards (those from models are in judges/learned.py) --------------------------------------------------------
 
 
+def jaccard(a, b):
+    """Measure the overlap of two sets: intersection / union."""
+    return len(a & b) / max(1, len(a | b))
+
+
 def diversity(prompts, completions, groups=None):
     """1 - the largest overlap with another completion of the group (Jaccard, sets of 3-grams); 0.0 for a copy or blank.
 
@@ -134,7 +140,7 @@ def diversity(prompts, completions, groups=None):
     scores = [None] * len(completions)
     for group in members.values():
         for i in group if len(group) > 1 else []:
-            overlap = max(len(grams[i] & grams[j]) / max(1, len(grams[i] | grams[j])) for j in group if j != i)
+            overlap = max(jaccard(grams[i], grams[j]) for j in group if j != i)
             scores[i] = 1.0 - overlap if grams[i] else 0.0
     return scores
 
@@ -425,7 +431,8 @@ def combine(
         scores = call_reward(name, fn, prompts, completions, columns)
         part = np.array([math.nan if score is None else score for score in scores], float)
         parts[name] = part.clip(-clip, clip) if clip else part
-        parts |= {f"{name}/{note}": np.array(values, float) for note, values in getattr(scores, "notes", {}).items()}
+        for note, values in getattr(scores, "notes", {}).items():
+            parts[f"{name}/{note}"] = np.array(values, float)
         total += np.nan_to_num(weight * parts[name])
         judged |= ~np.isnan(part) & (weight != 0)
     return Combined(np.where(judged, total, math.nan), parts)
@@ -446,8 +453,12 @@ def pass_at(passed: np.ndarray, k: int) -> float:
     passed (N, n): 1, 0, or nan for no opinion. With c of n passing it is 1 - C(n - c, k) / C(n, k), averaged over the
     prompts with at least k opinions.
     """
-    known = [row[~np.isnan(row)] for row in passed]
-    rates = [1 - math.comb(int((row == 0).sum()), k) / math.comb(len(row), k) for row in known if len(row) >= k]
+    rates = []
+    for row in passed:
+        known = row[~np.isnan(row)]
+        failed = int((known == 0).sum())
+        if len(known) >= k:
+            rates.append(1 - math.comb(failed, k) / math.comb(len(known), k))
     return float(np.mean(rates)) if rates else math.nan
 
 
@@ -461,7 +472,8 @@ def summary(parts: dict[str, np.ndarray]) -> dict[str, float]:
         known = part[~np.isnan(part)]
         metrics[f"rewards/{name}/none_frac"] = 1.0 - len(known) / max(1, len(part))
         if len(known):
-            metrics |= {f"rewards/{name}/{how}": float(getattr(known, how)()) for how in ("mean", "std", "min", "max")}
+            stats = {"mean": known.mean(), "std": known.std(), "min": known.min(), "max": known.max()}
+            metrics |= {f"rewards/{name}/{how}": float(value) for how, value in stats.items()}
     return metrics
 
 
@@ -558,12 +570,16 @@ def score_file(options):
     """Do what the command line asks for -> exit code; the last line printed is a JSON object with n and the means."""
     fns, rows = prepare(options)
     table = score_rows(fns, rows, options)
-    wrong = [i for i in range(len(rows)) if options.check and any(table[name][i] != 1.0 for name in fns)]
-    for i in wrong:
-        scores = ", ".join(f"{name} {rounded(table[name][i])}" for name in fns)
-        print(f"row {i} is not 1.0: {scores}; prompt {rows[i]['prompt'][:60]!r}")
-    print(json.dumps({"n": len(rows)} | {name: rounded(mean(column)) for name, column in table.items()}))
-    return 1 if wrong else 0
+    exit_code = 0
+    for i in range(len(rows)) if options.check else []:
+        scores = {name: table[name][i] for name in fns}
+        if any(score != 1.0 for score in scores.values()):
+            said = ", ".join(f"{name} {rounded(score)}" for name, score in scores.items())
+            print(f"row {i} is not 1.0: {said}; prompt {rows[i]['prompt'][:60]!r}")
+            exit_code = 1
+    means = {name: rounded(mean(column)) for name, column in table.items()}
+    print(json.dumps({"n": len(rows)} | means))
+    return exit_code
 
 
 def numbers(text):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.nn import log_sigmoid
 from tqdm import tqdm
 
 import config
@@ -37,8 +38,10 @@ def encode(prompts, completions, tok, max_len):
     T is the longest text rounded up to one of WIDTHS. Texts longer than max_len lose their beginning. tok is the
     judge's own tokenizer, which may differ from the policy's.
     """
-    pairs = zip(prompts, completions, strict=True)
-    ids = [[*tok.begin(tok.encode(prompt)), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in pairs]
+    ids = []
+    for prompt, text in zip(prompts, completions, strict=True):
+        row = [*tok.begin(tok.encode(prompt)), *tok.encode(text), tok.eos_id]
+        ids.append(row[-max_len:])
     longest = max(map(len, ids), default=1)
     width = min(max_len, next(w for w in WIDTHS if w >= longest))
     tokens = np.full((len(ids), width), tok.pad_id, np.int32)
@@ -188,8 +191,9 @@ def make_pairs(rows: list[dict], seed: int, refill: Callable | None = None) -> P
     others = (better[rng.integers(len(rows))] for _ in rows)  # lazily, between the draws of make_worse
     worse = [make_worse(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
     if refill:
-        refilled = zip(*refill(rows[::2], seed), strict=True)
-        worse[::2] = [new if new[1] else old for new, old in zip(refilled, worse[::2], strict=True)]
+        for i, (text, kind) in enumerate(zip(*refill(rows[::2], seed), strict=True)):
+            if kind:
+                worse[2 * i] = text, kind
     differ = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a refilled text may be right
     return Pairs(
         prompts=[prompts[i] for i in differ],
@@ -244,10 +248,11 @@ def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[ja
     better = score(batch["better"], valid=batch["better_valid"])
     if batch["score"] is not None:
         p = batch["score"]
-        return -jnp.mean(p * jax.nn.log_sigmoid(better) + (1 - p) * jax.nn.log_sigmoid(-better)), {}
+        return -jnp.mean(p * log_sigmoid(better) + (1 - p) * log_sigmoid(-better)), {}
     worse = score(batch["worse"], valid=batch["worse_valid"])
-    pointwise = (jax.nn.log_sigmoid(better) + jax.nn.log_sigmoid(-worse)) / 2
-    return -jnp.mean(jax.nn.log_sigmoid(better - worse) + pointwise), {"pair_acc": jnp.mean(better > worse)}
+    pointwise = (log_sigmoid(better) + log_sigmoid(-worse)) / 2
+    metrics = {"pair_acc": jnp.mean(better > worse)}
+    return -jnp.mean(log_sigmoid(better - worse) + pointwise), metrics
 
 
 def pair_metrics(better: np.ndarray, worse: np.ndarray, pairs: Pairs) -> dict[str, float]:
@@ -269,9 +274,14 @@ def pair_metrics(better: np.ndarray, worse: np.ndarray, pairs: Pairs) -> dict[st
 
 def calibration_error(better: np.ndarray, worse: np.ndarray, bins: int = 10) -> float:
     """Average |stated probability of being a better text - fraction that are better| over bins of the probability."""
-    p, truth = np.concatenate([better, worse]), np.repeat([1.0, 0.0], [len(better), len(worse)])
+    p = np.concatenate([better, worse])
+    truth = np.repeat([1.0, 0.0], [len(better), len(worse)])
     index = np.minimum((p * bins).astype(int), bins - 1)
-    return float(sum(abs(p[index == i].mean() - truth[index == i].mean()) * np.mean(index == i) for i in set(index)))
+    error = 0.0
+    for i in set(index):
+        inside = index == i
+        error += abs(p[inside].mean() - truth[inside].mean()) * np.mean(inside)
+    return float(error)
 
 
 def refill_rows(rows, seed, generator, cfg, tok):
@@ -283,8 +293,9 @@ def refill_rows(rows, seed, generator, cfg, tok):
     rng = np.random.default_rng(seed)
     arrays, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
     maskable = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
-    arrays["hole"] = maskable & (rng.random(maskable.shape) < rng.uniform(0.2, 1.0, (len(maskable), 1)))
     n, temperatures = len(maskable), cfg.judge_temperatures
+    u = rng.random(maskable.shape)
+    arrays["hole"] = maskable & (u < rng.uniform(0.2, 1.0, (n, 1)))
     size = min(cfg.eval_size, -(-n // len(temperatures)))  # every temperature has its turn
     windows, kinds = [[]] * n, [""] * len(rows)
     for turn, first in enumerate(range(0, n, max(size, 1))):

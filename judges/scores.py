@@ -145,7 +145,8 @@ def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
             + f", but rewards are {', '.join(names) or 'none'}"
         )
     if "coherence" in names and "coherence" not in made and cfg.init_from:
-        made["coherence"] = learned.coherence(disk.load(cfg.init_from, cfg.model.dtype)[0], cfg.model, tok)
+        params, _ = disk.load(cfg.init_from, cfg.model.dtype)
+        made["coherence"] = learned.coherence(params, cfg.model, tok)
     found = find_rewards(cfg, rows, **made)
     used = found.trained.keys() | found.eval_only.keys()
     tested = {"tests", "tests_all", "tests_fenced", "performance"} & used
@@ -202,20 +203,22 @@ def score(fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids:
     found = mesh.everyone(
         lambda: rewards.combine(fns, weights, prompts[mine], completions[mine], columns, cfg.reward_clip)
     )
-    names = dict.fromkeys(name for one in found for name in one.parts)
-
-    def gathered(name):
-        # A reward may have logged a note in some processes only.
-        return np.concatenate([one.parts.get(name, np.zeros(len(one.total))) for one in found])
-
     total = np.concatenate([one.total for one in found])
-    return CompletionScores(completions, total, {name: gathered(name) for name in names})
+    parts = {}
+    for name in dict.fromkeys(name for one in found for name in one.parts):
+        # A reward may have logged a note in some processes only.
+        pieces = [one.parts.get(name, np.zeros(len(one.total))) for one in found]
+        parts[name] = np.concatenate(pieces)
+    return CompletionScores(completions, total, parts)
 
 
 def reward_table(parts: dict[str, np.ndarray], cfg: Any, fns: dict) -> np.ndarray:
     """Stack the trained rewards {name: (B,)} -> (R, B); one that weighs nothing has no opinion (nan)."""
     weights = cfg.reward_weights or (1.0,) * len(fns)
-    return np.stack([np.where(w, parts[name], np.nan) for w, name in zip(weights, fns, strict=True)])
+    rows = []
+    for name, weight in zip(fns, weights, strict=True):
+        rows.append(np.where(weight, parts[name], np.nan))
+    return np.stack(rows)
 
 
 def reward_weights(table, cfg):
@@ -271,17 +274,18 @@ def apply_pass_at(values, cfg):
     """Turn rewards into 1 (pass) or 0 if cfg.pass_at is set; nan, which is no opinion, stays."""
     if cfg.pass_at is None:
         return values
-    return np.where(np.isnan(values), np.nan, values >= min(cfg.pass_at, cfg.reward_clip or math.inf))
+    threshold = min(cfg.pass_at, cfg.reward_clip or math.inf)
+    return np.where(np.isnan(values), np.nan, values >= threshold)
 
 
 def denoising_animation(x, trace, length, cfg, tok):
     """List [text of a token, step, probability] for the first row of tokens x (B, T), up to and including its end."""
-    arrays = (np.asarray(a[0, cfg.max_prompt_len :]) for a in (x, trace["step"], trace["logp"]))
-    tokens = [
-        [tok.decode([int(i)]) or "∎", int(step), round(math.exp(logp), 4)]
-        for i, step, logp in zip(*arrays, strict=True)
-    ]
-    return tokens[: length + 1]
+    first = (0, slice(cfg.max_prompt_len, cfg.max_prompt_len + length + 1))
+    ids, steps, logp = np.asarray(x[first]), np.asarray(trace["step"][first]), np.asarray(trace["logp"][first])
+    tokens = []
+    for i, step, p in zip(ids.tolist(), steps.tolist(), logp, strict=True):
+        tokens.append([tok.decode([i]) or "∎", step, round(math.exp(p), 4)])
+    return tokens
 
 
 def rate_metrics(name, scored, n, rewards_found, cfg):
@@ -330,13 +334,17 @@ def pass_rates(
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
         scored = score(fns, eval_only, cfg, tok, text.rows, ids, n)
         for i, shown in enumerate(samples):
-            shown[name] = scored.texts[i] if n == 1 else scored.texts[i * n : (i + 1) * n]
+            texts_of_row = scored.texts[i * n : (i + 1) * n]
+            shown[name] = texts_of_row[0] if n == 1 else texts_of_row
         if fns or eval_only:
             metrics |= rate_metrics(name, scored, n, RewardFunctions(fns, eval_only), cfg)
         if n > 1 and fns:
-            adv = np.asarray(advantages(reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n), cfg))
-            for shown, total, row in zip(samples, scored.total.reshape(-1, n).tolist(), adv.tolist(), strict=True):
-                shown |= {"rewards": total, "advantages": [round(value, 4) for value in row]}
+            table = reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
+            adv = np.asarray(advantages(table, cfg)).tolist()
+            totals = scored.total.reshape(-1, n).tolist()
+            for i, shown in enumerate(samples):
+                shown["rewards"] = totals[i]
+                shown["advantages"] = [round(value, 4) for value in adv[i]]
     for shown, row in zip(samples, text.rows, strict=True):
         shown["columns"] = scoring_columns(row)
     return metrics, samples
@@ -358,7 +366,8 @@ def stats(values, *names):
 
 def length_metrics(rollout, cfg, tok):
     """Measure the lengths of completions, and how many end in an end of text."""
-    ends, completion = (np.asarray(a) for a in (rollout.hole & (rollout.x == tok.eos_id), rollout.hole))
+    completion = np.asarray(rollout.hole)
+    ends = np.asarray(rollout.hole & (rollout.x == tok.eos_id))
     length = (completion & (ends.cumsum(1) - ends == 0)).sum(1)
     ends = cfg.fill_in | ends.any(1)  # with fill_in the end of a text is given
     lengths = {f"{how}_length": value for how, value in stats(length, "mean", "min", "max").items()}
