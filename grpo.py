@@ -4,8 +4,8 @@ GRPO (group relative policy optimization): rewards -> advantages -> a loss on lo
 Papers sell three choices as one algorithm. Here each is made on its own:
 
     estimator     how log p of a token is computed under a denoiser; lives in diffusion.py and is never seen here
-    ratio level   what is compared with the policy that wrote a completion: each token (PPO, GRPO), the whole completion
-                  by its mean log-ratio (GSPO, ESPO), or nothing (REINFORCE, which the first update always is)
+    ratio level   whether the ratio to the old policy is that of a token (PPO, GRPO), that of a whole completion, by its
+                  mean log-ratio (GSPO, ESPO), or left out (REINFORCE, which the first update always is)
     loss          how the ratio of a token is clipped, and how tokens are averaged
 
 Shapes: N prompts, G completions of each, B = N * G completions, T tokens, R reward functions. `mask` (B, T) is True on
@@ -154,7 +154,7 @@ def weighted_likelihood(ratio, logp, adv, cfg):
 
 
 def per_sequence(mask, max_len, micro_batches):
-    """Every completion counts the same, divided among its tokens: mean_i mean_t."""
+    """Every completion counts the same, and so do the tokens of one: mean_i mean_t."""
     return mask / jnp.maximum(mask.sum(1, keepdims=True), 1) / len(mask)
 
 
@@ -164,7 +164,7 @@ def per_token(mask, max_len, micro_batches):
 
 
 def per_token_of_micro_batch(mask, max_len, micro_batches):
-    """bnpo: every micro-batch counts the same, divided among its tokens."""
+    """bnpo: every micro-batch counts the same, and so do the tokens of one: mean of sum / number of tokens."""
     parts = mask.reshape(micro_batches, -1)
     return (parts / jnp.maximum(parts.sum(1, keepdims=True), 1) / micro_batches).reshape(mask.shape)
 

@@ -186,7 +186,7 @@ FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards t
 
 
 def load_function(path, name):
-    """Import a reward from a Python file of the user, or say in one sentence what is wrong with it."""
+    """Import a reward from a Python file of the user; a ValueError names the mistake in one sentence."""
     where = f"reward {path}:{name}:"
     if not (os.path.isfile(path) and path.endswith(".py")):
         raise ValueError(f"{where} there is no Python file {path!r}")
@@ -226,7 +226,7 @@ def as_reward(where: str, name: str, fn: Any) -> Reward:
 
 
 def with_settings(name, fn, text):
-    """Fix parameters of a reward for all rows: "target=40" sets target_length, whose first letters are enough."""
+    """Set parameters of a reward for all rows: "target=40" sets target_length to 40; a prefix of the name is enough."""
     rule = getattr(fn, "rule", fn) if fn in REWARDS.values() else fn
     signature, settings = inspect.signature(rule), {}
     free = {
@@ -567,15 +567,15 @@ def score_rows(fns, rows, options):
 
 
 def score_file(options):
-    """Do what the command line asks for -> exit code; the last line printed is a JSON object with n and the means."""
+    """Score the rows and print n and the means as a JSON object -> exit code, 1 if --check finds a wrong reference."""
     fns, rows = prepare(options)
     table = score_rows(fns, rows, options)
     exit_code = 0
     for i in range(len(rows)) if options.check else []:
         scores = {name: table[name][i] for name in fns}
         if any(score != 1.0 for score in scores.values()):
-            said = ", ".join(f"{name} {rounded(score)}" for name, score in scores.items())
-            print(f"row {i} is not 1.0: {said}; prompt {rows[i]['prompt'][:60]!r}")
+            values = ", ".join(f"{name} {rounded(score)}" for name, score in scores.items())
+            print(f"row {i} is not 1.0: {values}; prompt {rows[i]['prompt'][:60]!r}")
             exit_code = 1
     means = {name: rounded(mean(column)) for name, column in table.items()}
     print(json.dumps({"n": len(rows)} | means))
@@ -609,7 +609,7 @@ def parser():
 
 
 def main():
-    """Run the program -> exit code; 2 for a mistake of the user, which is said in one sentence."""
+    """Run the program -> exit code; a mistake of the user is one sentence and exit code 2."""
     try:
         return score_file(parser().parse_args(terminal.once(sys.argv[1:])))
     except BrokenPipeError:

@@ -256,7 +256,10 @@ def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[ja
 
 
 def pair_metrics(better: np.ndarray, worse: np.ndarray, pairs: Pairs) -> dict[str, float]:
-    """Compare the judge's scores (N,) with held-out Pairs: accuracy, by kind, and calibration; or error of scores."""
+    """Compare the judge's scores (N,) of held-out Pairs with the truth.
+
+    For pairs: accuracy, in all and by kind, and calibration. For texts with given scores: error and correlation.
+    """
     if pairs.scores is not None:
         p = sigmoid(better)
         return {

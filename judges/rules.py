@@ -53,7 +53,7 @@ QUANTITY = re.compile(
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-# ---- what a text says -----------------------------------------------------------------------------------------------
+# ---- answers in texts ------------------------------------------------------------------------------------------------
 
 
 def fenced_blocks(text: str) -> list[str]:
@@ -334,10 +334,10 @@ def xml_int(text: str) -> float:
 def xml_answer(text: str, answer: object) -> float:
     """1.0 if the content of <answer> (or the text without one) is the answer and nothing else, else 0.0. Numbers are
     compared exactly, everything else as strings. (d1's, worth 2.0, compares only strings: 1,200 is not 1200.)"""
-    said, wanted = without_latex(tagged_answer(text)), without_latex(str(answer))
-    if NUMBER.fullmatch(said) and NUMBER.fullmatch(wanted) and as_fraction(said) is not None:
-        return float(as_fraction(wanted) is not None and as_fraction(said) == as_fraction(wanted))
-    return float(bool(wanted) and said == wanted)
+    found, wanted = without_latex(tagged_answer(text)), without_latex(str(answer))
+    if NUMBER.fullmatch(found) and NUMBER.fullmatch(wanted) and as_fraction(found) is not None:
+        return float(as_fraction(wanted) is not None and as_fraction(found) == as_fraction(wanted))
+    return float(bool(wanted) and found == wanted)
 
 
 def math_answer(text: str, answer: object) -> float:

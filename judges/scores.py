@@ -258,12 +258,12 @@ def distinct_ngrams(completions, n=3):
 
 
 def main_reward(fns, eval_only):
-    """Name the reward that decides what passes: the first of eval_rewards, or else of rewards; None without any."""
+    """Name the reward behind val/greedy and pass_at: the first of eval_rewards, else of rewards, else None."""
     return next(iter(eval_only or fns), None)
 
 
 def describe_metric(cfg: Any, fns: dict, eval_only: dict) -> str:
-    """Say what the metrics val/greedy and val/sampled are."""
+    """Explain the metrics val/greedy and val/sampled in one line."""
     name = main_reward(fns, eval_only)
     if cfg.pass_at is None:
         return f"val/greedy, val/sampled: the mean of {name}; with pass_at=1.0 the share of completions that earn 1"
@@ -351,7 +351,7 @@ def pass_rates(
 
 
 def scoring_columns(row):
-    """Choose what rewards.py needs to score the samples of a row again."""
+    """Choose the columns with which rewards.py can score the samples of a row again."""
     reference = {name: row["completion"] for name in ("reference", "answer") if "completion" in row}
     return reference | {name: value for name, value in row.items() if name not in ("prompt", "completion")}
 

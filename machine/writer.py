@@ -28,7 +28,7 @@ from sample import Plan
 
 LONG = 4096  # tokens of a text above which there is a warning
 TRAINED = {"diffusion_steps": "steps"} | {name: name for name in sample.SHARED}  # config key: field of Plan
-HOLES = {  # what is read as a mask, as a regular expression
+HOLES = {  # the parts of a text that are read as masks, as regular expressions
     "mask": r"<\|mask\|>",
     "auto": r"<\|mask\|>|(?<![^\W\d])(?<!\\)_+(?![^\W\d])",  # [^\W\d]: a letter or a _
     "none": r"(?!)",  # never matches
@@ -55,7 +55,7 @@ def encode(text: str, tok: Any, mask_id: int, holes: str, n_new: int) -> tuple[l
 
 
 def pad_prompts(prompts, tok, cfg):
-    """Pad prompts [(ids, start)] on the left -> z, valid (B, T). T is a multiple of 16, so that few are compiled."""
+    """Pad prompts [(ids, start)] on the left -> z, valid (B, T), with T a multiple of 16 to compile few shapes."""
     T = -(-max(len(ids) for ids, _ in prompts) // 16) * 16
     pad_id = next(i for i in (tok.pad_id, 0, 1) if i != cfg.mask_id and i < cfg.vocab_size)
     z = np.array([[pad_id] * (T - len(ids)) + ids for ids, _ in prompts], np.int32)
@@ -75,7 +75,7 @@ def complete_texts(
 ) -> Iterator[str]:
     """Fill the masks of prompts [(ids, start)] batch by batch, and yield the text of each but the first `done`.
 
-    group: so many consecutive prompts are identical. Except for rounding, batch_size does not change a text.
+    group: how many consecutive prompts are identical. Except for rounding, batch_size does not change a text.
     """
     for first in range(done // batch_size * batch_size, len(prompts), batch_size):
         # The last batch repeats the last prompt: batches of one shape are compiled once.
@@ -247,7 +247,7 @@ def unknown_flag(name: str, flags: Any) -> str:
 
 
 class Model(NamedTuple):
-    """A checkpoint and what belongs to it."""
+    """A checkpoint, its tokenizer and the config it was trained with."""
 
     folder: Any
     written: int  # when, in nanoseconds
@@ -293,7 +293,7 @@ def encode_rows(options, rows, loaded):
 
 
 def make_plan(asked, n, prompts, loaded):
-    """Choose how to generate: by the flags, else as in training, else by what suits the model."""
+    """Choose each setting of generation from the flags, else from training, else by the kind of model -> Plan."""
     cfg = loaded.cfg
     plan = {
         "steps": max(ids.count(cfg.mask_id) for ids, _ in prompts),
@@ -348,7 +348,7 @@ def mean_scores(fns, rows, completions, n):
 
 
 def run(options: argparse.Namespace) -> None:
-    """Do what the options of the command line ask for, and print or write the result."""
+    """Export the model, or complete prompts or rows and print or write them, as the options say."""
     import data
     import runs
 
