@@ -4,8 +4,8 @@ GRPO (group relative policy optimization): rewards -> advantages -> a loss on lo
 Papers sell three choices as one algorithm. Here each is made on its own:
 
     estimator     how log p of a token is computed under a denoiser; lives in diffusion.py and is never seen here
-    ratio level   what is compared with the policy that wrote a completion: each token (PPO, GRPO), the whole completion
-                  by its mean log-ratio (GSPO, ESPO), or nothing (REINFORCE, which the first update always is)
+    ratio level   whether the ratio to the old policy is that of a token (PPO, GRPO), that of a whole completion, by its
+                  mean log-ratio (GSPO, ESPO), or left out (REINFORCE, which the first update always is)
     loss          how the ratio of a token is clipped, and how tokens are averaged
 
 Shapes: N prompts, G completions of each, B = N * G completions, T tokens, R reward functions. `mask` (B, T) is True on
@@ -46,7 +46,8 @@ def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
     """
     # With the lowest reward subtracted first, equal rewards leave nothing to round. Otherwise the float32 mean of three
     # 0.1 is not 0.1, and the difference divided by a small eps is an advantage of -0.43.
-    rewards = rewards - jnp.min(jnp.where(jnp.isnan(rewards), jnp.inf, rewards), 1, keepdims=True)
+    lowest = jnp.where(jnp.isnan(rewards), jnp.inf, rewards).min(1, keepdims=True)
+    rewards = rewards - lowest
     group = moments(rewards, 1)
     adv = rewards - group.mean
     if baseline == "loo":  # RLOO: the mean of the others is n / (n - 1) times as far away
@@ -153,7 +154,7 @@ def weighted_likelihood(ratio, logp, adv, cfg):
 
 
 def per_sequence(mask, max_len, micro_batches):
-    """Every completion counts the same, divided among its tokens: mean_i mean_t."""
+    """Every completion counts the same, and so do the tokens of one: mean_i mean_t."""
     return mask / jnp.maximum(mask.sum(1, keepdims=True), 1) / len(mask)
 
 
@@ -163,7 +164,7 @@ def per_token(mask, max_len, micro_batches):
 
 
 def per_token_of_micro_batch(mask, max_len, micro_batches):
-    """bnpo: every micro-batch counts the same, divided among its tokens."""
+    """bnpo: every micro-batch counts the same, and so do the tokens of one: mean of sum / number of tokens."""
     parts = mask.reshape(micro_batches, -1)
     return (parts / jnp.maximum(parts.sum(1, keepdims=True), 1) / micro_batches).reshape(mask.shape)
 
@@ -244,7 +245,8 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
         old_logp = jax.lax.stop_gradient(logp)  # the ratio is 1, and its gradient that of log p
     log_ratio = logp - old_logp
     if level == "sequence":
-        log_ratio = (log_ratio * mask * share).sum(1, keepdims=True) / jnp.maximum(mask.sum(1, keepdims=True), 1)
+        total = (log_ratio * mask * share).sum(1, keepdims=True)
+        log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)
     return jnp.exp(jnp.clip(log_ratio, -20, 20))  # an infinite ratio would make 0 * inf = nan in the gradient
 
 
@@ -326,7 +328,8 @@ def loss(
         """Add terms up; terms of tokens (B, T) are multiplied by their share, those of sequences (B, 1) include it."""
         return jnp.sum(batch.weight * (batch.share * terms if terms.shape == logp.shape else terms))
 
-    pg_loss = weighted_sum(LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg))
+    token_loss = LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg)
+    pg_loss = weighted_sum(token_loss)
     metrics = {"pg_loss": pg_loss, "logp": batch.mean(logp)} | ratio_metrics(ratio, batch, cfg)
     total = pg_loss
     if cfg.kl_beta:

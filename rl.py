@@ -127,7 +127,7 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
     completions, total, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G)
-    values, unjudged = scores.opinions(parts, cfg, reward_fns), np.isnan(total)
+    values, unjudged = scores.reward_table(parts, cfg, reward_fns), np.isnan(total)
     if cfg.diversity_bonus:
         groups = np.repeat(np.arange(N), G).tolist()
         bonus = np.array(rewards.diversity(groups, completions, groups), float)
@@ -142,7 +142,7 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
 def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
     """Replace groups of `old` whose rewards are all equal by groups of `new` whose rewards differ."""
     _, N, G = old.rewards.shape
-    out, into = np.flatnonzero(~scores.spread(old, cfg)), np.flatnonzero(scores.spread(new, cfg))
+    out, into = np.flatnonzero(~scores.has_signal(old, cfg)), np.flatnonzero(scores.has_signal(new, cfg))
     pick = np.arange(N)
     pick[out[: len(into)]] = N + into[: len(out)]
     flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
@@ -370,7 +370,7 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
             new = score_rollout(r, prompts.rows, reward_fns, cfg, tok, kl)
         found = replace_flat_groups(found, new, cfg) if found else new
         notes["rollouts"] = n + 1
-        if scores.spread(found, cfg).all():
+        if scores.has_signal(found, cfg).all():
             break
     return found, prepared
 
@@ -390,7 +390,7 @@ def iteration(state, key, score, draw, reward_fns, cfg, tok):
     found, ready = write_and_judge(state, rollout_key, draw, reward_fns, cfg, tok, notes, prepare)
     # 3  Compare within each group.
     adv = scores.advantages(found.rewards, cfg, found.kl)
-    notes |= scores.describe(found, adv, cfg, tok)
+    notes |= scores.rollout_metrics(found, adv, cfg, tok)
     notes["group"] = scores.first_group(found, adv, cfg, tok)
     if notes["skipped"]:
         say = f"no reward ({', '.join(reward_fns)}) has an opinion on any of the {adv.size} completions"
@@ -418,7 +418,7 @@ def tune(cfg, tok, start) -> Task:
     train = encode_split(cfg, tok, "train", cfg.fill_in)
     shown = eval_subset(encode_split(cfg, tok, "val", cfg.fill_in), cfg)
     reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
-    tqdm.write(scores.meaning(cfg, reward_fns, more))
+    tqdm.write(scores.describe_metric(cfg, reward_fns, more))
     draw = prompt_sampler(cfg, tok, train)
     if cfg.fill_in:
         shown = given_masks(shown, cfg, tok) or mask_completions(shown, cfg, tok, 0)
@@ -443,7 +443,7 @@ def pretrain(cfg, tok, start) -> Task:
     if not fns and cfg.max_prompt_len:  # what can be said of any answer: is it the one in the data?
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
-        tqdm.write(scores.meaning(cfg, fns, more))
+        tqdm.write(scores.describe_metric(cfg, fns, more))
     if lacking := sum("completion" not in row for row in train.rows):
         raise ValueError(f"{cfg.dataset}/train: {lacking} of {len(train.rows)} rows have no completion to learn from")
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
@@ -476,4 +476,4 @@ def pretrain(cfg, tok, start) -> Task:
     return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, n, best_metric)
 
 
-OBJECTIVES = {"pretrain": pretrain, "judge": lambda *given: Task(*learned.judge_texts(*given)), "grpo": tune}
+OBJECTIVES = {"pretrain": pretrain, "judge": lambda *given: Task(*learned.judge_task(*given)), "grpo": tune}

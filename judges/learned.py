@@ -1,15 +1,20 @@
 """
-A judge is the transformer with a head of width 1: it reads a prompt and a completion and says how good it is. It learns
-from pairs of a better and a worse text, and then stays frozen: a reward for texts that no rule and no test can grade.
+Judges: the transformer with a head of width 1, which reads a prompt and a completion and scores how good it is.
+
+A judge learns from pairs of a better and a worse text and then stays frozen: a reward for texts that no rule and no
+test can grade. A language model can be a reward as well, by the log-probability of the completion (`coherence`).
 """
+
 import dataclasses
 import functools
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.nn import log_sigmoid
 from tqdm import tqdm
 
 import config
@@ -21,70 +26,89 @@ import sample
 from data import texts
 from machine import mesh
 
-MAX_LEN = 4096  # tokens of a prompt and a completion that a judge reads at most
-WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of the arrays that a judge reads: 16, 24, 32, 48, 64, ...
+MAX_LEN = 4096  # the most tokens of prompt and completion that a judge reads
+WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of token arrays, each compiled once: 16, 24, 32, 48, 64, ...
 
-# ---- as a reward -----------------------------------------------------------------------------------------------------
+# ---- models as rewards -----------------------------------------------------------------------------------------------
+
 
 def encode(prompts, completions, tok, max_len):
-    """Texts -> tokens (B, T) int32, valid (B, T) bool for model.score: prompt, completion, eos; padded on the left.
+    """Encode prompt + completion + end of text, padded on the left -> tokens (B, T) int32, valid (B, T) bool.
 
-    T is the longest, rounded up to one of WIDTHS, as each is compiled, and at most max_len: what is longer loses its
-    beginning. The tokenizer is the judge's own: the policy's may differ."""
-    texts = zip(prompts, completions, strict=True)
-    ids = [[*tok.add_bos(tok.encode(prompt)), *tok.encode(text), tok.eos_id][-max_len:] for prompt, text in texts]
-    width = min(max_len, next(w for w in WIDTHS if w >= max(map(len, ids), default=1)))
+    T is the longest text rounded up to one of WIDTHS. Texts longer than max_len lose their beginning. tok is the
+    judge's own tokenizer, which may differ from the policy's.
+    """
+    ids = []
+    for prompt, text in zip(prompts, completions, strict=True):
+        row = [*tok.add_bos(tok.encode(prompt)), *tok.encode(text), tok.eos_id]
+        ids.append(row[-max_len:])
+    longest = max(map(len, ids), default=1)
+    width = min(max_len, next(w for w in WIDTHS if w >= longest))
     tokens = np.full((len(ids), width), tok.pad_id, np.int32)
     valid = np.zeros(tokens.shape, bool)
     for i, row in enumerate(ids):
-        tokens[i, -len(row) :], valid[i, -len(row) :] = row, True
+        tokens[i, -len(row) :] = row
+        valid[i, -len(row) :] = True
     return tokens, valid
 
 
 def in_batches(fn, *arrays, size):
-    """fn of arrays (B, ...) -> (B,), `size` rows at a time, the last batch filled up: one shape, one compilation."""
+    """Apply fn to arrays (B, ...) -> (B,), `size` rows at a time; the last batch is filled up, so fn compiles once."""
     n = len(arrays[0])
     rows = np.arange(-(-n // size) * size).clip(max=n - 1)
     return np.asarray(mesh.in_chunks(fn, size, *(a[rows] for a in arrays)), float)[:n]
 
 
-def reward(params, cfg, tok, batch_size=32, max_len=MAX_LEN):
-    """A judge -> a reward in (0, 1), the sigmoid of its score of prompt + completion; blank text earns 0."""
+def sigmoid(x):
+    """Turn scores into probabilities, in numpy."""
+    return 1 / (1 + np.exp(-x))
+
+
+def judge(params: Any, cfg: model.ModelConfig, tok: Any, batch_size: int = 32, max_len: int = MAX_LEN) -> Callable:
+    """Make a reward of a judge: the sigmoid of its score, in (0, 1); blank text scores 0."""
     score = jax.jit(functools.partial(model.score, cfg=cfg))
 
-    def judge(prompts, completions):
-        read = lambda tokens, valid: score(params, tokens, valid=valid)
-        scores = in_batches(read, *encode(prompts, completions, tok, max_len), size=batch_size)
-        chances = 1 / (1 + np.exp(-scores))
-        return [float(p) if text.strip() else 0.0 for p, text in zip(chances, completions, strict=True)]
+    def score_batch(tokens, valid):
+        return score(params, tokens, valid=valid)
 
-    return judge
+    def reward(prompts, completions):
+        scores = in_batches(score_batch, *encode(prompts, completions, tok, max_len), size=batch_size)
+        return [float(p) if text.strip() else 0.0 for p, text in zip(sigmoid(scores), completions, strict=True)]
+
+    return reward
 
 
-def coherence(params, cfg, tok, batch_size=32, max_len=MAX_LEN, floor=-20.0):
-    """A frozen denoiser or autoregressive model -> a reward: the mean log-prob of the tokens of a completion.
+def coherence(
+    params: Any,
+    cfg: model.ModelConfig,
+    tok: Any,
+    batch_size: int = 32,
+    max_len: int = MAX_LEN,
+    floor: float = -20.0,
+) -> Callable:
+    """Make a reward of a frozen language model: the mean log-prob per token of a completion.
 
-    Of a denoiser it is the bound from 8 masks, always the same ones, wherever a text stands in its batch. Zero would be
-    certainty, so blank text gets the floor: in nats per token it is rarer than a uniform guess in any vocabulary."""
+    For a denoiser it is the likelihood bound from 8 masks, the same ones for every text. 0 would be certainty, so blank
+    text scores the floor, in nats: lower than a uniform guess in any vocabulary.
+    """
 
     @jax.jit
     def bound(params, tokens, valid, hole):
         return diffusion.likelihood(params, {"tokens": tokens, "hole": hole, "valid": valid}, jax.random.key(0), cfg)
 
-    def coherence(prompts, completions):
+    def reward(prompts, completions):
         tokens, valid = encode(prompts, completions, tok, max_len)
         width = tokens.shape[1]
-        n = np.array([min(len(tok.encode(text)) + 1, width) for text in completions])  # the eos counts, too
-        hole = np.arange(width) >= width - n[:, None]
-        logp = in_batches(functools.partial(bound, params), tokens, valid, hole, size=batch_size) / n
-        return [max(floor, float(x)) if text.strip() else floor for x, text in zip(logp, completions, strict=True)]
+        length = np.array([min(len(tok.encode(text)) + 1, width) for text in completions])  # with the end of text
+        completion = np.arange(width) >= width - length[:, None]
+        logp = in_batches(functools.partial(bound, params), tokens, valid, completion, size=batch_size) / length
+        return [max(floor, float(p)) if text.strip() else floor for p, text in zip(logp, completions, strict=True)]
 
-    return coherence
+    return reward
 
 
-def load(folder, dtype="float32", **sizes):
-    """The folder or out_dir of a judge or of a language model -> {"judge": reward} or {"coherence": reward}, which keep
-    and compute it in dtype."""
+def load(folder: Any, dtype: str = "float32", **sizes: Any) -> dict[str, Callable]:
+    """Load a judge or a language model, which computes in dtype -> {"judge": reward} or {"coherence": reward}."""
     found, _ = disk.best(data.local_copy(folder))
     best = disk.read_run(found).get("best") or {}
     params, cfg = disk.load(found, dtype)
@@ -94,167 +118,244 @@ def load(folder, dtype="float32", **sizes):
         return {"coherence": coherence(params, cfg, tok, **sizes)}
     tested = f"{best['measure']} {best['score']:.3f} on held-out texts" if best else "never tested on held-out texts"
     print(f"judge {found}: {tested}")
-    return {"judge": reward(params, cfg, tok, **sizes)}
+    return {"judge": judge(params, cfg, tok, **sizes)}
 
 
-# ---- pairs -----------------------------------------------------------------------------------------------------------
+# ---- pairs of texts --------------------------------------------------------------------------------------------------
+
 
 class Pairs(NamedTuple):
+    """N prompts with a better and a worse completion."""
+
     prompts: list
     better: list
     worse: list
-    kinds: list  # what is worse about them
-    scores: np.ndarray | None  # instead of pairs: a score in [0, 1] for each of `better`
+    kinds: list  # why the worse text is worse
+    scores: np.ndarray | None  # (N,) in [0, 1]; if given, `better` are texts with these scores, not pairs
 
 
-def corrupted(rng, text, other, prompted=True):
-    """A text made worse: two pieces swapped, a piece lost, a piece replaced by one of another row, or, where there is a
-    prompt that it does not answer, all of the text of another row."""
-    split = lambda text: (re.split(r"(\s+)", text), 2)  # words, and the space between them
-    parts, stride = split(text)
+def split_words(text):
+    """Split into words and, between them, the space."""
+    return re.split(r"(\s+)", text)
+
+
+def make_worse(rng, text, other, has_prompt=True):
+    """Spoil a text -> worse text, kind: two pieces swapped, a piece lost, or a piece replaced by one of another row.
+
+    With a prompt, the completion `other` of another row, which does not answer it, is a fourth kind. Pieces are words,
+    or characters if the text has less than four words.
+    """
+    parts, stride = split_words(text), 2  # every second part is space
     if len(parts) < 7:
         parts, stride = list(text), 1
-    kinds = ("swapped", "lost", "replaced", *(["another row"] if prompted else [])) if len(parts) > 1 else ("lost",)
+    kinds = ["lost"]
+    if len(parts) > 1:
+        kinds = ["swapped", "lost", "replaced"] + ["another row"] * has_prompt
     kind = kinds[rng.integers(len(kinds))]
     if kind == "another row":
         return other, kind
-    pieces = -(-len(parts) // stride)
-    i, j = sorted(stride * rng.choice(pieces, min(2, pieces), replace=False))[:2] if pieces > 1 else (0, 0)
+    n_pieces = -(-len(parts) // stride)
+    i, j = 0, 0
+    if n_pieces > 1:
+        i, j = sorted(stride * rng.choice(n_pieces, 2, replace=False))
     if kind == "swapped":
         parts[i], parts[j] = parts[j], parts[i]
     elif kind == "replaced":
-        theirs = split(other)[0] if stride == 2 else list(other) or [""]
-        parts[i] = theirs[min(i, (len(theirs) - 1) // stride * stride)]  # of the same place: the best imitation
+        theirs = split_words(other) if stride == 2 else list(other) or [""]
+        parts[i] = theirs[min(i, (len(theirs) - 1) // stride * stride)]  # from the same place: the best imitation
     else:
         del parts[i : i + stride * (1 + (j - i) // (4 * stride))]
     return "".join(parts), kind
 
 
-def pairs(rows, seed, refill=None):
-    """Rows of a data set -> Pairs. Rows with `chosen` and `rejected` or with a `score` are taken as they are; of
-    others the completion is the better text, and the worse one is it corrupted or, every second time, refilled by a
-    generator: refill(rows, seed) -> texts, kinds, from holes in the completions."""
-    given = lambda *names: all(all(name in row for name in names) for row in rows)
+def make_pairs(rows: list[dict], seed: int, refill: Callable | None = None) -> Pairs:
+    """Make Pairs of the rows of a data set.
+
+    Rows with `chosen` and `rejected`, or with `completion` and `score`, are used as they are. Otherwise the completion
+    is the better text. The worse one is a spoiled copy or, for every second row, a copy refilled by a generator:
+    refill(rows, seed) -> texts, kinds, with an empty kind for texts that do not fit.
+    """
     prompts = [row["prompt"] for row in rows]
-    if given("chosen", "rejected"):
-        chosen, rejected = ([row[side] for row in rows] for side in ("chosen", "rejected"))
+    if all("chosen" in row and "rejected" in row for row in rows):
+        chosen, rejected = [row["chosen"] for row in rows], [row["rejected"] for row in rows]
         return Pairs(prompts, chosen, rejected, ["rejected"] * len(rows), None)
-    if not given("completion"):
-        raise ValueError("a judge learns from rows with a completion, with chosen and rejected, or with completion and "
-                         f"score; the first row has {', '.join(rows[0])}")
+    if not all("completion" in row for row in rows):
+        raise ValueError(
+            "a judge learns from rows with a completion, with chosen and rejected, or with completion and "
+            f"score; the first row has {', '.join(rows[0])}"
+        )
     better = [row["completion"] for row in rows]
-    if given("score"):
-        scores = np.array([row["score"] for row in rows], np.float32)
-        if (wrong := np.flatnonzero(~((scores >= 0) & (scores <= 1)))).size:  # NaN is neither
-            raise ValueError(f"scores must lie in [0, 1], but {wrong.size} of {len(rows)} do not; the first is "
-                             f"score={scores[wrong[0]]:g}, of the prompt {prompts[wrong[0]][:60]!r}")
-        return Pairs(prompts, better, better, ["scored"] * len(rows), scores)
+    if all("score" in row for row in rows):
+        return Pairs(prompts, better, better, ["scored"] * len(rows), checked_scores(rows))
     rng = np.random.default_rng(seed)
-    others = (better[rng.integers(len(rows))] for _ in rows)
-    worse = [corrupted(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
+    others = (better[rng.integers(len(rows))] for _ in rows)  # lazily, between the draws of make_worse
+    worse = [make_worse(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
     if refill:
-        new = zip(*refill(rows[::2], seed), strict=True)  # without a kind what a generator has no room for
-        worse[::2] = [made if made[1] else old for made, old in zip(new, worse[::2], strict=True)]
-    kept = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a generator may fill a hole rightly
-    return Pairs(*([column[i] for i in kept] for column in (prompts, better, *zip(*worse, strict=True))), None)
+        for i, (text, kind) in enumerate(zip(*refill(rows[::2], seed), strict=True)):
+            if kind:
+                worse[2 * i] = text, kind
+    differ = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a refilled text may be right
+    return Pairs(
+        prompts=[prompts[i] for i in differ],
+        better=[better[i] for i in differ],
+        worse=[worse[i][0] for i in differ],
+        kinds=[worse[i][1] for i in differ],
+        scores=None,
+    )
 
 
-def arrays(p, tok, max_len):
-    """Pairs -> better, worse (N, T) and which of their tokens are valid, score (N,) or None: what `loss` takes."""
-    out = {"score": p.scores}
-    size = lambda prompt, text: len(tok.encode(prompt + text)) + 1
-    sizes = [size(*both) for side in (p.better, p.worse) for both in zip(p.prompts, side, strict=True)]
-    if longer := sum(n > max_len for n in sizes):
-        tqdm.write(f"{longer} of {len(sizes)} texts, the longest of {max(sizes)} tokens, lose their beginning: "
-                   f"there is room for max_prompt_len + max_new_tokens + 1 = {max_len}")  # fmt: skip
-    for side in ("better", "worse"):
-        out[side], out[side + "_valid"] = encode(p.prompts, getattr(p, side), tok, max_len)
-    return out
+def checked_scores(rows):
+    """Read the scores of rows -> (N,) float32; an error if one is not in [0, 1]."""
+    scores = np.array([row["score"] for row in rows], np.float32)
+    wrong = np.flatnonzero(~((scores >= 0) & (scores <= 1)))  # nan is wrong as well
+    if wrong.size:
+        raise ValueError(
+            f"scores must lie in [0, 1], but {wrong.size} of {len(rows)} do not; the first is "
+            f"score={scores[wrong[0]]:g}, of the prompt {rows[wrong[0]]['prompt'][:60]!r}"
+        )
+    return scores
 
 
-def loss(params, batch, cfg):
-    """Bradley-Terry: the better of two should score higher; and, so that sigmoid(score) is the probability of being
-    one of the better ones, the cross-entropy of that. With scores: the cross-entropy to the score."""
+def encode_pairs(pairs: Pairs, tok: Any, max_len: int) -> dict[str, Any]:
+    """Encode Pairs -> better, worse (N, T) tokens, better_valid, worse_valid (N, T), score (N,) or None."""
+    sides = {"better": pairs.better, "worse": pairs.worse}
+    sizes = [
+        len(tok.encode(prompt + text)) + 1
+        for side in sides.values()
+        for prompt, text in zip(pairs.prompts, side, strict=True)
+    ]
+    if longer := sum(size > max_len for size in sizes):
+        tqdm.write(
+            f"{longer} of {len(sizes)} texts, the longest of {max(sizes)} tokens, lose their beginning: there is room "
+            f"for max_prompt_len + max_new_tokens + 1 = {max_len}"
+        )
+    arrays = {"score": pairs.scores}
+    for name, side in sides.items():
+        arrays[name], arrays[name + "_valid"] = encode(pairs.prompts, side, tok, max_len)
+    return arrays
+
+
+# ---- learning --------------------------------------------------------------------------------------------------------
+
+
+def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Compute the loss of a batch of `encode_pairs`, and metrics.
+
+    Bradley-Terry: the better of two should score higher. To it comes a cross-entropy, so that sigmoid(score) is the
+    probability that a text is a better one. If texts have scores, the loss is the cross-entropy to the score.
+    """
     score = functools.partial(model.score, params, cfg=cfg)
-    b = score(batch["better"], valid=batch["better_valid"])
+    better = score(batch["better"], valid=batch["better_valid"])
     if batch["score"] is not None:
         p = batch["score"]
-        return -jnp.mean(p * jax.nn.log_sigmoid(b) + (1 - p) * jax.nn.log_sigmoid(-b)), {}
-    w = score(batch["worse"], valid=batch["worse_valid"])
-    pointwise = (jax.nn.log_sigmoid(b) + jax.nn.log_sigmoid(-w)) / 2
-    return -jnp.mean(jax.nn.log_sigmoid(b - w) + pointwise), {"pair_acc": jnp.mean(b > w)}
+        return -jnp.mean(p * log_sigmoid(better) + (1 - p) * log_sigmoid(-better)), {}
+    worse = score(batch["worse"], valid=batch["worse_valid"])
+    pointwise = (log_sigmoid(better) + log_sigmoid(-worse)) / 2
+    metrics = {"pair_acc": jnp.mean(better > worse)}
+    return -jnp.mean(log_sigmoid(better - worse) + pointwise), metrics
 
 
-def report(b, w, p):
-    """Scores of both sides of held-out Pairs p -> metrics: pairs in order, by kind; or how far from given scores."""
-    chance = lambda s: 1 / (1 + np.exp(-s))
-    if p.scores is not None:
-        return {"val/error": float(np.abs(chance(b) - p.scores).mean()),
-                "val/correlation": float(np.corrcoef(chance(b), p.scores)[0, 1])}
-    out = {"val/pair_acc": float(np.mean(b > w)), "val/calibration_error": calibration_error(chance(b), chance(w))}
-    for kind in sorted(set(p.kinds)):
-        out[f"val/pair_acc/{kind}"] = float(np.mean((b > w)[np.array(p.kinds) == kind]))
-    return out
+def pair_metrics(better: np.ndarray, worse: np.ndarray, pairs: Pairs) -> dict[str, float]:
+    """Compare the judge's scores (N,) of held-out Pairs with the truth.
+
+    For pairs: accuracy, in all and by kind, and calibration. For texts with given scores: error and correlation.
+    """
+    if pairs.scores is not None:
+        p = sigmoid(better)
+        return {
+            "val/error": float(np.abs(p - pairs.scores).mean()),
+            "val/correlation": float(np.corrcoef(p, pairs.scores)[0, 1]),
+        }
+    metrics = {
+        "val/pair_acc": float(np.mean(better > worse)),
+        "val/calibration_error": calibration_error(sigmoid(better), sigmoid(worse)),
+    }
+    for kind in sorted(set(pairs.kinds)):
+        metrics[f"val/pair_acc/{kind}"] = float(np.mean((better > worse)[np.array(pairs.kinds) == kind]))
+    return metrics
 
 
-def calibration_error(better, worse, bins=10):
-    """How far, on average, the stated probability of being a better text is from the share that are."""
-    p, truth = np.concatenate([better, worse]), np.repeat([1.0, 0.0], [len(better), len(worse)])
+def calibration_error(better: np.ndarray, worse: np.ndarray, bins: int = 10) -> float:
+    """Average |stated probability of being a better text - fraction that are better| over bins of the probability."""
+    p = np.concatenate([better, worse])
+    truth = np.repeat([1.0, 0.0], [len(better), len(worse)])
     index = np.minimum((p * bins).astype(int), bins - 1)
-    return float(sum(abs(p[index == i].mean() - truth[index == i].mean()) * np.mean(index == i) for i in set(index)))
+    error = 0.0
+    for i in set(index):
+        inside = index == i
+        error += abs(p[inside].mean() - truth[inside].mean()) * np.mean(inside)
+    return float(error)
 
 
-def judge_texts(cfg, tok, start):
-    """A judge of texts, from pairs of a better and a worse one; its trunk starts from the denoiser in init_from. ->
-    what a Task of rl.py has."""
-    generator = start
-    if start and model.width(start):  # a resumed run makes its pairs again with what it began from
-        generator = disk.load(cfg.init_from)[0] if cfg.init_from else None
-        generator = None if generator and model.width(generator) else generator
+def refill_rows(rows, seed, generator, cfg, tok):
+    """Mask tokens of completions at random and let a generator fill them -> texts, kinds.
 
-    def refill(rows, seed):
-        """Holes in the completions of rows, all windows of a document, filled by the generator at one temperature after
-        the other; without a kind what does not fit."""
-        rng = np.random.default_rng(seed)
-        arrays, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
-        text = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
-        arrays["hole"] = text & (rng.random(text.shape) < rng.uniform(0.2, 1.0, (len(text), 1)))
-        windows, ids, kinds = [[]] * len(text), [[] for _ in rows], [""] * len(rows)
-        size = min(cfg.eval_size, -(-len(text) // len(cfg.judge_temperatures)))  # every temperature has its turn
-        for n, first in enumerate(range(0, len(text), max(size, 1))):
-            index = np.arange(first, first + size) % len(text)  # all chunks of one shape
-            heat = cfg.judge_temperatures[n % len(cfg.judge_temperatures)]
-            chunk = {k: jnp.asarray(arrays[k][index]) for k in ("tokens", "hole", "valid")}
-            filled = sample.fill(generator, jax.random.key(seed + n), chunk, cfg, sample.plan(cfg, heat))[0]
-            for i, window in zip(index, texts.completion_ids(filled, tok, cfg), strict=True):
-                windows[i], kinds[arrays["row"][i]] = window, f"filled at {heat:g}"
-        for row, window in zip(arrays["row"], windows, strict=True):
-            ids[row] += window
-        return [tok.decode(row) for row in ids], kinds
+    All windows of a document are filled, batches in turn at each of judge_temperatures. The kind of a row that does not
+    fit is "".
+    """
+    rng = np.random.default_rng(seed)
+    arrays, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
+    maskable = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
+    n, temperatures = len(maskable), cfg.judge_temperatures
+    u = rng.random(maskable.shape)
+    arrays["hole"] = maskable & (u < rng.uniform(0.2, 1.0, (n, 1)))
+    size = min(cfg.eval_size, -(-n // len(temperatures)))  # every temperature has its turn
+    windows, kinds = [[]] * n, [""] * len(rows)
+    for turn, first in enumerate(range(0, n, max(size, 1))):
+        index = np.arange(first, first + size) % n  # all batches have one shape
+        temperature = temperatures[turn % len(temperatures)]
+        chunk = {name: jnp.asarray(arrays[name][index]) for name in ("tokens", "hole", "valid")}
+        plan = sample.plan(cfg, temperature)
+        filled, _ = sample.fill(generator, jax.random.key(seed + turn), chunk, cfg, plan)
+        for i, window in zip(index, texts.completion_ids(filled, tok, cfg), strict=True):
+            windows[i] = window
+            kinds[arrays["row"][i]] = f"filled at {temperature:g}"
+    ids = [[] for _ in rows]
+    for row, window in zip(arrays["row"], windows, strict=True):
+        ids[row] += window
+    return [tok.decode(row) for row in ids], kinds
 
-    made = [
-        pairs(texts.split_rows(cfg, split)[:n], cfg.seed + i, generator and refill)
-        for i, (split, n) in enumerate((("train", cfg.judge_rows), ("val", cfg.eval_size)))
-    ]
-    train, val = (arrays(p, tok, cfg.max_prompt_len + cfg.max_new_tokens + 1) for p in made)
-    read = jax.jit(functools.partial(model.score, cfg=cfg.model))
+
+def find_generator(cfg, start):
+    """Choose the language model that refills texts, or None: a resumed run uses the one it began with."""
+    if start and model.width(start):
+        start = disk.load(cfg.init_from)[0] if cfg.init_from else None
+    return None if start and model.width(start) else start
+
+
+def judge_task(cfg: Any, tok: Any, start: Any) -> tuple:
+    """Train a judge on pairs, its trunk starting from the denoiser in init_from -> the fields of rl.Task."""
+    generator = find_generator(cfg, start)
+    refill = functools.partial(refill_rows, generator=generator, cfg=cfg, tok=tok) if generator else None
+    max_len = cfg.max_prompt_len + cfg.max_new_tokens + 1
+    train_rows = texts.split_rows(cfg, "train")[: cfg.judge_rows]
+    val_rows = texts.split_rows(cfg, "val")[: cfg.eval_size]
+    train_pairs, val_pairs = make_pairs(train_rows, cfg.seed, refill), make_pairs(val_rows, cfg.seed + 1, refill)
+    train, val = encode_pairs(train_pairs, tok, max_len), encode_pairs(val_pairs, tok, max_len)
+    score = jax.jit(functools.partial(model.score, cfg=cfg.model))
+
+    def init(key):
+        params = model.init(key, cfg.model, n_out=1)
+        known = start or {}
+        return params | {name: w for name, w in known.items() if name != "head" or model.width(known)}
 
     def batches(state, key):
         index = data.batch_indices(len(train["better"]), cfg.batch_size, state.step, cfg.seed)
-        yield {k: None if v is None else jnp.asarray(v[index]) for k, v in train.items()}, {}
+        yield {name: None if a is None else jnp.asarray(a[index]) for name, a in train.items()}, {}
 
-    def part(params, batch):  # a mean over rows, of which every micro-batch has its share
+    def part_loss(params, batch):
+        # A mean over rows: the losses of micro-batches add up to that of the batch.
         return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, loss(params, batch, cfg.model))
 
     def evaluate(state, key):
-        some = lambda tokens, valid: read(state.weights, tokens, valid=valid)
-        of = lambda side: np.asarray(mesh.in_chunks(some, config.eval_rows(cfg), val[side], val[side + "_valid"]))
-        b, w = of("better"), of("worse")
-        columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
-        shown = zip(*made[1][:4], b.tolist(), w.tolist(), strict=True)
-        return report(b, w, made[1]), [dict(zip(columns, row, strict=True)) for row in shown]
+        def score_side(side):
+            size, arrays = config.eval_rows(cfg), (val[side], val[side + "_valid"])
+            return np.asarray(mesh.in_chunks(lambda x, valid: score(state.weights, x, valid=valid), size, *arrays))
 
-    init = lambda key: model.init(key, cfg.model, n_out=1) | {
-        k: v for k, v in (start or {}).items() if k != "head" or model.width(start)}  # fmt: skip
-    passes = "val/pair_acc" if train["score"] is None else "val/correlation"
-    return init, batches, part, evaluate, len(train["better"]), passes
+        better, worse = score_side("better"), score_side("worse")
+        columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
+        rows = zip(*val_pairs[:4], better.tolist(), worse.tolist(), strict=True)
+        return pair_metrics(better, worse, val_pairs), [dict(zip(columns, row, strict=True)) for row in rows]
+
+    best_metric = "val/pair_acc" if train["score"] is None else "val/correlation"
+    return init, batches, part_loss, evaluate, len(train["better"]), best_metric

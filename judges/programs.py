@@ -75,7 +75,7 @@ def program(prompt, completion, entry=None, language="python"):
     `entry` is by default the last function of the prompt; without that too, the completion stands alone."""
     if not entry and language == "python":
         entry = (re.findall(r"^(?:async[ \t]+)?def[ \t]+(\w+)", prompt, re.M) or [None])[-1]
-    blocks = rules.fenced(completion)
+    blocks = rules.fenced_blocks(completion)
     code = blocks[0] if blocks else completion
     if not entry:
         return code
@@ -186,7 +186,7 @@ def verdict_of(result):
 def quick_verdict(code, language):
     if not code.strip() or len(code) > MAX_SOURCE or language == "python":
         return parse(code)[0]
-    return 1.0 if (rules.loads(code) is not None if language == "json" else balanced(code)) else -1.0
+    return 1.0 if (rules.parse_json(code) is not None if language == "json" else balanced(code)) else -1.0
 
 
 def balanced(code):
@@ -211,7 +211,7 @@ def syntax(prompts, completions, entry=NONE, language=NONE):
 def fenced(prompts, completions, language=NONE):
     """Exactly one closed ``` block: 1.0 if what is in it parses, 0.5 if not; none, blank, cut off or several: 0.0."""
     language = itertools.repeat(language) if isinstance(language, str) else language  # a setting
-    blocks = [rules.fenced(text) for text in completions]
+    blocks = [rules.fenced_blocks(text) for text in completions]
     whole = [len(found) == 1 and bool(found[0].strip()) and text.count("```") == 2
              for found, text in zip(blocks, completions, strict=True)]
     right = iter(compiles((found[0], language_of(lang))
@@ -277,7 +277,7 @@ def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
     loop without end took the reward of all tests away: here, of its own and of those after it.)"""
     language = list(itertools.islice(map(language_of, language), len(completions)))
     rows = zip(completions, fenced(prompts, completions, language), entry, language, strict=False)
-    return passed(prompts, [(rules.fenced(text)[0] if right == 1.0 else "", e or "", lang)
+    return passed(prompts, [(rules.fenced_blocks(text)[0] if right == 1.0 else "", e or "", lang)
                             for text, right, e, lang in rows], tests)
 
 
@@ -324,7 +324,7 @@ def quality(prompts, completions, entry=NONE):
     with a capital. A comment has more than 10 characters. Lines begin at the margin, with four spaces or a tab."""
     seen = []
     for (whole, *_), text in zip(programs(prompts, completions, entry, NONE), completions, strict=True):
-        seen.append(quality_of((rules.fenced(text) or [text])[0], whole))
+        seen.append(quality_of((rules.fenced_blocks(text) or [text])[0], whole))
     return Scores([round(sum(QUALITY[k] for k in QUALITY if row[k]), 6) for row in seen],
                   **{k: [float(row[k]) for row in seen] for k in QUALITY})
 

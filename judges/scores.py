@@ -1,12 +1,15 @@
 """
-From the completions of a run to what its rewards say of them, to advantages, and to the numbers and samples of a log.
+Score the completions of a run: reward functions of a config, advantages, metrics and samples for the log.
 """
+
 import contextlib
 import dataclasses
 import itertools
 import json
 import math
 import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +25,21 @@ from data import texts
 from judges import learned, rules
 from machine import mesh, slots
 
+# ---- which rewards ---------------------------------------------------------------------------------------------------
+
 
 @contextlib.contextmanager
-def in_memory(cfg, rows, fns):
-    """Give rows (a list, or {"train": list, "val"?: list}) and reward functions (one, a list, {name: fn}) of a Python
-    program, either None, names that mean them as long as this lasts -> the Config that says these names."""
-    known = {name: rewards.checked(f"reward {name!r}:", name, fn) for name, fn in named(fns).items()}
+def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
+    """Give rows and reward functions of a Python program names, and yield the Config that uses these names.
+
+    rows: a list, {"train": list, "val"?: list} or None. fns: a function, a list, {name: fn} or None. The names last as
+    long as the context.
+    """
+    known = {name: rewards.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
     rewards_before = dict(rewards.REWARDS)
     if rows is not None:
-        splits = in_splits(rows)
-        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # other rows are another run
+        splits = as_splits(rows)
+        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # a run cannot be resumed on other rows
         name = f"{len(splits['train']) + len(splits['val'])} {data.IN_MEMORY}, {number:08x}"
         cfg, data.MEMORY[name] = dataclasses.replace(cfg, dataset=name), splits
     try:
@@ -44,69 +52,90 @@ def in_memory(cfg, rows, fns):
             del data.MEMORY[name]
 
 
-def in_splits(rows):
-    """Rows of a Python program, an iterable or one for each split -> {"train": rows, "val": rows}."""
+def as_splits(rows):
+    """Turn rows of a Python program, an iterable or one per split, into {"train": list, "val": list}."""
     given = rows if isinstance(rows, dict) else {"train": rows}
     try:
-        splits = {split: list(next((given[name] for name in names if name in given), ()))
-                  for split, names in data.SPLITS.items()}  # fmt: skip
+        splits = {
+            split: list(next((given[name] for name in names if name in given), ()))
+            for split, names in data.SPLITS.items()
+        }
     except TypeError:
         splits = {"train": []}
     if not splits["train"] or given.keys() - set(itertools.chain(*data.SPLITS.values())):
-        raise ValueError(f"rows={data.quote(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': "
-                         "rows}")  # fmt: skip
+        raise ValueError(
+            f"rows={data.quote(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': rows}}"
+        )
     if not splits["val"]:
         splits = {split: data.held_out_part(splits["train"], split, "the list of rows") for split in splits}
     return splits
 
 
-def named(fns):
-    """Reward functions as a Python program gives them, one, a list or {name: fn} -> {name: fn}."""
+def by_name(fns):
+    """Turn the reward functions of a Python program, one, a list or {name: fn}, into {name: fn}."""
     if isinstance(fns, dict):
         return fns
     fns = fns if isinstance(fns, (list, tuple)) else [fns] if fns is not None else []
     if strange := [fn for fn in fns if not callable(fn)]:
-        raise ValueError(f"rewards: {strange[0]!r} is no function; what has a name already is named in the config, "
-                         "Config(rewards=('exact',))")  # fmt: skip
-    by_name = {getattr(fn, "__name__", type(fn).__name__): fn for fn in fns}
-    if len(by_name) < len(fns):
+        raise ValueError(
+            f"rewards: {strange[0]!r} is no function; what has a name already is named in the config, "
+            "Config(rewards=('exact',))"
+        )
+    named = {getattr(fn, "__name__", type(fn).__name__): fn for fn in fns}
+    if len(named) < len(fns):
         raise ValueError("rewards: two functions have one name; give them as {name: function}")
-    return by_name
+    return named
 
 
-def named_rewards(cfg, rows, **made):
-    """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards; `made` are those from models. Stops if one of them needs a
-    column that no row has."""
-    fns, more = rewards.resolve(cfg.rewards, **made), rewards.resolve(cfg.eval_rewards, **made)
-    if twice := fns.keys() & more.keys():
+class RewardFunctions(NamedTuple):
+    """The rewards of a config by name."""
+
+    trained: dict  # of cfg.rewards
+    eval_only: dict  # of cfg.eval_rewards: not in the total
+
+
+def find_rewards(cfg, rows, **from_models):
+    """Find the functions of cfg.rewards and cfg.eval_rewards; an error if one needs a column that no row has."""
+    trained = rewards.resolve(cfg.rewards, **from_models)
+    eval_only = rewards.resolve(cfg.eval_rewards, **from_models)
+    if twice := trained.keys() & eval_only.keys():
         raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
-    columns = rewards.columns(rows) | {"groups": [], "token_ids": [], "max_length": []}
-    for name, fn in (fns | more).items():
+    columns = rewards.as_columns(rows) | {"groups": [], "token_ids": [], "max_length": []}
+    for name, fn in (trained | eval_only).items():
         rewards.arguments(name, fn, columns)
-    return fns, more
+    return RewardFunctions(trained, eval_only)
 
 
-def check_early(cfg):
-    """What can be said of the rewards before a base or a judge is trained for them: that they and their columns are
-    there."""
+def not_made_yet(prompts, completions):
+    """Stand for a reward from a model that is trained or loaded later."""
+    return []
+
+
+def check_early(cfg: Any) -> None:
+    """Check that rewards and their columns exist, before a base or a judge is trained for them."""
     if not cfg.rewards:
-        raise ValueError("objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help "
-                         "lists them")  # fmt: skip
-    later = lambda prompts, completions: []
+        raise ValueError(
+            "objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help lists them"
+        )
     for split in ("train", "val"):
         rows = texts.split_rows(cfg, split)
-        named_rewards(cfg, rows, judge=later, coherence=later)
-        bare, marked = [row for row in rows if not row.get("completion")], sum("masked" in row for row in rows)
+        find_rewards(cfg, rows, judge=not_made_yet, coherence=not_made_yet)
+        bare = [row for row in rows if not row.get("completion")]
+        marked = sum("masked" in row for row in rows)
         if cfg.fill_in and 0 < marked < len(rows):
-            raise ValueError(f"{cfg.dataset}/{split}: {marked} of {len(rows)} rows say in `masked` which tokens to "
-                             "fill: all rows of a split should, or none")  # fmt: skip
-        if cfg.fill_in and bare and not all("masked" in row for row in rows):
-            raise ValueError(f"fill_in=True makes holes in completions, and {len(bare)} rows of {cfg.dataset}/{split} "
-                             f"have none: {str(bare[0])[:80]}")  # fmt: skip
+            raise ValueError(
+                f"{cfg.dataset}/{split}: {marked} of {len(rows)} rows say in `masked` which tokens to fill: all rows "
+                "of a split should, or none"
+            )
+        if cfg.fill_in and bare and marked < len(rows):
+            raise ValueError(
+                f"fill_in=True makes holes in completions, and {len(bare)} rows of {cfg.dataset}/{split} have none: "
+                f"{str(bare[0])[:80]}"
+            )
 
 
-def reward_functions(cfg, tok, rows):
-    """-> {name: fn} of cfg.rewards, and of cfg.eval_rewards, all checked against the columns of rows."""
+def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
+    """Load the rewards of a config, including those from models, and start the sandbox if they run programs."""
     names = cfg.rewards + cfg.eval_rewards
     made = learned.load(cfg.judge_from, cfg.model.dtype) if cfg.judge_from else {}
     if cfg.judge_from and not set(made) & set(names):
@@ -116,194 +145,277 @@ def reward_functions(cfg, tok, rows):
             + f", but rewards are {', '.join(names) or 'none'}"
         )
     if "coherence" in names and "coherence" not in made and cfg.init_from:
-        made["coherence"] = learned.coherence(disk.load(cfg.init_from, cfg.model.dtype)[0], cfg.model, tok)
-    fns, more = named_rewards(cfg, rows, **made)
-    tested = {"tests", "tests_all", "tests_fenced", "performance"} & set(fns | more)
-    if tested or {"syntax", "fenced"} & set(fns | more):
+        params, _ = disk.load(cfg.init_from, cfg.model.dtype)
+        made["coherence"] = learned.coherence(params, cfg.model, tok)
+    found = find_rewards(cfg, rows, **made)
+    used = found.trained.keys() | found.eval_only.keys()
+    tested = {"tests", "tests_all", "tests_fenced", "performance"} & used
+    if tested or {"syntax", "fenced"} & used:
         box = rewards.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
-        try:  # refuse a machine without walls now
+        try:  # a machine without walls is refused before the run begins
             box.run([("", ["assert True"], "")] if tested else [])
-            strange = rewards.programs.check(rows) if tested else {}
+            unknown = rewards.programs.check(rows) if tested else {}
         except (RuntimeError, ValueError) as e:
             raise ValueError(f"{cfg.dataset}: {e}") from None
-        for language, count in strange.items():
+        for language, count in unknown.items():
             tqdm.write(f"{cfg.dataset}: no opinion on {count} rows in {language!r}, which tests are not run in")
-    return fns, more
+    return found
 
 
-def score(fns, more, cfg, tok, rows, ids, each):
-    """The ids of `each` completions of every row -> these as text, their total reward (B,), {name: (B,)}; what is in
-    `more` is not in the total. Of several processes each scores its rows; models, which are split over all, all."""
-    weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(more)
-    many = [row for row in rows for _ in range(each)]
-    columns = {"groups": np.repeat(np.arange(len(rows)), each).tolist(), "token_ids": ids,
-               "max_length": [cfg.max_new_tokens] * len(many)}  # fmt: skip
-    columns = rewards.columns(many) | columns
-    prompts, completions = [row["prompt"] for row in many], [tok.decode(row) for row in ids]
-    part = mesh.my_rows(len(rows))
-    part, fns = slice(part.start * each, part.stop * each), fns | more
+# ---- scores and advantages -------------------------------------------------------------------------------------------
+
+
+class CompletionScores(NamedTuple):
+    """B completions and their rewards; nan: no opinion."""
+
+    texts: list[str]
+    total: np.ndarray  # (B,) weighted sum of the trained rewards
+    parts: dict[str, np.ndarray]  # each reward by name (B,), and everything it logged as NAME/NOTE (B,)
+
+
+def already_scored(scores):
+    """Make a reward that returns these scores."""
+
+    def reward(completions):
+        return scores
+
+    return reward
+
+
+def score(fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int) -> CompletionScores:
+    """Score `n_each` completions per row, given as token ids, with every reward; those of `eval_only` weigh nothing.
+
+    Each process scores its share of the rows. Rewards from models run on all of them, as the model is sharded.
+    """
+    weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(eval_only)
+    repeated = [row for row in rows for _ in range(n_each)]
+    columns = rewards.as_columns(repeated) | {
+        "groups": np.repeat(np.arange(len(rows)), n_each).tolist(),
+        "token_ids": ids,
+        "max_length": [cfg.max_new_tokens] * len(repeated),
+    }
+    prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
+    mine = mesh.my_rows(len(rows))
+    mine, fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
     for name in fns.keys() & {"judge", "coherence"}:
-        said = rewards.call(name, fns[name], prompts, completions, columns)[part]
-        fns |= {name: lambda completions, said=said: said}
-    own = {name: column[part] for name, column in columns.items()}
+        fns |= {name: already_scored(rewards.call_reward(name, fns[name], prompts, completions, columns)[mine])}
+    columns = {name: column[mine] for name, column in columns.items()}
     found = mesh.all_gather_objects(
-        lambda: rewards.combine(fns, weights, prompts[part], completions[part], own, cfg.reward_clip)
+        lambda: rewards.combine(fns, weights, prompts[mine], completions[mine], columns, cfg.reward_clip)
     )
-    names = dict.fromkeys(name for _, parts in found for name in parts)  # nobody may have noted it of some rows
-    joint = {k: np.concatenate([p[k] if k in p else np.zeros(len(total)) for total, p in found]) for k in names}
-    return completions, np.concatenate([total for total, _ in found]), joint
+    total = np.concatenate([one.total for one in found])
+    parts = {}
+    for name in dict.fromkeys(name for one in found for name in one.parts):
+        # A reward may have logged a note in some processes only.
+        pieces = [one.parts.get(name, np.zeros(len(one.total))) for one in found]
+        parts[name] = np.concatenate(pieces)
+    return CompletionScores(completions, total, parts)
 
 
-def opinions(parts, cfg, fns):
-    """{name: (B,)} -> (R, B) of the rewards `fns` that are trained; what weighs nothing has no opinion."""
+def reward_table(parts: dict[str, np.ndarray], cfg: Any, fns: dict) -> np.ndarray:
+    """Stack the trained rewards {name: (B,)} -> (R, B); one that weighs nothing has no opinion (nan)."""
     weights = cfg.reward_weights or (1.0,) * len(fns)
-    return np.stack([np.where(w, parts[name], np.nan) for w, name in zip(weights, fns, strict=True)])
+    rows = []
+    for name, weight in zip(fns, weights, strict=True):
+        rows.append(np.where(weight, parts[name], np.nan))
+    return np.stack(rows)
 
 
-def weights_of(table, cfg):
+def reward_weights(table, cfg):
     """Return the weights (R,) of a table of rewards (R, N, G), whose last row may be the diversity bonus."""
     weights = cfg.reward_weights or (1.0,) * len(cfg.rewards)
     return np.array([*weights, cfg.diversity_bonus][: len(table)])
 
 
-def advantages(table, cfg, kl=None):
+def advantages(table: np.ndarray, cfg: Any, kl: np.ndarray | None = None) -> jax.Array:
     """Compute advantages (N, G) from rewards (R, N, G) and from the KL (N, G) that is subtracted from them.
 
     The KL is subtracted after normalization: normalized with the rewards, a KL of any size would make advantages of
     about 1 in a group whose rewards are all equal.
     """
-    table = jnp.asarray(table, jnp.float32)
-    adv = grpo.advantages(
-        table, weights_of(table, cfg), cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps, cfg.reward_norm
-    )
+    values = jnp.asarray(table, jnp.float32)
+    weights = reward_weights(table, cfg)
+    adv = grpo.advantages(values, weights, cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps, cfg.reward_norm)
     if kl is None:
         return adv
     penalty = grpo.centred(jnp.asarray(kl), cfg.adv_baseline, "none", cfg.adv_eps)
     return adv - cfg.kl_beta * jnp.nan_to_num(penalty)
 
 
-def spread(scored, cfg):
-    """-> (N,): has a group anything to teach, the diversity bonus apart? Groups that agree have no advantages."""
-    return np.asarray(advantages(scored.rewards[: len(cfg.rewards)], cfg) != 0).any(1)
+def has_signal(scored: Any, cfg: Any) -> np.ndarray:
+    """True for each group (N,) whose rewards differ, the diversity bonus ignored; others have no advantages."""
+    adv = advantages(scored.rewards[: len(cfg.rewards)], cfg)
+    return np.asarray((adv != 0).any(1))
 
 
-def distinct(completions, n=3):
-    """The share of the n-grams of words in all completions that are different: near 0 when they are all alike."""
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def distinct_ngrams(completions, n=3):
+    """Return the fraction of n-grams of words in all completions that are different: near 0 if all are alike."""
     grams = [gram for text in completions for gram in rules.ngrams(text, n)]
     return len(set(grams)) / max(len(grams), 1)
 
 
-def decisive(fns, more):
-    """The reward that decides what passes: the first of eval_rewards, or else of rewards."""
-    return next(iter(more or fns), None)
+def main_reward(fns, eval_only):
+    """Name the reward behind val/greedy and pass_at: the first of eval_rewards, else of rewards, else None."""
+    return next(iter(eval_only or fns), None)
 
 
-def meaning(cfg, fns, more):
-    """What val/greedy and val/sampled are, in words."""
-    name = decisive(fns, more)
+def describe_metric(cfg: Any, fns: dict, eval_only: dict) -> str:
+    """Explain the metrics val/greedy and val/sampled in one line."""
+    name = main_reward(fns, eval_only)
     if cfg.pass_at is None:
         return f"val/greedy, val/sampled: the mean of {name}; with pass_at=1.0 the share of completions that earn 1"
     return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
 
 
-def passing(each, cfg):
-    """What a reward said, nan for no opinion -> the same, or with pass_at whether that passes."""
+def apply_pass_at(values, cfg):
+    """Turn rewards into 1 (pass) or 0 if cfg.pass_at is set; nan, which is no opinion, stays."""
     if cfg.pass_at is None:
-        return each
-    return np.where(np.isnan(each), np.nan, each >= min(cfg.pass_at, cfg.reward_clip or math.inf))
+        return values
+    threshold = min(cfg.pass_at, cfg.reward_clip or math.inf)
+    return np.where(np.isnan(values), np.nan, values >= threshold)
 
 
-def film(x, trace, length, cfg, tok):
-    """Tokens (B, T), their trace -> [token, step, probability] of the first row, of so many tokens and its end."""
-    parts = (np.asarray(a[0, cfg.max_prompt_len :]) for a in (x, trace["step"], trace["logp"]))
-    shown = [[tok.decode([int(i)]) or "∎", int(at), round(math.exp(p), 4)] for i, at, p in zip(*parts, strict=True)]
-    return shown[: length + 1]
+def denoising_animation(x, trace, length, cfg, tok):
+    """List [text of a token, step, probability] for the first row of tokens x (B, T), up to and including its end."""
+    first = (0, slice(cfg.max_prompt_len, cfg.max_prompt_len + length + 1))
+    ids, steps, logp = np.asarray(x[first]), np.asarray(trace["step"][first]), np.asarray(trace["logp"][first])
+    tokens = []
+    for i, step, p in zip(ids.tolist(), steps.tolist(), logp, strict=True):
+        tokens.append([tok.decode([i]) or "∎", step, round(math.exp(p), 4)])
+    return tokens
 
 
-def pass_rates(cfg, tok, fns, more, params, key, text):
-    """Fills the holes of a Text: once greedily, and eval_samples times at the run's temperature -> metrics, samples.
+def rate_metrics(name, scored, n, rewards_found, cfg):
+    """Average n completions per prompt as val/`name` and others; prompts on which there is no opinion are left out."""
+    names = [*rewards_found.trained, *rewards_found.eval_only]
+    each = apply_pass_at(scored.parts[main_reward(*rewards_found)].reshape(-1, n), cfg)
+    each = each[~np.isnan(each).all(1)]
+    of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
+    metrics = {f"val/{name}": float(of_prompts.mean())}
+    if len(each) > 1:
+        metrics[f"val/{name}_se"] = float(of_prompts.std(ddof=1) / len(each) ** 0.5)  # the standard error
+    if rewards_found.trained:
+        metrics[f"val/{name}_reward"] = rewards.mean(scored.total)
+    if len(names) > 1:
+        metrics |= {f"val/{name}/{part}": rewards.mean(scored.parts[part]) for part in names}
+    if n > 1:
+        metrics[f"val/pass@{n}"] = float(np.nanmax(each, 1).mean()) if len(each) else math.nan
+        metrics["val/distinct_3"] = distinct_ngrams(scored.texts)
+    if not len(each):
+        main = main_reward(*rewards_found)
+        tqdm.write(f"{cfg.dataset}/val: {main} has no opinion on any of the {len(scored.texts)} {name} completions")
+    return metrics
 
-    Rates are means, over prompts, of what the decisive reward says; of 0 and 1 that is how many pass. With pass_at it
-    says 1 from there on (or from what reward_clip leaves of it), else 0. What it has no opinion on is left out."""
-    out, arrays, judge_of_all, n_rows = {}, text.take(slice(None)), decisive(fns, more), len(text.rows)
-    k = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
 
-    def answers(key, temperature):  # the tokens of every row, and how they came about
-        size = cfg.rollout_chunk or n_rows
-        return slots.fill(params, sample.row_keys(key, n_rows), arrays, cfg, sample.plan(cfg, temperature), size)
+def pass_rates(
+    cfg: Any, tok: Any, fns: dict, eval_only: dict, params: Any, key: Any, text: Any
+) -> tuple[dict[str, float], list[dict]]:
+    """Complete the rows of a Text and score them -> metrics, samples.
 
-    samples = [{"prompt": row["prompt"]} for row in text.rows]
-    for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, k)):
-        made = [answers(jax.random.fold_in(key, i), temperature) for i in range(n)]
-        each = [texts.completion_ids(x, tok, cfg) for x, _ in made]
+    Once greedily, and eval_samples times at the run's temperature. val/greedy and val/sampled are means over prompts of
+    the main reward, or with pass_at of whether it passes.
+    """
+    arrays, n_rows = text.take(slice(None)), len(text.rows)
+    size = cfg.rollout_chunk or n_rows
+    n_samples = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
+    metrics: dict[str, float] = {}
+    samples: list[dict] = [{"prompt": row["prompt"]} for row in text.rows]
+    for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):
+        plan = sample.plan(cfg, temperature)
+        keys = [sample.row_keys(jax.random.fold_in(key, i), n_rows) for i in range(n)]
+        filled = [slots.fill(params, row_keys, arrays, cfg, plan, size) for row_keys in keys]
+        columns = [texts.completion_ids(x, tok, cfg) for x, _ in filled]
         if name == "greedy":
-            samples[0]["film"] = film(*made[0], len(each[0][0]), cfg, tok)
-        ids = [row for group in zip(*each, strict=True) for row in group]  # those of one prompt in a row
-        completions, total, parts = score(fns, more, cfg, tok, text.rows, ids, n)
-        for i, s in enumerate(samples):
-            s[name] = completions[i] if n == 1 else completions[i * n : (i + 1) * n]
-        if not judge_of_all:
-            continue
-        each = passing(parts[judge_of_all].reshape(-1, n), cfg)
-        each = each[~np.isnan(each).all(1)]
-        of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
-        out[f"val/{name}"] = float(of_prompts.mean())
-        if len(each) > 1:
-            out[f"val/{name}_se"] = float(of_prompts.std(ddof=1) / len(each) ** 0.5)  # the standard error
-        if fns:
-            out[f"val/{name}_reward"] = rewards.mean(total)
-        if len(fns | more) > 1:
-            out |= {f"val/{name}/{part}": rewards.mean(parts[part]) for part in fns | more}
+            x, trace = filled[0]
+            samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
+        ids = [row for completions in zip(*columns, strict=True) for row in completions]
+        scored = score(fns, eval_only, cfg, tok, text.rows, ids, n)
+        for i, shown in enumerate(samples):
+            texts_of_row = scored.texts[i * n : (i + 1) * n]
+            shown[name] = texts_of_row[0] if n == 1 else texts_of_row
+        if fns or eval_only:
+            metrics |= rate_metrics(name, scored, n, RewardFunctions(fns, eval_only), cfg)
         if n > 1 and fns:
-            adv = np.asarray(advantages(opinions(parts, cfg, fns).reshape(len(fns), -1, n), cfg))
-            for s, r, a in zip(samples, total.reshape(-1, n).tolist(), adv.tolist(), strict=True):
-                s |= {"rewards": r, "advantages": [round(x, 4) for x in a]}
-        if n > 1:
-            out[f"val/pass@{n}"] = float(np.nanmax(each, 1).mean()) if len(each) else math.nan
-            out["val/distinct_3"] = distinct(completions)
-        if not len(each):
-            tqdm.write(f"{cfg.dataset}/val: {judge_of_all} has no opinion on any of the {len(ids)} {name} completions")
-    for s, row in zip(samples, text.rows, strict=True):  # what rewards.py needs to score them
-        reference = {name: row["completion"] for name in ("reference", "answer") if "completion" in row}
-        s["columns"] = reference | {k: v for k, v in row.items() if k not in ("prompt", "completion")}
-    return out, samples
+            table = reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
+            adv = np.asarray(advantages(table, cfg)).tolist()
+            totals = scored.total.reshape(-1, n).tolist()
+            for i, shown in enumerate(samples):
+                shown["rewards"] = totals[i]
+                shown["advantages"] = [round(value, 4) for value in adv[i]]
+    for shown, row in zip(samples, text.rows, strict=True):
+        shown["columns"] = scoring_columns(row)
+    return metrics, samples
 
 
-def describe(found, adv, cfg, tok):
-    """What an iteration logs beside the loss: of the rewards, the advantages (N, G), and the completions."""
-    r, each, G = found.rollout, found.rewards, cfg.group_size
-    total = np.where(np.isnan(each).all(0), np.nan, np.nansum(weights_of(each, cfg)[:, None, None] * each, 0))
-    if found.kl is not None:
-        total = total - cfg.kl_beta * found.kl
-    known, (_, inside, n) = total[~np.isnan(total)], grpo.moments(total, 1)
-    ends, drawn = (np.asarray(a) for a in (r.completion & (r.tokens == tok.eos_id), r.completion))
-    length = (drawn & (ends.cumsum(1) - ends == 0)).sum(1)
-    ends = cfg.fill_in | ends.any(1)  # holes in a text: its end is given
-    groups = [found.completions[i : i + G] for i in range(0, len(length), G)]
-    first = next(iter(found.parts.values()))
-    rate = cfg.pass_at is not None or not ((first < 0) | (first > 1)).any()  # else its mean is no share of anything
-    return {
-        "reward": rewards.mean(total), "reward_std": rewards.mean(np.where(n > 1, inside, np.nan)),  # of one: no spread
-        **{f"reward/{how}": float(getattr(known, how)()) if len(known) else math.nan for how in ("std", "min", "max")},
-        "frac_reward_zero_std": float(np.mean(~spread(found, cfg))),
-        **({"pass_rate": rewards.mean(passing(first, cfg))} if rate else {}),
-        "adv/mean": float(adv.mean()), "adv/std": float(adv.std()),
-        "unique_completions": float(np.mean([len(set(g)) / G for g in groups])),
-        "completions/terminated_frac": float(ends.mean()), "completions/clipped_ratio": float(1 - ends.mean()),
-        "steps_per_token": float(r.passes.mean()) / max(length.mean(), 1), "skipped": float(not len(known)),
-    } | {
-        f"completions/{stat}_{kind}length": float(getattr(some, stat)()) for stat in ("mean", "min", "max")
-        for kind, some in (("", length), ("terminated_", length[ends])) if len(some)
-    } | rewards.summary(found.parts)  # fmt: skip
+def scoring_columns(row):
+    """Choose the columns with which rewards.py can score the samples of a row again."""
+    reference = {name: row["completion"] for name in ("reference", "answer") if "completion" in row}
+    return reference | {name: value for name, value in row.items() if name not in ("prompt", "completion")}
 
 
-def first_group(found, adv, cfg, tok):
-    """Scored, its advantages (N, G) -> the first prompt and all that was made of it, for rollouts.jsonl."""
-    G, row, r = cfg.group_size, {"prompt": found.rows[0]["prompt"]}, found.rollout
-    if cfg.fill_in:  # the text with its holes
-        ids, asked = texts.completion_ids(r.tokens[:1], tok, cfg)[0], np.asarray(r.completion[0, cfg.max_prompt_len :]).tolist()
-        parts = itertools.groupby(zip(ids, asked, strict=False), lambda pair: pair[1])
-        row["masked"] = "".join("<|mask|>" * len([*some]) if hole else tok.decode([i for i, _ in some])
-                                for hole, some in parts)  # fmt: skip
-    scores = {name: part[:G].tolist() for name, part in found.parts.items() if "/" not in name}
-    return row | {"completions": found.completions[:G], "rewards": scores, "advantages": adv[0].tolist()}
+# ---- the log of an iteration -----------------------------------------------------------------------------------------
+
+
+def stats(values, *names):
+    """Compute some of mean, std, min and max -> {name: float}, nan if there are no values."""
+    return {name: float(getattr(values, name)()) if len(values) else math.nan for name in names}
+
+
+def length_metrics(rollout, cfg, tok):
+    """Measure the lengths of completions, and how many end in an end of text."""
+    completion = np.asarray(rollout.completion)
+    ends = np.asarray(rollout.completion & (rollout.tokens == tok.eos_id))
+    length = (completion & (ends.cumsum(1) - ends == 0)).sum(1)
+    ends = cfg.fill_in | ends.any(1)  # with fill_in the end of a text is given
+    lengths = {f"{how}_length": value for how, value in stats(length, "mean", "min", "max").items()}
+    if ends.any():
+        finished = stats(length[ends], "mean", "min", "max")
+        lengths |= {f"{how}_terminated_length": value for how, value in finished.items()}
+    lengths |= {"terminated_frac": float(ends.mean()), "clipped_ratio": float(1 - ends.mean())}
+    metrics = {f"completions/{name}": value for name, value in lengths.items()}
+    return metrics | {"steps_per_token": float(rollout.passes.mean()) / max(length.mean(), 1)}
+
+
+def rollout_metrics(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, float]:
+    """Summarize the rewards, advantages (N, G) and completions of an iteration for the log."""
+    table, size = scored.rewards, cfg.group_size
+    weighted = reward_weights(table, cfg)[:, None, None] * table
+    total = np.where(np.isnan(table).all(0), np.nan, np.nansum(weighted, 0))
+    if scored.kl is not None:
+        total = total - cfg.kl_beta * scored.kl
+    known, within = total[~np.isnan(total)], grpo.moments(jnp.asarray(total), 1)
+    groups = [scored.completions[i : i + size] for i in range(0, len(scored.completions), size)]
+    metrics = {
+        "reward": rewards.mean(total),
+        "reward_std": rewards.mean(np.where(within.n > 1, within.std, np.nan)),  # one completion has no spread
+        **{f"reward/{how}": value for how, value in stats(known, "std", "min", "max").items()},
+        "frac_reward_zero_std": float(np.mean(~has_signal(scored, cfg))),
+        "adv/mean": float(adv.mean()),
+        "adv/std": float(adv.std()),
+        "unique_completions": float(np.mean([len(set(group)) / size for group in groups])),
+        "skipped": float(not len(known)),
+    }
+    first = next(iter(scored.parts.values()))
+    if cfg.pass_at is not None or not ((first < 0) | (first > 1)).any():  # otherwise the mean is no rate
+        metrics["pass_rate"] = rewards.mean(apply_pass_at(first, cfg))
+    return metrics | length_metrics(scored.rollout, cfg, tok) | rewards.summary(scored.parts)
+
+
+def first_group(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
+    """Show the first prompt, its completions, rewards and advantages, for rollouts.jsonl."""
+    size, rollout = cfg.group_size, scored.rollout
+    group = {"prompt": scored.rows[0]["prompt"]}
+    if cfg.fill_in:
+        ids = texts.completion_ids(rollout.tokens[:1], tok, cfg)[0]
+        masked = np.asarray(rollout.completion[0, cfg.max_prompt_len :]).tolist()
+        group["masked"] = ""
+        for is_masked, pairs in itertools.groupby(zip(ids, masked, strict=False), lambda pair: pair[1]):
+            run = [token for token, _ in pairs]
+            group["masked"] += "<|mask|>" * len(run) if is_masked else tok.decode(run)
+    group["completions"] = scored.completions[:size]
+    group["rewards"] = {name: part[:size].tolist() for name, part in scored.parts.items() if "/" not in name}
+    group["advantages"] = adv[0].tolist()
+    return group

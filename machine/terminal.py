@@ -1,6 +1,9 @@
 """
-How every program begins and ends: whatever happens at the terminal, nobody there sees a traceback of ours.
+Start and end a program so that nobody at a terminal sees a traceback: ctrl-C, closed pipes, full disks.
 """
+
+from __future__ import annotations  # an older Python has to get as far as `begin`
+
 import contextlib
 import errno
 import io
@@ -8,19 +11,23 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 
-def begin():
-    """Before the imports, which take seconds: is Python new enough? And ctrl-C during them says nothing."""
+def begin() -> None:
+    """Check the version of Python and silence ctrl-C, before the imports, which take seconds."""
     if sys.version_info < (3, 11):
         raise SystemExit("error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     reopen()
 
 
-def reopen():
-    """Gives a program that was started with a closed stream (`>&-`) one that goes nowhere, and for a closed stderr its
-    stdout: the next file that is opened would get the stream's number otherwise."""
+def reopen() -> None:
+    """Open the standard streams that were closed (`>&-`): as /dev/null, stderr as a copy of stdout.
+
+    Otherwise the next file that is opened would get the number of the stream.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -30,15 +37,15 @@ def reopen():
     sys.stderr = sys.stderr or open(2, "w", closefd=False)
 
 
-def run(main, leave=sys.exit):
-    """leave(main(), the exit code of the program). ctrl-C is 130; when nobody reads what is printed (`| head`), 141."""
+def run(main: Callable, leave: Callable = sys.exit) -> None:
+    """Run a program and leave with its exit code: 130 after ctrl-C, 141 if nobody reads its output (`| head`)."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with heard(), guarded(sys.stdout), guarded(sys.stderr):
+        with interrupts_heard(), guarded(sys.stdout), guarded(sys.stderr):
             code = main()
     except SystemExit as e:
         code = e.code
-    except KeyboardInterrupt as e:  # of `train`, with the number of the signal
+    except KeyboardInterrupt as e:  # `train` raises it with the number of the signal
         code = 128 + (e.args or (signal.SIGINT,))[0]
     except BrokenPipeError:  # `guarded` has silenced the stream
         code = 128 + signal.SIGPIPE
@@ -46,19 +53,21 @@ def run(main, leave=sys.exit):
 
 
 @contextlib.contextmanager
-def heard():
-    """While this lasts, ctrl-C is heard also where Python drops the exception that it raises: in a callback, such as
-    JAX's at a garbage collection, or in a __del__. It is raised again a moment later, by an alarm."""
+def interrupts_heard() -> Iterator[None]:
+    """Raise KeyboardInterrupt again where Python drops it: in a __del__, or in a callback, as JAX's garbage collection.
+
+    It is raised a moment later, by an alarm.
+    """
     hook = sys.unraisablehook
 
-    def again(dropped):
+    def raise_later(dropped):
         if isinstance(dropped.exc_value, KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.01)
         else:
             hook(dropped)
 
     handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    sys.unraisablehook = again
+    sys.unraisablehook = raise_later
     try:
         yield
     finally:
@@ -67,17 +76,20 @@ def heard():
 
 
 @contextlib.contextmanager
-def guarded(stream, lost=None):
-    """While this lasts, characters that the terminal lacks are escaped, and a stream that cannot be written (`| head`,
-    `> /dev/full`, a lost terminal) calls `lost`, or raises BrokenPipeError; if it is more than that nobody reads, the
-    other stream says why. The innermost `lost` counts, also for what kept the `write` of an outer one (a bar)."""
-    plain, before = stream.write, getattr(stream, "lost", None)
+def guarded(stream: Any, lost: Callable | None = None) -> Iterator[None]:
+    """Call `lost`, or else raise BrokenPipeError, if a stream cannot be written (`| head`, `> /dev/full`, no terminal).
+
+    Unless the reason is only that nobody reads it, the other stream says why. Characters that the terminal lacks are
+    escaped. When contexts are nested the innermost `lost` counts, even for objects that hold the `write` of an outer
+    one (a progress bar).
+    """
+    plain_write, lost_before = stream.write, getattr(stream, "lost", None)
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
 
     def write(text):
         try:
-            size = plain(text)
+            size = plain_write(text)
             stream.flush()
             return size
         except OSError as e:
@@ -94,31 +106,34 @@ def guarded(stream, lost=None):
     try:
         yield
     finally:
-        stream.write, stream.lost = plain, before
+        stream.write, stream.lost = plain_write, lost_before
 
 
-def parts(text):
-    """"a, b(c=1, d=2)" -> ["a", "b(c=1, d=2)"]: commas in parentheses belong to what is before these."""
+def parts(text: str) -> list[str]:
+    """Split a list at its commas, except in parentheses: "a, b(c=1, d=2)" -> ["a", "b(c=1, d=2)"]."""
     depth, out = 0, [""]
-    for c in re.findall(r"\\.|.", text, re.S):  # \( is none
+    for c in re.findall(r"\\.|.", text, re.S):  # \( is no parenthesis
         depth += (c == "(") - (c == ")")
-        out[-1:] = [out[-1], ""] if c == "," and depth <= 0 else [out[-1] + c]
+        if c == "," and depth <= 0:
+            out.append("")
+        else:
+            out[-1] += c
     return [part.strip() for part in out]
 
 
-def once(words):
-    """Words of a command line -> the same; a ValueError if a flag stands among them twice."""
+def once(words: list[str]) -> list[str]:
+    """Return the words of a command line, or raise a ValueError if a flag is given twice."""
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"{twice[0]} is given twice")
     return words
 
 
-def silence(stream):
-    """What a stream is still given goes nowhere."""
+def silence(stream: Any) -> None:
+    """Send everything that is still written to a stream to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def visible(text):
-    """Spell out the control characters of a model's text: an escape sequence could rewrite what is on the screen."""
+def visible(text: str) -> str:
+    """Spell out the control characters of a model's text, whose escape sequences could rewrite the screen."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: repr(c[0])[1:-1], text)

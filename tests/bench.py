@@ -49,7 +49,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from data import texts
     from judges import rules, scores
     from machine import cost, kernels, slots
-    from machine.start import trained
+    from machine.start import find_or_train
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -576,7 +576,7 @@ def right_words(prompts, completions, answer):
 def asked(task, n_rows):
     """Name of a task -> params, the config of its run, arrays of Text, and score(tokens) -> accuracy, tokens."""
     run = dataclasses.replace(config.read_file(f"config/{task}_base.py"), eval_size=n_rows)
-    folder = disk.best(trained(f"config/{task}_base.py", trainer.train))[0]
+    folder = disk.best(find_or_train(f"config/{task}_base.py", trainer.train))[0]
     params, shape = disk.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
     text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=False), run)
@@ -609,7 +609,7 @@ def frontier(options):
     if not set(tasks) <= set(TRIED):
         raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TRIED)}")
     for task in tasks:  # what is wrong with a base is said now, not after half an hour
-        trained(f"config/{task}_base.py", trainer.train)
+        find_or_train(f"config/{task}_base.py", trainer.train)
     points = {task: curves(task, options, torch, twin) for task in tasks}
     print("\nall steps, and the quickest setting of each rule that is as often right, up to a point: accuracy, passes "
           "a token, times as fast\n")  # fmt: skip

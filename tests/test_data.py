@@ -325,7 +325,7 @@ def test_worked_problems_are_recognised_and_their_solution_is_the_answer(tmp_pat
     import rewards
     row = read(tmp_path, {"problem": "2+3?", "solution": "It is $\\boxed{5}$.", "level": "Level 1"})
     assert row == {"prompt": "2+3?", "completion": "It is $\\boxed{5}$.", "level": "Level 1"}
-    assert rewards.combine(rewards.resolve("math"), None, ["2+3?"], ["so 5"], rewards.columns([row]))[0] == [1.0]
+    assert rewards.combine(rewards.resolve("math"), None, ["2+3?"], ["so 5"], rewards.as_columns([row]))[0] == [1.0]
     assert read(tmp_path, {"problem": "2+3?", "answer": 5}) == {"prompt": "2+3?", "answer": "5"}
 
 
@@ -930,7 +930,7 @@ def test_countdown_with_numbers_up_to_100_is_made_as_asked_and_keeps_the_strict_
     assert any(re.search(r"=\d{4}", row["completion"]) for row in val)  # results between may be large
     assert all(10 <= row["target"] <= 100 for row in rows) and {row["difficulty"] for row in rows + val} == {1, 2, 3}
     got = rewards.combine(rewards.resolve("countdown"), None, [row["prompt"] for row in val],
-                          [row["completion"] for row in val], rewards.columns(val))[0]  # fmt: skip
+                          [row["completion"] for row in val], rewards.as_columns(val))[0]  # fmt: skip
     assert (got == 1).all()
     with pytest.raises(SystemExit, match="only .* of 3000 were found: fewer --rows"):
         countdown.drawn(2, 5, 20, 2000)

@@ -1,7 +1,8 @@
 """
-grpo.py: the losses against TRL's own numbers, the rest against identities: the first update is REINFORCE, what an
-estimate of the KL pulls towards is enumerated over a vocabulary, and on paths of the sampler, all of them enumerated,
-the gradient of the loss is that of the expected reward.
+grpo.py: the losses against TRL's own numbers, the rest against identities.
+
+The first update is REINFORCE. The gradients of the KL estimates are enumerated over a vocabulary. Over all paths of a
+small sampler, enumerated, the gradient of the loss is that of the expected reward.
 """
 import dataclasses
 import functools
@@ -83,7 +84,7 @@ def test_losses_and_their_metrics_are_trls(loss, level):
 
 
 def opinions(seed, R=2, N=3, G=4):
-    """Rewards (R, N, G), a fifth of them nan, but at least two in each group, which then do not agree."""
+    """Draw rewards (R, N, G), a fifth of them nan, but at least two different ones in each group."""
     rng = np.random.default_rng(seed)
     r = rng.normal(size=(R, N, G)).astype(np.float32)
     r[rng.random(r.shape) < 0.2] = np.nan
@@ -92,7 +93,7 @@ def opinions(seed, R=2, N=3, G=4):
 
 
 def trl_advantages(r, w, mode, scale, eps):
-    """TRL's two modes in numpy, float64: r (R, N, G) -> (N, G)."""
+    """Compute TRL's two modes in numpy, float64: r (R, N, G) -> (N, G)."""
     r, w = r.astype(float), np.array(w)[:, None, None]
     nothing = np.isnan(r).all(0)
     group = dict(axis=-1, keepdims=True)
@@ -118,7 +119,7 @@ def test_advantages_are_trls_with_opinions_missing(mode, scale):
 
 
 @pytest.mark.parametrize("value, G", [(0.1, 7), (0.9, 3), (0.3, 6)])
-def test_equal_rewards_whose_mean_is_another_number_in_float32_are_no_advantage(value, G):
+def test_equal_rewards_have_no_advantage_though_their_float32_mean_is_another_number(value, G):
     assert (grpo.advantages(jnp.full((1, 1, G), value), eps=1e-8) == 0).all()
 
 
@@ -126,8 +127,8 @@ def test_equal_rewards_whose_mean_is_another_number_in_float32_are_no_advantage(
        st.sampled_from(["mean", "loo"]))  # fmt: skip
 @example(np.float32(0.1).item(), 3, "group", 1e-8, "mean")
 @settings(max_examples=6, deadline=None)
-def test_a_group_that_agrees_gets_exactly_nothing(value, G, scale, eps, baseline):
-    """Though the float32 mean of three 0.1 is not 0.1, and what is left would be divided by eps."""
+def test_a_group_of_equal_rewards_has_advantages_of_exactly_0(value, G, scale, eps, baseline):
+    """The float32 mean of three 0.1 is not 0.1, and the difference would be divided by eps."""
     r = jnp.full((2, 3, G), value, jnp.float32).at[:, 2].set(jnp.arange(G))
     for weights in ((1.0, 0.0), (0.3, 0.7)):
         a = np.asarray(advantages(r, weights, baseline, scale, eps))
@@ -144,7 +145,7 @@ def test_left_out_of_its_own_baseline_a_reward_is_compared_with_the_mean_of_the_
 
 
 @pytest.mark.parametrize("baseline", ["mean", "loo"])
-def test_completions_without_opinions_are_left_out_and_a_lone_opinion_says_nothing(baseline):
+def test_completions_without_opinions_are_left_out_and_a_single_opinion_gives_no_advantage(baseline):
     nan = np.nan
     r = jnp.array([[[1, nan, 3, nan, 8], [nan, nan, 5, nan, nan], [nan] * 5]], jnp.float32)
     a = np.asarray(advantages(r, baseline=baseline))
@@ -160,7 +161,7 @@ def test_a_reward_without_opinion_adds_nothing_to_the_other_that_has_one():
 
 @pytest.mark.parametrize("mode", ["sum", "each"])
 @pytest.mark.parametrize("scale", SCALES)
-def test_groups_are_centred_and_who_stands_where_in_one_does_not_matter(mode, scale):
+def test_groups_are_centred_and_the_order_within_one_does_not_matter(mode, scale):
     permute = np.stack([np.random.default_rng(n).permutation(4) for n in range(3)])
     for seed, baseline in itertools.product(range(3), ("mean", "loo")):
         r = opinions(seed)
@@ -172,13 +173,13 @@ def test_groups_are_centred_and_who_stands_where_in_one_does_not_matter(mode, sc
 
 
 @pytest.mark.parametrize("scale, alone", [("group", True), ("none", True), ("batch", False)])
-def test_a_group_is_judged_alone_unless_the_scale_is_the_batchs(scale, alone):
+def test_groups_do_not_affect_each_other_unless_the_scale_is_the_batchs(scale, alone):
     r = jnp.array(opinions(0))
     a, b = (np.asarray(advantages(x, (1.0, 1.0), scale=scale)) for x in (r, r.at[:, 0].multiply(5)))
     assert (a[1:] == b[1:]).all() == alone and (a[0] != b[0]).any()
 
 
-def test_wd1s_weights_are_two_softmaxes_and_sum_to_nothing():
+def test_wd1s_weights_are_two_softmaxes_and_sum_to_0():
     a = np.array([[2.0, -1.0, 0.5, 0.0]])
     w = grpo.wd1_weights(jnp.array(a, jnp.float32))
     close(w / 4, np.exp(a) / np.exp(a).sum() - np.exp(-a) / np.exp(-a).sum())
@@ -189,7 +190,7 @@ def test_wd1s_weights_are_two_softmaxes_and_sum_to_nothing():
     assert some[0, 1] == 0 != some[0, 3]
 
 
-def test_groups_that_agree_teach_wd1_nothing_and_do_not_weaken_what_others_teach():
+def test_groups_of_equal_rewards_have_no_weight_in_wd1_and_do_not_change_the_others():
     a = jnp.array([[2.0, -1.0, -1.0], [0, 0, 0]])
     w = grpo.wd1_weights(a)
     assert not w[1].any()
@@ -198,7 +199,7 @@ def test_groups_that_agree_teach_wd1_nothing_and_do_not_weaken_what_others_teach
 
 
 def test_the_kl_of_wd1_does_not_grow_with_the_batch():
-    """Nor does its loss: the same completions, sixteen times."""
+    """Nor does its loss: sixteen copies of the same completions."""
     cfg, many = LossConfig("wd1", "none", kl_beta=1.0), lambda x: jnp.concatenate([x] * 16)
     once, often = evaluate(cfg), evaluate(cfg, *map(many, (NEW, OLD, REF, ADV, MASK)))
     close([often[0], often[2]["pg_loss"]], [once[0], once[2]["pg_loss"]])
@@ -251,7 +252,7 @@ def test_no_gradient_reaches_the_old_policy_the_reference_or_the_rewards():
 
 @functools.partial(jax.vmap, in_axes=(0, None, None))
 def at(rho, A, cfg):
-    """A token of this ratio and advantage, log p = -1 -> loss, its gradient with respect to log p."""
+    """Compute the loss of a token with this ratio and advantage, and its gradient with respect to log p = -1."""
     token = lambda x: jnp.full((1, 1), x, jnp.float32)
     batch = LossBatch(A[None], token(1) > 0, 1.0, 1.0, token(-1 - jnp.log(rho)))
     of = lambda logp: grpo.loss(token(logp), batch, cfg)[0]
@@ -264,7 +265,7 @@ WIDE = LossConfig(clip_low=0.2, clip_high=0.3)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_is_clipped_is_a_good_token_above_and_a_bad_one_below_and_nothing_else(level):
+def test_only_good_tokens_above_and_bad_tokens_below_are_clipped(level):
     cfg = dataclasses.replace(WIDE, ratio=level)
     close(at(RHO, GOOD, cfg), (-1.5 * np.minimum(RHO, 1.3), -1.5 * RHO * (RHO < 1.3)))
     close(at(RHO, BAD, cfg), (1.5 * np.maximum(RHO, 0.8), 1.5 * RHO * (RHO > 0.8)))
@@ -334,7 +335,7 @@ THETA, REF_THETA, OLD_THETA = jax.random.normal(jax.random.key(3), (3, 5))
 
 
 def kl(p, q):
-    """Of two rows of logits: KL(p || q)."""
+    """Compute KL(p || q) from two rows of logits."""
     p, q = jax.nn.log_softmax(p), jax.nn.log_softmax(q)
     return jnp.sum(jnp.exp(p) * (p - q))
 
@@ -342,8 +343,8 @@ def kl(p, q):
 @functools.partial(jax.jit, static_argnames="est")
 @jax.value_and_grad
 def expected_kl(theta, est, old=None):
-    """The KL's term of the loss, on average over tokens that the old policy (None: the policy) drew; its gradient."""
-    column = lambda l: None if l is None else jax.nn.log_softmax(l)[:, None]
+    """Average the loss's KL term, and its gradient, over tokens drawn by the old policy (None: by the policy)."""
+    column = lambda logits: None if logits is None else jax.nn.log_softmax(logits)[:, None]
     chance = jax.lax.stop_gradient(jax.nn.softmax(theta if old is None else old))[:, None]
     cfg, ones = LossConfig(kl_beta=1.0, kl_est=est), jnp.ones((5, 1), bool)
     batch = LossBatch(jnp.zeros(5), ones, chance, chance, column(old), column(REF_THETA))
@@ -357,7 +358,7 @@ def test_the_gradient_of_an_estimate_of_the_kl_is_that_of_a_kl():
         close(expected_kl(THETA, est)[1], expected, 1e-6)
 
 
-def test_k1_is_not_offered_because_it_pulls_nowhere():
+def test_k1_is_not_offered_because_its_gradient_is_0_on_average():
     log_p, log_ref = jax.nn.log_softmax(THETA), jax.nn.log_softmax(REF_THETA)
     k1 = lambda t: jnp.sum(jnp.exp(log_p) * (jax.nn.log_softmax(t) - log_ref))
     close(k1(THETA), kl(THETA, REF_THETA))  # the value is the KL's, and says nothing about
@@ -383,8 +384,10 @@ def test_estimates_of_the_kl_are_never_negative():
 @functools.partial(jax.jit, static_argnames="est")
 @jax.value_and_grad
 def kl_of_pairs(theta, est):
-    """The KL's term of the loss, on average over completions of two tokens that the policy draws; its gradient.
-    The first row of theta (4, 3) draws the first token, the other rows the second, by what the first was."""
+    """Average the loss's KL term, and its gradient, over completions of two tokens that the policy draws.
+
+    The first row of theta (4, 3) holds the logits of the first token, the other rows those of the second, given it.
+    """
     first, second = (jax.nn.log_softmax(t) for t in (theta[0], theta[1:4]))
     ours = jnp.stack([jnp.repeat(first, 3), second.reshape(-1)], 1)  # (9, 2)
     fixed = jax.nn.log_softmax(PAIRS)
@@ -430,7 +433,7 @@ def test_the_kl_has_a_weight_and_without_it_needs_no_reference():
 
 @pytest.mark.parametrize("level", QUICK)
 @pytest.mark.parametrize("name", grpo.LOSSES)
-def test_padding_has_no_gradient_and_no_say(name, level):
+def test_padding_has_no_gradient_and_changes_no_value(name, level):
     cfg = LossConfig(loss=name, ratio=level, kl_beta=0.1)
     noisy = lambda x, by: jnp.where(MASK, x, by * x)
     value, grad, metrics = evaluate(cfg)
@@ -493,8 +496,8 @@ def test_what_the_weights_sum_to():
 
 
 @pytest.mark.parametrize("name", ["token", "sequence", "constant", "sum"])
-def test_how_tokens_are_added_up_is_chosen_apart_from_how_they_are_clipped(name):
-    """By hand: what each token adds to the loss, clipped as PPO or CISPO do, and then the four ways to add up."""
+def test_how_tokens_are_added_up_is_chosen_independently_of_how_they_are_clipped(name):
+    """By hand: the loss of each token, clipped as in PPO or CISPO, added up in each of four ways."""
     rho, A = np.exp(np.asarray(NEW - OLD)), np.asarray(ADV)[:, None]
     per = {"dapo": -np.minimum(rho * A, rho.clip(0.8, 1.2) * A), "cispo": -np.minimum(rho, 5) * A * np.asarray(NEW)}
     for loss, terms in per.items():
@@ -590,13 +593,14 @@ def paths(plan):
     return (np.array(a) for a in zip(*done, strict=True))
 
 
-def kept(l, temperature, top_p, top_k, penalty):
+def kept(logits, temperature, top_p, top_k, penalty):
     """Logits (64, 3, V) of all states -> the same after the sampler's filters, written down anew; 1 is the prompt."""
     known = (with_prompt(STATES, 1)[:, :, None] == jnp.arange(4)).any(1, keepdims=True) & (jnp.arange(4) != HOLE)
-    l = jnp.where(known, jnp.where(l > 0, l / penalty, l * penalty), l) / temperature
-    above = lambda q: jnp.where(l[..., None, :] > l[..., :, None], q[..., None, :], 0).sum(-1)  # of likelier tokens
-    l = jnp.where(above(jax.nn.softmax(l)) <= top_p, l, -1e30)
-    return jnp.where(above(jnp.ones(l.shape)) < top_k, l, -1e30)
+    logits = jnp.where(known, jnp.where(logits > 0, logits / penalty, logits * penalty), logits) / temperature
+    # The probability of all likelier tokens.
+    above = lambda q: jnp.where(logits[..., None, :] > logits[..., :, None], q[..., None, :], 0).sum(-1)
+    logits = jnp.where(above(jax.nn.softmax(logits)) <= top_p, logits, -1e30)
+    return jnp.where(above(jnp.ones(logits.shape)) < top_k, logits, -1e30)
 
 
 @functools.partial(jax.jit, static_argnames="filters")
@@ -679,15 +683,15 @@ def test_the_gradient_is_that_of_the_expected_reward_also_where_the_sampler_filt
 
 def test_a_token_that_the_filter_bans_now_has_a_finite_log_prob_and_the_others_keep_theirs():
     """As at another view, or after an update: it counts as one of those that are kept."""
-    l, plan = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05])), Plan(temperature=1.0, top_p=0.6)
-    logp = lambda l, x: diffusion.gather_logp(sample.as_drawn(l, x, None, None, plan), x)
+    logits, plan = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05])), Plan(temperature=1.0, top_p=0.6)
+    logp = lambda logits, x: diffusion.gather_logp(sample.as_drawn(logits, x, None, None, plan), x)
     tokens = jnp.arange(4)
-    close(logp(jnp.tile(l, (4, 1)), tokens), np.log([0.5 / 0.8, 0.3 / 0.8, 0.15 / 0.95, 0.05 / 0.85]))
-    grads = jax.vmap(jax.grad(logp), (None, 0))(l, tokens)
+    close(logp(jnp.tile(logits, (4, 1)), tokens), np.log([0.5 / 0.8, 0.3 / 0.8, 0.15 / 0.95, 0.05 / 0.85]))
+    grads = jax.vmap(jax.grad(logp), (None, 0))(logits, tokens)
     assert np.isfinite(grads).all() and (grads[tokens, tokens] > 0.3).all() and (grads[0, 2:] == 0).all()
 
 
-def test_what_is_drawn_after_the_end_has_to_be_scored_for_the_gradient_of_the_expected_reward():
+def test_tokens_after_the_end_have_to_be_scored_for_the_gradient_of_the_expected_reward():
     """Token 2 is an end of text, the reward looks at what is before. What comes after it was context of what is before
     where that was filled later: left out, its log-probs are missing, and even a constant reward has a gradient."""
     plan = list(PLANS)[1]
@@ -706,7 +710,7 @@ def test_what_is_drawn_after_the_end_has_to_be_scored_for_the_gradient_of_the_ex
 
 
 @pytest.mark.slow
-def test_the_paths_are_those_that_the_sampler_goes():
+def test_the_enumerated_paths_are_those_of_the_sampler():
     plan = list(PLANS)[2]
     x, step, _ = paths(plan)
     known = {(*a, *b): n for n, (a, b) in enumerate(zip(x.tolist(), step.tolist(), strict=True))}

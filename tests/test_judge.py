@@ -26,7 +26,7 @@ ROWS = [{"prompt": "p", "completion": f"one {i} two three four five"} for i in r
 
 def test_a_text_has_the_same_score_in_every_batch_and_blank_text_none():
     texts = ["one", "two", "three", "", "a much longer text than all the others"]
-    reward = learned.reward(SCORER, CFG, TOK, batch_size=2, max_len=24)
+    reward = learned.judge(SCORER, CFG, TOK, batch_size=2, max_len=24)
     scores = reward(["p"] * 5, texts)
     assert scores[3] == 0 and all(0 < s < 1 for i, s in enumerate(scores) if i != 3) and len(set(scores)) == 5
     assert scores == pytest.approx([reward(["p"], [text])[0] for text in texts], abs=1e-6)
@@ -39,7 +39,7 @@ def test_the_reward_is_the_sigmoid_of_the_models_score():
     score = float(model.score(SCORER, tokens, CFG, valid)[0])
     expected = 1 / (1 + math.exp(-score))
     for max_len in (6, 16):  # padding does not count
-        assert learned.reward(SCORER, CFG, TOK, max_len=max_len)(["ab"], ["c"]) == [pytest.approx(expected, rel=1e-5)]
+        assert learned.judge(SCORER, CFG, TOK, max_len=max_len)(["ab"], ["c"]) == [pytest.approx(expected, rel=1e-5)]
 
 
 def test_what_is_too_long_loses_its_beginning():
@@ -68,7 +68,7 @@ def test_a_judge_is_loaded_from_its_folder_and_says_how_good_it_is(tmp_path, cap
         folder = saved(tmp_path / f"step-{step:06d}", params, CFG)
         (folder / "run.json").write_text(json.dumps(best))
     made = learned.load(tmp_path)
-    assert made["judge"](["p"], ["one"]) == learned.reward(SCORER, CFG, TOK)(["p"], ["one"])
+    assert made["judge"](["p"], ["one"]) == learned.judge(SCORER, CFG, TOK)(["p"], ["one"])
     assert "step-000005: val/pair_acc 0.934 on held-out texts" in capsys.readouterr().out
 
 
@@ -80,7 +80,7 @@ def test_a_denoiser_is_no_judge_but_measures_coherence(tmp_path):
 
 
 def test_a_judge_is_kept_and_computes_in_the_dtype_that_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(learned, "reward", lambda params, cfg, tok: (params["embed"].dtype, cfg.dtype))
+    monkeypatch.setattr(learned, "judge", lambda params, cfg, tok: (params["embed"].dtype, cfg.dtype))
     folder = saved(tmp_path, SCORER, CFG)
     assert learned.load(folder, "bfloat16")["judge"] == ("bfloat16", "bfloat16")
 
@@ -123,17 +123,17 @@ def test_coherence_of_a_causal_model_is_its_exact_log_prob():
 
 
 def test_the_worse_text_of_a_pair_is_another_text():
-    p = learned.pairs(ROWS, seed=0)
+    p = learned.make_pairs(ROWS, seed=0)
     assert len(p.prompts) == len(p.better) == len(p.worse) == len(p.kinds) > 30
     assert all(a != b for a, b in zip(p.better, p.worse, strict=True))
     assert set(p.kinds) == {"swapped", "lost", "replaced", "another row"}
-    assert learned.pairs(ROWS, seed=0) == p != learned.pairs(ROWS, seed=1)
+    assert learned.make_pairs(ROWS, seed=0) == p != learned.make_pairs(ROWS, seed=1)
 
 
 def test_the_text_of_another_row_is_only_worse_where_there_is_a_prompt():
-    p = learned.pairs([row | {"prompt": ""} for row in ROWS], seed=0)
+    p = learned.make_pairs([row | {"prompt": ""} for row in ROWS], seed=0)
     assert set(p.kinds) == {"swapped", "lost", "replaced"}
-    assert learned.corrupted(np.random.default_rng(0), "x", "other", False) == ("", "lost")
+    assert learned.make_worse(np.random.default_rng(0), "x", "other", False) == ("", "lost")
 
 
 def test_texts_are_as_wide_as_the_longest_needs_and_what_is_cut_is_said(capsys):
@@ -141,9 +141,9 @@ def test_texts_are_as_wide_as_the_longest_needs_and_what_is_cut_is_said(capsys):
     assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
     tokens, valid = learned.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
     assert tokens.shape == (2, 24) and valid.sum(1).tolist() == [23, 3]
-    learned.arrays(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 64)
+    learned.encode_pairs(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 64)
     assert not capsys.readouterr().out
-    batch = learned.arrays(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 8)
+    batch = learned.encode_pairs(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 8)
     assert batch["better"].shape == (1, 8) and "1 of 2 texts, the longest of 22 tokens" in capsys.readouterr().out
 
 
@@ -151,7 +151,7 @@ def test_swapping_keeps_the_words_and_losing_loses_some():
     rng = np.random.default_rng(0)
     text = "a b c d e f"
     for _ in range(50):
-        worse, kind = learned.corrupted(rng, text, "x y")
+        worse, kind = learned.make_worse(rng, text, "x y")
         words = sorted(worse.split())
         assert {"swapped": words == text.split(), "lost": set(words) < set(text.split()), "another row": worse == "x y",
                 "replaced": len(words) == 6 and len(set(words) - set(text.split())) == 1}[kind]  # fmt: skip
@@ -159,27 +159,27 @@ def test_swapping_keeps_the_words_and_losing_loses_some():
 
 def test_every_second_text_is_refilled_by_a_generator_if_there_is_one():
     refill = lambda rows, seed: ([row["completion"] for row in rows[:-1]] + ["made up"], ["filled"] * len(rows))
-    p = learned.pairs(ROWS, 0, refill)
+    p = learned.make_pairs(ROWS, 0, refill)
     assert p.worse[p.kinds.index("filled")] == "made up" and p.kinds.count("filled") == 1  # rightly filled: no pair
 
 
 def test_preferences_and_scores_of_the_user_are_taken_as_they_are():
-    p = learned.pairs([{"prompt": "p", "chosen": "a", "rejected": "b"}], 0)
+    p = learned.make_pairs([{"prompt": "p", "chosen": "a", "rejected": "b"}], 0)
     assert (p.better, p.worse) == (["a"], ["b"])
-    assert learned.pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0).scores == [0.25]
+    assert learned.make_pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0).scores == [0.25]
     for wrong in (7, -0.1, float("nan"), float("inf")):  # the loss would be nan, and the learning rate blamed for it
         rows = [{"prompt": f"p{s}", "completion": "a", "score": s} for s in (0, 0.5, wrong, wrong)]
         with pytest.raises(ValueError, match=f"but 2 of 4 do not; the first is score={wrong:g}, of .* 'p{wrong}'"):
-            learned.pairs(rows, 0)
+            learned.make_pairs(rows, 0)
     with pytest.raises(ValueError, match="prompt, answer"):
-        learned.pairs([{"prompt": "p", "answer": "a"}], 0)
+        learned.make_pairs([{"prompt": "p", "answer": "a"}], 0)
 
 
 # ---- learning ----
 
 
 def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
-    batch = learned.arrays(learned.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 8)
+    batch = learned.encode_pairs(learned.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 8)
     b, w = (float(model.score(SCORER, batch[s], CFG, batch[s + "_valid"])[0]) for s in ("better", "worse"))
     log_sigmoid = lambda s: -math.log1p(math.exp(-s))
     expected = -log_sigmoid(b - w) - (log_sigmoid(b) + log_sigmoid(-w)) / 2
@@ -188,7 +188,7 @@ def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
 
 
 def test_with_scores_the_loss_is_least_where_the_sigmoid_is_the_score():
-    batch = learned.arrays(learned.Pairs(["p"], ["x"], ["x"], ["scored"], np.array([0.8], np.float32)), TOK, 8)
+    batch = learned.encode_pairs(learned.Pairs(["p"], ["x"], ["x"], ["scored"], np.array([0.8], np.float32)), TOK, 8)
     h = np.asarray(model.trunk(SCORER, batch["better"], CFG, batch["better_valid"])).astype(np.float64)
     pooled = (h * batch["better_valid"][..., None]).sum(1)[0] / batch["better_valid"].sum()
     at = lambda p: float(learned.loss(
@@ -205,5 +205,5 @@ def test_calibration_error_is_zero_when_chances_come_true_and_not_else():
 
 def test_the_report_names_the_kinds_of_pairs():
     p = learned.Pairs(["p"] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"], None)
-    out = learned.report(np.array([1, 2, 3, 4.0]), np.array([0, 3, 0, 0.0]), p)
+    out = learned.pair_metrics(np.array([1, 2, 3, 4.0]), np.array([0, 3, 0, 0.0]), p)
     assert (out["val/pair_acc"], out["val/pair_acc/x"], out["val/pair_acc/y"]) == (0.75, 0.5, 1.0)

@@ -77,13 +77,14 @@ def test_samples_of_the_first_the_last_and_some_evaluations_stand_beside_each_ot
 def test_a_film_shows_every_token_at_its_step_as_blue_as_the_model_was_sure(cfg):
     films = parsed(cfg).findall(f".//{SVG}svg[@class='film']")
     assert len(films) == 2  # before and after
-    seconds = [float(a.get("keyTimes").split(";")[1]) * (4 * report.STEP + report.HOLD)
+    seconds = [float(a.get("keyTimes").split(";")[1]) * (4 * report.SECONDS + report.PAUSE)
                for a in films[0].findall(f".//{SVG}animate")]  # fmt: skip
     np.testing.assert_allclose(seconds, [1, 2, 2, 3], atol=1e-3)  # the line break has a rest, which is empty
     sure = [r.get("opacity") for r in films[0].findall(f".//{SVG}rect[@class='sure']")]
     assert sure == ["0.19", "0.75", "0.75", "0.38"]
-    long = ElementTree.fromstring(report.film([["x", step, 0.5] for step in range(128)]))
-    assert {a.get("dur") for a in long.iter("animate")} == {f"{report.MOST + report.HOLD}s"}  # nobody waits for minutes
+    long = ElementTree.fromstring(report.denoising_animation([["x", step, 0.5] for step in range(128)]))
+    whole = f"{report.MAX_SECONDS + report.PAUSE}s"  # nobody waits for minutes
+    assert {a.get("dur") for a in long.iter("animate")} == {whole}
     assert "12" in [t.text for t in films[0].findall(f"{SVG}text")]  # what was given is there from the start
 
 

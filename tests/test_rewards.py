@@ -364,7 +364,7 @@ def test_summary_reports_what_a_reward_notes_besides():
 
 
 def test_columns_of_rows_are_lists_with_none_for_what_is_missing():
-    assert rewards.columns([{"prompt": "p", "a": 1}, {"prompt": "q", "b": 2}]) == {"a": [1, None], "b": [None, 2]}
+    assert rewards.as_columns([{"prompt": "p", "a": 1}, {"prompt": "q", "b": 2}]) == {"a": [1, None], "b": [None, 2]}
 
 
 # ---- the program ----------------------------------------------------------------------------------------------------

@@ -272,7 +272,7 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
     scored = rl.Scored([], rollout, ["a"] * 8, each, None, {"exact": each})
-    notes = scores.describe(scored, np.zeros((2, 4)), cfg, tok)
+    notes = scores.rollout_metrics(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
@@ -342,7 +342,7 @@ def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place)
     each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
                      [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
     scored = rl.Scored([], None, [], each, None, {})
-    spread = lambda *weights: scores.spread(scored, tiny(rewards=both, reward_weights=weights)).tolist()
+    spread = lambda *weights: scores.has_signal(scored, tiny(rewards=both, reward_weights=weights)).tolist()
     assert spread(1.0, 1.0) == [True, True, True, False]
     assert spread(1.0, 0.0) == [True, False, True, False]
     assert spread(0.0, 1.0) == [False, True, False, False]
@@ -635,11 +635,11 @@ def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
                         init_from="a model")  # fmt: skip
-    made, pairs = [], learned.pairs
+    made, make_pairs = [], learned.make_pairs
     zs = lambda params, keys, arrays, *_: (jnp.where(arrays["hole"], ord("z"), arrays["tokens"]), {})
     monkeypatch.setattr(sample, "fill", zs)
-    monkeypatch.setattr(learned, "pairs", lambda *given: made.append(pairs(*given)) or made[-1])
-    learned.judge_texts(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
+    monkeypatch.setattr(learned, "make_pairs", lambda *given: made.append(make_pairs(*given)) or made[-1])
+    learned.judge_task(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
     filled = [len(text) for text, kind in zip(made[0].worse, made[0].kinds, strict=True) if "filled" in kind]
     assert filled == [20] * 4 and len(made[0].better) > 12  # a window alone would be known by its length
 

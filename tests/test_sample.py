@@ -369,7 +369,7 @@ def test_old_style_keys_work_too():
 def committed(row, plan, params=PARAMS):
     """The state of one row before its first step, what was committed then, and the logits it was chosen by."""
     z = holes(row)
-    _, new = next(writer.steps(params, KEY, z, TINY, plan))
+    _, new = next(writer.denoising_steps(params, KEY, z, TINY, plan))
     return np.flatnonzero(new[0]), np.asarray(logits(params, z, TINY), np.float64)[0]
 
 
@@ -398,7 +398,7 @@ def test_the_orders_disagree_so_that_the_test_above_can_tell_them_apart():
 
 def test_random_order_chooses_every_hole_equally_often():
     z = jnp.tile(holes("0____1"), (2000, 1))
-    _, new = next(writer.steps(PARAMS, KEY, z, TINY, Plan(order="random", steps=4)))
+    _, new = next(writer.denoising_steps(PARAMS, KEY, z, TINY, Plan(order="random", steps=4)))
     np.testing.assert_allclose(new.mean(0), [0, 0.25, 0.25, 0.25, 0.25, 0], atol=0.04)  # 4 standard errors
 
 
@@ -543,7 +543,7 @@ def test_watching_the_steps_shows_what_generate_does():
     z = holes("01________", "0_1_0_1_0_")
     plan = Plan(rule="dream", steps=10, temperature=1.0, block_len=5)
     x, trace = generate(PARAMS, KEY, z, TINY, plan)
-    seen = list(writer.steps(PARAMS, KEY, z, TINY, plan))
+    seen = list(writer.denoising_steps(PARAMS, KEY, z, TINY, plan))
     assert len(seen) == trace["n_steps"]
     np.testing.assert_array_equal(seen[-1][0], x)
     for n, (_, new) in enumerate(seen):
@@ -910,7 +910,7 @@ def test_a_file_is_filled_written_and_scored(folder, capsys, tmp_path):
 
 def test_a_file_that_was_killed_while_it_was_filled_goes_on_where_it_was(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": text * 3}) + "\n" for text in "abcde"))
-    whole, target, real = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", writer.fill
+    whole, target, real = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", writer.complete_texts
     asked = folder, f"--data={tmp_path}/in.jsonl", "--n=2", "--batch_size=4"
     run(capsys, *asked, f"--out={whole}")
 
@@ -920,14 +920,14 @@ def test_a_file_that_was_killed_while_it_was_filled_goes_on_where_it_was(folder,
                 raise KeyboardInterrupt
             yield text
 
-    monkeypatch.setattr(writer, "fill", killed)
+    monkeypatch.setattr(writer, "complete_texts", killed)
     with pytest.raises(KeyboardInterrupt):
         run(capsys, *asked, f"--out={target}")
     (part,) = tmp_path.glob("out.jsonl.*.part")
     with open(part, "a") as file:
         file.write('{"prompt": "ccc", "compl')  # -9 can come within a line
     filled = []
-    monkeypatch.setattr(writer, "fill", lambda *args: (filled.append(text) or text for text in real(*args)))
+    monkeypatch.setattr(writer, "complete_texts", lambda *args: (filled.append(text) or text for text in real(*args)))
     code, out, err = run(capsys, *asked, f"--out={target}", "--rewards=length")
     assert code == 0 and "5 rows of a run that was ended are there" in err and len(filled) == 5
     assert target.read_text() == whole.read_text() and not part.exists() and json.loads(out)["n"] == 10
@@ -1008,7 +1008,7 @@ def test_text_ends_at_the_end_of_text():
     params = jax.tree.map(jnp.zeros_like, model.init(KEY, cfg))
     plan = Plan(never=(0,), steps=2)  # everything ties, and without 0 the first id is 1, the end of text
     rows = [([2, 1, 3, 7, 7], 3), ([2, 7, 4, 5], 0)]
-    assert list(writer.fill(params, cfg, Fixed, plan, rows, 0, 2)) == ["", "b"]
+    assert list(writer.complete_texts(params, cfg, Fixed, plan, rows, 0, 2)) == ["", "b"]
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -1034,7 +1034,7 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, c
 
 def test_a_column_that_a_reward_needs_is_missed_before_anything_is_filled(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
-    monkeypatch.setattr(writer, "fill", None)
+    monkeypatch.setattr(writer, "complete_texts", None)
     code, _, err = run(capsys, folder, f"--data={tmp_path}/in.jsonl", "--rewards=tests")
     assert code == 2 and "'tests' needs the column 'tests'" in err
 
@@ -1064,7 +1064,7 @@ def test_texts_do_not_depend_on_the_batch_size_wherever_their_holes_are():
     texts = ["a__b_c", "_____d", "abcdef__ghij_", "x", "_0___0_0_0_0_1111111111"]
     rows = [writer.encode(text, tok, cfg.mask_id, "auto", 4) for text in texts]
     for plan in (Plan(steps=5, block_len=3, temperature=1.0), Plan(rule="dream", steps=4, temperature=1.0)):
-        filled = [list(writer.fill(sharp(cfg, 0), cfg, tok, plan, rows, 0, size)) for size in (1, 2, 5)]
+        filled = [list(writer.complete_texts(sharp(cfg, 0), cfg, tok, plan, rows, 0, size)) for size in (1, 2, 5)]
         assert filled[0] == filled[1] == filled[2]
 
 

@@ -144,6 +144,7 @@ def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypat
     for program in ("machine/terminal.py", "train.py", "sample.py", "rewards.py"):
         first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]
         assert program == "machine/terminal.py" or "terminal.begin()" in ast.unparse(first[1])
+    assert all(isinstance(kind, str) for kind in terminal.guarded.__annotations__.values())  # which it need not know
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     with pytest.raises(SystemExit, match="error: Python 3.11 or newer is needed, this is "):
         terminal.begin()
@@ -216,7 +217,7 @@ def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkey
 
 
 @pytest.mark.parametrize("program, part, line", [
-    (rewards, "score", "rewards.py rows.jsonl --rewards=exact"), (writer, "run", "sample.py out/x --prompt=a")])
+    (rewards, "score_file", "rewards.py rows.jsonl --rewards=exact"), (writer, "run", "sample.py out/x --prompt=a")])
 def test_scoring_and_filling_for_nobody_end_as_by_a_closed_pipe(program, part, line, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", line.split())
     monkeypatch.setattr(program, part, lambda options: (_ for _ in ()).throw(BrokenPipeError()))

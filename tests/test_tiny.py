@@ -95,7 +95,7 @@ def test_every_tiny_row_fits_its_recipe(name, folders):
     rows = {split: [data.normalize_row(row) for row in part] for split, part in
             tiny.rows(os.path.basename(cfg.dataset)).items()}  # fmt: skip
     for part in rows.values():
-        rewards.arguments("first", rewards.resolve(cfg.rewards)[cfg.rewards[0]], rewards.columns(part))
+        rewards.arguments("first", rewards.resolve(cfg.rewards)[cfg.rewards[0]], rewards.as_columns(part))
         for row in part:
             assert len(tok.encode(template(row["prompt"]), specials=True)) <= cfg.max_prompt_len
             assert len(tok.encode(row.get("completion", ""))) <= cfg.max_new_tokens

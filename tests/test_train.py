@@ -309,7 +309,7 @@ def test_a_mask_that_the_tokenizer_does_not_know_is_refused_by_the_sampler_too(
     folder = shutil.copytree(f"{unbroken.out_dir}/step-000012", tmp_path / "model")
     theirs = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(theirs | {"mask_token_id": 7}))
-    monkeypatch.setattr(writer, "fill", lambda *_: pytest.fail("it writes"))
+    monkeypatch.setattr(writer, "complete_texts", lambda *_: pytest.fail("it writes"))
     assert writer.main([str(folder), flag.replace("TMP", str(tmp_path))]) == 2
     assert "the mask is id 7, and the tokenizer that it is id 256" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["model"]
@@ -501,7 +501,7 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_never_taken_for_a
         assert f"resuming {cfg.out_dir} at step 13, its end\n" in capsys.readouterr().out
     else:
         used = []
-        monkeypatch.setattr(writer, "fill", lambda *given: used.append(len(given[4][0][0])) or [])
+        monkeypatch.setattr(writer, "complete_texts", lambda *given: used.append(len(given[4][0][0])) or [])
         assert not writer.main([cfg.out_dir, "--prompt=1"])
         assert used == [5]  # with the run's max_new_tokens, 4
 
