@@ -15,7 +15,8 @@ import shutil
 import warnings
 
 from judges import rules
-from judges.sandbox import CHECKS, SYNTAX, Sandbox, check_job
+from judges.languages import CHECKS, SYNTAX
+from judges.sandbox import Sandbox, check_job
 
 NONE = itertools.repeat(None)   # the default of an optional column: None in every row
 MAX_SOURCE = 100_000            # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from judges import programs
+from judges import asserts, peer, programs, values, walls
 from judges import sandbox as module
 from judges.sandbox import Sandbox
 from tests import honest
@@ -99,15 +99,16 @@ def scratch(family, trainer):
 
 
 def altered(tmp_path, *changes):
-    """The module with parts of its source replaced, as it would be on another machine or after a mistake."""
-    with open(module.__file__) as f:
-        source = f.read()
+    """The sandbox with parts of its source replaced, as it would be on another machine or after a mistake.
+
+    Workers run the altered files; of those that the trainer imports only sandbox.py is."""
+    folder = tmp_path / "judges"
+    shutil.copytree(os.path.dirname(module.__file__), folder, ignore=shutil.ignore_patterns("__pycache__"))
     for old, new in changes:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    path = tmp_path / "sandbox_altered.py"
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location("sandbox_altered", path)
+        path, = (path for path in folder.glob("*.py") if old in path.read_text())
+        assert path.read_text().count(old) == 1, old
+        path.write_text(path.read_text().replace(old, new))
+    spec = importlib.util.spec_from_file_location("sandbox_altered", folder / "sandbox.py")
     spec.loader.exec_module(changed := importlib.util.module_from_spec(spec))
     return changed
 
@@ -502,7 +503,7 @@ def test_a_library_is_opened_without_the_packages_in_it(tmp_path):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").touch()
     (tmp_path / "lib" / "link").symlink_to(tmp_path / "src" / "repo")
-    found = module.without_packages([str(tmp_path), "/no/such/folder"], [str(tmp_path / "src/repo"), "/", str(tmp_path)])
+    found = walls.without_packages([str(tmp_path), "/no/such/folder"], [str(tmp_path / "src/repo"), "/", str(tmp_path)])
     assert {os.path.relpath(place, tmp_path) for place in found} == {
         "lib/python3.12/json", "lib/x86", "share", "src/other"}
 
@@ -543,7 +544,7 @@ def test_a_judge_that_obeys_an_answer_costs_its_completion_and_no_other(capfd, a
 
 
 def test_a_judge_that_obeyed_an_answer_judges_no_other(capfd):
-    bribe = "setattr(__import__('sys').modules['__main__'], 'run_assert', lambda *a: None)"
+    bribe = "setattr(__import__('sys').modules['judges.judge'], 'run_assert', lambda *a: None)"
     with Sandbox(workers=1, timeout=1) as box:
         for test in ("eval(f())", "exec(f())"):
             jobs = [(f"def f(): return {bribe!r}", [test], "f"), (ADD, ["assert add(1, 1) == 3"], "add")]
@@ -682,13 +683,13 @@ def filter_says(steps, number, machine, args=()):
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-@pytest.mark.parametrize("more", ["", module.RUNTIMES, module.RUNTIMES + module.COMPILERS, module.JUDGE])
+@pytest.mark.parametrize("more", ["", walls.RUNTIMES, walls.RUNTIMES + walls.COMPILERS, walls.JUDGE])
 def test_the_filter_allows_what_is_listed_and_nothing_else(monkeypatch, machine, more):
     monkeypatch.setattr(os, "uname", lambda: type("U", (), {"machine": machine}))
-    column, name = module.MACHINES[machine]
+    column, name = walls.MACHINES[machine]
     says = lambda number, *args: filter_says(steps, number, name, args)
-    steps = module.seccomp_filter(True, more)[1].raw
-    listed = {int(row.split(":")[column]) for row in (module.ALLOWED + more).split() if row.split(":")[column]}
+    steps = walls.seccomp_filter(True, more)[1].raw
+    listed = {int(row.split(":")[column]) for row in (walls.ALLOWED + more).split() if row.split(":")[column]}
     special = {"x86_64": {2, 16, 44, 45, 46, 47, 53, 56, 72, 157, 257, 302, 435},
                "aarch64": {25, 29, 56, 167, 199, 206, 207, 211, 212, 220, 261, 435}}[machine]
     for number in {*range(600), *range(1 << 30, (1 << 30) + 600)} - special:  # the second range is x32
@@ -696,8 +697,8 @@ def test_the_filter_allows_what_is_listed_and_nothing_else(monkeypatch, machine,
     assert filter_says(steps, min(listed), 0x40000003) == "kill"  # a 32-bit call
     numbers = {"x86_64": (56, 257, 72, 44, 302, 53, 45, 46, 47), "aarch64": (220, 56, 25, 206, 261, 199, 207, 211, 212)}
     clone, openat, fcntl, sendto, prlimit, socketpair, recvfrom, sendmsg, recvmsg = numbers[machine]
-    judge = more == module.JUDGE
-    assert says(clone, 0x10000) == "allow" and says(clone, 17) == ("allow" if module.COMPILERS in more else "EPERM")
+    judge = more == walls.JUDGE
+    assert says(clone, 0x10000) == "allow" and says(clone, 17) == ("allow" if walls.COMPILERS in more else "EPERM")
     assert says(435) == "ENOSYS"
     for call in ((openat, 0, 0, 0o102), (prlimit, 0), (fcntl, 3, 4), (sendto, 3, 0, 0, 0, 0), (recvfrom, 3, 0, 9, 0x40),
                  (sendto, 3, 0, 9, 0x4000), (socketpair, 1, 1), (socketpair, 1, 0x80001)):
@@ -708,7 +709,7 @@ def test_the_filter_allows_what_is_listed_and_nothing_else(monkeypatch, machine,
                  (socketpair, 1, 2), (socketpair, 1, 5), (socketpair, 2, 1)):
         assert says(*call) == "EPERM"
     assert says(sendmsg, 3, 0, 0) == says(recvmsg, 3, 0, 0) == ("allow" if judge else "EPERM")
-    steps = module.seccomp_filter(False)[1].raw  # no Landlock: the filter itself refuses to open for writing
+    steps = walls.seccomp_filter(False)[1].raw  # no Landlock: the filter itself refuses to open for writing
     assert says(openat, 0, 0, 0) == "allow"
     assert {says(openat, 0, 0, flag) for flag in (1, 2, 0o100, 0o1000, 0x400000)} == {"EPERM"}
 
@@ -722,7 +723,7 @@ def test_the_numbers_of_system_calls_are_the_kernels(column, header, pattern):
     with open(header) as f:
         numbers = dict(re.findall(r"#define " + pattern, f.read()))
     numbers["newfstatat"] = numbers.get("newfstatat", numbers.get("fstatat"))
-    for row in (module.ALLOWED + module.RUNTIMES + module.COMPILERS + module.JUDGE).split():
+    for row in (walls.ALLOWED + walls.RUNTIMES + walls.COMPILERS + walls.JUDGE).split():
         number = row.split(":")[column]
         if number:
             assert numbers[row.split(":")[0]] == number, row
@@ -940,14 +941,14 @@ def test_plain_data_arrives_as_it_was(x):
     import socket
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        here, there = module.Peer(ours), module.Peer(theirs, {})
+        here, there = peer.Peer(ours), peer.Peer(theirs, {})
         there.send(there.pack(x))
         back = here.unpack(here.receive())
         assert back == x and repr(back) == repr(x)
 
 
 words = st.sampled_from(["return", "raise", "names", "getattr", "loaded"])
-tags = st.sampled_from(["mine", "waits", "yours", "type", "error", "raised", "record", "like", "text", "coroutine", *module.KINDS])
+tags = st.sampled_from(["mine", "waits", "yours", "type", "error", "raised", "record", "like", "text", "coroutine", *values.KINDS])
 messages = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), words),
     lambda x: st.lists(x, max_size=4) | st.dictionaries(tags, x, max_size=2), max_leaves=20)
@@ -960,13 +961,13 @@ def test_any_message_is_an_answer_a_failure_or_the_end(sent):
     import socket
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        there, here = module.Peer(theirs, {}), module.Peer(ours, limit=module.MESSAGE, deadline=time.monotonic() + 2)
+        there, here = peer.Peer(theirs, {}), peer.Peer(ours, limit=peer.MESSAGE, deadline=time.monotonic() + 2)
         for message in sent:
             there.send(message)
         theirs.shutdown(socket.SHUT_WR)
         try:
-            module.run_assert(here, "assert f([1], g=len) == 3", "f", {})
-        except (Exception, module.Dead) as e:
+            asserts.run_assert(here, "assert f([1], g=len) == 3", "f", {})
+        except (Exception, values.Dead) as e:
             assert not isinstance(e, (OSError, MemoryError))
 
 
@@ -1084,8 +1085,7 @@ def test_a_quarter_of_them_as_an_ordinary_user():
         pytest.skip("takes root, setpriv and a Python that others can read")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     with tempfile.TemporaryDirectory() as root:  # the repository may lie where only its owner reads
-        os.mkdir(f"{root}/judges")
-        shutil.copy(f"{ROOT}/judges/sandbox.py", f"{root}/judges")
+        shutil.copytree(f"{ROOT}/judges", f"{root}/judges")
         shutil.copytree(ATTACKS, f"{root}/tests/attacks")
         subprocess.run(["chmod", "-R", "a+rX", root], check=True)
         attack("--timeout=1.5", "--slack=3", "--every=4", prefix=nobody, python="/usr/bin/python3", root=root)
