@@ -15,7 +15,8 @@ import shutil
 import warnings
 
 from judges import rules
-from judges.languages import CHECKS, SYNTAX
+from judges.languages import LANGUAGES as RUN_HERE
+from judges.languages import SYNTAX
 from judges.sandbox import Sandbox, check_job
 
 NONE = itertools.repeat(None)   # the default of an optional column: None in every row
@@ -45,7 +46,7 @@ def language_of(name):
 
 def runs(language):
     """Can tests in this language, as people write it, be run here? In others they have no opinion."""
-    return language_of(language) in ("python", *CHECKS)
+    return language_of(language) in ("python", *RUN_HERE)
 
 
 def check(rows):
@@ -176,8 +177,8 @@ def compiles(sources):
 
 def by_compiler(code, language):
     """True if a compiler that is installed says whether this text is a program."""
-    return bool(code.strip()) and len(code) <= MAX_SOURCE and language in CHECKS and bool(
-        shutil.which(CHECKS[language][0].split()[0]))
+    return bool(code.strip()) and len(code) <= MAX_SOURCE and language in RUN_HERE and bool(
+        shutil.which(RUN_HERE[language].needs))
 
 
 def verdict_of(result):

@@ -1,26 +1,29 @@
 """Run code that a model wrote against tests: fast, contained, hard to cheat. Standard library only, and never jax.
 
-    trainer --job--> judge --one socket per completion--> zygote --fork--> candidate
-    (Sandbox)        runs the tests                       sees no test     runs the untrusted code
+    trainer ------> warden          one per worker, the parent of the rest: starts, watches and ends its processes
+    (this file)     warden.py       sees neither code nor test
+       |              |
+       |              +-- zygote -- candidate    runs the untrusted code; sees no test
+       |              |   zygote.py candidate.py
+       +-- jobs ---> judge             |         has the tests and runs them; sees no code run
+                     judge.py  <-calls-+
+                     asserts.py
+
+A job goes to the judge over one socket. The judge has the zygote fork a candidate and speaks to it over a socket of its
+own. What may be said there is in five files: channel.py (messages), values.py (plain data), stubs.py and operations.py
+(everything else), peer.py (the conversation). The walls around each process are in walls.py, programs of other
+languages in languages.py.
+
+Who trusts whom. The trainer believes a judge's verdict on one completion and nothing else that it says. The judge
+believes the data and no objects of a candidate. Nobody believes a candidate.
 
 Scoring: tests run in the judge. There the candidate's functions are stubs that send arguments out and get plain data
-back, so a forged answer is worth what a wrong answer is. Objects of the candidate's classes stay where they are: their
-stubs ask for attributes and methods, and never whether they equal a plain value. The candidate shares no memory with a
-test. The parent of judge and zygote, their warden, watches the candidates and starts programs. It sees neither tests
-nor code.
+back, so a forged answer is worth what a wrong answer is. The candidate shares no memory with a test.
 
 Containment (Linux): a candidate cannot start processes, signal, use the network, write, or read more than Python's
-standard library and the system's; memory, CPU time, threads and descriptors are limited. The judge stands behind the
-same walls, but for a folder of its own that it may write to: a test that calls eval on an answer hands over this judge
-and its verdicts, not the machine. Workers try to get out before they are used, and refuse to work if they can. `python
-judges/sandbox.py` says what holds here. Kernel bugs and side channels are not contained.
-
-Programs in other languages run behind the same walls, one process per test. Weaker there: they can read the toolchain
-(/usr, /lib, but no Python packages) and exec it (what it starts stays inside); compilers, not the programs, can fork,
-and write to one folder.
-
-Time: a completion may take `timeout` seconds of CPU, and as long without doing anything while its test waits. What it
-waits for a busy core is not its fault and does not count; a far longer limit of wall-clock time stands behind this.
+standard library and the system's; memory, CPU time, threads and descriptors are limited. Workers try to get out before
+they are used, and refuse to work if they can. `python judges/sandbox.py` says what holds here. Kernel bugs and side
+channels are not contained.
 """
 import contextlib
 import glob
@@ -34,20 +37,26 @@ import socket
 import sys
 import time
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
-if __name__ == "__main__":  # run as a script: imports come from the project's folder, not from this one
+if __name__ == "__main__":  # as a script: imports come from the project's folder, not from this one
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
+from judges.channel import MESSAGE, Channel, Dead
 from judges.judge import GRACE, JUDGE_MEMORY, WALL
-from judges.languages import CHECKS, COMPILE_SECONDS, COMPILER_MEMORY, LANGUAGES, SYNTAX, command_for
-from judges.peer import MESSAGE, Peer
-from judges.values import Dead, plain
+from judges.languages import COMPILE_SECONDS, COMPILER_MEMORY, LANGUAGES, SYNTAX, command_for
+from judges.values import one_line
 from judges.walls import LIBRARIES, MACHINE, Limits, without_packages
 
+# subprocess, tempfile and concurrent.futures are imported where they are used: see walls.py.
 HERE = os.path.dirname(os.path.abspath(__file__))
-HOLDS = ("process", "network", "signal", "write", "read", "memory")  # what is contained, and tried before use
 RETRY = 1  # seconds until a batch on which the machine failed is tried again
+# Tests that may run what an answer says. Their judge may since then do what that answer wants: it judges no other.
+OBEYS = re.compile(r"\b(eval|exec|pickle|marshal|shelve|runpy|ctypes|__import__|import_module)\b")
+
+# ---- ways out, tried before use --------------------------------------------------------------------------------------
+HOLDS = ("process", "network", "signal", "write", "read", "memory")  # what is contained
 PROBE = """
 import os, socket
 def escaped(what, much=0):
@@ -72,78 +81,157 @@ print(*out)
 sys.exit(bool(out))
 """
 ADVICE = "Use Linux 5.13 or newer with seccomp and Landlock, or a virtual machine, or accept it: --sandbox_unsafe="
-# Tests that may run what an answer says. Their judge may since then do what that answer wants: it judges no other.
-OBEYS = re.compile(r"\b(eval|exec|pickle|marshal|shelve|runpy|ctypes|__import__|import_module)\b")
 
 
 def named(error):
-    """Which of HOLDS an error names, all if none."""
+    """Return which of HOLDS an error names, all if none."""
     return [x for x in HOLDS if re.search(rf"\b{x}\b", error)] or list(HOLDS)
-
-
-def checked(peer, tests):
-    """A judge's answer of the right form: a test that evaluates an answer may have made it do anything."""
-    reply = peer.receive()
-    try:
-        verdict, goes_on = reply
-        passed, error, seconds = verdict["passed"], plain(verdict["error"]), float(verdict["seconds"])
-        if [*map(type, passed)] != [bool] * tests: raise ValueError(passed)
-    except (ValueError, TypeError, LookupError, AttributeError): peer.die("sent nonsense")
-    return {"passed": passed, "error": error, "seconds": seconds}, goes_on
 
 
 class Broken(RuntimeError):
     """The machine failed, perhaps for the moment."""
 
 
-class Worker(NamedTuple):
-    process: object
-    peer: Peer
+class JudgeDied(Exception):
+    """A judge died over a job, with this exit status."""
+
+    def __init__(self, status):
+        super().__init__(status)
+        self.status = status
+
+
+def verdict_on(tests: list, passed: list | None, error: str, seconds: float) -> dict[str, Any]:
+    """Make a verdict; passed, one bool per test, is None if they all failed."""
+    return {"passed": passed or [False] * len(tests), "error": error, "seconds": seconds}
+
+
+class Worker:
+    """A warden with its judge and zygote. By exec: nothing of the trainer's memory, devices or files is in them."""
+
+    def __init__(self, limits):
+        from subprocess import DEVNULL, Popen
+
+        ours, theirs = socket.socketpair()
+        env = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
+        env |= {"TMPDIR": temporary_folder(), "PYTHONHASHSEED": "0"}
+        command = [sys.executable, "-s", "-S", "-W", "ignore", os.path.join(HERE, "warden.py"), str(theirs.fileno())]
+        command += [json.dumps(limits)]
+        settings = {"cwd": "/", "stdin": DEVNULL, "stdout": DEVNULL, "start_new_session": True, "env": env}
+        with theirs:
+            try:
+                self.process = Popen(command, pass_fds=[theirs.fileno()], **settings)
+            except OSError as e:
+                ours.close()
+                raise Broken(f"no worker starts: {e}") from None
+        self.channel, self.limits = Channel(ours, limit=MESSAGE), limits
+
+    def end(self):
+        """End it -> exit status. A worker that has lost its trainer leaves by itself, a stuck one is killed."""
+        self.channel.sock.close()
+        with contextlib.suppress(importlib.import_module("subprocess").TimeoutExpired):
+            self.process.wait(1)
+        self.process.kill()
+        for left in glob.glob(f"{temporary_folder()}/sandbox-{os.getpid()}-{self.process.pid}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        return self.process.wait()
+
+    def ask(self, job):
+        """Have the judge score a job -> the verdict. Raises JudgeDied."""
+        _, tests, _, language = job
+        patience = WALL * (self.limits.timeout + (language != "python") * COMPILE_SECONDS) + GRACE
+        self.channel.deadline = time.monotonic() + patience
+        try:
+            self.channel.send(job)
+            verdict, goes_on = self.receive_verdict(tests)
+        except Dead as e:
+            status = self.end()
+            if str(e) != "out of time" and status != -signal.SIGXCPU:
+                raise JudgeDied(status) from None
+            return verdict_on(tests, None, "out of time: a test works on too large an answer", self.limits.timeout)
+        if not goes_on or any(type(test) is str and OBEYS.search(test) for test in tests):
+            self.end()
+        return verdict
+
+    def receive_verdict(self, tests):
+        """Receive an answer of the right form: a test that evaluates an answer may have made the judge do anything."""
+        reply = self.channel.receive()
+        try:
+            verdict, goes_on = reply
+            passed, error, seconds = verdict["passed"], one_line(verdict["error"]), float(verdict["seconds"])
+            if [*map(type, passed)] != [bool] * len(tests):
+                raise ValueError(passed)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            self.channel.die("sent nonsense")
+        return verdict_on(tests, passed, error, seconds), goes_on
+
+    def probe(self):
+        """Let candidate and judge try to get out -> the names of what did not hold. Raises JudgeDied."""
+        much = 2 * max(self.limits.memory, JUDGE_MEMORY)
+        tests = [PROBE + f"assert not (out := [x for x in {HOLDS} if escaped(x, {much})]), out"]  # the judge itself
+        tests += [f"assert not escaped({x!r}, {much})" for x in HOLDS]
+        tests += ["assert escaped('')", "assert not escaped('')"]  # and let it be scored
+        verdict = self.ask([PROBE, tests, "escaped", "python"])
+        judge_holds, *held, right, wrong = verdict["passed"]
+        if wrong or not right:
+            raise JudgeDied(self.end())
+        judges_out = [] if judge_holds else named(verdict["error"])
+        return [x for x, holds in zip(HOLDS, held, strict=True) if not holds or x in judges_out]
+
+
+def temporary_folder():
+    return importlib.import_module("tempfile").gettempdir()
 
 
 def packages():
-    """The folders from which this process imports what is not Python's, and the one with this program."""
-    library = os.path.dirname(os.__file__)
-    own = [place for place in sys.path if "-packages" in place
-           or not ((place + "/").startswith(library + "/") or place.endswith("lib-dynload"))]
-    return sorted({os.path.realpath(place) for place in [*own, os.path.dirname(HERE)]
-                   if os.path.isdir(place)})
+    """Find the folders from which this process imports what is not Python's, and the one with this program."""
+    library = os.path.dirname(os.__file__) + "/"
+    own = [p for p in sys.path if "-packages" in p or not ((p + "/").startswith(library) or p.endswith("lib-dynload"))]
+    return sorted({os.path.realpath(place) for place in [*own, os.path.dirname(HERE)] if os.path.isdir(place)})
 
 
+# ---- the trainer's side ----------------------------------------------------------------------------------------------
 class Sandbox:
-    """Sandbox(workers, timeout in s, memory in bytes, unsafe): starts judges when they are needed; close() ends them.
+    """Workers that are started when they are needed and that close() ends.
 
-    `unsafe` names what is accepted not to be contained. Six workers per core: a completion that sleeps, or one whose
-    loop shares its core, holds its worker for the whole timeout and longer, and the others should not wait."""
+    timeout: CPU seconds per completion; memory: bytes; unsafe: names in HOLDS that need not be contained. Six workers
+    per core: a completion that sleeps, or one whose loop shares its core, holds its worker for the whole timeout and
+    longer, and the others should not wait."""
 
-    def __init__(self, workers=None, timeout=3.0, memory=512 << 20, unsafe=()):
+    def __init__(
+        self, workers: int | None = None, timeout: float = 3.0, memory: int = 512 << 20, unsafe: Iterable[str] = ()
+    ):
         from concurrent.futures import ThreadPoolExecutor
+
         if wrong := set(unsafe) - set(HOLDS):
             raise ValueError(f"sandbox_unsafe: {', '.join(sorted(wrong))} is not among {', '.join(HOLDS)}")
         self.workers = workers or min(64, 6 * os.cpu_count())
         closed = packages()
         self.limits = Limits(timeout, memory, list(unsafe), without_packages(LIBRARIES, closed), closed)
-        self.idle = deque()
+        self.idle: deque[Worker] = deque()
         self.pool = ThreadPoolExecutor(self.workers)
 
-    def __enter__(self): return self
-    def __exit__(self, *_): self.close()
+    def __enter__(self):
+        return self
 
-    def close(self):
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
         self.end_idle()
 
     def end_idle(self):
-        while self.idle: self.end(self.idle.pop())
+        while self.idle:
+            self.idle.pop().end()
 
-    def run(self, jobs):
-        """[(code, [test, ...], entry[, language]), ...] -> [{"passed": [bool, ...], "error": str}, ...] in that order.
+    def run(self, jobs: Iterable[tuple]) -> list[dict]:
+        """Score jobs [(code, [test, ...], entry[, language])] -> [{"passed": [bool, ...], "error", "seconds" of CPU}].
 
         A test is Python that asserts, or {"input": str, "output": str} for a program, or SYNTAX. `entry` is the
-        function asked for, "" if unknown. A verdict has the CPU "seconds", too. Raises when this machine fails, twice:
-        a False is always the candidate's own."""
+        function asked for, "" if unknown. Raises when this machine fails, twice: a False is the candidate's own."""
         jobs = [check_job(i, *job) for i, job in enumerate(jobs)]
-        try: return self.try_batch(jobs)
+        try:
+            return self.try_batch(jobs)
         except Broken as e:
             print(f"the sandbox: {e}; once more, in {RETRY} s", file=sys.stderr)
             self.end_idle()
@@ -151,111 +239,86 @@ class Sandbox:
             return self.try_batch(jobs)
 
     def try_batch(self, jobs):
-        if jobs: self.idle.append(self.ready())  # every batch begins by trying to get out
-        for probe in sorted({"compiling probe" if command_for(language, "compile") else "probe"
-                             for *_, language in jobs if language != "python"}): self.try_programs(probe)
-        try: verdicts = [self.pool.submit(self.score, job) for job in jobs]
-        except RuntimeError as e: raise Broken(f"no thread starts: {e}") from None
+        if jobs:
+            self.idle.append(self.ready())  # every batch begins by trying to get out
+        others = {language for *_, language in jobs} - {"python"}
+        compiled = {bool(command_for(language, "compile")) for language in others}
+        for probe in sorted("compiling probe" if compiles else "probe" for compiles in compiled):
+            self.try_programs(probe)
+        try:
+            verdicts = [self.pool.submit(self.score, job) for job in jobs]
+        except RuntimeError as e:
+            raise Broken(f"no thread starts: {e}") from None
         importlib.import_module("concurrent.futures").wait(verdicts)
         return [verdict.result() for verdict in verdicts]
 
-    def spawn(self):
-        """A new worker, by exec: nothing of the trainer's memory, threads, devices, files or environment is in it."""
-        from subprocess import DEVNULL, Popen
-        ours, theirs = socket.socketpair()
-        found = {k: os.environ[k] for k in ("LD_LIBRARY_PATH", "PYTHONHOME") if k in os.environ}  # Python may need them
-        found["TMPDIR"] = importlib.import_module("tempfile").gettempdir()  # where `end` looks for what it leaves
-        command = [sys.executable, "-s", "-S", "-W", "ignore", os.path.join(HERE, "warden.py"), str(theirs.fileno())]
-        command += [json.dumps(self.limits)]
-        with theirs:
-            try: process = Popen(command, pass_fds=[theirs.fileno()], cwd="/", stdin=DEVNULL, stdout=DEVNULL,
-                                 start_new_session=True, env={"PYTHONHASHSEED": "0"} | found)
-            except OSError as e:
-                ours.close()
-                raise Broken(f"no worker starts: {e}") from None
-        return Worker(process, Peer(ours, limit=MESSAGE))
-
-    def end(self, worker):
-        """A worker that has lost its trainer leaves by itself, a stuck one is killed -> exit status."""
-        worker.peer.sock.close()
-        with contextlib.suppress(importlib.import_module("subprocess").TimeoutExpired): worker.process.wait(1)
-        worker.process.kill()
-        folders = f"{importlib.import_module('tempfile').gettempdir()}/sandbox-{os.getpid()}-{worker.process.pid}-*"
-        for left in glob.glob(folders): shutil.rmtree(left, ignore_errors=True)
-        return worker.process.wait()
-
-    def ask(self, worker, job):
-        """-> the verdict, or the exit status of a judge that died over the job."""
-        patience = WALL * (self.limits.timeout + (job[3] != "python") * COMPILE_SECONDS) + GRACE
-        worker.peer.deadline = time.monotonic() + patience
-        try:
-            worker.peer.send(job)
-            verdict, goes_on = checked(worker.peer, len(job[1]))
-        except Dead as e:
-            status = self.end(worker)
-            if str(e) != "out of time" and status != -signal.SIGXCPU: return status
-            error = "out of time: a test works on too large an answer"
-            return {"passed": [False] * len(job[1]), "error": error, "seconds": self.limits.timeout}
-        if not goes_on or any(type(test) is str and OBEYS.search(test) for test in job[1]): self.end(worker)
-        return verdict
-
-    def probe(self, worker):
-        """Let candidate and judge try to get out -> the names of what did not hold; None, and an end, if nothing can
-        be told."""
-        much = 2 * max(self.limits.memory, JUDGE_MEMORY)
-        tests = [PROBE + f"assert not (out := [x for x in {HOLDS} if escaped(x, {much})]), out"]  # the judge itself
-        tests += [f"assert not escaped({x!r}, {much})" for x in HOLDS]
-        tests += ["assert escaped('')", "assert not escaped('')"]  # and let it be scored
-        verdict = self.ask(worker, [PROBE, tests, "escaped", "python"])
-        judges, *held, right, wrong = [False, False, True] if type(verdict) is int else verdict["passed"]
-        if right and not wrong:
-            judges_out = [] if judges else named(verdict["error"])
-            return [x for x, holds in zip(HOLDS, held, strict=True) if not holds or x in judges_out]
-        self.end(worker)
+    def spawn(self) -> Worker:
+        return Worker(self.limits)
 
     def ready(self):
-        """A worker that has just been probed."""
+        """Return a worker that has just been probed."""
         for _ in range(self.workers + 3):  # all that are idle may have been killed, and a busy machine is tried again
-            try: worker = self.idle.pop()
-            except IndexError: worker = self.spawn()
-            if (out := self.probe(worker)) is None: continue
-            if not (out := [x for x in out if x not in self.limits.unsafe]): return worker
-            self.end(worker)
+            worker = self.idle_worker() or self.spawn()
+            try:
+                out = [x for x in worker.probe() if x not in self.limits.unsafe]
+            except JudgeDied:
+                continue
+            if not out:
+                return worker
+            worker.end()
             raise RuntimeError(f"this machine does not contain: {', '.join(out)}. {ADVICE}{self.accepting(out)}")
         raise Broken("the sandbox does not work on this machine: see the errors above, or try a longer timeout")
+
+    def idle_worker(self):
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return None
 
     def accepting(self, names):
         return ",".join(x for x in HOLDS if x in {*names, *self.limits.unsafe})
 
     def try_programs(self, probe):
-        """The same for the walls around programs of other languages, and their compilers."""
+        """Let a program and a compiler of another language try to get out."""
         held = [x for x in HOLDS if x not in self.limits.unsafe]
         tries = PROGRAM_PROBE.format(held=held, much=2 * COMPILER_MEMORY, compiled=probe != "probe")
-        if error := self.score([PROBE + tries, [{"input": "", "output": ""}], "", probe])["error"]:
+        error = self.score([PROBE + tries, [{"input": "", "output": ""}], "", probe])["error"]
+        if error:
             names = self.accepting(named(error))
             raise RuntimeError(f"this machine does not contain programs: {error}. {ADVICE}{names}")
 
     def score(self, job):
-        """One job on a free worker. If its judge dies it is tried again, on one that has just been probed."""
-        if not job[1]: return {"passed": [], "error": "no tests", "seconds": 0.0}
+        """Score one job on a free worker. If its judge dies, try again, on one that has just been probed."""
+        tests = job[1]
+        if not tests:
+            return verdict_on(tests, None, "no tests", 0.0)
         for _ in range(3):
-            try: worker = self.idle.pop()
-            except IndexError: worker = self.ready()
-            verdict = self.ask(worker, job)
-            if type(verdict) is dict:
-                if worker.process.returncode is None: self.idle.append(worker)
-                return verdict
-        if verdict == MACHINE: raise Broken("the sandbox failed three times in a row: see the errors above")
+            worker = self.idle_worker() or self.ready()
+            try:
+                verdict = worker.ask(job)
+            except JudgeDied as e:
+                status = e.status
+                continue
+            if worker.process.returncode is None:
+                self.idle.append(worker)
+            return verdict
+        if status == MACHINE:
+            raise Broken("the sandbox failed three times in a row: see the errors above")
         # Not by an error: three judges that had just been sound died over the answers of this one completion.
-        error = f"its tests kill the judge, exit status {verdict}"
-        return {"passed": [False] * len(job[1]), "error": error, "seconds": self.limits.timeout}
+        error = f"its tests kill the judge, exit status {status}"
+        return verdict_on(tests, None, error, self.limits.timeout)
 
 
-def check_job(i, code, tests, entry="", language="python"):
-    """A job as a list, or an error that says what is wrong with it."""
-    good = lambda t: type(t) is str or type(t) is dict and type(t.get("input")) is type(t.get("output")) is str or (
-        t == SYNTAX and language in CHECKS)
-    if not (type(code) is type(entry) is str and type(tests) in (list, tuple) and all(map(good, tests))):
+def known_test(test, language):
+    if type(test) is dict and type(test.get("input")) is type(test.get("output")) is str:
+        return True
+    return type(test) is str or test == SYNTAX and language in LANGUAGES
+
+
+def check_job(i: int, code: str, tests: list, entry: str = "", language: str = "python") -> list:
+    """Return a job as a list, or raise what is wrong with it."""
+    texts = type(code) is type(entry) is str and type(tests) in (list, tuple)
+    if not (texts and all(known_test(test, language) for test in tests)):
         raise ValueError(f'job {i}: expected (code: str, [assert: str or {{"input": str, "output": str}}], entry: str)')
     if language != "python":
         if language not in LANGUAGES:
@@ -263,20 +326,28 @@ def check_job(i, code, tests, entry="", language="python"):
         lang = LANGUAGES[language]
         if not shutil.which(lang.needs):
             raise ValueError(f"job {i}: {language} needs {lang.needs}, not found here: apt-get install {lang.package}")
-        if not all(type(t) is dict for t in tests):
+        if not all(type(test) is dict for test in tests):
             raise ValueError(f'job {i}: only python has assert tests, those of {language} are {{"input", "output"}}')
     return [code, list(tests), entry, language]
 
 
-def report():
+def report() -> int:
     """Print what this machine contains and which languages run here -> exit status."""
     with Sandbox(workers=1, timeout=10, unsafe=HOLDS) as sandbox:
-        if (out := sandbox.probe(sandbox.spawn())) is None: raise SystemExit("no worker starts: see the errors above")
-        for what in HOLDS: print(f"{what:12}{'NOT CONTAINED' if what in out else 'contained'}")
+        worker = sandbox.spawn()
+        try:
+            out = worker.probe()
+        except JudgeDied:
+            raise SystemExit("no worker starts: see the errors above") from None
+        sandbox.idle.append(worker)
+        for what in HOLDS:
+            print(f"{what:12}{'NOT CONTAINED' if what in out else 'contained'}")
         print(f"{'python':12}{sys.version.split()[0]}, asserts and stdin/stdout")
-        for name, lang in list(LANGUAGES.items())[:-2]:
-            try: state = sandbox.run([(lang.hello, [{"input": "", "output": "1"}], "", name)])[0]["error"]
-            except (ValueError, RuntimeError) as e: state = str(e)
+        for name, lang in LANGUAGES.items():
+            try:
+                state = sandbox.run([(lang.hello, [{"input": "", "output": "1"}], "", name)])[0]["error"]
+            except (ValueError, RuntimeError) as e:
+                state = str(e)
             print(f"{name:12}{state or 'stdin/stdout'}")
     return bool(out)
 
