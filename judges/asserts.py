@@ -7,6 +7,7 @@ the test is about (`entry`) may shadow a builtin: MBPP 126 is called sum.
 A test may also replace parts of the library that a completion uses (input, sys.stdout, random.seed, os.environ): World
 does the same in the candidate, and undoes it afterwards in both.
 """
+
 import ast
 import builtins
 import contextlib
@@ -273,6 +274,10 @@ def routed(module, name, here):
     return function
 
 
+def do_nothing(*_, **__):
+    pass
+
+
 def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
     """Run a test; it raises if it fails. `functions`: the candidate's that earlier tests have found."""
     test = parse(source, entry)
@@ -284,7 +289,7 @@ def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
     for module in ROUTED.keys() & test.library:
         route(module)
     if "unittest" in test.library:  # its main would look for tests on our command line; run_defined runs them
-        importlib.import_module("unittest").main = lambda *_, **__: None
+        vars(importlib.import_module("unittest"))["main"] = do_nothing
     peer.exits, main = test.exits, sys.modules["__main__"]
     sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer))
     sys.stderr, world = sys.__stdout__, None  # nobody reads what a test writes; this judge's own errors are shown

@@ -3,6 +3,7 @@
 Everything in this process may be the completion's doing: it can rewrite each of these functions and send any bytes. So
 nothing here protects anybody. The walls (walls.py) stand before its code runs, and the judge believes none of it.
 """
+
 import importlib
 import io
 import os
@@ -60,7 +61,7 @@ def run_program(peer, code):
     """Run the code as a script. The interpreter then joins threads, runs atexit, flushes."""
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.stdin = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
+    sys.stdout = vars(sys)["__stdout__"] = open(1, "w", encoding="utf-8", closefd=False)
     try:
         exec(compile(code, "<solution>", "exec", dont_inherit=True), vars(module))
     except Exception as e:

@@ -4,6 +4,7 @@ Neither end trusts the other: a message has a largest size, it is only parsed, a
 is out of time raises Dead here. Dead is no Exception, so that a test's `except Exception` does not catch it, and it
 stays (`dead`), so that a test's bare `except` cannot turn a crash into an exception that the test expected.
 """
+
 import json
 import struct
 import time
@@ -32,7 +33,7 @@ class Channel:
         self.wait(self.sock.sendall, LENGTH.pack(len(data)) + data)
 
     def receive(self) -> Any:
-        size, = LENGTH.unpack(self.take(LENGTH.size))
+        (size,) = LENGTH.unpack(self.take(LENGTH.size))
         if size > self.limit:
             self.die(f"sent {size} bytes at once, {self.limit} are allowed")
         try:

@@ -11,6 +11,7 @@ and only then gets the code.
 A completion may take `timeout` seconds of CPU. The time that it waits for a busy core does not count, and a far longer
 deadline of wall-clock time stands behind this.
 """
+
 import importlib
 import json
 import math

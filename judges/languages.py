@@ -4,6 +4,7 @@ The walls are weaker than around Python. A program can read the toolchain (/usr,
 become another program of it, which stays inside. A compiler can also start processes and write to one folder. The
 warden starts both, because the zygote is a Python.
 """
+
 import functools
 import glob
 import math
@@ -113,7 +114,7 @@ def command_for(language: str, stage: str, name: str = "") -> list[str]:
 @functools.lru_cache(20)
 def toolchain(needs: str, closed: tuple) -> dict:
     """Return the Landlock rules for what a program and its compiler read and start."""
-    home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(needs))))
+    home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(needs) or needs)))
     paths = without_packages([home, *sum(map(glob.glob, TOOLCHAIN), [])], list(closed))
     rules = dict.fromkeys(paths, READ | LIST | EXECUTE)
     if needs == sys.executable:
@@ -125,7 +126,7 @@ def exec_program(fds: tuple, command: list[str], lang: Language, runs: bool, sec
                  limits: Limits, parent: int) -> None:  # fmt: skip
     """Become a program that can read the toolchain and its folder, or (if not `runs`) a compiler that writes there."""
     try:
-        path = command[0] if command[0].startswith("./") else shutil.which(command[0])
+        path = shutil.which(command[0]) or command[0]
         line, stdin, stdout = fds
         stderr = os.open("/dev/null", os.O_WRONLY) if runs else stdout
         for fd, target in (stdin, 0), (stdout, 1), (stderr, 2), (line, 3):

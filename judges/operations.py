@@ -7,6 +7,7 @@ The judge serves far fewer (JUDGE_OPS), because a candidate that calls back is h
 made in order to hand it over: objects of the test's own classes, mocks, and a few classes that only hold data. Of these
 a candidate sees neither private names nor what a mock tells its test.
 """
+
 import builtins
 import copy
 import importlib

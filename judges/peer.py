@@ -14,6 +14,7 @@ its way back. The same object always gets the same stub. The other tags:
     record             a namedtuple without methods
     type, text         a type or constant by its name; an object of the library by its str()
 """
+
 import _thread
 import collections
 import importlib

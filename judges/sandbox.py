@@ -25,6 +25,7 @@ standard library and the system's; memory, CPU time, threads and descriptors are
 they are used, and refuse to work if they can. `python judges/sandbox.py` says what holds here. Kernel bugs and side
 channels are not contained.
 """
+
 import contextlib
 import glob
 import importlib
@@ -204,7 +205,7 @@ class Sandbox:
 
         if wrong := set(unsafe) - set(HOLDS):
             raise ValueError(f"sandbox_unsafe: {', '.join(sorted(wrong))} is not among {', '.join(HOLDS)}")
-        self.workers = workers or min(64, 6 * os.cpu_count())
+        self.workers = workers or min(64, 6 * (os.cpu_count() or 1))
         closed = packages()
         self.limits = Limits(timeout, memory, list(unsafe), without_packages(LIBRARIES, closed), closed)
         self.idle: deque[Worker] = deque()
@@ -229,14 +230,14 @@ class Sandbox:
 
         A test is Python that asserts, or {"input": str, "output": str} for a program, or SYNTAX. `entry` is the
         function asked for, "" if unknown. Raises when this machine fails, twice: a False is the candidate's own."""
-        jobs = [check_job(i, *job) for i, job in enumerate(jobs)]
+        batch = [check_job(i, *job) for i, job in enumerate(jobs)]
         try:
-            return self.try_batch(jobs)
+            return self.try_batch(batch)
         except Broken as e:
             print(f"the sandbox: {e}; once more, in {RETRY} s", file=sys.stderr)
             self.end_idle()
             time.sleep(RETRY)
-            return self.try_batch(jobs)
+            return self.try_batch(batch)
 
     def try_batch(self, jobs):
         if jobs:

@@ -13,6 +13,7 @@ but the judge must not believe a candidate's object that says it equals 3. The r
 
 A candidate's stubs of a test's objects are all MADE: what a test hands over does not lie.
 """
+
 import types
 from collections import defaultdict, deque
 from decimal import Decimal
@@ -100,7 +101,7 @@ class Remote:
     async def __anext__(self):
         return self._peer.ask("anext", self)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self):
         kind = self._peer.ask("getattr", self, "__class__")
         return kind if foreign(kind) or kind in TYPES.values() else Remote  # it may lie, but not that it is plain
@@ -256,7 +257,7 @@ class Like:
     def __call__(self, *args, **named):
         return self._peer.ask("getattr", self, "__call__")(*args, **named)
 
-    __enter__, __exit__ = Remote.__enter__, Remote.__exit__
+    __enter__, __exit__ = alone("enter"), Remote.__exit__
 
 
 def fresh(stub):

@@ -5,6 +5,7 @@ JSON, never pickle: reading a message must not be able to run anything. A value 
 parts together again. A subclass travels as its nearest base, taken apart by that base's own method, which the subclass
 cannot override. peer.py applies the table; objects that are not plain data are the business of stubs.py.
 """
+
 import builtins
 import collections
 import re
@@ -137,8 +138,8 @@ TEXTS = {
 }
 # Types and constants that travel by their name: int, ValueError, Ellipsis; function, generator, coroutine.
 TYPES = {kind.__name__: kind for kind in vars(types).values() if isinstance(kind, type)}
-NAMED = {name: x for name, x in vars(builtins).items() if isinstance(x, type) and name[0] != "_"} | TYPES
-NAMED |= {"Ellipsis": ..., "NotImplemented": NotImplemented}
+NAMED: dict[str, Any] = {name: x for name, x in vars(builtins).items() if isinstance(x, type) and name[0] != "_"}
+NAMED |= TYPES | {"Ellipsis": ..., "NotImplemented": NotImplemented}
 NAMES = {id(x): name for name, x in NAMED.items()}
 
 
@@ -152,7 +153,7 @@ def contents(x: Any, base: type) -> Any:
     return KINDS[TAGS[base]].apart(x)
 
 
-def refill(x: Any, base: type, now: Any) -> None:
+def refill(x: Any, base: Any, now: Any) -> None:
     """Make a mutable object hold what `now` holds, with the methods of its plain base."""
     base.clear(x)
     if issubclass(base, dict):
@@ -164,7 +165,7 @@ def refill(x: Any, base: type, now: Any) -> None:
         base.extend(x, now)
 
 
-def bare_record(kind: type) -> bool:
+def bare_record(kind: Any) -> bool:
     """True if a type is a namedtuple without methods of its own."""
     if kind.__mro__[1] is not tuple:
         return False

@@ -14,6 +14,7 @@ stand is not believed, but tried before use: see sandbox.py.
 This module and all that a zygote imports stay away from subprocess, tempfile and concurrent.futures: these load
 threading, whose fork hooks would double the cost of every candidate.
 """
+
 import contextlib
 import ctypes
 import glob
@@ -190,8 +191,8 @@ def without_packages(paths: list, closed: list) -> list:
     names = "py*/site-packages", "py*/dist-packages", "site-packages", "dist-packages"
     patterns = [f"{root}/{middle}{name}" for root in roots for middle in middles for name in names]
     packages = {os.path.realpath(place) for place in [*sum(map(glob.glob, patterns), []), *closed]}
-    packages = [place for place in packages if not any((root + "/").startswith(place + "/") for root in roots)]
-    return [place for root in roots for place in opened(root, packages)]
+    inner = [place for place in packages if not any((root + "/").startswith(place + "/") for root in roots)]
+    return [place for root in roots for place in opened(root, inner)]
 
 
 # ---- limits and the end ----------------------------------------------------------------------------------------------

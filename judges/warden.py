@@ -11,6 +11,7 @@ memory, devices and open files is in a worker. The warden then forks zygote and 
 Every TICK the warden looks at what runs: at CPU time, at threads, and at time in which a process and its judge both
 sleep, because a completion that sleeps, or waits for nothing, would never use up its CPU time.
 """
+
 import contextlib
 import functools
 import json
@@ -24,6 +25,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 if __name__ == "__main__":  # as a script: imports come from the project's folder, not from this one
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -98,7 +100,7 @@ class Warden:
         self.zygote, self.judge = pids["zygote"], pids["judge"]
         self.news.setblocking(False)
 
-    def serve(self):
+    def serve(self) -> NoReturn:
         """Serve the judge's requests and look at what runs, until judge, zygote or trainer have gone."""
         idle, busy = select.poll(), select.poll()
         for poll in (idle, busy):
@@ -212,7 +214,7 @@ class Warden:
         if stat(f"/proc/{self.judge}")[1] > THREADS:
             kill(self.judge)
 
-    def leave(self, status=0, wait=False):
+    def leave(self, status: int = 0, wait: bool = False) -> NoReturn:
         """End all there is, and this process as the judge has ended if it has. The zygote ends its candidates."""
         ended, how = os.waitpid(self.judge, 0 if wait else os.WNOHANG)
         if ended:
@@ -242,7 +244,7 @@ def no_fork_hooks(**hooks):
     """Stand for os.register_at_fork: there is one thread, and random stays seeded."""
 
 
-def work(fd: int, limits: Limits) -> int | None:
+def work(fd: int, limits: Limits) -> int:
     """Be the warden of a worker, or the judge or zygote that it has forked -> exit status."""
     os.register_at_fork = no_fork_hooks
     if LINUX:

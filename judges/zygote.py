@@ -4,6 +4,7 @@ It is forked from the warden before any test arrives, so no test and no expected
 inherits. The judge asks it, with one WORD, to fork a candidate or to end one, and it tells the warden of each. It
 believes neither: a test that evaluates an answer hands the judge over to it, so the zygote ends only its own children.
 """
+
 import builtins
 import gc
 import importlib
@@ -32,7 +33,7 @@ def zygote(ctl: socket.socket, tell: socket.socket, limits: Limits, parent: int)
     me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST))
     if LINUX:
         die_with_parent()
-    running = set()
+    running: set[int] = set()
     while os.getppid() == parent:
         word, fds, *_ = socket.recv_fds(ctl, WORD.size, 4)  # little is done here: every page touched is copied
         if len(word) < WORD.size:
