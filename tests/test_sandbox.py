@@ -247,7 +247,7 @@ def test_an_honest_program_is_paid(box, name):
     if not shutil.which(needs):
         pytest.skip(f"{needs} is not installed")
     entry = (re.findall(r"^def (\w+)", prompt, re.M) or [""])[-1]
-    tests = programs.helped(prompt, tests, entry, language)
+    tests = programs.add_helpers(prompt, tests, entry, language)
     verdict = one(box, programs.program(prompt, completion, entry, language), tests, entry, language)
     assert all(verdict["passed"]), verdict["error"]
 
