@@ -20,7 +20,9 @@ from judges.languages import LANGUAGES, SYNTAX
 from judges.sandbox import Sandbox, check_job
 
 NONE = itertools.repeat(None)  # the default of an optional column: None in every row
-MAX_SOURCE = 100_000  # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
+MAX_SOURCE = (
+    100_000  # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
+)
 ALIASES = {
     **dict.fromkeys(("", "py", "pypy"), "python"),
     **dict.fromkeys(("js", "node", "nodejs", "node.js", "ecmascript", "es"), "javascript"),
@@ -65,7 +67,9 @@ def check(rows: list[dict]) -> collections.Counter:
     """Check that the tests of rows can be run (ValueError if not, as without a compiler).
 
     -> {language, as written: number of rows} of the languages that are not run here."""
-    other = collections.Counter(row["language"] for row in rows if "language" in row and not runs(row["language"]))
+    other = collections.Counter(
+        row["language"] for row in rows if "language" in row and not runs(row["language"])
+    )
     for i, row in enumerate(rows):
         if row.get("tests") and row.get("language") not in other:
             try:
@@ -79,11 +83,19 @@ def definition(code: str, name: str, language: str = "python") -> re.Match | Non
     """Find where code defines a name at the top level."""
     name = re.escape(name)
     if language == "python":
-        return re.search(rf"^(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|^{name}[ \t]*(?::[^\n=]*)?=(?!=)", code, re.M)
-    return re.search(rf"\b{name}\s{{0,9}}=|\b{name}\s{{0,9}}\([^;{{}}]{{0,300}}\)[^;{{}}]{{0,99}}\{{", code)
+        return re.search(
+            rf"^(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|^{name}[ \t]*(?::[^\n=]*)?=(?!=)",
+            code,
+            re.M,
+        )
+    return re.search(
+        rf"\b{name}\s{{0,9}}=|\b{name}\s{{0,9}}\([^;{{}}]{{0,300}}\)[^;{{}}]{{0,99}}\{{", code
+    )
 
 
-def program(prompt: str, completion: str, entry: str | None = None, language: str = "python") -> str:
+def program(
+    prompt: str, completion: str, entry: str | None = None, language: str = "python"
+) -> str:
     """Return the program a completion means: its fenced block; itself, if it defines `entry`; else prompt + completion.
 
     Of several blocks it is the last that defines `entry`, else the first. Imports and helpers of the prompt come along.
@@ -99,13 +111,22 @@ def program(prompt: str, completion: str, entry: str | None = None, language: st
     if not definition(code, entry, language):
         return futures_first(prompt + code) if begun or not blocks else code
     before = prompt[: begun.start()] if begun and language == "python" else ""
-    tree, parts = parse(before)[1], (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign)
-    return futures_first(before + code) if tree and all(isinstance(node, parts) for node in tree.body) else code
+    tree, parts = (
+        parse(before)[1],
+        (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign),
+    )
+    return (
+        futures_first(before + code)
+        if tree and all(isinstance(node, parts) for node in tree.body)
+        else code
+    )
 
 
 def futures_first(code):
     """Move `from __future__` to the top: in a completion it is the first line, but it comes after the prompt's."""
-    lines = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([^()]*\)|[\w, \t]+)[^\n]*\n?", re.M)
+    lines = re.compile(
+        r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([^()]*\)|[\w, \t]+)[^\n]*\n?", re.M
+    )
     return "".join(line.rstrip("\n") + "\n" for line in lines.findall(code)) + lines.sub("", code)
 
 
@@ -121,7 +142,9 @@ def add_helpers(prompt: str, tests: list | None, entry: str, language: str = "py
         return tests
     given = {}
     for node in getattr(parse(prompt[: begun.start()])[1], "body", []):
-        if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign)):
+        if isinstance(
+            node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign)
+        ):
             given.update(dict.fromkeys(defined_names(node), node))
     return [with_helpers(test, given, entry) if isinstance(test, str) else test for test in tests]
 
@@ -133,8 +156,12 @@ def read_names(tree):
 def defined_names(tree):
     nodes = list(ast.walk(tree))
     names = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    names |= {n.name for n in nodes if isinstance(n, DEFINITIONS)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
-    return names | {(n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)}
+    names |= {n.name for n in nodes if isinstance(n, DEFINITIONS)} | {
+        n.arg for n in nodes if isinstance(n, ast.arg)
+    }
+    return names | {
+        (n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)
+    }
 
 
 def with_helpers(test, given, entry):
@@ -143,8 +170,16 @@ def with_helpers(test, given, entry):
     if not tree:
         return test
     own, chosen = defined_names(tree) | {entry}, []
-    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    unknown = {name for name in called - own - given.keys() if not hasattr(builtins, name) and not name[:1].isupper()}
+    called = {
+        n.func.id
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    }
+    unknown = {
+        name
+        for name in called - own - given.keys()
+        if not hasattr(builtins, name) and not name[:1].isupper()
+    }
     if "*" in own | given.keys():  # from math import *: nobody knows what it brings
         unknown, chosen = set(), [given["*"]] if "*" in given else []
     missing = {name for name in read_names(tree) - own if not may_change(given.get(name))}
@@ -164,20 +199,31 @@ def may_change(node):
 def programs(prompts, completions, entry, language) -> list[Program]:
     """Turn columns into programs. A blank completion is a blank program, whatever its prompt."""
     rows = zip(prompts, completions, entry, map(language_of, language), strict=False)
-    return [Program(program(p, text, e, lang) if text.strip() else "", e or "", lang) for p, text, e, lang in rows]
+    return [
+        Program(program(p, text, e, lang) if text.strip() else "", e or "", lang)
+        for p, text, e, lang in rows
+    ]
 
 
 def parse(code: str) -> tuple[float, ast.Module | None]:
     """Parse Python -> verdict, tree: 1.0 parses; -1.0 not; 0.0 blank, comments, too long, too deep or NUL."""
-    if len(code) > MAX_SOURCE or "\0" in code:  # NUL: ValueError until 3.11, SyntaxError since; one value for both
+    if (
+        len(code) > MAX_SOURCE or "\0" in code
+    ):  # NUL: ValueError until 3.11, SyntaxError since; one value for both
         return 0.0, None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a "\d" in a completion is no news for the trainer's console
+            warnings.simplefilter(
+                "ignore"
+            )  # a "\d" in a completion is no news for the trainer's console
             tree = ast.parse(code)
     except SyntaxError:
         return -1.0, None
-    except (ValueError, RecursionError, MemoryError):  # lone surrogates; nesting beyond the parser's stack
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # lone surrogates; nesting beyond the parser's stack
         return 0.0, None
     return (1.0, tree) if tree.body else (0.0, None)
 
@@ -188,9 +234,14 @@ def compiles(sources) -> list[float]:
     ast and json decide here. node, gcc, g++ and javac decide behind the sandbox's walls, under its time limit (out of
     time: 0.0). If a compiler is missing, the balance of the brackets decides."""
     sources = list(sources)
-    jobs = {source: (source[0], [SYNTAX], "", source[1]) for source in sources if by_compiler(*source)}
+    jobs = {
+        source: (source[0], [SYNTAX], "", source[1]) for source in sources if by_compiler(*source)
+    }
     results = dict(zip(jobs, sandbox().run(list(jobs.values())) if jobs else [], strict=True))
-    return [verdict_of(results[source]) if source in results else quick_verdict(*source) for source in sources]
+    return [
+        verdict_of(results[source]) if source in results else quick_verdict(*source)
+        for source in sources
+    ]
 
 
 def by_compiler(code, language):
@@ -209,7 +260,9 @@ def verdict_of(result):
 def quick_verdict(code, language):
     if not code.strip() or len(code) > MAX_SOURCE or language == "python":
         return parse(code)[0]
-    return 1.0 if (rules.loads(code) is not None if language == "json" else balanced(code)) else -1.0
+    return (
+        1.0 if (rules.loads(code) is not None if language == "json" else balanced(code)) else -1.0
+    )
 
 
 def balanced(code: str) -> bool:
@@ -228,7 +281,9 @@ def syntax(prompts, completions, entry=NONE, language=NONE):
 
     By the column `language`: python by ast, json, javascript by node --check, c, c++ and java by gcc, g++ and javac; by
     the balance of its brackets where the compiler is not installed, and in every other language."""
-    return compiles((code, lang) for code, _, lang in programs(prompts, completions, entry, language))
+    return compiles(
+        (code, lang) for code, _, lang in programs(prompts, completions, entry, language)
+    )
 
 
 def fenced(prompts, completions, language=NONE):
@@ -240,7 +295,11 @@ def fenced(prompts, completions, language=NONE):
         len(found) == 1 and bool(found[0].strip()) and text.count("```") == 2
         for (found, _), text in zip(blocks, completions, strict=True)
     ]
-    sources = [(found[0], language_of(lang)) for (found, lang), good in zip(blocks, whole, strict=True) if good]
+    sources = [
+        (found[0], language_of(lang))
+        for (found, lang), good in zip(blocks, whole, strict=True)
+        if good
+    ]
     verdicts = iter(compiles(sources))
     return [(1.0 if next(verdicts) > 0 else 0.5) if good else 0.0 for good in whole]
 
@@ -266,7 +325,11 @@ def sandbox(**settings: Any) -> Sandbox:
 def run(jobs: list[tuple]) -> list[dict]:
     """Run jobs as in Sandbox.run: equal jobs once, and never those without a test or in a language not run here."""
     keys = [json.dumps(job) for job in jobs]
-    todo = {key: job for key, job in zip(keys, jobs, strict=True) if job[0].strip() and job[1] and runs(job[3])}
+    todo = {
+        key: job
+        for key, job in zip(keys, jobs, strict=True)
+        if job[0].strip() and job[1] and runs(job[3])
+    }
     results = dict(zip(todo, sandbox().run(list(todo.values())) if todo else [], strict=True))
     return [results.get(key, NOT_RUN) for key in keys]
 
@@ -274,7 +337,12 @@ def run(jobs: list[tuple]) -> list[dict]:
 def run_tests(prompts, meant: list[Program], tests) -> list[dict]:
     """Run the tests of each row on its program, with the prompt's helpers."""
     rows = zip(prompts, meant, tests, strict=True)
-    return run([(p.code, add_helpers(prompt, t, p.entry, p.language), p.entry, p.language) for prompt, p, t in rows])
+    return run(
+        [
+            (p.code, add_helpers(prompt, t, p.entry, p.language), p.entry, p.language)
+            for prompt, p, t in rows
+        ]
+    )
 
 
 def tests(prompts, completions, tests, entry=NONE, language=NONE):
@@ -298,7 +366,9 @@ def passed(prompts, meant: list[Program], tests) -> Scores:
 def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
     """1.0 if every test of the row passes, else 0.0; also 0.0 for blank text and without tests; None as in `tests`."""
     scores = passed(prompts, programs(prompts, completions, entry, language), tests)
-    return Scores([None if score is None else float(score == 1.0) for score in scores], **scores.notes)
+    return Scores(
+        [None if score is None else float(score == 1.0) for score in scores], **scores.notes
+    )
 
 
 def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
@@ -326,28 +396,49 @@ def performance(prompts, completions, tests, reference, entry=NONE):
     meant = programs(prompts, completions, entry, NONE)
     meant += programs(prompts, [text or "" for text in reference], entry, NONE)
     measured = []
-    for p, result in zip(meant, run_tests([*prompts, *prompts], meant, [*tests, *tests]), strict=True):
+    for p, result in zip(
+        meant, run_tests([*prompts, *prompts], meant, [*tests, *tests]), strict=True
+    ):
         tree, right = parse(p.code)[1], result["passed"] and all(result["passed"])
-        measured.append((max(1e-6, result["seconds"]), complexity(tree)) if tree and right else None)
+        measured.append(
+            (max(1e-6, result["seconds"]), complexity(tree)) if tree and right else None
+        )
     scores = []
     for own, best in zip(measured[: len(completions)], measured[len(completions) :], strict=True):
-        speed, brevity = ((2 * best[0] + 0.05) / own[0], best[1] / own[1]) if own and best else (0.0, 0.0)
+        speed, brevity = (
+            ((2 * best[0] + 0.05) / own[0], best[1] / own[1]) if own and best else (0.0, 0.0)
+        )
         scores.append(None if best is None else 0.5 * min(1.0, speed) + 0.5 * min(1.0, brevity))
     return scores
 
 
 def complexity(tree: ast.AST) -> int:
     """Count the nodes of a tree, each once more for every loop or comprehension around it."""
-    loops = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    loops = (
+        ast.For,
+        ast.AsyncFor,
+        ast.While,
+        ast.ListComp,
+        ast.SetComp,
+        ast.DictComp,
+        ast.GeneratorExp,
+    )
     total, stack = 0, [(tree, 1)]
     while stack:
         node, weight = stack.pop()
         total += weight
-        stack.extend((child, weight + isinstance(node, loops)) for child in ast.iter_child_nodes(node))
+        stack.extend(
+            (child, weight + isinstance(node, loops)) for child in ast.iter_child_nodes(node)
+        )
     return total
 
 
-QUALITY = {"has_docstring": 0.3, "proper_naming": 0.2, "good_comments": 0.2, "proper_structure": 0.3}
+QUALITY = {
+    "has_docstring": 0.3,
+    "proper_naming": 0.2,
+    "good_comments": 0.2,
+    "proper_structure": 0.3,
+}
 
 
 def quality(prompts, completions, entry=NONE):
@@ -356,16 +447,22 @@ def quality(prompts, completions, entry=NONE):
     A docstring is what ast calls one, or triple quotes in what does not parse. Functions are lower case, classes begin
     with a capital. A comment has more than 10 characters. Lines begin at the margin, with four spaces or a tab."""
     rows = []
-    for (whole, *_), text in zip(programs(prompts, completions, entry, NONE), completions, strict=True):
+    for (whole, *_), text in zip(
+        programs(prompts, completions, entry, NONE), completions, strict=True
+    ):
         rows.append(quality_of((rules.fenced(text) or [text])[0], whole))
-    scores = [round(sum(weight for name, weight in QUALITY.items() if row[name]), 6) for row in rows]
+    scores = [
+        round(sum(weight for name, weight in QUALITY.items() if row[name]), 6) for row in rows
+    ]
     return Scores(scores, **{name: [float(row[name]) for row in rows] for name in QUALITY})
 
 
 def quality_of(code: str, whole: str) -> dict[str, bool]:
     """Check code as written; whole: the program it is part of. "No bad name" counts only where code is."""
     tree = parse(code)[1]
-    lines = [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
     real = bool(lines) and (tree is not None or parse(whole)[1] is not None)
     if tree:
         nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Module, *DEFINITIONS))]
@@ -373,7 +470,10 @@ def quality_of(code: str, whole: str) -> dict[str, bool]:
     else:
         documented = '"""' in code or "'''" in code
     names = re.findall(r"^[ \t]*(?:async +)?(def|class) +(\w+)", code, re.M)
-    good = all(name.lstrip("_")[:1].isupper() if kind == "class" else name.islower() for kind, name in names)
+    good = all(
+        name.lstrip("_")[:1].isupper() if kind == "class" else name.islower()
+        for kind, name in names
+    )
     comments = [c.strip() for c in re.findall(r"(?:^|[ \t])#+(.*)", code, re.M)]
     return {
         "has_docstring": documented,
