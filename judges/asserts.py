@@ -102,7 +102,7 @@ def lines_of(node):
 
 
 def safe_lines(tree, stored):
-    """Find the lines on which only the test itself raises: `raise`, or statements that name nothing but builtins."""
+    """Find the lines on which only the test itself can raise: they say `raise`, or name nothing but builtins."""
     good, bad, nodes = set(), set(), list(ast.walk(tree))
 
     def harmless(n):
@@ -140,9 +140,9 @@ def find(peer, name):
 
 
 class Names(dict):
-    """The globals of a test. Plain values of the candidate are asked for each time, because they change.
+    """The globals of a test, which ask the candidate for the names that the test does not define.
 
-    `functions` keeps the others from one test of the completion to the next."""
+    Plain values are asked for each time, because they change. Stubs are kept, in `functions` for later tests, too."""
 
     def __init__(self, peer, test, entry, functions):
         super().__init__(functions, __name__="test", __type__=type_of)
@@ -184,7 +184,7 @@ class World:
     WATCHED = {"sys": ("argv", "stdin", "stdout", "stderr")}
 
     def __init__(self, peer, library):
-        self.peer, self.sent, self.seeds, self.busy = peer, {}, [], False
+        self.peer, self.sent, self.seeds = peer, {}, []
         self.modules, self.random = {}, importlib.import_module("random")
         for name in {"builtins", "sys", *library} - {"antigravity", "this"}:
             with contextlib.suppress(ImportError):
@@ -208,12 +208,11 @@ class World:
         return found
 
     def tell(self):
-        if not self.busy:
-            self.busy = True
-            try:
-                self.tell_changes()
-            finally:
-                self.busy = False
+        self.peer.before_call = None  # the calls here are no calls of the test
+        try:
+            self.tell_changes()
+        finally:
+            self.peer.before_call = self.tell
 
     def tell_changes(self):
         while self.seeds:
@@ -279,7 +278,7 @@ def do_nothing(*_, **__):
 
 
 def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
-    """Run a test; it raises if it fails. `functions`: the candidate's that earlier tests have found."""
+    """Run a test, which raises if it fails. functions {name: stub}: what earlier tests of the completion have found."""
     test = parse(source, entry)
     space = Names(peer, test, entry, functions)
     space.update({name: importlib.import_module(name) for name in test.modules})

@@ -14,12 +14,12 @@ import types
 from judges.operations import CANDIDATE_OPS, FINISH, leave, library
 from judges.peer import Peer
 from judges.stubs import derived
-from judges.values import KINDS, TAGS, base_of, contents, describe
+from judges.values import KINDS, TAGS, base_of, describe
 from judges.walls import limit, shut
 
 
 def candidate(fds: list, wall: object, parent: int, seconds: float, limits: dict) -> int:
-    """Run a completion behind the walls; return the exit status of a program. fds: line to the judge, stdin, stdout."""
+    """Run a completion behind the walls -> exit status. fds: the line to the judge; a program's stdin, stdout."""
     null = os.open("/dev/null", os.O_RDWR)  # anew: flags set on an open file are those of all who share it
     for target, fd in enumerate([*fds[1:], null, null, null][:2] + [null]):
         os.dup2(fd, target)
@@ -71,7 +71,7 @@ def run_program(peer, code):
 
 
 class Served:
-    """The operations on a loaded completion, each called by its name. For `replace` and others see asserts.World."""
+    """What the judge asks of a loaded completion: each method is an operation. asserts.World calls the last six."""
 
     def __init__(self, peer, module):
         self._peer, self._globals, self._replaced = peer, vars(module), {}
@@ -89,9 +89,9 @@ class Served:
             del self._globals[name]
 
     def plain(self, x):
-        """Return the contents of an object whose class extends a plain type."""
-        base = base_of(type(x))
-        return KINDS[TAGS[base]].together(contents(x, base))
+        """Return the contents of an object whose class extends a plain type, as that type."""
+        kind = KINDS[TAGS[base_of(type(x))]]
+        return kind.together(kind.apart(x))
 
     def replace(self, module, name, value):
         target = importlib.import_module(module)

@@ -83,12 +83,14 @@ class Job:
         return WORD.unpack(self.to_zygote.recv(WORD.size))
 
     def ask_warden(self, *request, fds=()):
-        """Have the warden do something, see Warden.answer."""
+        """Have the warden do something: the request begins with a verb of Warden.answer."""
         socket.send_fds(self.to_warden, [json.dumps(request).encode()], fds)
         return json.loads(self.to_warden.recv(4096))
 
     def start(self, program, *files):
-        """Start a program, or a candidate if it is None, with these files -> its pid and the line to it."""
+        """Start a program with these files -> its pid, the line to it.
+
+        program: [language, name, stage, CPU seconds] for the warden, or None for a candidate."""
         ours, theirs = socket.socketpair()
         with theirs:
             fds = [f.fileno() for f in (theirs, *files)]
@@ -148,7 +150,7 @@ class Job:
         return data
 
     def run_program(self, program, text=""):
-        """Run a program, or for None the Python code, on this input -> its output. Raises unless it exits with 0."""
+        """Run a program, as in `start`, on this input -> what it prints. Raises unless it exits with 0."""
         read, write = os.pipe()
         with nameless_file(text) as stdin, open(read, "rb") as output:
             with open(write, "wb") as stdout:

@@ -105,7 +105,7 @@ ALL_LANGUAGES = LANGUAGES | PROBES
 
 
 def command_for(language: str, stage: str, name: str = "") -> list[str]:
-    """Return the words of the command that does this (check, compile, run) to a program of this name."""
+    """Return the command for a stage (check, compile, run) of a program of this name, as words."""
     command = getattr(ALL_LANGUAGES[language], stage)
     words = command.split() if type(command) is str else command
     return [word.replace("{}", name) for word in words]
@@ -113,7 +113,7 @@ def command_for(language: str, stage: str, name: str = "") -> list[str]:
 
 @functools.lru_cache(20)
 def toolchain(needs: str, closed: tuple) -> dict:
-    """Return the Landlock rules for what a program and its compiler read and start."""
+    """Return Landlock's rules for the files that a program and its compiler read and start."""
     home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(needs) or needs)))
     paths = without_packages([home, *sum(map(glob.glob, TOOLCHAIN), [])], list(closed))
     rules = dict.fromkeys(paths, READ | LIST | EXECUTE)

@@ -25,7 +25,7 @@ from typing import Any
 from judges.channel import Channel, Dead
 from judges.operations import JUDGE_OPS, test_made
 from judges.stubs import ANSWER, LIKES, MADE, Remote, Waiting, awaited, error_kind, foreign, like
-from judges.values import KINDS, MUTABLE, NAMED, NAMES, TAGS, TEXTS, bare_record, base_of, contents, refill
+from judges.values import KINDS, MUTABLE, NAMED, NAMES, TAGS, TEXTS, bare_record, base_of, refill
 
 RUNNERS = {"unittest", "doctest", "bdb", "test"}  # their exceptions say what becomes of a test: SkipTest
 ENDS = {StopIteration: "next", StopAsyncIteration: "anext"}
@@ -72,7 +72,7 @@ class Packer:
     def pack_plain(self, x, kind, base):
         if base is tuple and hasattr(kind, "_fields") and bare_record(kind):
             return {"record": [kind.__name__, list(kind._fields), [self.pack(y) for y in x]]}
-        tag, parts = TAGS[base], self.pack(contents(x, base))
+        tag, parts = TAGS[base], self.pack(KINDS[TAGS[base]].apart(x))
         if tag not in LIKES or kind.__module__ != "solution":
             return {tag: parts}
         number, defined = self.number(kind), None
@@ -92,7 +92,7 @@ class Packer:
         return {"waits" if hasattr(kind, "__await__") else "mine": self.number(x)}
 
     def pack_error(self, x):
-        """Tell of an exception its class, its arguments, its attributes and its cause."""
+        """Describe an exception by its class, arguments, attributes and cause."""
         if "_remote" in x.__dict__:
             return {"yours": x._remote._number}
         arguments = list(BaseException.args.__get__(x))
@@ -107,7 +107,7 @@ class Packer:
         return {"raised": [self.number(x), self.error_names(type(x)), *told, cause]}
 
     def error_names(self, kind):
-        """Return a built-in exception's name, else [module:name, number, the same of its bases]."""
+        """Describe an exception class: the name of a built-in one, else [module:name, number, its bases described]."""
         if "_home" in vars(kind):
             return {"yours": kind._home._number}
         if NAMED.get(kind.__name__) is kind:
@@ -147,7 +147,7 @@ class Packer:
         return getattr(importlib.import_module(module), name)(str(text))
 
     def unpack_record(self, parts):
-        """Make a namedtuple with the names of the original, which are all that it has of it."""
+        """Make a namedtuple that has the names of the original and nothing else of it."""
         name, fields, values = parts
         if len(fields) > 100 or not " ".join([name, *fields]).isascii():
             raise ValueError("not a namedtuple")
@@ -189,7 +189,7 @@ class Packer:
         return error
 
     def unpack_error(self, names):
-        """Find a built-in exception or one of the library by its name, or make a class with this name and bases."""
+        """Find the exception class that is described, built-in or of the library, or make a class like it."""
         if type(names) is str:
             found = NAMED.get(names)
         elif type(names) is dict:
@@ -260,7 +260,7 @@ class Peer(Packer, Channel):
             refill(ours, type(ours), now)
 
     def allowed(self, error, what):
-        """Return the exception to raise for one of the other end: map, zip and all would end at a StopIteration."""
+        """Check an exception of the other end -> the one to raise. A StopIteration would end map, zip and all."""
         if isinstance(error, SystemExit) and not self.exits:
             self.die("exited")
         if any(isinstance(error, kind) and what != op for kind, op in ENDS.items()):

@@ -20,9 +20,7 @@ from judges.languages import LANGUAGES, SYNTAX
 from judges.sandbox import Sandbox, check_job
 
 NONE = itertools.repeat(None)  # the default of an optional column: None in every row
-MAX_SOURCE = (
-    100_000  # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
-)
+MAX_SOURCE = 100_000  # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
 ALIASES = {
     **dict.fromkeys(("", "py", "pypy"), "python"),
     **dict.fromkeys(("js", "node", "nodejs", "node.js", "ecmascript", "es"), "javascript"),

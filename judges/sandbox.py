@@ -85,7 +85,7 @@ ADVICE = "Use Linux 5.13 or newer with seccomp and Landlock, or a virtual machin
 
 
 def named(error):
-    """Return which of HOLDS an error names, all if none."""
+    """Return those of HOLDS that an error names, or all if it names none."""
     return [x for x in HOLDS if re.search(rf"\b{x}\b", error)] or list(HOLDS)
 
 
@@ -127,7 +127,7 @@ class Worker:
         self.channel, self.limits = Channel(ours, limit=MESSAGE), limits
 
     def end(self):
-        """End it -> exit status. A worker that has lost its trainer leaves by itself, a stuck one is killed."""
+        """End the worker -> its exit status. One that has lost its trainer leaves by itself, a stuck one is killed."""
         self.channel.sock.close()
         with contextlib.suppress(importlib.import_module("subprocess").TimeoutExpired):
             self.process.wait(1)
@@ -317,7 +317,7 @@ def known_test(test, language):
 
 
 def check_job(i: int, code: str, tests: list, entry: str = "", language: str = "python") -> list:
-    """Return a job as a list, or raise what is wrong with it."""
+    """Return a job as a list, or raise a ValueError that says what is wrong with it."""
     texts = type(code) is type(entry) is str and type(tests) in (list, tuple)
     if not (texts and all(known_test(test, language) for test in tests)):
         raise ValueError(f'job {i}: expected (code: str, [assert: str or {{"input": str, "output": str}}], entry: str)')

@@ -56,7 +56,7 @@ def may_swallow(error, trace):
 
 
 def attribute(name):
-    """Make a property that is asked at the other end, although every object has it here."""
+    """Make a property that asks the other end for an attribute which every Python object has."""
 
     @property
     def ask(self):
@@ -66,7 +66,7 @@ def attribute(name):
 
 
 class Remote:
-    """A stub of an object at the other end. `_makes`: calling it makes objects, it is a class."""
+    """A stub of an object at the other end. `_makes` is True for a class: what a call of it returns is MADE."""
 
     __slots__ = "_peer", "_number", "_origin", "_makes", "__weakref__"
 
@@ -165,13 +165,13 @@ add_operators()
 
 # ---- classes and exceptions ------------------------------------------------------------------------------------------
 def derive(name, bases, body):
-    """Have a test's class that extends a candidate's made over there. Its methods are calls back."""
+    """Make a test's class that extends a candidate's, at the candidate: its methods are calls back to the test."""
     base = next(base for base in bases if foreign(base))
     return base._peer.ask("derive", name, bases, body)
 
 
 def derived(name: str, bases: tuple, body: dict) -> type:
-    """Make a class for `derive`. Functions, unlike stubs, become methods."""
+    """Make the class that the other end wants by `derive`. Its stubs are wrapped: only functions become methods."""
 
     def as_function(stub):
         def function(self, *args, **named):

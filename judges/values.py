@@ -71,7 +71,7 @@ def from_iso_and_fold(parts):
 
 
 def to_hex(n):
-    """Digits that are read and written in linear time, and of which Python allows any number."""
+    """Write an integer in hex, which takes linear time and has no limit of digits."""
     return hex(int.__index__(n))
 
 
@@ -148,11 +148,6 @@ def base_of(kind: type) -> type | None:
     return next((base for base in kind.__mro__ if base in TAGS), None)
 
 
-def contents(x: Any, base: type) -> Any:
-    """Return what an object of a type that extends a plain one holds, taken apart."""
-    return KINDS[TAGS[base]].apart(x)
-
-
 def refill(x: Any, base: Any, now: Any) -> None:
     """Make a mutable object hold what `now` holds, with the methods of its plain base."""
     base.clear(x)
@@ -181,7 +176,7 @@ def one_line(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Say an exception in words. Its own __str__ may be the candidate's, and fail."""
+    """Say an exception in words. Its __str__ may be the candidate's, and fail."""
     try:
         return one_line(f"{type(error).__name__}: {error}")
     except Exception:

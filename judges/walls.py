@@ -32,7 +32,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Limits(NamedTuple):
-    """What the trainer tells a worker."""
+    """The settings that the trainer gives a worker."""
 
     timeout: float  # CPU seconds of a completion
     memory: int  # bytes
@@ -96,7 +96,7 @@ def one_of(n, *values):
 
 
 def without(bits, n):
-    """Refuse these bits of an argument, and go on."""
+    """Refuse these bits in an argument; without them, go on to the next instruction."""
     return [argument(n), has_bit(bits, 0, 1), FAIL]
 
 
@@ -106,7 +106,7 @@ def null(n):
 
 
 def special_rules(may_write, more):
-    """The system calls that are allowed with some arguments only -> {name:x86-64:aarch64: instructions}."""
+    """Return {name:x86-64:aarch64: instructions} for the system calls that are allowed with some arguments only."""
     rules = {
         "clone:56:220": [argument(0), has_bit(0x10000, 0, 1), ALLOW, FAIL],  # CLONE_THREAD: threads, not processes
         "clone3:435:435": [MISSING],  # its flags are out of sight; the C library then uses clone

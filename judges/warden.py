@@ -78,7 +78,7 @@ class Warden:
         self.looked = self.heard = time.monotonic()
 
     def start(self):
-        """Fork judge and zygote. In these, return what they shall do; here, None."""
+        """Fork zygote and judge. In each of them return the function that it is to run; in the warden, None."""
         (self.requests, to_warden), (self.news, tell), (asked, to_zygote) = [socket.socketpair() for _ in range(3)]
         ours, theirs = {self.requests, self.news}, {to_warden, tell, asked, to_zygote}
         tasks = {
@@ -151,7 +151,7 @@ class Warden:
             os.close(fd)
 
     def write(self, language, name, fd):
-        """Put a source, an open file, into the program's folder, where then nothing else is."""
+        """Copy a source, an open file, into the program's folder, and remove everything else there."""
         if not re.fullmatch(r"\w+", name):
             raise ValueError(f"a program called {name!r}")
         for left in os.scandir(f"{self.folder}/program"):
@@ -241,7 +241,7 @@ def freeze_imports():
 
 
 def no_fork_hooks(**hooks):
-    """Stand for os.register_at_fork: there is one thread, and random stays seeded."""
+    """Take the place of os.register_at_fork: there is one thread, and random stays seeded."""
 
 
 def work(fd: int, limits: Limits) -> int:
