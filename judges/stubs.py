@@ -273,7 +273,11 @@ def fresh(stub):
 
 def like_method(base, name, op, swapped=False):
     """Make the method of a Like: that of its base on the contents, unless the object may be asked."""
-    on_contents = getattr(base, name, None) or op == "bool" and (lambda x: base.__len__(x) > 0)
+
+    def has_length(x):
+        return base.__len__(x) > 0
+
+    on_contents = getattr(base, name, None) or (has_length if op == "bool" else None)
     names = {name, "__missing__" if op == "getitem" else name}
     if op in IN_PLACE:
         names.add(name.replace("__i", "__", 1))

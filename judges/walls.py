@@ -92,7 +92,10 @@ ALLOW, FAIL, KILL, MISSING = (step(6, x) for x in (0x7FFF0000, 0x50001, 0x800000
 
 def one_of(n, *values):
     """Allow only these values of an argument."""
-    return [argument(n), *(x for value in values for x in (equal(value, 0, 1), ALLOW)), FAIL]
+    steps = [argument(n)]
+    for value in values:
+        steps += [equal(value, 0, 1), ALLOW]
+    return [*steps, FAIL]
 
 
 def without(bits, n):
@@ -190,8 +193,12 @@ def without_packages(paths: list, closed: list) -> list:
     middles = "", "lib*/", "local/lib*/", "lib*/py*/"
     names = "py*/site-packages", "py*/dist-packages", "site-packages", "dist-packages"
     patterns = [f"{root}/{middle}{name}" for root in roots for middle in middles for name in names]
-    packages = {os.path.realpath(place) for place in [*sum(map(glob.glob, patterns), []), *closed]}
-    inner = [place for place in packages if not any((root + "/").startswith(place + "/") for root in roots)]
+    packages = sum(map(glob.glob, patterns), closed)
+    inner = [
+        place
+        for place in map(os.path.realpath, packages)
+        if not any((root + "/").startswith(place + "/") for root in roots)
+    ]
     return [place for root in roots for place in opened(root, inner)]
 
 

@@ -394,6 +394,20 @@ def test_contents_that_change_while_a_test_looks_are_what_they_were(box):
     assert one(box, textwrap.dedent(code), tests)["passed"] == [False] * 4
 
 
+def test_the_files_of_the_sandbox_are_in_nobodys_way(box):
+    code = """
+        import importlib
+        def found():
+            names = []
+            for name in ("channel", "walls", "sandbox", "config", "model"):
+                try: names.append(importlib.import_module(name).__name__)
+                except ImportError: pass
+            return names"""
+    code = textwrap.dedent(code)
+    test = code.replace("found", "found_here") + "\nassert found() == found_here() == []"
+    assert one(box, code, [test])["error"] == ""
+
+
 # ---- limits ----------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_loop_costs_its_own_time_only():
@@ -885,6 +899,8 @@ def test_a_language_that_is_unknown_or_not_installed_is_an_error_that_helps(box,
     output = [{"input": "", "output": ""}]
     with pytest.raises(ValueError, match="'cobol' is not python, javascript"):
         one(box, "", output, "", "cobol")
+    with pytest.raises(ValueError, match="'probe' is not python, javascript, c, c[+][+], java$"):
+        one(box, "", output, "", "probe")  # with which the sandbox tries its own walls
     with pytest.raises(ValueError, match="only python has assert tests"):
         monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/" + name)
         one(box, "", ["assert x"], "", "c")
