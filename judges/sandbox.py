@@ -1,21 +1,24 @@
 """Run code that a model wrote against tests: fast, contained, hard to cheat. Standard library only, and never jax.
 
-    trainer ------> warden          one per worker, the parent of the rest: starts, watches and ends its processes
-    (this file)     warden.py       sees neither code nor test
-       |              |
-       |              +-- zygote -- candidate    runs the untrusted code; sees no test
-       |              |   zygote.py candidate.py
-       +-- jobs ---> judge             |         has the tests and runs them; sees no code run
-                     judge.py  <-calls-+
-                     asserts.py
+    trainer --starts--> warden
+       |                   |
+       |                   +-- zygote --forks--> candidate
+       |                   |                         |
+       +------jobs-----> judge <---calls, answers----+
 
-A job goes to the judge over one socket. The judge has the zygote fork a candidate and speaks to it over a socket of its
-own. What may be said there is in five files: channel.py (messages), values.py (plain data), stubs.py and operations.py
-(everything else), peer.py (the conversation). The walls around each process are in walls.py, programs of other
-languages in languages.py.
+    warden (warden.py) starts, watches and ends the processes of one worker, and reads neither code nor test
+    judge (judge.py, asserts.py) has the tests and runs them, and never runs the code
+    zygote (zygote.py) is forked for each completion, and never had a test in its memory
+    candidate (candidate.py) runs the code of one completion
 
-Who trusts whom. The trainer believes a judge's verdict on one completion and nothing else that it says. The judge
-believes the data and no objects of a candidate. Nobody believes a candidate.
+A job, code and tests, goes from the trainer to the judge. The judge has the zygote fork a candidate and speaks to it
+over a socket of its own. Five files say what may cross there: channel.py (messages), values.py (plain data), stubs.py
+and operations.py (everything else), peer.py (the conversation). The walls around each process are in walls.py, programs
+of other languages in languages.py.
+
+Who trusts whom. Nobody believes a candidate: the judge takes plain data from it, and no word of its objects about how
+they compare with plain data. A test may evaluate an answer, and so hand its judge over: the trainer then believes the
+judge's verdict on that completion, which is the completion's own loss or gain, and nothing else.
 
 Scoring: tests run in the judge. There the candidate's functions are stubs that send arguments out and get plain data
 back, so a forged answer is worth what a wrong answer is. The candidate shares no memory with a test.

@@ -1,8 +1,8 @@
 """The zygote: a Python that has imported what completions need and locked itself in, and is forked for each of them.
 
 It is forked from the warden before any test arrives, so no test and no expected value is in the memory that a candidate
-inherits. The judge asks it, with one WORD, to fork a candidate or to end one, and it tells the warden of each. It
-believes neither: a test that evaluates an answer hands the judge over to it, so the zygote ends only its own children.
+inherits. The judge asks it, with one WORD, to fork a candidate or to end one, and it tells the warden of each. A judge
+may have been handed over to a candidate, so the zygote ends only its own children, and leaves at a senseless request.
 """
 
 import builtins
