@@ -106,7 +106,8 @@ ALL_LANGUAGES = LANGUAGES | PROBES
 
 def command_for(language: str, stage: str, name: str = "") -> list[str]:
     """Return the command for a stage (check, compile, run) of a program of this name, as words."""
-    command = getattr(ALL_LANGUAGES[language], stage)
+    lang = ALL_LANGUAGES[language]
+    command = {"check": lang.check, "compile": lang.compile, "run": lang.run}[stage]
     words = command.split() if type(command) is str else command
     return [word.replace("{}", name) for word in words]
 
@@ -114,7 +115,10 @@ def command_for(language: str, stage: str, name: str = "") -> list[str]:
 @functools.lru_cache(20)
 def toolchain(needs: str, closed: tuple) -> dict:
     """Return Landlock's rules for the files that a program and its compiler read and start."""
-    home = os.path.dirname(os.path.dirname(os.path.realpath(shutil.which(needs) or needs)))
+    path = shutil.which(needs)
+    if not path:
+        raise ValueError(f"{needs} is not installed")
+    home = os.path.dirname(os.path.dirname(os.path.realpath(path)))
     paths = without_packages([home, *sum(map(glob.glob, TOOLCHAIN), [])], list(closed))
     rules = dict.fromkeys(paths, READ | LIST | EXECUTE)
     if needs == sys.executable:
@@ -126,7 +130,7 @@ def exec_program(fds: tuple, command: list[str], lang: Language, runs: bool, sec
                  limits: Limits, parent: int) -> None:  # fmt: skip
     """Become a program that can read the toolchain and its folder, or (if not `runs`) a compiler that writes there."""
     try:
-        path = shutil.which(command[0]) or command[0]
+        path = command[0] if command[0].startswith("./") else shutil.which(command[0]) or ""
         line, stdin, stdout = fds
         stderr = os.open("/dev/null", os.O_WRONLY) if runs else stdout
         for fd, target in (stdin, 0), (stdout, 1), (stderr, 2), (line, 3):

@@ -242,14 +242,13 @@ class Peer(Packer, Channel):
                     if verb == "return":
                         self.change(args, named, changes)
                         return self.unpack(value)
-                    error = self.unpack(value) if verb == "raise" else None
-                    if error is not None and not issubclass(type(error), ERRORS):
-                        raise TypeError("not an exception")
+                    if verb == "raise":
+                        error = self.allowed(self.unpack(value), what)
+                        break
                 except Exception as e:
                     self.die(f"bad answer: {type(e).__name__}: {e}")
-                if verb == "raise":
-                    raise self.allowed(error, what)
                 self.serve(message)
+            raise error
 
     def change(self, args, named, changes):
         """Make the changes to our arguments that the called function has made to its copies."""
@@ -261,6 +260,8 @@ class Peer(Packer, Channel):
 
     def allowed(self, error, what):
         """Check an exception of the other end -> the one to raise. A StopIteration would end map, zip and all."""
+        if not issubclass(type(error), ERRORS):
+            raise TypeError("not an exception")
         if isinstance(error, SystemExit) and not self.exits:
             self.die("exited")
         if any(isinstance(error, kind) and what != op for kind, op in ENDS.items()):

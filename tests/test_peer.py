@@ -3,6 +3,7 @@
 import socket
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,3 +67,13 @@ def test_any_message_is_an_answer_a_failure_or_the_end(sent):
             asserts.run_assert(here, "assert f([1], g=len) == 3", "f", {})
         except (Exception, Dead) as e:
             assert not isinstance(e, (OSError, MemoryError))
+
+
+@pytest.mark.parametrize("value", [None, 3, [], {"type": "int"}, {"type": "ValueError"}, {"list": []}])
+def test_an_answer_that_raises_no_exception_is_the_end(value):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        there, here = Peer(theirs, {}), Peer(ours, deadline=time.monotonic() + 2)
+        there.send(["raise", value, []])
+        with pytest.raises(Dead, match="bad answer"):
+            here.ask("names", ["f"])

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from judges import programs
+from judges import languages, programs
 from judges import sandbox as module
 from judges.sandbox import Sandbox
 from tests import honest
@@ -907,6 +907,18 @@ def test_a_language_that_is_unknown_or_not_installed_is_an_error_that_helps(box,
     with pytest.raises(ValueError, match="java needs javac.*apt-get install default-jdk-headless"):
         monkeypatch.setattr(module.shutil, "which", lambda name: None)
         one(box, "", output, "", "java")
+
+
+def test_a_toolchain_that_is_not_installed_opens_no_folder(monkeypatch):
+    monkeypatch.setattr(languages.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="no_such_compiler is not installed"):
+        languages.toolchain("no_such_compiler", ())
+
+
+@pytest.mark.parametrize("stage", ["needs", "package", "hello", "index"])
+def test_a_judge_that_obeys_an_answer_gets_no_command_but_the_three(stage):
+    with pytest.raises(KeyError):
+        languages.command_for("javascript", stage)
 
 
 # ---- as a library and as a program -----------------------------------------------------------------------------------
