@@ -1,10 +1,10 @@
-"""
-Programs: rewards for code. Which program does a completion mean; does it parse, pass its tests, run fast, read well?
+"""Rewards for code: which program a completion means, and whether it parses, passes its tests, runs fast, reads well.
 
-Python is only parsed here. Programs run, and compilers check other languages, in sandbox.py, all of a batch in one
-call. Everything else about rewards is in rewards.py; the type of the functions with columns `prompts, completions, ...`
-is described there.
+Nothing runs in this process: Python is only parsed here. Programs run, and compilers check other languages, in
+sandbox.py, all of a batch in one call. rewards.py describes the type of the functions with columns
+`prompts, completions, ...` and has all other rewards.
 """
+
 import ast
 import builtins
 import collections
@@ -13,184 +13,258 @@ import json
 import re
 import shutil
 import warnings
+from typing import Any, NamedTuple
 
 from judges import rules
-from judges.sandbox import CHECKS, SYNTAX, Sandbox, check_job
+from judges.languages import LANGUAGES, SYNTAX
+from judges.sandbox import Sandbox, check_job
 
-NONE = itertools.repeat(None)   # the default of an optional column: None in every row
-MAX_SOURCE = 100_000            # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
-LANGUAGES = {"": "python", "py": "python", "pypy": "python", "js": "javascript", "node": "javascript",
-             "nodejs": "javascript", "node.js": "javascript", "ecmascript": "javascript", "es": "javascript",
-             "cpp": "c++", "cxx": "c++", "g++": "c++", "gnu c++": "c++", "gcc": "c", "gnu c": "c"}  # without versions
+NONE = itertools.repeat(None)  # the default of an optional column: None in every row
+MAX_SOURCE = 100_000  # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
+ALIASES = {
+    **dict.fromkeys(("", "py", "pypy"), "python"),
+    **dict.fromkeys(("js", "node", "nodejs", "node.js", "ecmascript", "es"), "javascript"),
+    **dict.fromkeys(("cpp", "cxx", "g++", "gnu c++"), "c++"),
+    **dict.fromkeys(("gcc", "gnu c"), "c"),
+}
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+NOT_RUN: dict[str, Any] = {"passed": [], "error": "", "seconds": 0.0}
 
 
 class Scores(list):
-    """A reward's list, and what else was seen: notes {name: [number per completion]}, logged as rewards/FN/NAME."""
+    """A reward's scores, and further numbers to log as rewards/FN/NAME: notes {name: [one per completion]}."""
 
-    def __init__(self, scores, **notes):
+    def __init__(self, scores: list, **notes: list):
         super().__init__(scores)
         self.notes = notes
 
 
-# ---- which program, does it parse -----------------------------------------------------------------------------------
+class Program(NamedTuple):
+    """A completion as a program."""
 
-def language_of(name):
-    """A language as people write it ("Python 3", "C++17", "py"), or None -> its one name here."""
+    code: str
+    entry: str  # the function asked for, "" if unknown
+    language: str
+
+
+# ---- which program, does it parse ------------------------------------------------------------------------------------
+def language_of(name: str | None) -> str:
+    """Return the one name here of a language as people write it ("Python 3", "C++17", "py"), None for Python."""
     name = (name or "").strip().lower()
-    if not re.match(r"py(thon)?[ -]?2", name):      # another language
+    if not re.match(r"py(thon)?[ -]?2", name):  # another language
         name = re.sub(r"[ -]?\d[\d.]*$", "", name)
-    return LANGUAGES.get(name, name)
+    return ALIASES.get(name, name)
 
 
-def runs(language):
-    """Can tests in this language, as people write it, be run here? In others they have no opinion."""
-    return language_of(language) in ("python", *CHECKS)
+def runs(language: str | None) -> bool:
+    """True if tests in this language, as people write it, can be run here. In others they have no opinion."""
+    return language_of(language) in ("python", *LANGUAGES)
 
 
-def check(rows):
-    """Rows -> {language, as written: how many rows} that `tests` have no opinion on; ValueError for a row whose tests
-    cannot be run, as without a compiler."""
-    strange = collections.Counter(row["language"] for row in rows if "language" in row and not runs(row["language"]))
+def check(rows: list[dict]) -> collections.Counter:
+    """Check that the tests of rows can be run (ValueError if not, as without a compiler).
+
+    -> {language, as written: number of rows} of the languages that are not run here."""
+    other = collections.Counter(
+        row["language"] for row in rows if "language" in row and not runs(row["language"])
+    )
     for i, row in enumerate(rows):
-        if row.get("tests") and row.get("language") not in strange:
+        if row.get("tests") and row.get("language") not in other:
             try:
                 check_job(i, "", row["tests"], "", language_of(row.get("language")))
             except ValueError as e:
                 raise ValueError(f"row {i}: {str(e).partition(': ')[2]}") from None
-    return strange
+    return other
 
 
-def definition(code, name, language="python"):
-    """The match where `code` defines `name` at the top level, or None."""
+def definition(code: str, name: str, language: str = "python") -> re.Match | None:
+    """Find where code defines a name at the top level."""
     name = re.escape(name)
     if language == "python":
-        return re.search(rf"^(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|^{name}[ \t]*(?::[^\n=]*)?=(?!=)", code, re.M)
-    return re.search(rf"\b{name}\s{{0,9}}=|\b{name}\s{{0,9}}\([^;{{}}]{{0,300}}\)[^;{{}}]{{0,99}}\{{", code)
+        return re.search(
+            rf"^(?:async[ \t]+)?(?:def|class)[ \t]+{name}\b|^{name}[ \t]*(?::[^\n=]*)?=(?!=)",
+            code,
+            re.M,
+        )
+    return re.search(
+        rf"\b{name}\s{{0,9}}=|\b{name}\s{{0,9}}\([^;{{}}]{{0,300}}\)[^;{{}}]{{0,99}}\{{", code
+    )
 
 
-def program(prompt, completion, entry=None, language="python"):
-    """The program a completion means: its fenced block; itself, if it defines `entry`; else prompt + completion.
+def program(
+    prompt: str, completion: str, entry: str | None = None, language: str = "python"
+) -> str:
+    """Return the program a completion means: its fenced block; itself, if it defines `entry`; else prompt + completion.
 
-    Of several blocks, the last that defines `entry`, else the first. Imports and helpers of the prompt come along.
-    `entry` is by default the last function of the prompt; without that too, the completion stands alone."""
+    Of several blocks it is the last that defines `entry`, else the first. Imports and helpers of the prompt come along.
+    `entry` is by default the last function of the prompt; if there is none, the completion stands alone."""
     if not entry and language == "python":
         entry = (re.findall(r"^(?:async[ \t]+)?def[ \t]+(\w+)", prompt, re.M) or [None])[-1]
-    blocks = rules.fenced_blocks(completion)
+    blocks = rules.fenced(completion)
     code = blocks[0] if blocks else completion
     if not entry:
         return code
     code = next((block for block in reversed(blocks) if definition(block, entry, language)), code)
-    asked = definition(prompt, entry, language)
+    begun = definition(prompt, entry, language)
     if not definition(code, entry, language):
-        return futures_first(prompt + code) if asked or not blocks else code
-    before = prompt[:asked.start()] if asked and language == "python" else ""
-    tree, parts = parse(before)[1], (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign)
-    return futures_first(before + code) if tree and all(isinstance(node, parts) for node in tree.body) else code
+        return futures_first(prompt + code) if begun or not blocks else code
+    before = prompt[: begun.start()] if begun and language == "python" else ""
+    tree, parts = (
+        parse(before)[1],
+        (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign),
+    )
+    return (
+        futures_first(before + code)
+        if tree and all(isinstance(node, parts) for node in tree.body)
+        else code
+    )
 
 
 def futures_first(code):
-    """Move `from __future__` to the top: a completion has it on its first line, which is behind those of the prompt."""
-    lines = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([^()]*\)|[\w, \t]+)[^\n]*\n?", re.M)
+    """Move `from __future__` to the top: in a completion it is the first line, but it comes after the prompt's."""
+    lines = re.compile(
+        r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([^()]*\)|[\w, \t]+)[^\n]*\n?", re.M
+    )
     return "".join(line.rstrip("\n") + "\n" for line in lines.findall(code)) + lines.sub("", code)
 
 
-def helped(prompt, tests, entry, language="python"):
-    """Give tests the functions of the prompt that they call, which a completion could define anew: decode(encode(x)) is
-    x if both are the identity. A function that neither the prompt nor the test has is refused. Where the prompt does
-    not begin the function asked for, nobody knows which others belong to the task, and all are the completion's."""
+def add_helpers(prompt: str, tests: list | None, entry: str, language: str = "python") -> list:
+    """Give tests the functions of the prompt that they call.
+
+    A completion could define them anew: decode(encode(x)) is x if both are the identity. A function that neither the
+    prompt nor the test has is refused. If the prompt does not begin the function asked for, nobody knows which others
+    belong to the task, and all are the completion's."""
     tests = list(tests or [])
-    asked = entry and language == "python" and definition(prompt, entry)
-    if not asked or not asked[0].startswith(("def", "async")):
+    begun = definition(prompt, entry) if entry and language == "python" else None
+    if not begun or not begun[0].startswith(("def", "async")):
         return tests
     given = {}
-    for node in getattr(parse(prompt[:asked.start()])[1], "body", []):
-        if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign)):
-            given.update(dict.fromkeys(names_of(node, defined=True), node))
+    for node in getattr(parse(prompt[: begun.start()])[1], "body", []):
+        if isinstance(
+            node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign)
+        ):
+            given.update(dict.fromkeys(defined_names(node), node))
     return [with_helpers(test, given, entry) if isinstance(test, str) else test for test in tests]
 
 
-def names_of(tree, defined):
-    """The names that code defines, or those that it reads."""
-    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) != defined}
-    if not defined:
-        return names
+def read_names(tree):
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def defined_names(tree):
     nodes = list(ast.walk(tree))
-    names |= {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
-    names |= {n.arg for n in nodes if isinstance(n, ast.arg)}
-    return names | {(n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)}
+    names = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    names |= {n.name for n in nodes if isinstance(n, DEFINITIONS)} | {
+        n.arg for n in nodes if isinstance(n, ast.arg)
+    }
+    return names | {
+        (n.asname or n.name).partition(".")[0] for n in nodes if isinstance(n, ast.alias)
+    }
 
 
 def with_helpers(test, given, entry):
-    """A test, behind those of the `given` nodes that it needs, and that they need."""
+    """Put before a test those of the prompt's definitions, given {name: node}, that it needs, and that they need."""
     tree = parse(test)[1]
     if not tree:
         return test
-    own, chosen = names_of(tree, defined=True) | {entry}, []
-    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
-    strange = {n for n in called - own - given.keys() if not hasattr(builtins, n) and not n[:1].isupper()}
+    own, chosen = defined_names(tree) | {entry}, []
+    called = {
+        n.func.id
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    }
+    unknown = {
+        name
+        for name in called - own - given.keys()
+        if not hasattr(builtins, name) and not name[:1].isupper()
+    }
     if "*" in own | given.keys():  # from math import *: nobody knows what it brings
-        strange, chosen = set(), [given["*"]] if "*" in given else []
-    missing = names_of(tree, defined=False) - own
-    missing -= {n for n in missing if isinstance(given.get(n), ast.Assign)  # what may change is the completion's own
-                and not isinstance(given[n].value, ast.Constant)}
+        unknown, chosen = set(), [given["*"]] if "*" in given else []
+    missing = {name for name in read_names(tree) - own if not may_change(given.get(name))}
     while new := [node for name, node in given.items() if name in missing and node not in chosen]:
         chosen += new
-        missing |= set().union(*(names_of(node, defined=False) for node in new))
+        missing |= set().union(*map(read_names, new))
     lines = [ast.unparse(node) for node in given.values() if node in chosen]
     refuse = "def {0}(*_, **__): raise NameError('{0} is neither in the prompt nor in the test')"
-    return "\n".join([*dict.fromkeys(lines), *map(refuse.format, sorted(strange)), test])
+    return "\n".join([*dict.fromkeys(lines), *map(refuse.format, sorted(unknown)), test])
 
 
-def programs(prompts, completions, entry, language):
-    """Columns -> [(code, entry, language)]; a blank completion is a blank program, whatever its prompt."""
+def may_change(node):
+    """True for an assignment of more than a constant: its value is the completion's own."""
+    return isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant)
+
+
+def programs(prompts, completions, entry, language) -> list[Program]:
+    """Turn columns into programs. A blank completion is a blank program, whatever its prompt."""
     rows = zip(prompts, completions, entry, map(language_of, language), strict=False)
-    return [(program(p, text, e, lang) if text.strip() else "", e or "", lang) for p, text, e, lang in rows]
+    return [
+        Program(program(p, text, e, lang) if text.strip() else "", e or "", lang)
+        for p, text, e, lang in rows
+    ]
 
 
-def parse(code):
-    """Python text -> (verdict, ast or None): 1.0 parses; -1.0 not; 0.0 blank, comments, too long, too deep or NUL."""
-    if len(code) > MAX_SOURCE or "\0" in code:      # NUL: ValueError until 3.11, SyntaxError since; one value for both
+def parse(code: str) -> tuple[float, ast.Module | None]:
+    """Parse Python -> verdict, tree: 1.0 parses; -1.0 not; 0.0 blank, comments, too long, too deep or NUL."""
+    if (
+        len(code) > MAX_SOURCE or "\0" in code
+    ):  # NUL: ValueError until 3.11, SyntaxError since; one value for both
         return 0.0, None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")         # a "\d" in a completion is no news for the trainer's console
+            warnings.simplefilter(
+                "ignore"
+            )  # a "\d" in a completion is no news for the trainer's console
             tree = ast.parse(code)
     except SyntaxError:
         return -1.0, None
-    except (ValueError, RecursionError, MemoryError):   # lone surrogates; nesting beyond the parser's stack
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # lone surrogates; nesting beyond the parser's stack
         return 0.0, None
     return (1.0, tree) if tree.body else (0.0, None)
 
 
-def compiles(sources):
-    """Decide for each of [(code, language)] whether it parses -> verdicts as in `parse`.
+def compiles(sources) -> list[float]:
+    """Decide for each of [(code, language)] whether it parses, with verdicts as in `parse`.
 
     ast and json decide here. node, gcc, g++ and javac decide behind the sandbox's walls, under its time limit (out of
-    time: 0.0). Where a compiler is missing, the balance of the brackets decides."""
+    time: 0.0). If a compiler is missing, the balance of the brackets decides."""
     sources = list(sources)
-    jobs = {source: (source[0], [SYNTAX], "", source[1]) for source in sources if by_compiler(*source)}
+    jobs = {
+        source: (source[0], [SYNTAX], "", source[1]) for source in sources if by_compiler(*source)
+    }
     results = dict(zip(jobs, sandbox().run(list(jobs.values())) if jobs else [], strict=True))
-    return [verdict_of(results[source]) if source in results else quick_verdict(*source) for source in sources]
+    return [
+        verdict_of(results[source]) if source in results else quick_verdict(*source)
+        for source in sources
+    ]
 
 
 def by_compiler(code, language):
     """True if a compiler that is installed says whether this text is a program."""
-    return bool(code.strip()) and len(code) <= MAX_SOURCE and language in CHECKS and bool(
-        shutil.which(CHECKS[language][0].split()[0]))
+    if not code.strip() or len(code) > MAX_SOURCE or language not in LANGUAGES:
+        return False
+    return bool(shutil.which(LANGUAGES[language].needs))
 
 
 def verdict_of(result):
-    return 0.0 if "out of time" in result["error"] else 1.0 if all(result["passed"]) else -1.0
+    if "out of time" in result["error"]:
+        return 0.0
+    return 1.0 if all(result["passed"]) else -1.0
 
 
 def quick_verdict(code, language):
     if not code.strip() or len(code) > MAX_SOURCE or language == "python":
         return parse(code)[0]
-    return 1.0 if (rules.parse_json(code) is not None if language == "json" else balanced(code)) else -1.0
+    return (
+        1.0 if (rules.loads(code) is not None if language == "json" else balanced(code)) else -1.0
+    )
 
 
-def balanced(code):
-    """Are the brackets of a text closed in order? Strings and comments are not told apart."""
+def balanced(code: str) -> bool:
+    """True if the brackets of a text are closed in order. Strings and comments are not told apart."""
     still_open = []
     for c in code:
         if c in "([{":
@@ -205,32 +279,40 @@ def syntax(prompts, completions, entry=NONE, language=NONE):
 
     By the column `language`: python by ast, json, javascript by node --check, c, c++ and java by gcc, g++ and javac; by
     the balance of its brackets where the compiler is not installed, and in every other language."""
-    return compiles((code, lang) for code, _, lang in programs(prompts, completions, entry, language))
+    return compiles(
+        (code, lang) for code, _, lang in programs(prompts, completions, entry, language)
+    )
 
 
 def fenced(prompts, completions, language=NONE):
     """Exactly one closed ``` block: 1.0 if what is in it parses, 0.5 if not; none, blank, cut off or several: 0.0."""
-    language = itertools.repeat(language) if isinstance(language, str) else language  # a setting
-    blocks = [rules.fenced_blocks(text) for text in completions]
-    whole = [len(found) == 1 and bool(found[0].strip()) and text.count("```") == 2
-             for found, text in zip(blocks, completions, strict=True)]
-    right = iter(compiles((found[0], language_of(lang))
-                          for found, lang, good in zip(blocks, language, whole, strict=False) if good))
-    return [(1.0 if next(right) > 0 else 0.5) if good else 0.0 for good in whole]
+    if isinstance(language, str):  # a setting
+        language = itertools.repeat(language)
+    blocks = [(rules.fenced(text), lang) for text, lang in zip(completions, language, strict=False)]
+    whole = [
+        len(found) == 1 and bool(found[0].strip()) and text.count("```") == 2
+        for (found, _), text in zip(blocks, completions, strict=True)
+    ]
+    sources = [
+        (found[0], language_of(lang))
+        for (found, lang), good in zip(blocks, whole, strict=True)
+        if good
+    ]
+    verdicts = iter(compiles(sources))
+    return [(1.0 if next(verdicts) > 0 else 0.5) if good else 0.0 for good in whole]
 
 
-def code_format(text, language=None):
-    """`fenced` of one text."""
+def code_format(text: str, language: str | None = None) -> float:
+    """Return `fenced` of one text."""
     return fenced([""], [text], [language])[0]
 
 
-# ---- what its tests say ---------------------------------------------------------------------------------------------
+# ---- what its tests say ----------------------------------------------------------------------------------------------
+shared: dict[str, Sandbox] = {}
 
-shared = {}
 
-
-def sandbox(**settings):
-    """The Sandbox all rewards share, made on first use; with settings (workers, timeout, memory, unsafe), made anew."""
+def sandbox(**settings: Any) -> Sandbox:
+    """Return the Sandbox that all rewards share. Settings (workers, timeout, memory, unsafe) make it anew."""
     if settings and shared:
         shared.pop("sandbox").close()
     if not shared:
@@ -238,13 +320,27 @@ def sandbox(**settings):
     return shared["sandbox"]
 
 
-def run(jobs):
-    """[(code, tests, entry, language)] -> [{"passed", "error"}]; equal jobs run once, those without a test or in an
-    unknown language never."""
+def run(jobs: list[tuple]) -> list[dict]:
+    """Run jobs as in Sandbox.run: equal jobs once, and never those without a test or in a language not run here."""
     keys = [json.dumps(job) for job in jobs]
-    todo = {key: job for key, job in zip(keys, jobs, strict=True) if job[0].strip() and job[1] and runs(job[3])}
+    todo = {
+        key: job
+        for key, job in zip(keys, jobs, strict=True)
+        if job[0].strip() and job[1] and runs(job[3])
+    }
     results = dict(zip(todo, sandbox().run(list(todo.values())) if todo else [], strict=True))
-    return [results.get(key, {"passed": [], "error": "", "seconds": 0.0}) for key in keys]
+    return [results.get(key, NOT_RUN) for key in keys]
+
+
+def run_tests(prompts, meant: list[Program], tests) -> list[dict]:
+    """Run the tests of each row on its program, with the prompt's helpers."""
+    rows = zip(prompts, meant, tests, strict=True)
+    return run(
+        [
+            (p.code, add_helpers(prompt, t, p.entry, p.language), p.entry, p.language)
+            for prompt, p, t in rows
+        ]
+    )
 
 
 def tests(prompts, completions, tests, entry=NONE, language=NONE):
@@ -253,68 +349,94 @@ def tests(prompts, completions, tests, entry=NONE, language=NONE):
     return passed(prompts, programs(prompts, completions, entry, language), tests)
 
 
-def passed(prompts, meant, tests):
-    """[(code, entry, language)], the tests of each -> Scores, the share of them that pass, None if they cannot run."""
-    results = run([(code, helped(p, t, e, lang), e, lang)
-                   for p, (code, e, lang), t in zip(prompts, meant, tests, strict=True)])
-    known = [runs(lang) for *_, lang in meant]
-    return Scores([sum(r["passed"]) / max(1, len(r["passed"])) if k else None
-                   for r, k in zip(results, known, strict=True)],
-                  none_frac=[float(not (t and k)) for t, k in zip(tests, known, strict=True)],
-                  timeout_frac=[float("out of time" in r["error"]) for r in results])
+def passed(prompts, meant: list[Program], tests) -> Scores:
+    """Score programs by the share of their tests that pass, None if they cannot run."""
+    results = run_tests(prompts, meant, tests)
+    known = [runs(p.language) for p in meant]
+    shares = [sum(r["passed"]) / max(1, len(r["passed"])) for r in results]
+    return Scores(
+        [share if k else None for share, k in zip(shares, known, strict=True)],
+        none_frac=[float(not (t and k)) for t, k in zip(tests, known, strict=True)],
+        timeout_frac=[float("out of time" in r["error"]) for r in results],
+    )
 
 
 def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
     """1.0 if every test of the row passes, else 0.0; also 0.0 for blank text and without tests; None as in `tests`."""
     scores = passed(prompts, programs(prompts, completions, entry, language), tests)
-    return Scores([None if score is None else float(score == 1.0) for score in scores], **scores.notes)
+    return Scores(
+        [None if score is None else float(score == 1.0) for score in scores], **scores.notes
+    )
 
 
 def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
     """`tests` of the fenced block by itself, where `format` is 1.0, else 0.0: the code reward of DiffuCoder.
 
-    (Its regex wants a line end after the closing fence, so that a completion which ends there earned nothing; and a
-    loop without end took the reward of all tests away: here, of its own and of those after it.)"""
-    language = list(itertools.islice(map(language_of, language), len(completions)))
-    rows = zip(completions, fenced(prompts, completions, language), entry, language, strict=False)
-    return passed(prompts, [(rules.fenced_blocks(text)[0] if right == 1.0 else "", e or "", lang)
-                            for text, right, e, lang in rows], tests)
+    (DiffuCoder's regex wants a line end after the closing fence, so that a completion which ends there earns nothing,
+    and there a loop without end takes the reward of all tests away: here, of its own and of those after it.)"""
+    languages = list(itertools.islice(map(language_of, language), len(completions)))
+    meant = []
+    for text, right, e, lang in zip(
+        completions, fenced(prompts, completions, languages), entry, languages, strict=False
+    ):
+        meant.append(Program(rules.fenced(text)[0] if right == 1.0 else "", e or "", lang))
+    return passed(prompts, meant, tests)
 
 
-# ---- how good it is -------------------------------------------------------------------------------------------------
-
+# ---- how good it is --------------------------------------------------------------------------------------------------
 def performance(prompts, completions, tests, reference, entry=NONE):
     """0.0 unless every test passes; then 0.5 * min(1, (2 T + 0.05) / t) + 0.5 * min(1, C / c). None if reference fails.
 
     t and T are the CPU seconds the tests take with the completion and with the reference solution, as the kernel counts
     them: up to twice as long, or 50 ms, is noise. c and C are their AST nodes, each counted once more for every loop
     around it. Python only."""
-    measured, jobs = [], []
-    for texts in (completions, [text or "" for text in reference]):
-        meant = zip(prompts, programs(prompts, texts, entry, NONE), tests, strict=True)
-        jobs += [(code, list(helped(p, t, e, lang) or []), e, lang) for p, (code, e, lang), t in meant]
-    for (code, *_), result in zip(jobs, run(jobs), strict=True):
-        tree, right = parse(code)[1], result["passed"] and all(result["passed"])
-        measured.append((max(1e-6, result["seconds"]), complexity(tree)) if tree and right else None)
+    entry = list(itertools.islice(entry, len(completions)))
+    meant = programs(prompts, completions, entry, NONE)
+    meant += programs(prompts, [text or "" for text in reference], entry, NONE)
+    measured = []
+    for p, result in zip(
+        meant, run_tests([*prompts, *prompts], meant, [*tests, *tests]), strict=True
+    ):
+        tree, right = parse(p.code)[1], result["passed"] and all(result["passed"])
+        measured.append(
+            (max(1e-6, result["seconds"]), complexity(tree)) if tree and right else None
+        )
     scores = []
-    for own, best in zip(measured[:len(completions)], measured[len(completions):], strict=True):
-        speed, brevity = ((2 * best[0] + 0.05) / own[0], best[1] / own[1]) if own and best else (0.0, 0.0)
+    for own, best in zip(measured[: len(completions)], measured[len(completions) :], strict=True):
+        speed, brevity = (
+            ((2 * best[0] + 0.05) / own[0], best[1] / own[1]) if own and best else (0.0, 0.0)
+        )
         scores.append(None if best is None else 0.5 * min(1.0, speed) + 0.5 * min(1.0, brevity))
     return scores
 
 
-def complexity(tree):
-    """ast -> its number of nodes, each counted once more for every loop or comprehension around it."""
-    loops = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+def complexity(tree: ast.AST) -> int:
+    """Count the nodes of a tree, each once more for every loop or comprehension around it."""
+    loops = (
+        ast.For,
+        ast.AsyncFor,
+        ast.While,
+        ast.ListComp,
+        ast.SetComp,
+        ast.DictComp,
+        ast.GeneratorExp,
+    )
     total, stack = 0, [(tree, 1)]
     while stack:
         node, weight = stack.pop()
         total += weight
-        stack.extend((child, weight + isinstance(node, loops)) for child in ast.iter_child_nodes(node))
+        stack.extend(
+            (child, weight + isinstance(node, loops)) for child in ast.iter_child_nodes(node)
+        )
     return total
 
 
-QUALITY = {"has_docstring": 0.3, "proper_naming": 0.2, "good_comments": 0.2, "proper_structure": 0.3}
+QUALITY = {
+    "has_docstring": 0.3,
+    "proper_naming": 0.2,
+    "good_comments": 0.2,
+    "proper_structure": 0.3,
+}
 
 
 def quality(prompts, completions, entry=NONE):
@@ -322,25 +444,38 @@ def quality(prompts, completions, entry=NONE):
 
     A docstring is what ast calls one, or triple quotes in what does not parse. Functions are lower case, classes begin
     with a capital. A comment has more than 10 characters. Lines begin at the margin, with four spaces or a tab."""
-    seen = []
-    for (whole, *_), text in zip(programs(prompts, completions, entry, NONE), completions, strict=True):
-        seen.append(quality_of((rules.fenced_blocks(text) or [text])[0], whole))
-    return Scores([round(sum(QUALITY[k] for k in QUALITY if row[k]), 6) for row in seen],
-                  **{k: [float(row[k]) for row in seen] for k in QUALITY})
+    rows = []
+    for (whole, *_), text in zip(
+        programs(prompts, completions, entry, NONE), completions, strict=True
+    ):
+        rows.append(quality_of((rules.fenced(text) or [text])[0], whole))
+    scores = [
+        round(sum(weight for name, weight in QUALITY.items() if row[name]), 6) for row in rows
+    ]
+    return Scores(scores, **{name: [float(row[name]) for row in rows] for name in QUALITY})
 
 
-def quality_of(code, whole):
-    """Code as written, and the program it is part of -> {sub-check: bool}; "no bad name" counts only where code is."""
+def quality_of(code: str, whole: str) -> dict[str, bool]:
+    """Check code as written; whole: the program it is part of. "No bad name" counts only where code is."""
     tree = parse(code)[1]
-    lines = [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
     real = bool(lines) and (tree is not None or parse(whole)[1] is not None)
-    scopes = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, scopes)] if tree else []
-    documented = any(map(ast.get_docstring, nodes)) if tree else '"""' in code or "'''" in code
+    if tree:
+        nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Module, *DEFINITIONS))]
+        documented = any(map(ast.get_docstring, nodes))
+    else:
+        documented = '"""' in code or "'''" in code
     names = re.findall(r"^[ \t]*(?:async +)?(def|class) +(\w+)", code, re.M)
-    good = all(name.lstrip("_")[:1].isupper() if kind == "class" else name.islower() for kind, name in names)
+    good = all(
+        name.lstrip("_")[:1].isupper() if kind == "class" else name.islower()
+        for kind, name in names
+    )
     comments = [c.strip() for c in re.findall(r"(?:^|[ \t])#+(.*)", code, re.M)]
-    return {"has_docstring": documented,
-            "proper_naming": good and (real or bool(names)),
-            "good_comments": any(len(comment) > 10 for comment in comments),
-            "proper_structure": real and all(re.match(r" {4}|\t|\S", line) for line in lines)}
+    return {
+        "has_docstring": documented,
+        "proper_naming": good and (real or bool(names)),
+        "good_comments": any(len(comment) > 10 for comment in comments),
+        "proper_structure": real and all(re.match(r" {4}|\t|\S", line) for line in lines),
+    }

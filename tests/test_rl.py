@@ -646,7 +646,7 @@ def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_
 
 def test_a_model_and_a_tokenizer_must_mean_the_same_mask(tiny, place, tmp_path):
     folder = shutil.copytree(disk.find(f"{place}/base"), tmp_path / "other")
-    known = json.loads((folder / "config.json").encode_split())
+    known = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(known | {"mask_token_id": 7}))
     with pytest.raises(ValueError, match="config.json says that the mask is id 7, and the tokenizer that it is id 256"):
         prepare(tiny(init_from=str(folder)), train.train)

@@ -1,0 +1,336 @@
+"""Run one test of a data set, Python that asserts, in the judge. The completion's functions are stubs in its globals.
+
+A name that a test reads is, in this order, the test's own; a module of the library if the test uses it like one
+(`math.isclose`); a builtin; the candidate's. So a candidate's `abs` or `math` never gets here. Only the function that
+the test is about (`entry`) may shadow a builtin: MBPP 126 is called sum.
+
+A test may also replace parts of the library that a completion uses (input, sys.stdout, random.seed, os.environ): World
+does the same in the candidate, and undoes it afterwards in both.
+"""
+
+import ast
+import builtins
+import contextlib
+import functools
+import importlib
+import io
+import os
+import re
+import sys
+import types
+from typing import Any, NamedTuple
+
+from judges.operations import finish
+from judges.stubs import MADE, Remote, foreign
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+class Test(NamedTuple):
+    """A test that has been parsed."""
+
+    code: types.CodeType
+    wanted: set  # the names that it wants of the candidate
+    early: set  # those in the bodies of its classes, where Python does not ask a dict for what it misses
+    modules: set  # the modules that it uses as `math.x`
+    library: set  # all modules that it names, in a string, too: patch("random.random")
+    safe: set  # the lines on which nothing of the candidate's can raise
+    used: set  # the names and attributes that it reads
+    exits: bool  # True if it names SystemExit
+
+
+@functools.lru_cache(1000)  # the completions of a group share their tests
+def parse(source: str, entry: str) -> Test:
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    names = [n for n in nodes if isinstance(n, ast.Name)]
+    attributes = [n for n in nodes if isinstance(n, ast.Attribute)]
+    read = {n.id for n in names}
+    loaded = {n.id for n in names if isinstance(n.ctx, ast.Load)}
+    stored = {n.id for n in names if not isinstance(n.ctx, ast.Load)} | {entry}
+    dotted = {n.value.id for n in attributes if isinstance(n.value, ast.Name)}
+    modules = (dotted & sys.stdlib_module_names) - {entry}
+    wanted = {name for name in read - modules if name == entry or not hasattr(builtins, name)}
+    safe = safe_lines(tree, stored)
+    if "type" not in stored:
+        ask_for_types(nodes)
+    return Test(
+        code=compile(tree, "<test>", "exec", dont_inherit=True),
+        wanted=wanted,
+        early=wanted & names_in_classes(nodes),
+        modules=modules,
+        library={name for name in named_modules(nodes) | modules if name.partition(".")[0] in sys.stdlib_module_names},
+        safe=safe,
+        used=loaded | {n.attr for n in attributes},
+        exits="SystemExit" in read,
+    )
+
+
+def named_modules(nodes):
+    named = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    named |= {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
+    strings = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return named | {text.rpartition(".")[0] for text in strings}
+
+
+def names_in_classes(nodes):
+    """Find the names in the bodies of classes, without those in the bodies of their functions."""
+    found, left = set(), [part for n in nodes if isinstance(n, ast.ClassDef) for part in n.body]
+    while left:
+        n = left.pop()
+        if isinstance(n, ast.Name):
+            found.add(n.id)
+        later = getattr(n, "body", []) if isinstance(n, FUNCTIONS) else []
+        later = later if isinstance(later, list) else [later]
+        left += [child for child in ast.iter_child_nodes(n) if child not in later]
+    return found
+
+
+def ask_for_types(nodes):
+    """Let type(x) of a test say which class an object has over there: see type_of."""
+    for n in nodes:
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "type" and len(n.args) == 1:
+            n.func.id = "__type__"
+
+
+def type_of(x):
+    return x.__class__ if foreign(x) else type(x)
+
+
+def lines_of(node):
+    return range(node.lineno, node.end_lineno + 1)
+
+
+def safe_lines(tree, stored):
+    """Find the lines on which only the test itself can raise: they say `raise`, or name nothing but builtins."""
+    good, bad, nodes = set(), set(), list(ast.walk(tree))
+
+    def harmless(n):
+        if isinstance(n, ast.Name):
+            return hasattr(builtins, n.id) and n.id not in stored
+        return not isinstance(n, (ast.Lambda, ast.Import, ast.ImportFrom))
+
+    for n in nodes:
+        if isinstance(n, ast.stmt) and not hasattr(n, "body") and not isinstance(n, ast.Match):
+            safe = isinstance(n, ast.Raise) or all(map(harmless, ast.walk(n)))
+            (good if safe else bad).update(lines_of(n))
+        elif isinstance(n, (ast.stmt, ast.ExceptHandler)) and not isinstance(n, ast.With):
+            head = range(n.lineno, max(n.lineno + 1, n.body[0].lineno)) if hasattr(n, "body") else lines_of(n)
+            bad.update(head)
+    for outer in nodes:  # a `with` inside of another one
+        if isinstance(outer, ast.With):
+            inner = [n for part in outer.body for n in ast.walk(part) if isinstance(n, ast.With)]
+            bad.update(line for n in inner for item in n.items for line in lines_of(item.context_expr))
+    return good - bad
+
+
+def find(peer, name):
+    """Return [the value of a global name of the candidate], or [] if there is none."""
+    try:
+        found = peer.ask("names", [name])
+    except Exception as e:
+        peer.die(f"bad answer: {type(e).__name__}")  # a KeyError would lead to the judge's builtin
+    if not found:
+        return []
+    value = found[name]
+    if type(value) is Remote and re.fullmatch("_?[A-Z][A-Za-z0-9]*", name):  # a class, as everybody writes them
+        object.__setattr__(value, "_origin", MADE)
+        object.__setattr__(value, "_makes", True)
+    return [value]
+
+
+class Names(dict):
+    """The globals of a test, which ask the candidate for the names that the test does not define.
+
+    Plain values are asked for each time, because they change. Stubs are kept, in `functions` for later tests, too."""
+
+    def __init__(self, peer, test, entry, functions):
+        super().__init__(functions, __name__="test", __type__=type_of)
+        self.peer, self.wanted, self.safe, self.entry, self.functions = peer, test.wanted, test.safe, entry, functions
+
+    def __missing__(self, name):
+        if name not in self.wanted:
+            raise KeyError(name)  # a builtin
+        found = find(self.peer, name)
+        if not found:  # never the judge's own builtin in place of the function asked for
+            raise (NameError if name == self.entry else KeyError)(f"name {name!r} is not defined")
+        if type(found[0]) is Remote:
+            self[name] = self.functions[name] = found[0]
+        return found[0]
+
+
+class Solution(types.ModuleType):
+    """The module that a test gets when it imports the completion: from solution import f."""
+
+    def __init__(self, peer):
+        super().__init__("solution")
+        vars(self)["_peer"] = peer
+
+    def __getattr__(self, name):
+        if found := find(self._peer, name):
+            return found[0]
+        raise AttributeError(f"module 'solution' has no attribute {name!r}")
+
+    def __setattr__(self, name, value):
+        self._peer.ask("setname", name, value)
+
+    def __delattr__(self, name):
+        self._peer.ask("setname", name)
+
+
+class World:
+    """The parts of the library that a test replaces. Before each call the candidate is told what has changed since."""
+
+    WATCHED = {"sys": ("argv", "stdin", "stdout", "stderr")}
+
+    def __init__(self, peer, library):
+        self.peer, self.sent, self.seeds = peer, {}, []
+        self.modules, self.random = {}, importlib.import_module("random")
+        for name in {"builtins", "sys", *library} - {"antigravity", "this"}:
+            with contextlib.suppress(ImportError):
+                self.modules[name] = importlib.import_module(name)
+        self.real_seed, self.random.seed = self.random.seed, self.seed
+        self.environ = self.told = dict(os.environ)
+        self.before = {name: dict(vars(module)) for name, module in self.modules.items()}
+
+    def seed(self, *args, **named):
+        self.seeds.append(args or tuple(named.values()))
+        return self.real_seed(*args, **named)
+
+    def changed(self):
+        """Return {(module, name): value} of everything that is not as it was."""
+        found = {}
+        for module, before in self.before.items():
+            now = vars(self.modules[module])
+            for name in self.WATCHED.get(module, now.keys() & before.keys()):
+                if name[0] != "_" and now[name] is not before[name]:
+                    found[module, name] = now[name]
+        return found
+
+    def tell(self):
+        self.peer.before_call = None  # the calls here are no calls of the test
+        try:
+            self.tell_changes()
+        finally:
+            self.peer.before_call = self.tell
+
+    def tell_changes(self):
+        while self.seeds:
+            self.peer.ask("library", "random", "seed", *self.seeds.pop(0))
+        now, environ = self.changed(), dict(os.environ)
+        for place in self.sent.keys() - now.keys():
+            self.peer.ask("restore", *place)
+        for place in now:
+            if place not in self.sent or now[place] is not self.sent[place]:
+                self.replace(place, now[place])
+        self.sent = now
+        if environ != self.told:  # without the variables of this machine
+            self.peer.ask("environ", {k: v for k, v in environ.items() if self.environ.get(k) != v})
+        self.told = environ
+
+    def replace(self, place, value):
+        if place in (("sys", "stdout"), ("sys", "stderr")):
+            self.peer.ask("print_here", *place)
+        elif place == ("sys", "stdin") and type(value) is io.StringIO:
+            self.peer.ask("read_here", value.getvalue()[value.tell() :])
+        else:
+            with contextlib.suppress(TypeError):
+                self.peer.ask("replace", *place, value)
+
+    def end(self):
+        self.random.seed = self.real_seed
+        os.environ.clear()
+        os.environ.update(self.environ)
+        for module, name in self.changed():
+            setattr(self.modules[module], name, self.before[module][name])
+        if self.sent and not self.peer.dead:
+            self.tell()
+
+
+AMBIENT = {"builtins", "contextlib", "io", "os", "random", "sys", "time", "unittest", "unittest.mock"}
+# Functions of the library that look into an object are called where the object is.
+ROUTED = {
+    "dataclasses": "asdict astuple fields is_dataclass replace",
+    "asyncio": "iscoroutinefunction",
+    "inspect": """signature isclass isfunction ismethod iscoroutine iscoroutinefunction isgenerator
+        isgeneratorfunction isasyncgenfunction isabstract getdoc getsource getmembers""",
+}
+
+
+@functools.lru_cache
+def route(module):
+    home = importlib.import_module(module)
+    for name in ROUTED[module].split():
+        setattr(home, name, routed(module, name, getattr(home, name)))
+
+
+def routed(module, name, here):
+    def function(x, *args, **named):
+        if foreign(x):
+            return x._peer.call("library", (module, name, x, *args), named)
+        return here(x, *args, **named)
+
+    return function
+
+
+def do_nothing(*_, **__):
+    pass
+
+
+def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
+    """Run a test, which raises if it fails. functions {name: stub}: what earlier tests of the completion have found."""
+    test = parse(source, entry)
+    space = Names(peer, test, entry, functions)
+    space.update({name: importlib.import_module(name) for name in test.modules})
+    for name in test.early - functions.keys():
+        if found := find(peer, name):
+            space[name] = found[0]
+    for module in ROUTED.keys() & test.library:
+        route(module)
+    if "unittest" in test.library:  # its main would look for tests on our command line; run_defined runs them
+        vars(importlib.import_module("unittest"))["main"] = do_nothing
+    peer.exits, main = test.exits, sys.modules["__main__"]
+    sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer))
+    sys.stderr, world = sys.__stdout__, None  # nobody reads what a test writes; this judge's own errors are shown
+    try:
+        if AMBIENT & test.library:
+            world = World(peer, test.library)
+            peer.before_call = world.tell
+        exec(test.code, space)
+        run_defined(space, test, entry)
+    finally:
+        sys.modules["__main__"] = main
+        del sys.modules["solution"]
+        if world:
+            world.end()
+        sys.stderr, peer.before_call = sys.__stderr__, None
+
+
+def run_defined(space, test, entry):
+    """Run what a test only defines: functions test_..., HumanEval's check(candidate), and TestCases.
+
+    TestCases are not run if the test looks at their result itself."""
+    own = {name: x for name, x in space.items() if type(x) in (type, types.FunctionType) and x.__module__ == "test"}
+    for name in own.keys() - test.used:
+        if type(own[name]) is type:
+            continue
+        arguments = own[name].__code__.co_argcount
+        if name == "check" and entry and arguments == 1:
+            own[name](*find(space.peer, entry))
+        elif name.startswith("test") and not arguments:
+            result = own[name]()
+            if type(result) is types.CoroutineType:
+                finish(result)
+    if "unittest" in test.library and not test.used & {"wasSuccessful", "failures", "errors"}:
+        run_cases(own.values())
+
+
+def run_cases(values):
+    unittest = importlib.import_module("unittest")
+    cases = [x for x in values if issubclass(type(x), type) and issubclass(x, unittest.TestCase)]
+    result = unittest.TestResult()
+    unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromTestCase, cases)).run(result)
+    for _, text in result.failures + result.errors:
+        raise AssertionError(text.strip().rpartition("\n")[2])
+    if result.skipped:
+        raise AssertionError("skipped")

@@ -1,0 +1,134 @@
+"""The candidate: the process that runs one completion, a module that answers calls or a program on its own.
+
+Everything in this process may be the completion's doing: it can rewrite each of these functions and send any bytes. So
+nothing here protects anybody. The walls (walls.py) stand before its code runs, and the judge believes none of it.
+"""
+
+import importlib
+import io
+import os
+import socket
+import sys
+import types
+
+from judges.operations import CANDIDATE_OPS, FINISH, leave, library
+from judges.peer import Peer
+from judges.stubs import derived
+from judges.values import KINDS, TAGS, base_of, describe
+from judges.walls import limit, shut
+
+
+def candidate(fds: list, wall: object, parent: int, seconds: float, limits: dict) -> int:
+    """Run a completion behind the walls -> exit status. fds: the line to the judge; a program's stdin, stdout."""
+    null = os.open("/dev/null", os.O_RDWR)  # anew: flags set on an open file are those of all who share it
+    for target, fd in enumerate([*fds[1:], null, null, null][:2] + [null]):
+        os.dup2(fd, target)
+    for fd in (null, *fds[1:]):
+        os.close(fd)
+    limit(CPU=int(seconds) + 2, **limits)
+    shut(wall, parent)
+    if not wall:
+        os.setsid()  # a group to kill; behind the walls there are no children
+    peer = Peer(socket.socket(fileno=fds[0]), CANDIDATE_OPS)
+    peer.send("ready")
+    code, is_program = peer.receive()
+    if is_program:
+        return run_program(peer, code)
+    try:
+        load_module(peer, code)
+        while True:
+            peer.serve(peer.receive())
+    finally:
+        os._exit(0)  # a call that says sys.exit() has left
+
+
+def load_module(peer: Peer, code: str) -> None:
+    """Run the code once. From then on the judge can call what it defines."""
+    module = sys.modules["solution"] = types.ModuleType("solution")
+    served = Served(peer, module)
+    names = [name for name in vars(Served) if name[0] != "_"]
+    peer.ops = peer.ops | FINISH | {"library": library, "derive": derived, "exit": leave}
+    peer.ops |= {name: getattr(served, name) for name in names}
+    try:
+        exec(compile(code, "<solution>", "exec", dont_inherit=True), vars(module))
+    except BaseException as e:
+        peer.send(describe(e))
+        raise
+    peer.send("loaded")
+
+
+def run_program(peer, code):
+    """Run the code as a script. The interpreter then joins threads, runs atexit, flushes."""
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    sys.stdout = vars(sys)["__stdout__"] = open(1, "w", encoding="utf-8", closefd=False)
+    try:
+        exec(compile(code, "<solution>", "exec", dont_inherit=True), vars(module))
+    except Exception as e:
+        peer.sock.sendall(describe(e).encode())
+        return 1
+    return 0
+
+
+class Served:
+    """What the judge asks of a loaded completion: each method is an operation. asserts.World calls the last six."""
+
+    def __init__(self, peer, module):
+        self._peer, self._globals, self._replaced = peer, vars(module), {}
+
+    def names(self, wanted):
+        """Return the values of these global names."""
+        if wanted == ["__all__"]:
+            return {"__all__": [name for name in self._globals if name[0] != "_"]}
+        return {name: self._globals[name] for name in wanted if name in self._globals}
+
+    def setname(self, name, *value):
+        if value:
+            self._globals[name] = value[0]
+        else:
+            del self._globals[name]
+
+    def plain(self, x):
+        """Return the contents of an object whose class extends a plain type, as that type."""
+        kind = KINDS[TAGS[base_of(type(x))]]
+        return kind.together(kind.apart(x))
+
+    def replace(self, module, name, value):
+        target = importlib.import_module(module)
+        self._replaced.setdefault((module, name), getattr(target, name))
+        setattr(target, name, value)
+
+    def restore(self, module, name):
+        if (module, name) in self._replaced:
+            setattr(importlib.import_module(module), name, self._replaced.pop((module, name)))
+
+    def read_here(self, text):
+        self.replace("sys", "stdin", io.StringIO(text))
+
+    def print_here(self, module, name):
+        """Send what is printed to the judge, at the end of each call."""
+        stream = Printed()
+        stream.peer, stream.name = self._peer, name
+        self.replace(module, name, stream)
+        self._peer.before_call = flush_printed
+
+    def environ(self, wanted):
+        os.environ.clear()
+        os.environ.update(wanted)
+
+
+class Printed(io.StringIO):
+    """Standard output or error that a test looks at."""
+
+    def flush(self):
+        super().flush()
+        if (text := self.getvalue()) and not self.closed:
+            self.seek(0)
+            self.truncate()
+            self.peer.ask("printed", self.name, text)
+
+
+def flush_printed():
+    for stream in (sys.stdout, sys.stderr):
+        if type(stream) is Printed:
+            stream.flush()

@@ -1,0 +1,150 @@
+"""What one end of a conversation may ask of the other by name: the operators of Python, as far as each end allows them.
+
+A candidate serves all operators on its own objects (CANDIDATE_OPS, and HERE on the objects of its loaded code). It
+gains nothing by lying about them: stubs.py decides which answers count.
+
+The judge serves far fewer (JUDGE_OPS), because a candidate that calls back is hostile. It opens only what a test has
+made in order to hand it over: objects of the test's own classes, mocks, and a few classes that only hold data. Of these
+a candidate sees neither private names nor what a mock tells its test.
+"""
+
+import builtins
+import copy
+import importlib
+import operator
+import sys
+import types
+from typing import Any
+
+
+def from_module(module, names):
+    return {name: getattr(module, name) for name in names.split()}
+
+
+def dunders(names):
+    return {name: getattr(operator, f"__{name}__") for name in names.split()}
+
+
+def enter(x):
+    return type(x).__enter__(x)
+
+
+def leave(x, error):
+    return type(x).__exit__(x, error and type(error), error, None)
+
+
+def deepcopy(x, memo):
+    return copy.deepcopy(x)
+
+
+def instancecheck(kind, x):
+    return isinstance(x, kind)
+
+
+def subclasscheck(kind, x):
+    return issubclass(x, kind)
+
+
+def library(module: str, name: str, *args, **named) -> Any:
+    """Call a function of the standard library."""
+    return getattr(importlib.import_module(module), name)(*args, **named)
+
+
+# About one object; as a number; about two objects.
+ALONE = from_module(builtins, "getattr setattr delattr iter aiter next len str repr bool hash abs format dir reversed")
+ALONE |= dunders("neg pos invert getitem setitem delitem") | {"enter": enter, "copy": copy.copy, "deepcopy": deepcopy}
+ALONE |= {"instancecheck": instancecheck, "subclasscheck": subclasscheck}
+AS_NUMBER = from_module(builtins, "int float complex round") | dunders("index")
+ORDER = "eq ne lt le gt ge".split()
+ARITHMETIC = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift".split()
+IN_PLACE = dunders(" ".join(f"i{name}" for name in ARITHMETIC))
+PAIRS = dunders(" ".join([*ORDER, *ARITHMETIC, "contains"])) | IN_PLACE | {"divmod": divmod}
+CANDIDATE_OPS = ALONE | AS_NUMBER | PAIRS
+
+loops: list = []  # the first event loop stays: what it has begun may go on in the next call
+
+
+def finish(awaitable: Any) -> Any:
+    """Run an awaitable to its end, on a new loop if one is running, and return its result."""
+    asyncio = importlib.import_module("asyncio")
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        if running or not loops:
+            loops.append(asyncio.new_event_loop())
+        return loops[-1].run_until_complete(awaitable)
+    finally:
+        if running:
+            loops.pop().close()
+        asyncio._set_running_loop(running)
+
+
+def finish_next(x):
+    return finish(type(x).__anext__(x))
+
+
+def finish_enter(x):
+    return finish(type(x).__aenter__(x))
+
+
+def finish_leave(x, error):
+    return finish(type(x).__aexit__(x, error and type(error), error, None))
+
+
+FINISH = {"await": finish, "anext": finish_next, "aenter": finish_enter, "aexit": finish_leave}
+
+# ---- what the judge serves -------------------------------------------------------------------------------------------
+HOLD_DATA = set(
+    "_io.StringIO _io.BytesIO types.SimpleNamespace argparse.Namespace queue.Queue queue.LifoQueue queue.PriorityQueue "
+    "_queue.SimpleQueue random.Random re.Pattern re.Match".split()
+)
+
+
+def test_made(x: Any) -> bool:
+    """True if x is of a class that a test defines (TreeNode), a mock, or of the library's that only hold data."""
+    kind = type(x)
+    return kind.__module__ in ("test", "unittest.mock") or f"{kind.__module__}.{kind.__name__}" in HOLD_DATA
+
+
+def test_field(x, name, *new):
+    """Get an attribute for a candidate, or set it to `new`."""
+    mocks = [vars(kind) for kind in type(x).__mro__ if kind.__module__ == "unittest.mock"]
+    tells_the_test = mocks and (new or name == "method_calls" or any(name in names for names in mocks))
+    allowed = test_made(x) and not name.startswith("_") and not tells_the_test
+    if type(x) is types.FunctionType and not new:
+        allowed = allowed or name in ("__name__", "__qualname__", "__doc__")
+    if not allowed:
+        raise AttributeError(f"no {name!r} for the candidate")
+    if new:
+        setattr(x, name, *new)
+    return getattr(x, name)
+
+
+def if_made(op):
+    """Restrict an operator to what a test has made."""
+
+    def guarded(x, *args):
+        if not test_made(x):
+            raise TypeError("not for the candidate")
+        return op(x, *args)
+
+    return guarded
+
+
+def run_coroutine(x):
+    if type(x) is not types.CoroutineType:
+        raise TypeError("not for the candidate")
+    return finish(x)
+
+
+def printed(name, text):
+    """Write what a candidate has printed to where a test has redirected its own output."""
+    if name in ("stdout", "stderr") and type(text) is str and getattr(sys, name) is not getattr(sys, f"__{name}__"):
+        getattr(sys, name).write(text)
+
+
+GUARDED = "str repr format getitem setitem delitem reversed enter neg abs copy deepcopy".split()
+JUDGE_OPS = {name: if_made(CANDIDATE_OPS[name]) for name in [*GUARDED, *AS_NUMBER, *PAIRS]}
+JUDGE_OPS |= from_module(builtins, "iter next len bool hash") | dunders("eq")
+JUDGE_OPS |= {"exit": if_made(leave), "getattr": test_field, "setattr": test_field, "await": run_coroutine}
+JUDGE_OPS["printed"] = printed
