@@ -10,7 +10,7 @@ model of 1.9M parameters, causal over blocks of 4 tokens, from 400,000 rows, whi
 17, 33, 48, 60, 67, 75, 80, 81, 84 and 83%. What limits it is the plan: of 178 wrong answers 45 have a false first
 equation, and 116 a true one that mostly leads nowhere, and then a second that is bent to the target. Where + and - are
 enough 93% are right, else 54%. 0.9M parameters and 5,000 steps had 70.0%. GRPO hardly helps (60 iterations, 20 minutes
-of one core: 80.9 to 81.1%); the lab notebook says what was tried.
+of one core: 80.9 to 81.1%); docs/countdown-100.md says what was tried.
 """
 from dataclasses import replace
 
