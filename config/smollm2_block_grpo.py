@@ -8,8 +8,8 @@ not): word problems of one step.
 and 74.3% sampled before, after 30 iterations 86.0 and 77.3%, then 88.3 and 82.0%, 83.8 and 79.8%, at the end 89.0 and
 84.5% (standard error 1.8); with another seed after 60 83.8 and 80.5%. One pass a block: 0.5 passes a token, and as
 often right as its base with 1.25. The control, the same LoRA on the answers for 8 minutes: 88.8 and 81.8%. From a base
-of 260 steps 38.3 became 51.5%: docs/smollm2-blocks.md has that run, and three with 8 to 16 problems per iteration, which
-did not raise the held-out score.
+of 260 steps 38.3 became 51.5%. docs/smollm2-blocks.md has that run, and three with 8 to 16 problems per iteration,
+which did not raise the held-out score.
 """
 from dataclasses import replace
 
