@@ -48,7 +48,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import train as trainer
     from data import texts
     from judges import rules, scores
-    from machine import cost, slots
+    from machine import cost, kernels, slots
     from machine.start import trained
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
