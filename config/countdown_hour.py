@@ -10,7 +10,7 @@ GFLOP/s: 82.2% of 1,000 held-out puzzles greedily, 78.3% of 400 sampled. After e
 is 17, 33, 48, 60, 67, 75, 80, 81, 84 and 83%. Planning is the limit: of 178 wrong answers, 45 have a false first
 equation; 116 have a true one that mostly leads nowhere, and a second that is bent to the target. 93% of the puzzles
 that need only + and - are solved, and 54% of the others. A model of 0.9M parameters reached 70.0% in 5,000 steps. GRPO
-hardly helps (60 iterations, 20 minutes of one core: 80.9 to 81.1%); config/README.md says what was tried.
+hardly helps (60 iterations, 20 minutes of one core: 80.9 to 81.1%); docs/countdown-100.md says what was tried.
 """
 from dataclasses import replace
 

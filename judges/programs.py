@@ -100,7 +100,7 @@ def program(
     `entry` is by default the last function of the prompt; if there is none, the completion stands alone."""
     if not entry and language == "python":
         entry = (re.findall(r"^(?:async[ \t]+)?def[ \t]+(\w+)", prompt, re.M) or [None])[-1]
-    blocks = rules.fenced(completion)
+    blocks = rules.fenced_blocks(completion)
     code = blocks[0] if blocks else completion
     if not entry:
         return code
@@ -259,7 +259,7 @@ def quick_verdict(code, language):
     if not code.strip() or len(code) > MAX_SOURCE or language == "python":
         return parse(code)[0]
     return (
-        1.0 if (rules.loads(code) is not None if language == "json" else balanced(code)) else -1.0
+        1.0 if (rules.parse_json(code) is not None if language == "json" else balanced(code)) else -1.0
     )
 
 
@@ -288,7 +288,7 @@ def fenced(prompts, completions, language=NONE):
     """Exactly one closed ``` block: 1.0 if what is in it parses, 0.5 if not; none, blank, cut off or several: 0.0."""
     if isinstance(language, str):  # a setting
         language = itertools.repeat(language)
-    blocks = [(rules.fenced(text), lang) for text, lang in zip(completions, language, strict=False)]
+    blocks = [(rules.fenced_blocks(text), lang) for text, lang in zip(completions, language, strict=False)]
     whole = [
         len(found) == 1 and bool(found[0].strip()) and text.count("```") == 2
         for (found, _), text in zip(blocks, completions, strict=True)
@@ -379,7 +379,7 @@ def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
     for text, right, e, lang in zip(
         completions, fenced(prompts, completions, languages), entry, languages, strict=False
     ):
-        meant.append(Program(rules.fenced(text)[0] if right == 1.0 else "", e or "", lang))
+        meant.append(Program(rules.fenced_blocks(text)[0] if right == 1.0 else "", e or "", lang))
     return passed(prompts, meant, tests)
 
 
@@ -448,7 +448,7 @@ def quality(prompts, completions, entry=NONE):
     for (whole, *_), text in zip(
         programs(prompts, completions, entry, NONE), completions, strict=True
     ):
-        rows.append(quality_of((rules.fenced(text) or [text])[0], whole))
+        rows.append(quality_of((rules.fenced_blocks(text) or [text])[0], whole))
     scores = [
         round(sum(weight for name, weight in QUALITY.items() if row[name]), 6) for row in rows
     ]

@@ -1,6 +1,6 @@
 """
 All rows of a rollout or an evaluation, so many at a time. Where rows need different numbers of passes, one that is full
-makes room for the next; else they would wait for the slowest of their chunk, half of the work (config/README.md).
+makes room for the next; else they would wait for the slowest of their chunk, half of the work (docs/rollouts.md).
 """
 import functools
 import math

@@ -1,0 +1,177 @@
+"""The documents: short, linked, and true where that can be run."""
+import ast
+import glob
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import diffusion
+import disk
+import grpo
+import model
+import rewards
+import sample
+
+TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
+PAGES = sorted(glob.glob("docs/*.md"))
+LONGEST = dict.fromkeys(PAGES, 120) | {"README.md": 300, "config/README.md": 40}
+CODE = "disk", "diffusion", "grpo", "model", "rewards", "rl", "runs", "sample", "train", "config"
+CODE = {name: name for name in CODE} | {
+    "data": "data", "texts": "data.texts", "scores": "judges.scores", "blocks": "variants.blocks",
+    "caches": "variants.caches", "kernels": "machine.kernels", "slots": "machine.slots"}  # fmt: skip
+
+
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
+@pytest.mark.parametrize("path", LONGEST)
+def test_a_page_is_short(path):
+    assert len(read(path).splitlines()) <= LONGEST[path]
+
+
+@pytest.mark.parametrize("path", LONGEST)
+def test_every_link_and_picture_of_a_page_is_there(path):
+    for target in re.findall(r"\]\(([^)#\s]+)\)", re.sub(r"```.*?```", "", read(path), flags=re.S)):
+        assert os.path.exists(os.path.join(os.path.dirname(path), target)), target
+
+
+def test_the_index_has_the_question_of_every_page():
+    index = read("docs/README.md")
+    for path in PAGES:
+        name, question = os.path.basename(path), read(path).splitlines()[0].removeprefix("# ")
+        assert name == "README.md" or f"* [{name}]({name}): {question}\n" in index
+        assert name == "README.md" or question.endswith("?")
+
+
+@pytest.mark.parametrize("path", LONGEST)
+def test_every_file_and_function_that_a_page_names_is_there(path):
+    text = read(path)
+    for file in re.findall(r"`((?:config|data|docs|judges|machine|tests|variants|assets)/[\w/]+\.\w+)`", text):
+        assert os.path.exists(file), file
+    for module, name in re.findall(r"`(\w+)\.(\w+)`", text):
+        if module in CODE and name not in ("py", "md", "jsonl"):
+            assert hasattr(importlib.import_module(CODE[module]), name), f"{module}.{name}"
+
+
+def test_every_recipe_is_in_the_list_of_recipes():
+    listed = set(re.findall(r"`(\w+)`", read("config/README.md")))
+    assert {os.path.basename(f)[:-3] for f in glob.glob("config/[a-z]*.py")} <= listed
+
+
+# ---- docs/adding.md: every example runs ------------------------------------------------------------------------------
+
+EXAMPLES = {re.match(r"# (\S+)", code)[1]: (kind, code)
+            for kind, code in re.findall(r"```(\w+)\n(.*?)```", read("docs/adding.md"), re.S)}  # fmt: skip
+
+
+@pytest.fixture
+def added(monkeypatch):
+    """Run an example at the end of the file that it is for; the table that it extends is restored afterwards."""
+
+    def run(file, module, table):
+        monkeypatch.setattr(module, table, dict(getattr(module, table)))
+        exec(EXAMPLES[file][1], dict(vars(module)))
+
+    return run
+
+
+def test_the_rule_of_the_page_takes_improbable_tokens_back(added):
+    added("sample.py", sample, "RULES")
+    b = sample.Block(jnp.array([[True, False, False]]), jnp.zeros((1, 3), int), jnp.ones((1, 3)), jnp.zeros((1, 3)),
+                     jnp.array([[0.5, 0.01, 0.9]]), jnp.array([[0]]), jnp.array([[2]]))  # fmt: skip
+    assert sample.RULES["revise"](b, None).tolist() == [[True, False, True]]
+
+
+@pytest.mark.slow
+def test_the_rule_of_the_page_fills_every_mask(added):
+    added("sample.py", sample, "RULES")
+    z = jnp.full((2, 6), TINY.mask_id)
+    x, trace = sample.generate(model.init(jax.random.key(0), TINY), jax.random.key(1), z, TINY,
+                               sample.Plan(rule="revise", steps=4, temperature=1.0))  # fmt: skip
+    assert not (x == TINY.mask_id).any() and trace["n_steps"] >= 4
+
+
+def test_the_estimator_of_the_page_is_right_on_average(added):
+    added("diffusion.py", diffusion, "ESTIMATORS")
+    completion = jnp.ones((4000, 3), bool)
+    masked, weight, share = diffusion.views(jax.random.key(0), "half", completion, n=2)
+    assert masked.shape == weight.shape == (2, 4000, 3) and share.shape == (4000, 3)
+    np.testing.assert_allclose(share.mean(), 1, atol=0.03)
+    np.testing.assert_allclose(weight.sum(0), (share > 0).astype(float), atol=1e-6)
+
+
+def test_the_loss_of_the_page_is_reinforce_at_the_first_update(added):
+    added("grpo.py", grpo, "LOSSES")
+    logp, mask = jnp.log(jnp.full((2, 3), 0.5)), jnp.ones((2, 3), bool)
+    weight = grpo.token_weights("unclipped", mask, 3)
+    batch = grpo.LossBatch(jnp.array([1.0, -2.0]), mask, weight, weight)
+    gradient = jax.jit(jax.grad(lambda logp: grpo.loss(logp, batch, grpo.LossConfig(loss="unclipped"))[0]))(logp)
+    np.testing.assert_allclose(gradient, -batch.adv[:, None] * weight, rtol=1e-6)
+
+
+def test_the_reward_of_the_page_is_one_from_a_file(tmp_path):
+    (tmp_path / "my.py").write_text(EXAMPLES["my.py"][1])
+    short = rewards.resolve((f"{tmp_path}/my.py:short",))["short"]
+    assert rewards.call("short", short, [""] * 3, ["a" * 20, "a" * 30, "a" * 40], {}) == [1.0, 0.5, 0.0]
+    assert rewards.call("short", short, [""], ["abcdef"], {"target": [4]}) == [0.5]
+
+
+def test_the_attention_of_the_page_is_a_line_in_the_mask(monkeypatch):
+    kind, diff = EXAMPLES["model.py"]
+    assert kind == "diff"
+    source = read("model.py")
+    hunks = re.findall(r"((?:^ .*\n)+)((?:^\+.*\n)+)", diff, re.M)
+    assert len(hunks) == 2
+    for context, lines in hunks:
+        context, lines = (re.sub(r"^[ +]", "", part, flags=re.M) for part in (context, lines))
+        assert source.count(context) == 1, context
+        source = source.replace(context, context + lines)
+    changed = importlib.util.module_from_spec(importlib.util.spec_from_loader("changed_model", None))
+    monkeypatch.setitem(sys.modules, "changed_model", changed)
+    exec(compile(source, "model.py", "exec"), vars(changed))
+    far = changed.attention_mask(changed.ModelConfig(local=2), None, 4).far
+    assert far[0].tolist() == (np.abs(np.subtract.outer(np.arange(4), np.arange(4))) < 2).tolist()
+    assert changed.attention_mask(changed.ModelConfig(), None, 4).far is None
+
+
+def test_the_family_of_the_page_opens(added, tmp_path):
+    cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, causal=True, shift=True)
+    params = model.init(jax.random.key(0), cfg)
+    disk.save(tmp_path, params, cfg)
+    file = tmp_path / "config.json"
+    theirs = json.loads(file.read_text()) | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    file.write_text(json.dumps(theirs))
+    with pytest.raises(ValueError, match="known families"):
+        disk.load(tmp_path)
+    added("disk.py", disk, "FAMILIES")
+    opened, shape = disk.load(tmp_path)
+    assert shape.causal and jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), opened, params))
+    file.write_text(json.dumps(theirs | {"sliding_window": 4096}))
+    with pytest.raises(ValueError, match="sliding_window=4096"):
+        disk.load(tmp_path)
+
+
+def test_the_page_has_no_other_examples():
+    assert {*EXAMPLES} == {"sample.py", "diffusion.py", "my.py", "grpo.py", "model.py", "disk.py"}
+    for kind, code in EXAMPLES.values():
+        assert kind == "diff" or ast.parse(code)
+
+
+def test_one_batch_has_the_shapes_that_the_page_says():
+    from config.sudoku_grpo import config as cfg
+    assert (cfg.batch_size, cfg.group_size, cfg.keep_completions, cfg.updates_per_rollout) == (128, 4, 96, 4)
+    assert (cfg.max_prompt_len, cfg.max_new_tokens, cfg.diffusion_steps, cfg.rollout_chunk) == (17, 16, 4, 128)
+    completion = jax.ShapeDtypeStruct((96, 33), bool)
+    masked, _, share = jax.eval_shape(
+        lambda completion: diffusion.views(jax.random.key(0), cfg.logp_est, completion, n=cfg.logp_views), completion)
+    assert masked.shape == (2, 96, 33) and share.shape == (96, 33)
