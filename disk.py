@@ -917,8 +917,10 @@ def read_pieces(folder: str) -> dict[str, list[Piece]]:
 
 def check_pieces(folder, saved, shapes):
     """Raise ValueError unless the pieces make up leaves of these shapes."""
-    sizes = {path: tuple(max(s.stop for s in axis) for axis in zip(*(piece.where for piece in pieces), strict=True))
-             for path, pieces in saved.items()}  # fmt: skip
+    sizes = {
+        path: tuple(max(s.stop for s in axis) for axis in zip(*(piece.where for piece in pieces), strict=True))
+        for path, pieces in saved.items()
+    }
     different = sorted(path for path in sizes.keys() | shapes.keys() if sizes.get(path) != shapes.get(path))
     if different:
         raise ValueError(

@@ -464,8 +464,10 @@ SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model"
 
 def sharegpt(row):
     """Read {"conversations": [{"from": "human" or "gpt", "value"}], "system"?} as chat messages."""
-    turns = [{"role": turn["from"], "content": turn["value"]} if "from" in turn else turn
-             for turn in row.pop("conversations")]  # fmt: skip
+    turns = [
+        {"role": turn["from"], "content": turn["value"]} if "from" in turn else turn
+        for turn in row.pop("conversations")
+    ]
     turns = [turn | {"role": SPEAKERS.get(turn["role"], turn["role"])} for turn in turns]
     first = row.pop("system", "")
     return {"prompt": [{"role": "system", "content": first}] * bool(first.strip()) + turns}
