@@ -236,7 +236,7 @@ def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
 
 
 def likelihood_masks(keys, maskable, n):
-    """Draw n masks for each row, of evenly spread sizes: keys (B or 1,), maskable (B, T) -> masked, weight (n, B, T)."""
+    """Draw n masks of evenly spread sizes for each row: keys (B or 1,), maskable (B, T) -> masked, weight (n, B, T)."""
     L = maskable.sum(1)
     T = maskable.shape[1]
 
@@ -269,7 +269,8 @@ def likelihood_masks(keys, maskable, n):
 # ratio of a sequence is made from the mean of share * logp, which is ESPO's definition.
 #
 # Two exceptions: `exact` masks nothing, because a causal model never sees the token it predicts; and a shifted block
-# model predicts the first token of a block from the text before it, so `trace` scores that token where it is not masked.
+# model predicts the first token of a block from the text before it, so `trace` scores that token although its view
+# does not mask it.
 # With the same key the same masks are drawn, so the current, old and reference policies are compared on equal views.
 
 
@@ -489,8 +490,8 @@ def sandwich(logp, w, rises, mix, power):
     """Bound log p of each token as SPG does (2510.09541): logp, w = weight * share (K, B, T) of `elbo` -> (B, T).
 
     Rows that should become likelier, rises (B,), get the lower bound, the ELBO. Others get mix * the upper bound +
-    (1 - mix) * the ELBO, because pushing down a lower bound need not push down p. The upper bound is 1 / power times the
-    log of the mean of p ** power over the views."""
+    (1 - mix) * the ELBO, because pushing down a lower bound need not push down p. The upper bound is 1 / power times
+    the log of the mean of p ** power over the views."""
     lower = (w * logp).sum(0)
     scored = w > 0
     powers = jnp.where(scored, power * logp, -jnp.inf)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from machine import kernels, mesh
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
-# costs nothing, and unrolled ones copy their weights (28 blocks in eights: 1.28 times the parameters in a forward pass).
+# costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
 UNROLLED = 8
 NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
@@ -306,7 +306,7 @@ FROM_FIRST = Write(0)
 def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, part=None, copies=1):
     """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values.
 
-    positions (B or 1, S). mask: a Mask, over the S columns themselves, or with a cache (`new_cache`) over its T columns.
+    positions (B or 1, S). mask: a Mask over the S columns themselves, or with a cache (`new_cache`) over its T columns.
     part (first, how many): only the states of these columns are returned, and computed in the last block.
     copies: how many noisy copies follow a text in a packed row (variants/blocks.py); the mask is that of one copy."""
     params = prepared(params, cfg)

@@ -50,8 +50,8 @@ from variants import blocks
 
 class Task(NamedTuple):
     init: Callable  # key -> params
-    # state, key -> the minibatches of one iteration, each with numbers to log. If the task is `scored_by_gradient`, also
-    # score: minibatch -> log-probs of the policy, by the program that is differentiated.
+    # state, key -> the minibatches of one iteration, each with numbers to log. A task that is `scored_by_gradient` also
+    # gets score: minibatch -> log-probs of the policy, by the program that is differentiated.
     batches: Callable
     loss: Callable  # params, minibatch -> scalar, metrics; the only function that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
@@ -171,7 +171,7 @@ def select_completions(found: Scored, adv, cfg):
     return jax.tree.map(lambda a: a[best], found.rollout), adv[best]
 
 
-# ---- 4. draw views, and compute log-probs of the completions on them --------------------------------------------------
+# ---- 4. draw views, and compute log-probs of the completions on them -------------------------------------------------
 
 
 @functools.partial(jax.jit, static_argnames="cfg")
@@ -198,7 +198,7 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
 
 
 def as_drawn(r: Rollout, cfg):
-    """Make the function that reads log p and entropy from logits, under the distribution that tokens were drawn from."""
+    """Make the function that reads log p and entropy from logits under the distribution that tokens are drawn from."""
     plan = sample.plan(cfg, cfg.temperature)
     filters = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
 
@@ -281,7 +281,8 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
 
     Each pass has its own order and masks. Old log-probs are those of the policy that wrote the completions, by `score`
     (see Task). In the first minibatch old = current: nan, filled in from the loss's own forward pass."""
-    out, K, size = [], len(r.tokens), config.minibatch(cfg)
+    out: list = []
+    K, size = len(r.tokens), config.minibatch(cfg)
     for n in range(cfg.updates_per_rollout):
         views = draw_views(jax.random.fold_in(key, n if cfg.random_masking else 0), r, cfg)
         order = jax.random.permutation(jax.random.fold_in(order_key, n), K)

@@ -113,7 +113,7 @@ class Block(NamedTuple):
     steps: jax.Array  # (B, 1) how many steps the block may take
 
 
-# ---- orders: which masks first. Logits (N, V), the token each position would get, keys, columns -> scores (N,) ---------
+# ---- orders: which masks first. Logits (N, V), the token that each position would get, keys, columns -> scores (N,) --
 
 
 def softmax_of(logits, some):
@@ -567,8 +567,7 @@ def check(cfg, plan):
 
 
 def begin(params, key, z, cfg, plan, valid, group=1):
-    """Check the plan, and make the keys (B,) of the rows and the State before the first step. Arguments: see `generate`.
-    """
+    """Check the plan, and make the keys (B,) of the rows and the first State. Arguments: see `generate`."""
     check(cfg, plan)
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
@@ -585,8 +584,8 @@ def begin(params, key, z, cfg, plan, valid, group=1):
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
 def generate(params, key, z, cfg, plan, valid=None, group=1):
-    """Fill the masks of z (B, T) -> x (B, T), and the trace: step (B, T) at which each token was committed, -1 if given;
-    logp (B, T) of each under the distribution it was drawn from, 0 if given; n_steps (), the number of forward passes.
+    """Fill the masks of z (B, T) -> x (B, T), and the trace: step (B, T), which committed each token, -1 if given; logp
+    (B, T) of each under the distribution it was drawn from, 0 if given; n_steps (), the number of forward passes.
 
     key: one, or one per row (B,). valid (B, T): False on left padding. group: so many consecutive rows are identical.
     A causal model then reads their prompt once, and a denoiser takes their first step once. Given tokens never change.

@@ -36,7 +36,7 @@ import model
 import runs
 from judges import learned, scores
 from machine import lora, mesh
-from machine.start import announce, load_reference, plan_ahead, prepare, reference_dtype, has_reference
+from machine.start import announce, has_reference, load_reference, plan_ahead, prepare, reference_dtype
 from rl import OBJECTIVES, Task, policy_loss, scored_by_gradient
 
 
@@ -58,6 +58,11 @@ class State(NamedTuple):
 # ---- the optimizer ---------------------------------------------------------------------------------------------------
 
 
+def is_matrix(path, _):
+    """True if a parameter decays: not norms, biases and embeddings."""
+    return not re.search("norm|bias|embed", path[-1].key)
+
+
 def optimizer(cfg):
     """Make AdamW with clipping, warm-up and a schedule -> the optimizer, rate(number of an update)."""
     per_iter = config.updates_per_iter(cfg)
@@ -72,8 +77,7 @@ def optimizer(cfg):
         rate = optax.cosine_decay_schedule(cfg.learning_rate, rest, cfg.lr_end)
     rate = optax.join_schedules([warm, rate], [warmup]) if warmup else rate
 
-    def decays(params):  # norms, biases and embeddings do not
-        is_matrix = lambda path, _: not re.search("norm|bias|embed", path[-1].key)
+    def decays(params):
         return jax.tree_util.tree_map_with_path(is_matrix, params)
 
     clip = [optax.clip_by_global_norm(cfg.grad_clip)] if cfg.grad_clip else []
@@ -186,7 +190,7 @@ def abstract_run(cfg):
     params, base = jax.eval_shape(lambda start: lora.split(start, jax.random.key(0), cfg), start)
     state = jax.eval_shape(lambda params: new_state(params, cfg, tx)._replace(step=jnp.int32(0)), params)
     state = state._replace(step=0)
-    return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: lora.seen(s, b, cfg), state, base)
+    return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: lora.merged(s, b, cfg), state, base)
 
 
 class Run(NamedTuple):
@@ -271,7 +275,7 @@ def iterate(run, state):
         return run.gradient(start, run.base, batch)[2]
 
     more = {"score": score} if run.gradient else {}
-    for batch, said in run.task.batches(lora.seen(state, run.base, run.cfg), k_batch, **more):
+    for batch, said in run.task.batches(lora.merged(state, run.base, run.cfg), k_batch, **more):
         notes |= said
         if batch is not None:  # None: no reward judged the completions
             *arrays, metrics = run.update(*state[1:4], step, batch, run.base)
@@ -296,7 +300,7 @@ def evaluate(run, state, best):
     """Evaluate, log and show a State -> metrics, the best evaluation now."""
     k_eval = jax.random.fold_in(jax.random.fold_in(run.key, 1), state.step)
     try:
-        values, samples = run.task.evaluate(lora.seen(state, run.base, run.cfg), k_eval)
+        values, samples = run.task.evaluate(lora.merged(state, run.base, run.cfg), k_eval)
     except ValueError as e:
         raise save_and_explain(run, state, best, f"evaluation at step {state.step}", e) from e
     runs.show(run, state.step, values, samples)
@@ -330,10 +334,12 @@ def loop(run, state, best, done):
             if pending:
                 last = check_finite(*pending, last, cfg)
             pending = state.step, updates, notes
-            due = lambda interval, now=state.step: now % interval == 0
-            done, logged = state.step >= cfg.max_iters, due(cfg.log_interval) or not updates
+            intervals = cfg.log_interval, cfg.eval_interval, cfg.save_interval
+            log, evaluates, saves = (state.step % n == 0 for n in intervals)
+            done = state.step >= cfg.max_iters
+            logged = log or not updates
             leaving = mesh.all_max(asked.signal or 0)  # if any process was
-            if cfg.objective == "grpo" or done or leaving or logged or due(cfg.eval_interval) or due(cfg.save_interval):
+            if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
                 last, pending = check_finite(*pending, last, cfg), None
                 if run.log:
                     runs.write(run, state, last, time.perf_counter() - clock, logged)
@@ -341,10 +347,10 @@ def loop(run, state, best, done):
             bar.set_description_str(refresh=False)
             bar.update(1)
             before = best
-            if due(cfg.eval_interval) or done:
+            if evaluates or done:
                 values, best = evaluate(run, state, best)
                 done = done or cfg.stop_at is not None and values[run.task.best_metric] > cfg.stop_at
-            if done or best is not before or due(cfg.save_interval) or leaving:
+            if done or best is not before or saves or leaving:
                 disk.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
             if leaving and not done:
                 tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
@@ -378,7 +384,8 @@ def main():
         return
     try:
         if planned := [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--plan=")]:
-            return plan_ahead([word for word in sys.argv[1:] if not word.startswith("--plan=")], planned[-1], abstract_run)
+            others = [word for word in sys.argv[1:] if not word.startswith("--plan=")]
+            return plan_ahead(others, planned[-1], abstract_run)
         cfg = config.load(sys.argv[1:])
         runs.prepare_process(cfg)
         train(cfg)

@@ -87,7 +87,7 @@ def plain_attention(q, k, v, mask, scale, cap=None):
 
 
 def packed_attention(q, k, v, mask, scale, cap, copies):
-    """Compute `attention` of packed rows [text | copy 1 | copy 2 | ...] (variants/blocks.py), without the scores between
+    """Compute `attention` of packed rows [text | copy 1 | copy 2 | ...] (variants/blocks.py) without the scores between
     one copy and another: 1.26 and 1.45 times as fast with 2 and 4 copies of texts of 256 tokens.
 
     mask (B or 1, S, T + C): that of a row with one copy, for all copies see alike. q may lack the first columns."""
@@ -158,7 +158,7 @@ def numbers(x):
 def store(cache, new, layer, write):
     """Put new (B, S, KV, K) into a layer of cache (L, B, KV, T, K), in the columns that write (model.Write) names.
 
-    The cache lies as `attention` multiplies it: turning it around takes a quarter of a step with texts of 470 tokens."""
+    The cache lies as `attention` multiplies it: to transpose it takes a quarter of a step with texts of 470 tokens."""
     new = bits(new)
     if jnp.ndim(write.first) == 0 and write.high is None:
         return jax.lax.dynamic_update_slice(cache, new.swapaxes(1, 2)[None], (layer, 0, 0, write.first, 0))
@@ -177,7 +177,7 @@ def stored(cache, layer):
     return numbers(cache[layer]).swapaxes(1, 2)
 
 
-# ---- tokens -------------------------------------------------------------------------------------------------------------
+# ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def likeliest(logits):
@@ -218,8 +218,8 @@ def draw(key, p):
 
 
 def nucleus(logits, top_p):
-    """Say which of logits (..., V) top_p keeps: those before which likelier ones sum to at most top_p, so that the token
-    that crosses top_p is kept.
+    """Say which of logits (..., V) top_p keeps: those before which likelier ones sum to at most top_p. The token that
+    crosses top_p is kept.
 
     The least probability that is kept is found bit by bit (floats above 0 are ordered as their bits are): a sort of the
     vocabulary takes 10 times as long."""

@@ -1,9 +1,12 @@
 """
-All rows of a rollout or an evaluation, so many at a time. Where rows need different numbers of passes, one that is full
-makes room for the next; else they would wait for the slowest of their chunk, half of the work (docs/rollouts.md).
+Continuous batching: fill all rows of a rollout or an evaluation, a fixed number at a time. If rows need different
+numbers of passes, a finished row is replaced by the next one. Otherwise rows would wait for the slowest of their chunk,
+which is half of the work (docs/rollout-speed.md).
 """
+
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,51 +15,89 @@ import sample
 from machine import mesh
 
 
-def fill(params, keys, arrays, cfg, plan, size, group=1):
-    """`sample.fill` of rows of which every `group` have one prompt, `size` at a time; n_steps is the mean of chunks, or
-    of how many places were computed for a row."""
-    group, n = math.gcd(size, group), len(keys)
-    if size >= n or n % size or mesh.shape() or not varied(cfg.model, plan):
-        some = lambda keys, arrays: sample.fill(params, keys, arrays, cfg, plan, group)
-        return mesh.in_chunks(some, size, keys, arrays)
-    return in_turn(params, keys, sample.masked_tokens(arrays, cfg.model), cfg.model, plan, arrays["valid"], size, group)
+def fill(params, keys, arrays: dict, cfg, plan: sample.Plan, size: int, group: int = 1) -> tuple[jax.Array, dict]:
+    """Fill rows as `sample.fill` does, `size` at a time. Every `group` rows have one prompt. n_steps is the mean over
+    chunks, or the mean number of passes per row."""
+    group = math.gcd(size, group)
+    n = len(keys)
+    if size < n and n % size == 0 and not mesh.shape() and varies(cfg.model, plan):
+        z = sample.masked_tokens(arrays, cfg.model)
+        return in_turn(params, keys, z, cfg.model, plan, arrays["valid"], size, group)
+
+    def chunk(keys, arrays):
+        return sample.fill(params, keys, arrays, cfg, plan, group)
+
+    return mesh.in_chunks(chunk, size, keys, arrays)
 
 
-def varied(cfg, plan):
-    """Do rows differ in how many passes they need, and has no cache to be made again for one that takes a place?"""
+def varies(cfg, plan):
+    """True if rows need different numbers of passes, and no cache has to be made again for a row that moves in."""
     return plan.rule not in ("quota", "dream") and plan.cache == "none" and not (cfg.causal or cfg.block_causal)
+
+
+class Slots(NamedTuple):
+    """The loop over `size` slots; each works on one of N rows."""
+
+    s: sample.State  # of the rows in the slots
+    row: jax.Array  # (size,) which row each slot works on; N: none
+    since: jax.Array  # (size,) the step before which the row moved in
+    waiting: jax.Array  # () the next row
+    out: tuple  # what is finished: z, step, logp (N, T)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "size", "group"))
 def in_turn(params, keys, z, cfg, plan, valid, size, group):
-    """keys (N,), z (N, T), valid (N, T) or None -> `sample.generate` of them, in a loop over `size` rows."""
-    N, rows = len(z), lambda tree, at: jax.tree.map(lambda a: a[at] if a.ndim else a, tree)
-    part = lambda at: None if valid is None else valid[at]
-    begun = sample.begin(params, keys, z, cfg, plan, valid)[1]
+    """Fill z (N, T) as `sample.generate` does, in `size` slots. keys (N,), valid (N, T) or None."""
+    N = len(z)
+    start = first_steps(params, keys, z, cfg, plan, valid, size, group)
 
-    def first(at):  # the step that those of a group have in common
-        return sample.fill_step(params, keys[at], rows(begun, at), cfg, plan, part(at), group)
-
-    some = jax.lax.map(first, jnp.arange(N).reshape(-1, size))
-    begun = sample.State(*(None if a is None else a[0] if name == "n" else a.reshape(N, *a.shape[2:])
-                           for name, a in zip(sample.State._fields, some, strict=True)))  # fmt: skip
-
-    def told(s, since):  # the first step is nobody's own
-        return s.z, jnp.where(s.step > 0, s.step - since[:, None], s.step), s.logp
-
-    def turn(carry):
-        s, row, since, waiting, out = carry
-        s = sample.fill_step(params, keys[row], s, cfg, plan, part(row))
+    def turn(c):
+        s = sample.fill_step(params, keys[c.row], c.s, cfg, plan, pick(valid, c.row))
         full = ~(s.z == cfg.mask_id).any(1)
-        out = jax.tree.map(lambda a, new: a.at[jnp.where(full, row, N)].set(new, mode="drop"), out, told(s, since))
-        following = waiting + jnp.cumsum(full) - 1
+        finished = jnp.where(full, c.row, N)  # N is no row: nothing is written there
+        out = jax.tree.map(lambda a, new: a.at[finished].set(new, mode="drop"), c.out, result(s, c.since))
+        following = c.waiting + jnp.cumsum(full) - 1
         enters = full & (following < N)
-        row = jnp.where(enters, following, jnp.where(full, N, row))  # N: nobody, nothing of it is written down
-        new = lambda a, old: jnp.where(enters.reshape(-1, *[1] * (old.ndim - 1)), a, old) if old.ndim else old
-        return (jax.tree.map(new, rows(begun, row), s), row, jnp.where(enters, s.n - 1, since),
-                waiting + enters.sum(), out)  # fmt: skip
+        row = jnp.where(enters, following, jnp.where(full, N, c.row))
+        s = jax.tree.map(functools.partial(replace_rows, enters), pick(start, row), s)
+        return Slots(s, row, jnp.where(enters, s.n - 1, c.since), c.waiting + enters.sum(), out)
 
-    at, nobody = jnp.arange(size), jnp.zeros(N, jnp.int32)
-    busy = lambda carry: jnp.any(carry[0].z == cfg.mask_id) | (carry[3] < N)
-    s, *_, out = jax.lax.while_loop(busy, turn, (rows(begun, at), at, nobody[:size], size, told(begun, nobody)))
-    return out[0], {"step": out[1], "logp": out[2], "n_steps": 1 + (s.n - 1) * size / N}
+    def busy(c):
+        return jnp.any(c.s.z == cfg.mask_id) | (c.waiting < N)
+
+    first = jnp.arange(size)
+    since = jnp.zeros(N, jnp.int32)
+    slots = Slots(pick(start, first), first, since[:size], jnp.int32(size), result(start, since))
+    slots = jax.lax.while_loop(busy, turn, slots)
+    x, step, logp = slots.out
+    return x, {"step": step, "logp": logp, "n_steps": 1 + (slots.s.n - 1) * size / N}
+
+
+def first_steps(params, keys, z, cfg, plan, valid, size, group):
+    """Take the first step of all rows, which the rows of a group have in common -> State of N rows."""
+    N = len(z)
+    _, start = sample.begin(params, keys, z, cfg, plan, valid)
+
+    def first(at):
+        return sample.fill_step(params, keys[at], pick(start, at), cfg, plan, pick(valid, at), group)
+
+    chunks = jax.lax.map(first, jnp.arange(N).reshape(-1, size))
+    joined = jax.tree.map(lambda a: a.reshape(N, *a.shape[2:]), chunks._replace(n=None))
+    return joined._replace(n=chunks.n[0])
+
+
+def pick(tree, rows):
+    """Take some rows of all arrays; scalars stay."""
+    return jax.tree.map(lambda a: a[rows] if a.ndim else a, tree)
+
+
+def replace_rows(enters, new, old):
+    """Replace the rows of `old` that are True in enters (size,) by those of `new`; scalars stay."""
+    if old.ndim == 0:
+        return old
+    return jnp.where(enters.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+
+def result(s, since):
+    """Return z, step and logp; steps are counted from when the row moved in, the first step from its own start."""
+    return s.z, jnp.where(s.step > 0, s.step - since[:, None], s.step), s.logp

@@ -207,8 +207,9 @@ def train_one(torch, twin, rounds, rate, name, cfg, run, B, T, quick):
     gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
     fns = {"jax step": step, "jax gradient": waiting(gradient, params, batch)}
     for kind in ["torch eager"] + ["torch.compile"] * (cfg.d_model > 16 and not quick) if torch else []:
-        arrays = {"x": (batch.x, torch.long), "z": (batch.z[:, 0], torch.long), "weight": (batch.weight[:, 0], torch.float)}
-        theirs = {name: torch.from_numpy(np.array(a)).to(dtype) for name, (a, dtype) in arrays.items()}
+        arrays = {"x": batch.x, "z": batch.z[:, 0], "weight": batch.weight[:, 0]}
+        theirs = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
+        theirs |= {name: theirs[name].long() for name in ("x", "z")}
         say(f"{name}: {kind}")
         begun = time.perf_counter()
         value, back, torch_step = twin.training(params, theirs["x"], cfg, "." in kind)
@@ -488,7 +489,8 @@ def estimators(options):
     names = some(options, ("one_step",), ("one_step", "trace"), ESTIMATORS)
     for seed in range(some(options, 1, 1, options.seeds)):  # seeds outermost: stopped early, the table is still fair
         for task in tasks:
-            first, (prompts, kept, updates), signs = config.read_file(f"config/{task}_base.py"), *SIGNS[task, options.signs]
+            (prompts, kept, updates), signs = SIGNS[task, options.signs]
+            first = config.read_file(f"config/{task}_base.py")
             common = (f"{COMPARED} {TASKS[task][0]} {signs} --batch_size={prompts} --keep_completions={kept} "
                       f"--updates_per_rollout={updates} --rule=quota --order=confidence "
                       f"--diffusion_steps={first.diffusion_steps}")  # fmt: skip

@@ -422,7 +422,7 @@ def test_every_estimator_tunes_it(base, changes, tmp_path):
                         init_from=f"{base}/out", rewards=("exact",), group_size=2, **changes)  # fmt: skip
     cfg, tok, start, _ = prepare(cfg, train.train)
     params, frozen = lora.split(start, KEY, cfg)
-    state = lora.seen(train.State(0, params, (), None, None), frozen, cfg)
+    state = lora.merged(train.State(0, params, (), None, None), frozen, cfg)
     task = rl.tune(cfg, tok, start)
     state = state if frozen else state._replace(reference=start)
     b, notes = next(iter(task.batches(state, KEY)))

@@ -457,7 +457,8 @@ def test_logits_in_chunks_have_the_values_and_gradients_of_all_logits_at_once(ch
     f, data = everything(cfg)
     both = lambda: jax.jit(jax.grad(lambda p, d: (lambda out: (out.sum(), out))(f(p, d)), has_aux=True))(params, data)
     expected = both()
-    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * cfg.vocab_size * 4)  # four positions: the last chunks hold none scored
+    # Four positions: the last chunks hold none that is scored.
+    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * cfg.vocab_size * 4)
     jax.tree.map(close, both(), expected)
 
 

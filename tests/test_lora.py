@@ -494,7 +494,7 @@ def test_micro_batches_add_up_to_the_big_batch(tiny):
         task = rl.pretrain(cfg, tok, start)
         params, base = lora.split(start, KEY, cfg)
         tx, _ = train.optimizer(cfg)
-        ((batch, _),) = task.batches(lora.seen(train.State(0, params, (), None, None), base, cfg), KEY)
+        ((batch, _),) = task.batches(lora.merged(train.State(0, params, (), None, None), base, cfg), KEY)
         outs.append(train.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch, base)[0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *outs)
 

@@ -17,8 +17,8 @@ import disk
 import model
 import sample
 from machine import cost, kernels, mesh
-from variants import blocks
 from machine.start import adapt
+from variants import blocks
 
 FIXTURE = "tests/fixtures/llada"
 TINY = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, d_model=32, mask_id=39, eos_id=38, pad_id=37)

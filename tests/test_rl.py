@@ -22,8 +22,8 @@ import diffusion
 import disk
 import grpo
 import model
-import rl
 import rewards
+import rl
 import runs
 import sample
 import train
@@ -169,8 +169,8 @@ def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(
     if method in ("coupled", "elbo", "coupled_elbo"):
         assert any(by_row[0][x] != by_row[1][x] for x in by_row[0])
         *_, stale, _ = one_iteration(dataclasses.replace(cfg, random_masking=False))
-        sets = [sorted((np.asarray(x).tolist(), m.tolist()) for b in stale[2 * i : 2 * i + 2]
-                       for x, m in zip(b.rollout.tokens, np.asarray(b.views.masked), strict=True)) for i in (0, 1)]  # fmt: skip
+        both = lambda b: zip(np.asarray(b.rollout.tokens).tolist(), np.asarray(b.views.masked).tolist(), strict=True)
+        sets = [sorted(pair for b in stale[2 * i : 2 * i + 2] for pair in both(b)) for i in (0, 1)]
         assert sets[0] == sets[1]
 
 

@@ -708,7 +708,8 @@ def test_the_cache_of_a_causal_model_changes_nothing_between_given_tokens_and_be
     x, trace = generate(params, KEY, z, cfg, plan)
     assert (np.asarray(trace["step"])[np.asarray(z) == MASK] >= 0).all()
     np.testing.assert_array_equal(np.asarray(x)[np.asarray(z) != MASK], np.asarray(z)[np.asarray(z) != MASK])
-    own = jax.nn.log_softmax(sample.filtered(logits(params, x, cfg), plan))  # of the whole text at once, without a cache
+    whole = logits(params, x, cfg)  # of the whole text at once, without a cache
+    own = jax.nn.log_softmax(sample.filtered(whole, plan))
     expected = np.where(np.asarray(z) == MASK, diffusion.gather_logp(own, x), 0)
     np.testing.assert_allclose(trace["logp"], expected, atol=1e-4)
     padded = jnp.pad(z, ((0, 0), (3, 0)), constant_values=4)

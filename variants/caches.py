@@ -13,7 +13,7 @@ import model
 
 
 def compute(params, z, cfg, valid, cache, part, write):
-    """Compute the columns `part` (first, how many) of z (B, T) -> their states, the cache with their keys and values."""
+    """Compute the columns `part` (first, how many) of z (B, T) -> their states, and the cache that has them."""
     T = z.shape[1]
     tokens = model.columns(z, part)
     positions = model.columns(model.positions_of(valid, T), part)
@@ -45,8 +45,8 @@ def approximate_pass(params, s, window, cfg, plan, valid, L):
     """Compute the states (B, L, D) of the current block with Fast-dLLM's cache, and update it.
 
     A refreshing pass computes and stores all columns. Others compute those of the block, with the prefix cache also all
-    on its right, in one of four lengths, each compiled once. They attend to the cached rest, and store what they compute
-    from the block's first column on. A shifted model reads the first token of a block from the column before."""
+    on its right, in one of four lengths, each compiled once. They attend to the cached rest, and store the columns from
+    the block's first on. A shifted model reads the first token of a block from the column before."""
     T = s.z.shape[1]
     first = jnp.maximum(window.start - cfg.shift, 0)
     least = min(L + cfg.shift, T)
@@ -72,8 +72,8 @@ def block_pass(params, s, window, cfg, plan, valid, L):
     """Compute the states (B, L, D) of the current block of a block model, and update the cache.
 
     The first block that is not stored for good is computed; once it is finished, it then is, and a shifted model also
-    predicts the next token. With the dual cache and parts of a block, only the part is computed, if it was computed with
-    its block once and needs no token of the column before it."""
+    predicts the next token. With the dual cache and a block in parts, only the part is computed, once it has been
+    computed with its block, if it needs no token of the column before it."""
     T = s.z.shape[1]
     full = min(cfg.block_causal, T)
     start = window.start

@@ -63,7 +63,8 @@ def build(seed=0):
 
 def totals(rng, n):
     """Make n rows of running totals."""
-    say = lambda groups: " ".join("".join(str(n % MODULO) for n in group) for group in groups)
+    def say(groups):
+        return " ".join("".join(str(n % MODULO) for n in group) for group in groups)
     for _ in range(n):
         groups = [[rng.randrange(MODULO) for _ in range(DIGITS)] for _ in range(GROUPS)]
         answer = say(itertools.accumulate(group) for group in groups)

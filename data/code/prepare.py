@@ -59,9 +59,12 @@ def functions(rng):
 
 def pools(rng):
     """Make {parameters: inputs [tuple of arguments]}, the simplest inputs and the boundaries of the slots first."""
-    some = lambda draw, low, high, n: [[draw() for _ in range(rng.randint(low, high))] for _ in range(n)]
-    number = lambda: rng.randint(-9, 15)
-    word = lambda: rng.choice(WORDS.split())
+    def some(draw, low, high, n):
+        return [[draw() for _ in range(rng.randint(low, high))] for _ in range(n)]
+    def number():
+        return rng.randint(-9, 15)
+    def word():
+        return rng.choice(WORDS.split())
     char, name = lambda: rng.choice("aabemnoxAMZ 137-"), lambda: rng.choice("abcdefgh")
     lists = [[], [0], [3], [-1, 1], [4, 6, 5], [9, 10, 3, 3], [-5, 0, 5], *some(number, 1, 7, 70)]
     texts = ["", "a", "B", " ", "7", "noon", "aA", " mn ", "a1 b2", "Ada  Lovelace", "AEIOU", "zz-Top",
@@ -117,7 +120,8 @@ def with_tests(rows, inputs, rng):
         for m, mutant in enumerate(mutants(row), len(behaviours)):
             for i, result in enumerate(map(frozen, run(mutant, inputs))):
                 same[i] |= (result == behaviour[i]) << m
-        short = lambda i: max(len(repr(inputs[i])), len(repr(results[i]))) <= SHORT  # noqa: B023
+        def short(i):
+            return max(len(repr(inputs[i])), len(repr(results[i]))) <= SHORT  # noqa: B023
         spare = [i for i in range(len(inputs)) if results[i] and short(i)]
         alike, seen, chosen = functools.reduce(operator.or_, same) & ~(1 << bit), collections.Counter(), []
         while spare:

@@ -86,8 +86,9 @@ def plainest(numbers, most=RESULT):
 def pairs(rng, tier, known):
     """List the (numbers, target) of a tier that are not in `known`."""
     n, highest, hardest = TIERS[tier]
-    goals = lambda numbers: sorted(t for t, (hard, *_) in plainest(numbers).items()
-                                   if t <= TARGET and hard <= hardest and (numbers, t) not in known)  # fmt: skip
+    def goals(numbers):
+        return sorted(t for t, (hard, *_) in plainest(numbers).items()
+                                       if t <= TARGET and hard <= hardest and (numbers, t) not in known)  # fmt: skip
     if tier < COMPLETE:
         return [(ns, t) for ns in itertools.combinations_with_replacement(range(1, highest + 1), n) for t in goals(ns)]
     found = {}

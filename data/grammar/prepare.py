@@ -60,7 +60,8 @@ ROWS, VAL_ROWS = 8000, 400  # of each difficulty
 VOCAB = 1024  # enough for every word to be one token
 
 # For the rules: topics of words and places, numbers of words (1, 2 or 0 for any), rhymes of endings.
-part = lambda i, cut: {word: topic for topic, parts in TOPICS.items() for word in parts[i].split(cut)}
+def part(i, cut):
+    return {word: topic for topic, parts in TOPICS.items() for word in parts[i].split(cut)}
 WHO, HOW, WHAT, WHERE = part(0, " "), part(1, " "), part(2, " "), part(3, ",")
 NOUNS = {noun + s: 1 + len(s) for noun in WHO for s in ("", "s")}
 STANDS, WANTS = ({stem + s: 2 - len(s) for stem in stems.split() for s in ("s", "")} for stems in (STAND, WANT))
@@ -68,7 +69,8 @@ DETERMINERS = {word: number for number, words in enumerate((ANY, ONE, MANY)) for
 PRONOUNS = {"it": 1, "they": 2}
 ENDINGS = {ending: words.split() for words, endings in RHYMES.items() for ending in endings.split(",")}
 
-one_of = lambda name, words: f"(?P<{name}>{'|'.join(words)})"
+def one_of(name, words):
+    return f"(?P<{name}>{'|'.join(words)})"
 FORM = re.compile(
     f"{one_of('determiner', DETERMINERS)} ({one_of('how', HOW)} )?{one_of('who', NOUNS)} "
     f"(near the {one_of('other', NOUNS)} )?{one_of('stands', STANDS)} {one_of('where', WHERE)},\n"
@@ -80,7 +82,8 @@ def faults(text):
     if not (match := FORM.fullmatch(text)):
         return {"form"}
     word = match.groupdict()
-    stem = lambda noun: noun and noun[:len(noun) + 1 - NOUNS[noun]]
+    def stem(noun):
+        return noun and noun[:len(noun) + 1 - NOUNS[noun]]
     numbers = {DETERMINERS[word["determiner"]], NOUNS[word["who"]], STANDS[word["stands"]],
                PRONOUNS[word["pronoun"]], WANTS[word["wants"]]} - {0}
     topics = {WHO[stem(word["who"])], WHO.get(stem(word["other"])), HOW.get(word["how"]),
@@ -110,7 +113,8 @@ def couplet(rng, difficulty):
     parts = TOPICS[rng.choice(list(TOPICS))]
     who, how, what, where = (words.split(cut) for words, cut in zip(parts, "   ,", strict=True))
     number = rng.choice((1, 2))
-    pick = lambda table: rng.choice([word for word, n in table.items() if n in (0, number)])
+    def pick(table):
+        return rng.choice([word for word, n in table.items() if n in (0, number)])
     subject, other = rng.sample(who, 2)
     thing, place = rng.choice(what), rng.choice(where)
     ending = rng.choice([ending for ending, words in ENDINGS.items() if place.split()[-1] in words])

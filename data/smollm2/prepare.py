@@ -92,7 +92,8 @@ def half_split(w, heads):
 
 def weights(facts, tensor):
     """Read the weights -> params, the fields of a ModelConfig."""
-    fact = lambda name: facts[f"llama.{name}"]
+    def fact(name):
+        return facts[f"llama.{name}"]
     embed = tensor("token_embd.weight")
     fields = dict(
         vocab_size=len(embed), n_layer=fact("block_count"), n_head=fact("attention.head_count"),

@@ -111,7 +111,8 @@ def sentencepiece(merges, specials, roles):
 
     merges: ASCII tokens, in the order of their merges
     """
-    read = lambda token: token.decode().replace(" ", "▁")
+    def read(token):
+        return token.decode().replace(" ", "▁")
     ranks = {token: i for i, token in enumerate([*(bytes([b]) for b in range(128)), *merges])}
     texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, ranks)]
     vocab = {text: i for i, text in enumerate(dict.fromkeys((*specials, *texts)))}
@@ -164,7 +165,8 @@ def checkpoint(folder, name):
     size = used if "causal" in fixed else used // 64 * 64 + 64
     cfg = model.ModelConfig(vocab_size=size, **SIZE, **fixed, **ids)
     rng = np.random.default_rng(0)  # model.init would take longer to compile than the model to run
-    draw = lambda path, shape: np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))
+    def draw(path, shape):
+        return np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))
     params = jax.tree_util.tree_map_with_path(draw, model.shapes(cfg), is_leaf=lambda x: isinstance(x, tuple))
     disk.save(folder, params, cfg)
     write_tokenizer(Path(folder), tok, name)
