@@ -108,7 +108,7 @@ class Block(NamedTuple):
     rank: jax.Array  # (B, L) 0 for the mask that goes first
     confidence: jax.Array  # (B, L) probability of the likeliest token (order sampled: of the drawn one)
     entropy: jax.Array  # (B, L) in nats
-    standing: jax.Array  # (B, L) probability of the token that stands there now
+    standing: jax.Array  # (B, L) probability of the token that stands there now, for rules in LOOKS_BACK
     i: jax.Array  # (B, 1) the number of this step in the block
     steps: jax.Array  # (B, 1) how many steps the block may take
 
@@ -217,6 +217,9 @@ RULES = {
     "dynamic": dynamic,
     "static": static,
 }
+# Rules that look at tokens which stand already (Block.standing), to take some back. Without one of these, positions
+# that need no score are skipped in chunks.
+LOOKS_BACK: set[str] = set()
 CACHES = "none", "prefix", "dual"
 
 
@@ -465,7 +468,8 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
         return [a.reshape(B, L) for a in values]
 
     drawn = diffusion.in_chunks(draw, n, at.masked, at) if plan.order == "sampled" else ()
-    score, *known = by_row(diffusion.in_chunks(score, n, at.masked, at, *drawn[:1]))
+    wanted = at.masked | (plan.rule in LOOKS_BACK)
+    score, *known = by_row(diffusion.in_chunks(score, n, wanted, at, *drawn[:1]))
     masked = at.masked.reshape(B, L)
     rank = rank_of(jnp.where(masked, score, -jnp.inf))
     stands = apply_rule(Block(masked, rank, *known, window.i[:, None], window.steps[:, None]), cfg, plan)

@@ -282,8 +282,8 @@ def views_for_1_and_2(estimator):
     def count(n):
         """Trace the estimator. Nothing is computed: no device may be used before the processes have met."""
         key = jax.eval_shape(lambda: jax.random.key(0))
-        views = functools.partial(diffusion.views, method=estimator, n=n)
-        return jax.eval_shape(lambda key: views(key, hole=completion, order=step), key)[0].shape[0]
+        views = jax.eval_shape(lambda key: diffusion.views(key, estimator, completion, step=step, n=n), key)
+        return views.masked.shape[0]
 
     return count(1), count(2)
 
