@@ -256,18 +256,24 @@ def positions_of(valid, T):
     return jnp.arange(T)[None] if valid is None else jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
 
 
-def attention_mask(cfg: ModelConfig, valid: jax.Array | None, T: int, part=None) -> Mask:
-    """Say to which of T columns each column of `part` (first, how many; None: all) may attend.
+def column_rules(cfg, i, j):
+    """List the rules of who sees whom that hold for all texts: query columns i, key columns j -> [bool, ...].
 
-    To add a kind of attention, add a line."""
-    part = part or (0, T)
-    positions, j = positions_of(valid, T), jnp.arange(T)[None, None]
-    i = columns(jnp.arange(T)[None], part)[..., None]  # (B or 1, S, 1)
+    To add a kind of attention, add a line. A rule that depends on padding or blocks belongs into `attention_mask`."""
     rules = []
     if cfg.causal:
         rules.append(j <= i)
+    return rules
+
+
+def attention_mask(cfg: ModelConfig, valid: jax.Array | None, T: int, part=None) -> Mask:
+    """Say to which of T columns each column of `part` (first, how many; None: all) may attend."""
+    part = part or (0, T)
+    j = jnp.arange(T)[None, None]
+    i = columns(j[0], part)[..., None]  # (B or 1, S, 1)
+    rules = column_rules(cfg, i, j)
     if cfg.block_causal:  # blocks begin where a text does, not where its padding does
-        number = positions // cfg.block_causal
+        number = positions_of(valid, T) // cfg.block_causal
         rules.append(number[:, None] <= columns(number, part)[..., None])
     if valid is not None:
         rules.append(valid[:, None] | (i == j))  # padding sees itself: a softmax over nothing would be 0 / 0

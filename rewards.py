@@ -86,6 +86,7 @@ def per_text(rule, blank=0.0):
     reward.__name__ = getattr(rule, "__name__", "reward")
     reward.__doc__ = rule.__doc__
     reward.__wrapped__ = reward.rule = rule
+    reward.blank = blank
     return reward
 
 
@@ -227,7 +228,7 @@ def as_reward(where: str, name: str, fn: Any) -> Reward:
 
 def with_settings(name, fn, text):
     """Set parameters of a reward for all rows: "target=40" sets target_length to 40; a prefix of the name is enough."""
-    rule = getattr(fn, "rule", fn) if fn in REWARDS.values() else fn
+    rule, ours = getattr(fn, "rule", fn), fn in REWARDS.values()
     signature, settings = inspect.signature(rule), {}
     free = {
         p.name: p.default
@@ -245,7 +246,7 @@ def with_settings(name, fn, text):
         settings[parameter] = value
         number = isinstance(free[parameter], (int, float))
         # For a rule of ours 5 is a text unless its default is a number: regex(pattern=5). A list is always a list.
-        if number or rule is fn or value.startswith(("['", '["')):
+        if number or not ours or value.startswith(("['", '["')):
             with contextlib.suppress(ValueError, SyntaxError):
                 settings[parameter] = ast.literal_eval(value)
         if number and not isinstance(settings[parameter], (int, float)):
@@ -253,7 +254,12 @@ def with_settings(name, fn, text):
     bound = functools.update_wrapper(functools.partial(rule, **settings), rule)
     left = [p for name, p in signature.parameters.items() if name not in settings]
     bound.__signature__ = signature.replace(parameters=left)
-    return bound if rule is fn else per_text(bound)
+    if rule is fn:
+        return bound
+    reward = per_text(bound, fn.blank)
+    if hasattr(fn, "reads_chats"):
+        reward.reads_chats = True
+    return reward
 
 
 def split_settings(text):

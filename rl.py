@@ -288,15 +288,15 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
         order = jax.random.permutation(jax.random.fold_in(order_key, n), K)
         for i in range(0, K, size):
             rows = jnp.arange(K) if size == K else order[i : i + size]
-            part = (r, views) if size == K else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
-            b = new_minibatch(*part, cfg)
+            some, of_some = (r, views) if size == K else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
+            b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta and not cfg.kl_in_reward:
                 b = b._replace(ref_logp=logp_of(mesh.to_device(state.reference), without_logp(b), cfg))
             if has_ratios(cfg) and out:
                 old = mesh.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
                 b = b._replace(old_logp=old)
             elif has_ratios(cfg):
-                b = b._replace(old_logp=jnp.full(part[0].tokens.shape, jnp.nan))
+                b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan))
             out.append((rows, b))
     return out
 
@@ -334,8 +334,15 @@ def policy_loss(params, b: Minibatch, cfg):
     logp, old = cut(all_logp), cut(b.old_logp)
     if old is not None:
         old = jnp.where(jnp.isnan(old), logp, old)
-    of_tokens = map(cut, (b.rollout.counts, b.token_weight, b.metric_weight))
-    batch = grpo.LossBatch(b.advantage, *of_tokens, old, cut(b.ref_logp), cut(b.views.share))
+    batch = grpo.LossBatch(
+        adv=b.advantage,
+        mask=cut(b.rollout.counts),
+        weight=cut(b.token_weight),
+        metric_weight=cut(b.metric_weight),
+        old_logp=old,
+        ref_logp=cut(b.ref_logp),
+        share=cut(b.views.share),
+    )
     total, metrics = grpo.loss(logp, batch, loss_config(cfg), cut(all_entropy))
     # How far the policy that is trained is from the one that sampled: 0 for `trace` with all steps, before any update.
     metrics["behaviour_gap"] = batch.mean(jnp.abs(logp - cut(b.rollout.logp)))
@@ -380,7 +387,7 @@ def iteration(state, key, score, draw, reward_fns, cfg, tok):
     """Run one iteration of GRPO -> its minibatches, each with numbers to log.
 
     draw(step, n): prompts. score: see Task."""
-    notes: dict = collections.defaultdict(float)
+    notes = collections.defaultdict(float)
     rollout_key, order_key = jax.random.split(key)
     view_key = jax.random.fold_in(rollout_key, 1 + cfg.dynamic_sampling)
 

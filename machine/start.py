@@ -204,7 +204,7 @@ def has_reference(cfg: Config) -> bool:
 
 def load_reference(cfg: Config) -> dict:
     """Return the parameters of the model in ref_from, which must have the policy's shape."""
-    params, shape = disk.load(disk.find(cfg.ref_from), reference_dtype(cfg))
+    params, shape = disk.load(disk.find(str(cfg.ref_from)), reference_dtype(cfg))
     theirs, ours = vars(shape), vars(cfg.model)
     for key in ours:
         if ours[key] != theirs[key] and key not in ("dtype", "remat"):

@@ -122,8 +122,8 @@ def test_the_loss_of_the_page_is_reinforce_at_the_first_update(added):
 def test_the_reward_of_the_page_is_one_from_a_file(tmp_path):
     (tmp_path / "my.py").write_text(EXAMPLES["my.py"][1])
     short = rewards.resolve((f"{tmp_path}/my.py:short",))["short"]
-    assert rewards.call("short", short, [""] * 3, ["a" * 20, "a" * 30, "a" * 40], {}) == [1.0, 0.5, 0.0]
-    assert rewards.call("short", short, [""], ["abcdef"], {"target": [4]}) == [0.5]
+    assert rewards.call_reward("short", short, [""] * 3, ["a" * 20, "a" * 30, "a" * 40], {}) == [1.0, 0.5, 0.0]
+    assert rewards.call_reward("short", short, [""], ["abcdef"], {"target": [4]}) == [0.5]
 
 
 def test_the_attention_of_the_page_is_a_line_in_the_mask(monkeypatch):

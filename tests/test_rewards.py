@@ -142,6 +142,9 @@ def test_a_reward_has_the_settings_in_its_parentheses_whatever_columns_there_are
     assert resolve("regex(pattern=5)")["regex"](["p"], ["it is 5"]) == [1]  # a text, though it looks like a number
     assert resolve("keywords(keywords=['a', 'b'])")["keywords"](["p"] * 2, ["b and a", "c"]) == [1, 0]
     assert REWARDS["length"](["p"], ["x" * 100]) == [1]
+    (tmp_path / "short.py").write_text("def short(completion, target=20):\n    return 2 - len(completion) / target\n")
+    (short,) = resolve(f"{tmp_path}/short.py:short(target=4)").values()  # a function of one text
+    assert short(["p"] * 2, ["abcd", "abcdef"]) == [1, 0.5]
 
 
 def test_the_recipe_of_syntax_format_and_tests_is_no_constant_on_plain_code():

@@ -45,6 +45,8 @@ def packed_mask(cfg, valid, T, first):
     sees_text = earlier | same & ~query_is_copy
     sees_copy = same & query_is_copy
     far = jnp.where(is_copy, sees_copy, sees_text)
+    for rule in model.column_rules(cfg, column[:, None], column):
+        far &= rule
     if valid is not None:  # padding sees itself
         far &= valid[:, None, column] | jnp.eye(len(column), dtype=bool)
     if cfg.window is None:
