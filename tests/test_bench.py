@@ -113,7 +113,7 @@ def test_order_is_a_table_of_orders_and_steps(tmp_path, here):
 @pytest.mark.slow
 def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, monkeypatch):
     small_run(tmp_path)
-    monkeypatch.setattr(bench, "trained", lambda *_: str(tmp_path))
+    monkeypatch.setattr(bench, "find_or_train", lambda *_: str(tmp_path))
     out, rows = here("frontier", "--toy", "--tasks=sudoku", f"--picture={tmp_path}/new/frontier.png")
     assert rows["sudoku: quota"][:4] == ["steps 16", "0.0%", "16", "1.000"] and "4 rows of val, 16 new tokens" in out
     assert rows["sudoku: threshold, blocks of 4, dual"][1] == "0.0%"
@@ -134,7 +134,7 @@ def test_a_frontier_is_summed_up_by_the_quickest_setting_that_is_as_often_right(
 def test_a_frontier_asks_for_all_bases_before_it_takes_half_an_hour(monkeypatch):
     seen = []
     monkeypatch.setattr(bench, "prepare", lambda: (None, None))
-    monkeypatch.setattr(bench, "trained", lambda path, _: seen.append(path))
+    monkeypatch.setattr(bench, "find_or_train", lambda path, _: seen.append(path))
     monkeypatch.setattr(bench, "curves", lambda task, *_: seen.append(task) or {"quota": [(1.0, 1.0, 1.0)]})
     bench.frontier(types.SimpleNamespace(tasks="sudoku,code", picture=None))
     assert seen == ["config/sudoku_base.py", "config/code_base.py", "sudoku", "code"]

@@ -15,6 +15,7 @@ import sample
 import train
 from machine import cost, mesh
 from machine.start import plan_ahead
+from variants import blocks
 
 SMALL = config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48,
                       model=model.ModelConfig(n_layer=4, d_model=64, mask_id=258))  # fmt: skip
@@ -97,8 +98,8 @@ def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_c
     shape = dataclasses.replace(SMALL.model, n_layer=2, block_causal=4, shift=shift)
     cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, logp_est="trace", logp_views=4, model=shape)
     x = array(cfg, int)
-    z = jax.ShapeDtypeStruct((4 * len(x), 64), int)
-    read = lambda params, x, z: model.hidden(params, z, cfg.model, start=cfg.max_prompt_len, clean=x)
+    z = jax.ShapeDtypeStruct((len(x), 4, 64), int)
+    read = lambda params, x, z: blocks.hidden(params, x, z, cfg.model, start=cfg.max_prompt_len)
     passes = jax.jit(lambda params, x, z: model.readout(params, read(params, x, z), cfg.model))
     counted = passes.lower(shapes_of(cfg), x, z).compile().cost_analysis()["flops"]
     estimate = cost.estimate_flops(cfg)["scoring"]

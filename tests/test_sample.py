@@ -1025,7 +1025,7 @@ def test_text_ends_at_the_end_of_text():
     (["--report_to=wandb"], "'report_to': only train.py has such a key, wandb_log"), (["--zzz=1"], "; see --help\n"),
     (["--learning_rate=1"], "only train.py has such a key, learning_rate"), (["--n=1", "--n=2"], "--n is given twice"),
     (["--modle=tiny"], "only train.py has such a key, model\n"), (["--model=tiny"], "such a key, model\n"),
-    (["--config", "x.py"], "the config file stands by itself"), (["--version"], "nothing is released under a number"),
+    (["--config", "x.py"], "the config file needs no key"), (["--version"], "there are no releases"),
     (["--data=~/nowhere.jsonl", "--out=x"], os.path.expanduser("~/nowhere.jsonl")),
 ])
 def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, capsys, arguments, message):
