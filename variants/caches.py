@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import model
 
 
-def compute(params, z, cfg, valid, cache, part, write):
-    """Compute the columns `part` (first, how many) of z (B, T) -> their states, and the cache that has them."""
+def compute(params, z, cfg, valid, cache, part, write, wanted=None):
+    """Compute the columns `part` (first, how many) of z (B, T) -> their states, and the cache that has them. wanted
+    (first, how many): the columns of these whose states are returned (None: all)."""
     T = z.shape[1]
     tokens = model.columns(z, part)
     positions = model.columns(model.positions_of(valid, T), part)
     mask = model.attention_mask(cfg, valid, T, part)
-    return model.forward(params, tokens, cfg, positions, mask, cache, write)
+    return model.forward(params, tokens, cfg, positions, mask, cache, write, wanted)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))
@@ -59,10 +60,9 @@ def approximate_pass(params, s, window, cfg, plan, valid, L):
 
     def run(size, cache):
         at = 0 if size == T else jnp.minimum(first, T - size)
-        h, cache = compute(params, s.z, cfg, valid, cache, (at, size), model.Write(at, low, T))
-        if cfg.shift:
-            return model.shifted(h, at, window.start, L, valid), cache
-        return model.columns(h, (window.start - at, L)), cache
+        wanted = first - at, least
+        h, cache = compute(params, s.z, cfg, valid, cache, (at, size), model.Write(at, low, T), wanted)
+        return model.shifted(h, first, window.start, L, valid) if cfg.shift else h, cache
 
     runs = [functools.partial(run, size) for size in sizes]
     return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), wanted), runs, s.cache)
