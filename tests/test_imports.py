@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tokenize
+from typing import NamedTuple
 
 import pytest
 
@@ -94,19 +95,47 @@ def test_a_function_fits_on_a_screen():
     assert not long
 
 
-def tokens(path):
-    """How much there is to read in a file: Python tokens without comments and docstrings."""
+class Amount(NamedTuple):
+    """How much there is to read in a file, without comments and docstrings."""
+
+    tokens: int
+    lines: int
+    lambdas: int
+
+
+def amount(path):
     source = open(path).read()
     doc = {line for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Module | ast.FunctionDef | ast.ClassDef)
            and ast.get_docstring(n) is not None for line in range(n.body[0].lineno, n.body[0].end_lineno + 1)}
     layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     found = tokenize.generate_tokens(io.StringIO(source).readline)
-    return sum(t.type not in layout and t.start[0] not in doc for t in found)
+    found = [t for t in found if t.type not in layout and t.start[0] not in doc]
+    lines = {line for t in found for line in range(t.start[0], t.end[0] + 1)}
+    return Amount(len(found), len(lines), sum(isinstance(n, ast.Lambda) for n in ast.walk(ast.parse(source))))
+
+
+CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
 
 
 def test_what_is_to_be_read_first_is_read_in_an_afternoon():
-    names = "model", "diffusion", "sample", "grpo", "rl", "train"
-    assert sum(tokens(f"{name}.py") for name in names) <= 23_500
+    amounts = [amount(f"{name}.py") for name in CORE]
+    assert sum(a.tokens for a in amounts) <= 23_000
+    assert max(a.tokens / a.lines for a in amounts) <= 13.7
+
+
+def test_lines_of_the_program_are_not_dense():
+    folders = ("", "assets/", "config/", "judges/", "machine/", "variants/", "data/")
+    paths = [path for folder in folders for path in glob.glob(f"{folder}*.py")]
+    recipes = {path for path in glob.glob("config/*.py") if not path.endswith("__init__.py")}
+    amounts = [amount(path) for path in paths if path not in recipes]
+    assert sum(a.tokens for a in amounts) / sum(a.lines for a in amounts) <= 11.5
+    assert sum(a.lambdas for a in amounts) <= 95
+
+
+def test_functions_of_the_core_have_few_parameters():
+    functions = [n for name in CORE for n in ast.walk(ast.parse(open(f"{name}.py").read()))
+                 if isinstance(n, ast.FunctionDef)]  # fmt: skip
+    assert max(len(n.args.args) + len(n.args.kwonlyargs) for n in functions) <= 9
 
 
 def test_the_sandbox_starts_without_jax_and_imports_print_nothing():
