@@ -341,6 +341,10 @@ def between_keys(c):
          f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
         (c.paired and c.batch_size % 2,
          f"paired=True uses every row twice: batch_size={c.batch_size} must be even"),
+        (c.paired and c.batch_size // 2 % c.gradient_accumulation_steps,
+         f"paired=True has {c.batch_size // 2} texts in batch_size={c.batch_size}, each with two noisy copies: "
+         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide {c.batch_size // 2}; "
+         f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, c.gradient_accumulation_steps)} does"),
         (c.judge_from and not {"judge", "coherence"} & {*deciding},
          f"judge_from={c.judge_from!r} is for the reward judge or coherence, but rewards are "
          f"{', '.join(deciding) or 'none'}"),
@@ -476,11 +480,6 @@ def between_keys_and_blocks(c, shape, where):
     yield (shape.block_causal % min(c.block_len or shape.block_causal, shape.block_causal),
            f"block_len={c.block_len}: the model {where} has blocks of {shape.block_causal}, which are filled in parts "
            "of a length that divides it, or at once: None")
-    texts, parts = c.batch_size // 2, c.gradient_accumulation_steps
-    yield (c.paired and texts % parts,
-           f"paired=True has {texts} texts in batch_size={c.batch_size}, and a block model reads a text with both of "
-           f"its noisy copies: gradient_accumulation_steps={parts} must divide {texts}; "
-           f"--gradient_accumulation_steps={math.gcd(texts, parts)} does")
     yield (c.objective == "grpo" and c.repetition_penalty != 1,
            f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model at once, and "
            "each was sampled with other tokens there: 1.0")

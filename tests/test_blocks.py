@@ -301,12 +301,11 @@ def test_a_text_ends_with_the_block_that_has_its_end():
     assert trace["n_steps"] == 2 and (x[0, 2:] == 0).all()  # an end is first in its block, which is filled
 
 
-def test_a_block_models_pair_is_not_cut_apart_by_micro_batches():
-    run = config.Config(batch_size=8, paired=True, gradient_accumulation_steps=8, model=CFG)
+def test_a_pair_is_not_cut_apart_by_micro_batches():
     with pytest.raises(ValueError, match="has 4 texts in batch_size=8.*: gradient_accumulation_steps=8 must divide 4; "
                                          "--gradient_accumulation_steps=4 does"):
-        config.check_model(run, run.model, "here")
-    config.check_model(dataclasses.replace(run, gradient_accumulation_steps=4), run.model, "here")
+        config.Config(batch_size=8, paired=True, gradient_accumulation_steps=8)
+    config.Config(batch_size=8, paired=True, gradient_accumulation_steps=4)
 
 
 def test_parts_of_a_block_tile_it():
