@@ -292,11 +292,11 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
             b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta and not cfg.kl_in_reward:
                 b = b._replace(ref_logp=logp_of(mesh.to_device(state.reference), without_logp(b), cfg))
+            if has_ratios(cfg):
+                b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan))
             if has_ratios(cfg) and out:
                 old = mesh.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
                 b = b._replace(old_logp=old)
-            elif has_ratios(cfg):
-                b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan))
             out.append((rows, b))
     return out
 
