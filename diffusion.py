@@ -1,5 +1,5 @@
 """
-Masked diffusion: the only file that knows what masking means.
+Masked diffusion: how texts are masked, and what follows from it.
 
 A share t of the tokens is replaced by the mask token, and the model learns to put them back; t = 0 is clean text, t = 1
 is all masks. Two things are made from masked copies of a text: the training loss, and the log-probabilities that
@@ -22,8 +22,8 @@ from variants import blocks
 
 
 def strata(key, n):
-    """Draw n numbers (n,) in [0, 1), one in each n-th of it, in cyclic order. Averages over them vary far less than
-    over independent numbers."""
+    """Draw n evenly spaced numbers (n,) in [0, 1) from one random start, wrapping around. Averages over them vary far
+    less than over independent numbers."""
     return (jax.random.uniform(key) + jnp.arange(n) / n) % 1.0
 
 
@@ -42,8 +42,8 @@ def random_subset(key, among, count):
 
 
 def least_noisy(noise, among, count, block=None):
-    """Pick the positions in `among` (B, T) with the least noise (B or 1, T), count (B,) of them -> (B, T) bool. With
-    the number of each token's block (B, T): count (B, T) of each block."""
+    """Pick the count (B,) positions in `among` (B, T) with the least noise (B or 1, T) -> (B, T) bool. With block
+    (B, T), the number of each token's block: so many in each block; count (B, T) has it at every token."""
     noise = jnp.where(among, noise, 2.0)
     if block is None:
         rank = jnp.argsort(jnp.argsort(noise, 1), 1)
@@ -362,19 +362,20 @@ def trace(key, completion, inputs):
         scored_at = jnp.where(inputs.first_of_block, jnp.maximum(number, 0), number)
     counts = completion if inputs.counts is None else inputs.counts
     S = jnp.max(jnp.where(counts, scored_at, -1), 1) + 1  # (B,)
-    used = jnp.clip(S, 1, inputs.n)  # views of each row
+    n_views = jnp.clip(S, 1, inputs.n)
     u = jax.random.uniform(key, S.shape)
     k = jnp.arange(inputs.n)[:, None]
-    step = jnp.where(S <= inputs.n, k, jnp.floor((u + k) * (S / used)))[..., None]  # (n, B, 1)
-    in_view = completion & (k < used)[..., None]
-    each = jnp.maximum(S, 1) / used
-    weights = in_view * (scored_at == step) * each[:, None]
+    step = jnp.where(S <= inputs.n, k, jnp.floor((u + k) * (S / n_views)))[..., None]  # (n, B, 1)
+    in_view = completion & (k < n_views)[..., None]
+    stands_for = jnp.maximum(S, 1) / n_views  # steps
+    weights = in_view * (scored_at == step) * stands_for[:, None]
     return split_weight(in_view & (number >= step), weights)
 
 
 def step_numbers(completion, inputs):
     """Number the denoising steps that commit a token of the loss, from 0 -> for each token (B, T) the number of its
-    step, or of the last numbered one before it; -1 before the first.
+    step, or of the last numbered one before it; -1 before the first. Steps 0 0 2 5 have the numbers 0 0 1 2; if the
+    token of step 2 is not in the loss, 0 0 0 1.
 
     A block model numbers the steps of each block anew, so that one view serves the first step of every block. The
     tokens in inputs.first_of_block need no view of their own, so their steps are not numbered."""
@@ -445,13 +446,15 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     chunk = chunk or K * B
     if K * B % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
-    n = math.gcd(chunk, K) if cfg.block_causal else 1  # copies that share a clean text
+    # A group is a text and per_text of its noisy copies. Only in a block model is that more than one: there copies
+    # stand in one packed row behind their text (variants/blocks.py). A part is as many groups as make `chunk` copies.
+    per_text = math.gcd(chunk, K) if cfg.block_causal else 1
     scored = jnp.ones_like(masked) if scored is None else scored
 
-    def by_text(a):  # (K, B, T) -> (B * K / n, n, T)
-        return a.swapaxes(0, 1).reshape(-1, n, T)
+    def by_text(a):  # (K, B, T) -> (groups, per_text, T)
+        return a.swapaxes(0, 1).reshape(-1, per_text, T)
 
-    def some(part):
+    def of_part(part):
         row, masked, scored = part
         clean = jnp.broadcast_to(x[row][:, None], masked.shape)
         z = clean if cfg.mask_id is None else jnp.where(masked, cfg.mask_id, clean)
@@ -467,16 +470,16 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
         again = cfg.remat and chunk < K * B
         return (jax.checkpoint(read) if again else read)(params, h)
 
-    def by_view(a):  # (B * K / n, n, T - start) -> (K, B, T)
+    def by_view(a):  # (groups, per_text, T - start) -> (K, B, T)
         a = a.reshape(B, K, T - start).swapaxes(0, 1)
         return jnp.pad(a, ((0, 0), (0, 0), (start, 0)))
 
-    parts = jnp.arange(B).repeat(K // n), by_text(masked), by_text(scored)
+    parts = jnp.arange(B).repeat(K // per_text), by_text(masked), by_text(scored)
     if chunk == K * B:
-        out = some(parts)
+        out = of_part(parts)
     else:  # with remat the blocks are recomputed one by one; recomputing a whole chunk would add a fifth pass to four
-        parts = jax.tree.map(lambda a: a.reshape(-1, chunk // n, *a.shape[1:]), parts)
-        out = jax.lax.map(some if cfg.remat else jax.checkpoint(some), parts)
+        parts = jax.tree.map(lambda a: a.reshape(-1, chunk // per_text, *a.shape[1:]), parts)
+        out = jax.lax.map(of_part if cfg.remat else jax.checkpoint(of_part), parts)
     return tuple(by_view(a) for a in out)
 
 

@@ -1,5 +1,6 @@
 """
-A transformer, all of it in this file, in plain JAX: params are a nested dict, every function is pure.
+A transformer in plain JAX: params are a nested dict, every function is pure. What is written for speed (products,
+attention, cache writes) is in machine/kernels.py.
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
 autoregressive models (`causal`). LLaDA, Dream, Llama, Qwen2, Qwen3 and Gemma 2 are this network with other switches and
@@ -244,10 +245,10 @@ def block(x, w, cfg, rotation, attend, part=None):
 
 
 class Mask(NamedTuple):
-    """Who may attend to whom, (B or 1, S, T) bool: query column by key column. None: everyone to everyone."""
+    """Who may attend to whom, (B or 1, S, T) bool: query column by key column."""
 
-    far: jax.Array | None  # in most layers
-    near: jax.Array | None  # in layers with a sliding window, which are every second one, from the first on
+    far: jax.Array | None  # in layers without a sliding window; None: everyone to everyone
+    near: jax.Array | None  # in layers with one, which are 0, 2, 4, ...; None: no layer has one
 
 
 def positions_of(valid, T):
@@ -259,7 +260,8 @@ def positions_of(valid, T):
 def column_rules(cfg, i, j):
     """List the rules of who sees whom that hold for all texts: query columns i, key columns j -> [bool, ...].
 
-    To add a kind of attention, add a line. A rule that depends on padding or blocks belongs into `attention_mask`."""
+    To add a kind of attention, add a line. A rule that depends on padding or on blocks belongs into `attention_mask`
+    and into `blocks.packed_mask`."""
     rules = []
     if cfg.causal:
         rules.append(j <= i)
@@ -285,14 +287,16 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, T: int, part=None)
 
 
 def mask_of_layer(mask, i, part, S):
-    """Pick the mask of layer i, and of it the query columns `part` (first, how many; None: all) of S."""
+    """Pick layer i's mask, and of it the query columns `part` (first, how many; None: all). S: columns of the row; a
+    packed row has more of them than its mask."""
     seen = mask.far
     if mask.near is not None:
         seen = jnp.where(i % 2 == 0, mask.near, True if seen is None else seen)
     if seen is None or part is None:
         return seen
-    first, n = part
-    return columns(seen, (first, n - S + seen.shape[1]))  # a packed row has more columns than its mask
+    first, n = part  # in a packed row, `part` reaches to its end
+    not_in_mask = S - seen.shape[1]  # columns of copies 2, 3, ...: they see what copy 1 sees
+    return columns(seen, (first, n - not_in_mask))
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
@@ -313,7 +317,8 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, 
     """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values.
 
     positions (B or 1, S). mask: a Mask over the S columns themselves, or with a cache (`new_cache`) over its T columns.
-    part (first, how many): only the states of these columns are returned, and computed in the last block.
+    part (first, how many): only the states of these columns are returned (and, in a model of up to UNROLLED blocks,
+    computed in the last block).
     copies: how many noisy copies follow a text in a packed row (variants/blocks.py); the mask is that of one copy."""
     params = prepared(params, cfg)
     rotation = rotary(positions, cfg)
@@ -344,7 +349,7 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, 
 
 
 def prepared(params, cfg):
-    """Convert the trunk's parameters to the dtype of matrix products, and add 1 to Gemma's gains."""
+    """Add 1 to Gemma's gains, then convert embeddings, blocks and last norm to cfg.dtype. The head is left out."""
 
     def leaf(path, w):
         if cfg.gemma and path[-1].key.endswith("norm"):
@@ -363,7 +368,8 @@ def embed(params, tokens, cfg):
 
 
 def run_layers(layer, carry, weights, cfg, part):
-    """Apply layer((x, cache), (weights, number), part) L times, the last time for the columns `part` only."""
+    """Apply layer((x, cache), (weights, number), part) L times -> x of the columns `part`, cache. If there are up to
+    UNROLLED layers, the last one computes no other columns."""
     layers = weights, jnp.arange(cfg.n_layer)
     unroll = cfg.n_layer <= UNROLLED
     again = jax.checkpoint if cfg.remat else lambda f: f
@@ -383,7 +389,8 @@ def new_cache(cfg, B, T):
 
 
 def trunk(params, tokens, cfg, valid=None, part=None):
-    """Run the network over whole texts: tokens (B, T), valid (B, T) False on left padding -> states (B, T, D)."""
+    """Run the network over whole texts: tokens (B, T), valid (B, T) False on left padding -> states (B, T, D), or those
+    of the columns `part` (first, how many)."""
     T = tokens.shape[1]
     return forward(params, tokens, cfg, positions_of(valid, T), attention_mask(cfg, valid, T), part=part)[0]
 

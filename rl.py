@@ -4,7 +4,7 @@ Reinforcement learning with GRPO, one iteration from top to bottom, and the task
     prompts -> rollout -> rewards -> advantages -> views -> log-probs -> loss
     (N, T)     (B, T)     (R, N, G)  (N, G)        (B,K,T)  (B, T)       ()          B = N * G
 
-`iteration` is the whole algorithm; the functions above it are its steps, in that order. A Task says where a batch comes
+`iteration` is the whole algorithm; the functions above it are its steps. A Task says where a batch comes
 from and what the loss is:
 
     pretrain   rows -> noise -> the negative ELBO (diffusion.py)
@@ -102,7 +102,8 @@ class Minibatch(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
 def loss_mask(tokens, completion, eos_id, cfg):
-    """Find the tokens of a rollout that are in the loss (B, T): up to and including the first end of text, or all."""
+    """Find the tokens of a rollout that are in the loss (B, T): up to and including the first end of text; or all
+    (score_after_end); or none if there is no end (mask_truncated)."""
     ends = completion & (tokens == eos_id)
     counts = completion if cfg.score_after_end else completion & (jnp.cumsum(ends, 1) - ends == 0)
     return counts & ends.any(1, keepdims=True) if cfg.mask_truncated else counts
@@ -160,8 +161,8 @@ def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
 
 
 def select_completions(found: Scored, adv, cfg):
-    """Weigh the advantages (N, G) as the loss asks, and keep the K completions where they are largest -> Rollout,
-    advantages (K,)."""
+    """Weigh the advantages (N, G) (wd1, adv_negative), and keep the K completions with the largest absolute ones ->
+    Rollout, advantages (K,)."""
     if cfg.loss_type == "wd1":
         adv = grpo.wd1_weights(adv, ~np.isnan(found.rewards).all(0))
     adv, K = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
@@ -279,8 +280,9 @@ def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
 def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
     """Cut a rollout of K completions into the minibatches of all passes over it -> [(rows (n,), Minibatch)].
 
-    Each pass has its own order and masks. Old log-probs are those of the policy that wrote the completions, by `score`
-    (see Task). In the first minibatch old = current: nan, filled in from the loss's own forward pass."""
+    Each pass has its own order, and (unless random_masking=False) masks. Old log-probs are those of the policy that
+    wrote the completions, by `score` (see Task). In the first minibatch old = current: nan, which the loss replaces
+    by its own log-probs."""
     out: list = []
     K, size = len(r.tokens), config.minibatch(cfg)
     for n in range(cfg.updates_per_rollout):
@@ -292,7 +294,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
             b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta and not cfg.kl_in_reward:
                 b = b._replace(ref_logp=logp_of(mesh.to_device(state.reference), without_logp(b), cfg))
-            if has_ratios(cfg):
+            if has_ratios(cfg):  # a place for it first, so that score(b) runs the very program of the update
                 b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan))
             if has_ratios(cfg) and out:
                 old = mesh.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)

@@ -1,17 +1,16 @@
 """
-Filling the holes: every position of z that holds the mask token is drawn from the model, some at each step, best first.
+Filling the masks of a text, some at each step, the surest first.
 
-Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`; a Plan says in which order
-holes are filled and how many at once. LLaDA's sampler is the rule quota, Dream's is dream with tempered=True, those of
-Fast-dLLM are threshold and factor, with a cache that is right when a block begins; EB-Sampler's is entropy. An
-autoregressive model is the order left, one token a step, and reads only that token: what it computed for those before
-is in a cache of keys and values.
+Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`. A Plan says in which order
+masks are filled, and by which rule how many at a time: quota is LLaDA's rule, dream (with tempered=True) Dream's,
+threshold and factor Fast-dLLM's, entropy EB-Sampler's, dynamic and static SDAR's. An autoregressive model uses the
+order left, one token per step, and a KV cache. To add an order or a rule, write a function and add it to ORDERS or RULES.
 
     python sample.py out/code_grpo --prompt="def add(a, b):" --n=4
-    python sample.py out/sudoku --prompt="3.2..1........43:3_2__1________43" --show       # holes are filled in place
+    python sample.py out/sudoku --prompt="3.2..1........43:3_2__1________43" --show       # fill the gaps in place
     python sample.py out/words_base --data=words --out=filled.jsonl --rewards=math
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
-    python sample.py out/lora --export=merged                          # LoRA adapters become part of the weights
+    python sample.py out/lora --export=merged                          # merge LoRA adapters into the weights
 """
 from machine import terminal
 
@@ -34,24 +33,26 @@ from variants import blocks, caches
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    # `confidence` is the largest probability of a position: it depends on the state alone, so the trace's log-probs are
-    # exactly the trajectory's. LLaDA's own choice at temperature > 0 is `sampled`, the probability of the token just
-    # drawn: whether a token is kept then depends on which one it is, and its log-prob is not that of its being there.
-    order: str = "confidence"  # which holes first: random, confidence, margin, entropy, left, sampled
-    rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic (SDAR)
-    steps: int = 32  # forward passes, shared out over the blocks; of a block_causal model, for each block
-    block_len: int | None = None  # fill blocks of this many tokens from left to right; None: all is one block
-    cache: str = "none"  # of what a pass leaves out: none, prefix (left of the block), dual (and right of it)
-    early_end: bool = False  # a row whose text has its end, and no hole before it, is done: the rest becomes ends, too
-    threshold: float = 0.9  # rule threshold: commit whatever is at least this probable, and the best
+    """How to fill masks."""
+
+    # `confidence`, the largest probability at a position, depends on the state alone, so the trace's log-probs are
+    # exact. With `sampled`, the probability of the token just drawn (LLaDA's choice at temperature > 0), whether a token
+    # stays depends on which one it is, so they are not.
+    order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
+    rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
+    steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block
+    block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
+    cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
+    early_end: bool = False  # once a row has an end of text and no mask before it, fill the rest with it
+    threshold: float = 0.9  # rules threshold, dynamic: commit every token at least this probable
     factor: float = 1.0  # rule factor: commit n if the last of them is at least 1 - factor / (n + 1) probable
     budget: float = 0.1  # rule entropy: commit while the sum of entropies, less the largest, is within this (nats)
     temperature: float = 0.0  # 0: the most probable token
     top_k: int | None = None  # draw from the k most probable tokens
     top_p: float | None = None  # draw from the most probable tokens that together reach this probability
     repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
-    guidance: float = 0.0  # LLaDA's cfg_scale: away from what the model says without the given tokens
-    tempered: bool = False  # order by the probabilities after temperature, top-k and top-p (Dream), not before (LLaDA)
+    guidance: float = 0.0  # LLaDA's cfg_scale: classifier-free guidance, away from predictions without the given tokens
+    tempered: bool = False  # order by probabilities after temperature, top-k and top-p (Dream), not before (LLaDA)
     never: tuple[int, ...] = ()  # ids that are never drawn (LLaDA's logits_eos_inf)
     last: tuple[int, ...] = ()  # ids whose confidence counts as 0 (LLaDA's confidence_eos_eot_inf)
 
@@ -64,14 +65,14 @@ class Plan:
             "cache": (self.cache in CACHES, "one of " + ", ".join(CACHES)),
             "top_p": (self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1"),
             "guidance": (self.guidance == 0 or self.cache == "none" and self.guidance > 0,
-                         "at least 0; with a cache 0, for there is none of the second pass"),
+                         "at least 0; with a cache 0, because the second pass has none"),
             "repetition_penalty": (self.repetition_penalty > 0, "above 0; 1 changes nothing"),
             "last": (not self.last or self.order not in ("random", "left"),
                      f"nothing with order={self.order!r}, which does not look at probabilities")}
         for name, (holds, expected) in checks.items():
             if not holds:
                 raise ValueError(f"{name}={values[name]!r}: expected {expected}")
-        for name in ("never", "last"):  # a list has no hash, and jit finds a plan by its hash
+        for name in ("never", "last"):  # lists cannot be hashed, and jit needs a hash
             object.__setattr__(self, name, tuple(values[name]))
 
 
@@ -295,23 +296,19 @@ def current_block(s, cfg, plan, L):
     """Find the block of L columns that each row works on -> Window.
 
     Blocks tile a row from its first mask. They divide the steps in proportion to their masks: equally when everything
-    is masked, as in LLaDA. With a cache all rows begin their next block together. A causal model is at one column in
-    all rows, and also visits given tokens, because its cache has to hold them."""
+    is masked, as in LLaDA. With a cache all rows begin their next block together."""
     T = s.z.shape[1]
     masked = s.z == cfg.mask_id
     unfinished = masked.any(1)
-    asked = masked | (s.step >= 0)
+    asked = masked | (s.step >= 0)  # masked at the start
     first = jnp.argmax(asked, 1)
-    now = jnp.where(unfinished, jnp.argmax(masked, 1), first)
-    if cfg.causal:
-        first = jnp.full(len(s.z), jnp.argmax(asked.any(0)))
-        now = first + s.n
-    block = first + (now - first) // L * L
-    busy = unfinished & (block == s.block)
-    refresh = ~busy.any()
-    if plan.cache != "none":
-        moves = busy | refresh & unfinished
-        block = jnp.where(moves, block, jnp.maximum(s.block, 0))
+    next_mask = jnp.where(unfinished, jnp.argmax(masked, 1), first)
+    block = first + (next_mask - first) // L * L
+    in_block = unfinished & (block == s.block)
+    refresh = ~in_block.any()
+    if plan.cache != "none":  # a row that has finished its block waits until all rows have
+        may_move = in_block | refresh & unfinished
+        block = jnp.where(may_move, block, jnp.maximum(s.block, 0))
 
     def steps_before(column):
         """Count the steps that fall to the columns before this one."""
@@ -322,6 +319,16 @@ def current_block(s, cfg, plan, L):
     steps = jnp.maximum(steps_before(block + L) - steps_before(block), 1)
     i = jnp.where(block == s.block, s.i, 0)
     return Window(block, jnp.minimum(block, T - L), steps, i, refresh, jnp.ones((1, 1), bool), None, None)
+
+
+def causal_column(s, cfg):
+    """Find the column that all rows of a causal model are at -> Window. Given tokens are visited too, because the cache
+    has to hold them."""
+    B, T = s.z.shape
+    asked = (s.z == cfg.mask_id) | (s.step >= 0)
+    column = jnp.full(B, jnp.argmax(asked.any(0)) + s.n)
+    zero = jnp.zeros(B, jnp.int32)
+    return Window(column, jnp.minimum(column, T - 1), zero + 1, zero, None, jnp.ones((1, 1), bool), None, None)
 
 
 def next_block(s, cfg, plan, valid, L):
@@ -418,7 +425,7 @@ def one_of_each_group(s, window, valid, group):
 class Positions(NamedTuple):
     """The N = B * L positions of all blocks, flat."""
 
-    h: jax.Array  # (N, D) states; or (N, V) logits, once they are computed
+    source: jax.Array  # (N, D) states; or (N, V) logits, if those of all positions fit into memory
     row: jax.Array  # (N,)
     column: jax.Array  # (N,)
     number: jax.Array  # (N,) of random keys
@@ -456,7 +463,7 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
     at = flat_positions(jnp.repeat(h, group, 0), s, window, cfg)
 
     def logits_of(at):
-        return at.h if at_once else adjusted(params, at.h, present, at.row, cfg, plan)
+        return at.source if at_once else adjusted(params, at.source, present, at.row, cfg, plan)
 
     def draw(at):
         return draw_tokens(logits_of(at), row_key(keys, at.row, at.number), plan)
@@ -467,13 +474,14 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
     def by_row(values):
         return [a.reshape(B, L) for a in values]
 
-    drawn = diffusion.in_chunks(draw, n, at.masked, at) if plan.order == "sampled" else ()
+    draws_first = plan.order == "sampled"  # this order ranks positions by the token just drawn
+    drawn = diffusion.in_chunks(draw, n, at.masked, at) if draws_first else ()
     wanted = at.masked | (plan.rule in LOOKS_BACK)
     score, *known = by_row(diffusion.in_chunks(score, n, wanted, at, *drawn[:1]))
     masked = at.masked.reshape(B, L)
     rank = rank_of(jnp.where(masked, score, -jnp.inf))
     stands = apply_rule(Block(masked, rank, *known, window.i[:, None], window.steps[:, None]), cfg, plan)
-    if not drawn:  # draw only what is committed
+    if not draws_first:  # draw only what is committed
         few = min(n, max(B * L // 8, 256))
         drawn = diffusion.in_chunks(draw, few, (masked & stands).reshape(-1), at)
     return masked, stands, *by_row(drawn)
@@ -499,7 +507,12 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
     keys (B,). group: so many consecutive rows are identical; the model reads one of them."""
     L = block_length(s.z.shape[1], cfg, plan)
     # 1  Find the block that each row works on.
-    window = next_block(s, cfg, plan, valid, L) if cfg.block_causal else current_block(s, cfg, plan, L)
+    if cfg.causal:
+        window = causal_column(s, cfg)
+    elif cfg.block_causal:
+        window = next_block(s, cfg, plan, valid, L)
+    else:
+        window = current_block(s, cfg, plan, L)
     # 2  Compute its states.
     h, cache = block_hidden(params, *one_of_each_group(s, window, valid, group), cfg, plan, L)
     cache = cache and [jnp.repeat(a, group, 1) for a in cache]
@@ -571,7 +584,8 @@ def check(cfg, plan):
 
 
 def begin(params, key, z, cfg, plan, valid, group=1):
-    """Check the plan, and make the keys (B,) of the rows and the first State. Arguments: see `generate`."""
+    """Check model and plan; make the keys (B,) of the rows and the State before step 0, with its cache. Arguments: see
+    `generate`."""
     check(cfg, plan)
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key

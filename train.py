@@ -2,8 +2,8 @@
 One loop, several objectives:  python train.py config/sudoku.py [--key=value ...]
 
 Pretraining, judge training and reinforcement learning differ in where a batch comes from and in what the loss is. A
-Task (rl.py) says that; the loop does the rest: optimizer, checkpoints, resuming, evaluation, logs. Step s draws its
-random numbers from fold_in(run key, s), so any step can be run again alone, and a resumed run equals the unbroken one
+Task (rl.py) says that; the loop does the rest: optimizer, checkpoints, resuming, evaluation, logs. Step s derives its
+random numbers from the run's seed and s, so any step can be run again alone, and a resumed run equals the unbroken one
 bit for bit.
 """
 from machine import terminal
@@ -144,7 +144,7 @@ def combine_metrics(metrics, how):
     return out
 
 
-# ---- before the first step -------------------------------------------------------------------------------------------
+# ---- around a step ---------------------------------------------------------------------------------------------------
 
 
 def check_finite(step, updates, notes, last, cfg):
@@ -330,7 +330,7 @@ def loop(run, state, best, done):
                 if pending:
                     check_finite(*pending, last, cfg)  # so that nothing broken is saved
                 raise save_and_explain(run, state, best, f"step {state.step + 1}", e) from e
-            # Read the metrics of the step before, while the device works on this one: it never waits for the host.
+            # Read the metrics of the step before, while the device works on this one. (grpo reads its own below.)
             if pending:
                 last = check_finite(*pending, last, cfg)
             pending = state.step, updates, notes

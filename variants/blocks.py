@@ -3,7 +3,7 @@ Block diffusion (BD3-LM, SDAR, Fast-dLLM v2): a model that fills one block of a 
 clean text before it.
 
 To score all blocks in one pass, noisy copies of a text are put behind the text itself in one long row, and the mask
-says who sees whom. The network is not told:
+says who sees whom. It is made for one copy; `kernels.packed_attention` applies it to each of them:
 
     [ clean text | noisy copy 1 | noisy copy 2 | ... ]    a copy's block sees itself, and the clean blocks before it
 
