@@ -4,7 +4,7 @@ Filling the masks of a text, some at each step, the surest first.
 Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`. A Plan says in which order
 masks are filled, and by which rule how many at a time: quota is LLaDA's rule, dream (with tempered=True) Dream's,
 threshold and factor Fast-dLLM's, entropy EB-Sampler's, dynamic and static SDAR's. An autoregressive model uses the
-order left, one token per step, and a KV cache. To add an order or a rule, write a function and add it to ORDERS or RULES.
+order left, one token per step, and a KV cache. To add an order or a rule, add a function to ORDERS or RULES.
 
     python sample.py out/code_grpo --prompt="def add(a, b):" --n=4
     python sample.py out/sudoku --prompt="3.2..1........43:3_2__1________43" --show       # fill the gaps in place
@@ -36,8 +36,8 @@ class Plan:
     """How to fill masks."""
 
     # `confidence`, the largest probability at a position, depends on the state alone, so the trace's log-probs are
-    # exact. With `sampled`, the probability of the token just drawn (LLaDA's choice at temperature > 0), whether a token
-    # stays depends on which one it is, so they are not.
+    # exact. With `sampled`, the probability of the token just drawn (LLaDA's choice at temperature > 0), whether a
+    # token stays depends on which one it is, so they are not.
     order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
     steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block
