@@ -230,8 +230,12 @@ def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
     else:
         keys = key[None] if key.ndim == 0 else key
         masked, share = likelihood_masks(keys, maskable, n)
-    chunk = None if cfg.block_causal else len(x)  # one clean text serves all its copies; else one mask after another
-    logp = view_logp(params, x, masked, cfg, batch["valid"], start, chunk, scored=share > 0)[0]
+    chunk = None if cfg.block_causal else len(x)  # as many copies at a time as there are texts
+
+    def logp_alone(logits, x, place):
+        return gather_logp(logits, x), jnp.zeros(x.shape)
+
+    logp, _ = view_logp(params, x, masked, cfg, batch["valid"], start, chunk, share > 0, logp_alone)
     return mesh.replicate((share * logp).sum((0, 2)))
 
 

@@ -245,7 +245,7 @@ def block(x, w, cfg, rotation, attend, part=None):
 
 
 class Mask(NamedTuple):
-    """Who may attend to whom, (B or 1, S, T) bool: query column by key column."""
+    """Who may attend to whom, (B or 1, S or 1, T) bool: query column by key column."""
 
     far: jax.Array | None  # in layers without a sliding window; None: everyone to everyone
     near: jax.Array | None  # in layers with one, which are 0, 2, 4, ...; None: no layer has one
@@ -278,7 +278,8 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, T: int, part=None)
         number = positions_of(valid, T) // cfg.block_causal
         rules.append(number[:, None] <= columns(number, part)[..., None])
     if valid is not None:
-        rules.append(valid[:, None] | (i == j))  # padding sees itself: a softmax over nothing would be 0 / 0
+        # In a causal model padding sees itself: a softmax over nothing would be 0 / 0.
+        rules.append(valid[:, None] | (i == j) if cfg.causal else valid[:, None])
     far = functools.reduce(jnp.logical_and, rules) if rules else None
     if cfg.window is None:
         return Mask(far, None)
@@ -292,7 +293,7 @@ def mask_of_layer(mask, i, part, S):
     seen = mask.far
     if mask.near is not None:
         seen = jnp.where(i % 2 == 0, mask.near, True if seen is None else seen)
-    if seen is None or part is None:
+    if seen is None or part is None or seen.shape[1] == 1:
         return seen
     first, n = part  # in a packed row, `part` reaches to its end
     not_in_mask = S - seen.shape[1]  # columns of copies 2, 3, ...: they see what copy 1 sees
@@ -313,13 +314,14 @@ class Write(NamedTuple):
 FROM_FIRST = Write(0)
 
 
-def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, part=None, copies=1):
+def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, part=None, text=0):
     """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values.
 
     positions (B or 1, S). mask: a Mask over the S columns themselves, or with a cache (`new_cache`) over its T columns.
     part (first, how many): only the states of these columns are returned (and, in a model of up to UNROLLED blocks,
     computed in the last block).
-    copies: how many noisy copies follow a text in a packed row (variants/blocks.py); the mask is that of one copy."""
+    text: how many columns of a packed row (variants/blocks.py) are its text; noisy copies follow, and the mask is that
+    of one of them. 0: not a packed row."""
     params = prepared(params, cfg)
     rotation = rotary(positions, cfg)
     scale = (cfg.query_scale or cfg.head_dim) ** -0.5
@@ -334,7 +336,7 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, 
             if cache is not None:  # store the new keys and values, attend to all
                 stored = [kernels.store(old, new, i, write) for old, new in zip(cache, (k, v), strict=True)]
                 k, v = (kernels.stored(a, i) for a in stored)
-            return kernels.attention(q, k, v, seen, scale, cfg.attn_cap, copies), stored
+            return kernels.attention(q, k, v, seen, scale, cfg.attn_cap, text), stored
 
         w = jax.tree.map(kernels.numbers, mesh.gather_weights(w))
         x, cache = block(x, w, cfg, rotation, attend, part)

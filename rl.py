@@ -147,9 +147,11 @@ def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
     pick = np.arange(N)
     pick[out[: len(into)]] = N + into[: len(out)]
     flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
+    rollout = jax.tree.map(lambda a, b: jnp.concatenate([a, b])[flat], old.rollout, new.rollout)
+    passes = old.rollout.passes.mean() + new.rollout.passes.mean()  # tries that are thrown away count, too
     return Scored(
         rows=[(old.rows + new.rows)[i] for i in pick],
-        rollout=jax.tree.map(lambda a, b: jnp.concatenate([a, b])[flat], old.rollout, new.rollout),
+        rollout=rollout._replace(passes=jnp.full_like(rollout.passes, passes)),
         completions=[(old.completions + new.completions)[i] for i in flat],
         rewards=np.concatenate([old.rewards, new.rewards], 1)[:, pick],
         kl=None if old.kl is None else np.concatenate([old.kl, new.kl])[pick],
@@ -245,7 +247,8 @@ def logp_of(params, b: Minibatch, cfg):
 def kl_penalty(state, key, r: Rollout, cfg):
     """Estimate log p - log p_ref per completion (B,) (k1), as a penalty in the reward: there it has the gradient of
     KL(policy || reference), while as a term of the loss its gradient is 0 on average."""
-    b = new_minibatch(r, draw_views(key, r, cfg), cfg)
+    zero = jnp.zeros(r.tokens.shape)
+    b = Minibatch(r, draw_views(key, r, cfg), zero[:, 0], zero, zero)
     current, reference = (
         mesh.in_chunks(lambda b, params=params: logp_of(params, b, cfg), config.minibatch(cfg), b)
         for params in (state.params, mesh.to_device(state.reference))
@@ -295,7 +298,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
             if cfg.kl_beta and not cfg.kl_in_reward:
                 b = b._replace(ref_logp=logp_of(mesh.to_device(state.reference), without_logp(b), cfg))
             if has_ratios(cfg):  # a place for it first, so that score(b) runs the very program of the update
-                b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan))
+                b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan, jnp.float32))
             if has_ratios(cfg) and out:
                 old = mesh.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
                 b = b._replace(old_logp=old)

@@ -341,7 +341,7 @@ def between_keys(c):
          f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
         (c.paired and c.batch_size % 2,
          f"paired=True uses every row twice: batch_size={c.batch_size} must be even"),
-        (c.paired and c.batch_size // 2 % c.gradient_accumulation_steps,
+        (c.paired and c.objective == "pretrain" and c.batch_size // 2 % c.gradient_accumulation_steps,
          f"paired=True has {c.batch_size // 2} texts in batch_size={c.batch_size}, each with two noisy copies: "
          f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide {c.batch_size // 2}; "
          f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, c.gradient_accumulation_steps)} does"),

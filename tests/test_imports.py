@@ -16,7 +16,7 @@ ARROWS = {
     "machine/mesh": set(), "machine/terminal": set(), "assets/report": set(), "data": set(), "grpo": set(),
     "data/texts": {"data", "machine/mesh"},
     "machine/kernels": {"machine/mesh"}, "model": {"machine/kernels", "machine/mesh"},
-    "variants/blocks": {"model"}, "variants/caches": {"model"},
+    "variants/blocks": {"machine/mesh", "model"}, "variants/caches": {"model"},
     "diffusion": {"machine/kernels", "machine/mesh", "model", "variants/blocks"},
     "machine/lora": {"model"}, "machine/slots": {"machine/mesh", "sample"},
     "sample": {"diffusion", "machine/kernels", "machine/mesh", "machine/terminal", "model", "variants/blocks",

@@ -12,6 +12,7 @@ Blocks begin where a text does: block n has the tokens n * block_causal and foll
 import jax.numpy as jnp
 
 import model
+from machine import mesh
 
 
 def number(valid, T, cfg):
@@ -61,6 +62,9 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0):
 
     Copies are computed from the block of column `start` on; before it they have no masks."""
     B, n, T = noisy.shape
+    if n > 1 and mesh.round_up(B) != B:  # devices that share rows take one copy each
+        clean, valid = (None if a is None else jnp.repeat(a, n, 0) for a in (clean, valid))
+        return hidden(params, clean, noisy.reshape(B * n, 1, T), cfg, valid, start).reshape(B, n, T - start, -1)
     first = max(start - cfg.shift - cfg.block_causal + 1, 0)
     C = T - first
     tokens = jnp.concatenate([clean, noisy[:, :, first:].reshape(B, n * C)], 1)
@@ -69,7 +73,7 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0):
     begin = max(start - 1, 0) if cfg.shift else T  # of the text, only what a shifted model reads from it
     part = begin, T - begin + n * C
     mask = packed_mask(cfg, valid, T, first)
-    h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, copies=n)
+    h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, text=T)
     text = h[:, : T - begin]
     copies = h[:, T - begin :].reshape(B, n, C, -1)
     if not cfg.shift:

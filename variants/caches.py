@@ -60,7 +60,7 @@ def approximate_pass(params, s, window, cfg, plan, valid, L):
 
     def run(size, cache):
         at = 0 if size == T else jnp.minimum(first, T - size)
-        wanted = first - at, least
+        wanted = None if size == least else (first - at, least)
         h, cache = compute(params, s.z, cfg, valid, cache, (at, size), model.Write(at, low, T), wanted)
         return model.shifted(h, first, window.start, L, valid) if cfg.shift else h, cache
 
