@@ -38,7 +38,9 @@ def array(cfg, kind):
 def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_allocates(changes):
     cfg = dataclasses.replace(SMALL, **changes)
     params, (tx, _) = shapes_of(cfg), train.optimizer(cfg)
-    batch = {"x": array(cfg, int), "z": array(cfg, int), "weight": array(cfg, float), "valid": None}
+    x = array(cfg, int)
+    copies = [jax.ShapeDtypeStruct((len(x), 1, x.shape[1]), dtype) for dtype in (int, float)]
+    batch = diffusion.NoisyBatch(x, *copies, None)
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     update = train.make_update(loss, tx, cfg)
     used = update.lower(params, jax.eval_shape(tx.init, params), None, 0, batch).compile().memory_analysis()

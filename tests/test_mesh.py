@@ -215,7 +215,8 @@ def compiled(sizes):
     with mesh.use(sizes):
         params = mesh.shard(model.init(jax.random.key(0), BIG))
         opt = jax.jit(lambda params: mesh.shard(tx.init(params)))(params)
-        batch = {"x": array(jnp.int32), "z": array(jnp.int32), "weight": array(jnp.float32), "valid": array(bool)}
+        copies = [jax.ShapeDtypeStruct((B, 1, T), dtype) for dtype in (jnp.int32, jnp.float32)]
+        batch = diffusion.NoisyBatch(array(jnp.int32), *copies, array(bool))
         loss = lambda params, batch: diffusion.loss(params, batch, BIG, 16)
         update = train.make_update(loss, tx, cfg).lower(params, opt, None, 0, batch).compile()
         keys, plan = sample.row_keys(jax.random.key(0), B), sample.Plan(steps=4, block_len=16, temperature=1.0)
