@@ -98,8 +98,8 @@ class Window(NamedTuple):
     i: jax.Array  # (B,) the number of this step in the block
     refresh: jax.Array | None  # () True if the cache is to be computed anew (Fast-dLLM)
     may: jax.Array  # (B or 1, T or 1) True where a token may be committed now
-    stored: jax.Array | None  # (B,) State.stored in this step, and
-    stored_next: jax.Array | None  # (B,) after it
+    stored: jax.Array | None  # (B,) State.stored during this step
+    stored_next: jax.Array | None  # (B,) State.stored after this step
 
 
 class Block(NamedTuple):
@@ -218,8 +218,7 @@ RULES = {
     "dynamic": dynamic,
     "static": static,
 }
-# Rules that look at tokens which stand already (Block.standing), to take some back. Without one of these, positions
-# that need no score are skipped in chunks.
+# The rules that read Block.standing, to take tokens back. With any other rule, chunks without a mask are not scored.
 LOOKS_BACK: set[str] = set()
 CACHES = "none", "prefix", "dual"
 
@@ -292,6 +291,11 @@ def as_drawn(logits, x, ids, there, plan):
 # ---- one step --------------------------------------------------------------------------------------------------------
 
 
+def masked_at_start(s, cfg):
+    """Find the positions (B, T) that were to be filled, whether or not they are by now."""
+    return (s.z == cfg.mask_id) | (s.step >= 0)
+
+
 def current_block(s, cfg, plan, L):
     """Find the block of L columns that each row works on -> Window.
 
@@ -300,7 +304,7 @@ def current_block(s, cfg, plan, L):
     T = s.z.shape[1]
     masked = s.z == cfg.mask_id
     unfinished = masked.any(1)
-    asked = masked | (s.step >= 0)  # masked at the start
+    asked = masked_at_start(s, cfg)
     first = jnp.argmax(asked, 1)
     next_mask = jnp.where(unfinished, jnp.argmax(masked, 1), first)
     block = first + (next_mask - first) // L * L
@@ -325,8 +329,7 @@ def causal_column(s, cfg):
     """Find the column that all rows of a causal model are at -> Window. Given tokens are visited too, because the cache
     has to hold them."""
     B, T = s.z.shape
-    asked = (s.z == cfg.mask_id) | (s.step >= 0)
-    column = jnp.full(B, jnp.argmax(asked.any(0)) + s.n)
+    column = jnp.full(B, jnp.argmax(masked_at_start(s, cfg).any(0)) + s.n)
     zero = jnp.zeros(B, jnp.int32)
     return Window(column, jnp.minimum(column, T - 1), zero + 1, zero, None, jnp.ones((1, 1), bool), None, None)
 
@@ -367,8 +370,8 @@ def block_hidden(params, s, window, valid, cfg, plan, L):
     else:
         h = model.hidden(params, s.z, cfg, valid, start, L)
     if plan.guidance:
-        asked = (s.z == cfg.mask_id) | (s.step >= 0)
-        u = model.hidden(params, jnp.where(asked, s.z, cfg.mask_id), cfg, valid, start, L)
+        without_prompt = jnp.where(masked_at_start(s, cfg), s.z, cfg.mask_id)
+        u = model.hidden(params, without_prompt, cfg, valid, start, L)
         h = jnp.concatenate([h, u], -1)
     return h, cache
 
@@ -477,9 +480,9 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
     draws_first = plan.order == "sampled"  # this order ranks positions by the token just drawn
     drawn = diffusion.in_chunks(draw, n, at.masked, at) if draws_first else ()
     wanted = at.masked | (plan.rule in LOOKS_BACK)
-    score, *known = by_row(diffusion.in_chunks(score, n, wanted, at, *drawn[:1]))
+    order, *known = by_row(diffusion.in_chunks(score, n, wanted, at, *drawn[:1]))
     masked = at.masked.reshape(B, L)
-    rank = rank_of(jnp.where(masked, score, -jnp.inf))
+    rank = rank_of(jnp.where(masked, order, -jnp.inf))
     stands = apply_rule(Block(masked, rank, *known, window.i[:, None], window.steps[:, None]), cfg, plan)
     if not draws_first:  # draw only what is committed
         few = min(n, max(B * L // 8, 256))
@@ -521,7 +524,7 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
     # 4  Write them down.
     column = window.start[:, None] + jnp.arange(L)
     here = jnp.arange(len(s.z))[:, None], column  # picks (B, L) of (B, T)
-    asked = (s.z == cfg.mask_id) | (s.step >= 0)
+    asked = masked_at_start(s, cfg)
     commit = masked & stands
     retract = ~masked & ~stands & asked[here]
 
@@ -631,12 +634,12 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
 
 
 def masked_tokens(arrays, cfg):
-    """Return the tokens (B, T) of a Text's arrays with the mask wherever one is to be filled."""
+    """Return the tokens (B, T) of encoded rows (a batch of EncodedRows.take) with masks where they are to be filled."""
     return jnp.where(arrays["hole"], cfg.mask_id, arrays["tokens"])
 
 
 def fill(params, keys, arrays, cfg, plan, group=1):
-    """Fill a Text's arrays as `generate` does. keys: one, or one per row. group: rows that have one prompt."""
+    """Fill encoded rows as `generate` does. keys: one, or one per row. group: consecutive rows that have one prompt."""
     return generate(params, keys, masked_tokens(arrays, cfg.model), cfg.model, plan, arrays["valid"], group)
 
 

@@ -4,8 +4,8 @@ A candidate serves all operators on its own objects (CANDIDATE_OPS, and HERE on 
 gains nothing by lying about them: stubs.py decides which answers count.
 
 The judge serves far fewer (JUDGE_OPS), because a candidate that calls back is hostile. It opens only what a test has
-made in order to hand it over: objects of the test's own classes, mocks, and a few classes that only hold data. Of these
-a candidate sees neither private names nor what a mock tells its test.
+made in order to hand it over: objects of the test's own classes, mocks, and a few classes that only hold data. A
+candidate sees neither their private names nor what a mock tells its test.
 """
 
 import builtins

@@ -1,4 +1,4 @@
-"""What is written as it is for speed; each function equals a line or two that say the same."""
+"""Functions that are written for speed. Each is equal to a line or two of plain JAX."""
 import math
 
 import jax
