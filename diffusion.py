@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from machine import kernels, mesh
+from system import kernels, sharding
 from variants import blocks
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
         return gather_logp(logits, x), jnp.zeros(x.shape)
 
     logp, _ = view_logp(params, x, masked, cfg, batch["valid"], start, chunk, share > 0, logp_alone)
-    return mesh.replicate((share * logp).sum((0, 2)))
+    return sharding.replicate((share * logp).sum((0, 2)))
 
 
 def likelihood_masks(keys, maskable, n):

@@ -1,10 +1,10 @@
 """
 A transformer in plain JAX: params are a nested dict, every function is pure. What is written for speed (products,
-attention, cache writes) is in machine/kernels.py.
+attention, cache writes) is in system/kernels.py.
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
 autoregressive models (`causal`). LLaDA, Dream, Llama, Qwen2, Qwen3 and Gemma 2 are this network with other switches and
-under other tensor names (disk.py).
+under other tensor names (system/huggingface.py).
 
 Shape letters used in the whole repository:
   B batch   T sequence   D width   H heads   K head width   F mlp width   L layers   V vocabulary   N prompts   G group
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from machine import kernels, mesh
+from system import kernels, sharding
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
 # costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
@@ -141,7 +141,7 @@ def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
             std *= (2 * cfg.n_layer) ** -0.5  # GPT-2: scale what is added to the residual stream by its depth
         leaf_key = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
         weights = {name: std * jax.random.normal(leaf_key, shape)}
-        return mesh.shard(weights)[name]  # sharded one by one, so that no device ever holds all of them
+        return sharding.shard(weights)[name]  # sharded one by one, so that no device ever holds all of them
 
     return jax.tree_util.tree_map_with_path(leaf, shapes(cfg, n_out), is_leaf=lambda x: isinstance(x, tuple))
 
@@ -338,9 +338,9 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, 
                 k, v = (kernels.stored(a, i) for a in stored)
             return kernels.attention(q, k, v, seen, scale, cfg.attn_cap, text), stored
 
-        w = jax.tree.map(kernels.numbers, mesh.gather_weights(w))
+        w = jax.tree.map(kernels.numbers, sharding.gather_weights(w))
         x, cache = block(x, w, cfg, rotation, attend, part)
-        return (mesh.shard_rows(x), cache), None
+        return (sharding.shard_rows(x), cache), None
 
     weights = params["blocks"]
     if cache is not None:
@@ -365,7 +365,7 @@ def prepared(params, cfg):
 def embed(params, tokens, cfg):
     """Look up the embeddings of tokens (B, S) -> (B, S, D)."""
     # A causal model's mask_id may lie outside its vocabulary: the state there is never used.
-    x = mesh.shard_rows(params["embed"].at[tokens].get(mode="clip"), embedded=True)
+    x = sharding.shard_rows(params["embed"].at[tokens].get(mode="clip"), embedded=True)
     return x * cfg.d_model**0.5 if cfg.gemma else x
 
 
@@ -443,7 +443,7 @@ def shifted(h, first, start, length, valid):
 def gather_head(params, cfg):
     """Gather the output head across devices once, before logits are computed in chunks."""
     name = "embed" if cfg.tie_embeddings else "head"
-    return params | mesh.gather_weights({name: params[name]})
+    return params | sharding.gather_weights({name: params[name]})
 
 
 def readout(params: dict, h: jax.Array, cfg: ModelConfig) -> jax.Array:
@@ -466,4 +466,4 @@ def score(params, tokens, cfg, valid=None):
     if cfg.causal:
         counts = (jnp.cumsum(counts, 1) == counts.sum(1, keepdims=True)) * counts
     pooled = jnp.sum(h * counts[..., None], 1) / jnp.maximum(counts.sum(1, keepdims=True), 1)  # (B, D)
-    return mesh.replicate(pooled @ params["head"][:, 0])
+    return sharding.replicate(pooled @ params["head"][:, 0])

@@ -17,7 +17,7 @@ log_extra, become metrics: rewards/FN/NAME.
     python rewards.py code --rewards=tests --check      do the reference solutions of a data set score 1.0?
 """
 
-from machine import terminal
+from system import terminal
 
 if __name__ == "__main__":
     terminal.begin()
@@ -122,7 +122,7 @@ def as_chats(texts, role, before=None):
     return chats
 
 
-# ---- the rewards (those from models are in judges/learned.py) --------------------------------------------------------
+# ---- the rewards (those from models are in judges/model_judge.py) ----------------------------------------------------
 
 
 def jaccard(a, b):
@@ -180,7 +180,7 @@ REWARDS: dict[str, Reward] = {
     "diversity": diversity,
 }
 REWARDS |= {name: per_text(rule) for name, rule in RULES.items()}
-FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards that learned.load makes of a folder
+FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards that model_judge.load makes of a folder
 
 
 # ---- from names to functions -----------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def split_settings(text):
 def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Reward]:
     """Find reward functions by name: "tests,my.py:fn" or ("tests", "length(target=40)") -> {name: fn}.
 
-    from_models: rewards that learned.load made, by name.
+    from_models: rewards that model_judge.load made, by name.
     """
     known: dict[str, Any] = REWARDS | FROM_MODELS | from_models
     fns: dict[str, Reward] = {}
@@ -529,9 +529,9 @@ def prepare(options):
     path = data.find(options.data)
     from_models = {}
     if options.judge_from:
-        from judges import learned
+        from judges import model_judge
 
-        from_models = learned.load(options.judge_from)
+        from_models = model_judge.load(options.judge_from)
     fns = resolve(options.rewards, **from_models)
     unsafe = tuple(options.sandbox_unsafe.split(",")) if options.sandbox_unsafe else ()
     sandbox(workers=options.reward_workers, timeout=options.reward_timeout, unsafe=unsafe)

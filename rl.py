@@ -8,7 +8,7 @@ Reinforcement learning with GRPO, one iteration from top to bottom, and the task
 from and what the loss is:
 
     pretrain   rows -> noise -> the negative ELBO (diffusion.py)
-    judge      pairs of a better and a worse text -> Bradley-Terry (judges/learned.py)
+    judge      pairs of a better and a worse text -> Bradley-Terry (judges/model_judge.py)
     grpo       `iteration` -> the loss of grpo.py on log-probs from diffusion.py
 """
 
@@ -43,9 +43,9 @@ from data.texts import (
     mask_completions,
     prompt_sampler,
 )
-from judges import learned, scores
-from machine import mesh, slots
-from variants import blocks
+from judges import model_judge, scores
+from system import sharding
+from variants import blocks, slots
 
 
 class Task(NamedTuple):
@@ -112,7 +112,7 @@ def loss_mask(tokens, completion, eos_id, cfg):
 def roll_out(params, key, prompts, cfg, tok) -> Rollout:
     """Write G completions of each of N prompts, in chunks of whole groups where rollout_chunk holds one."""
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
-    completion, size = arrays["hole"], mesh.round_up(config.rollout_rows(cfg))
+    completion, size = arrays["hole"], sharding.round_up(config.rollout_rows(cfg))
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
     tokens, trace = slots.fill(params, keys, arrays, cfg, plan, size, cfg.group_size)
@@ -241,7 +241,7 @@ def logp_of(params, b: Minibatch, cfg):
     of another shape gives other numbers."""
     parts = jax.tree.map(lambda a: a.reshape(cfg.gradient_accumulation_steps, -1, *a.shape[1:]), b)
     logp = jax.lax.map(lambda part: policy_logp(params, part, cfg)[0], parts)
-    return mesh.replicate(logp.reshape(b.rollout.tokens.shape))
+    return sharding.replicate(logp.reshape(b.rollout.tokens.shape))
 
 
 def kl_penalty(state, key, r: Rollout, cfg):
@@ -250,8 +250,8 @@ def kl_penalty(state, key, r: Rollout, cfg):
     zero = jnp.zeros(r.tokens.shape)
     b = Minibatch(r, draw_views(key, r, cfg), zero[:, 0], zero, zero)
     current, reference = (
-        mesh.in_chunks(lambda b, params=params: logp_of(params, b, cfg), config.minibatch(cfg), b)
-        for params in (state.params, mesh.to_device(state.reference))
+        sharding.in_chunks(lambda b, params=params: logp_of(params, b, cfg), config.minibatch(cfg), b)
+        for params in (state.params, sharding.to_device(state.reference))
     )
     return np.asarray((b.views.share * (current - reference)).sum(1), float)
 
@@ -296,11 +296,11 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
             some, of_some = (r, views) if size == K else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
             b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta and not cfg.kl_in_reward:
-                b = b._replace(ref_logp=logp_of(mesh.to_device(state.reference), without_logp(b), cfg))
+                b = b._replace(ref_logp=logp_of(sharding.to_device(state.reference), without_logp(b), cfg))
             if has_ratios(cfg):  # a place for it first, so that score(b) runs the very program of the update
                 b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan, jnp.float32))
             if has_ratios(cfg) and out:
-                old = mesh.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
+                old = sharding.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
                 b = b._replace(old_logp=old)
             out.append((rows, b))
     return out
@@ -474,7 +474,7 @@ def pretrain(cfg, tok, start) -> Task:
         if n := len(held_out.rows):
             keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
             some = functools.partial(logp, state.weights)
-            bound = np.asarray(mesh.in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
+            bound = np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
             out = {"val/nelbo": -float(bound.sum() / held_out.hole.sum())}
         if n and not cfg.max_prompt_len:
             size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
@@ -489,4 +489,4 @@ def pretrain(cfg, tok, start) -> Task:
     return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, n, best_metric)
 
 
-OBJECTIVES = {"pretrain": pretrain, "judge": lambda *given: Task(*learned.judge_task(*given)), "grpo": tune}
+OBJECTIVES = {"pretrain": pretrain, "judge": lambda *given: Task(*model_judge.judge_task(*given)), "grpo": tune}

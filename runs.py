@@ -1,5 +1,5 @@
 """
-Prepare the process of a run, and write what the run leaves in its folder next to the checkpoints (disk.py):
+Prepare the process of a run, and write what the run leaves in its folder next to the checkpoints (checkpoint.py):
 metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
 """
 
@@ -23,12 +23,12 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+import checkpoint
 import config
-import disk
-from assets.report import page
 from config import Config
 from data import cache_folder
-from machine import mesh, terminal
+from system import disk, hosts, terminal
+from system.report import page
 
 
 def prepare_process(cfg: Config | None = None) -> None:
@@ -36,9 +36,9 @@ def prepare_process(cfg: Config | None = None) -> None:
     keep_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if cfg:
-        mesh.join(cfg.coordinator, cfg.processes, cfg.process_id)
+        hosts.join(cfg.coordinator, cfg.processes, cfg.process_id)
     try:
-        if mesh.processes().rank:
+        if hosts.processes().rank:
             terminal.silence(sys.stdout)
     except (RuntimeError, AssertionError) as e:
         why = str(e).strip().splitlines() or ["there is none"]
@@ -82,7 +82,7 @@ def locked(out_dir: str) -> Iterator[None]:
         os.makedirs(out_dir, exist_ok=True)
         handle = os.open(out_dir, os.O_RDONLY)
     try:
-        if not mesh.processes().rank:
+        if not hosts.processes().rank:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
@@ -93,7 +93,7 @@ def locked(out_dir: str) -> Iterator[None]:
     try:
         with disk_errors_explained(out_dir):
             yield
-            disk.wait_for_writer()
+            checkpoint.wait_for_writer()
     finally:
         with contextlib.suppress(OSError):
             os.close(handle)
@@ -108,15 +108,15 @@ def disk_errors_explained(out_dir):
         yield
     except OSError as e:
         with contextlib.suppress(OSError):
-            disk.wait_for_writer()  # a file that is being written may fail for the same reason
+            checkpoint.wait_for_writer()  # a file that is being written may fail for the same reason
         file = str(e.filename)
         if e.errno == errno.ENOENT or not (file.startswith(out_dir) or out_dir.startswith(file)):
             raise
-        shutil.rmtree(os.path.join(out_dir, disk.WRITING), ignore_errors=True)
+        shutil.rmtree(os.path.join(out_dir, checkpoint.WRITING), ignore_errors=True)
         cure = "make room" if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
         advice = f"no checkpoint was whole yet; {cure} and start again"
-        if steps := disk.steps(out_dir):
-            advice = f"{disk.checkpoint_folder(out_dir, steps[-1])} is whole; {cure} and go on with --resume=True"
+        if steps := checkpoint.steps(out_dir):
+            advice = f"{checkpoint.checkpoint_folder(out_dir, steps[-1])} is whole; {cure} and go on with --resume=True"
         raise ValueError(f"{os.strerror(e.errno or 0)} at {file}: {advice}") from None
 
 
@@ -147,7 +147,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
 
 def move_aside(out_dir: str) -> bool:
     """Rename the folder of an earlier run to out_dir.1 (or .2, ...); return True if there was one."""
-    if not disk.steps(out_dir) and not read_lines(os.path.join(out_dir, disk.LOGS[0])):
+    if not checkpoint.steps(out_dir) and not read_lines(os.path.join(out_dir, checkpoint.LOGS[0])):
         return False
     out_dir = out_dir.rstrip("/")
     aside = next(path for n in itertools.count(1) if not os.path.exists(path := f"{out_dir}.{n}"))
@@ -162,14 +162,14 @@ SAMPLES = 16  # completions per evaluation in samples.jsonl
 
 
 class Log:
-    """The files disk.LOGS and run.json in out_dir, and wandb if cfg asks for it."""
+    """The files checkpoint.LOGS and run.json in out_dir, and wandb if cfg asks for it."""
 
     def __init__(self, cfg: Config, step: int) -> None:
         """Cut the logs back to a step, after which the run goes on; -1: begin them."""
         os.makedirs(cfg.out_dir, exist_ok=True)
-        disk.delete_folder(os.path.join(cfg.out_dir, disk.WRITING))  # left by a run that was killed
+        disk.delete_folder(os.path.join(cfg.out_dir, checkpoint.WRITING))  # left by a run that was killed
         self.cfg, seconds = cfg, 0.0
-        for name in disk.LOGS:
+        for name in checkpoint.LOGS:
             path = os.path.join(cfg.out_dir, name)
             rows = [row for row in read_lines(path) if row["step"] <= step]
             if name == "metrics.jsonl":
@@ -208,7 +208,7 @@ class Log:
             tqdm.write(f"{self.cfg.out_dir} was deleted: it is made again, and its logs begin with step {row['step']}")
             os.makedirs(self.cfg.out_dir, exist_ok=True)
             self.write_config()
-            for empty in disk.LOGS:
+            for empty in checkpoint.LOGS:
                 open(os.path.join(self.cfg.out_dir, empty), "a").close()
         with disk.writing(os.path.join(self.cfg.out_dir, name), "a") as f:
             f.write(json.dumps(row) + "\n")
@@ -248,7 +248,7 @@ def panels(rows):
 
 def report(cfg: Config) -> None:
     """Write report.html from the logs in out_dir, a page to look at while a run goes on."""
-    rows, samples = (read_lines(os.path.join(cfg.out_dir, name)) for name in disk.LOGS[:2])
+    rows, samples = (read_lines(os.path.join(cfg.out_dir, name)) for name in checkpoint.LOGS[:2])
     ours, default = config.flatten(cfg), config.flatten(Config())
     path = os.path.join(cfg.out_dir, "report.html")
     with disk.writing(f"{path}.new") as f:

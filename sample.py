@@ -12,7 +12,7 @@ order left, one token per step, and a KV cache. To add an order or a rule, add a
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
     python sample.py out/lora --export=merged                          # merge LoRA adapters into the weights
 """
-from machine import terminal
+from system import terminal
 
 if __name__ == "__main__":
     terminal.begin()
@@ -27,7 +27,7 @@ import numpy as np
 
 import diffusion
 import model
-from machine import kernels, mesh
+from system import kernels, sharding
 from variants import blocks, caches
 
 
@@ -538,7 +538,7 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
         z = jnp.where(rest, cfg.eos_id, z)
         step = jnp.where(rest, s.n, step)
     state = z, step, put(s.logp, logp, 0), s.n + 1, window.block, window.i + 1
-    return State(*mesh.replicate(state), cache, window.stored_next)
+    return State(*sharding.replicate(state), cache, window.stored_next)
 
 
 def block_length(T, cfg, plan):
@@ -619,7 +619,7 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
         return jnp.any(s.z == cfg.mask_id)
 
     s = jax.lax.while_loop(unfinished, lambda s: fill_step(params, keys, s, cfg, plan, valid), s)
-    return mesh.replicate((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
+    return sharding.replicate((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
 
 
 # ---- for a run -------------------------------------------------------------------------------------------------------
@@ -644,6 +644,6 @@ def fill(params, keys, arrays, cfg, plan, group=1):
 
 
 if __name__ == "__main__":
-    from machine import writer
+    from tools import complete
 
-    terminal.run(writer.main)
+    terminal.run(complete.main)

@@ -6,7 +6,7 @@ Task (rl.py) says that; the loop does the rest: optimizer, checkpoints, resuming
 random numbers from the run's seed and s, so any step can be run again alone, and a resumed run equals the unbroken one
 bit for bit.
 """
-from machine import terminal
+from system import terminal
 
 if __name__ == "__main__":
     terminal.begin()
@@ -27,17 +27,18 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
+import checkpoint
 import config
 import data
 import diffusion
-import disk
 import grpo
 import model
 import runs
-from judges import learned, scores
-from machine import lora, mesh
-from machine.start import announce, has_reference, load_reference, plan_ahead, prepare, reference_dtype
+from judges import model_judge, scores
 from rl import OBJECTIVES, Task, policy_loss, scored_by_gradient
+from system import hosts, sharding
+from system.start import announce, has_reference, load_reference, prepare, reference_dtype
+from variants import lora
 
 
 class State(NamedTuple):
@@ -93,7 +94,7 @@ def make_gradient(loss, cfg):
 
     def micro(params, base, total, batch):
         (value, metrics), grads = grad(params, base, batch)
-        return mesh.shard(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
+        return sharding.shard(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
 
     def gradient(params, base, batch):
         if A == 1:
@@ -114,7 +115,7 @@ def make_update(loss, tx, cfg, gradient=None):
     program, or two if a compiled `gradient` is given."""
 
     def apply(params, opt_state, average, step, grads, metrics):
-        updates, opt_state = mesh.shard(tx.update(mesh.shard(grads), opt_state, params))
+        updates, opt_state = sharding.shard(tx.update(sharding.shard(grads), opt_state, params))
         params = optax.apply_updates(params, updates)
         if average is not None:
             decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # warm-up: short memory first
@@ -122,7 +123,7 @@ def make_update(loss, tx, cfg, gradient=None):
         norm = optax.tree.norm
         metrics |= {"grad_norm": norm(grads), "update_norm": norm(updates)}
         metrics |= {"update_ratio": norm(updates) / norm(params)}
-        return *mesh.shard((params, opt_state, average)), metrics
+        return *sharding.shard((params, opt_state, average)), metrics
 
     own_gradient = gradient or make_gradient(loss, cfg)
     apply = jax.jit(apply, donate_argnums=(0, 1, 2)) if gradient else apply
@@ -156,7 +157,7 @@ def check_finite(step, updates, notes, last, cfg):
         mean = combine_metrics({k: np.array([m[k] for m in updates]) for k in updates[0]}, "mean") if updates else {}
         return {k: float(v) for k, v in mean.items()} | notes | {"step": step}
     values = bad[0]
-    kept = disk.steps(cfg.out_dir)
+    kept = checkpoint.steps(cfg.out_dir)
     raise ValueError(
         f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last finite step was "
         + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. "
@@ -185,7 +186,7 @@ def abstract_run(cfg):
     if cfg.lora_rank:
         start = jax.eval_shape(functools.partial(model.cast, dtype=cfg.model.dtype), start)
     loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
-            "judge": functools.partial(learned.loss, cfg=cfg.model),
+            "judge": functools.partial(model_judge.loss, cfg=cfg.model),
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
     params, base = jax.eval_shape(lambda start: lora.split(start, jax.random.key(0), cfg), start)
     state = jax.eval_shape(lambda params: new_state(params, cfg, tx)._replace(step=jnp.int32(0)), params)
@@ -216,12 +217,12 @@ def setup(cfg, claims):
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = optimizer(cfg)
-    params, base = mesh.shard(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
-    run, resuming = disk.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
+    params, base = sharding.shard(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
+    run, resuming = checkpoint.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     other = load_reference(cfg) if has_reference(cfg) and cfg.ref_from and not resuming else None
 
     def create(params):
-        rest = jax.jit(lambda params: mesh.shard(new_state(params, cfg, tx, not other)[2:]))(params)
+        rest = jax.jit(lambda params: sharding.shard(new_state(params, cfg, tx, not other)[2:]))(params)
         return State(0, params, *rest)
 
     state = jax.eval_shape(create, params) if resuming else create(params)
@@ -229,11 +230,11 @@ def setup(cfg, claims):
     task = task._replace(init=None)
     del params, start  # parameters outside the state and the base must not stay on the device; a task holds its start
     if resuming:
-        state, run = disk.restore(resumed, state)
+        state, run = checkpoint.restore(resumed, state)
     elif resumed:
-        state = state._replace(step=disk.step_in_name(resumed))
+        state = state._replace(step=checkpoint.step_in_name(resumed))
     if cfg.ref_offload and has_reference(cfg):
-        state = state._replace(reference=mesh.to_host(state.reference))
+        state = state._replace(reference=sharding.to_host(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # by training, not from the start
@@ -243,12 +244,12 @@ def setup(cfg, claims):
     gradient = jax.jit(make_gradient(task.loss, cfg)) if scored_by_gradient(cfg) else None
     update = make_update(task.loss, tx, cfg, gradient)
     announce(cfg, state, base)
-    first = not mesh.processes()[1]
-    mesh.barrier(f"{cfg.out_dir} is read")
+    first = not hosts.processes()[1]
+    hosts.barrier(f"{cfg.out_dir} is read")
     if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
         claims.enter_context(runs.locked(cfg.out_dir))
     log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
-    mesh.barrier(f"{cfg.out_dir} is free")
+    hosts.barrier(f"{cfg.out_dir} is free")
     return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
 
 
@@ -259,9 +260,16 @@ def new_reference(state, cfg):
     """Return the reference for the iteration after state.step."""
     if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
         return state.reference  # wherever it is stored
-    new = grpo.update_reference(mesh.to_device(state.reference), state.params, state.step, cfg.ref_mode, cfg.ref_decay,
-                                cfg.ref_sync_interval, cfg.ref_sync_mix)  # fmt: skip
-    return mesh.to_host(new) if cfg.ref_offload else new
+    new = grpo.update_reference(
+        sharding.to_device(state.reference),
+        state.params,
+        state.step,
+        cfg.ref_mode,
+        cfg.ref_decay,
+        cfg.ref_sync_interval,
+        cfg.ref_sync_mix,
+    )
+    return sharding.to_host(new) if cfg.ref_offload else new
 
 
 def iterate(run, state):
@@ -291,7 +299,7 @@ def save_and_explain(run, state, best, where, error):
     """Save the run when a reward fails -> the error to raise, which says where it failed and how to go on."""
     if not state.step or run.cfg.eval_only:
         return ValueError(f"{where}: {error}")
-    disk.save_run(run.cfg, state, run.tok, best, finished=False)
+    checkpoint.save_run(run.cfg, state, run.tok, best, finished=False)
     return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
                       "--resume=True")  # fmt: skip
 
@@ -315,7 +323,7 @@ def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
     cfg, last, pending = run.cfg, None, None
     bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
-               disable=bool(mesh.processes()[1]) or None)  # None: without a terminal
+               disable=bool(hosts.processes()[1]) or None)  # None: without a terminal
     bar.set_description_str("compiling, once: 10 to 60 s")
     if cfg.objective == "grpo" and state.step == 0:
         _, best = evaluate(run, state, best)
@@ -338,7 +346,7 @@ def loop(run, state, best, done):
             log, evaluates, saves = (state.step % n == 0 for n in intervals)
             done = state.step >= cfg.max_iters
             logged = log or not updates
-            leaving = mesh.all_max(asked.signal or 0)  # if any process was
+            leaving = hosts.all_max(asked.signal or 0)  # if any process was
             if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
                 last, pending = check_finite(*pending, last, cfg), None
                 if run.log:
@@ -351,7 +359,7 @@ def loop(run, state, best, done):
                 values, best = evaluate(run, state, best)
                 done = done or cfg.stop_at is not None and values[run.task.best_metric] > cfg.stop_at
             if done or best is not before or saves or leaving:
-                disk.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
+                checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
             if leaving and not done:
                 tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise KeyboardInterrupt(int(leaving))
@@ -364,7 +372,7 @@ def train(cfg, rows=None, rewards=None):
     From Python, rows (a list, or {"train": list, "val": list}) may replace the key dataset, and rewards (a function, a
     list, or {name: function}) the key rewards."""
     with contextlib.ExitStack() as claims:
-        claims.enter_context(mesh.use(cfg.mesh))
+        claims.enter_context(sharding.use(cfg.mesh))
         cfg = claims.enter_context(scores.in_memory(config.resolve_paths(cfg), rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.locked(cfg.out_dir))
@@ -385,7 +393,9 @@ def main():
     try:
         if planned := [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--plan=")]:
             others = [word for word in sys.argv[1:] if not word.startswith("--plan=")]
-            return plan_ahead(others, planned[-1], abstract_run)
+            from tools import plan  # which imports this program's stages
+
+            return plan.plan_ahead(others, planned[-1], abstract_run)
         cfg = config.load(sys.argv[1:])
         runs.prepare_process(cfg)
         train(cfg)
@@ -395,11 +405,11 @@ def main():
         raise SystemExit(f"error: {e}") from None
     except RuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
-            mesh.wait_for_watch()
+            hosts.wait_for_watch()
             raise
         raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
                          f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip
 
 
 if __name__ == "__main__":
-    terminal.run(main, mesh.leave)
+    terminal.run(main, hosts.leave)

@@ -38,8 +38,8 @@ import numpy as np
 import data
 import diffusion
 import grpo
-from machine import terminal
 from model import ModelConfig
+from system import terminal
 
 # ---- how a key is declared -------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 import data
 from data.bpe import Tokenizer
-from machine import mesh
+from system import hosts
 
 
 class EncodedRows(NamedTuple):
@@ -148,5 +148,5 @@ def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[
 
 def completion_ids(tokens: jax.Array, tok: Tokenizer, cfg: Any) -> list[list[int]]:
     """Fetch the ids of the completions in tokens (B, T), up to the first end of text."""
-    completions = mesh.gather(tokens)[:, cfg.max_prompt_len :].tolist()
+    completions = hosts.gather(tokens)[:, cfg.max_prompt_len :].tolist()
     return [row[: row.index(tok.eos_id)] if tok.eos_id in row else row for row in completions]

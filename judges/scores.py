@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+import checkpoint
 import data
-import disk
 import grpo
 import rewards
 import sample
 from data import texts
-from judges import learned, rules
-from machine import mesh, slots
+from judges import model_judge, rules
+from system import hosts
+from variants import slots
 
 # ---- which rewards ---------------------------------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ def check_early(cfg: Any) -> None:
 def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
     """Load the rewards of a config, including those from models, and start the sandbox if they run programs."""
     names = cfg.rewards + cfg.eval_rewards
-    made = learned.load(cfg.judge_from, cfg.model.dtype) if cfg.judge_from else {}
+    made = model_judge.load(cfg.judge_from, cfg.model.dtype) if cfg.judge_from else {}
     if cfg.judge_from and not set(made) & set(names):
         raise ValueError(
             f"judge_from={cfg.judge_from!r} makes the reward {'judge' if 'judge' in made else 'coherence'!r}"
@@ -145,8 +146,8 @@ def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
             + f", but rewards are {', '.join(names) or 'none'}"
         )
     if "coherence" in names and "coherence" not in made and cfg.init_from:
-        params, _ = disk.load(cfg.init_from, cfg.model.dtype)
-        made["coherence"] = learned.coherence(params, cfg.model, tok)
+        params, _ = checkpoint.load(cfg.init_from, cfg.model.dtype)
+        made["coherence"] = model_judge.coherence(params, cfg.model, tok)
     found = find_rewards(cfg, rows, **made)
     used = found.trained.keys() | found.eval_only.keys()
     tested = {"tests", "tests_all", "tests_fenced", "performance"} & used
@@ -195,12 +196,12 @@ def score(fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids:
         "max_length": [cfg.max_new_tokens] * len(repeated),
     }
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
-    mine = mesh.my_rows(len(rows))
+    mine = hosts.my_rows(len(rows))
     mine, fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
     for name in fns.keys() & {"judge", "coherence"}:
         fns |= {name: already_scored(rewards.call_reward(name, fns[name], prompts, completions, columns)[mine])}
     columns = {name: column[mine] for name, column in columns.items()}
-    found = mesh.all_gather_objects(
+    found = hosts.all_gather_objects(
         lambda: rewards.combine(fns, weights, prompts[mine], completions[mine], columns, cfg.reward_clip)
     )
     total = np.concatenate([one.total for one in found])

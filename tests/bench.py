@@ -37,10 +37,10 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import numpy as np
     from tqdm import tqdm
 
+    import checkpoint
     import config
     import data
     import diffusion
-    import disk
     import model
     import rl
     import runs
@@ -48,8 +48,9 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import train as trainer
     from data import texts
     from judges import rules, scores
-    from machine import cost, kernels, slots
-    from machine.start import find_or_train
+    from system import kernels, memory
+    from system.start import find_or_train
+    from variants import slots
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -411,9 +412,9 @@ def order(options):
     """sudoku: which cell first and how many at a time; a run's exact match on val as a table"""
     machine("jax", "numpy")
     runs.prepare_process()
-    folder = disk.find(options.run)
-    params, cfg = disk.load(folder)
-    run, tok, rows = disk.read_run(folder), data.Tokenizer.load(folder), data.load("sudoku", "val")
+    folder = checkpoint.find(options.run)
+    params, cfg = checkpoint.load(folder)
+    run, tok, rows = checkpoint.read_run(folder), data.Tokenizer.load(folder), data.load("sudoku", "val")
     if not run:
         raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py")
     rows, all_steps = some(options, (rows[:4], (1,)), (rows[:64], (16, 4, 1)), (rows, (16, 8, 4, 2, 1)))
@@ -465,7 +466,7 @@ def iterations(prompts, kept, updates, steps, views):
 
 def finished(out):
     """Whether a run of train.py was run to its end."""
-    return bool(disk.steps(out)) and disk.read_run(disk.find(out)).get("finished")
+    return bool(checkpoint.steps(out)) and checkpoint.read_run(checkpoint.find(out)).get("finished")
 
 
 def estimators(options):
@@ -578,8 +579,8 @@ def right_words(prompts, completions, answer):
 def asked(task, n_rows):
     """Name of a task -> params, the config of its run, arrays of Text, and score(tokens) -> accuracy, tokens."""
     run = dataclasses.replace(config.read_file(f"config/{task}_base.py"), eval_size=n_rows)
-    folder = disk.best(find_or_train(f"config/{task}_base.py", trainer.train))[0]
-    params, shape = disk.load(folder)
+    folder = checkpoint.best(find_or_train(f"config/{task}_base.py", trainer.train))[0]
+    params, shape = checkpoint.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
     text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=False), run)
     arrays = text.take(slice(None))
@@ -751,7 +752,7 @@ def growing(what, n, usual, shape):
     if views:
         run = dataclasses.replace(run, objective="grpo", init_from="x", rewards=("length",), logp_est="elbo",
                                   logp_views=n, group_size=4, max_prompt_len=T // 2, max_new_tokens=T // 2)  # fmt: skip
-    (params, step), flops, key = learner(run), cost.estimate_flops(run)["update"], jax.random.key(0)
+    (params, step), flops, key = learner(run), memory.estimate_flops(run)["update"], jax.random.key(0)
     if not views:
         z, plan = jnp.full((B, T), cfg.mask_id), sampler.Plan(steps=1, block_len=T)
         denoise = waiting(functools.partial(sampler.generate, params, key, z, cfg, plan))
@@ -785,7 +786,7 @@ def growth(options):
     print(f"""
 A step of training and a denoising pass of {told(usual)} where no other number is given; {told(shape)}.
 Views: a step of GRPO on 4 completions of each of as many prompts, half of the tokens.
-Best of several. x: times the first row of its kind; GFLOP: counted by machine/cost.py; of: share of the matmul rate
+Best of several. x: times the first row of its kind; GFLOP: counted by system/memory.py; of: share of the matmul rate
 """)
     head = ["", "step, ms", "x", "GFLOP", "x", "of", "pass, ms", "x", "GFLOP", "x", "of"]
     jobs = [(what, n) for what, ns in sizes.items() for n in ns]

@@ -10,8 +10,8 @@ import bench
 import jax
 import pytest
 
+import checkpoint
 import data
-import disk
 import model
 import runs
 from config.sudoku import config
@@ -97,7 +97,8 @@ def small_run(folder):
     tok = data.tokenizer("sudoku")
     ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
     cfg = replace(config, out_dir=str(folder), model=replace(config.model, n_layer=1, d_model=16, **ids))
-    disk.save_run(cfg, State(1, model.init(jax.random.key(0), cfg.model), (), None, None), tok, None, finished=True)
+    state = State(1, model.init(jax.random.key(0), cfg.model), (), None, None)
+    checkpoint.save_run(cfg, state, tok, None, finished=True)
 
 
 @pytest.mark.slow
@@ -185,7 +186,7 @@ def test_estimators_are_runs_of_train_and_found_again(tmp_path):
     first, rows = started("estimators", *options)
     assert rows["one_step"] == ["token", "1", "+0.0 ± 0.0", "+0.0 ± 0.0"]
     assert started("estimators", *options)[1] == rows
-    assert disk.steps(tmp_path / "sudoku-positive-one_step-token-0") == [1]
+    assert checkpoint.steps(tmp_path / "sudoku-positive-one_step-token-0") == [1]
 
 
 @pytest.mark.slow

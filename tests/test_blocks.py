@@ -9,18 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import checkpoint
 import config
 import data
 import diffusion
-import disk
 import model
 import rl
 import runs
 import sample
 import train
-from machine import cost, lora, writer
-from machine.start import adapt, prepare
-from variants import blocks
+from system import disk, huggingface, memory
+from system.start import adapt, prepare
+from tools import complete
+from variants import blocks, lora
 
 SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)
@@ -36,7 +37,7 @@ def of(**switches):
 
 @functools.cache
 def fixture(folder):
-    return *disk.load(folder), np.load(f"{folder}/expected.npz")
+    return *checkpoint.load(folder), np.load(f"{folder}/expected.npz")
 
 
 def but_mask(x, mask_id=308):
@@ -325,9 +326,9 @@ def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, cap
     assert sample.plan(run, 0.0).block_len is None
     assert sample.plan(dataclasses.replace(run, block_len=2), 0.0).block_len == 2
     params = model.init(KEY, cfg)
-    disk.save(tmp_path, params, cfg)
+    huggingface.save(tmp_path, params, cfg)
     tok.save(tmp_path)
-    assert writer.main([str(tmp_path), "--prompt=123456789", f"--max_new_tokens={new}"]) == 0, capsys.readouterr().err
+    assert complete.main([str(tmp_path), "--prompt=123456789", f"--max_new_tokens={new}"]) == 0, capsys.readouterr().err
 
 
 # ---- folders, and what models are made of ----------------------------------------------------------------------------
@@ -336,8 +337,8 @@ def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, cap
 @pytest.mark.parametrize("folder", [SDAR, FAST])
 def test_a_saved_block_model_is_the_same_again(folder, tmp_path):
     params, cfg, _ = fixture(folder)
-    disk.save(tmp_path, params, cfg)
-    again, same = disk.load(tmp_path)
+    huggingface.save(tmp_path, params, cfg)
+    again, same = checkpoint.load(tmp_path)
     assert same == dataclasses.replace(cfg, d_head=cfg.head_dim)
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
 
@@ -348,10 +349,10 @@ def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, 
     del theirs["block_size"], theirs["mask_token_id"]
     (tmp_path / name).mkdir()
     disk.write_json(tmp_path / name / "config.json", theirs)
-    assert disk.read_config(tmp_path / name).mask_id is None
+    assert huggingface.read_config(tmp_path / name).mask_id is None
     disk.write_json(tmp_path / name / "added_tokens.json", {"<MASK>": 308, "<|im_end|>": 306})
     disk.write_json(tmp_path / name / "tokenizer_config.json", {"mask_token": {"content": "<|MASK|>"}})
-    cfg = disk.read_config(tmp_path / name)
+    cfg = huggingface.read_config(tmp_path / name)
     assert (cfg.block_causal, cfg.mask_id) == (b, 308)
 
 
@@ -359,7 +360,7 @@ def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, 
 def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches, name, tmp_path):
     cfg = dataclasses.replace(CFG, **dict(block_causal=None, causal=True, shift=True, qk_norm=False) | switches)
     params, new = adapt(model.init(KEY, cfg), cfg, 4, 4)
-    assert disk.family_of(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
+    assert huggingface.family_of(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
     close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
     assert np.isfinite(model.logits(params, X, new)).all()
 
@@ -374,7 +375,7 @@ def test_a_model_is_causal_over_tokens_or_over_blocks():
 
 def test_a_clean_copy_is_counted_once_for_all_noisy_ones():
     shape = lambda b: dataclasses.replace(CFG, vocab_size=64, d_model=64, block_causal=b)
-    update = lambda b, **changes: cost.estimate_flops(config.Config(model=shape(b), **changes))["update"]
+    update = lambda b, **changes: memory.estimate_flops(config.Config(model=shape(b), **changes))["update"]
     ratio = lambda **changes: update(4, **changes) / update(None, **changes)
     tuning = dict(objective="grpo", init_from="a", rewards=("exact",), logp_est="elbo")
     whole = dict(max_prompt_len=0, max_new_tokens=256)
@@ -441,6 +442,6 @@ def test_adapt_makes_a_block_model_of_a_causal_one(base, tmp_path):
     two = config.Config(**SECONDS, dataset=str(base), out_dir=f"{tmp_path}/block", init_from=f"{tmp_path}/causal",
                         adapt=True, model=dataclasses.replace(shape, block_causal=4))  # fmt: skip
     train.train(two)
-    cfg = disk.read_config(disk.find(two.out_dir))
-    assert disk.family_of(cfg) == "sdar" and cfg.block_causal == 4 and not cfg.shift
-    assert writer.main([two.out_dir, "--prompt=12", "--max_new_tokens=5"]) == 0
+    cfg = huggingface.read_config(checkpoint.find(two.out_dir))
+    assert huggingface.family_of(cfg) == "sdar" and cfg.block_causal == 4 and not cfg.shift
+    assert complete.main([two.out_dir, "--prompt=12", "--max_new_tokens=5"]) == 0

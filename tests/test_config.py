@@ -22,7 +22,7 @@ import rewards
 import runs
 import sample
 import train
-from machine import cost
+from system import memory
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
@@ -188,7 +188,7 @@ def test_the_command_for_one_card_in_a_recipes_header_fits_80_gb(name):
     paper, said = config.read_file(path), open(path).read().split('"""')[1]
     lora = config.override(paper, dict(re.findall(r"--(\w+)=(\S+)", re.search(r".*--lora_rank.*", said)[0])))
     shaped = lambda c: dataclasses.replace(c, model=dataclasses.replace(c.model, **shape))
-    peak = lambda c: cost.estimate_bytes(shaped(c), n_devices=1)["peak"] / 1e9  # of a card, not of the CPU that is here
+    peak = lambda c: memory.estimate_bytes(shaped(c), n_devices=1)["peak"] / 1e9  # of a card, not of this CPU
     assert peak(lora) < 80 < peak(paper)
     assert all(f"{peak(c):.0f} GB" in said for c in (lora, paper))
 

@@ -492,7 +492,7 @@ def test_without_the_package_parquet_and_the_hub_are_answered_with_its_name(tmp_
 
 def test_a_model_of_the_hub_is_opened_from_its_cache_and_a_missing_one_is_an_error(hub):
     from data.tiny import prepare as tiny
-    from machine.start import find_or_train
+    from system.start import find_or_train
     where = hub("model", "GSAI-ML/tiny", {"config.json": lambda path: tiny.checkpoint(path.parent, "llada")})
     assert find_or_train("GSAI-ML/tiny", None) == f"{where}/"
     with pytest.raises(ValueError, match="'GSAI-ML/other' is nothing here, and as a model of huggingface.co it can"):

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import checkpoint
 import diffusion
-import disk
 import model
 
 KEY = jax.random.key(0)
@@ -146,7 +146,7 @@ def test_at_equal_cost_pairs_vary_less_in_loss_and_in_gradient():
 @pytest.fixture(scope="module")
 def llada():
     folder = "tests/fixtures/llada"
-    return *disk.load(folder), np.load(f"{folder}/expected.npz")
+    return *checkpoint.load(folder), np.load(f"{folder}/expected.npz")
 
 
 def test_training_losses_equal_lladas(llada):

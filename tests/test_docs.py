@@ -13,20 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import checkpoint
 import diffusion
-import disk
 import grpo
 import model
 import rewards
 import sample
+from system import huggingface
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
 PAGES = sorted(glob.glob("docs/*.md"))
 LONGEST = dict.fromkeys(PAGES, 120) | {"README.md": 300, "config/README.md": 40}
-CODE = "disk", "diffusion", "grpo", "model", "rewards", "rl", "runs", "sample", "train", "config"
+CODE = "checkpoint", "diffusion", "grpo", "model", "rewards", "rl", "runs", "sample", "train", "config"
 CODE = {name: name for name in CODE} | {
     "data": "data", "texts": "data.texts", "scores": "judges.scores", "blocks": "variants.blocks",
-    "caches": "variants.caches", "kernels": "machine.kernels", "slots": "machine.slots"}  # fmt: skip
+    "caches": "variants.caches", "kernels": "system.kernels", "slots": "variants.slots",
+    "huggingface": "system.huggingface", "memory": "system.memory"}  # fmt: skip
 
 
 def read(path):
@@ -56,7 +58,7 @@ def test_the_index_has_the_question_of_every_page():
 @pytest.mark.parametrize("path", LONGEST)
 def test_every_file_and_function_that_a_page_names_is_there(path):
     text = read(path)
-    for file in re.findall(r"`((?:config|data|docs|judges|machine|tests|variants|assets)/[\w/]+\.\w+)`", text):
+    for file in re.findall(r"`((?:config|data|docs|judges|system|tests|tools|variants|assets)/[\w/]+\.\w+)`", text):
         assert os.path.exists(file), file
     for module, name in re.findall(r"`(\w+)\.(\w+)`", text):
         if module in CODE and name not in ("py", "md", "jsonl"):
@@ -147,22 +149,22 @@ def test_the_attention_of_the_page_is_a_line_in_the_mask(monkeypatch):
 def test_the_family_of_the_page_opens(added, tmp_path):
     cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, causal=True, shift=True)
     params = model.init(jax.random.key(0), cfg)
-    disk.save(tmp_path, params, cfg)
+    huggingface.save(tmp_path, params, cfg)
     file = tmp_path / "config.json"
     theirs = json.loads(file.read_text()) | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     file.write_text(json.dumps(theirs))
     with pytest.raises(ValueError, match="known families"):
-        disk.load(tmp_path)
-    added("disk.py", disk, "FAMILIES")
-    opened, shape = disk.load(tmp_path)
+        checkpoint.load(tmp_path)
+    added("system/huggingface.py", huggingface, "FAMILIES")
+    opened, shape = checkpoint.load(tmp_path)
     assert shape.causal and jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), opened, params))
     file.write_text(json.dumps(theirs | {"sliding_window": 4096}))
     with pytest.raises(ValueError, match="sliding_window=4096"):
-        disk.load(tmp_path)
+        checkpoint.load(tmp_path)
 
 
 def test_the_page_has_no_other_examples():
-    assert {*EXAMPLES} == {"sample.py", "diffusion.py", "my.py", "grpo.py", "model.py", "disk.py"}
+    assert {*EXAMPLES} == {"sample.py", "diffusion.py", "my.py", "grpo.py", "model.py", "system/huggingface.py"}
     for kind, code in EXAMPLES.values():
         assert kind == "diff" or ast.parse(code)
 

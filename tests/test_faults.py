@@ -13,11 +13,12 @@ from faults import KINDS, Disk, Killed, faulty
 from shared import compiled_once
 from test_train import left, written
 
+import checkpoint
 import config
-import disk
 import model
 import runs
 import train
+from system import disk
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,24 +77,24 @@ def broken(cfg, on):
         assert os.strerror(KINDS[on.kind]) in said and cfg.out_dir in said, said
         if path.startswith(cfg.out_dir) and not said.startswith(f"{path} cannot be read"):
             assert f"{'make room' if on.kind == 'full' else 'mend that'} and" in said, said
-            whole = [disk.checkpoint_folder(cfg.out_dir, step) for step in disk.steps(cfg.out_dir)[-1:]]
+            whole = [checkpoint.checkpoint_folder(cfg.out_dir, step) for step in checkpoint.steps(cfg.out_dir)[-1:]]
             assert (f"{whole[0]} is whole" in said and "--resume=True" in said) if whole else "start again" in said
         return "said"
     except Killed:
         return "killed"
     finally:
-        while disk.IN_FLIGHT:  # as if the process had ended
+        while checkpoint.IN_FLIGHT:  # as if the process had ended
             with contextlib.suppress(BaseException):
-                disk.IN_FLIGHT.pop().result()
+                checkpoint.IN_FLIGHT.pop().result()
 
 
 def mended(cfg, want):
     """Goes on after a fault, as the message says, on a disk without faults; then all is as if there had been none."""
-    begun = disk.steps(cfg.out_dir) or os.path.exists(f"{cfg.out_dir}/metrics.jsonl")
+    begun = checkpoint.steps(cfg.out_dir) or os.path.exists(f"{cfg.out_dir}/metrics.jsonl")
     train.train(dataclasses.replace(cfg, resume=bool(begun)))
     assert left(cfg.out_dir) == want
     names = {name for name in os.listdir(cfg.out_dir) if not name.startswith("step-")}
-    assert names == {*disk.LOGS, "run.json", "curves.png", "report.html"}
+    assert names == {*checkpoint.LOGS, "run.json", "curves.png", "report.html"}
 
 
 def fault(scenario, whole, tmp_path, on):

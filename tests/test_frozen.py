@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import checkpoint
 import config
-import disk
 import runs
 import sample
 import train
@@ -47,7 +47,7 @@ def same(name, found, **close):
 @pytest.mark.parametrize("fixture", FIXTURES)
 def test_the_likeliest_tokens_and_their_steps(fixture, rule):
     """Prompts of 8 tokens, a whole number of blocks, and 16 masks, some of them behind a given token."""
-    params, cfg = disk.load(f"tests/fixtures/{fixture}")
+    params, cfg = checkpoint.load(f"tests/fixtures/{fixture}")
     rows = jax.random.randint(jax.random.key(1), (3, 24), 5, 200)
     z = jnp.where(jnp.arange(24) < 8, rows, cfg.mask_id).at[2, 13].set(77)
     plan = sample.Plan(rule=rule, steps=2 if cfg.block_causal else 6, threshold=0.3, factor=1.5, budget=1.0,

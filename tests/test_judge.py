@@ -1,4 +1,4 @@
-"""judges/learned.py: pairs, the loss, calibration, and the judge and the likelihood of a model as rewards."""
+"""judges/model_judge.py: pairs, the loss, calibration, and the judge and the likelihood of a model as rewards."""
 import json
 import math
 
@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import disk
 import model
 import rewards
 from data import Tokenizer
-from judges import learned
+from judges import model_judge
+from system import huggingface
 
 TOK = Tokenizer.bytes()
 IDS = dict(vocab_size=259, mask_id=TOK.mask_id, eos_id=TOK.eos_id, pad_id=TOK.pad_id)
@@ -26,36 +26,36 @@ ROWS = [{"prompt": "p", "completion": f"one {i} two three four five"} for i in r
 
 def test_a_text_has_the_same_score_in_every_batch_and_blank_text_none():
     texts = ["one", "two", "three", "", "a much longer text than all the others"]
-    reward = learned.judge(SCORER, CFG, TOK, batch_size=2, max_len=24)
+    reward = model_judge.judge(SCORER, CFG, TOK, batch_size=2, max_len=24)
     scores = reward(["p"] * 5, texts)
     assert scores[3] == 0 and all(0 < s < 1 for i, s in enumerate(scores) if i != 3) and len(set(scores)) == 5
     assert scores == pytest.approx([reward(["p"], [text])[0] for text in texts], abs=1e-6)
 
 
 def test_the_reward_is_the_sigmoid_of_the_models_score():
-    tokens, valid = learned.encode(["ab"], ["c"], TOK, 6)
+    tokens, valid = model_judge.encode(["ab"], ["c"], TOK, 6)
     assert tokens.tolist() == [[TOK.pad_id, TOK.pad_id, *TOK.encode("abc"), TOK.eos_id]]
     assert valid.tolist() == [[False, False, True, True, True, True]]
     score = float(model.score(SCORER, tokens, CFG, valid)[0])
-    expected = 1 / (1 + math.exp(-score))
+    expected = pytest.approx(1 / (1 + math.exp(-score)), rel=1e-5)
     for max_len in (6, 16):  # padding does not count
-        assert learned.judge(SCORER, CFG, TOK, max_len=max_len)(["ab"], ["c"]) == [pytest.approx(expected, rel=1e-5)]
+        assert model_judge.judge(SCORER, CFG, TOK, max_len=max_len)(["ab"], ["c"]) == [expected]
 
 
 def test_what_is_too_long_loses_its_beginning():
-    tokens, valid = learned.encode(["prompt"], ["12345"], TOK, 4)
+    tokens, valid = model_judge.encode(["prompt"], ["12345"], TOK, 4)
     assert tokens[0].tolist() == [*TOK.encode("345"), TOK.eos_id] and valid.all()
 
 
 def test_texts_of_all_lengths_have_few_widths_and_at_most_half_as_many_tokens_again():
     sizes = (1, 32, *range(33, 4097, 97), 4096)
-    widths = {n: learned.encode([""], ["x" * (n - 1)], TOK, 4096)[0].shape[1] for n in sizes}
+    widths = {n: model_judge.encode([""], ["x" * (n - 1)], TOK, 4096)[0].shape[1] for n in sizes}
     assert len(set(widths.values())) <= 17 and widths[4096] == 4096
     assert all(n <= width <= 1.5 * max(n, 16) for n, width in widths.items())
 
 
 def saved(folder, params, cfg):
-    disk.save(folder, params, cfg)
+    huggingface.save(folder, params, cfg)
     TOK.save(folder)
     return folder
 
@@ -67,34 +67,34 @@ def test_a_judge_is_loaded_from_its_folder_and_says_how_good_it_is(tmp_path, cap
         (tmp_path / f"step-{step:06d}").mkdir()
         folder = saved(tmp_path / f"step-{step:06d}", params, CFG)
         (folder / "run.json").write_text(json.dumps(best))
-    made = learned.load(tmp_path)
-    assert made["judge"](["p"], ["one"]) == learned.judge(SCORER, CFG, TOK)(["p"], ["one"])
+    made = model_judge.load(tmp_path)
+    assert made["judge"](["p"], ["one"]) == model_judge.judge(SCORER, CFG, TOK)(["p"], ["one"])
     assert "step-000005: val/pair_acc 0.934 on held-out texts" in capsys.readouterr().out
 
 
 def test_a_denoiser_is_no_judge_but_measures_coherence(tmp_path):
-    made = learned.load(saved(tmp_path, init(jax.random.key(0), CFG), CFG))
+    made = model_judge.load(saved(tmp_path, init(jax.random.key(0), CFG), CFG))
     assert set(made) == {"coherence"}
     with pytest.raises(ValueError, match="judge_from"):
         rewards.resolve("judge", **made)
 
 
 def test_a_judge_is_kept_and_computes_in_the_dtype_that_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(learned, "judge", lambda params, cfg, tok: (params["embed"].dtype, cfg.dtype))
+    monkeypatch.setattr(model_judge, "judge", lambda params, cfg, tok: (params["embed"].dtype, cfg.dtype))
     folder = saved(tmp_path, SCORER, CFG)
-    assert learned.load(folder, "bfloat16")["judge"] == ("bfloat16", "bfloat16")
+    assert model_judge.load(folder, "bfloat16")["judge"] == ("bfloat16", "bfloat16")
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
     small = model.ModelConfig(n_layer=1, n_head=2, d_model=16, vocab_size=200, mask_id=5)
     with pytest.raises(ValueError, match="ids up to 258, its model only 200"):
-        learned.load(saved(tmp_path, init(jax.random.key(0), small, n_out=1), small))
+        model_judge.load(saved(tmp_path, init(jax.random.key(0), small, n_out=1), small))
 
 
 def test_coherence_of_a_uniform_model_is_minus_log_v_and_of_blank_text_the_floor():
     params = init(jax.random.key(0), CFG)
     uniform = params | {"head": jnp.zeros_like(params["head"])}
-    values = learned.coherence(uniform, CFG, TOK, max_len=32)(["p"] * 3, ["short", "a longer completion", " "])
+    values = model_judge.coherence(uniform, CFG, TOK, max_len=32)(["p"] * 3, ["short", "a longer completion", " "])
     assert values == pytest.approx([-math.log(258), -math.log(258), -20.0], abs=1e-4)
 
 
@@ -103,7 +103,7 @@ def test_coherence_of_a_uniform_model_is_minus_log_v_and_of_blank_text_the_floor
 def test_coherence_of_a_text_is_the_same_in_every_row_and_behind_any_padding(shift):
     cfg = model.ModelConfig(n_layer=1, n_head=2, d_model=16, shift=shift, qkv_bias=shift, **IDS)
     params = model.init(jax.random.key(3), cfg) | {"head": jax.random.normal(jax.random.key(4), (16, 259))}
-    coherence = learned.coherence(params, cfg, TOK, batch_size=4, max_len=48)
+    coherence = model_judge.coherence(params, cfg, TOK, batch_size=4, max_len=48)
     alike = coherence([""] * 8, ["a word or two"] * 8)
     assert alike == pytest.approx([alike[0]] * 8, abs=1e-5)
     longer = coherence(["", "a longer prompt"], ["a word or two", "and a longer text"])
@@ -116,34 +116,35 @@ def test_coherence_of_a_causal_model_is_its_exact_log_prob():
     params = model.init(jax.random.key(3), cfg) | {"head": jax.random.normal(jax.random.key(4), (16, 259))}
     ids = jnp.array([[*TOK.encode("ab"), TOK.eos_id]])
     logp = jax.nn.log_softmax(model.logits(params, ids, cfg))[0, [1, 2], ids[0, 1:]]
-    assert learned.coherence(params, cfg, TOK, max_len=8)(["a"], ["b"]) == [pytest.approx(float(logp.mean()), abs=1e-4)]
+    score = model_judge.coherence(params, cfg, TOK, max_len=8)(["a"], ["b"])
+    assert score == [pytest.approx(float(logp.mean()), abs=1e-4)]
 
 
 # ---- pairs ----
 
 
 def test_the_worse_text_of_a_pair_is_another_text():
-    p = learned.make_pairs(ROWS, seed=0)
+    p = model_judge.make_pairs(ROWS, seed=0)
     assert len(p.prompts) == len(p.better) == len(p.worse) == len(p.kinds) > 30
     assert all(a != b for a, b in zip(p.better, p.worse, strict=True))
     assert set(p.kinds) == {"swapped", "lost", "replaced", "another row"}
-    assert learned.make_pairs(ROWS, seed=0) == p != learned.make_pairs(ROWS, seed=1)
+    assert model_judge.make_pairs(ROWS, seed=0) == p != model_judge.make_pairs(ROWS, seed=1)
 
 
 def test_the_text_of_another_row_is_only_worse_where_there_is_a_prompt():
-    p = learned.make_pairs([row | {"prompt": ""} for row in ROWS], seed=0)
+    p = model_judge.make_pairs([row | {"prompt": ""} for row in ROWS], seed=0)
     assert set(p.kinds) == {"swapped", "lost", "replaced"}
-    assert learned.make_worse(np.random.default_rng(0), "x", "other", False) == ("", "lost")
+    assert model_judge.make_worse(np.random.default_rng(0), "x", "other", False) == ("", "lost")
 
 
 def test_texts_are_as_wide_as_the_longest_needs_and_what_is_cut_is_said(capsys):
-    shape = lambda *texts: learned.encode(*texts, TOK, 64)[0].shape
+    shape = lambda *texts: model_judge.encode(*texts, TOK, 64)[0].shape
     assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
-    tokens, valid = learned.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
+    tokens, valid = model_judge.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
     assert tokens.shape == (2, 24) and valid.sum(1).tolist() == [23, 3]
-    learned.encode_pairs(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 64)
+    model_judge.encode_pairs(model_judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 64)
     assert not capsys.readouterr().out
-    batch = learned.encode_pairs(learned.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 8)
+    batch = model_judge.encode_pairs(model_judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 8)
     assert batch["better"].shape == (1, 8) and "1 of 2 texts, the longest of 22 tokens" in capsys.readouterr().out
 
 
@@ -151,7 +152,7 @@ def test_swapping_keeps_the_words_and_losing_loses_some():
     rng = np.random.default_rng(0)
     text = "a b c d e f"
     for _ in range(50):
-        worse, kind = learned.make_worse(rng, text, "x y")
+        worse, kind = model_judge.make_worse(rng, text, "x y")
         words = sorted(worse.split())
         assert {"swapped": words == text.split(), "lost": set(words) < set(text.split()), "another row": worse == "x y",
                 "replaced": len(words) == 6 and len(set(words) - set(text.split())) == 1}[kind]  # fmt: skip
@@ -159,39 +160,40 @@ def test_swapping_keeps_the_words_and_losing_loses_some():
 
 def test_every_second_text_is_refilled_by_a_generator_if_there_is_one():
     refill = lambda rows, seed: ([row["completion"] for row in rows[:-1]] + ["made up"], ["filled"] * len(rows))
-    p = learned.make_pairs(ROWS, 0, refill)
+    p = model_judge.make_pairs(ROWS, 0, refill)
     assert p.worse[p.kinds.index("filled")] == "made up" and p.kinds.count("filled") == 1  # rightly filled: no pair
 
 
 def test_preferences_and_scores_of_the_user_are_taken_as_they_are():
-    p = learned.make_pairs([{"prompt": "p", "chosen": "a", "rejected": "b"}], 0)
+    p = model_judge.make_pairs([{"prompt": "p", "chosen": "a", "rejected": "b"}], 0)
     assert (p.better, p.worse) == (["a"], ["b"])
-    assert learned.make_pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0).scores == [0.25]
+    assert model_judge.make_pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0).scores == [0.25]
     for wrong in (7, -0.1, float("nan"), float("inf")):  # the loss would be nan, and the learning rate blamed for it
         rows = [{"prompt": f"p{s}", "completion": "a", "score": s} for s in (0, 0.5, wrong, wrong)]
         with pytest.raises(ValueError, match=f"but 2 of 4 do not; the first is score={wrong:g}, of .* 'p{wrong}'"):
-            learned.make_pairs(rows, 0)
+            model_judge.make_pairs(rows, 0)
     with pytest.raises(ValueError, match="prompt, answer"):
-        learned.make_pairs([{"prompt": "p", "answer": "a"}], 0)
+        model_judge.make_pairs([{"prompt": "p", "answer": "a"}], 0)
 
 
 # ---- learning ----
 
 
 def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
-    batch = learned.encode_pairs(learned.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 8)
+    batch = model_judge.encode_pairs(model_judge.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 8)
     b, w = (float(model.score(SCORER, batch[s], CFG, batch[s + "_valid"])[0]) for s in ("better", "worse"))
     log_sigmoid = lambda s: -math.log1p(math.exp(-s))
     expected = -log_sigmoid(b - w) - (log_sigmoid(b) + log_sigmoid(-w)) / 2
-    value, metrics = learned.loss(SCORER, batch, CFG)
+    value, metrics = model_judge.loss(SCORER, batch, CFG)
     assert float(value) == pytest.approx(expected, rel=1e-5) and float(metrics["pair_acc"]) == (b > w)
 
 
 def test_with_scores_the_loss_is_least_where_the_sigmoid_is_the_score():
-    batch = learned.encode_pairs(learned.Pairs(["p"], ["x"], ["x"], ["scored"], np.array([0.8], np.float32)), TOK, 8)
+    pairs = model_judge.Pairs(["p"], ["x"], ["x"], ["scored"], np.array([0.8], np.float32))
+    batch = model_judge.encode_pairs(pairs, TOK, 8)
     h = np.asarray(model.trunk(SCORER, batch["better"], CFG, batch["better_valid"])).astype(np.float64)
     pooled = (h * batch["better_valid"][..., None]).sum(1)[0] / batch["better_valid"].sum()
-    at = lambda p: float(learned.loss(
+    at = lambda p: float(model_judge.loss(
         SCORER | {"head": jnp.asarray(pooled / (pooled @ pooled) * math.log(p / (1 - p)), jnp.float32)[:, None]},
         batch, CFG)[0])  # fmt: skip
     assert at(0.8) < min(at(0.7), at(0.9)) and at(0.8) == pytest.approx(0.5004, abs=1e-3)
@@ -199,11 +201,11 @@ def test_with_scores_the_loss_is_least_where_the_sigmoid_is_the_score():
 
 def test_calibration_error_is_zero_when_chances_come_true_and_not_else():
     better, worse = np.full(80, 0.85), np.concatenate([np.full(14, 0.85), np.full(66, 0.05)])
-    assert learned.calibration_error(better, worse) == pytest.approx(0.02 + 0.01, abs=0.011)
-    assert learned.calibration_error(np.full(50, 0.99), np.full(50, 0.99)) == pytest.approx(0.49)
+    assert model_judge.calibration_error(better, worse) == pytest.approx(0.02 + 0.01, abs=0.011)
+    assert model_judge.calibration_error(np.full(50, 0.99), np.full(50, 0.99)) == pytest.approx(0.49)
 
 
 def test_the_report_names_the_kinds_of_pairs():
-    p = learned.Pairs(["p"] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"], None)
-    out = learned.pair_metrics(np.array([1, 2, 3, 4.0]), np.array([0, 3, 0, 0.0]), p)
+    p = model_judge.Pairs(["p"] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"], None)
+    out = model_judge.pair_metrics(np.array([1, 2, 3, 4.0]), np.array([0, 3, 0, 0.0]), p)
     assert (out["val/pair_acc"], out["val/pair_acc/x"], out["val/pair_acc/y"]) == (0.75, 0.5, 1.0)

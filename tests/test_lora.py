@@ -13,16 +13,18 @@ import safetensors.numpy
 from shared import compiled_once, kept_in_16_bits
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
+import checkpoint
 import config
 import data
 import diffusion
-import disk
 import model
 import rl
 import train
-from judges import learned
-from machine import lora, writer
-from machine.start import count_params, prepare
+from judges import model_judge
+from system import disk, huggingface
+from system.start import count_params, prepare
+from tools import complete
+from variants import lora
 
 KEY = jax.random.key(0)
 ALL = config.Config.lora_targets
@@ -57,10 +59,10 @@ def saved(tmp_path):
     """saved(cfg, ...) -> base, adapters, the folder of the adapters; the base is in a folder beside it."""
     def write(cfg, targets=ALL, rank=3, alpha=5.0, n_out=None):
         base = start(cfg)
-        disk.save(tmp_path / "base", base, cfg)
+        huggingface.save(tmp_path / "base", base, cfg)
         new = trained_adapters(cfg, targets, rank)
         new = new | ({"head": 0.1 * jax.random.normal(KEY, (cfg.d_model, 1))} if n_out else {})
-        disk.write_files(tmp_path / "lora", disk.adapter_files(new, cfg, str(tmp_path / "base"), alpha))
+        disk.write_files(tmp_path / "lora", huggingface.adapter_files(new, cfg, str(tmp_path / "base"), alpha))
         return base, new, tmp_path / "lora"
     return write
 
@@ -92,7 +94,7 @@ def test_new_adapters_are_those_of_peft_a_uniform_a_and_a_zero_b():
 def test_adapters_add_alpha_over_rank_times_their_product(saved):
     cfg = SAVED["llada"]
     base, new, folder = saved(cfg, ("k", "gate"), rank=3, alpha=6.0)
-    merged, _ = disk.load(folder)
+    merged, _ = checkpoint.load(folder)
     for name, w in base["blocks"].items():
         more = 2.0 * new["blocks"][name + "_a"] @ new["blocks"][name + "_b"] if name in ("k", "gate") else 0
         np.testing.assert_allclose(merged["blocks"][name], w + more, atol=1e-6)
@@ -117,8 +119,9 @@ def test_the_gradient_of_adapters_is_that_of_their_matrix_seen_through_the_other
 def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, saved):
     cfg = SAVED[name]
     base, new, folder = saved(cfg)
-    merged, shape = disk.load(folder)
-    assert shape == disk.load(folder.parent / "base")[1] and jax.tree.structure(merged) == jax.tree.structure(base)
+    merged, shape = checkpoint.load(folder)
+    assert shape == checkpoint.load(folder.parent / "base")[1]
+    assert jax.tree.structure(merged) == jax.tree.structure(base)
     close(logits(merged, TOKENS, cfg), logits(lora.adapted(base, new, 5.0), TOKENS, cfg), 1e-5)
     files = set(os.listdir(folder))
     assert files == {"adapter_config.json", "adapter_model.safetensors"}  # and no weights of the base
@@ -128,7 +131,7 @@ def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, saved):
 def test_the_head_of_a_judge_is_among_its_adapters(name, saved):
     cfg = SAVED[name]
     base, new, folder = saved(cfg, n_out=1)
-    merged, shape = disk.load(folder)
+    merged, shape = checkpoint.load(folder)
     assert model.width(merged) == 1 and np.array_equal(merged["head"], new["head"])
     unmerged = lora.adapted(base, new, 5.0)
     score = jax.jit(functools.partial(model.score, cfg=cfg))
@@ -140,20 +143,20 @@ def test_a_base_may_be_adapters_of_a_base_itself(saved, tmp_path):
     cfg = SAVED["llada"]
     base, first, folder = saved(cfg)
     second = trained_adapters(cfg, ("o",), 2)
-    disk.write_files(tmp_path / "second", disk.adapter_files(second, cfg, str(folder), 4.0))
-    close(logits(disk.load(tmp_path / "second")[0], TOKENS, cfg),
-          logits(lora.adapted(disk.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
+    disk.write_files(tmp_path / "second", huggingface.adapter_files(second, cfg, str(folder), 4.0))
+    close(logits(checkpoint.load(tmp_path / "second")[0], TOKENS, cfg),
+          logits(lora.adapted(checkpoint.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
 
 
 @pytest.mark.slow
 def test_a_base_held_in_bfloat16_computes_what_one_cast_at_every_step_does(saved):
     cfg = dataclasses.replace(SAVED["Dream"], dtype="bfloat16")
     base, new, folder = saved(cfg)
-    held, _ = disk.load(folder.parent / "base", "bfloat16")
+    held, _ = checkpoint.load(folder.parent / "base", "bfloat16")
     assert kept_in_16_bits(held)
     a, b = (logits(lora.adapted(params, new, 5.0), TOKENS, cfg) for params in (base, held))
     assert np.array_equal(a, b)
-    assert kept_in_16_bits(disk.load(folder, "bfloat16")[0])
+    assert kept_in_16_bits(checkpoint.load(folder, "bfloat16")[0])
 
 
 # ---- the format of PEFT ----
@@ -208,7 +211,7 @@ def test_in_peft_the_head_of_llada_is_not_taken_for_a_matrix_of_the_same_name(sa
     cfg = SAVED["llada"]
     base, new, folder = saved(cfg)
     root = torch.nn.Module()  # a skeleton with the names of LLaDA's modules
-    for _, _, name in disk.tensor_places(cfg, None):
+    for _, _, name in huggingface.tensor_places(cfg, None):
         *path, leaf = name.removesuffix(".weight").split(".")
         at = root
         for part in path:
@@ -242,7 +245,7 @@ def test_adapters_that_peft_wrote_open_here(saved, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     with torch.no_grad():
         raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
-    close(model.logits(disk.load(tmp_path / "theirs")[0], TOKENS, cfg)[:, 1:], raw[:, :-1])
+    close(model.logits(checkpoint.load(tmp_path / "theirs")[0], TOKENS, cfg)[:, 1:], raw[:, :-1])
 
 
 # ---- what is wrong with a folder ----
@@ -262,7 +265,7 @@ def test_adapters_that_this_code_cannot_compute_are_refused_in_one_sentence(chan
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=named) as e:
-        disk.load(folder)
+        checkpoint.load(folder)
     assert "\n" not in str(e.value)
 
 
@@ -272,15 +275,15 @@ def test_a_base_that_is_gone_or_another_is_named(saved, tmp_path):
     _, _, folder = saved(cfg)
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match=f"base_model_name_or_path='{tmp_path}/base', is not a folder here: bring it"):
-        disk.load(folder)
-    disk.save(tmp_path / "base", start(SAVED["Dream"]), SAVED["Dream"])
+        checkpoint.load(folder)
+    huggingface.save(tmp_path / "base", start(SAVED["Dream"]), SAVED["Dream"])
     with pytest.raises(ValueError, match=r"not the LoRA of a Dream model that its adapter_config.json describes: "
                                          r"missing tensors: none; unknown tensors: base_model\.model\.model\.trans"):
-        disk.load(folder)
+        checkpoint.load(folder)
     thinner = dataclasses.replace(cfg, n_layer=1)
-    disk.save(tmp_path / "base", start(thinner), thinner)
+    huggingface.save(tmp_path / "base", start(thinner), thinner)
     with pytest.raises(ValueError, match=r"unknown tensors: base_model\.\S+blocks\.1"):
-        disk.load(folder)
+        checkpoint.load(folder)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
@@ -293,7 +296,7 @@ def test_adapters_that_are_their_own_base_are_one_sentence(length, saved, tmp_pa
         theirs["base_model_name_or_path"] = str(folders[(i + 1) % length])
         (copy / "adapter_config.json").write_text(json.dumps(theirs))
     with pytest.raises(ValueError, match="adapters that are their own base: .*lora0 -> .*lora0; write the folder") as e:
-        disk.load(folders[0])
+        checkpoint.load(folders[0])
     assert "\n" not in str(e.value)
 
 
@@ -304,11 +307,11 @@ def test_a_damaged_file_of_adapters_is_named_in_one_sentence(name, saved):
     for broken in (content[: len(content) // 2], b"", b"[1]"):
         (folder / name).write_bytes(broken)
         with pytest.raises(ValueError, match=name) as e:
-            disk.load(folder)
+            checkpoint.load(folder)
         assert "\n" not in str(e.value)
     os.remove(folder / name)
     with pytest.raises(ValueError, match="missing|neither a config.json"):
-        disk.load(folder)
+        checkpoint.load(folder)
 
 
 # ---- runs ----
@@ -341,7 +344,7 @@ def place(tmp_path_factory):
     tok = data.Tokenizer.bytes()
     ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
     shape = dataclasses.replace(SHAPE, **ids)
-    disk.save(folder / "base", model.init(KEY, shape), shape)
+    huggingface.save(folder / "base", model.init(KEY, shape), shape)
     tok.save(folder / "base")
     return folder
 
@@ -381,7 +384,7 @@ def watch(monkeypatch, objective, each):
 
 def remains(cfg):
     """What must not depend on being stopped: {file: bytes} of the last checkpoint, the logs without times."""
-    folder = disk.find(cfg.out_dir)
+    folder = checkpoint.find(cfg.out_dir)
     files = {n: open(f"{folder}/{n}", "rb").read() for n in sorted(os.listdir(folder)) if n != "run.json"}
     rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
     return files, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
@@ -398,9 +401,9 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
     with monkeypatch.context() as m:
         watch(m, objective, lambda start, state, batch: starts.append(start))
         state, _ = train.train(cfg)
-    base, _ = disk.load(place / "base")
+    base, _ = checkpoint.load(place / "base")
     jax.tree.map(np.testing.assert_array_equal, starts[-1], base)  # nothing was written to the arrays of the base
-    folder = disk.find(cfg.out_dir)
+    folder = checkpoint.find(cfg.out_dir)
     names = {"tokenizer.json", "tokenizer_config.json", "run.json", "state.safetensors"}
     assert set(os.listdir(folder)) == names | {"adapter_config.json", "adapter_model.safetensors"}
     kept = {f"{name}_{end}" for name in ALL for end in "ab"} | ({"head"} if objective == "judge" else set())
@@ -420,14 +423,14 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
         watch(m, objective, kill)
         with pytest.raises(Killed):
             train.train(again)
-    assert disk.steps(again.out_dir) == [2]
+    assert checkpoint.steps(again.out_dir) == [2]
     train.train(dataclasses.replace(again, resume=True, init_from=None))  # the checkpoint knows its base
     assert remains(again) == remains(cfg)
 
 
 @pytest.mark.slow
 def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatch):
-    base, shape = disk.load(place / "base")
+    base, shape = checkpoint.load(place / "base")
     cfg, gaps = tiny("grpo", updates_per_rollout=1), []
 
     def compare(start, state, b):
@@ -448,28 +451,28 @@ def test_the_reference_of_grpo_is_the_base_at_every_step(tiny, place, monkeypatc
 def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, place, tmp_path, capsys):
     cfg = tiny("pretrain")
     state, _ = train.train(cfg)
-    base, shape = disk.load(place / "base")
-    merged, _ = disk.load(cfg.out_dir)
+    base, shape = checkpoint.load(place / "base")
+    merged, _ = checkpoint.load(cfg.out_dir)
     unmerged = lora.adapted(base, state.average, cfg.lora_alpha)  # what is saved is the average, where there is one
     tokens = TOKENS + 60
     close(model.logits(merged, tokens, shape), model.logits(unmerged, tokens, shape), 1e-5)
     capsys.readouterr()
-    assert writer.main([cfg.out_dir, f"--export={tmp_path}/whole"]) == 0
-    exported, _ = disk.load(tmp_path / "whole")
+    assert complete.main([cfg.out_dir, f"--export={tmp_path}/whole"]) == 0
+    exported, _ = checkpoint.load(tmp_path / "whole")
     jax.tree.map(np.testing.assert_array_equal, exported, merged)
     assert data.Tokenizer.load(tmp_path / "whole") == data.Tokenizer.load(place / "base")
     for flags, said in ((["--export={}/whole"], "is there already"),
                         (["--export={}/other", "--prompt=1"], "without --prompt")):
-        assert writer.main([cfg.out_dir, *(flag.format(tmp_path) for flag in flags)]) == 2
+        assert complete.main([cfg.out_dir, *(flag.format(tmp_path) for flag in flags)]) == 2
         assert said in capsys.readouterr().err
-    assert writer.main([cfg.out_dir, "--prompt=12", "--order=left"]) == 0
+    assert complete.main([cfg.out_dir, "--prompt=12", "--order=left"]) == 0
     told = capsys.readouterr().out
-    assert writer.main([f"{tmp_path}/whole", "--prompt=12", "--order=left", "--max_new_tokens=4", "--steps=4"]) == 0
+    assert complete.main([f"{tmp_path}/whole", "--prompt=12", "--order=left", "--max_new_tokens=4", "--steps=4"]) == 0
     assert capsys.readouterr().out == told
     followed = tiny("pretrain", init_from=cfg.out_dir, lora_rank=None, max_iters=1, out_dir=f"{tmp_path}/full",
                     learning_rate=1e-9, ema_decay=None)  # fmt: skip
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), train.train(followed)[0].params, merged)
-    assert not os.path.exists(f"{disk.find(followed.out_dir)}/adapter_config.json")
+    assert not os.path.exists(f"{checkpoint.find(followed.out_dir)}/adapter_config.json")
     assert train.train(dataclasses.replace(cfg, eval_only=True))[0].step == 4
 
 
@@ -477,10 +480,10 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
 def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
     cfg = tiny("judge", max_iters=1)
     state, _ = train.train(cfg)
-    base, shape = disk.load(place / "base")
-    (name, fn), = learned.load(cfg.out_dir).items()
+    base, shape = checkpoint.load(place / "base")
+    (name, fn), = model_judge.load(cfg.out_dir).items()
     tok = data.Tokenizer.bytes()
-    tokens, valid = learned.encode(["12", "34"], ["21", "99"], tok, 64)
+    tokens, valid = model_judge.encode(["12", "34"], ["21", "99"], tok, 64)
     scores = model.score(lora.adapted(base, state.params, cfg.lora_alpha), tokens, shape, valid)
     assert name == "judge"
     np.testing.assert_allclose(fn(["12", "34"], ["21", "99"]), jax.nn.sigmoid(scores), atol=1e-6)
@@ -551,8 +554,8 @@ def test_a_run_is_resumed_with_its_own_adapters_or_not_at_all(tiny, place, tmp_p
         train.train(nothing)
     full = tiny("pretrain", lora_rank=None, out_dir=f"{tmp_path}/full")
     os.mkdir(full.out_dir)
-    base, shape = disk.load(place / "base")
+    base, shape = checkpoint.load(place / "base")
     state = train.State(1, base, (), None, None)
-    disk.save_run(dataclasses.replace(full, model=shape), state, data.Tokenizer.bytes(), None, False)
+    checkpoint.save_run(dataclasses.replace(full, model=shape), state, data.Tokenizer.bytes(), None, False)
     with pytest.raises(ValueError, match=r"lora_rank=2 \(it was None\)"):
         train.train(dataclasses.replace(full, resume=True, lora_rank=2))

@@ -1,4 +1,4 @@
-"""machine/mesh.py: 8 simulated devices compute what one computes, and several processes work together."""
+"""system/sharding.py: 8 devices compute what one computes; system/hosts.py: several processes work together."""
 import contextlib
 import dataclasses
 import functools
@@ -20,15 +20,15 @@ import pytest
 if __name__ == "__main__":  # this file is also the program that they run, with more devices: see `elsewhere`
     import conftest  # noqa: F401
 
+import checkpoint
 import config
 import data
 import diffusion
-import disk
 import model
 import runs
 import sample
 import train
-from machine import mesh
+from system import hosts, huggingface, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=20, batch_size=8, eval_interval=10, eval_size=6, log_samples=0,
@@ -65,7 +65,7 @@ def place(tmp_path_factory):
     shape = dataclasses.replace(SHAPE, **ids)
     causal = dataclasses.replace(shape, causal=True, shift=True, mask_id=tok.vocab_size, vocab_size=tok.vocab_size)
     for name, cfg, n_out in (("base", shape, None), ("causal", causal, None), ("judge", shape, 1)):
-        disk.save(folder / name, model.init(jax.random.key(1), cfg, n_out), cfg)
+        huggingface.save(folder / name, model.init(jax.random.key(1), cfg, n_out), cfg)
         tok.save(folder / name)
     return folder
 
@@ -109,9 +109,9 @@ def left(out_dir, last=None):
     rows = [json.loads(line) for line in open(f"{out_dir}/metrics.jsonl")]
     timed = lambda k: k == "time" or k.startswith("time/") or k == "step_time"
     numbers = {(r["step"], k): v for r in rows for k, v in r.items() if not timed(k) and isinstance(v, (int, float))}
-    found = disk.read_pieces(disk.checkpoint_folder(out_dir, last) if last else disk.find(out_dir))
+    found = checkpoint.read_pieces(checkpoint.checkpoint_folder(out_dir, last) if last else checkpoint.find(out_dir))
     whole = lambda at, k: tuple(max(s[i].stop for s, _ in found[k]) for i in range(len(at)))
-    state = {k: disk.assemble(v, whole(v[0][0], k), [slice(None)] * len(v[0][0])) for k, v in found.items()}
+    state = {k: checkpoint.assemble(v, whole(v[0][0], k), [slice(None)] * len(v[0][0])) for k, v in found.items()}
     return numbers, [json.loads(line) for line in open(f"{out_dir}/samples.jsonl")], state
 
 
@@ -140,16 +140,16 @@ def test_every_matrix_is_split_and_an_axis_that_does_not_divide_its_side_moves_t
         ("q", (3, 5, 7), P(None, None, None)), ("norm", (8,), P(None)), ("q_bias", (3, 6), P(None, "tensor")),
         ("o_a", (3, 6, 5), P(None, "tensor", None)), ("o_b", (3, 5, 8), P(None, None, "fsdp")), (None, (), P()),
     ):  # fmt: skip
-        assert mesh.spec(name, sides, sizes) == want, name
+        assert sharding.spec(name, sides, sizes) == want, name
     table = model.shapes(SHAPE)
     split = {name for name in table["blocks"] if "norm" not in name} | {"embed", "head"}
-    assert split <= mesh.SIDES.keys()
+    assert split <= sharding.SIDES.keys()
 
 
 def test_a_mesh_with_the_wrong_number_of_devices_is_refused():
     with pytest.raises(ValueError, match=r"mesh=\(2, 2, 2\) is of 8 devices, and there are 1: .* --mesh=1,1,1"):
-        mesh.use((2, 2, 2))
-    assert mesh.use(None).__class__.__name__ == "nullcontext" and mesh.round_up(5) == 5
+        sharding.use((2, 2, 2))
+    assert sharding.use(None).__class__.__name__ == "nullcontext" and sharding.round_up(5) == 5
 
 
 @pytest.mark.parametrize("given, said", [
@@ -157,7 +157,7 @@ def test_a_mesh_with_the_wrong_number_of_devices_is_refused():
 ])  # fmt: skip
 def test_processes_that_cannot_meet_are_refused(given, said):
     with pytest.raises(ValueError, match=said):
-        mesh.join(*given)
+        hosts.join(*given)
 
 
 def quick(place):
@@ -212,9 +212,9 @@ def compiled(sizes):
     B, T, cfg = 16, 64, config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48, model=BIG)
     tx, _ = train.optimizer(cfg)
     array = lambda dtype: jax.ShapeDtypeStruct((B, T), dtype)
-    with mesh.use(sizes):
-        params = mesh.shard(model.init(jax.random.key(0), BIG))
-        opt = jax.jit(lambda params: mesh.shard(tx.init(params)))(params)
+    with sharding.use(sizes):
+        params = sharding.shard(model.init(jax.random.key(0), BIG))
+        opt = jax.jit(lambda params: sharding.shard(tx.init(params)))(params)
         copies = [jax.ShapeDtypeStruct((B, 1, T), dtype) for dtype in (jnp.int32, jnp.float32)]
         batch = diffusion.NoisyBatch(array(jnp.int32), *copies, array(bool))
         loss = lambda params, batch: diffusion.loss(params, batch, BIG, 16)
@@ -287,14 +287,14 @@ def test_a_waiting_process_says_so_and_ends_on_ctrl_c_or_if_nobody_comes(
         time.sleep(0.2 if times["soon"] == 0 else 0)
         raise RuntimeError("nobody, before any JAX")
 
-    handler, patient, left = signal.getsignal(signal.SIGINT), mesh.waiting, []
+    handler, patient, left = signal.getsignal(signal.SIGINT), hosts.waiting, []
     monkeypatch.setattr(os, "_exit", left.append)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(mesh, "waiting", lambda words: patient(words, **times))
+    monkeypatch.setattr(hosts, "waiting", lambda words: patient(words, **times))
     for times in (dict(soon=60, late=90), dict(soon=0, late=0.1)):
         with contextlib.suppress(ValueError):
-            mesh.join(*given)
+            hosts.join(*given)
         said = capfd.readouterr().err
         assert (words in said) == (times["soon"] == 0)
     until(lambda: left == [1])
@@ -308,9 +308,9 @@ def test_several_processes_give_the_run_of_one_and_share_the_writing_of_checkpoi
     for code, _, wrong in ends(processes(place, f"n{n}", n=n, devices=devices)):
         assert code == 0, wrong[-2000:]
     assert_alike(alone("few"), f"{place}/n{n}")
-    folder = disk.find(f"{place}/n{n}")
+    folder = checkpoint.find(f"{place}/n{n}")
     assert len(glob.glob(f"{folder}/model-*-of-0000{n}.safetensors")) == n == len(glob.glob(f"{folder}/state-*"))
-    mine, theirs = disk.load(folder), disk.load(disk.find(alone("few")))
+    mine, theirs = checkpoint.load(folder), checkpoint.load(checkpoint.find(alone("few")))
     assert mine[1] == theirs[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), mine[0], theirs[0])
 
@@ -340,7 +340,7 @@ def test_a_signal_to_one_process_saves_once_and_ends_all(place, alone):
     both[1].send_signal(signal.SIGTERM)
     (code, said, _), (code2, said2, _) = ends(both)
     assert code == code2 == 128 + signal.SIGTERM and "continue with --resume=True" in said and not said2
-    assert len(disk.steps(f"{place}/asked")) == 1
+    assert len(checkpoint.steps(f"{place}/asked")) == 1
     assert [code for code, *_ in ends(processes(place, "asked", "--resume=True"))] == [0, 0]
     assert_alike(alone("few"), f"{place}/asked")
 

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import disk
+import checkpoint
 import model
 import sample
-from machine import cost, kernels, mesh
-from machine.start import adapt
+from system import huggingface, kernels, sharding
+from system.start import adapt
+from tools import plan
 from variants import blocks
 
 FIXTURE = "tests/fixtures/llada"
@@ -52,24 +53,24 @@ def but_mask(x, mask_id=308):
 
 
 def test_logits_equal_those_of_the_original_llada_code(expected):
-    params, cfg = disk.load(FIXTURE)
+    params, cfg = checkpoint.load(FIXTURE)
     close(but_mask(model.logits(params, expected["ids_full"], cfg)), but_mask(expected["logits_full"]))
 
 
 def test_logits_of_a_padded_batch_equal_those_of_the_original(expected):
-    params, cfg = disk.load(FIXTURE)
+    params, cfg = checkpoint.load(FIXTURE)
     valid = expected["mask_pad"].astype(bool)
     ours = model.logits(params, expected["ids_pad"], cfg, jnp.asarray(valid))
     close(but_mask(ours)[valid], but_mask(expected["logits_pad"])[valid])
 
 
 def test_sharded_bfloat16_files_load_like_the_original(expected):
-    params, cfg = disk.load(f"{FIXTURE}/sharded_bf16")
+    params, cfg = checkpoint.load(f"{FIXTURE}/sharded_bf16")
     close(but_mask(model.logits(params, expected["ids_full"][:1], cfg)[0]), but_mask(expected["logits_full_bf16w"]))
 
 
 def test_hidden_states_layer_by_layer(expected):
-    params, cfg = disk.load(FIXTURE)
+    params, cfg = checkpoint.load(FIXTURE)
     close(params["embed"][expected["ids_full"][0]], expected["hidden_full"][0])
     close(model.trunk(params, expected["ids_full"][:1], cfg)[0], expected["hidden_full"][-1])
 
@@ -105,7 +106,7 @@ def test_our_causal_folder_opens_in_transformers_with_the_same_logits(kind, tmp_
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     cfg = AUTOREGRESSIVE[kind]
     params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(KEY, w.shape), model.init(KEY, cfg))
-    disk.save(tmp_path, params, cfg)
+    huggingface.save(tmp_path, params, cfg)
     assert json.load(open(tmp_path / "config.json"))["model_type"] == kind.split()[0]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -127,7 +128,7 @@ def test_a_folder_that_transformers_wrote_opens_here(kind, tmp_path):
             original_max_position_embeddings=64))  # fmt: skip
     theirs = random_torch(transformers.AutoConfig.for_model(kind.split()[0], **small))
     theirs.save_pretrained(tmp_path)
-    params, cfg = disk.load(tmp_path)
+    params, cfg = checkpoint.load(tmp_path)
     with torch.no_grad():
         raw = theirs(torch.tensor(np.asarray(TOKENS))).logits.numpy()
     close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1])
@@ -143,7 +144,7 @@ def test_dream_is_qwen2_that_looks_both_ways_and_ignores_padding(tmp_path):
     file = tmp_path / "config.json"
     dream = {"model_type": "Dream", "architectures": ["DreamModel"], "mask_token_id": 39}
     file.write_text(json.dumps(json.loads(file.read_text()) | dream))
-    params, cfg = disk.load(tmp_path)
+    params, cfg = checkpoint.load(tmp_path)
     assert (cfg.causal, cfg.shift, cfg.qkv_bias, cfg.mask_id) == (False, True, True, 39)
     valid = np.arange(12) >= np.array([[0], [3], [5]])
     seen = valid[:, None, :, None] & valid[:, None, None, :]  # both as Dream's _sample makes them
@@ -325,17 +326,17 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
     params, cache = jax.eval_shape(lambda: (model.init(KEY, low), model.new_cache(low, 1, 4)))
     fused = lambda cfg: kernels.fused(cfg.dtype, cfg.head_dim, cfg.attn_cap)
     assert not fused(low)  # on this CPU
-    with cost.traced_for("8xH100"):
+    with plan.traced_for("8xH100"):
         assert fused(low) and not fused(DENOISER)
         assert not fused(dataclasses.replace(low, attn_cap=50.0))
-        assert not fused(dataclasses.replace(low, d_head=12)) and mesh.platform() == "gpu"
-        assert not mesh.shape()  # and nothing is split
+        assert not fused(dataclasses.replace(low, d_head=12)) and sharding.platform() == "gpu"
+        assert not sharding.shape()  # and nothing is split
         read = lambda params, cache: extend(params, one, low, None, cache, 3)
         jax.eval_shape(read, params, cache)  # one query: the plain one, which runs here
         for version, known in (("7.5", False), ("9.0", True), ("12.0", True), ("gfx942", False)):  # T4, H100, AMD
             monkeypatch.setattr(jax, "devices", lambda version=version: [Device(version)])
             assert fused(low) == known
-    with cost.traced_for("v5p:2x2x1"):
+    with plan.traced_for("v5p:2x2x1"):
         assert not fused(low)
 
 
@@ -440,7 +441,7 @@ def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):
     extra = GEMMA if name == "gemma2" else dict(head_dim=16) if name == "qwen3" else {}
     theirs = random_torch(transformers.AutoConfig.for_model(name, **small | extra))
     theirs.save_pretrained(tmp_path)
-    params, cfg = disk.load(tmp_path)
+    params, cfg = checkpoint.load(tmp_path)
     prompts, asked = np.array(TOKENS[:, :6]), np.arange(6) >= np.array([[0], [3], [1]])
     out = theirs.generate(torch.tensor(prompts), attention_mask=torch.tensor(asked.astype(int)), do_sample=False,
                           max_new_tokens=20, min_new_tokens=1)  # fmt: skip
@@ -462,8 +463,8 @@ def test_a_denoiser_made_of_a_causal_model_is_that_model_without_its_mask(name, 
     blinded = dataclasses.replace(new, causal=True)
     close(model.logits(adapted, TOKENS, blinded)[..., :40], model.logits(params, TOKENS, cfg))
     assert float(jnp.abs(model.logits(adapted, TOKENS, new) - model.logits(adapted, TOKENS, blinded)).max()) > 0.01
-    disk.save(tmp_path, adapted, new)
-    assert disk.family_of(disk.load(tmp_path)[1]) == "Dream"
+    huggingface.save(tmp_path, adapted, new)
+    assert huggingface.family_of(checkpoint.load(tmp_path)[1]) == "Dream"
     left = adapt(params, cfg, mask_id=39)[0]["embed"]  # a row that was left over, and means nothing yet
     assert left.shape == params["embed"].shape and (left[:39] == params["embed"][:39]).all()
     close(left[39], params["embed"].mean(0))
@@ -484,8 +485,8 @@ SAVED = {
 def test_save_and_load_are_inverse(name, n_out, tmp_path):
     cfg = SAVED[name]
     params = model.init(KEY, cfg, n_out)
-    disk.save(tmp_path, params, cfg)
-    loaded, loaded_cfg = disk.load(tmp_path)
+    huggingface.save(tmp_path, params, cfg)
+    loaded, loaded_cfg = checkpoint.load(tmp_path)
     assert json.load(open(tmp_path / "config.json"))["model_type"] == name.split()[0]
     assert jax.tree.structure(loaded) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
@@ -497,13 +498,13 @@ def test_save_and_load_are_inverse(name, n_out, tmp_path):
 def test_what_only_gemma_has_is_not_lost_when_saving(changes, tmp_path):
     cfg = dataclasses.replace(CAUSAL, **changes)
     with pytest.raises(ValueError, match="no Hugging Face family has"):
-        disk.save(tmp_path, model.init(KEY, cfg), cfg)
+        huggingface.save(tmp_path, model.init(KEY, cfg), cfg)
 
 
 def test_a_switch_that_no_family_has_is_named_when_saving(tmp_path):
     cfg = dataclasses.replace(DENOISER, shift=True)
     with pytest.raises(ValueError, match="qkv_bias=False"):
-        disk.save(tmp_path, model.init(KEY, cfg), cfg)
+        huggingface.save(tmp_path, model.init(KEY, cfg), cfg)
 
 
 def copy_fixture(tmp_path, **changes):
@@ -525,7 +526,7 @@ def copy_fixture(tmp_path, **changes):
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(change, named, tmp_path):
     with pytest.raises(ValueError, match=named):
-        disk.load(copy_fixture(tmp_path, **change))
+        checkpoint.load(copy_fixture(tmp_path, **change))
 
 
 @pytest.mark.parametrize("change, named", [
@@ -540,11 +541,11 @@ def test_what_does_not_fit_is_named(change, named, tmp_path):
     (dict(auto_map={"AutoModel": "modeling.Model"}, mask_token_id=30), "mask_token_id=30"),  # which brings its own code
 ])  # fmt: skip
 def test_a_llama_that_computes_something_else_is_refused(change, named, tmp_path):
-    disk.save(tmp_path, model.init(KEY, CAUSAL), CAUSAL)
+    huggingface.save(tmp_path, model.init(KEY, CAUSAL), CAUSAL)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=named):
-        disk.load(tmp_path)
+        checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize("change", [
@@ -553,10 +554,10 @@ def test_a_llama_that_computes_something_else_is_refused(change, named, tmp_path
     dict(architectures=None, mask_token_id=None), dict(auto_map={"AutoModel": "m.Model"}, mask_token_id=None),
 ])  # fmt: skip
 def test_a_llama_under_any_of_its_names_opens(change, tmp_path):
-    disk.save(tmp_path, model.init(KEY, CAUSAL), CAUSAL)
+    huggingface.save(tmp_path, model.init(KEY, CAUSAL), CAUSAL)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    assert disk.load(tmp_path)[1].causal
+    assert checkpoint.load(tmp_path)[1].causal
 
 
 @pytest.mark.parametrize("change, named", [
@@ -572,12 +573,12 @@ def test_a_llama_under_any_of_its_names_opens(change, tmp_path):
 def test_a_hostile_config_is_one_sentence_and_soon(change, named, tmp_path):
     start = time.perf_counter()
     with pytest.raises(ValueError, match=named) as e:
-        disk.load(copy_fixture(tmp_path, **change))
+        checkpoint.load(copy_fixture(tmp_path, **change))
     assert "\n" not in str(e.value) and time.perf_counter() - start < 5
 
 
 def test_a_config_that_names_no_end_of_text_has_none(tmp_path):
-    assert disk.load(copy_fixture(tmp_path, eos_token_id=[]))[1].eos_id is None
+    assert checkpoint.load(copy_fixture(tmp_path, eos_token_id=[]))[1].eos_id is None
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
@@ -586,31 +587,31 @@ def test_a_pipe_in_place_of_a_file_of_a_model_is_not_waited_for(name, tmp_path):
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
     with pytest.raises(ValueError, match=f"{name} is not an ordinary file"):
-        disk.load(folder)
+        checkpoint.load(folder)
 
 
 def test_json_that_is_nested_too_deep_is_one_sentence(tmp_path):
     folder = copy_fixture(tmp_path)
     (folder / "config.json").write_text('{"a":' * 100_000)
     with pytest.raises(ValueError, match="config.json cannot be read as JSON: .*recursion"):
-        disk.load(folder)
+        checkpoint.load(folder)
 
 
 def test_gemma_embeddings_are_tied_unless_its_config_says_otherwise(tmp_path):
     cfg = AUTOREGRESSIVE["gemma2"]
-    disk.save(tmp_path, model.init(KEY, cfg), cfg)
+    huggingface.save(tmp_path, model.init(KEY, cfg), cfg)
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     del config["tie_word_embeddings"]  # Google's files do not have it
     config["use_bidirectional_attention"] = None
     file.write_text(json.dumps(config))
-    assert disk.load(tmp_path)[1].tie_embeddings
+    assert checkpoint.load(tmp_path)[1].tie_embeddings
 
 
 def test_a_judge_needs_no_mask(tmp_path):
     cfg = dataclasses.replace(DENOISER, mask_id=None)
-    disk.save(tmp_path, model.init(KEY, cfg, n_out=1), cfg)
-    assert disk.load(tmp_path)[1].mask_id is None
+    huggingface.save(tmp_path, model.init(KEY, cfg, n_out=1), cfg)
+    assert checkpoint.load(tmp_path)[1].mask_id is None
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', "[" * 100_000], ids=range(5))
@@ -618,10 +619,10 @@ def test_a_damaged_index_is_one_sentence(content, tmp_path):
     folder = copy_fixture(tmp_path)
     (folder / "model.safetensors.index.json").write_text(content)
     with pytest.raises(ValueError, match="index.json (cannot be read|holds a list|has no weight_map)"):
-        disk.load(folder)
+        checkpoint.load(folder)
     (folder / "config.json").write_text("[1]")
     with pytest.raises(ValueError, match="config.json holds a list, expected an object"):
-        disk.load(folder)
+        checkpoint.load(folder)
 
 
 def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
@@ -629,21 +630,21 @@ def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match="truncated"):
-        disk.load(folder)
+        checkpoint.load(folder)
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
     with pytest.raises(ValueError, match="model.safetensors is only a pointer of Git LFS to the tensors: git lfs pull"):
-        disk.load(folder)
+        checkpoint.load(folder)
     os.remove(folder / "model.safetensors")
     with pytest.raises(ValueError, match="missing"):
-        disk.load(folder)
+        checkpoint.load(folder)
     with pytest.raises(ValueError, match="not a folder"):
-        disk.load(tmp_path / "nowhere")
+        checkpoint.load(tmp_path / "nowhere")
 
 
 def test_an_out_dir_stands_for_its_newest_checkpoint(tmp_path):
     for step in (5, 1000000, 90):
-        disk.save(tmp_path / f"step-{step:06d}", model.init(jax.random.key(step), TINY), TINY)
-    assert disk.find(tmp_path).endswith("step-1000000")
+        huggingface.save(tmp_path / f"step-{step:06d}", model.init(jax.random.key(step), TINY), TINY)
+    assert checkpoint.find(tmp_path).endswith("step-1000000")
 
 
 @pytest.mark.parametrize("wrong, named", [
@@ -671,7 +672,7 @@ def test_a_score_head_of_transformers_is_a_judge_here(tmp_path):
                  num_key_value_heads=2, pad_token_id=0, num_labels=1)  # fmt: skip
     theirs = hf.LlamaForSequenceClassification(hf.LlamaConfig(**shape)).eval()
     theirs.save_pretrained(tmp_path)
-    params, cfg = disk.load(tmp_path)
+    params, cfg = checkpoint.load(tmp_path)
     tokens = np.random.default_rng(0).integers(1, 50, (3, 9))
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits[:, 0].numpy()

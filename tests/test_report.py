@@ -1,4 +1,4 @@
-"""assets/report.py: a page that is whole, fetches nothing, and takes what a model wrote as text."""
+"""system/report.py: a page that is whole, fetches nothing, and takes what a model wrote as text."""
 import glob
 import os
 import re
@@ -9,10 +9,10 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
+import checkpoint
 import config
-import disk
 import runs
-from assets import report
+from system import report
 
 HOSTILE = "<script>alert(1)</script>\x00\x1b &amp; ]]> ⏎ \ud800 \"'"
 SVG = "{http://www.w3.org/1999/xhtml}"
@@ -54,7 +54,7 @@ def test_the_page_is_well_formed_fetches_nothing_and_runs_nothing(cfg):
     assert not re.search(r"(src|href)=|url\(|@import", text) and not root.findall(f".//{SVG}script")
     assert not [k for e in root.iter() for k in e.attrib if k.startswith("on")]
     assert "&lt;script&gt;alert(1)&lt;/script&gt;··" in text and "hidden" not in text
-    assert sorted(os.listdir(cfg.out_dir)) == sorted([*disk.LOGS, "run.json", "report.html"])
+    assert sorted(os.listdir(cfg.out_dir)) == sorted([*checkpoint.LOGS, "run.json", "report.html"])
 
 
 def test_curves_are_drawn_over_steps_and_over_minutes_without_what_is_no_number(cfg):

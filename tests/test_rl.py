@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from shared import compiled_once, kept_in_16_bits
 
+import checkpoint
 import config
 import data
 import diffusion
-import disk
 import grpo
 import model
 import rewards
@@ -29,8 +29,9 @@ import sample
 import train
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
-from judges import learned, scores
-from machine.start import prepare, with_ids
+from judges import model_judge, scores
+from system import huggingface
+from system.start import prepare, with_ids
 
 KEY = jax.random.key(0)
 REWARD = """
@@ -182,7 +183,7 @@ def test_while_nothing_moves_every_ratio_is_exactly_one_in_16_bits(tiny, tmp_pat
     Compiled as it is for real: another program of the same function, as fused by XLA, has other roundings."""
     tok = data.Tokenizer.bytes()
     shape = with_ids(model.ModelConfig(n_layer=4, d_model=128), tok)
-    disk.save(f"{tmp_path}/base", model.init(KEY, shape), shape)
+    huggingface.save(f"{tmp_path}/base", model.init(KEY, shape), shape)
     tok.save(f"{tmp_path}/base")
     cfg = tiny(init_from=f"{tmp_path}/base", model=model.ModelConfig(dtype="bfloat16"), max_iters=2, eval_interval=9,
                max_new_tokens=8, learning_rate=1e-30, logp_est="coupled_elbo", ratio_level="sequence", clip_low=4e-4,
@@ -391,9 +392,9 @@ def test_a_rollout_in_chunks_is_the_rollout(tiny, monkeypatch, chunk, parts):
 
 def remains(cfg):
     """What must not depend on being stopped: the last state, and the logs without times."""
-    folder = disk.find(cfg.out_dir)
+    folder = checkpoint.find(cfg.out_dir)
     state = open(f"{folder}/state.safetensors", "rb").read()
-    rows = [json.loads(line) for name in disk.LOGS for line in open(f"{cfg.out_dir}/{name}")]
+    rows = [json.loads(line) for name in checkpoint.LOGS for line in open(f"{cfg.out_dir}/{name}")]
     return state, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
 
 
@@ -403,8 +404,8 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
                    logp_est="coupled",                    ema_decay=0.9)  # fmt: skip
     whole = tiny(**options)
     state, _ = train.train(whole)
-    before = disk.flat(begin(whole)[-1].params)
-    assert any(not np.allclose(x, before[k]) for k, x in disk.flat(state.reference).items())  # it followed
+    before = checkpoint.flat(begin(whole)[-1].params)
+    assert any(not np.allclose(x, before[k]) for k, x in checkpoint.flat(state.reference).items())  # it followed
 
     class Killed(BaseException):
         pass
@@ -432,14 +433,14 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
 @pytest.mark.slow
 def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     cfg = tiny(kl_beta=0.1)
-    start = disk.flat(begin(cfg)[-1].params)
+    start = checkpoint.flat(begin(cfg)[-1].params)
     state, _ = train.train(cfg)
-    assert all(np.array_equal(x, start[k]) for k, x in disk.flat(state.reference).items())
-    assert any(not np.array_equal(x, start[k]) for k, x in disk.flat(state.params).items())
+    assert all(np.array_equal(x, start[k]) for k, x in checkpoint.flat(state.reference).items())
+    assert any(not np.array_equal(x, start[k]) for k, x in checkpoint.flat(state.params).items())
     assert train.train(tiny(max_iters=1, ref_offload=True))[0].reference is None
     away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True))[0].reference
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(away))
-    assert all(np.array_equal(x, start[k]) for k, x in disk.flat(away).items())
+    assert all(np.array_equal(x, start[k]) for k, x in checkpoint.flat(away).items())
 
 
 @pytest.mark.slow
@@ -447,9 +448,9 @@ def test_a_static_reference_is_kept_in_the_16_bits_that_it_computes_with_and_one
     model_16 = dataclasses.replace(tiny().model, dtype="bfloat16")
     cfg = tiny(kl_beta=0.1, model=model_16, max_iters=2)
     state = train.train(cfg)[0]
-    start = disk.load(cfg.init_from)[0]
+    start = checkpoint.load(cfg.init_from)[0]
     assert kept_in_16_bits(state.reference)
-    shape = dataclasses.replace(disk.read_config(disk.find(cfg.init_from)), dtype="bfloat16")
+    shape = dataclasses.replace(huggingface.read_config(checkpoint.find(cfg.init_from)), dtype="bfloat16")
     assert np.array_equal(*(model.logits(params, jnp.arange(8)[None], shape) for params in (state.reference, start)))
     resumed = train.train(dataclasses.replace(cfg, resume=True, max_iters=3))[0].reference
     same = lambda a, b: a.dtype == b.dtype and np.array_equal(a, b)
@@ -464,7 +465,7 @@ def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_sta
     """Of bytes, as `gate` and `up` have one shape: when it begins, after an iteration, and when it is resumed."""
     cfg, alive, make = tiny(max_iters=2, kl_beta=0.1, ref_offload=offload, eval_interval=9), [], train.make_update
     size = lambda arrays: sum(x.nbytes for x in arrays)
-    start = size(jax.tree.leaves(disk.load(cfg.init_from)[0]))
+    start = size(jax.tree.leaves(checkpoint.load(cfg.init_from)[0]))
     held = lambda: gc.collect() and 0 or size(jax.live_arrays())
 
     def counted(*args):
@@ -508,7 +509,7 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
 
 
 def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
-    monkeypatch.setattr("machine.start.find_or_train", lambda path, *_: pytest.fail(f"{path} was trained first"))
+    monkeypatch.setattr("system.start.find_or_train", lambda path, *_: pytest.fail(f"{path} was trained first"))
     for changes, words in (({"rewards": ("exakt",)}, "Did you mean 'exact'"),
                            ({"eval_rewards": ("keywords",)}, "needs the column 'keywords'"),
                            ({"rewards": ("exact",), "eval_rewards": ("exact",)}, "in rewards and in eval_rewards")
@@ -635,17 +636,17 @@ def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
                         init_from="a model")  # fmt: skip
-    made, make_pairs = [], learned.make_pairs
+    made, make_pairs = [], model_judge.make_pairs
     zs = lambda params, keys, arrays, *_: (jnp.where(arrays["hole"], ord("z"), arrays["tokens"]), {})
     monkeypatch.setattr(sample, "fill", zs)
-    monkeypatch.setattr(learned, "make_pairs", lambda *given: made.append(make_pairs(*given)) or made[-1])
-    learned.judge_task(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
+    monkeypatch.setattr(model_judge, "make_pairs", lambda *given: made.append(make_pairs(*given)) or made[-1])
+    model_judge.judge_task(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
     filled = [len(text) for text, kind in zip(made[0].worse, made[0].kinds, strict=True) if "filled" in kind]
     assert filled == [20] * 4 and len(made[0].better) > 12  # a window alone would be known by its length
 
 
 def test_a_model_and_a_tokenizer_must_mean_the_same_mask(tiny, place, tmp_path):
-    folder = shutil.copytree(disk.find(f"{place}/base"), tmp_path / "other")
+    folder = shutil.copytree(checkpoint.find(f"{place}/base"), tmp_path / "other")
     known = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(known | {"mask_token_id": 7}))
     with pytest.raises(ValueError, match="config.json says that the mask is id 7, and the tokenizer that it is id 256"):
@@ -719,8 +720,8 @@ def test_a_causal_model_becomes_a_denoiser_that_is_resumed_as_one(causal, place,
                         eval_interval=2, save_interval=2, out_dir=f"{tmp_path}/out")  # fmt: skip
     train.train(cfg)
     train.train(dataclasses.replace(cfg, max_iters=4, resume=True))
-    _, shape = disk.load(cfg.out_dir)
-    assert (disk.family_of(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
+    _, shape = checkpoint.load(cfg.out_dir)
+    assert (huggingface.family_of(shape), shape.causal, shape.shift, shape.mask_id) == ("Dream", False, True, 256)
     with pytest.raises(ValueError, match="is a denoiser already"):
         train.train(dataclasses.replace(cfg, init_from=f"{place}/base", out_dir=f"{tmp_path}/other"))
     with pytest.raises(ValueError, match="adapt=True turns the causal model in init_from"):
@@ -797,9 +798,9 @@ def test_a_best_step_that_is_the_start_is_called_that(tiny, monkeypatch, capsys)
     monkeypatch.setitem(rl.OBJECTIVES, "grpo", scripted)
     cfg = tiny(max_iters=2, eval_interval=1, save_interval=9)
     train.train(cfg)
-    start = disk.find(cfg.init_from)
+    start = checkpoint.find(cfg.init_from)
     assert f"step-000002, none better than the start, {start}: val/sampled 0.9000, of 3" in capsys.readouterr().out
-    assert disk.best(cfg.out_dir) == (
+    assert checkpoint.best(cfg.out_dir) == (
         f"{cfg.out_dir}/step-000002", "the newest; the best by val/sampled, step 0, is not here")  # fmt: skip
 
 
@@ -943,10 +944,10 @@ def test_what_trace_scores_before_the_first_update_is_what_was_drawn(tiny):
 def test_a_kl_in_the_reward_is_subtracted_there_and_the_reference_may_be_another_model(tiny, place, tmp_path):
     """A reward that is always 1: what is left of the advantages is the KL, of each completion under all its steps."""
     (tmp_path / "my.py").write_text("def one(prompts, completions):\n    return [1.0] * len(prompts)\n")
-    base, tok = disk.find(f"{place}/base"), data.Tokenizer.bytes()
-    params, shape = disk.load(base)
+    base, tok = checkpoint.find(f"{place}/base"), data.Tokenizer.bytes()
+    params, shape = checkpoint.load(base)
     other = jax.tree.map(lambda x: x * 1.2, params)
-    disk.save(f"{tmp_path}/other", other, shape)
+    huggingface.save(f"{tmp_path}/other", other, shape)
     tok.save(f"{tmp_path}/other")
     cfg = tiny(rewards=(f"{tmp_path}/my.py:one",), kl_beta=0.3, kl_in_reward=True, ref_from=f"{tmp_path}/other",
                adv_norm="none", max_iters=1, eval_interval=9)  # fmt: skip
@@ -966,9 +967,9 @@ def test_a_kl_in_the_reward_is_subtracted_there_and_the_reference_may_be_another
 
 
 def test_a_reference_of_another_shape_is_refused(tiny, place, tmp_path):
-    _, shape = disk.load(disk.find(f"{place}/base"))
+    _, shape = checkpoint.load(checkpoint.find(f"{place}/base"))
     shape = dataclasses.replace(shape, n_layer=2)
-    disk.save(f"{tmp_path}/other", model.init(KEY, shape), shape)
+    huggingface.save(f"{tmp_path}/other", model.init(KEY, shape), shape)
     with pytest.raises(ValueError, match="the model there has n_layer=2, the policy 1: the two must be of one shape"):
         train.setup(tiny(kl_beta=0.1, ref_from=f"{tmp_path}/other"), contextlib.ExitStack())
 
@@ -1002,11 +1003,11 @@ def test_what_was_drawn_from_a_filtered_distribution_is_scored_under_the_same_fi
 
 @pytest.mark.slow
 def test_the_gap_says_how_far_off_a_cache_is_and_that_an_early_end_is_not(tiny, place, tmp_path):
-    params, shape = disk.load(disk.find(f"{place}/base"))
+    params, shape = checkpoint.load(checkpoint.find(f"{place}/base"))
     shape = dataclasses.replace(shape, n_layer=2)  # of one layer a cache is exact
     deep = model.init(KEY, shape)
-    disk.save(tmp_path / "deep", deep | {"embed": params["embed"], "head": params["head"]}, shape)
-    data.Tokenizer.load(disk.find(f"{place}/base"), shape.vocab_size).save(tmp_path / "deep")
+    huggingface.save(tmp_path / "deep", deep | {"embed": params["embed"], "head": params["head"]}, shape)
+    data.Tokenizer.load(checkpoint.find(f"{place}/base"), shape.vocab_size).save(tmp_path / "deep")
 
     def gap(**how):
         cfg = tiny(init_from=f"{tmp_path}/deep", model=dataclasses.replace(SECONDS["model"], n_layer=2), block_len=2,
@@ -1212,7 +1213,7 @@ def test_ten_lines_of_python_train_and_tune_a_model(tmp_path, monkeypatch):
 def test_epochs_are_counted_in_rows_and_a_limit_takes_some_of_all_parts(tiny, place):
     cfg = tiny(num_epochs=0.25, limit=32, max_iters=99)
     assert train.train(cfg)[0].step == 2  # a quarter of 32 rows, 4 a step
-    assert disk.read_run(disk.find(cfg.out_dir))["config"]["max_iters"] == 2
+    assert checkpoint.read_run(checkpoint.find(cfg.out_dir))["config"]["max_iters"] == 2
     assert train.train(dataclasses.replace(cfg, resume=True, num_epochs=0.3))[0].step == 3
     index = [data.load(str(place), "train").index(row) for row in split_rows(cfg, "train")]
     assert len(index) == 32 and index == sorted(index) and max(index) > 60

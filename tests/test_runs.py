@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import checkpoint
 import config
 import data
-import disk
 import model
 import runs
+from system import disk, huggingface
 
 TOK = data.Tokenizer.bytes()
 SHAPE = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4, mask_id=TOK.mask_id, eos_id=TOK.eos_id)
@@ -33,7 +34,7 @@ PARAMS = jax.jit(model.init, static_argnames="cfg")(jax.random.key(0), SHAPE)
 
 
 class State(NamedTuple):
-    """Has the fields of train.State that disk.py uses."""
+    """Has the fields of train.State that checkpoint.py uses."""
 
     step: int
     params: dict
@@ -54,20 +55,20 @@ def cfg(tmp_path):
 
 
 def save(cfg, step, best=None, finished=False):
-    disk.save_run(cfg, state_at(step), TOK, best and {"step": best, "score": 1.0}, finished)
+    checkpoint.save_run(cfg, state_at(step), TOK, best and {"step": best, "score": 1.0}, finished)
 
 
 def assert_whole(cfg, steps):
     """Assert that exactly these checkpoints are there, and that each can be opened and resumed."""
-    assert disk.steps(cfg.out_dir) == steps
+    assert checkpoint.steps(cfg.out_dir) == steps
     for step in steps:
         folder = f"{cfg.out_dir}/step-{step:06d}"
-        state, run = disk.restore(folder, state_at(0))
-        params, shape = disk.load(folder)
+        state, run = checkpoint.restore(folder, state_at(0))
+        params, shape = checkpoint.load(folder)
         assert run["step"] == state.step == step and data.Tokenizer.load(folder) == TOK
         for kept in (state.params, state.opt_state[1]["mu"], params):
-            for name, x in disk.flat(state_at(step).params).items():
-                np.testing.assert_array_equal(disk.flat(kept)[name], x)
+            for name, x in checkpoint.flat(state_at(step).params).items():
+                np.testing.assert_array_equal(checkpoint.flat(kept)[name], x)
         assert state.opt_state[0] == step and state.opt_state[0].dtype == jnp.int32
 
 
@@ -77,7 +78,7 @@ def assert_whole(cfg, steps):
 def test_a_saved_state_is_restored_bit_for_bit(cfg):
     save(cfg, 3, best=3)
     assert_whole(cfg, [3])
-    run = disk.read_run(f"{cfg.out_dir}/step-000003")
+    run = checkpoint.read_run(f"{cfg.out_dir}/step-000003")
     assert run["best"] == {"step": 3, "score": 1.0} and run["finished"] is False
     assert run["config"]["model.d_model"] == 4 and run["config"]["keep_checkpoints"] == 2
     assert sorted(os.listdir(cfg.out_dir)) == ["step-000003"]
@@ -88,10 +89,10 @@ def test_numbers_of_all_dtypes_are_saved_and_restored(tmp_path):
             "c": jnp.array([True]), "d": jnp.array([1.5], jnp.bfloat16), "e": jnp.uint32(7)}
     fetched = []
     fetch = lambda name, x: lambda: fetched.append(name) or np.asarray(x)
-    disk.write_tensors(tmp_path / "t", [(name, x, fetch(name, x)) for name, x in disk.leaves(tree).items()])
-    assert fetched == list(disk.flat(tree))  # each once
+    disk.write_tensors(tmp_path / "t", [(name, x, fetch(name, x)) for name, x in checkpoint.leaves(tree).items()])
+    assert fetched == list(checkpoint.flat(tree))  # each once
     for name, x in safetensors.numpy.load_file(tmp_path / "t").items():
-        want = disk.flat(tree)[name]
+        want = checkpoint.flat(tree)[name]
         assert x.tobytes() == want.tobytes() and x.shape == want.shape and x.dtype == want.dtype
 
 
@@ -102,7 +103,7 @@ def test_only_the_newest_checkpoints_and_the_best_are_kept(cfg):
     for step in (95, 1_000_000, 1_000_005):  # more digits than the folder's name has by default
         save(cfg, step)
     assert_whole(cfg, [1_000_000, 1_000_005])
-    assert disk.find(cfg.out_dir).endswith("step-1000005")
+    assert checkpoint.find(cfg.out_dir).endswith("step-1000005")
 
 
 def test_other_files_in_out_dir_are_not_deleted(cfg):
@@ -124,20 +125,20 @@ def test_an_existing_checkpoint_is_not_written_again(cfg):
 
 def test_a_checkpoint_written_in_the_background_is_not_changed_by_later_steps_and_its_error_is_raised(cfg, monkeypatch):
     state = jax.tree.map(np.array, state_at(5))
-    want, write, begun = disk.flat(jax.tree.map(np.array, state)), disk.write_files, threading.Event()
+    want, write, begun = checkpoint.flat(jax.tree.map(np.array, state)), disk.write_files, threading.Event()
     monkeypatch.setattr(disk, "write_files", lambda *files: begun.wait(9) and write(*files))
-    disk.save_run(cfg, state, TOK, None, False, in_background=True)
+    checkpoint.save_run(cfg, state, TOK, None, False, in_background=True)
     for x in jax.tree.leaves(state.params):  # the next step overwrites them
         x += 1
     begun.set()
-    assert disk.steps(cfg.out_dir) == [5]  # who looks waits for it
-    again = disk.flat(disk.restore(disk.checkpoint_folder(cfg.out_dir, 5), state)[0])
+    assert checkpoint.steps(cfg.out_dir) == [5]  # who looks waits for it
+    again = checkpoint.flat(checkpoint.restore(checkpoint.checkpoint_folder(cfg.out_dir, 5), state)[0])
     assert all((again[k] == want[k]).all() for k in want if k != ".step")
     monkeypatch.setattr(disk, "write_files", lambda *files: write("/dev/null/nowhere", {}))
-    disk.save_run(cfg, state._replace(step=6), TOK, None, False, in_background=True)
+    checkpoint.save_run(cfg, state._replace(step=6), TOK, None, False, in_background=True)
     with pytest.raises(NotADirectoryError):
-        disk.wait_for_writer()
-    assert disk.steps(cfg.out_dir) == [5]
+        checkpoint.wait_for_writer()
+    assert checkpoint.steps(cfg.out_dir) == [5]
 
 
 class Killed(BaseException):
@@ -184,7 +185,7 @@ def test_a_kill_at_any_moment_of_saving_leaves_whole_checkpoints_and_the_next_sa
         shutil.copytree(f"{cfg.out_dir}.copy", cfg.out_dir)
         with killed_at(monkeypatch, n):
             save(cfg, 15)
-        left = disk.steps(cfg.out_dir)
+        left = checkpoint.steps(cfg.out_dir)
         assert_whole(cfg, left)
         assert left in ([5, 10], [5, 10, 15], [10, 15])
         found.add(len(left))
@@ -200,9 +201,9 @@ def test_a_checkpoint_is_synced_before_it_gets_its_name(cfg, monkeypatch):
     old_sync, old_rename = os.fsync, os.rename
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or old_sync(fd))
     monkeypatch.setattr(os, "rename", lambda a, b: synced.append(f"-> {b}") or old_rename(a, b))
-    (open(f"{cfg.out_dir}/{log}", "w").close() for log in disk.LOGS)
+    (open(f"{cfg.out_dir}/{log}", "w").close() for log in checkpoint.LOGS)
     save(cfg, 5)
-    folder, final = f"{cfg.out_dir}/{disk.WRITING}", f"{cfg.out_dir}/step-000005"
+    folder, final = f"{cfg.out_dir}/{checkpoint.WRITING}", f"{cfg.out_dir}/step-000005"
     before = synced[: synced.index(f"-> {final}")]
     assert {folder, *(f"{folder}/{name}" for name in os.listdir(final))} <= set(before)
     assert synced[-1] == cfg.out_dir
@@ -225,10 +226,10 @@ def test_a_damaged_file_is_named_in_the_message(cfg, name, how):
     if how in broken:
         open(path, "wb").write(broken[how])
     with pytest.raises(ValueError) as e:
-        folder = disk.find(cfg.out_dir)
-        disk.load(folder)
+        folder = checkpoint.find(cfg.out_dir)
+        checkpoint.load(folder)
         data.Tokenizer.load(folder)
-        disk.restore(folder, state_at(0))
+        checkpoint.restore(folder, state_at(0))
     said = str(e.value)
     assert "step-000007" in said and "\n" not in said and len(said) < 600
     assert name in said or how == "gone"
@@ -237,9 +238,9 @@ def test_a_damaged_file_is_named_in_the_message(cfg, name, how):
 def test_a_truncated_checkpoint_is_refused_at_any_length(cfg):
     save(cfg, 7)
     folder = f"{cfg.out_dir}/step-000007"
-    for name, opens in (("state.safetensors", lambda: disk.restore(folder, state_at(0))),
-                        ("model.safetensors", lambda: disk.load(folder)),
-                        ("run.json", lambda: disk.restore(folder, state_at(0)))):  # fmt: skip
+    for name, opens in (("state.safetensors", lambda: checkpoint.restore(folder, state_at(0))),
+                        ("model.safetensors", lambda: checkpoint.load(folder)),
+                        ("run.json", lambda: checkpoint.restore(folder, state_at(0)))):  # fmt: skip
         whole = open(f"{folder}/{name}", "rb").read()
         for size in {*range(0, len(whole), len(whole) // 23), 7, 8, 9, len(whole) - 1}:
             open(f"{folder}/{name}", "wb").write(whole[:size])
@@ -250,24 +251,24 @@ def test_a_truncated_checkpoint_is_refused_at_any_length(cfg):
 
 
 def test_somebody_elses_model_in_out_dir_is_not_resumed(cfg):
-    disk.save(f"{cfg.out_dir}/step-000009", PARAMS, SHAPE)
-    assert disk.read_run(f"{cfg.out_dir}/step-000009") == {}
+    huggingface.save(f"{cfg.out_dir}/step-000009", PARAMS, SHAPE)
+    assert checkpoint.read_run(f"{cfg.out_dir}/step-000009") == {}
     with pytest.raises(ValueError, match="step-000009 has no run.json .* --init_from"):
-        disk.restore(f"{cfg.out_dir}/step-000009", state_at(0))
+        checkpoint.restore(f"{cfg.out_dir}/step-000009", state_at(0))
     for foreign in ("[1, 2]", '"text"', "3", "null", '{"step": 1}'):
         open(f"{cfg.out_dir}/step-000009/run.json", "w").write(foreign)
         with pytest.raises(ValueError, match="run.json"):
-            disk.restore(f"{cfg.out_dir}/step-000009", state_at(0))
+            checkpoint.restore(f"{cfg.out_dir}/step-000009", state_at(0))
 
 
 def test_a_state_of_another_model_or_optimizer_is_refused(cfg):
     save(cfg, 7)
-    folder = disk.find(cfg.out_dir)
+    folder = checkpoint.find(cfg.out_dir)
     wide = model.init(jax.random.key(0), dataclasses.replace(SHAPE, d_ff=8))
     for other in (state_at(0)._replace(params=wide), state_at(0)._replace(average=PARAMS),
                   state_at(0)._replace(opt_state=())):  # fmt: skip
         with pytest.raises(ValueError, match=r"of another model or optimizer than this config: \.\S+ and \d+ more"):
-            disk.restore(folder, other)
+            checkpoint.restore(folder, other)
 
 
 # ---- logs ----
@@ -302,14 +303,14 @@ def test_a_line_cut_by_a_kill_is_dropped_and_earlier_lines_are_kept(cfg):
 
 def test_a_kill_while_logs_are_cut_back_loses_no_line(cfg, monkeypatch):
     def fill():
-        for name in disk.LOGS:
+        for name in checkpoint.LOGS:
             open(f"{cfg.out_dir}/{name}", "w").writelines(f'{{"step": {s}, "time": 0}}\n' for s in range(9))
     fill()
     for n in range(moments(monkeypatch, lambda: runs.Log(cfg, 4))):
         fill()
         with killed_at(monkeypatch, n):
             runs.Log(cfg, 4)
-        for name in disk.LOGS:
+        for name in checkpoint.LOGS:
             assert [r["step"] for r in lines(cfg, name)][:5] == [0, 1, 2, 3, 4]
         runs.Log(cfg, 4)
         assert sorted(os.listdir(cfg.out_dir)) == ["metrics.jsonl", "rollouts.jsonl", "run.json", "samples.jsonl"]
@@ -327,11 +328,11 @@ def test_nan_and_infinity_are_logged_as_null(cfg):
 
 def test_a_half_written_checkpoint_is_ignored_and_deleted_when_a_run_begins(cfg):
     save(cfg, 3)
-    shutil.copytree(f"{cfg.out_dir}/step-000003", f"{cfg.out_dir}/{disk.WRITING}")
-    os.remove(f"{cfg.out_dir}/{disk.WRITING}/model.safetensors")
+    shutil.copytree(f"{cfg.out_dir}/step-000003", f"{cfg.out_dir}/{checkpoint.WRITING}")
+    os.remove(f"{cfg.out_dir}/{checkpoint.WRITING}/model.safetensors")
     assert_whole(cfg, [3])
     runs.Log(cfg, 3)
-    assert disk.WRITING not in os.listdir(cfg.out_dir)
+    assert checkpoint.WRITING not in os.listdir(cfg.out_dir)
 
 
 def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys):
@@ -433,11 +434,11 @@ def killable(tmp_path_factory):
 
 def remains(out_dir):
     """Return everything that must not depend on kills: the last checkpoint, and the logs without times."""
-    folder = disk.find(out_dir)
+    folder = checkpoint.find(out_dir)
     files = {name: open(f"{folder}/{name}", "rb").read() for name in os.listdir(folder) if name != "run.json"}
-    run = {k: v for k, v in disk.read_run(folder).items() if k != "config"}
+    run = {k: v for k, v in checkpoint.read_run(folder).items() if k != "config"}
     logs = [[{k: v for k, v in row.items() if k not in ("time", "step_time")}
-             for row in map(json.loads, open(f"{out_dir}/{name}"))] for name in disk.LOGS]  # fmt: skip
+             for row in map(json.loads, open(f"{out_dir}/{name}"))] for name in checkpoint.LOGS]  # fmt: skip
     return files, run, logs
 
 
@@ -459,12 +460,12 @@ def test_a_run_killed_five_times_at_random_and_resumed_equals_the_unbroken_one_b
         out, err = process.communicate()
         assert "Traceback" not in err and process.returncode in (0, -signal.SIGKILL), err
         finished += process.returncode == 0
-        reached.append(max(disk.steps(f"{folder}/killed"), default=0))
+        reached.append(max(checkpoint.steps(f"{folder}/killed"), default=0))
     assert reached == sorted(reached) and len(set(reached)) > 1 and finished < 4, reached
     out, err = (process := start(folder, *argv)).communicate()
     assert process.returncode == 0, err
     assert remains(f"{folder}/killed") == remains(f"{folder}/unbroken")
-    assert disk.WRITING not in os.listdir(f"{folder}/killed")
+    assert checkpoint.WRITING not in os.listdir(f"{folder}/killed")
 
 
 @pytest.mark.slow
@@ -481,7 +482,7 @@ def test_sigterm_and_ctrl_c_save_the_current_step_and_exit_with_their_codes(kill
         process.send_signal(asked)
         out, err = process.communicate()
         assert process.returncode == code and "Traceback" not in err, err
-        newest = max(disk.steps(f"{folder}/asked"))
+        newest = max(checkpoint.steps(f"{folder}/asked"))
         assert newest > reached and f"saved {folder}/asked/step-{newest:06d}; continue with --resume=True" in out
         reached = newest
     out, err = (process := start(folder, f"--out_dir={folder}/asked", "--resume=True")).communicate()

@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import checkpoint
 import data
 import diffusion
-import disk
 import model
 import sample
-from machine import kernels, slots, terminal, writer
 from sample import Plan, generate, row_keys
-from variants import caches
+from system import huggingface, kernels, terminal
+from tools import complete
+from variants import caches, slots
 
 FIXTURE = "tests/fixtures/llada"
 V, EOS, MASK = 6, 4, 5
@@ -71,7 +72,7 @@ def check_filled(z, x, trace):
 
 @pytest.fixture(scope="module")
 def llada():
-    return *disk.load(FIXTURE), np.load(f"{FIXTURE}/expected.npz")
+    return *checkpoint.load(FIXTURE), np.load(f"{FIXTURE}/expected.npz")
 
 
 SETTINGS = {
@@ -369,7 +370,7 @@ def test_old_style_keys_work_too():
 def committed(row, plan, params=PARAMS):
     """The state of one row before its first step, what was committed then, and the logits it was chosen by."""
     z = holes(row)
-    _, new = next(writer.denoising_steps(params, KEY, z, TINY, plan))
+    _, new = next(complete.denoising_steps(params, KEY, z, TINY, plan))
     return np.flatnonzero(new[0]), np.asarray(logits(params, z, TINY), np.float64)[0]
 
 
@@ -398,7 +399,7 @@ def test_the_orders_disagree_so_that_the_test_above_can_tell_them_apart():
 
 def test_random_order_chooses_every_hole_equally_often():
     z = jnp.tile(holes("0____1"), (2000, 1))
-    _, new = next(writer.denoising_steps(PARAMS, KEY, z, TINY, Plan(order="random", steps=4)))
+    _, new = next(complete.denoising_steps(PARAMS, KEY, z, TINY, Plan(order="random", steps=4)))
     np.testing.assert_allclose(new.mean(0), [0, 0.25, 0.25, 0.25, 0.25, 0], atol=0.04)  # 4 standard errors
 
 
@@ -543,7 +544,7 @@ def test_watching_the_steps_shows_what_generate_does():
     z = holes("01________", "0_1_0_1_0_")
     plan = Plan(rule="dream", steps=10, temperature=1.0, block_len=5)
     x, trace = generate(PARAMS, KEY, z, TINY, plan)
-    seen = list(writer.denoising_steps(PARAMS, KEY, z, TINY, plan))
+    seen = list(complete.denoising_steps(PARAMS, KEY, z, TINY, plan))
     assert len(seen) == trace["n_steps"]
     np.testing.assert_array_equal(seen[-1][0], x)
     for n, (_, new) in enumerate(seen):
@@ -811,7 +812,7 @@ def folder(tmp_path_factory):
     cfg = model.ModelConfig(vocab_size=tok.vocab_size, n_layer=1, n_head=2, d_model=16, mask_id=tok.mask_id,
                             eos_id=tok.eos_id, pad_id=tok.pad_id)  # fmt: skip
     params = sharp(cfg, 0)
-    disk.save(path, params, cfg)
+    huggingface.save(path, params, cfg)
     tok.save(path)
     (path / "run.json").write_text(json.dumps({"config": {
         "order": "left", "rule": "quota", "diffusion_steps": 3, "block_len": None, "max_new_tokens": 6, "seed": 1}}))
@@ -819,14 +820,14 @@ def folder(tmp_path_factory):
 
 
 def run(capsys, *arguments):
-    code = writer.main(list(arguments))
+    code = complete.main(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
 
 
 def test_holes_in_a_prompt_are_read_as_the_help_says():
     tok = data.Tokenizer.bytes()
-    ids = lambda text, holes: writer.encode(text, tok, tok.mask_id, holes, 2)[0]
+    ids = lambda text, holes: complete.encode(text, tok, tok.mask_id, holes, 2)[0]
     show = lambda text, holes: "".join("?" if i == tok.mask_id else chr(i) for i in ids(text, holes))
     assert show("1_3__", "auto") == "1?3??"
     assert show("the _ sat", "auto") == "the ? sat"
@@ -911,7 +912,7 @@ def test_a_file_is_filled_written_and_scored(folder, capsys, tmp_path):
 
 def test_a_file_that_was_killed_while_it_was_filled_goes_on_where_it_was(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": text * 3}) + "\n" for text in "abcde"))
-    whole, target, real = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", writer.complete_texts
+    whole, target, real = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", complete.complete_texts
     asked = folder, f"--data={tmp_path}/in.jsonl", "--n=2", "--batch_size=4"
     run(capsys, *asked, f"--out={whole}")
 
@@ -921,14 +922,14 @@ def test_a_file_that_was_killed_while_it_was_filled_goes_on_where_it_was(folder,
                 raise KeyboardInterrupt
             yield text
 
-    monkeypatch.setattr(writer, "complete_texts", killed)
+    monkeypatch.setattr(complete, "complete_texts", killed)
     with pytest.raises(KeyboardInterrupt):
         run(capsys, *asked, f"--out={target}")
     (part,) = tmp_path.glob("out.jsonl.*.part")
     with open(part, "a") as file:
         file.write('{"prompt": "ccc", "compl')  # -9 can come within a line
     filled = []
-    monkeypatch.setattr(writer, "complete_texts", lambda *args: (filled.append(text) or text for text in real(*args)))
+    monkeypatch.setattr(complete, "complete_texts", lambda *args: (filled.append(text) or text for text in real(*args)))
     code, out, err = run(capsys, *asked, f"--out={target}", "--rewards=length")
     assert code == 0 and "5 rows of a run that was ended are there" in err and len(filled) == 5
     assert target.read_text() == whole.read_text() and not part.exists() and json.loads(out)["n"] == 10
@@ -945,7 +946,7 @@ def causal(tmp_path):
     tok = data.Tokenizer(tok.vocab, specials, roles, visible=["<|im_end|>"])
     cfg = model.ModelConfig(vocab_size=259, n_layer=1, n_head=2, d_model=16, causal=True, shift=True, eos_id=256)
     params = sharp(cfg, 1)
-    disk.save(tmp_path, params, cfg)
+    huggingface.save(tmp_path, params, cfg)
     tok.save(tmp_path)
     return str(tmp_path), params, cfg, tok
 
@@ -966,7 +967,7 @@ def test_a_causal_model_without_a_mask_continues_a_prompt_with_any_of_its_ids(ca
     first = logits(params, jnp.array([[97, 98, 0]]), cfg)[0, 2].argmax()
     likely = params | {"head": params["head"].at[:, 258].set(3 * params["head"][:, first])}
     for weights in params, likely:
-        disk.save(path, weights, cfg)
+        huggingface.save(path, weights, cfg)
         expected = terminal.visible(continued(weights, cfg, tok, "ab", 6))
         assert run(capsys, path, "--prompt=ab", "--max_new_tokens=6") == (0, expected + "\n", "")
     assert expected.startswith("<|im_end|>")  # the last id, which is no hole
@@ -993,9 +994,9 @@ def test_a_prompt_is_put_into_the_chat_template_of_the_flags_or_of_the_run(causa
 
 
 def test_a_folder_with_the_tokenizer_of_a_larger_model_is_refused(folder, capsys, tmp_path):
-    params, cfg = disk.load(folder)
+    params, cfg = checkpoint.load(folder)
     small = dataclasses.replace(cfg, vocab_size=257, eos_id=None, pad_id=None)
-    disk.save(tmp_path, jax.tree.map(lambda w: w[:257] if len(w) == 259 else w[..., :257], params), small)
+    huggingface.save(tmp_path, jax.tree.map(lambda w: w[:257] if len(w) == 259 else w[..., :257], params), small)
     data.Tokenizer.load(folder).save(tmp_path)
     code, _, err = run(capsys, str(tmp_path), "--prompt=a")
     assert code == 2 and "ids up to 258, its model only 257 ids" in err
@@ -1009,7 +1010,7 @@ def test_text_ends_at_the_end_of_text():
     params = jax.tree.map(jnp.zeros_like, model.init(KEY, cfg))
     plan = Plan(never=(0,), steps=2)  # everything ties, and without 0 the first id is 1, the end of text
     rows = [([2, 1, 3, 7, 7], 3), ([2, 7, 4, 5], 0)]
-    assert list(writer.complete_texts(params, cfg, Fixed, plan, rows, 0, 2)) == ["", "b"]
+    assert list(complete.complete_texts(params, cfg, Fixed, plan, rows, 0, 2)) == ["", "b"]
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -1035,7 +1036,7 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, c
 
 def test_a_column_that_a_reward_needs_is_missed_before_anything_is_filled(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
-    monkeypatch.setattr(writer, "complete_texts", None)
+    monkeypatch.setattr(complete, "complete_texts", None)
     code, _, err = run(capsys, folder, f"--data={tmp_path}/in.jsonl", "--rewards=tests")
     assert code == 2 and "'tests' needs the column 'tests'" in err
 
@@ -1052,7 +1053,7 @@ def test_the_program_prepares_its_process_takes_the_name_of_a_config_and_warns_o
     import runs
     prepared = []
     monkeypatch.setattr(runs, "prepare_process", lambda: prepared.append(1))
-    monkeypatch.setattr(writer, "LONG", 5)
+    monkeypatch.setattr(complete, "LONG", 5)
     _, shown, err = run(capsys, folder, "--prompt=abc", "--diffusion_steps=2", "--show")
     assert len(shown.splitlines()) == 2 and prepared and "the longest of these texts has 9 tokens" in err
 
@@ -1063,9 +1064,9 @@ def test_texts_do_not_depend_on_the_batch_size_wherever_their_holes_are():
     cfg = dataclasses.replace(TINY, vocab_size=259, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
     # (Nothing but holes would be all ties: alike tokens have alike features wherever they are, and rounding decides.)
     texts = ["a__b_c", "_____d", "abcdef__ghij_", "x", "_0___0_0_0_0_1111111111"]
-    rows = [writer.encode(text, tok, cfg.mask_id, "auto", 4) for text in texts]
+    rows = [complete.encode(text, tok, cfg.mask_id, "auto", 4) for text in texts]
     for plan in (Plan(steps=5, block_len=3, temperature=1.0), Plan(rule="dream", steps=4, temperature=1.0)):
-        filled = [list(writer.complete_texts(sharp(cfg, 0), cfg, tok, plan, rows, 0, size)) for size in (1, 2, 5)]
+        filled = [list(complete.complete_texts(sharp(cfg, 0), cfg, tok, plan, rows, 0, size)) for size in (1, 2, 5)]
         assert filled[0] == filled[1] == filled[2]
 
 
@@ -1084,13 +1085,13 @@ def test_a_run_that_is_still_to_come_is_answered_with_the_command_that_makes_it(
 @pytest.mark.parametrize("words, message", [([], "which model?"), (["--version"], "unknown flag 'version'")])
 def test_a_model_has_to_be_named(words, message, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["sample.py", *words])
-    assert writer.main() == 2 and capsys.readouterr().err.startswith(f"sample.py: {message}")
+    assert complete.main() == 2 and capsys.readouterr().err.startswith(f"sample.py: {message}")
 
 
 @pytest.mark.parametrize("flag", ["--help", "--help=all"])
 def test_help_names_every_field_of_a_plan_with_its_meaning(flag, capsys):
     with pytest.raises(SystemExit) as e:
-        writer.main([flag])
+        complete.main([flag])
     out = capsys.readouterr().out
     assert e.value.code == 0
     for f in dataclasses.fields(Plan):

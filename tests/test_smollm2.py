@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tokenizers
 
-import disk
+import checkpoint
 import model
 from data.bpe import CHARACTER, Tokenizer
 from data.smollm2 import prepare as smollm2
+from system import huggingface
 
 CFG = model.ModelConfig(vocab_size=260, n_layer=2, n_head=4, n_kv_head=2, d_model=64, d_ff=96, causal=True, shift=True,
                         tie_embeddings=True, rope_theta=5e4, norm_eps=2.0**-17, eos_id=2, bos_id=1)  # fmt: skip
@@ -120,12 +121,12 @@ def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp
     path, params = gguf
     monkeypatch.setattr(smollm2, "HERE", tmp_path)
     monkeypatch.setattr(smollm2, "model", model, raising=False)
-    monkeypatch.setattr(smollm2, "disk", disk, raising=False)
+    monkeypatch.setattr(smollm2, "huggingface", huggingface, raising=False)
     monkeypatch.setattr(smollm2, "find", lambda: path)
     smollm2.main()
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]  # fmt: skip
-    loaded, cfg = disk.load(tmp_path)
+    loaded, cfg = checkpoint.load(tmp_path)
     assert cfg.vocab_size == 260 and json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
     tok = Tokenizer.load(tmp_path, cfg.vocab_size)

@@ -17,14 +17,15 @@ import jax
 import pytest
 from tqdm import tqdm
 
+import checkpoint
 import config
 import data
-import disk
 import model
 import rewards
 import runs
 import train
-from machine import cost, mesh, terminal, writer
+from system import hosts, memory, terminal
+from tools import complete
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
     ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
@@ -50,7 +51,7 @@ def test_what_can_be_known_is_said_before_anything_is_moved_trained_or_compiled(
     (tmp_path / "FILE").write_text("")
     place = lambda text: text.replace("TMP", str(tmp_path))
     monkeypatch.setattr(runs, "prepare_process", lambda cfg=None: None)
-    monkeypatch.setattr("machine.start.find_or_train", lambda *_: pytest.fail("a base was trained first"))
+    monkeypatch.setattr("system.start.find_or_train", lambda *_: pytest.fail("a base was trained first"))
     monkeypatch.setattr(sys, "argv", ["train.py", *place(command).split()])
     with pytest.raises(SystemExit) as e:
         train.main()
@@ -88,7 +89,7 @@ def test_every_key_that_a_table_names_is_there():
 def test_other_keys_follow_where_that_is_what_was_meant():
     cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
     assert (config.n_update(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
-    assert cost.count_rows(cfg).scored == 4 * 8 * 2
+    assert memory.count_rows(cfg).scored == 4 * 8 * 2
     _, rate = train.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
     assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 16
@@ -136,14 +137,14 @@ def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys)
     sentence = "JAX finds no device as JAX_PLATFORMS=cuda asks for .* no GPU.: unset"
     monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py"])
     with pytest.raises(SystemExit, match=f"error: {sentence}"):
-        terminal.run(train.main, mesh.leave)
-    assert writer.main(["out/x", "--prompt=a"]) == 2 and re.search(sentence, capsys.readouterr().err)
+        terminal.run(train.main, hosts.leave)
+    assert complete.main(["out/x", "--prompt=a"]) == 2 and re.search(sentence, capsys.readouterr().err)
 
 
 def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
-    for program in ("machine/terminal.py", "train.py", "sample.py", "rewards.py"):
+    for program in ("system/terminal.py", "train.py", "sample.py", "rewards.py"):
         first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]
-        assert program == "machine/terminal.py" or "terminal.begin()" in ast.unparse(first[1])
+        assert program == "system/terminal.py" or "terminal.begin()" in ast.unparse(first[1])
     assert all(isinstance(kind, str) for kind in terminal.guarded.__annotations__.values())  # which it need not know
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     with pytest.raises(SystemExit, match="error: Python 3.11 or newer is needed, this is "):
@@ -168,14 +169,14 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
     words = f"{'File too large' if limit else 'No space left on device'} at {out}/.writing/.*: "
     with pytest.raises(ValueError, match=f"{words}{out}/step-000003 is whole; make room and"):
         with runs.locked(out):
-            os.makedirs(f"{out}/{disk.WRITING}")
+            os.makedirs(f"{out}/{checkpoint.WRITING}")
             if not limit:
-                raise OSError(errno.ENOSPC, "?", f"{out}/{disk.WRITING}/model.safetensors")
+                raise OSError(errno.ENOSPC, "?", f"{out}/{checkpoint.WRITING}/model.safetensors")
             try:
                 shape = model.ModelConfig(n_layer=1, n_head=1, d_model=16, mask_id=1)
                 state = train.State(4, model.init(jax.random.key(0), shape), (), None, None)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-                disk.save_run(config.Config(out_dir=out, model=shape), state, None, None, False)
+                checkpoint.save_run(config.Config(out_dir=out, model=shape), state, None, None, False)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert os.listdir(out) == ["step-000003"]
@@ -217,7 +218,7 @@ def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkey
 
 
 @pytest.mark.parametrize("program, part, line", [
-    (rewards, "score_file", "rewards.py rows.jsonl --rewards=exact"), (writer, "run", "sample.py out/x --prompt=a")])
+    (rewards, "score_file", "rewards.py rows.jsonl --rewards=exact"), (complete, "run", "sample.py out/x --prompt=a")])
 def test_scoring_and_filling_for_nobody_end_as_by_a_closed_pipe(program, part, line, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", line.split())
     monkeypatch.setattr(program, part, lambda options: (_ for _ in ()).throw(BrokenPipeError()))
@@ -277,13 +278,13 @@ def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
     process.stdout = None
     _, err = process.communicate()
     assert process.returncode == 141 and b"Traceback" not in err
-    assert disk.steps(f"{tmp_path}/out") and b"Exception" not in err
+    assert checkpoint.steps(f"{tmp_path}/out") and b"Exception" not in err
 
 
 def test_the_costs_of_a_rollout_grow_with_its_completions():
     cfg = dataclasses.replace(config.read_file("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
     many = dataclasses.replace(cfg, group_size=1_000_000)
-    assert cost.estimate_bytes(cfg)["peak"] < 1e9 < 1e11 < cost.estimate_bytes(many)["peak"]
+    assert memory.estimate_bytes(cfg)["peak"] < 1e9 < 1e11 < memory.estimate_bytes(many)["peak"]
 
 
 # ---- signals and streams, from the first line to the last ----

@@ -9,15 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import checkpoint
 import config
 import data
-import disk
 import model
 import rewards
 import runs
 import train
 from data.tiny import prepare as tiny
 from judges import rules
+from system import huggingface
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
            "llama_gsm8k_grpo": "llama", "gemma2_gsm8k_grpo": "gemma2"}  # fmt: skip
@@ -43,9 +44,9 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize("name", tiny.MODELS)
 def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
-    params, cfg = disk.load(folders / name)
+    params, cfg = checkpoint.load(folders / name)
     kind = {"dream": "Dream", "diffucoder": "Dream"}.get(name, name)
-    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == disk.family_of(cfg)
+    assert json.load(open(folders / name / "config.json"))["model_type"] == kind == huggingface.family_of(cfg)
     there = set(os.listdir(folders / name))
     assert there == FILES[kind] | {"config.json", "model.safetensors", "tokenizer_config.json"}
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (kind != "llada", kind == "Dream", kind in ("llama", "gemma2"))
@@ -60,7 +61,7 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     ("diffucoder", "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"), ("llama", "<|mask|>", "<|eot_id|>", "<|eot_id|>"),
     ("gemma2", "<mask>", "<end_of_turn>", "<pad>")])
 def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(name, mask, eos, pad, folders):
-    tok, cfg = data.Tokenizer.load(folders / name), disk.read_config(folders / name)
+    tok, cfg = data.Tokenizer.load(folders / name), huggingface.read_config(folders / name)
     assert tok.roles == {"mask": mask, "eos": eos, "pad": pad}
     assert tok.encode(TEXT) == tiny.tokenizer(name).encode(TEXT) and tok.decode(tok.encode(TEXT)) == TEXT
     assert cfg.eos_id == tok.eos_id
@@ -136,7 +137,7 @@ def test_a_recipe_runs_from_end_to_end_on_a_tiny_model(name, tmp_path, monkeypat
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2 and np.isfinite(losses).all() and any(line.get("grad_norm", 0) > 0 for line in lines)
     assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
-    assert disk.family_of(disk.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]
+    assert huggingface.family_of(checkpoint.load(tmp_path / "out/step-000002")[1]) == RECIPES[name]
 
 
 @pytest.mark.slow
@@ -151,7 +152,7 @@ def test_a_recipe_runs_from_end_to_end_on_a_small_model_that_is_trained_first(na
     assert "done: " in capsys.readouterr().out
     lines = [json.loads(line) for line in open(tmp_path / "out/metrics.jsonl")]
     assert [line["step"] for line in lines if "val/greedy" in line] == [0, 2]
-    shape = disk.load(tmp_path / "out/step-000002")[1]
+    shape = checkpoint.load(tmp_path / "out/step-000002")[1]
     assert (shape.n_layer, shape.d_model, shape.causal) == (4, 128, name == "llama_gsm8k_grpo")
 
 

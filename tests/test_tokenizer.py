@@ -483,13 +483,13 @@ def test_the_settings_have_the_last_word_on_how_texts_begin(config, processor, b
 
 def test_prompts_begin_with_it_and_windows_of_documents_do_not(tmp_path):
     import data
-    from machine import writer
+    from tools import complete
     path, bos = beginning(tmp_path, {})
     tok = Tokenizer.load(path)
     rows = [{"prompt": "a b", "completion": "c"}, {"prompt": "", "completion": "the thing " * 9}]
     tokens = data.encode(rows, tok, 8, 8)[0]["tokens"]
     assert [bos in row for row in tokens] == [True] + [False] * (len(tokens) - 1)
-    assert writer.encode("a b", tok, tok.mask_id, "mask", 3)[0][0] == bos
+    assert complete.encode("a b", tok, tok.mask_id, "mask", 3)[0][0] == bos
 
 
 # ---- SentencePiece: what the package tokenizers reads ----

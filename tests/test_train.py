@@ -20,16 +20,17 @@ import pytest
 import safetensors.numpy
 from shared import compiled_once
 
+import checkpoint
 import config
 import data
-import disk
 import model
 import rl
 import runs
 import train
 from data import texts
-from machine import terminal, writer
-from machine.start import prepare
+from system import disk, terminal
+from system.start import prepare
+from tools import complete
 
 SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
 KEY = jax.random.key(0)
@@ -81,11 +82,11 @@ def written(cfg, path):
 
 def left(out_dir):
     """What a run leaves, but for times: {file: bytes} of its last checkpoint, lines of its logs."""
-    folder = disk.find(out_dir)
+    folder = checkpoint.find(out_dir)
     files = {name: open(os.path.join(folder, name), "rb").read() for name in sorted(os.listdir(folder))}
     run = json.loads(files.pop("run.json"))
     logs = [[{k: v for k, v in row.items() if k not in ("time", "step_time")} for row in lines(out_dir, name)]
-            for name in disk.LOGS]  # fmt: skip
+            for name in checkpoint.LOGS]  # fmt: skip
     return files, {k: v for k, v in run.items() if k != "config"}, logs
 
 
@@ -146,14 +147,14 @@ def test_norms_biases_and_embeddings_do_not_decay_and_all_else_does(tiny):
     tx, _ = train.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), jax.eval_shape(lambda: model.init(KEY, shape)))
     updates = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p)[0])(params)
-    moved = {k for k, u in disk.flat(updates).items() if np.any(u != 0)}
+    moved = {k for k, u in checkpoint.flat(updates).items() if np.any(u != 0)}
     decaying = {"['head']", *(f"['blocks']['{n}']" for n in ("q", "k", "v", "o", "gate", "up", "down"))}
     assert moved == decaying
     for name in decaying:
-        np.testing.assert_allclose(disk.flat(updates)[name], -0.1 * 0.5, rtol=1e-6)
+        np.testing.assert_allclose(checkpoint.flat(updates)[name], -0.1 * 0.5, rtol=1e-6)
     kept = {"['embed']", "['norm']", *(f"['blocks']['{n}']" for n in (
         "attn_norm", "mlp_norm", "q_norm", "k_norm", "q_bias", "k_bias", "v_bias"))}  # fmt: skip
-    assert set(disk.flat(params)) == decaying | kept
+    assert set(checkpoint.flat(params)) == decaying | kept
 
 
 def test_gradients_are_clipped_to_their_global_norm_and_reported_unclipped(tiny):
@@ -219,8 +220,8 @@ def test_micro_batches_add_up_to_the_big_batch(tiny, changes, splits):
     whole, _, _, metrics = one_step(cfg, cfg.objective)
     for parts in splits:
         params, _, _, others = one_step(dataclasses.replace(cfg, gradient_accumulation_steps=parts), cfg.objective)
-        for name, x in disk.flat(params).items():
-            np.testing.assert_allclose(x, disk.flat(whole)[name], atol=1e-6, rtol=0)
+        for name, x in checkpoint.flat(params).items():
+            np.testing.assert_allclose(x, checkpoint.flat(whole)[name], atol=1e-6, rtol=0)
         for name, x in metrics.items():
             assert float(others[name]) == pytest.approx(float(x), rel=1e-5)
 
@@ -254,7 +255,7 @@ def test_the_average_of_the_weights_is_what_numpy_computes(tiny):
 def test_a_run_leaves_its_logs_its_curves_its_last_checkpoints_and_its_best(unbroken):
     names = set(os.listdir(unbroken.out_dir))
     best = json.load(open(f"{unbroken.out_dir}/step-000012/run.json"))["best"]
-    assert names == {*disk.LOGS, "run.json", "curves.png", "report.html", "step-000009", "step-000012",
+    assert names == {*checkpoint.LOGS, "run.json", "curves.png", "report.html", "step-000009", "step-000012",
                      f"step-{best['step']:06d}"}  # fmt: skip
 
 
@@ -282,11 +283,11 @@ def test_samples_are_prompts_with_completions_of_val(unbroken):
 
 
 def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbroken):
-    params, shape = disk.load(unbroken.out_dir)
-    tok = data.Tokenizer.load(disk.find(unbroken.out_dir))
+    params, shape = checkpoint.load(unbroken.out_dir)
+    tok = data.Tokenizer.load(checkpoint.find(unbroken.out_dir))
     assert tok == data.Tokenizer.bytes() and shape.vocab_size == tok.vocab_size and shape.mask_id == tok.mask_id
     saved = safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
-    for name, x in disk.flat(params).items():
+    for name, x in checkpoint.flat(params).items():
         np.testing.assert_array_equal(x, saved[f".average{name}"])
         assert not np.array_equal(x, saved[f".params{name}"])
     mask = np.ones((1, 7), int) * tok.mask_id
@@ -295,11 +296,11 @@ def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbrok
 
 @pytest.mark.slow
 def test_the_sampler_opens_what_a_run_has_saved(unbroken, tmp_path, capsys):
-    assert writer.main([unbroken.out_dir, "--prompt=12", "--n=2"]) in (0, None)
+    assert complete.main([unbroken.out_dir, "--prompt=12", "--n=2"]) in (0, None)
     assert capsys.readouterr().out.count("---") == 1
     out = tmp_path / "filled.jsonl"
     what = [f"--data={unbroken.dataset}/val.jsonl", f"--out={out}", "--rewards=exact"]
-    assert writer.main([unbroken.out_dir, *what]) in (0, None)
+    assert complete.main([unbroken.out_dir, *what]) in (0, None)
     assert len(out.read_text().splitlines()) == 20 and "exact" in capsys.readouterr().out
 
 
@@ -309,8 +310,8 @@ def test_a_mask_that_the_tokenizer_does_not_know_is_refused_by_the_sampler_too(
     folder = shutil.copytree(f"{unbroken.out_dir}/step-000012", tmp_path / "model")
     theirs = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(theirs | {"mask_token_id": 7}))
-    monkeypatch.setattr(writer, "complete_texts", lambda *_: pytest.fail("it writes"))
-    assert writer.main([str(folder), flag.replace("TMP", str(tmp_path))]) == 2
+    monkeypatch.setattr(complete, "complete_texts", lambda *_: pytest.fail("it writes"))
+    assert complete.main([str(folder), flag.replace("TMP", str(tmp_path))]) == 2
     assert "the mask is id 7, and the tokenizer that it is id 256" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["model"]
 
@@ -358,11 +359,11 @@ def test_a_run_that_cannot_start_moves_nothing(tiny, monkeypatch, tmp_path):
 
 
 def test_it_starts_from_the_weights_of_a_folder_or_of_another_run(unbroken, tiny):
-    want = disk.flat(disk.load(unbroken.out_dir)[0])
+    want = checkpoint.flat(checkpoint.load(unbroken.out_dir)[0])
     for path in (unbroken.out_dir, f"{unbroken.out_dir}/step-000012"):
         cfg, tok, start, resumed = prepare(tiny(init_from=path), train.train)
         assert resumed is None
-        params = disk.flat(rl.pretrain(cfg, tok, start).init(KEY))
+        params = checkpoint.flat(rl.pretrain(cfg, tok, start).init(KEY))
         assert params.keys() == want.keys()
         for name, x in want.items():
             np.testing.assert_array_equal(params[name], x)
@@ -426,7 +427,7 @@ def test_it_stops_when_the_pass_rate_first_exceeds_stop_at_and_stays_stopped(tin
     change_task(monkeypatch, evaluate=scripted([0.1, 0.3, 0.5, 0.9]))
     cfg = tiny(stop_at=0.3, eval_interval=2)
     assert train.train(cfg)[0].step == 6
-    assert json.load(open(f"{disk.find(cfg.out_dir)}/run.json"))["finished"]
+    assert json.load(open(f"{checkpoint.find(cfg.out_dir)}/run.json"))["finished"]
     before = left(cfg.out_dir)
     assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 6 and left(cfg.out_dir) == before
     assert train.train(dataclasses.replace(cfg, resume=True, stop_at=0.6))[0].step == 8
@@ -437,7 +438,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(tiny, monkeypatch):
     change_task(monkeypatch, evaluate=scripted([nan, 0.1, 0.9, nan, 0.2, 0.8]))
     cfg = tiny(eval_interval=2, save_interval=1, keep_checkpoints=1)
     train.train(cfg)
-    assert disk.steps(cfg.out_dir) == [6, 12]
+    assert checkpoint.steps(cfg.out_dir) == [6, 12]
     assert json.load(open(f"{cfg.out_dir}/step-000012/run.json"))["best"] == {
         "step": 6, "score": 0.9, "measure": "val/sampled"}  # fmt: skip
     assert [r["val/sampled"] for r in lines(cfg.out_dir) if "val/sampled" in r] == [None, 0.1, 0.9, None, 0.2, 0.8]
@@ -447,10 +448,10 @@ def test_of_equally_good_checkpoints_the_later_is_the_best(tiny, monkeypatch, ca
     change_task(monkeypatch, evaluate=scripted([0.1, 0.2, 0.2, 0.1]))
     cfg = tiny(eval_interval=3, save_interval=99, keep_checkpoints=1)
     train.train(cfg)
-    assert disk.steps(cfg.out_dir) == [9, 12]
+    assert checkpoint.steps(cfg.out_dir) == [9, 12]
     assert "best at step 9: val/sampled 0.2000, of 4 evaluations" in capsys.readouterr().out
-    assert disk.best(cfg.out_dir) == (f"{cfg.out_dir}/step-000009", "the best by val/sampled")
-    assert disk.find(cfg.out_dir) == f"{cfg.out_dir}/step-000012"
+    assert checkpoint.best(cfg.out_dir) == (f"{cfg.out_dir}/step-000009", "the best by val/sampled")
+    assert checkpoint.find(cfg.out_dir) == f"{cfg.out_dir}/step-000012"
 
 
 def test_without_rewards_the_best_has_the_lowest_nelbo(tiny, monkeypatch):
@@ -458,7 +459,7 @@ def test_without_rewards_the_best_has_the_lowest_nelbo(tiny, monkeypatch):
     change_task(monkeypatch, evaluate=lambda old: lambda state, key: ({"val/nelbo": next(given)}, []))
     cfg = tiny(keep_checkpoints=1, rewards=())
     train.train(cfg)
-    assert disk.steps(cfg.out_dir) == [8, 12]
+    assert checkpoint.steps(cfg.out_dir) == [8, 12]
 
 
 def test_eval_only_measures_the_newest_checkpoint_and_changes_nothing(unbroken, capsys):
@@ -473,7 +474,7 @@ def test_eval_only_measures_the_newest_checkpoint_and_changes_nothing(unbroken, 
 
 
 def test_eval_only_loads_the_weights_alone(unbroken, monkeypatch, capsys):
-    monkeypatch.setattr(disk, "restore", lambda *_: pytest.fail("the optimizer was asked for"))
+    monkeypatch.setattr(checkpoint, "restore", lambda *_: pytest.fail("the optimizer was asked for"))
     change_task(monkeypatch, evaluate=scripted([0.5]))
     state, _ = train.train(dataclasses.replace(unbroken, eval_only=True, ema_decay=None, beta1=0.5))
     assert state.step == 12 and state.opt_state == () and "step     12  val/nelbo" in capsys.readouterr().out
@@ -483,7 +484,7 @@ def test_eval_only_loads_the_weights_alone(unbroken, monkeypatch, capsys):
 @pytest.mark.parametrize("after", ["load", "read_run"])
 def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_never_taken_for_another(
         unbroken, tiny, tmp_path, monkeypatch, capsys, after, program):
-    cfg, moves, plain = tiny(eval_only=True), iter([14, 13]), getattr(disk, after)
+    cfg, moves, plain = tiny(eval_only=True), iter([14, 13]), getattr(checkpoint, after)
     shutil.copytree(unbroken.out_dir, cfg.out_dir)
     for name in (name for name in os.listdir(cfg.out_dir) if name.startswith("step-") and name != "step-000012"):
         shutil.rmtree(f"{cfg.out_dir}/{name}")
@@ -491,18 +492,18 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_never_taken_for_a
     def rotating(*args):
         found = plain(*args)
         if step := next(moves, None):  # the run saves another, and deletes this one
-            (old,) = disk.steps(cfg.out_dir)
-            os.rename(disk.checkpoint_folder(cfg.out_dir, old), disk.checkpoint_folder(cfg.out_dir, step))
+            (old,) = checkpoint.steps(cfg.out_dir)
+            os.rename(checkpoint.checkpoint_folder(cfg.out_dir, old), checkpoint.checkpoint_folder(cfg.out_dir, step))
         return found
 
-    monkeypatch.setattr(disk, after, rotating)
+    monkeypatch.setattr(checkpoint, after, rotating)
     if program == "train.py":
         train.train(cfg)
         assert f"resuming {cfg.out_dir} at step 13, its end\n" in capsys.readouterr().out
     else:
         used = []
-        monkeypatch.setattr(writer, "complete_texts", lambda *given: used.append(len(given[4][0][0])) or [])
-        assert not writer.main([cfg.out_dir, "--prompt=1"])
+        monkeypatch.setattr(complete, "complete_texts", lambda *given: used.append(len(given[4][0][0])) or [])
+        assert not complete.main([cfg.out_dir, "--prompt=1"])
         assert used == [5]  # with the run's max_new_tokens, 4
 
 
@@ -529,7 +530,7 @@ def test_sigterm_and_ctrl_c_save_and_a_resumed_run_equals_the_unbroken_one(
             return interrupted
         change_task(m, batches=batches)
         assert leave(cfg, m, tmp_path) == code
-    assert disk.steps(cfg.out_dir)[-1] == step + 1 and "--resume=True" in capsys.readouterr().out
+    assert checkpoint.steps(cfg.out_dir)[-1] == step + 1 and "--resume=True" in capsys.readouterr().out
     train.train(dataclasses.replace(cfg, resume=True))
     assert left(cfg.out_dir) == left(unbroken.out_dir)
 
@@ -566,7 +567,7 @@ def test_a_second_ctrl_c_leaves_at_once(tiny, monkeypatch, tmp_path):
     change_task(monkeypatch, batches=impatient)
     before = signal.getsignal(signal.SIGINT)
     assert leave(tiny(), monkeypatch, tmp_path) == 130
-    assert 6 not in disk.steps(tiny().out_dir)
+    assert 6 not in checkpoint.steps(tiny().out_dir)
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -643,7 +644,7 @@ def test_a_disk_that_is_full_for_a_save_behind_the_steps_and_for_the_next_line_i
     assert leave(cfg, monkeypatch, tmp_path) == (
         f"error: No space left on device at {cfg.out_dir}/metrics.jsonl: {cfg.out_dir}/step-000003 is whole; make room "
         "and go on with --resume=True")
-    assert disk.WRITING not in os.listdir(cfg.out_dir)
+    assert checkpoint.WRITING not in os.listdir(cfg.out_dir)
 
 
 @pytest.mark.parametrize("when", ["between steps", "during a save"])
@@ -657,7 +658,7 @@ def test_a_folder_that_is_deleted_under_a_run_is_made_again_and_the_run_saved(
     def batches(old):
         def deleting(state, key):
             if state.step == 6:
-                disk.wait_for_writer()
+                checkpoint.wait_for_writer()
                 if when == "between steps":
                     delete()
             yield from old(state, key)
@@ -691,12 +692,12 @@ def test_a_poisoned_row_stops_the_run_and_leaves_the_checkpoint_before_it(tiny, 
     assert code.startswith(f"error: step {poisoned + 1}: loss nan, gradient norm nan. ") and "\n" not in code
     assert f"lower learning_rate (now {cfg.learning_rate})" in code
     kept = [s for s in (3, 4, 6, 9) if s <= poisoned]
-    assert disk.steps(cfg.out_dir) == (sorted({*kept[-2:], 4}) if poisoned > 4 else kept)
+    assert checkpoint.steps(cfg.out_dir) == (sorted({*kept[-2:], 4}) if poisoned > 4 else kept)
     if poisoned:
         last = [r for r in lines(cfg.out_dir) if "loss" in r][-1]
         assert f"The last finite step was {poisoned}: loss {last['loss']:.4f}, gradient norm" in code
         assert last["step"] == poisoned and f"step-{kept[-1]:06d}" in code
-        params, _ = disk.load(cfg.out_dir)
+        params, _ = checkpoint.load(cfg.out_dir)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
     else:
         assert "The last finite step was none" in code and "None was saved yet" in code
@@ -718,7 +719,7 @@ def test_a_rate_that_is_far_too_high_ends_in_one_sentence(tiny, monkeypatch, tmp
 
 def test_weights_and_biases_is_asked_for_by_name_when_it_is_missing(tiny, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("machine.start.find_checkpoint", lambda cfg: pytest.fail("it was noticed too late"))
+    monkeypatch.setattr("system.start.find_checkpoint", lambda cfg: pytest.fail("it was noticed too late"))
     code = leave(tiny(wandb_log=True), monkeypatch, tmp_path)
     assert code == "error: wandb_log=True needs the package wandb: pip install wandb"
 
@@ -794,7 +795,7 @@ def test_a_base_is_told_its_keys_on_the_line_of_the_run_and_trains_beside_it(tin
     assert (made.seed, made.max_iters, made.out_dir) == (3, 1, f"{tmp_path}/out_base")
     assert config.base_run(config.load([*argv, "--base.out_dir=b"])).out_dir == "b"
     train.train(cfg)
-    assert disk.read_run(f"{tmp_path}/out_base/step-000001")["config"]["seed"] == 3
+    assert checkpoint.read_run(f"{tmp_path}/out_base/step-000001")["config"]["seed"] == 3
     with pytest.raises(ValueError, match=r"out_base was trained with other keys .*: seed=4 \(it was 3\). Move it away"):
         train.train(config.load([*argv[:1], "--base.seed=4", *argv[2:]]))
     # what is there is not needed to go on

@@ -12,7 +12,7 @@ Blocks begin where a text does: block n has the tokens n * block_causal and foll
 import jax.numpy as jnp
 
 import model
-from machine import mesh
+from system import sharding
 
 
 def number(valid, T, cfg):
@@ -62,7 +62,7 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0):
 
     Copies are computed from the block of column `start` on; before it they have no masks."""
     B, n, T = noisy.shape
-    if n > 1 and mesh.round_up(B) != B:  # devices that share rows take one copy each
+    if n > 1 and sharding.round_up(B) != B:  # devices that share rows take one copy each
         clean, valid = (None if a is None else jnp.repeat(a, n, 0) for a in (clean, valid))
         return hidden(params, clean, noisy.reshape(B * n, 1, T), cfg, valid, start).reshape(B, n, T - start, -1)
     first = max(start - cfg.shift - cfg.block_causal + 1, 0)

@@ -144,7 +144,7 @@ def main():
         (HERE / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     params, fields = weights(facts, tensor)
     making = HERE / ".making"
-    disk.save(making, params, model.ModelConfig(**fields))
+    huggingface.save(making, params, model.ModelConfig(**fields))
     for name in ("model.safetensors", "config.json"):  # the config last: a folder that has one is complete
         os.replace(making / name, HERE / name)
     making.rmdir()
@@ -154,6 +154,6 @@ def main():
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    import disk
     import model
+    from system import huggingface
     main()

@@ -19,9 +19,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import data
-import disk
 import model
 from data import bpe
+from system import huggingface
 
 HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
@@ -168,7 +168,7 @@ def checkpoint(folder, name):
     def draw(path, shape):
         return np.float32(rng.normal(path[-1].key.endswith("norm"), 0.1, shape))
     params = jax.tree_util.tree_map_with_path(draw, model.shapes(cfg), is_leaf=lambda x: isinstance(x, tuple))
-    disk.save(folder, params, cfg)
+    huggingface.save(folder, params, cfg)
     write_tokenizer(Path(folder), tok, name)
     return sum(x.size for x in jax.tree.leaves(params))
 

@@ -4,7 +4,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from machine import mesh
+from system import sharding
 
 NEVER = -1e30  # the logit of a token that must not be chosen; finite, so that 0 * log p stays 0 in an entropy
 
@@ -57,7 +57,7 @@ def attention(q, k, v, mask, scale, cap=None, text=0):
     if text:
         return packed_attention(q, k, v, mask, scale, cap, text)
     # cuDNN's kernel would copy the keys for a single query, and cannot be split over rows that do not divide.
-    if fused(q.dtype, q.shape[-1], cap) and q.shape[1] > 1 and mesh.round_up(len(q)) == len(q):
+    if fused(q.dtype, q.shape[-1], cap) and q.shape[1] > 1 and sharding.round_up(len(q)) == len(q):
         return flash(q, k, v, mask, scale)
     return plain_attention(q, k, v, mask, scale, cap)
 
@@ -128,7 +128,7 @@ def flash(q, k, v, mask, scale, implementation="cudnn"):
         mask = even(jnp.broadcast_to(mask[:, None], (len(mask), 1, S, k.shape[1])), 2, 3)
         q, k, v = (even(a, 1) for a in (q, k, v))
     out = jax.nn.dot_product_attention(
-        *mesh.shard_heads(q, k, v), mask=mask, scale=scale, implementation=implementation
+        *sharding.shard_heads(q, k, v), mask=mask, scale=scale, implementation=implementation
     )
     return out[:, :S].reshape(len(q), S, -1)
 
@@ -136,7 +136,7 @@ def flash(q, k, v, mask, scale, implementation="cudnn"):
 def fused(dtype, head_size, cap):
     """True if `flash` computes such attention on this device: 16 bits, no cap, an NVIDIA GPU since Ampere."""
     fits = dtype == "bfloat16" and cap is None and head_size % 8 == 0 and head_size <= 128
-    if not fits or mesh.platform() != "gpu":
+    if not fits or sharding.platform() != "gpu":
         return False
     version = getattr(jax.devices()[0], "compute_capability", "8.0")  # 7.5 of a T4, gfx942 of AMD's; a plan has a CPU
     return version[0].isdigit() and float(version) >= 8
@@ -185,7 +185,7 @@ def likeliest(logits):
     """Return logits.argmax(-1): which of about sqrt(V) stretches of the vocabulary has the largest, then where in it.
 
     XLA's own argmax takes 11 times as long on a CPU (V = 32,768)."""
-    if mesh.platform() != "cpu" or mesh.shape():
+    if sharding.platform() != "cpu" or sharding.shape():
         return logits.argmax(-1)
     V = logits.shape[-1]
     n = 2 ** (V.bit_length() // 2)

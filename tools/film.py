@@ -1,7 +1,7 @@
 """
 Draw the animation of the README: the same puzzles, filled before and after GRPO, as an animated SVG.
 
-    python assets/film.py out/sudoku_base out/sudoku_grpo assets/film.svg
+    python tools/film.py out/sudoku_base out/sudoku_grpo assets/film.svg
 
 It shows the first three puzzles of val with 12 empty cells, none selected by hand, at the runs' own settings and
 temperature 0. The bluer a cell, the more probable its digit was when it was filled in. A wrong grid gets a red frame.
@@ -15,11 +15,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import jax
 import numpy as np
 
+import checkpoint
 import data
-import disk
 import sample
-from assets.report import PAUSE, SECONDS, appear
 from judges import rules
+from system.report import PAUSE, SECONDS, appear
 
 CELL, GAP, TITLE = 34, 28, 30  # pixels
 STYLE = """<style>text { font: 15px ui-sans-serif, sans-serif; text-anchor: middle; fill: #1f2328 }
@@ -38,9 +38,9 @@ class Filled(NamedTuple):
 
 def fill_puzzles(folder, rows):
     """Fill the puzzles of rows with the model of a run -> Filled."""
-    found = disk.find(folder)
-    params, cfg = disk.load(found)
-    tok, run = data.Tokenizer.load(found, cfg.vocab_size), disk.read_run(found)["config"]
+    found = checkpoint.find(folder)
+    params, cfg = checkpoint.load(found)
+    tok, run = data.Tokenizer.load(found, cfg.vocab_size), checkpoint.read_run(found)["config"]
     n = run["max_new_tokens"]
     prompts = [tok.encode(row["prompt"]) for row in rows]
     z = np.array([ids + [cfg.mask_id] * n for ids in prompts], np.int32)

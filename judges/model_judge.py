@@ -17,14 +17,14 @@ import numpy as np
 from jax.nn import log_sigmoid
 from tqdm import tqdm
 
+import checkpoint
 import config
 import data
 import diffusion
-import disk
 import model
 import sample
 from data import texts
-from machine import mesh
+from system import sharding
 
 MAX_LEN = 4096  # the most tokens of prompt and completion that a judge reads
 WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of token arrays, each compiled once: 16, 24, 32, 48, 64, ...
@@ -56,7 +56,7 @@ def in_batches(fn, *arrays, size):
     """Apply fn to arrays (B, ...) -> (B,), `size` rows at a time; the last batch is filled up, so fn compiles once."""
     n = len(arrays[0])
     rows = np.arange(-(-n // size) * size).clip(max=n - 1)
-    return np.asarray(mesh.in_chunks(fn, size, *(a[rows] for a in arrays)), float)[:n]
+    return np.asarray(sharding.in_chunks(fn, size, *(a[rows] for a in arrays)), float)[:n]
 
 
 def sigmoid(x):
@@ -109,9 +109,9 @@ def coherence(
 
 def load(folder: Any, dtype: str = "float32", **sizes: Any) -> dict[str, Callable]:
     """Load a judge or a language model, which computes in dtype -> {"judge": reward} or {"coherence": reward}."""
-    found, _ = disk.best(data.local_copy(folder))
-    best = disk.read_run(found).get("best") or {}
-    params, cfg = disk.load(found, dtype)
+    found, _ = checkpoint.best(data.local_copy(folder))
+    best = checkpoint.read_run(found).get("best") or {}
+    params, cfg = checkpoint.load(found, dtype)
     cfg = dataclasses.replace(cfg, dtype=dtype)
     tok = data.Tokenizer.load(found, cfg.vocab_size)
     if not model.width(params):
@@ -319,7 +319,7 @@ def refill_rows(rows, seed, generator, cfg, tok):
 def find_generator(cfg, start):
     """Choose the language model that refills texts, or None: a resumed run uses the one it began with."""
     if start and model.width(start):
-        start = disk.load(cfg.init_from)[0] if cfg.init_from else None
+        start = checkpoint.load(cfg.init_from)[0] if cfg.init_from else None
     return None if start and model.width(start) else start
 
 
@@ -350,7 +350,7 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> tuple:
     def evaluate(state, key):
         def score_side(side):
             size, arrays = config.eval_rows(cfg), (val[side], val[side + "_valid"])
-            return np.asarray(mesh.in_chunks(lambda x, valid: score(state.weights, x, valid=valid), size, *arrays))
+            return np.asarray(sharding.in_chunks(lambda x, valid: score(state.weights, x, valid=valid), size, *arrays))
 
         better, worse = score_side("better"), score_side("worse")
         columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import sample
-from machine import mesh
+from system import sharding
 
 
 def fill(params, keys, arrays: dict, cfg, plan: sample.Plan, size: int, group: int = 1) -> tuple[jax.Array, dict]:
@@ -20,14 +20,14 @@ def fill(params, keys, arrays: dict, cfg, plan: sample.Plan, size: int, group: i
     chunks, or the mean number of passes per row."""
     group = math.gcd(size, group)
     n = len(keys)
-    if size < n and n % size == 0 and not mesh.shape() and varies(cfg.model, plan):
+    if size < n and n % size == 0 and not sharding.shape() and varies(cfg.model, plan):
         z = sample.masked_tokens(arrays, cfg.model)
         return in_turn(params, keys, z, cfg.model, plan, arrays["valid"], size, group)
 
     def chunk(keys, arrays):
         return sample.fill(params, keys, arrays, cfg, plan, group)
 
-    return mesh.in_chunks(chunk, size, keys, arrays)
+    return sharding.in_chunks(chunk, size, keys, arrays)
 
 
 def varies(cfg, plan):

@@ -1,4 +1,4 @@
-"""machine/cost.py: estimates against XLA's own account, and plans for devices that are not here."""
+"""system/memory.py, tools/plan.py: estimates against XLA's own account, and plans for devices that are not here."""
 import dataclasses
 import functools
 import math
@@ -13,8 +13,8 @@ import diffusion
 import model
 import sample
 import train
-from machine import cost, mesh
-from machine.start import plan_ahead
+from system import memory, sharding
+from tools import plan
 from variants import blocks
 
 SMALL = config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48,
@@ -45,7 +45,7 @@ def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_alloc
     update = train.make_update(loss, tx, cfg)
     used = update.lower(params, jax.eval_shape(tx.init, params), None, 0, batch).compile().memory_analysis()
     used = used.argument_size_in_bytes + used.temp_size_in_bytes
-    estimate = cost.estimate_bytes(cfg)["peak"]
+    estimate = memory.estimate_bytes(cfg)["peak"]
     print(f"estimate / real: {estimate / used:.2f}")
     assert 2 / 3 < estimate / used < 3 / 2
 
@@ -56,13 +56,13 @@ def test_the_memory_of_a_rollout_is_estimated_within_a_factor_of_two():
     plan = sample.Plan(temperature=1.0, block_len=cfg.max_new_tokens)
     rollout = functools.partial(sample.generate.lower, cfg=cfg.model, plan=plan, group=cfg.group_size)
     used = rollout(shapes_of(cfg), jax.random.key(0), array(cfg, int)).compile().memory_analysis().temp_size_in_bytes
-    estimate = cost.estimate_bytes(cfg)["rollout"]
+    estimate = memory.estimate_bytes(cfg)["rollout"]
     print(f"estimate / real: {estimate / used:.2f}")
     assert 0.5 < estimate / used < 2
 
 
 def test_a_training_step_takes_three_forward_passes_of_two_flops_per_weight_and_token():
-    flops = cost.estimate_flops(dataclasses.replace(SMALL, max_prompt_len=0, max_new_tokens=64))
+    flops = memory.estimate_flops(dataclasses.replace(SMALL, max_prompt_len=0, max_new_tokens=64))
     L, D, F, T, V = 4, 64, SMALL.model.ff, 64, 259
     assert flops["update"] == 3 * 16 * (2 * T * (L * (4 * D * D + 3 * D * F) + D * V) + 4 * L * T * T * D)
 
@@ -71,15 +71,16 @@ def test_a_causal_rollout_costs_one_pass_and_a_denoisers_one_per_step_of_which_a
     deep = dataclasses.replace(SMALL.model, n_layer=model.UNROLLED + 1)
     cfg = dataclasses.replace(SMALL, **TUNING, diffusion_steps=8, model=deep)
     causal = dataclasses.replace(cfg, model=dataclasses.replace(deep, causal=True, shift=True))
-    assert cost.estimate_flops(cfg)["rollout"] == (7 + 1 / cfg.group_size) * cost.estimate_flops(causal)["rollout"] > 0
+    flops, causal_flops = memory.estimate_flops(cfg)["rollout"], memory.estimate_flops(causal)["rollout"]
+    assert flops == (7 + 1 / cfg.group_size) * causal_flops > 0
 
 
 def test_a_block_cache_costs_memory_and_saves_flops_a_dual_one_most():
     cfg = dataclasses.replace(SMALL, **TUNING, diffusion_steps=8, block_len=SMALL.max_new_tokens // 4)
     runs = [dataclasses.replace(cfg, cache=cache) for cache in ("none", "prefix", "dual")]
-    none, prefix, dual = (cost.estimate_flops(run)["rollout"] for run in runs)
+    none, prefix, dual = (memory.estimate_flops(run)["rollout"] for run in runs)
     assert none > prefix > dual > none / 3
-    none, prefix, dual = (cost.estimate_bytes(run)["rollout"] for run in runs)
+    none, prefix, dual = (memory.estimate_bytes(run)["rollout"] for run in runs)
     assert dual == prefix > none
 
 
@@ -90,7 +91,7 @@ def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer
     first, z = cfg.max_prompt_len, array(cfg, int)
     passes = jax.jit(lambda params, z: model.logits(params, z, cfg.model, start=first))
     counted = passes.lower(shapes_of(cfg), z).compile().cost_analysis()["flops"]
-    estimate = cost.estimate_flops(cfg)["scoring"] / config.n_views(cfg)
+    estimate = memory.estimate_flops(cfg)["scoring"] / config.n_views(cfg)
     print(f"estimate / XLA: {estimate / counted:.3f}")
     assert 0.9 < estimate / counted < 1.01  # norms, softmax and rotary count as nothing
 
@@ -104,7 +105,7 @@ def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_c
     read = lambda params, x, z: blocks.hidden(params, x, z, cfg.model, start=cfg.max_prompt_len)
     passes = jax.jit(lambda params, x, z: model.readout(params, read(params, x, z), cfg.model))
     counted = passes.lower(shapes_of(cfg), x, z).compile().cost_analysis()["flops"]
-    estimate = cost.estimate_flops(cfg)["scoring"]
+    estimate = memory.estimate_flops(cfg)["scoring"]
     print(f"estimate / XLA: {estimate / counted:.3f}")
     assert 0.9 < estimate / counted < 1.01
 
@@ -117,24 +118,24 @@ def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_c
     (dict(lora_rank=4), "params", True),
 ])  # fmt: skip
 def test_the_estimate_knows_what_a_key_costs_or_saves(changes, part, more):
-    base = cost.estimate_bytes(dataclasses.replace(SMALL, **TUNING))[part]
-    now = cost.estimate_bytes(dataclasses.replace(SMALL, **TUNING, **changes))[part]
+    base = memory.estimate_bytes(dataclasses.replace(SMALL, **TUNING))[part]
+    now = memory.estimate_bytes(dataclasses.replace(SMALL, **TUNING, **changes))[part]
     assert now > base if more else now < base or now == base == 0
 
 
 def test_a_run_that_does_not_fit_names_the_keys_to_change():
     cfg = dataclasses.replace(SMALL, **TUNING)
-    peak = cost.estimate_bytes(cfg)["peak"]
-    assert len(cost.describe(cfg, 2 * peak)) == 1
-    line, warning = cost.describe(cfg, peak // 2)
+    peak = memory.estimate_bytes(cfg)["peak"]
+    assert len(memory.describe(cfg, 2 * peak)) == 1
+    line, warning = memory.describe(cfg, peak // 2)
     assert line.startswith("memory: params ") and "per step (rollout " in line
     changes = dict(re.findall(r"--(\w+)=(\w+)", warning))
     fitting = config.override(cfg, changes)
-    assert changes and cost.estimate_bytes(fitting)["peak"] <= peak // 2
+    assert changes and memory.estimate_bytes(fitting)["peak"] <= peak // 2
 
 
 def test_a_model_that_cannot_fit_is_reported_without_being_allocated():
-    lines = cost.describe(dataclasses.replace(SMALL, **TUNING, kl_beta=0.04, model=BIG), 80 * 10**9)
+    lines = memory.describe(dataclasses.replace(SMALL, **TUNING, kl_beta=0.04, model=BIG), 80 * 10**9)
     assert "still too much: it needs a smaller model or a larger device" in lines[1]
     assert "params 32.1 GB" in lines[0] and "--ref_offload=True" in lines[1]
 
@@ -146,22 +147,22 @@ def test_a_model_that_cannot_fit_is_reported_without_being_allocated():
     ("1xA100-40", ("A100-40", 1)), ("8xH100", ("H100", 8)), ("64xH200", ("H200", 64)), ("8xB200", ("B200", 8)),
     ("v5p:4x4x4", ("v5p", 64)), ("v5e:2x4", ("v5e", 8))])  # fmt: skip
 def test_devices_are_named_by_their_number_or_by_the_shape_of_a_slice(text, expected):
-    assert cost.parse_devices(text) == expected
+    assert plan.parse_devices(text) == expected
 
 
 @pytest.mark.parametrize("text", ["H100", "8xH99", "0xH100", "12xH100", "8xv5e", "H100:2x4", "v5e:", "v5e:2xx4", ""])
 def test_unknown_devices_are_refused_with_a_list_of_known_ones(text):
     with pytest.raises(ValueError, match=f"--plan={text}: expected .* as in 8xH100, .*; known are A100-40, .*v6e"):
-        cost.parse_devices(text)
+        plan.parse_devices(text)
 
 
 def planned(capsys, *argv, devices="8xH100"):
-    plan_ahead(argv, devices, train.abstract_run)
+    plan.plan_ahead(argv, devices, train.abstract_run)
     return capsys.readouterr().out
 
 
 def test_a_recipe_can_be_planned_without_its_model_and_without_a_compiler_which_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(cost.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
     text = planned(capsys, "config/diffucoder_grpo.py")
     version = jax.__version__
     assert "estimated. To have it compiled" in text and f"jax-cuda12-plugin=={version} jax-cuda12-pjrt" in text
@@ -177,14 +178,14 @@ class Described(NamedTuple):
 def pretended(monkeypatch, peak):
     """A compiler that finds peak(cfg) bytes per device -> the runs that it was asked for."""
     asked = []
-    monkeypatch.setattr(cost, "topology", lambda text: Described(jax.devices() * cost.parse_devices(text)[1]))
-    monkeypatch.setattr(mesh, "make", lambda sizes, devices: None)
+    monkeypatch.setattr(plan, "topology", lambda text: Described(jax.devices() * plan.parse_devices(text)[1]))
+    monkeypatch.setattr(sharding, "make", lambda sizes, devices: None)
 
     def compiled_bytes(cfg, devices, outline):
         asked.append(cfg)
         return {"params": 10**9}, {"update": peak(cfg) - 1e9}
 
-    monkeypatch.setattr(cost, "compiled_bytes", compiled_bytes)
+    monkeypatch.setattr(plan, "compiled_bytes", compiled_bytes)
     return asked
 
 
@@ -197,14 +198,14 @@ def test_a_plan_gives_bytes_flops_and_whether_the_run_fits(monkeypatch, capsys):
 
 
 def test_a_run_that_does_not_fit_gets_keys_with_which_the_compiler_finds_that_it_does(monkeypatch, capsys):
-    asked = pretended(monkeypatch, lambda cfg: 1.1 * cost.estimate_bytes(cfg, 1)["peak"])
+    asked = pretended(monkeypatch, lambda cfg: 1.1 * memory.estimate_bytes(cfg, 1)["peak"])
     text = planned(capsys, "config/llada_gsm8k_grpo.py", devices="1xA100-40")
     assert "it fits: " in text and len(asked) == 1  # 29 GB of 31.7
     text = planned(capsys, "config/llada_gsm8k_grpo.py", "--logp_chunk=96", "--gradient_accumulation_steps=1",
                    devices="1xA100-40")  # fmt: skip
     flags = dict(re.findall(r"--(\w+)=(\S+)", text.splitlines()[-1].partition("it fits, with")[2].partition(":")[0]))
     assert flags and 2 <= len(asked) - 1 <= 4 and all(str(getattr(asked[-1], k)) == v for k, v in flags.items())
-    assert cost.estimate_bytes(asked[-1], 1)["peak"] * 1.1 < 0.75 * 42.3e9
+    assert memory.estimate_bytes(asked[-1], 1)["peak"] * 1.1 < 0.75 * 42.3e9
     text = planned(capsys, "config/diffucoder_grpo.py", devices="1xA100-40")
     assert "nothing that was tried fits: it needs more devices, larger ones, or a smaller model" in text
 
@@ -231,21 +232,21 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
     (dict(objective="judge", init_from="x", max_prompt_len=16, max_new_tokens=48), {})])  # fmt: skip
 def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):
     cfg = config.Config(**keys, model=model.ModelConfig(**DEEP | changes))
-    held, temporaries = cost.compiled_bytes(cfg, mesh.make(None, jax.devices()[:1]), train.abstract_run)
-    estimate, found = cost.estimate_bytes(cfg, 1)["peak"], sum(held.values()) + max(temporaries.values())
+    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]), train.abstract_run)
+    estimate, found = memory.estimate_bytes(cfg, 1)["peak"], sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate / found:.3f}")
     assert 0.85 < estimate / found < 1.15
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(cost.topology("1xH100") is None, reason="needs the compiler of a GPU, and cuDNN")
+@pytest.mark.skipif(plan.topology("1xH100") is None, reason="needs the compiler of a GPU, and cuDNN")
 def test_a_plan_for_a_gpu_has_its_attention_without_scores():
     cfg = config.Config(**ROWS, model=model.ModelConfig(**DEEP | dict(dtype="bfloat16")))
-    devices = mesh.make(None, cost.topology("1xH100").devices)
-    with cost.traced_for("1xH100"):
-        held, temporaries = cost.compiled_bytes(cfg, devices, train.abstract_run)
-        lower, arguments = cost.programs(cfg, train.abstract_run)[0]["update"]
+    devices = sharding.make(None, plan.topology("1xH100").devices)
+    with plan.traced_for("1xH100"):
+        held, temporaries = plan.compiled_bytes(cfg, devices, train.abstract_run)
+        lower, arguments = plan.programs(cfg, train.abstract_run)[0]["update"]
         assert "fmhaScaleBiasSoftmaxBackward" in lower(*arguments).as_text()
-        estimate = cost.estimate_bytes(cfg, 1)["peak"]
+        estimate = memory.estimate_bytes(cfg, 1)["peak"]
     assert [*temporaries] == ["rollout", "scoring", "update"]
     assert 0.7 < estimate / (sum(held.values()) + max(temporaries.values())) < 1.3

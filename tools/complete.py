@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-import disk
+import checkpoint
 import sample
-from machine import mesh, terminal
 from sample import Plan
+from system import huggingface, sharding, terminal
 
 LONG = 4096  # tokens of a text above which there is a warning
 # {config key: field of Plan} of what is taken from the config of the run; the other fields are for its rollouts.
@@ -260,15 +260,15 @@ class Model(NamedTuple):
 
 
 def open_model(folder: Any, why: str) -> Model:
-    """Load the checkpoint that `disk.best` chose; `why` is printed unless the folder was asked for by name."""
+    """Load the checkpoint that `checkpoint.best` chose; `why` is printed unless the folder was asked for by name."""
     import data
 
     if why != "asked for":
         print(f"{folder}: {why}", file=sys.stderr)
-    params, cfg = disk.load(folder)
+    params, cfg = checkpoint.load(folder)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
-    disk.check_mask(folder, cfg, tok)
-    return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, disk.read_run(folder).get("config", {}))
+    huggingface.check_mask(folder, cfg, tok)
+    return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, checkpoint.read_run(folder).get("config", {}))
 
 
 def encode_rows(options, rows, loaded):
@@ -356,11 +356,11 @@ def run(options: argparse.Namespace) -> None:
 
     asked = read_options(options)
     runs.prepare_process()
-    mesh.use()
+    sharding.use()
     path = data.local_copy(data.prepare(options.folder))
-    loaded = disk.retry_if_deleted(lambda: disk.best(path), open_model)
+    loaded = checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_model)
     if options.export:
-        disk.save(options.export, loaded.params, loaded.cfg)
+        huggingface.save(options.export, loaded.params, loaded.cfg)
         loaded.tok.save(options.export)
         return
     prompts = encode_rows(options, asked.rows, loaded)

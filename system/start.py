@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+import checkpoint
 import config
 import data
-import disk
 import model
 import runs
 import sample
 from config import Config
 from data import texts
 from judges import scores
-from machine import cost, mesh
 from model import ModelConfig
+from system import disk, hosts, huggingface, memory
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -35,10 +35,10 @@ class Prepared(NamedTuple):
 
 def prepare(cfg: Config, train: Callable) -> Prepared:
     """Find and open what a run starts from; train(cfg) trains a base first."""
-    if mesh.processes().size > 1:
-        mesh.first_then_rest(f"the data of {cfg.out_dir}", lambda: texts.split_rows(cfg, "val"))
+    if hosts.processes().size > 1:
+        hosts.first_then_rest(f"the data of {cfg.out_dir}", lambda: texts.split_rows(cfg, "val"))
     check(cfg)
-    return disk.retry_if_deleted(lambda: find_sources(cfg, train), open_sources)
+    return checkpoint.retry_if_deleted(lambda: find_sources(cfg, train), open_sources)
 
 
 def check(cfg):
@@ -53,7 +53,7 @@ def check(cfg):
         scores.check_early(cfg)
     first = config.base_runs(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
-        cost.check_fits(cfg, first.model)
+        memory.check_fits(cfg, first.model)
 
 
 def find_sources(cfg, train):
@@ -63,7 +63,7 @@ def find_sources(cfg, train):
         if path := getattr(cfg, key):
             cfg = dataclasses.replace(cfg, **{key: find_or_train(path, train)})
     if cfg.init_from and not resumed:
-        folder = disk.find(find_or_train(cfg.init_from, train, config.base_run(cfg)))
+        folder = checkpoint.find(find_or_train(cfg.init_from, train, config.base_run(cfg)))
         cfg = dataclasses.replace(cfg, init_from=os.path.abspath(folder), base=())
     if cfg.eval_only:
         cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)  # only the weights are used
@@ -80,8 +80,8 @@ def find_or_train(path: str, train: Callable, base: Config | None = None) -> str
     if not path.endswith(".py"):
         return data.local_copy(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
     base = base or config.read_file(path)
-    steps = disk.steps(base.out_dir)
-    run = disk.read_run(disk.find(base.out_dir)) if steps else {}
+    steps = checkpoint.steps(base.out_dir)
+    run = checkpoint.read_run(checkpoint.find(base.out_dir)) if steps else {}
     if not run.get("finished"):
         print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
         train(dataclasses.replace(base, resume=bool(steps)))
@@ -93,15 +93,15 @@ def find_or_train(path: str, train: Callable, base: Config | None = None) -> str
 
 def find_checkpoint(cfg):
     """Return cfg and the checkpoint that it resumes or evaluates, or None; refuse to resume another run."""
-    if cfg.resume and not disk.steps(cfg.out_dir):
-        if not os.path.exists(os.path.join(cfg.out_dir, disk.LOGS[0])):
+    if cfg.resume and not checkpoint.steps(cfg.out_dir):
+        if not os.path.exists(os.path.join(cfg.out_dir, checkpoint.LOGS[0])):
             raise ValueError(f"--resume=True: there is no run in {cfg.out_dir!r}; without it, one begins there")
         print(f"the run in {cfg.out_dir} had saved no checkpoint: it begins anew")
         cfg = dataclasses.replace(cfg, resume=False)
-    if not (cfg.resume or cfg.eval_only) or not disk.steps(cfg.out_dir):
+    if not (cfg.resume or cfg.eval_only) or not checkpoint.steps(cfg.out_dir):
         return cfg, None
-    folder = disk.find(cfg.out_dir)
-    was = disk.read_run(folder).get("config")
+    folder = checkpoint.find(cfg.out_dir)
+    was = checkpoint.read_run(folder).get("config")
     if was is None:  # somebody else's model: it can be evaluated, and `restore` refuses to resume it
         return cfg, folder
     if cfg.resume:
@@ -110,7 +110,7 @@ def find_checkpoint(cfg):
     start = base.out_dir if base else cfg.init_from
     if start and not config.is_inside(was["init_from"] or "", start):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
-    start = disk.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
+    start = huggingface.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
     return dataclasses.replace(cfg, init_from=start, base=()), folder
 
 
@@ -135,16 +135,17 @@ def open_sources(resumed, cfg):
         params, tok = None, data.tokenizer(cfg.dataset)
         shape = with_ids(cfg.model, tok)
         config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
-        cost.check_fits(cfg, shape)
-    disk.family_of(shape)  # refuse a model that no folder can hold before it is trained
+        memory.check_fits(cfg, shape)
+    huggingface.family_of(shape)  # refuse a model that no folder can hold before it is trained
     return Prepared(dataclasses.replace(cfg, model=shape), tok, params, resumed)
 
 
 def open_model(cfg, folder, adapting):
     """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
-        cost.check_fits(cfg, disk.read_config(folder))
-    params, shape = disk.load(folder, cfg.model.dtype if cfg.lora_rank else "float32")  # a frozen base is cast once
+        memory.check_fits(cfg, huggingface.read_config(folder))
+    dtype = cfg.model.dtype if cfg.lora_rank else "float32"  # a frozen base is cast once
+    params, shape = checkpoint.load(folder, dtype)
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapting:
@@ -153,7 +154,7 @@ def open_model(cfg, folder, adapting):
         params, shape = adapt(params, shape, tok.mask_id, cfg.model.block_causal)
     elif shape.block_causal:  # a run may set a shorter block: SDAR trains with short blocks first
         shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
-    disk.check_mask(folder, shape, tok)
+    huggingface.check_mask(folder, shape, tok)
     config.check_model(cfg, shape, f"in {folder}")
     if shape.causal:  # config.json may name several ends of text; the tokenizer's is the one in its texts
         shape = dataclasses.replace(shape, eos_id=tok.eos_id)
@@ -204,7 +205,7 @@ def has_reference(cfg: Config) -> bool:
 
 def load_reference(cfg: Config) -> dict:
     """Return the parameters of the model in ref_from, which must have the policy's shape."""
-    params, shape = disk.load(disk.find(str(cfg.ref_from)), reference_dtype(cfg))
+    params, shape = checkpoint.load(checkpoint.find(str(cfg.ref_from)), reference_dtype(cfg))
     theirs, ours = vars(shape), vars(cfg.model)
     for key in ours:
         if ours[key] != theirs[key] and key not in ("dtype", "remat"):
@@ -246,24 +247,4 @@ def announce(cfg: Config, state: Any, base: dict | None) -> None:
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
           f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        print(*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *cost.describe(cfg), sep="\n")
-
-
-def plan_ahead(argv: list[str], devices: str, outline: Callable) -> None:
-    """Print what a run needs on devices that are not here, before anything is downloaded, made or trained."""
-    cost.parse_devices(devices)
-    jax.config.update("jax_platforms", "cpu")
-    cfg = config.load(argv, for_plan=True)
-    first = config.base_runs(cfg)[-1]
-    folder = data.prepare(first.init_from or "")
-    if os.path.exists(os.path.join(folder, "config.json")):
-        shape = disk.read_config(folder)
-    elif not first.init_from:
-        shape = with_ids(first.model, data.tokenizer(first.dataset))
-    elif first.model.mask_id is not None:  # the recipe states the shape
-        shape = first.model
-    else:
-        raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
-    with cost.traced_for(devices):
-        for line in cost.plan(config.with_model(cfg, shape), devices, outline):
-            print(line, flush=True)
+        print(*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *memory.describe(cfg), sep="\n")

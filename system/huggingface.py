@@ -1,159 +1,27 @@
 """
-Read and write models and checkpoints.
+Read and write other people's folders: models as Hugging Face folders, adapters as PEFT folders.
 
-There is no private format. A model is a Hugging Face folder, adapters are a PEFT folder. A checkpoint of a run is such
-a folder with two more files: state.safetensors (everything that the next step depends on) and run.json (the step, the
-best step so far, the config). A checkpoint appears whole or not at all.
-
-The first part of this file writes files, the second reads and writes other people's folders, the third checkpoints.
+There is no private format. A family of models that differs from another in names only is one entry of FAMILIES.
 """
 
-import contextlib
 import dataclasses
 import functools
-import glob
-import json
-import math
 import operator
 import os
 import re
-import shutil
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 
-import config
 import model
 from data import bpe
 from data.bpe import Tokenizer
-from machine import lora, mesh
-
-# ==== files ===========================================================================================================
-
-
-class Stored(NamedTuple):
-    """A tensor to be written."""
-
-    name: str
-    like: Any  # has its shape and dtype
-    fetch: Callable[[], Any]  # returns its values; called once, when it is written
-
-
-@contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Put the path into errors of the disk: those of a write, a sync or a close name no file."""
-    try:
-        yield
-    except OSError as e:
-        e.filename = e.filename or path
-        raise
-
-
-@contextlib.contextmanager
-def writing(path: str, mode: str = "w") -> Iterator[IO]:
-    """Open a file to write; all errors name it, those of closing included."""
-    with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as f:
-        yield f
-
-
-def write_json(path: str, value: Any) -> None:
-    """Write a value as JSON."""
-    with writing(path) as f:
-        json.dump(value, f, indent=2)
-
-
-def write_tensors(path: str, tensors: list[Stored]) -> None:
-    """Write a safetensors file and sync it. A tensor is fetched only when the one before it is written."""
-    kinds = {"float32": "F32", "bfloat16": "BF16", "int32": "I32", "uint32": "U32", "bool": "BOOL"}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, x, _ in tensors:
-        start, end = end, end + x.size * x.dtype.itemsize
-        header[name] = {"dtype": kinds[str(x.dtype)], "shape": list(x.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with writing(path, "wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text)
-        for _, _, fetch in tensors:
-            f.write(np.ascontiguousarray(fetch()).tobytes())
-        f.flush()
-        os.fsync(f.fileno())
-
-
-def write_files(folder: str, files: dict[str, Any]) -> None:
-    """Write files {name: content} into a folder: a dict as JSON, a list of `Stored` as safetensors."""
-    os.makedirs(folder, exist_ok=True)
-    for name, content in files.items():
-        (write_json if isinstance(content, dict) else write_tensors)(os.path.join(folder, name), content)
-
-
-def split_among_processes(stem: str, tensors: list[Stored]) -> dict[str, Any]:
-    """Choose what this process writes of the tensors of a file -> files, as `write_files` takes them.
-
-    With several processes, each writes some tensors, gathering one at a time, and the first writes the index.
-    """
-    n, me = mesh.processes()
-    if n == 1:
-        return {f"{stem}.safetensors": tensors}
-    names = [f"{stem}-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)]
-    owner = [i * n // len(tensors) for i in range(len(tensors))]
-    mine = []
-    for tensor, writer in zip(tensors, owner, strict=True):
-        x = tensor.fetch()  # every process takes part in every gather
-        if writer == me:
-            mine.append(tensor._replace(fetch=functools.partial(np.asarray, x)))
-    index = {
-        "metadata": {"total_size": sum(t.like.size * t.like.dtype.itemsize for t in tensors)},
-        "weight_map": {t.name: names[writer] for t, writer in zip(tensors, owner, strict=True)},
-    }
-    return {names[me]: mine} | ({} if me else {f"{stem}.safetensors.index.json": index})
-
-
-def read_json(path: str) -> dict[str, Any]:
-    """Read a JSON file that holds an object."""
-    if not os.path.exists(path):
-        raise ValueError(f"{path} cannot be read as JSON: there is no such file")
-    return bpe.read_json(path)
-
-
-def open_tensors(file: str) -> dict[str, Any]:
-    """Open a safetensors file -> {name of a tensor: the open file}."""
-    try:
-        handle = safetensors.safe_open(bpe.regular_file(file), "numpy")
-    except (OSError, safetensors.SafetensorError) as e:
-        with contextlib.suppress(OSError), open(file, "rb") as head:
-            if head.read(len(bpe.LFS_POINTER)) == bpe.LFS_POINTER:
-                raise ValueError(
-                    f"{file} is only a pointer of Git LFS to the tensors: git lfs pull fetches them"
-                ) from None
-        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
-    return dict.fromkeys(handle.keys(), handle)
-
-
-def sync(path: str) -> None:
-    """Wait until a file or the entries of a folder are on the disk."""
-    with naming(path):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def delete_folder(folder: str) -> None:
-    """Delete a folder, if there is one."""
-    if os.path.isdir(folder):
-        shutil.rmtree(folder)
-
-
-# ==== other people's folders: families ================================================================================
+from system import disk, hosts, sharding
+from variants import lora
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out).
 LLAMA_TENSORS = {
@@ -351,7 +219,7 @@ def is_transposed(path, ndim):
 
 def save(folder: str, params: Any, cfg: model.ModelConfig) -> None:
     """Write a Hugging Face folder: config.json and model.safetensors (a tokenizer writes its own files)."""
-    write_files(folder, model_files(params, cfg))
+    disk.write_files(folder, model_files(params, cfg))
 
 
 def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
@@ -372,7 +240,7 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
         theirs["rope_scaling"] = {"rope_type": "llama3", **dict(zip(LLAMA3_ROPE, cfg.rope_scaling, strict=True))}
         del theirs["rope_type"]
     tensors = [to_store(params, place) for place in tensor_places(cfg, n_out)]
-    return {"config.json": theirs} | split_among_processes("model", tensors)
+    return {"config.json": theirs} | disk.split_among_processes("model", tensors)
 
 
 def to_store(params, place):
@@ -382,10 +250,10 @@ def to_store(params, place):
     shape = x.shape if layer is None else x.shape[1:]
 
     def fetch():
-        values = mesh.gather(x if layer is None else x[layer])
+        values = hosts.gather(x if layer is None else x[layer])
         return values.T if transposed else values
 
-    return Stored(place.name, jax.ShapeDtypeStruct(shape[::-1] if transposed else shape, x.dtype), fetch)
+    return disk.Stored(place.name, jax.ShapeDtypeStruct(shape[::-1] if transposed else shape, x.dtype), fetch)
 
 
 # ==== other people's folders: reading =================================================================================
@@ -394,7 +262,7 @@ def to_store(params, place):
 def read_config(folder: str) -> model.ModelConfig:
     """Read config.json of a Hugging Face folder. A ValueError names what our model cannot compute."""
     path = os.path.join(folder, "config.json")
-    theirs = read_json(path)
+    theirs = disk.read_json(path)
     kind = theirs.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(f"{path}: model_type is {kind!r}; known families: {', '.join(FAMILIES)}")
@@ -511,12 +379,12 @@ def load_folder(folder: str, dtype: str, find_base: Callable[[str], str], above:
         return load_merged(folder, dtype, find_base, above)
     cfg = read_config(folder)
     index = os.path.join(folder, "model.safetensors.index.json")
-    listed = read_json(index).get("weight_map") if os.path.exists(index) else {"": "model.safetensors"}
+    listed = disk.read_json(index).get("weight_map") if os.path.exists(index) else {"": "model.safetensors"}
     if not (isinstance(listed, dict) and all(isinstance(file, str) for file in listed.values())):
         raise ValueError(f"{index} has no weight_map, the file of each tensor")
     files: dict[str, Any] = {}
     for file in sorted(set(listed.values())):
-        files |= open_tensors(os.path.join(folder, file))
+        files |= disk.open_tensors(os.path.join(folder, file))
     n_out, kind = 1 if JUDGE_HEAD in files else None, family_of(cfg)
     if cfg.mask_id is None and not cfg.causal and n_out is None:
         raise ValueError(
@@ -557,7 +425,7 @@ def load_tensors(folder, files, places, shapes, dtype, described):
             x = np.stack(parts) if stacked else parts[0]
             return x.swapaxes(-1, -2) if transposed else x
 
-        return mesh.make_array(path[-1], shape, fetch)
+        return sharding.make_array(path[-1], shape, fetch)
 
     return jax.tree_util.tree_map_with_path(leaf, shapes, is_leaf=is_shape)
 
@@ -628,7 +496,7 @@ def adapter_files(params: Any, cfg: model.ModelConfig, base: str, alpha: float) 
 def read_adapters(folder: str) -> tuple[str, int, Any]:
     """Read adapter_config.json -> the folder of the base, the rank r, alpha."""
     path = os.path.join(folder, ADAPTER_CONFIG)
-    theirs = read_json(path)
+    theirs = disk.read_json(path)
     check_requirements(path, theirs, PEFT_REQUIRES)
     base, rank, alpha = (theirs.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha"))
     if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and isinstance(base, str)):
@@ -655,7 +523,7 @@ def load_merged(folder, dtype, find_base, above):
             f"model that they were trained on into {os.path.join(folder, ADAPTER_CONFIG)}"
         )
     params, cfg = load_folder(base, dtype, find_base, above)
-    files = open_tensors(os.path.join(folder, "adapter_model.safetensors"))
+    files = disk.open_tensors(os.path.join(folder, "adapter_model.safetensors"))
     n_out = 1 if PEFT_PREFIX + JUDGE_HEAD in files else None
     matrices = [leaf for leaf, shape in model.shapes(cfg)["blocks"].items() if len(shape) == 3]
     targets = {place.path[-1][:-2] for place in adapter_places(cfg, matrices, None) if place.name in files}
@@ -667,292 +535,3 @@ def load_merged(folder, dtype, find_base, above):
         merged = params["blocks"][leaf] + jnp.matmul(a, b * (alpha / rank), precision="highest")
         params["blocks"][leaf] = merged.astype(dtype)
     return params | {leaf: x for leaf, x in new.items() if leaf != "blocks"}, cfg
-
-
-# ==== checkpoints: finding ============================================================================================
-
-LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
-WRITING = ".writing"  # the folder in out_dir of a checkpoint that is being written or deleted
-
-
-class Found(NamedTuple):
-    """A folder, and why it was chosen."""
-
-    folder: str
-    reason: str
-
-
-def steps(out_dir: str) -> list[int]:
-    """List the steps of the checkpoints in out_dir, ascending."""
-    wait_for_writer()
-    names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
-    return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name))
-
-
-def checkpoint_folder(out_dir: str, step: int) -> str:
-    """Return the folder of the checkpoint of a step."""
-    return os.path.join(out_dir, f"step-{step:06d}")
-
-
-def step_in_name(folder: str) -> int:
-    """Return the step in the name of a checkpoint's folder; 0 for other folders."""
-    return int(found[1]) if (found := re.search(r"step-(\d+)$", folder)) else 0
-
-
-def find(path: str) -> str:
-    """Find the folder of a model or of adapters: `path` itself, or the newest checkpoint in a run's out_dir."""
-    if not os.path.isdir(path):
-        name = os.path.basename(os.path.normpath(path))
-        makes_it = f"; python train.py config/{name}.py makes out/{name}"
-        raise ValueError(
-            f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it"
-            + (makes_it if os.path.isfile(config.resolve_path(f"config/{name}.py")) else "")
-        )
-    if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", ADAPTER_CONFIG)):
-        return path
-    if not steps(path):
-        raise ValueError(f"{path!r} holds no model: neither a config.json nor a checkpoint step-... of a run")
-    return checkpoint_folder(path, steps(path)[-1])
-
-
-def best(path: str) -> Found:
-    """Find the folder to use, not to train on: `path` itself, or the best checkpoint in a run's out_dir."""
-    newest = find(path)
-    if newest == path:
-        return Found(path, "asked for")
-    known = read_run(newest).get("best")
-    if not known:
-        return Found(newest, "the newest; none was evaluated")
-    folder = checkpoint_folder(path, known["step"])
-    if not os.path.isdir(folder):
-        return Found(newest, f"the newest; the best by {known['measure']}, step {known['step']}, is not here")
-    return Found(folder, f"the best by {known['measure']}" + (", and the newest" if folder == newest else ""))
-
-
-def retry_if_deleted(choose: Callable[[], Any], read: Callable[..., Any]) -> Any:
-    """Return read(folder, ...) for choose() -> folder, ...; choose again if a run deleted the folder meanwhile."""
-    while True:
-        folder, *rest = choose()
-        try:
-            found = read(folder, *rest)
-            if not folder or os.path.isdir(folder):
-                return found
-        except (OSError, ValueError):
-            if not folder or os.path.isdir(folder):
-                raise
-
-
-def load(path: str, dtype: str = "float32") -> tuple[Any, model.ModelConfig]:
-    """Load a model's folder, or the newest checkpoint in a run's out_dir -> params, ModelConfig (`load_folder`)."""
-    return load_folder(find(path), dtype, find)
-
-
-def read_run(folder: str) -> dict[str, Any]:
-    """Read run.json of a checkpoint; {} for another model's folder."""
-    path = os.path.join(folder, "run.json")
-    try:
-        with naming(path), open(bpe.regular_file(path)) as f:
-            return dict(json.load(f))
-    except FileNotFoundError:
-        return {}
-    except (TypeError, ValueError, RecursionError) as e:
-        raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None
-
-
-# ==== checkpoints: writing ============================================================================================
-
-IN_FLIGHT: list[Future] = []  # the checkpoint that a thread is writing, at most one
-
-
-def save_run(
-    cfg: Any, state: Any, tok: Tokenizer, best: dict[str, Any] | None, finished: bool, in_background: bool = False
-) -> None:
-    """Write a checkpoint, out_dir/step-NNNNNN: the weights or adapters, and all that the next step depends on.
-
-    in_background: copy the state to the host now, write it while training continues
-    """
-    wait_for_writer()
-    if os.path.isdir(checkpoint_folder(cfg.out_dir, state.step)):
-        return
-    n, me = mesh.processes()
-    if in_background and n == 1:  # updates overwrite the arrays of the state
-        state = jax.tree.map(np.array, state)
-    files = checkpoint_files(cfg, state, best, finished)
-    if me:  # the first process writes the files that are the same on all
-        files = {name: content for name, content in files.items() if f"-{me + 1:05d}-of-" in name}
-    work = functools.partial(finish if n > 1 else finish_or_retry, cfg, int(state.step), tok, best, files)
-    if not in_background:
-        return work()
-    IN_FLIGHT.append(Future())
-    threading.Thread(target=fulfil, args=(IN_FLIGHT[0], work), daemon=True).start()
-
-
-def checkpoint_files(cfg, state, best, finished):
-    """Make the files of a checkpoint, as `write_files` takes them. Each process writes its parts of the state."""
-    if cfg.lora_rank:
-        files = adapter_files(state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
-    else:
-        files = model_files(state.weights, cfg.model)
-    n, me = mesh.processes()
-    files["state.safetensors" if n == 1 else f"state-{me + 1:05d}-of-{n:05d}.safetensors"] = [
-        Stored(path + (f"@{where}" if where else ""), part, functools.partial(np.asarray, part))
-        for path, x in leaves(state._replace(step=())).items()
-        for where, part in mesh.local_shards(x).items()
-    ]
-    files["run.json"] = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
-    return files
-
-
-def fulfil(future, work):
-    """Do the work of a thread, and keep its result or error for whoever asks for it."""
-    try:
-        future.set_result(work())
-    except BaseException as e:
-        future.set_exception(e)
-
-
-def wait_for_writer() -> None:
-    """Wait for the checkpoint that is being written; raise its error if it failed."""
-    while IN_FLIGHT and threading.current_thread() is threading.main_thread():
-        IN_FLIGHT.pop().result()
-
-
-def finish_or_retry(cfg, step, *rest):
-    """Write a checkpoint, and once more if out_dir was deleted meanwhile."""
-    try:
-        finish(cfg, step, *rest)
-    except FileNotFoundError:
-        if not os.path.isdir(checkpoint_folder(cfg.out_dir, step)):
-            finish(cfg, step, *rest)
-
-
-def finish(cfg, step, tok, best, files):
-    """Write the files of a checkpoint, each process its own; when all are written, make them a checkpoint."""
-    temporary, final = os.path.join(cfg.out_dir, WRITING), checkpoint_folder(cfg.out_dir, step)
-    is_first = mesh.processes()[1] == 0
-    if is_first:
-        delete_folder(temporary)  # of a run that was killed: none of its files may be in this checkpoint
-    mesh.barrier(f"{final} can be written")
-    write_files(temporary, files)
-    mesh.barrier(f"{final} is written")
-    if is_first:
-        with naming(temporary):
-            tok.save(temporary)
-        publish(cfg, temporary, final, best, files)
-    mesh.barrier(f"{final} is there")
-
-
-def publish(cfg, temporary, final, best, files):
-    """Rename a folder that is complete to a checkpoint, and delete old checkpoints."""
-    for name in [*{*os.listdir(temporary), *files}, "."]:  # fails if a file was deleted meanwhile
-        sync(os.path.join(temporary, name))
-    for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # their lines up to this step belong to it
-        sync(os.path.join(cfg.out_dir, name))
-    os.rename(temporary, final)
-    sync(cfg.out_dir)
-    to_keep = steps(cfg.out_dir)[-cfg.keep_checkpoints :] + [best and best["step"]]
-    for step in steps(cfg.out_dir):
-        if step not in to_keep:  # renamed first: a half deleted folder must not look like a checkpoint
-            os.rename(checkpoint_folder(cfg.out_dir, step), temporary)
-            delete_folder(temporary)
-
-
-# ==== checkpoints: resuming ===========================================================================================
-
-
-def leaves(tree: Any) -> dict[str, Any]:
-    """List the leaves of a tree by path, without copying them."""
-    return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def flat(tree: Any) -> dict[str, np.ndarray]:
-    """List the arrays of a tree by path, on the host."""
-    return {path: np.asarray(x) for path, x in leaves(tree).items()}
-
-
-class Piece(NamedTuple):
-    """A part of a leaf in an open file."""
-
-    where: tuple[slice, ...]  # in the leaf
-    values: Any  # a slice of the file, read by indexing
-
-
-def restore(folder: str, state: Any) -> tuple[Any, dict[str, Any]]:
-    """Read the state that `save_run` wrote, in the shape of `state` (jax.eval_shape's will do), and run.json."""
-    run = read_run(folder)
-    if not {"step", "best"} <= run.keys():
-        raise ValueError(
-            f"{folder} has no run.json of this program: it is a model, not a run that can be resumed; "
-            "start from it with --init_from and another out_dir"
-        )
-    try:
-        saved = read_pieces(folder)
-    except ValueError as e:
-        raise ValueError(f"{e}: delete {folder} to resume from the checkpoint before it") from None
-    state = state._replace(step=())
-    check_pieces(folder, saved, {path: x.shape for path, x in leaves(state).items()})
-
-    def leaf(path, x):
-        fetch = functools.partial(assemble, saved[jax.tree_util.keystr(path)], x.shape)
-        return mesh.make_array(mesh.leaf_name(path), x.shape, fetch)
-
-    return jax.tree_util.tree_map_with_path(leaf, state)._replace(step=run["step"]), run
-
-
-def read_pieces(folder: str) -> dict[str, list[Piece]]:
-    """Open all state files of a checkpoint -> {path of a leaf: its pieces}."""
-    found: dict[str, list[Piece]] = {}
-    files = sorted(glob.glob(os.path.join(glob.escape(folder), "state*.safetensors")))
-    for file in files or [os.path.join(folder, "state.safetensors")]:
-        for name, handle in open_tensors(file).items():
-            path, _, ends = name.partition("@")
-            values = handle.get_slice(name)
-            if ends:
-                where = tuple(slice(*map(int, pair.split(":"))) for pair in ends.split(","))
-            else:
-                where = tuple(slice(0, n) for n in values.get_shape())
-            found.setdefault(path, []).append(Piece(where, values))
-    return found
-
-
-def check_pieces(folder, saved, shapes):
-    """Raise ValueError unless the pieces make up leaves of these shapes."""
-    sizes = {
-        path: tuple(max(s.stop for s in axis) for axis in zip(*(piece.where for piece in pieces), strict=True))
-        for path, pieces in saved.items()
-    }
-    different = sorted(path for path in sizes.keys() | shapes.keys() if sizes.get(path) != shapes.get(path))
-    if different:
-        raise ValueError(
-            f"{folder} is of another model or optimizer than this config: {different[0]} and "
-            f"{len(different) - 1} more differ; resume with the config of that run, or start elsewhere "
-            "with --out_dir"
-        )
-    for path, shape in shapes.items():
-        if sum(math.prod(s.stop - s.start for s in piece.where) for piece in saved[path]) != math.prod(shape):
-            raise ValueError(
-                f"{folder} lacks a part of {path}, one of its state-... files: delete it to resume from the "
-                "checkpoint before it"
-            )
-
-
-def assemble(pieces: list[Piece], shape: tuple[int, ...], index: Any) -> np.ndarray:
-    """Read leaf[index] of a leaf with this shape from its pieces."""
-    wanted = [slice(*s.indices(n)) for s, n in zip(index, shape, strict=True)]
-    out: Any = None
-    for piece in pieces:
-        both = [slice(max(p.start, w.start), min(p.stop, w.stop)) for p, w in zip(piece.where, wanted, strict=True)]
-        if any(s.start >= s.stop for s in both):
-            continue
-        x = np.asarray(piece.values[relative(both, piece.where)])
-        if both == wanted:
-            return x
-        if out is None:
-            out = np.empty([w.stop - w.start for w in wanted], x.dtype)
-        out[relative(both, wanted)] = x
-    return out
-
-
-def relative(inner, outer):
-    """Express slices in the coordinates of the slices around them."""
-    return tuple(slice(s.start - o.start, s.stop - o.start) for s, o in zip(inner, outer, strict=True))

@@ -1,0 +1,312 @@
+"""
+Find, write and read the checkpoints of a run.
+
+A checkpoint is a Hugging Face folder with two more files: state.safetensors (everything that the next step depends on)
+and run.json (the step, the best step so far, the config). A checkpoint appears whole or not at all.
+"""
+
+import functools
+import glob
+import json
+import math
+import os
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import config
+import model
+from data import bpe
+from data.bpe import Tokenizer
+from system import disk, hosts, huggingface, sharding
+
+LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
+WRITING = ".writing"  # the folder in out_dir of a checkpoint that is being written or deleted
+
+
+class Found(NamedTuple):
+    """A folder, and why it was chosen."""
+
+    folder: str
+    reason: str
+
+
+def steps(out_dir: str) -> list[int]:
+    """List the steps of the checkpoints in out_dir, ascending."""
+    wait_for_writer()
+    names = os.listdir(out_dir) if os.path.isdir(out_dir) else []
+    return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name))
+
+
+def checkpoint_folder(out_dir: str, step: int) -> str:
+    """Return the folder of the checkpoint of a step."""
+    return os.path.join(out_dir, f"step-{step:06d}")
+
+
+def step_in_name(folder: str) -> int:
+    """Return the step in the name of a checkpoint's folder; 0 for other folders."""
+    return int(found[1]) if (found := re.search(r"step-(\d+)$", folder)) else 0
+
+
+def find(path: str) -> str:
+    """Find the folder of a model or of adapters: `path` itself, or the newest checkpoint in a run's out_dir."""
+    if not os.path.isdir(path):
+        name = os.path.basename(os.path.normpath(path))
+        makes_it = f"; python train.py config/{name}.py makes out/{name}"
+        raise ValueError(
+            f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it"
+            + (makes_it if os.path.isfile(config.resolve_path(f"config/{name}.py")) else "")
+        )
+    if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", huggingface.ADAPTER_CONFIG)):
+        return path
+    if not steps(path):
+        raise ValueError(f"{path!r} holds no model: neither a config.json nor a checkpoint step-... of a run")
+    return checkpoint_folder(path, steps(path)[-1])
+
+
+def best(path: str) -> Found:
+    """Find the folder to use, not to train on: `path` itself, or the best checkpoint in a run's out_dir."""
+    newest = find(path)
+    if newest == path:
+        return Found(path, "asked for")
+    known = read_run(newest).get("best")
+    if not known:
+        return Found(newest, "the newest; none was evaluated")
+    folder = checkpoint_folder(path, known["step"])
+    if not os.path.isdir(folder):
+        return Found(newest, f"the newest; the best by {known['measure']}, step {known['step']}, is not here")
+    return Found(folder, f"the best by {known['measure']}" + (", and the newest" if folder == newest else ""))
+
+
+def retry_if_deleted(choose: Callable[[], Any], read: Callable[..., Any]) -> Any:
+    """Return read(folder, ...) for choose() -> folder, ...; choose again if a run deleted the folder meanwhile."""
+    while True:
+        folder, *rest = choose()
+        try:
+            found = read(folder, *rest)
+            if not folder or os.path.isdir(folder):
+                return found
+        except (OSError, ValueError):
+            if not folder or os.path.isdir(folder):
+                raise
+
+
+def load(path: str, dtype: str = "float32") -> tuple[Any, model.ModelConfig]:
+    """Load a model's folder, or the newest checkpoint in a run's out_dir -> params, ModelConfig (`load_folder`)."""
+    return huggingface.load_folder(find(path), dtype, find)
+
+
+def read_run(folder: str) -> dict[str, Any]:
+    """Read run.json of a checkpoint; {} for another model's folder."""
+    path = os.path.join(folder, "run.json")
+    try:
+        with disk.naming(path), open(bpe.regular_file(path)) as f:
+            return dict(json.load(f))
+    except FileNotFoundError:
+        return {}
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ValueError(f"{path} is damaged ({e}): delete {folder} to resume from the checkpoint before it") from None
+
+
+# ==== checkpoints: writing ============================================================================================
+
+IN_FLIGHT: list[Future] = []  # the checkpoint that a thread is writing, at most one
+
+
+def save_run(
+    cfg: Any, state: Any, tok: Tokenizer, best: dict[str, Any] | None, finished: bool, in_background: bool = False
+) -> None:
+    """Write a checkpoint, out_dir/step-NNNNNN: the weights or adapters, and all that the next step depends on.
+
+    in_background: copy the state to the host now, write it while training continues
+    """
+    wait_for_writer()
+    if os.path.isdir(checkpoint_folder(cfg.out_dir, state.step)):
+        return
+    n, me = hosts.processes()
+    if in_background and n == 1:  # updates overwrite the arrays of the state
+        state = jax.tree.map(np.array, state)
+    files = checkpoint_files(cfg, state, best, finished)
+    if me:  # the first process writes the files that are the same on all
+        files = {name: content for name, content in files.items() if f"-{me + 1:05d}-of-" in name}
+    work = functools.partial(finish if n > 1 else finish_or_retry, cfg, int(state.step), tok, best, files)
+    if not in_background:
+        return work()
+    IN_FLIGHT.append(Future())
+    threading.Thread(target=fulfil, args=(IN_FLIGHT[0], work), daemon=True).start()
+
+
+def checkpoint_files(cfg, state, best, finished):
+    """Make the files of a checkpoint, as `write_files` takes them. Each process writes its parts of the state."""
+    if cfg.lora_rank:
+        files = huggingface.adapter_files(state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
+    else:
+        files = huggingface.model_files(state.weights, cfg.model)
+    n, me = hosts.processes()
+    files["state.safetensors" if n == 1 else f"state-{me + 1:05d}-of-{n:05d}.safetensors"] = [
+        disk.Stored(path + (f"@{where}" if where else ""), part, functools.partial(np.asarray, part))
+        for path, x in leaves(state._replace(step=())).items()
+        for where, part in hosts.local_shards(x).items()
+    ]
+    files["run.json"] = {"step": int(state.step), "finished": finished, "best": best, "config": config.flatten(cfg)}
+    return files
+
+
+def fulfil(future, work):
+    """Do the work of a thread, and keep its result or error for whoever asks for it."""
+    try:
+        future.set_result(work())
+    except BaseException as e:
+        future.set_exception(e)
+
+
+def wait_for_writer() -> None:
+    """Wait for the checkpoint that is being written; raise its error if it failed."""
+    while IN_FLIGHT and threading.current_thread() is threading.main_thread():
+        IN_FLIGHT.pop().result()
+
+
+def finish_or_retry(cfg, step, *rest):
+    """Write a checkpoint, and once more if out_dir was deleted meanwhile."""
+    try:
+        finish(cfg, step, *rest)
+    except FileNotFoundError:
+        if not os.path.isdir(checkpoint_folder(cfg.out_dir, step)):
+            finish(cfg, step, *rest)
+
+
+def finish(cfg, step, tok, best, files):
+    """Write the files of a checkpoint, each process its own; when all are written, make them a checkpoint."""
+    temporary, final = os.path.join(cfg.out_dir, WRITING), checkpoint_folder(cfg.out_dir, step)
+    is_first = hosts.processes()[1] == 0
+    if is_first:
+        disk.delete_folder(temporary)  # of a run that was killed: none of its files may be in this checkpoint
+    hosts.barrier(f"{final} can be written")
+    disk.write_files(temporary, files)
+    hosts.barrier(f"{final} is written")
+    if is_first:
+        with disk.naming(temporary):
+            tok.save(temporary)
+        publish(cfg, temporary, final, best, files)
+    hosts.barrier(f"{final} is there")
+
+
+def publish(cfg, temporary, final, best, files):
+    """Rename a folder that is complete to a checkpoint, and delete old checkpoints."""
+    for name in [*{*os.listdir(temporary), *files}, "."]:  # fails if a file was deleted meanwhile
+        disk.sync(os.path.join(temporary, name))
+    for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # their lines up to this step belong to it
+        disk.sync(os.path.join(cfg.out_dir, name))
+    os.rename(temporary, final)
+    disk.sync(cfg.out_dir)
+    to_keep = steps(cfg.out_dir)[-cfg.keep_checkpoints :] + [best and best["step"]]
+    for step in steps(cfg.out_dir):
+        if step not in to_keep:  # renamed first: a half deleted folder must not look like a checkpoint
+            os.rename(checkpoint_folder(cfg.out_dir, step), temporary)
+            disk.delete_folder(temporary)
+
+
+# ==== checkpoints: resuming ===========================================================================================
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """List the leaves of a tree by path, without copying them."""
+    return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def flat(tree: Any) -> dict[str, np.ndarray]:
+    """List the arrays of a tree by path, on the host."""
+    return {path: np.asarray(x) for path, x in leaves(tree).items()}
+
+
+class Piece(NamedTuple):
+    """A part of a leaf in an open file."""
+
+    where: tuple[slice, ...]  # in the leaf
+    values: Any  # a slice of the file, read by indexing
+
+
+def restore(folder: str, state: Any) -> tuple[Any, dict[str, Any]]:
+    """Read the state that `save_run` wrote, in the shape of `state` (jax.eval_shape's will do), and run.json."""
+    run = read_run(folder)
+    if not {"step", "best"} <= run.keys():
+        raise ValueError(
+            f"{folder} has no run.json of this program: it is a model, not a run that can be resumed; "
+            "start from it with --init_from and another out_dir"
+        )
+    try:
+        saved = read_pieces(folder)
+    except ValueError as e:
+        raise ValueError(f"{e}: delete {folder} to resume from the checkpoint before it") from None
+    state = state._replace(step=())
+    check_pieces(folder, saved, {path: x.shape for path, x in leaves(state).items()})
+
+    def leaf(path, x):
+        fetch = functools.partial(assemble, saved[jax.tree_util.keystr(path)], x.shape)
+        return sharding.make_array(sharding.leaf_name(path), x.shape, fetch)
+
+    return jax.tree_util.tree_map_with_path(leaf, state)._replace(step=run["step"]), run
+
+
+def read_pieces(folder: str) -> dict[str, list[Piece]]:
+    """Open all state files of a checkpoint -> {path of a leaf: its pieces}."""
+    found: dict[str, list[Piece]] = {}
+    files = sorted(glob.glob(os.path.join(glob.escape(folder), "state*.safetensors")))
+    for file in files or [os.path.join(folder, "state.safetensors")]:
+        for name, handle in disk.open_tensors(file).items():
+            path, _, ends = name.partition("@")
+            values = handle.get_slice(name)
+            if ends:
+                where = tuple(slice(*map(int, pair.split(":"))) for pair in ends.split(","))
+            else:
+                where = tuple(slice(0, n) for n in values.get_shape())
+            found.setdefault(path, []).append(Piece(where, values))
+    return found
+
+
+def check_pieces(folder, saved, shapes):
+    """Raise ValueError unless the pieces make up leaves of these shapes."""
+    sizes = {
+        path: tuple(max(s.stop for s in axis) for axis in zip(*(piece.where for piece in pieces), strict=True))
+        for path, pieces in saved.items()
+    }
+    different = sorted(path for path in sizes.keys() | shapes.keys() if sizes.get(path) != shapes.get(path))
+    if different:
+        raise ValueError(
+            f"{folder} is of another model or optimizer than this config: {different[0]} and "
+            f"{len(different) - 1} more differ; resume with the config of that run, or start elsewhere "
+            "with --out_dir"
+        )
+    for path, shape in shapes.items():
+        if sum(math.prod(s.stop - s.start for s in piece.where) for piece in saved[path]) != math.prod(shape):
+            raise ValueError(
+                f"{folder} lacks a part of {path}, one of its state-... files: delete it to resume from the "
+                "checkpoint before it"
+            )
+
+
+def assemble(pieces: list[Piece], shape: tuple[int, ...], index: Any) -> np.ndarray:
+    """Read leaf[index] of a leaf with this shape from its pieces."""
+    wanted = [slice(*s.indices(n)) for s, n in zip(index, shape, strict=True)]
+    out: Any = None
+    for piece in pieces:
+        both = [slice(max(p.start, w.start), min(p.stop, w.stop)) for p, w in zip(piece.where, wanted, strict=True)]
+        if any(s.start >= s.stop for s in both):
+            continue
+        x = np.asarray(piece.values[relative(both, piece.where)])
+        if both == wanted:
+            return x
+        if out is None:
+            out = np.empty([w.stop - w.start for w in wanted], x.dtype)
+        out[relative(both, wanted)] = x
+    return out
+
+
+def relative(inner, outer):
+    """Express slices in the coordinates of the slices around them."""
+    return tuple(slice(s.start - o.start, s.stop - o.start) for s, o in zip(inner, outer, strict=True))

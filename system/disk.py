@@ -1,0 +1,130 @@
+"""Write files so that a crash loses nothing, and name the file when something fails."""
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import safetensors
+
+from data import bpe
+from system import hosts
+
+
+class Stored(NamedTuple):
+    """A tensor to be written."""
+
+    name: str
+    like: Any  # has its shape and dtype
+    fetch: Callable[[], Any]  # returns its values; called once, when it is written
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Put the path into errors of the disk: those of a write, a sync or a close name no file."""
+    try:
+        yield
+    except OSError as e:
+        e.filename = e.filename or path
+        raise
+
+
+@contextlib.contextmanager
+def writing(path: str, mode: str = "w") -> Iterator[IO]:
+    """Open a file to write; all errors name it, those of closing included."""
+    with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as f:
+        yield f
+
+
+def write_json(path: str, value: Any) -> None:
+    """Write a value as JSON."""
+    with writing(path) as f:
+        json.dump(value, f, indent=2)
+
+
+def write_tensors(path: str, tensors: list[Stored]) -> None:
+    """Write a safetensors file and sync it. A tensor is fetched only when the one before it is written."""
+    kinds = {"float32": "F32", "bfloat16": "BF16", "int32": "I32", "uint32": "U32", "bool": "BOOL"}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, x, _ in tensors:
+        start, end = end, end + x.size * x.dtype.itemsize
+        header[name] = {"dtype": kinds[str(x.dtype)], "shape": list(x.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with writing(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for _, _, fetch in tensors:
+            f.write(np.ascontiguousarray(fetch()).tobytes())
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def write_files(folder: str, files: dict[str, Any]) -> None:
+    """Write files {name: content} into a folder: a dict as JSON, a list of `Stored` as safetensors."""
+    os.makedirs(folder, exist_ok=True)
+    for name, content in files.items():
+        (write_json if isinstance(content, dict) else write_tensors)(os.path.join(folder, name), content)
+
+
+def split_among_processes(stem: str, tensors: list[Stored]) -> dict[str, Any]:
+    """Choose what this process writes of the tensors of a file -> files, as `write_files` takes them.
+
+    With several processes, each writes some tensors, gathering one at a time, and the first writes the index.
+    """
+    n, me = hosts.processes()
+    if n == 1:
+        return {f"{stem}.safetensors": tensors}
+    names = [f"{stem}-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)]
+    owner = [i * n // len(tensors) for i in range(len(tensors))]
+    mine = []
+    for tensor, writer in zip(tensors, owner, strict=True):
+        x = tensor.fetch()  # every process takes part in every gather
+        if writer == me:
+            mine.append(tensor._replace(fetch=functools.partial(np.asarray, x)))
+    index = {
+        "metadata": {"total_size": sum(t.like.size * t.like.dtype.itemsize for t in tensors)},
+        "weight_map": {t.name: names[writer] for t, writer in zip(tensors, owner, strict=True)},
+    }
+    return {names[me]: mine} | ({} if me else {f"{stem}.safetensors.index.json": index})
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """Read a JSON file that holds an object."""
+    if not os.path.exists(path):
+        raise ValueError(f"{path} cannot be read as JSON: there is no such file")
+    return bpe.read_json(path)
+
+
+def open_tensors(file: str) -> dict[str, Any]:
+    """Open a safetensors file -> {name of a tensor: the open file}."""
+    try:
+        handle = safetensors.safe_open(bpe.regular_file(file), "numpy")
+    except (OSError, safetensors.SafetensorError) as e:
+        with contextlib.suppress(OSError), open(file, "rb") as head:
+            if head.read(len(bpe.LFS_POINTER)) == bpe.LFS_POINTER:
+                raise ValueError(
+                    f"{file} is only a pointer of Git LFS to the tensors: git lfs pull fetches them"
+                ) from None
+        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
+    return dict.fromkeys(handle.keys(), handle)
+
+
+def sync(path: str) -> None:
+    """Wait until a file or the entries of a folder are on the disk."""
+    with naming(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def delete_folder(folder: str) -> None:
+    """Delete a folder, if there is one."""
+    if os.path.isdir(folder):
+        shutil.rmtree(folder)

@@ -1,0 +1,190 @@
+"""
+Split arrays over many devices, and run several processes together.
+
+All devices, of this machine or of many, form one mesh with three axes:
+
+    data     rows; every part of this axis has all parameters
+    fsdp     rows, and the side of length D of every matrix: a block gathers its weights when it needs them
+    tensor   the other side of every matrix: heads, the inside of the mlp, the vocabulary
+
+Programs are written as for one device. From the placements in this file GSPMD derives what each device computes.
+Tokens, keys and masks, a few bytes each, are whole on every device. A single device needs no mesh: nothing here changes
+anything then.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXES = "data", "fsdp", "tensor"
+ROWS = "data", "fsdp"  # the axes over which rows are split
+
+# Name of a weight: the axes over its last two sides (model.shapes). Weights without an entry are whole everywhere.
+Sides = tuple[str | None, str | None]
+READS_D: Sides = ("fsdp", "tensor")  # a matrix (D, ...)
+WRITES_D: Sides = ("tensor", "fsdp")  # a matrix (..., D)
+SIDES: dict[str, Sides] = dict.fromkeys(("q", "k", "v", "gate", "up", "head"), READS_D)
+SIDES |= dict.fromkeys(("o", "down", "embed"), WRITES_D)
+ADAPTERS: dict[str, Sides] = {}
+for _name, (_first, _last) in SIDES.items():
+    ADAPTERS |= {f"{_name}_a": (_first, None), f"{_name}_b": (None, _last)}  # (I, rank), (rank, O)
+SIDES |= ADAPTERS | {f"{name}_bias": (None, "tensor") for name in "qkv"}
+
+
+# ---- the mesh --------------------------------------------------------------------------------------------------------
+
+
+def make(sizes: tuple[int, int, int] | None, devices: list) -> Mesh:
+    """Make a mesh of these devices; sizes: cfg.mesh, None: all on fsdp."""
+    sizes = sizes or (1, len(devices), 1)
+    if math.prod(sizes) != len(devices):
+        raise ValueError(
+            f"mesh={sizes} is of {math.prod(sizes)} devices, and there are {len(devices)}: data x fsdp x "
+            f"tensor, as in --mesh=1,{len(devices)},1"
+        )
+    return Mesh(np.array(devices).reshape(sizes), AXES)
+
+
+def use(sizes: tuple[int, int, int] | None = None) -> contextlib.AbstractContextManager:
+    """Keep arrays on the mesh of all devices while the context lasts; a single device needs none."""
+    here = make(sizes, jax.devices())
+    return jax.set_mesh(here) if here.size > 1 else contextlib.nullcontext()
+
+
+def shape() -> Any:
+    """Return {axis: size} of the mesh in use, also while a function is traced; {} without a mesh."""
+    return jax.sharding.get_abstract_mesh().shape
+
+
+def platform() -> str:
+    """Return cpu, gpu or tpu: what a function that is traced now is compiled for."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device else jax.default_backend()
+
+
+def spec(name: str | None, sides: tuple[int, ...], sizes: Any, but: str = "") -> PartitionSpec:
+    """Return how a leaf is split: its name, its shape `sides`, the mesh {axis: size}; but: an axis to leave out.
+
+    An axis that does not divide its side goes to the other side; if it does not divide that either, to none.
+    """
+    over: list[tuple] = [()] * len(sides)
+    for axis, side in zip(SIDES.get(name or "", ()), (-2, -1), strict=False):
+        for at in (side, -3 - side) if axis and len(sides) > 1 else ():
+            if sides[at] % math.prod([sizes[axis], *(sizes[other] for other in over[at])]) == 0:
+                over[at] += (axis,)
+                break
+    return PartitionSpec(*(tuple(axis for axis in axes if axis != but) for axes in over))
+
+
+def leaf_name(path):
+    """Return the name of the weight that a leaf is, or is a moment of; None if it is neither."""
+    return next((k.key for k in path[::-1] if isinstance(k, jax.tree_util.DictKey)), None)
+
+
+def specs(tree, sizes=None, but=""):
+    """Return the PartitionSpecs of a tree of arrays or shapes (parameters, moments, a State), by their names."""
+    return jax.tree_util.tree_map_with_path(lambda path, x: spec(leaf_name(path), x.shape, sizes or shape(), but), tree)
+
+
+def shardings(tree: Any, mesh: Mesh) -> Any:
+    """Return the NamedShardings of a tree of arrays or shapes on a mesh of any devices."""
+    return jax.tree.map(lambda x: NamedSharding(mesh, x), specs(tree, mesh.shape))
+
+
+# ---- placement, inside and outside of compiled functions -------------------------------------------------------------
+
+
+def constrain(tree, where):
+    """Place a tree as the tree of PartitionSpecs `where` says."""
+    return jax.tree.map(jax.lax.with_sharding_constraint, tree, where)
+
+
+def shard(tree: Any) -> Any:
+    """Split parameters, moments or gradients over the mesh."""
+    return constrain(tree, specs(tree)) if shape() else tree
+
+
+@jax.custom_vjp
+def gather_over_fsdp(weights):
+    """Gather weights over fsdp; the gradient is summed and split over fsdp in one step."""
+    return constrain(weights, specs(weights, but="fsdp"))
+
+
+gather_over_fsdp.defvjp(lambda weights: (gather_over_fsdp(weights), None), lambda _, grads: (shard(grads),))
+
+
+def gather_weights(weights: Any) -> Any:
+    """Gather the weights of a block over fsdp."""
+    return gather_over_fsdp(weights) if shape() else weights
+
+
+def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:
+    """Split activations x (B, ...) by rows; embedded: x comes from a table whose columns are split.
+
+    That is one exchange over fsdp, which GSPMD does not find by itself.
+    """
+    if not shape():
+        return x
+    x = jax.lax.with_sharding_constraint(x, PartitionSpec("data", None, "fsdp")) if embedded else x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS))
+
+
+def shard_heads(*xs: jax.Array) -> tuple[jax.Array, ...]:
+    """Split q, k and v (B, T, H or KV, K) all in the same way, as a kernel needs them."""
+    if not shape():
+        return xs
+    axis = None if any(x.shape[2] % shape()["tensor"] for x in xs) else "tensor"
+    return constrain(xs, (PartitionSpec(ROWS, None, axis),) * len(xs))
+
+
+def replicate(tree: Any) -> Any:
+    """Copy results of a compiled function to every device, so that every host can read them."""
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree) if shape() else tree
+
+
+def round_up(n: int) -> int:
+    """Round n rows up to a multiple of the devices that share rows."""
+    parts = math.prod(shape().get(axis, 1) for axis in ROWS)
+    return -(-n // parts) * parts
+
+
+def in_chunks(fn: Callable, size: int, *trees: Any) -> Any:
+    """Apply fn to `size` rows of trees (B, ...) at a time -> a tree of (B, ...); results () are averaged.
+
+    The last chunk repeats its last row to be as long as the others, so that one shape is compiled.
+    """
+    n, out = len(jax.tree.leaves(trees)[0]), []
+    size = round_up(min(size, n))
+    if size == n:
+        return fn(*trees)
+    for first in range(0, n, size):
+        at = np.arange(first, first + size).clip(max=n - 1)
+        out.append(fn(*jax.tree.map(lambda a, at=at: a[at], trees)))
+    return jax.tree.map(lambda *x: jnp.concatenate(x)[:n] if x[0].ndim else sum(x) / len(x), *out)
+
+
+def make_array(name: str | None, sides: tuple[int, ...], fetch: Callable) -> jax.Array:
+    """Make an array of this name and shape; fetch(slices) returns the part of it that a device needs."""
+    if not shape():
+        return jnp.asarray(fetch((slice(None),) * len(sides)))
+    where = NamedSharding(jax.sharding.get_mesh(), spec(name, sides, shape()))
+    return jax.make_array_from_callback(sides, where, fetch)
+
+
+def to_host(tree: Any) -> Any:
+    """Move a tree of arrays to the memory of the hosts, each with the parts of its devices."""
+    if not shape():
+        return jax.device_get(tree)
+    where = shardings(tree, jax.sharding.get_mesh())
+    return jax.device_put(tree, jax.tree.map(lambda x: x.with_memory_kind("pinned_host"), where))
+
+
+def to_device(tree: Any) -> Any:
+    """Move the result of `to_host` back to the devices."""
+    return jax.device_put(tree, shardings(tree, jax.sharding.get_mesh())) if shape() else tree

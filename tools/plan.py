@@ -1,0 +1,277 @@
+"""
+Plan a run for devices that are not here:  python train.py config/llada_gsm8k_grpo.py --plan=8xH100
+
+Their own compiler, where it is installed, compiles the run, and XLA says how much memory it takes.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+
+import config
+import data
+import diffusion
+import rl
+import sample
+from config import Config
+from system import huggingface, memory, sharding, start
+
+
+class Device(NamedTuple):
+    memory: float  # bytes
+    bandwidth: float  # bytes per second between the device and its memory
+    flops: float  # per second, dense products in bfloat16
+    chip: tuple | None = None  # for a GPU's compiler: capability, cores, GHz, bytes of shared memory, of cache
+
+
+# NVIDIA's data sheets of the SXM boards (A100, H100, H200, B200); Cloud TPU's "system architecture" pages.
+HOST, GIB = 8, 2**30  # GPUs per host
+AMPERE, HOPPER = ((8, 0, 108, 1.41, 167936, 40 << 20), (9, 0, 132, 1.98, 233472, 50 << 20))
+DEVICES = {
+    "A100-40": Device(42.3e9, 1.555e12, 312e12, AMPERE),
+    "A100-80": Device(85.0e9, 2.039e12, 312e12, AMPERE),
+    "H100": Device(84978434048, 3.352e12, 989e12, HOPPER),
+    "H200": Device(150.7e9, 4.8e12, 989e12, HOPPER),
+    "B200": Device(191.5e9, 7.7e12, 2250e12, (10, 0, 148, 1.965, 233472, 126 << 20)),
+    "v5e": Device(15.75 * GIB, 819e9, 197e12),
+    "v5p": Device(95.74 * GIB, 2765e9, 459e12),
+    "v6e": Device(31.25 * GIB, 1638e9, 918e12),
+}
+
+
+def parse_devices(text: str) -> tuple[str, int]:
+    """Parse 8xH100 or v5p:4x4x4 into the name of a device and how many there are."""
+    is_slice = ":" in text
+    name, shape = text.split(":", 1) if is_slice else text.partition("x")[::-2]
+    well_formed = re.fullmatch(r"\d+(x\d+)*" if is_slice else r"\d+", shape)
+    count = math.prod(map(int, shape.split("x"))) if well_formed else 0
+    is_gpu = name in DEVICES and DEVICES[name].chip is not None
+    partial_host = is_gpu and count > HOST and count % HOST
+    if name not in DEVICES or not count or is_gpu == is_slice or partial_host:
+        raise ValueError(
+            f"--plan={text}: expected GPUs, up to {HOST} or whole hosts of {HOST}, as in 8xH100, or a "
+            f"slice of TPUs, as in v5p:2x2x1; known are {', '.join(DEVICES)}"
+        )
+    return name, count
+
+
+def traced_for(text: str) -> contextlib.AbstractContextManager:
+    """Trace functions as for these devices while the context lasts."""
+    platform = "gpu" if DEVICES[parse_devices(text)[0]].chip else "tpu"
+    device = jax.sharding.AbstractDevice(platform, None, platform)
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+
+
+def topology(text):
+    """Describe these devices to JAX, whose compiler then needs no real ones. None: their compiler is not installed."""
+    from jax.experimental import topologies
+
+    name, count = parse_devices(text)
+    device = DEVICES[name]
+    if device.chip is None:
+        if not importlib.util.find_spec("libtpu"):
+            return None
+        for key, value in dict(SKIP_MDS_QUERY="1", WORKER_HOSTNAMES="localhost", WORKER_ID="0").items():
+            os.environ.setdefault(f"TPU_{key}", value)  # else libtpu searches for a TPU's own host for minutes
+        return topologies.get_topology_desc(text, platform="tpu")
+    if not (importlib.util.find_spec("jax_cuda12_plugin") and importlib.util.find_spec("nvidia")):
+        return None
+    major, minor, cores, clock, shared, cache = device.chip
+    target = f"""gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+        shared_memory_per_core: {shared} shared_memory_per_block_optin: {shared - 1024} threads_per_core_limit: 2048
+        core_count: {cores} fpus_per_core: {64 if major == 8 else 128} block_dim_limit_x: 2147483647
+        block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {device.bandwidth:.0f}
+        l2_cache_size: {cache} clock_rate_ghz: {clock} device_memory_size: {device.memory:.0f}
+        cuda_compute_capability {{ major: {major} minor: {minor} }} registers_per_core_limit: 65536
+        registers_per_block_limit: 65536 }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }}
+        device_description_str: "NVIDIA {name}" """
+    shape = f"1x{max(count // HOST, 1)}x{min(count, HOST)}"
+    return topologies.get_topology_desc(name.lower(), platform="cuda", target_config=target, topology=shape)
+
+
+def programs(cfg, outline):
+    """Return {stage: (lower, arguments)} of an iteration, and what stays on the devices {part: tree}, all as shapes.
+
+    outline(cfg) -> the update, its State, the base of LoRA, and the State with LoRA merged (train.abstract_run).
+    """
+    update, state, base, merged = outline(cfg)
+    held = {"params": base, "adapters": state.params} if base else {"params": state.params}
+    held |= {"moments": state.opt_state, "average": state.average}
+    stages, batches = {}, [abstract_batch(cfg)]
+    if cfg.objective == "grpo":
+        held["reference"] = None if base or cfg.ref_offload else state.reference
+        batches = abstract_minibatches(cfg, merged)
+        stages["rollout"] = abstract_rollout(cfg, merged.params)
+        if cfg.kl_beta or any(b.old_logp is not None for b in batches[1:]):
+            minibatch = rl.without_logp(batches[-1])
+            stages["scoring"] = functools.partial(rl.logp_of.lower, cfg=cfg), (merged.params, minibatch)
+    step = jax.ShapeDtypeStruct((), "int32")
+    stages["update"] = update.lower, (*state[1:4], step, batches[-1], base)
+    return stages, held | {"batch": batches}
+
+
+def abstract_text(cfg, rows, **dtypes):
+    """Return {name: shape} of arrays with one entry per token."""
+    shape = rows, cfg.max_prompt_len + cfg.max_new_tokens + (cfg.objective == "judge")  # a judge adds an end of text
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in dtypes.items()}
+
+
+def abstract_batch(cfg):
+    """Return the batch of a pretraining or judge step, as shapes."""
+    if cfg.objective == "judge":
+        pairs = {"better": "int32", "better_valid": bool, "worse": "int32", "worse_valid": bool}
+        return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
+    rows = cfg.batch_size // (2 if cfg.paired else 1)
+    text = abstract_text(cfg, rows, tokens="int32", hole=bool, valid=bool)
+    noise = functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired)
+    return jax.eval_shape(noise, jax.random.key(0), text)
+
+
+def abstract_minibatches(cfg, state):
+    """Return the minibatches of an iteration of grpo, as shapes."""
+    dtypes = {"tokens": "int32", "valid": bool, "completion": bool, "counts": bool, "step": "int32", "logp": "float32"}
+    arrays, key = abstract_text(cfg, config.n_update(cfg), **dtypes), jax.random.key(0)
+    rollout = rl.Rollout(**arrays, passes=jax.ShapeDtypeStruct((config.n_update(cfg),), "float32"))
+    pairs = jax.eval_shape(lambda *args: rl.minibatches(args[0], key, key, args[1], cfg), state, rollout)
+    return [minibatch for _, minibatch in pairs]
+
+
+def abstract_rollout(cfg, params):
+    """Return the program that fills a chunk of completions, and its arguments as shapes."""
+    parts = memory.mesh_parts(cfg, None)[0]
+    rows = math.ceil(config.rollout_rows(cfg) / parts) * parts
+    group = math.gcd(rows, cfg.group_size) if cfg.model.causal else 1
+    how = sample.plan(cfg, cfg.temperature, cfg.rollout_steps)
+    keys = jax.eval_shape(lambda: sample.row_keys(jax.random.key(0), rows))
+
+    def lower(params, keys, text):
+        return sample.generate.lower(params, keys, text["z"], cfg.model, how, text["valid"], group)
+
+    return lower, (params, keys, abstract_text(cfg, rows, z="int32", valid=bool))
+
+
+def compiled_bytes(cfg, devices, outline):
+    """Compile an iteration for a jax.sharding.Mesh of described devices.
+
+    Return bytes per device: of what stays {part: bytes}, and of the temporaries of each program {stage: bytes}.
+    math.inf: the compiler refused the program for lack of memory, as a TPU's does.
+    """
+
+    def place(tree):
+        """Give every shape its sharding."""
+        where = sharding.shardings(tree, devices)
+        return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), tree, where)
+
+    def size(tree):
+        """Count the bytes per device."""
+        return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(place(tree)))
+
+    stages, held = programs(cfg, outline)
+    temporaries = {}
+    with jax.sharding.use_abstract_mesh(devices.abstract_mesh) if devices.size > 1 else contextlib.nullcontext():
+        for stage, (lower, arguments) in stages.items():
+            lowered = lower(*place(arguments))
+            try:
+                used = lowered.compile().memory_analysis()
+                temporaries[stage] = used.temp_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
+            except jax.errors.JaxRuntimeError as e:
+                if "RESOURCE_EXHAUSTED" not in str(e):
+                    raise
+                temporaries[stage] = math.inf
+        return {part: size(tree) for part, tree in held.items() if tree}, temporaries
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def usable(device):
+    """Return the bytes of a device that a run gets: JAX takes three quarters of a GPU's, unless told otherwise."""
+    return device.memory * (float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")) if device.chip else 1)
+
+
+def memory_lines(held, temporaries, limit):
+    """Format what `compiled_bytes` found."""
+    stay = sum(held.values())
+    listed = " + ".join(f"{name} {memory.amount(x)}" for name, x in held.items())
+    yield f"bytes per device: {listed} = {memory.amount(stay)}, of {memory.amount(limit)}"
+    for stage, size in temporaries.items():
+        fits = "fits" if stay + size <= limit else "does not fit"
+        yield f"    {stage:9} + temporaries {memory.amount(size):>9} = {memory.amount(stay + size):>9}  {fits}"
+
+
+def plan(cfg: Config, text: str, outline: Callable) -> Iterator[str]:
+    """Yield the lines of --plan=text for a Config with its model; outline: train.abstract_run."""
+    (name, count), described = parse_devices(text), topology(text)
+    device, version = DEVICES[name], jax.__version__
+    head = f"{text}, data x fsdp x tensor = {' x '.join(map(str, cfg.mesh or (1, count, 1)))}"
+    rate, flops = count * device.flops, sum(memory.estimate_flops(cfg).values())
+    time = (
+        f"an iteration takes at least {flops / rate:.3g} s, at {device.flops / 1e12:.0f} TFLOP/s per device; real "
+        f"runs reach half of that at best ({memory.stage_flops(cfg)})"
+    )
+    if described:
+        yield f"{head}: compiled ahead of time, by the compiler for it in jax {version}"
+        yield time
+        yield from compiled_plan(cfg, count, device, described.devices, outline)
+        return
+    package = (
+        f"--no-deps jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cudnn-cu12"
+        if device.chip
+        else "libtpu, in an environment of its own: with it JAX looks for a TPU"
+    )
+    yield f"{head}: estimated. To have it compiled as for the device itself: pip install {package}"
+    yield time
+    yield from memory.describe(cfg, usable(device), count)
+
+
+def compiled_plan(cfg, count, device, devices, outline):
+    """Compile a run, and change keys until it fits; yield the lines that say so."""
+    limit, changes = usable(device), {}
+    for attempt in range(4):
+        sizes = cfg.mesh or (1, count, 1)
+        held, temporaries = compiled_bytes(dataclasses.replace(cfg, mesh=sizes), sharding.make(sizes, devices), outline)
+        peak, estimate = sum(held.values()) + max(temporaries.values()), memory.estimate_bytes(cfg, count)["peak"]
+        if peak <= limit or attempt == 0:
+            yield from memory_lines(held, temporaries, limit)
+        if peak <= limit:
+            changed = f", with {memory.flags(changes)}" if changes else ""
+            yield f"it fits{changed}: {memory.amount(peak)} of {memory.amount(limit)}"
+            return
+        if device.chip and attempt == 0 and peak <= 0.95 * device.memory:
+            yield f"it fits with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 in the environment: {memory.amount(peak)}"
+            return
+        # How far the estimate is off is known now, unless a program was refused, so that few runs have to be compiled.
+        fit = memory.make_fit(cfg, estimate / 2 if math.isinf(peak) else 0.97 * limit * estimate / peak, count)
+        if not fit.changes:
+            break
+        cfg, changes = fit.cfg, changes | fit.changes
+        yield f"{memory.amount(peak)} of {memory.amount(limit)}: does not fit; next {memory.flags(changes)}"
+    yield "nothing that was tried fits: it needs more devices, larger ones, or a smaller model"
+
+
+def plan_ahead(argv: list[str], devices: str, outline: Callable) -> None:
+    """Print what a run needs on devices that are not here, before anything is downloaded, made or trained."""
+    parse_devices(devices)
+    jax.config.update("jax_platforms", "cpu")
+    cfg = config.load(argv, for_plan=True)
+    first = config.base_runs(cfg)[-1]
+    folder = data.prepare(first.init_from or "")
+    if os.path.exists(os.path.join(folder, "config.json")):
+        shape = huggingface.read_config(folder)
+    elif not first.init_from:
+        shape = start.with_ids(first.model, data.tokenizer(first.dataset))
+    elif first.model.mask_id is not None:  # the recipe states the shape
+        shape = first.model
+    else:
+        raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
+    with traced_for(devices):
+        for line in plan(config.with_model(cfg, shape), devices, outline):
+            print(line, flush=True)
