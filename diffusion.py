@@ -154,14 +154,14 @@ class NoisyBatch(NamedTuple):
     valid: jax.Array | None  # (B, T) False on left padding
 
 
-def noise(key, batch: dict, cfg, norm="token", paired=False) -> NoisyBatch:
-    """Draw the masks of a batch: tokens (B, T), hole (B, T) True where a token may be masked, valid.
+def noise(key, batch: tuple, cfg, norm="token", paired=False) -> NoisyBatch:
+    """Draw the masks of a batch (tokens, maskable, valid): (B, T) each; maskable: True where a token may be masked.
 
     norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
     over its own length (LLaDA's SFT). paired: two copies with complementary masks, which together mask every token:
     loss and gradient vary less for the same number of forward passes. A causal model needs no masks: it never sees the
     token that it predicts."""
-    x, maskable, valid = batch["tokens"], batch["hole"], batch["valid"]
+    x, maskable, valid = batch
     n = maskable.sum(1)
     if norm == "token":
         per_token = 1 / jnp.maximum(n.sum(), 1)
@@ -223,7 +223,7 @@ def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
 
     batch: as for `noise`. With one key all rows share their masks, so a text scores the same in any row or padding.
     With keys (B,) each row has its own, and a mean over rows varies less."""
-    x, maskable = batch["tokens"], batch["hole"]
+    x, maskable, valid = batch
     if cfg.causal:
         masked = jnp.zeros((1, *x.shape), bool)
         share = maskable[None]
@@ -235,7 +235,7 @@ def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
     def logp_alone(logits, x, place):
         return gather_logp(logits, x), jnp.zeros(x.shape)
 
-    logp, _ = view_logp(params, x, masked, cfg, batch["valid"], start, chunk, share > 0, logp_alone)
+    logp, _ = view_logp(params, x, masked, cfg, valid, start, chunk, share > 0, logp_alone)
     return sharding.replicate((share * logp).sum((0, 2)))
 
 

@@ -82,13 +82,13 @@ class ModelConfig:
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: one of float32, bfloat16")
         for name in ("mask_id", "eos_id", "pad_id", "bos_id"):
-            # A causal model never reads a hole, so an id beyond its vocabulary can stand for one: all others are text.
+            # A causal model never reads a mask, so its id may lie beyond the vocabulary: all others are text.
             size = self.vocab_size + (self.causal and name == "mask_id")
             if getattr(self, name) is not None and not 0 <= getattr(self, name) < size:
                 raise ValueError(f"{name}={getattr(self, name)} is outside the vocabulary of {self.vocab_size} ids")
         if self.mask_id is not None and self.mask_id in (self.eos_id, self.pad_id, self.bos_id):
             raise ValueError(f"mask_id={self.mask_id}, eos_id={self.eos_id}, pad_id={self.pad_id}, "
-                             f"bos_id={self.bos_id}: a hole must look like none of the tokens that can be there")
+                             f"bos_id={self.bos_id}: a mask must look like none of the tokens that can be there")
 
     @property
     def kv_heads(self):

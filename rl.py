@@ -112,12 +112,12 @@ def loss_mask(tokens, completion, eos_id, cfg):
 def roll_out(params, key, prompts, cfg, tok) -> Rollout:
     """Write G completions of each of N prompts, in chunks of whole groups where rollout_chunk holds one."""
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
-    completion, size = arrays["hole"], sharding.round_up(config.rollout_rows(cfg))
+    completion, size = arrays.maskable, sharding.round_up(config.rollout_rows(cfg))
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
     tokens, trace = slots.fill(params, keys, arrays, cfg, plan, size, cfg.group_size)
     counts, passes = loss_mask(tokens, completion, tok.eos_id, cfg), jnp.full(len(tokens), trace["n_steps"])
-    return Rollout(tokens, arrays["valid"], completion, counts, trace["step"], trace["logp"], passes)
+    return Rollout(tokens, arrays.valid, completion, counts, trace["step"], trace["logp"], passes)
 
 
 # ---- 2. judge them ---------------------------------------------------------------------------------------------------
@@ -475,7 +475,7 @@ def pretrain(cfg, tok, start) -> Task:
             keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
             some = functools.partial(logp, state.weights)
             bound = np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
-            out = {"val/nelbo": -float(bound.sum() / held_out.hole.sum())}
+            out = {"val/nelbo": -float(bound.sum() / held_out.maskable.sum())}
         if n and not cfg.max_prompt_len:
             size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
             out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)

@@ -12,9 +12,9 @@ order left, one token per step, and a KV cache. To add an order or a rule, add a
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
     python sample.py out/lora --export=merged                          # merge LoRA adapters into the weights
 """
-from system import terminal
-
 if __name__ == "__main__":
+    from system import terminal
+
     terminal.begin()
 
 import dataclasses
@@ -633,14 +633,14 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
     return Plan(**values, steps=steps or cfg.diffusion_steps)
 
 
-def masked_tokens(arrays, cfg):
-    """Return the tokens (B, T) of encoded rows (a batch of EncodedRows.take) with masks where they are to be filled."""
-    return jnp.where(arrays["hole"], cfg.mask_id, arrays["tokens"])
+def masked_tokens(batch, cfg):
+    """Return the tokens (B, T) of a data.Batch with masks where they are to be filled."""
+    return jnp.where(batch.maskable, cfg.mask_id, batch.tokens)
 
 
-def fill(params, keys, arrays, cfg, plan, group=1):
-    """Fill encoded rows as `generate` does. keys: one, or one per row. group: consecutive rows that have one prompt."""
-    return generate(params, keys, masked_tokens(arrays, cfg.model), cfg.model, plan, arrays["valid"], group)
+def fill(params, keys, batch, cfg, plan, group=1):
+    """Fill a data.Batch as `generate` does. keys: one, or one per row. group: consecutive rows that have one prompt."""
+    return generate(params, keys, masked_tokens(batch, cfg.model), cfg.model, plan, batch.valid, group)
 
 
 if __name__ == "__main__":

@@ -795,15 +795,35 @@ class Example(NamedTuple):
     completion: list[int]
 
 
+class Batch(NamedTuple):
+    """Texts as arrays, T = prompt_len + completion_len columns."""
+
+    tokens: Any  # (B, T) int32
+    maskable: Any  # (B, T) bool: positions that may be masked in training, and are filled in a rollout
+    valid: Any = None  # (B, T) bool: False on the padding left of a prompt; None: no padding
+
+    def part(self, index: Any) -> "Batch":
+        """Select the texts with these indices."""
+        return Batch(*(None if array is None else array[index] for array in self))
+
+
+class Encoded(NamedTuple):
+    """What `encode` makes of rows."""
+
+    batch: Batch
+    row: np.ndarray  # (B,) which row each text is from
+    notes: dict[str, int]  # why rows were left out or cut: how many
+
+
 def encode(
     rows: Sequence[Row], tok: Tokenizer, prompt_len: int, completion_len: int, template: Callable | None = None
-) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """Encode rows -> {"tokens" int32, "valid", "hole" bool (N, prompt_len + completion_len), "row" (N,)}, notes.
+) -> Encoded:
+    """Encode rows as texts of prompt_len + completion_len tokens.
 
     Prompts are padded on the left, where valid is False, so that every completion begins at `prompt_len`. Its end of
     text is repeated to the end of the row, as in LLaDA's SFT: these positions are filled, too, so the model learns to
-    stop. A row without a completion gets masks. Rows that do not fit are left out, and the notes {reason: count} say
-    so; only text without a prompt is cut, into windows of completion_len. template: from `chat`.
+    stop. A row without a completion gets masks. Rows that do not fit are left out, and the notes say so; only text
+    without a prompt is cut, into windows of completion_len. template: from `chat`.
     """
     examples, notes = fitting(rows, tok, prompt_len, completion_len, template)
     tokens = np.full((len(examples), prompt_len + completion_len), tok.eos_id, np.int32)
@@ -813,10 +833,10 @@ def encode(
         start = prompt_len - len(prompt)
         valid[n, :start] = False
         tokens[n, start : prompt_len + len(completion)] = prompt + completion
-    hole = np.zeros(tokens.shape, bool)
-    hole[:, prompt_len:] = True
+    maskable = np.zeros(tokens.shape, bool)
+    maskable[:, prompt_len:] = True
     index = np.array([example.row for example in examples], np.int32)
-    return {"tokens": tokens, "valid": valid, "hole": hole, "row": index}, notes
+    return Encoded(Batch(tokens, maskable, valid), index, notes)
 
 
 def fitting(rows, tok, prompt_len, completion_len, template):

@@ -22,18 +22,16 @@ class EncodedRows(NamedTuple):
 
     rows: list[dict[str, Any]]
     tokens: np.ndarray  # (N, T) int32
-    hole: np.ndarray  # (N, T) bool: positions to fill
+    maskable: np.ndarray  # (N, T) bool: positions that may be masked, or are to be filled
     valid: np.ndarray | None  # (N, T) bool: False on the padding left of a prompt; None: no padding
 
     def part(self, index: Any) -> "EncodedRows":
         """Select the rows with these indices."""
-        valid = None if self.valid is None else self.valid[index]
-        return EncodedRows([self.rows[i] for i in index], self.tokens[index], self.hole[index], valid)
+        return EncodedRows([self.rows[i] for i in index], *data.Batch(*self[1:]).part(index))
 
-    def take(self, index: Any) -> dict[str, jax.Array | None]:
-        """Put the arrays of the rows with these indices on the device, as a batch."""
-        arrays = {"tokens": self.tokens, "hole": self.hole, "valid": self.valid}
-        return {name: None if x is None else jnp.asarray(x[index]) for name, x in arrays.items()}
+    def take(self, index: Any) -> data.Batch:
+        """Put the arrays of the rows with these indices on the device."""
+        return jax.tree.map(jnp.asarray, data.Batch(*self[1:]).part(index))
 
 
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
@@ -61,16 +59,16 @@ def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = 
     rows = split_rows(cfg, split)
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
     used = rows if with_completions else [{"prompt": row["prompt"]} for row in rows]
-    arrays, notes = data.encode(used, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
-    if not len(arrays["tokens"]):
+    arrays, index, notes = data.encode(used, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
+    if not len(index):
         raise ValueError(
             f"{cfg.dataset}/{split}: no row fits max_prompt_len={cfg.max_prompt_len} and max_new_tokens="
             f"{cfg.max_new_tokens}: " + ", ".join(f"{count} {note}" for note, count in notes.items())
         )
     for note, count in notes.items():
         tqdm.write(f"{cfg.dataset}/{split}: {count} {note}")
-    valid = None if arrays["valid"].all() else arrays["valid"]
-    return EncodedRows([rows[i] for i in arrays["row"]], arrays["tokens"], arrays["hole"], valid)
+    valid = None if arrays.valid.all() else arrays.valid
+    return EncodedRows([rows[i] for i in index], arrays.tokens, arrays.maskable, valid)
 
 
 def eval_subset(encoded: EncodedRows, cfg: Any) -> EncodedRows:
@@ -92,18 +90,18 @@ def curriculum_index(cfg: Any, rows: list[dict[str, Any]]) -> Callable[[int], np
 
 def end_at_eos(encoded: EncodedRows, tok: Tokenizer) -> EncodedRows:
     """Stop filling completions after their first end of text, where a causal model stops."""
-    ends = encoded.hole & (encoded.tokens == tok.eos_id)
-    return encoded._replace(hole=encoded.hole & (ends.cumsum(1) - ends == 0))
+    ends = encoded.maskable & (encoded.tokens == tok.eos_id)
+    return encoded._replace(maskable=encoded.maskable & (ends.cumsum(1) - ends == 0))
 
 
 def mask_completions(encoded: EncodedRows, cfg: Any, tok: Tokenizer, seed: int | list[int]) -> EncodedRows:
     """Choose the positions of a fill-in task: a random share of the tokens of each completion, without its end."""
     rng = np.random.default_rng(seed)
-    text = encoded.hole & (encoded.tokens != tok.eos_id)
+    text = encoded.maskable & (encoded.tokens != tok.eos_id)
     ratio = rng.uniform(cfg.mask_ratio_min, cfg.mask_ratio_max, (len(text), 1))
     noise = np.where(text, rng.random(text.shape), 2)
     count = np.maximum(np.rint(ratio * text.sum(1, keepdims=True)), 1)
-    return encoded._replace(hole=text & (noise.argsort(1).argsort(1) < count))
+    return encoded._replace(maskable=text & (noise.argsort(1).argsort(1) < count))
 
 
 def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows | None:
@@ -123,7 +121,7 @@ def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows |
                 f"tokens; there should be at least one, and no more tokens than max_new_tokens={cfg.max_new_tokens}"
             )
         tokens[i, start : start + len(ids)] = ids
-    return encoded._replace(tokens=tokens, hole=tokens == tok.mask_id)
+    return encoded._replace(tokens=tokens, maskable=tokens == tok.mask_id)
 
 
 def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[int, int], EncodedRows]:

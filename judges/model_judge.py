@@ -93,8 +93,8 @@ def coherence(
     """
 
     @jax.jit
-    def bound(params, tokens, valid, hole):
-        return diffusion.likelihood(params, {"tokens": tokens, "hole": hole, "valid": valid}, jax.random.key(0), cfg)
+    def bound(params, tokens, valid, maskable):
+        return diffusion.likelihood(params, data.Batch(tokens, maskable, valid), jax.random.key(0), cfg)
 
     def reward(prompts, completions):
         tokens, valid = encode(prompts, completions, tok, max_len)
@@ -294,24 +294,24 @@ def refill_rows(rows, seed, generator, cfg, tok):
     fit is "".
     """
     rng = np.random.default_rng(seed)
-    arrays, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
-    maskable = arrays["hole"] & (arrays["tokens"] != tok.eos_id)
+    arrays, row_of, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
+    maskable = arrays.maskable & (arrays.tokens != tok.eos_id)
     n, temperatures = len(maskable), cfg.judge_temperatures
     u = rng.random(maskable.shape)
-    arrays["hole"] = maskable & (u < rng.uniform(0.2, 1.0, (n, 1)))
+    arrays = arrays._replace(maskable=maskable & (u < rng.uniform(0.2, 1.0, (n, 1))))
     size = min(cfg.eval_size, -(-n // len(temperatures)))  # every temperature has its turn
     windows, kinds = [[]] * n, [""] * len(rows)
     for turn, first in enumerate(range(0, n, max(size, 1))):
         index = np.arange(first, first + size) % n  # all batches have one shape
         temperature = temperatures[turn % len(temperatures)]
-        chunk = {name: jnp.asarray(arrays[name][index]) for name in ("tokens", "hole", "valid")}
+        chunk = jax.tree.map(jnp.asarray, arrays.part(index))
         plan = sample.plan(cfg, temperature)
         filled, _ = sample.fill(generator, jax.random.key(seed + turn), chunk, cfg, plan)
         for i, window in zip(index, texts.completion_ids(filled, tok, cfg), strict=True):
             windows[i] = window
-            kinds[arrays["row"][i]] = f"filled at {temperature:g}"
+            kinds[row_of[i]] = f"filled at {temperature:g}"
     ids = [[] for _ in rows]
-    for row, window in zip(arrays["row"], windows, strict=True):
+    for row, window in zip(row_of, windows, strict=True):
         ids[row] += window
     return [tok.decode(row) for row in ids], kinds
 

@@ -130,7 +130,7 @@ def check_early(cfg: Any) -> None:
             )
         if cfg.fill_in and bare and marked < len(rows):
             raise ValueError(
-                f"fill_in=True makes holes in completions, and {len(bare)} rows of {cfg.dataset}/{split} have none: "
+                f"fill_in=True masks tokens of completions, and {len(bare)} rows of {cfg.dataset}/{split} have none: "
                 f"{str(bare[0])[:80]}"
             )
 

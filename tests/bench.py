@@ -192,7 +192,7 @@ def train(options):
 
 def train_one(torch, twin, rounds, rate, name, cfg, run, B, T, quick):
     key, (tx, _), loss = jax.random.key(0), trainer.optimizer(run), functools.partial(diffusion.loss, cfg=cfg)
-    text = {"tokens": jax.random.randint(key, (B, T), 0, V - 1), "hole": np.ones((B, T), bool), "valid": None}
+    text = data.Batch(jax.random.randint(key, (B, T), 0, V - 1), np.ones((B, T), bool), None)
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
     params, batch = model.init(key, cfg), noise(key, text)
     state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
@@ -420,8 +420,8 @@ def order(options):
     rows, all_steps = some(options, (rows[:4], (1,)), (rows[:64], (16, 4, 1)), (rows, (16, 8, 4, 2, 1)))
     orders = some(options, ORDERS, ("random", "confidence", "left"), ORDERS)
     start = run["config"]["max_prompt_len"]
-    arrays, _ = data.encode(rows, tok, start, run["config"]["max_new_tokens"])
-    z, valid = sampler.masked_tokens(arrays, cfg), jnp.asarray(arrays["valid"])
+    arrays, *_ = data.encode(rows, tok, start, run["config"]["max_new_tokens"])
+    z, valid = sampler.masked_tokens(arrays, cfg), jnp.asarray(arrays.valid)
 
     def exact(order, steps):
         say(f"{order}, {steps} steps")
@@ -661,7 +661,7 @@ def curves(task, options, torch, twin):
 
     jobs = {(way, setting): functools.partial(ours, how) for way, curve in ways(n, quick or options.toy, own).items()
             for setting, how in curve[: 1 if options.toy else None]}  # fmt: skip
-    if torch and arrays["valid"] is None and not own:  # the twin knows neither padding nor blocks
+    if torch and arrays.valid is None and not own:  # the twin knows neither padding nor blocks
         jobs = {("LLaDA's loop", f"steps {n}"): theirs} | jobs
     print(f"\n{run.out_dir}: {len(z)} rows of val, {n} new tokens\n")
     table(["", "setting", "accuracy", "passes", "a token", "tokens/s", "of CPU"], [f"{task}: {way}" for way, _ in jobs],
@@ -720,7 +720,7 @@ def prompts_of(run, N):
     m, T = run.model, run.max_prompt_len + run.max_new_tokens
     tok = types.SimpleNamespace(eos_id=m.eos_id, decode=lambda ids: "x" * sum(i % 2 for i in ids))
     arrays = {"tokens": np.random.default_rng(0).integers(0, m.eos_id, (N, T)), "valid": None,
-              "hole": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
+              "maskable": np.broadcast_to(np.arange(T) >= run.max_prompt_len, (N, T))}  # fmt: skip
     return tok, texts.EncodedRows([{"prompt": ""}] * N, **arrays)
 
 
@@ -728,8 +728,8 @@ def learner(run):
     """Config -> its params, step(batch): a whole one. Without a batch it is random text, noised anew each time."""
     cfg, key, tx = run.model, jax.random.key(0), trainer.optimizer(run)[0]
     params = model.init(key, cfg)
-    text = {"tokens": jax.random.randint(key, (run.batch_size, run.max_new_tokens), 0, cfg.eos_id),
-            "hole": np.ones((run.batch_size, run.max_new_tokens), bool), "valid": None}  # fmt: skip
+    shape = run.batch_size, run.max_new_tokens
+    text = data.Batch(jax.random.randint(key, shape, 0, cfg.eos_id), np.ones(shape, bool), None)
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
     loss = (functools.partial(rl.policy_loss, cfg=run) if run.objective == "grpo" else
             functools.partial(diffusion.loss, cfg=cfg))  # fmt: skip

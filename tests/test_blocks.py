@@ -107,7 +107,7 @@ def test_padding_on_the_left_does_not_move_the_blocks():
 def test_a_block_of_the_whole_text_is_the_bidirectional_model():
     both = lambda cfg: model.logits(FAR, X, cfg), of(block_causal=6), of(block_causal=None)
     close(both[0](both[1]), both[0](both[2]), 2e-6)
-    batch = {"tokens": X, "hole": jnp.ones(X.shape, bool), "valid": None}
+    batch = data.Batch(X, jnp.ones(X.shape, bool), None)
     a, b = (diffusion.noise(KEY, batch, cfg, paired=True) for cfg in both[1:])
     np.testing.assert_array_equal(a.z, b.z)
     np.testing.assert_array_equal(a.weight, b.weight)
@@ -119,7 +119,7 @@ def test_a_block_of_the_whole_text_is_the_bidirectional_model():
 
 def test_blocks_of_one_are_an_autoregressive_model():
     cfg, texts = of(block_causal=1), jnp.array(list(itertools.product(range(4), repeat=3)))
-    batch = {"tokens": texts, "hole": jnp.ones(texts.shape, bool), "valid": None}
+    batch = data.Batch(texts, jnp.ones(texts.shape, bool), None)
     noisy = diffusion.noise(KEY, batch, cfg)
     assert (noisy.z == cfg.mask_id).all()  # the bound needs no luck
     nll = -diffusion.view_logp(FAR, texts, jnp.ones((1, *texts.shape), bool), cfg)[0][0].sum(1)
@@ -144,14 +144,14 @@ def exact_bound(params, x, cfg):
 def test_the_loss_is_on_average_the_exact_bound(b, paired):
     cfg, x = of(block_causal=b), X[0, :5]
     rows = jnp.tile(x, (2048, 1))
-    batch = {"tokens": rows, "hole": jnp.ones(rows.shape, bool), "valid": None}
+    batch = data.Batch(rows, jnp.ones(rows.shape, bool), None)
     got = diffusion.loss(FAR, diffusion.noise(KEY, batch, cfg, paired=paired), cfg)[0]
     close(got, -exact_bound(FAR, x, cfg) / 5, 0.012)
 
 
 def test_the_likelihood_is_on_average_the_exact_bound_of_each_text():
     rows = jnp.tile(X[:, :5], (1024, 1))
-    batch = {"tokens": rows, "hole": jnp.ones(rows.shape, bool), "valid": None}
+    batch = data.Batch(rows, jnp.ones(rows.shape, bool), None)
     bound = diffusion.likelihood(FAR, batch, jax.random.split(KEY, len(rows)), CFG).reshape(1024, 3)
     assert (abs(bound.mean(0) - np.array([exact_bound(FAR, x, CFG) for x in X[:, :5]])) < bound.std(0) / 8).all()
 
@@ -159,7 +159,7 @@ def test_the_likelihood_is_on_average_the_exact_bound_of_each_text():
 def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
     even = FAR | {"head": jnp.zeros_like(FAR["head"])}
     hole = jnp.arange(6) >= jnp.array([[0], [3], [5]])
-    batch = {"tokens": X, "hole": hole, "valid": None}
+    batch = data.Batch(X, hole, None)
     for paired in (False, True):
         close(diffusion.loss(even, diffusion.noise(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
 

@@ -408,7 +408,7 @@ def test_a_list_of_chat_messages_is_a_prompt(tmp_path):
         with pytest.raises(ValueError, match="last to speak before the model|a prompt is text or a list of"):
             data.normalize_row({"prompt": bad})
     template = data.chat("chatml", "Be brief.", CHATTY)
-    ids = data.encode([expected], CHATTY, 300, 9, template)[0]["tokens"][0]
+    ids = data.encode([expected], CHATTY, 300, 9, template).batch.tokens[0]
     assert CHATTY.decode(ids, specials=True).replace("<|pad|>", "").startswith(
         "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
         "<|im_start|>user\n2+3<|im_end|>\n<|im_start|>assistant\n5")
@@ -559,32 +559,32 @@ def test_prompts_end_and_completions_begin_at_prompt_len():
     tok = data.Tokenizer.bytes()
     rows = [{"prompt": "ab", "completion": "xyz"}, {"prompt": "abc", "completion": "wxyz"},
             {"prompt": "", "completion": ""}, {"prompt": "a"}]
-    arrays, notes = data.encode(rows, tok, 3, 4)
+    arrays, row, notes = data.encode(rows, tok, 3, 4)
     m, p, e = tok.mask_id, tok.pad_id, tok.eos_id
     a, b, c, w, x, y, z = b"abcwxyz"
-    assert arrays["tokens"].tolist() == [[p, a, b, x, y, z, e], [a, b, c, w, x, y, z], [p, p, p, e, e, e, e],
-                                         [p, p, a, m, m, m, m]]
-    assert (arrays["valid"] == (arrays["tokens"] != p)).all() and not notes
-    assert (arrays["hole"] == [[False] * 3 + [True] * 4] * 4).all()
-    assert arrays["row"].tolist() == [0, 1, 2, 3]
-    assert {k: v.dtype for k, v in arrays.items()} == {"tokens": np.int32, "valid": bool, "hole": bool, "row": np.int32}
+    assert arrays.tokens.tolist() == [[p, a, b, x, y, z, e], [a, b, c, w, x, y, z], [p, p, p, e, e, e, e],
+                                      [p, p, a, m, m, m, m]]
+    assert (arrays.valid == (arrays.tokens != p)).all() and not notes
+    assert (arrays.maskable == [[False] * 3 + [True] * 4] * 4).all()
+    assert row.tolist() == [0, 1, 2, 3]
+    assert [a.dtype for a in (*arrays, row)] == [np.int32, bool, bool, np.int32]
 
 
 def test_rows_that_do_not_fit_are_left_out_and_counted():
     rows = [{"prompt": "abcd", "completion": "x"}, {"prompt": "a", "completion": "vwxyz"},
             {"prompt": "a", "completion": "x"}]
-    arrays, notes = data.encode(rows, data.Tokenizer.bytes(), 3, 4)
-    assert arrays["row"].tolist() == [2]
+    arrays, row, notes = data.encode(rows, data.Tokenizer.bytes(), 3, 4)
+    assert row.tolist() == [2]
     assert notes == {"left out: prompt longer than 3 tokens (the longest has 4)": 1,
                      "left out: completion longer than 4 tokens (the longest has 5)": 1}
-    assert data.encode(rows[:2], data.Tokenizer.bytes(), 3, 4)[0]["tokens"].shape == (0, 7)
+    assert data.encode(rows[:2], data.Tokenizer.bytes(), 3, 4).batch.tokens.shape == (0, 7)
 
 
 def test_documents_are_cut_into_windows_and_nothing_is_lost():
     tok, rows = data.Tokenizer.bytes(), [{"prompt": "", "completion": "abcdefghij"}, {"prompt": "", "completion": "kl"}]
-    arrays, notes = data.encode(rows, tok, 0, 4)
-    assert [tok.decode(t) for t in arrays["tokens"]] == ["abcd", "efgh", "ij", "kl"]
-    assert arrays["row"].tolist() == [0, 0, 0, 1] and arrays["hole"].all() and arrays["valid"].all()
+    arrays, row, notes = data.encode(rows, tok, 0, 4)
+    assert [tok.decode(t) for t in arrays.tokens] == ["abcd", "efgh", "ij", "kl"]
+    assert row.tolist() == [0, 0, 0, 1] and arrays.maskable.all() and arrays.valid.all()
     assert notes == {"windows of 4 tokens, cut from longer documents": 3}
 
 
@@ -611,15 +611,15 @@ CHATTY = data.Tokenizer(
 def test_a_chat_template_writes_what_the_model_was_taught_to_read(name, system, expected):
     template = data.chat(name, system, CHATTY)
     assert template(" Hi?\n") == expected
-    arrays, _ = data.encode([{"prompt": " Hi?\n", "completion": "a<|eos|>"}], CHATTY, 200, 9, template)
-    tokens = arrays["tokens"][0]
-    assert CHATTY.decode(tokens[arrays["valid"][0]][:-9], specials=True) == expected
+    arrays, *_ = data.encode([{"prompt": " Hi?\n", "completion": "a<|eos|>"}], CHATTY, 200, 9, template)
+    tokens = arrays.tokens[0]
+    assert CHATTY.decode(tokens[arrays.valid[0]][:-9], specials=True) == expected
     assert (tokens >= 259).sum() == expected.count("<|") and CHATTY.decode(tokens[200:]) == "a<|eos|>"
 
 
-def test_a_mask_typed_into_a_prompt_is_text_and_no_hole():
+def test_a_mask_typed_into_a_prompt_is_text():
     template = data.chat("chatml", None, CHATTY)
-    ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template)[0]["tokens"][0]
+    ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template).batch.tokens[0]
     assert CHATTY.mask_id not in ids and "user\na<|mask|>b<|im_end|>" in CHATTY.decode(ids, specials=True)
 
 
@@ -723,7 +723,7 @@ def test_an_instruction_stands_before_every_prompt_in_its_turn():
 def test_without_a_template_special_tokens_are_text():
     rows = [{"prompt": "<|mask|>", "completion": "<|eos|>"}]
     assert data.chat(None, "unused", CHATTY) is None
-    assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8)[0]["tokens"][0]) == "<|mask|><|eos|>"
+    assert CHATTY.decode(data.encode(rows, CHATTY, 8, 8).batch.tokens[0]) == "<|mask|><|eos|>"
 
 
 def test_a_template_that_the_model_was_not_taught_is_refused():

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import checkpoint
+import data
 import diffusion
 import model
 
@@ -25,7 +26,7 @@ PARAMS = init(KEY, CFG)
 UNIFORM = PARAMS | {"head": jnp.zeros_like(PARAMS["head"])}
 X = jax.random.randint(jax.random.key(1), (8, 10), 0, 11)
 HOLE = jnp.arange(10) >= jnp.array([2, 2, 3, 4, 5, 6, 8, 9])[:, None]  # completions of 8 down to 1 tokens
-BATCH = {"tokens": X, "hole": HOLE, "valid": None}
+BATCH = data.Batch(X, HOLE, None)
 
 sample_t = jax.jit(diffusion.sample_t)
 noise = jax.jit(diffusion.noise, static_argnames=("cfg", "norm", "paired"))
@@ -105,8 +106,8 @@ def test_logits_from_the_first_column_that_can_be_a_hole_are_enough():
 
 
 def test_a_row_without_maskable_tokens_adds_nothing():
-    batch = BATCH | {"hole": HOLE.at[0].set(False)}
-    rest = {"tokens": X[1:], "hole": HOLE[1:], "valid": None}
+    batch = BATCH._replace(maskable=HOLE.at[0].set(False))
+    rest = data.Batch(X[1:], HOLE[1:], None)
     for paired in (False, True):
         b = noise(KEY, batch, CFG, paired=paired)
         assert np.isfinite(loss(PARAMS, b, CFG)[0]) and not b.weight[0].any()
@@ -125,7 +126,7 @@ def test_the_loss_adds_up_over_parts_of_a_batch():
 def test_at_equal_cost_pairs_vary_less_in_loss_and_in_gradient():
     """16 rows once, or 8 rows twice with complementary masks: both 16 forward passes a draw."""
     x = jnp.tile(X[:1], (16, 1))  # one text, so that masks are all that varies
-    wide = {"tokens": x, "hole": jnp.ones_like(x, bool), "valid": None}
+    wide = data.Batch(x, jnp.ones_like(x, bool), None)
     half = jax.tree.map(lambda a: a[:8], wide)
 
     far = PARAMS | {"head": jax.random.normal(KEY, (16, 12))}  # from the uniform model
@@ -178,7 +179,7 @@ def test_likelihood_masks_by_lladas_rule_and_is_exact_on_a_uniform_model():
 @pytest.mark.slow
 def test_likelihood_and_loss_estimate_the_same_bound():
     rows = 256
-    batch = {"tokens": jnp.tile(X[:1], (rows, 1)), "hole": jnp.tile(HOLE[:1], (rows, 1)), "valid": None}
+    batch = data.Batch(jnp.tile(X[:1], (rows, 1)), jnp.tile(HOLE[:1], (rows, 1)), None)
     bound = likelihood(PARAMS, batch, jax.random.split(KEY, rows), CFG, n=16)
     nelbo = jnp.stack([loss(PARAMS, noise(jax.random.key(s), batch, CFG), CFG)[0] for s in range(8)])
     paired = jnp.stack([loss(PARAMS, noise(jax.random.key(s), batch, CFG, paired=True), CFG)[0] for s in range(8)])
@@ -239,13 +240,13 @@ def agrees(samples, exact):
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 2, 8])
 def test_likelihood_is_the_bound_on_average(n):
     rows = 6000
-    batch = {"tokens": jnp.tile(TEXT, (rows, 1)), "hole": jnp.tile(HOLES, (rows, 1)), "valid": None}
+    batch = data.Batch(jnp.tile(TEXT, (rows, 1)), jnp.tile(HOLES, (rows, 1)), None)
     agrees(likelihood(WILD, batch, jax.random.split(KEY, rows), SMALL, n=n)[:, None], ELBO().sum())
 
 
 def test_a_key_has_the_same_masks_for_a_text_in_every_row_and_behind_padding():
     score = lambda tokens, hole, valid: likelihood(
-        PARAMS, {"tokens": tokens, "hole": hole, "valid": valid}, KEY, CFG)  # fmt: skip
+        PARAMS, data.Batch(tokens, hole, valid), KEY, CFG)  # fmt: skip
     alone = score(X[:1], HOLE[:1], None)
     pad = lambda a: jnp.pad(jnp.tile(a, (3, 1)), ((0, 0), (4, 0)))
     close(score(pad(X[:1]), pad(HOLE[:1]), pad(jnp.ones((1, 10), bool))), jnp.tile(alone, 3))
@@ -361,12 +362,12 @@ def test_exact_is_one_pass_of_a_causal_model():
 def test_the_probabilities_of_all_texts_of_two_tokens_of_a_causal_model_sum_to_one(pads, start):
     cfg = dataclasses.replace(SMALL, causal=True, shift=True)  # three tokens and a mask
     texts = jnp.array(list(itertools.product(range(3), repeat=2)))
-    batch = {"tokens": jnp.pad(texts, ((0, 0), (pads, 0))), "hole": jnp.arange(2 + pads) >= jnp.full((9, 1), pads)}
-    batch["valid"] = batch["hole"] if pads else None
+    there = jnp.arange(2 + pads) >= jnp.full((9, 1), pads)
+    batch = data.Batch(jnp.pad(texts, ((0, 0), (pads, 0))), there, there if pads else None)
     logp = likelihood(WILD, batch, KEY, cfg, start=start)
     close(jnp.exp(logp).sum(), 1)
-    M, w, _ = views(KEY, "exact", batch["hole"])
-    scored = token_logp(WILD, batch["tokens"], M, w, cfg, batch["valid"], start)
+    M, w, _ = views(KEY, "exact", batch.maskable)
+    scored = token_logp(WILD, batch.tokens, M, w, cfg, batch.valid, start)
     close(scored.sum(1), logp)
     drawn = noise(KEY, batch, cfg)
     close(loss(WILD, drawn, cfg, start)[0], -logp.mean() / 2)
@@ -437,7 +438,7 @@ def test_temperature_divides_the_logits_before_they_are_normalised():
 def everything(cfg, T=8, B=3):
     """-> f(params, data), data: the loss, and the views of a `trace` with their entropies, as one number each."""
     x, hole = jax.random.randint(KEY, (B, T), 0, 10), jnp.tile(jnp.arange(T) >= 2, (B, 1))
-    b = noise(KEY, {"tokens": x, "hole": hole, "valid": None}, cfg)
+    b = noise(KEY, data.Batch(x, hole, None), cfg)
     M, w, _ = views(KEY, "trace", hole, step=jnp.where(hole, jnp.arange(T) % 3, -1), n=3)
 
     def f(params, data):

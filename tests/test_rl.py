@@ -520,7 +520,7 @@ def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypat
 
 def test_filling_in_needs_completions(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "completion": "21"}\n' * 30 + '{"prompt": "34"}\n' * 10)
-    with pytest.raises(ValueError, match="fill_in=True makes holes in completions, and .* rows of .* have none"):
+    with pytest.raises(ValueError, match="fill_in=True masks tokens of completions, and .* rows of .* have none"):
         begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "21", "masked": "2<|mask|>"}\n' * 30
                                          + '{"prompt": "3", "completion": "43"}\n' * 9)  # fmt: skip
@@ -637,7 +637,7 @@ def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_
     cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
                         init_from="a model")  # fmt: skip
     made, make_pairs = [], model_judge.make_pairs
-    zs = lambda params, keys, arrays, *_: (jnp.where(arrays["hole"], ord("z"), arrays["tokens"]), {})
+    zs = lambda params, keys, arrays, *_: (jnp.where(arrays.maskable, ord("z"), arrays.tokens), {})
     monkeypatch.setattr(sample, "fill", zs)
     monkeypatch.setattr(model_judge, "make_pairs", lambda *given: made.append(make_pairs(*given)) or made[-1])
     model_judge.judge_task(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})

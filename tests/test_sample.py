@@ -1107,7 +1107,7 @@ def test_rows_that_are_full_make_room_and_get_the_tokens_they_would_have_got(pla
     tokens = rng.integers(0, EOS, (n // 2, 10)).repeat(2, 0)  # groups of two
     hole = (np.arange(10) >= rng.integers(2, 9, n // 2)[:, None]).repeat(2, 0)
     valid = (np.arange(10) >= rng.integers(0, 2, n // 2)[:, None]).repeat(2, 0) if padded else None
-    arrays, keys = {"tokens": tokens, "hole": hole, "valid": valid}, row_keys(KEY, n)
+    arrays, keys = data.Batch(tokens, hole, valid), row_keys(KEY, n)
     run = types.SimpleNamespace(model=TINY)
     x, at_once = sample.fill(PARAMS, keys, arrays, run, plan, 2)
     y, in_turn = slots.fill(PARAMS, keys, arrays, run, plan, 4, 2)
@@ -1115,5 +1115,5 @@ def test_rows_that_are_full_make_room_and_get_the_tokens_they_would_have_got(pla
     np.testing.assert_array_equal(in_turn["step"], at_once["step"])
     np.testing.assert_allclose(in_turn["logp"], at_once["logp"], atol=1e-5)
     passes = np.asarray(at_once["step"]).max(1) + 1  # of each row
-    chunks = slots.mesh.in_chunks(lambda k, a: sample.fill(PARAMS, k, a, run, plan, 2), 4, keys, arrays)[1]["n_steps"]
+    chunks = slots.sharding.in_chunks(lambda k, a: sample.fill(PARAMS, k, a, run, plan, 2), 4, keys, arrays)[1]["n_steps"]
     assert passes.mean() <= in_turn["n_steps"] < chunks

@@ -582,7 +582,7 @@ class Killed(BaseException):
 def test_a_run_broken_at_a_write_and_resumed_equals_the_unbroken_one(unbroken, tiny, monkeypatch, where, call, done):
     cfg = tiny()
     with monkeypatch.context() as m:
-        owner, calls = disk if where == "save_run" else runs.Log, []
+        owner, calls = checkpoint if where == "save_run" else runs.Log, []
         old = getattr(owner, where)
 
         def breaks(*args, **kwargs):

@@ -130,7 +130,7 @@ def abstract_batch(cfg):
         pairs = {"better": "int32", "better_valid": bool, "worse": "int32", "worse_valid": bool}
         return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
     rows = cfg.batch_size // (2 if cfg.paired else 1)
-    text = abstract_text(cfg, rows, tokens="int32", hole=bool, valid=bool)
+    text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
     noise = functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired)
     return jax.eval_shape(noise, jax.random.key(0), text)
 

@@ -6,7 +6,7 @@ which is half of the work (docs/rollout-speed.md).
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +15,19 @@ import sample
 from system import sharding
 
 
-def fill(params, keys, arrays: dict, cfg, plan: sample.Plan, size: int, group: int = 1) -> tuple[jax.Array, dict]:
+def fill(params, keys, batch: Any, cfg, plan: sample.Plan, size: int, group: int = 1) -> tuple[jax.Array, dict]:
     """Fill rows as `sample.fill` does, `size` at a time. Every `group` rows have one prompt. n_steps is the mean over
     chunks, or the mean number of passes per row."""
     group = math.gcd(size, group)
     n = len(keys)
     if size < n and n % size == 0 and not sharding.shape() and varies(cfg.model, plan):
-        z = sample.masked_tokens(arrays, cfg.model)
-        return in_turn(params, keys, z, cfg.model, plan, arrays["valid"], size, group)
+        z = sample.masked_tokens(batch, cfg.model)
+        return in_turn(params, keys, z, cfg.model, plan, batch.valid, size, group)
 
-    def chunk(keys, arrays):
-        return sample.fill(params, keys, arrays, cfg, plan, group)
+    def chunk(keys, batch):
+        return sample.fill(params, keys, batch, cfg, plan, group)
 
-    return sharding.in_chunks(chunk, size, keys, arrays)
+    return sharding.in_chunks(chunk, size, keys, batch)
 
 
 def varies(cfg, plan):
