@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import re
+import shutil
+import subprocess
 import sys
 
 import jax
@@ -63,6 +65,23 @@ def test_every_file_and_function_that_a_page_names_is_there(path):
     for module, name in re.findall(r"`(\w+)\.(\w+)`", text):
         if module in CODE and name not in ("py", "md", "jsonl"):
             assert hasattr(importlib.import_module(CODE[module]), name), f"{module}.{name}"
+
+
+@pytest.mark.slow
+def test_the_core_copied_into_another_folder_runs_the_lines_of_the_readme(tmp_path):
+    section = read("README.md").split("### In your own code")[1]
+    words, code, _ = section.split("```", 2)
+    for file in re.findall(r"`([\w/]+\.py)`", words):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(file, tmp_path / file)
+    code = code.removeprefix("python\n")
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.stdout.strip() == code.rsplit("# ", 1)[1].strip() == "[[3 4 5 6 7 8 9 0]]", ran.stderr
+
+
+def test_grpo_copied_into_another_folder_is_imported(tmp_path):
+    shutil.copy("grpo.py", tmp_path)
+    subprocess.run([sys.executable, "-c", "import grpo"], cwd=tmp_path, check=True)
 
 
 def test_every_recipe_is_in_the_list_of_recipes():
