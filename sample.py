@@ -347,7 +347,7 @@ def next_block(s, cfg, plan, valid, L):
     block = text + at // L * L
     needed = text + jnp.maximum(at - cfg.shift, 0) // size * size  # the columns that must be in the cache
     stored = jnp.where(s.n == 0, needed, s.stored)  # the prompt has been read
-    behind = (s.cache is not None) & (at > 0) & (stored < needed)
+    behind = (s.cache is not None) & (stored < needed)
     alone = cfg.shift & (at > 0) & (at % size == 0)
     only_first = jnp.arange(T) == first[:, None]
     may = jnp.where(alone[:, None], only_first, True) & ~behind[:, None]

@@ -346,6 +346,18 @@ def test_rotary_scores_depend_on_distance_only():
     close(jnp.sum(at(q, 3) * at(k, 9)), jnp.sum(at(q, 103) * at(k, 109)), 1e-5)
 
 
+def test_llama_31_slows_slow_turns_down_leaves_fast_ones_alone_and_goes_linearly_between():
+    cfg = dataclasses.replace(TINY, d_head=16, rope_theta=100.0, rope_scaling=(8.0, 1.0, 4.0, 64))
+    plain = 100.0 ** (-np.arange(0, 16, 2) / 16)
+    turns = 64 * plain / (2 * np.pi)  # in the trained length
+    expected = np.where(turns > 4, plain, np.where(turns < 1, plain / 8, 0))
+    between = (turns - 1) / 3
+    expected = np.where(expected == 0, between * plain + (1 - between) * plain / 8, expected)
+    assert (turns > 4).any() and (turns < 1).any() and ((1 < turns) & (turns < 4)).any()
+    cos, sin = model.rotary(jnp.array([[1]]), cfg)
+    close(np.arctan2(sin, cos).ravel(), expected, 1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_recomputing_blocks_changes_no_gradient(dtype):
     cfg = dataclasses.replace(DENOISER, dtype=dtype)

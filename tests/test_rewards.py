@@ -202,6 +202,7 @@ def accuracy_reward(completions, solution, log_extra=None, log_metric=None, **kw
     return [float(sol in content) for content, sol in zip(contents, solution)]
 
 def asked(prompts, completions, **kwargs):
+    assert all(p[-len(p.messages)]["content"] == p[0]["content"] for p in prompts)
     first, q = prompts[0][0]["content"], prompts[0][-1]["content"]
     roles = [turn[0]["role"] for turn in completions]
     return [float((first, q, prompts[0][-1]["role"]) == ("Be short.", "p", "user") and r == "assistant") for r in roles]

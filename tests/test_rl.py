@@ -618,6 +618,15 @@ def test_bits_per_byte_counts_the_bytes_of_windows_that_cut_characters(tmp_path,
     assert out["val/bits_per_byte"] == pytest.approx(out["val/nelbo"] / np.log(2))  # a token is a byte here
 
 
+@pytest.mark.parametrize("asked, used", [((), "exact"), (("length",), "length")])
+def test_rows_with_prompts_are_compared_with_their_answers_unless_a_reward_is_asked_for(tmp_path, capsys, asked, used):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "aa"}\n' * 20)
+    cfg = config.Config(**SECONDS, dataset=f"{tmp_path}/rows.jsonl", rewards=asked)
+    cfg, tok, *_ = prepare(cfg, train.train)
+    rl.pretrain(cfg, tok, None)
+    assert f"val/sampled: the mean of {used};" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("completion", [[{}], []])
 def test_held_out_rows_without_a_completion_are_filled_and_have_no_likelihood(tmp_path, monkeypatch, completion):
     rows = [{"prompt": c, "completion": 2 * c} for c in "abcd"]

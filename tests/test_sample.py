@@ -441,6 +441,16 @@ def test_the_entropy_rule_spends_its_budget():
     assert {1, 8} < sizes
 
 
+@pytest.mark.parametrize("rule, plan, row", [
+    ("threshold", Plan(threshold=0.75), [True, True, False]),
+    ("factor", Plan(factor=0.75), [True, True, False]),  # 3 (1 - 0.75) = 0.75 for the second
+    ("entropy", Plan(budget=0.25), [True, True, True])])  # 0 + 0.25 + 0.5, less the largest
+def test_a_rule_commits_what_is_exactly_on_its_bound_in_every_row(rule, plan, row):
+    both = lambda row: jnp.array([row, row[::-1]])
+    block = sample.Block(both([True] * 3), both([0, 1, 2]), both([0.875, 0.75, 0.5]), both([0, 0.25, 0.5]), None, 0, 1)
+    assert sample.RULES[rule](block, plan).tolist() == [row, row[::-1]]
+
+
 def test_the_order_sees_probabilities_before_or_after_top_k_as_it_is_told():
     """After top-1 every probability is 1, so that the order falls back to left to right."""
     assert committed("0_______", Plan(steps=7, top_k=1, tempered=True))[0].tolist() == [1]
