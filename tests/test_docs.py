@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import checkpoint
+import config
 import diffusion
 import grpo
 import model
@@ -91,8 +92,23 @@ def test_every_recipe_is_in_the_list_of_recipes():
 
 # ---- docs/adding.md: every example runs ------------------------------------------------------------------------------
 
-EXAMPLES = {re.match(r"# (\S+)", code)[1]: (kind, code)
-            for kind, code in re.findall(r"```(\w+)\n(.*?)```", read("docs/adding.md"), re.S)}  # fmt: skip
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", read("docs/adding.md"), re.S)
+EXAMPLES = {re.match(r"# (\S+)", code)[1]: code for kind, code in BLOCKS if kind == "python"}
+DIFFS = [dict(re.findall(r"^# (\S+)\n((?:[ +].*\n)+)", code, re.M)) for kind, code in BLOCKS if kind == "diff"]
+
+
+def changed(file, diff, name, monkeypatch):
+    """Execute a file of the program after a diff, whose added lines stand behind lines that are there once."""
+    source = read(file)
+    for context, lines in re.findall(r"((?:^ .*\n)+)((?:^\+.*\n)+)", diff, re.M):
+        context, lines = (re.sub(r"^[ +]", "", part, flags=re.M) for part in (context, lines))
+        assert source.count(context) == 1, context
+        source = source.replace(context, context + lines)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, None))
+    monkeypatch.setitem(sys.modules, name, module)
+    module.__file__ = os.path.abspath(file)
+    exec(compile(source, file, "exec"), vars(module))
+    return module
 
 
 @pytest.fixture
@@ -101,7 +117,7 @@ def added(monkeypatch):
 
     def run(file, module, table):
         monkeypatch.setattr(module, table, dict(getattr(module, table)))
-        exec(EXAMPLES[file][1], dict(vars(module)))
+        exec(EXAMPLES[file], dict(vars(module)))
 
     return run
 
@@ -122,13 +138,24 @@ def test_the_rule_of_the_page_fills_every_mask(added):
     assert not (x == TINY.mask_id).any() and trace["n_steps"] >= 4
 
 
-def test_the_estimator_of_the_page_is_right_on_average(added):
+def test_the_parameter_of_the_page_reaches_the_rule_from_the_command_line(monkeypatch):
+    sampler = changed("sample.py", DIFFS[0]["sample.py"], "changed_sample", monkeypatch)
+    keys = changed("config/__init__.py", DIFFS[0]["config/__init__.py"], "changed_config", monkeypatch)
+    assert sampler.plan(keys.Config(), 1.0).doubt == 0.1
+    assert sampler.plan(keys.override(keys.Config(), {"doubt": "0.3"}), 1.0).doubt == 0.3
+    with pytest.raises(ValueError, match=r"doubt=3.0 must be from 0 to 1"):
+        keys.Config(doubt=3.0)
+
+
+def test_the_estimator_of_the_page_masks_every_token_once_in_five_views(added):
     added("diffusion.py", diffusion, "ESTIMATORS")
+    assert config.views_for_1_and_2.__wrapped__("fifths") == (5, 5)  # a minibatch has five views whatever logp_views is
     completion = jnp.ones((4000, 3), bool)
-    masked, weight, share = diffusion.views(jax.random.key(0), "half", completion, n=2)
-    assert masked.shape == weight.shape == (2, 4000, 3) and share.shape == (4000, 3)
-    np.testing.assert_allclose(share.mean(), 1, atol=0.03)
-    np.testing.assert_allclose(weight.sum(0), (share > 0).astype(float), atol=1e-6)
+    masked, weight, share = diffusion.views(jax.random.key(0), "fifths", completion, n=2)
+    assert masked.shape == weight.shape == (5, 4000, 3) and (share == 1).all()
+    np.testing.assert_array_equal(weight, masked)
+    np.testing.assert_array_equal(masked.sum(0), 1)
+    np.testing.assert_allclose(masked.mean((1, 2)), 0.2, atol=0.02)
 
 
 def test_the_loss_of_the_page_is_reinforce_at_the_first_update(added):
@@ -141,28 +168,17 @@ def test_the_loss_of_the_page_is_reinforce_at_the_first_update(added):
 
 
 def test_the_reward_of_the_page_is_one_from_a_file(tmp_path):
-    (tmp_path / "my.py").write_text(EXAMPLES["my.py"][1])
+    (tmp_path / "my.py").write_text(EXAMPLES["my.py"])
     short = rewards.resolve((f"{tmp_path}/my.py:short",))["short"]
     assert rewards.call_reward("short", short, [""] * 3, ["a" * 20, "a" * 30, "a" * 40], {}) == [1.0, 0.5, 0.0]
     assert rewards.call_reward("short", short, [""], ["abcdef"], {"target": [4]}) == [0.5]
 
 
 def test_the_attention_of_the_page_is_a_line_in_the_mask(monkeypatch):
-    kind, diff = EXAMPLES["model.py"]
-    assert kind == "diff"
-    source = read("model.py")
-    hunks = re.findall(r"((?:^ .*\n)+)((?:^\+.*\n)+)", diff, re.M)
-    assert len(hunks) == 2
-    for context, lines in hunks:
-        context, lines = (re.sub(r"^[ +]", "", part, flags=re.M) for part in (context, lines))
-        assert source.count(context) == 1, context
-        source = source.replace(context, context + lines)
-    changed = importlib.util.module_from_spec(importlib.util.spec_from_loader("changed_model", None))
-    monkeypatch.setitem(sys.modules, "changed_model", changed)
-    exec(compile(source, "model.py", "exec"), vars(changed))
-    far = changed.attention_mask(changed.ModelConfig(local=2), None, 4).far
+    new = changed("model.py", DIFFS[1]["model.py"], "changed_model", monkeypatch)
+    far = new.attention_mask(new.ModelConfig(local=2), None, 4).far
     assert far[0].tolist() == (np.abs(np.subtract.outer(np.arange(4), np.arange(4))) < 2).tolist()
-    assert changed.attention_mask(changed.ModelConfig(), None, 4).far is None
+    assert new.attention_mask(new.ModelConfig(), None, 4).far is None
 
 
 def test_the_family_of_the_page_opens(added, tmp_path):
@@ -183,8 +199,8 @@ def test_the_family_of_the_page_opens(added, tmp_path):
 
 
 def test_the_page_has_no_other_examples():
-    assert {*EXAMPLES} == {"sample.py", "diffusion.py", "my.py", "grpo.py", "model.py", "system/huggingface.py"}
-    for kind, code in EXAMPLES.values():
+    assert {*EXAMPLES} == {"sample.py", "diffusion.py", "my.py", "grpo.py", "system/huggingface.py"} and len(DIFFS) == 2
+    for kind, code in BLOCKS:
         assert kind == "diff" or ast.parse(code)
 
 
