@@ -534,7 +534,7 @@ def copy_fixture(tmp_path, **changes):
     (dict(mlp_hidden_size=100), r"ff_proj.weight has the shape \(\d+, 64\), but config.json makes it \(100, 64\)"),
     (dict(mask_token_id=None), "no mask_token_id: a model of the family llada fills masks"),
     (dict(mask_token_id=10**6), "config.json: mask_id=1000000 is outside the vocabulary"),
-    (dict(mask_token_id=305), "config.json: mask_id=305, eos_id=305, .* a hole must look like none"),
+    (dict(mask_token_id=305), "config.json: mask_id=305, eos_id=305, .* a mask must look like none"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(change, named, tmp_path):
     with pytest.raises(ValueError, match=named):
