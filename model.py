@@ -35,6 +35,7 @@ class ModelConfig:
     d_ff: int | None = None  # F, the width inside the mlp; None: 8/3 of d_model, rounded up to a multiple of 32
     causal: bool = False  # True: an autoregressive model, each position sees only what is left of it
     block_causal: int | None = None  # tokens see their block of so many, and all earlier ones (SDAR); None: all
+    causal_text: bool = False  # with block_causal: only the block that has masks sees itself both ways (Nemotron)
     shift: bool = False  # True: position i-1 predicts token i (Dream, and every autoregressive model)
     qkv_bias: bool = False  # queries, keys and values have biases (Dream, Qwen2)
     qk_norm: bool = False  # queries and keys are normalised (Qwen3)
@@ -79,6 +80,9 @@ class ModelConfig:
         if self.causal and self.block_causal:
             raise ValueError(f"causal=True and block_causal={self.block_causal}: one of them (a causal model of blocks "
                              "of 1 is another one: it reads token i from a mask in place i)")
+        if self.causal_text and (not self.block_causal or self.shift):
+            raise ValueError(f"causal_text=True says how the blocks of a block_causal model without shift see each "
+                             f"other, now block_causal={self.block_causal}, shift={self.shift}")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: one of float32, bfloat16")
         for name in ("mask_id", "eos_id", "pad_id", "bos_id"):
