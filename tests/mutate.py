@@ -252,7 +252,8 @@ def main():
 
         def test(mutant):
             folder, begun = folders.get(), time.perf_counter()
-            mutant |= {"caught": caught(mutant, folder, tests, asked.near), "seconds": round(time.perf_counter() - begun, 1)}
+            mutant["caught"] = caught(mutant, folder, tests, asked.near)
+            mutant["seconds"] = round(time.perf_counter() - begun, 1)
             folders.put(folder)
             return mutant
 
