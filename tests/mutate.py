@@ -10,6 +10,7 @@ notices is a survivor.
 """
 import argparse
 import ast
+import itertools
 import json
 import os
 import queue
@@ -45,6 +46,7 @@ SYMBOLS = {
     ast.NotEq: "!=", ast.And: "and", ast.Or: "or", ast.Is: "is", ast.IsNot: "is not", ast.In: "in",
     ast.NotIn: "not in"}  # fmt: skip
 SECONDS = 600  # of CPU time for all tests of one change, which may make a loop endless
+NEAR_SECONDS = 60  # with --near: of the tests that run the changed line, those that take so long together
 COVERED = "out/covered"  # a folder: which test runs which lines, and how long it takes
 
 
@@ -169,8 +171,9 @@ def covered(workers):
     return {test: row | {"lines": {tuple(at) for at in row["lines"]}} for test, row in found.items()}
 
 
-def lines_of(mutant, source):
+def lines_of(mutant):
     """-> {(file, line)} of the smallest statement around a change: Python names any of its lines as what runs."""
+    source = open(mutant["file"]).read()
     statements = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt)]
     holds = [n for n in statements if n.lineno <= mutant["line"] <= n.end_lineno]
     inner = min(holds, key=lambda n: n.end_lineno - n.lineno)
@@ -178,18 +181,17 @@ def lines_of(mutant, source):
     return {(mutant["file"], line) for line in range(inner.lineno, max(last, inner.lineno) + 1)}
 
 
-def caught(mutant, folder, tests, near_only):
-    """Run the tests of a mutant in a copy of the repository -> the test that fails, or None."""
+def caught(mutant, folder, near, near_only):
+    """Run the tests of a mutant in a copy of the repository -> the test that fails, or None. near: those that run the
+    changed line."""
     path = os.path.join(folder, mutant["file"])
     source = open(mutant["file"]).read()
-    here = lines_of(mutant, source)
     files = [f"tests/{name}.py" for name in FILES[mutant["file"]]]
-    near = sorted((row["seconds"], test) for test, row in tests.items() if row["lines"] & here)
-    others = [f"--deselect={test}" for _, test in near]
+    others = [f"--deselect={test}" for test in near]
     with open(path, "w") as f:
         f.write(source[: mutant["start"]] + mutant["new"] + source[mutant["end"] :])
     try:
-        for chosen in [[test for _, test in near], [] if near_only and near else files + others]:
+        for chosen in [near, [] if near_only and near else files + others]:
             if not chosen:
                 continue
             with open(os.path.join(folder, "chosen"), "w") as f:
@@ -229,7 +231,7 @@ def main():
     p.add_argument("--out", default="out/mutants.jsonl")
     p.add_argument("--workers", type=int, default=2, help="processes at a time, one per core")
     p.add_argument("--again", action="store_true")
-    p.add_argument("--near", action="store_true", help="only the tests that run the changed line: faster")
+    p.add_argument("--near", action="store_true", help="fewer tests: what survives them needs --again")
     p.add_argument("--report", action="store_true")
     asked = p.parse_args()
     if asked.report:
@@ -250,15 +252,22 @@ def main():
             copied(os.path.join(root, str(i)))
             folders.put(os.path.join(root, str(i)))
 
-        def test(mutant):
+        def near(mutant):  # not in a thread: Python 3.11 parses in one thread only
+            here = lines_of(mutant)
+            fastest_first = sorted((r["seconds"], t) for t, r in tests.items() if r["lines"] & here)
+            upto = itertools.accumulate(seconds for seconds, _ in fastest_first)
+            most = NEAR_SECONDS if asked.near else float("inf")
+            return [test for (_, test), sum in zip(fastest_first, upto, strict=True) if sum <= most]
+
+        def test(mutant, near):
             folder, begun = folders.get(), time.perf_counter()
-            mutant["caught"] = caught(mutant, folder, tests, asked.near)
+            mutant["caught"] = caught(mutant, folder, near, asked.near)
             mutant["seconds"] = round(time.perf_counter() - begun, 1)
             folders.put(folder)
             return mutant
 
         with ThreadPoolExecutor(asked.workers) as pool, open(asked.out, "a") as f:
-            for mutant in pool.map(test, todo):
+            for mutant in pool.map(test, todo, map(near, todo)):
                 print(json.dumps(mutant), file=f, flush=True)
                 change = f"{mutant['file']}:{mutant['line']} {mutant['old']!r} -> {mutant['new']!r}"
                 print(f"{mutant['seconds']:6.1f} s  {change}: {(mutant['caught'] or 'SURVIVED')[:100]}", flush=True)
