@@ -277,6 +277,22 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
+@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(repetition_penalty=1.5)])
+def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
+    tokens = jnp.array([[0, 1, 2, 0]])
+    completion = jnp.array([[False, False, True, True]])
+    rollout = rl.Rollout(tokens, None, completion, completion, tokens, jnp.zeros((1, 4)), jnp.ones(1))
+    cfg = config.Config(**filter, model=model.ModelConfig(vocab_size=5, mask_id=4))
+    z = jnp.array([[0, 1, 4, 4]] * 2)
+    place = diffusion.Place(jnp.zeros(2, int), jnp.array([2, 3]), z)
+    logits, x = jnp.array([[0.1, 0.5, 1.0, 0.2, -9.0], [1.5, 0.3, 0.2, 0.9, -9.0]]), jnp.array([2, 0])
+    logp, _ = rl.as_drawn(rollout, cfg)(logits, x, place)
+    there = jnp.array([[True, True, False, False]] * 2)
+    filtered = sample.as_drawn(logits, x, z, there, sample.plan(cfg, cfg.temperature))
+    np.testing.assert_allclose(logp, diffusion.gather_logp(filtered, x), atol=1e-6)
+    assert (jnp.abs(logp - diffusion.gather_logp(logits, x)) > 0.05).any(), "the filter changes nothing here"
+
+
 def grid_of_rewards(*groups):
     """Rewards of groups -> (1, N, G), what one reward function says."""
     return np.array([groups], float)
