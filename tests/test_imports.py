@@ -53,7 +53,7 @@ ARROWS = {
     "system/memory": {"config", "diffusion", "model", "rl", "system/kernels", "system/sharding", "variants/lora"},
     "system/start": {"checkpoint", "config", "data", "data/texts", "judges/scores", "model", "runs", "sample",
                      "system/disk", "system/hosts", "system/huggingface", "system/memory"},
-    "tools/plan": {"config", "data", "diffusion", "rl", "sample", "system/huggingface", "system/memory",
+    "tools/plan": {"checkpoint", "config", "data", "diffusion", "rl", "sample", "system/huggingface", "system/memory",
                    "system/sharding", "system/start"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"tools/complete", "tools/film"}

@@ -545,7 +545,7 @@ def test_what_does_not_fit_is_named(change, named, tmp_path):
 @pytest.mark.parametrize("change, named", [
     (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_scaling=.*low_freq_factor"),
     (dict(rope_scaling={"type": "linear", "factor": 8.0}), "rope_scaling=.*linear"),
-    (dict(rope_parameters={"rope_type": "yarn"}), "rope_type='yarn' is not supported"),
+    (dict(rope_parameters={"rope_type": "yarn"}), "rope_scaling={'rope_type': 'yarn'} is not supported"),
     (dict(layer_types=["sliding_attention"] * 2), "layer_types="), (dict(attention_bias=True), "attention_bias=True"),
     (dict(architectures=["EfficientDLM"]), r"a causal family, but architectures=\['EfficientDLM'\]: .* left to right"),
     (dict(architectures="A2DLlamaLMHeadModel"), "both sides.* denoisers .* are llada, Dream, sdar, Fast_dLLM_Qwen"),
