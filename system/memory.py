@@ -119,11 +119,33 @@ def weight_bytes(cfg):
     }
 
 
+class Widths(NamedTuple):
+    stored: int  # columns inside the mlps of a layer
+    used: float  # columns that a token goes through, per layer on average
+
+
+def mlp_widths(m):
+    """Count the columns inside the mlps of a layer. With experts, a token goes through a few of them."""
+    if not m.n_experts:
+        return Widths(m.ff, m.ff)
+    used = (m.experts_per_token + m.n_shared) * m.d_expert
+    dense = m.first_dense / m.n_layer
+    return Widths((m.n_experts + m.n_shared) * m.d_expert, dense * m.ff + (1 - dense) * used)
+
+
+def expert_bytes(m, T, wide):
+    """Estimate the bytes of one layer's experts, beside what an mlp of their width takes: for one row of T columns,
+    whose tokens are copied for each of their experts, and the matrices copied for tiles (variants/moe.py)."""
+    if not m.n_experts:
+        return 0, 0
+    return 6 * T * m.experts_per_token * m.d_model * wide, 4 * m.n_experts * m.d_expert * m.d_model * wide
+
+
 def gathered_bytes(cfg):
     """Estimate the bytes of the gathered weights: the largest block or the head, and the one before it."""
     m = cfg.model
     Q, KV = m.n_head * m.head_dim, m.kv_heads * m.head_dim
-    block = 2 * m.d_model * (Q + KV) + 3 * m.d_model * m.ff
+    block = 2 * m.d_model * (Q + KV) + 3 * m.d_model * mlp_widths(m).stored
     head = 0 if cfg.objective == "judge" else m.d_model * m.vocab_size
     return 2 * bytes_per_number(m) * max(block, head)
 
@@ -136,10 +158,12 @@ def work_bytes(cfg, row_parts, tensor, wide):
     active, saved = (math.ceil(n / row_parts) for n in (rows.active, rows.saved))
     # A layer keeps its norms, q, k, v before and after the rotation, the inside of the mlp, and scores in float32.
     scores = 0 if kernels.fused(m.dtype, m.head_dim, m.attn_cap) else 4 * 2 * m.n_head * (T + copy_columns(cfg))
-    layer = T * (wide * (6 * m.d_model + 4 * Q + 4 * KV + 4 * m.ff) + scores) // tensor
-    activations = active * m.n_layer * layer
+    layer = T * (wide * (6 * m.d_model + 4 * Q + 4 * KV + 4 * mlp_widths(m).used) + scores) // tensor
+    copies, tiles = expert_bytes(m, T, wide)
+    layer += copies
+    activations = active * m.n_layer * layer + tiles // tensor
     if m.remat:
-        activations = saved * m.n_layer * T * wide * m.d_model + active * layer
+        activations = saved * m.n_layer * T * wide * m.d_model + active * layer + tiles // tensor
 
     def logits(positions):
         """Return the bytes of one array of logits, of which diffusion.py makes a chunk at a time."""
@@ -175,7 +199,8 @@ def pass_flops(cfg, rows, scored, width, keys, last=None):
     Q, KV, D = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model
     queries = (m.n_layer - 1) * width + (width if last is None or m.n_layer > model.UNROLLED else last)
     head = 0 if cfg.objective == "judge" else 2 * scored * D * m.vocab_size
-    return rows * (queries * (4 * D * Q + 6 * D * m.ff + 4 * keys * Q) + m.n_layer * width * 4 * D * KV + head)
+    mlp = 6 * D * mlp_widths(m).used + 2 * D * (m.n_experts or 0)
+    return rows * (queries * (4 * D * Q + mlp + 4 * keys * Q) + m.n_layer * width * 4 * D * KV + head)
 
 
 def estimate_flops(cfg: Config) -> dict[str, float]:

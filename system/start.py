@@ -143,9 +143,14 @@ def open_sources(resumed, cfg):
 def open_model(cfg, folder, adapting):
     """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
-        memory.check_fits(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, cfg.open_as)))
+        shape = huggingface.read_config(folder, checkpoint.family_to_open(folder, cfg.open_as))
+        memory.check_fits(cfg, shape)
+        if cfg.lora_rank:
+            huggingface.check_targets(shape, cfg.lora_targets)
     dtype = cfg.model.dtype if cfg.lora_rank else "float32"  # a frozen base is cast once
     params, shape = checkpoint.load(folder, dtype, cfg.open_as)
+    if cfg.lora_rank:  # a folder of adapters says only now what its base is
+        huggingface.check_targets(shape, cfg.lora_targets)
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapting:

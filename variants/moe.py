@@ -77,6 +77,16 @@ def mlp_shapes(kind, axes, D, F):
     return {f"{kind}_gate": (*axes, D, F), f"{kind}_up": (*axes, D, F), f"{kind}_down": (*axes, F, D)}
 
 
+def first_layer(name, cfg):
+    """Return the first layer that has this leaf."""
+    return cfg.first_dense if name.startswith(("router", "expert", "shared")) else 0
+
+
+def is_of_experts(name):
+    """True for a leaf that is stacked over the experts, too."""
+    return name.startswith("expert")
+
+
 def split_layers(blocks, cfg):
     """Split the stacked leaves of all blocks into those of the first dense layers, and those of the others."""
     if not cfg.first_dense:
@@ -85,7 +95,7 @@ def split_layers(blocks, cfg):
     for name, w in blocks.items():
         if name.startswith("dense_"):
             dense[name.removeprefix("dense_")] = w
-        elif name in shapes(cfg):
+        elif first_layer(name, cfg):
             others[name] = w
         else:
             dense[name], others[name] = w[: cfg.first_dense], w[cfg.first_dense :]
