@@ -171,6 +171,7 @@ NEMOTRON_REQUIRES = LLAMA_REQUIRES | {"dlm_paradigm": "bidirectional", "sliding_
 del NEMOTRON_REQUIRES["llama_4_scaling_beta"]
 LLADA_REQUIRES = {
     "rope_scaling": None,
+    "partial_rotary_factor": 1.0,
     "block_type": "llama",
     "activation_type": "silu",
     "layer_norm_type": "rms",

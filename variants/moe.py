@@ -39,19 +39,20 @@ class Experts:
                 raise ValueError(f"{f.name}={getattr(self, f.name)} changes nothing without n_experts")
         if E is None:
             return
+        for name in ("n_experts", "d_expert", "experts_per_token", "expert_groups", "groups_per_token"):
+            if (getattr(self, name) or 0) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1, with n_experts={E}")
         if self.routing not in ROUTINGS:
             raise ValueError(f"routing={self.routing!r}: one of {', '.join(ROUTINGS)}")
         groups, taken = self.expert_groups, self.groups_per_token
         for right, problem in (
-            (E >= 1, f"n_experts={E} must be at least 1"),
-            (self.d_expert and self.d_expert > 0, f"n_experts={E} needs d_expert, their width, not {self.d_expert}"),
             (self.n_shared >= 0, f"n_shared={self.n_shared} must be at least 0"),
             (0 <= self.first_dense < self.n_layer,
              f"first_dense={self.first_dense}: expected 0 to {self.n_layer - 1}, for n_layer={self.n_layer}"),
-            (groups >= 1 and E % groups == 0, f"n_experts={E} must be divisible by expert_groups={groups}"),
+            (E % groups == 0, f"n_experts={E} must be divisible by expert_groups={groups}"),
             (groups == 1 or E >= 2 * groups, f"expert_groups={groups}: each needs two experts, n_experts={E}"),
-            (1 <= taken <= groups, f"groups_per_token={taken}: expected 1 to expert_groups={groups}"),
-            (1 <= self.experts_per_token <= E // groups * taken,
+            (taken <= groups, f"groups_per_token={taken}: expected 1 to expert_groups={groups}"),
+            (self.experts_per_token <= E // groups * taken,
              f"experts_per_token={self.experts_per_token}: expected 1 to {E // groups * taken}, the experts in reach"),
         ):  # fmt: skip
             if not right:
