@@ -4,7 +4,8 @@ attention, cache writes) is in system/kernels.py.
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
 autoregressive models (`causal`). LLaDA, Dream, Llama, Qwen2, Qwen3 and Gemma 2 are this network with other switches and
-under other tensor names (system/huggingface.py).
+under other tensor names (system/huggingface.py); with experts in place of the mlp (variants/moe.py) also Qwen3-MoE,
+SDAR-MoE and LLaDA2.
 
 Shape letters used in the whole repository:
   B batch   T sequence   D width   H heads   K head width   F mlp width   L layers   V vocabulary   N prompts   G group
