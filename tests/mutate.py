@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import jax
 import pytest
@@ -268,7 +268,8 @@ def main():
             return mutant
 
         with ThreadPoolExecutor(asked.workers) as pool, open(asked.out, "a") as f:
-            for mutant in pool.map(test, todo, map(near, todo)):
+            for finished in as_completed([pool.submit(test, mutant, near(mutant)) for mutant in todo]):
+                mutant = finished.result()
                 print(json.dumps(mutant), file=f, flush=True)
                 change = f"{mutant['file']}:{mutant['line']} {mutant['old']!r} -> {mutant['new']!r}"
                 print(f"{mutant['seconds']:6.1f} s  {change}: {(mutant['caught'] or 'SURVIVED')[:100]}", flush=True)

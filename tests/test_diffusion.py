@@ -553,3 +553,13 @@ def test_remat_in_chunks_computes_every_block_twice_and_not_three_times():
     flops = lambda f, M: jax.jit(f).lower(params, x, M).compile().cost_analysis()["flops"]
     once = flops(logp, jax.ShapeDtypeStruct((1, 4, 12), bool))
     assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(0)).sum()), M) / once < 4.2
+
+
+def test_a_batch_has_one_noisy_copy_of_each_text_unless_pairs_are_asked_for():
+    x = jnp.zeros((3, 5), int)
+    cfg = model.ModelConfig(vocab_size=4, mask_id=3)
+    assert diffusion.noise(jax.random.key(0), (x, x == 0, None), cfg).z.shape == (3, 1, 5)
+
+
+def test_so_many_positions_of_a_large_vocabulary_have_logits_at_a_time_as_the_comment_says():
+    assert diffusion.LOGITS_BYTES // (4 * 152_000) == 220

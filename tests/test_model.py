@@ -233,6 +233,14 @@ def test_a_causal_model_may_have_a_mask_beyond_its_vocabulary_that_bans_nothing(
         dataclasses.replace(DENOISER, mask_id=40)
 
 
+def test_ids_may_be_the_first_and_the_last_of_a_vocabulary():
+    for mask_id in (0, 7):
+        model.ModelConfig(vocab_size=8, mask_id=mask_id, eos_id=7 - mask_id)
+    for mask_id in (-1, 8):
+        with pytest.raises(ValueError, match=f"mask_id={mask_id} is outside the vocabulary of 8 ids"):
+            model.ModelConfig(vocab_size=8, mask_id=mask_id)
+
+
 def test_the_mask_token_can_never_be_predicted():
     probability = jax.nn.softmax(model.logits(model.init(KEY, DENOISER), TOKENS, DENOISER))
     assert float(probability[..., DENOISER.mask_id].max()) == 0

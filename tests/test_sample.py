@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import checkpoint
+import config
 import data
 import diffusion
 import model
@@ -567,6 +568,16 @@ def test_steps_of_a_causal_model_can_be_watched_for_several_prompts_at_once():
     *_, (last, _) = complete.denoising_steps(params, KEY, z, cfg, plan)
     np.testing.assert_array_equal(last, generate(params, KEY, z, cfg, plan)[0])
     assert (last[0, 2:] != last[1, 2:]).any(), "otherwise a mixed-up prompt would not be seen"
+
+
+def test_a_batch_is_filled_as_its_masked_tokens_are():
+    maskable = jnp.arange(6)[None] >= jnp.array([[2], [4]])
+    batch = data.Batch(holes("012301", "321032"), maskable)
+    asked = config.Config(model=TINY)
+    x, trace = sample.fill(PARAMS, KEY, batch, asked, Plan(steps=3, temperature=1.0))
+    z = holes("01____", "3210__")
+    np.testing.assert_array_equal(x, generate(PARAMS, KEY, z, TINY, Plan(steps=3, temperature=1.0))[0])
+    np.testing.assert_array_equal(trace["step"] >= 0, z == MASK)
 
 
 def test_one_plan_and_shape_is_compiled_once():
