@@ -50,10 +50,15 @@ def copies_per_text(cfg):
     return config.n_views(cfg) if cfg.objective == "grpo" else 1 + cfg.paired
 
 
+def is_scored_exactly(cfg):
+    """True if what drafts wrote is scored by a causal pass."""
+    return cfg.objective == "grpo" and cfg.rule == "drafts"
+
+
 def copy_columns(cfg):
     """Count the columns computed per noisy copy of a block model, next to the clean text. 0: not a block model."""
     block = cfg.model.block_causal
-    if not block or cfg.objective == "judge":
+    if not block or cfg.objective == "judge" or is_scored_exactly(cfg):
         return 0
     return cfg.max_new_tokens + min(block - 1 + cfg.model.shift, cfg.max_prompt_len)
 
@@ -172,7 +177,7 @@ def work_bytes(cfg, row_parts, tensor, wide):
 
     filled = math.ceil(config.rollout_rows(cfg) / row_parts) if grpo else 0
     # A causal rollout keeps one cache of all layers; another holds one layer at a time, and copies a cache.
-    caches = 1 if m.causal else 2 if cfg.cache != "none" else 0
+    caches = 1 if m.causal else 2 if cfg.cache != "none" or cfg.rule == "drafts" else 0
     cache = filled * m.n_layer * T * 2 * KV * bytes_per_number(m) * caches
     one_layer = 0 if m.causal else filled * (layer // 2)
     # A Rollout has 15 bytes per token, in parts and joined, and the prompts.
@@ -206,7 +211,7 @@ def pass_flops(cfg, rows, scored, width, keys, last=None):
 def estimate_flops(cfg: Config) -> dict[str, float]:
     """Estimate the FLOPs of an iteration by stage, on all devices."""
     rows, forward = count_rows(cfg), scoring_flops(cfg)
-    update = (4 if rows.recomputed else 3) * forward  # a backward pass takes two forward passes
+    update = (4 if rows.recomputed else 3) * (forward + draft_flops(cfg))  # a backward pass takes two forward passes
     if cfg.objective != "grpo":
         return {"rollout": 0, "scoring": 0, "update": update}
     first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
@@ -222,10 +227,21 @@ def scoring_flops(cfg):
     if not columns:
         return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)
     copies = rows / rows_per_copy(cfg)
-    text = new * cfg.model.shift  # a shifted model reads the first token of each block from the clean text
+    # A shifted model reads the first token of each block from the clean text.
+    text = new if cfg.model.shift or cfg.causal_weight else 0
     return pass_flops(cfg, copies, new, columns, T + columns, new) + pass_flops(
-        cfg, copies / copies_per_text(cfg), 0, T, T, text
+        cfg, copies / copies_per_text(cfg), text if cfg.causal_weight else 0, T, T, text
     )
+
+
+def draft_flops(cfg):
+    """Estimate the FLOPs of a forward pass over noisy copies of the completions, for draft_coef."""
+    if not cfg.draft_coef:
+        return 0
+    rows = cfg.updates_per_rollout * config.n_update(cfg)
+    T, new = cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens
+    columns = new + min(cfg.model.block_causal - 1, cfg.max_prompt_len)
+    return pass_flops(cfg, rows, new, columns, T + columns, new) + pass_flops(cfg, rows, 0, T, T, 0)
 
 
 def rollout_flops(cfg):
@@ -234,6 +250,9 @@ def rollout_flops(cfg):
     rows, steps = cfg.batch_size * cfg.group_size, cfg.rollout_steps or cfg.diffusion_steps
     if m.causal:  # the cache holds the rest: every token is read once
         return pass_flops(cfg, rows, new, T, T)
+    if cfg.rule == "drafts":  # two passes per block, of which half is accepted
+        b = min(m.block_causal, new)
+        return pass_flops(cfg, cfg.batch_size, 0, T, T) + 4 * new / (b + 1) * pass_flops(cfg, rows, b, b, T)
     if m.block_causal and cfg.cache != "none":  # each prompt once, and one more pass per block, to cache it
         b = m.block_causal
         passes = (min(steps, b) + 1) * -(-new // b)

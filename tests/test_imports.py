@@ -55,8 +55,8 @@ ARROWS = {
     "system/memory": {"config", "diffusion", "model", "rl", "system/kernels", "system/sharding", "variants/lora"},
     "system/start": {"checkpoint", "config", "data", "data/texts", "judges/scores", "model", "runs", "sample",
                      "system/disk", "system/hosts", "system/huggingface", "system/memory"},
-    "tools/plan": {"checkpoint", "config", "data", "diffusion", "rl", "sample", "system/huggingface", "system/memory",
-                   "system/sharding", "system/start"},
+    "tools/plan": {"checkpoint", "config", "data", "rl", "sample", "system/huggingface", "system/memory",
+                   "system/sharding", "system/start", "variants/joint"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"tools/complete", "tools/film"}
 PROGRAMS = {"tools/complete", "tools/film", "tools/plan"}  # that nothing imports, but train.py for --plan
