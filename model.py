@@ -73,8 +73,8 @@ class ModelConfig(moe.Experts):
         if self.n_kv_head is not None and (self.n_kv_head < 1 or self.n_head % self.n_kv_head):
             raise ValueError(f"n_head={self.n_head} must be divisible by n_kv_head={self.n_kv_head}")
         if self.head_dim * self.rotary_share % 2 or not 0 < self.rotary_share <= 1:
-            raise ValueError(f"rotary positions turn {self.rotary_share:g} of a head's {self.head_dim} columns, in "
-                             "pairs: make that an even number")
+            raise ValueError(f"rotary positions turn pairs, but here {self.rotary_share} of a head's {self.head_dim} "
+                             "columns: make that an even number")
         super().__post_init__()
         if self.rope_scaling is not None:
             numbers = all(type(x) in (int, float) and x > 0 for x in self.rope_scaling)
@@ -211,13 +211,6 @@ def cut(x, part):
     return x if part is None else columns(x, part)
 
 
-def mlp(h, w, cfg):
-    """Apply the gated mlp of a block: h (B, S, D) -> (B, S, D)."""
-    activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
-    inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
-    return linear(inner, w, "down")
-
-
 def block(x, w, cfg, rotation, attend, part=None):
     """Apply one transformer block: x (B, S, D) -> (B, S, D), and the cache that attend(q, k, v) returns.
 
@@ -243,7 +236,12 @@ def block(x, w, cfg, rotation, attend, part=None):
     out = linear(mixed, w, "o")
     x = cut(x, part) + (norm(out, "attn_out_norm") if cfg.gemma else out)
     h = norm(x, "mlp_norm")
-    out = moe.mixture(h, w, cfg) if "router" in w else mlp(h, w, cfg)
+    if "router" in w:
+        out = moe.mixture(h, w, cfg)
+    else:
+        activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
+        inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
+        out = linear(inner, w, "down")
     return x + (norm(out, "mlp_out_norm") if cfg.gemma else out), cache
 
 
@@ -388,12 +386,10 @@ def embed(params, tokens, cfg):
 def run_layers(layer, carry, weights, cfg, part):
     """Apply layer((x, cache), (weights, number), part) L times -> x of the columns `part`, cache. If there are up to
     UNROLLED layers, the last one computes no other columns."""
-    dense, weights = moe.split_layers(weights, cfg)
-    layers = weights, jnp.arange(cfg.first_dense, cfg.n_layer)
     unroll = cfg.n_layer <= UNROLLED
     again = jax.checkpoint if cfg.remat else lambda f: f
-    if dense:
-        carry, _ = jax.lax.scan(again(layer), carry, (dense, jnp.arange(cfg.first_dense)), unroll=True)
+    carry, weights = moe.run_dense(again(layer), carry, weights, cfg.first_dense)
+    layers = weights, jnp.arange(cfg.first_dense, cfg.n_layer)
     if part is None or not unroll:
         (x, cache), _ = jax.lax.scan(again(layer), carry, layers, unroll=unroll)
         return cut(x, part), cache

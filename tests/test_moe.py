@@ -321,7 +321,7 @@ def test_a_saved_llada2_is_the_file_it_was_read_from(tmp_path):
     ("llada2_moe", dict(n_group=3), "n_experts=8 must be divisible by expert_groups=3"),
     ("llada2_moe", dict(topk_group=5), "groups_per_token=5: expected 1 to expert_groups=4"),
     ("llada2_moe", dict(first_k_dense_replace=3), "first_dense=3: expected 0 to 2"),
-    ("llada2_moe", dict(partial_rotary_factor=0.3), "rotary positions turn 0.3 of a head's 16 columns"),
+    ("llada2_moe", dict(partial_rotary_factor=0.3), "here 0.3 of a head's 16 columns"),
     ("llada2_moe", dict(use_qkv_bias=True), "use_qkv_bias=True"), ("llada2_moe", dict(n_group=None), "missing n_group"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(name, change, named, saved):
@@ -357,7 +357,7 @@ def test_every_family_refuses_to_turn_a_share_of_a_head(kind, tmp_path):
     (dict(expert_groups=8), "each needs two experts"), (dict(expert_groups=0), "expert_groups=0"),
     (dict(expert_groups=4, experts_per_token=3), "experts_per_token=3: expected 1 to 2"),
     (dict(n_experts=None), "experts_per_token=3 changes nothing without n_experts"),
-    (dict(rotary_share=0.0), "rotary positions turn 0"), (dict(rotary_share=1.5), "turn 1.5"),
+    (dict(rotary_share=0.0), "0.0 of a head's 8 columns"), (dict(rotary_share=1.5), "1.5 of a head's"),
 ])  # fmt: skip
 def test_impossible_configurations_are_refused(changes, named):
     with pytest.raises(ValueError, match=named):
@@ -506,6 +506,16 @@ def test_a_text_sampled_from_a_cache_is_the_text_sampled_without(name):
     kinds = [sample.generate(start(cfg), KEY, z, cfg, plan) for plan in plans]
     np.testing.assert_array_equal(*(x for x, _ in kinds))
     close(*(trace["logp"] for _, trace in kinds), 1e-4)
+
+
+@SLOW
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_deep_mixture_is_one_loop_behind_its_dense_layers(remat, monkeypatch):
+    cfg = dataclasses.replace(OURS, n_layer=model.UNROLLED + 2, first_dense=2, block_causal=4, remat=remat)
+    read = lambda: jax.jit(functools.partial(model.logits, cfg=cfg, start=5, length=4))(start(cfg), TOKENS)[..., :37]
+    loop = read()
+    monkeypatch.setattr(model, "UNROLLED", 99)
+    close(loop, read(), 1e-5)
 
 
 @SLOW

@@ -78,29 +78,32 @@ def mlp_shapes(kind, axes, D, F):
     return {f"{kind}_gate": (*axes, D, F), f"{kind}_up": (*axes, D, F), f"{kind}_down": (*axes, F, D)}
 
 
-def first_layer(name, cfg):
-    """Return the first layer that has this leaf."""
-    return cfg.first_dense if name.startswith(("router", "expert", "shared")) else 0
+def first_layer(name, n):
+    """Return the first layer that has this leaf, if the first n are dense."""
+    return n if name.startswith(("router", "expert", "shared")) else 0
 
 
 def is_of_experts(name):
-    """True for a leaf that is stacked over the experts, too."""
+    """True for a leaf that is stacked over experts as well."""
     return name.startswith("expert")
 
 
-def split_layers(blocks, cfg):
-    """Split the stacked leaves of all blocks into those of the first dense layers, and those of the others."""
-    if not cfg.first_dense:
-        return {}, blocks
+def run_dense(layer, carry, blocks, n):
+    """Apply the first n layers, which have no experts -> carry, the stacked leaves of the other layers.
+
+    layer: as jax.lax.scan takes it. blocks: the stacked leaves of all layers."""
+    if not n:
+        return carry, blocks
     dense, others = {}, {}
     for name, w in blocks.items():
         if name.startswith("dense_"):
             dense[name.removeprefix("dense_")] = w
-        elif first_layer(name, cfg):
+        elif first_layer(name, n):
             others[name] = w
         else:
-            dense[name], others[name] = w[: cfg.first_dense], w[cfg.first_dense :]
-    return dense, others
+            dense[name], others[name] = w[:n], w[n:]
+    carry, _ = jax.lax.scan(layer, carry, (dense, jnp.arange(n)), unroll=True)
+    return carry, others
 
 
 def mixture(h, w, cfg):
