@@ -25,8 +25,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 AXES = "data", "fsdp", "tensor"
 ROWS = "data", "fsdp"  # the axes over which rows are split
 
-# Name of a weight: the axes over its last sides (model.shapes). Weights without an entry are whole everywhere.
-Sides = tuple[str | None, ...]
+# Name of a weight: the axes over its last two sides (model.shapes). Weights without an entry are whole everywhere.
+Sides = tuple[str | None, str | None]
 READS_D: Sides = ("fsdp", "tensor")  # a matrix (D, ...)
 WRITES_D: Sides = ("tensor", "fsdp")  # a matrix (..., D)
 SIDES: dict[str, Sides] = dict.fromkeys(("q", "k", "v", "gate", "up", "head"), READS_D)
@@ -34,9 +34,8 @@ SIDES |= dict.fromkeys(("o", "down", "embed"), WRITES_D)
 ADAPTERS: dict[str, Sides] = {}
 for _name, (_first, _last) in SIDES.items():
     ADAPTERS |= {f"{_name}_a": (_first, None), f"{_name}_b": (None, _last)}  # (I, rank), (rank, O)
-for _name in ("gate", "up", "down"):  # of experts (E, D, F) and (E, F, D)
-    SIDES |= {f"{kind}_{_name}": SIDES[_name] for kind in ("shared", "dense")}
-    SIDES[f"expert_{_name}"] = "tensor", *(axis if axis == "fsdp" else None for axis in SIDES[_name])
+for _name in ("gate", "up", "down"):
+    SIDES |= {f"{kind}_{_name}": SIDES[_name] for kind in ("expert", "shared", "dense")}
 SIDES |= ADAPTERS | {f"{name}_bias": (None, "tensor") for name in "qkv"}
 
 
@@ -77,9 +76,8 @@ def spec(name: str | None, sides: tuple[int, ...], sizes: Any, but: str = "") ->
     An axis that does not divide its side goes to the other side; if it does not divide that either, to none.
     """
     over: list[tuple] = [()] * len(sides)
-    split = SIDES.get(name or "", ())
-    for axis, side in zip(split, range(-len(split), 0), strict=True):
-        for at in (side, -2 if side == -1 else -1) if axis and len(sides) > 1 else ():
+    for axis, side in zip(SIDES.get(name or "", ()), (-2, -1), strict=False):
+        for at in (side, -3 - side) if axis and len(sides) > 1 else ():
             if sides[at] % math.prod([sizes[axis], *(sizes[other] for other in over[at])]) == 0:
                 over[at] += (axis,)
                 break
@@ -147,25 +145,23 @@ def shard_heads(*xs: jax.Array) -> tuple[jax.Array, ...]:
     return constrain(xs, (PartitionSpec(ROWS, None, axis),) * len(xs))
 
 
-def over_experts(fn: Callable, rows: tuple, matrices: list) -> jax.Array:
-    """Compute fn(h, expert, weight, *matrices): rows (B, ...) and the numbers of their experts, matrices (E, ...).
+def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    """Compute fn(*rows, gate, up, down): rows (B, ...), gate and up (E, D, F), down (E, F, D), a sum over F.
 
-    Over `tensor` each device has some of the experts, and computes what they add for its rows; the sum is exchanged.
+    Each device has its rows and, over `tensor`, a part of F. GSPMD would sort the tokens of all devices together.
     """
     if not shape():
-        return fn(*rows, *matrices)
+        return fn(*rows, gate, up, down)
     over = ROWS if round_up(len(rows[0])) == len(rows[0]) else None
-    n, parts = len(matrices[0]), shape()["tensor"]
-    axis = "tensor" if n % parts == 0 else None
+    axis = None if gate.shape[-1] % shape()["tensor"] else "tensor"
 
-    def local(h, expert, weight, *matrices):
-        if axis is None:
-            return fn(h, expert, weight, *matrices)
-        first = jax.lax.axis_index(axis) * (n // parts)
-        return jax.lax.psum(fn(h, expert - first, weight, *matrices), axis)
+    def local(*args):
+        out = fn(*args)
+        return jax.lax.psum(out, axis) if axis else out
 
-    split = (PartitionSpec(over),) * len(rows) + (PartitionSpec(axis),) * len(matrices)
-    return jax.shard_map(local, in_specs=split, out_specs=PartitionSpec(over))(*rows, *matrices)
+    inside = PartitionSpec(None, None, axis), PartitionSpec(None, None, axis), PartitionSpec(None, axis)
+    split = (PartitionSpec(over),) * len(rows) + inside
+    return jax.shard_map(local, in_specs=split, out_specs=PartitionSpec(over))(*rows, gate, up, down)
 
 
 def replicate(tree: Any) -> Any:

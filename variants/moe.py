@@ -109,8 +109,8 @@ def run_dense(layer, carry, blocks, n):
 def mixture(h, w, cfg):
     """Send each token through its experts, and through the shared ones: h (B, S, D) -> (B, S, D)."""
     expert, weight = route(h, w, cfg)
-    matrices = [w[f"expert_{name}"] for name in ("gate", "up", "down")]
-    out = sharding.over_experts(weighted_sum, (h, expert, weight), matrices)
+    matrices = (w[f"expert_{name}"] for name in ("gate", "up", "down"))
+    out = sharding.split_inside(weighted_sum, (h, expert, weight), *matrices).astype(h.dtype)
     if cfg.n_shared:
         inner = jax.nn.silu(kernels.matmul(h, w["shared_gate"])) * kernels.matmul(h, w["shared_up"])
         out += kernels.matmul(inner, w["shared_down"])
@@ -140,29 +140,25 @@ def route(h, w, cfg):
 
 
 def weighted_sum(h, expert, weight, gate, up, down):
-    """Add up the weighted outputs of each token's experts: h (B, S, D), expert and weight (B, S, n) -> (B, S, D).
-
-    gate, up (E, D, F) and down (E, F, D): the experts 0 .. E - 1. Other numbers are those of experts on other devices,
-    and add nothing."""
-    n, E = expert.shape[-1], len(gate)
-    group = jnp.where((expert >= 0) & (expert < E), expert, E).reshape(-1)  # of each choice (R,), R = B * S * n
-    x = h.reshape(-1, h.shape[-1])
+    """Add up the weighted outputs of each token's experts: h (B, S, D), expert and weight (B, S, n), gate and up
+    (E, D, F), down (E, F, D) -> (B, S, D) float32."""
+    n, D, E = expert.shape[-1], h.shape[-1], len(gate)
+    group = expert.reshape(-1)  # of each choice (R,), R = B * S * n
     choice = jnp.argsort(group)  # sorted by expert
-    sizes = jnp.zeros(E, int).at[group].add(1, mode="drop")
+    sizes = jnp.zeros(E, int).at[group].add(1)
+    x = h.reshape(-1, D)
     if sharding.platform() == "tpu":
         # Elsewhere XLA computes every expert for every row, in jax 0.10.2 on CPUs and on NVIDIA's GPUs.
-        slot, multiply = jnp.arange(len(group)), functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
+        place, multiply = jnp.arange(len(group)), functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
         rows = x[choice // n]
     else:
-        slot, tile_expert, height = make_tiles(group[choice], sizes)
+        place, tile_expert, height = make_tiles(group[choice], sizes)
         multiply = functools.partial(multiply_tiles, expert=tile_expert)
-        source = jnp.full(len(tile_expert) * height, len(x)).at[slot].set(choice // n, mode="drop")
-        rows = x.at[source].get(mode="fill", fill_value=0).reshape(-1, height, x.shape[-1])
-    out = multiply(jax.nn.silu(multiply(rows, gate)) * multiply(rows, up), down).reshape(-1, x.shape[-1])
-    slot = jnp.zeros_like(slot).at[choice].set(slot)  # in the order of tokens again
-    slot = jnp.where(group < E, slot, len(out))
-    chosen = out.at[slot].get(mode="fill", fill_value=0).reshape(*expert.shape, -1)
-    return (chosen * weight[..., None]).sum(-2).astype(h.dtype)
+        source = jnp.full(len(tile_expert) * height, len(x)).at[place].set(choice // n)
+        rows = x.at[source].get(mode="fill", fill_value=0).reshape(-1, height, D)
+    out = multiply(jax.nn.silu(multiply(rows, gate)) * multiply(rows, up), down).reshape(-1, D)
+    chosen = out[jnp.zeros_like(place).at[choice].set(place)]  # in the order of tokens again
+    return (chosen.reshape(*expert.shape, D) * weight[..., None]).sum(-2)
 
 
 def make_tiles(group, sizes):
@@ -176,10 +172,9 @@ def make_tiles(group, sizes):
     tiles = -(-sizes // height)
     M = (R + min(E, R) * (height - 1)) // height
     first_row, first_tile = jnp.cumsum(sizes) - sizes, jnp.cumsum(tiles) - tiles
-    inside = jnp.minimum(group, E - 1)
-    slot = first_tile[inside] * height + jnp.arange(R) - first_row[inside]
+    place = first_tile[group] * height + jnp.arange(R) - first_row[group]
     expert = jnp.searchsorted(jnp.cumsum(tiles), jnp.arange(M), side="right")
-    return jnp.where(group < E, slot, M * height), jnp.minimum(expert, E - 1), height
+    return place, jnp.minimum(expert, E - 1), height
 
 
 @jax.checkpoint
