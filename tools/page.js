@@ -238,7 +238,7 @@ function fillStep(model, s, plan) {
   const masks = s.z.map((_, i) => i).filter(i =>
     s.z[i] === c.mask_id && block.first <= i && i < block.first + block.length);
   const seen = model.logits(s.z, masks).map((logits, n) => {
-    const p = softmax(Float64Array.from(logits)), random = k => uniform(s.seed, s.z.length - masks[n], s.i, k);
+    const p = softmax(Float64Array.from(logits)), random = k => uniform(s.seed, s.z.length - masks[n], s.n, k);
     const top = s.top[masks[n]] = best(p, 5);
     let token = top[0][0];
     if (plan.temperature > 0) {

@@ -135,8 +135,8 @@ def pack_model(one):
     """Collect what page.js needs of a model: its shape, rotary frequencies, and weights in 16 bits."""
     cfg = one.cfg
     tensors = tensors_of(one.params, cfg)
-    flat = np.concatenate([array.ravel() for _, array in tensors]).astype("<f2")
-    if not np.isfinite(flat).all():
+    flat = np.concatenate([array.ravel() for _, array in tensors])
+    if not (np.abs(flat) <= np.finfo(np.float16).max).all():
         raise ValueError(f"{one.folder} has weights that float16 cannot hold: not finite, or above 65,504")
     shape = dataclasses.asdict(cfg) | {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
     frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, cfg.rope_scaling)
@@ -145,7 +145,7 @@ def pack_model(one):
         "config": shape | {"start_id": model.start_id(cfg)},
         "frequencies": np.asarray(frequencies, float).tolist(),
         "tensors": [(name, array.size) for name, array in tensors],
-        "weights": base64.b64encode(flat.tobytes()).decode(),
+        "weights": base64.b64encode(flat.astype("<f2").tobytes()).decode(),
     }
 
 
