@@ -46,6 +46,7 @@ class Browser:
         self.session = self.send("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
+        self.send("Emulation.setFocusEmulationEnabled", enabled=True)
 
     def send(self, method, **params):
         """Send a command and wait for its answer; what the page reports meanwhile is kept."""

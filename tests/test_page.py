@@ -26,7 +26,7 @@ KINDS = {"plain": PLAIN} | {name: dataclasses.replace(PLAIN, **changes) for name
     "causal": dict(causal=True, shift=True),
     "blocks": dict(block_causal=4),
     "both": dict(block_causal=4, causal_text=True)}.items()}  # fmt: skip
-HOSTILE = "</script><script>alert(1)</script> <!-- $& %data% ' \" \\ é 日本 \u2028 _ 3_1"
+HOSTILE = "</script><script>alert(1)</script> <!-- $& %data% %model% ' \" \\ é 日本 \u2028 _ 3_1"
 needs_browser = pytest.mark.skipif(not chromium(), reason=NONE_HERE)
 
 
@@ -100,8 +100,8 @@ MORE = [Plan(rule="dream", steps=4), Plan(rule="factor", factor=1.5), Plan(rule=
         Plan(rule="entropy", order="entropy", budget=3.0), Plan(block_len=3, steps=5), Plan(order="sampled", steps=2),
         Plan(early_end=True, steps=7), Plan(order="random", steps=1)]  # fmt: skip
 CASES = [("plain", plan, ()) for plan in PLANS] + [("plain", plan, pytest.mark.slow) for plan in MORE]
-CASES += [(kind, Plan(order="left") if kind == "causal" else plan, pytest.mark.slow)
-          for kind in KINDS if kind != "plain" for plan in PLANS]  # fmt: skip
+CASES += [(kind, plan, pytest.mark.slow) for kind in KINDS if kind not in ("plain", "causal") for plan in PLANS]
+CASES += [("causal", Plan(order="left"), pytest.mark.slow)]
 
 
 def starts(n=12):
@@ -117,6 +117,7 @@ def starts(n=12):
 @pytest.mark.parametrize("kind, plan", [pytest.param(kind, plan, marks=marks) for kind, plan, marks in CASES])
 def test_tokens_at_temperature_0_and_their_steps_are_those_of_generate(kind, plan, browser, all_kinds):
     one, z = all_kinds[kind], starts()
+    z = z[6:] if kind == "causal" else z  # there a given token between masks takes a step, in the page none
     x, trace = sample.generate(one.params, jax.random.key(0), jnp.array(z), one.cfg, plan)
     step, p = np.asarray(trace["step"]), np.where(z == MASK, np.exp(trace["logp"]), 0)
     for b, row in enumerate(z.tolist()):
@@ -292,9 +293,9 @@ def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, browser, tmp_
 
 @needs_browser
 def test_hostile_rows_and_names_are_text(browser, tmp_path):
-    one = loaded("plain", "a<b>&amp;", trained=SUDOKU)
+    one = loaded("plain", "a<b>&amp;%model%", trained=SUDOKU)
     shown(browser, tmp_path / "hostile.html", [one], rows=[{"prompt": HOSTILE, "completion": HOSTILE}])
-    assert browser.run("document.title + runs[0].name") == 2 * "a<b>&amp;"
+    assert browser.run("document.title + runs[0].name") == 2 * "a<b>&amp;%model%"
     assert browser.run("data.rows") == [{"prompt": HOSTILE, "answer": HOSTILE}]
     assert browser.run("prompt.ids.slice(0, -8)") == TOK.encode(HOSTILE)  # a _ in a row is no hole
     assert not browser.errors and browser.run("document.scripts.length") == 2
@@ -337,10 +338,11 @@ def content_of(path):
 
 def test_sample_py_writes_the_page_of_a_run_with_its_held_out_rows(folder, capsys, tmp_path):
     target = f"{tmp_path}/new/play.html"
-    code, out, err = run(capsys, folder, folder, f"--page={target}", "--rule=entropy", "--seed=7")
+    second = f"{folder}/step-000003"
+    code, out, err = run(capsys, folder, second, f"--page={target}", "--rule=entropy", "--seed=7")
     assert code == 0 and out == "" and "step-000003" in err
     content = content_of(target)
-    assert [spec["name"] for spec in content["models"]] == ["tiny_grpo"] * 2 and content["seed"] == 7
+    assert [spec["name"] for spec in content["models"]] == [second] * 2 and content["seed"] == 7
     assert (content["plan"]["order"], content["plan"]["rule"], content["plan"]["steps"]) == ("margin", "entropy", 4)
     rows = content["rows"]
     assert len(rows) == 100 and content["exact"] and content["n_new"] == 16 and content["longest"] == 33

@@ -179,11 +179,10 @@ const RULES = {  // how many at a step: Block b, mask k of it, plan -> whether i
   dynamic: (b, k, plan) => RULES.static(b, k) || b.confidence[k] > plan.threshold,
 };
 
-function dreamFraction(b) {
+function dreamFraction(b) {  // what share of the masks Dream fills at step i
   const t = i => Math.fround(1 - (1 - 1e-3) * i / b.steps);
   return Math.fround(1 - Math.fround(t(b.i + 1) / t(b.i)));
 }
-
 function entropy(p) { return -p.reduce((sum, x) => sum + x * Math.log(x + 1e-10), 0); }
 function best(p, n) {  // the n most probable tokens -> [[id, probability], ...]
   const top = [];
@@ -212,12 +211,12 @@ function uniform(...numbers) {  // a number in (0, 1) that looks random and depe
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
 
-// Begin to fill the masks of z: asked, which they were; step and p, when each token was written and how probable it was;
-// top, the five best alternatives then; block and i, the current block and the steps that it has had.
+// Begin to fill the masks of z -> state: asked, which tokens were masked; step and p, when each was written and how
+// probable it was; top, the five best alternatives then; n, steps so far; i, steps so far in the block that begins at
+// column `block`.
 function begin(z, seed, maskId) {
-  const none = value => z.map(() => value);
-  return {z: [...z], asked: z.map(id => id === maskId), step: none(-1), p: none(0), top: none([]), n: 0, block: -1, i: 0,
-    seed};
+  const all = value => z.map(() => value), asked = z.map(id => id === maskId);
+  return {z: [...z], asked, step: all(-1), p: all(0), top: all([]), n: 0, block: -1, i: 0, seed};
 }
 
 // Find the block to work on -> its first column, its length, and the steps that it may take.

@@ -7,10 +7,13 @@ and what one sees (page.html). It fetches nothing, so it works from a mail attac
 
 import base64
 import dataclasses
+import html
 import json
 import os
+import re
 import sys
 import types
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -52,8 +55,11 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
         if one.tok != first.tok:
             raise ValueError(f"{first.folder} and {one.folder} have two tokenizers, so they cannot fill the same text")
     check_plan(setting.plan)
+    names = [name_of(one.folder) for one in loaded]
+    if len({*names}) < len(names):  # two checkpoints of one run
+        names = [str(one.folder) for one in loaded]
     content = {
-        "models": [pack_model(one) for one in loaded],
+        "models": [{"name": name} | pack_model(one) for name, one in zip(names, loaded, strict=True)],
         **pack_tokens(first),
         **pack_rows(loaded[-1], rows),
         "plan": dataclasses.asdict(setting.plan),
@@ -62,20 +68,19 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
         "n_new": setting.n_new,
         "seed": setting.seed,
     }
-    bpe.write_whole(path, fill_template(content, " and ".join(spec["name"] for spec in content["models"])))
+    bpe.write_whole(path, fill_template(content, " and ".join(names)))
 
 
 def fill_template(content, title):
     """Put the content and page.js into page.html -> HTML."""
-    here = os.path.dirname(__file__)
-    with open(f"{here}/page.html", encoding="utf-8") as html, open(f"{here}/page.js", encoding="utf-8") as script:
-        parts = {"%title%": title, "%data%": json.dumps(content), "%model%": script.read()}
-        page = html.read()
-    parts["%title%"] = title.replace("&", "&amp;").replace("<", "&lt;")
-    parts["%data%"] = parts["%data%"].replace("<", "\\u003c")  # no text ends the script that it stands in
-    for mark, part in parts.items():
-        page = page.replace(mark, part)
-    return page
+    folder = Path(__file__).parent
+    parts = {
+        "title": html.escape(title),
+        "data": json.dumps(content).replace("<", "\\u003c"),  # no text ends the script that it stands in
+        "model": (folder / "page.js").read_text(encoding="utf-8"),
+    }
+    template = (folder / "page.html").read_text(encoding="utf-8")
+    return re.sub("%(title|data|model)%", lambda mark: parts[mark[1]], template)
 
 
 # ---- what a page can run ---------------------------------------------------------------------------------------------
@@ -141,7 +146,6 @@ def pack_model(one):
     shape = dataclasses.asdict(cfg) | {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
     frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, cfg.rope_scaling)
     return {
-        "name": name_of(one.folder),
         "config": shape | {"start_id": model.start_id(cfg)},
         "frequencies": np.asarray(frequencies, float).tolist(),
         "tensors": [(name, array.size) for name, array in tensors],
