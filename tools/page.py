@@ -80,7 +80,9 @@ def fill_template(content, title):
         "model": (folder / "page.js").read_text(encoding="utf-8"),
     }
     template = (folder / "page.html").read_text(encoding="utf-8")
-    return re.sub("%(title|data|model)%", lambda mark: parts[mark[1]], template)
+    words = re.split("%(title|data|model)%", template)
+    words[1::2] = [parts[name] for name in words[1::2]]
+    return "".join(words)
 
 
 # ---- what a page can run ---------------------------------------------------------------------------------------------
