@@ -208,7 +208,8 @@ def test_masks_are_filled_in_both_panels_and_nothing_is_fetched(pair):
 @needs_browser
 def test_both_models_draw_with_the_same_random_numbers(browser, tmp_path):
     shown(browser, tmp_path / "same.html", [loaded("plain", name) for name in ("one", "two")], Plan(temperature=2.0))
-    assert browser.run("find('prompt').value") == "" and browser.run("find('rows').hidden")
+    assert browser.run("find('prompt').value + find('note').textContent") == ""
+    assert browser.run("find('rows').hidden && find('count').hidden")
     fill = "while (!runs.every(isDone)) onePass()"
     browser.run(fill)
     first = state(browser)["z"]
@@ -237,6 +238,25 @@ def test_the_keyboard_reaches_everything(pair):
     pair.run("takeBack(runs[0], 21); find('fill').click()")
     pair.wait("runs.every(isDone)")
     assert state(pair)["n"] == before["n"] + 1 and state(pair, 1)["n"] == 4
+
+
+@needs_browser
+@pytest.mark.slow
+def test_a_page_writes_what_sample_py_prints(browser, tmp_path):
+    """An autoregressive model and one of blocks, whose last block is filled whole, beside each other."""
+    models = [loaded("causal"), loaded("blocks")]
+    shown(browser, tmp_path / "two.html", models, Plan(order="left", steps=2, early_end=True), n_new=6)
+    browser.run("find('prompt').value = 'abc'; restart(); while (!runs.every(isDone)) onePass()")
+    texts = browser.run("runs.map(run => answerText(run.s, prompt))")
+    for one, text in zip(models, texts, strict=True):
+        ids, start = complete.encode("abc", TOK, MASK, "auto", 6)
+        ids += [MASK] * (-len(ids) % 4)
+        plan = Plan(order="left", steps=2, early_end=True)
+        assert [text] == list(complete.complete_texts(one.params, one.cfg, TOK, plan, [(ids, start)], 0, 1))
+    assert not browser.run("find('order').parentNode.hidden")
+    shown(browser, tmp_path / "one.html", models[:1], Plan(order="left", rule="entropy"))
+    hidden = browser.run("[...document.querySelectorAll('label[hidden]')].map(label => label.textContent.split(' ')[0])")
+    assert hidden == ["held-out", "passes", "order", "rule", ""]  # the last is the bound of the rule
 
 
 @needs_browser

@@ -63,6 +63,7 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
         **pack_tokens(first),
         **pack_rows(loaded[-1], rows),
         "plan": dataclasses.asdict(setting.plan),
+        "block": max(one.cfg.block_causal or 1 for one in loaded),
         "orders": ORDERS,
         "rules": RULES,
         "n_new": setting.n_new,
@@ -170,7 +171,6 @@ def pack_tokens(one):
         "pattern": bpe.OWN_PATTERN,
         "mask": one.cfg.mask_id,
         "eos": one.cfg.eos_id,
-        "block": one.cfg.block_causal,
     }
 
 
