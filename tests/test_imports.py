@@ -50,7 +50,9 @@ ARROWS = {
                       "sample", "system/hosts", "variants/slots"},
     "tools/page": {"config", "data", "data/texts", "model", "sample", "variants/rope"},
     "tools/complete": {"checkpoint", "config", "data", "rewards", "runs", "sample", "system/huggingface",
-                       "system/sharding", "system/terminal", "tools/page"},
+                       "system/sharding", "system/terminal", "tools/doctor", "tools/page"},
+    "tools/doctor": {"checkpoint", "config", "data", "diffusion", "model", "system/disk", "system/huggingface",
+                     "system/memory"},
     "rl": {"config", "data", "data/texts", "diffusion", "grpo", "judges/model_judge", "judges/scores", "model",
            "rewards", "runs", "sample", "system/sharding", "variants/blocks", "variants/joint", "variants/slots"},
     "system/memory": {"config", "diffusion", "model", "rl", "system/kernels", "system/sharding", "variants/lora"},
@@ -59,9 +61,9 @@ ARROWS = {
     "tools/plan": {"checkpoint", "config", "data", "rl", "sample", "system/huggingface", "system/memory",
                    "system/sharding", "system/start", "variants/joint"},
 }  # fmt: skip
-ARROWS["train"] = set(ARROWS) - {"tools/complete", "tools/film", "tools/page"}
-PROGRAMS = {"tools/complete", "tools/film", "tools/plan"}  # that nothing imports, but train.py for --plan
-PROGRAMS |= {"tools/page"}  # and the command line of sample.py for --page
+# Programs, that nothing imports but for a flag: train.py for --plan, sample.py for --explain and --page.
+PROGRAMS = {"tools/complete", "tools/doctor", "tools/film", "tools/page", "tools/plan"}
+ARROWS["train"] = set(ARROWS) - PROGRAMS | {"tools/plan"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
 
@@ -100,7 +102,7 @@ def test_every_python_file_of_the_program_is_on_the_list():
 
 def test_nothing_imports_a_program():
     assert {name: names & PROGRAMS for name, names in ARROWS.items() if names & PROGRAMS} == {
-        "train": {"tools/plan"}, "tools/complete": {"tools/page"}}  # fmt: skip
+        "train": {"tools/plan"}, "tools/complete": {"tools/doctor", "tools/page"}}  # fmt: skip
 
 
 def test_no_arrow_leads_back():
