@@ -255,7 +255,8 @@ def test_a_page_writes_what_sample_py_prints(browser, tmp_path):
         assert [text] == list(complete.complete_texts(one.params, one.cfg, TOK, plan, [(ids, start)], 0, 1))
     assert not browser.run("find('order').parentNode.hidden")
     shown(browser, tmp_path / "one.html", models[:1], Plan(order="left", rule="entropy"))
-    hidden = browser.run("[...document.querySelectorAll('label[hidden]')].map(label => label.textContent.split(' ')[0])")
+    labels = "[...document.querySelectorAll('label[hidden]')]"
+    hidden = browser.run(f"{labels}.map(label => label.textContent.split(' ')[0])")
     assert hidden == ["held-out", "passes", "order", "rule", ""]  # the last is the bound of the rule
 
 

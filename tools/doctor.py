@@ -309,8 +309,8 @@ def verdict(reader: Reader, stated: ModelConfig, masks: list[int], tok: Any, kin
     """Search for the best reading, print what that says about the stated one -> exit code."""
     found = search(reader, stated, masks)
     uniform = math.log(stated.vocab_size - 1)
-    print(f"test: the Zen of Python, {int(reader.trial.scored.sum())} masked tokens; as stated {reader.loss(stated):.3f} "
-          f"nats per token, at best {reader.loss(found):.3f}, guessing {uniform:.3f}")  # fmt: skip
+    print(f"test: the Zen of Python, {int(reader.trial.scored.sum())} masked tokens; as stated "
+          f"{reader.loss(stated):.3f} nats per token, at best {reader.loss(found):.3f}, guessing {uniform:.3f}")  # fmt: skip
     if reader.loss(found) > uniform - 0.5:
         print("verdict: the weights know no English, so nothing is proved")
         return 0
