@@ -241,6 +241,14 @@ def test_ids_may_be_the_first_and_the_last_of_a_vocabulary():
             model.ModelConfig(vocab_size=8, mask_id=mask_id)
 
 
+def test_gemma_multiplies_embeddings_by_the_root_of_the_width():
+    cfg = dataclasses.replace(CAUSAL, gemma=True)
+    params = model.init(KEY, cfg)
+    rows = params["embed"][TOKENS]
+    close(model.embed(params, TOKENS, cfg), rows * cfg.d_model**0.5, 1e-5)
+    close(model.embed(params, TOKENS, CAUSAL), rows, 0)
+
+
 def test_the_mask_token_can_never_be_predicted():
     probability = jax.nn.softmax(model.logits(model.init(KEY, DENOISER), TOKENS, DENOISER))
     assert float(probability[..., DENOISER.mask_id].max()) == 0

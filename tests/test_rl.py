@@ -277,7 +277,7 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
-@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(repetition_penalty=1.5)])
+@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(repetition_penalty=2.0)])
 def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
     tokens = jnp.array([[0, 1, 2, 0]])
     completion = jnp.array([[False, False, True, True]])
@@ -303,6 +303,16 @@ def test_passes_of_groups_that_are_thrown_away_are_counted():
     found = rl.replace_flat_groups(scored([[0, 0], [0, 1]], 5.0), scored([[1, 0], [1, 1]], 7.0), cfg)
     np.testing.assert_array_equal(found.rollout.passes, [12.0] * 4)
     np.testing.assert_array_equal(found.rewards, [[[1, 0], [0, 1]]])
+
+
+def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
+    tokens, zero = jnp.zeros((2, 5), int), jnp.zeros((2, 5))
+    completion = jnp.arange(5)[None] >= jnp.array([[3], [3]])
+    cfg = config.Config(logp_est="one_step", p_mask_prompt=1.0, model=model.ModelConfig(vocab_size=5, mask_id=4))
+    for valid in (None, jnp.arange(5)[None] >= jnp.array([[0], [2]])):
+        rollout = rl.Rollout(tokens, valid, completion, completion, tokens, zero, jnp.ones(2))
+        masked = rl.draw_views(KEY, rollout, cfg).masked[:, 0]
+        np.testing.assert_array_equal(masked, jnp.ones((2, 5), bool) if valid is None else valid)
 
 
 def grid_of_rewards(*groups):
