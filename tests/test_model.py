@@ -249,6 +249,14 @@ def test_gemma_multiplies_embeddings_by_the_root_of_the_width():
     close(model.embed(params, TOKENS, CAUSAL), rows, 0)
 
 
+def test_gemmas_gains_are_one_more_than_what_is_stored():
+    params = {"embed": jnp.ones((2, 2)), "norm": jnp.array([0.5, -0.5]), "blocks": {"q_norm": jnp.zeros(2)}}
+    prepared = model.prepared(params, dataclasses.replace(CAUSAL, gemma=True))
+    close(prepared["norm"], [1.5, 0.5], 0)
+    close(prepared["blocks"]["q_norm"], [1, 1], 0)
+    close(prepared["embed"], 1, 0)
+
+
 def test_the_mask_token_can_never_be_predicted():
     probability = jax.nn.softmax(model.logits(model.init(KEY, DENOISER), TOKENS, DENOISER))
     assert float(probability[..., DENOISER.mask_id].max()) == 0

@@ -315,6 +315,29 @@ def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
         np.testing.assert_array_equal(masked, jnp.ones((2, 5), bool) if valid is None else valid)
 
 
+def test_spg_has_the_share_of_a_token_in_its_weight():
+    tokens, zero = jnp.zeros((3, 6), int), jnp.zeros((3, 6))
+    completion = jnp.arange(6)[None] >= jnp.array([[1], [2], [3]])
+    counts = completion & (jnp.arange(6) < 5)
+    rollout = rl.Rollout(tokens, None, completion, counts, tokens, zero, jnp.ones(3))
+    keys = dict(logp_est="elbo", logp_views=2, ratio_level="none", model=model.ModelConfig(vocab_size=5, mask_id=4))
+    usual, spg = (rl.draw_views(KEY, rollout, config.Config(loss_type=loss, **keys)) for loss in ("dapo", "spg"))
+    np.testing.assert_array_equal(spg.masked, usual.masked)
+    np.testing.assert_allclose(spg.weight, usual.weight * usual.share[:, None], rtol=1e-6)
+    np.testing.assert_array_equal(spg.share, (usual.share > 0) & counts)
+    assert (usual.share > 1).any(), "otherwise a share changes nothing"
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.01])
+def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(coef):
+    tokens, zero = jnp.zeros((1, 2), int), jnp.zeros((1, 2))
+    rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, zero, jnp.ones(1))
+    say = rl.as_drawn(rollout, config.Config(entropy_coef=coef, model=model.ModelConfig(vocab_size=5, mask_id=4)))
+    place = diffusion.Place(jnp.zeros(1, int), jnp.zeros(1, int), tokens)
+    slope = jax.grad(lambda logits: say(logits, jnp.array([1]), place)[1].sum())(jnp.array([[0.5, 1.0, 0.0]]))
+    assert slope.any() == (coef > 0)
+
+
 def grid_of_rewards(*groups):
     """Rewards of groups -> (1, N, G), what one reward function says."""
     return np.array([groups], float)

@@ -580,6 +580,12 @@ def test_a_batch_is_filled_as_its_masked_tokens_are():
     np.testing.assert_array_equal(trace["step"] >= 0, z == MASK)
 
 
+def test_scores_that_differ_in_their_last_bits_are_equal():
+    score = jnp.array([0.25, 0.5, 1.0])
+    np.testing.assert_array_equal(sample.without_noise(score * (1 + 2**-13)), score)
+    assert (sample.without_noise(score * (1 + 2**-11)) > score).all()
+
+
 def test_one_plan_and_shape_is_compiled_once():
     plan, before = Plan(steps=3, block_len=5, temperature=0.9), generate._cache_size()
     for seed, row in enumerate(("01________", "0_1_0_1_0_", "0123012301")):
