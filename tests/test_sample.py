@@ -586,6 +586,23 @@ def test_scores_that_differ_in_their_last_bits_are_equal():
     assert (sample.without_noise(score * (1 + 2**-11)) > score).all()
 
 
+def test_a_rule_that_looks_back_takes_tokens_back_but_none_that_were_given(monkeypatch):
+    def regret(b, plan):  # fill all, then think better of the first and the third column
+        return (b.i != 1) | (jnp.arange(b.masked.shape[1]) % 2 == 1)
+
+    monkeypatch.setitem(sample.RULES, "regret", regret)
+    monkeypatch.setattr(sample, "LOOKS_BACK", {"regret"})
+    plan = Plan(rule="regret", temperature=1.0)
+    keys, s = sample.begin(PARAMS, KEY, holes("01____"), TINY, plan, None)
+    full = sample.fill_step(PARAMS, keys, s, TINY, plan, None)
+    assert (full.z != MASK).all() and (full.logp[0, 2:] < 0).all()
+    after = sample.fill_step(PARAMS, keys, full, TINY, plan, None)
+    back = np.array([[False, False, True, False, True, False]])
+    np.testing.assert_array_equal(after.z, np.where(back, MASK, full.z))
+    np.testing.assert_array_equal(after.step, np.where(back, -1, full.step))
+    np.testing.assert_array_equal(after.logp, np.where(back, 0, full.logp))
+
+
 def test_one_plan_and_shape_is_compiled_once():
     plan, before = Plan(steps=3, block_len=5, temperature=0.9), generate._cache_size()
     for seed, row in enumerate(("01________", "0_1_0_1_0_", "0123012301")):
