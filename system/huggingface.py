@@ -260,25 +260,31 @@ ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's la
 }  # fmt: skip
 
 
+def is_of_kind(cfg, family):
+    """True if a family can have blocks, and has experts, as the configuration has."""
+    fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
+    return fits_blocks and (cfg.n_experts is not None) == ("n_experts" in family.keys)
+
+
 def family_of(cfg: model.ModelConfig) -> str:
     """Find the name of the family whose folders can hold this configuration."""
     default = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in ANY_FAMILY}
-    for name, family in FAMILIES.items():
+    of_kind = {name: family for name, family in FAMILIES.items() if is_of_kind(cfg, family)}
+    for name, family in of_kind.items():
         fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
-        fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
-        fits_kind = fits_blocks and (cfg.n_experts is not None) == ("n_experts" in family.keys)
         fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
-        if fits_heads and fits_kind and all(getattr(cfg, field) == v for field, v in fixed.items()):
+        if fits_heads and all(getattr(cfg, field) == v for field, v in fixed.items()):
             return name
     switches = (
         "causal", "block_causal", "causal_text", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
         "attn_cap", "logit_cap", "rope_scaling", "d_head", "rotary_share", "n_experts", "routing", "norm_routing",
+        "n_shared",
     )  # fmt: skip
     raise ValueError(
         "no Hugging Face family has these switches together: "
         + ", ".join(f"{field}={getattr(cfg, field)}" for field in switches)
         + "; there are "
-        + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in FAMILIES.items())
+        + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
     )
 
 
