@@ -260,20 +260,26 @@ ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's la
 }  # fmt: skip
 
 
-def is_of_kind(cfg, family):
+def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
     """True if a family can have blocks, and has experts, as the configuration has."""
     fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
     return fits_blocks and (cfg.n_experts is not None) == ("n_experts" in family.keys)
 
 
-def family_of(cfg: model.ModelConfig) -> str:
-    """Find the name of the family whose folders can hold this configuration."""
+def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
+    """True if the folders of a family can hold this configuration."""
     default = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in ANY_FAMILY}
-    of_kind = {name: family for name, family in FAMILIES.items() if is_of_kind(cfg, family)}
+    fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
+    fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
+    fits = fits_heads and is_of_kind(family, cfg)
+    return fits and all(getattr(cfg, field) == v for field, v in fixed.items())
+
+
+def family_of(cfg: model.ModelConfig) -> str:
+    """Find the name of the first family whose folders can hold this configuration."""
+    of_kind = {name: family for name, family in FAMILIES.items() if is_of_kind(family, cfg)}
     for name, family in of_kind.items():
-        fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
-        fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
-        if fits_heads and all(getattr(cfg, field) == v for field, v in fixed.items()):
+        if can_hold(family, cfg):
             return name
     switches = (
         "causal", "block_causal", "causal_text", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
