@@ -19,7 +19,7 @@ from tools import complete, page
 TOK = data.Tokenizer.bytes()
 MASK = TOK.mask_id
 PLAIN = model.ModelConfig(vocab_size=259, n_layer=2, n_head=2, d_model=16, mask_id=MASK, eos_id=TOK.eos_id,
-                          pad_id=TOK.pad_id)  # fmt: skip
+                          pad_id=TOK.pad_id, norm_eps=0.05)  # fmt: skip
 KINDS = {"plain": PLAIN} | {name: dataclasses.replace(PLAIN, **changes) for name, changes in {
     "shifted": dict(shift=True, qkv_bias=True, n_head=4, n_kv_head=2, d_head=6, d_ff=21),
     "tied": dict(tie_embeddings=True, qk_norm=True, rope_scaling=(8.0, 1.0, 4.0, 16.0)),
@@ -133,7 +133,7 @@ def test_the_rest_is_filled_with_ends_of_text(browser, tmp_path):
     head = one.params["head"]
     one = one._replace(params=one.params | {"head": in_16_bits(head.at[:, TOK.eos_id].multiply(3.0))})
     shown(browser, tmp_path / "ends.html", [one])
-    z, plan = starts(), Plan(order="left", steps=12, early_end=True)
+    z, plan = starts(), Plan(steps=12, early_end=True)
     x, trace = sample.generate(one.params, jax.random.key(0), jnp.array(z), one.cfg, plan)
     ours = [filled(browser, 0, row, plan) for row in z.tolist()]
     assert [row[0] for row in ours] == x.tolist() and [row[1] for row in ours] == trace["step"].tolist()
@@ -235,9 +235,9 @@ def test_the_keyboard_reaches_everything(pair):
     assert pair.run("find('fill').textContent") == "Go on"
     pair.press("Tab", "Tab", "Enter")  # the second alternative
     assert state(pair)["z"][21] == before["top"][21][1][0] and state(pair)["p"][21] == before["top"][21][1][1]
-    pair.run("takeBack(runs[0], 21); find('fill').click()")
+    pair.run("for (const column of [21, 22, 30]) takeBack(runs[0], column); find('fill').click()")
     pair.wait("runs.every(isDone)")
-    assert state(pair)["n"] == before["n"] + 1 and state(pair, 1)["n"] == 4
+    assert state(pair)["n"] == before["n"] + 3 and state(pair, 1)["n"] == 4  # four passes are enough for one at a time
 
 
 @needs_browser
