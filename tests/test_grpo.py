@@ -736,6 +736,12 @@ def test_cispo_counts_ratios_beyond_its_cap_on_completions_that_are_pushed_up():
     close(metrics["cispo_clip_ratio"], 1 / 6)
 
 
+def test_sapo_is_steeper_where_a_completion_is_pushed_down():
+    for adv, tau in ((0.5, 1.0), (-0.5, 1.05)):
+        expected = -adv * 4 / tau / (1 + np.exp(-tau * 0.7))
+        close(grpo.sapo(jnp.array(1.7), None, jnp.array(adv), LossConfig()), expected, 1e-6)
+
+
 def test_a_default_that_is_said_twice_is_the_same_both_times():
     keys = {f.name: f.default for f in dataclasses.fields(config.Config)}
     said = {f.name: f.default for f in dataclasses.fields(Plan)}
