@@ -288,8 +288,7 @@ def test_right_rows_are_counted_in_a_bar(browser, tmp_path):
         "before: 0 right of 3", "", "after: 2 right of 3", ""]  # fmt: skip
     widths = browser.run("[...document.querySelectorAll('.bar div')].map(e => parseFloat(e.style.width))")
     np.testing.assert_allclose(widths, [0, 200 / 3], atol=0.01)
-    browser.run("find('fill').click()")
-    browser.wait("runs.every(isDone)")
+    browser.run("while (!runs.every(isDone)) onePass()")
     assert browser.run("runs.map(run => run.status.className)") == ["bad", "good"]
 
 
@@ -362,7 +361,8 @@ def test_sample_py_writes_the_page_of_a_run_with_its_held_out_rows(folder, capsy
     code, out, err = run(capsys, folder, second, f"--page={target}", "--rule=entropy", "--seed=7")
     assert code == 0 and out == "" and "step-000003" in err
     content = content_of(target)
-    assert [spec["name"] for spec in content["models"]] == [second] * 2 and content["seed"] == 7
+    assert [spec["name"] for spec in content["models"]] == ["tiny_grpo/step-000003"] * 2 and content["seed"] == 7
+    assert page.names_of(["out/a/step-000003", "out/b"]) == ["a", "b"]
     assert (content["plan"]["order"], content["plan"]["rule"], content["plan"]["steps"]) == ("margin", "entropy", 4)
     rows = content["rows"]
     assert len(rows) == 100 and content["exact"] and content["n_new"] == 16 and content["longest"] == 33

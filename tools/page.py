@@ -55,9 +55,7 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
         if one.tok != first.tok:
             raise ValueError(f"{first.folder} and {one.folder} have two tokenizers, so they cannot fill the same text")
     check_plan(setting.plan)
-    names = [name_of(one.folder) for one in loaded]
-    if len({*names}) < len(names):  # two checkpoints of one run
-        names = [str(one.folder) for one in loaded]
+    names = names_of([one.folder for one in loaded])
     content = {
         "models": [{"name": name} | pack_model(one) for name, one in zip(names, loaded, strict=True)],
         **pack_tokens(first),
@@ -156,10 +154,11 @@ def pack_model(one):
     }
 
 
-def name_of(folder):
-    """Return a short name of a model's folder: out/sudoku_grpo/step-000200 is sudoku_grpo."""
-    parts = os.path.normpath(os.path.abspath(folder)).split(os.sep)
-    return parts[-2] if parts[-1].startswith("step-") else parts[-1]
+def names_of(folders):
+    """Return short names of models' folders: out/sudoku_grpo/step-000200 is sudoku_grpo, unless another is, too."""
+    parts = [Path(os.path.abspath(folder)).parts for folder in folders]
+    names = [last if not last.startswith("step-") else run for *_, run, last in parts]
+    return names if len({*names}) == len(names) else ["/".join(part[-2:]) for part in parts]
 
 
 def pack_tokens(one):
