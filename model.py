@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from system import kernels, sharding
+from variants.rope import rotary
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
 # costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
@@ -35,6 +36,7 @@ class ModelConfig:
     d_ff: int | None = None  # F, the width inside the mlp; None: 8/3 of d_model, rounded up to a multiple of 32
     causal: bool = False  # True: an autoregressive model, each position sees only what is left of it
     block_causal: int | None = None  # tokens see their block of so many, and all earlier ones (SDAR); None: all
+    causal_text: bool = False  # of block_causal, a finished block is read from left to right (Nemotron-Labs-Diffusion)
     shift: bool = False  # True: position i-1 predicts token i (Dream, and every autoregressive model)
     qkv_bias: bool = False  # queries, keys and values have biases (Dream, Qwen2)
     qk_norm: bool = False  # queries and keys are normalised (Qwen3)
@@ -45,7 +47,7 @@ class ModelConfig:
     logit_cap: float | None = None  # and so do logits (Gemma 2)
     tie_embeddings: bool = False  # one matrix reads tokens in and logits out
     rope_theta: float = 10000.0  # the longest wavelength of the rotary positions, over 2 pi
-    rope_scaling: tuple[float, ...] | None = None  # factor, low and high frequency factor, trained length (Llama 3.1)
+    rope_scaling: tuple[float, ...] | None = None  # factor, low and high frequency factor, trained length (Llama 3.1; YaRN)
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of the matmuls; params, norms, softmax and logits stay float32
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
@@ -71,14 +73,17 @@ class ModelConfig:
             raise ValueError(f"a head has {self.head_dim} columns, but rotary positions turn pairs: make it even")
         if self.rope_scaling is not None:
             numbers = all(type(x) in (int, float) and x > 0 for x in self.rope_scaling)
-            if len(self.rope_scaling) != 4 or not numbers or self.rope_scaling[1] >= self.rope_scaling[2]:
+            if len(self.rope_scaling) not in (4, 5, 6) or not numbers or self.rope_scaling[1] >= self.rope_scaling[2]:
                 raise ValueError(f"rope_scaling={self.rope_scaling}: expected four numbers above 0, as in 8,1,4,8192: "
-                                 "factor, low_freq_factor < high_freq_factor, original_max_position_embeddings")
+                                 "factor, low_freq_factor < high_freq_factor, original_max_position_embeddings; or "
+                                 "five or six for YaRN: also attention_factor, llama_4_scaling_beta")
         if self.causal and not self.shift:
             raise ValueError("causal=True needs shift=True: a position that sees its own token cannot predict it")
         if self.causal and self.block_causal:
             raise ValueError(f"causal=True and block_causal={self.block_causal}: one of them (a causal model of blocks "
                              "of 1 is another one: it reads token i from a mask in place i)")
+        if self.causal_text and not self.block_causal:
+            raise ValueError("causal_text=True is about the finished blocks of a block model: set block_causal, too")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: one of float32, bfloat16")
         for name in ("mask_id", "eos_id", "pad_id", "bos_id"):
@@ -179,21 +184,10 @@ def rms_norm(x, gain, eps):
     return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)).astype(x.dtype) * gain
 
 
-def rotary(positions, cfg):
-    """Tabulate the rotary angles: positions (B or 1, S) -> cos, sin (B or 1, S, 1, K/2) float32."""
-    frequency = cfg.rope_theta ** (-jnp.arange(0, cfg.head_dim, 2) / cfg.head_dim)
-    if cfg.rope_scaling is not None:  # slow turns become `factor` times slower, fast ones stay, linear in between
-        factor, low, high, length = cfg.rope_scaling
-        keep = jnp.clip((length * frequency / (2 * jnp.pi) - low) / (high - low), 0, 1)
-        frequency = frequency * (keep + (1 - keep) / factor)
-    angle = positions[:, :, None, None] * frequency
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x, cos, sin):
+def rotate(x, cos, sin, scale=1):
     """Turn column i of each head together with column i + K/2 (GPT-NeoX's form; GGUF files interleave instead)."""
     a, b = jnp.split(x.astype(jnp.float32), 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+    return (jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1) * scale).astype(x.dtype)
 
 
 def columns(x, part):
@@ -213,7 +207,7 @@ def cut(x, part):
 def block(x, w, cfg, rotation, attend, part=None):
     """Apply one transformer block: x (B, S, D) -> (B, S, D), and the cache that attend(q, k, v) returns.
 
-    rotation: cos and sin of `rotary`. part (first, how many): compute the result for these columns only; all columns
+    rotation: the tables of `rotary`. part (first, how many): compute the result for these columns only; all columns
     still serve as keys and values."""
 
     def norm(x, name):
@@ -230,7 +224,7 @@ def block(x, w, cfg, rotation, attend, part=None):
         q = norm(q, "q_norm")
         k = norm(k, "k_norm")
     q = rotate(q, *(cut(a, part) for a in rotation))
-    k = rotate(k, *rotation)
+    k = rotate(k, *rotation[:2])
     mixed, cache = attend(q, k, v)
     out = linear(mixed, w, "o")
     x = cut(x, part) + (norm(out, "attn_out_norm") if cfg.gemma else out)
@@ -268,18 +262,24 @@ def column_rules(cfg, i, j):
     return rules
 
 
-def attention_mask(cfg: ModelConfig, valid: jax.Array | None, T: int, part=None) -> Mask:
-    """Say to which of T columns each column of `part` (first, how many; None: all) may attend."""
+def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part=None) -> Mask:
+    """Say to which columns of the tokens z (B, T) each column of `part` (first, how many; None: all) may attend."""
+    T = z.shape[1]
     part = part or (0, T)
     j = jnp.arange(T)[None, None]
     i = columns(j[0], part)[..., None]  # (B or 1, S, 1)
     rules = column_rules(cfg, i, j)
     if cfg.block_causal:  # blocks begin where a text does, not where its padding does
         number = positions_of(valid, T) // cfg.block_causal
-        rules.append(number[:, None] <= columns(number, part)[..., None])
+        own = columns(number, part)[..., None]
+        number = number[:, None]
+        rules.append(number <= own)
+        if cfg.causal_text:
+            is_open = ((number == own) & (z == cfg.mask_id)[:, None]).any(-1, keepdims=True)  # the block has a mask
+            rules.append(is_open | (j <= i))
     if valid is not None:
         # In a causal model padding sees itself: a softmax over nothing would be 0 / 0.
-        rules.append(valid[:, None] | (i == j) if cfg.causal else valid[:, None])
+        rules.append(valid[:, None] | (i == j) if cfg.causal or cfg.causal_text else valid[:, None])
     far = functools.reduce(jnp.logical_and, rules) if rules else None
     if cfg.window is None:
         return Mask(far, None)
@@ -394,7 +394,7 @@ def trunk(params, tokens, cfg, valid=None, part=None):
     """Run the network over whole texts: tokens (B, T), valid (B, T) False on left padding -> states (B, T, D), or those
     of the columns `part` (first, how many)."""
     T = tokens.shape[1]
-    return forward(params, tokens, cfg, positions_of(valid, T), attention_mask(cfg, valid, T), part=part)[0]
+    return forward(params, tokens, cfg, positions_of(valid, T), attention_mask(cfg, valid, tokens), part=part)[0]
 
 
 # ---- the state that a token is predicted from ------------------------------------------------------------------------

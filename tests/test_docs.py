@@ -176,9 +176,10 @@ def test_the_reward_of_the_page_is_one_from_a_file(tmp_path):
 
 def test_the_attention_of_the_page_is_a_line_in_the_mask(monkeypatch):
     new = changed("model.py", DIFFS[1]["model.py"], "changed_model", monkeypatch)
-    far = new.attention_mask(new.ModelConfig(local=2), None, 4).far
+    z = jnp.zeros((1, 4), int)
+    far = new.attention_mask(new.ModelConfig(local=2), None, z).far
     assert far[0].tolist() == (np.abs(np.subtract.outer(np.arange(4), np.arange(4))) < 2).tolist()
-    assert new.attention_mask(new.ModelConfig(), None, 4).far is None
+    assert new.attention_mask(new.ModelConfig(), None, z).far is None
 
 
 def test_the_family_of_the_page_opens(added, tmp_path):

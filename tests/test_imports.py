@@ -18,7 +18,7 @@ ARROWS = {
     "judges/operations": set(), "system/kernels": {"system/sharding"},
     "system/disk": {"data", "system/hosts"}, "data": set(),
     "judges/languages": {"judges/channel", "judges/walls"}, "judges/stubs": {"judges/operations", "judges/values"},
-    "model": {"system/kernels", "system/sharding"}, "data/texts": {"data", "system/hosts"},
+    "variants/rope": set(), "model": {"system/kernels", "system/sharding", "variants/rope"}, "data/texts": {"data", "system/hosts"},
     "judges/peer": {"judges/channel", "judges/operations", "judges/stubs", "judges/values"},
     "judges/asserts": {"judges/operations", "judges/stubs"}, "variants/lora": {"model"}, "variants/caches": {"model"},
     "variants/blocks": {"model", "system/sharding"},

@@ -32,7 +32,7 @@ TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
 def extend(params, tokens, cfg, valid, cache, start):
     """Compute the columns from `start` on, which have these tokens (B, S) -> states, cache."""
     T, part = cache[0].shape[3], (start, tokens.shape[1])
-    positions, mask = model.columns(model.positions_of(valid, T), part), model.attention_mask(cfg, valid, T, part)
+    positions, mask = model.columns(model.positions_of(valid, T), part), model.attention_mask(cfg, valid, jnp.zeros((1, T), int), part)
     return model.forward(params, tokens, cfg, positions, mask, cache, model.Write(start))
 
 

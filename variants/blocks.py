@@ -44,6 +44,8 @@ def packed_mask(cfg, valid, T, first):
     same = block[:, None] == block[..., None]
     query_is_copy = is_copy[:, None]
     sees_text = earlier | same & ~query_is_copy
+    if cfg.causal_text:
+        sees_text &= column <= column[:, None]
     sees_copy = same & query_is_copy
     far = jnp.where(is_copy, sees_copy, sees_text)
     for rule in model.column_rules(cfg, column[:, None], column):

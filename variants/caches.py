@@ -15,10 +15,9 @@ import model
 def compute(params, z, cfg, valid, cache, part, write, wanted=None):
     """Compute the columns `part` (first, how many) of z (B, T) -> their states, and the cache that has them. wanted
     (first, how many): the columns of these whose states are returned (None: all)."""
-    T = z.shape[1]
     tokens = model.columns(z, part)
-    positions = model.columns(model.positions_of(valid, T), part)
-    mask = model.attention_mask(cfg, valid, T, part)
+    positions = model.columns(model.positions_of(valid, z.shape[1]), part)
+    mask = model.attention_mask(cfg, valid, z, part)
     return model.forward(params, tokens, cfg, positions, mask, cache, write, wanted)
 
 
