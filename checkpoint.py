@@ -96,9 +96,22 @@ def retry_if_deleted(choose: Callable[[], Any], read: Callable[..., Any]) -> Any
                 raise
 
 
-def load(path: str, dtype: str = "float32") -> tuple[Any, model.ModelConfig]:
+def load(path: str, dtype: str = "float32", open_as: str | None = None) -> tuple[Any, model.ModelConfig]:
     """Load a model's folder, or the newest checkpoint in a run's out_dir -> params, ModelConfig (`load_folder`)."""
-    return huggingface.load_folder(find(path), dtype, find)
+    folder = find(path)
+    return huggingface.load_folder(folder, dtype, find, family_to_open(folder, open_as))
+
+
+def family_to_open(folder: str, open_as: str | None) -> str | None:
+    """Return the family to open a folder as: the one that is asked for, unless a run wrote the folder.
+
+    A run writes its model under the right family. With LoRA it knows as what its base was opened.
+    """
+    run = read_run(folder)
+    if not run:
+        return open_as
+    has_adapters = os.path.exists(os.path.join(folder, huggingface.ADAPTER_CONFIG))
+    return run.get("config", {}).get("open_as") or open_as if has_adapters else None
 
 
 def read_run(folder: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class ModelConfig:
     logit_cap: float | None = None  # and so do logits (Gemma 2)
     tie_embeddings: bool = False  # one matrix reads tokens in and logits out
     rope_theta: float = 10000.0  # the longest wavelength of the rotary positions, over 2 pi
-    rope_scaling: tuple[float, ...] | None = None  # factor, low and high frequency factor, trained length (Llama 3.1; YaRN)
+    rope_scaling: tuple[float, ...] | None = None  # stretched positions (Llama 3.1, YaRN), see variants/rope.py
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of the matmuls; params, norms, softmax and logits stay float32
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
@@ -262,6 +262,11 @@ def column_rules(cfg, i, j):
     return rules
 
 
+def is_open(z, number, own, cfg):
+    """True (B, S, 1) where a block still has masks: z, number (B, T) tokens and their blocks, own (B, S, 1) blocks."""
+    return ((number[:, None] == own) & (z == cfg.mask_id)[:, None]).any(-1, keepdims=True)
+
+
 def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part=None) -> Mask:
     """Say to which columns of the tokens z (B, T) each column of `part` (first, how many; None: all) may attend."""
     T = z.shape[1]
@@ -272,11 +277,9 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part
     if cfg.block_causal:  # blocks begin where a text does, not where its padding does
         number = positions_of(valid, T) // cfg.block_causal
         own = columns(number, part)[..., None]
-        number = number[:, None]
-        rules.append(number <= own)
+        rules.append(number[:, None] <= own)
         if cfg.causal_text:
-            is_open = ((number == own) & (z == cfg.mask_id)[:, None]).any(-1, keepdims=True)  # the block has a mask
-            rules.append(is_open | (j <= i))
+            rules.append((j <= i) | is_open(z, number, own, cfg))
     if valid is not None:
         # In a causal model padding sees itself: a softmax over nothing would be 0 / 0.
         rules.append(valid[:, None] | (i == j) if cfg.causal or cfg.causal_text else valid[:, None])

@@ -84,6 +84,7 @@ class Config:
                          choices=("pretrain", "judge", "grpo"), section="run")
     out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
     init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
+    open_as: str | None = key(None, "family of the folders in init_from and ref_from, if config.json says another")
     base: tuple[str, ...] = key((), "keys for the config file in init_from, as in seed=1,max_iters=9; or --base.seed=1")
     adapt: bool = key(False, "pretrain: make a denoiser of the causal model in init_from (Dream; SDAR: block_causal=4)")
     resume: bool = key(False, "continue the run in out_dir; otherwise an earlier run there is moved aside")
@@ -350,6 +351,9 @@ def between_keys(c):
          f"{', '.join(deciding) or 'none'}"),
         (c.base and not (c.init_from or "").endswith(".py"),
          f"base={c.base} is for the config file in init_from, now {c.init_from!r}"),
+        (c.open_as and (c.init_from or "").endswith(".py"),
+         f"open_as={c.open_as!r} is for other people's folders: a run, as of init_from={c.init_from!r}, writes its own "
+         "model under the right family"),
         (c.difficulty and (len(c.difficulty) != 2 or c.difficulty[0] > c.difficulty[1]),
          f"difficulty={c.difficulty}: two numbers, the lowest and the highest, as in 1,3"),
         (c.curriculum and c.objective == "judge",

@@ -18,5 +18,5 @@ config = replace(
     batch_size=42,
     cache="prefix",  # exact for finished blocks
     diffusion_steps=4,  # per block, one token per pass over 4 columns; 8 passes over 19 columns cost twice as much
-    model=replace(base.model, block_causal=4, qk_norm=True),  # SDAR's format needs qk_norm
+    model=replace(base.model, block_causal=4, qk_norm=True),  # as in SDAR
 )

@@ -319,7 +319,7 @@ def refill_rows(rows, seed, generator, cfg, tok):
 def find_generator(cfg, start):
     """Choose the language model that refills texts, or None: a resumed run uses the one it began with."""
     if start and model.width(start):
-        start = checkpoint.load(cfg.init_from)[0] if cfg.init_from else None
+        start = checkpoint.load(cfg.init_from, open_as=cfg.open_as)[0] if cfg.init_from else None
     return None if start and model.width(start) else start
 
 

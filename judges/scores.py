@@ -146,7 +146,7 @@ def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
             + f", but rewards are {', '.join(names) or 'none'}"
         )
     if "coherence" in names and "coherence" not in made and cfg.init_from:
-        params, _ = checkpoint.load(cfg.init_from, cfg.model.dtype)
+        params, _ = checkpoint.load(cfg.init_from, cfg.model.dtype, cfg.open_as)
         made["coherence"] = model_judge.coherence(params, cfg.model, tok)
     found = find_rewards(cfg, rows, **made)
     used = found.trained.keys() | found.eval_only.keys()

@@ -6,6 +6,7 @@ There is no private format. A family of models that differs from another in name
 
 import dataclasses
 import functools
+import math
 import operator
 import os
 import re
@@ -59,6 +60,9 @@ LLADA_TENSORS = {
     "up": "model.transformer.blocks.{}.up_proj",
     "down": "model.transformer.blocks.{}.ff_out",
 }
+NEMOTRON_TENSORS = {leaf: name.replace("model.", "encoder.") for leaf, name in LLAMA_TENSORS.items()} | {
+    "head": "diffusion_head"
+}
 
 # Our field of ModelConfig -> their key in config.json. A key whose field has a default can be missing.
 TOKEN_KEYS = {"mask_id": "mask_token_id", "eos_id": "eos_token_id", "pad_id": "pad_token_id", "bos_id": "bos_token_id"}
@@ -75,6 +79,7 @@ LLAMA_KEYS = TOKEN_KEYS | {
     "norm_eps": "rms_norm_eps",
     "rope_scaling": "rope_scaling",
 }
+BLOCK_KEYS = LLAMA_KEYS | {"block_causal": "block_size"}
 GEMMA_KEYS = LLAMA_KEYS | {
     "window": "sliding_window",
     "query_scale": "query_pre_attn_scalar",
@@ -101,12 +106,15 @@ LLAMA_REQUIRES = {
     "attention_bias": False,
     "mlp_bias": False,
     "use_sliding_window": False,
+    "llama_4_scaling_beta": None,
 }
 GEMMA_REQUIRES = LLAMA_REQUIRES | {
     "hidden_act": "gelu_pytorch_tanh",
     "hidden_activation": "gelu_pytorch_tanh",
     "use_bidirectional_attention": False,
 }
+NEMOTRON_REQUIRES = LLAMA_REQUIRES | {"dlm_paradigm": "bidirectional", "sliding_window": None}
+del NEMOTRON_REQUIRES["llama_4_scaling_beta"]
 LLADA_REQUIRES = {
     "rope_scaling": None,
     "block_type": "llama",
@@ -147,18 +155,32 @@ FAMILIES = {  # by the model_type in config.json
         GEMMA_REQUIRES,
     ),
     # A block model's config.json need not give the block length: it is in the folder's name, or the usual one.
-    "sdar": Family(  # and TraDo
-        "SDARForCausalLM", {"block_causal": 4, "qk_norm": True}, keys=LLAMA_KEYS | {"block_causal": "block_size"}
-    ),
+    "sdar": Family("SDARForCausalLM", {"block_causal": 4, "qk_norm": True}, keys=BLOCK_KEYS),  # and TraDo
     "Fast_dLLM_Qwen": Family(
         "Fast_dLLM_QwenForCausalLM",
         {"block_causal": 32, "shift": True, "qkv_bias": True},
         keys=LLAMA_KEYS | {"block_causal": "bd_size"},
     ),
+    "a2d-qwen3": Family("A2DQwen3LMHeadModel", {"qk_norm": True}, keys=BLOCK_KEYS),  # dllm's: with blocks or without
+    "a2d-qwen2": Family("A2DQwen2LMHeadModel", {"qkv_bias": True}, keys=BLOCK_KEYS),
+    "a2d-llama": Family("A2DLlamaLMHeadModel", {}, keys=BLOCK_KEYS),
+    "nemotron_labs_diffusion": Family(
+        "NemotronLabsDiffusionModel",
+        {"block_causal": 32, "causal_text": True},
+        NEMOTRON_TENSORS,
+        BLOCK_KEYS,
+        NEMOTRON_REQUIRES,
+    ),
 }
 ANY_FAMILY = ("dtype", "remat", "d_head")  # fields that do not tell families apart
 JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassification
-LLAMA3_ROPE = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"  # cfg.rope_scaling
+ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's last one is Ministral 3's
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor", "beta_slow", "beta_fast", "original_max_position_embeddings", "attention_factor",
+        "llama_4_scaling_beta",
+    ),
+}  # fmt: skip
 
 
 def family_of(cfg: model.ModelConfig) -> str:
@@ -166,13 +188,13 @@ def family_of(cfg: model.ModelConfig) -> str:
     default = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in ANY_FAMILY}
     for name, family in FAMILIES.items():
         fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
-        fits_blocks = (cfg.block_causal is not None) == ("block_causal" in family.keys)
+        fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
         fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
         if fits_heads and fits_blocks and all(getattr(cfg, field) == v for field, v in fixed.items()):
             return name
     switches = (
-        "causal", "block_causal", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale", "attn_cap",
-        "logit_cap", "rope_scaling", "d_head",
+        "causal", "block_causal", "causal_text", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
+        "attn_cap", "logit_cap", "rope_scaling", "d_head",
     )  # fmt: skip
     raise ValueError(
         "no Hugging Face family has these switches together: "
@@ -190,9 +212,13 @@ class Place(NamedTuple):
     name: str  # theirs
 
 
-def tensor_places(cfg: model.ModelConfig, n_out: int | None) -> Iterator[Place]:
-    """List every tensor in a folder of this configuration. n_out: outputs of the head, None for the vocabulary."""
-    names, shapes = FAMILIES[family_of(cfg)].tensors, model.shapes(cfg, n_out)
+def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = None) -> Iterator[Place]:
+    """List every tensor in a folder of this configuration.
+
+    n_out: outputs of the head, None for the vocabulary
+    kind: the name of its family; None: that of `family_of`
+    """
+    names, shapes = FAMILIES[kind or family_of(cfg)].tensors, model.shapes(cfg, n_out)
     for leaf in shapes:
         if leaf == "head" and n_out is not None:
             yield Place(("head",), None, JUDGE_HEAD)
@@ -237,7 +263,8 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
     theirs["vocab_size"] = cfg.vocab_size
     theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
     if cfg.rope_scaling is not None:
-        theirs["rope_scaling"] = {"rope_type": "llama3", **dict(zip(LLAMA3_ROPE, cfg.rope_scaling, strict=True))}
+        stretch = "llama3" if len(cfg.rope_scaling) == 4 else "yarn"
+        theirs["rope_scaling"] = {"rope_type": stretch, **dict(zip(ROPES[stretch], cfg.rope_scaling, strict=False))}
         del theirs["rope_type"]
     tensors = [to_store(params, place) for place in tensor_places(cfg, n_out)]
     return {"config.json": theirs} | disk.split_among_processes("model", tensors)
@@ -259,22 +286,32 @@ def to_store(params, place):
 # ==== other people's folders: reading =================================================================================
 
 
-def read_config(folder: str) -> model.ModelConfig:
-    """Read config.json of a Hugging Face folder. A ValueError names what our model cannot compute."""
+def read_kind(folder: str, open_as: str | None = None) -> str:
+    """Find the name of a folder's family: open_as if it is given, else its model_type."""
     path = os.path.join(folder, "config.json")
-    theirs = disk.read_json(path)
-    kind = theirs.get("model_type")
+    kind = open_as or disk.read_json(path).get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ValueError(f"{path}: model_type is {kind!r}; known families: {', '.join(FAMILIES)}")
-    family = FAMILIES[kind]
-    if family.fields.get("causal"):
+        asked = f"open_as={open_as!r}" if open_as else f"{path}: model_type is {kind!r}"
+        raise ValueError(f"{asked}; known families: {', '.join(FAMILIES)}")
+    return kind
+
+
+def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
+    """Read config.json of a Hugging Face folder. A ValueError names what our model cannot compute.
+
+    open_as: the family that it belongs to, whatever its model_type says
+    """
+    family, path = FAMILIES[read_kind(folder, open_as)], os.path.join(folder, "config.json")
+    theirs = disk.read_json(path)
+    if family.fields.get("causal") and not open_as:
         check_causal(path, theirs, family.architecture)
-    inside = theirs.get("rope_parameters")
-    theirs |= inside if isinstance(inside, dict) else {}  # where transformers 5 keeps rope_theta
-    theirs |= {"rope_scaling": llama3_rope(path, theirs)}
+    stretch = read_rope(path, theirs)
+    for key in ("rope_scaling", "rope_parameters"):  # where transformers 5 keeps rope_theta
+        theirs |= {name: value for name, value in (theirs.get(key) or {}).items() if name != "rope_type"}
+    theirs |= {"rope_scaling": stretch}
     check_requirements(path, theirs, family.requires)
     fields = {field: theirs[key] for field, key in family.keys.items() if theirs.get(key) is not None}
-    fields = family.fields | missing_fields(folder, family, fields) | fields
+    fields = family.fields | missing_fields(folder, family, theirs, open_as) | fields
     if isinstance(fields.get("eos_id"), list):
         fields["eos_id"] = fields["eos_id"][0] if fields["eos_id"] else None
     if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # we make a name for each
@@ -292,17 +329,26 @@ def read_config(folder: str) -> model.ModelConfig:
     return cfg
 
 
-def missing_fields(folder, family, fields):
-    """Find the fields that config.json leaves out elsewhere -> {field: value}; those in `fields` count more."""
+def missing_fields(folder, family, theirs, open_as):
+    """Find the fields that config.json, theirs, leaves out elsewhere -> {field: value}; what it gives counts more."""
     found = {}
     if family.fields.get("causal"):  # it reads no masks, and may write every id
-        found["mask_id"] = fields.get("vocab_size")
-    if "block_causal" in family.keys:
-        if in_name := re.search(r"-b(\d+)$", os.path.basename(os.path.abspath(folder))):
+        found["mask_id"] = theirs.get("vocab_size")
+    elif theirs.get("mask_token_id") is None and ("block_causal" in family.keys or open_as):
+        found["mask_id"] = mask_in_tokenizer(folder)
+    if "block_causal" in family.keys and family.keys["block_causal"] not in theirs:
+        name = name_of(folder)
+        if in_name := re.search(r"-b(\d+)$", name):
             found["block_causal"] = int(in_name[1])
-        if "mask_id" not in fields:
-            found["mask_id"] = mask_in_tokenizer(folder)
+        elif "bd3lm" in name.lower():  # dllm's
+            found["block_causal"] = 32
     return found
+
+
+def name_of(folder):
+    """Return the name of a folder, and of one in the cache of huggingface_hub that of its repository."""
+    parts = Path(os.path.abspath(folder)).parts
+    return parts[-3] if parts[-2:-1] == ("snapshots",) else parts[-1]
 
 
 def mask_in_tokenizer(folder):
@@ -320,22 +366,35 @@ def check_requirements(path, theirs, requires):
             raise ValueError(f"{path}: {key}={theirs[key]!r} is not supported; this code computes {key}={value!r}")
 
 
-def llama3_rope(path, theirs):
-    """Read the RoPE scaling of a config.json -> cfg.rope_scaling. Remove its rope_type if we compute it."""
+def read_rope(path, theirs):
+    """Read how a config.json stretches rotary positions -> cfg.rope_scaling."""
     for key in ("rope_scaling", "rope_parameters"):
         if not isinstance(theirs.get(key) or {}, dict):
             raise ValueError(f"{path}: {key}={theirs[key]!r}: expected an object or null")
-    found = theirs.get("rope_scaling") or (theirs if theirs.get("rope_type") == "llama3" else {})
+    found = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     kind = found.get("rope_type", found.get("type", "default"))
-    if kind == "default":
+    if kind == "default" and not found.get("llama_4_scaling_beta"):
         return None
-    if kind != "llama3" or not set(LLAMA3_ROPE) <= found.keys():
+    given = {key: value for key, value in found.items() if value not in (None, 0)}
+    if kind == "yarn" and "factor" in given:
+        given = {"beta_slow": 1, "beta_fast": 32, "attention_factor": attention_factor(path, given)} | given
+    keys = ROPES.get(kind, ())
+    if not keys or not set(keys) - {"llama_4_scaling_beta"} <= given.keys() or not found.get("truncate", True):
         raise ValueError(
-            f"{path}: rope_scaling={found} is not supported; this code computes rope_type='default', and "
-            f"'llama3' with {', '.join(LLAMA3_ROPE)}"
+            f"{path}: rope_scaling={found} is not supported; this code computes rope_type='default', "
+            f"'llama3' with {', '.join(ROPES['llama3'])}, and 'yarn' with factor and original_max_position_embeddings"
         )
-    theirs.pop("rope_type", None)
-    return tuple(found[key] for key in LLAMA3_ROPE)
+    return tuple(given[key] for key in keys if key in given)
+
+
+def attention_factor(path, yarn):
+    """Return the number that YaRN multiplies cosines and sines by."""
+    numbers = [yarn["factor"], yarn.get("mscale") or 1, yarn.get("mscale_all_dim") or 0]
+    if not all(type(x) in (int, float) for x in numbers):
+        raise ValueError(f"{path}: rope_scaling={yarn}: expected numbers as factor, mscale and mscale_all_dim")
+    factor, above, below = numbers
+    growth = 0.1 * math.log(max(factor, 1))
+    return (1 + above * growth) / (1 + below * growth) if yarn.get("mscale") and below else 1 + growth
 
 
 def check_causal(path, theirs, architecture):
@@ -347,14 +406,19 @@ def check_causal(path, theirs, architecture):
     signs += [f"{key}={value!r}" for key, value in theirs.items() if key.startswith("dlm_")]
     signs += ["is_causal=False"] if theirs.get("is_causal") is False else []
     # Our own causal models have a mask token, as their tokenizer does; they name their class and bring no code along.
-    if theirs.get("mask_token_id") is not None and (not named or theirs.get("auto_map")):
+    foreign = not named or theirs.get("auto_map") or theirs.get("transformers_version")
+    if foreign and theirs.get("mask_token_id") is not None:
         signs += [f"mask_token_id={theirs['mask_token_id']!r}"]
+    named_mask = bpe.text_of(bpe.read_json(Path(path).with_name("tokenizer_config.json")).get("mask_token"))
+    if foreign and named_mask is not None:
+        signs += [f"its tokenizer_config.json has mask_token={named_mask!r}"]
     if signs:
         denoisers = ", ".join(kind for kind, family in FAMILIES.items() if not family.fields.get("causal"))
         raise ValueError(
             f"{path}: model_type is {theirs['model_type']!r}, a causal family, but {', '.join(signs)}: "
             f"this is another network, perhaps one that sees both sides, and {architecture} would compute it "
-            f"left to right. The denoisers that this code computes are {denoisers}"
+            f"left to right. The denoisers that this code computes are {denoisers}: --open_as=NAME opens it as one of "
+            f"them (Dream if it predicts each token one place before it), --open_as={theirs['model_type']} as it says"
         )
 
 
@@ -367,17 +431,20 @@ def check_mask(folder: str, cfg: model.ModelConfig, tok: Tokenizer) -> None:
         )
 
 
-def load_folder(folder: str, dtype: str, find_base: Callable[[str], str], above: tuple = ()) -> tuple[Any, Any]:
+def load_folder(
+    folder: str, dtype: str, find_base: Callable[[str], str], open_as: str | None = None, above: tuple = ()
+) -> tuple[Any, Any]:
     """Load a model's folder -> params, ModelConfig; for adapters, those of their base with the adapters merged in.
 
     Every device reads only its part of each leaf, one matrix of all layers, and stores it as `dtype`.
 
     find_base: finds the folder of the base from the path that adapters give
+    open_as: the family of the model (of the base, for adapters), see `read_config`
     above: the folders of adapters whose base this is
     """
     if os.path.exists(os.path.join(folder, ADAPTER_CONFIG)):
-        return load_merged(folder, dtype, find_base, above)
-    cfg = read_config(folder)
+        return load_merged(folder, dtype, find_base, open_as, above)
+    kind, cfg = read_kind(folder, open_as), read_config(folder, open_as)
     index = os.path.join(folder, "model.safetensors.index.json")
     listed = disk.read_json(index).get("weight_map") if os.path.exists(index) else {"": "model.safetensors"}
     if not (isinstance(listed, dict) and all(isinstance(file, str) for file in listed.values())):
@@ -385,13 +452,13 @@ def load_folder(folder: str, dtype: str, find_base: Callable[[str], str], above:
     files: dict[str, Any] = {}
     for file in sorted(set(listed.values())):
         files |= disk.open_tensors(os.path.join(folder, file))
-    n_out, kind = 1 if JUDGE_HEAD in files else None, family_of(cfg)
+    n_out = 1 if JUDGE_HEAD in files else None
     if cfg.mask_id is None and not cfg.causal and n_out is None:
         raise ValueError(
             f"{folder}/config.json has no mask_token_id: a model of the family {kind} fills masks, "
             f"so one of its {cfg.vocab_size} ids is the mask; add the one that it was trained with"
         )
-    places, shapes = list(tensor_places(cfg, n_out)), model.shapes(cfg, n_out)
+    places, shapes = list(tensor_places(cfg, n_out, kind)), model.shapes(cfg, n_out)
     return load_tensors(folder, files, places, shapes, dtype, (f"{kind} model", "config.json")), cfg
 
 
@@ -512,7 +579,7 @@ def read_adapters(folder: str) -> tuple[str, int, Any]:
     return base, rank, alpha
 
 
-def load_merged(folder, dtype, find_base, above):
+def load_merged(folder, dtype, find_base, open_as, above):
     """Load a folder of adapters -> params of the base with the adapters merged in, ModelConfig."""
     base, rank, alpha = read_adapters(folder)
     above = *above, os.path.realpath(folder)
@@ -522,7 +589,7 @@ def load_merged(folder, dtype, find_base, above):
             f"adapters that are their own base: {' -> '.join([*above, found])}; write the folder of the "
             f"model that they were trained on into {os.path.join(folder, ADAPTER_CONFIG)}"
         )
-    params, cfg = load_folder(base, dtype, find_base, above)
+    params, cfg = load_folder(base, dtype, find_base, open_as, above)
     files = disk.open_tensors(os.path.join(folder, "adapter_model.safetensors"))
     n_out = 1 if PEFT_PREFIX + JUDGE_HEAD in files else None
     matrices = [leaf for leaf, shape in model.shapes(cfg)["blocks"].items() if len(shape) == 3]

@@ -111,7 +111,7 @@ def find_checkpoint(cfg):
     if start and not config.is_inside(was["init_from"] or "", start):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
     start = huggingface.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
-    return dataclasses.replace(cfg, init_from=start, base=()), folder
+    return dataclasses.replace(cfg, init_from=start, open_as=was.get("open_as") or cfg.open_as, base=()), folder
 
 
 def check_same_run(cfg, was, folder):
@@ -143,9 +143,9 @@ def open_sources(resumed, cfg):
 def open_model(cfg, folder, adapting):
     """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
-        memory.check_fits(cfg, huggingface.read_config(folder))
+        memory.check_fits(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, cfg.open_as)))
     dtype = cfg.model.dtype if cfg.lora_rank else "float32"  # a frozen base is cast once
-    params, shape = checkpoint.load(folder, dtype)
+    params, shape = checkpoint.load(folder, dtype, cfg.open_as)
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapting:
@@ -205,7 +205,7 @@ def has_reference(cfg: Config) -> bool:
 
 def load_reference(cfg: Config) -> dict:
     """Return the parameters of the model in ref_from, which must have the policy's shape."""
-    params, shape = checkpoint.load(checkpoint.find(str(cfg.ref_from)), reference_dtype(cfg))
+    params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), cfg.open_as)
     theirs, ours = vars(shape), vars(cfg.model)
     for key in ours:
         if ours[key] != theirs[key] and key not in ("dtype", "remat"):

@@ -712,7 +712,7 @@ def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
     rows.write_text('{"prompt": "1+1=", "completion": "2...", "difficulty": 1}\n' * 8)
     for argv in ("--seed", "--order=best", "--rule=all", "--top_p=2", "--dataset=sudoky", "--rewards=exakt",
                  "--eval_only=True --out_dir=/nowhere/at/all", "--out_dir=/proc/none/such", "--init_from=/nowhere",
-                 "--init_from=data", "--max_new_tokens=1", "--qk_norm=True", "--difficulty=98,99"):  # fmt: skip
+                 "--init_from=data", "--max_new_tokens=1", "--window=3", "--difficulty=98,99"):  # fmt: skip
         dataset = [] if "dataset" in argv else [f"--dataset={rows}"]
         monkeypatch.setattr(sys, "argv", ["train.py", file, "--d_model=16", *argv.split(), *dataset])
         with pytest.raises(SystemExit) as e:

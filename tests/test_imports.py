@@ -18,7 +18,8 @@ ARROWS = {
     "judges/operations": set(), "system/kernels": {"system/sharding"},
     "system/disk": {"data", "system/hosts"}, "data": set(),
     "judges/languages": {"judges/channel", "judges/walls"}, "judges/stubs": {"judges/operations", "judges/values"},
-    "variants/rope": set(), "model": {"system/kernels", "system/sharding", "variants/rope"}, "data/texts": {"data", "system/hosts"},
+    "variants/rope": set(), "model": {"system/kernels", "system/sharding", "variants/rope"},
+    "data/texts": {"data", "system/hosts"},
     "judges/peer": {"judges/channel", "judges/operations", "judges/stubs", "judges/values"},
     "judges/asserts": {"judges/operations", "judges/stubs"}, "variants/lora": {"model"}, "variants/caches": {"model"},
     "variants/blocks": {"model", "system/sharding"},
@@ -50,7 +51,7 @@ ARROWS = {
     "system/memory": {"config", "diffusion", "model", "rl", "system/kernels", "system/sharding", "variants/lora"},
     "system/start": {"checkpoint", "config", "data", "data/texts", "judges/scores", "model", "runs", "sample",
                      "system/disk", "system/hosts", "system/huggingface", "system/memory"},
-    "tools/plan": {"config", "data", "diffusion", "rl", "sample", "system/huggingface", "system/memory",
+    "tools/plan": {"checkpoint", "config", "data", "diffusion", "rl", "sample", "system/huggingface", "system/memory",
                    "system/sharding", "system/start"},
 }  # fmt: skip
 ARROWS["train"] = set(ARROWS) - {"tools/complete", "tools/film"}

@@ -32,7 +32,8 @@ TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
 def extend(params, tokens, cfg, valid, cache, start):
     """Compute the columns from `start` on, which have these tokens (B, S) -> states, cache."""
     T, part = cache[0].shape[3], (start, tokens.shape[1])
-    positions, mask = model.columns(model.positions_of(valid, T), part), model.attention_mask(cfg, valid, jnp.zeros((1, T), int), part)
+    positions = model.columns(model.positions_of(valid, T), part)
+    mask = model.attention_mask(cfg, valid, jnp.zeros((1, T), int), part)
     return model.forward(params, tokens, cfg, positions, mask, cache, model.Write(start))
 
 
@@ -544,7 +545,7 @@ def test_what_does_not_fit_is_named(change, named, tmp_path):
 @pytest.mark.parametrize("change, named", [
     (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_scaling=.*low_freq_factor"),
     (dict(rope_scaling={"type": "linear", "factor": 8.0}), "rope_scaling=.*linear"),
-    (dict(rope_parameters={"rope_type": "yarn"}), "rope_type='yarn' is not supported"),
+    (dict(rope_parameters={"rope_type": "yarn"}), "rope_scaling={'rope_type': 'yarn'} is not supported"),
     (dict(layer_types=["sliding_attention"] * 2), "layer_types="), (dict(attention_bias=True), "attention_bias=True"),
     (dict(architectures=["EfficientDLM"]), r"a causal family, but architectures=\['EfficientDLM'\]: .* left to right"),
     (dict(architectures="A2DLlamaLMHeadModel"), "both sides.* denoisers .* are llada, Dream, sdar, Fast_dLLM_Qwen"),

@@ -4,6 +4,7 @@ The command line of `python sample.py`: complete prompts, or fill masks in texts
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import itertools
 import json
@@ -160,6 +161,7 @@ def parser() -> argparse.ArgumentParser:
     add("--out", help="write the rows with their completions to this .jsonl file")
     add("--rewards", help="score the completions of --data: names or path/to/file.py:function, separated by commas")
     add("--export", metavar="FOLDER", help=export)
+    add("--open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --open_as=Dream")
     add("--holes", choices=HOLES, help=holes)
     add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
     add("--system_prompt", help="how the template begins; default: as in training, or the template's own")
@@ -259,13 +261,13 @@ class Model(NamedTuple):
     trained: dict  # the config of the run that trained it
 
 
-def open_model(folder: Any, why: str) -> Model:
+def open_model(folder: Any, why: str, open_as: str | None = None) -> Model:
     """Load the checkpoint that `checkpoint.best` chose; `why` is printed unless the folder was asked for by name."""
     import data
 
     if why != "asked for":
         print(f"{folder}: {why}", file=sys.stderr)
-    params, cfg = checkpoint.load(folder)
+    params, cfg = checkpoint.load(folder, open_as=open_as)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
     huggingface.check_mask(folder, cfg, tok)
     return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, checkpoint.read_run(folder).get("config", {}))
@@ -358,7 +360,8 @@ def run(options: argparse.Namespace) -> None:
     runs.prepare_process()
     sharding.use()
     path = data.local_copy(data.prepare(options.folder))
-    loaded = checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_model)
+    open_it = functools.partial(open_model, open_as=options.open_as)
+    loaded = checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_it)
     if options.export:
         huggingface.save(options.export, loaded.params, loaded.cfg)
         loaded.tok.save(options.export)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 
+import checkpoint
 import config
 import data
 import diffusion
@@ -265,7 +266,7 @@ def plan_ahead(argv: list[str], devices: str, outline: Callable) -> None:
     first = config.base_runs(cfg)[-1]
     folder = data.prepare(first.init_from or "")
     if os.path.exists(os.path.join(folder, "config.json")):
-        shape = huggingface.read_config(folder)
+        shape = huggingface.read_config(folder, checkpoint.family_to_open(folder, first.open_as))
     elif not first.init_from:
         shape = start.with_ids(first.model, data.tokenizer(first.dataset))
     elif first.model.mask_id is not None:  # the recipe states the shape

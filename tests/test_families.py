@@ -1,0 +1,432 @@
+"""Folders of dllm, of denoisers under a causal name, and of Nemotron-Labs-Diffusion, against transformers' classes."""
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import checkpoint
+import config
+import diffusion
+import model
+import sample
+import train
+from data import bpe
+from system import huggingface, start
+from tools import complete, plan
+from variants import blocks, caches
+
+KEY = jax.random.key(0)
+SHAPE = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, tie_word_embeddings=False)  # fmt: skip
+MASK = 39
+YARN = dict(rope_type="yarn", rope_theta=100.0, factor=8.0, original_max_position_embeddings=64, beta_fast=32.0,
+            beta_slow=1.0)  # fmt: skip
+
+
+def random_torch(kind, **shape):
+    """A model of transformers, far from its initialization, where attention is almost even and biases are 0."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **SHAPE | shape)
+    theirs = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p += 0.2 * torch.randn_like(p)
+    return theirs
+
+
+def torch_logits(theirs, z, seen):
+    """Logits (B, T, V) of a model of transformers where seen (B or 1, T, T) says who sees whom."""
+    import torch
+    mask = np.where(np.broadcast_to(seen, (len(z), *seen.shape[1:])), 0, -1e30).astype(np.float32)
+    with torch.no_grad():
+        return theirs(torch.tensor(np.asarray(z)), attention_mask=torch.tensor(mask[:, None])).logits.numpy()
+
+
+def edit(folder, **changes):
+    """Change keys of config.json; None deletes one."""
+    file = folder / "config.json"
+    theirs = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in theirs.items() if value is not None}))
+
+
+def difference(ours, theirs):
+    """The largest difference of logits, without that of the mask."""
+    return np.abs(np.delete(np.asarray(ours), MASK, -1) - np.delete(theirs, MASK, -1)).max()
+
+
+def with_masks(B, T, share=0.4):
+    tokens = jax.random.randint(jax.random.key(1), (B, T), 0, 37)
+    return jnp.where(jax.random.uniform(jax.random.key(2), (B, T)) < share, MASK, tokens)
+
+
+# ---- dllm's a2d ------------------------------------------------------------------------------------------------------
+
+A2D = {"a2d-qwen3": ("qwen3", dict(head_dim=16)), "a2d-qwen2": ("qwen2", {}), "a2d-llama": ("llama", {})}
+
+
+def a2d_folder(folder, kind, **changes):
+    """A folder as dllm writes it: neither mask id nor block size in config.json."""
+    base, shape = A2D[kind]
+    theirs = random_torch(base, **shape)
+    theirs.save_pretrained(folder)
+    edit(folder, model_type=kind, architectures=[huggingface.FAMILIES[kind].architecture], **changes)
+    (folder / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": 38, "<|mask|>": MASK}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<|mask|>"}))
+    return theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, block", [("Qwen-mdlm-v0.1", None), ("Qwen-bd3lm-v0.1", 32), ("Qwen-a2d-b8", 8)])
+@pytest.mark.parametrize("kind", A2D)
+def test_a_folder_of_dllm_opens_with_its_logits(kind, name, block, tmp_path):
+    folder = tmp_path / name
+    theirs = a2d_folder(folder, kind)
+    params, cfg = checkpoint.load(folder)
+    assert (cfg.causal, cfg.shift, cfg.mask_id, cfg.block_causal) == (False, False, MASK, block)
+    z, T = with_masks(3, 40), 40
+    number = np.arange(T) // (block or T)
+    expected = torch_logits(theirs, z, (number <= number[:, None])[None])
+    assert difference(model.logits(params, z, cfg), expected) < 2e-5
+    huggingface.save(tmp_path / "bd3lm", params, cfg)  # the name of our own folder says nothing
+    again, same = checkpoint.load(tmp_path / "bd3lm")
+    assert dataclasses.replace(same, d_head=cfg.head_dim) == dataclasses.replace(cfg, d_head=cfg.head_dim)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
+
+
+def config_only(folder, **changes):
+    """A folder with a config.json of a family, without tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = dict(model_type="a2d-qwen3", vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=2, mask_token_id=39)  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(keys | changes))
+    return folder
+
+
+def test_the_name_of_a_repository_counts_in_the_cache_of_huggingface(tmp_path):
+    cache = "models--dllm-hub--Qwen3-0.6B-diffusion-{}-v0.1/snapshots/6f1c0b3"
+    block, plain = (config_only(tmp_path / cache.format(kind)) for kind in ("bd3lm", "mdlm"))
+    assert huggingface.read_config(block).block_causal == 32 and huggingface.read_config(plain).block_causal is None
+    assert huggingface.read_config(config_only(block, block_size=None)).block_causal is None  # config.json decides
+    assert huggingface.read_config(config_only(plain, block_size=16)).block_causal == 16
+
+
+@pytest.mark.parametrize("switches, kind", [
+    (dict(qk_norm=True), "a2d-qwen3"), (dict(qkv_bias=True, block_causal=4), "a2d-qwen2"),
+    (dict(block_causal=4), "a2d-llama"), (dict(d_head=16), "a2d-llama"), (dict(qk_norm=True, block_causal=4), "sdar"),
+    ({}, "llada"), (dict(block_causal=4, causal_text=True), "nemotron_labs_diffusion"),
+])  # fmt: skip
+def test_our_own_models_are_written_under_these_families_too(switches, kind, tmp_path):
+    cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **switches)
+    params = model.init(KEY, cfg)
+    huggingface.save(tmp_path, params, cfg)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == kind
+    loaded, same = checkpoint.load(tmp_path)
+    assert same == dataclasses.replace(cfg, d_head=same.d_head, n_kv_head=2, d_ff=cfg.ff)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+# ---- a denoiser under a causal name ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def denoiser(tmp_path_factory):
+    """A run's folder of a shifted denoiser with a tokenizer, under the name of Qwen2, and its params and shape."""
+    folder, tok = tmp_path_factory.mktemp("dcoder"), bpe.Tokenizer.bytes()
+    cfg = model.ModelConfig(vocab_size=tok.vocab_size, n_layer=1, n_head=2, d_model=16, shift=True, qkv_bias=True,
+                            mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)  # fmt: skip
+    params = model.init(KEY, cfg)
+    huggingface.save(folder, params, cfg)
+    tok.save(folder)
+    edit(folder, model_type="qwen2", architectures=["Qwen2ForCausalLM"], transformers_version="4.53.0")
+    return folder, params, cfg
+
+
+def same_model(found, denoiser):
+    params, cfg = found
+    assert cfg == dataclasses.replace(denoiser[2], d_head=cfg.d_head, n_kv_head=2, d_ff=denoiser[2].ff)
+    jax.tree.map(np.testing.assert_array_equal, params, denoiser[1])
+
+
+def test_a_denoiser_under_a_causal_name_is_refused_and_opens_as_what_it_is(denoiser):
+    said = r"'qwen2', a causal family, but mask_token_id=\d+.*: --open_as=NAME opens it as one of them \(Dream if .*\)"
+    with pytest.raises(ValueError, match=said + ", --open_as=qwen2 as it says"):
+        checkpoint.load(denoiser[0])
+    same_model(checkpoint.load(denoiser[0], open_as="Dream"), denoiser)
+    assert checkpoint.load(denoiser[0], open_as="qwen2")[1].causal
+
+
+def test_a_mask_in_the_files_of_the_tokenizer_is_a_sign_too(denoiser, tmp_path):
+    for file in denoiser[0].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    edit(tmp_path, mask_token_id=None)
+    with pytest.raises(ValueError, match="but its tokenizer_config.json has mask_token="):
+        checkpoint.load(tmp_path)
+    same_model(checkpoint.load(tmp_path, open_as="Dream"), denoiser)  # and it is where the id is found
+
+
+def test_a_family_that_is_not_there_is_answered_with_those_that_are(denoiser, capsys):
+    with pytest.raises(ValueError, match="open_as='dream'; known families: llada, Dream, llama"):
+        checkpoint.load(denoiser[0], open_as="dream")
+    assert complete.main([str(denoiser[0]), "--prompt=a", "--open_as=qwen9"]) == 2
+    assert "open_as='qwen9'; known families: llada, Dream" in capsys.readouterr().err
+
+
+def test_sample_py_opens_it(denoiser, capsys):
+    words = [str(denoiser[0]), "--prompt=ab", "--max_new_tokens=3", "--steps=1"]
+    assert complete.main(words) == 2 and "--open_as=NAME" in capsys.readouterr().err
+    assert complete.main([*words, "--open_as=Dream"]) == 0
+
+
+SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, log_samples=0, diffusion_steps=2,
+               warmup_iters=0, max_iters=1, eval_interval=1)  # fmt: skip
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "12", "completion": "21"}\n' * 20)
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora_rank", [None, 2])
+def test_a_run_starts_from_it_and_goes_on_without_the_key(denoiser, rows, lora_rank, tmp_path):
+    cfg = config.Config(**SECONDS, dataset=rows, out_dir=f"{tmp_path}/out", init_from=str(denoiser[0]),
+                        open_as="Dream", lora_rank=lora_rank)  # fmt: skip
+    train.train(cfg)
+    train.train(dataclasses.replace(cfg, open_as=None, max_iters=2, resume=True))
+    found = checkpoint.load(cfg.out_dir)[1]
+    assert huggingface.family_of(found) == "Dream"
+    assert complete.main([cfg.out_dir, "--prompt=12", "--max_new_tokens=3"]) == 0
+
+
+def test_the_reference_opens_as_the_start_does(denoiser, rows, tmp_path):
+    cfg = config.Config(**SECONDS, dataset=rows, out_dir=f"{tmp_path}/out", init_from=str(denoiser[0]),
+                        ref_from=str(denoiser[0]), open_as="Dream", objective="grpo", kl_beta=0.1,
+                        rewards=("exact",))  # fmt: skip
+    cfg = start.prepare(cfg, None).cfg
+    jax.tree.map(np.testing.assert_array_equal, start.load_reference(cfg), denoiser[1])
+
+
+def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
+    file = tmp_path / "recipe.py"
+    keys = SECONDS | dict(dataset=rows, init_from=str(denoiser[0]))
+    file.write_text(f"from config import Config\nconfig = Config(**{keys!r})\n")
+    with pytest.raises(ValueError, match="--open_as=NAME"):
+        plan.plan_ahead([str(file)], "1xH100", train.abstract_run)
+    plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100", train.abstract_run)
+    assert "1xH100" in capsys.readouterr().out
+
+
+def test_a_run_that_is_trained_first_needs_no_family():
+    with pytest.raises(ValueError, match="open_as='Dream' is for other people's folders"):
+        config.Config(init_from="config/sudoku_base.py", open_as="Dream")
+
+
+# ---- Nemotron-Labs-Diffusion -----------------------------------------------------------------------------------------
+
+TALL = model.ModelConfig(vocab_size=5, n_layer=2, n_head=2, d_model=16, d_ff=32, block_causal=2, causal_text=True,
+                         mask_id=4, eos_id=3)  # fmt: skip
+FAR = jax.tree.map(lambda w: w + 0.3 * jax.random.normal(KEY, w.shape), model.init(KEY, TALL))  # sure of something
+
+
+def tall(**switches):
+    return dataclasses.replace(TALL, **switches)
+
+
+def visible(z, block, mask):
+    """Who sees whom, from the words: a token sees what is left of it, and all of its own block if that has a mask."""
+    B, T = z.shape
+    seen = np.zeros((B, T, T), bool)
+    for b, i, j in np.ndindex(B, T, T):
+        first = i // block * block
+        is_open = mask in z[b, first : first + block].tolist()
+        seen[b, i, j] = j <= i or (is_open and first <= j < first + block)
+    return seen
+
+
+def nemotron_folder(folder, **rope):
+    theirs = random_torch("ministral3", head_dim=16, rope_parameters=YARN | rope)
+    theirs.save_pretrained(folder)
+    names = {"model.": "encoder.", "lm_head.": "diffusion_head."}
+    tensors = load_file(folder / "model.safetensors")
+    for old, new in names.items():
+        tensors = {new + name.removeprefix(old) if name.startswith(old) else name: x for name, x in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    edit(folder, model_type="nemotron_labs_diffusion", architectures=["NemotronLabsDiffusionModel"], block_size=4,
+         mask_token_id=MASK, dlm_paradigm="bidirectional")  # fmt: skip
+    return theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rope", [
+    dict(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1),  # as in NVIDIA's folders
+    dict(llama_4_scaling_beta=0.5, original_max_position_embeddings=7), dict(llama_4_scaling_beta=0.0, mscale=0.7)],
+    ids=str)  # fmt: skip
+def test_a_folder_of_nemotron_opens_with_the_logits_of_ministral_under_its_mask(rope, tmp_path):
+    theirs = nemotron_folder(tmp_path, **rope)
+    params, cfg = checkpoint.load(tmp_path)
+    assert (cfg.block_causal, cfg.causal_text, cfg.mask_id, cfg.shift) == (4, True, MASK, False)
+    z = with_masks(4, 22).at[:, :8].set(5)  # the first two blocks are finished, others are not
+    z = z.at[1, :].set(jnp.arange(22)).at[2, 12:16].set(jnp.arange(4))
+    expected = torch_logits(theirs, z, visible(np.asarray(z), 4, MASK))
+    assert difference(model.logits(params, z, cfg), expected) < 3e-5
+    huggingface.save(tmp_path / "again", params, cfg)
+    assert checkpoint.load(tmp_path / "again")[1] == cfg
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rope", [{}, dict(attention_factor=1.3), dict(beta_fast=8, factor=4),
+                                  dict(mscale=0.5, mscale_all_dim=0.9)], ids=str)  # fmt: skip
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_yarn_is_that_of_transformers_in_other_families(kind, rope, tmp_path):
+    theirs = random_torch(kind, head_dim=16, rope_parameters=YARN | rope)
+    theirs.save_pretrained(tmp_path)
+    params, cfg = checkpoint.load(tmp_path)
+    z = jax.random.randint(KEY, (2, 50), 0, 37)
+    expected = torch_logits(theirs, z, np.tril(np.ones((1, 50, 50), bool)))
+    assert np.abs(model.logits(params, z, cfg)[:, 1:] - expected[:, :-1]).max() < 1e-4
+    plain = dataclasses.replace(cfg, rope_scaling=None)
+    assert np.abs(model.logits(params, z, plain)[:, 1:] - expected[:, :-1]).max() > 0.1
+
+
+@pytest.mark.parametrize("change, named", [
+    (dict(dlm_paradigm="sbd_block_diff"), "dlm_paradigm='sbd_block_diff' is not supported"),
+    (dict(sliding_window=4096), "sliding_window=4096"),
+    (dict(rope_parameters=dict(rope_type="default", llama_4_scaling_beta=0.1)), "rope_scaling=.*llama_4_scaling_beta"),
+    (dict(rope_parameters=YARN | dict(truncate=False)), "'truncate': False} is not supported"),
+    (dict(rope_parameters=YARN | dict(factor="16")), "factor='16'|expected numbers"),
+    (dict(rope_parameters=YARN | dict(factor=None)), "is not supported; .*'yarn' with factor and original_max"),
+    (dict(mask_token_id=None), None),
+])  # fmt: skip
+def test_a_nemotron_that_computes_something_else_is_refused(change, named, tmp_path):
+    keys = dict(model_type="nemotron_labs_diffusion", rope_parameters=YARN, dlm_paradigm="bidirectional")
+    folder = config_only(tmp_path, **keys | change)
+    if named is None:
+        assert huggingface.read_config(folder).mask_id is None
+        return
+    with pytest.raises(ValueError, match=named):
+        huggingface.read_config(folder)
+
+
+def test_the_query_scale_of_another_family_is_refused(tmp_path):
+    folder = config_only(tmp_path, model_type="llama", mask_token_id=None,
+                         rope_scaling=YARN | dict(llama_4_scaling_beta=0.1))  # fmt: skip
+    with pytest.raises(ValueError, match="llama_4_scaling_beta=0.1 is not supported"):
+        huggingface.read_config(folder)
+
+
+def test_causal_text_is_about_blocks():
+    with pytest.raises(ValueError, match="causal_text=True .*set block_causal"):
+        model.ModelConfig(causal_text=True)
+
+
+# ---- a block model that reads its finished text from left to right ---------------------------------------------------
+
+X = jax.random.randint(jax.random.key(1), (3, 7), 0, 4)
+VALID = jnp.arange(7) >= jnp.array([[0], [2], [1]])
+
+
+@pytest.mark.parametrize("valid", [None, VALID], ids=["no padding", "padding"])
+def test_the_mask_is_that_of_the_words(valid):
+    z = X.at[0, 3].set(4).at[1, 5:].set(4)
+    far = model.attention_mask(TALL, valid, z).far
+    for b, pads in enumerate((0, 0, 0) if valid is None else (0, 2, 1)):
+        expected = visible(np.asarray(z[b : b + 1, pads:]), 2, 4)[0]
+        np.testing.assert_array_equal(far[b, pads:, pads:], expected)
+        assert not far[b, pads:, :pads].any() and far[b].any(1).all()
+
+
+@pytest.mark.parametrize("switches", [
+    pytest.param(switches, marks=[pytest.mark.slow] if switches else [])
+    for switches in (dict(), dict(shift=True), dict(block_causal=3))], ids=str)  # fmt: skip
+def test_a_packed_row_equals_a_pass_for_each_block(switches):
+    cfg, b = tall(**switches), switches.get("block_causal", 2)
+    masked = jax.random.uniform(KEY, (2, 3, 7)) < 0.5
+    packed = blocks.hidden(FAR, X, jnp.where(masked, 4, X[None]).swapaxes(0, 1), cfg, VALID)  # (B, n, T, D)
+    at = model.positions_of(VALID, 7)
+    compared = 0
+    for n in range(3):  # what a sampler sees: the text is clean before the block, and the block has its masks
+        here = VALID & (at // b == n)
+        for view in range(2):
+            z = jnp.where(here & masked[view], 4, X)
+            alone = model.hidden(FAR, z, cfg, VALID)
+            want = here & masked[view]
+            compared += int(want.sum())
+            np.testing.assert_allclose(packed[:, view][want], alone[want], atol=1e-5)
+    assert compared > 12
+
+
+def test_finished_text_does_not_see_what_follows_it():
+    """What makes it exact to store: neither the rest of a finished block nor a block behind it is looked at."""
+    for column in range(6):
+        other = X.at[:, column + 1 :].set(0)
+        a, b = (model.hidden(FAR, x, TALL)[:, : column + 1] for x in (X, other))
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    z = X.at[:, 4].set(4)
+    assert np.abs(model.hidden(FAR, z, TALL)[:, 4] - model.hidden(FAR, z.at[:, 5].set(0), TALL)[:, 4]).max() > 1e-3
+
+
+@pytest.mark.parametrize("rule, switches", [
+    pytest.param(rule, switches, marks=[pytest.mark.slow] if rule == "quota" or switches else [])
+    for switches in (dict(), dict(block_causal=4), dict(shift=True)) for rule in ("quota", "dynamic")
+], ids=str)  # fmt: skip
+def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switches):
+    cfg = tall(**switches)
+    z = jnp.array([[0, 1, 2, 4, 4, 4, 4], [3, 3, 0, 4, 4, 4, 4], [0, 4, 2, 3, 1, 4, 2]])
+    valid = jnp.arange(7) >= jnp.array([[0], [1], [0]])
+    one = dict(temperature=1.0, steps=2, rule=rule, threshold=0.5)
+    found = [sample.generate(FAR, KEY, z, cfg, sample.Plan(**one, cache=cache), valid) for cache in ("none", "prefix")]
+    (x, plain), (y, cached) = found
+    np.testing.assert_array_equal(x, y)
+    np.testing.assert_allclose(plain["logp"], cached["logp"], atol=1e-5)
+    of_blocks = dict(block=blocks.number(valid, 7, cfg), first_of_block=blocks.first_of_block(valid, 7, cfg))
+    views = diffusion.views(KEY, "trace", z == 4, step=cached["step"], n=4, **of_blocks)
+    np.testing.assert_allclose(diffusion.token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)
+
+
+def test_stored_keys_are_those_of_the_text_read_from_left_to_right():
+    """The cache of a prompt holds what a causal model of the same weights stores."""
+    z = jnp.concatenate([X[:, :4], jnp.full((3, 2), 4)], 1)
+    causal = dataclasses.replace(TALL, block_causal=None, causal_text=False, causal=True, shift=True)
+    ours = caches.prefill(FAR, z, TALL, None, 1)
+    _, theirs = model.forward(FAR, z, causal, jnp.arange(6)[None], model.attention_mask(causal, None, z),
+                              model.new_cache(causal, 3, 6))  # fmt: skip
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a[:, :, :, :4], b[:, :, :, :4], atol=1e-6)
+        assert np.abs(a[1, :, :, 4] - b[1, :, :, 4]).max() > 1e-3  # the open block sees itself
+
+
+@pytest.mark.slow
+def test_likelihoods_of_all_texts_sum_to_one():
+    """With blocks of 1 the likelihood is no bound: each token is predicted from a mask behind the clean text."""
+    cfg = tall(block_causal=1)
+    every = jnp.stack(jnp.meshgrid(*[jnp.arange(4)] * 3, indexing="ij"), -1).reshape(-1, 3)
+    masked = jnp.ones((1, *every.shape), bool)
+    logp, _ = diffusion.view_logp(FAR, every, masked, cfg)
+    assert abs(jnp.exp(logp.sum((0, 2))).sum() - 1) < 1e-5
+    one = diffusion.likelihood(FAR, (every[:, :1], masked[0, :, :1], None), KEY, cfg, n=1)
+    np.testing.assert_allclose(one, logp[0, :, 0], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_it_learns_and_is_tuned(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": str(n), "completion": str(n)[::-1]}) + "\n" for n in range(10, 60)))
+    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=32, block_causal=4, causal_text=True)
+    common = SECONDS | dict(dataset=str(rows), cache="prefix", model=shape)
+    longer = dict(max_iters=60, eval_interval=60, learning_rate=3e-3)
+    base = config.Config(**common | longer, out_dir=f"{tmp_path}/base")
+    train.train(base)
+    tuned = config.Config(**common, objective="grpo", init_from=base.out_dir, rewards=("exact",), group_size=2,
+                          log_interval=1, out_dir=f"{tmp_path}/tuned")  # fmt: skip
+    train.train(tuned)
+    lines = [json.loads(line) for line in open(f"{tmp_path}/tuned/metrics.jsonl")]
+    gaps = [line["behaviour_gap"] for line in lines if "behaviour_gap" in line]
+    assert gaps and max(gaps) < 1e-4
+    assert huggingface.family_of(checkpoint.load(tuned.out_dir)[1]) == "nemotron_labs_diffusion"
