@@ -22,8 +22,8 @@ from system import huggingface
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
            "llama_gsm8k_grpo": "llama", "gemma2_gsm8k_grpo": "gemma2"}  # fmt: skip
-FILES = {"Dream": {"vocab.json", "merges.txt", "added_tokens.json"}, "llada": {"tokenizer.json"},
-         "llama": {"tokenizer.json"}, "gemma2": {"tokenizer.json"}}  # fmt: skip
+KINDS = {"dream": "Dream", "diffucoder": "Dream", "a2d": "a2d-qwen3", "nemotron": "nemotron_labs_diffusion"}
+FILES = {"Dream": {"vocab.json", "merges.txt", "added_tokens.json"}}  # the others have tokenizer.json
 TEXT = "Ann has 12 apples;\n\n    they're: naïve\tß 日本 <|im_start|>"
 
 
@@ -45,11 +45,14 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize("name", tiny.MODELS)
 def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     params, cfg = checkpoint.load(folders / name)
-    kind = {"dream": "Dream", "diffucoder": "Dream"}.get(name, name)
+    kind = KINDS.get(name, name)
     assert json.load(open(folders / name / "config.json"))["model_type"] == kind == huggingface.family_of(cfg)
     there = set(os.listdir(folders / name))
-    assert there == FILES[kind] | {"config.json", "model.safetensors", "tokenizer_config.json"}
-    assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (kind != "llada", kind == "Dream", kind in ("llama", "gemma2"))
+    files = FILES.get(kind, {"tokenizer.json"})
+    assert there == files | {"config.json", "model.safetensors", "tokenizer_config.json"}
+    causal = kind in ("llama", "gemma2")
+    assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (causal or kind == "Dream", kind == "Dream", causal)
+    assert (cfg.block_causal, cfg.causal_text) == ((32, True) if name == "nemotron" else (None, False))
     tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
     out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
     assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
@@ -59,7 +62,8 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     ("llada", "<|mdm_mask|>", "<|endoftext|>", "<|endoftext|>"),
     ("dream", "<|mask|>", "<|endoftext|>", "<|endoftext|>"),
     ("diffucoder", "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"), ("llama", "<|mask|>", "<|eot_id|>", "<|eot_id|>"),
-    ("gemma2", "<mask>", "<end_of_turn>", "<pad>")])
+    ("gemma2", "<mask>", "<end_of_turn>", "<pad>"), ("a2d", "<|mask|>", "<|im_end|>", "<|endoftext|>"),
+    ("nemotron", "<|mask|>", "</s>", "<unk>")])
 def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(name, mask, eos, pad, folders):
     tok, cfg = data.Tokenizer.load(folders / name), huggingface.read_config(folders / name)
     assert tok.roles == {"mask": mask, "eos": eos, "pad": pad}
@@ -74,7 +78,8 @@ def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(nam
         assert "<|mask|>" not in (folders / name / "tokenizer.json").read_text()
     else:  # ids that no token has, as in the real ones
         assert cfg.mask_id == tok.mask_id and cfg.pad_id == tok.pad_id and cfg.vocab_size > tok.vocab_size
-    first = {"llada": "<|startoftext|>", "llama": "<|begin_of_text|>"}.get(name, "<|endoftext|>")
+    firsts = {"llada": "<|startoftext|>", "llama": "<|begin_of_text|>", "nemotron": "<unk>"}
+    first = firsts.get(name, "<|endoftext|>")
     assert tok.specials[first] == len(tok.vocab) and [tok.vocab[bytes([b])] for b in b"!\n"] == [0, 198]  # as GPT-2
 
 
@@ -121,7 +126,7 @@ def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_t
     said = capfd.readouterr().out
     assert "a random llada of 147,776 parameters. This shows that a recipe runs; nothing can be learnt" in said
     assert len(data.load(tmp_path / "gsm8k", "train")) == 16 and len(data.load(tmp_path / "gsm8k", "val")) == 8
-    with pytest.raises(SystemExit, match="makes llada, .*, gemma2, gsm8k, .*; asked for was mamba"):
+    with pytest.raises(SystemExit, match="makes llada, .*, gemma2, a2d, nemotron, gsm8k, .*; asked for was mamba"):
         tiny.main(["mamba"])
 
 

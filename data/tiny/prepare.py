@@ -51,6 +51,12 @@ MODELS = {
                     window=64, query_scale=16, attn_cap=50.0, logit_cap=30.0),
                ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
                dict(mask="<mask>", eos="<end_of_turn>", pad="<pad>"), None),
+    "a2d": (dict(qk_norm=True, n_kv_head=2, d_head=16, rope_theta=1e6, norm_eps=1e-6), (*QWEN, "<|mask|>"),
+            dict(mask="<|mask|>", eos="<|im_end|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
+    "nemotron": (dict(block_causal=32, causal_text=True, n_kv_head=2, d_head=16, rope_theta=1e6,
+                      rope_scaling=(16.0, 1.0, 32.0, 16384, 1.0, 0.1)),
+                 ("<unk>", "<s>", "</s>", "<SPECIAL_11>", "<|mask|>"),
+                 dict(mask="<|mask|>", eos="</s>", pad="<unk>"), LLAMA3),
 }  # fmt: skip
 
 
