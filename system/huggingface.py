@@ -200,7 +200,7 @@ def family_of(cfg: model.ModelConfig) -> str:
         "no Hugging Face family has these switches together: "
         + ", ".join(f"{field}={getattr(cfg, field)}" for field in switches)
         + "; there are "
-        + "; ".join(f"{name}: {family.fields or 'none'}" for name, family in FAMILIES.items())
+        + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in FAMILIES.items())
     )
 
 
