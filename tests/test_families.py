@@ -328,6 +328,8 @@ def test_causal_text_is_about_blocks():
 
 # ---- a block model that reads its finished text from left to right ---------------------------------------------------
 
+hidden = jax.jit(model.hidden, static_argnames="cfg")
+packed_hidden = jax.jit(blocks.hidden, static_argnames="cfg")
 X = jax.random.randint(jax.random.key(1), (3, 7), 0, 4)
 VALID = jnp.arange(7) >= jnp.array([[0], [2], [1]])
 
@@ -348,14 +350,14 @@ def test_the_mask_is_that_of_the_words(valid):
 def test_a_packed_row_equals_a_pass_for_each_block(switches):
     cfg, b = tall(**switches), switches.get("block_causal", 2)
     masked = jax.random.uniform(KEY, (2, 3, 7)) < 0.5
-    packed = blocks.hidden(FAR, X, jnp.where(masked, 4, X[None]).swapaxes(0, 1), cfg, VALID)  # (B, n, T, D)
+    packed = packed_hidden(FAR, X, jnp.where(masked, 4, X[None]).swapaxes(0, 1), cfg, VALID)  # (B, n, T, D)
     at = model.positions_of(VALID, 7)
     compared = 0
     for n in range(3):  # what a sampler sees: the text is clean before the block, and the block has its masks
         here = VALID & (at // b == n)
         for view in range(2):
             z = jnp.where(here & masked[view], 4, X)
-            alone = model.hidden(FAR, z, cfg, VALID)
+            alone = hidden(FAR, z, cfg, VALID)
             want = here & masked[view]
             compared += int(want.sum())
             np.testing.assert_allclose(packed[:, view][want], alone[want], atol=1e-5)
@@ -366,10 +368,10 @@ def test_finished_text_does_not_see_what_follows_it():
     """What makes it exact to store: neither the rest of a finished block nor a block behind it is looked at."""
     for column in range(6):
         other = X.at[:, column + 1 :].set(0)
-        a, b = (model.hidden(FAR, x, TALL)[:, : column + 1] for x in (X, other))
+        a, b = (hidden(FAR, x, TALL)[:, : column + 1] for x in (X, other))
         np.testing.assert_allclose(a, b, atol=1e-6)
     z = X.at[:, 4].set(4)
-    assert np.abs(model.hidden(FAR, z, TALL)[:, 4] - model.hidden(FAR, z.at[:, 5].set(0), TALL)[:, 4]).max() > 1e-3
+    assert np.abs(hidden(FAR, z, TALL)[:, 4] - hidden(FAR, z.at[:, 5].set(0), TALL)[:, 4]).max() > 1e-3
 
 
 @pytest.mark.parametrize("rule, switches", [
