@@ -150,7 +150,9 @@ class NoisyBatch(NamedTuple):
 
     x: jax.Array  # (B, T) clean
     z: jax.Array  # (B, n, T) with masks
-    weight: jax.Array  # (B, n, T) of each token's -log p in the loss, 0 where it is not masked
+    # (B, n, T) of each token's -log p in the loss, 0 where it is not masked; (B, 1 + n, T) if the text itself is in the
+    # loss, as a causal model's (variants/joint.py)
+    weight: jax.Array
     valid: jax.Array | None  # (B, T) False on left padding
 
 
@@ -189,11 +191,11 @@ def noise(key, batch: tuple, cfg, norm="token", paired=False) -> NoisyBatch:
     return NoisyBatch(x, jnp.stack([z, z_other], 1), jnp.stack([w, w_other / 2], 1), valid)
 
 
-def hidden(params, x, z, cfg, valid=None, start=0):
+def hidden(params, x, z, cfg, valid=None, start=0, with_text=False):
     """Compute the states of noisy copies: texts x (B, T), copies z (B, n, T) -> (B, n, T - start, D), [..., i, :]
-    about token start + i."""
+    about token start + i. with_text: see `blocks.hidden`."""
     if cfg.block_causal:
-        return blocks.hidden(params, x, z, cfg, valid, start)
+        return blocks.hidden(params, x, z, cfg, valid, start, with_text)
     B, n, T = z.shape
     if valid is not None:
         valid = jnp.repeat(valid, n, 0)
@@ -207,15 +209,20 @@ def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Arra
     For a uniform model it is log V (V without the mask, which cannot be predicted). start: the first column that can
     be masked; logits are computed from there on."""
     w = batch.weight[..., start:]
-    h = hidden(params, batch.x, batch.z, cfg, batch.valid, start)
+    texts = w.shape[1] - batch.z.shape[1]  # 0, or 1 if the text is in the loss
+    h = hidden(params, batch.x, batch.z, cfg, batch.valid, start, texts > 0)
     targets = jnp.broadcast_to(batch.x[:, None, start:], w.shape)
 
     def logp_and_hit(logits, x):
         return gather_logp(logits, x), kernels.likeliest(logits) == x
 
     logp, hit = read_logits(params, h, cfg, logp_and_hit, w > 0, (targets,))
-    nelbo = -jnp.sum(w * logp)
-    return nelbo, {"nelbo": nelbo, "hole_acc": jnp.sum(w * hit)}
+    nelbo = -jnp.sum((w * logp)[:, texts:])
+    metrics = {"nelbo": nelbo, "hole_acc": jnp.sum((w * hit)[:, texts:])}
+    if not texts:
+        return nelbo, metrics
+    causal = -jnp.sum((w * logp)[:, :texts])
+    return nelbo + causal, metrics | {"causal_loss": causal}
 
 
 def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:

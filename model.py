@@ -47,7 +47,7 @@ class ModelConfig:
     logit_cap: float | None = None  # and so do logits (Gemma 2)
     tie_embeddings: bool = False  # one matrix reads tokens in and logits out
     rope_theta: float = 10000.0  # the longest wavelength of the rotary positions, over 2 pi
-    rope_scaling: tuple[float, ...] | None = None  # stretched positions (Llama 3.1, YaRN), see variants/rope.py
+    rope_scaling: tuple[float, ...] | None = None  # factor, low and high frequency factor, length (Llama 3.1; YaRN)
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of the matmuls; params, norms, softmax and logits stay float32
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
@@ -82,8 +82,9 @@ class ModelConfig:
         if self.causal and self.block_causal:
             raise ValueError(f"causal=True and block_causal={self.block_causal}: one of them (a causal model of blocks "
                              "of 1 is another one: it reads token i from a mask in place i)")
-        if self.causal_text and not self.block_causal:
-            raise ValueError("causal_text=True is about the finished blocks of a block model: set block_causal, too")
+        if self.causal_text and (not self.block_causal or self.shift):
+            raise ValueError(f"causal_text=True says how the blocks of a block_causal model without shift see each "
+                             f"other, now block_causal={self.block_causal}, shift={self.shift}")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype={self.dtype!r}: one of float32, bfloat16")
         for name in ("mask_id", "eos_id", "pad_id", "bos_id"):

@@ -45,7 +45,7 @@ from data.texts import (
 )
 from judges import model_judge, scores
 from system import sharding
-from variants import blocks, slots
+from variants import blocks, joint, slots
 
 
 class Task(NamedTuple):
@@ -95,6 +95,7 @@ class Minibatch(NamedTuple):
     metric_weight: jax.Array  # (B, T) of each token in metrics that are means
     old_logp: jax.Array | None = None  # (B, T) under the policy that wrote the rollout; nan: the current policy
     ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
+    noisy: diffusion.NoisyBatch | None = None  # noisy copies of the completions, for draft_coef
 
 
 # ---- 1. write G completions of each prompt ---------------------------------------------------------------------------
@@ -200,6 +201,11 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
 
 
+def scoring_model(cfg):
+    """Return the ModelConfig that log-probs are computed with: what drafts write is scored by the causal model."""
+    return joint.autoregressive(cfg.model) if cfg.rule == "drafts" else cfg.model
+
+
 def as_drawn(r: Rollout, cfg):
     """Make the function that reads log p and entropy from logits under the distribution that tokens are drawn from."""
     plan = sample.plan(cfg, cfg.temperature)
@@ -227,7 +233,7 @@ def policy_logp(params, b: Minibatch, cfg):
     chunk = cfg.logp_chunk and min(cfg.logp_chunk, len(masked) * len(r.tokens))
     start, scored = cfg.max_prompt_len, weight != 0
     logp, entropy = diffusion.view_logp(
-        params, r.tokens, masked, cfg.model, r.valid, start, chunk, scored, as_drawn(r, cfg)
+        params, r.tokens, masked, scoring_model(cfg), r.valid, start, chunk, scored, as_drawn(r, cfg)
     )
     entropy = (weight * entropy).sum(0) / jnp.maximum(weight.sum(0), 1e-6)
     if cfg.loss_type == "spg":
@@ -295,6 +301,10 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
             rows = jnp.arange(K) if size == K else order[i : i + size]
             some, of_some = (r, views) if size == K else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
             b = new_minibatch(some, of_some, cfg)
+            if cfg.draft_coef:
+                texts = some.tokens, some.counts, some.valid
+                noise_key = jax.random.fold_in(key, cfg.updates_per_rollout + len(out))
+                b = b._replace(noisy=diffusion.noise(noise_key, texts, cfg.model))
             if cfg.kl_beta and not cfg.kl_in_reward:
                 b = b._replace(ref_logp=logp_of(sharding.to_device(state.reference), without_logp(b), cfg))
             if has_ratios(cfg):  # a place for it first, so that score(b) runs the very program of the update
@@ -308,7 +318,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
 
 def without_logp(b):
     """Leave out what `logp_of` does not read, so that it is compiled once."""
-    return b._replace(old_logp=None, ref_logp=None)
+    return b._replace(old_logp=None, ref_logp=None, noisy=None)
 
 
 # ---- 6. the loss -----------------------------------------------------------------------------------------------------
@@ -351,6 +361,9 @@ def policy_loss(params, b: Minibatch, cfg):
     total, metrics = grpo.loss(logp, batch, loss_config(cfg), cut(all_entropy))
     # How far the policy that is trained is from the one that sampled: 0 for `trace` with all steps, before any update.
     metrics["behaviour_gap"] = batch.mean(jnp.abs(logp - cut(b.rollout.logp)))
+    if b.noisy is not None:
+        metrics["draft_loss"], _ = diffusion.loss(params, b.noisy, cfg.model, cfg.max_prompt_len)
+        total += cfg.draft_coef * metrics["draft_loss"]
     return total, metrics | ({"token_logp": all_logp} if scored_by_gradient(cfg) else {})
 
 
@@ -445,6 +458,21 @@ def tune(cfg, tok, start) -> Task:
     )
 
 
+@functools.partial(jax.jit, static_argnames=("cfg", "start"))
+def likelihood(params, batch, key, cfg, start):
+    """Compute `diffusion.likelihood`, compiled."""
+    return diffusion.likelihood(params, batch, key, cfg, start=start)
+
+
+def likelihoods(params, texts, shape, cfg):
+    """Bound the log-likelihood of held-out texts (n,), with the same masks every time."""
+    def some(batch, keys):
+        return likelihood(params, batch, keys, shape, cfg.max_prompt_len)
+
+    keys = sample.row_keys(jax.random.key(0), len(texts.rows))
+    return np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), texts.take(slice(None)), keys), float)
+
+
 def pretrain(cfg, tok, start) -> Task:
     """Make the task of masked diffusion on completions (in a causal model: of predicting the next token). It is
     pre-training if prompts are empty, and fine-tuning if not."""
@@ -459,8 +487,12 @@ def pretrain(cfg, tok, start) -> Task:
         tqdm.write(scores.describe_metric(cfg, fns, more))
     if lacking := sum("completion" not in row for row in train.rows):
         raise ValueError(f"{cfg.dataset}/train: {lacking} of {len(train.rows)} rows have no completion to learn from")
-    noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired))
-    logp = jax.jit(functools.partial(diffusion.likelihood, cfg=cfg.model, start=cfg.max_prompt_len))
+    noise = jax.jit(functools.partial(
+        joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
+    ))  # fmt: skip
+    readings = {"val/nelbo": cfg.model}
+    if cfg.model.causal_text:
+        readings["val/causal_nll"] = joint.autoregressive(cfg.model)
     allowed = curriculum_index(cfg, train.rows)
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
     learnt, held_out = ((end_at_eos(t, tok) if cfg.model.causal else t) for t in (train, known))
@@ -470,15 +502,14 @@ def pretrain(cfg, tok, start) -> Task:
         yield noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
 
     def evaluate(state, key):
-        out = {"val/nelbo": math.nan}
-        if n := len(held_out.rows):
-            keys = sample.row_keys(jax.random.key(0), n)  # the same masks every time
-            some = functools.partial(logp, state.weights)
-            bound = np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
-            out = {"val/nelbo": -float(bound.sum() / held_out.maskable.sum())}
+        out = dict.fromkeys(readings, math.nan)
+        n = len(held_out.rows)
+        for name, shape in readings.items() if n else ():
+            bound = likelihoods(state.weights, held_out, shape, cfg)
+            out[name] = -float(bound.sum() / held_out.maskable.sum())
         if n and not cfg.max_prompt_len:
             size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
-            out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
+            out["val/bits_per_byte"] = out["val/nelbo"] * float(held_out.maskable.sum()) / n / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # to be looked at
         rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
         return out | rates, samples

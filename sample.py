@@ -28,7 +28,7 @@ import numpy as np
 import diffusion
 import model
 from system import kernels, sharding
-from variants import blocks, caches
+from variants import blocks, caches, drafts, joint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Plan:
     # exact. With `sampled`, the probability of the token just drawn (LLaDA's choice at temperature > 0), whether a
     # token stays depends on which one it is, so they are not.
     order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
+    # The rule `drafts` is a sampler of its own (variants/drafts.py), for models whose text is causal.
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
     steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
@@ -61,7 +62,7 @@ class Plan:
         values = dataclasses.asdict(self)
         checks = {name: (values[name] is None or values[name] >= x, f"at least {x}") for name, x in least.items()} | {
             "order": (self.order in ORDERS, "one of " + ", ".join(ORDERS)),
-            "rule": (self.rule in RULES, "one of " + ", ".join(RULES)),
+            "rule": (self.rule in (*RULES, "drafts"), "one of " + ", ".join((*RULES, "drafts"))),
             "cache": (self.cache in CACHES, "one of " + ", ".join(CACHES)),
             "top_p": (self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1"),
             "guidance": (self.guidance == 0 or self.cache == "none" and self.guidance > 0,
@@ -508,6 +509,8 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
     """Take one step: of the masks in each row's current block, those that the rule picks get a token.
 
     keys (B,). group: so many consecutive rows are identical; the model reads one of them."""
+    if plan.rule == "drafts":
+        return step_of_drafts(params, keys, s, cfg, plan, valid)
     L = block_length(s.z.shape[1], cfg, plan)
     # 1  Find the block that each row works on.
     if cfg.causal:
@@ -523,10 +526,17 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
     masked, stands, token, logp = choose(params, keys, h, s, window, valid, cfg, plan)
     # 4  Write them down.
     column = window.start[:, None] + jnp.arange(L)
+    written = write(s, column, masked & stands, ~masked & ~stands, token, logp, cfg, plan, valid)
+    state = *written, s.n + 1, window.block, window.i + 1
+    return State(*sharding.replicate(state), cache, window.stored_next)
+
+
+def write(s, column, commit, retract, token, logp, cfg, plan, valid):
+    """Write tokens into columns (B, L) where `commit`, and masks where `retract` and a token was not given -> z, step,
+    logp (B, T). Where a row has come to its end, the rest is filled with ends."""
     here = jnp.arange(len(s.z))[:, None], column  # picks (B, L) of (B, T)
     asked = masked_at_start(s, cfg)
-    commit = masked & stands
-    retract = ~masked & ~stands & asked[here]
+    retract = retract & asked[here]
 
     def put(old, new, nothing):
         return old.at[here].set(jnp.where(commit, new, jnp.where(retract, nothing, old[here])))
@@ -537,8 +547,24 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
         rest = behind_the_end(z, step, asked, valid, cfg)
         z = jnp.where(rest, cfg.eos_id, z)
         step = jnp.where(rest, s.n, step)
-    state = z, step, put(s.logp, logp, 0), s.n + 1, window.block, window.i + 1
-    return State(*sharding.replicate(state), cache, window.stored_next)
+    return z, step, put(s.logp, logp, 0)
+
+
+def step_of_drafts(params, keys, s, cfg, plan, valid):
+    """Take the two passes of variants/drafts.py as one step."""
+    params = model.gather_head(params, cfg)
+
+    def logits(h):
+        return filtered(adjusted(params, h, None, None, cfg, plan), plan)
+
+    at_once = max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
+    how = drafts.Sampling(logits, not plan.temperature, at_once)
+    stored = jnp.where(s.n == 0, jnp.argmax(s.z == cfg.mask_id, 1), s.stored)  # the prompt has been read
+    d = drafts.draft_and_check(params, keys, s.z, stored, cfg, valid, s.cache, how)
+    s = s._replace(n=s.n + 1)  # tokens are written in the second pass
+    written = write(s, d.column, d.commit, False, d.token, d.logp, joint.autoregressive(cfg), plan, valid)
+    z, step, logp, n, stored = sharding.replicate((*written, s.n + 1, d.read))
+    return s._replace(z=z, step=step, logp=logp, n=n, cache=d.cache, stored=stored)
 
 
 def block_length(T, cfg, plan):
@@ -578,12 +604,27 @@ def check(cfg, plan):
         raise ValueError(f"cache={plan.cache!r}: a causal model has a cache of its own, an exact one; leave it out")
     if cfg.causal and plan.guidance:
         raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")
+    if plan.rule == "drafts":
+        check_drafts(cfg, plan)
     ids = set(plan.never + plan.last)
     if not ids <= set(range(cfg.vocab_size)) or len({cfg.mask_id, *plan.never}) == cfg.vocab_size:
         raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
     if cfg.block_causal and cfg.block_causal % min(plan.block_len or cfg.block_causal, cfg.block_causal):
         raise ValueError(f"block_len={plan.block_len}: expected a divisor of block_causal={cfg.block_causal}, whose "
                          "blocks are filled in parts of this length, or a larger number, which changes nothing")
+
+
+def check_drafts(cfg, plan):
+    """Say what cannot work with variants/drafts.py."""
+    if not cfg.causal_text or cfg.block_causal < 2:
+        raise ValueError("rule='drafts' needs a model that is autoregressive and a denoiser at once: causal_text=True "
+                         f"with blocks of 2 or more, now causal_text={cfg.causal_text}, "
+                         f"block_causal={cfg.block_causal}; other rules are {', '.join(RULES)}")
+    needed = {"order": "left", "cache": "none", "block_len": None, "guidance": 0, "repetition_penalty": 1, "last": ()}
+    for name, value in needed.items():
+        if getattr(plan, name) != value:
+            raise ValueError(f"{name}={getattr(plan, name)!r}: rule='drafts' writes from left to right, with a cache "
+                             f"of its own, what the causal model would write; it needs {name}={value!r}")
 
 
 def begin(params, key, z, cfg, plan, valid, group=1):
@@ -594,7 +635,9 @@ def begin(params, key, z, cfg, plan, valid, group=1):
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
     zero = jnp.zeros(len(z), jnp.int32)
     cache = None
-    if cfg.causal or cfg.block_causal and plan.cache != "none":
+    if plan.rule == "drafts":
+        cache = caches.prefill(params, z, joint.autoregressive(cfg), valid, group)
+    elif cfg.causal or cfg.block_causal and plan.cache != "none":
         cache = caches.prefill(params, z, cfg, valid, group)
     elif plan.cache != "none":
         cache = model.new_cache(cfg, *z.shape)
@@ -612,7 +655,7 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
     A causal model then reads their prompt once, and a denoiser takes their first step once. Given tokens never change.
     """
     keys, s = begin(params, key, z, cfg, plan, valid, group)
-    if group > 1 and not cfg.causal:
+    if group > 1 and not cfg.causal and plan.rule != "drafts":
         s = fill_step(params, keys, s, cfg, plan, valid, group)
 
     def unfinished(s):

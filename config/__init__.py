@@ -153,11 +153,14 @@ class Config:
                        section="diffusion")
     loss_norm: str = key("token", "token: mean over tokens (pretraining); completion: over rows, each by its length",
                          choices=("token", "completion"))
+    causal_weight: float = key(0.0, "models with causal_text: weight of the autoregressive loss, in the same pass",
+                               NON_NEGATIVE)
 
     diffusion_steps: int = key(16, "denoising steps per completion; block_causal models: per block", POSITIVE_INT,
                                section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
     order: str = key("confidence", "which masks to fill first: random, confidence, margin, entropy, left, sampled")
-    rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic, static")
+    rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic, static; "
+                     "drafts: as the causal model of the same weights would write (variants/drafts.py)")
     block_len: int | None = key(None, "fill blocks of this length from left to right; None: one block", POSITIVE_INT)
     cache: str = key("none", "reuse keys and values outside the block: none, prefix (left), dual (both sides)")
     threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one")
@@ -193,7 +196,7 @@ class Config:
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
-    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models need exact",
+    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities")
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
@@ -222,6 +225,8 @@ class Config:
     spg_mix: float = key(0.5, "loss_type=spg: share of the upper bound if the advantage is negative", FRACTION)
     spg_power: float = key(1.5, "loss_type=spg: power of its power mean", POSITIVE)
     entropy_coef: float = key(0.0, "weight of the entropy bonus", NON_NEGATIVE)
+    draft_coef: float = key(0.0, "rule=drafts: weight of the denoising loss on the policy's own completions, so that "
+                            "drafts keep up with it", NON_NEGATIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference; 0: no reference", NON_NEGATIVE)
     kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS)
     kl_in_reward: bool = key(False, "subtract the KL from the rewards instead of adding it to the loss")
@@ -435,10 +440,11 @@ def between_keys_of_grpo(c):
 def idle_keys(c):
     """Yield (True if wrong, message) for keys of grpo that would have no effect."""
     for keys, has_effect, where in (
-        ("paired loss_norm", False, "objective='pretrain'"),
+        ("paired loss_norm causal_weight", False, "objective='pretrain'"),
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
         ("clip_low clip_high clip_cap", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
+        ("draft_coef", c.rule == "drafts", "rule='drafts'"),
         ("ref_mode ref_from kl_in_reward", c.kl_beta, "kl_beta above 0: without it there is no reference"),
     ):
         for name in keys.split():
@@ -465,16 +471,23 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
 
 def between_keys_and_causal(c, shape, where):
     """Yield (True if wrong, message) for keys that depend on whether a model is causal."""
-    if not shape.causal:
+    for name, used in (("rule", c.rule == "drafts"), ("causal_weight", c.causal_weight > 0)):
+        yield (used and not shape.causal_text,
+               f"{name}={getattr(c, name)!r}, but the model {where} is not autoregressive and a denoiser at once: it "
+               "has causal_text=False")
+    writes_left_to_right = shape.causal or c.rule == "drafts"
+    if not writes_left_to_right:
         yield (c.objective == "grpo" and c.logp_est == "exact",
-               f"logp_est='exact', but the model {where} is not causal: it sees the tokens it should predict, so take "
-               "trace, coupled, elbo, ...")
+               f"logp_est='exact', but the model {where} "
+               + ("does not write from left to right: take rule='drafts'" if shape.causal_text else
+                  "is not causal: it sees the tokens it should predict, so take trace, coupled, elbo, ..."))
         return
     needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
-    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False}
+    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False} if shape.causal else {}
+    needed |= {"block_len": None, "repetition_penalty": 1.0} if c.rule == "drafts" else {}
     for name, value in needed.items():
-        yield (getattr(c, name) != value,
-               f"{name}={getattr(c, name)!r}: a causal model reads from left to right and needs {name}={value!r}")
+        yield (getattr(c, name) != value, f"{name}={getattr(c, name)!r}: a causal model reads from left to right"
+               f"{', and so do drafts:' if c.rule == 'drafts' else ' and needs'} {name}={value!r}")
 
 
 def between_keys_and_blocks(c, shape, where):

@@ -1,13 +1,16 @@
 """
 How good are the tests? Change one operator, constant, comparison or index of the core at a time, and run the quick
-tests that cover its file: a change that no test notices is a survivor.
+tests: those that run the changed line, the fastest first, then the other tests of its file. A change that no test
+notices is a survivor.
 
     python tests/mutate.py                  # 300 changes drawn at random, into out/mutants.jsonl; again: goes on
+    python tests/mutate.py --again          # the survivors once more, after tests were added
     python tests/mutate.py --n=20 --only=grpo.py
     python tests/mutate.py --report         # the share that is caught, and the survivors
 """
 import argparse
 import ast
+import itertools
 import json
 import os
 import queue
@@ -20,7 +23,10 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-# Each file, and the tests that cover it: those that fail fastest first.
+import jax
+import pytest
+
+# Each file, and the files of tests that cover it.
 FILES = {
     "grpo.py": ["test_grpo", "test_rl"],
     "diffusion.py": ["test_diffusion", "test_blocks", "test_grpo"],
@@ -39,7 +45,9 @@ SYMBOLS = {
     ast.BitAnd: "&", ast.BitOr: "|", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==",
     ast.NotEq: "!=", ast.And: "and", ast.Or: "or", ast.Is: "is", ast.IsNot: "is not", ast.In: "in",
     ast.NotIn: "not in"}  # fmt: skip
-SECONDS = 300  # of CPU time for one file of tests, three times what the longest needs: a change may make a loop endless
+SECONDS = 600  # of CPU time for all tests of one change, which may make a loop endless
+NEAR_SECONDS = 60  # with --near: of the tests that run the changed line, those that take so long together
+COVERED = "out/covered"  # a folder: which test runs which lines, and how long it takes
 
 
 def offsets(source):
@@ -115,24 +123,87 @@ def copied(folder):
         shutil.copy(name, os.path.join(folder, name))
 
 
-def caught(mutant, folder):
-    """Run the tests of a mutant in a copy of the repository -> the test that fails, or None."""
+class Recorder:
+    """A plugin of pytest: for every test the lines of FILES that run in it, and its seconds."""
+
+    def __init__(self):
+        self.seen, self.lines = {}, set()
+        self.files = {os.path.abspath(file): file for file in FILES}
+
+    def trace(self, frame, event, argument):
+        file = self.files.get(frame.f_code.co_filename)
+        if file is None:
+            return None
+        self.lines.add((file, frame.f_lineno))
+        return self.trace
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        jax.clear_caches()  # what was compiled in another test runs no line of Python in this one
+        self.lines, begun = set(), time.perf_counter()
+        sys.settrace(self.trace)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            self.seen[item.nodeid] = dict(seconds=time.perf_counter() - begun, lines=sorted(self.lines))
+
+    def pytest_sessionfinish(self):
+        with open(os.path.join(COVERED, f"{os.getpid()}.json"), "w") as f:
+            json.dump(self.seen, f)
+
+
+def pytest_configure(config):
+    """Called where this file is given to pytest as a plugin (-p mutate), in every process of the tests."""
+    os.makedirs(COVERED, exist_ok=True)
+    config.pluginmanager.register(Recorder())
+
+
+def covered(workers):
+    """-> {test: {"seconds", "lines": {(file, line)}}} of all quick tests; they are run once to know it."""
+    if not os.path.isdir(COVERED):
+        files = sorted({f"tests/{tests}.py" for some in FILES.values() for tests in some})
+        env = os.environ | {"PYTHONPATH": "tests"}
+        subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "mutate", "-n", str(workers), *files], env=env)
+    found = {}
+    for name in os.listdir(COVERED):
+        found |= json.load(open(os.path.join(COVERED, name)))
+    return {test: row | {"lines": {tuple(at) for at in row["lines"]}} for test, row in found.items()}
+
+
+def lines_of(mutant):
+    """-> {(file, line)} of the smallest statement around a change: Python names any of its lines as what runs."""
+    source = open(mutant["file"]).read()
+    statements = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.stmt)]
+    holds = [n for n in statements if n.lineno <= mutant["line"] <= n.end_lineno]
+    inner = min(holds, key=lambda n: n.end_lineno - n.lineno)
+    last = inner.body[0].lineno - 1 if hasattr(inner, "body") else inner.end_lineno  # of an `if`, only its condition
+    return {(mutant["file"], line) for line in range(inner.lineno, max(last, inner.lineno) + 1)}
+
+
+def caught(mutant, folder, near, near_only):
+    """Run the tests of a mutant in a copy of the repository -> the test that fails, or None. near: those that run the
+    changed line."""
     path = os.path.join(folder, mutant["file"])
     source = open(mutant["file"]).read()
+    files = [f"tests/{name}.py" for name in FILES[mutant["file"]]]
+    others = [f"--deselect={test}" for test in near]
     with open(path, "w") as f:
         f.write(source[: mutant["start"]] + mutant["new"] + source[mutant["end"] :])
     try:
-        for tests in FILES[mutant["file"]]:
-            # Tests that failed before go first: they often fail again.
-            flags = "-q", "-x", "-n", "0", "--ff", "--no-header"
+        for chosen in [near, [] if near_only and near else files + others]:
+            if not chosen:
+                continue
+            with open(os.path.join(folder, "chosen"), "w") as f:
+                f.write("\n".join(chosen))
             limited = "sh", "-c", f'ulimit -t {SECONDS}; exec "$0" "$@"'
-            command = [*limited, sys.executable, "-m", "pytest", *flags, f"tests/{tests}.py"]
+            command = [*limited, sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--no-header", "@chosen"]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-                return f"{tests}: no end after {SECONDS} s"
-            if done.returncode:
+                return f"no end after {SECONDS} s"
+            if done.returncode not in (0, 5):  # 5: there is no test but those that ran before
                 failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-                return failed[0] if failed else f"{tests}: exit {done.returncode}"
+                return failed[0] if failed else f"exit {done.returncode}"
         return None
     finally:
         with open(path, "w") as f:
@@ -159,29 +230,44 @@ def main():
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--out", default="out/mutants.jsonl")
     p.add_argument("--workers", type=int, default=2, help="processes at a time, one per core")
+    p.add_argument("--again", action="store_true")
+    p.add_argument("--near", action="store_true", help="fewer tests: what survives them needs --again")
     p.add_argument("--report", action="store_true")
     asked = p.parse_args()
     if asked.report:
         return report(asked.out)
     os.makedirs(os.path.dirname(asked.out) or ".", exist_ok=True)
     done = [json.loads(line) for line in open(asked.out)] if os.path.exists(asked.out) else []
+    if asked.again:
+        done = [row for row in done if row["caught"] is not None]
+        with open(asked.out, "w") as f:
+            f.writelines(json.dumps(row) + "\n" for row in done)
     known = {(row["file"], row["old"], row["new"], row["text"], row["start"]) for row in done}
     todo = [m for m in draw(asked.n, asked.only, asked.seed)
             if (m["file"], m["old"], m["new"], m["text"], m["start"]) not in known]  # fmt: skip
+    tests = covered(asked.workers)
     with tempfile.TemporaryDirectory() as root:
         folders = queue.SimpleQueue()
         for i in range(asked.workers):
             copied(os.path.join(root, str(i)))
             folders.put(os.path.join(root, str(i)))
 
-        def test(mutant):
+        def near(mutant):  # not in a thread: Python 3.11 parses in one thread only
+            here = lines_of(mutant)
+            fastest_first = sorted((r["seconds"], t) for t, r in tests.items() if r["lines"] & here)
+            upto = itertools.accumulate(seconds for seconds, _ in fastest_first)
+            most = NEAR_SECONDS if asked.near else float("inf")
+            return [test for (_, test), sum in zip(fastest_first, upto, strict=True) if sum <= most]
+
+        def test(mutant, near):
             folder, begun = folders.get(), time.perf_counter()
-            mutant |= {"caught": caught(mutant, folder), "seconds": round(time.perf_counter() - begun, 1)}
+            mutant["caught"] = caught(mutant, folder, near, asked.near)
+            mutant["seconds"] = round(time.perf_counter() - begun, 1)
             folders.put(folder)
             return mutant
 
         with ThreadPoolExecutor(asked.workers) as pool, open(asked.out, "a") as f:
-            for mutant in pool.map(test, todo):
+            for mutant in pool.map(test, todo, map(near, todo)):
                 print(json.dumps(mutant), file=f, flush=True)
                 change = f"{mutant['file']}:{mutant['line']} {mutant['old']!r} -> {mutant['new']!r}"
                 print(f"{mutant['seconds']:6.1f} s  {change}: {(mutant['caught'] or 'SURVIVED')[:100]}", flush=True)

@@ -6,6 +6,7 @@ small sampler, enumerated, the gradient of the loss is that of the expected rewa
 """
 import dataclasses
 import functools
+import inspect
 import itertools
 
 import jax
@@ -719,3 +720,14 @@ def test_the_enumerated_paths_are_those_of_the_sampler():
     rows = [known[tuple(row)] for row in np.concatenate([filled[:, 1:], trace["step"][:, 1:]], 1).tolist()]
     close(trace["logp"][:, 1:], np.log(probabilities(PARAMS, x, step, plan.temperature))[jnp.array(rows)], 1e-4)
     assert len(set(rows)) > 9
+
+
+def test_a_default_that_is_said_twice_is_the_same_both_times():
+    keys = {f.name: f.default for f in dataclasses.fields(config.Config)}
+    said = {f.name: f.default for f in dataclasses.fields(Plan)}
+    same = said.keys() & keys.keys() - {"temperature", "early_end"}  # a run samples, a Plan alone is greedy
+    assert {name: said[name] for name in same} == {name: keys[name] for name in same}
+    assert LossConfig() == rl.loss_config(config.Config())
+    reference = inspect.signature(grpo.update_reference).parameters
+    for name, key in {"decay": "ref_decay", "interval": "ref_sync_interval", "mix": "ref_sync_mix"}.items():
+        assert reference[name].default == keys[key]

@@ -277,6 +277,22 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
+@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(repetition_penalty=1.5)])
+def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
+    tokens = jnp.array([[0, 1, 2, 0]])
+    completion = jnp.array([[False, False, True, True]])
+    rollout = rl.Rollout(tokens, None, completion, completion, tokens, jnp.zeros((1, 4)), jnp.ones(1))
+    cfg = config.Config(**filter, model=model.ModelConfig(vocab_size=5, mask_id=4))
+    z = jnp.array([[0, 1, 4, 4]] * 2)
+    place = diffusion.Place(jnp.zeros(2, int), jnp.array([2, 3]), z)
+    logits, x = jnp.array([[0.1, 0.5, 1.0, 0.2, -9.0], [1.5, 0.3, 0.2, 0.9, -9.0]]), jnp.array([2, 0])
+    logp, _ = rl.as_drawn(rollout, cfg)(logits, x, place)
+    there = jnp.array([[True, True, False, False]] * 2)
+    filtered = sample.as_drawn(logits, x, z, there, sample.plan(cfg, cfg.temperature))
+    np.testing.assert_allclose(logp, diffusion.gather_logp(filtered, x), atol=1e-6)
+    assert (jnp.abs(logp - diffusion.gather_logp(logits, x)) > 0.05).any(), "the filter changes nothing here"
+
+
 def grid_of_rewards(*groups):
     """Rewards of groups -> (1, N, G), what one reward function says."""
     return np.array([groups], float)
@@ -711,6 +727,74 @@ def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, chang
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
     with pytest.raises(ValueError, match=re.escape(words)):
         begin(tiny(**causal | changes))
+
+
+# ---- models that are autoregressive and denoisers at once ----
+
+BOTH = dict(order="left", rule="drafts",
+            model=model.ModelConfig(n_layer=1, n_head=2, d_model=32, block_causal=4, causal_text=True))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def both(place):
+    """Flags of a GRPO run that starts from a model which was trained with both losses."""
+    train.train(config.Config(**SECONDS | BOTH, dataset=str(place), out_dir=f"{place}/both", rewards=("exact",),
+                              causal_weight=1.0, max_iters=150, eval_interval=150, learning_rate=3e-3))  # fmt: skip
+    return BOTH | dict(init_from=f"{place}/both", logp_est="exact")
+
+
+@pytest.mark.slow
+def test_both_losses_of_one_pass_fall(both, place):
+    rows = runs.read_lines(f"{place}/both/metrics.jsonl")
+    losses = [(r["nelbo"], r["causal_loss"]) for r in rows if "loss" in r]
+    assert min(losses[0]) > 4 and max(losses[-1]) < 1.5
+    last = [r for r in rows if "val/nelbo" in r][-1]
+    assert last["val/causal_nll"] < 3 and last["val/nelbo"] < 3
+
+
+@pytest.mark.slow
+def test_what_drafts_wrote_is_scored_exactly(tiny, both):
+    _, _, task, state, (b,), _ = one_iteration(tiny(**both))
+    assert len(set(map(tuple, np.asarray(b.rollout.tokens).tolist()))) > 4
+    _, metrics = task.loss(state.params, b)
+    assert float(metrics["behaviour_gap"]) < 1e-5 and "draft_loss" not in metrics
+
+
+@pytest.mark.slow
+def test_the_loss_of_drafts_is_the_denoising_loss_of_the_completions(tiny, both):
+    cfg, _, task, state, minibatches, _ = one_iteration(tiny(**both, draft_coef=0.5, minibatch_size=8))
+    for b in minibatches:
+        total, metrics = task.loss(state.params, b)
+        alone, _ = task.loss(state.params, b._replace(noisy=None))
+        denoising, _ = diffusion.loss(state.params, b.noisy, cfg.model, cfg.max_prompt_len)
+        np.testing.assert_allclose([total - alone, metrics["draft_loss"]], [0.5 * denoising, denoising], rtol=1e-4)
+        assert ((np.asarray(b.noisy.weight)[:, 0] > 0) <= np.asarray(b.rollout.counts)).all()
+        np.testing.assert_array_equal(b.noisy.x, b.rollout.tokens)
+    assert len(minibatches) == 2 and not np.array_equal(minibatches[0].noisy.z, minibatches[1].noisy.z)
+
+
+@pytest.mark.slow
+def test_a_run_with_drafts_is_resumed_bit_for_bit(tiny, both, tmp_path):
+    cfg = tiny(**both, draft_coef=0.3, kl_beta=0.01)
+    train.train(cfg)
+    parts = dataclasses.replace(cfg, out_dir=f"{tmp_path}/parts")
+    train.train(dataclasses.replace(parts, max_iters=2))
+    train.train(dataclasses.replace(parts, resume=True))
+    (whole, _), (again, _) = (checkpoint.load(c.out_dir) for c in (cfg, parts))
+    jax.tree.map(np.testing.assert_array_equal, whole, again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes, words", [
+    ({"order": "confidence"}, "order='confidence': a causal model reads from left to right, and so do drafts"),
+    ({"logp_est": "trace"}, "logp_est='trace'"),
+    ({"rule": "dynamic", "cache": "prefix"}, "does not write from left to right: take rule='drafts'"),
+    ({"init_from": "BASE", "model": SECONDS["model"]}, "is not autoregressive and a denoiser at once"),
+])  # fmt: skip
+def test_what_does_not_go_with_drafts_is_named(tiny, both, place, changes, words):
+    changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        begin(tiny(**both | changes))
 
 
 @pytest.mark.slow

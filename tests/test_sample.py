@@ -561,6 +561,14 @@ def test_watching_the_steps_shows_what_generate_does():
         np.testing.assert_array_equal(new, np.asarray(trace["step"]) == n)
 
 
+def test_steps_of_a_causal_model_can_be_watched_for_several_prompts_at_once():
+    cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
+    params, z, plan = sharp(cfg, 3), holes("01____", "23____"), Plan(order="left")
+    *_, (last, _) = complete.denoising_steps(params, KEY, z, cfg, plan)
+    np.testing.assert_array_equal(last, generate(params, KEY, z, cfg, plan)[0])
+    assert (last[0, 2:] != last[1, 2:]).any(), "otherwise a mixed-up prompt would not be seen"
+
+
 def test_one_plan_and_shape_is_compiled_once():
     plan, before = Plan(steps=3, block_len=5, temperature=0.9), generate._cache_size()
     for seed, row in enumerate(("01________", "0_1_0_1_0_", "0123012301")):

@@ -304,7 +304,8 @@ def make_plan(asked, n, prompts, loaded):
         "temperature": float(n > 1),
         "early_end": True,
     }
-    plan |= {"order": "left"} if cfg.causal else {"cache": "prefix"} if cfg.block_causal else {}
+    drafts = asked.get("rule", loaded.trained.get("rule")) == "drafts"
+    plan |= {"order": "left"} if cfg.causal or drafts else {"cache": "prefix"} if cfg.block_causal else {}
     plan |= {ours: loaded.trained[name] for name, ours in TRAINED.items() if name in loaded.trained} | asked
     if not cfg.block_causal and plan.get("block_len") is None and all(start for _, start in prompts):
         plan["block_len"] = max(len(ids) - start for ids, start in prompts)  # no logits of the prompt are needed

@@ -58,26 +58,31 @@ def packed_mask(cfg, valid, T, first):
     return model.Mask(far, far & near)
 
 
-def hidden(params, clean, noisy, cfg, valid=None, start=0):
+def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
     """Compute the states of noisy copies: clean (B, T), noisy (B, n, T) -> (B, n, T - start, D), [..., i, :] about
-    token start + i, as `model.hidden`.
+    token start + i, as `model.hidden`. with_text: before them the text's own, as a causal model's -> (B, 1 + n, ...).
 
     Copies are computed from the block of column `start` on; before it they have no masks."""
     B, n, T = noisy.shape
     if n > 1 and sharding.round_up(B) != B:  # devices that share rows take one copy each
         clean, valid = (None if a is None else jnp.repeat(a, n, 0) for a in (clean, valid))
-        return hidden(params, clean, noisy.reshape(B * n, 1, T), cfg, valid, start).reshape(B, n, T - start, -1)
+        h = hidden(params, clean, noisy.reshape(B * n, 1, T), cfg, valid, start, with_text)
+        h = h.reshape(B, n, 1 + with_text, T - start, -1)
+        return jnp.concatenate([h[:, :1, 0], h[:, :, 1]], 1) if with_text else h[:, :, 0]
     first = max(start - cfg.shift - cfg.block_causal + 1, 0)
     C = T - first
     tokens = jnp.concatenate([clean, noisy[:, :, first:].reshape(B, n * C)], 1)
     positions = model.positions_of(valid, T)
     positions = jnp.concatenate([positions, jnp.tile(positions[:, first:], n)], 1)
-    begin = max(start - 1, 0) if cfg.shift else T  # of the text, only what a shifted model reads from it
+    begin = max(start - 1, 0) if cfg.shift or with_text else T  # of the text, only what is read from it
     part = begin, T - begin + n * C
     mask = packed_mask(cfg, valid, T, first)
     h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, text=T)
     text = h[:, : T - begin]
     copies = h[:, T - begin :].reshape(B, n, C, -1)
+    if with_text:
+        own = model.shifted(text, begin, start, T - start, valid)
+        return jnp.concatenate([own[:, None], copies[:, :, start - first :]], 1)
     if not cfg.shift:
         return copies[:, :, start - first :]
     return shifted(text, begin, copies, first, cfg, valid, start)

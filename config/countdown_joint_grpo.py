@@ -1,0 +1,23 @@
+"""
+Train the model of config/countdown_joint_base.py with GRPO on exact log-probs: rollouts are written by drafts, so they
+have the distribution of the autoregressive model, and one causal pass scores them. In the same update the denoiser
+learns from the policy's own completions, so that drafts stay good.
+
+    python train.py config/countdown_joint_grpo.py
+"""
+from dataclasses import replace
+
+from config.countdown_block_grpo import config as blocks
+from config.countdown_joint_base import config as base
+
+config = replace(
+    blocks,
+    out_dir="out/countdown_joint_grpo",
+    init_from="config/countdown_joint_base.py",
+    rule=base.rule,
+    order=base.order,
+    cache=base.cache,
+    logp_est="exact",
+    draft_coef=0.3,
+    model=base.model,
+)
