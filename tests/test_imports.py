@@ -47,7 +47,9 @@ ARROWS = {
     "judges/scores": {"checkpoint", "data", "data/texts", "grpo", "judges/model_judge", "judges/rules", "rewards",
                       "sample", "system/hosts", "variants/slots"},
     "tools/complete": {"checkpoint", "config", "data", "rewards", "runs", "sample", "system/huggingface",
-                       "system/sharding", "system/terminal"},
+                       "system/sharding", "system/terminal", "tools/doctor"},
+    "tools/doctor": {"checkpoint", "config", "data", "diffusion", "model", "system/disk", "system/huggingface",
+                     "system/memory"},
     "rl": {"config", "data", "data/texts", "diffusion", "grpo", "judges/model_judge", "judges/scores", "model",
            "rewards", "runs", "sample", "system/sharding", "variants/blocks", "variants/joint", "variants/slots"},
     "system/memory": {"config", "diffusion", "model", "rl", "system/kernels", "system/sharding", "variants/lora"},
@@ -56,8 +58,8 @@ ARROWS = {
     "tools/plan": {"checkpoint", "config", "data", "diffusion", "rl", "sample", "system/huggingface", "system/memory",
                    "system/sharding", "system/start"},
 }  # fmt: skip
-ARROWS["train"] = set(ARROWS) - {"tools/complete", "tools/film"}
-PROGRAMS = {"tools/complete", "tools/film", "tools/plan"}  # that nothing imports, but train.py for --plan
+ARROWS["train"] = set(ARROWS) - {"tools/complete", "tools/doctor", "tools/film"}
+PROGRAMS = {"tools/complete", "tools/doctor", "tools/film", "tools/plan"}  # that nothing imports, but for a flag
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
 
@@ -95,7 +97,8 @@ def test_every_python_file_of_the_program_is_on_the_list():
 
 
 def test_nothing_imports_a_program():
-    assert {name: names & PROGRAMS for name, names in ARROWS.items() if names & PROGRAMS} == {"train": {"tools/plan"}}
+    assert {name: names & PROGRAMS for name, names in ARROWS.items() if names & PROGRAMS} == {
+        "train": {"tools/plan"}, "tools/complete": {"tools/doctor"}}  # --plan, --explain
 
 
 def test_no_arrow_leads_back():

@@ -161,6 +161,7 @@ def parser() -> argparse.ArgumentParser:
     add("--out", help="write the rows with their completions to this .jsonl file")
     add("--rewards", help="score the completions of --data: names or path/to/file.py:function, separated by commas")
     add("--export", metavar="FOLDER", help=export)
+    add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
     add("--open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --open_as=Dream")
     add("--holes", choices=HOLES, help=holes)
     add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
@@ -191,6 +192,8 @@ def check_options(options):
         raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
     if options.export and os.path.exists(options.export):
         raise ValueError(f"--export={options.export} is there already, and nothing is overwritten: name a new folder")
+    if options.explain and given & {"prompt", "data", "show", "export"}:
+        raise ValueError("--explain fills nothing: it goes without --prompt, --data, --show and --export")
     if options.export and given & {"prompt", "data", "show"}:
         raise ValueError("--export fills nothing: it goes without --prompt, --data and --show")
 
@@ -352,8 +355,9 @@ def mean_scores(fns, rows, completions, n):
     return {name: None if np.isnan(value) else round(value, 6) for name, value in means.items()}
 
 
-def run(options: argparse.Namespace) -> None:
-    """Export the model, or complete prompts or rows and print or write them, as the options say."""
+def run(options: argparse.Namespace) -> int:
+    """Export or explain the model, or complete prompts or rows and print or write them, as the options say -> exit
+    code."""
     import data
     import runs
 
@@ -361,12 +365,16 @@ def run(options: argparse.Namespace) -> None:
     runs.prepare_process()
     sharding.use()
     path = data.local_copy(data.prepare(options.folder))
+    if options.explain:
+        from tools import doctor
+
+        return doctor.explain(checkpoint.best(path).folder, options.open_as)
     open_it = functools.partial(open_model, open_as=options.open_as)
     loaded = checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_it)
     if options.export:
         huggingface.save(options.export, loaded.params, loaded.cfg)
         loaded.tok.save(options.export)
-        return
+        return 0
     prompts = encode_rows(options, asked.rows, loaded)
     plan = make_plan(asked.plan, options.n, prompts, loaded)
     todo = loaded.params, loaded.cfg, loaded.tok, plan, prompts, options.seed
@@ -391,6 +399,7 @@ def run(options: argparse.Namespace) -> None:
             os.replace(part, options.out)
         if asked.fns:
             print(json.dumps({"n": len(asked.rows)} | mean_scores(asked.fns, asked.rows, completions, options.n)))
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -403,8 +412,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(unknown_flag(unknown[0].lstrip("-").partition("=")[0], vars(options) | TRAINED))
         if not options.folder:
             raise ValueError("which model? python sample.py OUT_DIR, the folder of a run or a model; see --help")
-        run(options)
-        return 0
+        return run(options)
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as e:

@@ -1,0 +1,327 @@
+"""
+`python sample.py FOLDER --explain`: say how a folder is read, where each fact comes from, what using it costs, and test
+it on a text.
+
+Whether a model is shifted, who sees whom and which token is the mask are facts about its weights. A folder can state
+them wrongly, and then everything runs and is a little or very wrong. So a text that every Python carries is read in
+several ways, with the same tokens masked, and the way with the lowest cross-entropy is what the weights were trained
+for. The masks leave no way more to see than another needs:
+
+    right of the masks everything is masked, too       a model that sees less does better: the rest is strange to it
+    right of the masks is the text                     a model that sees more does better
+
+An alternative counts if it is better, or worse, by more than three standard errors of the paired difference.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import math
+import os
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import checkpoint
+import config
+import data
+import diffusion
+import model
+from model import ModelConfig
+from system import disk, huggingface, memory
+
+WIDTH = 80  # tokens per text
+ROWS = 32  # texts, half of each kind
+GROUP = 4  # masks are within a group of so many columns, which is within a block in every reading
+BLOCKS = 4, 8, 16, 32
+MOST_MASKS = 16  # candidates for the mask that are tried
+FIELDS = "mask_id", "shift", "attention"
+
+
+def zen() -> str:
+    """Return the Zen of Python, the same in every version; importing it prints it."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        import this
+    return "".join(this.d.get(letter, letter) for letter in this.s)
+
+
+# ---- the texts -------------------------------------------------------------------------------------------------------
+
+
+class Trial(NamedTuple):
+    """Texts with masks, the same for all readings. (R, T) each."""
+
+    x: np.ndarray  # tokens
+    masked: np.ndarray  # True where the reading's mask stands
+    scored: np.ndarray  # True for masks whose loss counts
+    first: np.ndarray  # True for the first mask of a row: on its left nothing is masked
+
+
+def make_trial(ids: list[int]) -> Trial:
+    """Choose texts and masks, always the same ones for the same tokens."""
+    if len(ids) < WIDTH + ROWS:
+        raise ValueError(f"--explain tests a model on {WIDTH + ROWS} tokens of English, and its tokenizer makes "
+                         f"{len(ids)} of the Zen of Python")  # fmt: skip
+    rng = np.random.default_rng(0)
+    starts = np.linspace(0, len(ids) - WIDTH, ROWS).astype(int)
+    x = np.array([ids[start : start + WIDTH] for start in starts], np.int32)
+    scored = np.zeros(x.shape, bool)
+    masked = np.zeros(x.shape, bool)
+    ends = np.array([GROUP * n for n in range(5, WIDTH // GROUP)])
+    for row in range(ROWS):
+        # Every second group ends where blocks of all lengths do: what is right of it, only a bidirectional model sees.
+        end = rng.choice(ends) if row % 4 < 2 else rng.choice(ends[ends % max(BLOCKS) == 0])
+        scored[row, end - GROUP : end] = rng.random(GROUP) < 0.7
+        scored[row, end - GROUP + rng.integers(GROUP)] = True
+        masked[row] = scored[row]
+        if row % 2:
+            masked[row, end:] = True
+    first = scored & (np.cumsum(scored, 1) == 1)
+    return Trial(x, masked, scored, first)
+
+
+# ---- readings --------------------------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def token_loss(params, x, z, cfg):
+    """Compute -log p of the tokens x (R, T) from z (R, T) with masks."""
+    h = model.hidden(params, z, cfg)
+    everywhere = jnp.ones(x.shape, bool)
+    return -diffusion.read_logits(params, h, cfg, diffusion.gather_logp, everywhere, (x,))
+
+
+class Reader:
+    """Computes the losses of a model under a reading, each once."""
+
+    def __init__(self, params: Any, trial: Trial):
+        self.params, self.trial = params, trial
+        self.known: dict[ModelConfig, np.ndarray] = {}
+
+    def losses(self, cfg: ModelConfig) -> np.ndarray:
+        """Return -log p (R, T) of the trial's tokens. A causal model reads the text without masks."""
+        if cfg not in self.known:
+            x = self.trial.x
+            z = x if cfg.causal else np.where(self.trial.masked, cfg.mask_id, x)
+            self.known[cfg] = np.asarray(token_loss(self.params, x, z, cfg))
+        return self.known[cfg]
+
+    def counted(self, cfg: ModelConfig, other: ModelConfig) -> np.ndarray:
+        """Return where the losses of two readings can be compared (R, T): in a causal one nothing on the left of a
+        token is masked."""
+        return self.trial.first if cfg.causal or other.causal else self.trial.scored
+
+    def loss(self, cfg: ModelConfig) -> float:
+        """Return the mean loss of a reading in nats per masked token."""
+        return float(self.losses(cfg)[self.counted(cfg, cfg)].mean())
+
+    def margin(self, cfg: ModelConfig, other: ModelConfig) -> tuple[float, float]:
+        """Return by how much another reading is worse, in nats per masked token, and the standard error over rows."""
+        counts = self.counted(cfg, other)
+        gap = np.where(counts, self.losses(other) - self.losses(cfg), 0)
+        n = counts.sum(1)
+        mean = gap.sum() / n.sum()
+        error = np.sqrt(((gap.sum(1) - mean * n) ** 2).sum()) / n.sum()
+        return float(mean), float(error)
+
+
+def is_sure(margin: tuple[float, float]) -> bool:
+    """True if a difference is more than noise."""
+    mean, error = margin
+    return mean > max(3 * error, 0.005)
+
+
+def changed(cfg: ModelConfig, **changes: Any) -> ModelConfig:
+    """Return another reading: a ModelConfig in which what excludes a change is set back."""
+    values = {"causal": False, **changes}
+    if values["causal"]:
+        values |= {"shift": True, "block_causal": None, "causal_text": False}
+    if values.get("shift", cfg.shift):
+        values["causal_text"] = False
+    if not values.get("block_causal", cfg.block_causal):
+        values["causal_text"] = False
+    return dataclasses.replace(cfg, **values)
+
+
+def alternatives(cfg: ModelConfig, stated: ModelConfig, masks: list[int], field: str) -> list[ModelConfig]:
+    """List the readings that differ from a denoiser's in one of FIELDS, itself among them."""
+    if field == "mask_id":
+        return [changed(cfg, mask_id=mask) for mask in masks]
+    if field == "shift":
+        return [changed(cfg, shift=shift) for shift in (False, True)]
+    sizes = sorted({*BLOCKS, stated.block_causal or BLOCKS[0]})
+    blocks = [changed(cfg, block_causal=size, causal_text=text) for text in (False, True) for size in sizes]
+    return list(dict.fromkeys([changed(cfg, block_causal=None), *blocks]))
+
+
+def search(reader: Reader, stated: ModelConfig, masks: list[int]) -> ModelConfig:
+    """Find the reading with the lowest loss: from the stated one, change one of FIELDS at a time where that is surely
+    better."""
+    best = changed(stated, mask_id=masks[0], block_causal=None) if stated.causal else stated
+    for _ in range(4):
+        before = best
+        for field in FIELDS:
+            options = alternatives(best, stated, masks, field)
+            lowest = min(options, key=reader.loss)
+            if is_sure(reader.margin(lowest, best)):
+                best = lowest
+        if best == before:
+            break
+    causal = changed(stated, causal=True)
+    start, other = (causal, best) if stated.causal else (best, causal)
+    return other if is_sure(reader.margin(other, start)) else start
+
+
+# ---- what is said ----------------------------------------------------------------------------------------------------
+
+
+def describe_attention(cfg: ModelConfig) -> str:
+    """Say who sees whom."""
+    if cfg.causal:
+        return "causal"
+    if cfg.block_causal is None:
+        return "bidirectional"
+    return f"blocks of {cfg.block_causal}" + (", finished text causal" if cfg.causal_text else "")
+
+
+def value(cfg: ModelConfig, field: str, tok: Any) -> str:
+    """Say what a reading has in one of FIELDS."""
+    if field == "mask_id":
+        names = [name for name, i in tok.specials.items() if i == cfg.mask_id]
+        return "none" if cfg.causal else f"{names[0] if names else 'a token'}, id {cfg.mask_id}"
+    if field == "shift":
+        return f"{'yes' if cfg.shift else 'no'}"
+    return describe_attention(cfg)
+
+
+def sources(folder: str, cfg: ModelConfig, kind: str, asked: str | None) -> dict[str, str]:
+    """Say where each of FIELDS and the family was read -> {field: place}."""
+    theirs = disk.read_json(os.path.join(folder, "config.json"))
+    family = huggingface.FAMILIES[kind]
+    block_key = family.keys.get("block_causal", "")
+    found = {"family": "--open_as" if asked else "config.json: model_type", "shift": f"family {kind}"}
+    found["mask_id"] = "config.json: mask_token_id" if theirs.get("mask_token_id") is not None else "the tokenizer"
+    found["attention"] = f"family {kind}"
+    if cfg.block_causal and theirs.get(block_key) is not None:
+        found["attention"] = f"config.json: {block_key}"
+    elif cfg.block_causal and cfg.block_causal != family.fields.get("block_causal"):
+        found["attention"] = f"the folder's name, {huggingface.name_of(folder)}"
+    return found
+
+
+def candidates(cfg: ModelConfig, tok: Any) -> list[int]:
+    """List the ids that may be the mask: the stated one, the tokenizer's, then other special tokens, those that are
+    named so first."""
+    named = sorted(tok.specials.items(), key=lambda item: "mask" not in item[0].lower())
+    ids = [cfg.mask_id, tok.mask_id, *(i for _, i in named)]
+    return [i for i in dict.fromkeys(ids) if i is not None and i < cfg.vocab_size][:MOST_MASKS]
+
+
+def costs(reader: Reader, stated: ModelConfig) -> Iterable[str]:
+    """Yield what sampling and training cost on this machine, from one timed pass and the estimates of memory.py."""
+    x = reader.trial.x
+    start = time.perf_counter()
+    token_loss(reader.params, x, x, stated).block_until_ready()
+    per_token = (time.perf_counter() - start) / x.size
+    new, prompt = 128, WIDTH
+    passes = new if stated.causal else 32
+    width = 1 if stated.causal else stated.block_causal or prompt + new
+    if stated.block_causal:
+        passes = max(passes, -(-new // stated.block_causal))
+    yield (f"sampling: {1 / per_token:,.0f} tokens per second in a pass; {new} tokens in {passes} passes take at least "
+           f"{passes * width * per_token:.1f} s")  # fmt: skip
+    keys = {"order": "left"} if stated.causal else {}
+    cfg = config.Config(batch_size=8, max_prompt_len=prompt, max_new_tokens=new, model=stated, **keys)
+    yield f"training 8 texts of {prompt + new} tokens per step: {memory.describe(cfg)[0]}"
+
+
+def lines_of_test(reader: Reader, found: ModelConfig, masks: list[int], tok: Any) -> Iterable[str]:
+    """Yield a line for each of FIELDS: its best value, and by how much the next best one is worse."""
+    for field in FIELDS:
+        if found.causal:
+            others = [changed(found, shift=shift, mask_id=mask) for mask in masks for shift in (True, False)]
+            others = others if field == "attention" else []
+        else:
+            others = [c for c in alternatives(found, found, masks, field) if c != found]
+            others += [changed(found, causal=True)] if field == "attention" else []
+        if not others:
+            continue
+        nearest = min(others, key=lambda other: reader.margin(found, other)[0])
+        mean, error = reader.margin(found, nearest)
+        proved = "proved" if is_sure((mean, error)) else "not proved: too close"
+        name = field.removesuffix("_id")
+        yield (f"  {name:10} {value(found, field, tok)}; {value(nearest, field, tok)} is worse by {mean:.3f} +- "
+               f"{error:.3f} nats: {proved}")  # fmt: skip
+
+
+def advice(found: ModelConfig, stated: ModelConfig, kind: str) -> str:
+    """Say what to change so that a folder is read as its weights were trained."""
+    todo = []
+    if not found.causal and found.mask_id != stated.mask_id:
+        todo.append(f'"mask_token_id": {found.mask_id} in config.json')
+    switches = [(c.causal, c.shift, c.causal_text, bool(c.block_causal)) for c in (found, stated)]
+    if switches[0] != switches[1]:
+        shape = dataclasses.replace(found, mask_id=None if found.causal else found.mask_id)
+        try:
+            family = huggingface.family_of(shape)
+            todo.append(f"--open_as={family}, or that as model_type in config.json")
+        except ValueError:
+            todo.append("no family of this program has these switches together: system/huggingface.py needs one more")
+    key = huggingface.FAMILIES[kind].keys.get("block_causal", "block_size")
+    if found.block_causal and found.block_causal != stated.block_causal:
+        todo.append(f'"{key}": {found.block_causal} in config.json')
+    return "; ".join(todo)
+
+
+def explain(folder: str, open_as: str | None = None) -> int:
+    """Print how a folder is read and what a test says about that -> exit code: 1 if the test contradicts the folder."""
+    asked = checkpoint.family_to_open(folder, open_as)
+    base = folder
+    while not os.path.exists(os.path.join(base, "config.json")):  # adapters
+        base = checkpoint.find(huggingface.read_adapters(base)[0])
+    kind = huggingface.read_kind(base, asked)
+    params, cfg = checkpoint.load(folder, open_as=kind if base == folder else asked)
+    tok = data.Tokenizer.load(folder, cfg.vocab_size)
+    places = sources(base, cfg, kind, asked)
+    print(f"{folder}: {sum(x.size for x in jax.tree.leaves(params)):,} parameters, {cfg.vocab_size:,} ids")
+    print(f"  {'family':10} {kind} ({places['family']})")
+    for field in FIELDS:
+        print(f"  {field.removesuffix('_id'):10} {value(cfg, field, tok)} ({places[field]})")
+    if tok.mask_id != cfg.mask_id and not cfg.causal:
+        print(f"  the tokenizer says that the mask is id {tok.mask_id}: one of the two is wrong")
+    stated = dataclasses.replace(cfg, eos_id=None, pad_id=None, bos_id=None)  # any token may be tried as the mask
+    masks = candidates(cfg, tok)
+    if not masks:
+        print("no special token can be a mask, so there is nothing to compare with")
+        return 0
+    reader = Reader(params, make_trial(tok.encode(zen())))
+    reader.losses(stated)
+    print(*costs(reader, stated), sep="\n")
+    return verdict(reader, stated, masks, tok, kind)
+
+
+def verdict(reader: Reader, stated: ModelConfig, masks: list[int], tok: Any, kind: str) -> int:
+    """Search for the best reading, print what that says about the stated one -> exit code."""
+    found = search(reader, stated, masks)
+    uniform = math.log(stated.vocab_size - 1)
+    print(f"test: the Zen of Python, {int(reader.trial.scored.sum())} masked tokens; as stated {reader.loss(stated):.3f} "
+          f"nats per token, at best {reader.loss(found):.3f}, guessing {uniform:.3f}")  # fmt: skip
+    if reader.loss(found) > uniform - 0.5:
+        print("verdict: the weights know no English, so nothing is proved")
+        return 0
+    print(*lines_of_test(reader, found, masks, tok), sep="\n")
+    if found == stated or not (todo := advice(found, stated, kind)):
+        print("verdict: nothing contradicts the folder")
+        return 0
+    mean, error = reader.margin(found, stated)
+    wrong = ", ".join(
+        f"{field.removesuffix('_id')} is {value(found, field, tok)} instead of {value(stated, field, tok)}"
+        for field in FIELDS if value(found, field, tok) != value(stated, field, tok)
+    )  # fmt: skip
+    print(f"verdict: WRONG: {wrong} (better by {mean:.3f} +- {error:.3f} nats per token). Change: {todo}")
+    return 1
