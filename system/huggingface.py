@@ -183,14 +183,19 @@ ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's la
 }  # fmt: skip
 
 
-def family_of(cfg: model.ModelConfig) -> str:
-    """Find the name of the family whose folders can hold this configuration."""
+def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
+    """True if the folders of a family can hold this configuration."""
     default = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in ANY_FAMILY}
+    fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
+    fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
+    fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
+    return fits_heads and fits_blocks and all(getattr(cfg, field) == v for field, v in fixed.items())
+
+
+def family_of(cfg: model.ModelConfig) -> str:
+    """Find the name of the first family whose folders can hold this configuration."""
     for name, family in FAMILIES.items():
-        fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
-        fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
-        fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
-        if fits_heads and fits_blocks and all(getattr(cfg, field) == v for field, v in fixed.items()):
+        if can_hold(family, cfg):
             return name
     switches = (
         "causal", "block_causal", "causal_text", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
