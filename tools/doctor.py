@@ -284,7 +284,7 @@ def compare(reader: Reader, found: ModelConfig, masks: list[int], tok: Any) -> I
     if found.causal:
         denoisers = [changed(found, shift=shift, mask_id=mask) for mask in masks for shift in (True, False)]
         mean, error = reader.fills_masks(min(denoisers, key=reader.loss))
-        behind = Compared("attention", "causal", "a mask behind a mask, against the tokens' frequencies,", (-mean, error))
+        behind = Compared("attention", "causal", "a mask behind a mask, than by frequency,", (-mean, error))
         yield max(nearest("attention", "attention", denoisers), behind, key=Compared.certainty)
         return
     for field in ("mask_id", "shift"):
@@ -309,7 +309,7 @@ def advice(found: ModelConfig, stated: ModelConfig, kind: str) -> str:
         if other.tensors == family.tensors and huggingface.can_hold(other, found)
     ]
     if kind not in fits:
-        none = f"an entry in system/huggingface.py, for no family with the tensors of {kind} has these switches together"
+        none = f"add a family to system/huggingface.py: none with the tensors of {kind} has these switches together"
         todo.append(f"--open_as={fits[0]}, or that as model_type in config.json" if fits else none)
         family = huggingface.FAMILIES[fits[0]] if fits else family
     if "block_causal" in family.keys and found.block_causal != stated.block_causal:
