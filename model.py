@@ -4,7 +4,8 @@ attention, cache writes) is in system/kernels.py.
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
 autoregressive models (`causal`). LLaDA, Dream, Llama, Qwen2, Qwen3 and Gemma 2 are this network with other switches and
-under other tensor names (system/huggingface.py).
+under other tensor names (system/huggingface.py); with experts in place of the mlp (variants/moe.py) also Qwen3-MoE,
+SDAR-MoE and LLaDA2.
 
 Shape letters used in the whole repository:
   B batch   T sequence   D width   H heads   K head width   F mlp width   L layers   V vocabulary   N prompts   G group
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from system import kernels, sharding
+from variants import moe
 from variants.rope import rotary
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
@@ -26,7 +28,7 @@ NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(moe.Experts):
     vocab_size: int = 259  # V: every id there is, mask, padding and end of text included
     n_layer: int = 4  # L, blocks
     n_head: int = 4  # H, attention heads
@@ -47,7 +49,8 @@ class ModelConfig:
     logit_cap: float | None = None  # and so do logits (Gemma 2)
     tie_embeddings: bool = False  # one matrix reads tokens in and logits out
     rope_theta: float = 10000.0  # the longest wavelength of the rotary positions, over 2 pi
-    rope_scaling: tuple[float, ...] | None = None  # factor, low and high frequency factor, length (Llama 3.1; YaRN)
+    rotary_share: float = 1.0  # the share of a head's columns that rotary positions turn, the first of them (LLaDA2)
+    rope_scaling: tuple[float, ...] | None = None  # stretched positions (Llama 3.1, YaRN), see variants/rope.py
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of the matmuls; params, norms, softmax and logits stay float32
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
@@ -69,8 +72,10 @@ class ModelConfig:
             raise ValueError(f"d_model={self.d_model} must be divisible by n_head={self.n_head} (or set d_head)")
         if self.n_kv_head is not None and (self.n_kv_head < 1 or self.n_head % self.n_kv_head):
             raise ValueError(f"n_head={self.n_head} must be divisible by n_kv_head={self.n_kv_head}")
-        if self.head_dim % 2:
-            raise ValueError(f"a head has {self.head_dim} columns, but rotary positions turn pairs: make it even")
+        if self.head_dim * self.rotary_share % 2 or not 0 < self.rotary_share <= 1:
+            raise ValueError(f"rotary positions turn pairs, but here {self.rotary_share} of a head's {self.head_dim} "
+                             "columns: make that an even number")
+        super().__post_init__()
         if self.rope_scaling is not None:
             numbers = all(type(x) in (int, float) and x > 0 for x in self.rope_scaling)
             if len(self.rope_scaling) not in (4, 5, 6) or not numbers or self.rope_scaling[1] >= self.rope_scaling[2]:
@@ -118,9 +123,9 @@ def shapes(cfg: ModelConfig, n_out: int | None = None) -> dict:
     n_out: the width of the head (None: the vocabulary; 1: a judge)."""
     L, D, F, V = cfg.n_layer, cfg.d_model, cfg.ff, cfg.vocab_size
     Q, KV = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
+    mlp = moe.shapes(cfg) if cfg.n_experts else {"gate": (L, D, F), "up": (L, D, F), "down": (L, F, D)}
     blocks = {
-        "attn_norm": (L, D), "q": (L, D, Q), "k": (L, D, KV), "v": (L, D, KV), "o": (L, Q, D),
-        "mlp_norm": (L, D), "gate": (L, D, F), "up": (L, D, F), "down": (L, F, D),
+        "attn_norm": (L, D), "q": (L, D, Q), "k": (L, D, KV), "v": (L, D, KV), "o": (L, Q, D), "mlp_norm": (L, D), **mlp
     }  # fmt: skip
     if cfg.qkv_bias:
         blocks |= {"q_bias": (L, Q), "k_bias": (L, KV), "v_bias": (L, KV)}
@@ -143,7 +148,7 @@ def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
             return jnp.zeros(shape)
         # Embeddings of 0.5: at 0.02 sudoku had 43% instead of 54% after 800 steps. A head near zero: a uniform start.
         std = {"embed": 0.02 if cfg.tie_embeddings else 0.5, "head": 0.02}.get(name, shape[-2] ** -0.5)
-        if name in ("o", "down"):
+        if name == "o" or name.endswith("down"):
             std *= (2 * cfg.n_layer) ** -0.5  # GPT-2: scale what is added to the residual stream by its depth
         leaf_key = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
         weights = {name: std * jax.random.normal(leaf_key, shape)}
@@ -154,8 +159,8 @@ def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
 
 def stored_dtype(name: str, dtype: str) -> str:
     """Name the dtype of a parameter in a model that is stored in `dtype`. Gains of norms stay float32, because Gemma
-    adds 1 to them, which has to happen before rounding."""
-    return "float32" if name.endswith("norm") else dtype
+    adds 1 to them, which has to happen before rounding; routers do, because they compute in float32."""
+    return "float32" if name.endswith("norm") or name.startswith("router") else dtype
 
 
 def cast(params: dict, dtype: str) -> dict:
@@ -187,8 +192,9 @@ def rms_norm(x, gain, eps):
 
 def rotate(x, cos, sin, scale=1):
     """Turn column i of each head together with column i + K/2 (GPT-NeoX's form; GGUF files interleave instead)."""
-    a, b = jnp.split(x.astype(jnp.float32), 2, -1)
-    return (jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1) * scale).astype(x.dtype)
+    half = cos.shape[-1]
+    a, b, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), -1)
+    return (jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1) * scale).astype(x.dtype)
 
 
 def columns(x, part):
@@ -230,9 +236,12 @@ def block(x, w, cfg, rotation, attend, part=None):
     out = linear(mixed, w, "o")
     x = cut(x, part) + (norm(out, "attn_out_norm") if cfg.gemma else out)
     h = norm(x, "mlp_norm")
-    activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
-    inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
-    out = linear(inner, w, "down")
+    if "router" in w:
+        out = moe.mixture(h, w, cfg)
+    else:
+        activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
+        inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
+        out = linear(inner, w, "down")
     return x + (norm(out, "mlp_out_norm") if cfg.gemma else out), cache
 
 
@@ -355,12 +364,13 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, 
 
 
 def prepared(params, cfg):
-    """Add 1 to Gemma's gains, then convert embeddings, blocks and last norm to cfg.dtype. The head is left out."""
+    """Add 1 to Gemma's gains, then convert embeddings, blocks and last norm to cfg.dtype, but for routers. The head is
+    left out."""
 
     def leaf(path, w):
         if cfg.gemma and path[-1].key.endswith("norm"):
             w = w + 1
-        return w.astype(cfg.dtype)
+        return w if path[-1].key.startswith("router") else w.astype(cfg.dtype)
 
     trunk = {name: params[name] for name in ("embed", "blocks", "norm")}
     return jax.tree_util.tree_map_with_path(leaf, trunk)
@@ -376,9 +386,10 @@ def embed(params, tokens, cfg):
 def run_layers(layer, carry, weights, cfg, part):
     """Apply layer((x, cache), (weights, number), part) L times -> x of the columns `part`, cache. If there are up to
     UNROLLED layers, the last one computes no other columns."""
-    layers = weights, jnp.arange(cfg.n_layer)
     unroll = cfg.n_layer <= UNROLLED
     again = jax.checkpoint if cfg.remat else lambda f: f
+    carry, weights = moe.run_dense(again(layer), carry, weights, cfg.first_dense)
+    layers = weights, jnp.arange(cfg.first_dense, cfg.n_layer)
     if part is None or not unroll:
         (x, cache), _ = jax.lax.scan(again(layer), carry, layers, unroll=unroll)
         return cut(x, part), cache

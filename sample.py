@@ -11,6 +11,7 @@ order left, one token per step, and a KV cache. To add an order or a rule, add a
     python sample.py out/words_base --data=words --out=filled.jsonl --rewards=math
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
     python sample.py out/lora --export=merged                          # merge LoRA adapters into the weights
+    python sample.py out/sudoku_base out/sudoku_grpo --page=play.html  # one file in which both run in a browser
 """
 if __name__ == "__main__":
     from system import terminal

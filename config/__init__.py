@@ -852,7 +852,7 @@ def help_text(everything: bool = False) -> str:
         if everything or field.name in FIRST:
             sections[-1].append(help_line(field.name, field.default, field.metadata["meaning"] + listed))
     sections.append(["model (a model key needs no prefix)"])
-    meanings = comments(ModelConfig)
+    meanings = comments(ModelConfig.mro()[1]) | comments(ModelConfig)
     for field in dataclasses.fields(ModelConfig):
         if everything or field.name in FIRST:
             sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))

@@ -6,6 +6,7 @@ There is no private format. A family of models that differs from another in name
 
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 import os
@@ -22,9 +23,10 @@ import model
 from data import bpe
 from data.bpe import Tokenizer
 from system import disk, hosts, sharding
-from variants import lora
+from variants import lora, moe
 
-# Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out).
+# Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
+# several tensors have one name, their rows are one tensor in the file.
 LLAMA_TENSORS = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",
@@ -45,6 +47,28 @@ GEMMA_TENSORS = LLAMA_TENSORS | {
     "attn_out_norm": "model.layers.{}.post_attention_layernorm",
     "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
     "mlp_out_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+QWEN3_MOE_TENSORS = LLAMA_TENSORS | {  # {e} is the expert
+    "router": "model.layers.{}.mlp.gate",
+    "expert_gate": "model.layers.{}.mlp.experts.{e}.gate_proj",
+    "expert_up": "model.layers.{}.mlp.experts.{e}.up_proj",
+    "expert_down": "model.layers.{}.mlp.experts.{e}.down_proj",
+}
+LLADA2_TENSORS = QWEN3_MOE_TENSORS | {
+    "embed": "model.word_embeddings",
+    "q": "model.layers.{}.attention.query_key_value",
+    "k": "model.layers.{}.attention.query_key_value",
+    "v": "model.layers.{}.attention.query_key_value",
+    "o": "model.layers.{}.attention.dense",
+    "q_norm": "model.layers.{}.attention.query_layernorm",
+    "k_norm": "model.layers.{}.attention.key_layernorm",
+    "router_bias": "model.layers.{}.mlp.gate.expert_bias",
+    "shared_gate": "model.layers.{}.mlp.shared_experts.gate_proj",
+    "shared_up": "model.layers.{}.mlp.shared_experts.up_proj",
+    "shared_down": "model.layers.{}.mlp.shared_experts.down_proj",
+    "dense_gate": "model.layers.{}.mlp.gate_proj",
+    "dense_up": "model.layers.{}.mlp.up_proj",
+    "dense_down": "model.layers.{}.mlp.down_proj",
 }
 LLADA_TENSORS = {
     "embed": "model.transformer.wte",
@@ -80,6 +104,22 @@ LLAMA_KEYS = TOKEN_KEYS | {
     "rope_scaling": "rope_scaling",
 }
 BLOCK_KEYS = LLAMA_KEYS | {"block_causal": "block_size"}
+QWEN3_MOE_KEYS = LLAMA_KEYS | {
+    "n_experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "d_expert": "moe_intermediate_size",
+    "norm_routing": "norm_topk_prob",
+}
+SDAR_MOE_KEYS = QWEN3_MOE_KEYS | {"block_causal": "block_size"}
+LLADA2_KEYS = SDAR_MOE_KEYS | {
+    "rotary_share": "partial_rotary_factor",
+    "routing_scale": "routed_scaling_factor",
+    "expert_groups": "n_group",
+    "groups_per_token": "topk_group",
+    "n_shared": "num_shared_experts",
+    "first_dense": "first_k_dense_replace",
+}
+del LLADA2_KEYS["norm_routing"]  # it divides by the sum whatever config.json says
 GEMMA_KEYS = LLAMA_KEYS | {
     "window": "sliding_window",
     "query_scale": "query_pre_attn_scalar",
@@ -107,6 +147,20 @@ LLAMA_REQUIRES = {
     "mlp_bias": False,
     "use_sliding_window": False,
     "llama_4_scaling_beta": None,
+    "partial_rotary_factor": 1.0,
+}
+QWEN3_MOE_REQUIRES = LLAMA_REQUIRES | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+LLADA2_REQUIRES = {
+    "hidden_act": "silu",
+    "rope_type": "default",
+    "use_sliding_window": False,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_qk_norm": True,
+    "norm_head": False,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "norm_topk_prob": True,
 }
 GEMMA_REQUIRES = LLAMA_REQUIRES | {
     "hidden_act": "gelu_pytorch_tanh",
@@ -117,6 +171,7 @@ NEMOTRON_REQUIRES = LLAMA_REQUIRES | {"dlm_paradigm": "bidirectional", "sliding_
 del NEMOTRON_REQUIRES["llama_4_scaling_beta"]
 LLADA_REQUIRES = {
     "rope_scaling": None,
+    "partial_rotary_factor": 1.0,
     "block_type": "llama",
     "activation_type": "silu",
     "layer_norm_type": "rms",
@@ -171,8 +226,30 @@ FAMILIES = {  # by the model_type in config.json
         BLOCK_KEYS,
         NEMOTRON_REQUIRES,
     ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES
+    ),
+    "sdar_moe": Family(
+        "SDARMoeForCausalLM",
+        {"block_causal": 4, "qk_norm": True},
+        QWEN3_MOE_TENSORS,
+        SDAR_MOE_KEYS,
+        QWEN3_MOE_REQUIRES,
+    ),
+    "llada2_moe": Family(
+        "LLaDA2MoeModelLM",
+        {"block_causal": 32, "qk_norm": True, "routing": "sigmoid", "norm_routing": True, "rotary_share": 0.5}
+        | {"mask_id": 156895},
+        LLADA2_TENSORS,
+        LLADA2_KEYS,
+        LLADA2_REQUIRES,
+    ),
 }
 ANY_FAMILY = ("dtype", "remat", "d_head")  # fields that do not tell families apart
+NEEDED = (  # fields that a config.json must give, if the family has them
+    "vocab_size", "n_layer", "n_head", "d_model", "d_ff", "n_experts", "experts_per_token", "d_expert", "routing_scale",
+    "expert_groups", "groups_per_token", "n_shared", "first_dense",
+)  # fmt: skip
 JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassification
 ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's last one is Ministral 3's
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -183,29 +260,37 @@ ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's la
 }  # fmt: skip
 
 
+def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
+    """True if a family can have blocks, and has experts, as the configuration has."""
+    fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
+    return fits_blocks and (cfg.n_experts is not None) == ("n_experts" in family.keys)
+
+
 def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
     """True if the folders of a family can hold this configuration."""
     default = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in ANY_FAMILY}
     fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
-    fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
     fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
-    return fits_heads and fits_blocks and all(getattr(cfg, field) == v for field, v in fixed.items())
+    fits = fits_heads and is_of_kind(family, cfg)
+    return fits and all(getattr(cfg, field) == v for field, v in fixed.items())
 
 
 def family_of(cfg: model.ModelConfig) -> str:
     """Find the name of the first family whose folders can hold this configuration."""
-    for name, family in FAMILIES.items():
+    of_kind = {name: family for name, family in FAMILIES.items() if is_of_kind(family, cfg)}
+    for name, family in of_kind.items():
         if can_hold(family, cfg):
             return name
     switches = (
         "causal", "block_causal", "causal_text", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
-        "attn_cap", "logit_cap", "rope_scaling", "d_head",
+        "attn_cap", "logit_cap", "rope_scaling", "d_head", "rotary_share", "n_experts", "routing", "norm_routing",
+        "n_shared",
     )  # fmt: skip
     raise ValueError(
         "no Hugging Face family has these switches together: "
         + ", ".join(f"{field}={getattr(cfg, field)}" for field in switches)
         + "; there are "
-        + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in FAMILIES.items())
+        + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
     )
 
 
@@ -213,7 +298,7 @@ class Place(NamedTuple):
     """A tensor in a file, and where its values are in our params."""
 
     path: tuple[str, ...]  # ("embed",) or ("blocks", "q")
-    layer: int | None  # the first index into a leaf of "blocks"
+    at: tuple[int, ...]  # the first indices into a leaf of "blocks": the layer, and the expert
     name: str  # theirs
 
 
@@ -226,13 +311,18 @@ def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = 
     names, shapes = FAMILIES[kind or family_of(cfg)].tensors, model.shapes(cfg, n_out)
     for leaf in shapes:
         if leaf == "head" and n_out is not None:
-            yield Place(("head",), None, JUDGE_HEAD)
+            yield Place(("head",), (), JUDGE_HEAD)
         elif leaf != "blocks":
-            yield Place((leaf,), None, names[leaf] + ".weight")
+            yield Place((leaf,), (), names[leaf] + ".weight")
     for i in range(cfg.n_layer):
-        for leaf in shapes["blocks"]:
+        for leaf, shape in shapes["blocks"].items():
             matrix = leaf.removesuffix("_bias")
-            yield Place(("blocks", leaf), i, names[matrix].format(i) + (".weight" if leaf == matrix else ".bias"))
+            name = names.get(leaf) or names[matrix] + ".bias"
+            name += "" if name.endswith("bias") else ".weight"
+            at = i - moe.first_layer(leaf, cfg.first_dense)
+            experts = itertools.product(*map(range, shape[1:2] if moe.is_of_experts(leaf) else ()))
+            for expert in experts if 0 <= at < shape[0] else ():
+                yield Place(("blocks", leaf), (at, *expert), name.format(i, e=expert and expert[0]))
 
 
 def leaf_at(tree, path):
@@ -241,8 +331,19 @@ def leaf_at(tree, path):
 
 
 def is_transposed(path, ndim):
-    """True for a leaf that a file stores transposed: every matrix but the embedding."""
-    return ndim - (path[0] == "blocks") == 2 and path != ("embed",)
+    """True if a file stores the tensors of a leaf, of so many sides, transposed: every matrix but the embedding."""
+    return ndim == 2 and path != ("embed",)
+
+
+def stored_shape(place, shape):
+    """Return the shape of a tensor in a file; shape: that of the whole leaf."""
+    inner = shape[len(place.at) :]
+    return inner[::-1] if is_transposed(place.path, len(inner)) else inner
+
+
+def by_name(places):
+    """Group places by the tensor in a file that they are parts of -> (name, [Place, ...])."""
+    return ((name, list(parts)) for name, parts in itertools.groupby(places, operator.attrgetter("name")))
 
 
 # ==== other people's folders: writing =================================================================================
@@ -271,21 +372,22 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
         stretch = "llama3" if len(cfg.rope_scaling) == 4 else "yarn"
         theirs["rope_scaling"] = {"rope_type": stretch, **dict(zip(ROPES[stretch], cfg.rope_scaling, strict=False))}
         del theirs["rope_type"]
-    tensors = [to_store(params, place) for place in tensor_places(cfg, n_out)]
+    tensors = [to_store(params, name, parts) for name, parts in by_name(tensor_places(cfg, n_out))]
     return {"config.json": theirs} | disk.split_among_processes("model", tensors)
 
 
-def to_store(params, place):
-    """Prepare a tensor of the params for writing, as a file stores it."""
-    x, layer = leaf_at(params, place.path), place.layer
-    transposed = is_transposed(place.path, x.ndim)
-    shape = x.shape if layer is None else x.shape[1:]
+def to_store(params, name, parts):
+    """Prepare a tensor for writing, as a file stores it; parts: the places of its rows."""
+    leaves = [leaf_at(params, place.path) for place in parts]
+    shapes = [stored_shape(place, x.shape) for place, x in zip(parts, leaves, strict=True)]
+    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def fetch():
-        values = hosts.gather(x if layer is None else x[layer])
-        return values.T if transposed else values
+        values = [hosts.gather(x[place.at] if place.at else x) for place, x in zip(parts, leaves, strict=True)]
+        values = [x.T if is_transposed(parts[0].path, x.ndim) else x for x in values]
+        return np.concatenate(values) if len(values) > 1 else values[0]
 
-    return disk.Stored(place.name, jax.ShapeDtypeStruct(shape[::-1] if transposed else shape, x.dtype), fetch)
+    return disk.Stored(name, jax.ShapeDtypeStruct(whole, leaves[0].dtype), fetch)
 
 
 # ==== other people's folders: reading =================================================================================
@@ -314,6 +416,7 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     for key in ("rope_scaling", "rope_parameters"):  # where transformers 5 keeps rope_theta
         theirs |= {name: value for name, value in (theirs.get(key) or {}).items() if name != "rope_type"}
     theirs |= {"rope_scaling": stretch}
+    theirs.setdefault("num_experts", theirs.get("num_local_experts"))  # as transformers 5 writes it
     check_requirements(path, theirs, family.requires)
     fields = {field: theirs[key] for field, key in family.keys.items() if theirs.get(key) is not None}
     fields = family.fields | missing_fields(folder, family, theirs, open_as) | fields
@@ -321,7 +424,7 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
         fields["eos_id"] = fields["eos_id"][0] if fields["eos_id"] else None
     if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # we make a name for each
         raise ValueError(f"{path}: {family.keys['n_layer']}={fields['n_layer']}: no model has more than 10,000 layers")
-    missing = [family.keys[f] for f in ("vocab_size", "n_layer", "n_head", "d_model", "d_ff") if f not in fields]
+    missing = [family.keys[f] for f in NEEDED if f in family.keys and f not in fields]
     if missing:
         raise ValueError(f"{path}: missing {', '.join(missing)}")
     try:
@@ -340,7 +443,8 @@ def missing_fields(folder, family, theirs, open_as):
     if family.fields.get("causal"):  # it reads no masks, and may write every id
         found["mask_id"] = theirs.get("vocab_size")
     elif theirs.get("mask_token_id") is None and ("block_causal" in family.keys or open_as):
-        found["mask_id"] = mask_in_tokenizer(folder)
+        if (mask := mask_in_tokenizer(folder)) is not None:
+            found["mask_id"] = mask
     if "block_causal" in family.keys and family.keys["block_causal"] not in theirs:
         name = name_of(folder)
         if in_name := re.search(r"-b(\d+)$", name):
@@ -477,29 +581,39 @@ def load_tensors(folder, files, places, shapes, dtype, described):
     kind, file = described
     check_names(f"{folder} is not the {kind} that its {file} describes", set(files), {place.name for place in places})
     found = {}
-    for path, layer, name in places:
-        shape, x = leaf_at(shapes, path), files[name].get_slice(name)
-        inner = shape if layer is None else shape[1:]
-        expected = inner[::-1] if is_transposed(path, len(shape)) else inner
+    for name, parts in by_name(places):
+        x, ours = files[name].get_slice(name), [stored_shape(place, leaf_at(shapes, place.path)) for place in parts]
+        expected = (sum(shape[0] for shape in ours), *ours[0][1:])
         if tuple(x.get_shape()) != expected:
             raise ValueError(f"{folder}: {name} has the shape {tuple(x.get_shape())}, but {file} makes it {expected}")
-        found.setdefault(path, {})[layer] = x
+        first = 0
+        for place, shape in zip(parts, ours, strict=True):
+            found.setdefault(place.path, {})[place.at] = x, first
+            first += shape[0]
 
     def leaf(path, shape):
         path = tuple(key.key for key in path)
-        stacked, transposed = path[0] == "blocks", is_transposed(path, len(shape))
+        n = len(next(iter(found[path])))  # sides over which tensors are stacked
+        transposed = is_transposed(path, len(shape) - n)
         stored_as = model.stored_dtype(path[-1], dtype)
 
         def fetch(index):
-            inner = tuple(index[stacked:][:: -1 if transposed else 1])
-            layers = range(*index[0].indices(shape[0])) if stacked else [None]
-            parts = [np.asarray(found[path][layer][inner]).astype(stored_as, copy=False) for layer in layers]
-            x = np.stack(parts) if stacked else parts[0]
+            places = [range(*i.indices(side)) for i, side in zip(index, shape, strict=True)]
+            inner = places[n:][:: -1 if transposed else 1]
+            parts = [read_part(*found[path][at], inner).astype(stored_as, copy=False)
+                     for at in itertools.product(*places[:n])]  # fmt: skip
+            x = np.stack(parts).reshape(*map(len, places[:n]), *parts[0].shape) if n else parts[0]
             return x.swapaxes(-1, -2) if transposed else x
 
         return sharding.make_array(path[-1], shape, fetch)
 
     return jax.tree_util.tree_map_with_path(leaf, shapes, is_leaf=is_shape)
+
+
+def read_part(x, first, places):
+    """Read a part of a tensor in a file: its rows are counted from `first`; places: a range for each side."""
+    rows, *others = places
+    return np.asarray(x[(slice(first + rows.start, first + rows.stop), *(slice(r.start, r.stop) for r in others))])
 
 
 def is_shape(x):
@@ -533,15 +647,32 @@ PEFT_REQUIRES = {
 }
 
 
+def adaptable(cfg: model.ModelConfig) -> list[str]:
+    """List the leaves that can have adapters: matrices of attention and mlp that are one tensor in a folder each."""
+    names = FAMILIES[family_of(cfg)].tensors
+    once = [leaf for leaf in ("q", "k", "v", "o", "gate", "up", "down") if list(names.values()).count(names[leaf]) == 1]
+    return [leaf for leaf in once if leaf in model.shapes(cfg)["blocks"]]
+
+
+def check_targets(cfg: model.ModelConfig, targets: tuple[str, ...]) -> None:
+    """Raise ValueError unless these matrices of a model can have adapters."""
+    known = adaptable(cfg)
+    if not set(targets) <= set(known):
+        raise ValueError(
+            f"lora_targets={targets}: in a model of the family {family_of(cfg)} only {', '.join(known)} can have "
+            f"adapters (not experts, nor a part of a tensor): --lora_targets={','.join(known)}"
+        )
+
+
 def adapter_places(cfg, targets, n_out):
     """List every tensor in a folder of adapters: A (r, I) and B (O, r) of each target, and the head of a judge."""
-    for path, layer, name in tensor_places(cfg, n_out):
+    for path, at, name in tensor_places(cfg, n_out):
         if path[-1] in targets:
             stem = PEFT_PREFIX + name.removesuffix("weight")
-            yield Place(("blocks", path[-1] + "_a"), layer, stem + "lora_A.weight")
-            yield Place(("blocks", path[-1] + "_b"), layer, stem + "lora_B.weight")
+            yield Place(("blocks", path[-1] + "_a"), at, stem + "lora_A.weight")
+            yield Place(("blocks", path[-1] + "_b"), at, stem + "lora_B.weight")
         elif name == JUDGE_HEAD:
-            yield Place(("head",), None, PEFT_PREFIX + name)
+            yield Place(("head",), (), PEFT_PREFIX + name)
 
 
 def adapter_files(params: Any, cfg: model.ModelConfig, base: str, alpha: float) -> dict[str, Any]:
@@ -560,7 +691,7 @@ def adapter_files(params: Any, cfg: model.ModelConfig, base: str, alpha: float) 
     }
     if names["head"].rpartition(".")[2] in theirs["target_modules"]:  # LLaDA's head and its down matrices: ff_out
         theirs["exclude_modules"] = [names["head"]]
-    tensors = [to_store(params, place) for place in adapter_places(cfg, ranks, n_out)]
+    tensors = [to_store(params, name, parts) for name, parts in by_name(adapter_places(cfg, ranks, n_out))]
     tensors = [tensor._replace(fetch=functools.partial(np.asarray, tensor.fetch())) for tensor in tensors]
     return {ADAPTER_CONFIG: theirs, "adapter_model.safetensors": tensors}
 
@@ -597,8 +728,8 @@ def load_merged(folder, dtype, find_base, open_as, above):
     params, cfg = load_folder(base, dtype, find_base, open_as, above)
     files = disk.open_tensors(os.path.join(folder, "adapter_model.safetensors"))
     n_out = 1 if PEFT_PREFIX + JUDGE_HEAD in files else None
-    matrices = [leaf for leaf, shape in model.shapes(cfg)["blocks"].items() if len(shape) == 3]
-    targets = {place.path[-1][:-2] for place in adapter_places(cfg, matrices, None) if place.name in files}
+    named = adapter_places(cfg, adaptable(cfg), None)
+    targets = {place.path[-1][:-2] for place in named if place.name in files}
     shapes = {"blocks": lora.adapter_shapes(cfg, targets, rank)} | ({"head": (cfg.d_model, 1)} if n_out else {})
     places, described = list(adapter_places(cfg, targets, n_out)), (f"LoRA of a {family_of(cfg)} model", ADAPTER_CONFIG)
     new = load_tensors(folder, files, places, shapes, "float32", described)

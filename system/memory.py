@@ -50,10 +50,15 @@ def copies_per_text(cfg):
     return config.n_views(cfg) if cfg.objective == "grpo" else 1 + cfg.paired
 
 
+def is_scored_exactly(cfg):
+    """True if what drafts wrote is scored by a causal pass."""
+    return cfg.objective == "grpo" and cfg.rule == "drafts"
+
+
 def copy_columns(cfg):
     """Count the columns computed per noisy copy of a block model, next to the clean text. 0: not a block model."""
     block = cfg.model.block_causal
-    if not block or cfg.objective == "judge":
+    if not block or cfg.objective == "judge" or is_scored_exactly(cfg):
         return 0
     return cfg.max_new_tokens + min(block - 1 + cfg.model.shift, cfg.max_prompt_len)
 
@@ -119,11 +124,33 @@ def weight_bytes(cfg):
     }
 
 
+class Widths(NamedTuple):
+    stored: int  # columns inside the mlps of a layer
+    used: float  # columns that a token goes through, per layer on average
+
+
+def mlp_widths(m):
+    """Count the columns inside the mlps of a layer. With experts, a token goes through a few of them."""
+    if not m.n_experts:
+        return Widths(m.ff, m.ff)
+    used = (m.experts_per_token + m.n_shared) * m.d_expert
+    dense = m.first_dense / m.n_layer
+    return Widths((m.n_experts + m.n_shared) * m.d_expert, dense * m.ff + (1 - dense) * used)
+
+
+def expert_bytes(m, T, wide):
+    """Estimate the bytes of one layer's experts, beside what an mlp of their width takes: for one row of T columns,
+    whose tokens are copied for each of their experts, and the matrices copied for tiles (variants/moe.py)."""
+    if not m.n_experts:
+        return 0, 0
+    return 6 * T * m.experts_per_token * m.d_model * wide, 4 * m.n_experts * m.d_expert * m.d_model * wide
+
+
 def gathered_bytes(cfg):
     """Estimate the bytes of the gathered weights: the largest block or the head, and the one before it."""
     m = cfg.model
     Q, KV = m.n_head * m.head_dim, m.kv_heads * m.head_dim
-    block = 2 * m.d_model * (Q + KV) + 3 * m.d_model * m.ff
+    block = 2 * m.d_model * (Q + KV) + 3 * m.d_model * mlp_widths(m).stored
     head = 0 if cfg.objective == "judge" else m.d_model * m.vocab_size
     return 2 * bytes_per_number(m) * max(block, head)
 
@@ -136,10 +163,12 @@ def work_bytes(cfg, row_parts, tensor, wide):
     active, saved = (math.ceil(n / row_parts) for n in (rows.active, rows.saved))
     # A layer keeps its norms, q, k, v before and after the rotation, the inside of the mlp, and scores in float32.
     scores = 0 if kernels.fused(m.dtype, m.head_dim, m.attn_cap) else 4 * 2 * m.n_head * (T + copy_columns(cfg))
-    layer = T * (wide * (6 * m.d_model + 4 * Q + 4 * KV + 4 * m.ff) + scores) // tensor
-    activations = active * m.n_layer * layer
+    layer = T * (wide * (6 * m.d_model + 4 * Q + 4 * KV + 4 * mlp_widths(m).used) + scores) // tensor
+    copies, tiles = expert_bytes(m, T, wide)
+    layer += copies
+    activations = active * m.n_layer * layer + tiles // tensor
     if m.remat:
-        activations = saved * m.n_layer * T * wide * m.d_model + active * layer
+        activations = saved * m.n_layer * T * wide * m.d_model + active * layer + tiles // tensor
 
     def logits(positions):
         """Return the bytes of one array of logits, of which diffusion.py makes a chunk at a time."""
@@ -148,7 +177,7 @@ def work_bytes(cfg, row_parts, tensor, wide):
 
     filled = math.ceil(config.rollout_rows(cfg) / row_parts) if grpo else 0
     # A causal rollout keeps one cache of all layers; another holds one layer at a time, and copies a cache.
-    caches = 1 if m.causal else 2 if cfg.cache != "none" else 0
+    caches = 1 if m.causal else 2 if cfg.cache != "none" or cfg.rule == "drafts" else 0
     cache = filled * m.n_layer * T * 2 * KV * bytes_per_number(m) * caches
     one_layer = 0 if m.causal else filled * (layer // 2)
     # A Rollout has 15 bytes per token, in parts and joined, and the prompts.
@@ -175,13 +204,14 @@ def pass_flops(cfg, rows, scored, width, keys, last=None):
     Q, KV, D = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model
     queries = (m.n_layer - 1) * width + (width if last is None or m.n_layer > model.UNROLLED else last)
     head = 0 if cfg.objective == "judge" else 2 * scored * D * m.vocab_size
-    return rows * (queries * (4 * D * Q + 6 * D * m.ff + 4 * keys * Q) + m.n_layer * width * 4 * D * KV + head)
+    mlp = 6 * D * mlp_widths(m).used + 2 * D * (m.n_experts or 0)
+    return rows * (queries * (4 * D * Q + mlp + 4 * keys * Q) + m.n_layer * width * 4 * D * KV + head)
 
 
 def estimate_flops(cfg: Config) -> dict[str, float]:
     """Estimate the FLOPs of an iteration by stage, on all devices."""
     rows, forward = count_rows(cfg), scoring_flops(cfg)
-    update = (4 if rows.recomputed else 3) * forward  # a backward pass takes two forward passes
+    update = (4 if rows.recomputed else 3) * (forward + draft_flops(cfg))  # a backward pass takes two forward passes
     if cfg.objective != "grpo":
         return {"rollout": 0, "scoring": 0, "update": update}
     first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
@@ -197,10 +227,21 @@ def scoring_flops(cfg):
     if not columns:
         return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)
     copies = rows / rows_per_copy(cfg)
-    text = new * cfg.model.shift  # a shifted model reads the first token of each block from the clean text
+    # A shifted model reads the first token of each block from the clean text.
+    text = new if cfg.model.shift or cfg.causal_weight else 0
     return pass_flops(cfg, copies, new, columns, T + columns, new) + pass_flops(
-        cfg, copies / copies_per_text(cfg), 0, T, T, text
+        cfg, copies / copies_per_text(cfg), text if cfg.causal_weight else 0, T, T, text
     )
+
+
+def draft_flops(cfg):
+    """Estimate the FLOPs of a forward pass over noisy copies of the completions, for draft_coef."""
+    if not cfg.draft_coef:
+        return 0
+    rows = cfg.updates_per_rollout * config.n_update(cfg)
+    T, new = cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens
+    columns = new + min(cfg.model.block_causal - 1, cfg.max_prompt_len)
+    return pass_flops(cfg, rows, new, columns, T + columns, new) + pass_flops(cfg, rows, 0, T, T, 0)
 
 
 def rollout_flops(cfg):
@@ -209,6 +250,9 @@ def rollout_flops(cfg):
     rows, steps = cfg.batch_size * cfg.group_size, cfg.rollout_steps or cfg.diffusion_steps
     if m.causal:  # the cache holds the rest: every token is read once
         return pass_flops(cfg, rows, new, T, T)
+    if cfg.rule == "drafts":  # two passes per block, of which half is accepted
+        b = min(m.block_causal, new)
+        return pass_flops(cfg, cfg.batch_size, 0, T, T) + 4 * new / (b + 1) * pass_flops(cfg, rows, b, b, T)
     if m.block_causal and cfg.cache != "none":  # each prompt once, and one more pass per block, to cache it
         b = m.block_causal
         passes = (min(steps, b) + 1) * -(-new // b)

@@ -34,6 +34,8 @@ SIDES |= dict.fromkeys(("o", "down", "embed"), WRITES_D)
 ADAPTERS: dict[str, Sides] = {}
 for _name, (_first, _last) in SIDES.items():
     ADAPTERS |= {f"{_name}_a": (_first, None), f"{_name}_b": (None, _last)}  # (I, rank), (rank, O)
+for _name in ("gate", "up", "down"):
+    SIDES |= {f"{kind}_{_name}": SIDES[_name] for kind in ("expert", "shared", "dense")}
 SIDES |= ADAPTERS | {f"{name}_bias": (None, "tensor") for name in "qkv"}
 
 
@@ -141,6 +143,25 @@ def shard_heads(*xs: jax.Array) -> tuple[jax.Array, ...]:
         return xs
     axis = None if any(x.shape[2] % shape()["tensor"] for x in xs) else "tensor"
     return constrain(xs, (PartitionSpec(ROWS, None, axis),) * len(xs))
+
+
+def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    """Compute fn(*rows, gate, up, down): rows (B, ...), gate and up (E, D, F), down (E, F, D), a sum over F.
+
+    Each device has its rows and, over `tensor`, a part of F. GSPMD would sort the tokens of all devices together.
+    """
+    if not shape():
+        return fn(*rows, gate, up, down)
+    over = ROWS if round_up(len(rows[0])) == len(rows[0]) else None
+    axis = None if gate.shape[-1] % shape()["tensor"] else "tensor"
+
+    def local(*args):
+        out = fn(*args)
+        return jax.lax.psum(out, axis) if axis else out
+
+    inside = PartitionSpec(None, None, axis), PartitionSpec(None, None, axis), PartitionSpec(None, axis)
+    split = (PartitionSpec(over),) * len(rows) + inside
+    return jax.shard_map(local, in_specs=split, out_specs=PartitionSpec(over))(*rows, gate, up, down)
 
 
 def replicate(tree: Any) -> Any:

@@ -53,7 +53,14 @@ def check(cfg):
         scores.check_early(cfg)
     first = config.base_runs(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
-        memory.check_fits(cfg, first.model)
+        check_shape(cfg, first.model)
+
+
+def check_shape(cfg, shape):
+    """Refuse a run that a model of this shape cannot do or is too large for."""
+    if cfg.lora_rank:
+        huggingface.check_targets(shape, cfg.lora_targets)
+    memory.check_fits(cfg, shape)
 
 
 def find_sources(cfg, train):
@@ -143,9 +150,10 @@ def open_sources(resumed, cfg):
 def open_model(cfg, folder, adapting):
     """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
-        memory.check_fits(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, cfg.open_as)))
+        check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, cfg.open_as)))
     dtype = cfg.model.dtype if cfg.lora_rank else "float32"  # a frozen base is cast once
     params, shape = checkpoint.load(folder, dtype, cfg.open_as)
+    check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
     if adapting:

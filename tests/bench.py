@@ -50,7 +50,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from judges import rules, scores
     from system import kernels, memory
     from system.start import find_or_train
-    from variants import slots
+    from variants import joint, slots
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -914,14 +914,51 @@ def equal(b, params, run, weights, loss, tensors, twin):
           f"({clip:.0%} of the tokens clipped)\n", flush=True)  # fmt: skip
 
 
+# ---- drafts ----------------------------------------------------------------------------------------------------------
+
+def drafts(options):
+    """tokens a pass and a second of drafts, beside one token at a time and plain blocks of the same weights"""
+    prepare()
+    sizes = some(options, (2,), (1, 64), (1, 8, 64))
+    params, run, arrays, score = asked("countdown_joint", max(sizes))
+    if options.run != "out/sudoku":
+        params, _ = checkpoint.load(options.run)
+    blocks = dict(cache="prefix", steps=run.model.block_causal)
+    ways = {"one token at a time": (joint.autoregressive(run.model), sampler.Plan(order="left")),
+            "drafts": (run.model, sampler.Plan(rule="drafts", order="left")),
+            "blocks, one token a pass": (run.model, sampler.Plan(**blocks)),
+            "blocks, all that are 90% sure": (run.model, sampler.Plan(rule="dynamic", **blocks))}  # fmt: skip
+    labels = [f"{n} texts, {way}{at}" for n in sizes for way in ways for at in (", sampled", ", greedy")]
+    table(["", "right", "tokens/pass", "tokens/s"], labels, drafted(params, run, arrays, score, sizes, ways, options))
+
+
+def drafted(params, run, arrays, score, sizes, ways, options):
+    """-> the rows of the table of `drafts`: label, right answers, tokens a pass of a text, tokens a second of all."""
+    for n, (way, (shape, plan)), heat in itertools.product(sizes, ways.items(), (1.0, 0.0)):
+        some_texts = arrays.part(slice(0, n))
+        z = sampler.masked_tokens(some_texts, shape)
+        plan = dataclasses.replace(plan, temperature=heat, early_end=True)
+        fill = functools.partial(sampler.generate, params, jax.random.key(0), z, shape, plan, some_texts.valid)
+        (x, trace), seconds, _ = clocked(waiting(fill), some(options, 1, 3, options.rounds))
+        whole = np.concatenate([np.asarray(x), np.asarray(arrays.tokens)[n:]])  # `score` judges all rows
+        new = np.asarray(some_texts.maskable)
+        ends = np.asarray(x == run.model.eos_id) & new
+        written = new & (np.cumsum(ends, 1) - ends == 0)
+        passes = np.where(written, np.asarray(trace["step"]), 0).max(1) + 1
+        right = score(whole)[0] if n == len(arrays.tokens) else float("nan")
+        yield (f"{n} texts, {way}, {'sampled' if heat else 'greedy'}", "" if np.isnan(right) else f"{right:.1%}",
+               f"{written.sum() / passes.sum():.2f}", f"{written.sum() / seconds:,.0f}")  # fmt: skip
+
+
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "estimators": estimators,
-            "frontier": frontier, "growth": growth, "grpo": grpo}  # fmt: skip
+            "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts}  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description="Without a command: what there is.")
     parser.add_argument("command", nargs="?", choices=COMMANDS)
-    parser.add_argument("run", nargs="?", default="out/sudoku", help="for order: a run of config/sudoku.py")
+    parser.add_argument("run", nargs="?", default="out/sudoku", help="for order: a run of config/sudoku.py; for "
+                        "drafts: one that starts from config/countdown_joint_base.py, instead of that")
     parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
     parser.add_argument("--tasks", help=f"for estimators: some of {', '.join(TASKS)}; for frontier: {', '.join(TRIED)}")
     parser.add_argument("--picture", help="for frontier and growth: where to draw it, as in assets/frontier.png")

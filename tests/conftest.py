@@ -1,6 +1,7 @@
 """Puts the repository root on sys.path: the modules of this project are plain files, not a package."""
 import math
 import os
+import re
 import sys
 
 # Half of what compiling for a CPU costs: a first run of a tiny model takes 11 instead of 21 CPU seconds.
@@ -46,8 +47,10 @@ def compiled_once():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With UNMASK_ORACLES=required a test that cannot import what it compares with fails, where it is skipped else."""
+    """With UNMASK_ORACLES=required a test that cannot import what it compares with fails, where it is skipped else, and
+    so does one that needs a browser where there is none (browser.NONE_HERE)."""
     report = yield
-    if report.skipped and "could not import" in str(report.longrepr) and os.environ.get("UNMASK_ORACLES") == "required":
+    lacking = report.skipped and re.search("could not import|no Chromium here", str(report.longrepr))
+    if lacking and os.environ.get("UNMASK_ORACLES") == "required":
         report.outcome, report.longrepr = "failed", f"{report.longrepr[-1]}; UNMASK_ORACLES=required forbids to skip it"
     return report

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import jax
 import pytest
@@ -196,11 +196,12 @@ def caught(mutant, folder, near, near_only):
                 continue
             with open(os.path.join(folder, "chosen"), "w") as f:
                 f.write("\n".join(chosen))
-            limited = "sh", "-c", f'ulimit -t {SECONDS}; exec "$0" "$@"'
+            limit = 2 * NEAR_SECONDS if near_only and near else SECONDS
+            limited = "sh", "-c", f'ulimit -t {limit}; exec "$0" "$@"'
             command = [*limited, sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "--no-header", "@chosen"]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-                return f"no end after {SECONDS} s"
+                return f"no end after {limit} s"
             if done.returncode not in (0, 5):  # 5: there is no test but those that ran before
                 failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
                 return failed[0] if failed else f"exit {done.returncode}"
@@ -267,7 +268,8 @@ def main():
             return mutant
 
         with ThreadPoolExecutor(asked.workers) as pool, open(asked.out, "a") as f:
-            for mutant in pool.map(test, todo, map(near, todo)):
+            for finished in as_completed([pool.submit(test, mutant, near(mutant)) for mutant in todo]):
+                mutant = finished.result()
                 print(json.dumps(mutant), file=f, flush=True)
                 change = f"{mutant['file']}:{mutant['line']} {mutant['old']!r} -> {mutant['new']!r}"
                 print(f"{mutant['seconds']:6.1f} s  {change}: {(mutant['caught'] or 'SURVIVED')[:100]}", flush=True)

@@ -14,6 +14,7 @@ import checkpoint
 import data
 import model
 import runs
+from config import countdown_joint_base
 from config.sudoku import config
 from train import State
 
@@ -47,8 +48,7 @@ def here(monkeypatch, capsys):
 def test_without_a_command_it_says_what_there_is(here):
     out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
-    assert names == ["train", "sample", "rewards", "order", "estimators", "frontier", "growth",
-                     "grpo"]
+    assert names == ["train", "sample", "rewards", "order", "estimators", "frontier", "growth", "grpo", "drafts"]
 
 
 def test_what_is_measured_in_turns_is_said_before_and_printed_as_soon_as_it_is_there(capsys):
@@ -92,9 +92,9 @@ def test_rewards_bills_every_way_of_scoring():
     assert float(re.search(r"10 completions, every tenth loops forever, limit 1 s: ([\d.]+) s", out)[1]) >= 1
 
 
-def small_run(folder):
-    """A run of config/sudoku.py with a tiny model that never learnt anything."""
-    tok = data.tokenizer("sudoku")
+def small_run(folder, config=config):
+    """A run of a config file with a tiny model that never learnt anything."""
+    tok = data.tokenizer(config.dataset)
     ids = dict(vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
     cfg = replace(config, out_dir=str(folder), model=replace(config.model, n_layer=1, d_model=16, **ids))
     state = State(1, model.init(jax.random.key(0), cfg.model), (), None, None)
@@ -109,6 +109,16 @@ def test_order_is_a_table_of_orders_and_steps(tmp_path, here):
     assert all(rows[order] == ["0.0%"] for order in ("random", "confidence", "margin", "entropy", "left"))
     _, rows = here("order", str(tmp_path), "--quick")
     assert rows.pop("order") == ["16", "4", "1"] and {*rows} == {"----------", "random", "confidence", "left"}
+
+
+@pytest.mark.slow
+def test_drafts_are_a_table_beside_one_token_at_a_time_and_blocks(tmp_path, here, monkeypatch):
+    small_run(tmp_path, countdown_joint_base.config)
+    monkeypatch.setattr(bench, "find_or_train", lambda *_: str(tmp_path))
+    _, rows = here("drafts", "--toy")
+    assert rows[""] == ["right", "tokens/pass", "tokens/s"] and len(rows) == 2 + 4 * 2
+    assert rows["2 texts, one token at a time, greedy"][:2] == ["0.0%", "1.00"]
+    assert 0.5 <= float(rows["2 texts, drafts, greedy"][1]) <= 4 and float(rows["2 texts, drafts, sampled"][1]) >= 0.5
 
 
 @pytest.mark.slow

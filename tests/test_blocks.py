@@ -59,6 +59,13 @@ def test_logits_equal_those_of_the_original_code(folder, kind):
     close(but_mask(ours[:, 1:]), but_mask(theirs[:, :-1] if cfg.shift else theirs[:, 1:]))
 
 
+def test_shares_of_masks_are_spread_evenly_over_all_blocks_of_a_batch():
+    cfg = of(block_causal=8)
+    x = jnp.zeros((4, 16), int)
+    *_, t = diffusion.corrupt_blocks(KEY, KEY, x, x == 0, None, cfg)
+    close(jnp.sort(t[:, ::8].reshape(-1)), np.arange(1, 9) / 8, 1e-6)
+
+
 def test_the_loss_of_a_noisy_copy_beside_the_clean_one_equals_sdars():
     params, cfg, e = fixture(SDAR)
     labels = e["train_labels"]

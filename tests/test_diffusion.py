@@ -553,3 +553,31 @@ def test_remat_in_chunks_computes_every_block_twice_and_not_three_times():
     flops = lambda f, M: jax.jit(f).lower(params, x, M).compile().cost_analysis()["flops"]
     once = flops(logp, jax.ShapeDtypeStruct((1, 4, 12), bool))
     assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(0)).sum()), M) / once < 4.2
+
+
+def test_a_batch_has_one_noisy_copy_of_each_text_unless_pairs_are_asked_for():
+    x = jnp.zeros((3, 5), int)
+    cfg = model.ModelConfig(vocab_size=4, mask_id=3)
+    assert diffusion.noise(jax.random.key(0), (x, x == 0, None), cfg).z.shape == (3, 1, 5)
+
+
+def test_so_many_positions_of_a_large_vocabulary_have_logits_at_a_time_as_the_comment_says():
+    assert diffusion.LOGITS_BYTES // (4 * 152_000) == 220
+
+
+def test_states_are_of_all_columns_unless_a_first_one_is_named():
+    cfg = model.ModelConfig(vocab_size=4, n_layer=1, n_head=1, d_model=8, mask_id=3)
+    x = jnp.zeros((2, 5), int)
+    h = jax.eval_shape(lambda params: diffusion.hidden(params, x, x[:, None], cfg), model.init(jax.random.key(0), cfg))
+    assert h.shape == (2, 1, 5, 8)
+
+
+def test_accuracy_counts_masked_tokens_that_are_the_likeliest():
+    cfg = model.ModelConfig(vocab_size=4, n_layer=1, n_head=1, d_model=8, mask_id=3)
+    params = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0), cfg))
+    params |= {"embed": params["embed"] + 1, "norm": params["norm"] + 1, "head": params["head"].at[:, 1].set(1.0)}
+    x = jnp.array([[1, 1, 2, 1], [0, 1, 1, 2]])
+    weight = jnp.array([[[0.1, 0.2, 0.4, 0.0]], [[0.05, 0.1, 0.0, 0.15]]])
+    batch = diffusion.NoisyBatch(x, jnp.full((2, 1, 4), 3), weight, None)
+    _, metrics = diffusion.loss(params, batch, cfg)
+    np.testing.assert_allclose(metrics["hole_acc"], 0.1 + 0.2 + 0.1, rtol=1e-6)  # it always says 1

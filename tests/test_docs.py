@@ -72,9 +72,9 @@ def test_every_file_and_function_that_a_page_names_is_there(path):
 def test_the_core_copied_into_another_folder_runs_the_lines_of_the_readme(tmp_path):
     section = read("README.md").split("### In your own code")[1]
     words, code, _ = section.split("```", 2)
-    for file in re.findall(r"`([\w/]+\.py)`", words):
+    for file in re.findall(r"`([\w/]+\.py|\w+/)`", words):
         (tmp_path / file).parent.mkdir(exist_ok=True)
-        shutil.copy(file, tmp_path / file)
+        (shutil.copytree if file.endswith("/") else shutil.copy)(file, tmp_path / file)
     code = code.removeprefix("python\n")
     ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert ran.stdout.strip() == code.rsplit("# ", 1)[1].strip() == "[[3 4 5 6 7 8 9 0]]", ran.stderr

@@ -722,6 +722,26 @@ def test_the_enumerated_paths_are_those_of_the_sampler():
     assert len(set(rows)) > 9
 
 
+def test_a_value_on_a_bound_is_not_limited():
+    gradient = jax.vmap(jax.grad(grpo.clamp), (0, None, None))
+    close(gradient(jnp.array([0.4, 0.5, 1.0, 1.5, 1.6]), 0.5, 1.5), [0, 1, 1, 1, 0])
+
+
+def test_cispo_counts_ratios_beyond_its_cap_on_completions_that_are_pushed_up():
+    """Not those on the cap, and none where there is no advantage."""
+    some = jnp.full((3, 2), 1 / 6)
+    batch = LossBatch(jnp.array([1.0, 0.0, -1.0]), some > 0, some, some)
+    ratio = jnp.array([[5.0, 5.1]] * 3)
+    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", cispo_cap=5.0))
+    close(metrics["cispo_clip_ratio"], 1 / 6)
+
+
+def test_sapo_is_steeper_where_a_completion_is_pushed_down():
+    for adv, tau in ((0.5, 1.0), (-0.5, 1.05)):
+        expected = -adv * 4 / tau / (1 + np.exp(-tau * 0.7))
+        close(grpo.sapo(jnp.array(1.7), None, jnp.array(adv), LossConfig()), expected, 1e-6)
+
+
 def test_a_default_that_is_said_twice_is_the_same_both_times():
     keys = {f.name: f.default for f in dataclasses.fields(config.Config)}
     said = {f.name: f.default for f in dataclasses.fields(Plan)}

@@ -18,13 +18,15 @@ ARROWS = {
     "judges/operations": set(), "system/kernels": {"system/sharding"},
     "system/disk": {"data", "system/hosts"}, "data": set(),
     "judges/languages": {"judges/channel", "judges/walls"}, "judges/stubs": {"judges/operations", "judges/values"},
-    "variants/rope": set(), "model": {"system/kernels", "system/sharding", "variants/rope"},
+    "variants/rope": set(), "variants/moe": {"system/kernels", "system/sharding"},
+    "model": {"system/kernels", "system/sharding", "variants/moe", "variants/rope"},
     "data/texts": {"data", "system/hosts"},
     "judges/peer": {"judges/channel", "judges/operations", "judges/stubs", "judges/values"},
     "judges/asserts": {"judges/operations", "judges/stubs"}, "variants/lora": {"model"}, "variants/caches": {"model"},
     "variants/blocks": {"model", "system/sharding"},
     "judges/candidate": {"judges/operations", "judges/peer", "judges/stubs", "judges/values", "judges/walls"},
-    "system/huggingface": {"data", "model", "system/disk", "system/hosts", "system/sharding", "variants/lora"},
+    "system/huggingface": {"data", "model", "system/disk", "system/hosts", "system/sharding", "variants/lora",
+                           "variants/moe"},
     "diffusion": {"model", "system/kernels", "system/sharding", "variants/blocks"},
     "judges/zygote": {"judges/candidate", "judges/operations", "judges/peer", "judges/walls"},
     "variants/joint": {"diffusion", "model"},
@@ -46,8 +48,9 @@ ARROWS = {
     "rewards": {"data", "judges/model_judge", "judges/programs", "judges/rules", "system/terminal"},
     "judges/scores": {"checkpoint", "data", "data/texts", "grpo", "judges/model_judge", "judges/rules", "rewards",
                       "sample", "system/hosts", "variants/slots"},
+    "tools/page": {"config", "data", "data/texts", "model", "sample", "variants/rope"},
     "tools/complete": {"checkpoint", "config", "data", "rewards", "runs", "sample", "system/huggingface",
-                       "system/sharding", "system/terminal", "tools/doctor"},
+                       "system/sharding", "system/terminal", "tools/doctor", "tools/page"},
     "tools/doctor": {"checkpoint", "config", "data", "diffusion", "model", "system/disk", "system/huggingface",
                      "system/memory"},
     "rl": {"config", "data", "data/texts", "diffusion", "grpo", "judges/model_judge", "judges/scores", "model",
@@ -55,11 +58,12 @@ ARROWS = {
     "system/memory": {"config", "diffusion", "model", "rl", "system/kernels", "system/sharding", "variants/lora"},
     "system/start": {"checkpoint", "config", "data", "data/texts", "judges/scores", "model", "runs", "sample",
                      "system/disk", "system/hosts", "system/huggingface", "system/memory"},
-    "tools/plan": {"checkpoint", "config", "data", "diffusion", "rl", "sample", "system/huggingface", "system/memory",
-                   "system/sharding", "system/start"},
+    "tools/plan": {"checkpoint", "config", "data", "rl", "sample", "system/huggingface", "system/memory",
+                   "system/sharding", "system/start", "variants/joint"},
 }  # fmt: skip
-ARROWS["train"] = set(ARROWS) - {"tools/complete", "tools/doctor", "tools/film"}
-PROGRAMS = {"tools/complete", "tools/doctor", "tools/film", "tools/plan"}  # that nothing imports, but for a flag
+# Programs, that nothing imports but for a flag: train.py for --plan, sample.py for --explain and --page.
+PROGRAMS = {"tools/complete", "tools/doctor", "tools/film", "tools/page", "tools/plan"}
+ARROWS["train"] = set(ARROWS) - PROGRAMS | {"tools/plan"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
 
@@ -98,7 +102,7 @@ def test_every_python_file_of_the_program_is_on_the_list():
 
 def test_nothing_imports_a_program():
     assert {name: names & PROGRAMS for name, names in ARROWS.items() if names & PROGRAMS} == {
-        "train": {"tools/plan"}, "tools/complete": {"tools/doctor"}}  # --plan, --explain
+        "train": {"tools/plan"}, "tools/complete": {"tools/doctor", "tools/page"}}  # fmt: skip
 
 
 def test_no_arrow_leads_back():
@@ -137,7 +141,7 @@ CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
 
 def test_what_is_to_be_read_first_is_read_in_an_afternoon():
     amounts = [amount(f"{name}.py") for name in CORE]
-    assert sum(a.tokens for a in amounts) <= 23_000
+    assert sum(a.tokens for a in amounts) <= 23_900
     assert max(a.tokens / a.lines for a in amounts) <= 13.7
 
 
@@ -147,7 +151,7 @@ def test_lines_of_the_program_are_not_dense():
     recipes = {path for path in glob.glob("config/*.py") if not path.endswith("__init__.py")}
     amounts = [amount(path) for path in paths if path not in recipes]
     assert sum(a.tokens for a in amounts) / sum(a.lines for a in amounts) <= 11.5
-    assert sum(a.lambdas for a in amounts) <= 95
+    assert sum(a.lambdas for a in amounts) <= 99
 
 
 def test_functions_of_the_core_have_few_parameters():

@@ -15,7 +15,7 @@ import sample
 import train
 from system import memory, sharding
 from tools import plan
-from variants import blocks
+from variants import blocks, joint
 
 SMALL = config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48,
                       model=model.ModelConfig(n_layer=4, d_model=64, mask_id=258))  # fmt: skip
@@ -108,6 +108,30 @@ def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_c
     estimate = memory.estimate_flops(cfg)["scoring"]
     print(f"estimate / XLA: {estimate / counted:.3f}")
     assert 0.9 < estimate / counted < 1.01
+
+
+def test_the_estimated_flops_of_both_losses_in_one_pass_are_those_that_xla_counts():
+    shape = dataclasses.replace(SMALL.model, n_layer=2, block_causal=4, causal_text=True)
+    cfg = dataclasses.replace(SMALL, causal_weight=1.0, paired=True, model=shape)
+    x = jax.ShapeDtypeStruct((8, 64), int)
+    z, w = (jax.ShapeDtypeStruct((8, n, 64), dtype) for n, dtype in ((2, int), (3, float)))
+    batch = diffusion.NoisyBatch(x, z, w, None)
+    loss = jax.jit(lambda params, batch: diffusion.loss(params, batch, cfg.model, cfg.max_prompt_len)[0])
+    counted = loss.lower(shapes_of(cfg), batch).compile().cost_analysis()["flops"]
+    estimate = memory.scoring_flops(cfg)
+    print(f"estimate / XLA: {estimate / counted:.3f}")
+    assert 0.9 < estimate / counted < 1.01
+
+
+def test_drafts_and_what_keeps_them_good_are_in_the_estimate():
+    shape = dataclasses.replace(SMALL.model, block_causal=4, causal_text=True)
+    drafts = dict(rule="drafts", order="left", logp_est="exact")
+    cfg = dataclasses.replace(SMALL, **TUNING, **drafts, model=shape)
+    own = dataclasses.replace(SMALL, **TUNING, order="left", logp_est="exact", model=joint.autoregressive(shape))
+    assert memory.scoring_flops(cfg) == memory.scoring_flops(own)
+    assert memory.rollout_flops(cfg) > memory.rollout_flops(own)
+    more = memory.estimate_flops(dataclasses.replace(cfg, draft_coef=0.3))["update"]
+    assert 1.9 < more / memory.estimate_flops(cfg)["update"] < 3.1
 
 
 @pytest.mark.parametrize("changes, part, more", [

@@ -233,6 +233,30 @@ def test_a_causal_model_may_have_a_mask_beyond_its_vocabulary_that_bans_nothing(
         dataclasses.replace(DENOISER, mask_id=40)
 
 
+def test_ids_may_be_the_first_and_the_last_of_a_vocabulary():
+    for mask_id in (0, 7):
+        model.ModelConfig(vocab_size=8, mask_id=mask_id, eos_id=7 - mask_id)
+    for mask_id in (-1, 8):
+        with pytest.raises(ValueError, match=f"mask_id={mask_id} is outside the vocabulary of 8 ids"):
+            model.ModelConfig(vocab_size=8, mask_id=mask_id)
+
+
+def test_gemma_multiplies_embeddings_by_the_root_of_the_width():
+    cfg = dataclasses.replace(CAUSAL, gemma=True)
+    params = model.init(KEY, cfg)
+    rows = params["embed"][TOKENS]
+    close(model.embed(params, TOKENS, cfg), rows * cfg.d_model**0.5, 1e-5)
+    close(model.embed(params, TOKENS, CAUSAL), rows, 0)
+
+
+def test_gemmas_gains_are_one_more_than_what_is_stored():
+    params = {"embed": jnp.ones((2, 2)), "norm": jnp.array([0.5, -0.5]), "blocks": {"q_norm": jnp.zeros(2)}}
+    prepared = model.prepared(params, dataclasses.replace(CAUSAL, gemma=True))
+    close(prepared["norm"], [1.5, 0.5], 0)
+    close(prepared["blocks"]["q_norm"], [1, 1], 0)
+    close(prepared["embed"], 1, 0)
+
+
 def test_the_mask_token_can_never_be_predicted():
     probability = jax.nn.softmax(model.logits(model.init(KEY, DENOISER), TOKENS, DENOISER))
     assert float(probability[..., DENOISER.mask_id].max()) == 0

@@ -1,13 +1,12 @@
 """system/report.py: a page that is whole, fetches nothing, and takes what a model wrote as text."""
-import glob
 import os
 import re
-import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+from browser import NONE_HERE, chromium
 
 import checkpoint
 import config
@@ -95,14 +94,8 @@ def test_keys_are_told_with_their_defaults_first_those_that_differ(cfg):
     assert every.keys() == config.flatten(cfg).keys()
 
 
-def chromium():
-    names = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"
-    of_playwright = glob.glob(os.path.expanduser("~/.cache/ms-playwright/chromium-*/chrome-linux*/chrome"))
-    return next(filter(None, [*map(shutil.which, names), *of_playwright]), None)
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not chromium(), reason="no Chromium here")
+@pytest.mark.skipif(not chromium(), reason=NONE_HERE)
 def test_a_browser_shows_the_page_without_an_error(cfg, tmp_path):
     image = pytest.importorskip("matplotlib.image")
     done = subprocess.run(

@@ -497,3 +497,14 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
 def test_help_lists_the_rewards():
     code, _, _, out = program("--help")
     assert code == 0 and all(name in out for name in NAMES)
+
+
+def test_behind_its_messages_a_chat_has_the_characters_of_its_text():
+    (chat,) = rewards.as_chats(["abc"], "user")
+    assert chat[0]["content"] == "abc" and chat[-1]["role"] == "user" and type(chat[1]) is str and chat[1] == "b"
+    with pytest.raises(ValueError, match="zip"):
+        rewards.as_chats(["a", "b"], "user", [[]])
+
+
+def test_numbers_in_a_file_have_six_decimals_and_nan_is_null():
+    assert rewards.rounded(np.float64(2) / 3) == 0.666667 and rewards.rounded(math.nan) is None

@@ -277,7 +277,7 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
-@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(repetition_penalty=1.5)])
+@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(repetition_penalty=2.0)])
 def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
     tokens = jnp.array([[0, 1, 2, 0]])
     completion = jnp.array([[False, False, True, True]])
@@ -291,6 +291,51 @@ def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
     filtered = sample.as_drawn(logits, x, z, there, sample.plan(cfg, cfg.temperature))
     np.testing.assert_allclose(logp, diffusion.gather_logp(filtered, x), atol=1e-6)
     assert (jnp.abs(logp - diffusion.gather_logp(logits, x)) > 0.05).any(), "the filter changes nothing here"
+
+
+def test_passes_of_groups_that_are_thrown_away_are_counted():
+    def scored(rewards, passes):
+        tokens = jnp.zeros((4, 2), int)
+        rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, jnp.zeros((4, 2)), jnp.full(4, passes))
+        return rl.Scored([0, 1], rollout, ["a"] * 4, np.array([rewards], float), None, {"exact": np.zeros(4)})
+
+    cfg = config.Config(rewards=("exact",), group_size=2)
+    found = rl.replace_flat_groups(scored([[0, 0], [0, 1]], 5.0), scored([[1, 0], [1, 1]], 7.0), cfg)
+    np.testing.assert_array_equal(found.rollout.passes, [12.0] * 4)
+    np.testing.assert_array_equal(found.rewards, [[[1, 0], [0, 1]]])
+
+
+def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
+    tokens, zero = jnp.zeros((2, 5), int), jnp.zeros((2, 5))
+    completion = jnp.arange(5)[None] >= jnp.array([[3], [3]])
+    cfg = config.Config(logp_est="one_step", p_mask_prompt=1.0, model=model.ModelConfig(vocab_size=5, mask_id=4))
+    for valid in (None, jnp.arange(5)[None] >= jnp.array([[0], [2]])):
+        rollout = rl.Rollout(tokens, valid, completion, completion, tokens, zero, jnp.ones(2))
+        masked = rl.draw_views(KEY, rollout, cfg).masked[:, 0]
+        np.testing.assert_array_equal(masked, jnp.ones((2, 5), bool) if valid is None else valid)
+
+
+def test_spg_has_the_share_of_a_token_in_its_weight():
+    tokens, zero = jnp.zeros((3, 6), int), jnp.zeros((3, 6))
+    completion = jnp.arange(6)[None] >= jnp.array([[1], [2], [3]])
+    counts = completion & (jnp.arange(6) < 5)
+    rollout = rl.Rollout(tokens, None, completion, counts, tokens, zero, jnp.ones(3))
+    keys = dict(logp_est="elbo", logp_views=2, ratio_level="none", model=model.ModelConfig(vocab_size=5, mask_id=4))
+    usual, spg = (rl.draw_views(KEY, rollout, config.Config(loss_type=loss, **keys)) for loss in ("dapo", "spg"))
+    np.testing.assert_array_equal(spg.masked, usual.masked)
+    np.testing.assert_allclose(spg.weight, usual.weight * usual.share[:, None], rtol=1e-6)
+    np.testing.assert_array_equal(spg.share, (usual.share > 0) & counts)
+    assert (usual.share > 1).any(), "otherwise a share changes nothing"
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.01])
+def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(coef):
+    tokens, zero = jnp.zeros((1, 2), int), jnp.zeros((1, 2))
+    rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, zero, jnp.ones(1))
+    say = rl.as_drawn(rollout, config.Config(entropy_coef=coef, model=model.ModelConfig(vocab_size=5, mask_id=4)))
+    place = diffusion.Place(jnp.zeros(1, int), jnp.zeros(1, int), tokens)
+    slope = jax.grad(lambda logits: say(logits, jnp.array([1]), place)[1].sum())(jnp.array([[0.5, 1.0, 0.0]]))
+    assert slope.any() == (coef > 0)
 
 
 def grid_of_rewards(*groups):

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import checkpoint
+import config
 import data
 import diffusion
 import model
@@ -567,6 +568,39 @@ def test_steps_of_a_causal_model_can_be_watched_for_several_prompts_at_once():
     *_, (last, _) = complete.denoising_steps(params, KEY, z, cfg, plan)
     np.testing.assert_array_equal(last, generate(params, KEY, z, cfg, plan)[0])
     assert (last[0, 2:] != last[1, 2:]).any(), "otherwise a mixed-up prompt would not be seen"
+
+
+def test_a_batch_is_filled_as_its_masked_tokens_are():
+    maskable = jnp.arange(6)[None] >= jnp.array([[2], [4]])
+    batch = data.Batch(holes("012301", "321032"), maskable)
+    asked = config.Config(model=TINY)
+    x, trace = sample.fill(PARAMS, KEY, batch, asked, Plan(steps=3, temperature=1.0))
+    z = holes("01____", "3210__")
+    np.testing.assert_array_equal(x, generate(PARAMS, KEY, z, TINY, Plan(steps=3, temperature=1.0))[0])
+    np.testing.assert_array_equal(trace["step"] >= 0, z == MASK)
+
+
+def test_scores_that_differ_in_their_last_bits_are_equal():
+    score = jnp.array([0.25, 0.5, 1.0])
+    np.testing.assert_array_equal(sample.without_noise(score * (1 + 2**-13)), score)
+    assert (sample.without_noise(score * (1 + 2**-11)) > score).all()
+
+
+def test_a_rule_that_looks_back_takes_tokens_back_but_none_that_were_given(monkeypatch):
+    def regret(b, plan):  # fill all, then think better of the first and the third column
+        return (b.i != 1) | (jnp.arange(b.masked.shape[1]) % 2 == 1)
+
+    monkeypatch.setitem(sample.RULES, "regret", regret)
+    monkeypatch.setattr(sample, "LOOKS_BACK", {"regret"})
+    plan = Plan(rule="regret", temperature=1.0)
+    keys, s = sample.begin(PARAMS, KEY, holes("01____"), TINY, plan, None)
+    full = sample.fill_step(PARAMS, keys, s, TINY, plan, None)
+    assert (full.z != MASK).all() and (full.logp[0, 2:] < 0).all()
+    after = sample.fill_step(PARAMS, keys, full, TINY, plan, None)
+    back = np.array([[False, False, True, False, True, False]])
+    np.testing.assert_array_equal(after.z, np.where(back, MASK, full.z))
+    np.testing.assert_array_equal(after.step, np.where(back, -1, full.step))
+    np.testing.assert_array_equal(after.logp, np.where(back, 0, full.logp))
 
 
 def test_one_plan_and_shape_is_compiled_once():

@@ -52,7 +52,8 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     assert there == files | {"config.json", "model.safetensors", "tokenizer_config.json"}
     causal = kind in ("llama", "gemma2")
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (causal or kind == "Dream", kind == "Dream", causal)
-    assert (cfg.block_causal, cfg.causal_text) == ((32, True) if name == "nemotron" else (None, False))
+    block = {"nemotron": 32, "sdar_moe": 4, "llada2_moe": 32}.get(name)
+    assert (cfg.block_causal, cfg.causal_text) == (block, name == "nemotron")
     tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
     out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
     assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()
@@ -63,7 +64,8 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     ("dream", "<|mask|>", "<|endoftext|>", "<|endoftext|>"),
     ("diffucoder", "<|mask|>", "<|endoftext|>", "<|dlm_pad|>"), ("llama", "<|mask|>", "<|eot_id|>", "<|eot_id|>"),
     ("gemma2", "<mask>", "<end_of_turn>", "<pad>"), ("a2d", "<|mask|>", "<|im_end|>", "<|endoftext|>"),
-    ("nemotron", "<|mask|>", "</s>", "<unk>")])
+    ("nemotron", "<|mask|>", "</s>", "<unk>"), ("sdar_moe", "<|MASK|>", "<|im_end|>", "<|endoftext|>"),
+    ("llada2_moe", "<|mask|>", "<|endoftext|>", "<|endoftext|>")])
 def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(name, mask, eos, pad, folders):
     tok, cfg = data.Tokenizer.load(folders / name), huggingface.read_config(folders / name)
     assert tok.roles == {"mask": mask, "eos": eos, "pad": pad}
@@ -78,7 +80,8 @@ def test_a_tiny_tokenizer_is_read_back_with_the_special_tokens_of_its_family(nam
         assert "<|mask|>" not in (folders / name / "tokenizer.json").read_text()
     else:  # ids that no token has, as in the real ones
         assert cfg.mask_id == tok.mask_id and cfg.pad_id == tok.pad_id and cfg.vocab_size > tok.vocab_size
-    firsts = {"llada": "<|startoftext|>", "llama": "<|begin_of_text|>", "nemotron": "<unk>"}
+    start = "<|startoftext|>"
+    firsts = {"llada": start, "llada2_moe": start, "llama": "<|begin_of_text|>", "nemotron": "<unk>"}
     first = firsts.get(name, "<|endoftext|>")
     assert tok.specials[first] == len(tok.vocab) and [tok.vocab[bytes([b])] for b in b"!\n"] == [0, 198]  # as GPT-2
 

@@ -154,6 +154,7 @@ def parser() -> argparse.ArgumentParser:
         r"is_prime none; \_ is an underscore). Default: none with a chat template, auto for --prompt, mask for --data"
     )
     add("folder", nargs="?", metavar="OUT_DIR", help=folders)
+    add("beside", nargs="?", metavar="OUT_DIR_2", help="with --page: a second model, on the same texts")
     add("--prompt", help="text to complete, or text with holes to fill (see --holes)")
     add("--n", type=int, default=1, help="completions per prompt; above 1 the temperature is 1")
     add("--show", action="store_true", help="show the denoising step by step")
@@ -163,6 +164,7 @@ def parser() -> argparse.ArgumentParser:
     add("--export", metavar="FOLDER", help=export)
     add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
     add("--open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --open_as=Dream")
+    add("--page", metavar="FILE", help="only write one HTML file in which the model runs: open it in a browser")
     add("--holes", choices=HOLES, help=holes)
     add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
     add("--system_prompt", help="how the template begins; default: as in training, or the template's own")
@@ -186,7 +188,7 @@ def check_options(options):
         raise ValueError("--n, --max_new_tokens and --batch_size must be at least 1")
     if given & ({"prompt", "show"} if options.data else {"out", "rewards"}):
         raise ValueError("--out and --rewards go with --data; --prompt and --show go without it")
-    if options.data and not given & {"out", "rewards", "export"}:
+    if options.data and not given & {"out", "rewards", "export", "page"}:
         raise ValueError("--data prints no rows: add --out=FILE.jsonl to write them, or --rewards to score them")
     if options.out and os.path.isfile(options.out):
         raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
@@ -196,6 +198,19 @@ def check_options(options):
         raise ValueError("--explain fills nothing: it goes without --prompt, --data, --show and --export")
     if options.export and given & {"prompt", "data", "show"}:
         raise ValueError("--export fills nothing: it goes without --prompt, --data and --show")
+    check_page(options, given)
+
+
+def check_page(options, given):
+    """Raise an error for flags that do not go with --page, or need it."""
+    if options.beside and not options.page:
+        raise ValueError(f"{options.beside!r} is a second folder: only --page=FILE.html shows two models side by side")
+    if not options.page:
+        return
+    if os.path.exists(options.page):
+        raise ValueError(f"--page={options.page} is there already, and nothing is overwritten: name a new file")
+    if wrong := given & {"prompt", "show", "out", "rewards", "export", "holes", "chat_template", "system_prompt"}:
+        raise ValueError(f"--page fills nothing: it goes without --{min(wrong)}; one types prompts in the page")
 
 
 class Request(NamedTuple):
@@ -212,7 +227,8 @@ def read_options(options):
     import data
     import rewards
 
-    for name in ("folder", "data", "out", "rewards", "export"):  # a shell leaves the ~ of --out=~/x as it is
+    # A shell leaves the ~ of --out=~/x as it is.
+    for name in ("folder", "beside", "data", "out", "rewards", "export", "page"):
         setattr(options, name, getattr(options, name) and os.path.expanduser(getattr(options, name)))
     check_options(options)
     fields = [f for f in dataclasses.fields(Plan) if getattr(options, f.name) is not None]
@@ -274,6 +290,28 @@ def open_model(folder: Any, why: str, open_as: str | None = None) -> Model:
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
     huggingface.check_mask(folder, cfg, tok)
     return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, checkpoint.read_run(folder).get("config", {}))
+
+
+def find_model(folder: str, open_as: str | None = None) -> Model:
+    """Open the best checkpoint in a folder; it is downloaded or made first if need be."""
+    import data
+
+    path = data.local_copy(data.prepare(folder))
+    open_it = functools.partial(open_model, open_as=open_as)
+    return checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_it)
+
+
+def write_page(options, asked, loaded):
+    """Write the page that --page asks for."""
+    from tools import page
+
+    models = [loaded, *([find_model(options.beside)] if options.beside else [])]
+    trained = models[-1].trained
+    n_new = options.max_new_tokens or trained.get("max_new_tokens", 128)
+    plan = make_plan(asked.plan, 1, [([loaded.cfg.mask_id] * n_new, 1)], models[-1])
+    block_len = asked.plan.get("block_len", trained.get("block_len"))  # None: the page makes one block of what it has
+    plan = dataclasses.replace(plan, block_len=block_len)
+    page.write(options.page, models, page.Setting(plan, n_new, options.seed), asked.rows if options.data else None)
 
 
 def encode_rows(options, rows, loaded):
@@ -356,21 +394,23 @@ def mean_scores(fns, rows, completions, n):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Export or explain the model, or complete prompts or rows and print or write them, as the options say -> exit
-    code."""
+    """Export, explain or show the model on a page, or complete prompts or rows and print or write them, as the options
+    say -> exit code."""
     import data
     import runs
 
     asked = read_options(options)
     runs.prepare_process()
     sharding.use()
-    path = data.local_copy(data.prepare(options.folder))
     if options.explain:
         from tools import doctor
 
+        path = data.local_copy(data.prepare(options.folder))
         return doctor.explain(checkpoint.best(path).folder, options.open_as)
-    open_it = functools.partial(open_model, open_as=options.open_as)
-    loaded = checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_it)
+    loaded = find_model(options.folder, options.open_as)
+    if options.page:
+        write_page(options, asked, loaded)
+        return 0
     if options.export:
         huggingface.save(options.export, loaded.params, loaded.cfg)
         loaded.tok.save(options.export)

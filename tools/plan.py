@@ -19,11 +19,11 @@ import jax
 import checkpoint
 import config
 import data
-import diffusion
 import rl
 import sample
 from config import Config
 from system import huggingface, memory, sharding, start
+from variants import joint
 
 
 class Device(NamedTuple):
@@ -132,7 +132,9 @@ def abstract_batch(cfg):
         return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
     rows = cfg.batch_size // (2 if cfg.paired else 1)
     text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
-    noise = functools.partial(diffusion.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired)
+    noise = functools.partial(
+        joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
+    )
     return jax.eval_shape(noise, jax.random.key(0), text)
 
 

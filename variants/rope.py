@@ -12,9 +12,10 @@ import jax.numpy as jnp
 
 
 def rotary(positions, cfg):
-    """Tabulate the rotary angles: positions (B or 1, S) -> cos, sin (B or 1, S, 1, K/2) float32, and for Ministral 3
-    the scale of the queries (B or 1, S, 1, 1)."""
-    angle = positions[:, :, None, None] * frequencies(cfg.rope_theta, cfg.head_dim, cfg.rope_scaling)
+    """Tabulate the rotary angles: positions (B or 1, S) -> cos, sin (B or 1, S, 1, K/2) float32, K being the columns of
+    a head that are turned; and for Ministral 3 the scale of the queries (B or 1, S, 1, 1)."""
+    turned = int(cfg.head_dim * cfg.rotary_share)
+    angle = positions[:, :, None, None] * frequencies(cfg.rope_theta, turned, cfg.rope_scaling)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     if cfg.rope_scaling is None or len(cfg.rope_scaling) == 4:
         return cos, sin

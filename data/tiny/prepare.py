@@ -31,10 +31,12 @@ GEMMA = ("{{ bos_token }}{% for m in messages %}<start_of_turn>{{ {'assistant': 
          "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
          "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}")
 QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+EXPERTS = dict(n_experts=8, experts_per_token=2, d_expert=32, norm_routing=True)
 TURNS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 # name: fields of ModelConfig, special tokens in the order of their ids, roles of some, the pattern that cuts texts.
-# Only LLaDA's config.json says which token is the mask, its tokenizer does not; a causal model has no mask.
+# Only LLaDA's config.json says which token is the mask, its tokenizer does not; a causal model has no mask. LLaDA2's
+# special tokens are LLaDA's, with another mask.
 MODELS = {
     "llada": (dict(rope_theta=5e5),
               ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mdm_mask|>", "<role>", "</role>", *TURNS),
@@ -47,6 +49,13 @@ MODELS = {
                    dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), bpe.QWEN2_PATTERN),
     "llama": (dict(causal=True, shift=True, n_kv_head=2, rope_theta=5e5),
               ("<|begin_of_text|>", "<|end_of_text|>", *TURNS), dict(eos="<|eot_id|>"), LLAMA3),
+    "sdar_moe": (dict(block_causal=4, qk_norm=True, n_kv_head=2, d_head=32, rope_theta=1e6, norm_eps=1e-6, **EXPERTS),
+                 (*QWEN, "<|MASK|>"), dict(mask="<|MASK|>", eos="<|im_end|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
+    "llada2_moe": (dict(block_causal=32, qk_norm=True, n_kv_head=2, rope_theta=6e5, norm_eps=1e-6, rotary_share=0.5,
+                        routing="sigmoid", routing_scale=2.5, expert_groups=4, groups_per_token=2, n_shared=1,
+                        first_dense=1, **EXPERTS),
+                   ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mask|>", "<role>", "</role>"),
+                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
     "gemma2": (dict(causal=True, shift=True, gemma=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,
                     window=64, query_scale=16, attn_cap=50.0, logit_cap=30.0),
                ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
@@ -156,7 +165,7 @@ def write_tokenizer(folder, tok, name):
     spec, config = (bpe.read_json(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in specials]
     spec["model"]["vocab"] = {t: i for t, i in spec["model"]["vocab"].items() if t not in tok.specials}
-    said = roles.keys() - {"mask"}
+    said = roles.keys() - ({"mask"} if name in ("llada", "llama") else set())
     bpe.write_json(folder / "tokenizer.json", spec)
     bpe.write_json(folder / "tokenizer_config.json", {
         key: v for key, v in config.items() if key not in {"mask_token", "eos_token", "pad_token"} or key[:-6] in said})

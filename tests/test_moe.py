@@ -1,0 +1,580 @@
+"""Mixtures of experts: LLaDA2's own outputs, transformers' Qwen3-MoE, all experts for all tokens, and runs."""
+import dataclasses
+import functools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+if __name__ == "__main__":  # this file is also a program that runs on more devices: see `on_devices`
+    import conftest  # noqa: F401
+
+import checkpoint
+import config
+import diffusion
+import model
+import runs
+import sample
+import train
+from system import disk, huggingface, memory, sharding
+from system.start import adapt, prepare
+from tools import complete, plan
+from variants import blocks, lora, moe
+
+LLADA2 = "tests/fixtures/llada2"
+KEY, SLOW = jax.random.key(0), pytest.mark.slow
+SMALL = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=48, qk_norm=True,
+                          mask_id=39, eos_id=38, pad_id=37, n_experts=8, experts_per_token=3, d_expert=24)  # fmt: skip
+SIGMOID = dict(routing="sigmoid", norm_routing=True, routing_scale=2.5, expert_groups=4, groups_per_token=2, n_shared=1,
+               first_dense=1, rotary_share=0.5)  # fmt: skip
+QWEN3 = dataclasses.replace(SMALL, causal=True, shift=True, d_head=16, norm_routing=True, mask_id=40)
+SDAR = dataclasses.replace(SMALL, block_causal=4, d_head=16, norm_routing=True)
+OURS = dataclasses.replace(SMALL, block_causal=32, d_head=16, n_layer=3, **SIGMOID)
+KINDS = {"qwen3_moe": QWEN3, "sdar_moe": SDAR, "llada2_moe": OURS}
+TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
+
+
+def close(a, b, tol=1e-4):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
+
+
+@functools.cache
+def start(cfg, n_out=None):
+    """Params far from their initialization, with a bias that changes which experts are picked."""
+    params = model.init(KEY, cfg, n_out)
+    moved = lambda path, w: w + 0.1 * jax.random.normal(KEY, w.shape) if w.ndim < 4 else w
+    return jax.tree_util.tree_map_with_path(moved, params)
+
+
+# ---- one layer -------------------------------------------------------------------------------------------------------
+
+
+def layer(cfg, scale=1.0):
+    """The weights of one layer's experts, of which some are seldom picked."""
+    sizes = {name: shape[1:] for name, shape in moe.shapes(cfg).items() if not name.startswith("dense")}
+    keys = jax.random.split(KEY, len(sizes))
+    return {name: scale * jax.random.normal(key, shape) * shape[-2:][0] ** -0.5
+            for key, (name, shape) in zip(keys, sizes.items(), strict=True)}  # fmt: skip
+
+
+def every_expert(h, w, cfg):
+    """mixture(h, w, cfg), with all experts computed for all tokens."""
+    expert, weight = moe.route(h, w, cfg)
+    share = (jax.nn.one_hot(expert, cfg.n_experts) * weight[..., None]).sum(-2)  # (B, S, E)
+    inner = jax.nn.silu(jnp.einsum("bsd,edf->bsef", h, w["expert_gate"]))
+    inner *= jnp.einsum("bsd,edf->bsef", h, w["expert_up"])
+    out = jnp.einsum("bsef,efd,bse->bsd", inner, w["expert_down"], share)
+    if cfg.n_shared:
+        out += (jax.nn.silu(h @ w["shared_gate"]) * (h @ w["shared_up"])) @ w["shared_down"]
+    return out
+
+
+def value_and_gradient(f, h, w, cfg):
+    both = lambda h, w: (out := f(h, w, cfg), jax.vjp(lambda h, w: f(h, w, cfg), h, w)[1](jnp.sin(out)))
+    return jax.jit(both)(h, w)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("name, B, S", [("llada2_moe", 2, 9), *(pytest.param(*x, marks=SLOW) for x in (
+    ("qwen3_moe", 2, 9), ("qwen3_moe", 1, 1), ("llada2_moe", 1, 2), ("sdar_moe", 5, 31)))])  # fmt: skip
+def test_tokens_go_through_their_experts_only_and_their_sum_has_the_same_gradient(platform, name, B, S, monkeypatch):
+    """On a TPU by ragged_dot, which runs here, too; elsewhere in tiles."""
+    cfg = KINDS[name]
+    monkeypatch.setattr(sharding, "platform", lambda: platform)
+    h, w = jax.random.normal(KEY, (B, S, cfg.d_model)), layer(cfg)
+    ours, theirs = (value_and_gradient(f, h, w, cfg) for f in (moe.mixture, every_expert))
+    jax.tree.map(lambda a, b: close(a, b, 2e-5), ours, theirs)
+
+
+def test_all_tokens_may_go_through_the_same_experts():
+    h, w = jax.random.normal(KEY, (2, 9, SMALL.d_model)), layer(SMALL)
+    w["router"] = jnp.zeros_like(w["router"]).at[:, 2:5].add(jnp.sign(w["router"][:, :1]))
+    h = jnp.abs(h) * jnp.sign(w["router"][:, 2])
+    assert set(np.unique(moe.route(h, w, SMALL)[0])) == {2, 3, 4}
+    close(moe.mixture(h, w, SMALL), every_expert(h, w, SMALL), 2e-5)
+
+
+@pytest.mark.parametrize("sizes", [[3, 0, 5, 1], [9, 0, 0, 0], [0, 0, 0, 9], [2, 2, 2, 3], [1, 0, 0, 0]], ids=str)
+def test_every_row_has_a_place_of_its_own_in_a_tile_of_its_expert(sizes):
+    group = np.repeat(np.arange(4), sizes)
+    place, expert, height = map(np.asarray, moe.make_tiles(jnp.array(group), jnp.array(sizes)))
+    assert len(set(place.tolist())) == len(place) and (expert[place // height] == group).all()
+    assert len(expert) <= 2 * len(sizes)
+
+
+def picked(cfg, scores, bias=None):
+    """Route one token whose router gives these scores."""
+    w = {"router": jnp.array([scores], float)} | ({} if bias is None else {"router_bias": jnp.array(bias, float)})
+    expert, weight = moe.route(jnp.ones((1, 1, 1)), w, cfg)
+    return dict(zip(expert[0, 0].tolist(), weight[0, 0].tolist(), strict=True))
+
+
+def test_softmax_routing_by_hand():
+    cfg = dataclasses.replace(SMALL, n_experts=4, experts_per_token=2)
+    p = np.exp([0, 1, 2, 0]) / np.exp([0, 1, 2, 0]).sum()
+    assert picked(cfg, [0, 1, 2, 0]) == pytest.approx({2: p[2], 1: p[1]})
+    shares = {2: p[2] / (p[1] + p[2]), 1: p[1] / (p[1] + p[2])}
+    assert picked(dataclasses.replace(cfg, norm_routing=True), [0, 1, 2, 0]) == pytest.approx(shares)
+
+
+def test_sigmoid_routing_by_hand():
+    """The bias picks and does not weigh; groups are ranked by their best two experts, not by the best one."""
+    cfg = dataclasses.replace(SMALL, n_experts=6, experts_per_token=2, routing="sigmoid")
+    s = lambda x: 1 / (1 + math.exp(-x))
+    scores = [3, -3, 1, 1, 0, 0]
+    assert picked(cfg, scores, [0] * 6) == pytest.approx({0: s(3), 2: s(1)})
+    assert picked(cfg, scores, [0, 0, 0, 0, 0, 2]) == pytest.approx({5: s(0), 0: s(3)})
+    grouped = dataclasses.replace(cfg, expert_groups=3, groups_per_token=1)
+    assert picked(grouped, scores, [0] * 6) == pytest.approx({2: s(1), 3: s(1)})  # s(3) + s(-3) = 1 < 2 s(1)
+    scaled = dataclasses.replace(grouped, norm_routing=True, routing_scale=2.5)
+    assert picked(scaled, scores, [0] * 6) == pytest.approx({2: 1.25, 3: 1.25})
+    assert [*picked(grouped, scores, [1, 0, 0, 0, 0, 0])] == [0, 1]
+
+
+def test_the_router_learns_through_the_weights_and_its_bias_does_not():
+    cfg, h = OURS, jax.random.normal(KEY, (1, 5, OURS.d_model))
+    w = layer(cfg)
+    f = jax.jit(lambda router, bias: jnp.sin(moe.mixture(h, w | {"router": router, "router_bias": bias}, cfg)).sum())
+    gradient, none = jax.grad(f, (0, 1))(w["router"], w["router_bias"])
+    step = 1e-2 * jax.random.normal(jax.random.key(2), w["router"].shape)  # too small to pick other experts
+    slope = (f(w["router"] + step, w["router_bias"]) - f(w["router"] - step, w["router_bias"])) / 2
+    assert float(jnp.vdot(gradient, step)) == pytest.approx(float(slope), rel=0.01) and abs(float(slope)) > 1e-3
+    assert not np.asarray(none).any()
+
+
+def test_in_16_bits_the_router_computes_in_32():
+    cfg = dataclasses.replace(SDAR, dtype="bfloat16")
+    params = model.prepared(start(cfg), cfg)["blocks"]
+    assert params["router"].dtype == jnp.float32 and params["expert_up"].dtype == jnp.bfloat16
+    stored = model.cast(start(OURS), "bfloat16")["blocks"]
+    assert {name for name, x in stored.items() if x.dtype == jnp.float32 and "norm" not in name} == {
+        "router", "router_bias"}  # fmt: skip
+    h, w = jax.random.normal(KEY, (2, 9, 32)).astype("bfloat16"), layer(SMALL)
+    expert, weight = moe.route(h, w, SMALL)
+    assert weight.dtype == jnp.float32
+    np.testing.assert_array_equal(expert, moe.route(h.astype("float32"), w, SMALL)[0])
+    low = model.logits(start(SDAR), TOKENS, cfg)
+    close(np.delete(low, 39, -1), np.delete(model.logits(start(SDAR), TOKENS, SDAR), 39, -1), 0.2)
+
+
+# ---- LLaDA2's own outputs --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def fixture():
+    return *checkpoint.load(LLADA2), np.load(f"{LLADA2}/expected.npz")
+
+
+@pytest.mark.parametrize("b", [8, *(pytest.param(b, marks=SLOW) for b in (4, 32))])
+def test_logits_equal_those_of_llada2s_own_code(b):
+    params, cfg, e = fixture()
+    assert (cfg.block_causal, cfg.first_dense, cfg.expert_groups, cfg.rotary_share) == (32, 1, 4, 0.5)
+    ours = model.logits(params, e["ids"], dataclasses.replace(cfg, block_causal=b))
+    close(np.delete(ours, 63, -1), np.delete(e[f"logits_{b}"], 63, -1), 2e-5)
+
+
+def as_stored(tree, name, cfg):
+    """The values in a tree like params that a tensor of LLaDA2's file has."""
+    parts = [place for place in huggingface.tensor_places(cfg, None) if place.name == name]
+    return np.concatenate([np.asarray(tree["blocks"][place.path[-1]][place.at]).T for place in parts])
+
+
+def test_loss_and_gradients_equal_those_of_llada2s_own_code():
+    params, cfg, e = fixture()
+    cfg = dataclasses.replace(cfg, block_causal=8)
+    loss = lambda params: -diffusion.gather_logp(model.logits(params, e["ids"], cfg), e["labels"]).mean()
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    close(value, e["loss"], 1e-6)
+    names = [key.removeprefix("gradient ") for key in e if key.startswith("gradient ")]
+    assert len(names) == 6 and any("mlp.gate.weight" in name for name in names)
+    for name in names:
+        close(as_stored(gradient, name, cfg), e[f"gradient {name}"], 5e-6)
+
+
+def test_what_llada2s_config_does_not_say_is_in_its_tokenizer_or_usual(tmp_path):
+    theirs = disk.read_json(f"{LLADA2}/config.json") | {"vocab_size": 157184}
+    del theirs["mask_token_id"]
+    disk.write_json(tmp_path / "config.json", theirs)
+    assert huggingface.read_config(tmp_path).mask_id == 156895
+    disk.write_json(tmp_path / "added_tokens.json", {"<|mask|>": 156890})
+    assert huggingface.read_config(tmp_path).mask_id == 156890
+
+
+# ---- transformers' Qwen3-MoE -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    """A model of transformers, far from its initialization, and its folder."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("qwen3")
+    asked = transformers.Qwen3MoeConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, moe_intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8, num_experts_per_tok=3,
+        norm_topk_prob=True)  # fmt: skip
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(asked, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p += 0.2 * torch.randn_like(p)
+    theirs.save_pretrained(folder)
+    return theirs, folder
+
+
+@SLOW
+def test_a_qwen3_moe_that_transformers_wrote_has_its_logits_and_gradients_here(qwen3):
+    import torch
+    theirs, folder = qwen3
+    params, cfg = checkpoint.load(folder)
+    assert (cfg.causal, cfg.n_experts, cfg.experts_per_token, cfg.norm_routing) == (True, 8, 3, True)
+    raw = theirs(torch.tensor(np.asarray(TOKENS))).logits
+    close(model.logits(params, TOKENS, cfg)[:, 1:], raw[:, :-1].detach())
+    theirs.zero_grad()
+    torch.sin(raw[:, :-1]).mean().backward()
+    gradient = jax.grad(lambda params: jnp.sin(model.logits(params, TOKENS, cfg)[:, 1:]).mean())(params)["blocks"]
+    mlp = theirs.model.layers[1].mlp
+    assert float(abs(mlp.gate.weight.grad).max()) > 1e-4
+    close(gradient["router"][1].T, mlp.gate.weight.grad, 1e-6)
+    close(gradient["expert_down"][1].swapaxes(1, 2), mlp.experts.down_proj.grad, 1e-6)
+    gate_up = np.concatenate([gradient["expert_gate"][1], gradient["expert_up"][1]], -1)
+    close(gate_up.swapaxes(1, 2), mlp.experts.gate_up_proj.grad, 1e-6)
+
+
+@SLOW
+def test_our_qwen3_moe_opens_in_transformers(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    huggingface.save(tmp_path, start(QWEN3), QWEN3)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        raw = theirs(torch.tensor(np.asarray(TOKENS))).logits
+    close(model.logits(start(QWEN3), TOKENS, QWEN3)[:, 1:], raw[:, :-1])
+
+
+@SLOW
+@pytest.mark.parametrize("name, b", [("SDAR-30B-A3B", 4), ("SDAR-30B-A3B-Chat-b8", 8)])
+def test_sdar_moe_is_qwen3_moe_whose_tokens_see_their_block(name, b, qwen3, tmp_path):
+    import torch
+    theirs, folder = qwen3
+    sdar = {"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"]}
+    (tmp_path / name).mkdir()
+    shutil.copy(folder / "model.safetensors", tmp_path / name)
+    disk.write_json(tmp_path / name / "config.json", disk.read_json(folder / "config.json") | sdar)
+    disk.write_json(tmp_path / name / "added_tokens.json", {"<|MASK|>": 39})
+    params, cfg = checkpoint.load(tmp_path / name)
+    assert (cfg.block_causal, cfg.mask_id, cfg.shift, cfg.causal) == (b, 39, False, False)
+    block = torch.arange(12) // b
+    seen = (block[None] <= block[:, None])[None, None].expand(3, 1, 12, 12)
+    mask = torch.where(seen, 0.0, -1e30)
+    with torch.no_grad():
+        raw = theirs(torch.tensor(np.asarray(TOKENS)), attention_mask=mask).logits
+    close(np.delete(model.logits(params, TOKENS, cfg), 39, -1), np.delete(raw, 39, -1))
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("n_out", [None, pytest.param(1, marks=SLOW)], ids=["model", "judge"])
+def test_save_and_load_are_inverse(name, n_out, tmp_path):
+    cfg = KINDS[name]
+    params = start(cfg, n_out)
+    huggingface.save(tmp_path, params, cfg)
+    assert disk.read_json(tmp_path / "config.json")["model_type"] == name == huggingface.family_of(cfg)
+    loaded, again = checkpoint.load(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert again == dataclasses.replace(cfg, mask_id=again.mask_id)
+    half, _ = checkpoint.load(tmp_path, "bfloat16")
+    assert half["blocks"]["expert_up"].dtype == jnp.bfloat16 and half["blocks"]["router"].dtype == jnp.float32
+
+
+def test_the_number_of_experts_may_stand_where_transformers_5_writes_it(saved):
+    file = saved("qwen3_moe") / "config.json"
+    theirs = disk.read_json(file)
+    disk.write_json(file, theirs | {"num_local_experts": theirs.pop("num_experts")})
+    assert checkpoint.load(file.parent)[1].n_experts == 8
+
+
+def test_a_saved_llada2_is_the_file_it_was_read_from(tmp_path):
+    params, cfg, _ = fixture()
+    huggingface.save(tmp_path, params, cfg)
+    ours, theirs = (disk.open_tensors(f"{folder}/model.safetensors") for folder in (tmp_path, LLADA2))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name].get_tensor(name), theirs[name].get_tensor(name))
+
+
+@pytest.mark.parametrize("name, change, named", [
+    ("qwen3_moe", dict(num_experts=None), "missing num_experts"),
+    ("qwen3_moe", dict(num_experts=9), r"missing tensors: model.layers.0.mlp.experts.8"),
+    ("qwen3_moe", dict(num_experts=7), r"unknown tensors: model.layers.0.mlp.experts.7"),
+    ("qwen3_moe", dict(moe_intermediate_size=23), r"gate_proj.weight has the shape \(24, 32\), but .* \(23, 32\)"),
+    ("qwen3_moe", dict(decoder_sparse_step=2), "decoder_sparse_step=2"),
+    ("qwen3_moe", dict(mlp_only_layers=[0]), r"mlp_only_layers=\[0\]"),
+    ("qwen3_moe", dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5 is not supported"),
+    ("qwen3_moe", dict(num_experts_per_tok=9), "experts_per_token=9: expected 1 to 8"),
+    ("sdar_moe", dict(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor=0.5"),
+    ("llada2_moe", dict(num_attention_heads=2), r"query_key_value.weight has the shape \(128, 32\)"),
+    ("llada2_moe", dict(score_function="softmax"), "score_function='softmax'"),
+    ("llada2_moe", dict(n_group=3), "n_experts=8 must be divisible by expert_groups=3"),
+    ("llada2_moe", dict(topk_group=5), "groups_per_token=5: expected 1 to expert_groups=4"),
+    ("llada2_moe", dict(first_k_dense_replace=3), "first_dense=3: expected 0 to 2"),
+    ("llada2_moe", dict(partial_rotary_factor=0.3), "here 0.3 of a head's 16 columns"),
+    ("llada2_moe", dict(use_qkv_bias=True), "use_qkv_bias=True"), ("llada2_moe", dict(n_group=None), "missing n_group"),
+])  # fmt: skip
+def test_what_does_not_fit_is_named(name, change, named, saved):
+    file = saved(name) / "config.json"
+    disk.write_json(file, disk.read_json(file) | change)
+    with pytest.raises(ValueError, match=named) as e:
+        checkpoint.load(file.parent)
+    assert "\n" not in str(e.value)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """saved(name) -> the folder of a model of KINDS."""
+
+    def save(name):
+        huggingface.save(tmp_path / name, start(KINDS[name]), KINDS[name])
+        return tmp_path / name
+
+    return save
+
+
+@pytest.mark.parametrize("kind", [kind for kind in huggingface.FAMILIES if kind != "llada2_moe"])
+def test_every_family_refuses_to_turn_a_share_of_a_head(kind, tmp_path):
+    disk.write_json(tmp_path / "config.json", {"model_type": kind, "partial_rotary_factor": 0.5})
+    with pytest.raises(ValueError, match="partial_rotary_factor=0.5 is not supported"):
+        huggingface.read_config(tmp_path)
+
+
+@pytest.mark.parametrize("changes, named", [
+    (dict(d_expert=None), "d_expert=None must"), (dict(d_expert=0), "d_expert=0"), (dict(n_experts=0), "n_experts=0"),
+    (dict(routing="top"), "routing='top': one of softmax, sigmoid"), (dict(n_shared=-1), "n_shared=-1"),
+    (dict(experts_per_token=0), "experts_per_token=0"), (dict(first_dense=2), "first_dense=2: expected 0 to 1"),
+    (dict(expert_groups=8), "each needs two experts"), (dict(expert_groups=0), "expert_groups=0"),
+    (dict(expert_groups=4, experts_per_token=3), "experts_per_token=3: expected 1 to 2"),
+    (dict(n_experts=None), "experts_per_token=3 changes nothing without n_experts"),
+    (dict(rotary_share=0.0), "0.0 of a head's 8 columns"), (dict(rotary_share=1.5), "1.5 of a head's"),
+])  # fmt: skip
+def test_impossible_configurations_are_refused(changes, named):
+    with pytest.raises(ValueError, match=named):
+        dataclasses.replace(SMALL, **changes)
+
+
+def test_a_mixture_that_no_family_has_is_named_when_saving(tmp_path):
+    cfg = dataclasses.replace(SDAR, n_shared=1)
+    with pytest.raises(ValueError, match="no Hugging Face family .*n_experts=8"):
+        huggingface.save(tmp_path, start(cfg), cfg)
+
+
+def test_only_the_first_columns_of_a_head_are_turned():
+    cfg = dataclasses.replace(OURS, d_head=16)
+    x = jax.random.normal(KEY, (1, 1, 1, 16))
+    turned = model.rotate(x, *model.rotary(jnp.array([[5]]), cfg))
+    np.testing.assert_array_equal(turned[..., 8:], x[..., 8:])
+    whole = dataclasses.replace(SMALL, d_head=8, rotary_share=1.0)
+    close(turned[..., :8], model.rotate(x[..., :8], *model.rotary(jnp.array([[5]]), whole)), 1e-6)
+
+
+def test_a_causal_mixture_becomes_a_block_model():
+    params, new = adapt(start(QWEN3), QWEN3, 40, 4)
+    assert huggingface.family_of(new) == "sdar_moe" and np.isfinite(model.logits(params, TOKENS, new)).all()
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_stand_where_a_folder_has_one_matrix():
+    assert huggingface.adaptable(QWEN3) == ["q", "k", "v", "o"] and huggingface.adaptable(OURS) == ["o"]
+    dense = model.ModelConfig(qk_norm=True, causal=True, shift=True)
+    assert huggingface.adaptable(dense) == [*config.Config.lora_targets]
+
+
+@pytest.mark.parametrize("name, targets", [("qwen3_moe", ("q", "v")), pytest.param("llada2_moe", ("o",), marks=SLOW)])
+def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, targets, saved, tmp_path):
+    cfg, folder = KINDS[name], saved(name)
+    new = lora.adapters(KEY, cfg, targets, 2)
+    new = {"blocks": {n: x if n.endswith("_a") else 0.1 + x for n, x in new["blocks"].items()}}
+    disk.write_files(tmp_path / "lora", huggingface.adapter_files(new, cfg, str(folder), 4.0))
+    merged, shape = checkpoint.load(tmp_path / "lora")
+    want = model.logits(lora.adapted(start(cfg), new, 4.0), TOKENS, cfg)[..., :37]
+    close(model.logits(merged, TOKENS, shape)[..., :37], want, 1e-5)
+    assert float(abs(want - model.logits(start(cfg), TOKENS, cfg)[..., :37]).max()) > 1e-3
+
+
+@pytest.mark.parametrize("name, targets, known", [("qwen3_moe", ("q", "gate"), "q, k, v, o"),
+                                                  ("llada2_moe", ("q", "o"), "o")])  # fmt: skip
+def test_adapters_on_experts_or_on_a_part_of_a_tensor_are_refused_before_the_weights_are_read(
+        name, targets, known, saved, monkeypatch):
+    folder = saved(name)
+    monkeypatch.setattr(checkpoint, "load", lambda *_: pytest.fail("the weights were read"))
+    cfg = config.Config(dataset="arith", init_from=str(folder), lora_rank=2, lora_targets=targets)
+    advice = f"--lora_targets={known.replace(' ', '')}$"
+    with pytest.raises(ValueError, match=f"only {known} can have adapters .*: {advice}"):
+        prepare(cfg, train.train)
+
+
+# ---- estimates -------------------------------------------------------------------------------------------------------
+
+BIG = dict(vocab_size=1000, n_head=8, d_model=256, mask_id=999, eos_id=0)
+
+
+def test_the_estimates_know_that_a_token_goes_through_a_few_experts():
+    shape = dataclasses.replace(OURS, block_causal=None)
+    cfg = config.Config(model=shape, batch_size=16, max_prompt_len=0, max_new_tokens=64)
+    flops, T, D, Q, KV = memory.estimate_flops(cfg)["update"], 64, 32, 64, 32
+    matrices = 3 * 2 * D * (Q + KV) + 3 * D * 48 + 2 * 3 * D * (3 + 1) * 24  # a dense layer, two of 3 + 1 experts
+    assert flops == pytest.approx(3 * 16 * 2 * T * (matrices + 3 * D * 8 + D * 40 + 2 * 3 * T * Q))
+    count = sum(x.size for x in jax.tree.leaves(start(OURS)))
+    assert memory.n_params(cfg) == count
+    # One block and its experts are gathered at a time, all of them.
+    layer = 2 * D * (Q + KV) + 3 * D * (8 + 1) * 24
+    assert memory.gathered_bytes(cfg) == 2 * 4 * layer
+
+
+@SLOW
+@pytest.mark.parametrize("n_layer, remat", [(2, False), (9, True), (9, False)])
+def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_finds(n_layer, remat):
+    shape = model.ModelConfig(**BIG, n_layer=n_layer, remat=remat, n_experts=16, experts_per_token=4, d_expert=128)
+    cfg = config.Config(batch_size=64, max_prompt_len=16, max_new_tokens=48, model=shape)
+    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]), train.abstract_run)
+    estimate, found = memory.estimate_bytes(cfg, 1), sum(held.values()) + max(temporaries.values())
+    print(f"estimate / compiled: {estimate['peak'] / found:.3f}")
+    assert 2 / 3 < estimate["peak"] / found < 3 / 2
+
+
+# ---- several devices -------------------------------------------------------------------------------------------------
+
+
+def test_all_matrices_of_experts_are_split_and_routers_are_whole():
+    sizes, P = dict(data=1, fsdp=2, tensor=4), jax.sharding.PartitionSpec
+    for name, want in (("expert_gate", P(None, None, "fsdp", "tensor")), ("shared_up", P(None, "fsdp", "tensor")),
+                       ("expert_down", P(None, None, "tensor", "fsdp")), ("dense_down", P(None, "tensor", "fsdp")),
+                       ("router", P(None, None, None)), ("router_bias", P(None, None))):  # fmt: skip
+        assert sharding.spec(name, moe.shapes(OURS)[name], sizes) == want, name
+
+
+def measure(name, rows):
+    """FLOPs per device, logits and gradients of a model, as one vector each."""
+    params, tokens, cfg = sharding.shard(start(KINDS[name])), jnp.tile(TOKENS, (3, 1))[:rows], KINDS[name]
+    loss = lambda params: (out := model.logits(params, tokens, cfg)[..., :37], jnp.sin(out).sum())[::-1]
+    both = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params).compile()
+    (_, out), gradient = both(params)
+    found = both.cost_analysis()["flops"], out, *jax.tree.leaves(gradient)
+    return [np.asarray(x, np.float64).ravel() for x in found]
+
+
+def on_devices(n, sizes, name, rows, file):
+    """Run `measure` on n devices of a CPU, in a process of its own."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={n}"
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "NPROC": "64", "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, __file__, sizes, name, str(rows), str(file)]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    loaded = np.load(file)
+    return [loaded[key] for key in loaded]
+
+
+@SLOW
+@pytest.mark.parametrize("n, sizes, name, rows", [
+    (4, "1,2,2", "llada2_moe", 4), (2, "1,1,2", "llada2_moe", 3), (4, "2,1,2", "qwen3_moe", 3),
+    (5, "1,1,5", "sdar_moe", 2)])  # fmt: skip
+def test_a_mesh_gives_the_logits_and_gradients_of_one_device(n, sizes, name, rows, tmp_path):
+    """Also with rows that devices cannot share evenly, and with widths of experts that they cannot: 24 on 5."""
+    (flops, *many), (alone, *one) = on_devices(n, sizes, name, rows, tmp_path / "x.npz"), measure(name, rows)
+    for a, b in zip(many, one, strict=True):
+        close(a, b, 1e-4)
+    print(f"FLOPs per device: {flops.item() / alone.item():.2f} of one device's")
+    assert name != "llada2_moe" or flops < 1.2 * alone / n
+
+
+# ---- samples and runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sdar_moe", *(pytest.param(n, marks=SLOW) for n in ("llada2_moe", "qwen3_moe"))])
+def test_a_text_sampled_from_a_cache_is_the_text_sampled_without(name):
+    cfg = dataclasses.replace(KINDS[name], **({} if name == "qwen3_moe" else {"block_causal": 4}))
+    z = jnp.concatenate([TOKENS[:, :4], jnp.full((3, 8), cfg.mask_id)], 1)
+    if name == "qwen3_moe":
+        x, trace = sample.generate(start(cfg), KEY, z, cfg, sample.Plan(order="left"))
+        again = model.logits(start(cfg), x, cfg)
+        assert (again.argmax(-1)[:, 4:] == x[:, 4:])[trace["step"][:, 4:] >= 0].all()
+        return
+    plans = (sample.Plan(steps=4, cache=cache) for cache in ("none", "prefix"))
+    kinds = [sample.generate(start(cfg), KEY, z, cfg, plan) for plan in plans]
+    np.testing.assert_array_equal(*(x for x, _ in kinds))
+    close(*(trace["logp"] for _, trace in kinds), 1e-4)
+
+
+@SLOW
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_deep_mixture_is_one_loop_behind_its_dense_layers(remat, monkeypatch):
+    cfg = dataclasses.replace(OURS, n_layer=model.UNROLLED + 2, first_dense=2, block_causal=4, remat=remat)
+    read = lambda: jax.jit(functools.partial(model.logits, cfg=cfg, start=5, length=4))(start(cfg), TOKENS)[..., :37]
+    loop = read()
+    monkeypatch.setattr(model, "UNROLLED", 99)
+    close(loop, read(), 1e-5)
+
+
+@SLOW
+def test_one_clean_copy_serves_all_views():
+    cfg = dataclasses.replace(OURS, block_causal=4)
+    M = jax.random.uniform(KEY, (2, 3, 12)) < 0.5
+    noisy = jnp.where(M, 39, TOKENS).swapaxes(0, 1)
+    states = blocks.hidden(start(cfg), TOKENS, noisy, cfg)
+    for i in range(2):
+        for block in range(3):
+            z = jnp.where(jnp.arange(12) // 4 == block, noisy[:, i], TOKENS)
+            at = slice(4 * block, 4 * block + 4)
+            close(states[:, i, at], model.hidden(start(cfg), z, cfg)[:, at])
+
+
+RUN = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, log_samples=0, diffusion_steps=2,
+           cache="prefix", warmup_iters=0, lr_schedule="constant", max_iters=1, eval_interval=1,
+           log_interval=1)  # fmt: skip
+EXPERTS = dict(n_experts=4, experts_per_token=2, d_expert=16)
+SHAPES = {
+    "sdar_moe": dict(n_layer=1, **EXPERTS),
+    "llada2_moe": dict(n_layer=2, **EXPERTS | SIGMOID | dict(expert_groups=2)),
+}
+
+
+@SLOW
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_mixture_is_pretrained_tuned_and_asked(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "draw", lambda out_dir: None)
+    for split, numbers in (("train", range(10, 50)), ("val", range(50, 60))):
+        rows = [json.dumps({"prompt": str(n), "completion": str(n)[::-1]}) + "\n" for n in numbers]
+        (tmp_path / f"{split}.jsonl").write_text("".join(rows))
+    shape = model.ModelConfig(n_head=2, d_model=32, block_causal=4, qk_norm=True, **SHAPES[name])
+    train.train(config.Config(**RUN | dict(max_iters=20, eval_interval=20), dataset=str(tmp_path), learning_rate=3e-3,
+                              paired=True, out_dir=f"{tmp_path}/base", model=shape))  # fmt: skip
+    rows = runs.read_lines(f"{tmp_path}/base/metrics.jsonl")
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < losses[0] - 0.5
+    reward = "def length(completions):\n    return [len(x) + sum(map(ord, x)) % 5 for x in completions]"
+    (tmp_path / "r.py").write_text(reward)
+    train.train(config.Config(**RUN, objective="grpo", dataset=str(tmp_path), out_dir=f"{tmp_path}/tuned", group_size=4,
+                              init_from=f"{tmp_path}/base", rewards=(f"{tmp_path}/r.py:length",), kl_beta=0.1,
+                              temperature=1.0, pass_at=None))  # fmt: skip
+    rows = runs.read_lines(f"{tmp_path}/tuned/metrics.jsonl")
+    assert [row["grad_norm"] > 0 for row in rows if "grad_norm" in row] == [True]
+    before, after = (checkpoint.load(checkpoint.find(f"{tmp_path}/{run}"))[0]["blocks"] for run in ("base", "tuned"))
+    moved = {leaf for leaf in before if not np.array_equal(before[leaf], after[leaf])}
+    assert moved == before.keys() - {"router_bias"}
+    assert huggingface.family_of(checkpoint.load(checkpoint.find(f"{tmp_path}/tuned"))[1]) == name
+    assert complete.main([f"{tmp_path}/tuned", "--prompt=12", "--max_new_tokens=5"]) == 0
+
+
+if __name__ == "__main__":
+    sizes, name, rows, file = sys.argv[1:]
+    with sharding.use(tuple(map(int, sizes.split(",")))):
+        found = measure(name, int(rows))
+    np.savez(file, **{str(i): x for i, x in enumerate(found)})

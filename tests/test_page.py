@@ -1,0 +1,432 @@
+"""tools/page.py: the page of a model computes what JAX computes, fetches nothing, and is used by mouse and keyboard."""
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from browser import NONE_HERE, Browser, chromium
+
+import data
+import model
+import sample
+from sample import Plan
+from system import huggingface
+from tools import complete, page
+
+TOK = data.Tokenizer.bytes()
+MASK = TOK.mask_id
+PLAIN = model.ModelConfig(vocab_size=259, n_layer=2, n_head=2, d_model=16, mask_id=MASK, eos_id=TOK.eos_id,
+                          pad_id=TOK.pad_id, norm_eps=0.05)  # fmt: skip
+KINDS = {"plain": PLAIN} | {name: dataclasses.replace(PLAIN, **changes) for name, changes in {
+    "shifted": dict(shift=True, qkv_bias=True, n_head=4, n_kv_head=2, d_head=6, d_ff=21),
+    "tied": dict(tie_embeddings=True, qk_norm=True, rope_scaling=(8.0, 1.0, 4.0, 16.0)),
+    "causal": dict(causal=True, shift=True),
+    "blocks": dict(block_causal=4),
+    "both": dict(block_causal=4, causal_text=True)}.items()}  # fmt: skip
+HOSTILE = "</script><script>alert(1)</script> <!-- $& %data% %model% ' \" \\ é 日本 \u2028 _ 3_1"
+LOGITS = jax.jit(model.logits, static_argnames="cfg")
+needs_browser = pytest.mark.skipif(not chromium(), reason=NONE_HERE)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+def in_16_bits(params):
+    return jax.tree.map(lambda w: w.astype(jnp.float16).astype(jnp.float32), params)
+
+
+def loaded(kind, name=None, seed=0, tok=TOK, trained=None):
+    """A model whose predictions differ with the position and what stands around it, its weights numbers of 16 bits."""
+    cfg = dataclasses.replace(KINDS[kind], vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id,
+                              pad_id=tok.pad_id)  # fmt: skip
+    params = model.init(jax.random.key(seed), cfg)
+    rng, larger = np.random.default_rng(0), {"q": 3, "k": 3, "o": 8}
+    blocks = {key: w + 0.3 * rng.normal(size=w.shape) if key.endswith(("norm", "bias")) else w * larger.get(key, 1)
+              for key, w in params["blocks"].items()}  # fmt: skip
+    larger = {"embed": 20} if cfg.tie_embeddings else {"embed": 8, "head": 40}
+    params = {key: w * larger.get(key, 1) for key, w in params.items() if key != "blocks"} | {"blocks": blocks}
+    return complete.Model(name or kind, 0, in_16_bits(params), cfg, tok, trained or {})
+
+
+def shown(browser, path, models, plan=Plan(steps=4), rows=(), n_new=8, **how):  # noqa: B008
+    """Write a page and open it."""
+    page.write(str(path), models, page.Setting(plan, n_new, 0), list(rows))
+    browser.open(path, **how)
+
+
+# ---- the same numbers as JAX's ----
+
+
+@pytest.fixture(scope="module")
+def all_kinds(browser, tmp_path_factory):
+    models = [loaded(kind) for kind in KINDS]
+    shown(browser, tmp_path_factory.mktemp("kinds") / "all.html", models)
+    return dict(zip(KINDS, models, strict=True))
+
+
+TEXTS = [[65, 66, MASK, MASK, 67, MASK, MASK, MASK, 48, 49, MASK], [MASK] * 11, [*range(40, 51)]]
+
+
+@needs_browser
+@pytest.mark.parametrize("kind", [k if k in ("plain", "causal") else pytest.param(k, marks=pytest.mark.slow)
+                                  for k in KINDS])  # fmt: skip
+def test_logits_are_those_of_jax(kind, browser, all_kinds):
+    one, n = all_kinds[kind], [*KINDS].index(kind)
+    for z, expected in zip(TEXTS, LOGITS(one.params, jnp.array(TEXTS), one.cfg), strict=True):
+        code = f"runs[{n}].model.logits({z}, {[*range(len(z))]}).map(row => [...row])"
+        np.testing.assert_allclose(browser.run(code), expected, atol=1e-3)
+        assert np.std(np.delete(expected, MASK, 1)) > 1
+
+
+def filled(browser, n, z, plan, seed=0):
+    """What runs[n] makes of z -> its tokens, the steps and the probabilities."""
+    plan = json.dumps(dataclasses.asdict(plan))
+    code = f"""(() => {{ const s = begin({z}, {seed}, {MASK});
+        while (s.z.includes({MASK})) fillStep(runs[{n}].model, s, {plan});
+        return [s.z, s.step, s.p] }})()"""
+    return browser.run(code)
+
+
+PLANS = [Plan(rule="quota", steps=3), Plan(rule="threshold", threshold=0.3), Plan(rule="entropy", budget=2.0)]
+MORE = [Plan(rule="dream", steps=4), Plan(rule="factor", factor=1.5), Plan(rule="static", steps=5), Plan(order="left"),
+        Plan(rule="dynamic", steps=6, threshold=0.4), Plan(order="margin", steps=3), Plan(order="entropy", steps=3),
+        Plan(rule="entropy", order="entropy", budget=3.0), Plan(block_len=3, steps=5), Plan(order="sampled", steps=2),
+        Plan(early_end=True, steps=7), Plan(order="random", steps=1)]  # fmt: skip
+CASES = [("plain", plan, ()) for plan in PLANS] + [("plain", plan, pytest.mark.slow) for plan in MORE]
+CASES += [(kind, plan, pytest.mark.slow) for kind in KINDS if kind not in ("plain", "causal") for plan in PLANS]
+CASES += [("causal", Plan(order="left"), pytest.mark.slow)]
+
+
+def starts(n=12):
+    """Texts of 16 tokens, between 6 and 16 of which are masked."""
+    rng = np.random.default_rng(0)
+    z = rng.integers(48, 58, (n, 16))
+    z[:, 4:] = MASK
+    z[: n // 2] = np.where(rng.random((n // 2, 16)) < 0.5, rng.integers(48, 58, (n // 2, 16)), MASK)
+    return z
+
+
+@needs_browser
+@pytest.mark.parametrize("kind, plan", [pytest.param(kind, plan, marks=marks) for kind, plan, marks in CASES])
+def test_tokens_at_temperature_0_and_their_steps_are_those_of_generate(kind, plan, browser, all_kinds):
+    one, z = all_kinds[kind], starts()
+    z = z[6:] if kind == "causal" else z  # there a given token between masks takes a step, in the page none
+    x, trace = sample.generate(one.params, jax.random.key(0), jnp.array(z), one.cfg, plan)
+    step, p = np.asarray(trace["step"]), np.where(z == MASK, np.exp(trace["logp"]), 0)
+    for b, row in enumerate(z.tolist()):
+        ours = filled(browser, [*KINDS].index(kind), row, plan)
+        assert ours[0] == x[b].tolist() and ours[1] == step[b].tolist()
+        np.testing.assert_allclose(ours[2], p[b], atol=1e-4)
+    assert len({*np.asarray(x)[z == MASK].tolist()}) > 5
+
+
+@needs_browser
+def test_the_rest_is_filled_with_ends_of_text(browser, tmp_path):
+    one = loaded("plain")
+    head = one.params["head"]
+    one = one._replace(params=one.params | {"head": in_16_bits(head.at[:, TOK.eos_id].multiply(3.0))})
+    shown(browser, tmp_path / "ends.html", [one])
+    z, plan = starts(), Plan(steps=12, early_end=True)
+    x, trace = sample.generate(one.params, jax.random.key(0), jnp.array(z), one.cfg, plan)
+    ours = [filled(browser, 0, row, plan) for row in z.tolist()]
+    assert [row[0] for row in ours] == x.tolist() and [row[1] for row in ours] == trace["step"].tolist()
+    assert ((np.asarray(x) == TOK.eos_id) & (z == MASK)).sum() > 5
+
+
+@needs_browser
+def test_tokens_are_drawn_as_often_as_they_are_probable(browser, all_kinds):
+    z, n = [65, MASK, 67], 2000
+    p = np.asarray(jax.nn.softmax(LOGITS(all_kinds["plain"].params, jnp.array([z]), PLAIN)[0, 1] / 1.3))
+    code = f"""Array.from({{length: {n}}}, (_, seed) => {{ const s = begin({z}, seed, {MASK});
+        fillStep(runs[0].model, s, {{...data.plan, temperature: 1.3}}); return s.z[1] }})"""
+    count = np.bincount(browser.run(code), minlength=259)
+    often = n * p > 5
+    assert often.sum() > 5 and ((count - n * p)[often] ** 2 / (n * p)[often]).sum() < 3 * often.sum()
+    rows = np.array(browser.run("Array.from({length: 20000}, (_, n) => uniform(n % 50, n / 50 | 0, n % 7, 0))"))
+    assert 0 < rows.min() and rows.max() < 1 and abs(np.histogram(rows, 20, (0, 1))[0] - 1000).max() < 150
+
+
+@needs_browser
+@pytest.mark.parametrize("kind", ["bytes", pytest.param("trained", marks=pytest.mark.slow)])
+def test_texts_become_the_tokens_of_the_tokenizer_and_back(kind, browser, tmp_path):
+    tok = TOK if kind == "bytes" else data.Tokenizer.train([HOSTILE, "the other thing 123 123\n    then"] * 9, 300)
+    shown(browser, tmp_path / "tokens.html", [loaded("plain", tok=tok)], n_new=5)
+    texts = [HOSTILE, "", "1_3__", "the _ thing", "f(x_1) __init__", r"1\_3_ \__", "a<|mask|>b<|eos|>",
+             "e\u0301 123\n    the", "né_ _è a1_2 _"]  # fmt: skip
+    for text in texts:
+        ids, start = complete.encode(text, tok, tok.mask_id, "auto", 5)
+        assert browser.run(f"encodePrompt({json.dumps(text)})") == {"ids": ids, "start": start}
+        plain = tok.encode(text)
+        assert browser.run(f"encode({json.dumps(text)})") == plain
+        assert browser.run(f"decode({plain})") == tok.decode(plain)
+    assert browser.run(f"decode([226, 128, 65, {tok.eos_id}])") == tok.decode([226, 128, 65, tok.eos_id])
+
+
+# ---- what one sees ----
+
+ROWS = [{"prompt": f"{n}12.34.12.34.12.:", "completion": "1234341221434321"} for n in range(3)]
+SUDOKU = {"max_prompt_len": 17, "max_new_tokens": 16, "rewards": ["sudoku_all"], "eval_rewards": []}
+
+
+def state(browser, n=0):
+    return browser.run(f"({{...runs[{n}].s, seed: 0}})")
+
+
+@pytest.fixture
+def pair(browser, tmp_path):
+    """A page of two models that have not been trained, before and after."""
+    models = [loaded("plain", name, seed, trained=SUDOKU) for seed, name in enumerate(("before", "after"))]
+    shown(browser, tmp_path / "pair.html", models, rows=ROWS, n_new=16)
+    return browser
+
+
+@needs_browser
+def test_masks_are_filled_in_both_panels_and_nothing_is_fetched(pair):
+    assert pair.run("document.title") == "before and after"
+    assert pair.run("document.querySelectorAll('.token.mask').length") == 32
+    pair.run("find('step').click()")
+    assert pair.run("document.querySelectorAll('.token.mask').length") == 24  # a quarter of each
+    pair.run("find('fill').click()")
+    pair.wait("runs.every(isDone)")
+    assert pair.run("runs.map(run => run.s.n)") == [4, 4]
+    for n in range(2):
+        s = state(pair, n)
+        blue = pair.run(f"[...runs[{n}].tokens.children].map(b => +b.style.getPropertyValue('--sure'))")
+        np.testing.assert_allclose(blue, s["p"][17:], atol=1e-6)
+        assert pair.run(f"runs[{n}].status.textContent").endswith(": wrong")
+    assert state(pair, 0)["z"] != state(pair, 1)["z"]
+    assert not pair.errors and all(url.startswith("file:") for url in pair.requests) and len(pair.requests) == 1
+
+
+@needs_browser
+def test_both_models_draw_with_the_same_random_numbers(browser, tmp_path):
+    shown(browser, tmp_path / "same.html", [loaded("plain", name) for name in ("one", "two")], Plan(temperature=2.0))
+    assert browser.run("find('prompt').value + find('note').textContent") == ""
+    assert browser.run("find('rows').hidden && find('count').hidden")
+    fill = "while (!runs.every(isDone)) onePass()"
+    browser.run(fill)
+    first = state(browser)["z"]
+    assert state(browser, 1)["z"] == first
+    browser.run("find('seed').value = 5; restart(); " + fill)
+    assert state(browser)["z"] != first
+
+
+@needs_browser
+def test_the_keyboard_reaches_everything(pair):
+    pair.run("while (!runs.every(isDone)) onePass(); find('clear').focus()")
+    pair.press("Tab")
+    assert pair.run("document.activeElement.dataset.column") == "17"
+    pair.press("ArrowRight", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowUp")
+    assert pair.run("document.activeElement.dataset.column") == "21"
+    before = state(pair)
+    head = pair.run("runs[0].details.firstChild.textContent")
+    assert head.startswith("Token 5: ") and f"written in pass {before['step'][21] + 1}" in head
+    assert pair.run("runs[0].details.querySelectorAll('button').length") == 5
+    pair.press("Enter")  # takes it back
+    taken = state(pair)
+    assert taken["z"][21] == MASK and taken["z"][:21] == before["z"][:21] and taken["z"][22:] == before["z"][22:]
+    assert pair.run("find('fill').textContent") == "Go on"
+    pair.press("Tab", "Tab", "Enter")  # the second alternative
+    assert state(pair)["z"][21] == before["top"][21][1][0] and state(pair)["p"][21] == before["top"][21][1][1]
+    pair.run("for (const column of [21, 22, 30]) takeBack(runs[0], column); find('fill').click()")
+    pair.wait("runs.every(isDone)")
+    assert state(pair)["n"] == before["n"] + 3 and state(pair, 1)["n"] == 4  # four passes are enough for one at a time
+
+
+@needs_browser
+@pytest.mark.slow
+def test_a_page_writes_what_sample_py_prints(browser, tmp_path):
+    """An autoregressive model and one of blocks, whose last block is filled whole, beside each other."""
+    models = [loaded("causal"), loaded("blocks")]
+    shown(browser, tmp_path / "two.html", models, Plan(order="left", steps=2, early_end=True), n_new=6)
+    browser.run("find('prompt').value = 'abc'; restart(); while (!runs.every(isDone)) onePass()")
+    texts = browser.run("runs.map(run => answerText(run.s, prompt))")
+    for one, text in zip(models, texts, strict=True):
+        ids, start = complete.encode("abc", TOK, MASK, "auto", 6)
+        ids += [MASK] * (-len(ids) % 4)
+        plan = Plan(order="left", steps=2, early_end=True)
+        assert [text] == list(complete.complete_texts(one.params, one.cfg, TOK, plan, [(ids, start)], 0, 1))
+    assert not browser.run("find('order').parentNode.hidden")
+    shown(browser, tmp_path / "one.html", models[:1], Plan(order="left", rule="entropy"))
+    hidden = browser.run("[...document.querySelectorAll('label[hidden]')].map(e => e.textContent.split(' ')[0])")
+    assert hidden == ["held-out", "passes", "order", "rule", "budget"]
+
+
+@needs_browser
+def test_a_mouse_sees_alternatives_and_a_pressed_token_keeps_them(pair):
+    pair.run("while (!runs.every(isDone)) onePass()")
+    pair.run("runs[1].tokens.children[2].dispatchEvent(new MouseEvent('mouseenter'))")
+    assert pair.run("runs[1].details.firstChild.textContent").startswith("Token 3:")
+    pair.run("runs[1].tokens.children[2].click(); "
+             "runs[1].tokens.children[3].dispatchEvent(new MouseEvent('mouseenter'))")  # fmt: skip
+    assert pair.run("runs[1].details.firstChild.textContent").startswith("Token 3: masked")
+
+
+@needs_browser
+def test_right_rows_are_counted_in_a_bar(browser, tmp_path):
+    models = [loaded("plain", name, seed, trained=SUDOKU) for seed, name in enumerate(("before", "after"))]
+    plan, n_new = Plan(steps=4), 16
+    rows = []
+    for n, row in enumerate(ROWS):  # the second model is right about two of three, the first about none
+        ids = TOK.encode(row["prompt"]) + [MASK] * n_new
+        one = models[1]
+        x = sample.generate(one.params, jax.random.key(0), jnp.array([ids]), one.cfg,
+                            dataclasses.replace(plan, block_len=n_new))[0]  # fmt: skip
+        rows.append(row | ({"completion": TOK.decode(np.asarray(x)[0, 17:])} if n < 2 else {}))
+    shown(browser, tmp_path / "count.html", models, plan, rows, n_new)
+    assert browser.run("find('start').textContent") == "Count over 3 held-out rows"
+    browser.run("find('start').click()")
+    browser.wait("find('start').textContent === 'Count again'")
+    assert browser.run("[...find('bars').children].map(e => e.textContent)") == [
+        "before: 0 right of 3", "", "after: 2 right of 3", ""]  # fmt: skip
+    widths = browser.run("[...document.querySelectorAll('.bar div')].map(e => parseFloat(e.style.width))")
+    np.testing.assert_allclose(widths, [0, 200 / 3], atol=0.01)
+    browser.run("while (!runs.every(isDone)) onePass()")
+    assert browser.run("runs.map(run => run.status.className)") == ["bad", "good"]
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, browser, tmp_path):
+    models = [loaded("plain", name, trained=SUDOKU) for name in ("before", "after_" + "x" * 30)]
+    shown(browser, tmp_path / "fits.html", models, rows=ROWS, n_new=16, width=width, dark=dark)
+    browser.run("while (!runs.every(isDone)) onePass(); showDetails(runs[0], 20)")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    tops = browser.run("[...document.querySelectorAll('article')].map(e => e.getBoundingClientRect().top)")
+    assert (tops[0] == tops[1]) == (width == 1280)  # side by side, or one below the other
+    back, text = (re.findall(r"\d+", browser.run(f"getComputedStyle(document.body).{name}"))
+                  for name in ("backgroundColor", "color"))  # fmt: skip
+    assert (int(back[0]) < 60) == dark and (int(text[0]) > 200) == dark
+    browser.run("find('prompt').value = 'x'.repeat(300); restart()")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run("find('note').textContent") == "316 tokens: the model was trained on at most 33."
+
+
+@needs_browser
+def test_hostile_rows_and_names_are_text(browser, tmp_path):
+    one = loaded("plain", "a<b>&amp;%model%", trained=SUDOKU)
+    shown(browser, tmp_path / "hostile.html", [one], rows=[{"prompt": HOSTILE, "completion": HOSTILE}])
+    assert browser.run("document.title + runs[0].name") == 2 * "a<b>&amp;%model%"
+    assert browser.run("data.rows") == [{"prompt": HOSTILE, "answer": HOSTILE}]
+    assert browser.run("prompt.ids.slice(0, -8)") == TOK.encode(HOSTILE)  # a _ in a row is no hole
+    assert not browser.errors and browser.run("document.scripts.length") == 2
+
+
+# ---- what is written, and what is refused ----
+
+
+def test_the_page_knows_every_order_and_rule_and_is_short():
+    assert {*page.ORDERS} == {*sample.ORDERS} and {*page.RULES} == {*sample.RULES}
+    source = open("tools/page.js").read()
+    for table, names in (("ORDERS", page.ORDERS), ("RULES", page.RULES)):
+        body = source.split(f"const {table} = {{")[1].split("\n};")[0]
+        assert {*re.findall(r"^  (\w+): ", body, re.M)} == {*names}
+    assert sum(not re.fullmatch(r"\s*(//.*)?", line) for line in source.splitlines()) <= 250
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The out_dir of a run with one checkpoint."""
+    one = loaded("plain")
+    place = tmp_path / "tiny_grpo" / "step-000003"
+    huggingface.save(place, one.params, one.cfg)
+    TOK.save(place)
+    run = {"config": SUDOKU | {"dataset": "sudoku", "order": "margin", "diffusion_steps": 4, "difficulty": [12, 12]}}
+    (place / "run.json").write_text(json.dumps(run))
+    return str(tmp_path / "tiny_grpo")
+
+
+def run(capsys, *arguments):
+    code = complete.main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def content_of(path):
+    text = open(path, encoding="utf-8").read()
+    return json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+
+
+def test_sample_py_writes_the_page_of_a_run_with_its_held_out_rows(folder, capsys, tmp_path):
+    target = f"{tmp_path}/new/play.html"
+    second = f"{folder}/step-000003"
+    code, out, err = run(capsys, folder, second, f"--page={target}", "--rule=entropy", "--seed=7")
+    assert code == 0 and out == "" and "step-000003" in err
+    content = content_of(target)
+    assert [spec["name"] for spec in content["models"]] == ["tiny_grpo/step-000003"] * 2 and content["seed"] == 7
+    assert page.names_of(["out/a/step-000003", "out/b"]) == ["a", "b"]
+    assert (content["plan"]["order"], content["plan"]["rule"], content["plan"]["steps"]) == ("margin", "entropy", 4)
+    rows = content["rows"]
+    assert len(rows) == 100 and content["exact"] and content["n_new"] == 16 and content["longest"] == 33
+    assert all(row["prompt"].count(".") == 12 and len(row["answer"]) == 16 for row in rows)
+    assert not re.search(r"(src|href)=|url\(|@import", open(target).read().split("<body>")[0])
+    code, _, err = run(capsys, folder, f"--page={target}")
+    assert code == 2 and "is there already, and nothing is overwritten" in err
+
+
+def test_rows_come_from_a_file_and_a_model_without_a_run_has_none(folder, capsys, tmp_path):
+    (tmp_path / "my.jsonl").write_text('{"prompt": "1", "answer": 2}\n')
+    assert run(capsys, folder, f"--page={tmp_path}/1.html", f"--data={tmp_path}/my.jsonl")[0] == 0
+    assert content_of(f"{tmp_path}/1.html")["rows"] == [{"prompt": "1", "answer": "2"}]
+    (tmp_path / "tiny_grpo/step-000003/run.json").write_text(json.dumps({"config": SUDOKU | {"dataset": "not there"}}))
+    code, _, err = run(capsys, folder, f"--page={tmp_path}/2.html")
+    assert code == 0 and "the page has no held-out rows, --data=FILE gives it some (no data set 'not there'" in err
+    (tmp_path / "tiny_grpo/step-000003/run.json").unlink()
+    code, _, err = run(capsys, folder, f"--page={tmp_path}/3.html")
+    content = content_of(f"{tmp_path}/3.html")
+    assert code == 0 and content["rows"] == [] and not content["exact"] and content["n_new"] == 128
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--top_k=3"], "top_k=3: the page has no such setting, give --top_k=None"),
+    (["--guidance=1"], "guidance=1: the page has no such setting"), (["--prompt=a"], "it goes without --prompt"),
+    (["--show"], "it goes without --show"), (["--out=x.jsonl"], "--out and --rewards go with --data"),
+])
+def test_flags_that_the_page_does_not_have_are_refused(folder, capsys, tmp_path, arguments, message):
+    code, out, err = run(capsys, folder, f"--page={tmp_path}/x.html", *arguments)
+    assert code == 2 and message in err and not (tmp_path / "x.html").exists()
+
+
+def test_a_second_folder_needs_a_page(folder, capsys):
+    code, _, err = run(capsys, folder, "out/other")
+    assert code == 2 and err == ("sample.py: 'out/other' is a second folder: only --page=FILE.html shows two models "
+                                 "side by side\n")  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, message", [
+    (dict(gemma=True), "has gemma=True, which the page's network lacks"),
+    (dict(window=4), "has window=4"), (dict(logit_cap=30.0), "has logit_cap=30.0"),
+    (dict(rope_scaling=(8.0, 1.0, 4.0, 16.0, 1.0)), "knows no YaRN"),
+    (dict(block_causal=4, shift=True), "block_causal=4 and shift=True"),
+    (dict(mask_id=None), "has no mask token"),
+])
+def test_a_model_that_the_page_cannot_run_is_refused(changes, message, tmp_path):
+    one = loaded("plain")
+    one = one._replace(cfg=dataclasses.replace(one.cfg, **changes))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        page.write(f"{tmp_path}/x.html", [one], page.Setting(Plan(), 8, 0), [])
+
+
+def test_large_models_judges_other_tokenizers_and_chats_are_refused(tmp_path):
+    one, setting = loaded("plain"), page.Setting(Plan(), 8, 0)
+    other = data.Tokenizer.from_ranks({bytes([b]): b for b in range(256)} | {b"ab": 256})
+    foreign = data.Tokenizer(TOK.vocab, TOK.specials, TOK.roles, TOK.content(), bos=("<|eos|>",))
+    for models, message in [
+        ([one._replace(params={"x": np.zeros(5_000_001)})], "has 5,000,001 parameters, and a page takes at most 5,0"),
+        ([one._replace(params=model.init(jax.random.key(0), one.cfg, 1))], "is a judge"),
+        ([one._replace(tok=foreign)], "has a tokenizer from elsewhere"),
+        ([one, loaded("plain", tok=other)], "have two tokenizers"),
+        ([one._replace(trained={"instruction": "Add."})], "was trained with instruction='Add.'"),
+        ([one._replace(params=jax.tree.map(lambda w: w * 1e6, one.params))], "weights that float16 cannot hold"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            page.write(f"{tmp_path}/x.html", models, setting, [])
+    assert not (tmp_path / "x.html").exists()

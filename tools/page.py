@@ -1,0 +1,203 @@
+"""
+Write one HTML file in which a model runs: `python sample.py out/sudoku_base out/sudoku_grpo --page=play.html`.
+
+The file holds the weights (float16, base64), held-out rows, a transformer and a sampler in plain JavaScript (page.js)
+and what one sees (page.html). It fetches nothing, so it works from a mail attachment. docs/page.md shows it.
+"""
+
+import base64
+import dataclasses
+import html
+import json
+import os
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import config
+import data
+import model
+from data import bpe, texts
+from sample import Plan
+from variants import rope
+
+LARGEST = 5_000_000  # parameters
+HELD_OUT = 100  # rows
+# What page.js knows; a test compares both with sample.py.
+ORDERS = "confidence", "margin", "entropy", "left", "random", "sampled"
+RULES = "quota", "dream", "threshold", "factor", "entropy", "static", "dynamic"
+UNKNOWN_TO_PLAN = "top_k", "top_p", "repetition_penalty", "guidance", "tempered", "never", "last"
+UNKNOWN_TO_MODEL = "gemma", "window", "query_scale", "attn_cap", "logit_cap"
+EXACT = "exact", "sudoku", "sudoku_all"  # rewards that only the answer of a row satisfies
+
+
+class Setting(NamedTuple):
+    """What the page begins with."""
+
+    plan: Plan
+    n_new: int  # masks behind a prompt without holes
+    seed: int
+
+
+def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | None) -> None:
+    """Write the page of one model, or of two side by side.
+
+    loaded [complete.Model]. rows: to choose from; None: those that the run's evaluations score.
+    """
+    first = loaded[0]
+    for one in loaded:
+        check_model(one)
+        if one.tok != first.tok:
+            raise ValueError(f"{first.folder} and {one.folder} have two tokenizers, so they cannot fill the same text")
+    check_plan(setting.plan)
+    names = names_of([one.folder for one in loaded])
+    content = {
+        "models": [{"name": name} | pack_model(one) for name, one in zip(names, loaded, strict=True)],
+        **pack_tokens(first),
+        **pack_rows(loaded[-1], rows),
+        "plan": dataclasses.asdict(setting.plan),
+        "block": max(one.cfg.block_causal or 1 for one in loaded),
+        "orders": ORDERS,
+        "rules": RULES,
+        "n_new": setting.n_new,
+        "seed": setting.seed,
+    }
+    bpe.write_whole(path, fill_template(content, " and ".join(names)))
+
+
+def fill_template(content, title):
+    """Put the content and page.js into page.html -> HTML."""
+    folder = Path(__file__).parent
+    parts = {
+        "title": html.escape(title),
+        "data": json.dumps(content).replace("<", "\\u003c"),  # no text ends the script that it stands in
+        "model": (folder / "page.js").read_text(encoding="utf-8"),
+    }
+    template = (folder / "page.html").read_text(encoding="utf-8")
+    words = re.split("%(title|data|model)%", template)
+    words[1::2] = [parts[name] for name in words[1::2]]
+    return "".join(words)
+
+
+# ---- what a page can run ---------------------------------------------------------------------------------------------
+
+
+def check_model(one):
+    """Raise an error that says why a page cannot run a model."""
+    cfg, folder = one.cfg, one.folder
+    size = sum(leaf.size for leaf in jax.tree.leaves(one.params))
+    if size > LARGEST:
+        raise ValueError(
+            f"{folder} has {size:,} parameters, and a page takes at most {LARGEST:,}: it would be a file of "
+            f"{size * 8 / 3e6:.0f} MB, and each step would take seconds; use --prompt and --show in the terminal"
+        )
+    if model.width(one.params):
+        raise ValueError(f"{folder} is a judge, which rates texts and fills nothing")
+    for name in UNKNOWN_TO_MODEL:
+        if getattr(cfg, name):
+            raise ValueError(f"{folder} has {name}={getattr(cfg, name)}, which the page's network lacks")
+    if len(cfg.rope_scaling or ()) > 4:
+        raise ValueError(f"{folder} has rope_scaling={cfg.rope_scaling}: the page's network knows no YaRN")
+    if cfg.block_causal and cfg.shift:
+        raise ValueError(f"{folder} has block_causal={cfg.block_causal} and shift=True, which the page cannot sample")
+    if cfg.mask_id is None:
+        raise ValueError(f"{folder} has no mask token, so nothing can be masked")
+    if data.Tokenizer.from_ranks(one.tok.vocab) != one.tok:
+        raise ValueError(f"{folder} has a tokenizer from elsewhere: the page reads bytes and the BPE trained here")
+    for name in ("chat_template", "instruction"):
+        if one.trained.get(name):
+            raise ValueError(f"{folder} was trained with {name}={one.trained[name]!r}, which the page cannot write")
+
+
+def check_plan(plan):
+    """Raise an error that says which setting the page's sampler lacks."""
+    for field in dataclasses.fields(Plan):
+        value = getattr(plan, field.name)
+        if field.name in UNKNOWN_TO_PLAN and value != field.default:
+            raise ValueError(f"{field.name}={value}: the page has no such setting, give --{field.name}={field.default}")
+    for name, value, known in (("order", plan.order, ORDERS), ("rule", plan.rule, RULES)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r}: the page has only {', '.join(known)}")
+
+
+# ---- what it holds ---------------------------------------------------------------------------------------------------
+
+
+def tensors_of(params, cfg):
+    """List the tensors [(name, array)] as page.js multiplies with them: of each layer, matrices transposed."""
+    out = [(name, params[name].T if name == "head" else params[name]) for name in ("embed", "head", "norm")
+           if name in params]  # fmt: skip
+    for n in range(cfg.n_layer):
+        out += [(f"{n}.{name}", stacked[n].T) for name, stacked in params["blocks"].items()]
+    return [(name, np.asarray(array, np.float32)) for name, array in out]
+
+
+def pack_model(one):
+    """Collect what page.js needs of a model: its shape, rotary frequencies, and weights in 16 bits."""
+    cfg = one.cfg
+    tensors = tensors_of(one.params, cfg)
+    flat = np.concatenate([array.ravel() for _, array in tensors])
+    if not (np.abs(flat) <= np.finfo(np.float16).max).all():
+        raise ValueError(f"{one.folder} has weights that float16 cannot hold: not finite, or above 65,504")
+    shape = dataclasses.asdict(cfg) | {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
+    frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, cfg.rope_scaling)
+    return {
+        "config": shape | {"start_id": model.start_id(cfg)},
+        "frequencies": np.asarray(frequencies, float).tolist(),
+        "tensors": [(name, array.size) for name, array in tensors],
+        "weights": base64.b64encode(flat.astype("<f2").tobytes()).decode(),
+    }
+
+
+def names_of(folders):
+    """Return short names of models' folders: out/sudoku_grpo/step-000200 is sudoku_grpo, unless another is, too."""
+    parts = [Path(os.path.abspath(folder)).parts for folder in folders]
+    names = [last if not last.startswith("step-") else run for *_, run, last in parts]
+    return names if len({*names}) == len(names) else ["/".join(part[-2:]) for part in parts]
+
+
+def pack_tokens(one):
+    """Collect the tokens: ordinary ones as strings with a character per byte, in the order of their ids."""
+    by_id = sorted(one.tok.vocab, key=one.tok.vocab.__getitem__)
+    return {
+        "vocab": [token.decode("latin-1") for token in by_id],
+        "specials": one.tok.specials,
+        "pattern": bpe.OWN_PATTERN,
+        "mask": one.cfg.mask_id,
+        "eos": one.cfg.eos_id,
+    }
+
+
+def pack_rows(one, rows):
+    """Collect the rows that one can pick in the page, and say whether their answers decide what is right."""
+    run = types.SimpleNamespace(**vars(config.Config()) | one.trained)
+    reward = [*run.eval_rewards, *run.rewards, ""][0] if one.trained else ""
+    if rows is None:
+        rows = held_out_rows(one, run) if one.trained else []
+    packed = [{"prompt": row["prompt"], "answer": answer_of(row)} for row in rows if row.get("prompt")][:HELD_OUT]
+    return {
+        "rows": packed,
+        "exact": reward in EXACT and all(row["answer"] is not None for row in packed),
+        "sudoku": reward in ("sudoku", "sudoku_all"),
+        "longest": run.max_prompt_len + run.max_new_tokens if one.trained else None,
+    }
+
+
+def held_out_rows(one, run):
+    """Read the rows that the run's evaluations score; say so if they are not here."""
+    try:
+        return texts.eval_subset(texts.encode_split(run, one.tok, "val", with_completions=False), run).rows
+    except (OSError, ValueError) as e:
+        print(f"{one.folder}: the page has no held-out rows, --data=FILE gives it some ({e})", file=sys.stderr)
+        return []
+
+
+def answer_of(row):
+    """Return the text that is right for a row, or None."""
+    answer = row.get("answer", row.get("completion"))
+    return None if answer is None else str(answer)

@@ -1,0 +1,184 @@
+"""
+Mixtures of experts (Qwen3-MoE, SDAR-MoE, LLaDA2): a layer has many small mlps, the experts, and each token goes through
+a few of them, which a router picks.
+
+Leaves of a layer: `router`, `expert_*`, and where a family has them `router_bias` (it counts only when experts are
+picked) and `shared_*` (the experts of every token, as one mlp). The first layers of LLaDA2 have one wide mlp instead,
+`dense_*`. Each kind of leaf is stacked over the layers that have it.
+"""
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from system import kernels, sharding
+
+ROUTINGS = "softmax", "sigmoid"
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """The fields of a ModelConfig that describe its experts."""
+
+    n_experts: int | None = None  # E, experts per layer, of which each token takes a few; None: one mlp for all tokens
+    experts_per_token: int = 2  # experts that each token goes through
+    d_expert: int | None = None  # the width inside an expert
+    routing: str = "softmax"  # how scores are made: softmax (Qwen3-MoE), or sigmoid, with a bias to pick by (LLaDA2)
+    norm_routing: bool = False  # the weights of a token's experts are divided by their sum
+    routing_scale: float = 1.0  # and multiplied by this
+    expert_groups: int = 1  # the experts form so many groups
+    groups_per_token: int = 1  # and a token's come from so many of these, the groups with the best two experts
+    n_shared: int = 0  # experts that every token goes through as well
+    first_dense: int = 0  # the first layers that have one mlp of width d_ff
+
+    def __post_init__(self):
+        E = self.n_experts
+        for f in dataclasses.fields(Experts):
+            if E is None and getattr(self, f.name) != f.default:
+                raise ValueError(f"{f.name}={getattr(self, f.name)} changes nothing without n_experts")
+        if E is None:
+            return
+        for name in ("n_experts", "d_expert", "experts_per_token", "expert_groups", "groups_per_token"):
+            if (getattr(self, name) or 0) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1, with n_experts={E}")
+        if self.routing not in ROUTINGS:
+            raise ValueError(f"routing={self.routing!r}: one of {', '.join(ROUTINGS)}")
+        groups, taken = self.expert_groups, self.groups_per_token
+        for right, problem in (
+            (self.n_shared >= 0, f"n_shared={self.n_shared} must be at least 0"),
+            (0 <= self.first_dense < self.n_layer,
+             f"first_dense={self.first_dense}: expected 0 to {self.n_layer - 1}, for n_layer={self.n_layer}"),
+            (E % groups == 0, f"n_experts={E} must be divisible by expert_groups={groups}"),
+            (groups == 1 or E >= 2 * groups, f"expert_groups={groups}: each needs two experts, n_experts={E}"),
+            (taken <= groups, f"groups_per_token={taken}: expected 1 to expert_groups={groups}"),
+            (self.experts_per_token <= E // groups * taken,
+             f"experts_per_token={self.experts_per_token}: expected 1 to {E // groups * taken}, the experts in reach"),
+        ):  # fmt: skip
+            if not right:
+                raise ValueError(problem)
+
+
+def shapes(cfg) -> dict:
+    """List the leaves in place of one mlp per layer as {name: shape}."""
+    D, E, dense = cfg.d_model, cfg.n_experts, cfg.first_dense
+    L = cfg.n_layer - dense
+    found = {"router": (L, D, E)} | mlp_shapes("expert", (L, E), D, cfg.d_expert)
+    if cfg.routing == "sigmoid":
+        found["router_bias"] = L, E
+    if cfg.n_shared:
+        found |= mlp_shapes("shared", (L,), D, cfg.n_shared * cfg.d_expert)
+    if dense:
+        found |= mlp_shapes("dense", (dense,), D, cfg.ff)
+    return found
+
+
+def mlp_shapes(kind, axes, D, F):
+    """List the matrices of mlps of width F, stacked on `axes`."""
+    return {f"{kind}_gate": (*axes, D, F), f"{kind}_up": (*axes, D, F), f"{kind}_down": (*axes, F, D)}
+
+
+def first_layer(name, n):
+    """Return the first layer that has this leaf, if the first n are dense."""
+    return n if name.startswith(("router", "expert", "shared")) else 0
+
+
+def is_of_experts(name):
+    """True for a leaf that is stacked over experts as well."""
+    return name.startswith("expert")
+
+
+def run_dense(layer, carry, blocks, n):
+    """Apply the first n layers, which have no experts -> carry, the stacked leaves of the other layers.
+
+    layer: as jax.lax.scan takes it. blocks: the stacked leaves of all layers."""
+    if not n:
+        return carry, blocks
+    dense, others = {}, {}
+    for name, w in blocks.items():
+        if name.startswith("dense_"):
+            dense[name.removeprefix("dense_")] = w
+        elif first_layer(name, n):
+            others[name] = w
+        else:
+            dense[name], others[name] = w[:n], w[n:]
+    carry, _ = jax.lax.scan(layer, carry, (dense, jnp.arange(n)), unroll=True)
+    return carry, others
+
+
+def mixture(h, w, cfg):
+    """Send each token through its experts, and through the shared ones: h (B, S, D) -> (B, S, D)."""
+    expert, weight = route(h, w, cfg)
+    matrices = (w[f"expert_{name}"] for name in ("gate", "up", "down"))
+    out = sharding.split_inside(weighted_sum, (h, expert, weight), *matrices).astype(h.dtype)
+    if cfg.n_shared:
+        inner = jax.nn.silu(kernels.matmul(h, w["shared_gate"])) * kernels.matmul(h, w["shared_up"])
+        out += kernels.matmul(inner, w["shared_down"])
+    return out
+
+
+def route(h, w, cfg):
+    """Pick the experts of each token: h (B, S, D) -> their numbers and weights (B, S, experts_per_token).
+
+    In float32, also if the model computes in 16 bits: a rounded score can pick another expert."""
+    logits = jnp.matmul(h.astype(jnp.float32), w["router"].astype(jnp.float32), precision="highest")
+    scores = jax.nn.softmax(logits) if cfg.routing == "softmax" else jax.nn.sigmoid(logits)  # (B, S, E)
+    rank = jax.lax.stop_gradient(scores)
+    if "router_bias" in w:
+        rank += w["router_bias"]
+    if cfg.expert_groups > 1:
+        by_group = rank.reshape(*rank.shape[:-1], cfg.expert_groups, -1)
+        best_two = jax.lax.top_k(by_group, 2)[0].sum(-1)
+        _, groups = jax.lax.top_k(best_two, cfg.groups_per_token)
+        in_reach = (groups[..., None] == jnp.arange(cfg.expert_groups)).any(-2)
+        rank = jnp.where(in_reach[..., None], by_group, -jnp.inf).reshape(rank.shape)
+    _, expert = jax.lax.top_k(rank, cfg.experts_per_token)
+    weight = jnp.take_along_axis(scores, expert, -1)
+    if cfg.norm_routing:
+        weight /= weight.sum(-1, keepdims=True) + 1e-20
+    return expert, weight * cfg.routing_scale
+
+
+def weighted_sum(h, expert, weight, gate, up, down):
+    """Add up the weighted outputs of each token's experts: h (B, S, D), expert and weight (B, S, n), gate and up
+    (E, D, F), down (E, F, D) -> (B, S, D) float32."""
+    n, D, E = expert.shape[-1], h.shape[-1], len(gate)
+    group = expert.reshape(-1)  # of each choice (R,), R = B * S * n
+    choice = jnp.argsort(group)  # sorted by expert
+    sizes = jnp.zeros(E, int).at[group].add(1)
+    x = h.reshape(-1, D)
+    if sharding.platform() == "tpu":
+        # Elsewhere XLA computes every expert for every row, in jax 0.10.2 on CPUs and on NVIDIA's GPUs.
+        place, multiply = jnp.arange(len(group)), functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
+        rows = x[choice // n]
+    else:
+        place, tile_expert, height = make_tiles(group[choice], sizes)
+        multiply = functools.partial(multiply_tiles, expert=tile_expert)
+        source = jnp.full(len(tile_expert) * height, len(x)).at[place].set(choice // n)
+        rows = x.at[source].get(mode="fill", fill_value=0).reshape(-1, height, D)
+    out = multiply(jax.nn.silu(multiply(rows, gate)) * multiply(rows, up), down).reshape(-1, D)
+    chosen = out[jnp.zeros_like(place).at[choice].set(place)]  # in the order of tokens again
+    return (chosen.reshape(*expert.shape, D) * weight[..., None]).sum(-2)
+
+
+def make_tiles(group, sizes):
+    """Cut rows that are sorted by expert into tiles of one expert each; the last tile of an expert may be partly empty.
+
+    group (R,): the expert of each row; sizes (E,): rows per expert. Returns the place of each row in the tiles (R,),
+    the expert of each tile (M,), and the height of a tile: the mean rows per expert, so that tiles are at most 2 E.
+    """
+    R, E = len(group), len(sizes)
+    height = -(-R // E)
+    tiles = -(-sizes // height)
+    M = (R + min(E, R) * (height - 1)) // height
+    first_row, first_tile = jnp.cumsum(sizes) - sizes, jnp.cumsum(tiles) - tiles
+    place = first_tile[group] * height + jnp.arange(R) - first_row[group]
+    expert = jnp.searchsorted(jnp.cumsum(tiles), jnp.arange(M), side="right")
+    return place, jnp.minimum(expert, E - 1), height
+
+
+@jax.checkpoint
+def multiply_tiles(x, w, expert):
+    """Multiply tiles x (M, rows, I) by the matrices w (E, I, O) of their experts (M,). The gradient reads the matrices
+    anew, rather than to keep a copy per tile."""
+    return jnp.einsum("mri,mio->mro", x, w[expert])
