@@ -20,7 +20,7 @@ from tools import complete, doctor
 TOK = bpe.Tokenizer.bytes()
 TINY = model.ModelConfig(vocab_size=TOK.vocab_size, n_layer=2, n_head=4, d_model=64, mask_id=TOK.mask_id)
 KINDS = {  # switches, and after how many steps the weights know the text well enough
-    "bidirectional": (dict(qk_norm=True), 1500),
+    "bidirectional": (dict(qk_norm=True), 1000),
     "shifted": (dict(shift=True, qkv_bias=True), 700),
     "blocks": (dict(block_causal=4, qk_norm=True), 400),
     "causal text": (dict(block_causal=8, causal_text=True), 500),
