@@ -357,7 +357,7 @@ def verdict(reader: Reader, stated: ModelConfig, masks: list[int], tok: Any, kin
     n = int(reader.counted(stated, stated).sum())
     frequency = float(reader.by_frequency()[reader.trial.scored].mean())
     print(f"test: {n} masked tokens of the Zen of Python; as stated {reader.loss(stated):.3f} nats per token, at best "
-          f"{min(reader.loss(found), reader.loss(stated)):.3f}; how frequent they are says {frequency:.3f}")  # fmt: skip
+          f"{min(reader.loss(found), reader.loss(stated)):.3f}, by their frequencies {frequency:.3f}")  # fmt: skip
     if reader.loss(found) > frequency:
         print("verdict: the weights know no English, so nothing is proved")
         return 0
