@@ -742,6 +742,15 @@ def test_sapo_is_steeper_where_a_completion_is_pushed_down():
         close(grpo.sapo(jnp.array(1.7), None, jnp.array(adv), LossConfig()), expected, 1e-6)
 
 
+def test_of_two_completions_each_is_compared_with_the_other():
+    close(advantages(jnp.array([[1.0, 0.0], [0.0, 3.0]]), baseline="loo", scale="none"), [[1, -1], [-3, 3]])
+
+
+def test_a_completion_of_one_token_weighs_as_much_as_a_longer_one():
+    mask = jnp.arange(4)[None] < jnp.array([[1], [4]])
+    close(grpo.token_weights("grpo", mask, 4).sum(1), [0.5, 0.5], 1e-6)
+
+
 def test_a_default_that_is_said_twice_is_the_same_both_times():
     keys = {f.name: f.default for f in dataclasses.fields(config.Config)}
     said = {f.name: f.default for f in dataclasses.fields(Plan)}

@@ -257,6 +257,23 @@ def test_gemmas_gains_are_one_more_than_what_is_stored():
     close(prepared["embed"], 1, 0)
 
 
+@pytest.mark.parametrize("at", range(4))
+def test_numbers_that_stretch_positions_are_above_0(at):
+    numbers = [8.0, 1.0, 4.0, 8192.0]
+    model.ModelConfig(rope_scaling=tuple(numbers))
+    numbers[at] = 0.0
+    with pytest.raises(ValueError, match="expected four numbers above 0"):
+        model.ModelConfig(rope_scaling=tuple(numbers))
+
+
+def test_a_judge_reads_the_mean_of_the_states():
+    cfg = model.ModelConfig(vocab_size=40, n_layer=1, n_head=2, d_model=8, mask_id=39)
+    params = model.init(KEY, cfg, 1)
+    valid = jnp.arange(TOKENS.shape[1])[None] >= jnp.array([[2]] * len(TOKENS))
+    states = model.trunk(params, TOKENS, cfg, valid)
+    close(model.score(params, TOKENS, cfg, valid), states[:, 2:].mean(1) @ params["head"][:, 0], 1e-5)
+
+
 def test_the_mask_token_can_never_be_predicted():
     probability = jax.nn.softmax(model.logits(model.init(KEY, DENOISER), TOKENS, DENOISER))
     assert float(probability[..., DENOISER.mask_id].max()) == 0

@@ -332,6 +332,17 @@ def test_the_page_knows_every_order_and_rule_and_is_short():
     assert sum(not re.fullmatch(r"\s*(//.*)?", line) for line in source.splitlines()) <= 250
 
 
+def test_a_switch_or_setting_that_is_added_later_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Later(Plan):
+        new: int = 3
+
+    assert page.differing(Later(order="left"), page.PLAN) == {}
+    assert page.differing(Later(new=4), page.PLAN) == {"new": 4}
+    fields = {field.name for field in dataclasses.fields(model.ModelConfig)}
+    assert page.SWITCHES <= fields and page.PLAN <= {field.name for field in dataclasses.fields(Plan)}
+
+
 @pytest.fixture
 def folder(tmp_path):
     """The out_dir of a run with one checkpoint."""

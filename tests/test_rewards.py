@@ -508,3 +508,8 @@ def test_behind_its_messages_a_chat_has_the_characters_of_its_text():
 
 def test_numbers_in_a_file_have_six_decimals_and_nan_is_null():
     assert rewards.rounded(np.float64(2) / 3) == 0.666667 and rewards.rounded(math.nan) is None
+
+
+def test_a_reward_that_has_no_opinion_on_its_only_completion_is_known_by_its_share():
+    assert summary({"mine": np.array([math.nan])}) == {"rewards/mine/none_frac": 1.0}
+    assert summary({"mine": np.array([1.0])})["rewards/mine/none_frac"] == 0.0

@@ -338,6 +338,29 @@ def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(coef):
     assert slope.any() == (coef > 0)
 
 
+def test_only_grpo_in_16_bits_with_ratios_is_scored_by_the_gradient():
+    in_16 = model.ModelConfig(dtype="bfloat16")
+    tuned = dict(objective="grpo", init_from="x", rewards=("exact",), updates_per_rollout=2)
+    assert rl.scored_by_gradient(config.Config(**tuned, model=in_16))
+    for changes in (dict(model=model.ModelConfig()), dict(ratio_level="none"), dict(updates_per_rollout=1)):
+        assert not rl.scored_by_gradient(config.Config(**tuned | dict(model=in_16) | changes))
+
+
+def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
+    cfg = config.Config(logp_est="one_step", max_prompt_len=2, max_new_tokens=6,
+                        model=model.ModelConfig(vocab_size=5, n_layer=1, n_head=1, d_model=8, mask_id=4))  # fmt: skip
+    tokens, zero = jax.random.randint(KEY, (3, 8), 0, 4), jnp.zeros((3, 8))
+    completion = jnp.broadcast_to(jnp.arange(8) >= 2, (3, 8))
+    rollout = rl.Rollout(tokens, None, completion, completion, tokens, zero, jnp.ones(3))
+    b = rl.Minibatch(rollout, rl.draw_views(KEY, rollout, cfg), zero[:, 0], zero, zero)
+    params = model.init(KEY, cfg.model)
+    whole, _ = rl.policy_logp(params, b, cfg)
+    monkeypatch.setattr(diffusion, "LOGITS_BYTES", 4 * cfg.model.vocab_size * 3)
+    parts, _ = rl.policy_logp(params, b, cfg)
+    np.testing.assert_allclose(parts, whole, atol=1e-6)
+    assert (whole[:, 2:] < 0).all() and not whole[:, :2].any()
+
+
 def grid_of_rewards(*groups):
     """Rewards of groups -> (1, N, G), what one reward function says."""
     return np.array([groups], float)

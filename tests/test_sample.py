@@ -603,6 +603,15 @@ def test_a_rule_that_looks_back_takes_tokens_back_but_none_that_were_given(monke
     np.testing.assert_array_equal(after.logp, np.where(back, 0, full.logp))
 
 
+def test_sdars_quota_gives_what_is_left_over_to_the_first_steps():
+    L, rank = 5, jnp.arange(5)[None]
+    masked = jnp.ones((1, L), bool)
+    for steps, shares in ((2, [3, 2]), (3, [2, 2, 1]), (8, [1] * 5 + [1] * 3)):
+        for i, share in enumerate(shares):
+            b = sample.Block(masked, rank, *[rank] * 3, jnp.full((1, 1), i), jnp.full((1, 1), steps))
+            assert sample.static(b, Plan()).sum() == share
+
+
 def test_one_plan_and_shape_is_compiled_once():
     plan, before = Plan(steps=3, block_len=5, temperature=0.9), generate._cache_size()
     for seed, row in enumerate(("01________", "0_1_0_1_0_", "0123012301")):

@@ -209,7 +209,9 @@ def check_page(options, given):
         return
     if os.path.exists(options.page):
         raise ValueError(f"--page={options.page} is there already, and nothing is overwritten: name a new file")
-    if wrong := given & {"prompt", "show", "out", "rewards", "export", "holes", "chat_template", "system_prompt"}:
+    if wrong := given & {
+        "prompt", "show", "out", "rewards", "export", "explain", "holes", "chat_template", "system_prompt"
+    }:  # fmt: skip
         raise ValueError(f"--page fills nothing: it goes without --{min(wrong)}; one types prompts in the page")
 
 

@@ -31,8 +31,11 @@ HELD_OUT = 100  # rows
 # What page.js knows; a test compares both with sample.py.
 ORDERS = "confidence", "margin", "entropy", "left", "random", "sampled"
 RULES = "quota", "dream", "threshold", "factor", "entropy", "static", "dynamic"
-UNKNOWN_TO_PLAN = "top_k", "top_p", "repetition_penalty", "guidance", "tempered", "never", "last"
-UNKNOWN_TO_MODEL = "gemma", "window", "query_scale", "attn_cap", "logit_cap"
+PLAN = set("order rule steps block_len early_end threshold factor budget temperature".split())
+PLAN |= {"cache"}  # which the page does without
+SWITCHES = set("vocab_size n_layer n_head n_kv_head d_model d_head d_ff causal block_causal causal_text shift".split())
+SWITCHES |= set("qkv_bias qk_norm tie_embeddings rope_theta rope_scaling norm_eps mask_id eos_id pad_id bos_id".split())
+SWITCHES |= {"dtype", "remat"}  # which change no result but by rounding
 EXACT = "exact", "sudoku", "sudoku_all"  # rewards that only the answer of a row satisfies
 
 
@@ -98,9 +101,8 @@ def check_model(one):
         )
     if model.width(one.params):
         raise ValueError(f"{folder} is a judge, which rates texts and fills nothing")
-    for name in UNKNOWN_TO_MODEL:
-        if getattr(cfg, name):
-            raise ValueError(f"{folder} has {name}={getattr(cfg, name)}, which the page's network lacks")
+    for name, value in differing(cfg, SWITCHES).items():
+        raise ValueError(f"{folder} has {name}={value}, which the page's network lacks")
     if len(cfg.rope_scaling or ()) > 4:
         raise ValueError(f"{folder} has rope_scaling={cfg.rope_scaling}: the page's network knows no YaRN")
     if cfg.block_causal and cfg.shift:
@@ -114,12 +116,17 @@ def check_model(one):
             raise ValueError(f"{folder} was trained with {name}={one.trained[name]!r}, which the page cannot write")
 
 
+def differing(values, known):
+    """Collect the fields of a dataclass that are not in `known` and differ from their defaults -> {name: value}."""
+    values = {field.name: (getattr(values, field.name), field.default) for field in dataclasses.fields(values)}
+    return {name: value for name, (value, default) in values.items() if name not in known and value != default}
+
+
 def check_plan(plan):
     """Raise an error that says which setting the page's sampler lacks."""
-    for field in dataclasses.fields(Plan):
-        value = getattr(plan, field.name)
-        if field.name in UNKNOWN_TO_PLAN and value != field.default:
-            raise ValueError(f"{field.name}={value}: the page has no such setting, give --{field.name}={field.default}")
+    for name, value in differing(plan, PLAN).items():
+        default = getattr(Plan(), name)
+        raise ValueError(f"{name}={value}: the page has no such setting, give --{name}={default}")
     for name, value, known in (("order", plan.order, ORDERS), ("rule", plan.rule, RULES)):
         if value not in known:
             raise ValueError(f"{name}={value!r}: the page has only {', '.join(known)}")
