@@ -85,7 +85,7 @@ WRONG = [
     ("blocks", dict(block_size=16), "attention is blocks of 4 instead of blocks of 16", [], dict(block_size=4)),
     ("blocks", dict(model_type="a2d-qwen3", block_size=None), "attention is blocks of 4 instead of bidirectional", [],
      dict(block_size=4)),
-    ("blocks", dict(block_size=8, mask_token_id=257), r"mask is <\|mask\|>, id 256 .*, attention is blocks of 4", [],
+    ("blocks", dict(block_size=32, mask_token_id=257), r"mask is <\|mask\|>, id 256 .*, attention is blocks of 4", [],
      dict(block_size=4, mask_token_id=256)),
     ("causal text", dict(block_size=32), "attention is blocks of 8, finished text causal instead of blocks of 32", [],
      dict(block_size=8)),
