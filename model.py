@@ -423,7 +423,7 @@ def start_id(cfg):
 def moved_right(z, valid, cfg):
     """Move texts one column to the right, so that a causal model's state in column i predicts token i.
 
-    z, valid (B, T) -> the same, behind a start token that no other token sees."""
+    z, valid (B, T) -> the same, after a start token. It counts as padding, so no later column sees it."""
     there = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
     moved, there = (jnp.pad(a, ((0, 0), (1, 0)))[:, :-1] for a in (z, there))
     return jnp.where(there, moved, start_id(cfg)), there

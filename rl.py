@@ -214,7 +214,7 @@ def as_drawn(r: Rollout, cfg):
     def say(logits, x, place):
         if filters:
             there = (place.z != cfg.model.mask_id) & (True if r.valid is None else r.valid[place.row])
-            if cfg.model.causal:  # tokens of the completion were there if they are to the left
+            if scoring_model(cfg).causal:  # tokens of the completion were there if they are to the left
                 earlier = jnp.arange(place.z.shape[-1]) < place.column[..., None]
                 there &= ~r.completion[place.row] | earlier
             logits = sample.as_drawn(logits, x, place.z, there, plan)
@@ -302,7 +302,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
             some, of_some = (r, views) if size == K else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
             b = new_minibatch(some, of_some, cfg)
             if cfg.draft_coef:
-                texts = some.tokens, some.counts, some.valid
+                texts = some.tokens, some.completion, some.valid  # ends and all, as when it was trained
                 noise_key = jax.random.fold_in(key, cfg.updates_per_rollout + len(out))
                 b = b._replace(noisy=diffusion.noise(noise_key, texts, cfg.model))
             if cfg.kl_beta and not cfg.kl_in_reward:
@@ -495,7 +495,7 @@ def pretrain(cfg, tok, start) -> Task:
         readings["val/causal_nll"] = joint.autoregressive(cfg.model)
     allowed = curriculum_index(cfg, train.rows)
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
-    learnt, held_out = ((end_at_eos(t, tok) if cfg.model.causal else t) for t in (train, known))
+    learnt = end_at_eos(train, tok) if cfg.model.causal else train
 
     def batches(state, key):
         size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
@@ -503,13 +503,14 @@ def pretrain(cfg, tok, start) -> Task:
 
     def evaluate(state, key):
         out = dict.fromkeys(readings, math.nan)
-        n = len(held_out.rows)
+        n = len(known.rows)
         for name, shape in readings.items() if n else ():
+            held_out = end_at_eos(known, tok) if shape.causal else known
             bound = likelihoods(state.weights, held_out, shape, cfg)
             out[name] = -float(bound.sum() / held_out.maskable.sum())
-        if n and not cfg.max_prompt_len:
-            size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
-            out["val/bits_per_byte"] = out["val/nelbo"] * float(held_out.maskable.sum()) / n / size / np.log(2)
+            if name == "val/nelbo" and not cfg.max_prompt_len:
+                size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
+                out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # to be looked at
         rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
         return out | rates, samples

@@ -533,8 +533,8 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
 
 
 def write(s, column, commit, retract, token, logp, cfg, plan, valid):
-    """Write tokens into columns (B, L) where `commit`, and masks where `retract` and a token was not given -> z, step,
-    logp (B, T). Where a row has come to its end, the rest is filled with ends."""
+    """Put tokens into columns (B, L) where `commit`, and masks back where `retract`, but never over given tokens -> z,
+    step, logp (B, T). After a row's end, the rest is filled with ends."""
     here = jnp.arange(len(s.z))[:, None], column  # picks (B, L) of (B, T)
     asked = masked_at_start(s, cfg)
     retract = retract & asked[here]
@@ -552,20 +552,20 @@ def write(s, column, commit, retract, token, logp, cfg, plan, valid):
 
 
 def step_of_drafts(params, keys, s, cfg, plan, valid):
-    """Take the two passes of variants/drafts.py as one step."""
+    """Write a round of variants/drafts.py. It counts as two forward passes; its tokens get the number of the second."""
     params = model.gather_head(params, cfg)
 
     def logits(h):
         return filtered(adjusted(params, h, None, None, cfg, plan), plan)
 
     at_once = max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
-    how = drafts.Sampling(logits, not plan.temperature, at_once)
+    sampling = drafts.Sampling(logits, not plan.temperature, at_once)
     stored = jnp.where(s.n == 0, jnp.argmax(s.z == cfg.mask_id, 1), s.stored)  # the prompt has been read
-    d = drafts.draft_and_check(params, keys, s.z, stored, cfg, valid, s.cache, how)
-    s = s._replace(n=s.n + 1)  # tokens are written in the second pass
-    written = write(s, d.column, d.commit, False, d.token, d.logp, joint.autoregressive(cfg), plan, valid)
-    z, step, logp, n, stored = sharding.replicate((*written, s.n + 1, d.read))
-    return s._replace(z=z, step=step, logp=logp, n=n, cache=d.cache, stored=stored)
+    r = drafts.write_round(params, keys, s.z, stored, cfg, valid, s.cache, sampling)
+    s = s._replace(n=s.n + 1)
+    written = write(s, r.column, r.commit, False, r.token, r.logp, joint.autoregressive(cfg), plan, valid)
+    z, step, logp, n, stored = sharding.replicate((*written, s.n + 1, r.stored))
+    return s._replace(z=z, step=step, logp=logp, n=n, cache=r.cache, stored=stored)
 
 
 def block_length(T, cfg, plan):
@@ -616,7 +616,7 @@ def check(cfg, plan):
 
 
 def check_drafts(cfg, plan):
-    """Say what cannot work with variants/drafts.py."""
+    """Raise ValueError if a model or a plan cannot be used with rule="drafts"."""
     if not cfg.causal_text or cfg.block_causal < 2:
         raise ValueError("rule='drafts' needs a model that is autoregressive and a denoiser at once: causal_text=True "
                          f"with blocks of 2 or more, now causal_text={cfg.causal_text}, "

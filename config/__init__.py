@@ -369,6 +369,9 @@ def between_keys(c):
         (c.adapt and (c.objective != "pretrain" or not c.init_from),
          "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
          f"init_from={c.init_from!r}, objective={c.objective!r}"),
+        (c.causal_weight and not c.max_prompt_len,
+         f"causal_weight={c.causal_weight}: the first token of a text is predicted from its prompt, but "
+         "max_prompt_len=0 leaves none"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
     )  # fmt: skip

@@ -111,7 +111,7 @@ def test_a_good_draft_saves_passes():
 
 @pytest.mark.parametrize("keys", [{}, dict(top_p=0.8), dict(temperature=0.6, top_k=3)])
 def test_sampled_drafts_have_the_distribution_of_the_autoregressive_model(keys):
-    """All 4 tokens of every completion, counted, beside their probabilities by enumeration."""
+    """All completions of three tokens, counted, beside their probabilities by enumeration."""
     n, asked = 4096, plan(**dict(temperature=1.0) | keys)
     cfg, own = (dataclasses.replace(c, eos_id=None) for c in (CFG, AR))
     z = jnp.full((1, 6), CFG.mask_id).at[:, :3].set(jnp.array([1, 2, 0]))
@@ -130,6 +130,39 @@ def test_sampled_drafts_have_the_distribution_of_the_autoregressive_model(keys):
     close(np.asarray(trace["logp"]).sum(1), np.log(p[number]), 1e-4)
 
 
+def test_so_do_texts_of_several_rounds_with_an_end_and_a_given_token():
+    """Tokens 1, 2, 4 and 5, of which an end stops only the last, because token 3 is given."""
+    n, cfg = 8192, dataclasses.replace(CFG, block_causal=2)
+    texts = jnp.array([[1, a, b, 2, *rest] for a, b, *rest in itertools.product(range(5), repeat=4)])
+    logits = model.logits(FAR, texts, AR)
+    each = np.exp(np.asarray(diffusion.gather_logp(logits, texts), np.float64))
+    ended = np.asarray(texts[:, 4] == CFG.eos_id)
+    last = np.where(ended, texts[:, 5] == CFG.eos_id, each[:, 5])
+    p = each[:, [1, 2, 4]].prod(1) * last
+    assert abs(p.sum() - 1) < 1e-4
+    z = jnp.array([[1, 5, 5, 2, 5, 5]])
+    x, _ = sample.generate(FAR, jax.random.key(3), jnp.repeat(z, n, 0), cfg, plan(temperature=1.0))
+    seen = np.bincount(np.asarray(x)[:, [1, 2, 4, 5]] @ [125, 25, 5, 1], minlength=625)
+    assert not seen[p < 1e-12].any()
+    pooled = n * p >= 4
+    chi2 = ((seen - n * p)[pooled] ** 2 / (n * p)[pooled]).sum()
+    assert chi2 < pooled.sum() + 4 * (2 * pooled.sum()) ** 0.5
+
+
+def test_where_rounding_leaves_nothing_of_p_a_token_is_drawn_from_p():
+    p, q = jnp.array([0.0, 0.3, 0.7]), jnp.array([0.0, 0.3, 0.7000005])
+    keys = jax.random.split(KEY, 200)
+    _, other = jax.vmap(lambda key: drafts.accept_or_replace(p, q, 2, key, key))(keys)
+    assert set(np.asarray(other).tolist()) == {1, 2}
+
+
+def test_the_loss_of_next_tokens_ends_at_the_first_end():
+    x = X.at[0, 5:].set(CFG.eos_id)
+    weight = joint.noise(KEY, (x, jnp.arange(9) + 0 * x >= 3, None), CFG, causal_weight=1.0).weight[:, 0]
+    np.testing.assert_array_equal(weight[0] > 0, (np.arange(9) >= 3) & (np.arange(9) < 6))
+    assert (weight[1:, 3:] > 0).all()
+
+
 def test_any_draft_gives_the_same_distribution():
     n = 20_000
     p = jnp.array([0.5, 0.3, 0.2, 0.0])
@@ -137,8 +170,7 @@ def test_any_draft_gives_the_same_distribution():
         q = jnp.array(q)
         token = jax.random.choice(KEY, 4, (n,), p=q) if q.sum() else jnp.zeros(n, int)
         keys = [jax.random.split(jax.random.key(i), n) for i in (1, 2)]
-        accepted, other = jax.vmap(functools.partial(drafts.verdict, p, q))(token, *keys)
-        accepted &= q.sum() > 0
+        accepted, other = jax.vmap(functools.partial(drafts.accept_or_replace, p, q))(token, *keys)
         share = np.bincount(np.where(accepted, token, other), minlength=4) / n
         close(share, p, 0.015)
         close(accepted.mean(), jnp.minimum(p, q).sum(), 0.015)

@@ -836,7 +836,7 @@ def test_the_loss_of_drafts_is_the_denoising_loss_of_the_completions(tiny, both)
         alone, _ = task.loss(state.params, b._replace(noisy=None))
         denoising, _ = diffusion.loss(state.params, b.noisy, cfg.model, cfg.max_prompt_len)
         np.testing.assert_allclose([total - alone, metrics["draft_loss"]], [0.5 * denoising, denoising], rtol=1e-4)
-        assert ((np.asarray(b.noisy.weight)[:, 0] > 0) <= np.asarray(b.rollout.counts)).all()
+        assert ((np.asarray(b.noisy.z) == cfg.model.mask_id)[:, 0] <= np.asarray(b.rollout.completion)).all()
         np.testing.assert_array_equal(b.noisy.x, b.rollout.tokens)
     assert len(minibatches) == 2 and not np.array_equal(minibatches[0].noisy.z, minibatches[1].noisy.z)
 

@@ -612,6 +612,13 @@ def test_sdars_quota_gives_what_is_left_over_to_the_first_steps():
             assert sample.static(b, Plan()).sum() == share
 
 
+def test_of_the_entropies_the_largest_is_free_wherever_it_stands():
+    masked, rank = jnp.ones((1, 3), bool), jnp.arange(3)[None]
+    for entropies, commits in (([1.0, 0.05, 0.05], 2), ([0.05, 1.0, 0.05], 2), ([0.05, 0.05, 1.0], 2), ([0.2] * 3, 1)):
+        b = sample.Block(masked, rank, rank, jnp.array([entropies]), rank, rank[:, :1], rank[:, :1])
+        assert sample.entropy(b, Plan(rule="entropy", budget=0.08)).sum() == commits
+
+
 def test_one_plan_and_shape_is_compiled_once():
     plan, before = Plan(steps=3, block_len=5, temperature=0.9), generate._cache_size()
     for seed, row in enumerate(("01________", "0_1_0_1_0_", "0123012301")):

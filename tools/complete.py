@@ -330,7 +330,8 @@ def encode_rows(options, rows, loaded):
     default = "none" if chat["chat_template"] else "mask" if options.data or template else "auto"
     texts = [data.prompt_text(row, template) for row in rows]
     prompts = [encode(text, tok, cfg.mask_id, options.holes or default, n_new) for text in texts]
-    if not cfg.block_causal:
+    drafts = options.rule == "drafts" if options.rule else loaded.trained.get("rule") == "drafts"
+    if not cfg.block_causal or drafts:
         return prompts
 
     def whole_blocks(ids, start):

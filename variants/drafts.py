@@ -2,17 +2,20 @@
 Lossless drafts: an autoregressive model that writes several tokens at a time (Nemotron's self-speculation; drafts are
 accepted as by Leviathan et al., 2211.17192).
 
-A model of variants/joint.py drafts tokens in one denoising pass, all at once, and reads them in one causal pass. A
-token that was drawn from q is accepted with probability min(1, p / q), where p is the causal model's. The first one
-that is not is drawn again, from max(p - q, 0), and those behind it are forgotten. What is written has exactly the
-distribution of the causal model, whatever q is: a bad draft costs time, not quality. Two passes write 1 to b tokens, b
-being the block length.
+A model of variants/joint.py guesses tokens in one denoising pass, all at once, and reads them in one causal pass. A
+guess that was drawn from q is accepted with probability min(1, p / q), where p is the causal model's. The first one
+that is not is drawn again, from max(p - q, 0), and those after it are forgotten. Up to rounding, what is written has
+the distribution of the causal model, whatever q is: a bad guess costs time, not quality. Two passes write up to b
+tokens, b being the block length.
 
     text ... t  _  _  _       draft: the last token t and b - 1 masks see the text and each other
-    text ... t  1  2  3       check: the causal pass says p of tokens 1, 2 and 3, and of the one behind them
+    text ... t  1  2  3       check: the causal pass says p of tokens 1, 2 and 3, and of the one after them
+
+Tokens that are given further right are kept. As in any causal model, what is written before them does not depend on
+them.
 
 Both passes read a text that is moved right by one column (model.moved_right), so that a causal state in column i is
-about token i. Their keys and values are those of the causal model, in its cache.
+about token i. The cache is the causal model's; what a draft stores in it is thrown away.
 """
 from collections.abc import Callable
 from typing import NamedTuple
@@ -43,67 +46,70 @@ class Sampling(NamedTuple):
     at_once: int  # how many positions have logits at a time
 
 
-def window(z, read, cfg) -> Window:
-    """Find the columns to write next: those behind the `read` (B,) ones, or the last b."""
+class Round(NamedTuple):
+    """What two passes write, in b columns of each row."""
+
+    column: jax.Array  # (B, b)
+    commit: jax.Array  # (B, b) True: write `token` here
+    token: jax.Array  # (B, b) of use only where `commit`, like logp
+    logp: jax.Array  # (B, b)
+    stored: jax.Array  # (B,) the columns before it are final, in the text and in the cache
+    cache: list
+
+
+def next_window(z, stored, cfg) -> Window:
+    """Pick the next b columns of each row: from column `stored` (B,) on, or near the end of a text its last b."""
     T = z.shape[1]
     b = min(cfg.block_causal, T)
-    first = jnp.minimum(read, T - b)
+    first = jnp.minimum(stored, T - b)
     here = model.columns(z, (first, b))
     return Window(first, here, here == cfg.mask_id)
 
 
 def draft(params, z, w: Window, cfg, valid, cache):
-    """Compute a denoising pass over a window -> states (B, b, D), [:, i] about token first + i; the last is about none.
-    """
+    """Guess in one pass: the last known token and b - 1 masks see the text and each other -> states (B, b, D), [:, i]
+    about token first + i. The last one is about none: there is no guess for it."""
     T, b = z.shape[1], w.z.shape[1]
-    own, part = joint.autoregressive(cfg), (w.first, b)
-    moved, there = model.moved_right(z, valid, own)
+    causal, part = joint.autoregressive(cfg), (w.first, b)
+    moved, is_text = model.moved_right(z, valid, causal)
     no_later = jnp.arange(T) < (w.first + b)[:, None]
-    mask = model.Mask((no_later & there)[:, None], None)
-    positions = model.columns(model.positions_of(there, T), part)
+    mask = model.Mask((no_later & is_text)[:, None], None)
+    positions = model.columns(model.positions_of(is_text, T), part)
     tokens = model.columns(moved, part)
-    h, _ = model.forward(params, tokens, own, positions, mask, cache, model.Write(w.first))
+    h, _ = model.forward(params, tokens, causal, positions, mask, cache, model.Write(w.first))
     return jnp.roll(h, -1, 1)
 
 
 def check(params, z, w: Window, cfg, valid, cache):
-    """Compute a causal pass over a window -> states (B, b, D), [:, i] about token first + i; the cache that has it."""
-    own = joint.autoregressive(cfg)
-    moved, there = model.moved_right(z, valid, own)
+    """Read a window, guesses included, from left to right -> states (B, b, D), [:, i] about token first + i, from all
+    before it; the cache with the window."""
+    causal = joint.autoregressive(cfg)
+    moved, is_text = model.moved_right(z, valid, causal)
     part = w.first, w.z.shape[1]
-    return caches.compute(params, moved, own, there, cache, part, model.Write(w.first))
+    return caches.compute(params, moved, causal, is_text, cache, part, model.Write(w.first))
 
 
-def verdict(p, q, token, accept_key, again_key):
-    """Accept a token that was drawn from q (V,), or not, so that it has the distribution p (V,) -> (), and the token to
-    take otherwise. A q of zeros drew nothing."""
-    accepted = jax.random.uniform(accept_key) * q[token] < p[token]
+def accept_or_replace(p, q, token, accept_key, replace_key):
+    """Accept a token that was drawn from q (V,), or replace it, so that the result has the distribution p (V,) ->
+    accepted (), the replacement (). q of zeros: there was no guess."""
+    accepted = (q[token] > 0) & (jax.random.uniform(accept_key) * q[token] < p[token])
     rest = jnp.maximum(p - q, 0)
-    return accepted, kernels.draw(again_key, rest / jnp.maximum(rest.sum(), 1e-30))
+    rest = jnp.where(rest.sum() > 0, rest, p)  # rounding may leave nothing where p = q
+    return accepted, kernels.draw(replace_key, rest / rest.sum())
 
 
-class Draft(NamedTuple):
-    """What two passes make, of b columns of each row."""
+def write_round(params, keys, z, stored, cfg, valid, cache, sampling: Sampling) -> Round:
+    """Guess the next b - 1 tokens of each row, check them, and say which to write.
 
-    column: jax.Array  # (B, b)
-    commit: jax.Array  # (B, b) True where the token is to be written
-    token: jax.Array  # (B, b)
-    logp: jax.Array  # (B, b)
-    read: jax.Array  # (B,) the columns before it are in the cache for good
-    cache: list
-
-
-def draft_and_check(params, keys, z, read, cfg, valid, cache, how: Sampling) -> Draft:
-    """Take two passes over the columns behind the `read` (B,) ones. z (B, T) with masks; keys (B,); cache: of the
-    causal model."""
+    z (B, T) with masks, keys (B,). stored (B,): the columns before it are final, in z and in the causal cache."""
     B, T = z.shape
-    w = window(z, read, cfg)
+    w = next_window(z, stored, cfg)
     b = w.z.shape[1]
     column = w.first[:, None] + jnp.arange(b)
     row = jnp.arange(B)[:, None]
-    has_draft = jnp.broadcast_to(jnp.arange(b) < b - 1, (B, b))
-    # Columns are counted from the right, so that padding changes nothing. Another round may draw for a column again,
-    # with the same keys: nothing that was written depends on what the first draw was.
+    has_guess = jnp.broadcast_to(jnp.arange(b) < b - 1, (B, b))
+    # Columns are counted from the right, so that padding changes nothing. A later round may decide a column again with
+    # the same keys. That is safe: the tokens left of it never depended on its keys.
     places = jnp.broadcast_to(row, (B, b)), (T - column) * 4
 
     def key(place, purpose):
@@ -111,33 +117,34 @@ def draft_and_check(params, keys, z, read, cfg, valid, cache, how: Sampling) -> 
         return jax.vmap(jax.random.fold_in)(keys[row], number + purpose)
 
     def guess(place, of_draft):
-        logits = how.logits(of_draft)
-        return kernels.likeliest(logits) if how.greedy else jax.vmap(kernels.draw)(key(place, 0), softmax(logits))
+        logits = sampling.logits(of_draft)
+        if sampling.greedy:
+            return kernels.likeliest(logits)
+        return jax.vmap(kernels.draw)(key(place, 0), softmax(logits))
 
-    def judge(place, of_draft, of_text, token, has_draft):
-        logits = how.logits(of_text)
-        if how.greedy:
+    def decide(place, of_draft, of_text, token, has_guess):
+        logits = sampling.logits(of_text)
+        if sampling.greedy:
             other = kernels.likeliest(logits)
-            accepted = has_draft & (token == other)
+            accepted = has_guess & (token == other)
         else:
-            q = jnp.where(has_draft[:, None], softmax(how.logits(of_draft)), 0)
-            accepted, other = jax.vmap(verdict)(softmax(logits), q, token, key(place, 1), key(place, 2))
-            accepted &= has_draft
+            q = jnp.where(has_guess[:, None], softmax(sampling.logits(of_draft)), 0)
+            accepted, other = jax.vmap(accept_or_replace)(softmax(logits), q, token, key(place, 1), key(place, 2))
         token = jnp.where(accepted, token, other)
         return accepted, token, diffusion.gather_logp(logits, token)
 
     def by_chunk(fn, *arrays):
         flat = jax.tree.map(lambda a: a.reshape(B * b, *a.shape[2:]), arrays)
-        out = diffusion.in_chunks(fn, how.at_once, w.masked.reshape(-1), *flat)
+        out = diffusion.in_chunks(fn, sampling.at_once, w.masked.reshape(-1), *flat)
         return jax.tree.map(lambda a: a.reshape(B, b), out)
 
     of_draft = draft(params, z, w, cfg, valid, cache)
     guessed = jnp.where(w.masked, by_chunk(guess, places, of_draft), w.z)
     of_text, cache = check(params, z.at[row, column].set(guessed), w, cfg, valid, cache)
-    accepted, token, logp = by_chunk(judge, places, of_draft, of_text, guessed, has_draft)
-    goes_on = jnp.where(w.masked, accepted, True)
-    if cfg.eos_id is not None:  # behind an end nothing is written
-        goes_on &= ~(w.masked & (token == cfg.eos_id))
-    # A token is written if all before it go on: the first that does not is written itself.
-    reached = jnp.cumsum(~goes_on, 1) - ~goes_on == 0
-    return Draft(column, w.masked & reached, token, logp, w.first + reached.sum(1), cache)
+    accepted, token, logp = by_chunk(decide, places, of_draft, of_text, guessed, has_guess)
+    keeps_next = jnp.where(w.masked, accepted, True)
+    if cfg.eos_id is not None:  # after an end nothing is written
+        keeps_next &= ~(w.masked & (token == cfg.eos_id))
+    # A token is written if all before it keep the next: the first that does not is written itself.
+    reached = jnp.cumsum(~keeps_next, 1) - ~keeps_next == 0
+    return Round(column, w.masked & reached, token, logp, w.first + reached.sum(1), cache)

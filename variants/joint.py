@@ -20,14 +20,17 @@ def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
 
 
 def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0) -> diffusion.NoisyBatch:
-    """Draw the masks of a batch as `diffusion.noise` does. With a causal_weight the loss gets a second term, the
-    autoregressive loss times causal_weight: `weight` has a row more than there are copies, the first, for the text.
+    """Draw the masks of a batch as `diffusion.noise` does. With a causal_weight the loss gets a second term, so many
+    times the loss of the next tokens: `weight` then is (B, 1 + copies, T), and its row 0 weighs tokens of the text.
 
-    The first token of a text is not in that term: there is nothing before it."""
+    In that term are the tokens up to the first end, where a causal model stops, but not the first token of a text:
+    there is nothing before it to predict it from."""
     noisy = diffusion.noise(key, batch, cfg, norm, paired)
     if not causal_weight:
         return noisy
-    text = diffusion.noise(key, batch, autoregressive(cfg), norm)
-    has_left = model.positions_of(batch[2], batch[0].shape[1]) > 0
-    weight = causal_weight * text.weight * has_left[:, None]
-    return noisy._replace(weight=jnp.concatenate([weight, noisy.weight], 1))
+    x, maskable, valid = batch
+    ends = maskable & (x == (-1 if cfg.eos_id is None else cfg.eos_id))
+    has_left = model.positions_of(valid, x.shape[1]) > 0
+    written = maskable & has_left & (jnp.cumsum(ends, 1) - ends == 0)
+    text = diffusion.noise(key, (x, written, valid), autoregressive(cfg), norm)
+    return noisy._replace(weight=jnp.concatenate([causal_weight * text.weight, noisy.weight], 1))
