@@ -1,5 +1,6 @@
 """rl.py: what a rollout is made of, that every pass has masks of its own, and that GRPO learns and resumes."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -9,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -359,6 +361,20 @@ def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
     parts, _ = rl.policy_logp(params, b, cfg)
     np.testing.assert_allclose(parts, whole, atol=1e-6)
     assert (whole[:, 2:] < 0).all() and not whole[:, :2].any()
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+def test_minibatches_are_prepared_while_the_host_scores_unless_completions_are_dropped(keep, monkeypatch):
+    tokens, zero = jnp.zeros((4, 2), int), jnp.zeros((4, 2))
+    rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, zero, jnp.ones(4))
+    scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.array([[[0.0, 1.0], [1.0, 0.0]]]), None, {})
+    monkeypatch.setattr(rl, "roll_out", lambda *given: rollout)
+    monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
+    cfg = config.Config(rewards=("exact",), batch_size=2, group_size=2, keep_completions=keep)
+    state = train.State(0, {}, (), None, None)
+    draw = lambda step, n: types.SimpleNamespace(rows=[0, 1])
+    given = state, KEY, draw, {}, cfg, None, collections.defaultdict(float), lambda r: "ready"
+    assert rl.write_and_judge(*given) == (scored, "ready" if keep is None else None)
 
 
 def grid_of_rewards(*groups):
