@@ -274,6 +274,13 @@ def test_a_judge_reads_the_mean_of_the_states():
     close(model.score(params, TOKENS, cfg, valid), states[:, 2:].mean(1) @ params["head"][:, 0], 1e-5)
 
 
+def test_a_seed_is_the_same_model_in_every_version():
+    params = model.init(KEY, model.ModelConfig(vocab_size=8, n_layer=1, n_head=1, d_model=4, d_ff=8))
+    close(params["embed"][0, :3], [0.16029397, 0.01181293, -0.7383013], 1e-6)
+    close(params["blocks"]["q"][0, 0, :3], [-0.02714659, 0.6162043, 0.34075046], 1e-6)
+    close(params["blocks"]["down"][0, 0, :3], [0.26219064, -0.06388114, -0.5439223], 1e-6)
+
+
 def test_the_mask_token_can_never_be_predicted():
     probability = jax.nn.softmax(model.logits(model.init(KEY, DENOISER), TOKENS, DENOISER))
     assert float(probability[..., DENOISER.mask_id].max()) == 0

@@ -377,6 +377,27 @@ def test_minibatches_are_prepared_while_the_host_scores_unless_completions_are_d
     assert rl.write_and_judge(*given) == (scored, "ready" if keep is None else None)
 
 
+def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
+    """Three rollouts, because no group has a reward that differs; the KL of each; and the masks of the views."""
+    tokens, zero, keys = jnp.zeros((4, 2), int), jnp.zeros((4, 2)), []
+    rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, zero, jnp.ones(4))
+    scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.ones((1, 2, 2)), np.zeros((2, 2)), {})
+    monkeypatch.setattr(rl, "roll_out", lambda params, key, *more: keys.append(key) or rollout)
+    monkeypatch.setattr(rl, "kl_penalty", lambda state, key, r, cfg: keys.append(key))
+    monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
+    monkeypatch.setattr(rl, "replace_flat_groups", lambda old, new, cfg: new)
+    monkeypatch.setattr(scores, "rollout_metrics", lambda *given: {"skipped": False})
+    monkeypatch.setattr(scores, "first_group", lambda *given: "")
+    monkeypatch.setattr(rl, "minibatches", lambda state, key, order_key, *more: keys.extend([key, order_key]) or [])
+    cfg = config.Config(rewards=("exact",), batch_size=2, group_size=2, dynamic_sampling=2, kl_beta=0.1,
+                        kl_in_reward=True)  # fmt: skip
+    draw = lambda step, n: types.SimpleNamespace(rows=[0, 1])
+    state = train.State(0, {}, (), None, None)
+    assert list(rl.iteration(state, KEY, None, draw, {}, cfg, None)) == []
+    data_of_keys = {tuple(jax.random.key_data(key).tolist()) for key in keys}
+    assert len(keys) == len(data_of_keys) == 3 + 3 + 2
+
+
 def grid_of_rewards(*groups):
     """Rewards of groups -> (1, N, G), what one reward function says."""
     return np.array([groups], float)
