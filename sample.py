@@ -452,23 +452,31 @@ def flat_positions(h, s, window, cfg):
     return jax.tree.map(lambda a: a.reshape(B * L, *a.shape[2:]), Positions(h, row, column, number, z, masked))
 
 
-def choose(params, keys, h, s, window, valid, cfg, plan):
-    """Choose what to commit in a window with states h (B / group, L, D) -> masked, stands (B, L): where a token may be
-    committed, and where one is to stand; token, logp (B, L)."""
+def logits_at_positions(params, h, s, window, valid, cfg, plan):
+    """Prepare to read logits at the positions of a window with states h (B / group, L, D) -> Positions; logits_of(some
+    of them) -> (N, V); how many of them may be read at a time."""
     B, L = len(s.z), h.shape[1]
     group = B // len(h)
     params = model.gather_head(params, cfg)
     present = ids_present(s.z, valid, cfg, plan)
-    n = max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)  # positions at a time: up to four such arrays exist
+    n = max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)  # up to four such arrays exist
     at_once = B * L <= n
     if at_once:
         rows = jnp.arange(0, B, group).repeat(L)
         logits = adjusted(params, h.reshape(len(rows), -1), present, rows, cfg, plan)
         h = logits.reshape(len(h), L, -1)
-    at = flat_positions(jnp.repeat(h, group, 0), s, window, cfg)
 
     def logits_of(at):
         return at.source if at_once else adjusted(params, at.source, present, at.row, cfg, plan)
+
+    return flat_positions(jnp.repeat(h, group, 0), s, window, cfg), logits_of, n
+
+
+def choose(params, keys, h, s, window, valid, cfg, plan):
+    """Choose what to commit in a window with states h (B / group, L, D) -> masked, stands (B, L): where a token may be
+    committed, and where one is to stand; token, logp (B, L)."""
+    B, L = len(s.z), h.shape[1]
+    at, logits_of, n = logits_at_positions(params, h, s, window, valid, cfg, plan)
 
     def draw(at):
         return draw_tokens(logits_of(at), row_key(keys, at.row, at.number), plan)

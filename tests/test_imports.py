@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tokenize
+import types
 from typing import NamedTuple
 
 import pytest
@@ -191,3 +192,12 @@ def test_ci_runs_the_test_command_before_it_installs_anything_else():
     first = next(i for i, line in enumerate(lines) if 'bash -c "$command"' in line)
     assert not any("pip install" in line and "sed" not in line for line in lines[:first])
     assert sum("python -m pytest" in line and "pip install" in line for line in open("README.md")) == 1
+
+
+def test_functions_of_the_core_have_few_names_of_their_own():
+    def codes(code):
+        inside = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        return inside + [c for found in map(codes, inside) for c in found]
+
+    functions = [c for name in CORE for c in codes(compile(open(f"{name}.py").read(), name, "exec"))]
+    assert max(len({*c.co_varnames, *c.co_cellvars}) for c in functions) <= 25

@@ -489,8 +489,8 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_never_taken_for_a
     for name in (name for name in os.listdir(cfg.out_dir) if name.startswith("step-") and name != "step-000012"):
         shutil.rmtree(f"{cfg.out_dir}/{name}")
 
-    def rotating(*args):
-        found = plain(*args)
+    def rotating(*args, **more):
+        found = plain(*args, **more)
         if step := next(moves, None):  # the run saves another, and deletes this one
             (old,) = checkpoint.steps(cfg.out_dir)
             os.rename(checkpoint.checkpoint_folder(cfg.out_dir, old), checkpoint.checkpoint_folder(cfg.out_dir, step))
