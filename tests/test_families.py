@@ -346,7 +346,7 @@ def test_the_mask_is_that_of_the_words(valid):
 
 @pytest.mark.parametrize("switches", [
     pytest.param(switches, marks=[pytest.mark.slow] if switches else [])
-    for switches in (dict(), dict(shift=True), dict(block_causal=3))], ids=str)  # fmt: skip
+    for switches in (dict(), dict(block_causal=3))], ids=str)  # fmt: skip
 def test_a_packed_row_equals_a_pass_for_each_block(switches):
     cfg, b = tall(**switches), switches.get("block_causal", 2)
     masked = jax.random.uniform(KEY, (2, 3, 7)) < 0.5
@@ -376,7 +376,7 @@ def test_finished_text_does_not_see_what_follows_it():
 
 @pytest.mark.parametrize("rule, switches", [
     pytest.param(rule, switches, marks=[pytest.mark.slow] if rule == "quota" or switches else [])
-    for switches in (dict(), dict(block_causal=4), dict(shift=True)) for rule in ("quota", "dynamic")
+    for switches in (dict(), dict(block_causal=4)) for rule in ("quota", "dynamic")
 ], ids=str)  # fmt: skip
 def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switches):
     cfg = tall(**switches)
