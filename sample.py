@@ -452,6 +452,11 @@ def flat_positions(h, s, window, cfg):
     return jax.tree.map(lambda a: a.reshape(B * L, *a.shape[2:]), Positions(h, row, column, number, z, masked))
 
 
+def positions_at_once(cfg):
+    """Say how many positions may have logits at a time: up to four such arrays exist."""
+    return max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
+
+
 def logits_at_positions(params, h, s, window, valid, cfg, plan):
     """Prepare to read logits at the positions of a window with states h (B / group, L, D) -> Positions; logits_of(some
     of them) -> (N, V); how many of them may be read at a time."""
@@ -459,7 +464,7 @@ def logits_at_positions(params, h, s, window, valid, cfg, plan):
     group = B // len(h)
     params = model.gather_head(params, cfg)
     present = ids_present(s.z, valid, cfg, plan)
-    n = max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)  # up to four such arrays exist
+    n = positions_at_once(cfg)
     at_once = B * L <= n
     if at_once:
         rows = jnp.arange(0, B, group).repeat(L)
@@ -566,8 +571,7 @@ def step_of_drafts(params, keys, s, cfg, plan, valid):
     def logits(h):
         return filtered(adjusted(params, h, None, None, cfg, plan), plan)
 
-    at_once = max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
-    sampling = drafts.Sampling(logits, not plan.temperature, at_once)
+    sampling = drafts.Sampling(logits, not plan.temperature, positions_at_once(cfg))
     stored = jnp.where(s.n == 0, jnp.argmax(s.z == cfg.mask_id, 1), s.stored)  # the prompt has been read
     r = drafts.write_round(params, keys, s.z, stored, cfg, valid, s.cache, sampling)
     s = s._replace(n=s.n + 1)

@@ -20,11 +20,11 @@ def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
 
 
 def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0) -> diffusion.NoisyBatch:
-    """Draw the masks of a batch as `diffusion.noise` does. With a causal_weight the loss gets a second term, so many
-    times the loss of the next tokens: `weight` then is (B, 1 + copies, T), and its row 0 weighs tokens of the text.
+    """Draw the masks of a batch as `diffusion.noise` does. With a causal_weight the loss of the next tokens, times
+    causal_weight, is added: `weight` then is (B, 1 + copies, T), and its row 0 weighs tokens of the text.
 
-    In that term are the tokens up to the first end, where a causal model stops, but not the first token of a text:
-    there is nothing before it to predict it from."""
+    That loss has the tokens up to the first end, where a causal model stops, but not the first token of a text: there
+    is nothing before it to predict it from."""
     noisy = diffusion.noise(key, batch, cfg, norm, paired)
     if not causal_weight:
         return noisy
