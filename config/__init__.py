@@ -86,7 +86,7 @@ class Config:
     init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
     open_as: str | None = key(None, "family of the folders in init_from and ref_from, if config.json says another")
     base: tuple[str, ...] = key((), "keys for the config file in init_from, as in seed=1,max_iters=9; or --base.seed=1")
-    adapt: bool = key(False, "pretrain: make a denoiser of the causal model in init_from (Dream; SDAR: block_causal=4)")
+    adapt: bool = key(False, "pretrain: make a denoiser of the causal model in init_from, see system/start.py")
     resume: bool = key(False, "continue the run in out_dir; otherwise an earlier run there is moved aside")
     seed: int = key(0, "random seed: the same seed on the same machine gives the same run", SEED)
     max_iters: int = key(1000, "optimizer steps; grpo: rollouts, each with all its updates", POSITIVE_INT)
@@ -369,9 +369,9 @@ def between_keys(c):
         (c.adapt and (c.objective != "pretrain" or not c.init_from),
          "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
          f"init_from={c.init_from!r}, objective={c.objective!r}"),
-        (c.causal_weight and not c.max_prompt_len,
+        (c.causal_weight and not c.max_prompt_len and not c.init_from,
          f"causal_weight={c.causal_weight}: the first token of a text is predicted from its prompt, but "
-         "max_prompt_len=0 leaves none"),
+         "max_prompt_len=0 leaves none, so a model made from scratch would not learn it"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
     )  # fmt: skip

@@ -159,7 +159,7 @@ def open_model(cfg, folder, adapting):
     if adapting:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
-        params, shape = adapt(params, shape, tok.mask_id, cfg.model.block_causal)
+        params, shape = adapt(params, shape, tok.mask_id, cfg.model)
     elif shape.block_causal:  # a run may set a shorter block: SDAR trains with short blocks first
         shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
     huggingface.check_mask(folder, shape, tok)
@@ -169,18 +169,26 @@ def open_model(cfg, folder, adapting):
     return params, tok, config.with_model(cfg, shape).model
 
 
-def adapt(params: dict, cfg: ModelConfig, mask_id: int, block_causal: int | None = None) -> tuple[dict, ModelConfig]:
-    """Turn a causal model into a denoiser -> its params and ModelConfig.
+def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> tuple[dict, ModelConfig]:
+    """Turn a causal model into a denoiser -> its params and ModelConfig. Two keys of `wanted` say into which:
 
-    As Dream was made from Qwen2: bidirectional, still shifted by one, with biases, and with a mask token initialized to
-    the mean embedding (even if the table has an unused row: Qwen2 has 152,064, of which 151,665 mean something). With
-    block_causal, as Fast-dLLM v2 was made from Qwen2; or as SDAR from Qwen3, not shifted and without biases.
+    block_causal  causal_text
+    None          False        bidirectional, still shifted by one, with biases, as Dream was made from Qwen2
+    n             False        the same in blocks, as Fast-dLLM v2; a model with qk_norm as SDAR from Qwen3: not shifted
+                               and without biases
+    n             True         autoregressive and a denoiser at once, as Nemotron-Labs-Diffusion: not shifted, without
+                               biases, with a head of its own; read from left to right, it still is the causal model
+
+    The mask token is initialized to the mean embedding (even if the table has an unused row: Qwen2 has 152,064, of
+    which 151,665 mean something).
     """
-    is_sdar = cfg.qk_norm and block_causal is not None
+    is_shifted = not (wanted.causal_text or cfg.qk_norm and wanted.block_causal)
     size = max(cfg.vocab_size, mask_id + 1)
     extra = size - cfg.vocab_size
-    cfg = dataclasses.replace(cfg, causal=False, block_causal=block_causal, shift=not is_sdar, mask_id=mask_id,
-                              vocab_size=size, qkv_bias=not is_sdar)  # fmt: skip
+    tied = cfg.tie_embeddings and not wanted.causal_text
+    cfg = dataclasses.replace(cfg, causal=False, block_causal=wanted.block_causal, causal_text=wanted.causal_text,
+                              shift=is_shifted, qkv_bias=is_shifted or cfg.qkv_bias,
+                              tie_embeddings=tied, mask_id=mask_id, vocab_size=size)  # fmt: skip
 
     def with_mask(rows):
         """Add rows of the mean to a table (V, D), and set the mask's row to the mean."""
@@ -188,7 +196,7 @@ def adapt(params: dict, cfg: ModelConfig, mask_id: int, block_causal: int | None
         return jnp.concatenate([rows, jnp.repeat(mean[None], extra, 0)]).at[mask_id].set(mean)
 
     blocks = {n: jnp.zeros(shape) for n, shape in model.shapes(cfg)["blocks"].items() if n.endswith("_bias")}
-    head = {"head": with_mask(params["head"].T).T} if "head" in params else {}
+    head = {} if tied else {"head": with_mask(params["head"].T if "head" in params else params["embed"]).T}
     return params | head | {"embed": with_mask(params["embed"]), "blocks": blocks | params["blocks"]}, cfg
 
 

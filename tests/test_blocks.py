@@ -366,7 +366,7 @@ def test_what_the_config_does_not_say_is_in_the_name_and_the_tokenizer(name, b, 
 @pytest.mark.parametrize("switches, name", [(dict(qk_norm=True), "sdar"), (dict(qkv_bias=True), "Fast_dLLM_Qwen")])
 def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches, name, tmp_path):
     cfg = dataclasses.replace(CFG, **dict(block_causal=None, causal=True, shift=True, qk_norm=False) | switches)
-    params, new = adapt(model.init(KEY, cfg), cfg, 4, 4)
+    params, new = adapt(model.init(KEY, cfg), cfg, 4, model.ModelConfig(block_causal=4))
     assert huggingface.family_of(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
     close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
     assert np.isfinite(model.logits(params, X, new)).all()

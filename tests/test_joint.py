@@ -8,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import checkpoint
 import diffusion
 import model
 import sample
+from system import huggingface
+from system.start import adapt
 from variants import blocks, drafts, joint
 
 KEY = jax.random.key(0)
@@ -71,6 +74,17 @@ def test_a_text_without_a_prompt_has_no_loss_on_its_first_token():
     first = np.argmax(np.asarray(VALID), 1)
     weight = np.asarray(noisy.weight)[:, 0]
     assert not weight[np.arange(3), first].any() and (weight[np.arange(3), first + 1] > 0).all()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_causal_model_that_becomes_joint_still_is_that_causal_model(tied, tmp_path):
+    cfg = dataclasses.replace(AR, mask_id=None, tie_embeddings=tied, vocab_size=5)
+    params = model.init(KEY, cfg)
+    adapted, new = adapt(params, cfg, 5, CFG)  # an id that the model has no row for
+    close(model.logits(adapted, X, joint.autoregressive(new))[..., :5], model.logits(params, X, cfg))
+    assert (new.block_causal, new.causal_text, new.shift, new.tie_embeddings) == (4, True, False, False)
+    huggingface.save(tmp_path, adapted, new)
+    assert checkpoint.load(tmp_path)[1] == dataclasses.replace(new, n_kv_head=2, d_head=8)  # as a folder says it
 
 
 # ---- drafts ----------------------------------------------------------------------------------------------------------

@@ -519,14 +519,14 @@ def test_greedy_completions_are_those_of_transformers_generate(name, tmp_path):
 def test_a_denoiser_made_of_a_causal_model_is_that_model_without_its_mask(name, tmp_path):
     cfg = AUTOREGRESSIVE[name]
     params = model.init(KEY, cfg)
-    adapted, new = adapt(params, cfg, mask_id=40)  # an id that the model has no row for
+    adapted, new = adapt(params, cfg, 40, cfg)  # an id that the model has no row for
     assert (new.vocab_size, new.causal, new.shift) == (41, False, True)
     blinded = dataclasses.replace(new, causal=True)
     close(model.logits(adapted, TOKENS, blinded)[..., :40], model.logits(params, TOKENS, cfg))
     assert float(jnp.abs(model.logits(adapted, TOKENS, new) - model.logits(adapted, TOKENS, blinded)).max()) > 0.01
     huggingface.save(tmp_path, adapted, new)
     assert huggingface.family_of(checkpoint.load(tmp_path)[1]) == "Dream"
-    left = adapt(params, cfg, mask_id=39)[0]["embed"]  # a row that was left over, and means nothing yet
+    left = adapt(params, cfg, 39, cfg)[0]["embed"]  # a row that was left over, and means nothing yet
     assert left.shape == params["embed"].shape and (left[:39] == params["embed"][:39]).all()
     close(left[39], params["embed"].mean(0))
 

@@ -384,7 +384,7 @@ def test_only_the_first_columns_of_a_head_are_turned():
 
 
 def test_a_causal_mixture_becomes_a_block_model():
-    params, new = adapt(start(QWEN3), QWEN3, 40, 4)
+    params, new = adapt(start(QWEN3), QWEN3, 40, model.ModelConfig(block_causal=4))
     assert huggingface.family_of(new) == "sdar_moe" and np.isfinite(model.logits(params, TOKENS, new)).all()
 
 
