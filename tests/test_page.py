@@ -320,6 +320,30 @@ def test_hostile_rows_and_names_are_text(browser, tmp_path):
     assert not browser.errors and browser.run("document.scripts.length") == 2
 
 
+# ---- the page in assets/, of the models that config/sudoku_grpo.py made ----
+
+COMMITTED = "assets/play.html"
+
+
+def test_the_committed_page_is_what_the_command_writes_now():
+    source = open(COMMITTED, encoding="utf-8").read()
+    words = re.split("%(?:title|data|model)%", open("tools/page.html", encoding="utf-8").read())
+    assert all(word in source for word in [*words, open("tools/page.js", encoding="utf-8").read()]), (
+        f"write it anew: python sample.py out/sudoku_base out/sudoku_grpo --page={COMMITTED}")  # fmt: skip
+
+
+@needs_browser
+@pytest.mark.slow
+def test_in_the_committed_page_grpo_has_helped(browser):
+    browser.open(COMMITTED)
+    browser.run("find('start').click()")
+    browser.wait("find('start').textContent === 'Count again'", seconds=300)
+    bars = browser.run("[...find('bars').children].map(e => e.textContent)")
+    counts = [int(re.fullmatch(r"sudoku_(?:base|grpo): (\d+) right of 100", bar)[1]) for bar in bars if bar]
+    assert 50 <= counts[0] <= 62 and 83 <= counts[1] <= 95, "55 to 58 and 87 to 90% of 256 rows in the runs' own log"
+    assert not browser.errors and len(browser.requests) == 1
+
+
 # ---- what is written, and what is refused ----
 
 
