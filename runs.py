@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ import config
 from config import Config
 from data import cache_folder
 from system import disk, hosts, terminal
-from system.report import page
+from system import report as pages
 
 
 def prepare_process(cfg: Config | None = None) -> None:
@@ -230,30 +230,69 @@ def read_lines(path: str) -> list[dict]:
 # ---- what a person sees ----------------------------------------------------------------------------------------------
 
 
-def panels(rows):
-    """Return the curves to draw, {title: names of metrics}, for rows of metrics.jsonl."""
-    keys = dict.fromkeys(key for row in rows for key in row)
+class Curves(NamedTuple):
+    """What belongs into one picture."""
+
+    title: str
+    unit: str
+    names: list  # of metrics
+
+
+def pictures(rows: list[dict]) -> list[Curves]:
+    """List the pictures that the metrics in rows of metrics.jsonl make."""
+    keys = dict.fromkeys(key for row in rows for key in row if row[key] is not None)
     of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc|calibration_error|correlation)")
-    titles = {
-        "reward": ["reward", "val/greedy_reward", "val/sampled_reward"] if "reward" in keys else [],
-        "loss": ["loss", "val/nelbo"],
-        "val": [key for key in keys if of_val.fullmatch(key)],
-        "spread": ["entropy", "frac_reward_zero_std"],
-        "gradient norm": ["grad_norm"],
-        "learning rate": ["learning_rate"],
-    }
-    shown = {title: [name for name in names if name in keys] for title, names in titles.items()}
-    return {title: names for title, names in shown.items() if names}
+    is_grpo = "reward" in keys
+    found = [
+        Curves("reward", "mean", ["reward", "val/greedy_reward", "val/sampled_reward"] if is_grpo else []),
+        Curves("held-out rows", "share that is right", [key for key in keys if of_val.fullmatch(key)]),
+        Curves("entropy", "nats per token", ["entropy"]),
+        Curves("groups without a signal", "share of all", ["frac_reward_zero_std"]),
+        Curves("gradient norm", "before clipping", ["grad_norm"]),
+        Curves("loss", "" if is_grpo else "nats per token", ["loss", "val/nelbo", "val/causal_nll"]),
+        Curves("learning rate", "", ["learning_rate"]),
+    ]
+    shown = [curves._replace(names=[name for name in curves.names if name in keys]) for curves in found]
+    return [curves for curves in shown if curves.names]
 
 
-def report(cfg: Config) -> None:
-    """Write report.html from the logs in out_dir, a page to look at while a run goes on."""
-    rows, samples = (read_lines(os.path.join(cfg.out_dir, name)) for name in checkpoint.LOGS[:2])
+def report(cfg: Config, done: bool = False) -> None:
+    """Write report.html from the logs in out_dir, a page to look at while a run goes on.
+
+    done: the run has ended, so the page need not be loaded again."""
+    rows, samples, rollouts = (read_lines(os.path.join(cfg.out_dir, name)) for name in checkpoint.LOGS)
     ours, default = config.flatten(cfg), config.flatten(Config())
+    drawn = [(curves, [pages.line_of(rows, name) for name in curves.names]) for curves in pictures(rows)]
+    tokens = max((row.get("tokens", 0) for row in rows), default=0)
+    about = [
+        f"{cfg.objective} on {cfg.dataset}",
+        f"step {rows[-1]['step']:,} of {cfg.max_iters:,} after {rows[-1]['time'] / 60:.1f} minutes, {tokens:,} tokens",
+    ]
+    text = pages.page(
+        os.path.basename(os.path.abspath(cfg.out_dir)),
+        about,
+        [pages.Panel(curves.title, curves.unit, [line for line in lines if line]) for curves, lines in drawn],
+        done,
+        stages=pages.stages(rows),
+        group=rollouts[-1] if rollouts else None,
+        evaluations=pages.evaluations(samples),
+        keys=[(name, str(value), str(default[name])) for name, value in ours.items()],
+    )
     path = os.path.join(cfg.out_dir, "report.html")
     with disk.writing(f"{path}.new") as f:
-        f.write(page(os.path.basename(os.path.abspath(cfg.out_dir)), ours, default, rows, panels(rows), samples))
+        f.write(text)
     os.replace(f"{path}.new", path)
+
+
+REPORT_SECONDS = 30.0  # a page that is older is written anew when a step is logged
+
+
+def seconds_since(path: str) -> float:
+    """Tell how long ago a file was written; infinity if there is none."""
+    try:
+        return time.time() - os.path.getmtime(path)
+    except OSError:
+        return float("inf")
 
 
 def draw(out_dir: str) -> None:
@@ -266,24 +305,39 @@ def draw(out_dir: str) -> None:
     import matplotlib.pyplot as plt
 
     rows = read_lines(os.path.join(out_dir, "metrics.jsonl"))
-    shown = panels(rows)
+    shown = pictures(rows)[:6]
     wide, high = max(min(len(shown), 3), 1), max(-(-len(shown) // 3), 1)
     figure = plt.figure(figsize=(4.2 * wide, 3 * high), constrained_layout=True)
-    for n, (title, names) in enumerate(shown.items(), 1):
+    for n, (title, unit, names) in enumerate(shown, 1):
         ax = figure.add_subplot(high, wide, n)
-        for name in names:
-            points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-            if points:
-                ax.plot(*zip(*points, strict=True), label=name, marker="o" if len(points) < 30 else None, ms=3)
-        ax.set(title=title, xlabel="step")
-        if ax.lines:
-            ax.legend(frameon=False, fontsize=8)
+        lines = [line for name in names if (line := pages.line_of(rows, name))]
+        for line, color in zip(lines, itertools.cycle(COLORS)):
+            ax.plot(line.steps, line.y, color=color, marker="o" if len(line.y) < 30 else None, ms=3)
+            if line.low:
+                ax.fill_between(line.steps, line.low, line.high, color=color, alpha=0.2, lw=0)
+        ax.set(title=f"{title}, {unit}" if unit else title, xlabel="step")
+        if len(lines) > 1:
+            name_lines(ax, lines)
         ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
     temporary = os.path.join(out_dir, ".curves.png")
     with disk.writing(temporary, "wb") as f:
         figure.savefig(f, dpi=110, format="png")
     plt.close(figure)
     os.replace(temporary, os.path.join(out_dir, "curves.png"))
+
+
+COLORS = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"  # colour-blind people tell them apart
+
+
+def name_lines(ax: Any, lines: list[pages.Line]) -> None:
+    """Write the name of each line at its right end, moved up where it would cover another."""
+    low, high = ax.get_ylim()
+    height = -np.inf
+    for n in np.argsort([line.y[-1] for line in lines]):
+        height = max((lines[n].y[-1] - low) / (high - low), height + 0.075)
+        color = COLORS[n % len(COLORS)]
+        ax.text(1.02, height, lines[n].name, color=color, va="center", fontsize=9, transform=ax.transAxes)
 
 
 def ending(cfg: Config, best: dict | None) -> str:
@@ -292,6 +346,7 @@ def ending(cfg: Config, best: dict | None) -> str:
     The number of evaluations is part of it, because the highest of many noisy numbers is too high.
     """
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
+    report(cfg, done=True)
     if cfg.objective == "grpo":
         print_pass_rates(cfg, rows)
     if not best:
@@ -346,6 +401,8 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
     updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none
     values["learning_rate"] = float(run.rate(max(updates - config.updates_per_iter(run.cfg), 0)))
     run.log.metrics(state.step, values)
+    if seconds_since(os.path.join(run.cfg.out_dir, "report.html")) > REPORT_SECONDS:
+        report(run.cfg)
     if "group" in last:
         group = last["group"]
         run.log.append("rollouts.jsonl", {"step": state.step} | group)
@@ -386,3 +443,9 @@ class StopRequested:
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.streams.close()
+
+
+if __name__ == "__main__":
+    from tools import compare
+
+    terminal.run(compare.main)

@@ -49,7 +49,8 @@ ARROWS = {
     "rewards": {"data", "judges/model_judge", "judges/programs", "judges/rules", "system/terminal"},
     "judges/scores": {"checkpoint", "data", "data/texts", "grpo", "judges/model_judge", "judges/rules", "rewards",
                       "sample", "system/hosts", "variants/slots"},
-    "tools/page": {"config", "data", "data/texts", "model", "sample", "variants/rope"},
+    "tools/compare": {"checkpoint", "runs", "system/disk", "system/report"},
+    "tools/page": {"config", "data", "data/texts", "model", "sample", "system/report", "variants/rope"},
     "tools/complete": {"checkpoint", "config", "data", "rewards", "runs", "sample", "system/huggingface",
                        "system/sharding", "system/terminal", "tools/doctor", "tools/page"},
     "tools/doctor": {"checkpoint", "config", "data", "diffusion", "model", "system/disk", "system/huggingface",
@@ -63,7 +64,7 @@ ARROWS = {
                    "system/sharding", "system/start", "variants/joint"},
 }  # fmt: skip
 # Programs, that nothing imports but for a flag: train.py for --plan, sample.py for --explain and --page.
-PROGRAMS = {"tools/complete", "tools/doctor", "tools/film", "tools/page", "tools/plan"}
+PROGRAMS = {"tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page", "tools/plan"}
 ARROWS["train"] = set(ARROWS) - PROGRAMS | {"tools/plan"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them

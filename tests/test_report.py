@@ -1,20 +1,31 @@
-"""system/report.py: a page that is whole, fetches nothing, and takes what a model wrote as text."""
+"""system/report.py, tools/compare.py: pages that fetch nothing, show what the logs say, and take texts as text."""
+import json
 import os
 import re
 import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
-from browser import NONE_HERE, chromium
+from browser import NONE_HERE, Browser, chromium
 
 import checkpoint
 import config
 import runs
 from system import report
+from tools import compare
 
-HOSTILE = "<script>alert(1)</script>\x00\x1b &amp; ]]> ⏎ \ud800 \"'"
-SVG = "{http://www.w3.org/1999/xhtml}"
+HOSTILE = "</script><script>alert(1)</script>\x00\x1b &amp; ]]> ⏎ \ud800 \"'"
+SVG = "{http://www.w3.org/2000/svg}"
+needs_browser = pytest.mark.skipif(not chromium(), reason=NONE_HERE)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = Browser()
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
@@ -24,14 +35,30 @@ def cfg(tmp_path):
     log = runs.Log(cfg, -1)
     for step in range(0, 101, 10):
         log.metrics(step, {"loss": 1 / (step + 1), "grad_norm": float("nan") if step else 0.5})
-        log.metrics(step, {"val/nelbo": 2.0, "val/greedy": step / 100})
+        log.metrics(step, {"val/nelbo": 2.0, "val/greedy": step / 100, "val/greedy_se": 0.1})
+        log.metrics(step, {"time/rollout": 1.0 + step, "time/update": 2.0, "tokens": step * 7, "reward": 0.5})
         film = [["3", 0, 0.25], ["\n", 1, 1.0], ["12", -1, 0.0], [HOSTILE, 2, 0.5]]
         log.samples(step, [
-            {"prompt": HOSTILE, "greedy": f"after {step}", "film": film, "columns": {"answer": "hidden"},
+            {"prompt": HOSTILE, "greedy": f"after {step}", "film": film, "columns": {"answer": "hidden_answer"},
              "sampled": ["one", "two"], "rewards": [0.5, None], "advantages": [1.0, 0.0]},
             {"prompt": "b", "greedy": HOSTILE, "sampled": []}])  # fmt: skip
+    group = {"prompt": "p", "completions": [HOSTILE, "no"], "rewards": {"good": [1, None]}, "advantages": [0.5, -0.5]}
+    log.append("rollouts.jsonl", {"step": 100} | group)
     runs.report(cfg)
     return cfg
+
+
+def content(path):
+    """What a page knows, from the JSON in it."""
+    text = open(path, encoding="utf-8").read()
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.S)[1])
+
+
+def page_of(cfg):
+    return content(f"{cfg.out_dir}/report.html")
+
+
+# ---- what is in it ----
 
 
 def test_a_log_with_a_number_that_is_not_finite_has_the_other_points_of_its_curve(cfg):
@@ -39,42 +66,60 @@ def test_a_log_with_a_number_that_is_not_finite_has_the_other_points_of_its_curv
         log.write('{"step": 110, "time": 1, "loss": Infinity}\n{"step": 120, "time": 2, "loss": 0.5}\n')
     assert [row.get("loss") for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl")][-2:] == [None, 0.5]
     runs.report(cfg)
-    curves = re.findall(r'points="([^"]*)"', open(f"{cfg.out_dir}/report.html", encoding="utf-8").read())
-    assert curves and not re.search("nan|inf", " ".join(curves))
+    (loss,) = [panel["lines"][0] for panel in page_of(cfg)["panels"] if panel["title"] == "loss"]
+    assert loss["steps"] == [*range(0, 101, 10), 120] and loss["y"][-1] == 0.5 and loss["minutes"][-1] == 2 / 60
 
 
-def parsed(cfg):
-    """Strictly: one tag that is not closed, one sign that XML does not know, and there is no page."""
-    return ElementTree.parse(f"{cfg.out_dir}/report.html").getroot()
-
-
-def test_the_page_is_well_formed_fetches_nothing_and_runs_nothing(cfg):
-    text, root = open(f"{cfg.out_dir}/report.html", encoding="utf-8").read(), parsed(cfg)
-    assert not re.search(r"(src|href)=|url\(|@import", text) and not root.findall(f".//{SVG}script")
-    assert not [k for e in root.iter() for k in e.attrib if k.startswith("on")]
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;··" in text and "hidden" not in text
+def test_the_page_fetches_nothing_and_texts_end_no_script(cfg):
+    text = open(f"{cfg.out_dir}/report.html", encoding="utf-8").read()
+    assert not re.search(r"(src|href)=|url\(|@import|fetch\(", text) and text.count("<script") == 2
+    assert "default-src 'none'" in text and "hidden_answer" not in text
     assert sorted(os.listdir(cfg.out_dir)) == sorted([*checkpoint.LOGS, "run.json", "report.html"])
 
 
-def test_curves_are_drawn_over_steps_and_over_minutes_without_what_is_no_number(cfg):
-    root = parsed(cfg)
-    for unit in ("steps", "minutes"):
-        figures = root.find(f".//{SVG}div[@class='curves {unit}']").findall(f"{SVG}figure")
-        titles = ["".join(f.find(f"{SVG}figcaption").itertext()) for f in figures]
-        assert titles == ["loss: loss 0.009901, val/nelbo 2", "val: val/greedy 1", "gradient norm: grad_norm 0.5"]
-    line = root.find(f".//{SVG}div[@class='curves steps']").findall(f".//{SVG}polyline")[2].get("points").split()
-    assert len(line) == 12 and line[0] == "45.0,150.0" and line[10] == "325.0,20.0"  # its last point is there twice
+def test_curves_have_their_units_and_the_standard_error_as_a_band(cfg):
+    panels = {panel["title"]: panel for panel in page_of(cfg)["panels"]}
+    assert list(panels) == ["reward", "held-out rows", "gradient norm", "loss"]
+    (line,) = panels["held-out rows"]["lines"]
+    assert line["name"] == "greedy" and line["y"] == [step / 100 for step in range(0, 101, 10)]
+    np.testing.assert_allclose(line["low"], np.array(line["y"]) - 0.1)
+    np.testing.assert_allclose(line["high"], np.array(line["y"]) + 0.1)
+    assert panels["gradient norm"]["lines"][0]["steps"] == [0], "nan is no number"
+    assert [line["name"] for line in panels["loss"]["lines"]] == ["loss", "nelbo"]
+
+
+def test_long_curves_are_thinned_and_keep_their_last_point():
+    rows = [{"step": step, "time": 60.0 * step, "loss": step} for step in range(1, 1004)]
+    line = report.line_of(rows, "loss")
+    assert len(line.y) <= report.POINTS + 1 and line.y[0] == 1 and line.y[-1] == 1003 and line.minutes[-1] == 1003
+    assert report.line_of(rows, "val/none") is None
+
+
+def test_the_page_says_where_the_time_went_and_shows_the_last_group(cfg):
+    found = page_of(cfg)
+    assert found["stages"] == {"rollout": 51.0, "update": 2.0}  # means over the logged iterations
+    assert found["about"][1].startswith("step 100 of 100 after ") and found["about"][1].endswith(" 700 tokens")
+    assert found["group"]["completions"][1] == "no" and found["group"]["rewards"] == {"good": [1, None]}
 
 
 def test_samples_of_the_first_the_last_and_some_evaluations_stand_beside_each_other(cfg):
-    table = parsed(cfg).find(f".//{SVG}div[@class='scroll']/{SVG}table")
-    head, first, second = (["".join(cell.itertext()) for cell in row] for row in table)
-    assert head == ["", *(f"step {n}" for n in range(0, 101, 20))] and len(first) == len(second) == 7
-    assert first[1] == "greedy after 0sampled 0.5 onesampled two" and first[-1].startswith("greedy after 100")
+    found = page_of(cfg)["evaluations"]
+    assert found["steps"] == [*range(0, 101, 20)] and [len(row["cells"]) for row in found["rows"]] == [6, 6]
+    first, second, *_ = found["rows"][0]["cells"]
+    assert first == [["greedy", [["after 0", False]]], ["sampled 0.5", [["one", False]]], ["sampled", [["two", False]]]]
+    assert second[0] == ["greedy", [["after ", False], ["2", True], ["0", False]]]
+
+
+@pytest.mark.parametrize("before, text, parts", [
+    (None, "abc", [["abc", False]]), ("1234", "1294", [["12", False], ["9", True], ["4", False]]),
+    ("a cat sat", "a dog sat", [["a ", False], ["dog", True], [" sat", False]]), ("x", "", []),
+    ("2+3", "2+3=5", [["2+3", False], ["=5", True]])])  # fmt: skip
+def test_what_changed_in_a_text_is_marked(before, text, parts):
+    assert report.changed_parts(before, text) == parts
 
 
 def test_a_film_shows_every_token_at_its_step_as_blue_as_the_model_was_sure(cfg):
-    films = parsed(cfg).findall(f".//{SVG}svg[@class='film']")
+    films = [ElementTree.fromstring(film["svg"]) for film in page_of(cfg)["evaluations"]["films"]]
     assert len(films) == 2  # before and after
     seconds = [float(a.get("keyTimes").split(";")[1]) * (4 * report.SECONDS + report.PAUSE)
                for a in films[0].findall(f".//{SVG}animate")]  # fmt: skip
@@ -83,29 +128,127 @@ def test_a_film_shows_every_token_at_its_step_as_blue_as_the_model_was_sure(cfg)
     assert sure == ["0.19", "0.75", "0.75", "0.38"]
     long = ElementTree.fromstring(report.denoising_animation([["x", step, 0.5] for step in range(128)]))
     whole = f"{report.MAX_SECONDS + report.PAUSE}s"  # nobody waits for minutes
-    assert {a.get("dur") for a in long.iter("animate")} == {whole}
+    assert {a.get("dur") for a in long.iter(f"{SVG}animate")} == {whole}
     assert "12" in [t.text for t in films[0].findall(f"{SVG}text")]  # what was given is there from the start
 
 
-def test_keys_are_told_with_their_defaults_first_those_that_differ(cfg):
-    differ, every = ({row[0].text: row[1].text for row in table.findall(f"{SVG}tr")[1:]}
-                     for table in parsed(cfg).findall(f".//{SVG}table")[1:])  # fmt: skip
+def test_keys_are_told_with_their_defaults(cfg):
+    keys = {name: (here, usual) for name, here, usual in page_of(cfg)["keys"]}
+    differ = {name: here for name, (here, usual) in keys.items() if here != usual}
     assert differ == {"out_dir": cfg.out_dir, "batch_size": "7", "max_iters": "100"}
-    assert every.keys() == config.flatten(cfg).keys()
+    assert keys.keys() == config.flatten(cfg).keys()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not chromium(), reason=NONE_HERE)
-def test_a_browser_shows_the_page_without_an_error(cfg, tmp_path):
-    image = pytest.importorskip("matplotlib.image")
-    done = subprocess.run(
-        [chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
-         "--enable-logging=stderr", "--window-size=1000,1400", "--hide-scrollbars", "--virtual-time-budget=3000",
-         f"--screenshot={tmp_path}/page.png", f"file://{cfg.out_dir}/report.html".replace("<run>", "%3Crun%3E")],
-        capture_output=True, text=True, timeout=120)  # fmt: skip
-    assert "CONSOLE" not in done.stderr and "written to file" in done.stderr, done.stderr
-    pixels = (image.imread(f"{tmp_path}/page.png")[..., :3] * 255).astype(int)
-    near = lambda color: (abs(pixels - np.array([*bytes.fromhex(color[1:])])).sum(-1) < 12).sum()
-    background = pixels[0, 0]
-    assert min(near(color) for color in report.COLORS[:2]) > 100  # the curves
-    assert 0.02 < (abs(pixels - background).sum(-1) > 60).mean() < 0.5  # text and lines on an empty ground
+def test_a_page_of_a_run_that_goes_on_is_written_now_and_then_and_says_so(cfg):
+    assert page_of(cfg)["done"] is False
+    path = f"{cfg.out_dir}/report.html"
+    assert runs.seconds_since(path) < runs.REPORT_SECONDS < runs.seconds_since(f"{path}.none")
+    runs.ending(cfg, None)
+    assert page_of(cfg)["done"] is True
+
+
+# ---- several runs ----
+
+
+@pytest.fixture
+def seeds(tmp_path):
+    """Four seeds of one recipe, and a run with another rate."""
+    folders = []
+    for n, rate in enumerate([1e-3] * 4 + [1e-4]):
+        cfg = config.Config(out_dir=f"{tmp_path}/{'run' if n < 4 else 'slow'}_{n}", seed=n, learning_rate=rate)
+        log = runs.Log(cfg, -1)
+        for step in (0, 10, 20)[: 3 if n else 2]:  # one of them is not as far yet
+            log.metrics(step, {"reward": float(n * n + step), "val/greedy": 0.5, "val/greedy_se": 0.1})
+        folder = f"{cfg.out_dir}/step-000020"
+        os.makedirs(folder)
+        runs.disk.write_json(f"{folder}/run.json", {"config": config.flatten(cfg)})
+        for name in ("config.json", "state.safetensors", "model.safetensors"):
+            open(f"{folder}/{name}", "w").close()
+        folders.append(cfg.out_dir)
+    return folders
+
+
+def test_seeds_of_a_recipe_are_one_curve_with_a_band_and_others_are_apart(seeds, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["runs.py", *seeds, f"--out={tmp_path}/all.html"])
+    compare.main()
+    assert capsys.readouterr().out == f"{tmp_path}/all.html shows 5 runs\n"
+    panels = {panel["title"]: panel["lines"] for panel in content(f"{tmp_path}/all.html")["panels"]}
+    both, slow = panels["reward"]
+    assert (both["name"], slow["name"]) == ("run, 4 seeds", "slow_4") and both["steps"] == [0, 10]
+    assert both["y"] == [2.5, 12.5]  # of 0, 1, 4, 9 the lowest and the highest are left out
+    assert 0 <= both["low"][0] < 2.5 < both["high"][0] <= 9 and slow["steps"] == [0, 10, 20] and not slow["low"]
+    assert panels["held-out rows"][1]["low"] == pytest.approx([0.4] * 3)
+
+
+def test_the_interval_is_that_of_the_bootstrap():
+    rng = np.random.default_rng(1)
+    logs = [[{"step": 0, "time": 0, "x": x}] for x in rng.normal(size=40)]
+    line = compare.band("all", logs, "x")
+    assert 0.25 < line.high[0] - line.low[0] < 1.2  # 4 standard errors of a mean of 40, a little more for this mean
+    assert compare.interquartile_mean(np.array([5.0, 1.0, 3.0])) == 3
+
+
+def test_a_folder_without_a_run_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["runs.py", str(tmp_path)])
+    with pytest.raises(SystemExit, match="holds no run: there are no metrics in"):
+        compare.main()
+
+
+def test_runs_py_is_the_program():
+    done = subprocess.run([sys.executable, "runs.py", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "Lay the curves of several runs over each other" in done.stdout
+
+
+# ---- in a browser ----
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_wide_and_narrow_light_and_dark_and_runs_nothing_of_a_text(width, dark, cfg, browser):
+    browser.open(f"{cfg.out_dir}/report.html", width=width, dark=dark)
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run("document.querySelectorAll('#curves figure').length") == 4
+    back = re.findall(r"\d+", browser.run("getComputedStyle(document.body).backgroundColor"))
+    assert (int(back[0]) < 60) == dark and not browser.errors and len(browser.requests) == 1
+    assert browser.run("document.scripts.length") == 2 and browser.run("document.querySelectorAll('.film').length") == 2
+    shown = browser.run("document.querySelector('#group td').textContent")
+    assert "</script><script>alert(1)</script>" in shown
+    assert browser.run("document.querySelectorAll('#evaluations mark').length") >= 5
+
+
+@needs_browser
+def test_a_keyboard_and_a_pointer_read_the_numbers_of_a_curve(cfg, browser):
+    browser.open(f"{cfg.out_dir}/report.html")
+    browser.run("document.querySelectorAll('figure')[1].focus()")
+    browser.press("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft")
+    said = "document.querySelectorAll('figure output')[1].textContent"
+    assert browser.run(said) == "step 10: greedy 0.1 (0 to 0.2)"
+    browser.run("""(() => { const svg = document.querySelectorAll('figure svg')[1], box = svg.getBoundingClientRect();
+        svg.dispatchEvent(new PointerEvent('pointermove', {clientX: box.right - 20 * box.width / 400})) })()""")
+    assert browser.run(said).startswith("step 100: greedy 1 (0.9 to 1.1)")
+    browser.run("document.querySelector('input[value=minutes]').click()")
+    assert browser.run("location.hash") == "#minutes"
+    assert browser.run("document.querySelectorAll('figure svg')[1].textContent").endswith("minutes1")
+
+
+@needs_browser
+def test_a_page_that_goes_on_is_loaded_again_and_stays_as_it_was(cfg, browser):
+    browser.open(f"{cfg.out_dir}/report.html")
+    assert not browser.run("find('renews').hidden")
+    browser.run("document.querySelector('input[value=minutes]').click(); location.reload()")
+    browser.wait("document.readyState === 'complete' && document.querySelector('input[value=minutes]').checked")
+    runs.ending(cfg, None)
+    browser.open(f"{cfg.out_dir}/report.html")
+    assert browser.run("find('renews').hidden")
+
+
+@needs_browser
+def test_a_page_of_several_runs_names_them_at_their_curves(seeds, tmp_path, browser):
+    with open(f"{tmp_path}/all.html", "w") as f:
+        f.write(compare.compare(seeds))
+    browser.open(f"{tmp_path}/all.html", width=400)
+    texts = browser.run("[...document.querySelectorAll('figure svg')].map(svg => svg.textContent)")
+    assert all("run, 4 seeds" in text and "slow_4" in text for text in texts) and not browser.errors
+    assert browser.run("['stages', 'group', 'films', 'evaluations', 'keys'].every(id => find(id).hidden)")
+    assert browser.run("document.documentElement.scrollWidth") <= 400

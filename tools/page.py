@@ -7,10 +7,7 @@ and what one sees (page.html). It fetches nothing, so it works from a mail attac
 
 import base64
 import dataclasses
-import html
-import json
 import os
-import re
 import sys
 import types
 from pathlib import Path
@@ -24,6 +21,7 @@ import data
 import model
 from data import bpe, texts
 from sample import Plan
+from system import report
 from variants import rope
 
 LARGEST = 5_000_000  # parameters
@@ -70,21 +68,9 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
         "n_new": setting.n_new,
         "seed": setting.seed,
     }
-    bpe.write_whole(path, fill_template(content, " and ".join(names)))
-
-
-def fill_template(content, title):
-    """Put the content and page.js into page.html -> HTML."""
     folder = Path(__file__).parent
-    parts = {
-        "title": html.escape(title),
-        "data": json.dumps(content).replace("<", "\\u003c"),  # no text ends the script that it stands in
-        "model": (folder / "page.js").read_text(encoding="utf-8"),
-    }
-    template = (folder / "page.html").read_text(encoding="utf-8")
-    words = re.split("%(title|data|model)%", template)
-    words[1::2] = [parts[name] for name in words[1::2]]
-    return "".join(words)
+    network = (folder / "page.js").read_text(encoding="utf-8")
+    bpe.write_whole(path, report.fill_template(folder / "page.html", " and ".join(names), content, model=network))
 
 
 # ---- what a page can run ---------------------------------------------------------------------------------------------

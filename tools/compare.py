@@ -1,0 +1,92 @@
+"""
+Lay the curves of several runs over each other: `python runs.py out/a out/b ... [--out=compare.html]`.
+
+Runs whose configs differ only in the seed (and in where they are stored) are one curve: the interquartile mean, which
+leaves out the lowest and the highest quarter of the seeds, in a band that is its 95% interval over seeds drawn again
+and again (bootstrap), as rliable does it (2108.13264).
+"""
+
+import argparse
+import os
+
+import numpy as np
+
+import checkpoint
+import runs
+from system import disk
+from system import report as pages
+
+APART = "seed", "out_dir", "init_from", "base"  # keys that may differ between seeds of one recipe
+DRAWS = 2000  # of the bootstrap
+
+
+def main() -> None:
+    """Read the command line and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="out_dir of a run")
+    parser.add_argument("--out", default="compare.html", help="the page to write")
+    asked = parser.parse_args()
+    try:
+        text = compare([os.path.normpath(folder) for folder in asked.folders])
+        with disk.writing(asked.out) as f:
+            f.write(text)
+    except (ValueError, OSError) as e:
+        raise SystemExit(f"error: {e}") from None
+    print(f"{asked.out} shows {len(asked.folders)} runs")
+
+
+def read(folder: str) -> tuple[dict, list[dict]]:
+    """Read the config and the metrics of a run."""
+    rows = runs.read_lines(os.path.join(folder, checkpoint.LOGS[0]))
+    if not rows:
+        raise ValueError(f"{folder!r} holds no run: there are no metrics in {os.path.join(folder, checkpoint.LOGS[0])}")
+    return checkpoint.read_run(folder)["config"], rows
+
+
+def compare(folders: list[str]) -> str:
+    """Write the page of several runs -> HTML."""
+    found = {folder: read(folder) for folder in dict.fromkeys(folders)}
+    groups: dict = {}
+    for folder, (cfg, _) in found.items():
+        groups.setdefault(str([item for item in cfg.items() if item[0] not in APART]), []).append(folder)
+    names = {name_of(group): [found[folder][1] for folder in group] for group in groups.values()}
+    panels = []
+    for curves in runs.pictures([row for _, rows in found.values() for row in rows]):
+        for metric in curves.names:
+            lines = [band(name, logs, metric) for name, logs in names.items()]
+            if any(lines):
+                short = metric.removeprefix("val/")
+                alone = curves.names == [metric] or short == curves.title
+                title = curves.title if alone else f"{curves.title}: {short}"
+                panels.append(pages.Panel(title, curves.unit, [line for line in lines if line]))
+    about = ["A band is the 95% interval of the interquartile mean over seeds; of one run, its standard error."]
+    return pages.page(" and ".join(names), about, panels, several=True)
+
+
+def name_of(group: list[str]) -> str:
+    """Name the runs of one recipe after what their folders have in common."""
+    names = [os.path.basename(os.path.abspath(folder)) for folder in group]
+    common = os.path.commonprefix(names).rstrip("_-.0123456789") or names[0]
+    return names[0] if len(names) == 1 else f"{common}, {len(names)} seeds"
+
+
+def band(name: str, logs: list[list[dict]], metric: str) -> pages.Line | None:
+    """Draw one metric of the seeds of a recipe, at the steps that all of them have; None: there is none."""
+    of_seed = [{row["step"]: row for row in rows if row.get(metric) is not None} for rows in logs]
+    if len(logs) == 1:
+        line = pages.line_of(logs[0], metric)
+        return line and line._replace(name=name)
+    shared = pages.thinned(sorted(set.intersection(*map(set, of_seed))))
+    if not shared:
+        return None
+    values = np.array([[rows[step][metric] for step in shared] for rows in of_seed])  # (seeds, steps)
+    draws = np.random.default_rng(0).integers(len(logs), size=(DRAWS, len(logs)))
+    low, high = np.percentile([interquartile_mean(values[draw]) for draw in draws], (2.5, 97.5), axis=0)
+    minutes = np.mean([[rows[step]["time"] / 60 for step in shared] for rows in of_seed], 0)
+    return pages.Line(name, shared, *(a.tolist() for a in (minutes, interquartile_mean(values), low, high)))
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Average over seeds without their lowest and highest quarter: (seeds, ...) -> (...). Of up to three: the mean."""
+    cut = len(values) // 4
+    return np.sort(values, 0)[cut : len(values) - cut].mean(0)
