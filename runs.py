@@ -5,6 +5,7 @@ metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import fcntl
 import itertools
@@ -27,7 +28,7 @@ import checkpoint
 import config
 from config import Config
 from data import cache_folder
-from system import disk, hosts, terminal
+from system import collapse, disk, hosts, terminal
 from system import report as pages
 
 
@@ -174,6 +175,7 @@ class Log:
             rows = [row for row in read_lines(path) if row["step"] <= step]
             if name == "metrics.jsonl":
                 seconds = max((row["time"] for row in rows), default=0.0)
+                self.watch = collapse.Watch(cfg, rows)
             with disk.writing(f"{path}.new") as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
             os.replace(f"{path}.new", path)  # so that a kill loses no line
@@ -274,6 +276,7 @@ def report(cfg: Config, done: bool = False) -> None:
         [pages.Panel(curves.title, curves.unit, [line for line in lines if line]) for curves, lines in drawn],
         done,
         stages=pages.stages(rows),
+        warnings=[f"step {row['step']}: {row['collapse']}" for row in rows if row.get("collapse")],
         group=rollouts[-1] if rollouts else None,
         evaluations=pages.evaluations(samples),
         keys=[(name, str(value), str(default[name])) for name, value in ours.items()],
@@ -372,6 +375,7 @@ def print_pass_rates(cfg, rows):
 def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:
     """Log and print the metrics and samples of an evaluation, and draw the page and the curves."""
     if run.log:
+        run.log.watch.see({"step": step} | values)
         run.log.metrics(step, values)
         run.log.samples(step, samples[:SAMPLES])
         draw(run.cfg.out_dir)
@@ -386,8 +390,9 @@ FORMS = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%
          "kl": "kl {:.4f}", "rewards/kl/mean": "kl {:.4f}"}  # fmt: skip
 
 
-def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> None:
-    """Print the line of an iteration (of grpo) that ended with this State, and log it if `logged`, with a group."""
+def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> list[collapse.Collapse]:
+    """Print the line of an iteration (of grpo) that ended with this State, and log it if `logged`, with a group. Return
+    the signs of a collapse that were noticed now."""
     values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
     values["tokens"] = state.step * config.tokens_per_iter(run.cfg)
     if timed := [v for k, v in last.items() if k.startswith("time/")]:
@@ -396,8 +401,12 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         shown = [form.format(values[k]) for k, form in FORMS.items() if k in values and np.isfinite(values[k])]
         stages = [f"{k.removeprefix('time/')} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
         tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}  {' + '.join(stages)} s")
+    found = run.log.watch.see({"step": state.step} | values)
+    for one in found:
+        tqdm.write(f"step {state.step:6d}  {collapse.message(one)}")
+        run.log.metrics(state.step, {"collapse": collapse.message(one)})
     if not logged:
-        return
+        return found
     updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none
     values["learning_rate"] = float(run.rate(max(updates - config.updates_per_iter(run.cfg), 0)))
     run.log.metrics(state.step, values)
@@ -409,6 +418,35 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         prompt = group["masked" if "masked" in group else "prompt"]
         for text, advantage in [*zip(group["completions"], group["advantages"], strict=True)][: run.cfg.log_samples]:
             tqdm.write(f"    {prompt!r} -> {text!r}  advantage {advantage:+.2f}")
+    return found
+
+
+RESTARTS = 3  # most times that on_collapse=restart begins anew
+
+
+class Collapsed(ValueError):
+    """A run that collapsed and was saved."""
+
+    def __init__(self, text: str, again: Config | None) -> None:
+        super().__init__(text)
+        self.again = again  # of the run that goes on from the best checkpoint; None: there shall be none
+
+
+def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collapse.Collapse]) -> Collapsed:
+    """Save a run that collapses -> the error to raise."""
+    cfg = run.cfg
+    checkpoint.save_run(cfg, state, run.tok, best, finished=False)
+    step = best["step"] if best else 0
+    start = checkpoint.checkpoint_folder(cfg.out_dir, step) if step else cfg.init_from
+    change = signs[0].change if signs else {}  # only the first process knows it
+    keys = {"init_from": start, "out_dir": f"{cfg.out_dir}_again"} | change
+    typed = " ".join(f"--{key}={config.as_typed(value)}" for key, value in keys.items())
+    text = f"step {state.step}: {'; '.join(map(collapse.message, signs))}. Saved {cfg.out_dir}/step-{state.step:06d}. "
+    text += f"To go on from the best checkpoint: {typed}"
+    too_often = cfg.out_dir.endswith(RESTARTS * "_again")
+    if cfg.on_collapse == "stop" or too_often or hosts.processes().size > 1:
+        return Collapsed(text, None)
+    return Collapsed(text, dataclasses.replace(cfg, max_iters=cfg.max_iters - step, resume=False, **keys))
 
 
 class StopRequested:

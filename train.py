@@ -321,7 +321,7 @@ def evaluate(run, state, best):
 
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
-    cfg, last, pending = run.cfg, None, None
+    cfg, last, pending, signs = run.cfg, None, None, []
     bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
                disable=bool(hosts.processes()[1]) or None)  # None: without a terminal
     bar.set_description_str("compiling, once: 10 to 60 s")
@@ -350,7 +350,7 @@ def loop(run, state, best, done):
             if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
                 last, pending = check_finite(*pending, last, cfg), None
                 if run.log:
-                    runs.write(run, state, last, time.perf_counter() - clock, logged)
+                    signs = runs.write(run, state, last, time.perf_counter() - clock, logged)
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
             bar.update(1)
@@ -363,6 +363,8 @@ def loop(run, state, best, done):
             if leaving and not done:
                 tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise KeyboardInterrupt(int(leaving))
+            if cfg.on_collapse != "warn" and hosts.all_max(bool(signs)) and not done:
+                raise runs.leave_collapsed(run, state, best, signs)
     return state, best
 
 
@@ -371,6 +373,7 @@ def train(cfg, rows=None, rewards=None):
 
     From Python, rows (a list, or {"train": list, "val": list}) may replace the key dataset, and rewards (a function, a
     list, or {name: function}) the key rewards."""
+    again = None
     with contextlib.ExitStack() as claims:
         claims.enter_context(sharding.use(cfg.mesh))
         cfg = claims.enter_context(scores.in_memory(config.resolve_paths(cfg), rows, rewards))
@@ -380,8 +383,16 @@ def train(cfg, rows=None, rewards=None):
         if cfg.eval_only:
             evaluate(run, state, best)
             return state, cfg.out_dir
-        state, best = loop(run, state, best, done)
+        try:
+            state, best = loop(run, state, best, done)
+        except runs.Collapsed as e:
+            if not e.again:
+                raise
+            print(e)
+            again = e.again
         said = runs.ending(run.cfg, best) if run.log else ""
+    if again:
+        return train(again, rows, rewards)
     print(f"done: {cfg.out_dir}/step-{state.step:06d}{said}")
     return state, cfg.out_dir
 

@@ -100,6 +100,8 @@ class Config:
     pass_at: float | None = key(None, "lowest deciding reward that passes; None: pass rates are its mean", PASSING)
     save_interval: int = key(500, "steps between checkpoints", POSITIVE_INT)
     keep_checkpoints: int = key(2, "number of newest checkpoints to keep, in addition to the best one", POSITIVE_INT)
+    on_collapse: str = key("warn", "grpo, at a sign of collapse (system/collapse.py): warn, stop, or restart from the "
+                           "best checkpoint with the key changed", choices=("warn", "stop", "restart"))
     log_samples: int = key(3, "completions to print per evaluation (samples.jsonl gets 16) and group", NON_NEGATIVE)
     wandb_log: bool = key(False, "also log to Weights & Biases")
     wandb_project: str = key("unmask", "its project")

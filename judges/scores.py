@@ -365,6 +365,17 @@ def stats(values, *names):
     return {name: float(getattr(values, name)()) if len(values) else math.nan for name in names}
 
 
+def repetition(tokens, counts):
+    """Return the share of three tokens in a row that their completion already has: tokens, counts (B, T), counts True
+    on the tokens of the completion."""
+    ids = tokens.astype(np.int64)
+    three = (ids[:, :-2] << 40) + (ids[:, 1:-1] << 20) + ids[:, 2:]
+    inside = counts[:, :-2] & counts[:, 1:-1] & counts[:, 2:]
+    three = np.sort(np.where(inside, three, -1 - np.arange(three.shape[1])), 1)  # others equal nothing
+    again = (three[:, 1:] == three[:, :-1]).sum()
+    return float(again / max(inside.sum(), 1))
+
+
 def length_metrics(rollout, cfg, tok):
     """Measure the lengths of completions, and how many end in an end of text."""
     completion = np.asarray(rollout.completion)
@@ -376,6 +387,7 @@ def length_metrics(rollout, cfg, tok):
         finished = stats(length[ends], "mean", "min", "max")
         lengths |= {f"{how}_terminated_length": value for how, value in finished.items()}
     lengths |= {"terminated_frac": float(ends.mean()), "clipped_ratio": float(1 - ends.mean())}
+    lengths["repetition"] = repetition(np.asarray(rollout.tokens), np.asarray(rollout.counts))
     metrics = {f"completions/{name}": value for name, value in lengths.items()}
     return metrics | {"steps_per_token": float(rollout.passes.mean()) / max(length.mean(), 1)}
 

@@ -178,8 +178,8 @@ def page(title: str, about: list[str], panels: list[Panel], done: bool = True, *
     """Write the page of one or of several runs -> HTML.
 
     about: lines below the title. done: whether the page is final; else it loads itself again. more: for one run,
-    stages {name: seconds}, group (the last row of rollouts.jsonl), evaluations (as above) and keys [(name, value,
-    default)].
+    warnings (texts), stages {name: seconds}, group (the last row of rollouts.jsonl), evaluations (as above) and keys
+    [(name, value, default)].
     """
     curves = [{**panel._asdict(), "lines": [line._asdict() for line in panel.lines]} for panel in panels]
     content = {"about": about, "panels": curves, "done": done} | more

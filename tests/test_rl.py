@@ -32,7 +32,7 @@ import train
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
 from judges import model_judge, scores
-from system import huggingface
+from system import collapse, huggingface
 from system.start import prepare, with_ids
 
 KEY = jax.random.key(0)
@@ -1431,3 +1431,45 @@ def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):
     assert "language" not in second  # of a row that says nothing there
     with pytest.raises(ValueError, match="line 1: completion_key='b': no such column; found q, a, note"):
         split_rows(dataclasses.replace(cfg, completion_key="b"), "train")
+
+
+# ---- a run that collapses --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """A run sees at step 3 that it collapses, unless it is the second one."""
+
+    def see(self, row):
+        change = {"learning_rate": self.cfg.learning_rate / 3}
+        at_once = row["step"] == 3 and "reward" in row and not self.cfg.out_dir.endswith("_again")
+        return [collapse.Collapse("reward_fell", 2, "the reward has fallen", change)] if at_once else []
+
+    monkeypatch.setattr(collapse.Watch, "see", see)
+
+
+def test_a_run_that_collapses_says_so_and_goes_on(tiny, planted, capsys):
+    cfg = tiny()
+    train.train(cfg)
+    said = "this looks like a collapse since step 2 (reward_fell): the reward has fallen. Try --learning_rate=0.000333"
+    assert said in capsys.readouterr().out
+    assert [row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if row.get("collapse")][0]["step"] == 3
+    assert said in open(f"{cfg.out_dir}/report.html").read()
+    assert checkpoint.steps(cfg.out_dir)[-1] == 4
+
+
+def test_or_it_is_saved_and_says_how_to_go_on_from_its_best(tiny, planted):
+    cfg = tiny(on_collapse="stop", eval_interval=2)
+    with pytest.raises(ValueError, match="Saved .*out/step-000003. To go on from the best checkpoint: --init_from="):
+        train.train(cfg)
+    assert checkpoint.steps(cfg.out_dir)[-1] == 3
+    assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 4  # or as it was
+
+
+def test_or_it_begins_again_from_its_best_with_the_key_changed(tiny, planted):
+    cfg = tiny(on_collapse="restart", eval_interval=2, max_iters=5)
+    state, folder = train.train(cfg)
+    run = checkpoint.read_run(checkpoint.find(folder))["config"]
+    best = checkpoint.read_run(f"{cfg.out_dir}/step-000003")["best"]["step"]
+    assert folder == f"{cfg.out_dir}_again" and run["learning_rate"] == pytest.approx(cfg.learning_rate / 3)
+    assert run["init_from"].endswith(f"step-{best:06d}") and state.step == run["max_iters"] == 5 - best
