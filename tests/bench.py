@@ -576,18 +576,21 @@ def right_words(prompts, completions, answer):
             for text, right in zip(completions, answer, strict=True)]  # fmt: skip
 
 
-def asked(task, n_rows):
-    """Name of a task -> params, the config of its run, arrays of Text, and score(tokens) -> accuracy, tokens."""
-    run = dataclasses.replace(config.read_file(f"config/{task}_base.py"), eval_size=n_rows)
-    folder = checkpoint.best(find_or_train(f"config/{task}_base.py", trainer.train))[0]
+def asked(recipe, n_rows):
+    """Name of a recipe -> params, the config of its run, arrays of Text, and score(tokens) -> accuracy (nan if there is
+    no reward), tokens."""
+    run = dataclasses.replace(config.read_file(f"config/{recipe}.py"), eval_size=n_rows)
+    folder = checkpoint.best(find_or_train(f"config/{recipe}.py", trainer.train))[0]
     params, shape = checkpoint.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
-    text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=False), run)
+    text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=not run.max_prompt_len), run)
     arrays = text.take(slice(None))
-    fns = {"words": right_words} if task == "long" else scores.reward_functions(run, tok, text.rows)[0]
+    fns = {"words": right_words} if recipe == "long_base" else scores.reward_functions(run, tok, text.rows)[0]
 
     def score(x):
         ids = texts.completion_ids(x, tok, run)
+        if not fns:
+            return float("nan"), 0
         each = scores.score(fns, {}, run, tok, text.rows, ids, 1)[1]
         each = each if run.pass_at is None else each >= run.pass_at
         return float(np.nanmean(each)), sum(min(len(row) + 1, run.max_new_tokens) for row in ids)
@@ -637,7 +640,7 @@ def quickest(found):
 def curves(task, options, torch, twin):
     """Name of a task -> {way: [(passes a token, tokens a second, accuracy), ...]}, printed as a table."""
     quick = options.quick or task == "long"  # which takes an hour otherwise
-    params, run, arrays, score = asked(task, 4 if options.toy else 32 if quick else 128)
+    params, run, arrays, score = asked(f"{task}_base", 4 if options.toy else 32 if quick else 128)
     n, own, z, found = run.max_new_tokens, run.model.block_causal, sampler.masked_tokens(arrays, run.model), {}
 
     def ours(how):
@@ -920,7 +923,7 @@ def drafts(options):
     """tokens a pass and a second of drafts, beside one token at a time and plain blocks of the same weights"""
     prepare()
     sizes = some(options, (2,), (1, 64), (1, 8, 64))
-    params, run, arrays, score = asked("countdown_joint", max(sizes))
+    params, run, arrays, score = asked(options.recipe, max(sizes))
     if options.run != "out/sudoku":
         params, _ = checkpoint.load(options.run)
     blocks = dict(cache="prefix", steps=run.model.block_causal)
@@ -958,7 +961,8 @@ def main():
     parser = argparse.ArgumentParser(description="Without a command: what there is.")
     parser.add_argument("command", nargs="?", choices=COMMANDS)
     parser.add_argument("run", nargs="?", default="out/sudoku", help="for order: a run of config/sudoku.py; for "
-                        "drafts: one that starts from config/countdown_joint_base.py, instead of that")
+                        "drafts: one that starts from that of --recipe, instead of that")
+    parser.add_argument("--recipe", default="countdown_joint_base", help="for drafts: a model of both kinds in config/")
     parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
     parser.add_argument("--tasks", help=f"for estimators: some of {', '.join(TASKS)}; for frontier: {', '.join(TRIED)}")
     parser.add_argument("--picture", help="for frontier and growth: where to draw it, as in assets/frontier.png")
