@@ -349,7 +349,7 @@ def test_what_does_not_go_with_noise_is_named(tmp_path):
     with pytest.raises(ValueError, match="noise='unifrom': expected one of mask, uniform"):
         dataclasses.replace(CFG, noise="unifrom")
     for cache in ("prefix", "dual"):
-        with pytest.raises(ValueError, match=f"cache='{cache}' keeps the keys of noise"):
+        with pytest.raises(ValueError, match=f"cache='{cache}' would keep keys of noise"):
             sample.check(CFG, Plan(cache=cache))
     with pytest.raises(ValueError, match="no Hugging Face family has these switches together: .*noise=uniform"):
         huggingface.save(tmp_path, PARAMS, dataclasses.replace(CFG, qk_norm=True))
