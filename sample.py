@@ -625,7 +625,7 @@ def check(cfg, plan):
     if cfg.causal and plan.cache != "none":
         raise ValueError(f"cache={plan.cache!r}: a causal model has a cache of its own, an exact one; leave it out")
     if cfg.noise == "uniform" and plan.cache != "none":
-        raise ValueError(f"cache={plan.cache!r} would keep keys of noise, which a model with noise='uniform' draws anew "
+        raise ValueError(f"cache={plan.cache!r} would keep keys of noise, which a model with noise='uniform' redraws "
                          "at every step: leave it out")
     if cfg.causal and plan.guidance:
         raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")

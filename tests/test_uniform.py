@@ -16,6 +16,7 @@ import diffusion
 import model
 import rl
 import sample
+import train
 from sample import Plan
 from system import huggingface
 from tools import page
@@ -327,7 +328,7 @@ def test_a_rule_that_takes_back_is_not_trained_with_trace():
         rl.tune(cfg, None, PARAMS)
 
 
-# ---- folders, and what does not work ---------------------------------------------------------------------------------
+# ---- runs, folders, and what does not work ---------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_says_that_it_reads_noise_and_opens_as_such(tmp_path):
@@ -337,6 +338,23 @@ def test_a_checkpoint_says_that_it_reads_noise_and_opens_as_such(tmp_path):
     assert cfg.noise == "uniform" and cfg.mask_id == MASK
     z = with_prompt(np.full((1, 3), MASK))
     close(model.logits(params, z, cfg), model.logits(PARAMS, z, CFG), 1e-6)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_equals_the_unbroken_one(tmp_path):
+    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=16, noise="uniform")
+    cfg = config.Config(max_prompt_len=17, max_new_tokens=16, batch_size=4, eval_size=4, log_samples=0, warmup_iters=1,
+                        lr_schedule="constant", diffusion_steps=2, max_iters=4, model=shape)  # fmt: skip
+
+    def run(name, **changes):
+        return train.train(dataclasses.replace(cfg, out_dir=f"{tmp_path}/{name}", **changes))[0]
+
+    unbroken = run("unbroken")
+    run("broken", max_iters=2)
+    resumed = run("broken", resume=True)
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, unbroken.params)
+    tuned = run("tuned", objective="grpo", init_from=f"{tmp_path}/unbroken", rewards=("sudoku",), group_size=2)
+    assert tuned.step == 4 and checkpoint.load(checkpoint.find(f"{tmp_path}/tuned"))[1].noise == "uniform"
 
 
 @pytest.mark.parametrize("changes", [dict(causal=True, shift=True), dict(block_causal=2), dict(shift=True)])
