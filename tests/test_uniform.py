@@ -238,7 +238,7 @@ def test_rows_that_make_room_for_others_get_the_same_tokens():
     keys = sample.row_keys(KEY, 6)
     plan = Plan(rule="threshold", threshold=0.5, temperature=1.0)
     whole, _ = sample.generate(PARAMS, keys, z, CFG, plan)
-    turns, _ = slots.in_turn(PARAMS, keys, z, CFG, plan, None, 2, 1)
+    turns, _ = slots.in_turn(PARAMS, keys, z, CFG, plan, None, 3, 1)
     np.testing.assert_array_equal(turns, whole)
 
 
