@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from system import kernels, sharding
-from variants import moe
+from variants import moe, uniform
 from variants.rope import rotary
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
@@ -53,6 +53,7 @@ class ModelConfig(moe.Experts):
     rope_scaling: tuple[float, ...] | None = None  # stretched positions (Llama 3.1, YaRN), see variants/rope.py
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of the matmuls; params, norms, softmax and logits stay float32
+    noise: str = "mask"  # what the network reads where a token is missing: mask, or uniform: a random token
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
     mask_id: int | None = None  # the special ids; a data set's tokenizer sets them
     eos_id: int | None = None  # ends a text
@@ -76,6 +77,7 @@ class ModelConfig(moe.Experts):
             raise ValueError(f"rotary positions turn pairs, but here {self.rotary_share} of a head's {self.head_dim} "
                              "columns: make that an even number")
         super().__post_init__()
+        uniform.check(self)
         if self.rope_scaling is not None:
             numbers = all(type(x) in (int, float) and x > 0 for x in self.rope_scaling)
             if len(self.rope_scaling) not in (4, 5, 6) or not numbers or self.rope_scaling[1] >= self.rope_scaling[2]:
@@ -437,6 +439,8 @@ def hidden(params, z, cfg, valid=None, start=0, length=None):
     position before it, and the first token of a text from its own position, as in Dream's sampler."""
     T = z.shape[1]
     length = T - start if length is None else length
+    if cfg.noise == "uniform":
+        z = uniform.noisy(z, valid, cfg)
     if cfg.causal:
         z, valid = moved_right(z, valid, cfg)
     if cfg.causal or not cfg.shift:

@@ -41,6 +41,7 @@ class Plan:
     # token stays depends on which one it is, so they are not.
     order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
     # The rule `drafts` is a sampler of its own (variants/drafts.py), for models whose text is causal.
+    # `renoise` also takes tokens back; it is for models with noise="uniform" (variants/uniform.py).
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
     steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
@@ -194,6 +195,13 @@ def threshold(b, plan):
     return ~b.masked | (b.confidence >= plan.threshold) | (b.rank == 0)
 
 
+def renoise(b, plan):
+    """DiffusionGemma's idea with the numbers of `quota`: as many tokens stand as there, but those that stand compete
+    with the others. One that has become less probable than a token elsewhere is taken back."""
+    n = quota(b, plan).sum(1, keepdims=True)
+    return rank_of(without_noise(jnp.where(b.masked, b.confidence, b.standing))) < n
+
+
 def factor(b, plan):
     """Fast-dLLM's other rule: as many tokens n as keep (n + 1) (1 - p) <= factor, p being the probability of the last
     one; at least one. (Its released loop fills the last mask even where that fails.)"""
@@ -219,9 +227,10 @@ RULES = {
     "entropy": entropy,
     "dynamic": dynamic,
     "static": static,
+    "renoise": renoise,
 }
 # The rules that read Block.standing, to take tokens back. With any other rule, chunks without a mask are not scored.
-LOOKS_BACK: set[str] = set()
+LOOKS_BACK = {"renoise"}
 CACHES = "none", "prefix", "dual"
 
 
@@ -615,6 +624,9 @@ def check(cfg, plan):
         raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a mask; use order='left'")
     if cfg.causal and plan.cache != "none":
         raise ValueError(f"cache={plan.cache!r}: a causal model has a cache of its own, an exact one; leave it out")
+    if cfg.noise == "uniform" and plan.cache != "none":
+        raise ValueError(f"cache={plan.cache!r} would keep keys of noise, which a model with noise='uniform' redraws "
+                         "at every step: leave it out")
     if cfg.causal and plan.guidance:
         raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")
     if plan.rule == "drafts":

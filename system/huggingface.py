@@ -219,6 +219,8 @@ FAMILIES = {  # by the model_type in config.json
     "a2d-qwen3": Family("A2DQwen3LMHeadModel", {"qk_norm": True}, keys=BLOCK_KEYS),  # dllm's: with blocks or without
     "a2d-qwen2": Family("A2DQwen2LMHeadModel", {"qkv_bias": True}, keys=BLOCK_KEYS),
     "a2d-llama": Family("A2DLlamaLMHeadModel", {}, keys=BLOCK_KEYS),
+    # Ours alone: a name that no other program knows, because all others would let the network read masks.
+    "unmask_uniform": Family("UniformNoiseModel", {"noise": "uniform"}),
     "nemotron_labs_diffusion": Family(
         "NemotronLabsDiffusionModel",
         {"block_causal": 32, "causal_text": True},
@@ -284,7 +286,7 @@ def family_of(cfg: model.ModelConfig) -> str:
     switches = (
         "causal", "block_causal", "causal_text", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
         "attn_cap", "logit_cap", "rope_scaling", "d_head", "rotary_share", "n_experts", "routing", "norm_routing",
-        "n_shared",
+        "n_shared", "noise",
     )  # fmt: skip
     raise ValueError(
         "no Hugging Face family has these switches together: "

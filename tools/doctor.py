@@ -331,6 +331,8 @@ def explain(folder: str, open_as: str | None = None) -> int:
         base = checkpoint.find(huggingface.read_adapters(base)[0])
     kind = huggingface.read_kind(base, asked)
     params, cfg = checkpoint.load(folder, open_as=kind if base == folder else asked)
+    if cfg.noise != "mask":
+        raise ValueError(f"{folder} has noise={cfg.noise!r}: --explain compares ways to read masks, and it reads none")
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
     places = sources(base, cfg, kind, asked)
     n_params = sum(x.size for x in jax.tree.leaves(params))
