@@ -328,7 +328,7 @@ def test_a_rule_that_takes_back_is_not_trained_with_trace():
         rl.tune(cfg, None, PARAMS)
 
 
-# ---- runs, folders, and what does not work ---------------------------------------------------------------------------------
+# ---- runs, folders, and what does not work ---------------------------------------------------------------------------
 
 
 def test_a_checkpoint_says_that_it_reads_noise_and_opens_as_such(tmp_path):
