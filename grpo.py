@@ -230,6 +230,7 @@ class LossBatch(NamedTuple):
     old_logp: Array | None = None  # (B, T) under the policy that wrote the completions; None: the one being trained
     ref_logp: Any = None  # (B, T) under the reference; None: no KL
     share: Any = 1.0  # (B, T) if the estimator scores only a sample of tokens: above 1 for those drawn, 0 for others
+    rollout_weight: Any = 1.0  # (B, T) or (B, 1) from `rollout_weights`
 
     def mean(self, values):
         """Average values (B, T) over the tokens of the batch."""
@@ -248,6 +249,19 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
         total = (log_ratio * mask * share).sum(1, keepdims=True)
         log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)
     return jnp.exp(jnp.clip(log_ratio, -20, 20))  # an infinite ratio would make 0 * inf = nan in the gradient
+
+
+def rollout_weights(logp: Array, rollout_logp: Array, mask: Array, level: str, cap: float) -> Array:
+    """Weigh samples of a distribution q that is not the policy p, as an approximate cache makes them: min(p / q, cap).
+
+    logp under p, rollout_logp under q, mask (B, T) -> (B, T); for level "sequence" (B, 1), p and q being those of all
+    tokens of the mask. Without the cap that makes the gradient unbiased. The weights of single tokens do not, because a
+    token's reward also depends on the other tokens; but they vary less (truncated importance sampling).
+    """
+    log_weight = jnp.where(mask, logp - rollout_logp, 0)
+    if level == "sequence":
+        log_weight = log_weight.sum(1, keepdims=True)
+    return jnp.exp(jnp.minimum(log_weight, jnp.log(cap)))
 
 
 # Estimates of KL(policy || reference) on samples of the policy, from logr = log(reference / policy) (Schulman 2020).
@@ -328,7 +342,7 @@ def loss(
         """Add terms up; terms of tokens (B, T) are multiplied by their share, those of sequences (B, 1) include it."""
         return jnp.sum(batch.weight * (batch.share * terms if terms.shape == logp.shape else terms))
 
-    token_loss = LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg)
+    token_loss = batch.rollout_weight * LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg)
     pg_loss = weighted_sum(token_loss)
     metrics = {"pg_loss": pg_loss, "logp": batch.mean(logp)} | ratio_metrics(ratio, batch, cfg)
     total = pg_loss

@@ -225,6 +225,10 @@ class Config:
     clip_cap: float | None = key(None, "dual clip: largest ratio if the advantage is negative",
                                  Check(lambda value: value > 1, "above 1"))
     cispo_cap: float = key(5.0, "loss_type=cispo: largest weight of a ratio", POSITIVE)
+    rollout_weight: str = key("none", "correct for a sampler that differs from the policy (cache): weigh each token, "
+                              "or each sequence (unbiased if all steps are scored), by the ratio of the policy to it",
+                              choices=("none", "token", "sequence"))
+    rollout_cap: float = key(2.0, "rollout_weight: largest weight", POSITIVE)
     spg_mix: float = key(0.5, "loss_type=spg: share of the upper bound if the advantage is negative", FRACTION)
     spg_power: float = key(1.5, "loss_type=spg: power of its power mean", POSITIVE)
     entropy_coef: float = key(0.0, "weight of the entropy bonus", NON_NEGATIVE)
@@ -438,6 +442,12 @@ def between_keys_of_grpo(c):
          f"{c.kl_beta})"),
         (c.loss_type in ("wd1", "spg") and c.ratio_level != "none",
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
+        (c.rollout_weight != "none" and c.logp_est not in ("trace", "exact"),
+         f"rollout_weight={c.rollout_weight!r} compares log-probs with those of sampling, which "
+         f"logp_est={c.logp_est!r} does not estimate: take trace or exact, or rollout_weight='none'"),
+        (c.rollout_weight == "token" and c.ratio_level == "sequence",
+         "rollout_weight='token' weighs tokens, but ratio_level='sequence' gives a completion one loss: set "
+         "rollout_weight='sequence'"),
         ("judge" in c.rewards + c.eval_rewards and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
     )  # fmt: skip
@@ -450,6 +460,7 @@ def idle_keys(c):
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
         ("clip_low clip_high clip_cap", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
+        ("rollout_cap", c.rollout_weight != "none", "rollout_weight='token' or 'sequence'"),
         ("draft_coef", c.rule == "drafts", "rule='drafts'"),
         ("ref_mode ref_from kl_in_reward", c.kl_beta, "kl_beta above 0: without it there is no reference"),
     ):

@@ -619,10 +619,11 @@ def exact_gradient(params, x, step, chance, temperature, reward, filters=(1.0, 4
     return jnp.sum(chance * probabilities(params, x, step, temperature, filters).prod(1) * reward)
 
 
-@functools.partial(jax.jit, static_argnames="plan")
+@functools.partial(jax.jit, static_argnames=("plan", "weigh"))
 @jax.grad
-def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=None):
-    """The loss's on every path at once, each with its probability p (n,) as its weight; counts (n, 3): of what."""
+def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=None, drawn=0.0, weigh=None):
+    """The loss's on every path at once, each with its probability p (n,) as its weight; counts (n, 3): of what. weigh:
+    level and cap of the weights of a sampler whose tokens have the log-probs drawn (n, 3)."""
     x, order = with_prompt(x, 1), with_prompt(step, -1)
     hole = order >= 0
     mask = hole & with_prompt(jnp.broadcast_to(counts, step.shape), False)
@@ -635,6 +636,8 @@ def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=Non
     logp = (w * diffusion.view_logp(params, x, M, CFG, say=say)[0]).sum(0)
     weight = len(x) * p[:, None] * grpo.token_weights("dr_grpo", mask, 1)
     batch = LossBatch(reward, mask, weight, mask / mask.sum())
+    if weigh:
+        batch = batch._replace(rollout_weight=grpo.rollout_weights(logp, with_prompt(drawn, 0), mask, *weigh))
     return grpo.loss(logp, batch, LossConfig("dr_grpo", "none"))[0]
 
 
@@ -661,6 +664,23 @@ def test_on_policy_the_trace_gives_exactly_the_gradient_of_the_expected_reward(p
     close(ours(step, reward - 5), exact, 3e-5)  # a baseline changes nothing
     for other in (step * 0, step * 0 + np.arange(3)):  # the log-probs of another order do: all at once, from the left
         assert abs(ours(other, reward) - exact).max() > 0.1 or (other == step).all()
+
+
+@pytest.mark.slow
+def test_weighed_by_its_ratio_to_the_sampler_a_path_has_the_gradient_of_the_expected_reward_under_the_policy():
+    """The sampler is colder than the policy. The product over the tokens of a path makes the gradient exact; the
+    weights of single tokens come closer than none, as does a product with a cap."""
+    plan = list(PLANS)[1]
+    x, step, chance = paths(plan)
+    reward = REWARD[tuple(x.T)]
+    q = np.asarray(probabilities(PARAMS, x, step, 0.7))
+    exact = flat(exact_gradient(PARAMS, x, step, chance, 1.0, reward))
+    ours = lambda weigh: -flat(grpo_gradient(
+        PARAMS, x, step, chance * q.prod(1), 1.0, reward, drawn=np.log(q), weigh=weigh))
+    ways = {"none": None, "token": ("token", 1e9), "capped at 1.2": ("sequence", 1.2), "sequence": ("sequence", 1e9)}
+    away = {name: float(jnp.linalg.norm(ours(weigh) - exact) / jnp.linalg.norm(exact)) for name, weigh in ways.items()}
+    print(", ".join(f"{name}: off by {far:.1%}" for name, far in away.items()))
+    assert away["sequence"] < 1e-5 and max(away["token"], away["capped at 1.2"]) < away["none"]
 
 
 FILTERED = [Plan(order="confidence", steps=3, temperature=1.2, top_p=0.7),
@@ -720,6 +740,23 @@ def test_the_enumerated_paths_are_those_of_the_sampler():
     rows = [known[tuple(row)] for row in np.concatenate([filled[:, 1:], trace["step"][:, 1:]], 1).tolist()]
     close(trace["logp"][:, 1:], np.log(probabilities(PARAMS, x, step, plan.temperature))[jnp.array(rows)], 1e-4)
     assert len(set(rows)) > 9
+
+
+def test_a_weight_is_the_ratio_of_the_policy_to_the_sampler_up_to_a_cap_and_padding_has_none():
+    drawn = jnp.array([[-1.0, -2.0, -3.0]] * 2)
+    logp, mask = drawn + jnp.log(jnp.array([[1.5, 3.0, 9.0], [0.5, 0.5, 1.0]])), jnp.array([[True, True, False]] * 2)
+    close(grpo.rollout_weights(logp, drawn, mask, "token", 2.0), [[1.5, 2.0, 1.0], [0.5, 0.5, 1.0]])
+    close(grpo.rollout_weights(logp, drawn, mask, "sequence", 4.0), [[4.0], [0.25]])
+    close(grpo.rollout_weights(logp, drawn, mask, "sequence", 5.0), [[4.5], [0.25]])
+
+
+def test_a_rollout_weight_multiplies_the_policy_loss_and_its_gradient_and_not_the_kl():
+    cfg = LossConfig("grpo", "token", kl_beta=0.1)
+    batch = LossBatch(ADV, MASK, grpo.token_weights("grpo", MASK, 4), MASK / MASK.sum(), OLD, REF)
+    of = lambda logp, weight: grpo.loss(logp, batch._replace(rollout_weight=weight), cfg)[1]
+    part = lambda name, weight: jax.value_and_grad(lambda logp: of(logp, weight)[name])(NEW)
+    for name, factor in (("pg_loss", 1.7), ("kl_loss", 1)):
+        jax.tree.map(close, part(name, 1.7), jax.tree.map(lambda a, factor=factor: factor * a, part(name, 1.0)))
 
 
 def test_a_value_on_a_bound_is_not_limited():
