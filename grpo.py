@@ -40,7 +40,8 @@ def moments(values: Array, axis: int | tuple[int, ...]) -> Moments:
 
 
 def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
-    """Subtract its group's baseline from every reward, and divide by the group's standard deviation if scale="group".
+    """Subtract its group's baseline from every reward, and divide by the group's standard deviation if scale="group",
+    by its mean reward if scale="mean".
 
     rewards (N, G), nan for no opinion -> (N, G). If all rewards of a group are equal, the result is exactly 0.
     """
@@ -52,6 +53,8 @@ def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
     adv = rewards - group.mean
     if baseline == "loo":  # RLOO: the mean of the others is n / (n - 1) times as far away
         adv = adv * (group.n / jnp.maximum(group.n - 1, 1))
+    if scale == "mean":
+        return adv / (lowest + group.mean + eps)
     return adv / (group.std + eps) if scale == "group" else adv
 
 
@@ -68,7 +71,8 @@ def advantages(
     rewards (R, N, G), nan for no opinion; weights (R,) -> (N, G), 0 where no reward has an opinion.
     baseline: subtract the mean of the group ("mean"), or of its other completions ("loo").
     scale: divide by the standard deviation of the "group" or the "batch", or by nothing ("none", Dr. GRPO). Divided by
-    the group's, very easy and very hard prompts count as much as those in between.
+    the group's, very easy and very hard prompts count as much as those in between. "mean" divides by the group's mean
+    reward (MaxRL): for rewards of 0 and 1 that raises log p(right) instead of p(right), so hard prompts count most.
     normalize: add the weighted rewards, then normalize ("sum"); or normalize each reward in its group, then add
     ("each"; `scale` is ignored). With "each", a reward that varies little counts as much as one that varies a lot.
     """

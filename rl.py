@@ -209,7 +209,7 @@ def scoring_model(cfg):
 def as_drawn(r: Rollout, cfg):
     """Make the function that reads log p and entropy from logits under the distribution that tokens are drawn from."""
     plan = sample.plan(cfg, cfg.temperature)
-    filters = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
+    filters = cfg.top_k or cfg.top_p or cfg.min_p or cfg.repetition_penalty != 1
 
     def say(logits, x, place):
         if filters:

@@ -173,6 +173,7 @@ class Config:
     temperature: float = key(1.0, "for rollouts and samples; evaluations also decode greedily", NON_NEGATIVE)
     top_k: int | None = key(None, "sample from the k most probable tokens; None: from all")
     top_p: float | None = key(None, "sample from the most probable tokens that reach this probability; None: from all")
+    min_p: float | None = key(None, "sample from tokens at least min_p times as probable as the best; None: from all", BELOW_1)
     repetition_penalty: float = key(1.0, "above 1: make tokens that a row already has less likely")
 
     rewards: tuple[str, ...] = key((), "names, path.py:function, length(target=40); the first decides at evaluations",
@@ -209,8 +210,8 @@ class Config:
 
     adv_baseline: str = key("mean", "mean: of the group; loo: of the other completions", choices=("mean", "loo"),
                             section="grpo: advantages and loss, see grpo.py")
-    adv_norm: str = key("group", "divide by the standard deviation of the group, the batch, or none",
-                        choices=("group", "batch", "none"))
+    adv_norm: str = key("group", "divide by the standard deviation of the group, the batch, or none; mean: by the mean "
+                        "reward of the group (MaxRL)", choices=("group", "batch", "none", "mean"))
     adv_eps: float = key(1e-4, "added to the standard deviation", NON_NEGATIVE)
     adv_negative: float = key(1.0, "weight of negative advantages; 0: learn only from the better ones", NON_NEGATIVE)
     reward_norm: str = key("sum", "sum: add up several rewards, then normalize; each: normalize each first",
@@ -437,6 +438,9 @@ def between_keys_of_grpo(c):
          f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
         (c.kl_in_reward and c.reward_norm == "each",
          "kl_in_reward=True with reward_norm='each' would give every KL the same size, whatever kl_beta says"),
+        (c.adv_norm == "mean" and c.reward_norm == "each",
+         "adv_norm='mean' divides the sum of the rewards by its mean, which reward_norm='each' ignores: set "
+         "reward_norm='sum'"),
         (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
          f"loss_type='spg' is a bound made of the views of logp_est='elbo' (now {c.logp_est!r}), with kl_beta=0 (now "
          f"{c.kl_beta})"),

@@ -24,6 +24,7 @@ import model
 import rl
 import sample
 from grpo import LossBatch, LossConfig, advantages
+from judges import scores
 from sample import Plan
 
 # Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
@@ -178,6 +179,20 @@ def test_groups_do_not_affect_each_other_unless_the_scale_is_the_batchs(scale, a
     r = jnp.array(opinions(0))
     a, b = (np.asarray(advantages(x, (1.0, 1.0), scale=scale)) for x in (r, r.at[:, 0].multiply(5)))
     assert (a[1:] == b[1:]).all() == alone and (a[0] != b[0]).any()
+
+
+@pytest.mark.parametrize("p", [0.05, 0.4])
+def test_divided_by_the_groups_mean_the_gradient_is_that_of_the_first_terms_of_log_p(p):
+    """MaxRL: log p = -sum over k of (1 - p) ** k / k. All 2 ** G rewards of a group are enumerated, for a policy that
+    is right with probability p: G completions give the gradient of the first G - 1 terms."""
+    G = 4
+    rewards = jnp.array(list(itertools.product((0.0, 1.0), repeat=G)))
+    chance = jnp.where(rewards == 1, p, 1 - p).prod(1)
+    score = jnp.where(rewards == 1, 1 / p, -1 / (1 - p))  # the gradient of each completion's log-prob by p
+    adv = advantages(rewards[None], scale="mean", eps=0.0)
+    close((chance * (adv * score).mean(1)).sum(), sum((1 - p) ** (k - 1) for k in range(1, G)), 1e-5)
+    close(advantages(jnp.array([[[1.0, 0.0, 0.0, 3.0], [0.0] * 4]]), scale="mean", eps=0.0)[0], [0, -1, -1, 2])
+    assert not advantages(jnp.zeros((1, 2, 3)), scale="mean").any()
 
 
 def test_wd1s_weights_are_two_softmaxes_and_sum_to_0():
@@ -546,6 +561,46 @@ def test_the_reference_follows_the_policy_as_its_mode_says(mode, moves):
     assert (ref["w"] == policies[0]).all() == (mode == "static")
     copy = grpo.update_reference(ref, {"w": jnp.array(policies[1])}, 8, "periodic", interval=4, mix=1.0)
     assert (copy["w"] == policies[1]).all()
+
+
+# ---- regression on the advantage, which needs no loss of its own ----
+
+
+def sums(logp, ref=REF):
+    """log p - log p_ref of whole completions (B,)."""
+    return ((logp - ref) * MASK).sum(1)
+
+
+def reinforce(logp, adv, beta, ref=REF):
+    """The loss without a ratio, summed over tokens, with the KL of whole completions: value and gradient."""
+    weight = grpo.token_weights("grpo", MASK, 4, aggregation="sum")
+    batch = LossBatch(adv, MASK, weight, MASK / MASK.sum(), None, ref)
+    cfg = LossConfig("grpo", "none", kl_beta=beta, kl_est="k2_sequence")
+    return jax.value_and_grad(lambda logp: grpo.loss(logp, batch, cfg)[0])(logp)
+
+
+@pytest.mark.parametrize("beta", [0.01, 0.5])
+def test_regressing_the_log_ratio_on_the_advantage_is_reinforce_with_the_k2_of_sequences(beta):
+    """RSPO: (d - A / beta) ** 2, where d = log p - log p_ref of a completion, has 2 / beta times its gradient, also by
+    finite differences; and where the policy is the reference, that of -2 / beta * A * log p alone."""
+    rspo = lambda logp: ((sums(logp) - ADV / beta) ** 2).mean()
+    gradient = 2 / beta * reinforce(NEW, ADV, beta)[1]
+    close(gradient, jax.grad(rspo)(NEW), 1e-4)
+    for i in np.argwhere(COUNTS):
+        step = jnp.zeros(NEW.shape).at[tuple(i)].set(1e-1)  # exact for a square, whatever its size
+        close(gradient[tuple(i)], (rspo(NEW + step) - rspo(NEW - step)) / 0.2, 1e-3)
+    close(reinforce(REF, ADV, beta)[1], -ADV[:, None] * MASK / 3, 1e-6)
+
+
+def test_the_variance_of_log_ratio_minus_reward_in_a_group_is_reinforce_with_the_kl_in_the_reward():
+    """TraFL's trajectory balance with log Z from the group (the paper learns it): beta / 2 times the variance of
+    d - R / beta has the gradient of advantages that are centred and not scaled, with kl_in_reward."""
+    beta, rewards = 0.3, np.array([1.0, 0.0, 0.4])
+    variance = lambda logp: beta / 2 * jnp.var(sums(logp) - jnp.asarray(rewards) / beta)
+    keys = dict(rewards=("exact",), adv_norm="none", kl_beta=beta, kl_in_reward=True)
+    cfg = config.Config(**keys, objective="grpo", init_from="a")
+    adv = scores.advantages(rewards[None, None], cfg, np.asarray(sums(NEW))[None])[0]
+    close(reinforce(NEW, adv, 0.0)[1], jax.grad(variance)(NEW))
 
 
 # ---- all of it, exactly: three real tokens, three holes, every path of the sampler ----
