@@ -173,7 +173,8 @@ class Config:
     temperature: float = key(1.0, "for rollouts and samples; evaluations also decode greedily", NON_NEGATIVE)
     top_k: int | None = key(None, "sample from the k most probable tokens; None: from all")
     top_p: float | None = key(None, "sample from the most probable tokens that reach this probability; None: from all")
-    min_p: float | None = key(None, "sample from tokens at least min_p times as probable as the best; None: from all", BELOW_1)
+    min_p: float | None = key(None, "sample from tokens at least min_p times as probable as the best; None: from all",
+                              BELOW_1)
     repetition_penalty: float = key(1.0, "above 1: make tokens that a row already has less likely")
 
     rewards: tuple[str, ...] = key((), "names, path.py:function, length(target=40); the first decides at evaluations",
