@@ -359,8 +359,8 @@ def policy_loss(params, b: Minibatch, cfg):
         share=cut(b.views.share),
     )
     if cfg.rollout_weight != "none":
-        wrote, scored = logp if old is None else old, batch.mask & (batch.share > 0)
-        weight = grpo.rollout_weights(wrote, cut(b.rollout.logp), scored, cfg.rollout_weight, cfg.rollout_cap)
+        before, scored = logp if old is None else old, batch.mask & (batch.share > 0)
+        weight = grpo.rollout_weights(before, cut(b.rollout.logp), scored, cfg.rollout_weight, cfg.rollout_cap)
         batch = batch._replace(rollout_weight=weight)
     total, metrics = grpo.loss(logp, batch, loss_config(cfg), cut(all_entropy))
     if cfg.rollout_weight != "none":
