@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import model
 from system import kernels, sharding
@@ -352,6 +353,29 @@ def coupled_elbo(key, completion, inputs):
     return split_weight(masked, masked * each[..., None])
 
 
+def quadrature(key, completion, inputs):
+    """GDPO: n views whose shares of masks t are the points of Gauss-Legendre quadrature, with its weights, instead of
+    random shares. The count t L + 1/2 (`elbo` masks ceil(t L)) is rounded up or down at random, right on average."""
+    round_key, mask_key = jax.random.split(key)
+    L = completion.sum(1)
+    points, weights = np.polynomial.legendre.leggauss(inputs.n)  # on -1..1, with weights that sum to 2
+    t = (1 + points[:, None]) / 2
+    u = jax.random.uniform(round_key, (inputs.n, len(L)))
+    count = jnp.clip(jnp.floor(t * L + 0.5 + u), 1, jnp.maximum(L, 1))
+    masked = random_subsets(jax.random.split(mask_key, inputs.n), completion, count)
+    each = weights[:, None] / 2 * L / count
+    return split_weight(masked, masked * each[..., None])
+
+
+def pseudo_likelihood(key, completion, inputs):
+    """DACA-GRPO: cut the completion at random into n strata of equal size; each view masks one stratum, so that every
+    token is scored once, given all other strata. n=1 is `one_step` without its masks in the prompt."""
+    noise = jnp.where(completion, jax.random.uniform(key, completion.shape), 2.0)
+    stratum = jnp.argsort(jnp.argsort(noise, 1), 1) % inputs.n
+    masked = completion & (stratum == jnp.arange(inputs.n)[:, None, None])
+    return Views(masked, masked, completion)
+
+
 def mask_counts(key, completion, n):
     """Draw what both ELBO estimators use -> L (B,), u (n, B) stratified over all views, n keys."""
     t_key, mask_key = jax.random.split(key)
@@ -419,6 +443,8 @@ ESTIMATORS: dict[str, Callable[..., Views]] = {
     "coupled": coupled,
     "elbo": elbo,
     "coupled_elbo": coupled_elbo,
+    "quadrature": quadrature,
+    "strata": pseudo_likelihood,
     "trace": trace,
     "left_to_right": left_to_right,
     "exact": exact,

@@ -40,7 +40,8 @@ def moments(values: Array, axis: int | tuple[int, ...]) -> Moments:
 
 
 def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
-    """Subtract its group's baseline from every reward, and divide by the group's standard deviation if scale="group".
+    """Subtract its group's baseline from every reward, and divide by the group's standard deviation if scale="group",
+    by its mean reward if scale="mean".
 
     rewards (N, G), nan for no opinion -> (N, G). If all rewards of a group are equal, the result is exactly 0.
     """
@@ -52,6 +53,8 @@ def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
     adv = rewards - group.mean
     if baseline == "loo":  # RLOO: the mean of the others is n / (n - 1) times as far away
         adv = adv * (group.n / jnp.maximum(group.n - 1, 1))
+    if scale == "mean":
+        return adv / (lowest + group.mean + eps)
     return adv / (group.std + eps) if scale == "group" else adv
 
 
@@ -68,7 +71,8 @@ def advantages(
     rewards (R, N, G), nan for no opinion; weights (R,) -> (N, G), 0 where no reward has an opinion.
     baseline: subtract the mean of the group ("mean"), or of its other completions ("loo").
     scale: divide by the standard deviation of the "group" or the "batch", or by nothing ("none", Dr. GRPO). Divided by
-    the group's, very easy and very hard prompts count as much as those in between.
+    the group's, very easy and very hard prompts count as much as those in between. "mean" divides by the group's mean
+    reward (MaxRL): for rewards of 0 and 1 that raises log p(right) instead of p(right), so hard prompts count most.
     normalize: add the weighted rewards, then normalize ("sum"); or normalize each reward in its group, then add
     ("each"; `scale` is ignored). With "each", a reward that varies little counts as much as one that varies a lot.
     """
@@ -230,6 +234,7 @@ class LossBatch(NamedTuple):
     old_logp: Array | None = None  # (B, T) under the policy that wrote the completions; None: the one being trained
     ref_logp: Any = None  # (B, T) under the reference; None: no KL
     share: Any = 1.0  # (B, T) if the estimator scores only a sample of tokens: above 1 for those drawn, 0 for others
+    rollout_weight: Any = 1.0  # (B, T) or (B, 1) from `rollout_weights`
 
     def mean(self, values):
         """Average values (B, T) over the tokens of the batch."""
@@ -248,6 +253,19 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
         total = (log_ratio * mask * share).sum(1, keepdims=True)
         log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)
     return jnp.exp(jnp.clip(log_ratio, -20, 20))  # an infinite ratio would make 0 * inf = nan in the gradient
+
+
+def rollout_weights(logp: Array, rollout_logp: Array, mask: Array, level: str, cap: float) -> Array:
+    """Weigh samples of a distribution q that is not the policy p, as an approximate cache makes them: min(p / q, cap).
+
+    logp under p, rollout_logp under q, mask (B, T) -> (B, T); for level "sequence" (B, 1), p and q being those of all
+    tokens of the mask. Without the cap that makes the gradient unbiased. The weights of single tokens do not, because a
+    token's reward also depends on the other tokens; but they vary less (truncated importance sampling).
+    """
+    log_weight = jnp.where(mask, logp - rollout_logp, 0)
+    if level == "sequence":
+        log_weight = log_weight.sum(1, keepdims=True)
+    return jnp.exp(jnp.minimum(log_weight, jnp.log(cap)))
 
 
 # Estimates of KL(policy || reference) on samples of the policy, from logr = log(reference / policy) (Schulman 2020).
@@ -328,7 +346,7 @@ def loss(
         """Add terms up; terms of tokens (B, T) are multiplied by their share, those of sequences (B, 1) include it."""
         return jnp.sum(batch.weight * (batch.share * terms if terms.shape == logp.shape else terms))
 
-    token_loss = LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg)
+    token_loss = batch.rollout_weight * LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg)
     pg_loss = weighted_sum(token_loss)
     metrics = {"pg_loss": pg_loss, "logp": batch.mean(logp)} | ratio_metrics(ratio, batch, cfg)
     total = pg_loss

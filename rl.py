@@ -209,7 +209,7 @@ def scoring_model(cfg):
 def as_drawn(r: Rollout, cfg):
     """Make the function that reads log p and entropy from logits under the distribution that tokens are drawn from."""
     plan = sample.plan(cfg, cfg.temperature)
-    filters = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
+    filters = cfg.top_k or cfg.top_p or cfg.min_p or cfg.repetition_penalty != 1
 
     def say(logits, x, place):
         if filters:
@@ -358,7 +358,13 @@ def policy_loss(params, b: Minibatch, cfg):
         ref_logp=cut(b.ref_logp),
         share=cut(b.views.share),
     )
+    if cfg.rollout_weight != "none":
+        before, scored = logp if old is None else old, batch.mask & (batch.share > 0)
+        weight = grpo.rollout_weights(before, cut(b.rollout.logp), scored, cfg.rollout_weight, cfg.rollout_cap)
+        batch = batch._replace(rollout_weight=weight)
     total, metrics = grpo.loss(logp, batch, loss_config(cfg), cut(all_entropy))
+    if cfg.rollout_weight != "none":
+        metrics["rollout_weight"] = batch.mean(batch.rollout_weight)
     # How far the policy that is trained is from the one that sampled: 0 for `trace` with all steps, before any update.
     metrics["behaviour_gap"] = batch.mean(jnp.abs(logp - cut(b.rollout.logp)))
     if b.noisy is not None:

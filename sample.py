@@ -53,6 +53,7 @@ class Plan:
     temperature: float = 0.0  # 0: the most probable token
     top_k: int | None = None  # draw from the k most probable tokens
     top_p: float | None = None  # draw from the most probable tokens that together reach this probability
+    min_p: float | None = None  # draw from the tokens at least min_p times as probable as the most probable one
     repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
     guidance: float = 0.0  # LLaDA's cfg_scale: classifier-free guidance, away from predictions without the given tokens
     tempered: bool = False  # order by probabilities after temperature, top-k and top-p (Dream), not before (LLaDA)
@@ -67,6 +68,7 @@ class Plan:
             "rule": (self.rule in (*RULES, "drafts"), "one of " + ", ".join((*RULES, "drafts"))),
             "cache": (self.cache in CACHES, "one of " + ", ".join(CACHES)),
             "top_p": (self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1"),
+            "min_p": (self.min_p is None or 0 <= self.min_p < 1, "None, or a number of at least 0 and below 1"),
             "guidance": (self.guidance == 0 or self.cache == "none" and self.guidance > 0,
                          "at least 0; with a cache 0, because the second pass has none"),
             "repetition_penalty": (self.repetition_penalty > 0, "above 0; 1 changes nothing"),
@@ -277,13 +279,16 @@ def adjusted(params, h, present, row, cfg, plan):
 
 
 def filtered(logits, plan):
-    """Apply temperature, then top-p, then top-k (Dream's order) to logits (..., V)."""
+    """Apply temperature, then top-p, then top-k (Dream's order), then min-p to logits (..., V)."""
     if plan.temperature:
         logits = logits / plan.temperature
     if plan.top_p is not None and plan.top_p < 1:
         logits = jnp.where(kernels.nucleus(logits, plan.top_p), logits, model.NEVER)
     if plan.top_k is not None:
         least = jax.lax.top_k(logits, min(plan.top_k, logits.shape[-1]))[0][..., -1:]
+        logits = jnp.where(logits < least, model.NEVER, logits)
+    if plan.min_p is not None:
+        least = logits.max(-1, keepdims=True) + jnp.log(plan.min_p)
         logits = jnp.where(logits < least, model.NEVER, logits)
     return logits
 

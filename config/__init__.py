@@ -173,6 +173,8 @@ class Config:
     temperature: float = key(1.0, "for rollouts and samples; evaluations also decode greedily", NON_NEGATIVE)
     top_k: int | None = key(None, "sample from the k most probable tokens; None: from all")
     top_p: float | None = key(None, "sample from the most probable tokens that reach this probability; None: from all")
+    min_p: float | None = key(None, "sample from tokens at least min_p times as probable as the best; None: from all",
+                              BELOW_1)
     repetition_penalty: float = key(1.0, "above 1: make tokens that a row already has less likely")
 
     rewards: tuple[str, ...] = key((), "names, path.py:function, length(target=40); the first decides at evaluations",
@@ -209,8 +211,8 @@ class Config:
 
     adv_baseline: str = key("mean", "mean: of the group; loo: of the other completions", choices=("mean", "loo"),
                             section="grpo: advantages and loss, see grpo.py")
-    adv_norm: str = key("group", "divide by the standard deviation of the group, the batch, or none",
-                        choices=("group", "batch", "none"))
+    adv_norm: str = key("group", "divide by the standard deviation of the group, the batch, or none; mean: by the mean "
+                        "reward of the group (MaxRL)", choices=("group", "batch", "none", "mean"))
     adv_eps: float = key(1e-4, "added to the standard deviation", NON_NEGATIVE)
     adv_negative: float = key(1.0, "weight of negative advantages; 0: learn only from the better ones", NON_NEGATIVE)
     reward_norm: str = key("sum", "sum: add up several rewards, then normalize; each: normalize each first",
@@ -225,6 +227,10 @@ class Config:
     clip_cap: float | None = key(None, "dual clip: largest ratio if the advantage is negative",
                                  Check(lambda value: value > 1, "above 1"))
     cispo_cap: float = key(5.0, "loss_type=cispo: largest weight of a ratio", POSITIVE)
+    rollout_weight: str = key("none", "correct for a sampler that differs from the policy (cache): weigh each token, "
+                              "or each sequence (unbiased if all steps are scored), by the ratio of the policy to it",
+                              choices=("none", "token", "sequence"))
+    rollout_cap: float = key(2.0, "rollout_weight: largest weight", POSITIVE)
     spg_mix: float = key(0.5, "loss_type=spg: share of the upper bound if the advantage is negative", FRACTION)
     spg_power: float = key(1.5, "loss_type=spg: power of its power mean", POSITIVE)
     entropy_coef: float = key(0.0, "weight of the entropy bonus", NON_NEGATIVE)
@@ -433,11 +439,20 @@ def between_keys_of_grpo(c):
          f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
         (c.kl_in_reward and c.reward_norm == "each",
          "kl_in_reward=True with reward_norm='each' would give every KL the same size, whatever kl_beta says"),
+        (c.adv_norm == "mean" and c.reward_norm == "each",
+         "adv_norm='mean' divides the sum of the rewards by its mean, which reward_norm='each' ignores: set "
+         "reward_norm='sum'"),
         (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
          f"loss_type='spg' is a bound made of the views of logp_est='elbo' (now {c.logp_est!r}), with kl_beta=0 (now "
          f"{c.kl_beta})"),
         (c.loss_type in ("wd1", "spg") and c.ratio_level != "none",
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
+        (c.rollout_weight != "none" and c.logp_est not in ("trace", "exact"),
+         f"rollout_weight={c.rollout_weight!r} compares log-probs with those of sampling, which "
+         f"logp_est={c.logp_est!r} does not estimate: take trace or exact, or rollout_weight='none'"),
+        (c.rollout_weight == "token" and c.ratio_level == "sequence",
+         "rollout_weight='token' weighs tokens, but ratio_level='sequence' gives a completion one loss: set "
+         "rollout_weight='sequence'"),
         ("judge" in c.rewards + c.eval_rewards and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
     )  # fmt: skip
@@ -450,6 +465,7 @@ def idle_keys(c):
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
         ("clip_low clip_high clip_cap", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
+        ("rollout_cap", c.rollout_weight != "none", "rollout_weight='token' or 'sequence'"),
         ("draft_coef", c.rule == "drafts", "rule='drafts'"),
         ("ref_mode ref_from kl_in_reward", c.kl_beta, "kl_beta above 0: without it there is no reference"),
     ):

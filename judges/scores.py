@@ -236,6 +236,9 @@ def advantages(table: np.ndarray, cfg: Any, kl: np.ndarray | None = None) -> jax
     """
     values = jnp.asarray(table, jnp.float32)
     weights = reward_weights(table, cfg)
+    if cfg.adv_norm == "mean" and (lowest := np.nansum(np.asarray(weights)[:, None, None] * table, 0).min()) < 0:
+        raise ValueError(f"adv_norm='mean' divides by the mean reward of a group, so rewards must not be negative, but "
+                         f"one is {lowest:g}: take another reward, or adv_norm='group'")  # fmt: skip
     adv = grpo.advantages(values, weights, cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps, cfg.reward_norm)
     if kl is None:
         return adv

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import types
+import typing
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -33,6 +34,7 @@ from judges import sandbox
 # `rewards` forks: that is cheap, for all that are compared there, in a process without jax.
 if __name__ != "__main__" or "rewards" not in sys.argv:
     import jax
+    import jax.flatten_util
     import jax.numpy as jnp
     import numpy as np
     from tqdm import tqdm
@@ -541,6 +543,129 @@ def estimators(options):
         table(["estimator", "ratio", "rollouts", "greedy", "sampled"], ESTIMATORS, lines)
 
 
+# ---- truth -----------------------------------------------------------------------------------------------------------
+
+# Estimators of log-probs and how many views each has, about three. `exact` is that of causal models.
+NEAR_TRUTH = {"one_step": 1, "coupled": 1, "elbo": 3, "coupled_elbo": 2, "quadrature": 3, "strata": 3,
+              "trace": 3, "trace, one step": 1, "left_to_right": 3}  # fmt: skip
+
+
+class Enumerated(typing.NamedTuple):
+    """All paths of a sampler (n) that fills three masks behind a prompt, and a policy's log-probs in all 64 states."""
+
+    x: typing.Any  # (n, 3) tokens
+    step: typing.Any  # (n, 3) the step that wrote each
+    chance: typing.Any  # (n,) the probability of a path
+    adv: typing.Any  # (n,) its reward less the expected reward
+    logp: typing.Any  # (64, 3, 3) of every token at every mask of every state
+    slope: typing.Any  # (576, P) its derivatives by the parameters
+    exact: typing.Any  # (P,) the gradient of the expected reward
+
+
+def enumerated(tiny, plan, params, chance=None):
+    """Enumerate the paths of the sampler of tests/test_grpo.py -> Enumerated, with the log-probs of `params`. chance:
+    that of each path, if another policy wrote them."""
+    x, step, order_chance = tiny.paths(plan)
+    p = order_chance * np.asarray(tiny.probabilities(params, x, step, 1.0)).prod(1)
+    drawn = p if chance is None else chance
+    reward = tiny.REWARD[tuple(x.T)]
+    adv = reward - (drawn * reward).sum()
+    flat, unflatten = jax.flatten_util.ravel_pytree(params)
+
+    def logp_of(flat):
+        logits = model.logits(unflatten(flat), tiny.with_prompt(tiny.STATES, 1), tiny.CFG)
+        return jax.nn.log_softmax(logits)[:, 1:, :3].reshape(-1)
+
+    # One row after the other: jax.jacrev, which makes one batch of them, is wrong here by 6% (34% in jit).
+    logp, back = jax.vjp(logp_of, flat)
+    slope = jax.lax.map(lambda row: back(row)[0], jnp.eye(len(logp)))
+    exact = tiny.flat(tiny.exact_gradient(params, x, step, order_chance, 1.0, adv))
+    return Enumerated(x, step, drawn, adv, np.asarray(logp).reshape(64, 3, 3), np.asarray(slope), np.asarray(exact))
+
+
+def gradients(tiny, name, n, now, before, keys, copies=100):
+    """Draw views of `copies` of all paths for each key -> the gradient of their losses by the 576 log-probs, (copies *
+    paths, 576). Tokens have their ratio to the policy `before`."""
+    rows = np.tile(np.arange(len(now.x)), copies)
+    x, order = now.x[rows], tiny.with_prompt(now.step[rows], -1)
+    for key in keys:
+        views = diffusion.views(key, name, order >= 0, step=order, n=n)
+        masked, weight, share = (np.asarray(a)[..., 1:] for a in views)
+        state = np.where(masked, tiny.HOLE, x) @ tiny.CODE  # (K, rows)
+        entry = (state[..., None] * 3 + np.arange(3)) * 3 + x  # (K, rows, 3), into the 576
+        drift = (weight * (now.logp - before.logp).reshape(-1)[entry]).sum(0)
+        each = weight * (share * np.exp(drift) * before.adv[rows][:, None])
+        out = np.zeros((len(rows), 576), np.float32)
+        np.add.at(out, (np.arange(len(rows))[:, None], entry), each)
+        yield out
+
+
+def near_truth(tiny, name, n, now, before, n_keys):
+    """Compare the mean gradient of an estimator with the exact one -> their cosine, their distance, the deviation of
+    the gradient of one completion (both as shares of the exact length), and signal to noise of one completion."""
+    dot, square, mean = now.slope @ now.slope.T, 0.0, 0.0
+    for by_logp in gradients(tiny, name, n, now, before, jax.random.split(jax.random.key(0), n_keys)):
+        p = np.tile(before.chance, len(by_logp) // len(before.chance)) * len(before.chance) / len(by_logp)
+        mean += p @ by_logp @ now.slope / n_keys
+        square += (p * ((by_logp @ dot) * by_logp).sum(1)).sum() / n_keys
+    length = np.linalg.norm(now.exact)
+    along = mean @ now.exact / length
+    variance = square - mean @ mean
+    return (along / np.linalg.norm(mean), np.linalg.norm(mean - now.exact) / length, variance**0.5 / length,
+            along / variance**0.5)  # fmt: skip
+
+
+def truth(options):
+    """the policy gradient of every likelihood estimator beside the exact one, on a model that can be enumerated"""
+    machine("jax", "numpy")
+    import test_grpo as tiny
+
+    plan = sampler.Plan(order="confidence", steps=3, temperature=1.0)
+    before = enumerated(tiny, plan, tiny.PARAMS)
+    flat, unflatten = jax.flatten_util.ravel_pytree(tiny.PARAMS)
+    after = enumerated(tiny, plan, unflatten(flat + 0.03 * before.exact / np.linalg.norm(before.exact)), before.chance)
+    old, new = (e.logp[np.arange(64)[:, None], np.arange(3)] for e in (before, after))
+    print(f"{len(before.x)} paths; the update moves log-probs by {np.abs(new - old).mean():.2f} on average\n")
+    n_keys = some(options, 1, 3, 30)
+    found = {}
+
+    def rows():
+        for label, n in some(options, dict.fromkeys(("one_step", "strata"), 1), NEAR_TRUTH, NEAR_TRUTH).items():
+            name = label.split(",")[0]
+            views = diffusion.views(jax.random.key(0), name, jnp.ones((1, 3), bool), step=jnp.zeros((1, 3), int), n=n)
+            passes = len(views.masked)
+            on, off = (near_truth(tiny, name, n, now, before, n_keys) for now in (before, after))
+            found[label] = [(cosine, noise / passes**0.5) for cosine, _, _, noise in (on, off)]
+            (_, noise), (cosine_after, noise_after) = found[label]
+            yield [label, passes, *(f"{a:.3f}" for a in (*on[:3], noise, cosine_after, noise_after))]
+
+    table(["estimator", "views", "cosine", "bias", "deviation", "s/n, pass", "cosine, after", "s/n, after"],
+          NEAR_TRUTH, rows())  # fmt: skip
+    if options.picture:
+        truth_picture(found, options.picture)
+
+
+def truth_picture(found, path):
+    """{estimator: (cosine, signal to noise) on-policy and after an update} -> a picture, the best estimator on top."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    names = sorted(found, key=lambda name: found[name][0][1])
+    figure, axes = plt.subplots(1, 2, figsize=(9, 0.4 * len(names) + 1.3), sharey=True, layout="constrained")
+    for ax, (at, label) in zip(axes, ((0, "cosine of the mean gradient with the exact one"),
+                                      (1, "signal to noise of one forward pass")), strict=True):  # fmt: skip
+        for which, marker, color, when in ((1, "D", "#E69F00", "after an update"), (0, "o", "#0072B2", "on-policy")):
+            values = [found[name][which][at] for name in names]
+            ax.plot(values, names, marker, color=color, ms=7 - 2 * which)
+            if not at:
+                ax.annotate(when, (values[-1], len(names) - 1), (0, 7 if which else -14), textcoords="offset points",
+                            color=color, fontsize=8, ha="center")  # fmt: skip
+        ax.set(xlabel=label, ylim=(-0.7, len(names) - 0.3))
+        ax.grid(alpha=0.25)
+    figure.savefig(path, dpi=110, facecolor="white")
+    plt.close(figure)
+
+
 # ---- frontier --------------------------------------------------------------------------------------------------------
 
 LONG, ORDER = 32, ("confidence", "margin", "entropy", "left", "random")  # a block of long texts
@@ -954,7 +1079,7 @@ def drafted(params, run, arrays, score, sizes, ways, options):
 
 
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "estimators": estimators,
-            "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts}  # fmt: skip
+            "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts}  # fmt: skip
 
 
 def main():
@@ -965,7 +1090,7 @@ def main():
     parser.add_argument("--recipe", default="countdown_joint_base", help="for drafts: a model of both kinds in config/")
     parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
     parser.add_argument("--tasks", help=f"for estimators: some of {', '.join(TASKS)}; for frontier: {', '.join(TRIED)}")
-    parser.add_argument("--picture", help="for frontier and growth: where to draw it, as in assets/frontier.png")
+    parser.add_argument("--picture", help="for frontier, growth and truth: where to draw it, as in assets/frontier.png")
     parser.add_argument("--seeds", type=int, default=5, help="for estimators: runs of each")
     parser.add_argument("--signs", default="positive", choices=("positive", "both"),
                         help="for estimators: of the advantages")  # fmt: skip

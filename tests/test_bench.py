@@ -48,7 +48,8 @@ def here(monkeypatch, capsys):
 def test_without_a_command_it_says_what_there_is(here):
     out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
-    assert names == ["train", "sample", "rewards", "order", "estimators", "frontier", "growth", "grpo", "drafts"]
+    assert names == ["train", "sample", "rewards", "order", "estimators", "truth", "frontier", "growth", "grpo",
+                     "drafts"]  # fmt: skip
 
 
 def test_what_is_measured_in_turns_is_said_before_and_printed_as_soon_as_it_is_there(capsys):
@@ -158,6 +159,14 @@ def test_a_frontier_of_a_block_model_counts_the_steps_of_a_block():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_truth_is_a_table_of_gradients_beside_the_exact_one_and_a_picture(tmp_path, here):
+    _, rows = here("truth", "--quick", f"--picture={tmp_path}/truth.png")
+    assert rows["trace"][1:3] == ["1.000", "0.000"] and float(rows["one_step"][2]) > 0.4
+    assert rows["elbo"][0] == "3" and float(rows["elbo"][3]) > float(rows["trace"][3])
+    assert (tmp_path / "truth.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_growth_is_a_table_of_what_is_measured_beside_what_is_counted_and_a_picture(tmp_path, here):
     out, rows = here("growth", "--toy", f"--picture={tmp_path}/growth.png")
     assert "T 8, batch 2, V 16 where no other number is given; d_model 16, n_layer 2" in out

@@ -24,6 +24,7 @@ import model
 import rl
 import sample
 from grpo import LossBatch, LossConfig, advantages
+from judges import scores
 from sample import Plan
 
 # Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
@@ -178,6 +179,20 @@ def test_groups_do_not_affect_each_other_unless_the_scale_is_the_batchs(scale, a
     r = jnp.array(opinions(0))
     a, b = (np.asarray(advantages(x, (1.0, 1.0), scale=scale)) for x in (r, r.at[:, 0].multiply(5)))
     assert (a[1:] == b[1:]).all() == alone and (a[0] != b[0]).any()
+
+
+@pytest.mark.parametrize("p", [0.05, 0.4])
+def test_divided_by_the_groups_mean_the_gradient_is_that_of_the_first_terms_of_log_p(p):
+    """MaxRL: log p = -sum over k of (1 - p) ** k / k. All 2 ** G rewards of a group are enumerated, for a policy that
+    is right with probability p: G completions give the gradient of the first G - 1 terms."""
+    G = 4
+    rewards = jnp.array(list(itertools.product((0.0, 1.0), repeat=G)))
+    chance = jnp.where(rewards == 1, p, 1 - p).prod(1)
+    score = jnp.where(rewards == 1, 1 / p, -1 / (1 - p))  # the gradient of each completion's log-prob by p
+    adv = advantages(rewards[None], scale="mean", eps=0.0)
+    close((chance * (adv * score).mean(1)).sum(), sum((1 - p) ** (k - 1) for k in range(1, G)), 1e-5)
+    close(advantages(jnp.array([[[1.0, 0.0, 0.0, 3.0], [0.0] * 4]]), scale="mean", eps=0.0)[0], [0, -1, -1, 2])
+    assert not advantages(jnp.zeros((1, 2, 3)), scale="mean").any()
 
 
 def test_wd1s_weights_are_two_softmaxes_and_sum_to_0():
@@ -548,6 +563,46 @@ def test_the_reference_follows_the_policy_as_its_mode_says(mode, moves):
     assert (copy["w"] == policies[1]).all()
 
 
+# ---- regression on the advantage, which needs no loss of its own ----
+
+
+def sums(logp, ref=REF):
+    """log p - log p_ref of whole completions (B,)."""
+    return ((logp - ref) * MASK).sum(1)
+
+
+def reinforce(logp, adv, beta, ref=REF):
+    """The loss without a ratio, summed over tokens, with the KL of whole completions: value and gradient."""
+    weight = grpo.token_weights("grpo", MASK, 4, aggregation="sum")
+    batch = LossBatch(adv, MASK, weight, MASK / MASK.sum(), None, ref)
+    cfg = LossConfig("grpo", "none", kl_beta=beta, kl_est="k2_sequence")
+    return jax.value_and_grad(lambda logp: grpo.loss(logp, batch, cfg)[0])(logp)
+
+
+@pytest.mark.parametrize("beta", [0.01, 0.5])
+def test_regressing_the_log_ratio_on_the_advantage_is_reinforce_with_the_k2_of_sequences(beta):
+    """RSPO: (d - A / beta) ** 2, where d = log p - log p_ref of a completion, has 2 / beta times its gradient, also by
+    finite differences; and where the policy is the reference, that of -2 / beta * A * log p alone."""
+    rspo = lambda logp: ((sums(logp) - ADV / beta) ** 2).mean()
+    gradient = 2 / beta * reinforce(NEW, ADV, beta)[1]
+    close(gradient, jax.grad(rspo)(NEW), 1e-4)
+    for i in np.argwhere(COUNTS):
+        step = jnp.zeros(NEW.shape).at[tuple(i)].set(1e-1)  # exact for a square, whatever its size
+        close(gradient[tuple(i)], (rspo(NEW + step) - rspo(NEW - step)) / 0.2, 1e-3)
+    close(reinforce(REF, ADV, beta)[1], -ADV[:, None] * MASK / 3, 1e-6)
+
+
+def test_the_variance_of_log_ratio_minus_reward_in_a_group_is_reinforce_with_the_kl_in_the_reward():
+    """TraFL's trajectory balance with log Z from the group (the paper learns it): beta / 2 times the variance of
+    d - R / beta has the gradient of advantages that are centred and not scaled, with kl_in_reward."""
+    beta, rewards = 0.3, np.array([1.0, 0.0, 0.4])
+    variance = lambda logp: beta / 2 * jnp.var(sums(logp) - jnp.asarray(rewards) / beta)
+    keys = dict(rewards=("exact",), adv_norm="none", kl_beta=beta, kl_in_reward=True)
+    cfg = config.Config(**keys, objective="grpo", init_from="a")
+    adv = scores.advantages(rewards[None, None], cfg, np.asarray(sums(NEW))[None])[0]
+    close(reinforce(NEW, adv, 0.0)[1], jax.grad(variance)(NEW))
+
+
 # ---- all of it, exactly: three real tokens, three holes, every path of the sampler ----
 
 HOLE = 3
@@ -619,10 +674,11 @@ def exact_gradient(params, x, step, chance, temperature, reward, filters=(1.0, 4
     return jnp.sum(chance * probabilities(params, x, step, temperature, filters).prod(1) * reward)
 
 
-@functools.partial(jax.jit, static_argnames="plan")
+@functools.partial(jax.jit, static_argnames=("plan", "weigh"))
 @jax.grad
-def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=None):
-    """The loss's on every path at once, each with its probability p (n,) as its weight; counts (n, 3): of what."""
+def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=None, drawn=0.0, weigh=None):
+    """The loss's on every path at once, each with its probability p (n,) as its weight; counts (n, 3): of what. weigh:
+    level and cap of the weights of a sampler whose tokens have the log-probs drawn (n, 3)."""
     x, order = with_prompt(x, 1), with_prompt(step, -1)
     hole = order >= 0
     mask = hole & with_prompt(jnp.broadcast_to(counts, step.shape), False)
@@ -635,6 +691,8 @@ def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=Non
     logp = (w * diffusion.view_logp(params, x, M, CFG, say=say)[0]).sum(0)
     weight = len(x) * p[:, None] * grpo.token_weights("dr_grpo", mask, 1)
     batch = LossBatch(reward, mask, weight, mask / mask.sum())
+    if weigh:
+        batch = batch._replace(rollout_weight=grpo.rollout_weights(logp, with_prompt(drawn, 0), mask, *weigh))
     return grpo.loss(logp, batch, LossConfig("dr_grpo", "none"))[0]
 
 
@@ -661,6 +719,23 @@ def test_on_policy_the_trace_gives_exactly_the_gradient_of_the_expected_reward(p
     close(ours(step, reward - 5), exact, 3e-5)  # a baseline changes nothing
     for other in (step * 0, step * 0 + np.arange(3)):  # the log-probs of another order do: all at once, from the left
         assert abs(ours(other, reward) - exact).max() > 0.1 or (other == step).all()
+
+
+@pytest.mark.slow
+def test_weighed_by_its_ratio_to_the_sampler_a_path_has_the_gradient_of_the_expected_reward_under_the_policy():
+    """The sampler is colder than the policy. The product over the tokens of a path makes the gradient exact; the
+    weights of single tokens come closer than none, as does a product with a cap."""
+    plan = list(PLANS)[1]
+    x, step, chance = paths(plan)
+    reward = REWARD[tuple(x.T)]
+    q = np.asarray(probabilities(PARAMS, x, step, 0.7))
+    exact = flat(exact_gradient(PARAMS, x, step, chance, 1.0, reward))
+    ours = lambda weigh: -flat(grpo_gradient(
+        PARAMS, x, step, chance * q.prod(1), 1.0, reward, drawn=np.log(q), weigh=weigh))
+    ways = {"none": None, "token": ("token", 1e9), "capped at 1.2": ("sequence", 1.2), "sequence": ("sequence", 1e9)}
+    away = {name: float(jnp.linalg.norm(ours(weigh) - exact) / jnp.linalg.norm(exact)) for name, weigh in ways.items()}
+    print(", ".join(f"{name}: off by {far:.1%}" for name, far in away.items()))
+    assert away["sequence"] < 1e-5 and max(away["token"], away["capped at 1.2"]) < away["none"]
 
 
 FILTERED = [Plan(order="confidence", steps=3, temperature=1.2, top_p=0.7),
@@ -720,6 +795,23 @@ def test_the_enumerated_paths_are_those_of_the_sampler():
     rows = [known[tuple(row)] for row in np.concatenate([filled[:, 1:], trace["step"][:, 1:]], 1).tolist()]
     close(trace["logp"][:, 1:], np.log(probabilities(PARAMS, x, step, plan.temperature))[jnp.array(rows)], 1e-4)
     assert len(set(rows)) > 9
+
+
+def test_a_weight_is_the_ratio_of_the_policy_to_the_sampler_up_to_a_cap_and_padding_has_none():
+    drawn = jnp.array([[-1.0, -2.0, -3.0]] * 2)
+    logp, mask = drawn + jnp.log(jnp.array([[1.5, 3.0, 9.0], [0.5, 0.5, 1.0]])), jnp.array([[True, True, False]] * 2)
+    close(grpo.rollout_weights(logp, drawn, mask, "token", 2.0), [[1.5, 2.0, 1.0], [0.5, 0.5, 1.0]])
+    close(grpo.rollout_weights(logp, drawn, mask, "sequence", 4.0), [[4.0], [0.25]])
+    close(grpo.rollout_weights(logp, drawn, mask, "sequence", 5.0), [[4.5], [0.25]])
+
+
+def test_a_rollout_weight_multiplies_the_policy_loss_and_its_gradient_and_not_the_kl():
+    cfg = LossConfig("grpo", "token", kl_beta=0.1)
+    batch = LossBatch(ADV, MASK, grpo.token_weights("grpo", MASK, 4), MASK / MASK.sum(), OLD, REF)
+    of = lambda logp, weight: grpo.loss(logp, batch._replace(rollout_weight=weight), cfg)[1]
+    part = lambda name, weight: jax.value_and_grad(lambda logp: of(logp, weight)[name])(NEW)
+    for name, factor in (("pg_loss", 1.7), ("kl_loss", 1)):
+        jax.tree.map(close, part(name, 1.7), jax.tree.map(lambda a, factor=factor: factor * a, part(name, 1.0)))
 
 
 def test_a_value_on_a_bound_is_not_limited():

@@ -279,7 +279,8 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
-@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(repetition_penalty=2.0)])
+@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(min_p=0.5),
+                                    dict(repetition_penalty=2.0)])
 def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
     tokens = jnp.array([[0, 1, 2, 0]])
     completion = jnp.array([[False, False, True, True]])
@@ -396,6 +397,14 @@ def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
     assert list(rl.iteration(state, KEY, None, draw, {}, cfg, None)) == []
     data_of_keys = {tuple(jax.random.key_data(key).tolist()) for key in keys}
     assert len(keys) == len(data_of_keys) == 3 + 3 + 2
+
+
+def test_a_negative_reward_is_not_divided_by_the_mean_of_its_group():
+    cfg = config.Config(adv_norm="mean", rewards=("exact", "length"), reward_weights=(1.0, 0.5))
+    table = np.array([[[0.0, 1.0]], [[0.0, -0.5]]])
+    np.testing.assert_allclose(scores.advantages(table, cfg), [[-1, 1]], atol=1e-3)
+    with pytest.raises(ValueError, match="rewards must not be negative, but one is -0.5"):
+        scores.advantages(table - [[[0.0]], [[1.0]]], cfg)
 
 
 def grid_of_rewards(*groups):
@@ -698,6 +707,11 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"paired": True}, "paired=True changes nothing here, it is for objective='pretrain'"),
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
+    ({"adv_norm": "mean", "reward_norm": "each"}, "set reward_norm='sum'"),
+    ({"min_p": 1.0}, "min_p=1.0 must be at least 0 and below 1"),
+    ({"rollout_cap": 3.0}, "rollout_cap=3.0 changes nothing here, it is for rollout_weight='token' or 'sequence'"),
+    ({"rollout_weight": "token", "logp_est": "elbo"}, "sampling, which logp_est='elbo' does not estimate"),
+    ({"rollout_weight": "token", "ratio_level": "sequence"}, "set rollout_weight='sequence'"),
     ({"ref_mode": "ema"}, "ref_mode='ema' changes nothing here, it is for kl_beta above 0"),
     ({"kl_in_reward": True}, "kl_in_reward=True changes nothing here, it is for kl_beta above 0"),
     ({"kl_in_reward": True, "kl_beta": 0.1, "reward_norm": "each"}, "every KL the same size"),
@@ -1215,6 +1229,19 @@ def test_the_gap_says_how_far_off_a_cache_is_and_that_an_early_end_is_not(tiny, 
         return float(task.loss(state.params, b)[1]["behaviour_gap"])
 
     assert gap(early_end=True) < 1e-4 and gap() < 1e-4 < min(gap(cache="dual"), gap(cache="prefix"))
+
+
+def test_tokens_of_another_sampler_are_weighed_by_the_ratio_of_the_policy_to_it(tiny):
+    """As if the sampler had given every token 0.8 of the probability that the policy gives it."""
+    cfg, _, _, state, (b,), _ = one_iteration(tiny())
+    b = b._replace(rollout=b.rollout._replace(logp=b.rollout.logp + jnp.log(0.8)))
+    assert b.rollout.counts.sum(1).min() == 2, "the weight of the shortest completion should be above 1.5"
+    value = lambda **keys: rl.policy_loss(state.params, b, dataclasses.replace(cfg, **keys))[1]
+    b = b._replace(advantage=jnp.abs(b.advantage))
+    for level, cap, weight in (("token", 2.0, 1.25), ("sequence", 1.5, 1.5)):
+        metrics = value(rollout_weight=level, rollout_cap=cap)
+        np.testing.assert_allclose(metrics["rollout_weight"], weight, rtol=1e-4)
+        np.testing.assert_allclose(metrics["pg_loss"], weight * value()["pg_loss"], rtol=1e-4)
 
 
 def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(tiny):

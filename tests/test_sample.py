@@ -263,6 +263,26 @@ def test_top_k_leaves_k_tokens_and_top_p_those_that_reach_it():
     assert left(top_p=0.35) == [1] and left(top_p=0.65) == [1, 3] and left() == [0, 1, 2, 3]
 
 
+def test_min_p_leaves_tokens_that_are_at_least_so_many_times_as_probable_as_the_best():
+    l = jnp.log(jnp.array([0.1, 0.4, 0.2, 0.3]))
+    left = lambda **how: np.flatnonzero(sample.filtered(l, Plan(**how)) > model.NEVER / 2).tolist()
+    assert left(min_p=0.2) == [0, 1, 2, 3] and left(min_p=0.49) == [1, 2, 3] and left(min_p=0.74) == [1, 3]
+    assert left(min_p=0.49, temperature=0.5) == [1, 3]  # squared, 0.16 and 0.09
+    assert left(min_p=0.2, top_k=2) == [1, 3] and left(min_p=0.8, top_k=2) == [1]
+    with pytest.raises(ValueError, match="min_p=1.0: expected None, or a number of at least 0 and below 1"):
+        Plan(min_p=1.0)
+
+
+@pytest.mark.slow
+def test_min_p_is_that_of_transformers():
+    torch, warpers = pytest.importorskip("torch"), pytest.importorskip("transformers.generation.logits_process")
+    logits = np.asarray(3 * jax.random.normal(jax.random.key(0), (50, 30)))
+    for min_p in (0.02, 0.1, 0.5):
+        theirs = warpers.MinPLogitsWarper(min_p)(None, torch.tensor(logits / 1.3)).numpy()
+        ours = sample.filtered(jnp.asarray(logits), Plan(min_p=min_p, temperature=1.3))
+        np.testing.assert_array_equal(np.asarray(ours) > model.NEVER / 2, np.isfinite(theirs))
+
+
 @pytest.mark.parametrize("plan", [
     slow(Plan(temperature=1.0, order="random", steps=4, block_len=3)),
     Plan(temperature=1.0, order="sampled", rule="threshold", threshold=0.4, block_len=4)])
