@@ -191,7 +191,8 @@ def test_divided_by_the_groups_mean_the_gradient_is_that_of_the_first_terms_of_l
     score = jnp.where(rewards == 1, 1 / p, -1 / (1 - p))  # the gradient of each completion's log-prob by p
     adv = advantages(rewards[None], scale="mean", eps=0.0)
     close((chance * (adv * score).mean(1)).sum(), sum((1 - p) ** (k - 1) for k in range(1, G)), 1e-5)
-    close(advantages(jnp.array([[[1.0, 0.0, 0.0, 3.0], [0.0] * 4]]), scale="mean", eps=0.0)[0], [0, -1, -1, 2])
+    close(advantages(jnp.array([[[1.0, 0.0, 0.0, 3.0], [1.0, 1.0, 1.0, 5.0]]]), scale="mean", eps=0.0),
+          [[0, -1, -1, 2], [-0.5, -0.5, -0.5, 1.5]])  # fmt: skip
     assert not advantages(jnp.zeros((1, 2, 3)), scale="mean").any()
 
 
