@@ -73,7 +73,7 @@ def line_of(rows: list[dict], name: str) -> Line | None:
     if None not in errors:
         low = [value - error for value, error in zip(y, errors, strict=True)]
         high = [value + error for value, error in zip(y, errors, strict=True)]
-    return Line(name.removeprefix("val/"), [row["step"] for row in known], [row["time"] / 60 for row in known], y, low,
+    return Line(name.removeprefix("val/"), [row["step"] for row in known], [row.get("time", 0) / 60 for row in known], y, low,
                 high)  # fmt: skip
 
 
