@@ -267,10 +267,10 @@ def report(cfg: Config, done: bool = False) -> None:
         return
     ours, default = config.flatten(cfg), config.flatten(Config())
     drawn = [(curves, [pages.line_of(rows, name) for name in curves.names]) for curves in pictures(rows)]
-    tokens = max((row.get("tokens", 0) for row in rows), default=0)
+    tokens, seconds = (max(row.get(name, 0) for row in rows) for name in ("tokens", "time"))
     about = [
         f"{cfg.objective} on {cfg.dataset}",
-        f"step {rows[-1]['step']:,} of {cfg.max_iters:,} after {rows[-1].get('time', 0) / 60:.1f} minutes, {tokens:,} tokens",
+        f"step {rows[-1]['step']:,} of {cfg.max_iters:,} after {seconds / 60:.1f} minutes, {tokens:,} tokens",
     ]
     text = pages.page(
         os.path.basename(os.path.abspath(cfg.out_dir)),

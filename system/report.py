@@ -73,8 +73,8 @@ def line_of(rows: list[dict], name: str) -> Line | None:
     if None not in errors:
         low = [value - error for value, error in zip(y, errors, strict=True)]
         high = [value + error for value, error in zip(y, errors, strict=True)]
-    return Line(name.removeprefix("val/"), [row["step"] for row in known], [row.get("time", 0) / 60 for row in known], y, low,
-                high)  # fmt: skip
+    minutes = [row.get("time", 0) / 60 for row in known]
+    return Line(name.removeprefix("val/"), [row["step"] for row in known], minutes, y, low, high)
 
 
 def stages(rows: list[dict]) -> dict[str, float]:
