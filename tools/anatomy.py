@@ -229,6 +229,7 @@ def pack_completion(run, one, c):
     return {
         "text": one.found.completions[c],
         "tokens": show_tokens(r.tokens[c, start:].tolist(), run.tok),
+        "ids": r.tokens[c, start:],
         "masked": r.completion[c, start:],
         "counts": r.counts[c, start:],
         "step": r.step[c, start:],
@@ -290,7 +291,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return plain(value.tolist())
     if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
+        return float(f"{value:.7g}") + 0.0 if math.isfinite(value) else None  # and -0.0 becomes 0.0
     return value
 
 
@@ -327,6 +328,16 @@ def linked(cfg: config.Config, place: str) -> config.Config:
     return dataclasses.replace(cfg, out_dir=place, resume=bool(resumed), eval_only=False)
 
 
+def fill_template(content: dict, title: str) -> str:
+    """Put the content into anatomy.html -> HTML."""
+    text = json.dumps(content, default=str).replace("<", "\\u003c")  # no text ends the script that it stands in
+    parts = {"title": html.escape(title), "data": text}
+    template = (Path(__file__).parent / "anatomy.html").read_text(encoding="utf-8")
+    words = re.split("%(title|data)%", template)
+    words[1::2] = [parts[name] for name in words[1::2]]
+    return "".join(words)
+
+
 def write(argv: list[str], path: str, setup: Callable, iterate: Callable) -> None:
     """Run one iteration of the config in argv, and write its page; setup, iterate: of train.py."""
     cfg = config.load(argv)
@@ -340,8 +351,5 @@ def write(argv: list[str], path: str, setup: Callable, iterate: Callable) -> Non
         except ValueError as e:
             raise ValueError(str(e).replace(place, cfg.out_dir)) from None
         content = plain(pack(run, state, record_iteration(run, state, iterate), name))
-    text = json.dumps(content, default=str).replace("<", "\\u003c")  # no text ends the script that it stands in
-    page = (Path(__file__).parent / "anatomy.html").read_text(encoding="utf-8")
-    before, middle, after = re.split("%title%|%data%", page)
-    bpe.write_whole(path, before + html.escape(name) + middle + text + after)
+    bpe.write_whole(path, fill_template(content, name))
     print(f"{path}: iteration {state.step + 1} of {name}; open it in a browser")
