@@ -154,7 +154,7 @@ def test_log_probs_ratios_and_parts_are_those_of_the_formulas(kind, pages):
 def test_log_probs_before_and_after_are_those_of_the_checkpoints(pages):
     """The checkpoints before and after the iteration score the completions."""
     out, page, _ = pages("causal")
-    compared = 0
+    compared, score = 0, jax.jit(diffusion.view_logp, static_argnames=("cfg", "start"))
     for step, name, number in ((1, "logp", 0), (2, "after", 3)):
         params, shape = checkpoint.load(f"{out}/step-{step:06d}")
         for prompt in page["prompts"]:
@@ -162,7 +162,7 @@ def test_log_probs_before_and_after_are_those_of_the_checkpoints(pages):
             valid = np.arange(14)[None] >= 8 - len(ids)
             for c in prompt["completions"]:
                 x = np.array([[TOK.pad_id] * (8 - len(ids)) + ids + c["ids"]])
-                expected, _ = diffusion.view_logp(params, x, np.zeros((1, 1, 14), bool), shape, valid, 8)
+                expected, _ = score(params, x, np.zeros((1, 1, 14), bool), cfg=shape, valid=valid, start=8)
                 for u in (u for u in c["updates"] if u["number"] == number):
                     counts = np.array(u["counts"])
                     np.testing.assert_allclose(np.array(u[name])[counts], expected[0, 0, 8:][counts], atol=1e-4)
