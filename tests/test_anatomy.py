@@ -178,6 +178,9 @@ def test_rewards_say_what_they_looked_at_and_functions_where_they_are(pages):
     assert near == {"completions": None, "answer": chr(65 + int(prompt["text"].split()[0]))}
     assert page["functions"]["estimator"]["at"] == "diffusion.py: trace"
     assert page["functions"]["token_loss"]["says"].startswith("PPO")
+    rules = {kind: pages(kind)[1]["functions"]["rule"] for kind in KINDS}
+    assert rules["denoiser"]["at"] == "sample.py: quota" and rules["causal"] is None
+    assert rules["block"]["at"] == "sample.py: static"  # what sample.apply_rule makes of quota there
     assert not {"out_dir", "init_from"} & page["keys"].keys()
 
 

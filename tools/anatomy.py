@@ -171,11 +171,18 @@ def describe_function(fn: Any) -> dict[str, str]:
     return {"at": f"{file}: {fn.__name__}", "says": (inspect.getdoc(fn) or "").split("\n\n")[0]}
 
 
+def rule_of(cfg):
+    """Find the rule that says how many tokens a step fills, as sample.apply_rule does; None for a causal model."""
+    if cfg.rule == "drafts" or cfg.model.causal:
+        return None if cfg.model.causal else drafts.write_round
+    return sample.RULES["static" if cfg.model.block_causal and cfg.rule == "quota" else cfg.rule]
+
+
 def describe_functions(cfg, reward_fns):
     """Describe the functions that the keys of a run choose."""
-    loss = grpo.LOSSES[cfg.loss_type]
+    loss, rule = grpo.LOSSES[cfg.loss_type], rule_of(cfg)
     return {
-        "rule": describe_function(drafts.write_round if cfg.rule == "drafts" else sample.RULES[cfg.rule]),
+        "rule": describe_function(rule) if rule else None,
         "rewards": {name: describe_function(fn) for name, fn in reward_fns.items()},
         "estimator": describe_function(diffusion.ESTIMATORS[cfg.logp_est]),
         "token_loss": describe_function(loss.token_loss),
