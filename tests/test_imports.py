@@ -68,7 +68,8 @@ ARROWS = {
                       "sample", "system/sharding", "variants/blocks", "variants/drafts", "variants/lora"},
 }  # fmt: skip
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
-PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page", "tools/plan"}
+PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page",
+            "tools/plan"}  # fmt: skip
 ARROWS["train"] = set(ARROWS) - PROGRAMS | {"tools/anatomy", "tools/plan"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
