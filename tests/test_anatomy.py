@@ -129,6 +129,7 @@ def test_log_probs_ratios_and_parts_are_those_of_the_formulas(kind, pages):
     moved = clipped = 0
     for c in completions:
         assert (c["in_loss"] is None) == (not c["updates"])
+        assert c["in_loss"] in (None, c["advantage"])  # adv_negative=1 changes none
         for u in c["updates"]:
             logp, old, ratio, push = (np.array(u[name]) for name in ("logp", "old_logp", "ratio", "push"))
             summed = np.zeros(6)
