@@ -402,11 +402,14 @@ def main():
         print(config.help_text("--help=all" in asked))
         return
     try:
-        if planned := [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--plan=")]:
-            others = [word for word in sys.argv[1:] if not word.startswith("--plan=")]
-            from tools import plan  # which imports this program's stages
+        if flags := [word for word in sys.argv[1:] if word.startswith(("--plan=", "--anatomy="))]:
+            flag, _, value = flags[-1].partition("=")
+            others = [word for word in sys.argv[1:] if word != flags[-1]]
+            from tools import anatomy, plan  # which import this program's stages
 
-            return plan.plan_ahead(others, planned[-1], abstract_run)
+            if flag == "--plan":
+                return plan.plan_ahead(others, value, abstract_run)
+            return anatomy.write(others, value, setup, iterate)
         cfg = config.load(sys.argv[1:])
         runs.prepare_process(cfg)
         train(cfg)

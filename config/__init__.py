@@ -882,6 +882,7 @@ def help_text(everything: bool = False) -> str:
         "usage: python train.py config/NAME.py [--key=value ...]",
         "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes",
         "--plan=8xH100 says what a run would take on such devices, which need not be there",
+        "--anatomy=step.html writes one iteration of GRPO, with all its numbers, as a page",
     ]
     for title, *keys in sections:
         lines += ["", title, *keys] if keys else []

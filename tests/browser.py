@@ -100,8 +100,9 @@ class Browser:
         """Press keys by their names, as a keyboard does."""
         codes = {"Enter": 13, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
         for key in keys:
-            press = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
-            self.send("Input.dispatchKeyEvent", type="keyDown", **press, **{"text": "\r"} if key == "Enter" else {})
+            press = {"key": key, "code": key, "windowsVirtualKeyCode": codes.get(key) or ord(key.upper())}
+            text = {"text": "\r"} if key == "Enter" else {"text": key} if key not in codes else {}
+            self.send("Input.dispatchKeyEvent", type="keyDown", **press, **text)
             self.send("Input.dispatchKeyEvent", type="keyUp", **press)
 
     def picture(self, path):

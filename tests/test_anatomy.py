@@ -1,0 +1,286 @@
+"""tools/anatomy.py: the numbers on the page are those of the run, for every kind of model."""
+import ast
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from browser import NONE_HERE, Browser, chromium
+from shared import compiled_once
+
+import checkpoint
+import config
+import data
+import diffusion
+import model
+import train
+from system import huggingface
+from tools import anatomy
+
+TOK = data.Tokenizer.bytes()
+SHAPE = model.ModelConfig(vocab_size=259, n_layer=1, n_head=2, d_model=16, mask_id=TOK.mask_id, eos_id=TOK.eos_id,
+                          pad_id=TOK.pad_id)  # fmt: skip
+REWARDS = """
+def low(completions, token_ids):
+    return [sum(i < 128 for i in ids) / 6 for ids in token_ids]
+
+def near(completions, answer):
+    return [None if not text else float(abs(ord(text[0]) - ord(right[0])) < 90)
+            for text, right in zip(completions, answer)]
+"""
+KINDS = {  # the model, and the keys that go with it
+    "denoiser": (SHAPE, dict(logp_est="trace", logp_views=3)),
+    "causal": (dataclasses.replace(SHAPE, causal=True, shift=True), dict(logp_est="exact", order="left")),
+    "block": (dataclasses.replace(SHAPE, block_causal=3), dict(logp_est="coupled_elbo", diffusion_steps=2)),
+}
+needs_browser = pytest.mark.skipif(not chromium(), reason=NONE_HERE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_step_for_all_runs():
+    with compiled_once():
+        yield
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A data set, two rewards, and random models of every kind."""
+    folder = tmp_path_factory.mktemp("place")
+    rows = [json.dumps({"prompt": f"{i} <b>", "answer": chr(65 + i)}) + "\n" for i in range(20)]
+    (folder / "train.jsonl").write_text("".join(rows))
+    (folder / "val.jsonl").write_text("".join(rows[:4]))
+    (folder / "my.py").write_text(REWARDS)
+    for kind, (shape, _) in KINDS.items():
+        huggingface.save(folder / kind, model.init(jax.random.key(1), shape), shape)
+        TOK.save(folder / kind)
+    return folder
+
+
+def arguments(place, kind, out_dir, **changes):
+    """The command line of a GRPO run of seconds: two passes over 4 prompts, with ratios and a narrow clip."""
+    my = f"{place}/my.py"
+    keys = dict(objective="grpo", dataset=place, init_from=place / kind, out_dir=out_dir, rewards=f"{my}:low,{my}:near",
+                reward_weights="1,0.5", max_prompt_len=8, max_new_tokens=6, batch_size=4, group_size=4, max_iters=2,
+                eval_interval=9, save_interval=1, log_interval=1, eval_size=4, log_samples=0, diffusion_steps=3,
+                updates_per_rollout=2, ratio_level="token", clip_low=1e-3, clip_high=1e-3, learning_rate=1e-2,
+                warmup_iters=0, lr_schedule="constant", keep_completions=12, minibatch_size=6)  # fmt: skip
+    recipe = place / "recipe.py"
+    recipe.write_text("from config import Config\nconfig = Config()\n")
+    return [str(recipe), *(f"--{key}={value}" for key, value in (keys | KINDS[kind][1] | changes).items())]
+
+
+def content_of(path):
+    text = open(path, encoding="utf-8").read()
+    return json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+
+
+def write(path, argv):
+    anatomy.write(argv, str(path), train.setup, train.iterate)
+    return content_of(path)
+
+
+@pytest.fixture(scope="module")
+def pages(place):
+    """pages(kind) -> the folder of a run of two iterations, the page of its second, the path of the page."""
+    made = {}
+    for kind in KINDS:
+        out, path = place / f"run_{kind}", place / f"{kind}.html"
+        train.train(config.load(arguments(place, kind, out)))
+        made[kind] = out, write(path, arguments(place, kind, f"{out}/step-000001")), path
+    return made.__getitem__
+
+
+def rows_of(out, name):
+    return [json.loads(line) for line in open(f"{out}/{name}")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_has_the_numbers_that_the_run_logged(kind, pages):
+    out, page, _ = pages(kind)
+    logged = next(row for row in rows_of(out, "metrics.jsonl") if row["step"] == 2 and "loss" in row)
+    assert page["iteration"] == 2 and page["kind"] == kind and len(page["updates"]) == 4
+    for name in ("loss", "pg_loss", "grad_norm", "logp", "update_ratio", "clip_ratio/region_mean"):
+        np.testing.assert_allclose(np.mean([u[name] for u in page["updates"]]), logged[name], rtol=1e-4, atol=1e-7)
+    for name in ("reward", "reward_std", "adv/std", "completions/mean_length"):
+        np.testing.assert_allclose(page["notes"][name], logged[name], rtol=1e-5)
+    group = next(row for row in rows_of(out, "rollouts.jsonl") if row["step"] == 2)
+    shown = [p for p in page["prompts"] if p["text"] == group["prompt"]]
+    assert shown, "all four prompts are shown"
+    assert [c["text"] for c in shown[0]["completions"]] == group["completions"]
+    np.testing.assert_allclose([c["advantage"] for c in shown[0]["completions"]], group["advantages"], atol=1e-5)
+    for name, values in group["rewards"].items():
+        assert [c["rewards"][name] for c in shown[0]["completions"]] == pytest.approx(values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probs_ratios_and_parts_are_those_of_the_formulas(kind, pages):
+    out, page, _ = pages(kind)
+    completions = [c for p in page["prompts"] for c in p["completions"]]
+    parts = np.zeros(4)
+    moved = clipped = 0
+    for c in completions:
+        assert (c["in_loss"] is None) == (not c["updates"])
+        assert c["in_loss"] in (None, c["advantage"])  # adv_negative=1 changes none
+        for u in c["updates"]:
+            logp, old, ratio, push = (np.array(u[name]) for name in ("logp", "old_logp", "ratio", "push"))
+            summed = np.zeros(6)
+            for view in u["views"]:
+                np.add.at(summed, view["scored"], np.multiply(view["weight"], view["logp"]))
+            np.testing.assert_allclose(summed, logp, atol=1e-5)
+            counts, share = np.array(u["counts"]), np.array(u["share"])
+            np.testing.assert_allclose(ratio, np.exp(logp - old), rtol=1e-4)
+            bounded = np.clip(ratio, 1 - 1e-3, 1 + 1e-3)
+            loss = -np.minimum(ratio * c["in_loss"], bounded * c["in_loss"])
+            np.testing.assert_allclose(u["token_loss"], loss, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(u["part"], loss * share * u["token_weight"], rtol=1e-4, atol=1e-7)
+            parts[u["number"]] += np.sum(u["part"])
+            moved += int((ratio != 1).sum())
+            beyond = (np.sign(c["in_loss"]) * (ratio - 1) > 1.1e-3) & counts & (share > 0)
+            assert (push[beyond] == 0).all()
+            clipped += int(beyond.sum())
+    np.testing.assert_allclose(parts, [u["pg_loss"] for u in page["updates"]], rtol=1e-3, atol=1e-6)
+    assert moved and clipped and all((np.array(u["ratio"]) == 1).all() for c in completions for u in c["updates"]
+                                     if u["number"] == 0)  # fmt: skip
+
+
+def test_log_probs_before_and_after_are_those_of_the_checkpoints(pages):
+    """The checkpoints before and after the iteration score the completions."""
+    out, page, _ = pages("causal")
+    compared, score = 0, jax.jit(diffusion.view_logp, static_argnames=("cfg", "start"))
+    for step, name, number in ((1, "logp", 0), (2, "after", 3)):
+        params, shape = checkpoint.load(f"{out}/step-{step:06d}")
+        for prompt in page["prompts"]:
+            ids = TOK.encode(prompt["text"])
+            valid = np.arange(14)[None] >= 8 - len(ids)
+            for c in prompt["completions"]:
+                x = np.array([[TOK.pad_id] * (8 - len(ids)) + ids + c["ids"]])
+                expected, _ = score(params, x, np.zeros((1, 1, 14), bool), cfg=shape, valid=valid, start=8)
+                for u in (u for u in c["updates"] if u["number"] == number):
+                    counts = np.array(u["counts"])
+                    np.testing.assert_allclose(np.array(u[name])[counts], expected[0, 0, 8:][counts], atol=1e-4)
+                    compared += 1
+    assert compared == 12
+
+
+def test_rewards_say_what_they_looked_at_and_functions_where_they_are(pages):
+    _, page, _ = pages("denoiser")
+    prompt = page["prompts"][0]
+    low, near = prompt["reads"].values()
+    assert low == {"completions": None, "token_ids": None}
+    assert near == {"completions": None, "answer": chr(65 + int(prompt["text"].split()[0]))}
+    assert page["functions"]["estimator"]["at"] == "diffusion.py: trace"
+    assert page["functions"]["token_loss"]["says"].startswith("PPO")
+    rules = {kind: pages(kind)[1]["functions"]["rule"] for kind in KINDS}
+    assert rules["denoiser"]["at"] == "sample.py: quota" and rules["causal"] is None
+    assert rules["block"]["at"] == "sample.py: static"  # what sample.apply_rule makes of quota there
+    assert not {"out_dir", "init_from"} & page["keys"].keys()
+
+
+def test_every_function_that_the_page_names_is_there():
+    named = re.findall(r'"([\w/]+\.py): (\w+)"', open("tools/anatomy.html", encoding="utf-8").read())
+    assert len(named) >= 15
+    for file, name in named:
+        functions = {n.name for n in ast.walk(ast.parse(open(file).read())) if isinstance(n, ast.FunctionDef)}
+        assert name in functions, f"{file}: {name}"
+
+
+def test_the_folder_of_the_run_is_only_read(pages, place):
+    out, _, path = pages("causal")
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    page = write(place / "newest.html", arguments(place, "causal", out))
+    assert page["iteration"] == 3 and before == {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    assert write(place / "first.html", arguments(place, "causal", place / "not there"))["iteration"] == 1
+    assert not (place / "not there").exists()
+
+
+@pytest.mark.parametrize("flag, changes, message", [
+    ("x.html", dict(objective="pretrain", init_from="None"), "shows an iteration of objective='grpo', and this config"),
+    ("train.jsonl", {}, "train.jsonl is there already, and nothing is overwritten"),
+    ("x.html", dict(seed=5), "this would be another: seed=5 (it was 0)"),
+    ("x.html", dict(out_dir="out/none/step-000007"), "'out/none/step-000007' is not a folder"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused(flag, changes, message, pages, place):
+    out, *_ = pages("causal")
+    if changes.get("objective"):
+        argv = [str(place / "recipe.py"), "--objective=pretrain"]
+    else:
+        argv = arguments(place, "causal", **{"out_dir": out} | changes)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        anatomy.write(argv, str(place / flag), train.setup, train.iterate)
+
+
+def test_the_flag_is_one_of_train_py(monkeypatch, place):
+    called = []
+    monkeypatch.setattr(anatomy, "write", lambda *given: called.append(given))
+    monkeypatch.setattr("sys.argv", ["train.py", "recipe", "--anatomy=a.html", "--seed=1"])
+    train.main()
+    assert called == [(["recipe", "--seed=1"], "a.html", train.setup, train.iterate)]
+
+
+# ---- what one sees ----
+
+
+@needs_browser
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_shows_nine_stations_and_fetches_nothing(kind, pages, browser):
+    _, page, path = pages(kind)
+    browser.open(path)
+    assert browser.run("[...document.querySelectorAll('h2')].map(h => h.textContent[0]).join('')") == "123456789"
+    text = browser.run("document.body.innerText")
+    assert not re.search("undefined|NaN|\\[object", text)
+    assert "<b>" in browser.run("find('s1').innerText").replace("\n", "")
+    words = {"denoiser": "left and to the right", "causal": "No masked copies are needed", "block": "blocks of 3"}
+    assert words[kind] in text
+    masks = browser.run("document.querySelectorAll('#s6 .mask').length")
+    assert masks == 0 if kind == "causal" else masks > 0
+    assert not browser.errors and browser.requests == [path.resolve().as_uri()]
+
+
+@needs_browser
+def test_the_keyboard_reaches_every_station_completion_update_and_step(pages, browser):
+    _, page, path = pages("denoiser")
+    browser.open(path)
+    for key in "19573":
+        browser.press(key)
+        assert browser.run("document.activeElement.id") == f"h{key}"
+    browser.press("j")
+    assert browser.run("document.activeElement.id") == "h4"
+    browser.press("k")
+    assert browser.run("document.activeElement.id") == "h3"
+    steps = browser.run("now.step")
+    unwritten = "document.querySelectorAll('.unwritten').length"
+    assert browser.run(unwritten) == 0
+    browser.press(*["ArrowLeft"] * steps)
+    assert browser.run(unwritten) == 24 and browser.run("slid.textContent") == "before step 1"
+    browser.press("ArrowRight")
+    written = sum(step == 0 for c in page["prompts"][0]["completions"] for step in c["step"])
+    assert browser.run(unwritten) == 24 - written
+    browser.press("u")
+    assert browser.run("now.update") == 1 and "The ratio says how far" in browser.run("find('s8').innerText")
+    before = browser.run("now.completion")
+    browser.press("c")
+    assert browser.run("now.completion") == (before + 1) % 4
+    browser.press("p")
+    assert browser.run("[now.prompt, find('prompt').value]") == [1, "1"]
+    assert not browser.errors
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, pages, browser):
+    browser.open(pages("block")[2], width=width, dark=dark)
+    browser.run("document.querySelectorAll('details').forEach(d => { d.open = true })")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    back, text = (list(map(int, re.findall(r"\d+", browser.run(f"getComputedStyle(document.body).{name}"))))
+                  for name in ("backgroundColor", "color"))  # fmt: skip
+    assert (back[0] < 60) == dark and (text[0] > 200) == dark and not browser.errors

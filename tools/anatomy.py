@@ -1,0 +1,362 @@
+"""
+Write one iteration of GRPO as a page:  python train.py config/sudoku_grpo.py --anatomy=step.html
+
+train.py and rl.py run the iteration; `recorded` notes what their functions are given and return. The page shows these
+numbers in nine stations (anatomy.html). It is one file that fetches nothing. docs/anatomy.md says how to read it.
+
+Shapes: N prompts, G completions of each, B = N * G; K of them learn; V views; T columns, the prompt's first.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import html
+import inspect
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import checkpoint
+import config
+import diffusion
+import grpo
+import rewards
+import rl
+import runs
+import sample
+from data import bpe
+from judges import scores
+from system import sharding
+from variants import blocks, drafts, lora
+
+PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
+ROOT = Path(__file__).parent.parent
+COLUMNS = "prompts", "completions", "groups", "token_ids", "max_length"  # that have an entry per completion
+PATHS = "out_dir", "init_from", "judge_from", "ref_from"  # keys that name folders of this machine
+
+
+# ---- record what a run computes --------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    args: tuple
+    result: Any
+
+
+@contextlib.contextmanager
+def recorded(module: Any, *names: str) -> Iterator[dict[str, list[Call]]]:
+    """Record the calls of a module's functions while the context lasts -> {name: calls}."""
+    calls: dict[str, list[Call]] = {name: [] for name in names}
+    functions = {name: getattr(module, name) for name in names}
+
+    def recorder(name):
+        def call(*args, **more):
+            calls[name].append(Call(args, functions[name](*args, **more)))
+            return calls[name][-1].result
+
+        return call
+
+    for name in names:
+        setattr(module, name, recorder(name))
+    try:
+        yield calls
+    finally:
+        for name in names:
+            setattr(module, name, functions[name])
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def inside_loss(params, b, cfg):
+    """Compute rl.policy_loss of a minibatch of n rows -> {name: array} of what it computes on the way.
+
+    view_logp (n, V, T) has all columns; the others (n, L) have those of the completion.
+    """
+    with recorded(diffusion, "view_logp") as seen, recorded(grpo, "loss", "ratios") as in_loss:
+        rl.policy_loss(params, b, cfg)
+    logp, batch, settings, *_ = in_loss["loss"][0].args
+    ratio = in_loss["ratios"][0].result
+    token_loss = grpo.LOSSES[settings.loss].token_loss(ratio, logp, batch.adv[:, None], settings)
+
+    def pg_loss(logp):
+        return grpo.loss(logp, batch, settings)[1]["pg_loss"]
+
+    by_token = {
+        "ratio": ratio,
+        "token_loss": token_loss,
+        "part": batch.weight * (batch.share * token_loss if token_loss.shape == logp.shape else token_loss),
+        "push": -jax.grad(pg_loss)(logp),  # how the loss pulls at log p of a token; 0 where the ratio is clipped
+        "token_weight": batch.weight,
+        "share": batch.share,
+        "counts": batch.mask,
+    }
+    found = {name: jnp.broadcast_to(values, logp.shape) for name, values in by_token.items()}
+    found |= {"logp": logp, "old_logp": batch.old_logp, "ref_logp": batch.ref_logp}
+    return found | {"view_logp": seen["view_logp"][0].result[0].swapaxes(0, 1)}
+
+
+class Update(NamedTuple):
+    batch: rl.Minibatch
+    inside: dict  # see `inside_loss`
+    after: Any  # (n, L) log p under the updated policy, on the same views
+    metrics: dict  # what the update returned
+
+
+class Iteration(NamedTuple):
+    reward_fns: dict
+    found: rl.Scored
+    advantages: np.ndarray  # (B,)
+    chosen: np.ndarray  # (K,) which completions learn
+    in_loss: np.ndarray  # (K,) their advantages in the loss
+    updates: list[tuple[np.ndarray, Update]]  # which completions are in it, and what it did
+    notes: dict  # numbers that the run logs of an iteration
+
+
+def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
+    """Run the iteration after a State; iterate: train.iterate."""
+    made: list[Update] = []
+
+    def update(params, opt_state, average, step, batch, base=None):
+        inside = jax.device_get(inside_loss(lora.whole(params, base, run.cfg), batch, run.cfg))
+        rate = float(run.rate(int(opt_state[-1][0].count)))  # counted by the optimizer
+        out = run.update(params, opt_state, average, step, batch, base)
+        after = inside_loss(lora.whole(out[0], base, run.cfg), batch, run.cfg)["logp"]
+        metrics = jax.device_get(out[-1]) | {"learning_rate": rate}
+        made.append(Update(jax.device_get(batch), inside, np.asarray(after), metrics))
+        return out
+
+    with recorded(rl, "write_and_judge", "select_completions", "minibatches") as calls:
+        *_, notes = iterate(run._replace(update=update), state)
+    if not made:
+        raise ValueError(f"no reward has an opinion on any completion of step {state.step + 1}: there is no update")
+    found, adv, _ = calls["select_completions"][0].args
+    numbered = found._replace(rollout=jnp.arange(adv.size))  # so that it returns which completions it selects
+    chosen, in_loss = map(np.asarray, rl.select_completions(numbered, adv, run.cfg))
+    which = [chosen[np.asarray(rows)] for rows, _ in calls["minibatches"][-1].result]
+    found = found._replace(rollout=jax.device_get(found.rollout))
+    updates = list(zip(which, made, strict=True))
+    reward_fns = calls["write_and_judge"][0].args[3]
+    return Iteration(reward_fns, found, np.asarray(adv).reshape(-1), chosen, in_loss, updates, notes)
+
+
+# ---- choose what the page shows --------------------------------------------------------------------------------------
+
+
+def total_rewards(found, cfg):
+    """Add up the weighted rewards -> (N, G), nan where there is no opinion."""
+    weighted = scores.reward_weights(found.rewards, cfg)[:, None, None] * found.rewards
+    return np.where(np.isnan(weighted).all(0), np.nan, np.nansum(weighted, 0))
+
+
+def most_telling(one: Iteration, total: np.ndarray) -> list[int]:
+    """Choose prompts: those with completions that learn first, then those whose rewards differ most."""
+    learns = np.isin(np.arange(total.size), one.chosen[one.in_loss != 0]).reshape(total.shape).any(1)
+    spread = np.asarray(grpo.moments(jnp.asarray(total), 1).std[:, 0])
+    return np.lexsort((-spread, ~learns))[:PROMPTS].tolist()
+
+
+def describe_function(fn: Any) -> dict[str, str]:
+    """Name the file and the function, and quote the first paragraph of its docstring."""
+    fn = inspect.unwrap(fn.func if isinstance(fn, functools.partial) else fn)
+    path = os.path.relpath(fn.__code__.co_filename, ROOT)
+    file = os.path.basename(path) if path.startswith("..") else path
+    return {"at": f"{file}: {fn.__name__}", "says": (inspect.getdoc(fn) or "").split("\n\n")[0]}
+
+
+def rule_of(cfg):
+    """Find the rule that says how many tokens a step fills, as sample.apply_rule does; None for a causal model."""
+    if cfg.rule == "drafts" or cfg.model.causal:
+        return None if cfg.model.causal else drafts.write_round
+    return sample.RULES["static" if cfg.model.block_causal and cfg.rule == "quota" else cfg.rule]
+
+
+def describe_functions(cfg, reward_fns):
+    """Describe the functions that the keys of a run choose."""
+    loss, rule = grpo.LOSSES[cfg.loss_type], rule_of(cfg)
+    return {
+        "rule": describe_function(rule) if rule else None,
+        "rewards": {name: describe_function(fn) for name, fn in reward_fns.items()},
+        "estimator": describe_function(diffusion.ESTIMATORS[cfg.logp_est]),
+        "token_loss": describe_function(loss.token_loss),
+        "token_weights": describe_function(grpo.AGGREGATIONS.get(cfg.aggregation, loss.token_weights)),
+    }
+
+
+def show_tokens(ids, tok):
+    """Return the texts of tokens; an end of text is ∎, bytes that are no text stand in hexadecimal."""
+    names = {i: text for text, i in tok.specials.items()} | {tok.eos_id: "∎"}
+    texts = [names.get(i) or tok.decode([i]) for i in ids]
+    return [tok.decode_bytes([i]).hex(" ") if "\ufffd" in text else text for i, text in zip(ids, texts, strict=True)]
+
+
+def columns_read(one, n):
+    """List for each reward the columns that it takes {reward: {column: its value in the row of prompt n}}; None for
+    columns with an entry per completion."""
+    columns = rewards.as_columns(one.found.rows) | dict.fromkeys(COLUMNS)
+    taken = {name: rewards.arguments(name, fn, columns) for name, fn in one.reward_fns.items()}
+    return {
+        name: {key: values and values[n] for key, values in of_reward.items()} for name, of_reward in taken.items()
+    }
+
+
+def pack_prompt(run, one, n, total):
+    """Collect prompt n and its completions; total: the rewards (N, G)."""
+    start, r = run.cfg.max_prompt_len, one.found.rollout
+    first, G = n * run.cfg.group_size, run.cfg.group_size
+    given = np.ones(start, bool) if r.valid is None else r.valid[first, :start]
+    mean, std, _ = grpo.moments(jnp.asarray(total[n]), 0)
+    return {
+        "text": one.found.rows[n]["prompt"],
+        "tokens": show_tokens(r.tokens[first, :start][given].tolist(), run.tok),
+        "reads": columns_read(one, n),
+        "mean": mean[0],
+        "std": std[0],
+        "completions": [pack_completion(run, one, first + i) | {"total": total[n, i]} for i in range(G)],
+    }
+
+
+def pack_completion(run, one, c):
+    """Collect completion c, and its updates."""
+    r, start = one.found.rollout, run.cfg.max_prompt_len
+    block = blocks.number(None if r.valid is None else jnp.asarray(r.valid[[c]]), r.tokens.shape[1], run.cfg.model)
+    place = np.flatnonzero(one.chosen == c)
+    updates = [
+        {"number": number} | pack_update(update, int(np.flatnonzero(which == c)[0]), start)
+        for number, (which, update) in enumerate(one.updates)
+        if c in which
+    ]
+    return {
+        "text": one.found.completions[c],
+        "tokens": show_tokens(r.tokens[c, start:].tolist(), run.tok),
+        "ids": r.tokens[c, start:],
+        "masked": r.completion[c, start:],
+        "counts": r.counts[c, start:],
+        "step": r.step[c, start:],
+        "logp": r.logp[c, start:],
+        "block": None if block is None else block[0, start:],
+        "rewards": {name: part[c] for name, part in one.found.parts.items()},
+        "advantage": one.advantages[c],
+        "in_loss": one.in_loss[place[0]] if len(place) else None,
+        "updates": updates[:UPDATES],
+    }
+
+
+def pack_update(update, row, start):
+    """Collect what an update computes for one of its rows; of its views those that score a token."""
+    views = []
+    masked, weight = update.batch.views.masked[row], update.batch.views.weight[row]
+    for m, w, logp in zip(masked, weight, update.inside["view_logp"][row], strict=True):
+        scored = np.flatnonzero(w[start:]) + start
+        if len(scored):
+            view = {"masked": m[start:], "in_prompt": m[:start].sum(), "scored": scored - start}
+            views.append(view | {"weight": w[scored], "logp": logp[scored]})
+    by_token = {name: values[row] for name, values in update.inside.items() if values is not None}
+    return by_token | {"view_logp": None, "views": views, "after": update.after[row]}
+
+
+def kind_of(cfg):
+    """Name how the policy writes: causal, drafts, block or denoiser."""
+    if cfg.model.causal or cfg.rule == "drafts":
+        return "causal" if cfg.model.causal else "drafts"
+    return "block" if cfg.model.block_causal else "denoiser"
+
+
+def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
+    """Collect everything that the page shows; name: of the run."""
+    cfg, total = run.cfg, total_rewards(one.found, run.cfg)
+    return {
+        "name": name,
+        "iteration": state.step + 1,
+        "kind": kind_of(cfg),
+        "keys": {key: value for key, value in config.flatten(cfg).items() if key not in PATHS},
+        "functions": describe_functions(cfg, one.reward_fns),
+        "reward_weights": scores.reward_weights(one.found.rewards, cfg),
+        "columns": one.found.rollout.tokens.shape[1],
+        "passes": one.found.rollout.passes.mean(),
+        "advantages": one.advantages,
+        "in_loss": one.in_loss,
+        "notes": {key: value for key, value in one.notes.items() if isinstance(value, float)},
+        "updates": [update.metrics | {"completions": len(which)} for which, update in one.updates],
+        "prompts": [pack_prompt(run, one, n, total) for n in most_telling(one, total)],
+    }
+
+
+def plain(value: Any) -> Any:
+    """Turn arrays into lists, and numbers into those of 7 digits that JSON knows: nan becomes None."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return float(f"{value:.7g}") + 0.0 if math.isfinite(value) else None  # and -0.0 becomes 0.0
+    return value
+
+
+# ---- write it --------------------------------------------------------------------------------------------------------
+
+
+def check(path: str, cfg: config.Config) -> None:
+    """Refuse what cannot work, before a base is trained for minutes."""
+    if not path:
+        raise ValueError("--anatomy= names no file: write --anatomy=step.html")
+    if os.path.exists(path):
+        raise ValueError(f"--anatomy={path} is there already, and nothing is overwritten: name a new file")
+    if cfg.objective != "grpo":
+        raise ValueError(
+            f"--anatomy={path} shows an iteration of objective='grpo', and this config has {cfg.objective!r}: take one "
+            "of GRPO, such as config/sudoku_grpo.py"
+        )
+    if (cfg.processes or 1) > 1:
+        raise ValueError(f"--anatomy={path} works in one process, and this config has processes={cfg.processes}")
+    folder = Path(path).absolute().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"--anatomy={path}: {folder} cannot be written to; name a file somewhere else")
+
+
+def linked(cfg: config.Config, place: str) -> config.Config:
+    """Move a run into the folder `place`, with a link to the checkpoint that it goes on from: the newest in out_dir, or
+    out_dir itself. So nothing is written into the run's own folder."""
+    out_dir = os.path.normpath(cfg.out_dir)
+    is_checkpoint = re.fullmatch(r"step-\d+", os.path.basename(out_dir))
+    resumed = checkpoint.find(out_dir) if is_checkpoint or checkpoint.steps(out_dir) else None
+    if resumed:
+        os.symlink(os.path.abspath(resumed), os.path.join(place, os.path.basename(resumed)))
+    return dataclasses.replace(cfg, out_dir=place, resume=bool(resumed), eval_only=False)
+
+
+def fill_template(content: dict, title: str) -> str:
+    """Put the content into anatomy.html -> HTML."""
+    text = json.dumps(content, default=str).replace("<", "\\u003c")  # no text ends the script that it stands in
+    parts = {"title": html.escape(title), "data": text}
+    template = (Path(__file__).parent / "anatomy.html").read_text(encoding="utf-8")
+    words = re.split("%(title|data)%", template)
+    words[1::2] = [parts[name] for name in words[1::2]]
+    return "".join(words)
+
+
+def write(argv: list[str], path: str, setup: Callable, iterate: Callable) -> None:
+    """Run one iteration of the config in argv, and write its page; setup, iterate: of train.py."""
+    cfg = config.load(argv)
+    check(path, cfg)
+    runs.prepare_process(cfg)
+    out_dir = os.path.normpath(cfg.out_dir)
+    name = os.path.basename(out_dir if not checkpoint.step_in_name(out_dir) else os.path.dirname(out_dir))
+    with sharding.use(cfg.mesh), contextlib.ExitStack() as claims, tempfile.TemporaryDirectory() as place:
+        try:
+            run, state, *_ = setup(linked(cfg, place), claims)
+        except ValueError as e:
+            raise ValueError(str(e).replace(place, cfg.out_dir)) from None
+        content = plain(pack(run, state, record_iteration(run, state, iterate), name))
+    bpe.write_whole(path, fill_template(content, name))
+    print(f"{path}: iteration {state.step + 1} of {name}; open it in a browser")
