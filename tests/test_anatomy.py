@@ -205,6 +205,7 @@ def test_the_folder_of_the_run_is_only_read(pages, place):
 @pytest.mark.parametrize("flag, changes, message", [
     ("x.html", dict(objective="pretrain", init_from="None"), "shows an iteration of objective='grpo', and this config"),
     ("train.jsonl", {}, "train.jsonl is there already, and nothing is overwritten"),
+    ("train.jsonl/x.html", {}, "train.jsonl cannot be written to; name a file in another one"),
     ("x.html", dict(seed=5), "this would be another: seed=5 (it was 0)"),
     ("x.html", dict(out_dir="out/none/step-000007"), "'out/none/step-000007' is not a folder"),
 ])  # fmt: skip

@@ -319,9 +319,10 @@ def check(path: str, cfg: config.Config) -> None:
     if (cfg.processes or 1) > 1:
         raise ValueError(f"--anatomy={path} works in one process, and this config has processes={cfg.processes}")
     folder = Path(path).absolute().parent
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"--anatomy={path}: {folder} cannot be written to; name a file somewhere else")
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ValueError(f"--anatomy={path}: the folder {folder} cannot be written to; name a file in another one")
 
 
 def linked(cfg: config.Config, place: str) -> config.Config:
