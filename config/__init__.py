@@ -381,6 +381,8 @@ def between_keys(c):
         (c.causal_weight and not c.max_prompt_len and not c.init_from,
          f"causal_weight={c.causal_weight}: the first token of a text is predicted from its prompt, but "
          "max_prompt_len=0 leaves none, so a model made from scratch would not learn it"),
+        (c.on_collapse != "warn" and c.objective != "grpo",
+         f"on_collapse={c.on_collapse!r}: only runs of objective='grpo' are watched, and this is {c.objective!r}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
     )  # fmt: skip
