@@ -13,7 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-# tests/conftest.py knows this sentence: with UNMASK_ORACLES=required such a test fails instead
+import pytest
+
+# tests/conftest.py knows this sentence, and has the fixture `browser`: with UNMASK_ORACLES=required such a test fails
 NONE_HERE = "no Chromium here (Debian: apt-get install chromium)"
 FLAGS = ("--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --hide-scrollbars "
          "--disable-background-networking --disable-extensions --remote-debugging-pipe")  # fmt: skip
@@ -23,6 +25,9 @@ def chromium():
     names = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"
     of_playwright = glob.glob(os.path.expanduser("~/.cache/ms-playwright/chromium-*/chrome-linux*/chrome"))
     return next(filter(None, [*map(shutil.which, names), *of_playwright]), None)
+
+
+needs_browser = pytest.mark.skipif(not chromium(), reason=NONE_HERE)
 
 
 class Browser:

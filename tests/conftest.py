@@ -45,6 +45,16 @@ def compiled_once():
     jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium for the tests of a module, see browser.py."""
+    from browser import Browser
+
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """With UNMASK_ORACLES=required a test that cannot import what it compares with fails, where it is skipped else, and

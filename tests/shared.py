@@ -1,8 +1,10 @@
 """For the tests that run train.train many times: to trace and compile a step costs as much as hundreds of them."""
 import contextlib
 import functools
+import itertools
 
 import jax
+import numpy as np
 import pytest
 
 import runs
@@ -45,3 +47,23 @@ def compiled_once():
         m.setattr(train, "make_update", shared_update)
         m.setattr(runs, "draw", lambda out_dir: open(f"{out_dir}/curves.png", "w").close())
         yield
+
+
+def all_paths(choice, mask):
+    """List all ways from three masks to none, of three tokens -> x, step (n, 3), chance (n,) of the choices of places.
+
+    choice(z, n): what may be committed at step n in the state z (3,), a list of (chance, (3,) bool)."""
+    done = []
+
+    def go(z, step, chance, n):
+        if mask not in z:
+            done.append((z, step, chance))
+            return
+        for share, chosen in choice(z, n):
+            for tokens in itertools.product(range(3), repeat=chosen.sum()):
+                filled = z.copy()
+                filled[chosen] = tokens
+                go(filled, np.where(chosen, n, step), chance * share, n + 1)
+
+    go(np.full(3, mask), np.full(3, -1), 1.0, 0)
+    return (np.array(a) for a in zip(*done, strict=True))

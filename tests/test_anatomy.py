@@ -7,7 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from browser import NONE_HERE, Browser, chromium
+from browser import needs_browser
 from shared import compiled_once
 
 import checkpoint
@@ -35,20 +35,12 @@ KINDS = {  # the model, and the keys that go with it
     "causal": (dataclasses.replace(SHAPE, causal=True, shift=True), dict(logp_est="exact", order="left")),
     "block": (dataclasses.replace(SHAPE, block_causal=3), dict(logp_est="coupled_elbo", diffusion_steps=2)),
 }
-needs_browser = pytest.mark.skipif(not chromium(), reason=NONE_HERE)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_step_for_all_runs():
     with compiled_once():
         yield
-
-
-@pytest.fixture(scope="module")
-def browser():
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(scope="module")

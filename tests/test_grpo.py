@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from shared import all_paths
 
 import config
 import diffusion
@@ -634,20 +635,7 @@ def choices(plan):
 
 def paths(plan):
     """-> x, step (n, 3) of every path from three holes to none, chance (n,) of its order."""
-    choice, done = choices(plan), []
-
-    def go(z, step, chance, n):
-        if HOLE not in z:
-            done.append((z, step, chance))
-            return
-        for p, chosen in choice(z, n):
-            for tokens in itertools.product(range(3), repeat=chosen.sum()):
-                filled = z.copy()
-                filled[chosen] = tokens
-                go(filled, np.where(chosen, n, step), chance * p, n + 1)
-
-    go(np.full(3, HOLE), np.full(3, -1), 1.0, 0)
-    return (np.array(a) for a in zip(*done, strict=True))
+    return all_paths(choices(plan), HOLE)
 
 
 def kept(logits, temperature, top_p, top_k, penalty):

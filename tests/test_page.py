@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from browser import NONE_HERE, Browser, chromium
+from browser import needs_browser
 
 import data
 import model
@@ -28,14 +28,6 @@ KINDS = {"plain": PLAIN} | {name: dataclasses.replace(PLAIN, **changes) for name
     "both": dict(block_causal=4, causal_text=True)}.items()}  # fmt: skip
 HOSTILE = "</script><script>alert(1)</script> <!-- $& %data% %model% ' \" \\ é 日本 \u2028 _ 3_1"
 LOGITS = jax.jit(model.logits, static_argnames="cfg")
-needs_browser = pytest.mark.skipif(not chromium(), reason=NONE_HERE)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 def in_16_bits(params):

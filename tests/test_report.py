@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
-from browser import NONE_HERE, Browser, chromium
+from browser import needs_browser
 
 import checkpoint
 import config
@@ -18,14 +18,6 @@ from tools import compare
 
 HOSTILE = "</script><script>alert(1)</script>\x00\x1b &amp; ]]> ⏎ \ud800 \"'"
 SVG = "{http://www.w3.org/2000/svg}"
-needs_browser = pytest.mark.skipif(not chromium(), reason=NONE_HERE)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    browser = Browser()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture

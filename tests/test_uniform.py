@@ -9,6 +9,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import all_paths
 
 import checkpoint
 import config
@@ -129,20 +130,7 @@ def choices(z, plan, n):
 
 def paths(plan):
     """List all ways from three masks to none -> x, step (n, 3), chance (n,) of the choices of places."""
-    done = []
-
-    def go(z, step, chance, n):
-        if MASK not in z:
-            done.append((z, step, chance))
-            return
-        for share, chosen in choices(z, plan, n):
-            for tokens in itertools.product(range(3), repeat=chosen.sum()):
-                filled = z.copy()
-                filled[chosen] = tokens
-                go(filled, np.where(chosen, n, step), chance * share, n + 1)
-
-    go(np.full(3, MASK), np.full(3, -1), 1.0, 0)
-    return (np.array(a) for a in zip(*done, strict=True))
+    return all_paths(lambda z, n: choices(z, plan, n), MASK)
 
 
 def text_probability(plan):
