@@ -32,7 +32,7 @@ class Collapse(NamedTuple):
     """What was noticed."""
 
     sign: str  # its name in SIGNS
-    began: int  # the iteration from which on it holds
+    began: int  # the last iteration at which it did not hold, or the first that was looked at
     what: str  # in words, with the numbers
     change: dict[str, Any]  # {key: the value to try}
 
@@ -48,73 +48,97 @@ def curve_of(values: list[float]) -> Curve | None:
     return Curve(means[0], means[-1], means.max(), noise)
 
 
-# ---- signs: {name of a metric: Curve} -> what is wrong in words, or "" -----------------------------------------------
+# ---- signs: Seen -> what is wrong in words, or "" --------------------------------------------------------------------
 
 
-def reward_fell(of: dict[str, Curve]) -> str:
+class Seen(NamedTuple):
+    """What a run has logged so far."""
+
+    curves: dict[str, Curve]  # by the names of metrics
+    evaluations: list[dict]  # rows that have val/sampled
+
+
+def reward_fell(seen: Seen) -> str:
     """The reward is far below its best."""
-    reward = of["reward"]
+    reward = seen.curves["reward"]
     if reward.best - reward.last < max(NOISE * reward.noise, 0.25 * abs(reward.best)):
         return ""
     return f"the reward has fallen from {reward.best:.3g} to {reward.last:.3g}"
 
 
-def no_signal(of: dict[str, Curve]) -> str:
+def no_signal(seen: Seen) -> str:
     """Nearly all groups have equal rewards, and not because all is right."""
-    flat, passed = of["frac_reward_zero_std"], of.get("pass_rate")
+    flat, passed = seen.curves["frac_reward_zero_std"], seen.curves.get("pass_rate")
     if flat.last < 0.97 or passed and passed.last > 0.9:
         return ""
     return f"in {flat.last:.0%} of the groups all rewards are equal, so they teach nothing"
 
 
-def sure_without_reason(of: dict[str, Curve]) -> str:
+def sure_without_reason(seen: Seen) -> str:
     """The entropy is nearly gone, and the reward has not risen."""
-    entropy = of["entropy"]
-    if entropy.last > 0.1 * entropy.first or of["reward"].has_risen():
+    entropy = seen.curves["entropy"]
+    if entropy.last > 0.1 * entropy.first or seen.curves["reward"].has_risen():
         return ""
     return f"the entropy has fallen from {entropy.first:.3g} to {entropy.last:.3g} nats, and the reward has not risen"
 
 
-def falls_apart(of: dict[str, Curve]) -> str:
+def falls_apart(seen: Seen) -> str:
     """The entropy grows, and the reward has not risen."""
-    entropy = of["entropy"]
-    if entropy.last < max(2 * entropy.first, 0.2) or of["reward"].has_risen():
+    entropy = seen.curves["entropy"]
+    if entropy.last < max(2 * entropy.first, 0.2) or seen.curves["reward"].has_risen():
         return ""
     return f"the entropy has grown from {entropy.first:.3g} to {entropy.last:.3g} nats, and the reward has not risen"
 
 
-def far_from_old_policy(of: dict[str, Curve]) -> str:
+def far_from_old_policy(seen: Seen) -> str:
     """Updates go on with completions that the policy would no longer write."""
-    kl = of["approx_kl"].last
+    kl = seen.curves["approx_kl"].last
     return f"the policy is {kl:.3g} nats per token away from the one that wrote the completions" if kl > 0.5 else ""
 
 
-def far_from_reference(of: dict[str, Curve]) -> str:
+def far_from_reference(seen: Seen) -> str:
     """The KL to the reference is out of bounds."""
-    kl = of["kl"].last
+    kl = seen.curves["kl"].last
     return f"the policy is {kl:.3g} nats per token away from the reference" if kl > 2 else ""
 
 
-def repeats(of: dict[str, Curve]) -> str:
+def repeats(seen: Seen) -> str:
     """Completions repeat themselves far more than at the start."""
-    share = of["completions/repetition"]
+    share = seen.curves["completions/repetition"]
     if share.last < max(0.5, share.first + 0.25):
         return ""
     return f"{share.last:.0%} of what is written repeats what the same completion has already said"
 
 
-def never_ends(of: dict[str, Curve]) -> str:
+def never_ends(seen: Seen) -> str:
     """Completions had ends, and have none any more."""
-    cut = of["completions/clipped_ratio"]
+    cut = seen.curves["completions/clipped_ratio"]
     return f"{cut.last:.0%} of the completions have no end" if cut.last > 0.9 and cut.first < 0.5 else ""
 
 
-def says_nothing(of: dict[str, Curve]) -> str:
+def says_nothing(seen: Seen) -> str:
     """Completions have become a fraction of what they were."""
-    length = of["completions/mean_length"]
+    length = seen.curves["completions/mean_length"]
     if length.last > 0.25 * length.first:
         return ""
     return f"completions have shrunk from {length.first:.3g} to {length.last:.3g} tokens"
+
+
+def held_out_fell(seen: Seen) -> str:
+    """The score of held-out rows is significantly below its best, while the reward is not below its own."""
+    reward, scores = seen.curves["reward"], [row["val/sampled"] for row in seen.evaluations]
+    if len(scores) < 3 or reward.best - reward.last > NOISE * reward.noise:
+        return ""
+    best = seen.evaluations[int(np.argmax(scores))]
+    now = seen.evaluations[-1]
+    error = np.hypot(best.get("val/sampled_se", 0), now.get("val/sampled_se", 0))
+    if best["val/sampled"] - now["val/sampled"] < 4 * error or not error:
+        return ""
+    return (f"held-out rows have fallen from {best['val/sampled']:.3g} at step {best['step']} to "
+            f"{now['val/sampled']:.3g}, while the reward is {reward.last:.3g}")  # fmt: skip
+
+
+# ---- what to change --------------------------------------------------------------------------------------------------
 
 
 def lower_rate(cfg: Any) -> dict:
@@ -138,8 +162,8 @@ def stay_closer(cfg: Any) -> dict:
 
 
 class Sign(NamedTuple):
-    metrics: str  # that it needs
-    holds: Callable  # {metric: Curve} -> words or ""
+    metrics: str  # whose curves it needs
+    holds: Callable  # Seen -> words or ""
     cure: Callable  # Config -> {key: value}
 
 
@@ -153,25 +177,9 @@ SIGNS = {
     "repeats": Sign("completions/repetition", repeats, stay_closer),
     "never_ends": Sign("completions/clipped_ratio", never_ends, stay_closer),
     "says_nothing": Sign("completions/mean_length", says_nothing, stay_closer),
+    "held_out_fell": Sign("reward", held_out_fell, stay_closer),
 }
 METRICS = {name for sign in SIGNS.values() for name in sign.metrics.split()} | {"pass_rate"}
-
-
-# ---- held-out rows ---------------------------------------------------------------------------------------------------
-
-
-def held_out_fell(evaluations: list[dict], reward: Curve | None) -> str:
-    """The score of held-out rows is significantly below its best, while the reward is not below its own."""
-    scores = [row["val/sampled"] for row in evaluations]
-    if len(scores) < 3 or not reward or reward.best - reward.last > NOISE * reward.noise:
-        return ""
-    best = evaluations[int(np.argmax(scores))]
-    now = evaluations[-1]
-    error = np.hypot(best.get("val/sampled_se", 0), now.get("val/sampled_se", 0))
-    if best["val/sampled"] - now["val/sampled"] < 4 * error or not error:
-        return ""
-    return (f"held-out rows have fallen from {best['val/sampled']:.3g} at step {best['step']} to "
-            f"{now['val/sampled']:.3g}, while the reward is {reward.last:.3g}")  # fmt: skip
 
 
 # ---- watching --------------------------------------------------------------------------------------------------------
@@ -185,7 +193,7 @@ class Watch:
         self.cfg = cfg
         self.values: dict[str, list] = {name: [] for name in METRICS}
         self.evaluations: list[dict] = []
-        self.since: dict[str, int] = {}  # sign: the iteration from which on it holds
+        self.since: dict[str, int] = {}  # sign: the last iteration at which it did not hold, or the first that was seen
         self.held: dict[str, int] = {}  # sign: for how many iterations
         self.told: set[str] = set()
         for row in rows:
@@ -200,18 +208,20 @@ class Watch:
         for name in METRICS & row.keys():
             self.values[name].append(row[name])
         curves = {name: curve for name, values in self.values.items() if (curve := curve_of(values))}
-        words = {
-            name: sign.holds(curves) for name, sign in SIGNS.items() if {*sign.metrics.split()} <= curves.keys()
-        }
-        words["held_out_fell"] = held_out_fell(self.evaluations, curves.get("reward"))
-        cures = {name: sign.cure for name, sign in SIGNS.items()} | {"held_out_fell": stay_closer}
+        seen = Seen(curves, self.evaluations)
         found = []
-        for name, what in words.items():
-            self.held[name] = self.held.get(name, 0) + 1 if what else 0
-            self.since[name] = self.since.get(name, row["step"]) if what else row["step"]
+        for name, sign in SIGNS.items():
+            if not {*sign.metrics.split()} <= curves.keys():
+                continue
+            what = sign.holds(seen)
+            self.since.setdefault(name, row["step"])
+            if not what:
+                self.held[name], self.since[name] = 0, row["step"]
+                continue
+            self.held[name] = self.held.get(name, 0) + 1
             if self.held[name] == PATIENCE and name not in self.told:
                 self.told.add(name)
-                found.append(Collapse(name, self.since[name], what, cures[name](self.cfg)))
+                found.append(Collapse(name, self.since[name], what, sign.cure(self.cfg)))
         return found
 
 

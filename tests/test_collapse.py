@@ -49,7 +49,10 @@ PLANTED = {
     "repeats": dict({"completions/repetition": late(0.1, 0.8)}),
     "never_ends": dict({"completions/clipped_ratio": late(0.1, 0.99)}),
     "says_nothing": dict({"completions/mean_length": late(20, 2)}),
-}
+    # An evaluation at each iteration: 0.6, two of 0.58, which is noise, then 0.2.
+    "held_out_fell": {"val/sampled": lambda t: np.where(t < 0.5, 0.6, np.where(t < 0.53, 0.58, 0.2)),
+                      "val/sampled_se": lambda t: 0.02 + 0 * t},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("sign", PLANTED)

@@ -64,8 +64,9 @@ ARROWS = {
                      "system/disk", "system/hosts", "system/huggingface", "system/memory"},
     "tools/plan": {"checkpoint", "config", "data", "rl", "sample", "system/huggingface", "system/memory",
                    "system/sharding", "system/start", "variants/joint"},
-    "tools/anatomy": {"checkpoint", "config", "data", "diffusion", "grpo", "judges/scores", "rewards", "rl", "runs",
-                      "sample", "system/sharding", "variants/blocks", "variants/drafts", "variants/lora"},
+    "tools/anatomy": {"checkpoint", "config", "data", "diffusion", "grpo", "judges/scores", "rewards", "rl",
+                      "runs", "sample", "system/report", "system/sharding", "variants/blocks", "variants/drafts",
+                      "variants/lora"},
 }  # fmt: skip
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
 PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page",

@@ -10,9 +10,7 @@ Shapes: N prompts, G completions of each, B = N * G; K of them learn; V views; T
 import contextlib
 import dataclasses
 import functools
-import html
 import inspect
-import json
 import math
 import os
 import re
@@ -35,7 +33,7 @@ import runs
 import sample
 from data import bpe
 from judges import scores
-from system import sharding
+from system import report, sharding
 from variants import blocks, drafts, lora
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
@@ -290,7 +288,7 @@ def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Turn arrays into lists, and numbers into those of 7 digits that JSON knows: nan becomes None."""
+    """Turn a value into what JSON knows: arrays become lists, numbers have 7 digits, nan is None, the rest is text."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -299,7 +297,7 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, float):
         return float(f"{value:.7g}") + 0.0 if math.isfinite(value) else None  # and -0.0 becomes 0.0
-    return value
+    return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
 # ---- write it --------------------------------------------------------------------------------------------------------
@@ -336,16 +334,6 @@ def linked(cfg: config.Config, place: str) -> config.Config:
     return dataclasses.replace(cfg, out_dir=place, resume=bool(resumed), eval_only=False)
 
 
-def fill_template(content: dict, title: str) -> str:
-    """Put the content into anatomy.html -> HTML."""
-    text = json.dumps(content, default=str).replace("<", "\\u003c")  # no text ends the script that it stands in
-    parts = {"title": html.escape(title), "data": text}
-    template = (Path(__file__).parent / "anatomy.html").read_text(encoding="utf-8")
-    words = re.split("%(title|data)%", template)
-    words[1::2] = [parts[name] for name in words[1::2]]
-    return "".join(words)
-
-
 def write(argv: list[str], path: str, setup: Callable, iterate: Callable) -> None:
     """Run one iteration of the config in argv, and write its page; setup, iterate: of train.py."""
     cfg = config.load(argv)
@@ -359,5 +347,5 @@ def write(argv: list[str], path: str, setup: Callable, iterate: Callable) -> Non
         except ValueError as e:
             raise ValueError(str(e).replace(place, cfg.out_dir)) from None
         content = plain(pack(run, state, record_iteration(run, state, iterate), name))
-    bpe.write_whole(path, fill_template(content, name))
+    bpe.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), name, content))
     print(f"{path}: iteration {state.step + 1} of {name}; open it in a browser")
