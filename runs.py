@@ -258,6 +258,14 @@ def pictures(rows: list[dict]) -> list[Curves]:
     return [curves for curves in shown if curves.names]
 
 
+def panels(rows: list[dict]) -> list[pages.Panel]:
+    """Take the curves of one run for each of its pictures."""
+    return [
+        pages.Panel(title, unit, [line for name in names if (line := pages.line_of(rows, name))])
+        for title, unit, names in pictures(rows)
+    ]
+
+
 def report(cfg: Config, done: bool = False) -> None:
     """Write report.html from the logs in out_dir, a page to look at while a run goes on.
 
@@ -266,7 +274,6 @@ def report(cfg: Config, done: bool = False) -> None:
     if not rows:
         return
     ours, default = config.flatten(cfg), config.flatten(Config())
-    drawn = [(curves, [pages.line_of(rows, name) for name in curves.names]) for curves in pictures(rows)]
     tokens, seconds = (max(row.get(name, 0) for row in rows) for name in ("tokens", "time"))
     about = [
         f"{cfg.objective} on {cfg.dataset}",
@@ -275,7 +282,7 @@ def report(cfg: Config, done: bool = False) -> None:
     text = pages.page(
         os.path.basename(os.path.abspath(cfg.out_dir)),
         about,
-        [pages.Panel(curves.title, curves.unit, [line for line in lines if line]) for curves, lines in drawn],
+        panels(rows),
         done,
         stages=pages.stages(rows),
         warnings=[f"step {row['step']}: {row['collapse']}" for row in rows if row.get("collapse")],
@@ -309,13 +316,11 @@ def draw(out_dir: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    rows = read_lines(os.path.join(out_dir, "metrics.jsonl"))
-    shown = pictures(rows)[:6]
+    shown = panels(read_lines(os.path.join(out_dir, "metrics.jsonl")))[:6]
     wide, high = max(min(len(shown), 3), 1), max(-(-len(shown) // 3), 1)
     figure = plt.figure(figsize=(4.2 * wide, 3 * high), constrained_layout=True)
-    for n, (title, unit, names) in enumerate(shown, 1):
+    for n, (title, unit, lines) in enumerate(shown, 1):
         ax = figure.add_subplot(high, wide, n)
-        lines = [line for name in names if (line := pages.line_of(rows, name))]
         for line, color in zip(lines, itertools.cycle(COLORS)):
             ax.plot(line.steps, line.y, color=color, marker="o" if len(line.y) < 30 else None, ms=3)
             if line.low:
@@ -346,7 +351,8 @@ def name_lines(ax: Any, lines: list[pages.Line]) -> None:
 
 
 def ending(cfg: Config, best: dict | None) -> str:
-    """Print the first and the last pass rates of a run of grpo; return which checkpoint is best, with its error.
+    """Write the final page, and print the first and the last pass rates of a run of grpo; return which checkpoint is
+    best, with its error.
 
     The number of evaluations is part of it, because the highest of many noisy numbers is too high.
     """
@@ -404,9 +410,9 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         stages = [f"{k.removeprefix('time/')} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
         tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}  {' + '.join(stages)} s")
     found = run.log.watch.see({"step": state.step} | values)
-    for one in found:
-        tqdm.write(f"step {state.step:6d}  {collapse.message(one)}")
-        run.log.metrics(state.step, {"collapse": collapse.message(one)})
+    for text in map(collapse.message, found):
+        tqdm.write(f"step {state.step:6d}  {text}")
+        run.log.metrics(state.step, {"collapse": text})
     if not logged:
         return found
     updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none
@@ -431,7 +437,7 @@ class Collapsed(ValueError):
 
     def __init__(self, text: str, again: Config | None) -> None:
         super().__init__(text)
-        self.again = again  # of the run that goes on from the best checkpoint; None: there shall be none
+        self.again = again  # the Config of a run that goes on from the best checkpoint; None: none is to
 
 
 def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collapse.Collapse]) -> Collapsed:

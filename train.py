@@ -404,7 +404,7 @@ def main():
     try:
         if flags := [word for word in sys.argv[1:] if word.startswith(("--plan=", "--anatomy="))]:
             flag, _, value = flags[-1].partition("=")
-            others = [word for word in sys.argv[1:] if word != flags[-1]]
+            others = [word for word in sys.argv[1:] if not word.startswith(f"{flag}=")]
             from tools import anatomy, plan  # which import this program's stages
 
             if flag == "--plan":
