@@ -88,6 +88,12 @@ class Browser:
         self.send("Page.navigate", url=Path(path).resolve().as_uri())
         self.wait("document.readyState === 'complete'")
 
+    def reload(self):
+        """Load the page again. No code runs until it is there: what runs while a page goes away is an error."""
+        self.send("Page.reload")
+        while self.receive().get("method") != "Page.loadEventFired":
+            pass
+
     def run(self, code):
         """Run JavaScript in the page -> its value; an exception there is one here."""
         done = self.send("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)

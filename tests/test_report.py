@@ -228,7 +228,9 @@ def test_a_keyboard_and_a_pointer_read_the_numbers_of_a_curve(cfg, browser):
 def test_a_page_that_goes_on_is_loaded_again_and_stays_as_it_was(cfg, browser):
     browser.open(f"{cfg.out_dir}/report.html")
     assert not browser.run("find('renews').hidden")
-    browser.run("document.querySelector('input[value=minutes]').click(); location.reload()")
+    browser.run("document.querySelector('input[value=minutes]').click(); window.beforeReload = true")
+    browser.reload()
+    assert not browser.run("window.beforeReload")
     browser.wait("document.readyState === 'complete' && document.querySelector('input[value=minutes]').checked")
     runs.ending(cfg, None)
     browser.open(f"{cfg.out_dir}/report.html")
