@@ -33,11 +33,11 @@ from judges import sandbox
 
 # `rewards` forks: that is cheap, for all that are compared there, in a process without jax.
 if __name__ != "__main__" or "rewards" not in sys.argv:
+    import compare as comparison
     import jax
     import jax.flatten_util
     import jax.numpy as jnp
     import numpy as np
-    from tqdm import tqdm
 
     import checkpoint
     import config
@@ -435,112 +435,18 @@ def order(options):
     table(["order", *map(str, all_steps)], ORDERS, ([name, *[exact(name, s) for s in all_steps]] for name in orders))
 
 
-# ---- estimators ------------------------------------------------------------------------------------------------------
+# ---- compare, ladder -------------------------------------------------------------------------------------------------
 
-# Name: the flags, and the forward passes that one scoring of a completion takes (L: as many as it has tokens).
-ESTIMATORS = {
-    "one_step": ("--logp_est=one_step", 1), "coupled": ("--logp_est=coupled", 3),
-    "elbo": ("--logp_est=elbo --logp_views=4", 4), "coupled_elbo": ("--logp_est=coupled_elbo --logp_views=2", 4),
-    "trace": ("--logp_est=trace --logp_views=4", 4), "left_to_right": ("--logp_est=left_to_right", "L"),
-    "coupled, stale masks": ("--logp_est=coupled --random_masking=False", 3),
-    "coupled, weights sum to 1": (f"--logp_est=coupled --logp_scale={2 / 3:.6f}", 3)}  # fmt: skip
-RATIOS = "token", "sequence"
-# Name: the model, and how its base is trained. Sudoku's is a sixth of that of config/sudoku_base.py.
-TASKS = {"sudoku": ("--d_model=64 --n_layer=3", "--learning_rate=2e-3 --max_iters=3000"),
-         "countdown": ("--d_model=128 --n_layer=4", "")}  # fmt: skip
-# What learns: the completions that are furthest above the average of their group, or all with both signs of the
-# advantage. (prompts, completions that are kept, updates on them), and what all runs of the task have in common.
-SIGNS = {
-    ("sudoku", "positive"): ((64, 64, 4), "--adv_negative=0.0 --learning_rate=3e-4 --warmup_iters=5"),
-    ("sudoku", "both"): ((32, 128, 2), "--adv_negative=1.0 --learning_rate=1e-4 --warmup_iters=2"),
-    ("countdown", "positive"): ((128, 128, 2), "--adv_negative=0.0 --learning_rate=5e-4 --warmup_iters=5"),
-    ("countdown", "both"): ((64, 256, 2), "--adv_negative=1.0 --learning_rate=1e-4 --warmup_iters=2"),
-}
-COMPARED = "--group_size=4 --lr_schedule=constant --ema_decay=0.95 --save_interval=10000 --log_samples=0"
-BUDGET = 150_000  # forward passes of a completion in a run: what it has to learn from, whatever its estimator costs
-
-
-def iterations(prompts, kept, updates, steps, views):
-    """How many the budget is good for: to fill 4 completions of a prompt, `steps` passes each; for every update, to
-    score once, and a gradient, which costs as much as 3."""
-    return round(BUDGET / (prompts * 4 * steps + kept * updates * (1 + 3) * views))
-
-
-def finished(out):
-    """Whether a run of train.py was run to its end."""
-    return bool(checkpoint.steps(out)) and checkpoint.read_run(checkpoint.find(out)).get("finished")
-
-
-def estimators(options):
-    """every likelihood estimator with two ratios in GRPO, at equal forward passes: held-out accuracy, many seeds"""
+def compare(options):
+    """every estimator in GRPO at equal forward passes: three tasks, three bases, many seeds, with intervals"""
     machine("jax", "numpy")
-    if options.quick:
-        print("quick: a base and runs far too short to compare estimators; what one run costs can be seen")
-        options.out += "/quick"
-    base = lambda task: f"{options.out}/{task}_base"
-    tasks = (options.tasks or "sudoku").split(",")
-    for task in tasks:
-        if task not in TASKS:
-            raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TASKS)}")
-        if not options.toy and not finished(base(task)):
-            shape, training = TASKS[task]
-            config_file = f"config/{task}_base.py"
-            short = ["--max_iters=200", "--eval_interval=200"] * options.quick
-            flags = [*shape.split(), *training.split(), *short, f"--out_dir={base(task)}"]
-            trainer.train(config.load([config_file, *flags]))
-    jobs = {}
-    names = some(options, ("one_step",), ("one_step", "trace"), ESTIMATORS)
-    for seed in range(some(options, 1, 1, options.seeds)):  # seeds outermost: stopped early, the table is still fair
-        for task in tasks:
-            (prompts, kept, updates), signs = SIGNS[task, options.signs]
-            first = config.read_file(f"config/{task}_base.py")
-            common = (f"{COMPARED} {TASKS[task][0]} {signs} --batch_size={prompts} --keep_completions={kept} "
-                      f"--updates_per_rollout={updates} --rule=quota --order=confidence "
-                      f"--diffusion_steps={first.diffusion_steps}")  # fmt: skip
-            for name in names:
-                estimator, views = ESTIMATORS[name]
-                views = first.max_new_tokens if views == "L" else views
-                iters = some(options, 1, 2, iterations(prompts, kept, updates, first.diffusion_steps, views))
-                for ratio in some(options, RATIOS[:1], RATIOS[:1], RATIOS):
-                    out = f"{options.out}/{task}-{options.signs}-{re.sub('[^a-z0-9]+', '_', name)}-{ratio}-{seed}"
-                    chosen = (f"{common} {estimator} --init_from={base(task)} --ratio_level={ratio} --seed={seed} "
-                              f"--max_iters={iters} --eval_interval={iters} --out_dir={out} "
-                              f"{options.flags}")  # fmt: skip
-                    latest = dict(flag.split("=", 1) for flag in chosen.split())  # the user's flags come last
-                    command = " ".join([f"config/{task}_grpo.py", *(f"{k}={v}" for k, v in latest.items())])
-                    jobs[task, name, ratio, seed] = out, command
-    # One core for each run: small models use one well and two badly.
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * CORES
-    free = list(cores[:1] if options.toy else cores)
+    comparison.compare(options, table)
 
-    def run(job):
-        out, command = job
-        if not finished(out):
-            core = free.pop()
-            if core is not None:
-                os.sched_setaffinity(0, {core})  # of this thread, and so of what it starts
-            done = subprocess.run([sys.executable, "train.py", *command.split()], capture_output=True, text=True)
-            free.append(core)
-            if done.returncode:
-                raise ValueError(f"python train.py {command}\n{done.stderr[-2000:]}")
-        rows = [row for row in runs.read_lines(f"{out}/metrics.jsonl") if "val/greedy" in row]
-        gains = [(rows[-1][f"val/{how}"] - rows[0][f"val/{how}"]) * 100 for how in ("greedy", "sampled")]
-        tqdm.write(f"{out}: {gains[0]:+.1f} points greedy, {gains[1]:+.1f} sampled")
-        return gains + [rows[0][f"val/{how}"] * 100 for how in ("greedy", "sampled")]
 
-    with ThreadPoolExecutor(len(free)) as pool:
-        results = dict(zip(jobs, tqdm(pool.map(run, jobs.values()), total=len(jobs), unit="run"), strict=True))
-    for task in dict.fromkeys(job[0] for job in jobs):
-        base = np.mean([r[2:] for job, r in results.items() if job[0] == task], 0)
-        print(f"\n{task}: base {base[0]:.1f}% greedy, {base[1]:.1f}% sampled; points gained, mean and standard error\n")
-        lines = []
-        for name, ratio in dict.fromkeys(job[1:3] for job in jobs):
-            gains = np.array([r[:2] for job, r in results.items() if job[:3] == (task, name, ratio)])
-            error = gains.std(0, ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else [0, 0]
-            iters = re.search(r"max_iters=(\d+)", jobs[task, name, ratio, 0][1])[1]
-            spread = [f"{m:+.1f} ± {e:.1f}" for m, e in zip(gains.mean(0), error, strict=True)]
-            lines.append([name, ratio, iters, *spread])
-        table(["estimator", "ratio", "rollouts", "greedy", "sampled"], ESTIMATORS, lines)
+def ladder(options):
+    """from the settings of three papers to ours, one change after the other, at equal forward passes"""
+    machine("jax", "numpy")
+    comparison.ladder(options, table)
 
 
 # ---- truth -----------------------------------------------------------------------------------------------------------
@@ -976,10 +882,10 @@ completions, rewards and masks, in two updates. Best of several, in ms""")
                             model=cfg)  # fmt: skip
         print(f"\n{name}, {cfg.vocab_size} ids: {N} prompts of {prompt} tokens, {G} completions of {new} tokens in "
               f"{steps} steps, blocks of {block}; {estimator}, {config.n_views(run)} view(s)")  # fmt: skip
-        compare(torch, twin, run, some(options, 1, 2, min(options.rounds, 3)))
+        beside_torch(torch, twin, run, some(options, 1, 2, min(options.rounds, 3)))
 
 
-def compare(torch, twin, run, rounds):
+def beside_torch(torch, twin, run, rounds):
     """The stages of an iteration, ours and PyTorch's, as a table."""
     cfg, key, start, (tok, text) = run.model, jax.random.key(0), run.max_prompt_len, prompts_of(run, run.batch_size)
     how = run.diffusion_steps, run.block_len
@@ -1078,7 +984,7 @@ def drafted(params, run, arrays, score, sizes, ways, options):
                f"{written.sum() / passes.sum():.2f}", f"{written.sum() / seconds:,.0f}")  # fmt: skip
 
 
-COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "estimators": estimators,
+COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "compare": compare, "ladder": ladder,
             "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts}  # fmt: skip
 
 
@@ -1089,13 +995,19 @@ def main():
                         "drafts: one that starts from that of --recipe, instead of that")
     parser.add_argument("--recipe", default="countdown_joint_base", help="for drafts: a model of both kinds in config/")
     parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
-    parser.add_argument("--tasks", help=f"for estimators: some of {', '.join(TASKS)}; for frontier: {', '.join(TRIED)}")
-    parser.add_argument("--picture", help="for frontier, growth and truth: where to draw it, as in assets/frontier.png")
-    parser.add_argument("--seeds", type=int, default=5, help="for estimators: runs of each")
+    parser.add_argument("--tasks", help="for compare and ladder: some of sudoku,countdown,arith; for frontier: "
+                        f"{', '.join(TRIED)}")
+    parser.add_argument("--picture", help="for compare, frontier, growth, truth: where to draw it, as in assets/x.png")
+    parser.add_argument("--seeds", type=int, help="for compare (10) and ladder (3): runs of each")
+    parser.add_argument("--bases", help="for compare: percent of samples that are right at the start, as in 10,30,60")
+    parser.add_argument("--methods", help="for compare: some of its estimators, with commas")
+    parser.add_argument("--minutes", type=float, help="for compare and ladder: start no run after that")
+    parser.add_argument("--show", action="store_true", help="for compare and ladder: only what is there")
     parser.add_argument("--signs", default="positive", choices=("positive", "both"),
-                        help="for estimators: of the advantages")  # fmt: skip
-    parser.add_argument("--out", default="out/estimators", help="for estimators: where runs are, and are found again")
-    parser.add_argument("--flags", default="", help="for estimators: more for train.py, in quotes")
+                        help="for compare: of the advantages")  # fmt: skip
+    parser.add_argument("--out", default="out/compare",
+                        help="for compare and ladder: where runs are, and are found again")  # fmt: skip
+    parser.add_argument("--flags", default="", help="for compare and ladder: more for train.py, in quotes")
     parser.add_argument("--quick", action="store_true", help="two or three rows, in two minutes: those that matter")
     parser.add_argument("--toy", action="store_true", help="tiny sizes: does it run at all")
     options = parser.parse_args()

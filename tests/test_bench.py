@@ -48,7 +48,7 @@ def here(monkeypatch, capsys):
 def test_without_a_command_it_says_what_there_is(here):
     out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
-    assert names == ["train", "sample", "rewards", "order", "estimators", "truth", "frontier", "growth", "grpo",
+    assert names == ["train", "sample", "rewards", "order", "compare", "ladder", "truth", "frontier", "growth", "grpo",
                      "drafts"]  # fmt: skip
 
 
@@ -195,22 +195,3 @@ def test_words_that_are_right_are_counted_by_their_place():
 def test_order_of_no_run_is_one_sentence(tmp_path, here):
     with pytest.raises(SystemExit, match="^error: .* holds no model.*$"):
         here("order", str(tmp_path))
-
-
-@pytest.mark.slow
-def test_estimators_are_runs_of_train_and_found_again(tmp_path):
-    small_run(tmp_path / "base")
-    small = "--n_layer=1 --d_model=16 --eval_size=4 --eval_samples=1 --batch_size=2 --keep_completions=None"
-    options = "--toy", "--out", str(tmp_path), "--flags", f"--init_from={tmp_path / 'base'} {small}"
-    first, rows = started("estimators", *options)
-    assert rows["one_step"] == ["token", "1", "+0.0 ± 0.0", "+0.0 ± 0.0"]
-    assert started("estimators", *options)[1] == rows
-    assert checkpoint.steps(tmp_path / "sudoku-positive-one_step-token-0") == [1]
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_is_an_error_with_its_command(tmp_path):
-    options = "estimators", "--toy", "--out", str(tmp_path), "--flags=--group_size=1"
-    run = subprocess.run([sys.executable, "tests/bench.py", *options], capture_output=True, text=True)
-    assert run.returncode == 1 and "group_size=1 " in run.stderr
-    assert "python train.py config/sudoku_grpo.py" in run.stderr and "Traceback" not in run.stderr

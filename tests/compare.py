@@ -1,0 +1,384 @@
+"""
+Which method learns most from the same number of forward passes?  python tests/bench.py compare | ladder
+
+Both commands start runs of train.py, one on each core, and find those again that are finished. So they can be stopped
+at any time and go on where they were, and --show prints what there is without starting anything.
+
+`compare` has every estimator on three tasks, from bases of three strengths, with many seeds, and summarizes them as
+rliable does (2108.13264): the interquartile mean, and its 95% interval over seeds drawn again and again within each
+task. `ladder` begins with a paper's settings and takes over ours one after the other.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+import checkpoint
+import config
+import runs
+from tools.compare import DRAWS, interquartile_mean
+
+# ---- the methods -----------------------------------------------------------------------------------------------------
+
+# Name: the flags, and the forward passes that one scoring of a completion takes (L: as many as it has tokens).
+METHODS = {
+    "one_step": ("--logp_est=one_step", 1),
+    "coupled": ("--logp_est=coupled", 3),
+    "elbo": ("--logp_est=elbo --logp_views=4", 4),
+    "coupled_elbo": ("--logp_est=coupled_elbo --logp_views=2", 4),
+    "quadrature": ("--logp_est=quadrature --logp_views=4", 4),
+    "strata": ("--logp_est=strata --logp_views=4", 4),
+    "trace": ("--logp_est=trace --logp_views=4", 4),
+    "left_to_right": ("--logp_est=left_to_right", "L"),
+}
+
+# ---- the tasks -------------------------------------------------------------------------------------------------------
+
+
+class Task(NamedTuple):
+    model: str  # flags of its size
+    base: str  # flags of the training of its base
+    rows: dict  # {signs: (prompts, completions that are kept, updates on them)}
+
+
+# The model of sudoku has a sixth of the size of that in config/sudoku_base.py.
+TASKS = {
+    "sudoku": Task(
+        "--d_model=64 --n_layer=3", "--learning_rate=2e-3", {"positive": (64, 64, 4), "both": (32, 128, 2)}
+    ),
+    "countdown": Task("--d_model=128 --n_layer=4", "", {"positive": (128, 128, 2), "both": (64, 256, 2)}),
+    "arith": Task("--d_model=128 --n_layer=4", "", {"positive": (128, 128, 4), "both": (64, 256, 2)}),
+}
+RATES = {("sudoku", "positive"): 3e-4, ("countdown", "positive"): 5e-4, ("arith", "positive"): 3e-4}  # others: 1e-4
+# What learns: the completions that are furthest above the average of their group, or all with both signs of the
+# advantage.
+SIGNS = {"positive": "--adv_negative=0.0 --warmup_iters=5", "both": "--adv_negative=1.0 --warmup_iters=2"}
+COMPARED = (
+    "--group_size=4 --lr_schedule=constant --ema_decay=0.95 --save_interval=10000 --log_samples=0 --eval_size=256 "
+    "--rule=quota --order=confidence"
+)
+BUDGET = 150_000  # forward passes of a completion in a run: what it has to learn from, whatever its estimator costs
+
+
+def iterations(budget, prompts, group, kept, updates, steps, views):
+    """Count the iterations that a budget of passes is good for: to fill `group` completions of each prompt in `steps`
+    passes, and for every update to score the completions once, and a gradient, which costs as much as 3 passes."""
+    return max(1, round(budget / (prompts * group * steps + kept * updates * (1 + 3) * views)))
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """A run of train.py."""
+
+    out: str  # its folder
+    command: str  # the config file and the flags
+
+
+def finished(out):
+    """Tell whether a run of train.py was run to its end."""
+    return bool(checkpoint.steps(out)) and checkpoint.read_run(checkpoint.find(out)).get("finished")
+
+
+def merged(file, *flags):
+    """Write the command of train.py with these flags; of a flag that is given twice, the last counts."""
+    latest = dict(flag.split("=", 1) for flag in " ".join(flags).split())
+    return " ".join([file, *(f"{key}={value}" for key, value in latest.items())])
+
+
+def run_all(jobs, options):
+    """Run the jobs that are not finished, one on each core (small models use one well and two badly)."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * (os.cpu_count() or 1)
+    free, begun = list(cores[:1] if options.toy else cores), time.monotonic()
+
+    def run(job):
+        late = options.minutes is not None and time.monotonic() - begun > 60 * options.minutes
+        if late or finished(job.out):
+            return
+        core = free.pop()
+        if core is not None:
+            os.sched_setaffinity(0, {core})  # of this thread, and so of what it starts
+        command = [sys.executable, "train.py", *job.command.split(), f"--out_dir={job.out}"]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        free.append(core)
+        if done.returncode:
+            raise ValueError(f"python {' '.join(command[1:])}\n{done.stderr[-2000:]}")
+
+    if not options.show:
+        with ThreadPoolExecutor(len(free)) as pool:
+            list(tqdm(pool.map(run, jobs), total=len(jobs), unit="run"))
+
+
+class Result(NamedTuple):
+    """Held-out accuracy of a run, in percent."""
+
+    before: np.ndarray  # (2,) greedy, sampled
+    after: np.ndarray  # (2,)
+    reward: float  # mean over the rollouts of the last fifth of the run
+
+
+def result(job):
+    """Read what a finished run has reached; None: it is not finished."""
+    if not finished(job.out):
+        return None
+    lines = runs.read_lines(f"{job.out}/metrics.jsonl")
+    rows = [[100 * row[f"val/{how}"] for how in ("greedy", "sampled")] for row in lines if "val/greedy" in row]
+    rewards = [row["reward"] for row in lines if row.get("reward") is not None]
+    last = rewards[-max(1, len(rewards) // 5) :]
+    return Result(np.array(rows[0]), np.array(rows[-1]), float(np.mean(last)) if last else np.nan)
+
+
+# ---- statistics over tasks and seeds ---------------------------------------------------------------------------------
+
+
+def draw_again(runs_of, rng):
+    """Draw as many seeds of each task as there are, with repetition: [(n,) of each task] -> the same."""
+    return [scores[rng.integers(len(scores), size=len(scores))] for scores in runs_of]
+
+
+def interval(summary, draws=DRAWS, seed=0):
+    """Give the 95% interval of summary(rng) over `draws` bootstrap samples."""
+    rng = np.random.default_rng(seed)
+    return np.percentile([summary(rng) for _ in range(draws)], (2.5, 97.5))
+
+
+def mean_with_interval(runs_of):
+    """Compute the interquartile mean of the runs of all tasks [(n,), ...], and its 95% interval -> mean, low, high."""
+    low, high = interval(lambda rng: interquartile_mean(np.concatenate(draw_again(runs_of, rng))))
+    return interquartile_mean(np.concatenate(runs_of)), low, high
+
+
+def chance_to_win(a, b):
+    """Estimate the probability that a run of method a beats one of b: [(n,), ...] and [(m,), ...] of the same tasks.
+
+    Ties count half; the mean over tasks (the Mann-Whitney statistic)."""
+    wins = [(x[:, None] > y).mean() + (x[:, None] == y).mean() / 2 for x, y in zip(a, b, strict=True)]
+    return float(np.mean(wins))
+
+
+def chance_with_interval(a, b):
+    """Estimate the probability that a run of method a beats one of b, and its 95% interval -> chance, low, high."""
+    low, high = interval(lambda rng: chance_to_win(draw_again(a, rng), draw_again(b, rng)))
+    return chance_to_win(a, b), low, high
+
+
+def profile(runs_of, levels):
+    """Give the share of runs above each level (a performance profile): the mean over tasks -> (levels,)."""
+    return np.mean([(scores[:, None] > levels).mean(0) for scores in runs_of], 0)
+
+
+# ---- compare ---------------------------------------------------------------------------------------------------------
+
+
+def chosen(text, there, flag):
+    """Split the names of a flag at commas; without the flag, all there are."""
+    names = text.split(",") if text else list(there)
+    if lacking := [name for name in names if name not in there]:
+        raise ValueError(f"--{flag}={text}: there is no {lacking[0]!r}, only {', '.join(there)}")
+    return names
+
+
+def strengths(text):
+    """Read how many percent of samples are right at the start of runs: "10,30" -> [10, 30]."""
+    try:
+        found = [int(part) for part in (text or "10,30,60").split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < n < 100 for n in found):
+        raise ValueError(f"--bases={text}: expected whole percentages from 1 to 99, such as 10,30,60")
+    return found
+
+
+def base_job(task, strength, options):
+    """Make the job that trains a base until `strength` percent of its samples are right."""
+    kind = TASKS[task]
+    short = "--max_iters=20 --eval_interval=20" if options.toy else f"--max_iters=8000 --stop_at={strength / 100}"
+    command = merged(f"config/{task}_base.py", kind.model, kind.base, "--eval_size=256", short)
+    return Job(f"{options.out}/{task}-{strength}-base", command)
+
+
+def compare_jobs(tasks, bases, methods, options):
+    """List the runs of the comparison -> {(task, strength, method, seed): Job}; seeds outermost, so that what is there
+    after some hours is a fair table."""
+    jobs = {}
+    for seed in range(options.seeds or 10):
+        for task in tasks:
+            first, kind = config.read_file(f"config/{task}_base.py"), TASKS[task]
+            prompts, kept, updates = kind.rows[options.signs]
+            for strength in bases:
+                for name in methods:
+                    flags, views = METHODS[name]
+                    views, steps = first.max_new_tokens if views == "L" else views, first.diffusion_steps
+                    n = 1 if options.toy else iterations(BUDGET, prompts, 4, kept, updates, steps, views)
+                    rate = RATES.get((task, options.signs), 1e-4)
+                    command = merged(
+                        f"config/{task}_grpo.py", COMPARED, kind.model, SIGNS[options.signs], flags,
+                        f"--batch_size={prompts} --keep_completions={kept} --updates_per_rollout={updates}",
+                        f"--diffusion_steps={steps} --ratio_level=token --learning_rate={rate} --seed={seed}",
+                        f"--init_from={base_job(task, strength, options).out} --max_iters={n} --eval_interval={n}",
+                        options.flags,
+                    )  # fmt: skip
+                    out = f"{options.out}/{task}-{strength}-{options.signs}-{name}-{seed}"
+                    jobs[task, strength, name, seed] = Job(out, command)
+    return jobs
+
+
+def by_method(results, methods):
+    """Sort the gains of finished runs -> {method: [(n, 2) of each task and strength that any run is there of]}."""
+    cells = sorted({key[:2] for key in results})
+
+    def of(name, cell):
+        return [r.after - r.before for key, r in results.items() if key[:2] == cell and key[2] == name]
+
+    found = {name: [np.array(of(name, cell)) for cell in cells] for name in methods}
+    return {name: gains for name, gains in found.items() if cells and all(len(g) for g in gains)}
+
+
+def compare(options, table):
+    """every estimator in GRPO at equal forward passes: three tasks, three bases, many seeds, with intervals"""
+    tasks, methods = chosen(options.tasks, TASKS, "tasks"), chosen(options.methods, METHODS, "methods")
+    at_start = strengths(options.bases)
+    bases = [base_job(task, strength, options) for task in tasks for strength in at_start]
+    jobs = compare_jobs(tasks, at_start, methods, options)
+    run_all(bases, options)
+    run_all(list(jobs.values()), options)
+    results = {key: r for key, job in jobs.items() if (r := result(job))}
+    print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
+    gains = by_method(results, methods)
+    for cell in sorted({key[:2] for key in results}):
+        before = next(r.before for key, r in results.items() if key[:2] == cell)
+        n = sum(key[:2] == cell for key in results)
+        print(f"{cell[0]} from {before[0]:.1f}% greedy, {before[1]:.1f}% sampled: {n} runs")
+    for i, how in enumerate(("greedy", "sampled")):
+        print(f"\n{how}: points gained, interquartile mean and 95% interval; chance to gain more than coupled_elbo; "
+              "share of runs that gain more than 0, 5 and 10\n")  # fmt: skip
+        rows, reference = [], gains.get("coupled_elbo")
+        for name, runs_of in gains.items():
+            scores = [g[:, i] for g in runs_of]
+            mean, low, high = mean_with_interval(scores)
+            cells = [sum(map(len, scores)), f"{mean:+.1f}", f"{low:+.1f} to {high:+.1f}", "-"]
+            if reference is not None and name != "coupled_elbo":
+                chance, low, high = chance_with_interval(scores, [g[:, i] for g in reference])
+                cells[-1] = f"{chance:.2f} ({low:.2f} to {high:.2f})"
+            rows.append([name, *cells, *(f"{share:.0%}" for share in profile(scores, np.array([0, 5, 10])))])
+        table(["method", "runs", "mean", "95% interval", "beats coupled_elbo", "> 0", "> 5", "> 10"], METHODS, rows)
+    if options.picture and gains:
+        picture(gains, options.picture)
+
+
+def picture(gains, path):
+    """Draw the gains of all methods: a point is the interquartile mean, a bar its 95% interval."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 1.5 + 0.45 * len(gains)), sharey=True)
+    for i, (axis, how) in enumerate(zip(axes, ("greedy", "sampled"), strict=True)):
+        for row, runs_of in enumerate(gains.values()):
+            mean, low, high = mean_with_interval([g[:, i] for g in runs_of])
+            axis.plot([low, high], [row, row], color="#56b4e9", linewidth=6, solid_capstyle="butt")
+            axis.plot(mean, row, "o", color="#0072b2", markersize=9)
+        axis.axvline(0, color="#999999", linewidth=1)
+        axis.set_yticks(range(len(gains)), list(gains), fontsize=13)
+        axis.set_title(f"{how}: points gained", fontsize=14)
+        axis.tick_params(labelsize=12)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    print(f"drawn in {path}")
+
+
+# ---- ladder ----------------------------------------------------------------------------------------------------------
+
+# Name: the recipe, whose settings at --model=small are the first rung.
+PAPERS = {"d1": "llada_gsm8k_grpo", "DiffuCoder": "diffucoder_grpo", "ESPO": "dream_countdown_grpo"}
+# The keys that each rung takes over from config/TASK_grpo.py, beside those of the rungs before it. Rollouts are ours on
+# all of them (order, passes, temperature), so that all are evaluated alike.
+RUNGS = {
+    "as published": "",
+    "no KL": "kl_beta kl_est ref_mode ref_sync_interval ref_sync_mix ref_offload",
+    "our estimator": "logp_est logp_views p_mask_prompt mask_ratio_min mask_ratio_max random_masking",
+    "our ratio, loss, updates": "ratio_level loss_type clip_low clip_high updates_per_rollout",
+    "our prompts, groups": "batch_size group_size",
+    "our advantages": "adv_baseline adv_norm",
+    "only what beats its group": "adv_negative keep_completions",
+    "our optimizer": "learning_rate lr_schedule lr_end warmup_iters beta1 beta2 weight_decay grad_clip ema_decay",
+}
+TRIED_RATES = 3e-5, 1e-4, 3e-4  # with the settings as published; the best one stays until the last rung
+LADDER_TASKS = {"sudoku": "--d_model=64 --n_layer=3 --learning_rate=3e-4", "countdown": ""}
+
+
+def passes_per_completion(cfg):
+    """Count the passes that one scoring of a completion takes."""
+    return {"one_step": 1, "coupled": 3, "elbo": cfg.logp_views, "coupled_elbo": 2 * cfg.logp_views}[cfg.logp_est]
+
+
+def ladder_job(task, paper, rung, rate, seed, options):
+    """Make the job of one rung of the ladder from a paper's settings to ours."""
+    shape = TASKS[task].model
+    flags = f"{shape} {LADDER_TASKS[task]}".replace("--", "").split()
+    ours = config.override(config.read_file(f"config/{task}_grpo.py"), dict(flag.split("=") for flag in flags))
+    theirs = config.load([f"config/{PAPERS[paper]}.py", "--model=small", f"--learning_rate={rate}"])
+    keys = [key for of_rung in RUNGS.values() for key in of_rung.split()]
+    rungs = list(RUNGS)
+    taken = [key for name in rungs[: rungs.index(rung) + 1] for key in RUNGS[name].split()]
+    values = {key: getattr(ours if key in taken else theirs, key) for key in keys}
+    used = config.override(ours, {key: str(value) for key, value in values.items()})
+    scored = passes_per_completion(used) * config.n_update(used) * used.updates_per_rollout
+    of_reference = scored if used.kl_beta else 0
+    rollouts = used.batch_size * used.group_size * used.diffusion_steps
+    n = 1 if options.toy else max(1, round(BUDGET / (rollouts + 4 * scored + of_reference)))
+    command = merged(
+        f"config/{task}_grpo.py", shape, " ".join(f"--{key}={value}" for key, value in values.items()),
+        f"--init_from={base_job(task, 30, options).out} --max_iters={n} --eval_interval={n} --eval_size=256",
+        f"--save_interval=10000 --log_samples=0 --seed={seed}", options.flags,
+    )  # fmt: skip
+    name = rung.replace(",", "").replace(" ", "_")
+    return Job(f"{options.out}/ladder-{task}-{paper}-{name}-{rate}-{seed}", command)
+
+
+def ladder(options, table):
+    """from the settings of three papers to ours, one change after the other, at equal forward passes"""
+    tasks = chosen(options.tasks, LADDER_TASKS, "tasks")
+    seeds = range(options.seeds or 3)
+    run_all([base_job(task, 30, options) for task in tasks], options)
+    tried = {
+        (task, paper, rate): ladder_job(task, paper, "as published", rate, 0, options)
+        for task in tasks for paper in PAPERS for rate in TRIED_RATES
+    }  # fmt: skip
+    run_all(list(tried.values()), options)
+    reached = {key: r.reward for key, job in tried.items() if (r := result(job))}
+    jobs = {}
+    for seed in seeds:
+        for task in tasks:
+            for paper in PAPERS:
+                rates = [rate for rate in TRIED_RATES if (task, paper, rate) in reached]
+                if rates:
+                    best = max(rates, key=lambda rate: reached[task, paper, rate])
+                    for rung in RUNGS:
+                        jobs[task, paper, rung, seed] = ladder_job(task, paper, rung, best, seed, options)
+    run_all(list(jobs.values()), options)
+    results = {key: r for key, job in jobs.items() if (r := result(job))}
+    print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
+    for task, paper in dict.fromkeys(key[:2] for key in results):
+        rewards = {rate: f"{reached[task, paper, rate]:.3f}" for rate in TRIED_RATES if (task, paper, rate) in reached}
+        rates = ", ".join(f"{reward} at {rate:g}" for rate, reward in rewards.items())
+        before = next(r.before for key, r in results.items() if key[:2] == (task, paper))
+        print(f"\n{task}, from {paper} to ours; before: {before[0]:.1f}% greedy, {before[1]:.1f}% sampled. Reward of "
+              f"rollouts at the end, as published: {rates}\n")  # fmt: skip
+        rows = []
+        for rung in RUNGS:
+            of_rung = [r for key, r in results.items() if key[:3] == (task, paper, rung)]
+            if of_rung:
+                gains = np.array([r.after - r.before for r in of_rung])
+                each = [f"{gain:+.1f}" for gain in gains[:, 1]]
+                command = jobs[task, paper, rung, 0].command
+                n = command.split("--max_iters=")[1].split()[0]
+                rows.append([rung, n, *(f"{gain:+.1f}" for gain in gains.mean(0)), ", ".join(each)])
+        table(["settings", "iterations", "greedy", "sampled", "sampled, each seed"], RUNGS, rows)

@@ -1,0 +1,109 @@
+"""tests/compare.py: its statistics against scipy, its jobs, and runs that are found again."""
+import subprocess
+import sys
+import types
+
+import compare
+import numpy as np
+import pytest
+import scipy.stats
+from test_bench import small_run
+
+import checkpoint
+import config
+
+OPTIONS = types.SimpleNamespace(
+    tasks=None, bases="30", methods=None, seeds=1, signs="positive", out="out/x", flags="", toy=False, show=True,
+    minutes=None, picture=None,
+)  # fmt: skip
+
+
+def test_the_mean_and_its_interval_are_those_of_scipy_and_of_the_seeds():
+    rng = np.random.default_rng(1)
+    runs_of = [rng.normal(0, 1, 10), rng.normal(5, 1, 10)]
+    mean, low, high = compare.mean_with_interval(runs_of)
+    assert mean == pytest.approx(scipy.stats.trim_mean(np.concatenate(runs_of), 0.25))
+    assert low < mean < high and high - low < 3
+    # Drawn within each task, the two tasks stay as many. Drawn from both together, the mean would spread much more.
+    mixed = np.concatenate(runs_of)
+    together = compare.mean_with_interval([mixed])
+    assert together[2] - together[1] > 1.5 * (high - low)
+    assert compare.mean_with_interval([np.ones(3)]) == (1, 1, 1)
+
+
+def test_the_chance_to_win_is_the_statistic_of_mann_and_whitney():
+    rng = np.random.default_rng(2)
+    a, b = [rng.integers(0, 5, 8) for _ in range(3)], [rng.integers(0, 5, 6) for _ in range(3)]
+    expected = np.mean([scipy.stats.mannwhitneyu(x, y).statistic / 48 for x, y in zip(a, b, strict=True)])
+    assert compare.chance_to_win(a, b) == pytest.approx(expected)
+    chance, low, high = compare.chance_with_interval([np.array([2, 3])], [np.array([0, 1])])
+    assert (chance, low, high) == (1, 1, 1)
+
+
+def test_a_profile_is_the_share_of_runs_above_a_level_each_task_counting_the_same():
+    runs_of = [np.array([1.0, 6, 11, 11]), np.array([-1.0])]
+    np.testing.assert_allclose(compare.profile(runs_of, np.array([0, 5, 10])), [0.5, 0.375, 0.25])
+
+
+def test_all_methods_have_the_same_forward_passes():
+    jobs = compare.compare_jobs(["sudoku"], [30], list(compare.METHODS), OPTIONS)
+    for (_, _, name, _), job in jobs.items():
+        cfg = config.load(job.command.split())
+        views = compare.METHODS[name][1]
+        views = cfg.max_new_tokens if views == "L" else views
+        spent = cfg.max_iters * (64 * 4 * 4 + 64 * 4 * 4 * views)
+        assert spent == pytest.approx(compare.BUDGET, rel=0.06), name  # an iteration of left_to_right is a tenth
+
+
+@pytest.mark.parametrize("task", compare.LADDER_TASKS)
+@pytest.mark.parametrize("paper", compare.PAPERS)
+def test_a_ladder_goes_from_a_papers_settings_to_ours_and_each_rung_changes_only_its_own_keys(task, paper):
+    loaded = []
+    for rung in compare.RUNGS:
+        job = compare.ladder_job(task, paper, rung, 1e-4, 0, OPTIONS)
+        loaded.append(config.flatten(config.load(job.command.split())))
+    keys = [key for of_rung in compare.RUNGS.values() for key in of_rung.split()]
+    theirs = config.flatten(config.load([f"config/{compare.PAPERS[paper]}.py", "--model=small"]))
+    ours = config.flatten(config.read_file(f"config/{task}_grpo.py")) | (
+        {"learning_rate": 3e-4} if task == "sudoku" else {}
+    )
+    assert {key: loaded[0][key] for key in keys} == {key: theirs[key] for key in keys}
+    assert {key: loaded[-1][key] for key in keys} == {key: ours[key] for key in keys}
+    for before, after, of_rung in zip(loaded, loaded[1:], list(compare.RUNGS.values())[1:], strict=False):
+        changed = {key for key in after if after[key] != before[key]} - {"max_iters", "eval_interval"}
+        assert changed <= set(of_rung.split())
+
+
+@pytest.mark.slow
+def test_runs_are_found_again_and_show_starts_none(tmp_path):
+    small_run(tmp_path / "base")
+    small = "--n_layer=1 --d_model=16 --eval_size=4 --eval_samples=1 --batch_size=2 --keep_completions=None"
+    command = [sys.executable, "tests/bench.py", "compare", "--toy", "--tasks=sudoku", "--bases=30", "--seeds=1",
+               "--methods=coupled_elbo,one_step", f"--out={tmp_path}"]  # fmt: skip
+    flags = f"--flags=--init_from={tmp_path / 'base'} {small}"
+    (tmp_path / "sudoku-30-base").symlink_to(tmp_path / "base")  # or it would be trained
+
+    def printed(*more):
+        done = subprocess.run([*command, *more], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "0 of 2 runs are there" in printed("--show")
+    first = printed(flags, f"--picture={tmp_path / 'x.png'}")
+    assert "2 of 2 runs are there" in first and "| one_step" in first and (tmp_path / "x.png").exists()
+    saved = checkpoint.steps(tmp_path / "sudoku-30-positive-one_step-0")
+    assert saved == [1] and printed(flags).splitlines()[2:] == first.splitlines()[2:-1]
+    failed = subprocess.run([*command, "--flags=--group_size=1", "--seeds=2"], capture_output=True, text=True)
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr
+    assert "group_size=1 " in failed.stderr and "python train.py config/sudoku_grpo.py" in failed.stderr
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"tasks": "chess"}, "--tasks=chess: there is no 'chess', only sudoku, countdown, arith"),
+    ({"methods": "one_step,x"}, "there is no 'x', only one_step"),
+    ({"bases": "0"}, "--bases=0: expected whole percentages from 1 to 99"),
+    ({"bases": "ten"}, "--bases=ten: expected whole"),
+])  # fmt: skip
+def test_what_there_is_not_is_said(change, message):
+    with pytest.raises(ValueError, match=message):
+        compare.compare(types.SimpleNamespace(**(vars(OPTIONS) | change)), None)
