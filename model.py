@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from system import kernels, sharding
-from variants import moe, uniform
+from variants import checks, moe, uniform
 from variants.rope import rotary
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
@@ -61,47 +61,9 @@ class ModelConfig(moe.Experts):
     bos_id: int | None = None  # begins a text, in models that have it
 
     def __post_init__(self):
-        for f in dataclasses.fields(self):
-            kind = tuple | None if f.name == "rope_scaling" else f.type  # isinstance knows no tuple[float]
-            kind = kind | int if isinstance(0.0, kind) else kind  # 256 is a number like 256.0
-            if not isinstance(getattr(self, f.name), kind):
-                raise ValueError(f"{f.name}={getattr(self, f.name)!r}: expected {getattr(f.type, '__name__', f.type)}")
-        for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window", "block_causal"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.d_head is None and self.d_model % self.n_head:
-            raise ValueError(f"d_model={self.d_model} must be divisible by n_head={self.n_head} (or set d_head)")
-        if self.n_kv_head is not None and (self.n_kv_head < 1 or self.n_head % self.n_kv_head):
-            raise ValueError(f"n_head={self.n_head} must be divisible by n_kv_head={self.n_kv_head}")
-        if self.head_dim * self.rotary_share % 2 or not 0 < self.rotary_share <= 1:
-            raise ValueError(f"rotary positions turn pairs, but here {self.rotary_share} of a head's {self.head_dim} "
-                             "columns: make that an even number")
+        checks.model_config(self)
         super().__post_init__()
         uniform.check(self)
-        if self.rope_scaling is not None:
-            numbers = all(type(x) in (int, float) and x > 0 for x in self.rope_scaling)
-            if len(self.rope_scaling) not in (4, 5, 6) or not numbers or self.rope_scaling[1] >= self.rope_scaling[2]:
-                raise ValueError(f"rope_scaling={self.rope_scaling}: expected four numbers above 0, as in 8,1,4,8192: "
-                                 "factor, low_freq_factor < high_freq_factor, original_max_position_embeddings; or "
-                                 "five or six for YaRN: also attention_factor, llama_4_scaling_beta")
-        if self.causal and not self.shift:
-            raise ValueError("causal=True needs shift=True: a position that sees its own token cannot predict it")
-        if self.causal and self.block_causal:
-            raise ValueError(f"causal=True and block_causal={self.block_causal}: one of them (a causal model of blocks "
-                             "of 1 is another one: it reads token i from a mask in place i)")
-        if self.causal_text and (not self.block_causal or self.shift):
-            raise ValueError(f"causal_text=True says how the blocks of a block_causal model without shift see each "
-                             f"other, now block_causal={self.block_causal}, shift={self.shift}")
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"dtype={self.dtype!r}: one of float32, bfloat16")
-        for name in ("mask_id", "eos_id", "pad_id", "bos_id"):
-            # A causal model never reads a mask, so its id may lie beyond the vocabulary: all others are text.
-            size = self.vocab_size + (self.causal and name == "mask_id")
-            if getattr(self, name) is not None and not 0 <= getattr(self, name) < size:
-                raise ValueError(f"{name}={getattr(self, name)} is outside the vocabulary of {self.vocab_size} ids")
-        if self.mask_id is not None and self.mask_id in (self.eos_id, self.pad_id, self.bos_id):
-            raise ValueError(f"mask_id={self.mask_id}, eos_id={self.eos_id}, pad_id={self.pad_id}, "
-                             f"bos_id={self.bos_id}: a mask must look like none of the tokens that can be there")
 
     @property
     def kv_heads(self):

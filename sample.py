@@ -29,7 +29,7 @@ import numpy as np
 import diffusion
 import model
 from system import kernels, sharding
-from variants import blocks, caches, drafts, joint
+from variants import blocks, caches, checks, drafts, joint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,24 +61,9 @@ class Plan:
     last: tuple[int, ...] = ()  # ids whose confidence counts as 0 (LLaDA's confidence_eos_eot_inf)
 
     def __post_init__(self):
-        least = dict(steps=1, block_len=1, top_k=1, threshold=0, factor=0, budget=0, temperature=0)
-        values = dataclasses.asdict(self)
-        checks = {name: (values[name] is None or values[name] >= x, f"at least {x}") for name, x in least.items()} | {
-            "order": (self.order in ORDERS, "one of " + ", ".join(ORDERS)),
-            "rule": (self.rule in (*RULES, "drafts"), "one of " + ", ".join((*RULES, "drafts"))),
-            "cache": (self.cache in CACHES, "one of " + ", ".join(CACHES)),
-            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1"),
-            "min_p": (self.min_p is None or 0 <= self.min_p < 1, "None, or a number of at least 0 and below 1"),
-            "guidance": (self.guidance == 0 or self.cache == "none" and self.guidance > 0,
-                         "at least 0; with a cache 0, because the second pass has none"),
-            "repetition_penalty": (self.repetition_penalty > 0, "above 0; 1 changes nothing"),
-            "last": (not self.last or self.order not in ("random", "left"),
-                     f"nothing with order={self.order!r}, which does not look at probabilities")}
-        for name, (holds, expected) in checks.items():
-            if not holds:
-                raise ValueError(f"{name}={values[name]!r}: expected {expected}")
+        checks.plan(self, ORDERS, (*RULES, "drafts"), CACHES)
         for name in ("never", "last"):  # lists cannot be hashed, and jit needs a hash
-            object.__setattr__(self, name, tuple(values[name]))
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 class State(NamedTuple):
@@ -621,46 +606,10 @@ def row_keys(key, n, first=0):
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(first + jnp.arange(n))
 
 
-def check(cfg, plan):
-    """Say what cannot work."""
-    if cfg.mask_id is None:
-        raise ValueError("this model has no mask token, so nothing in z can be masked: set mask_id in its config")
-    if cfg.causal and plan.order != "left":
-        raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a mask; use order='left'")
-    if cfg.causal and plan.cache != "none":
-        raise ValueError(f"cache={plan.cache!r}: a causal model has a cache of its own, an exact one; leave it out")
-    if cfg.noise == "uniform" and plan.cache != "none":
-        raise ValueError(f"cache={plan.cache!r} would keep keys of noise, which a model with noise='uniform' redraws "
-                         "at every step: leave it out")
-    if cfg.causal and plan.guidance:
-        raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")
-    if plan.rule == "drafts":
-        check_drafts(cfg, plan)
-    ids = set(plan.never + plan.last)
-    if not ids <= set(range(cfg.vocab_size)) or len({cfg.mask_id, *plan.never}) == cfg.vocab_size:
-        raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
-    if cfg.block_causal and cfg.block_causal % min(plan.block_len or cfg.block_causal, cfg.block_causal):
-        raise ValueError(f"block_len={plan.block_len}: expected a divisor of block_causal={cfg.block_causal}, whose "
-                         "blocks are filled in parts of this length, or a larger number, which changes nothing")
-
-
-def check_drafts(cfg, plan):
-    """Raise ValueError if a model or a plan cannot be used with rule="drafts"."""
-    if not cfg.causal_text or cfg.block_causal < 2:
-        raise ValueError("rule='drafts' needs a model that is autoregressive and a denoiser at once: causal_text=True "
-                         f"with blocks of 2 or more, now causal_text={cfg.causal_text}, "
-                         f"block_causal={cfg.block_causal}; other rules are {', '.join(RULES)}")
-    needed = {"order": "left", "cache": "none", "block_len": None, "guidance": 0, "repetition_penalty": 1, "last": ()}
-    for name, value in needed.items():
-        if getattr(plan, name) != value:
-            raise ValueError(f"{name}={getattr(plan, name)!r}: rule='drafts' writes from left to right, with a cache "
-                             f"of its own, what the causal model would write; it needs {name}={value!r}")
-
-
 def begin(params, key, z, cfg, plan, valid, group=1):
     """Check model and plan; make the keys (B,) of the rows and the State before step 0, with its cache. Arguments: see
     `generate`."""
-    check(cfg, plan)
+    checks.model_and_plan(cfg, plan)
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
     zero = jnp.zeros(len(z), jnp.int32)

@@ -21,7 +21,7 @@ import train
 from sample import Plan
 from system import huggingface
 from tools import page
-from variants import slots, uniform
+from variants import checks, slots, uniform
 
 KEY = jax.random.key(0)
 MASK = 3
@@ -356,7 +356,7 @@ def test_what_does_not_go_with_noise_is_named(tmp_path):
         dataclasses.replace(CFG, noise="unifrom")
     for cache in ("prefix", "dual"):
         with pytest.raises(ValueError, match=f"cache='{cache}' would keep keys of noise"):
-            sample.check(CFG, Plan(cache=cache))
+            checks.model_and_plan(CFG, Plan(cache=cache))
     with pytest.raises(ValueError, match="no Hugging Face family has these switches together: .*noise=uniform"):
         huggingface.save(tmp_path, PARAMS, dataclasses.replace(CFG, qk_norm=True))
     assert "noise" not in page.SWITCHES, "the page refuses every switch that it does not know"

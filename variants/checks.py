@@ -1,0 +1,106 @@
+"""
+What a model and a plan of sampling cannot be, and what to do instead: every function raises a ValueError that says so.
+
+These checks stand here, and not where the classes are, because one who reads how a model works need not read them.
+"""
+import dataclasses
+
+
+def model_config(cfg):
+    """Check the fields of a model.ModelConfig that are not those of one variant (moe.py and uniform.py check theirs).
+    """
+    for f in dataclasses.fields(cfg):
+        kind = tuple | None if f.name == "rope_scaling" else f.type  # isinstance knows no tuple[float]
+        kind = kind | int if isinstance(0.0, kind) else kind  # 256 is a number like 256.0
+        if not isinstance(getattr(cfg, f.name), kind):
+            raise ValueError(f"{f.name}={getattr(cfg, f.name)!r}: expected {getattr(f.type, '__name__', f.type)}")
+    for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window", "block_causal"):
+        if getattr(cfg, name) is not None and getattr(cfg, name) < 1:
+            raise ValueError(f"{name}={getattr(cfg, name)} must be at least 1")
+    if cfg.d_head is None and cfg.d_model % cfg.n_head:
+        raise ValueError(f"d_model={cfg.d_model} must be divisible by n_head={cfg.n_head} (or set d_head)")
+    if cfg.n_kv_head is not None and (cfg.n_kv_head < 1 or cfg.n_head % cfg.n_kv_head):
+        raise ValueError(f"n_head={cfg.n_head} must be divisible by n_kv_head={cfg.n_kv_head}")
+    if cfg.head_dim * cfg.rotary_share % 2 or not 0 < cfg.rotary_share <= 1:
+        raise ValueError(f"rotary positions turn pairs, but here {cfg.rotary_share} of a head's {cfg.head_dim} "
+                         "columns: make that an even number")
+    if cfg.rope_scaling is not None:
+        numbers = all(type(x) in (int, float) and x > 0 for x in cfg.rope_scaling)
+        if len(cfg.rope_scaling) not in (4, 5, 6) or not numbers or cfg.rope_scaling[1] >= cfg.rope_scaling[2]:
+            raise ValueError(f"rope_scaling={cfg.rope_scaling}: expected four numbers above 0, as in 8,1,4,8192: "
+                             "factor, low_freq_factor < high_freq_factor, original_max_position_embeddings; or "
+                             "five or six for YaRN: also attention_factor, llama_4_scaling_beta")
+    if cfg.causal and not cfg.shift:
+        raise ValueError("causal=True needs shift=True: a position that sees its own token cannot predict it")
+    if cfg.causal and cfg.block_causal:
+        raise ValueError(f"causal=True and block_causal={cfg.block_causal}: one of them (a causal model of blocks "
+                         "of 1 is another one: it reads token i from a mask in place i)")
+    if cfg.causal_text and (not cfg.block_causal or cfg.shift):
+        raise ValueError(f"causal_text=True says how the blocks of a block_causal model without shift see each "
+                         f"other, now block_causal={cfg.block_causal}, shift={cfg.shift}")
+    if cfg.dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype={cfg.dtype!r}: one of float32, bfloat16")
+    for name in ("mask_id", "eos_id", "pad_id", "bos_id"):
+        # A causal model never reads a mask, so its id may lie beyond the vocabulary: all others are text.
+        size = cfg.vocab_size + (cfg.causal and name == "mask_id")
+        if getattr(cfg, name) is not None and not 0 <= getattr(cfg, name) < size:
+            raise ValueError(f"{name}={getattr(cfg, name)} is outside the vocabulary of {cfg.vocab_size} ids")
+    if cfg.mask_id is not None and cfg.mask_id in (cfg.eos_id, cfg.pad_id, cfg.bos_id):
+        raise ValueError(f"mask_id={cfg.mask_id}, eos_id={cfg.eos_id}, pad_id={cfg.pad_id}, "
+                         f"bos_id={cfg.bos_id}: a mask must look like none of the tokens that can be there")
+
+
+def plan(plan, orders, rules, caches):
+    """Check the fields of a sample.Plan; the others are the names there are."""
+    least = dict(steps=1, block_len=1, top_k=1, threshold=0, factor=0, budget=0, temperature=0)
+    values = dataclasses.asdict(plan)
+    expected = {name: (values[name] is None or values[name] >= x, f"at least {x}") for name, x in least.items()} | {
+        "order": (plan.order in orders, "one of " + ", ".join(orders)),
+        "rule": (plan.rule in rules, "one of " + ", ".join(rules)),
+        "cache": (plan.cache in caches, "one of " + ", ".join(caches)),
+        "top_p": (plan.top_p is None or 0 < plan.top_p <= 1, "None, or a number above 0 and up to 1"),
+        "min_p": (plan.min_p is None or 0 <= plan.min_p < 1, "None, or a number of at least 0 and below 1"),
+        "guidance": (plan.guidance == 0 or plan.cache == "none" and plan.guidance > 0,
+                     "at least 0; with a cache 0, because the second pass has none"),
+        "repetition_penalty": (plan.repetition_penalty > 0, "above 0; 1 changes nothing"),
+        "last": (not plan.last or plan.order not in ("random", "left"),
+                 f"nothing with order={plan.order!r}, which does not look at probabilities")}
+    for name, (holds, wanted) in expected.items():
+        if not holds:
+            raise ValueError(f"{name}={values[name]!r}: expected {wanted}")
+
+
+def model_and_plan(cfg, plan):
+    """Raise ValueError if a model cannot be sampled from by a plan."""
+    if cfg.mask_id is None:
+        raise ValueError("this model has no mask token, so nothing in z can be masked: set mask_id in its config")
+    if cfg.causal and plan.order != "left":
+        raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a mask; use order='left'")
+    if cfg.causal and plan.cache != "none":
+        raise ValueError(f"cache={plan.cache!r}: a causal model has a cache of its own, an exact one; leave it out")
+    if cfg.noise == "uniform" and plan.cache != "none":
+        raise ValueError(f"cache={plan.cache!r} would keep keys of noise, which a model with noise='uniform' redraws "
+                         "at every step: leave it out")
+    if cfg.causal and plan.guidance:
+        raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")
+    if plan.rule == "drafts":
+        for_drafts(cfg, plan)
+    ids = set(plan.never + plan.last)
+    if not ids <= set(range(cfg.vocab_size)) or len({cfg.mask_id, *plan.never}) == cfg.vocab_size:
+        raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
+    if cfg.block_causal and cfg.block_causal % min(plan.block_len or cfg.block_causal, cfg.block_causal):
+        raise ValueError(f"block_len={plan.block_len}: expected a divisor of block_causal={cfg.block_causal}, whose "
+                         "blocks are filled in parts of this length, or a larger number, which changes nothing")
+
+
+def for_drafts(cfg, plan):
+    """Raise ValueError if a model or a plan cannot be used with rule="drafts"."""
+    if not cfg.causal_text or cfg.block_causal < 2:
+        raise ValueError("rule='drafts' needs a model that is autoregressive and a denoiser at once: causal_text=True "
+                         f"with blocks of 2 or more, now causal_text={cfg.causal_text}, "
+                         f"block_causal={cfg.block_causal}; for other models take another rule, such as quota")
+    needed = {"order": "left", "cache": "none", "block_len": None, "guidance": 0, "repetition_penalty": 1, "last": ()}
+    for name, value in needed.items():
+        if getattr(plan, name) != value:
+            raise ValueError(f"{name}={getattr(plan, name)!r}: rule='drafts' writes from left to right, with a cache "
+                             f"of its own, what the causal model would write; it needs {name}={value!r}")
