@@ -1014,6 +1014,9 @@ def main():
     if options.command is None:
         print("\n".join(f"python tests/bench.py {name:8} {fn.__doc__}" for name, fn in COMMANDS.items()))
         return
+    for flag in ("seeds", "rounds"):
+        if (value := getattr(options, flag)) is not None and value < 1:
+            raise SystemExit(f"error: --{flag}={value}: expected at least 1")
     os.makedirs(os.path.dirname(options.picture or "") or ".", exist_ok=True)  # now, not after half an hour
     if options.toy and "jax" in sys.modules:
         jax.config.update("jax_disable_most_optimizations", True)  # a quick compile is all that is wanted

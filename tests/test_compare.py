@@ -98,6 +98,12 @@ def test_runs_are_found_again_and_show_starts_none(tmp_path):
     assert "group_size=1 " in failed.stderr and "python train.py config/sudoku_grpo.py" in failed.stderr
 
 
+def test_no_seeds_are_an_error():
+    command = [sys.executable, "tests/bench.py", "compare", "--seeds=0"]
+    failed = subprocess.run(command, capture_output=True, text=True)
+    assert failed.returncode == 1 and failed.stderr == "error: --seeds=0: expected at least 1\n"
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"tasks": "chess"}, "--tasks=chess: there is no 'chess', only sudoku, countdown, arith"),
     ({"methods": "one_step,x"}, "there is no 'x', only one_step"),
