@@ -215,7 +215,7 @@ def train_one(torch, twin, rounds, rate, name, cfg, run, B, T, quick):
         theirs |= {name: theirs[name].long() for name in ("x", "z")}
         say(f"{name}: {kind}")
         begun = time.perf_counter()
-        value, back, torch_step = twin.training(params, theirs["x"], cfg, "." in kind)
+        value, back, torch_step = twin.training(twin.tensors(params, cfg), theirs["x"], cfg, "." in kind)
         try:
             back(theirs)
         except Exception as e:  # no C++ compiler, or a Python that torch.compile does not know yet
@@ -984,8 +984,15 @@ def drafted(params, run, arrays, score, sizes, ways, options):
                f"{written.sum() / passes.sum():.2f}", f"{written.sum() / seconds:,.0f}")  # fmt: skip
 
 
+def gpu(options):
+    """all that a GPU should be asked, in one call of less than 9 minutes; each part is a process of its own"""
+    import gpu as parts  # which uses this file
+    parts.main(options)
+
+
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "compare": compare, "ladder": ladder,
-            "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts}  # fmt: skip
+            "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts,
+            "gpu": gpu}  # fmt: skip
 
 
 def main():
@@ -996,7 +1003,7 @@ def main():
     parser.add_argument("--recipe", default="countdown_joint_base", help="for drafts: a model of both kinds in config/")
     parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
     parser.add_argument("--tasks", help="for compare and ladder: some of sudoku,countdown,arith; for frontier: "
-                        f"{', '.join(TRIED)}")
+                        f"{', '.join(TRIED)}; for gpu: some of its parts")
     parser.add_argument("--picture", help="for compare, frontier, growth, truth: where to draw it, as in assets/x.png")
     parser.add_argument("--seeds", type=int, help="for compare (10) and ladder (3): runs of each")
     parser.add_argument("--bases", help="for compare: percent of samples that are right at the start, as in 10,30,60")
@@ -1009,7 +1016,9 @@ def main():
                         help="for compare and ladder: where runs are, and are found again")  # fmt: skip
     parser.add_argument("--flags", default="", help="for compare and ladder: more for train.py, in quotes")
     parser.add_argument("--quick", action="store_true", help="two or three rows, in two minutes: those that matter")
-    parser.add_argument("--toy", action="store_true", help="tiny sizes: does it run at all")
+    parser.add_argument("--plan", help="for gpu: only compile its largest parts, for a device such as 1xH100")
+    parser.add_argument("--json", default="out/gpu.json", help="for gpu: where its figures are written")
+    parser.add_argument("--toy", "--tiny", action="store_true", help="tiny sizes: does it run at all")
     options = parser.parse_args()
     if options.command is None:
         print("\n".join(f"python tests/bench.py {name:8} {fn.__doc__}" for name, fn in COMMANDS.items()))

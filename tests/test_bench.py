@@ -1,5 +1,6 @@
 """tests/bench.py: every command runs, at sizes that say nothing about speed."""
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import types
 from dataclasses import replace
 
 import bench
+import gpu
 import jax
 import pytest
 
@@ -49,7 +51,7 @@ def test_without_a_command_it_says_what_there_is(here):
     out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
     assert names == ["train", "sample", "rewards", "order", "compare", "ladder", "truth", "frontier", "growth", "grpo",
-                     "drafts"]  # fmt: skip
+                     "drafts", "gpu"]  # fmt: skip
 
 
 def test_what_is_measured_in_turns_is_said_before_and_printed_as_soon_as_it_is_there(capsys):
@@ -195,3 +197,56 @@ def test_words_that_are_right_are_counted_by_their_place():
 def test_order_of_no_run_is_one_sentence(tmp_path, here):
     with pytest.raises(SystemExit, match="^error: .* holds no model.*$"):
         here("order", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_gpu_has_figures_of_every_part_in_one_json_and_one_table(tmp_path):
+    run = subprocess.run([sys.executable, "tests/bench.py", "gpu", "--tiny", f"--json={tmp_path}/gpu.json"],
+                         capture_output=True, text=True)  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    parts, rows = json.loads((tmp_path / "gpu.json").read_text())["parts"], cells(run.stdout)
+    assert [*parts] == [*gpu.PARTS]
+    for name, part in parts.items():
+        if "torch" in name and not importlib.util.find_spec("torch"):
+            assert "PyTorch is not installed" in rows[f"**{name}**"][1]
+            continue
+        assert part["ended"] == ("not needed" if name == "resume_deterministic" else "whole"), run.stderr
+        assert part["figures"] or part["ended"] == "not needed"
+        assert all(figure["holds"] is not False and figure["name"] in rows for figure in part["figures"]), part
+    assert "only the form" in run.stdout and "no cuDNN on a CPU" in run.stdout and "no GPU here" in run.stdout
+
+
+def test_a_part_of_gpu_that_hangs_or_crashes_leaves_the_others_and_all_end_in_nine_minutes(tmp_path, monkeypatch):
+    assert sum(part.seconds for part in gpu.PARTS.values()) < 9 * 60
+    script = tmp_path / "part.py"
+    script.write_text("""
+import os, subprocess, sys, time
+if sys.argv[1] == "numbers":  # it starts a process, and both hang
+    print(subprocess.Popen(["sleep", "60"]).pid, file=open(sys.argv[0] + ".pid", "w"), flush=True)
+    time.sleep(60)
+os.kill(os.getpid(), 9) if sys.argv[1] == "resume" else sys.exit(sys.argv[1] == "step")
+""")
+    monkeypatch.setattr(gpu, "__file__", str(script))
+    options = types.SimpleNamespace(json="-", toy=True)
+    limits = {"numbers": 1.5, "resume": 20, "step": 20, "learn": 20}
+    ended = {name: gpu.run_part(name, limit, options, str(tmp_path)) for name, limit in limits.items()}
+    assert ended == {"numbers": "cut at its limit of 2 s", "resume": "killed by signal 9", "step": "failed",
+                     "learn": "whole"}  # fmt: skip
+    pid = (tmp_path / "part.py.pid").read_text().strip()
+    state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip()
+    assert state in ("", "Z")
+
+
+def test_a_figure_that_cannot_be_made_is_said_and_the_next_is_tried(tmp_path, capsys):
+    def fails():
+        yield gpu.Figure("first", 1)
+        raise MemoryError("no room\nfor it")
+
+    options = types.SimpleNamespace(json=str(tmp_path / "a.json"), part="numbers")
+    (tmp_path / "a.json").write_text('{"parts": {}}')
+    for figure in gpu.attempted("second", fails()):
+        gpu.tell(options, figure)
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["first: 1", "second: does not work here, WRONG (MemoryError: no room)"]
+    (figures,) = gpu.read_report(options.json)["parts"].values()
+    assert [figure["name"] for figure in figures["figures"]] == ["first", "second"]

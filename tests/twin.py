@@ -1,4 +1,6 @@
 """The network of model.py, its training step and LLaDA's sampler in PyTorch, for tests/bench.py to compare with."""
+import functools
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,8 @@ def logits(p, z, cfg):
     """Tensors, z (B, T) -> (B, T, V), as one writes it in PyTorch."""
     B, T = z.shape
     norm = lambda x, gain: F.rms_norm(x, (cfg.d_model,), gain, cfg.norm_eps)
-    angle = torch.arange(T)[:, None] * cfg.rope_theta ** (-torch.arange(0, cfg.head_dim, 2) / cfg.head_dim)
+    count = functools.partial(torch.arange, device=z.device)
+    angle = count(T)[:, None] * cfg.rope_theta ** (-count(0, cfg.head_dim, 2) / cfg.head_dim)
     cos, sin = angle.cos(), angle.sin()
     rotate = lambda a, b: torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
     x = p["embed"][z]
@@ -27,12 +30,12 @@ def logits(p, z, cfg):
         h = norm(x, p[f"mlp_norm{i}"])
         x = x + F.linear(F.silu(F.linear(h, p[f"gate{i}"])) * F.linear(h, p[f"up{i}"]), p[f"down{i}"])
     out = F.linear(norm(x, p["norm"]), p["head"])
-    return torch.where(torch.arange(cfg.vocab_size) == cfg.mask_id, -1e30, out)
+    return torch.where(count(cfg.vocab_size) == cfg.mask_id, -1e30, out)
 
 
-def training(params, x, cfg, compiled):
+def training(weights, x, cfg, compiled):
     """-> loss(batch), grad(batch) and step(): the noise, the clipping and the optimizer of train.py on tokens x."""
-    weights, (B, T) = tensors(params, cfg), x.shape
+    (B, T), random = x.shape, functools.partial(torch.rand, device=x.device)
     leaves = [w.requires_grad_() for w in weights.values()]
     adamw = torch.optim.AdamW(leaves, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, fused=True)  # the fastest kind
 
@@ -47,8 +50,9 @@ def training(params, x, cfg, compiled):
         loss(batch).backward()
 
     def step():
-        t = (torch.ceil((1 - (torch.rand(()) + torch.arange(B) / B) % 1) * T).clamp(1) / T)[:, None]
-        hole = torch.rand(B, T).argsort(1).argsort(1) < torch.round(t * T)
+        each = torch.arange(B, device=x.device) / B
+        t = (torch.ceil((1 - (random(()) + each) % 1) * T).clamp(1) / T)[:, None]
+        hole = random(B, T).argsort(1).argsort(1) < torch.round(t * T)
         grad({"x": x, "z": torch.where(hole, cfg.mask_id, x), "weight": hole / t / (B * T)})
         torch.nn.utils.clip_grad_norm_(leaves, 1.0)
         adamw.step()
@@ -91,7 +95,8 @@ def llada(weights, x, cfg, start, steps, block_len, temperature=0.0):
     share = steps * block_len // (x.shape[1] - start)
     for low in range(start, x.shape[1], block_len):
         n = (x[:, low : low + block_len] == cfg.mask_id).sum(1, keepdim=True)
-        quota = n // share + (torch.arange(share) < n % share)  # (B, share), balanced: the first steps get one more
+        first = torch.arange(share, device=x.device) < n % share  # balanced: the first steps get one more
+        quota = n // share + first  # (B, share)
         for i in range(share):
             l = logits(weights, x, cfg)
             noisy = l.exp() / (-torch.rand_like(l).log()) ** temperature if temperature else l
