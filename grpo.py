@@ -227,7 +227,7 @@ def token_weights(
 class LossBatch(NamedTuple):
     """The inputs of the loss that do not depend on the policy being trained, for a batch or a micro-batch."""
 
-    adv: Array  # (B,) one advantage per completion, used for all of its tokens
+    adv: Array  # (B,) one advantage per completion, used for all of its tokens; or (B, T)
     mask: Array  # (B, T) True on tokens that count
     weight: Array  # (B, T) from `token_weights`
     metric_weight: Array  # (B, T) for means over tokens; sums to 1 over the whole batch
@@ -235,6 +235,10 @@ class LossBatch(NamedTuple):
     ref_logp: Any = None  # (B, T) under the reference; None: no KL
     share: Any = 1.0  # (B, T) if the estimator scores only a sample of tokens: above 1 for those drawn, 0 for others
     rollout_weight: Any = 1.0  # (B, T) or (B, 1) from `rollout_weights`
+
+    def token_adv(self):
+        """Return the advantages as (B, 1) or (B, T)."""
+        return self.adv.reshape(len(self.adv), -1)
 
     def mean(self, values):
         """Average values (B, T) over the tokens of the batch."""
@@ -306,7 +310,7 @@ KLS = {"k2": k2, "k3": k3, "k3_ratio": k3_ratio, "k2_sequence": k2_sequence}
 
 def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, Array]:
     """Measure how far the policy is from the old one, and how many ratios are clipped (under TRL's names)."""
-    adv, scored = batch.adv[:, None], batch.mask * batch.share
+    adv, scored = batch.token_adv(), batch.mask * batch.share
     metrics = {
         "ratio_max": jnp.where(scored > 0, ratio, 0).max(),
         "approx_kl": batch.mean(k3(jnp.log(ratio), ratio, batch)),
@@ -346,7 +350,7 @@ def loss(
         """Add terms up; terms of tokens (B, T) are multiplied by their share, those of sequences (B, 1) include it."""
         return jnp.sum(batch.weight * (batch.share * terms if terms.shape == logp.shape else terms))
 
-    token_loss = batch.rollout_weight * LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg)
+    token_loss = batch.rollout_weight * LOSSES[cfg.loss].token_loss(ratio, logp, batch.token_adv(), cfg)
     pg_loss = weighted_sum(token_loss)
     metrics = {"pg_loss": pg_loss, "logp": batch.mean(logp)} | ratio_metrics(ratio, batch, cfg)
     total = pg_loss

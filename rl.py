@@ -45,7 +45,7 @@ from data.texts import (
 )
 from judges import model_judge, scores
 from system import sharding
-from variants import blocks, joint, slots
+from variants import blocks, credit, joint, slots
 
 
 class Task(NamedTuple):
@@ -90,7 +90,7 @@ class Minibatch(NamedTuple):
 
     rollout: Rollout
     views: diffusion.Views  # with rows first: (B, K, T), (B, K, T), (B, T)
-    advantage: jax.Array  # (B,)
+    advantage: jax.Array  # (B,), or (B, T) with a step_baseline
     token_weight: jax.Array  # (B, T) of each token in the loss, see grpo.token_weights
     metric_weight: jax.Array  # (B, T) of each token in metrics that are means
     old_logp: jax.Array | None = None  # (B, T) under the policy that wrote the rollout; nan: the current policy
@@ -165,14 +165,14 @@ def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
 
 def select_completions(found: Scored, adv, cfg):
     """Weigh the advantages (N, G) (wd1, adv_negative), and keep the K completions with the largest absolute ones ->
-    Rollout, advantages (K,)."""
+    Rollout, advantages (K,), their numbers (K,)."""
     if cfg.loss_type == "wd1":
         adv = grpo.wd1_weights(adv, ~np.isnan(found.rewards).all(0))
     adv, K = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
     if K == adv.size:
-        return found.rollout, adv
+        return found.rollout, adv, jnp.arange(K)
     best = jnp.argsort(-jnp.abs(adv))[:K]
-    return jax.tree.map(lambda a: a[best], found.rollout), adv[best]
+    return jax.tree.map(lambda a: a[best], found.rollout), adv[best], best
 
 
 # ---- 4. draw views, and compute log-probs of the completions on them -------------------------------------------------
@@ -283,7 +283,8 @@ def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
         cfg.loss_type, r.counts, cfg.max_new_tokens, cfg.gradient_accumulation_steps, cfg.aggregation
     )
     metric_weight = views.share / jnp.maximum(views.share.sum(), 1e-6)
-    return Minibatch(r, views, jnp.zeros(len(r.tokens)), weights, metric_weight)
+    adv = jnp.zeros(r.tokens.shape if cfg.step_baseline else len(r.tokens))
+    return Minibatch(r, views, adv, weights, metric_weight)
 
 
 def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
@@ -350,7 +351,7 @@ def policy_loss(params, b: Minibatch, cfg):
     if old is not None:
         old = jnp.where(jnp.isnan(old), logp, old)
     batch = grpo.LossBatch(
-        adv=b.advantage,
+        adv=b.advantage if b.advantage.ndim == 1 else cut(b.advantage),
         mask=cut(b.rollout.counts),
         weight=cut(b.token_weight),
         metric_weight=cut(b.metric_weight),
@@ -394,7 +395,7 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
         prompts = draw(state.step, n)
         with timed(notes, "time/rollout"):
             r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg, tok))
-        if tries == 1 and config.n_update(cfg) == len(r.tokens):
+        if tries == 1 and config.n_update(cfg) == len(r.tokens) and not credit.wanted(cfg):
             prepared = prepare(r)
         with timed(notes, "time/old_ref"):
             kl = kl_penalty(state, jax.random.fold_in(key, tries + 1 + n), r, cfg) if cfg.kl_in_reward else None
@@ -429,7 +430,10 @@ def iteration(state, key, score, draw, reward_fns, cfg, tok):
         tqdm.write(f"step {state.step + 1}: {say}, so there is no update")
         yield None, notes
         return
-    rollout, adv = select_completions(found, adv, cfg)
+    rollout, adv, which = select_completions(found, adv, cfg)
+    if credit.wanted(cfg):
+        with timed(notes, "time/reward"):
+            rollout, adv = credit.by_step(state.params, rollout, adv, which, found, reward_fns, cfg, tok)
     # 4, 5  Draw views, compute old and reference log-probs on them, cut into minibatches.
     with timed(notes, "time/old_ref"):
         ready = jax.block_until_ready(ready or prepare(rollout))

@@ -204,6 +204,8 @@ class Config:
     logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities")
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
+    entropy_steps: int | None = key(None, "trace: learn only from so many steps of a completion, those whose tokens "
+                                    "were most uncertain; None: from all", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
     logp_scale: float = key(1.0, "factor of log-probs; 2/3 makes the weights of coupled sum to 1", POSITIVE)
     random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")
@@ -215,6 +217,8 @@ class Config:
                         "reward of the group (MaxRL)", choices=("group", "batch", "none", "mean"))
     adv_eps: float = key(1e-4, "added to the standard deviation", NON_NEGATIVE)
     adv_negative: float = key(1.0, "weight of negative advantages; 0: learn only from the better ones", NON_NEGATIVE)
+    step_baseline: float = key(0.0, "trace: compare each step with the text before it, filled greedily in one pass; "
+                               "weight of that text's reward in the baseline, 0: only the group's mean", FRACTION)
     reward_norm: str = key("sum", "sum: add up several rewards, then normalize; each: normalize each first",
                            choices=("sum", "each"))
     ratio_level: str = key("token", "ratio to the old policy per token, per sequence, or none",
@@ -449,6 +453,7 @@ def between_keys_of_grpo(c):
          f"{c.kl_beta})"),
         (c.loss_type in ("wd1", "spg") and c.ratio_level != "none",
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
+        *between_keys_and_steps(c),
         (c.rollout_weight != "none" and c.logp_est not in ("trace", "exact"),
          f"rollout_weight={c.rollout_weight!r} compares log-probs with those of sampling, which "
          f"logp_est={c.logp_est!r} does not estimate: take trace or exact, or rollout_weight='none'"),
@@ -458,6 +463,28 @@ def between_keys_of_grpo(c):
         ("judge" in c.rewards + c.eval_rewards and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
     )  # fmt: skip
+
+
+def between_keys_and_steps(c):
+    """Yield (True if wrong, message) for the keys that tell the steps of a completion apart (variants/credit.py)."""
+    for name in ("entropy_steps", "step_baseline"):
+        yield (getattr(c, name) and c.logp_est != "trace",
+               f"{name}={getattr(c, name)} needs log-probs of the steps that were taken: logp_est='trace' (now "
+               f"{c.logp_est!r})")
+    apart = {"adv_norm": "none", "reward_norm": "sum", "adv_negative": 1.0}  # rewards and advantages have one scale
+    for name, value in apart.items() if c.step_baseline else ():
+        yield (getattr(c, name) != value,
+               f"step_baseline={c.step_baseline} compares rewards as they are: set {name}={value!r} (now "
+               f"{getattr(c, name)!r})")
+    yield (c.step_baseline and c.ratio_level == "sequence",
+           "ratio_level='sequence' gives all tokens of a completion the mean of their advantages, which step_baseline="
+           f"{c.step_baseline} tells apart: set ratio_level='token' or 'none'")
+    yield (c.step_baseline and c.loss_type == "wd1",
+           "loss_type='wd1' makes weights of the advantages of completions, and step_baseline="
+           f"{c.step_baseline} gives those of steps: leave one out")
+    yield (c.step_baseline and "diversity" in c.rewards,
+           "the reward 'diversity' compares the completions of a group, and step_baseline judges the text before a "
+           "step alone: use diversity_bonus, which stays in the group's part")
 
 
 def idle_keys(c):
@@ -521,6 +548,9 @@ def between_keys_and_blocks(c, shape, where):
     yield (shape.block_causal % min(c.block_len or shape.block_causal, shape.block_causal),
            f"block_len={c.block_len}: the model {where} has blocks of {shape.block_causal}, which are filled in parts "
            "of a length that divides it, or at once: None")
+    for name in ("entropy_steps", "step_baseline"):
+        yield (getattr(c, name), f"{name}={getattr(c, name)}: the model {where} writes block after block, so one pass "
+               f"cannot fill a text; leave {name} out")
     yield (c.objective == "grpo" and c.repetition_penalty != 1,
            f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model at once, and "
            "each was sampled with other tokens there: 1.0")

@@ -479,6 +479,51 @@ def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place)
     assert spread(0.0, 1.0) == [False, True, False, False]
 
 
+def test_each_step_is_compared_with_the_greedy_fill_of_the_text_that_the_estimator_masks(tiny):
+    """By the sampler at temperature 0 in one step, from the masks of the views; the rest is that of a run without."""
+    w, keys = 0.25, dict(adv_norm="none", entropy_steps=2, logp_views=2)
+    cfg, tok, task, state, (b,), _ = one_iteration(tiny(**keys, step_baseline=w))
+    _, _, _, _, (plain,), _ = one_iteration(tiny(adv_norm="none"))
+    x, counts, adv = (np.asarray(a) for a in (b.rollout.tokens, b.rollout.counts, b.advantage))
+    np.testing.assert_array_equal(x, plain.rollout.tokens)
+    assert (counts <= np.asarray(plain.rollout.counts)).all() and counts.sum() < np.asarray(plain.rollout.counts).sum()
+    of_row = {p: row for p, row in zip(range(16), np.asarray(plain.advantage), strict=True)}
+
+    def earned(tokens):
+        prompts = [tok.decode([i for i in row if i != tok.pad_id]) for row in tokens[:, :3].tolist()]
+        said = map(tok.decode, completion_ids(jnp.asarray(tokens), tok, cfg))
+        return np.array([sum(a == c for a, c in zip(t, p[::-1], strict=False)) / 2
+                         for t, p in zip(said, prompts, strict=True)])  # fmt: skip
+
+    plan, seen = sample.Plan(order="left", steps=1, temperature=0.0), np.zeros(x.shape, bool)
+    for k in range(2):
+        masked, scored = np.asarray(b.views.masked)[:, k], np.asarray(b.views.weight)[:, k] > 0
+        z = jnp.where(masked, cfg.model.mask_id, x)
+        fill, _ = sample.generate(state.params, KEY, z, cfg.model, plan, b.rollout.valid)
+        gain = earned(x) - earned(np.asarray(fill))
+        for i, t in np.argwhere(scored):
+            assert adv[i, t] == pytest.approx((1 - w) * of_row[i] + w * gain[i], abs=1e-6)
+        assert (masked | ~scored).all() and not (seen & scored).any()
+        seen |= scored
+    np.testing.assert_array_equal(seen, counts)  # every token that learns is scored, once
+    assert len(np.unique(adv[counts].round(5))) > 4 and np.isfinite(task.loss(state.params, b)[0])
+
+
+@pytest.mark.slow
+def test_credit_by_step_goes_with_minibatches_filters_of_completions_and_ratios(tiny):
+    made = one_iteration(tiny(adv_norm="none", step_baseline=0.5, entropy_steps=3, keep_completions=12,
+                              minibatch_size=6, updates_per_rollout=2, gradient_accumulation_steps=3, mask_truncated=True,
+                              dynamic_sampling=1, adv_baseline="loo", kl_beta=0.1))  # fmt: skip
+    _, _, task, state, batches, _ = made
+    assert [b.advantage.shape for b in batches] == [(6, 7)] * 4
+    whole = {tuple(row): adv for b in batches[:2] for row, adv in zip(
+        np.asarray(b.rollout.tokens).tolist(), np.asarray(b.advantage).tolist(), strict=True)}  # fmt: skip
+    for b in batches[2:]:
+        for row, adv in zip(np.asarray(b.rollout.tokens).tolist(), np.asarray(b.advantage).tolist(), strict=True):
+            assert adv == whole[tuple(row)]
+        assert np.isfinite(task.loss(state.params, b)[0])
+
+
 def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
     *_, (whole,), _ = one_iteration(tiny())
     *_, (some,), _ = one_iteration(tiny(keep_completions=5, adv_negative=0.0))

@@ -82,7 +82,7 @@ def inside_loss(params, b, cfg):
         rl.policy_loss(params, b, cfg)
     logp, batch, settings, *_ = in_loss["loss"][0].args
     ratio = in_loss["ratios"][0].result
-    token_loss = grpo.LOSSES[settings.loss].token_loss(ratio, logp, batch.adv[:, None], settings)
+    token_loss = grpo.LOSSES[settings.loss].token_loss(ratio, logp, batch.token_adv(), settings)
 
     def pg_loss(logp):
         return grpo.loss(logp, batch, settings)[1]["pg_loss"]
@@ -136,8 +136,7 @@ def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
     if not made:
         raise ValueError(f"no reward has an opinion on any completion of step {state.step + 1}: there is no update")
     found, adv, _ = calls["select_completions"][0].args
-    numbered = found._replace(rollout=jnp.arange(adv.size))  # so that it returns which completions it selects
-    chosen, in_loss = map(np.asarray, rl.select_completions(numbered, adv, run.cfg))
+    in_loss, chosen = map(np.asarray, calls["select_completions"][0].result[1:])
     which = [chosen[np.asarray(rows)] for rows, _ in calls["minibatches"][-1].result]
     found = found._replace(rollout=jax.device_get(found.rollout))
     updates = list(zip(which, made, strict=True))

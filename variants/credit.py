@@ -1,0 +1,127 @@
+"""
+Credit per denoising step (EGSPO and EGSPO-SA, 2603.12554), for rollouts that `trace` scores.
+
+A completion is written in steps, and its reward comes at the end. GRPO gives each of its tokens the same advantage.
+Here the tokens that step t committed get an advantage of their own. Let x_t be the text before step t, masks and all,
+and b(x_t) the reward of x_t with every mask filled by its likeliest token, in one pass:
+
+    A_t = (1 - w) (R - mean of R over the group) + w (R - b(x_t))           w: step_baseline
+
+So b(x_t) says what the text was worth before the step: like a value model, but without one to train. Because it does
+not depend on the tokens that step t draws, it moves no gradient on average. `entropy_steps` keeps only the steps of a
+completion whose tokens were the most uncertain, and that is biased: docs/credit.md.
+
+Shapes: B completions, T tokens, S denoising steps.
+"""
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import diffusion
+from data import texts
+from judges import scores
+from system import hosts, kernels, sharding
+
+
+def wanted(cfg: Any) -> bool:
+    """True if the steps of a completion are told apart."""
+    return cfg.entropy_steps is not None or cfg.step_baseline > 0
+
+
+class Steps(NamedTuple):
+    """What the policy thinks of the texts x_0 .. x_{S-1} before every step."""
+
+    fills: np.ndarray  # (S, B, T) each text with all masks filled by the likeliest tokens
+    entropy: np.ndarray  # (B, S) mean over the tokens of the loss that the step committed; -inf if there are none
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def look(params, r, step, cfg):
+    """Read the texts of a Rollout before `step` () in one pass -> their greedy fill (B, T), the mean entropy (B,)."""
+    masked = r.completion & (r.step >= step)
+    committed = r.counts & (r.step == step)
+
+    def likeliest_and_entropy(logits, x, place):
+        return kernels.likeliest(logits), diffusion.entropy(logits)
+
+    token, entropy = diffusion.view_logp(
+        params, r.tokens, masked[None], cfg.model, r.valid, cfg.max_prompt_len, scored=masked[None],
+        say=likeliest_and_entropy,
+    )  # fmt: skip
+    fill = jnp.where(masked, token[0], r.tokens)
+    n = committed.sum(1)
+    mean = jnp.where(committed, entropy[0], 0).sum(1) / jnp.maximum(n, 1)
+    return sharding.replicate((fill, jnp.where(n > 0, mean, -jnp.inf)))
+
+
+def look_at_steps(params, r, cfg) -> Steps:
+    """Read the texts of a Rollout before each of its steps, one pass per step."""
+    def some(r, step):
+        return look(params, r, step[0], cfg)
+
+    S = int(hosts.gather(jnp.where(r.counts, r.step, -1).max())) + 1
+    size = sharding.round_up(min(cfg.rollout_chunk or len(r.tokens), len(r.tokens)))
+    found = []
+    for step in range(S):
+        numbers = jnp.full(len(r.tokens), step)
+        found.append(jax.tree.map(hosts.gather, sharding.in_chunks(some, size, r, numbers)))
+    if not found:
+        return Steps(np.zeros((0, *r.tokens.shape), int), np.zeros((len(r.tokens), 0)))
+    fills, entropy = zip(*found, strict=True)
+    return Steps(np.stack(fills), np.stack(entropy, 1))
+
+
+def choose_steps(entropy: np.ndarray, n: int | None) -> np.ndarray:
+    """Choose the n steps of each completion with the largest entropy, the earlier one of equals; None: all.
+
+    entropy (B, S), -inf if a step commits no token of the loss -> (B, S) bool."""
+    rank = np.argsort(np.argsort(-entropy, 1, kind="stable"), 1)
+    return (entropy > -np.inf) & (rank < (entropy.shape[1] if n is None else n))
+
+
+def at_tokens(values: np.ndarray, r, nothing) -> jax.Array:
+    """Give each token the value (B, S) of the step that committed it -> (B, T); `nothing` where no step did."""
+    step = hosts.gather(r.step)
+    S = values.shape[1]
+    if S == 0:
+        return jnp.full(step.shape, nothing)
+    there = (step >= 0) & (step < S)
+    return jnp.asarray(np.where(there, np.take_along_axis(values, step.clip(0, S - 1), 1), nothing))
+
+
+def fill_rewards(steps: Steps, chosen: np.ndarray, rows: list, fns: dict, cfg: Any, tok: Any) -> np.ndarray:
+    """Judge the greedy fills before the chosen (B, S) steps of B completions, whose prompts are in `rows` -> (B, S),
+    nan for the other steps. Each fill is judged alone, as a group of one."""
+    completion, step = np.nonzero(chosen)
+    ids = texts.completion_ids(jnp.asarray(steps.fills[step, completion]), tok, cfg)
+    total = scores.score(fns, {}, cfg, tok, [rows[i] for i in completion], ids, 1).total
+    out = np.full(chosen.shape, np.nan)
+    out[completion, step] = total
+    return out
+
+
+def total_rewards(found, cfg) -> np.ndarray:
+    """Add up the weighted rewards of all completions (N * G,), without diversity bonus and KL; nan: no opinion."""
+    table = found.rewards[: len(cfg.rewards)]
+    weighted = scores.reward_weights(table, cfg)[:, None, None] * table
+    return np.where(np.isnan(weighted).all(0), np.nan, np.nansum(weighted, 0)).reshape(-1)
+
+
+def by_step(params, r, adv, which, found, fns, cfg, tok):
+    """Leave out the steps that do not learn, and give the others advantages of their own.
+
+    r: Rollout of B completions, adv (B,) their advantages, which (B,) their numbers among all in `found`, a Scored ->
+    the Rollout whose `counts` has the tokens of the chosen steps, advantages (B,) or, with a step_baseline, (B, T)."""
+    steps = look_at_steps(params, r, cfg)
+    chosen = choose_steps(steps.entropy, cfg.entropy_steps)
+    r = r._replace(counts=r.counts & at_tokens(chosen, r, False))
+    if not cfg.step_baseline:
+        return r, adv
+    which = np.asarray(which)
+    rows = [found.rows[i // cfg.group_size] for i in which]
+    gain = total_rewards(found, cfg)[which, None] - fill_rewards(steps, chosen, rows, fns, cfg, tok)
+    gain = at_tokens(np.nan_to_num(gain).astype(np.float32), r, 0.0)  # 0 where one of the two has no reward
+    return r, (1 - cfg.step_baseline) * adv[:, None] + cfg.step_baseline * gain
