@@ -324,6 +324,13 @@ def test_parts_of_a_block_tile_it():
         config.check_model(run, run.model, "here")  # and not only at the first evaluation
 
 
+def test_one_pass_cannot_fill_a_text_of_many_blocks_so_steps_have_no_credit_of_their_own():
+    for key in ({"entropy_steps": 2}, {"step_baseline": 0.5, "adv_norm": "none"}):
+        run = config.Config(objective="grpo", init_from="a", rewards=("exact",), model=of(block_causal=4), **key)
+        with pytest.raises(ValueError, match="block after block, so one pass cannot fill a text; leave"):
+            config.check_model(run, run.model, "here")
+
+
 @pytest.mark.parametrize("new", [3, 5, 13])
 def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, capsys):
     tok = data.Tokenizer.bytes()
