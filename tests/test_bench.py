@@ -18,6 +18,7 @@ import model
 import runs
 from config import countdown_joint_base
 from config.sudoku import config
+from system.start import with_ids
 from train import State
 
 
@@ -50,8 +51,8 @@ def here(monkeypatch, capsys):
 def test_without_a_command_it_says_what_there_is(here):
     out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
-    assert names == ["train", "sample", "rewards", "order", "compare", "ladder", "truth", "frontier", "growth", "grpo",
-                     "drafts", "gpu"]  # fmt: skip
+    assert names == ["train", "sample", "rewards", "order", "compare", "ladder", "truth", "credit", "frontier",
+                     "growth", "grpo", "drafts", "gpu"]  # fmt: skip
 
 
 def test_what_is_measured_in_turns_is_said_before_and_printed_as_soon_as_it_is_there(capsys):
@@ -167,6 +168,20 @@ def test_truth_is_a_table_of_gradients_beside_the_exact_one_and_a_picture(tmp_pa
     assert rows["trace"][1:3] == ["1.000", "0.000"] and float(rows["one_step"][2]) > 0.4
     assert rows["elbo"][0] == "3" and float(rows["elbo"][3]) > float(rows["trace"][3])
     assert (tmp_path / "truth.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_credit_is_a_table_of_the_variance_with_each_baseline_and_with_fewer_steps(here, monkeypatch):
+    """On a model that knows nothing, whose rewards are shares of right cells."""
+    def untrained(run, train):
+        tok = data.Tokenizer.bytes()
+        shape = with_ids(model.ModelConfig(d_model=16, n_layer=1, n_head=2), tok)
+        return replace(run, rewards=("sudoku",), model=shape), tok, model.init(jax.random.key(0), shape), None
+
+    monkeypatch.setattr(bench, "prepare_run", untrained)
+    out, rows = here("credit", "--toy")
+    assert sum("step_baseline=" in way for way in rows) == 12 and rows["all steps, step_baseline=0"][0] == "1.00"
+    assert out.count("correlation of the two rewards") == 4
 
 
 def test_growth_is_a_table_of_what_is_measured_beside_what_is_counted_and_a_picture(tmp_path, here):

@@ -512,8 +512,8 @@ def test_each_step_is_compared_with_the_greedy_fill_of_the_text_that_the_estimat
 @pytest.mark.slow
 def test_credit_by_step_goes_with_minibatches_filters_of_completions_and_ratios(tiny):
     made = one_iteration(tiny(adv_norm="none", step_baseline=0.5, entropy_steps=3, keep_completions=12,
-                              minibatch_size=6, updates_per_rollout=2, gradient_accumulation_steps=3, mask_truncated=True,
-                              dynamic_sampling=1, adv_baseline="loo", kl_beta=0.1))  # fmt: skip
+                              minibatch_size=6, updates_per_rollout=2, gradient_accumulation_steps=3,
+                              mask_truncated=True, dynamic_sampling=1, adv_baseline="loo", kl_beta=0.1))  # fmt: skip
     _, _, task, state, batches, _ = made
     assert [b.advantage.shape for b in batches] == [(6, 7)] * 4
     whole = {tuple(row): adv for b in batches[:2] for row, adv in zip(
@@ -757,7 +757,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"rollout_cap": 3.0}, "rollout_cap=3.0 changes nothing here, it is for rollout_weight='token' or 'sequence'"),
     ({"rollout_weight": "token", "logp_est": "elbo"}, "sampling, which logp_est='elbo' does not estimate"),
     ({"rollout_weight": "token", "ratio_level": "sequence"}, "set rollout_weight='sequence'"),
-    ({"entropy_steps": 2, "logp_est": "elbo"}, "entropy_steps=2 needs log-probs of the steps that were taken: logp_est"),
+    ({"entropy_steps": 2, "logp_est": "elbo"}, "entropy_steps=2 needs log-probs of the steps that were taken"),
     ({"step_baseline": 0.5, "logp_est": "elbo"}, "step_baseline=0.5 needs log-probs of the steps"),
     ({"step_baseline": 0.5}, "set adv_norm='none' (now 'group')"),
     ({"step_baseline": 0.5, "adv_norm": "none", "adv_negative": 0.0}, "set adv_negative=1.0 (now 0.0)"),
