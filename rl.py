@@ -71,7 +71,7 @@ class Rollout(NamedTuple):
     counts: jax.Array  # (B, T) True on tokens in the loss, see `loss_mask`
     step: jax.Array  # (B, T) the denoising step that committed each token; -1: given
     logp: jax.Array  # (B, T) log-prob of each token under the distribution it was drawn from
-    passes: jax.Array  # (B,) forward passes
+    passes: jax.Array  # (B,) denoising passes of each row, see variants/speed.py
 
 
 class Scored(NamedTuple):
@@ -117,8 +117,8 @@ def roll_out(params, key, prompts, cfg, tok) -> Rollout:
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
     tokens, trace = slots.fill(params, keys, arrays, cfg, plan, size, cfg.group_size)
-    counts, passes = loss_mask(tokens, completion, tok.eos_id, cfg), jnp.full(len(tokens), trace["n_steps"])
-    return Rollout(tokens, arrays.valid, completion, counts, trace["step"], trace["logp"], passes)
+    counts = loss_mask(tokens, completion, tok.eos_id, cfg)
+    return Rollout(tokens, arrays.valid, completion, counts, trace["step"], trace["logp"], trace["passes"])
 
 
 # ---- 2. judge them ---------------------------------------------------------------------------------------------------
@@ -149,10 +149,9 @@ def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
     pick[out[: len(into)]] = N + into[: len(out)]
     flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
     rollout = jax.tree.map(lambda a, b: jnp.concatenate([a, b])[flat], old.rollout, new.rollout)
-    passes = old.rollout.passes.mean() + new.rollout.passes.mean()  # tries that are thrown away count, too
     return Scored(
         rows=[(old.rows + new.rows)[i] for i in pick],
-        rollout=rollout._replace(passes=jnp.full_like(rollout.passes, passes)),
+        rollout=rollout,
         completions=[(old.completions + new.completions)[i] for i in flat],
         rewards=np.concatenate([old.rewards, new.rewards], 1)[:, pick],
         kl=None if old.kl is None else np.concatenate([old.kl, new.kl])[pick],

@@ -24,7 +24,7 @@ import sample
 from data import texts
 from judges import model_judge, rules
 from system import hosts
-from variants import slots
+from variants import slots, speed
 
 # ---- which rewards ---------------------------------------------------------------------------------------------------
 
@@ -336,6 +336,8 @@ def pass_rates(
             x, trace = filled[0]
             samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
+        fast = [speed.tokens_per_pass(x, arrays.maskable, trace["passes"], tok.eos_id) for x, trace in filled]
+        metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         scored = score(fns, eval_only, cfg, tok, text.rows, ids, n)
         for i, shown in enumerate(samples):
             texts_of_row = scored.texts[i * n : (i + 1) * n]
@@ -381,10 +383,9 @@ def repetition(tokens, counts):
 
 def length_metrics(rollout, cfg, tok):
     """Measure the lengths of completions, and how many end in an end of text."""
-    completion = np.asarray(rollout.completion)
-    ends = np.asarray(rollout.completion & (rollout.tokens == tok.eos_id))
-    length = (completion & (ends.cumsum(1) - ends == 0)).sum(1)
-    ends = cfg.fill_in | ends.any(1)  # with fill_in the end of a text is given
+    length = speed.written(rollout.tokens, rollout.completion, tok.eos_id)
+    ends = np.asarray((rollout.completion & (rollout.tokens == tok.eos_id)).any(1))
+    ends = cfg.fill_in | ends  # with fill_in the end of a text is given
     lengths = {f"{how}_length": value for how, value in stats(length, "mean", "min", "max").items()}
     if ends.any():
         finished = stats(length[ends], "mean", "min", "max")
@@ -392,6 +393,8 @@ def length_metrics(rollout, cfg, tok):
     lengths |= {"terminated_frac": float(ends.mean()), "clipped_ratio": float(1 - ends.mean())}
     lengths["repetition"] = repetition(np.asarray(rollout.tokens), np.asarray(rollout.counts))
     metrics = {f"completions/{name}": value for name, value in lengths.items()}
+    fast = speed.tokens_per_pass(rollout.tokens, rollout.completion, rollout.passes, tok.eos_id)
+    metrics["tokens_per_pass"] = float(fast.mean())
     return metrics | {"steps_per_token": float(rollout.passes.mean()) / max(length.mean(), 1)}
 
 

@@ -296,15 +296,15 @@ def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
     assert (jnp.abs(logp - diffusion.gather_logp(logits, x)) > 0.05).any(), "the filter changes nothing here"
 
 
-def test_passes_of_groups_that_are_thrown_away_are_counted():
+def test_rows_that_replace_others_bring_their_own_passes():
     def scored(rewards, passes):
         tokens = jnp.zeros((4, 2), int)
-        rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, jnp.zeros((4, 2)), jnp.full(4, passes))
+        rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, jnp.zeros((4, 2)), jnp.array(passes))
         return rl.Scored([0, 1], rollout, ["a"] * 4, np.array([rewards], float), None, {"exact": np.zeros(4)})
 
     cfg = config.Config(rewards=("exact",), group_size=2)
-    found = rl.replace_flat_groups(scored([[0, 0], [0, 1]], 5.0), scored([[1, 0], [1, 1]], 7.0), cfg)
-    np.testing.assert_array_equal(found.rollout.passes, [12.0] * 4)
+    found = rl.replace_flat_groups(scored([[0, 0], [0, 1]], [1, 2, 3, 4]), scored([[1, 0], [1, 1]], [5, 6, 7, 8]), cfg)
+    np.testing.assert_array_equal(found.rollout.passes, [5, 6, 3, 4])
     np.testing.assert_array_equal(found.rewards, [[[1, 0], [0, 1]]])
 
 

@@ -142,7 +142,7 @@ def abstract_minibatches(cfg, state):
     """Return the minibatches of an iteration of grpo, as shapes."""
     dtypes = {"tokens": "int32", "valid": bool, "completion": bool, "counts": bool, "step": "int32", "logp": "float32"}
     arrays, key = abstract_text(cfg, config.n_update(cfg), **dtypes), jax.random.key(0)
-    rollout = rl.Rollout(**arrays, passes=jax.ShapeDtypeStruct((config.n_update(cfg),), "float32"))
+    rollout = rl.Rollout(**arrays, passes=jax.ShapeDtypeStruct((config.n_update(cfg),), "int32"))
     pairs = jax.eval_shape(lambda *args: rl.minibatches(args[0], key, key, args[1], cfg), state, rollout)
     return [minibatch for _, minibatch in pairs]
 

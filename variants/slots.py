@@ -13,12 +13,19 @@ import jax.numpy as jnp
 
 import sample
 from system import sharding
+from variants import speed
 
 
 def fill(params, keys, batch: Any, cfg, plan: sample.Plan, size: int, group: int = 1) -> tuple[jax.Array, dict]:
-    """Fill rows as `sample.fill` does, `size` at a time. Every `group` rows have one prompt. n_steps is the mean over
+    """Fill rows as `sample.fill` does, `size` at a time. Every `group` rows have one prompt. The trace also has passes
+    (N,), the denoising passes of each row (see variants/speed.py). n_steps, the passes of a batch, is the mean over
     chunks, or the mean number of passes per row."""
-    group = math.gcd(size, group)
+    x, trace = fill_chunks(params, keys, batch, cfg, plan, size, math.gcd(size, group))
+    return x, trace | {"passes": speed.passes(trace["step"], cfg.model, plan)}
+
+
+def fill_chunks(params, keys, batch, cfg, plan, size, group):
+    """Fill rows in slots, if that saves passes, or else in chunks -> x (N, T) and the trace of `sample.generate`."""
     n = len(keys)
     if size < n and n % size == 0 and not sharding.shape() and varies(cfg.model, plan):
         z = sample.masked_tokens(batch, cfg.model)

@@ -1,0 +1,83 @@
+"""How many passes each row took, and tokens per pass: in rollouts, in evaluations, as a reward."""
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import data
+import model
+import sample
+from sample import Plan
+from variants import slots, speed
+
+V, EOS, MASK = 6, 4, 5
+TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=MASK, eos_id=EOS,
+                         pad_id=EOS)  # fmt: skip
+KEY = jax.random.key(0)
+slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def sharp(cfg):
+    """Params whose distributions differ with the position: some tokens are sure, others are not."""
+    params = model.init(jax.random.key(9), cfg)
+    return params | {"head": params["head"] * 25, "embed": params["embed"] * 8}
+
+
+def rows_of_different_length():
+    """Six rows of twelve tokens, of which the last 2 to 11 are to be written."""
+    tokens = np.random.default_rng(3).integers(0, EOS, (6, 12))
+    return data.Batch(tokens, np.arange(12) >= np.array([1, 3, 5, 7, 9, 10])[:, None], None)
+
+
+CASES = {
+    "quota": ({}, Plan(steps=4)),
+    "threshold": ({}, Plan(rule="threshold", threshold=0.6)),
+    "dream": ({}, Plan(rule="dream", steps=12)),  # whose first pass commits nothing
+    "renoise": ({}, Plan(rule="renoise", steps=8, temperature=1.0)),
+    "early end": ({}, Plan(rule="threshold", threshold=0.6, early_end=True, order="left")),
+    "a cache, for which rows wait": ({}, Plan(rule="threshold", threshold=0.6, block_len=4, cache="dual")),
+    "blocks": ({"block_causal": 4}, Plan(rule="dynamic", threshold=0.6, steps=4)),
+    "drafts": ({"block_causal": 4, "causal_text": True}, Plan(rule="drafts", order="left", temperature=1.0)),
+    "causal": ({"causal": True, "shift": True}, Plan(order="left")),
+}
+
+
+@pytest.mark.parametrize("name", [name if name in ("threshold", "drafts") else slow(name) for name in CASES])
+def test_a_row_took_as_many_passes_as_it_takes_when_all_rows_are_copies_of_it(name):
+    """A batch of copies of a row takes n_steps passes, and no row waits for another."""
+    keys, plan = CASES[name]
+    cfg, batch, row_keys = dataclasses.replace(TINY, **keys), rows_of_different_length(), sample.row_keys(KEY, 6)
+    run, params = types.SimpleNamespace(model=cfg), sharp(cfg)
+    x, trace = slots.fill(params, row_keys, batch, run, plan, 6)
+    alone = []
+    for i in range(6):
+        copies = jax.tree.map(lambda a, i=i: a[jnp.full(6, i)], (row_keys, batch))
+        y, of_copies = slots.fill(params, *copies, run, plan, 6)
+        np.testing.assert_array_equal(y[0], x[i])
+        alone.append(int(of_copies["n_steps"]))
+    assert np.asarray(trace["passes"]).tolist() == alone
+    assert len(set(alone)) > 1 or name == "dream", "all rows take as many passes: nothing is tested"
+
+
+def test_rows_that_take_turns_in_slots_have_the_passes_that_they_have_in_one_batch():
+    plan, batch, keys = Plan(rule="threshold", threshold=0.6), rows_of_different_length(), sample.row_keys(KEY, 6)
+    run, params = types.SimpleNamespace(model=TINY), sharp(TINY)
+    together, in_turn = (slots.fill(params, keys, batch, run, plan, size)[1]["passes"] for size in (6, 2))
+    np.testing.assert_array_equal(in_turn, together)
+
+
+def test_tokens_count_up_to_the_first_end_and_given_ones_do_not():
+    completion = np.array([[0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1]], bool)
+    tokens = jnp.array([[0, 1, 2, 3], [0, 1, EOS, EOS], [EOS, 1, EOS, 2]])
+    np.testing.assert_array_equal(speed.written(tokens, completion, EOS), [3, 2, 2])
+    np.testing.assert_allclose(speed.tokens_per_pass(tokens, completion, jnp.array([2, 1, 4]), EOS), [1.5, 2, 0.5])

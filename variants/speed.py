@@ -1,0 +1,38 @@
+"""
+How fast a completion was filled: its denoising passes, and tokens per pass.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "plan"))
+def passes(step, cfg, plan):
+    """Count the denoising passes of each row (B,), from the steps (B, T) that committed its tokens, -1 if given.
+
+    A pass of the batch is none of a row that waits for the other rows, or that is only stored in a cache. These passes
+    commit no token of the row, so with a cache the different steps are counted. That leaves out the passes of the rule
+    dream that commit nothing. Without a cache a row is at work until its last token is committed.
+    """
+    if plan.cache == "none" and plan.rule != "drafts" and not cfg.causal:
+        return step.max(1) + 1
+    ordered = jnp.sort(jnp.pad(step, ((0, 0), (1, 0)), constant_values=-1), 1)
+    different = (ordered[:, 1:] > ordered[:, :-1]).sum(1)
+    return 2 * different if plan.rule == "drafts" else different  # a draft and its check
+
+
+def written(tokens, completion, eos_id):
+    """Count the tokens that were written in each row (B,), up to and including the first end of text.
+
+    tokens (B, T); completion (B, T), True where a token was to be written."""
+    completion = np.asarray(completion)
+    ends = completion & (np.asarray(tokens) == eos_id)
+    return (completion & (ends.cumsum(1) - ends == 0)).sum(1)
+
+
+def tokens_per_pass(tokens, completion, passes, eos_id):
+    """Divide what `written` counts in each row by its passes (B,) -> (B,)."""
+    return written(tokens, completion, eos_id) / np.maximum(np.asarray(passes), 1)
