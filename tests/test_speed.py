@@ -30,7 +30,8 @@ def quick_compiles():
 def sharp(cfg):
     """Params whose distributions differ with the position: some tokens are sure, others are not."""
     params = model.init(jax.random.key(9), cfg)
-    return params | {"head": params["head"] * 25, "embed": params["embed"] * 8}
+    blocks = params["blocks"] | {name: params["blocks"][name] * by for name, by in (("q", 3), ("k", 3), ("o", 8))}
+    return params | {"head": params["head"] * 40, "embed": params["embed"] * 8, "blocks": blocks}
 
 
 def rows_of_different_length():
