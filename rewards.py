@@ -8,7 +8,8 @@ A reward is a plain function. A new one is a line in the dict REWARDS, or a func
 It takes what it needs by parameter name, as lists with one entry per completion. So fn(completions, **kwargs), as TRL
 has rewards, is one as well, and so is fn(completion, **columns), which is called for each text with the columns of its
 row. A parameter without a default is a column that has to be there. `reference` and `solution` are the completion in
-the data set; a trainer adds token_ids, which TRL calls completion_ids. A completion is a text that can be read as a
+the data set; a trainer adds token_ids, which TRL calls completion_ids, and tokens_per_pass; `first_reward` is what the
+first of several rewards returned. A completion is a text that can be read as a
 chat, completion[0]["content"] (see `Chat`). Values that a reward passes to log_metric, and numbers that it passes to
 log_extra, become metrics: rewards/FN/NAME.
 
@@ -146,6 +147,18 @@ def diversity(prompts, completions, groups=None):
     return scores
 
 
+def passes(prompts, completions, tokens_per_pass, right=-math.inf, first_reward=None):
+    """Tokens per denoising pass: 16 tokens earn 1.0 in 16 passes and 8.0 in two; 0.0 for blank text.
+
+    right: only completions whose first reward is at least this are judged, None for the others (default: all are)."""
+    earned = [fast if text.strip() else 0.0 for fast, text in zip(tokens_per_pass, completions, strict=True)]
+    if right == -math.inf:
+        return earned
+    if first_reward is None:
+        raise ValueError(f"passes(right={right}) asks what the reward before it says, and there is none: name it first")
+    return [fast if first >= right else None for fast, first in zip(earned, first_reward, strict=True)]
+
+
 RULES: dict[str, Callable] = {
     "exact": rules.exact,
     "contains": rules.contains,
@@ -178,6 +191,7 @@ REWARDS: dict[str, Reward] = {
     "format": programs.quality,
     "fenced": programs.fenced,
     "diversity": diversity,
+    "passes": passes,
 }
 REWARDS |= {name: per_text(rule) for name, rule in RULES.items()}
 FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards that model_judge.load makes of a folder
@@ -331,7 +345,8 @@ def arguments(name: str, fn: Reward, columns: dict) -> dict:
             taken[p.name] = columns[p.name]
         elif p.default is p.empty and p.name not in TEXTS:
             there = ", ".join(column for column in columns if column not in TEXTS)
-            raise ValueError(f"reward {name!r} needs the column {p.name!r}; there are {there or 'none'}")
+            only = ": only a run knows how fast a completion was written" if p.name == "tokens_per_pass" else ""
+            raise ValueError(f"reward {name!r} needs the column {p.name!r}; there are {there or 'none'}{only}")
     return taken
 
 
@@ -437,6 +452,7 @@ def combine(
         scores = call_reward(name, fn, prompts, completions, columns)
         part = np.array([math.nan if score is None else score for score in scores], float)
         parts[name] = part.clip(-clip, clip) if clip else part
+        columns = {"first_reward": parts[name].tolist()} | columns
         for note, values in getattr(scores, "notes", {}).items():
             parts[f"{name}/{note}"] = np.array(values, float)
         total += np.nan_to_num(weight * parts[name])

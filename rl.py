@@ -128,7 +128,8 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
     """Judge the completions of N rows. kl (B,): to be subtracted from the rewards."""
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
-    completions, total, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G)
+    fast = scores.tokens_per_pass(rollout, tok)
+    completions, total, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G, fast)
     values, unjudged = scores.reward_table(parts, cfg, reward_fns), np.isnan(total)
     if cfg.diversity_bonus:
         groups = np.repeat(np.arange(N), G).tolist()

@@ -101,7 +101,10 @@ def find_rewards(cfg, rows, **from_models):
     eval_only = rewards.resolve(cfg.eval_rewards, **from_models)
     if twice := trained.keys() & eval_only.keys():
         raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
-    columns = rewards.as_columns(rows) | {"groups": [], "token_ids": [], "max_length": []}
+    if "passes" in (main_reward(trained, {}), main_reward(eval_only, {})):
+        raise ValueError("the reward 'passes' comes first, but the first of rewards and of eval_rewards decides what is "
+                         "right and which checkpoint is best: name the task's reward before it")  # fmt: skip
+    columns = rewards.as_columns(rows) | {"groups": [], "token_ids": [], "max_length": [], "tokens_per_pass": []}
     for name, fn in (trained | eval_only).items():
         rewards.arguments(name, fn, columns)
     return RewardFunctions(trained, eval_only)
@@ -183,10 +186,17 @@ def already_scored(scores):
     return reward
 
 
-def score(fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int) -> CompletionScores:
+def tokens_per_pass(rollout, tok):
+    """Divide the number of tokens of each completion of a rollout by its passes -> (B,)."""
+    return speed.tokens_per_pass(rollout.tokens, rollout.completion, rollout.passes, tok.eos_id)
+
+
+def score(
+    fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int, fast: Any = None
+) -> CompletionScores:
     """Score `n_each` completions per row, given as token ids, with every reward; those of `eval_only` weigh nothing.
 
-    Each process scores its share of the rows. Rewards from models run on all of them, as the model is sharded.
+    fast (B,): the tokens per pass of each completion; None: not known, and an error if a reward asks for them. Each process scores its share of the rows. Rewards from models run on all of them, as the model is sharded.
     """
     weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(eval_only)
     repeated = [row for row in rows for _ in range(n_each)]
@@ -195,6 +205,8 @@ def score(fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids:
         "token_ids": ids,
         "max_length": [cfg.max_new_tokens] * len(repeated),
     }
+    if fast is not None:
+        columns["tokens_per_pass"] = fast.tolist()
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
     mine = hosts.my_rows(len(rows))
     mine, fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
@@ -338,7 +350,7 @@ def pass_rates(
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
         fast = [speed.tokens_per_pass(x, arrays.maskable, trace["passes"], tok.eos_id) for x, trace in filled]
         metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
-        scored = score(fns, eval_only, cfg, tok, text.rows, ids, n)
+        scored = score(fns, eval_only, cfg, tok, text.rows, ids, n, np.stack(fast, 1).reshape(-1))
         for i, shown in enumerate(samples):
             texts_of_row = scored.texts[i * n : (i + 1) * n]
             shown[name] = texts_of_row[0] if n == 1 else texts_of_row
@@ -393,8 +405,7 @@ def length_metrics(rollout, cfg, tok):
     lengths |= {"terminated_frac": float(ends.mean()), "clipped_ratio": float(1 - ends.mean())}
     lengths["repetition"] = repetition(np.asarray(rollout.tokens), np.asarray(rollout.counts))
     metrics = {f"completions/{name}": value for name, value in lengths.items()}
-    fast = speed.tokens_per_pass(rollout.tokens, rollout.completion, rollout.passes, tok.eos_id)
-    metrics["tokens_per_pass"] = float(fast.mean())
+    metrics["tokens_per_pass"] = float(tokens_per_pass(rollout, tok).mean())
     return metrics | {"steps_per_token": float(rollout.passes.mean()) / max(length.mean(), 1)}
 
 

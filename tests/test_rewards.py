@@ -18,12 +18,12 @@ from rewards import FROM_MODELS, REWARDS, combine, resolve, summary
 
 NAMES = """syntax tests tests_all quality performance format fenced exact contains regex keywords json xml xml_tags math
 xml_soft xml_strict xml_int xml_answer tests_fenced
-countdown sudoku sudoku_all length overlong repetition diversity reasoning safety coherence judge""".split()
+countdown sudoku sudoku_all length overlong repetition diversity passes reasoning safety coherence judge""".split()
 CODE = "def add(a, b):\n    return "
 COLUMNS = {"answer": ["5", "5"], "tests": [["assert add(2, 3) == 5"]] * 2,
 "reference": ["def add(a, b): return a + b"] * 2,
            "pattern": ["5"] * 2, "keywords": [["5"]] * 2, "numbers": [[2, 3]] * 2, "target": [5] * 2,
-           "max_length": [10] * 2,
+           "max_length": [10] * 2, "tokens_per_pass": [4.0, 1.5],
            "puzzle": ["3.2..1........43"] * 2}
 
 
@@ -81,7 +81,7 @@ def test_blank_text_earns_nothing_anywhere(name):
     ("length", "x" * 100, "x" * 150, [1, 0.5]),
     ("sudoku", "3421213443121243", "." * 16, [1, 0]), ("sudoku_all", "3421213443121243", "." * 16, [1, 0]),
     ("overlong", "x" * 8, "x" * 10, [0, -1]), ("repetition", "a b c d", "a a a a", [0, -0.5]),
-    ("diversity", "a", "b", [1, 1]),
+    ("diversity", "a", "b", [1, 1]), ("passes", "a", "b", [4, 1.5]),
     ("reasoning", "step 1, therefore 5", "5", [0.8, 0.3]), ("safety", "5", "rm -rf / now", [1, 0]),
     ("quality", "x = 1", "(", [0.5, 0])])
 def test_rewards_by_name_have_their_values(name, good, bad, worth):
@@ -103,6 +103,25 @@ def test_diversity_is_against_the_nearest_of_the_group():
     scores = REWARDS["diversity"](["p"] * 5 + ["q"], texts)
     assert scores == [0, 0, pytest.approx(2 / 3), 1, 0, None]
     assert REWARDS["diversity"](["p"] * 4, ["a"] * 4, groups=[0, 0, 1, 2]) == [0, 0, None, None]
+
+
+def test_speed_counts_only_where_the_first_reward_says_that_the_answer_is_right():
+    texts, columns = ["5", "6", "5", " "], {"answer": ["5"] * 4, "tokens_per_pass": [1.0, 8.0, 4.0, 9.0]}
+    everything = combine(resolve("exact,passes"), None, ["p"] * 4, texts, columns)
+    assert everything.total.tolist() == [2, 8, 5, 0]
+    right = combine(resolve("exact,passes(right=1)"), None, ["p"] * 4, texts, columns)
+    assert right.total.tolist() == [2, 0, 5, 0]
+    np.testing.assert_array_equal(right.parts["passes"], [1, np.nan, 4, np.nan])
+    shy = combine({"shy": of_rows(None, 1), **resolve("passes(right=0)")}, None, ["p"] * 2, ["a", "b"],
+                  {"tokens_per_pass": [2.0, 3.0]})  # fmt: skip
+    np.testing.assert_array_equal(shy.parts["passes"], [np.nan, 3])
+
+
+def test_speed_that_nobody_knows_or_that_waits_for_no_other_reward_is_an_error():
+    with pytest.raises(ValueError, match="needs the column 'tokens_per_pass'.*: only a run knows how fast"):
+        combine(resolve("passes"), None, ["p"], ["a"], {})
+    with pytest.raises(ValueError, match=r"passes\(right=1\) asks what the reward before it says.*: name it first"):
+        combine(resolve("passes(right=1)"), None, ["p"], ["a"], {"tokens_per_pass": [1.0]})
 
 
 @settings(max_examples=10, deadline=None)

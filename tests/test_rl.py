@@ -1129,6 +1129,37 @@ def test_what_has_no_opinion_has_not_failed(tiny, tmp_path):
     assert np.isnan(alone["val/greedy"]) and 0 < alone["val/sampled"] < 1
 
 
+FAST = dict(rule="threshold", threshold=0.4, reward_norm="each")
+
+
+def test_the_passes_of_every_row_reach_the_reward_in_rollouts(tiny, place):
+    """Also where rows take turns in the slots of a chunk."""
+    named = f"{place}/my.py:digits", "passes(right=0.5)"
+    cfg, tok, _, _, (b,), notes = one_iteration(tiny(rewards=named, rollout_chunk=8, **FAST))
+    step, ids = np.asarray(b.rollout.step), completion_ids(b.rollout.tokens, tok, cfg)
+    took = np.array([len({*row} - {-1}) for row in step.tolist()])
+    np.testing.assert_array_equal(b.rollout.passes, took)
+    fast = np.array([min(len(row) + 1, cfg.max_new_tokens) for row in ids]) / took
+    assert len({*fast.tolist()}) > 1 and notes["tokens_per_pass"] == pytest.approx(fast.mean())
+    prompts = [tok.decode([i for i in row if i != tok.pad_id]) for row in np.asarray(b.rollout.tokens)[:, :3].tolist()]
+    right = np.array([sum(a == c for a, c in zip(tok.decode(row), p[::-1], strict=False)) / 2 >= 0.5
+                      for row, p in zip(ids, prompts, strict=True)])  # fmt: skip
+    assert 0 < right.sum() < 16 and notes["rewards/passes/none_frac"] == pytest.approx(1 - right.mean())
+    assert notes["rewards/passes/mean"] == pytest.approx(fast[right].mean())
+
+
+def test_the_passes_of_every_row_reach_the_reward_in_evaluations(tiny, tmp_path):
+    found = rates(tiny, tmp_path, "1.0", rewards=(f"{tmp_path}/my.py:mine", "passes"), **FAST)
+    assert found["val/greedy"] == 1.0 and found["val/greedy/passes"] == found["val/greedy/tokens_per_pass"] >= 1
+    assert found["val/sampled/passes"] == pytest.approx(found["val/sampled/tokens_per_pass"])
+
+
+@pytest.mark.parametrize("named", [dict(rewards=("passes", "exact")), dict(eval_rewards=("passes",))])
+def test_speed_does_not_decide_what_is_right(named, tiny):
+    with pytest.raises(ValueError, match="'passes' comes first.*name the task's reward before it"):
+        begin(tiny(**named))
+
+
 def test_the_reward_that_decides_is_what_is_maximised_also_when_it_is_not_trained(tiny, tmp_path):
     found = rates(tiny, tmp_path, "-1.0 - i % 4", rewards=("exact",), eval_rewards=(f"{tmp_path}/my.py:mine",))
     assert found["val/sampled"] == -2.5 == found["val/sampled/mine"]

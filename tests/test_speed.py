@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import config
 import data
 import model
 import sample
+from judges import scores
 from sample import Plan
 from variants import slots, speed
 
@@ -82,3 +84,35 @@ def test_tokens_count_up_to_the_first_end_and_given_ones_do_not():
     tokens = jnp.array([[0, 1, 2, 3], [0, 1, EOS, EOS], [EOS, 1, EOS, 2]])
     np.testing.assert_array_equal(speed.written(tokens, completion, EOS), [3, 2, 2])
     np.testing.assert_allclose(speed.tokens_per_pass(tokens, completion, jnp.array([2, 1, 4]), EOS), [1.5, 2, 0.5])
+
+
+# ---- correct and fast ------------------------------------------------------------------------------------------------
+
+
+def lightning(right, fast):
+    """LightningRL's advantages (N, G), by the formula of its paper: both are normalized in their group, added, and
+    normalized in the batch."""
+    z = [(a - a.mean(1, keepdims=True)) / np.where(a.std(1) > 0, a.std(1), 1)[:, None] for a in (right, fast)]
+    total = z[0] + z[1]
+    return (total - total.mean()) / total.std()
+
+
+def test_a_right_and_a_fast_answer_have_the_advantages_of_lightningrl():
+    rng = np.random.default_rng(0)
+    right, fast = rng.integers(0, 2, (6, 8)).astype(float), 16 / rng.integers(1, 9, (6, 8))
+    right[0], fast[1] = 0, 2.0  # groups in which all are wrong, or equally fast
+    cfg = config.Config(rewards=("countdown", "passes"), reward_norm="each")
+    found = np.asarray(scores.advantages(np.stack([right, fast]), cfg))
+    sample_std = (47 / 48) ** 0.5  # ours divides by n - 1, which cancels in the groups but not in the batch
+    np.testing.assert_allclose(found, lightning(right, fast) * sample_std, atol=1e-3)
+
+
+def test_what_a_wrong_and_fast_answer_gets():
+    """Two right answers in eight passes, two wrong ones in two: with equal weights they are worth the same."""
+    right, fast = np.array([[1.0, 1, 0, 0], [1, 0, 0, 0]]), np.array([[2.0, 2, 8, 8], [2, 2, 2, 2]])
+    cfg = config.Config(rewards=("countdown", "passes"), reward_norm="each")
+    found = scores.advantages(np.stack([right, fast]), cfg)
+    np.testing.assert_allclose(found[0], [0, 0, 0, 0], atol=1e-3)
+    only_right = np.where(right >= 1, [[2.0, 4, 8, 8], [2, 2, 2, 2]], np.nan)
+    slower, faster, *wrong = np.asarray(scores.advantages(np.stack([right, only_right]), cfg))[0]
+    assert faster > slower > 0 > wrong[0] == wrong[1]

@@ -38,7 +38,8 @@ from variants import blocks, drafts, lora
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
-COLUMNS = "prompts", "completions", "groups", "token_ids", "max_length"  # that have an entry per completion
+# Columns that have an entry per completion.
+COLUMNS = "prompts", "completions", "groups", "token_ids", "max_length", "tokens_per_pass", "first_reward"
 PATHS = "out_dir", "init_from", "judge_from", "ref_from"  # keys that name folders of this machine
 
 
