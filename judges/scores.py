@@ -102,8 +102,8 @@ def find_rewards(cfg, rows, **from_models):
     if twice := trained.keys() & eval_only.keys():
         raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
     if "passes" in (main_reward(trained, {}), main_reward(eval_only, {})):
-        raise ValueError("the reward 'passes' comes first, but the first of rewards and of eval_rewards decides what is "
-                         "right and which checkpoint is best: name the task's reward before it")  # fmt: skip
+        raise ValueError("the reward 'passes' comes first, but the first of rewards and of eval_rewards decides which "
+                         "checkpoint is best, and what is right: name the task's reward before it")  # fmt: skip
     columns = rewards.as_columns(rows) | {"groups": [], "token_ids": [], "max_length": [], "tokens_per_pass": []}
     for name, fn in (trained | eval_only).items():
         rewards.arguments(name, fn, columns)
@@ -196,7 +196,8 @@ def score(
 ) -> CompletionScores:
     """Score `n_each` completions per row, given as token ids, with every reward; those of `eval_only` weigh nothing.
 
-    fast (B,): the tokens per pass of each completion; None: not known, and an error if a reward asks for them. Each process scores its share of the rows. Rewards from models run on all of them, as the model is sharded.
+    fast (B,): the tokens per pass of each completion; None: not known, and an error if a reward asks for them.
+    Each process scores its share of the rows. Rewards from models run on all of them, as the model is sharded.
     """
     weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(eval_only)
     repeated = [row for row in rows for _ in range(n_each)]

@@ -53,7 +53,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from system import kernels, memory
     from system.start import find_or_train
     from system.start import prepare as prepare_run
-    from variants import credit, joint, slots
+    from variants import credit, joint, slots, speed
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -608,11 +608,11 @@ def right_words(prompts, completions, answer):
             for text, right in zip(completions, answer, strict=True)]  # fmt: skip
 
 
-def asked(recipe, n_rows):
+def asked(recipe, n_rows, other=None):
     """Name of a recipe -> params, the config of its run, arrays of Text, and score(tokens) -> accuracy (nan if there is
-    no reward), tokens."""
+    no reward), tokens. other: the folder of another run, whose params are taken."""
     run = dataclasses.replace(config.read_file(f"config/{recipe}.py"), eval_size=n_rows)
-    folder = checkpoint.best(find_or_train(f"config/{recipe}.py", trainer.train))[0]
+    folder = checkpoint.best(other or find_or_train(f"config/{recipe}.py", trainer.train))[0]
     params, shape = checkpoint.load(folder)
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
     text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=not run.max_prompt_len), run)
@@ -646,14 +646,21 @@ def frontier(options):
     tasks = options.tasks.split(",") if options.tasks else TRIED
     if not set(tasks) <= set(TRIED):
         raise ValueError(f"--tasks={options.tasks}: there are {', '.join(TRIED)}")
+    if options.runs and len(tasks) != 1:
+        raise ValueError(f"--runs={options.runs} are compared with the base of one task: add --tasks={tasks[0]}")
     for task in tasks:  # what is wrong with a base is said now, not after half an hour
         find_or_train(f"config/{task}_base.py", trainer.train)
     points = {task: curves(task, options, torch, twin) for task in tasks}
+    for folder in options.runs.split(",") if options.runs else ():
+        points[os.path.basename(folder)] = curves(tasks[0], options, torch, twin, folder)
     print("\nall steps, and the quickest setting of each rule that is as often right, up to a point: accuracy, passes "
           "a token, times as fast\n")  # fmt: skip
-    table(["", "all steps", *RULES], tasks, ([task, *quickest(found)] for task, found in points.items()))
+    table(["", "all steps", *RULES], points, ([task, *quickest(found)] for task, found in points.items()))
+    print("\nAUP of each rule (d3LLM), from the slowest setting to the quickest\n")
+    table(["", *RULES], points, ([task, *areas(found, points if options.runs else {task: found})]
+                                 for task, found in points.items()))  # fmt: skip
     if options.picture:
-        picture(points, options.picture)
+        (picture_of_runs if options.runs else picture)(points, options.picture)
 
 
 RULES = "quota", "threshold", "factor", "entropy"
@@ -661,50 +668,102 @@ RULES = "quota", "threshold", "factor", "entropy"
 
 def quickest(found):
     """Of `curves` of a task -> cells: of LLaDA's loop, or else of all steps; of each rule, with any order or cache."""
-    (_, slow, goal), *_ = found.get("LLaDA's loop", found["quota"])
+    (_, slow, goal, *_), *_ = found.get("LLaDA's loop", found["quota"])
     yield f"{goal:.1%}, {slow:.0f}/s"
     for rule in RULES:
         points = [p for way, curve in found.items() if way.split(",")[0] == rule for p in curve]
-        passes, rate, right = max((p for p in points if p[2] >= goal - 0.01), key=lambda p: p[1], default=(0, 0, 0))
+        passes, rate, right, *_ = max((p for p in points if p[2] >= goal - 0.01), key=lambda p: p[1], default=(0, 0, 0))
         yield f"{right:.1%}, {passes:.2f}, {rate / slow:.1f}" if rate else "-"
 
 
-def curves(task, options, torch, twin):
-    """Name of a task -> {way: [(passes a token, tokens a second, accuracy), ...]}, printed as a table."""
+def aup(curve, best):
+    """Accuracy Under Parallelism, as d3LLM (github.com/hao-ai-lab/d3LLM) defines it: the area under accuracy over
+    tokens per pass, where accuracies y below the best one count less, by exp(-3 (1 - y / best)).
+
+    curve: (tokens per pass, accuracy in percent) of each setting. best: the highest accuracy of all that is compared.
+    The area left of the slowest setting is a rectangle, without that weight. Settings that lose more than 5 points
+    against the slowest are left out."""
+    curve = sorted(curve)
+    slowest, first = curve[0]
+    kept = [(x, y, y * min(np.exp(-3 * (1 - y / best)), 1)) for x, y in curve if y >= first - 5]
+    pairs = itertools.pairwise(kept)
+    return slowest * first + sum((x - before) * (weighted + of_before) / 2
+                                 for (before, _, of_before), (x, _, weighted) in pairs)  # fmt: skip
+
+
+def areas(found, compared):
+    """Of `curves` of a task -> cells: the AUP of each rule. compared: all curves of the task, of all models."""
+    best = max(100 * p[2] for ways in compared.values() for curve in ways.values() for p in curve)
+    for rule in RULES:
+        yield f"{aup([(p[3], 100 * p[2]) for p in found[rule]], best):.0f}" if best and rule in found else "-"
+
+
+def curves(task, options, torch, twin, other=None):
+    """Name of a task -> {way: [(passes a token, tokens a second, accuracy, tokens a pass), ...]}, printed as a table.
+
+    other: the folder of another run, measured in place of the task's base. Runs are compared on many rows, with the
+    rules alone."""
     quick = options.quick or task == "long"  # which takes an hour otherwise
-    params, run, arrays, score = asked(f"{task}_base", 4 if options.toy else 32 if quick else 128)
+    n_rows = 4 if options.toy else 32 if quick else 512 if options.runs else 128
+    params, run, arrays, score = asked(f"{task}_base", n_rows, other)
     n, own, z, found = run.max_new_tokens, run.model.block_causal, sampler.masked_tokens(arrays, run.model), {}
 
     def ours(how):
         plan = sampler.Plan(**{"steps": own or n, "block_len": n, "early_end": True} | how)
         keys = sampler.row_keys(jax.random.key(0), len(z))  # a quarter of the rows at a time, as in a rollout
         x, trace = jax.block_until_ready(slots.fill(params, keys, arrays, run, plan, len(z) // 4))
-        return x, float(np.mean(trace["n_steps"]))
+        return x, float(np.mean(trace["n_steps"])), trace["passes"]
 
     def theirs():
         x, weights = torch.from_numpy(np.array(z)).long(), twin.tensors(params, run.model)
-        return twin.llada(weights, x, run.model, z.shape[1] - n, n, LONG if n > LONG else n).numpy(), n
+        x = twin.llada(weights, x, run.model, z.shape[1] - n, n, LONG if n > LONG else n).numpy()
+        return x, n, np.full(len(x), n)
 
     def row(way, setting, fn):
         say(f"{task}: {way}, {setting}")
-        (x, passes), wall, cpu = clocked(fn, 1 if quick else some(options, 1, 1, 2))
+        (x, passes, of_rows), wall, cpu = clocked(fn, 1 if quick or options.runs else some(options, 1, 1, 2))
         jax.clear_caches()  # a process may have 65,530 maps of memory, and a hundred programs have them
         accuracy, tokens = score(x)
-        found.setdefault(way, []).append((passes / n, tokens / wall, accuracy))
+        fast = float(speed.tokens_per_pass(x, arrays.maskable, of_rows, run.model.eos_id).mean())
+        found.setdefault(way, []).append((passes / n, tokens / wall, accuracy, fast))
         cells = f"{accuracy:.1%}", f"{passes:.3g}", f"{passes / n:.3f}", f"{tokens / wall:.0f}", f"{tokens / cpu:.0f}"
+        cells += (f"{fast:.2f}",)
         return [f"{task}: {way}", setting, *cells]
 
     jobs = {(way, setting): functools.partial(ours, how) for way, curve in ways(n, quick or options.toy, own).items()
-            for setting, how in curve[: 1 if options.toy else None]}  # fmt: skip
-    if torch and arrays.valid is None and not own:  # the twin knows neither padding nor blocks
+            for setting, how in curve[: 1 if options.toy else None]
+            if way in RULES or not options.runs}  # fmt: skip
+    if torch and not options.runs and arrays.valid is None and not own:  # the twin knows neither padding nor blocks
         jobs = {("LLaDA's loop", f"steps {n}"): theirs} | jobs
-    print(f"\n{run.out_dir}: {len(z)} rows of val, {n} new tokens\n")
-    table(["", "setting", "accuracy", "passes", "a token", "tokens/s", "of CPU"], [f"{task}: {way}" for way, _ in jobs],
-          (row(*job, fn) for job, fn in jobs.items()))  # fmt: skip
+    print(f"\n{other or run.out_dir}: {len(z)} rows of val, {n} new tokens\n")
+    head = ["", "setting", "accuracy", "passes", "a token", "tokens/s", "of CPU", "tokens/pass"]
+    table(head, [f"{task}: {way}" for way, _ in jobs], (row(*job, fn) for job, fn in jobs.items()))
     return found
 
 
 TRIED = "sudoku", "countdown", "countdown_block", "code", "long"
+
+
+def picture_of_runs(points, path):
+    """{run: {rule: [(.., .., accuracy, tokens a pass), ...]}} -> a picture: a panel of each rule, a curve a run."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    rules = [rule for rule in RULES if all(rule in found for found in points.values())][1:]
+    figure, axes = plt.subplots(1, len(rules), figsize=(5 * len(rules), 5), sharey=True, squeeze=False,
+                                layout="constrained")
+    for ax, rule in zip(axes[0], rules, strict=True):
+        for n, (run, found) in enumerate(points.items()):
+            curve = sorted((p[3], 100 * p[2]) for p in found[rule])
+            ax.plot(*zip(*curve, strict=True), "o-", lw=2.5, ms=7, color=f"C{n}")
+            ax.annotate(run, curve[-1], (-6, 8), textcoords="offset points", color=f"C{n}", fontsize=13, ha="right")
+        ax.set_title(rule, fontsize=16)
+        ax.set_xlabel("tokens a pass", fontsize=15)
+        ax.tick_params(labelsize=13)
+        ax.grid(alpha=0.25)
+    axes[0, 0].set_ylabel("right, in percent", fontsize=15)
+    figure.savefig(path, dpi=110, facecolor="white")
+    plt.close(figure)
 
 
 def picture(points, path):
@@ -1064,6 +1123,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
     parser.add_argument("--tasks", help="for compare and ladder: some of sudoku,countdown,arith; for frontier: "
                         f"{', '.join(TRIED)}; for gpu: some of its parts")
+    parser.add_argument("--runs", help="for frontier: folders of runs, separated by commas, to compare with the base")
     parser.add_argument("--picture", help="for compare, frontier, growth, truth: where to draw it, as in assets/x.png")
     parser.add_argument("--seeds", type=int, help="for compare (10) and ladder (3): runs of each")
     parser.add_argument("--bases", help="for compare: percent of samples that are right at the start, as in 10,30,60")

@@ -133,6 +133,9 @@ def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, m
     assert rows["sudoku: quota"][:4] == ["steps 16", "0.0%", "16", "1.000"] and "4 rows of val, 16 new tokens" in out
     assert rows["sudoku: threshold, blocks of 4, dual"][1] == "0.0%"
     assert (tmp_path / "new" / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+    out, rows = here("frontier", "--toy", "--tasks=sudoku", f"--runs={tmp_path}", f"--picture={tmp_path}/runs.png")
+    assert rows[tmp_path.name] == ["-"] * 4 and out.count("AUP of each rule") == 1
+    assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, countdown_block, code, long"):
         here("frontier", "--toy", "--tasks=chess")
 
@@ -146,13 +149,33 @@ def test_a_frontier_is_summed_up_by_the_quickest_setting_that_is_as_often_right(
     assert [*bench.quickest(found | {"LLaDA's loop": [(1.0, 5.0, 0.9)]})][:3] == ["90.0%, 5/s", "-", "90.0%, 0.30, 7.0"]
 
 
+def test_aup_has_the_values_of_its_authors_own_function():
+    """d3LLM's AUP_leaderboard, on the GSM8K rows of its data_llada.yaml, and on a curve that falls too far."""
+    best = 74.98
+    assert bench.aup([(1.0, 74.1)], best) == pytest.approx(74.1)
+    assert bench.aup([(2.77, 74.68), (1.0, 74.79)], best) == pytest.approx(205.78111501189068)
+    assert bench.aup([(1.0, 74.02), (9.08, 73.1)], best) == pytest.approx(635.7169985033516)
+    assert bench.aup([(1, 70), (2, 72), (4, 66), (8, 40)], 80) == pytest.approx(213.10614663951935)
+
+
+def test_the_areas_of_several_runs_are_measured_against_the_best_of_all():
+    point = lambda right, fast: (0.0, 0.0, right, fast)
+    before = {"quota": [point(0.8, 1.0), point(0.78, 2.0)], "threshold": [point(0.0, 1.0)]}
+    after = {"quota": [point(0.9, 1.0)]}
+    assert [*bench.areas(before, {"before": before})] == ["156", "0", "-", "-"]
+    assert [*bench.areas(before, {"before": before, "after": after})] == ["135", "0", "-", "-"]
+    assert [*bench.areas(after, {"after": {"quota": [point(0.0, 1.0)]}})] == ["-"] * 4  # nothing is right anywhere
+
+
 def test_a_frontier_asks_for_all_bases_before_it_takes_half_an_hour(monkeypatch):
     seen = []
     monkeypatch.setattr(bench, "prepare", lambda: (None, None))
     monkeypatch.setattr(bench, "find_or_train", lambda path, _: seen.append(path))
-    monkeypatch.setattr(bench, "curves", lambda task, *_: seen.append(task) or {"quota": [(1.0, 1.0, 1.0)]})
-    bench.frontier(types.SimpleNamespace(tasks="sudoku,code", picture=None))
+    monkeypatch.setattr(bench, "curves", lambda task, *_: seen.append(task) or {"quota": [(1.0, 1.0, 1.0, 1.0)]})
+    bench.frontier(types.SimpleNamespace(tasks="sudoku,code", picture=None, runs=None))
     assert seen == ["config/sudoku_base.py", "config/code_base.py", "sudoku", "code"]
+    with pytest.raises(ValueError, match="--runs=out/x are compared with the base of one task: add --tasks=sudoku"):
+        bench.frontier(types.SimpleNamespace(tasks=None, picture=None, runs="out/x"))
 
 
 def test_a_frontier_of_a_block_model_counts_the_steps_of_a_block():

@@ -34,6 +34,7 @@ from data.texts import completion_ids, encode_split, split_rows
 from judges import model_judge, scores
 from system import collapse, huggingface
 from system.start import prepare, with_ids
+from variants import slots
 
 KEY = jax.random.key(0)
 REWARD = """
@@ -1146,12 +1147,30 @@ def test_the_passes_of_every_row_reach_the_reward_in_rollouts(tiny, place):
                       for row, p in zip(ids, prompts, strict=True)])  # fmt: skip
     assert 0 < right.sum() < 16 and notes["rewards/passes/none_frac"] == pytest.approx(1 - right.mean())
     assert notes["rewards/passes/mean"] == pytest.approx(fast[right].mean())
+    took = jnp.arange(16) + 1
+    fns, rows = {"passes": rewards.REWARDS["passes"]}, [{"prompt": ""}] * 4
+    found = rl.score_rollout(b.rollout._replace(passes=took), rows, fns, cfg, tok)
+    expected = np.array([min(len(row) + 1, cfg.max_new_tokens) * bool(row) for row in ids]) / took
+    np.testing.assert_allclose(found.parts["passes"], expected, rtol=1e-6)
 
 
 def test_the_passes_of_every_row_reach_the_reward_in_evaluations(tiny, tmp_path):
     found = rates(tiny, tmp_path, "1.0", rewards=(f"{tmp_path}/my.py:mine", "passes"), **FAST)
     assert found["val/greedy"] == 1.0 and found["val/greedy/passes"] == found["val/greedy/tokens_per_pass"] >= 1
     assert found["val/sampled/passes"] == pytest.approx(found["val/sampled/tokens_per_pass"])
+
+
+def test_the_speed_of_an_evaluated_text_is_its_own(tiny, tmp_path, monkeypatch):
+    """Of four samples of a prompt only the first is right, and only the first took a single pass."""
+    fill, calls = slots.fill, itertools.count(-1)  # the first call is greedy
+
+    def marked(*args):
+        x, trace = fill(*args)
+        return x, trace | {"passes": np.full(len(x), 10**next(calls) if args[4].temperature else next(calls) + 2)}
+
+    monkeypatch.setattr(slots, "fill", marked)
+    found = rates(tiny, tmp_path, "float(i % 4 == 0)", rewards=(f"{tmp_path}/my.py:mine", "passes(right=1)"), **FAST)
+    assert found["val/sampled"] == 0.25 and found["val/sampled/passes"] > 1 > found["val/sampled/tokens_per_pass"] > 0
 
 
 @pytest.mark.parametrize("named", [dict(rewards=("passes", "exact")), dict(eval_rewards=("passes",))])
