@@ -443,6 +443,9 @@ def between_keys_of_grpo(c):
          "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
         (c.temperature == 0 or c.top_k == 1,
          f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
+        (c.rule in ("quota", "dream", "static") and any(re.fullmatch(r"passes(\(.*\))?", name) for name in c.rewards),
+         f"rewards={c.rewards}: with rule={c.rule!r} a text takes as many passes as the schedule says, so tokens per "
+         "pass would pay for its length: take rule='threshold', factor, entropy or dynamic"),
         (c.kl_in_reward and c.reward_norm == "each",
          "kl_in_reward=True with reward_norm='each' would give every KL the same size, whatever kl_beta says"),
         (c.adv_norm == "mean" and c.reward_norm == "each",

@@ -1176,7 +1176,9 @@ def test_the_speed_of_an_evaluated_text_is_its_own(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize("named", [dict(rewards=("passes", "exact")), dict(eval_rewards=("passes",))])
 def test_speed_does_not_decide_what_is_right(named, tiny):
     with pytest.raises(ValueError, match="'passes' comes first.*name the task's reward before it"):
-        begin(tiny(**named))
+        begin(tiny(**named, **FAST))
+    with pytest.raises(ValueError, match="with rule='quota' a text takes as many passes as the schedule says"):
+        tiny(rewards=("exact", "passes(right=1)"))
 
 
 def test_the_reward_that_decides_is_what_is_maximised_also_when_it_is_not_trained(tiny, tmp_path):
