@@ -8,9 +8,9 @@ A reward is a plain function. A new one is a line in the dict REWARDS, or a func
 It takes what it needs by parameter name, as lists with one entry per completion. So fn(completions, **kwargs), as TRL
 has rewards, is one as well, and so is fn(completion, **columns), which is called for each text with the columns of its
 row. A parameter without a default is a column that has to be there. `reference` and `solution` are the completion in
-the data set; a trainer adds token_ids, which TRL calls completion_ids, and tokens_per_pass; `first_reward` is what the
-first of several rewards returned. A completion is a text that can be read as a
-chat, completion[0]["content"] (see `Chat`). Values that a reward passes to log_metric, and numbers that it passes to
+the data set; a trainer adds token_ids, which TRL calls completion_ids, and tokens_per_pass. To all rewards but the
+first, `first_reward` says what the first one returned. A completion is a text that can be read as a chat,
+completion[0]["content"] (see `Chat`). Values that a reward passes to log_metric, and numbers that it passes to
 log_extra, become metrics: rewards/FN/NAME.
 
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
@@ -345,8 +345,8 @@ def arguments(name: str, fn: Reward, columns: dict) -> dict:
             taken[p.name] = columns[p.name]
         elif p.default is p.empty and p.name not in TEXTS:
             there = ", ".join(column for column in columns if column not in TEXTS)
-            only = ": only a run knows how fast a completion was written" if p.name == "tokens_per_pass" else ""
-            raise ValueError(f"reward {name!r} needs the column {p.name!r}; there are {there or 'none'}{only}")
+            why = ": only a run knows how fast a completion was written" if p.name == "tokens_per_pass" else ""
+            raise ValueError(f"reward {name!r} needs the column {p.name!r}; there are {there or 'none'}{why}")
     return taken
 
 
@@ -452,7 +452,7 @@ def combine(
         scores = call_reward(name, fn, prompts, completions, columns)
         part = np.array([math.nan if score is None else score for score in scores], float)
         parts[name] = part.clip(-clip, clip) if clip else part
-        columns = {"first_reward": parts[name].tolist()} | columns
+        columns = {"first_reward": part.tolist()} | columns  # later rewards do not replace it
         for note, values in getattr(scores, "notes", {}).items():
             parts[f"{name}/{note}"] = np.array(values, float)
         total += np.nan_to_num(weight * parts[name])

@@ -101,7 +101,7 @@ def find_rewards(cfg, rows, **from_models):
     eval_only = rewards.resolve(cfg.eval_rewards, **from_models)
     if twice := trained.keys() & eval_only.keys():
         raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
-    if "passes" in (main_reward(trained, {}), main_reward(eval_only, {})):
+    if any(rewards.split_settings(names[0])[0] == "passes" for names in (cfg.rewards, cfg.eval_rewards) if names):
         raise ValueError("the reward 'passes' comes first, but the first of rewards and of eval_rewards decides which "
                          "checkpoint is best, and what is right: name the task's reward before it")  # fmt: skip
     columns = rewards.as_columns(rows) | {"groups": [], "token_ids": [], "max_length": [], "tokens_per_pass": []}

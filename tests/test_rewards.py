@@ -112,6 +112,8 @@ def test_speed_counts_only_where_the_first_reward_says_that_the_answer_is_right(
     right = combine(resolve("exact,passes(right=1)"), None, ["p"] * 4, texts, columns)
     assert right.total.tolist() == [2, 0, 5, 0]
     np.testing.assert_array_equal(right.parts["passes"], [1, np.nan, 4, np.nan])
+    clipped = combine(resolve("exact,syntax,passes(right=1)"), None, ["p"] * 4, texts, columns, clip=0.5)
+    np.testing.assert_array_equal(clipped.parts["passes"], [0.5, np.nan, 0.5, np.nan])
     shy = combine({"shy": of_rows(None, 1), **resolve("passes(right=0)")}, None, ["p"] * 2, ["a", "b"],
                   {"tokens_per_pass": [2.0, 3.0]})  # fmt: skip
     np.testing.assert_array_equal(shy.parts["passes"], [np.nan, 3])
