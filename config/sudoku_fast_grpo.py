@@ -3,6 +3,9 @@ Train with GRPO for right answers in few passes: like config/sudoku_grpo.py, but
 sure, and a right grid is better the fewer passes it took. Watch `tokens_per_pass` and val/greedy.
 
     python train.py config/sudoku_fast_grpo.py
+
+Not run to its end yet. The base starts at val/greedy 79.7% with 3.9 tokens per pass, sampled 53.5% with 3.8. A step is
+at most 508 GFLOP (--plan; as many passes as cells), so 120 of them should take a few minutes on 2 cores that are free.
 """
 from dataclasses import replace
 
@@ -13,11 +16,8 @@ config = replace(
     out_dir="out/sudoku_fast_grpo",
     rule="threshold",
     threshold=0.9,
+    diffusion_steps=16,
     rewards=("sudoku_all", "passes(right=1)"),  # wrong grids gain nothing by being fast
     reward_norm="each",
-    batch_size=64,
-    keep_completions=48,
-    learning_rate=4e-4,
-    max_iters=60,
-    eval_interval=30,
+    max_iters=120,
 )

@@ -350,13 +350,13 @@ def pass_rates(
             samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
         fast = [speed.tokens_per_pass(x, arrays.maskable, trace["passes"], tok.eos_id) for x, trace in filled]
-        metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         scored = score(fns, eval_only, cfg, tok, text.rows, ids, n, np.stack(fast, 1).reshape(-1))
         for i, shown in enumerate(samples):
             texts_of_row = scored.texts[i * n : (i + 1) * n]
             shown[name] = texts_of_row[0] if n == 1 else texts_of_row
         if fns or eval_only:
             metrics |= rate_metrics(name, scored, n, RewardFunctions(fns, eval_only), cfg)
+        metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         if n > 1 and fns:
             table = reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
             adv = np.asarray(advantages(table, cfg)).tolist()
