@@ -96,6 +96,7 @@ class Minibatch(NamedTuple):
     old_logp: jax.Array | None = None  # (B, T) under the policy that wrote the rollout; nan: the current policy
     ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
     noisy: diffusion.NoisyBatch | None = None  # noisy copies of the completions, for draft_coef
+    nll_weight: jax.Array | None = None  # (B, T) of each token of the right completions, sums to 1; None: nll_coef=0
 
 
 # ---- 1. write G completions of each prompt ---------------------------------------------------------------------------
@@ -284,7 +285,8 @@ def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
     )
     metric_weight = views.share / jnp.maximum(views.share.sum(), 1e-6)
     adv = jnp.zeros(r.tokens.shape if cfg.step_baseline else len(r.tokens))
-    return Minibatch(r, views, adv, weights, metric_weight)
+    b = Minibatch(r, views, adv, weights, metric_weight)
+    return b._replace(nll_weight=jnp.zeros(r.tokens.shape)) if cfg.nll_coef else b
 
 
 def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
@@ -319,7 +321,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
 
 def without_logp(b):
     """Leave out what `logp_of` does not read, so that it is compiled once."""
-    return b._replace(old_logp=None, ref_logp=None, noisy=None)
+    return b._replace(old_logp=None, ref_logp=None, noisy=None, nll_weight=None)
 
 
 # ---- 6. the loss -----------------------------------------------------------------------------------------------------
@@ -371,6 +373,9 @@ def policy_loss(params, b: Minibatch, cfg):
     if b.noisy is not None:
         metrics["draft_loss"], _ = diffusion.loss(params, b.noisy, cfg.model, cfg.max_prompt_len)
         total += cfg.draft_coef * metrics["draft_loss"]
+    if b.nll_weight is not None:
+        metrics["nll_loss"] = -jnp.sum(cut(b.nll_weight * b.views.share) * logp)
+        total += cfg.nll_coef * metrics["nll_loss"]
     return total, metrics | ({"token_logp": all_logp} if scored_by_gradient(cfg) else {})
 
 
@@ -430,6 +435,7 @@ def iteration(state, key, score, draw, reward_fns, cfg, tok):
         tqdm.write(f"step {state.step + 1}: {say}, so there is no update")
         yield None, notes
         return
+    right = scores.right(found, adv, cfg) if cfg.nll_coef else None
     rollout, adv, which = select_completions(found, adv, cfg)
     if credit.wanted(cfg):
         with timed(notes, "time/reward"):
@@ -439,7 +445,11 @@ def iteration(state, key, score, draw, reward_fns, cfg, tok):
         ready = jax.block_until_ready(ready or prepare(rollout))
     # 6  Each minibatch is one update of the policy, with the gradient of `policy_loss` (train.py).
     for rows, b in ready:
-        yield b._replace(advantage=adv[rows]), notes
+        b = b._replace(advantage=adv[rows])
+        if cfg.nll_coef:
+            in_right = b.rollout.counts & right[which[rows]][:, None]
+            b = b._replace(nll_weight=grpo.per_token(in_right, cfg.max_new_tokens, 1))
+        yield b, notes
         notes = {}
 
 

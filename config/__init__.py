@@ -238,6 +238,9 @@ class Config:
     spg_mix: float = key(0.5, "loss_type=spg: share of the upper bound if the advantage is negative", FRACTION)
     spg_power: float = key(1.5, "loss_type=spg: power of its power mean", POSITIVE)
     entropy_coef: float = key(0.0, "weight of the entropy bonus", NON_NEGATIVE)
+    nll_coef: float = key(0.0, "weight of the negative log-likelihood of right completions (LightningRL: 0.1): those "
+                          "whose first reward reaches pass_at; without pass_at, those with an advantage above 0",
+                          NON_NEGATIVE)
     draft_coef: float = key(0.0, "rule=drafts: weight of the denoising loss on the policy's own completions, so that "
                             "drafts keep up with it", NON_NEGATIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference; 0: no reference", NON_NEGATIVE)
@@ -457,6 +460,9 @@ def between_keys_of_grpo(c):
         (c.loss_type in ("wd1", "spg") and c.ratio_level != "none",
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
         *between_keys_and_steps(c),
+        (c.loss_type == "spg" and c.nll_coef,
+         f"nll_coef={c.nll_coef}: loss_type='spg' has an upper bound in place of the log-probs that it pushes down, "
+         "which is no likelihood: leave one of them out"),
         (c.rollout_weight != "none" and c.logp_est not in ("trace", "exact"),
          f"rollout_weight={c.rollout_weight!r} compares log-probs with those of sampling, which "
          f"logp_est={c.logp_est!r} does not estimate: take trace or exact, or rollout_weight='none'"),

@@ -265,6 +265,15 @@ def has_signal(scored: Any, cfg: Any) -> np.ndarray:
     return np.asarray((adv != 0).any(1))
 
 
+def right(scored: Any, adv: Any, cfg: Any) -> jax.Array:
+    """Tell which completions are right (B,), for nll_coef: those whose first reward reaches pass_at, whatever their
+    advantages (N, G); without pass_at, those with an advantage above 0."""
+    if cfg.pass_at is None:
+        return jnp.reshape(adv > 0, -1)
+    first = next(iter(scored.parts.values()))
+    return jnp.asarray(apply_pass_at(first, cfg) == 1)  # nan, no opinion, is not right
+
+
 # ---- evaluation ------------------------------------------------------------------------------------------------------
 
 

@@ -213,7 +213,8 @@ def test_one_update_needs_no_old_forward(tiny, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dapo", "luspo", "spg"])
 def test_micro_batches_add_up_to_the_whole(tiny, name):
-    cfg = tiny(loss_type=name, logp_est="elbo", ratio_level="none" if name in ("wd1", "spg") else "token", logp_views=2)
+    cfg = tiny(loss_type=name, logp_est="elbo", ratio_level="none" if name in ("wd1", "spg") else "token", logp_views=2,
+               nll_coef=0.0 if name == "spg" else 0.3)  # fmt: skip
     cfg, _, task, state, (b,), _ = one_iteration(cfg)
     tx, _ = train.optimizer(cfg)
     outs = {}
@@ -224,6 +225,42 @@ def test_micro_batches_add_up_to_the_whole(tiny, name):
         outs[parts] = {k: float(v) for k, v in metrics.items()}
     for k, v in outs.get(4, {}).items():
         assert v == pytest.approx(outs[1][k], rel=2e-3, abs=2e-5), k
+
+
+@pytest.mark.slow
+def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
+    cfg = tiny(nll_coef=0.5, pass_at=0.5, logp_est="elbo", logp_views=2, keep_completions=8)
+    cfg, tok, _, state, (b,), _ = one_iteration(cfg)
+    r = b.rollout
+    texts = [tok.decode(row) for row in completion_ids(r.tokens, tok, cfg)]
+    prompts = [tok.decode(row) for row in np.asarray(r.tokens)[:, 1:3].tolist()]
+    right = np.array([text[:1] == p[1] or text[1:2] == p[0] for text, p in zip(texts, prompts, strict=True)])
+    assert 0 < right.sum() < len(right)
+    counts = np.asarray(r.counts) & right[:, None]
+
+    def nll(params):
+        logp = diffusion.token_logp(params, r.tokens, in_front(b.views), cfg.model, r.valid)
+        return -jnp.sum(counts * b.views.share * logp) / counts.sum()
+
+    def loss(nll_coef):
+        return lambda params: rl.policy_loss(params, b, dataclasses.replace(cfg, nll_coef=nll_coef))[0]
+
+    by_hand, with_it, without = (jax.jit(jax.grad(of))(state.params) for of in (nll, loss(0.5), loss(0.0)))
+    assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(by_hand)) > 0.01
+    for g, a, c in zip(*map(jax.tree.leaves, (by_hand, with_it, without)), strict=True):
+        np.testing.assert_allclose(a - c, 0.5 * g, atol=1e-5)
+    metrics = rl.policy_loss(state.params, b, cfg)[1]
+    assert float(metrics["nll_loss"]) == pytest.approx(float(nll(state.params)), rel=1e-5)
+
+
+def test_a_right_completion_passes_whatever_its_advantage_or_beats_its_group_if_nothing_says_what_passes():
+    parts = {"first": np.array([1.0, 0.5, np.nan, 0.0]), "second": np.array([0.0, 9.0, 9.0, 9.0])}
+    found, adv = types.SimpleNamespace(parts=parts), jnp.array([[-1.0, 2.0], [0.0, 0.5]])
+    keys = types.SimpleNamespace(pass_at=None, reward_clip=None)
+    assert scores.right(found, adv, keys).tolist() == [False, True, False, True]
+    for pass_at, clip, right in ((1.0, None, [True, False, False, False]), (1.0, 0.5, [True, True, False, False])):
+        keys = types.SimpleNamespace(pass_at=pass_at, reward_clip=clip)
+        assert scores.right(found, adv, keys).tolist() == right
 
 
 def test_groups_that_agree_are_drawn_again_but_only_so_often(tiny, place):
