@@ -119,6 +119,7 @@ class LossConfig:
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: no reference needed
     kl_est: str = "k3"  # one of KLS
     entropy_coef: float = 0.0  # weight of the entropy bonus
+    top_entropy_quantile: float = 1.0  # share of tokens, those of highest entropy, that the policy loss has
 
 
 def clamp(x, low, high):
@@ -308,6 +309,13 @@ def k2_sequence(logr, ratio, batch):
 KLS = {"k2": k2, "k3": k3, "k3_ratio": k3_ratio, "k2_sequence": k2_sequence}
 
 
+def has_high_entropy(entropy: Any, scored: Array, fraction: float) -> Array:
+    """Find the `fraction` of the scored tokens whose entropy is highest: entropy, scored (B, T) -> (B, T) bool. As in
+    TRL, the smallest entropy that counts is the quantile 1 - fraction, interpolated; equal ones all count."""
+    lowest = jnp.nanquantile(jnp.where(scored, entropy, jnp.nan), 1 - fraction)
+    return scored & (entropy >= lowest)
+
+
 def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, Array]:
     """Measure how far the policy is from the old one, and how many ratios are clipped (under TRL's names)."""
     adv, scored = batch.token_adv(), batch.mask * batch.share
@@ -351,6 +359,8 @@ def loss(
         return jnp.sum(batch.weight * (batch.share * terms if terms.shape == logp.shape else terms))
 
     token_loss = batch.rollout_weight * LOSSES[cfg.loss].token_loss(ratio, logp, batch.token_adv(), cfg)
+    if cfg.top_entropy_quantile < 1:  # the other tokens still count in the divisor of the loss, and in its KL
+        token_loss *= has_high_entropy(entropy, batch.mask & (batch.share > 0), cfg.top_entropy_quantile)
     pg_loss = weighted_sum(token_loss)
     metrics = {"pg_loss": pg_loss, "logp": batch.mean(logp)} | ratio_metrics(ratio, batch, cfg)
     total = pg_loss

@@ -339,6 +339,7 @@ def loss_config(cfg) -> grpo.LossConfig:
         kl_est=cfg.kl_est,
         kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta,
         entropy_coef=cfg.entropy_coef,
+        top_entropy_quantile=cfg.top_entropy_quantile,
     )
 
 

@@ -238,6 +238,8 @@ class Config:
     spg_mix: float = key(0.5, "loss_type=spg: share of the upper bound if the advantage is negative", FRACTION)
     spg_power: float = key(1.5, "loss_type=spg: power of its power mean", POSITIVE)
     entropy_coef: float = key(0.0, "weight of the entropy bonus", NON_NEGATIVE)
+    top_entropy_quantile: float = key(1.0, "share of tokens in the policy loss, those of highest entropy of all that a "
+                                      "micro-batch scores; 1: all (the KL always has all)", FRACTION)
     nll_coef: float = key(0.0, "weight of the negative log-likelihood of right completions (LightningRL: 0.1): those "
                           "whose first reward reaches pass_at; without pass_at, those with an advantage above 0",
                           NON_NEGATIVE)
@@ -460,6 +462,9 @@ def between_keys_of_grpo(c):
         (c.loss_type in ("wd1", "spg") and c.ratio_level != "none",
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
         *between_keys_and_steps(c),
+        (c.top_entropy_quantile < 1 and c.ratio_level == "sequence",
+         f"top_entropy_quantile={c.top_entropy_quantile} leaves tokens out, but ratio_level='sequence' gives a "
+         "completion one loss, whose gradient all of its tokens have: take 'token' or 'none'"),
         (c.loss_type == "spg" and c.nll_coef,
          f"nll_coef={c.nll_coef}: loss_type='spg' has an upper bound in place of the log-probs that it pushes down, "
          "which is no likelihood: leave one of them out"),

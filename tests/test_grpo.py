@@ -547,6 +547,41 @@ def test_entropy_is_a_bonus_on_the_tokens_that_count():
     assert plain[0] == evaluate(LossConfig())[0]
 
 
+# Entropies, with high ones on padding, and what TRL's own code (1.16.0) makes of them: for each share of tokens, which it
+# counts, and its losses at kl_beta 0 and 0.04.
+ENTROPY = jnp.array([[0.9, 0.1, 1.4, 0.3], [0.7, 1.1, 5.0, 6.0], [0.2, 0.7, 0.8, 7.0]])
+HIGH = {
+    0.5: ([[1, 0, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]], {"grpo": (0.145604, 0.146486), "bnpo": (0.015184, 0.016157),
+          "dr_grpo": (0.011388, 0.012117), "sapo": (0.25929, 0.260172)}),
+    0.2: ([[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]], {"grpo": (0.064231, 0.065113), "bnpo": (0.012866, 0.013838),
+          "dr_grpo": (0.009649, 0.010379), "sapo": (0.083588, 0.08447)}),
+    0.0: ([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]], {"grpo": (-0.044933, -0.044051), "bnpo": (-0.059911, -0.058938),
+          "dr_grpo": (-0.044933, -0.044203), "sapo": (-0.146283, -0.145401)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fraction", HIGH)
+def test_of_tokens_of_high_entropy_only_the_loss_is_trls(fraction):
+    counted, losses = HIGH[fraction]
+    assert grpo.has_high_entropy(ENTROPY, MASK, fraction).tolist() == np.array(counted, bool).tolist()
+    for loss, expected in losses.items():
+        for beta, value in zip((0.0, 0.04), expected, strict=True):
+            cfg = LossConfig(loss=loss, clip_high=0.28, kl_beta=beta, top_entropy_quantile=fraction)
+            close(evaluate(cfg, entropy=ENTROPY)[0], value, 2e-6)
+    _, grad, _ = evaluate(LossConfig(top_entropy_quantile=fraction), entropy=ENTROPY)
+    assert not grad[~np.array(counted, bool)].any()
+
+
+def test_a_token_that_no_view_scores_does_not_move_the_quantile():
+    """Its entropy is unknown; so the tokens that are scored are compared with each other alone."""
+    share = jnp.where(MASK, 2.0, 0).at[0, 2].set(0)
+    cfg = LossConfig(top_entropy_quantile=0.0)
+    weight = grpo.token_weights("dapo", MASK, 4)
+    batch = LossBatch(ADV, MASK, weight, weight, share=share)
+    grad = jax.grad(lambda logp: grpo.loss(logp, batch, cfg, ENTROPY)[0])(NEW)
+    assert np.argwhere(grad).tolist() == [[1, 1]]  # the highest entropy of all that are scored, 1.1
+
+
 # ---- the reference ----
 
 
