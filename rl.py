@@ -9,6 +9,7 @@ from and what the loss is:
 
     pretrain   rows -> noise -> the negative ELBO (diffusion.py)
     judge      pairs of a better and a worse text -> Bradley-Terry (judges/model_judge.py)
+    dpo        pairs of a better and a worse answer -> DPO (variants/preferences.py)
     grpo       `iteration` -> the loss of grpo.py on log-probs from diffusion.py
 """
 
@@ -45,7 +46,7 @@ from data.texts import (
 )
 from judges import model_judge, scores
 from system import sharding
-from variants import blocks, credit, joint, slots
+from variants import blocks, credit, joint, preferences, slots
 
 
 class Task(NamedTuple):
@@ -482,21 +483,6 @@ def tune(cfg, tok, start) -> Task:
     )
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "start"))
-def likelihood(params, batch, key, cfg, start):
-    """Compute `diffusion.likelihood`, compiled."""
-    return diffusion.likelihood(params, batch, key, cfg, start=start)
-
-
-def likelihoods(params, texts, shape, cfg):
-    """Bound the log-likelihood of held-out texts (n,), with the same masks every time."""
-    def some(batch, keys):
-        return likelihood(params, batch, keys, shape, cfg.max_prompt_len)
-
-    keys = sample.row_keys(jax.random.key(0), len(texts.rows))
-    return np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), texts.take(slice(None)), keys), float)
-
-
 def pretrain(cfg, tok, start) -> Task:
     """Make the task of masked diffusion on completions (in a causal model: of predicting the next token). It is
     pre-training if prompts are empty, and fine-tuning if not."""
@@ -530,7 +516,7 @@ def pretrain(cfg, tok, start) -> Task:
         n = len(known.rows)
         for name, shape in readings.items() if n else ():
             held_out = end_at_eos(known, tok) if shape.causal else known
-            bound = likelihoods(state.weights, held_out, shape, cfg)
+            bound = scores.likelihoods(state.weights, held_out, shape, cfg)
             out[name] = -float(bound.sum() / held_out.maskable.sum())
             if name == "val/nelbo" and not cfg.max_prompt_len:
                 size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
@@ -545,4 +531,13 @@ def pretrain(cfg, tok, start) -> Task:
     return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, n, best_metric)
 
 
-OBJECTIVES = {"pretrain": pretrain, "judge": lambda *given: Task(*model_judge.judge_task(*given)), "grpo": tune}
+def as_task(fields):
+    """Make fields(cfg, tok, start), which returns the fields of a Task, return the Task."""
+    def make(cfg, tok, start) -> Task:
+        return Task(*fields(cfg, tok, start))
+    return make
+
+
+OBJECTIVES = {
+    "pretrain": pretrain, "judge": as_task(model_judge.judge_task), "dpo": as_task(preferences.dpo_task), "grpo": tune
+}

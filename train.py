@@ -38,7 +38,7 @@ from judges import model_judge, scores
 from rl import OBJECTIVES, Task, policy_loss, scored_by_gradient
 from system import hosts, sharding
 from system.start import announce, has_reference, load_reference, prepare, reference_dtype
-from variants import lora
+from variants import lora, preferences
 
 
 class State(NamedTuple):
@@ -187,6 +187,7 @@ def abstract_run(cfg):
         start = jax.eval_shape(functools.partial(model.cast, dtype=cfg.model.dtype), start)
     loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
             "judge": functools.partial(model_judge.loss, cfg=cfg.model),
+            "dpo": functools.partial(preferences.loss, cfg=cfg),
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
     params, base = jax.eval_shape(lambda start: lora.split(start, jax.random.key(0), cfg), start)
     state = jax.eval_shape(lambda params: new_state(params, cfg, tx)._replace(step=jnp.int32(0)), params)
@@ -325,7 +326,7 @@ def loop(run, state, best, done):
     bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
                disable=bool(hosts.processes()[1]) or None)  # None: without a terminal
     bar.set_description_str("compiling, once: 10 to 60 s")
-    if cfg.objective == "grpo" and state.step == 0:
+    if cfg.objective in ("grpo", "dpo") and state.step == 0:
         _, best = evaluate(run, state, best)
     with runs.StopRequested() as asked, bar:
         while not done:

@@ -80,8 +80,8 @@ def key(default: Any, meaning: str, check: Check | None = None, choices: Collect
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge or grpo",
-                         choices=("pretrain", "judge", "grpo"), section="run")
+    objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
+                         choices=("pretrain", "judge", "dpo", "grpo"), section="run")
     out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
     init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
     open_as: str | None = key(None, "family of the folders in init_from and ref_from, if config.json says another")
@@ -241,11 +241,11 @@ class Config:
     top_entropy_quantile: float = key(1.0, "share of tokens in the policy loss, those of highest entropy of all that a "
                                       "micro-batch scores; 1: all (the KL always has all)", FRACTION)
     nll_coef: float = key(0.0, "weight of the negative log-likelihood of right completions (LightningRL: 0.1): those "
-                          "whose first reward reaches pass_at; without pass_at, those with an advantage above 0",
-                          NON_NEGATIVE)
+                          "whose first reward reaches pass_at; without pass_at, those with an advantage above 0; "
+                          "dpo: of the better answers, per token", NON_NEGATIVE)
     draft_coef: float = key(0.0, "rule=drafts: weight of the denoising loss on the policy's own completions, so that "
                             "drafts keep up with it", NON_NEGATIVE)
-    kl_beta: float = key(0.0, "weight of the KL to the reference; 0: no reference", NON_NEGATIVE)
+    kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
     kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS)
     kl_in_reward: bool = key(False, "subtract the KL from the rewards instead of adding it to the loss")
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
@@ -330,7 +330,7 @@ def updates_per_iter(cfg: Config) -> int:
 
 def tokens_per_iter(cfg: Config) -> int:
     """Return the number of tokens per iteration, padding included; grpo: of every completion and its prompt."""
-    rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2}.get(cfg.objective, 1)
+    rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2, "dpo": 2}.get(cfg.objective, 1)
     return rows * (cfg.max_prompt_len + cfg.max_new_tokens)
 
 
@@ -379,7 +379,7 @@ def between_keys(c):
          "model under the right family"),
         (c.difficulty and (len(c.difficulty) != 2 or c.difficulty[0] > c.difficulty[1]),
          f"difficulty={c.difficulty}: two numbers, the lowest and the highest, as in 1,3"),
-        (c.curriculum and c.objective == "judge",
+        (c.curriculum and c.objective in ("judge", "dpo"),
          f"curriculum={c.curriculum}: objective={c.objective!r} takes its rows in any order"),
         (c.reward_weights and len(c.reward_weights) != len(c.rewards),
          f"reward_weights={c.reward_weights} has {len(c.reward_weights)} numbers for {len(c.rewards)} rewards "
@@ -397,6 +397,8 @@ def between_keys(c):
     )  # fmt: skip
     if c.lora_rank:
         yield from between_keys_of_lora(c)
+    if c.objective == "dpo":
+        yield from between_keys_of_dpo(c)
     if c.objective == "grpo":
         yield from between_keys_of_grpo(c)
         yield from idle_keys(c)
@@ -414,6 +416,24 @@ def between_keys_of_lora(c):
         (c.ref_mode != "static" or c.ref_offload or c.ref_from,
          f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the reference "
          "is the base, which never changes and is always in use: 'static', False and None"),
+    )  # fmt: skip
+
+
+def between_keys_of_dpo(c):
+    """Return (True if wrong, message) for dpo."""
+    micro, views = 2 * c.batch_size // c.gradient_accumulation_steps, n_views(c)
+    return (
+        (not (c.init_from or c.resume or c.eval_only),
+         "objective='dpo' needs init_from: a folder, or the config file that trains the model to start from"),
+        (not c.kl_beta,
+         "objective='dpo' needs kl_beta above 0 (0.1 is usual): the smaller it is, the further the policy may go from "
+         "the model in init_from"),
+        (c.logp_est not in ("elbo", "coupled_elbo", "quadrature", "exact"),
+         f"logp_est={c.logp_est!r}: objective='dpo' needs the log-likelihood of given texts: take elbo, coupled_elbo "
+         "or quadrature for a denoiser, and exact for a causal model"),
+        (c.logp_chunk and micro * views % c.logp_chunk,
+         f"logp_chunk={c.logp_chunk} must divide the {micro * views} masked copies of a micro-batch: {micro} answers x "
+         f"{views} views"),
     )  # fmt: skip
 
 
@@ -540,6 +560,9 @@ def between_keys_and_causal(c, shape, where):
         yield (used and not shape.causal_text,
                f"{name}={getattr(c, name)!r}, but the model {where} is not autoregressive and a denoiser at once: it "
                "has causal_text=False")
+    yield (c.objective == "dpo" and (c.logp_est == "exact") != shape.causal,
+           f"logp_est={c.logp_est!r}, but the model {where} is " + ("causal, so its log-probs are known: take exact" if
+           shape.causal else "a denoiser, which sees the tokens it should predict: take elbo"))
     writes_left_to_right = shape.causal or c.rule == "drafts"
     if not writes_left_to_right:
         yield (c.objective == "grpo" and c.logp_est == "exact",

@@ -4,6 +4,7 @@ Score the completions of a run: reward functions of a config, advantages, metric
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -17,13 +18,15 @@ import numpy as np
 from tqdm import tqdm
 
 import checkpoint
+import config
 import data
+import diffusion
 import grpo
 import rewards
 import sample
 from data import texts
 from judges import model_judge, rules
-from system import hosts
+from system import hosts, sharding
 from variants import slots, speed
 
 # ---- which rewards ---------------------------------------------------------------------------------------------------
@@ -382,6 +385,23 @@ def scoring_columns(row):
     """Choose the columns with which rewards.py can score the samples of a row again."""
     reference = {name: row["completion"] for name in ("reference", "answer") if "completion" in row}
     return reference | {name: value for name, value in row.items() if name not in ("prompt", "completion")}
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "start"))
+def likelihood(params, batch, key, cfg, start):
+    """Compute `diffusion.likelihood`, compiled."""
+    return diffusion.likelihood(params, batch, key, cfg, start=start)
+
+
+def likelihoods(params: Any, held_out: texts.EncodedRows, shape: Any, cfg: Any):
+    """Bound the log-likelihood of n held-out texts under a model of this shape -> (n,) in nats. Each row has its own
+    masks, the same for every text and every time."""
+
+    def some(batch, keys):
+        return likelihood(params, batch, keys, shape, cfg.max_prompt_len)
+
+    keys = sample.row_keys(jax.random.key(0), len(held_out.rows))
+    return np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
 
 
 # ---- the log of an iteration -----------------------------------------------------------------------------------------

@@ -35,19 +35,22 @@ class Rows(NamedTuple):
 def count_rows(cfg: Config) -> Rows:
     """Count the rows of an iteration's updates, on all devices."""
     copies, width = copies_per_text(cfg), rows_per_copy(cfg)
-    if cfg.objective != "grpo":
+    if cfg.objective in ("pretrain", "judge"):
         rows = width * cfg.batch_size * (2 if cfg.objective == "judge" else 1)
         micro = rows // cfg.gradient_accumulation_steps
         return Rows(rows, micro, micro, cfg.model.remat)
-    micro = config.minibatch(cfg) // cfg.gradient_accumulation_steps * copies
+    per_update, per_iter = config.minibatch(cfg), cfg.updates_per_rollout * config.n_update(cfg)
+    if cfg.objective == "dpo":
+        per_update = per_iter = 2 * cfg.batch_size
+    micro = per_update // cfg.gradient_accumulation_steps * copies
     chunk = min(cfg.logp_chunk or micro, micro)
-    scored = cfg.updates_per_rollout * config.n_update(cfg) * copies
+    scored = per_iter * copies
     return Rows(width * scored, width * chunk, width * micro, cfg.model.remat or chunk < micro)
 
 
 def copies_per_text(cfg):
     """Count the noisy copies of each text."""
-    return config.n_views(cfg) if cfg.objective == "grpo" else 1 + cfg.paired
+    return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else 1 + cfg.paired
 
 
 def is_scored_exactly(cfg):
@@ -113,7 +116,7 @@ def weight_bytes(cfg):
         adapters = lora.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, adapters.values())) + (m.d_model if cfg.objective == "judge" else 0)
         params = wide * n + 4 * trained
-    has_reference = cfg.objective == "grpo" and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank
+    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
     return {
         "params": params,
@@ -213,7 +216,7 @@ def estimate_flops(cfg: Config) -> dict[str, float]:
     rows, forward = count_rows(cfg), scoring_flops(cfg)
     update = (4 if rows.recomputed else 3) * (forward + draft_flops(cfg))  # a backward pass takes two forward passes
     if cfg.objective != "grpo":
-        return {"rollout": 0, "scoring": 0, "update": update}
+        return {"rollout": 0, "scoring": forward if cfg.objective == "dpo" else 0, "update": update}
     first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
     old = 3 if rl.scored_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
     scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first) * old

@@ -22,6 +22,7 @@ from data import texts
 from judges import scores
 from model import ModelConfig
 from system import disk, hosts, huggingface, memory
+from variants import preferences
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -51,6 +52,8 @@ def check(cfg):
             raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
     if cfg.objective == "grpo":
         scores.check_early(cfg)
+    if cfg.objective == "dpo":
+        preferences.check_early(cfg)
     first = config.base_runs(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
         check_shape(cfg, first.model)
@@ -216,7 +219,7 @@ def reference_dtype(cfg: Config) -> str:
 
 def has_reference(cfg: Config) -> bool:
     """Return True if the State has a reference. With LoRA the reference is the base."""
-    return cfg.objective == "grpo" and cfg.kl_beta > 0 and not cfg.lora_rank and not cfg.eval_only
+    return cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0 and not cfg.lora_rank and not cfg.eval_only
 
 
 def load_reference(cfg: Config) -> dict:
@@ -244,7 +247,8 @@ ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
     "rewards": "rewards reward_weights reward_clip diversity_bonus",
     "estimator": "logp_est logp_views entropy_steps logp_scale",
     "advantages": "adv_baseline step_baseline adv_norm adv_negative reward_norm keep_completions",
-    "loss": "loss_type aggregation ratio_level clip_low clip_high clip_cap updates_per_rollout entropy_coef",
+    "loss": "loss_type aggregation ratio_level clip_low clip_high clip_cap updates_per_rollout entropy_coef "
+            "nll_coef",
     "KL": "kl_beta kl_est kl_in_reward ref_mode ref_from",
     "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
 

@@ -547,8 +547,8 @@ def test_entropy_is_a_bonus_on_the_tokens_that_count():
     assert plain[0] == evaluate(LossConfig())[0]
 
 
-# Entropies, with high ones on padding, and what TRL's own code (1.16.0) makes of them: for each share of tokens, which it
-# counts, and its losses at kl_beta 0 and 0.04.
+# Entropies, with high ones on padding, and what TRL's own code (1.16.0) makes of them: for each share of tokens, which
+# it counts, and its losses at kl_beta 0 and 0.04.
 ENTROPY = jnp.array([[0.9, 0.1, 1.4, 0.3], [0.7, 1.1, 5.0, 6.0], [0.2, 0.7, 0.8, 7.0]])
 HIGH = {
     0.5: ([[1, 0, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]], {"grpo": (0.145604, 0.146486), "bnpo": (0.015184, 0.016157),

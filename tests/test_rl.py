@@ -1454,8 +1454,8 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
     ("judge", 4, dict(batch_size=4, judge_rows=16))])
 def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_path, monkeypatch, objective, size,
                                                                      changes):  # fmt: skip
-    sizes, whole, score = set(), rl.likelihood, model.score
-    monkeypatch.setattr(rl, "likelihood", lambda params, batch, *rest: (
+    sizes, whole, score = set(), scores.likelihood, model.score
+    monkeypatch.setattr(scores, "likelihood", lambda params, batch, *rest: (
         sizes.add(len(batch.tokens)) or whole(params, batch, *rest)))  # fmt: skip
     monkeypatch.setattr(model, "score", functools.wraps(score)(lambda params, tokens, *rest, **more: (
         sizes.add(len(tokens)) or score(params, tokens, *rest, **more))))  # fmt: skip

@@ -23,7 +23,7 @@ import rl
 import sample
 from config import Config
 from system import huggingface, memory, sharding, start
-from variants import joint
+from variants import joint, preferences
 
 
 class Device(NamedTuple):
@@ -107,8 +107,14 @@ def programs(cfg, outline):
     held = {"params": base, "adapters": state.params} if base else {"params": state.params}
     held |= {"moments": state.opt_state, "average": state.average}
     stages, batches = {}, [abstract_batch(cfg)]
-    if cfg.objective == "grpo":
+    if cfg.objective in ("grpo", "dpo"):
         held["reference"] = None if base or cfg.ref_offload else state.reference
+    if cfg.objective == "dpo":
+        stages["scoring"] = (
+            functools.partial(preferences.reference_likelihood.lower, cfg=cfg),
+            (merged.params, batches[0]._replace(reference=None)),
+        )
+    if cfg.objective == "grpo":
         batches = abstract_minibatches(cfg, merged)
         stages["rollout"] = abstract_rollout(cfg, merged.params)
         if cfg.kl_beta or any(b.old_logp is not None for b in batches[1:]):
@@ -130,8 +136,11 @@ def abstract_batch(cfg):
     if cfg.objective == "judge":
         pairs = {"better": "int32", "better_valid": bool, "worse": "int32", "worse_valid": bool}
         return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
-    rows = cfg.batch_size // (2 if cfg.paired else 1)
+    rows = cfg.batch_size // (2 if cfg.paired and cfg.objective == "pretrain" else 1)
     text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
+    if cfg.objective == "dpo":
+        batch = jax.eval_shape(functools.partial(preferences.draw_views, cfg=cfg), jax.random.key(0), text, text)
+        return batch._replace(reference=jax.ShapeDtypeStruct((rows, 2), "float32"))
     noise = functools.partial(
         joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
     )

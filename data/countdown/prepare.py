@@ -20,8 +20,12 @@ solution, in which all results are whole, positive and below 1000: with fewer ch
 to add sooner. The rows are made in 7 seconds.
 
     python data/countdown/prepare.py
+    python data/countdown/prepare.py pairs           --dataset=data/countdown/pairs: a right answer and a wrong one
     python data/countdown/prepare.py hundred         --dataset=data/countdown/hundred: 400,000 rows, in 80 seconds
     python data/countdown/prepare.py --numbers=3 --highest=100 --rows=100000 --out=FOLDER      for --dataset=FOLDER
+
+`pairs` has the rows of difficulty 1, split alike, with `chosen` (the completion) and `rejected`: the same with one
+number changed wherever it stands (`3+7=11,11+5=15`), the kind of mistake that a young model makes.
 
 The last two commands make puzzles like those in papers: the numbers are drawn from 1 to --highest, the target from
 10 to --target=100, among those that + - * and exact / can reach, however large the results in between
@@ -41,7 +45,7 @@ TIERS = (3, 20, 0), (3, 9, 2), (3, 20, 2), (3, 99, 2), (4, 9, 3), (4, 20, 3), (4
 COMPLETE = 2  # this many tiers are complete; the others have PAIRS pairs (set of numbers, target), PER_SET per set
 PAIRS, PER_SET = 6000, 4
 VAL = 0.05
-LARGE = "hundred"  # a folder beside this file
+LARGE, PAIRS_OF_ANSWERS = "hundred", "pairs"  # folders beside this file
 TARGET, RESULT = 99, 999  # the largest: so rows are short
 NUMBER = r"(-?(?:0|[1-9][0-9]{0,8}))"  # 9 digits at most: their product costs nothing
 STEP = re.compile(rf"{NUMBER}([+\-*/]){NUMBER}={NUMBER}")
@@ -106,6 +110,24 @@ def row(numbers, target, difficulty, most=RESULT):
             "numbers": list(numbers), "target": target, "difficulty": difficulty}
 
 
+def spoiled(rng, right):
+    """Change one number of a row's completion, wherever it stands, by a little -> a wrong completion."""
+    while True:
+        number = rng.choice(re.findall(r"\d+", right["completion"]))
+        other = str(max(int(number) + rng.choice((-10, -2, -1, 1, 2, 10)), 0))
+        wrong = re.sub(rf"\b{number}\b", other, right["completion"])
+        if not check("", wrong, right["numbers"], right["target"]):
+            return wrong
+
+
+def pairs_of_answers(splits, seed=0):
+    """Make {"train": rows, "val": rows} with a right and a wrong completion of those of difficulty 1."""
+    rng = random.Random(seed)
+    return {split: [{"prompt": right["prompt"], "chosen": right["completion"], "rejected": spoiled(rng, right)}
+                    | {key: right[key] for key in ("numbers", "target", "difficulty")}
+                    for right in rows if right["difficulty"] == 1] for split, rows in splits.items()}  # fmt: skip
+
+
 def build(seed=0):
     """Make {"train": rows, "val": rows}."""
     rng, splits, known = random.Random(seed), {"train": [], "val": []}, set()
@@ -147,11 +169,14 @@ def main():
     for name, default in (("numbers", 3), ("highest", 100), ("target", 100), ("rows", 100_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("part", nargs="?", choices=[LARGE], help="400,000 rows of the defaults")
+    parser.add_argument("part", nargs="?", choices=[LARGE, PAIRS_OF_ANSWERS],
+                        help=f"{LARGE}: 400,000 rows of the defaults; {PAIRS_OF_ANSWERS}: right and wrong answers")
     asked, here = parser.parse_args(), Path(__file__).parent
-    if asked.part:
+    if asked.part == LARGE:
         asked.rows, asked.out = 400_000, here / LARGE
     made = drawn(asked.numbers, asked.highest, asked.target, asked.rows) if asked.out else build()
+    if asked.part == PAIRS_OF_ANSWERS:
+        made, asked.out = pairs_of_answers(made), here / PAIRS_OF_ANSWERS
     ranks = {bytes([b]): b for b in range(256)} | {str(n).encode(): 246 + n for n in range(10, 100)}
     data.save(asked.out or here, made, ranks)
 
