@@ -19,7 +19,6 @@ import checkpoint
 import config
 import data
 import model
-import rl
 import train
 from data.texts import EncodedRows
 from system import huggingface
@@ -331,6 +330,3 @@ def test_the_pairs_of_countdown_are_a_right_and_a_wrong_answer():
         assert countdown.check("", pair["chosen"], pair["numbers"], pair["target"])
         assert not countdown.check("", pair["rejected"], pair["numbers"], pair["target"])
 
-
-def test_the_table_of_tasks_has_it():
-    assert rl.OBJECTIVES["dpo"].__annotations__["return"] is rl.Task
