@@ -516,9 +516,9 @@ def between_keys_and_steps(c):
     yield (c.step_baseline and c.loss_type == "wd1",
            "loss_type='wd1' makes weights of the advantages of completions, and step_baseline="
            f"{c.step_baseline} gives those of steps: leave one out")
-    yield (c.step_baseline and "diversity" in c.rewards,
-           "the reward 'diversity' compares the completions of a group, and step_baseline judges the text before a "
-           "step alone: use diversity_bonus, which stays in the group's part")
+    for name in {"diversity", "passes"} & {reward.split("(")[0] for reward in c.rewards}:
+        yield (c.step_baseline, f"the reward {name!r} looks at more than a text, and step_baseline={c.step_baseline} "
+               "judges texts that were filled in one pass, each alone: leave one of the two out")
 
 
 def idle_keys(c):
