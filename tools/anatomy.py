@@ -121,6 +121,9 @@ class Iteration(NamedTuple):
 
 def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
     """Run the iteration after a State; iterate: train.iterate."""
+    if run.cfg.step_baseline:
+        raise ValueError("the anatomy page shows one advantage per completion, and with step_baseline="
+                         f"{run.cfg.step_baseline} each step has its own: set it to 0")  # fmt: skip
     made: list[Update] = []
 
     def update(params, opt_state, average, step, batch, base=None):
