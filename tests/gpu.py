@@ -3,7 +3,7 @@ What a GPU makes of this code, in one call of less than nine minutes:  python te
 
 Each part is a process of its own with a time limit. So one that hangs, crashes or runs out of memory leaves the others
 whole, and PyTorch and JAX never share the card. Every figure is printed and written into one JSON as soon as it is
-there; the table of all comes last. With --tiny everything is so small that a CPU takes a minute.
+there; the table of all comes last. With --tiny everything is so small that it takes about a minute of a CPU.
 """
 import argparse
 import ctypes
