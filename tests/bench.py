@@ -650,7 +650,7 @@ def frontier(options):
         raise ValueError(f"--runs={options.runs} are compared with the base of one task: add --tasks={tasks[0]}")
     for task in tasks:  # what is wrong with a base is said now, not after half an hour
         find_or_train(f"config/{task}_base.py", trainer.train)
-    points = {task: curves(task, options, torch, twin) for task in tasks}
+    points = {f"{task}_base" if options.runs else task: curves(task, options, torch, twin) for task in tasks}
     for folder in options.runs.split(",") if options.runs else ():
         points[os.path.basename(folder)] = curves(tasks[0], options, torch, twin, folder)
     print("\nall steps, and the quickest setting of each rule that is as often right, up to a point: accuracy, passes "
@@ -756,9 +756,10 @@ def picture_of_runs(points, path):
         for n, (run, found) in enumerate(points.items()):
             curve = sorted((p[3], 100 * p[2]) for p in found[rule])
             ax.plot(*zip(*curve, strict=True), "o-", lw=2.5, ms=7, color=f"C{n}")
-            ax.annotate(run, curve[-1], (-6, 8), textcoords="offset points", color=f"C{n}", fontsize=13, ha="right")
+            ax.annotate(run, curve[-1], (4, -20), textcoords="offset points", color=f"C{n}", fontsize=14, ha="right")
+        ax.margins(y=0.12)  # room for the name below the last point: curves fall
         ax.set_title(rule, fontsize=16)
-        ax.set_xlabel("tokens a pass", fontsize=15)
+        ax.set_xlabel("tokens per pass", fontsize=15)
         ax.tick_params(labelsize=13)
         ax.grid(alpha=0.25)
     axes[0, 0].set_ylabel("right, in percent", fontsize=15)
