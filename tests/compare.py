@@ -26,6 +26,7 @@ from tools.compare import DRAWS, interquartile_mean
 
 # ---- the methods -----------------------------------------------------------------------------------------------------
 
+BOTH = "--adv_negative=1.0 --adv_norm=none --learning_rate=1e-4"
 # Name: the flags, and the forward passes that one scoring of a completion takes (L: as many as it has tokens).
 METHODS = {
     "one_step": ("--logp_est=one_step", 1),
@@ -36,6 +37,9 @@ METHODS = {
     "strata": ("--logp_est=strata --logp_views=4", 4),
     "trace": ("--logp_est=trace --logp_views=4", 4),
     "left_to_right": ("--logp_est=left_to_right", "L"),
+    # Credit per step needs both signs of the advantage. To read the texts before the steps costs about one view more.
+    "trace, both signs": (f"{BOTH} --logp_est=trace --logp_views=4", 4),
+    "trace, credit per step": (f"{BOTH} --logp_est=trace --logp_views=4 --step_baseline=0.5", 5),
 }
 
 # ---- the tasks -------------------------------------------------------------------------------------------------------
@@ -219,13 +223,13 @@ def compare_jobs(tasks, bases, methods, options):
                     n = 1 if options.toy else iterations(BUDGET, prompts, 4, kept, updates, steps, views)
                     rate = RATES.get((task, options.signs), 1e-4)
                     command = merged(
-                        f"config/{task}_grpo.py", COMPARED, kind.model, SIGNS[options.signs], flags,
+                        f"config/{task}_grpo.py", COMPARED, kind.model, SIGNS[options.signs],
                         f"--batch_size={prompts} --keep_completions={kept} --updates_per_rollout={updates}",
                         f"--diffusion_steps={steps} --ratio_level=token --learning_rate={rate} --seed={seed}",
                         f"--init_from={base_job(task, strength, options).out} --max_iters={n} --eval_interval={n}",
-                        options.flags,
+                        flags, options.flags,
                     )  # fmt: skip
-                    out = f"{options.out}/{task}-{strength}-{options.signs}-{name}-{seed}"
+                    out = f"{options.out}/{task}-{strength}-{options.signs}-{name.replace(', ', '-').replace(' ', '_')}-{seed}"
                     jobs[task, strength, name, seed] = Job(out, command)
     return jobs
 
