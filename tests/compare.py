@@ -229,7 +229,8 @@ def compare_jobs(tasks, bases, methods, options):
                         f"--init_from={base_job(task, strength, options).out} --max_iters={n} --eval_interval={n}",
                         flags, options.flags,
                     )  # fmt: skip
-                    out = f"{options.out}/{task}-{strength}-{options.signs}-{name.replace(', ', '-').replace(' ', '_')}-{seed}"
+                    folder = name.replace(", ", "-").replace(" ", "_")
+                    out = f"{options.out}/{task}-{strength}-{options.signs}-{folder}-{seed}"
                     jobs[task, strength, name, seed] = Job(out, command)
     return jobs
 
