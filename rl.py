@@ -4,6 +4,8 @@ Reinforcement learning with GRPO, one iteration from top to bottom, and the task
     prompts -> rollout -> rewards -> advantages -> views -> log-probs -> loss
     (N, T)     (B, T)     (R, N, G)  (N, G)        (B,K,T)  (B, T)       ()          B = N * G
 
+From the advantages on, B is the number of completions that learn (`select_completions`).
+
 `iteration` is the whole algorithm; the functions above it are its steps. A Task says where a batch comes
 from and what the loss is:
 
@@ -166,14 +168,14 @@ def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
 
 
 def select_completions(found: Scored, adv, cfg):
-    """Weigh the advantages (N, G) (wd1, adv_negative), and keep the K completions with the largest absolute ones ->
-    Rollout, advantages (K,), their numbers (K,)."""
+    """Weigh the advantages (N, G) (wd1, adv_negative), and keep the M completions with the largest absolute ones ->
+    Rollout, advantages (M,), their indices among the N * G (M,)."""
     if cfg.loss_type == "wd1":
         adv = grpo.wd1_weights(adv, ~np.isnan(found.rewards).all(0))
-    adv, K = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
-    if K == adv.size:
-        return found.rollout, adv, jnp.arange(K)
-    best = jnp.argsort(-jnp.abs(adv))[:K]
+    adv, M = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
+    if M == adv.size:
+        return found.rollout, adv, jnp.arange(M)
+    best = jnp.argsort(-jnp.abs(adv))[:M]
     return jax.tree.map(lambda a: a[best], found.rollout), adv[best], best
 
 
@@ -291,19 +293,19 @@ def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
 
 
 def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
-    """Cut a rollout of K completions into the minibatches of all passes over it -> [(rows (n,), Minibatch)].
+    """Cut a rollout of M completions into the minibatches of all passes over it -> [(rows (n,), Minibatch)].
 
     Each pass has its own order, and (unless random_masking=False) masks. Old log-probs are those of the policy that
     wrote the completions, by `score` (see Task). In the first minibatch old = current: nan, which the loss replaces
     by its own log-probs."""
     out: list = []
-    K, size = len(r.tokens), config.minibatch(cfg)
+    M, size = len(r.tokens), config.minibatch(cfg)
     for n in range(cfg.updates_per_rollout):
         views = draw_views(jax.random.fold_in(key, n if cfg.random_masking else 0), r, cfg)
-        order = jax.random.permutation(jax.random.fold_in(order_key, n), K)
-        for i in range(0, K, size):
-            rows = jnp.arange(K) if size == K else order[i : i + size]
-            some, of_some = (r, views) if size == K else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
+        order = jax.random.permutation(jax.random.fold_in(order_key, n), M)
+        for i in range(0, M, size):
+            rows = jnp.arange(M) if size == M else order[i : i + size]
+            some, of_some = (r, views) if size == M else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
             b = new_minibatch(some, of_some, cfg)
             if cfg.draft_coef:
                 texts = some.tokens, some.completion, some.valid  # ends and all, as when it was trained

@@ -297,7 +297,7 @@ def iterate(run, state):
 
 
 def save_and_explain(run, state, best, where, error):
-    """Save the run when a reward fails -> the error to raise, which says where it failed and how to go on."""
+    """Save the run, if it has taken a step, when a reward fails -> the error to raise: where, and how to go on."""
     if not state.step or run.cfg.eval_only:
         return ValueError(f"{where}: {error}")
     checkpoint.save_run(run.cfg, state, run.tok, best, finished=False)

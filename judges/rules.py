@@ -126,7 +126,7 @@ def final_answer(text):
 
 
 def last_number(text):
-    """Find the last number of a text; "" if it is part of an expression such as 5x, 5^2, 5!, \\sqrt{5} or 12:30."""
+    """Find the last number of a text, with its unit; "" if it is part of 5x, 5^2, 5!, \\sqrt{5} or 12:30."""
     last = None
     for found in NUMBER.finditer(text):
         last = found

@@ -187,7 +187,7 @@ def temporary_folder():
 
 
 def packages():
-    """Find the folders from which this process imports what is not Python's, and the one with this program."""
+    """Find folders that programs must not read: those of installed packages, and the one with this program."""
     library = os.path.dirname(os.__file__) + "/"
     own = [p for p in sys.path if "-packages" in p or not ((p + "/").startswith(library) or p.endswith("lib-dynload"))]
     return sorted({os.path.realpath(place) for place in [*own, os.path.dirname(HERE)] if os.path.isdir(place)})

@@ -463,7 +463,7 @@ def name_of(folder):
 
 
 def mask_in_tokenizer(folder):
-    """Find the id of the mask in the files of a tokenizer; None if they do not say it."""
+    """Find the id of the mask in the files of a tokenizer, as they name it or by a usual name, or None."""
     spec = bpe.read_json(Path(folder, "tokenizer.json"))
     added = bpe.added_tokens(Path(folder), {"added_tokens": spec.get("added_tokens", [])})
     named = bpe.text_of(bpe.read_json(Path(folder, "tokenizer_config.json")).get("mask_token"))

@@ -125,7 +125,7 @@ def find_checkpoint(cfg):
 
 
 def check_same_run(cfg, was, folder):
-    """Refuse to resume a run with other keys than its own; was: the config in its run.json."""
+    """Refuse to resume a run if a key that must stay has changed; was: the config in its run.json."""
     if data.IN_MEMORY in was["dataset"] and cfg.dataset not in data.MEMORY:
         raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
                          "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip

@@ -1,12 +1,12 @@
 """
-Which method learns most from the same number of forward passes?  python tests/bench.py compare | ladder
+Which method learns most from the same number of forward passes?  python tests/bench.py compare, or ladder
 
-Both commands start runs of train.py, one on each core, and find those again that are finished. So they can be stopped
+Both commands start runs of train.py, one on each core, and skip those that are finished already. So they can be stopped
 at any time and go on where they were, and --show prints what there is without starting anything.
 
-`compare` has every estimator on three tasks, from bases of three strengths, with many seeds, and summarizes them as
-rliable does (2108.13264): the interquartile mean, and its 95% interval over seeds drawn again and again within each
-task. `ladder` begins with a paper's settings and takes over ours one after the other.
+`compare` has eight estimators (`exact` needs an autoregressive model) on three tasks, from bases of three strengths,
+with many seeds, and summarizes them as rliable does (2108.13264): the interquartile mean, and its 95% interval over
+seeds drawn again and again within each task and base. `ladder` begins with a paper's settings and takes over ours one after the other.
 """
 
 import os
@@ -37,9 +37,9 @@ METHODS = {
     "strata": ("--logp_est=strata --logp_views=4", 4),
     "trace": ("--logp_est=trace --logp_views=4", 4),
     "left_to_right": ("--logp_est=left_to_right", "L"),
-    # Credit per step needs both signs of the advantage. To read the texts before the steps costs about one view more.
-    "trace, both signs": (f"{BOTH} --logp_est=trace --logp_views=4", 4),
-    "trace, credit per step": (f"{BOTH} --logp_est=trace --logp_views=4 --step_baseline=0.5", 5),
+    # Credit per step needs both signs of the advantage. It also reads the text before each step, once per rollout.
+    "trace_both_signs": (f"{BOTH} --logp_est=trace --logp_views=4", 4),
+    "trace_credit_per_step": (f"{BOTH} --logp_est=trace --logp_views=4 --step_baseline=0.5", 4),
 }
 
 # ---- the tasks -------------------------------------------------------------------------------------------------------
@@ -67,13 +67,14 @@ COMPARED = (
     "--group_size=4 --lr_schedule=constant --ema_decay=0.95 --save_interval=10000 --log_samples=0 --eval_size=256 "
     "--rule=quota --order=confidence"
 )
-BUDGET = 150_000  # forward passes of a completion in a run: what it has to learn from, whatever its estimator costs
+BUDGET = 150_000  # forward passes of a completion that each run gets: a dearer estimator has fewer iterations
 
 
-def iterations(budget, prompts, group, kept, updates, steps, views):
+def iterations(budget, prompts, group, kept, updates, steps, views, reading=0):
     """Count the iterations that a budget of passes is good for: to fill `group` completions of each prompt in `steps`
-    passes, and for every update to score the completions once, and a gradient, which costs as much as 3 passes."""
-    return max(1, round(budget / (prompts * group * steps + kept * updates * (1 + 3) * views)))
+    passes; for every update to score the kept ones once (the first update needs no scores, but they are counted), and a
+    gradient, which costs as much as 3 passes; and `reading` passes over the kept ones."""
+    return max(1, round(budget / (prompts * group * steps + kept * (updates * (1 + 3) * views + reading))))
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ def result(job):
 
 
 def draw_again(runs_of, rng):
-    """Draw as many seeds of each task as there are, with repetition: [(n,) of each task] -> the same."""
+    """Draw as many seeds of each task and base as there are, with repetition: [(n,) of each] -> the same."""
     return [scores[rng.integers(len(scores), size=len(scores))] for scores in runs_of]
 
 
@@ -162,7 +163,7 @@ def mean_with_interval(runs_of):
 def chance_to_win(a, b):
     """Estimate the probability that a run of method a beats one of b: [(n,), ...] and [(m,), ...] of the same tasks.
 
-    Ties count half; the mean over tasks (the Mann-Whitney statistic)."""
+    Ties count half; the mean over tasks and bases (the Mann-Whitney statistic)."""
     wins = [(x[:, None] > y).mean() + (x[:, None] == y).mean() / 2 for x, y in zip(a, b, strict=True)]
     return float(np.mean(wins))
 
@@ -220,7 +221,8 @@ def compare_jobs(tasks, bases, methods, options):
                 for name in methods:
                     flags, views = METHODS[name]
                     views, steps = first.max_new_tokens if views == "L" else views, first.diffusion_steps
-                    n = 1 if options.toy else iterations(BUDGET, prompts, 4, kept, updates, steps, views)
+                    reading = steps if "step_baseline" in flags else 0
+                    n = 1 if options.toy else iterations(BUDGET, prompts, 4, kept, updates, steps, views, reading)
                     rate = RATES.get((task, options.signs), 1e-4)
                     command = merged(
                         f"config/{task}_grpo.py", COMPARED, kind.model, SIGNS[options.signs],
@@ -229,14 +231,14 @@ def compare_jobs(tasks, bases, methods, options):
                         f"--init_from={base_job(task, strength, options).out} --max_iters={n} --eval_interval={n}",
                         flags, options.flags,
                     )  # fmt: skip
-                    folder = name.replace(", ", "-").replace(" ", "_")
-                    out = f"{options.out}/{task}-{strength}-{options.signs}-{folder}-{seed}"
+                    out = f"{options.out}/{task}-{strength}-{options.signs}-{name}-{seed}"
                     jobs[task, strength, name, seed] = Job(out, command)
     return jobs
 
 
 def by_method(results, methods):
-    """Sort the gains of finished runs -> {method: [(n, 2) of each task and strength that any run is there of]}."""
+    """Sort the gains of finished runs -> {method: [(n, 2) of each task and base]}. Tasks and bases without any run are
+    left out, and then methods that lack one."""
     cells = sorted({key[:2] for key in results})
 
     def of(name, cell):

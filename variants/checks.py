@@ -1,5 +1,6 @@
 """
-What a model and a plan of sampling cannot be, and what to do instead: every function raises a ValueError that says so.
+Settings that a model or a plan of sampling must not have. Every function raises a ValueError that says what is wrong
+and what to do instead.
 
 These checks stand here, and not where the classes are, because one who reads how a model works need not read them.
 """
@@ -33,8 +34,8 @@ def model_config(cfg):
     if cfg.causal and not cfg.shift:
         raise ValueError("causal=True needs shift=True: a position that sees its own token cannot predict it")
     if cfg.causal and cfg.block_causal:
-        raise ValueError(f"causal=True and block_causal={cfg.block_causal}: one of them (a causal model of blocks "
-                         "of 1 is another one: it reads token i from a mask in place i)")
+        raise ValueError(f"causal=True and block_causal={cfg.block_causal}: set only one of them (block_causal=1 "
+                         "is another model: it predicts token i from a mask in place i)")
     if cfg.causal_text and (not cfg.block_causal or cfg.shift):
         raise ValueError(f"causal_text=True says how the blocks of a block_causal model without shift see each "
                          f"other, now block_causal={cfg.block_causal}, shift={cfg.shift}")
@@ -51,7 +52,7 @@ def model_config(cfg):
 
 
 def plan(plan, orders, rules, caches):
-    """Check the fields of a sample.Plan; the others are the names there are."""
+    """Check the fields of a sample.Plan. orders, rules, caches: the names that there are."""
     least = dict(steps=1, block_len=1, top_k=1, threshold=0, factor=0, budget=0, temperature=0)
     values = dataclasses.asdict(plan)
     expected = {name: (values[name] is None or values[name] >= x, f"at least {x}") for name, x in least.items()} | {

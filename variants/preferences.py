@@ -5,8 +5,8 @@ Learn from pairs of a better and a worse answer to a prompt, with neither rollou
 
 E is log p of an answer given its prompt, E_ref the same under the reference, the model that training started from. In a
 causal model E is exact. In a denoiser it is an estimate of the bound (ELBO) from a few masked copies, and its noise
-also biases a loss that is not linear in it. So policy and reference see the same masks, and so do the two answers of a
-pair: VRPO (LLaDA-1.5, 2505.19223). A denoiser's answer is all max_new_tokens columns, ends of text included.
+also biases a loss that is not linear in it. So policy and reference see the same masks, which matters most; as in VRPO
+(LLaDA-1.5, 2505.19223) so do both answers of a pair, which made no difference here (docs/preferences.md). A denoiser's answer is all max_new_tokens columns, ends of text included.
 """
 
 import functools
@@ -88,7 +88,7 @@ def encode_pairs(cfg: Any, tok: Any, split: str) -> list[texts.EncodedRows]:
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def draw_views(key: jax.Array, better: data.Batch, worse: data.Batch, cfg: Any) -> PairBatch:
-    """Draw the masks of a batch of pairs, with the same random numbers for both answers: (B, T) each."""
+    """Draw the masks of a batch of pairs, with the same random numbers for both answers, which are B rows of T tokens."""
     tokens, valid, views = [], [], []
     for side in (better, worse):
         masked, weight, share = diffusion.views(key, cfg.logp_est, side.maskable, n=cfg.logp_views)
@@ -123,7 +123,7 @@ def reference_likelihood(params: dict, batch: PairBatch, cfg: Any) -> jax.Array:
 
 
 def loss(params: dict, batch: PairBatch, cfg: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Compute the loss of a batch, or its part of a micro-batch -> scalar, metrics. Both add up over micro-batches."""
+    """Compute the loss of a batch, or what a micro-batch adds to it -> scalar, metrics."""
     E = log_likelihood(params, batch, cfg)
     margin = margins(E, batch.reference, cfg)
     parts = {
@@ -140,7 +140,7 @@ def loss(params: dict, batch: PairBatch, cfg: Any) -> tuple[jax.Array, dict[str,
 
 def margins(E: Any, reference: Any, cfg: Any) -> Any:
     """Compute how much more the policy prefers the better answers than the reference does: E, reference (B, 2) -> (B,)
-    in units of reward, 0 if nothing has changed."""
+    times kl_beta, 0 if nothing has changed."""
     gain = E - reference
     return cfg.kl_beta * (gain[:, 0] - gain[:, 1])
 
@@ -149,7 +149,7 @@ def margins(E: Any, reference: Any, cfg: Any) -> Any:
 
 
 def pair_metrics(E, reference, cfg):
-    """Measure held-out pairs from E, reference (N, 2); reference None: there is none in an evaluation alone."""
+    """Measure held-out pairs from E, reference (N, 2). With eval_only the reference is None, and there are no margins."""
     metrics = {"val/pair_acc": np.mean(E[:, 0] > E[:, 1])}
     metrics |= {f"val/logp_{side}": values.mean() for side, values in zip(SIDES, E.T, strict=True)}
     if reference is not None:

@@ -42,5 +42,5 @@ def frequencies(theta, size, scaling):
 
 
 def pair_with(turns, theta, size, length):
-    """Return which pair of columns, as a fraction, makes so many turns within a length."""
+    """Return the pair of columns, a real number, that turns `turns` times over `length` tokens."""
     return size * math.log(length / (2 * math.pi * turns)) / (2 * math.log(theta))

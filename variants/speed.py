@@ -11,11 +11,11 @@ import numpy as np
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan"))
 def passes(step, cfg, plan):
-    """Count the denoising passes of each row (B,), from the steps (B, T) that committed its tokens, -1 if given.
+    """Count the denoising passes of each row (B,), from the step (B, T) that committed each token; -1: given.
 
-    A pass of the batch is none of a row that waits for the other rows, or that is only stored in a cache. These passes
-    commit no token of the row, so with a cache the different steps are counted. That leaves out the passes of the rule
-    dream that commit nothing. Without a cache a row is at work until its last token is committed.
+    Not every pass of the batch counts for every row: a row may be waiting for others, or a pass may only store it in a
+    cache. So with a cache (also a causal model's, or that of drafts) only steps that committed a token of the row count,
+    which leaves out those in which the rule dream commits none. Without a cache a row is at work until its last token.
     """
     if plan.cache == "none" and plan.rule != "drafts" and not cfg.causal:
         return step.max(1) + 1
