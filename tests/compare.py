@@ -6,7 +6,8 @@ at any time and go on where they were, and --show prints what there is without s
 
 `compare` has eight estimators (`exact` needs an autoregressive model) on three tasks, from bases of three strengths,
 with many seeds, and summarizes them as rliable does (2108.13264): the interquartile mean, and its 95% interval over
-seeds drawn again and again within each task and base. `ladder` begins with a paper's settings and takes over ours one after the other.
+seeds drawn again and again within each task and base. `ladder` begins with a paper's settings and takes over ours one
+after the other.
 """
 
 import os

@@ -8,8 +8,8 @@ and b(x_t) the reward of x_t with every mask filled by its likeliest token, in o
     A_t = (1 - w) (R - mean of R over the group) + w (R - b(x_t))           w: step_baseline
 
 So b(x_t) says what the text was worth before the step: like a value model, but without one to train. Because it does
-not depend on the tokens that step t draws, subtracting it does not change the expected gradient. `entropy_steps` keeps only the steps of a
-completion whose tokens were the most uncertain, and that is biased: docs/credit.md.
+not depend on the tokens that step t draws, subtracting it does not change the expected gradient. `entropy_steps` keeps
+only the steps of a completion whose tokens were the most uncertain, and that is biased: docs/credit.md.
 
 Shapes: B completions, T tokens, S denoising steps.
 """
@@ -113,7 +113,8 @@ def total_rewards(found, cfg) -> np.ndarray:
 def by_step(params, r, adv, which, found, fns, cfg, tok):
     """Leave out the steps that do not learn, and give the others advantages of their own.
 
-    r: Rollout of B completions, adv (B,) their advantages, which (B,) their indices among the N * G completions of `found`, a Scored ->
+    r: Rollout of B completions, adv (B,) their advantages, which (B,) their indices among the N * G completions of `found`, a
+    Scored ->
     the Rollout whose `counts` has the tokens of the chosen steps, advantages (B,) or, with a step_baseline, (B, T)."""
     steps = look_at_steps(params, r, cfg)
     chosen = choose_steps(steps.entropy, cfg.entropy_steps)

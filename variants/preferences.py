@@ -6,7 +6,8 @@ Learn from pairs of a better and a worse answer to a prompt, with neither rollou
 E is log p of an answer given its prompt, E_ref the same under the reference, the model that training started from. In a
 causal model E is exact. In a denoiser it is an estimate of the bound (ELBO) from a few masked copies, and its noise
 also biases a loss that is not linear in it. So policy and reference see the same masks, which matters most; as in VRPO
-(LLaDA-1.5, 2505.19223) so do both answers of a pair, which made no difference here (docs/preferences.md). A denoiser's answer is all max_new_tokens columns, ends of text included.
+(LLaDA-1.5, 2505.19223) so do both answers of a pair, which made no difference here (docs/preferences.md). A denoiser's
+answer is all max_new_tokens columns, ends of text included.
 """
 
 import functools
@@ -88,7 +89,7 @@ def encode_pairs(cfg: Any, tok: Any, split: str) -> list[texts.EncodedRows]:
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def draw_views(key: jax.Array, better: data.Batch, worse: data.Batch, cfg: Any) -> PairBatch:
-    """Draw the masks of a batch of pairs, with the same random numbers for both answers, which are B rows of T tokens."""
+    """Draw the masks of B pairs, with the same random numbers for both answers (B rows of T tokens each)."""
     tokens, valid, views = [], [], []
     for side in (better, worse):
         masked, weight, share = diffusion.views(key, cfg.logp_est, side.maskable, n=cfg.logp_views)
@@ -149,7 +150,7 @@ def margins(E: Any, reference: Any, cfg: Any) -> Any:
 
 
 def pair_metrics(E, reference, cfg):
-    """Measure held-out pairs from E, reference (N, 2). With eval_only the reference is None, and there are no margins."""
+    """Measure held-out pairs from E, reference (N, 2). With eval_only reference is None, and there are no margins."""
     metrics = {"val/pair_acc": np.mean(E[:, 0] > E[:, 1])}
     metrics |= {f"val/logp_{side}": values.mean() for side, values in zip(SIDES, E.T, strict=True)}
     if reference is not None:
