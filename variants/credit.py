@@ -113,9 +113,9 @@ def total_rewards(found, cfg) -> np.ndarray:
 def by_step(params, r, adv, which, found, fns, cfg, tok):
     """Leave out the steps that do not learn, and give the others advantages of their own.
 
-    r: Rollout of B completions, adv (B,) their advantages, which (B,) their indices among the N * G completions of `found`, a
-    Scored ->
-    the Rollout whose `counts` has the tokens of the chosen steps, advantages (B,) or, with a step_baseline, (B, T)."""
+    r: Rollout of B completions, adv (B,) their advantages, which (B,) their indices among the N * G completions of the
+    Scored `found` -> the Rollout whose `counts` has the tokens of the chosen steps; advantages (B,), or with a
+    step_baseline (B, T)."""
     steps = look_at_steps(params, r, cfg)
     chosen = choose_steps(steps.entropy, cfg.entropy_steps)
     r = r._replace(counts=r.counts & at_tokens(chosen, r, False))

@@ -14,7 +14,7 @@ def passes(step, cfg, plan):
     """Count the denoising passes of each row (B,), from the step (B, T) that committed each token; -1: given.
 
     Not every pass of the batch counts for every row: a row may be waiting for others, or a pass may only store it in a
-    cache. So with a cache (also a causal model's, or that of drafts) only steps count that committed a token of the row,
+    cache. So with a cache (also a causal model's, or that of drafts) only steps that committed one of its tokens count,
     which leaves out those in which the rule dream commits none. Without a cache a row is at work until its last token.
     """
     if plan.cache == "none" and plan.rule != "drafts" and not cfg.causal:
