@@ -5,8 +5,8 @@ learns from the policy's own completions, so that drafts stay good.
 
     python train.py config/countdown_joint_grpo.py
 
-100 iterations, 4:31 minutes on 2 cores of an Intel Xeon after 81 seconds for the base, one seed, 256 held-out rows:
-greedy rises from 40.6% to 51.2%, sampled (at 1.3) from 10.3% to 28.2%, pass@4 from 32.4% to 64.1%.
+100 iterations, 4:31 minutes on 2 cores of an Intel Xeon after 81 seconds for the base, 256 held-out rows, the
+mean of five seeds: greedy rises from 40.6% to 56.3%, sampled (at 1.3) from 9.3% to 30.8%, pass@4 from 30.7% to 66.0%.
 """
 from dataclasses import replace
 
