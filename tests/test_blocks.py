@@ -380,7 +380,7 @@ def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches
 
 
 def test_a_model_is_causal_over_tokens_or_over_blocks():
-    with pytest.raises(ValueError, match="causal=True and block_causal=2: one of them"):
+    with pytest.raises(ValueError, match="causal=True and block_causal=2: set only one of them"):
         of(causal=True, shift=True)
 
 
