@@ -242,7 +242,7 @@ class Config:
                                       "micro-batch scores; 1: all (the KL always has all)", FRACTION)
     nll_coef: float = key(0.0, "weight of the negative log-likelihood of right completions (LightningRL: 0.1): those "
                           "whose first reward reaches pass_at; without pass_at, those with an advantage above 0; "
-                          "dpo: of the better answers, per token", NON_NEGATIVE)
+                          "dpo: of the better answers, divided by max_new_tokens", NON_NEGATIVE)
     draft_coef: float = key(0.0, "rule=drafts: weight of the denoising loss on the policy's own completions, so that "
                             "drafts keep up with it", NON_NEGATIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)

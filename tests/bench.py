@@ -1122,8 +1122,8 @@ def main():
                         "drafts: one that starts from that of --recipe, instead of that")
     parser.add_argument("--recipe", default="countdown_joint_base", help="for drafts: a model of both kinds in config/")
     parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
-    parser.add_argument("--tasks", help="for compare and ladder: some of sudoku,countdown,arith; for frontier: "
-                        f"{', '.join(TRIED)}; for gpu: some of its parts")
+    parser.add_argument("--tasks", help="for compare: some of sudoku,countdown,arith; for ladder: of the first two; "
+                        f"for frontier: {', '.join(TRIED)}; for gpu: some of its parts")
     parser.add_argument("--runs", help="for frontier: folders of runs, separated by commas, to compare with the base")
     parser.add_argument("--picture", help="for compare, frontier, growth, truth: where to draw it, as in assets/x.png")
     parser.add_argument("--seeds", type=int, help="for compare (10) and ladder (3): runs of each")

@@ -4,10 +4,10 @@ Which method learns most from the same number of forward passes?  python tests/b
 Both commands start runs of train.py, one on each core, and skip those that are finished already. So they can be stopped
 at any time and go on where they were, and --show prints what there is without starting anything.
 
-`compare` has eight estimators (`exact` needs an autoregressive model) on three tasks, from bases of three strengths,
-with many seeds, and summarizes them as rliable does (2108.13264): the interquartile mean, and its 95% interval over
-seeds drawn again and again within each task and base. `ladder` begins with a paper's settings and takes over ours one
-after the other.
+`compare` has eight estimators (`exact` needs an autoregressive model) and credit per step on three tasks, from bases of
+three strengths, with many seeds, and summarizes them as rliable does (2108.13264): the interquartile mean, and its 95%
+interval over seeds drawn again and again within each task and base. `ladder` begins with a paper's settings and takes
+over ours one after the other.
 """
 
 import os
@@ -319,12 +319,7 @@ RUNGS = {
     "our optimizer": "learning_rate lr_schedule lr_end warmup_iters beta1 beta2 weight_decay grad_clip ema_decay",
 }
 TRIED_RATES = 3e-5, 1e-4, 3e-4  # with the settings as published; the best one stays until the last rung
-LADDER_TASKS = {"sudoku": "--d_model=64 --n_layer=3 --learning_rate=3e-4", "countdown": ""}
-
-
-def passes_per_completion(cfg):
-    """Count the passes that one scoring of a completion takes."""
-    return {"one_step": 1, "coupled": 3, "elbo": cfg.logp_views, "coupled_elbo": 2 * cfg.logp_views}[cfg.logp_est]
+LADDER_TASKS = {"sudoku": "--learning_rate=3e-4", "countdown": ""}  # what is ours there, for a model of that size
 
 
 def ladder_job(task, paper, rung, rate, seed, options):
@@ -338,10 +333,11 @@ def ladder_job(task, paper, rung, rate, seed, options):
     taken = [key for name in rungs[: rungs.index(rung) + 1] for key in RUNGS[name].split()]
     values = {key: getattr(ours if key in taken else theirs, key) for key in keys}
     used = config.override(ours, {key: str(value) for key, value in values.items()})
-    scored = passes_per_completion(used) * config.n_update(used) * used.updates_per_rollout
-    of_reference = scored if used.kl_beta else 0
-    rollouts = used.batch_size * used.group_size * used.diffusion_steps
-    n = 1 if options.toy else max(1, round(BUDGET / (rollouts + 4 * scored + of_reference)))
+    kept, updates, views = config.n_update(used), used.updates_per_rollout, config.n_views(used)
+    by_reference = updates * views if used.kl_beta else 0
+    n = 1 if options.toy else iterations(
+        BUDGET, used.batch_size, used.group_size, kept, updates, used.diffusion_steps, views, by_reference
+    )  # fmt: skip
     command = merged(
         f"config/{task}_grpo.py", shape, " ".join(f"--{key}={value}" for key, value in values.items()),
         f"--init_from={base_job(task, 30, options).out} --max_iters={n} --eval_interval={n} --eval_size=256",
