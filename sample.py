@@ -86,10 +86,10 @@ class Window(NamedTuple):
     start: jax.Array  # (B,) the first of the L columns; less than `block` if the last block is shorter
     steps: jax.Array  # (B,) how many steps the block may take
     i: jax.Array  # (B,) the number of this step in the block
-    refresh: jax.Array | None  # () True if the cache is to be computed anew (Fast-dLLM)
-    may: jax.Array  # (B or 1, T or 1) True where a token may be committed now
-    stored: jax.Array | None  # (B,) State.stored during this step
-    stored_next: jax.Array | None  # (B,) State.stored after this step
+    refresh: jax.Array | None = None  # () True if the cache is to be computed anew (Fast-dLLM)
+    may: jax.Array | None = None  # (B, T) True where a token may be committed now; None: in the whole block
+    stored: jax.Array | None = None  # (B,) in a block model: State.stored during this step
+    stored_next: jax.Array | None = None  # (B,) in a block model: State.stored after this step
 
 
 class Block(NamedTuple):
@@ -323,7 +323,7 @@ def current_block(s, cfg, plan, L):
 
     steps = jnp.maximum(steps_before(block + L) - steps_before(block), 1)
     i = jnp.where(block == s.block, s.i, 0)
-    return Window(block, jnp.minimum(block, T - L), steps, i, refresh, jnp.ones((1, 1), bool), None, None)
+    return Window(block, jnp.minimum(block, T - L), steps, i, refresh)
 
 
 def causal_column(s, cfg):
@@ -332,7 +332,7 @@ def causal_column(s, cfg):
     B, T = s.z.shape
     column = jnp.full(B, jnp.argmax(masked_at_start(s, cfg).any(0)) + s.n)
     zero = jnp.zeros(B, jnp.int32)
-    return Window(column, jnp.minimum(column, T - 1), zero + 1, zero, None, jnp.ones((1, 1), bool), None, None)
+    return Window(column, jnp.minimum(column, T - 1), zero + 1, zero)
 
 
 def next_block(s, cfg, plan, valid, L):
@@ -354,9 +354,9 @@ def next_block(s, cfg, plan, valid, L):
     may = jnp.where(alone[:, None], only_first, True) & ~behind[:, None]
     extra = alone | behind
     i = jnp.where(block == s.block, s.i, 0) - extra
-    start = jnp.minimum(block, T - L)
     steps = jnp.full(B, plan.steps)
-    return Window(block, start, steps, i, None, may, stored, jnp.where(extra, stored + size, stored))
+    stored_next = jnp.where(extra, stored + size, stored)
+    return Window(block, jnp.minimum(block, T - L), steps, i, may=may, stored=stored, stored_next=stored_next)
 
 
 def block_hidden(params, s, window, valid, cfg, plan, L):
@@ -443,12 +443,14 @@ def flat_positions(h, s, window, cfg):
     L = h.shape[1]
     column = window.start[:, None] + jnp.arange(L)
     z = jnp.take_along_axis(s.z, column, 1)
-    may = jnp.take_along_axis(jnp.broadcast_to(window.may, s.z.shape), column, 1)
+    masked = z == cfg.mask_id
+    if window.may is not None:
+        masked &= jnp.take_along_axis(window.may, column, 1)
     # A key for each row, column from the right end, and step: neither other rows nor padding change what a row gets.
     number = ((T - column) * 2**15 + window.i[:, None]) * 2
     row = jnp.broadcast_to(jnp.arange(B)[:, None], (B, L))
-    masked = (z == cfg.mask_id) & may
-    return jax.tree.map(lambda a: a.reshape(B * L, *a.shape[2:]), Positions(h, row, column, number, z, masked))
+    by_row = Positions(h, row, column, number, z, masked)
+    return jax.tree.map(lambda a: a.reshape(B * L, *a.shape[2:]), by_row)
 
 
 def positions_at_once(cfg):
@@ -622,7 +624,8 @@ def begin(params, key, z, cfg, plan, valid, group=1):
         cache = model.new_cache(cfg, *z.shape)
     step = jnp.full(z.shape, -1, jnp.int32)
     logp = jnp.zeros(z.shape, jnp.float32)
-    return keys, State(z, step, logp, jnp.int32(0), zero - 1, zero, cache, zero if cfg.block_causal else None)
+    stored = zero if cfg.block_causal else None
+    return keys, State(z, step, logp, n=jnp.int32(0), block=zero - 1, i=zero, cache=cache, stored=stored)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
