@@ -187,8 +187,8 @@ def prepare(path: Any) -> Any:
     """Run prepare.py if `path` is data/NAME or data/NAME/PART and is not made yet -> the path where it is."""
     path = writable_place(path)
     full = Path(path).resolve()
-    home = next((folder for folder in (full, full.parent) if (folder / "prepare.py").exists()), full)
-    if ROOT.resolve() not in (home / "prepare.py").resolve().parents or is_made(full):
+    home = next((folder for folder in (full, full.parent) if (folder / "prepare.py").exists()), None)
+    if home is None or full.is_file() or is_made(full) or ROOT.resolve() not in (home / "prepare.py").resolve().parents:
         return path
     name = full.relative_to(home.parent)
     print(f"data/{name} is used for the first time: running {home / 'prepare.py'}", file=sys.stderr, flush=True)

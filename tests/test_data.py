@@ -99,6 +99,14 @@ def test_a_data_set_is_made_on_first_use_and_only_then(toy, capfd):
     assert capfd.readouterr().err.count("data/toy is used for the first time") == 1
 
 
+def test_a_file_beside_prepare_is_read_and_makes_nothing(toy):
+    """Such as --data=data/countdown/val.jsonl, or a file in a part of a data set."""
+    (toy / "part").mkdir()
+    for name in ("toy/val.jsonl", "toy/part/val.jsonl"):
+        path = file(toy.parent, name, jsonl(ROWS))
+        assert str(data.find(path)) == path and not (toy / "runs").exists()
+
+
 def test_where_the_clone_is_read_only_a_data_set_is_made_in_the_cache(toy, tmp_path_factory, monkeypatch):
     apart = tmp_path_factory.mktemp("apart")
     with monkeypatch.context() as m:
