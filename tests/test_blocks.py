@@ -13,6 +13,7 @@ import checkpoint
 import config
 import data
 import diffusion
+import grpo
 import model
 import rl
 import runs
@@ -178,6 +179,22 @@ def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
     views = diffusion.views(KEY, method, jnp.ones(x.shape, bool), n=2, block=blocks.number(None, 6, CFG))
     logp = (views.share * diffusion.token_logp(FAR, x, views, CFG)).sum(1)
     close(logp.mean(), exact_bound(FAR, X[0], CFG), 0.15)
+
+
+def test_the_ratio_of_a_sequence_is_that_of_all_blocks_at_all_levels_of_noise():
+    """EBPO, Eq. 5 of LLaDA2.1: one log-ratio for a completion, added up over its blocks and its masked copies. Ours is
+    the mean over its tokens. Here every block has a pass of its own; the estimator needs one for each copy."""
+    hole = jnp.broadcast_to(jnp.arange(6) >= 2, X.shape)
+    views = diffusion.views(KEY, "elbo", hole, n=2, block=blocks.number(None, 6, CFG))
+    old = jax.tree.map(lambda w: 0.9 * w, FAR)
+    new_logp, old_logp = (diffusion.token_logp(params, X, views, CFG) for params in (FAR, old))
+    ratio = grpo.ratios(new_logp, old_logp, hole, "sequence", views.share)
+    log_ratio = 0
+    for masked, weight in zip(views.masked, views.weight, strict=True):
+        gain = alone(FAR, X, masked, CFG, hole | True) - alone(old, X, masked, CFG, hole | True)
+        log_ratio += np.where(masked, weight * views.share * gain, 0).sum(1)
+    close(ratio[:, 0], np.exp(log_ratio / 4), 1e-5)
+    assert np.abs(log_ratio).min() > 0.01
 
 
 def test_trace_takes_the_same_step_of_every_block_as_one_view():

@@ -21,11 +21,15 @@ to add sooner. The rows are made in 7 seconds.
 
     python data/countdown/prepare.py
     python data/countdown/prepare.py pairs           --dataset=data/countdown/pairs: a right answer and a wrong one
+    python data/countdown/prepare.py few             --dataset=data/countdown/few: 600 puzzles with answers
+    python data/countdown/prepare.py asked           --dataset=data/countdown/asked: the others, without answers
     python data/countdown/prepare.py hundred         --dataset=data/countdown/hundred: 400,000 rows, in 80 seconds
     python data/countdown/prepare.py --numbers=3 --highest=100 --rows=100000 --out=FOLDER      for --dataset=FOLDER
 
 `pairs` has the rows of difficulty 1, split alike, with `chosen` (the completion) and `rejected`: the same with one
-number changed wherever it stands (`3+7=11,11+5=15`), the kind of mistake that a young model makes.
+number changed wherever it stands (`3+7=11,11+5=15`), the kind of mistake that a young model makes. `few` has the train
+rows of 600 of the 5,358 puzzles of difficulty 1 (in every order of their numbers: about 3,200 rows), and `asked` those of
+the other puzzles without `completion`, for rewards alone. Both have the val rows of difficulty 1.
 
 The last two commands make puzzles like those in papers: the numbers are drawn from 1 to --highest, the target from
 10 to --target=100, among those that + - * and exact / can reach, however large the results in between
@@ -45,7 +49,8 @@ TIERS = (3, 20, 0), (3, 9, 2), (3, 20, 2), (3, 99, 2), (4, 9, 3), (4, 20, 3), (4
 COMPLETE = 2  # this many tiers are complete; the others have PAIRS pairs (set of numbers, target), PER_SET per set
 PAIRS, PER_SET = 6000, 4
 VAL = 0.05
-LARGE, PAIRS_OF_ANSWERS = "hundred", "pairs"  # folders beside this file
+ANSWERED = 600  # puzzles of `few`
+LARGE, PAIRS_OF_ANSWERS, FEW, ASKED = "hundred", "pairs", "few", "asked"  # folders beside this file
 TARGET, RESULT = 99, 999  # the largest: so rows are short
 NUMBER = r"(-?(?:0|[1-9][0-9]{0,8}))"  # 9 digits at most: their product costs nothing
 STEP = re.compile(rf"{NUMBER}([+\-*/]){NUMBER}={NUMBER}")
@@ -128,6 +133,20 @@ def pairs_of_answers(splits, seed=0):
                     for right in rows if right["difficulty"] == 1] for split, rows in splits.items()}  # fmt: skip
 
 
+def puzzle(of_row):
+    """Name a row's puzzle, the same for every order of its numbers."""
+    return tuple(sorted(of_row["numbers"])), of_row["target"]
+
+
+def split_by_answers(splits, seed=0):
+    """Divide the train rows of difficulty 1 -> {"few": splits with answers, "asked": splits without}."""
+    train, val = ([r for r in splits[name] if r["difficulty"] == 1] for name in ("train", "val"))
+    answered = set(random.Random(seed).sample(sorted(set(map(puzzle, train))), ANSWERED))
+    asked = [{key: r[key] for key in r if key != "completion"} for r in train if puzzle(r) not in answered]
+    few = [r for r in train if puzzle(r) in answered]
+    return {FEW: {"train": few, "val": val}, ASKED: {"train": asked, "val": val}}
+
+
 def build(seed=0):
     """Make {"train": rows, "val": rows}."""
     rng, splits, known = random.Random(seed), {"train": [], "val": []}, set()
@@ -169,14 +188,17 @@ def main():
     for name, default in (("numbers", 3), ("highest", 100), ("target", 100), ("rows", 100_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("part", nargs="?", choices=[LARGE, PAIRS_OF_ANSWERS],
-                        help=f"{LARGE}: 400,000 rows of the defaults; {PAIRS_OF_ANSWERS}: right and wrong answers")
+    parser.add_argument("part", nargs="?", choices=[LARGE, PAIRS_OF_ANSWERS, FEW, ASKED],
+                        help=f"{LARGE}: 400,000 rows of the defaults; {PAIRS_OF_ANSWERS}: right and wrong answers; "
+                             f"{FEW}: few puzzles, with answers; {ASKED}: the others, without")
     asked, here = parser.parse_args(), Path(__file__).parent
     if asked.part == LARGE:
         asked.rows, asked.out = 400_000, here / LARGE
     made = drawn(asked.numbers, asked.highest, asked.target, asked.rows) if asked.out else build()
     if asked.part == PAIRS_OF_ANSWERS:
         made, asked.out = pairs_of_answers(made), here / PAIRS_OF_ANSWERS
+    if asked.part in (FEW, ASKED):
+        made, asked.out = split_by_answers(made)[asked.part], here / asked.part
     ranks = {bytes([b]): b for b in range(256)} | {str(n).encode(): 246 + n for n in range(10, 100)}
     data.save(asked.out or here, made, ranks)
 

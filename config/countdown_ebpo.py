@@ -1,0 +1,20 @@
+"""
+Train a block diffusion model on countdown as LLaDA2.1 was (EBPO): one ratio for each completion, from the ELBO of all of
+its blocks, which one forward pass computes for each masked copy.
+
+    python train.py config/countdown_ebpo.py
+
+TODO
+"""
+from dataclasses import replace
+
+from config.countdown_block_grpo import config as base
+
+config = replace(
+    base,
+    out_dir="out/countdown_ebpo",
+    logp_est="elbo",
+    logp_views=2,  # as many masked copies as one pair of coupled_elbo
+    ratio_level="sequence",  # the mean over the tokens of a completion, where LLaDA2.1 has the sum
+    updates_per_rollout=2,  # the first has a ratio of 1
+)
