@@ -84,7 +84,9 @@ def best(path: str) -> Found:
 
 
 def retry_if_deleted(choose: Callable[[], Any], read: Callable[..., Any]) -> Any:
-    """Return read(folder, ...) for choose() -> folder, ...; choose again if a run deleted the folder meanwhile."""
+    """Return read(*choose()), where choose() returns a folder and perhaps more arguments.
+
+    If a run deleted the folder in between, choose and read again; other errors are raised."""
     while True:
         folder, *rest = choose()
         try:
@@ -105,7 +107,7 @@ def load(path: str, dtype: str = "float32", open_as: str | None = None) -> tuple
 def family_to_open(folder: str, open_as: str | None) -> str | None:
     """Return the family to open a folder as: the one that is asked for, unless a run wrote the folder.
 
-    A run writes its model under the right family. With LoRA it knows as what its base was opened.
+    A run writes its model under the right family. With LoRA it records the family of its base.
     """
     run = read_run(folder)
     if not run:
@@ -171,7 +173,7 @@ def checkpoint_files(cfg, state, best, finished):
 
 
 def fulfil(future, work):
-    """Do the work of a thread, and keep its result or error for whoever asks for it."""
+    """Call work() in a thread, and store its result or its error in `future`."""
     try:
         future.set_result(work())
     except BaseException as e:
@@ -321,5 +323,5 @@ def assemble(pieces: list[Piece], shape: tuple[int, ...], index: Any) -> np.ndar
 
 
 def relative(inner, outer):
-    """Express slices in the coordinates of the slices around them."""
+    """Count the slices `inner` from the starts of the slices `outer` that contain them."""
     return tuple(slice(s.start - o.start, s.stop - o.start) for s, o in zip(inner, outer, strict=True))

@@ -283,17 +283,17 @@ def rollout_weights(logp: Array, rollout_logp: Array, mask: Array, level: str, c
 
 
 def k2(logr, ratio, batch):
-    """Per token, with the gradient of the reverse KL."""
+    """Squared log-ratio / 2, per token; its gradient is that of the reverse KL, KL(policy || reference)."""
     return logr**2 / 2
 
 
 def k3(logr, ratio, batch):
-    """Per token, with the gradient of the forward KL."""
+    """exp(logr) - 1 - logr, per token; its gradient is that of the forward KL, KL(reference || policy)."""
     return jnp.expm1(logr) - logr
 
 
 def k3_ratio(logr, ratio, batch):
-    """Per token, with the gradient of the reverse KL also on samples of an old policy."""
+    """k3 times the ratio to the old policy, per token; its gradient is that of the reverse KL, also on old samples."""
     return ratio * k3(logr, ratio, batch)
 
 

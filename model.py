@@ -37,14 +37,14 @@ class ModelConfig(moe.Experts):
     d_head: int | None = None  # K, the width of a head; None: d_model / n_head
     d_ff: int | None = None  # F, the width inside the mlp; None: 8/3 of d_model, rounded up to a multiple of 32
     causal: bool = False  # True: an autoregressive model, each position sees only what is left of it
-    block_causal: int | None = None  # tokens see their block of so many, and all earlier ones (SDAR); None: all
+    block_causal: int | None = None  # length of a block: tokens see their own and all earlier ones (SDAR); None: all
     causal_text: bool = False  # of block_causal, a finished block is read from left to right (Nemotron-Labs-Diffusion)
     shift: bool = False  # True: position i-1 predicts token i (Dream, and every autoregressive model)
     qkv_bias: bool = False  # queries, keys and values have biases (Dream, Qwen2)
     qk_norm: bool = False  # queries and keys are normalised (Qwen3)
     gemma: bool = False  # norms also after attention and mlp, gains of 1 + w, GELU, embeddings times sqrt(D) (Gemma 2)
     window: int | None = None  # blocks 0, 2, 4, ... see only tokens less than this far away (Gemma 2)
-    query_scale: int | None = None  # queries are divided by its root; None: by that of the width of a head
+    query_scale: int | None = None  # queries are divided by its square root; None: the width of a head
     attn_cap: float | None = None  # attention scores s become cap * tanh(s / cap) (Gemma 2)
     logit_cap: float | None = None  # and so do logits (Gemma 2)
     tie_embeddings: bool = False  # one matrix reads tokens in and logits out
@@ -237,7 +237,9 @@ def column_rules(cfg, i, j):
 
 
 def is_open(z, number, own, cfg):
-    """True (B, S, 1) where a block still has masks: z, number (B, T) tokens and their blocks, own (B, S, 1) blocks."""
+    """True if the block of a query column still has masks -> (B, S, 1).
+
+    z, number (B, T): the tokens of a text, and the number of each one's block. own (B, S, 1): that of each query."""
     return ((number[:, None] == own) & (z == cfg.mask_id)[:, None]).any(-1, keepdims=True)
 
 
@@ -295,6 +297,7 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, 
     """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values.
 
     positions (B or 1, S). mask: a Mask over the S columns themselves, or with a cache (`new_cache`) over its T columns.
+    write: the columns of the cache in which to store the new keys and values.
     part (first, how many): only the states of these columns are returned (and, in a model of up to UNROLLED blocks,
     computed in the last block).
     text: how many columns of a packed row (variants/blocks.py) are its text; noisy copies follow, and the mask is that

@@ -517,7 +517,9 @@ def batches(rows, size=256):
 
 
 def completed(rows, name):
-    """Make a row of every completion: a row of samples.jsonl has several, and the columns they are scored with."""
+    """Make one row per completion: a row of samples.jsonl has several completions, and the columns that rewards take.
+
+    name: of the data set, for the error about rows without a completion."""
     out = []
     for i, row in enumerate(rows):
         samples = {how: row[how] for how in ("greedy", "sampled") if how in row}

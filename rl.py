@@ -534,7 +534,7 @@ def pretrain(cfg, tok, start) -> Task:
 
 
 def as_task(fields):
-    """Make fields(cfg, tok, start), which returns the fields of a Task, return the Task."""
+    """Wrap fields(cfg, tok, start), which returns the fields of a Task as a tuple, so that it returns the Task."""
     def make(cfg, tok, start) -> Task:
         return Task(*fields(cfg, tok, start))
     return make

@@ -166,7 +166,7 @@ class Log:
     """The files checkpoint.LOGS and run.json in out_dir, and wandb if cfg asks for it."""
 
     def __init__(self, cfg: Config, step: int) -> None:
-        """Cut the logs back to a step, after which the run goes on; -1: begin them."""
+        """Cut the logs back to `step`, after which the run goes on; -1: start new logs."""
         os.makedirs(cfg.out_dir, exist_ok=True)
         disk.delete_folder(os.path.join(cfg.out_dir, checkpoint.WRITING))  # left by a run that was killed
         self.cfg, seconds = cfg, 0.0
@@ -233,7 +233,7 @@ def read_lines(path: str) -> list[dict]:
 
 
 class Curves(NamedTuple):
-    """What belongs into one picture."""
+    """One picture, and the metrics whose curves it shows."""
 
     title: str
     unit: str
@@ -351,10 +351,9 @@ def name_lines(ax: Any, lines: list[pages.Line]) -> None:
 
 
 def ending(cfg: Config, best: dict | None) -> str:
-    """Write the final page, and print the first and the last pass rates of a run of grpo; return which checkpoint is
-    best, with its error.
+    """Write the final page and, for grpo, print the first and the last pass rates -> words about the best checkpoint.
 
-    The number of evaluations is part of it, because the highest of many noisy numbers is too high.
+    They give its score, the standard error, and the number of evaluations: the best of many noisy scores is too high.
     """
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
     report(cfg, done=True)

@@ -166,32 +166,32 @@ def dream(b, plan):
 
 
 def static(b, plan):
-    """SDAR: an equal share of the block's length, of which fewer tokens are masked where a prompt ends."""
+    """SDAR: in each step an equal share of the block's length, even if a prompt fills the beginning of the block."""
     L = b.masked.shape[1]
     share = L // b.steps + (b.i < L % b.steps)
     return ~b.masked | (b.rank < jnp.maximum(share, 1))
 
 
 def dynamic(b, plan):
-    """SDAR's other rule: its share, and every token that is probable enough."""
+    """SDAR's other rule: the tokens of `static`, and every other that is more probable than plan.threshold."""
     return static(b, plan) | (b.confidence > plan.threshold)
 
 
 def threshold(b, plan):
-    """Fast-dLLM: every token that is probable enough, and the best one."""
+    """Fast-dLLM: every token at least as probable as plan.threshold, and always the best one."""
     return ~b.masked | (b.confidence >= plan.threshold) | (b.rank == 0)
 
 
 def renoise(b, plan):
-    """DiffusionGemma's idea with the numbers of `quota`: as many tokens stand as there, but those that stand compete
-    with the others. One that has become less probable than a token elsewhere is taken back."""
+    """DiffusionGemma's idea: after each step as many tokens stand as with `quota`, the most probable ones. A token that
+    stands and has become less probable than a new one elsewhere is taken back."""
     n = quota(b, plan).sum(1, keepdims=True)
     return rank_of(without_noise(jnp.where(b.masked, b.confidence, b.standing))) < n
 
 
 def factor(b, plan):
-    """Fast-dLLM's other rule: as many tokens n as keep (n + 1) (1 - p) <= factor, p being the probability of the last
-    one; at least one. (Its released loop fills the last mask even where that fails.)"""
+    """Fast-dLLM's other rule: the n most probable tokens, for the largest n with (n + 1) (1 - p) <= plan.factor, where
+    p is the probability of the n-th; at least one. (Its released loop fills the last mask even where that fails.)"""
     too_unsure = (b.rank + 2) * (1 - b.confidence) > plan.factor
     fails = b.masked & (b.rank > 0) & too_unsure
     first = jnp.min(jnp.where(fails, b.rank, b.masked.shape[1]), 1, keepdims=True)
@@ -199,7 +199,7 @@ def factor(b, plan):
 
 
 def entropy(b, plan):
-    """EB-Sampler: as many as keep the sum of entropies, less the largest, within the budget; at least one."""
+    """EB-Sampler: as many as keep the sum of their entropies, less the largest, within plan.budget; at least one."""
     not_later = b.rank[:, None] <= b.rank[..., None]  # (B, L, L)
     upto = jnp.where(not_later, b.entropy[:, None], 0)
     within = upto.sum(-1) - upto.max(-1) <= plan.budget
@@ -225,7 +225,7 @@ CACHES = "none", "prefix", "dual"
 
 
 def forbid(logits, ids):
-    """Put ids out of reach."""
+    """Set the logits of `ids` so low that they are never drawn: logits (..., V)."""
     return logits.at[..., jnp.array(ids)].set(model.NEVER) if ids else logits
 
 

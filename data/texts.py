@@ -1,7 +1,7 @@
 """
 Turn the rows of a data set into arrays of one length, choose the rows of a step, and read completions back.
 
-The positions that are to be filled are True in `hole`: the completion, or some of its tokens in a fill-in task.
+`maskable` is True at the positions that are to be filled: the completion or, in a fill-in task, some of its tokens.
 """
 
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def curriculum_index(cfg: Any, rows: list[dict[str, Any]]) -> Callable[[int], np
 
 
 def end_at_eos(encoded: EncodedRows, tok: Tokenizer) -> EncodedRows:
-    """Stop filling completions after their first end of text, where a causal model stops."""
+    """Make only the tokens up to the first end of text maskable, as a causal model stops there."""
     ends = encoded.maskable & (encoded.tokens == tok.eos_id)
     return encoded._replace(maskable=encoded.maskable & (ends.cumsum(1) - ends == 0))
 

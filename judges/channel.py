@@ -52,7 +52,7 @@ class Channel:
         return data
 
     def wait(self, operation, argument):
-        """Do what may block, no longer than until the deadline."""
+        """Return operation(argument), which may block until the deadline; Dead if it fails or takes longer."""
         if self.deadline:
             left = self.deadline - time.monotonic()
             if left <= 0:

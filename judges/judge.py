@@ -71,7 +71,7 @@ class Job:
         self.deadline = time.monotonic() + WALL * seconds
 
     def left(self):
-        """Return the CPU seconds that the completion may still take."""
+        """Return the CPU seconds that the completion may still take; raise Dead if there are none."""
         left = self.limits.timeout - self.seconds
         if left <= 0:
             raise Dead("out of time")

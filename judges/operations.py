@@ -101,7 +101,7 @@ HOLD_DATA = set(
 
 
 def test_made(x: Any) -> bool:
-    """True if x is of a class that a test defines (TreeNode), a mock, or of the library's that only hold data."""
+    """True if the class of x is defined by a test (TreeNode), a mock, or one of the library that only holds data."""
     kind = type(x)
     return kind.__module__ in ("test", "unittest.mock") or f"{kind.__module__}.{kind.__name__}" in HOLD_DATA
 
@@ -121,7 +121,7 @@ def test_field(x, name, *new):
 
 
 def if_made(op):
-    """Restrict an operator to what a test has made."""
+    """Wrap an operator so that it raises TypeError unless its first operand was made by a test."""
 
     def guarded(x, *args):
         if not test_made(x):

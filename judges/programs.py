@@ -190,7 +190,7 @@ def with_helpers(test, given, entry):
 
 
 def may_change(node):
-    """True for an assignment of more than a constant: its value is the completion's own."""
+    """True for an assignment of anything but a constant: a completion may give that name another value."""
     return isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant)
 
 
@@ -312,7 +312,8 @@ shared: dict[str, Sandbox] = {}
 
 
 def sandbox(**settings: Any) -> Sandbox:
-    """Return the Sandbox that all rewards share. Settings (workers, timeout, memory, unsafe) make it anew."""
+    """Return the Sandbox that all rewards share. With settings (workers, timeout,
+    memory, unsafe), close it and make another."""
     if settings and shared:
         shared.pop("sandbox").close()
     if not shared:
@@ -372,8 +373,8 @@ def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
 def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
     """`tests` of the fenced block by itself, where `format` is 1.0, else 0.0: the code reward of DiffuCoder.
 
-    (DiffuCoder's regex wants a line end after the closing fence, so that a completion which ends there earns nothing,
-    and there a loop without end takes the reward of all tests away: here, of its own and of those after it.)"""
+    (Two differences from DiffuCoder. Its regex wants a line end after the closing fence, so a completion that ends
+    there earns nothing. And an endless loop costs it all tests, but here only the test that loops and later ones.)"""
     languages = list(itertools.islice(map(language_of, language), len(completions)))
     meant = []
     for text, right, e, lang in zip(
@@ -456,7 +457,8 @@ def quality(prompts, completions, entry=NONE):
 
 
 def quality_of(code: str, whole: str) -> dict[str, bool]:
-    """Check code as written; whole: the program it is part of. "No bad name" counts only where code is."""
+    """Check the four points of `quality` in code as it was written; whole: the program that it is part of. Text without
+    code does not pass for having no bad name."""
     tree = parse(code)[1]
     lines = [
         line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")

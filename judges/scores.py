@@ -57,7 +57,9 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
 
 
 def as_splits(rows):
-    """Turn rows of a Python program, an iterable or one per split, into {"train": list, "val": list}."""
+    """Turn the rows that a Python program gives into {"train": list, "val": list}.
+
+    rows: an iterable, or {split: iterable}. Without val, the last 5% of train are val."""
     given = rows if isinstance(rows, dict) else {"train": rows}
     try:
         splits = {
@@ -342,7 +344,7 @@ def rate_metrics(name, scored, n, rewards_found, cfg):
 def pass_rates(
     cfg: Any, tok: Any, fns: dict, eval_only: dict, params: Any, key: Any, text: Any
 ) -> tuple[dict[str, float], list[dict]]:
-    """Complete the rows of a Text and score them -> metrics, samples.
+    """Complete the rows of `text` (EncodedRows) and score them -> metrics, samples.
 
     Once greedily, and eval_samples times at the run's temperature. val/greedy and val/sampled are means over prompts of
     the main reward, or with pass_at of whether it passes.
@@ -413,8 +415,8 @@ def stats(values, *names):
 
 
 def repetition(tokens, counts):
-    """Return the share of three tokens in a row that their completion already has: tokens, counts (B, T), counts True
-    on the tokens of the completion."""
+    """Return the share of 3-grams of tokens that occurred earlier in the same completion: tokens (B, T), counts (B, T)
+    True on the tokens of the completion."""
     ids = tokens.astype(np.int64)
     three = (ids[:, :-2] << 40) + (ids[:, 1:-1] << 20) + ids[:, 2:]
     inside = counts[:, :-2] & counts[:, 1:-1] & counts[:, 2:]

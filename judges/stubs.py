@@ -119,7 +119,7 @@ class Waiting(Remote):
 
 
 async def awaited(stub: Any) -> Any:
-    """Stand here for a coroutine of the other end, where it runs."""
+    """Await an object of the other end: the other end runs it, and this coroutine returns its result."""
     return stub._peer.ask("await", stub)
 
 
@@ -165,13 +165,13 @@ add_operators()
 
 # ---- classes and exceptions ------------------------------------------------------------------------------------------
 def derive(name, bases, body):
-    """Make a test's class that extends a candidate's, at the candidate: its methods are calls back to the test."""
+    """Have the candidate make a test's class that extends one of its own; the methods call the test back."""
     base = next(base for base in bases if foreign(base))
     return base._peer.ask("derive", name, bases, body)
 
 
 def derived(name: str, bases: tuple, body: dict) -> type:
-    """Make the class that the other end wants by `derive`. Its stubs are wrapped: only functions become methods."""
+    """Make the class that `derive` asks for. Stubs in its body become functions, which Python binds as methods."""
 
     def as_function(stub):
         def function(self, *args, **named):
@@ -193,7 +193,7 @@ class ErrorKind(type):
 
 
 def make_error(self, *args, **named):
-    """Make an exception of the other end's class: there, and its copy here."""
+    """Initialize an exception of the other end's class: make it there, and copy its arguments and attributes."""
     made = self._home(*args, **named)
     self.args = made.args
     vars(self).update(vars(made))
@@ -272,7 +272,10 @@ def fresh(stub):
 
 
 def like_method(base, name, op, swapped=False):
-    """Make the method of a Like: that of its base on the contents, unless the object may be asked."""
+    """Make the method `name` of a Like, for the operator `op`: the method of `base`, applied to the contents. The
+    object is asked instead if it changes, or if the rules above trust it and its class overrides the operator.
+
+    swapped: the stub stands on the right, as in 1 + stub."""
 
     def has_length(x):
         return base.__len__(x) > 0

@@ -37,7 +37,7 @@ def spread(kind):
 
 
 def by_attributes(kind, *names):
-    """A type that is made from the values of these attributes."""
+    """Make the Kind of a type that is built from the values of these attributes."""
 
     def apart(value):
         return [getattr(value, name) for name in names]
@@ -50,7 +50,7 @@ def pairs_of(d):
 
 
 def dict_like(kind):
-    """A type that is made from key-value pairs, in their order."""
+    """Make the Kind of a type that is built from key-value pairs, in their order."""
 
     def together(pairs):
         return kind(dict(pairs))

@@ -176,7 +176,7 @@ def landlock(rules: dict) -> bool:
 
 
 def opened(path, closed):
-    """Return the paths to open in place of one, so that what is closed stays so: itself, or its parts one by one."""
+    """List what to open instead of a folder, so that the `closed` paths in it stay closed: itself, or its entries."""
     inside = [place for place in closed if place == path or place.startswith(path + "/")]
     if not inside:
         return [path]
@@ -212,9 +212,10 @@ def limit(**limits: int) -> None:
 
 
 def become_countable() -> dict:
-    """Become a user of its own for what the kernel counts per user, if this is root -> {"NPROC": its limit}.
+    """Get a count of processes that can be limited -> {"NPROC": the limit}.
 
-    Others share the count with all that they run: no thread is started when half of what this machine allows is."""
+    The kernel counts processes and threads per user. Root becomes a user of its own, and few are allowed. Another user
+    shares the count with everything that it runs, so the limit is half of what this machine allows."""
     if not LINUX:
         return {"NPROC": 0}  # of processes; not for root
     with contextlib.suppress(OSError):  # a user namespace may not have this user
@@ -258,7 +259,7 @@ def shut(wall: Any, parent: int) -> None:
 
 
 def kill(pid: int) -> None:
-    """Kill a process, and in its group what a compiler may have started."""
+    """Kill a process and, if it leads a group, what a compiler started in that group."""
     for how in (os.kill, os.killpg):
         with contextlib.suppress(OSError):
             how(pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ class Curve(NamedTuple):
     first: float
     last: float
     best: float  # the highest
-    noise: float  # of one such mean, its standard error
+    noise: float  # the standard error of one such mean
 
     def has_risen(self) -> bool:
         """True if the last mean is above the first by more than chance."""
@@ -29,16 +29,16 @@ class Curve(NamedTuple):
 
 
 class Collapse(NamedTuple):
-    """What was noticed."""
+    """A sign of collapse that held for PATIENCE iterations, and what to change."""
 
     sign: str  # its name in SIGNS
-    began: int  # the last iteration at which it did not hold, or the first that was looked at
-    what: str  # in words, with the numbers
+    began: int  # the last iteration without the sign, or the first iteration of the run
+    what: str  # what is wrong, in words and numbers
     change: dict[str, Any]  # {key: the value to try}
 
 
 def curve_of(values: list[float]) -> Curve | None:
-    """Smooth the values of a metric; None: too few yet."""
+    """Smooth the values of a metric, one per iteration; None if there are fewer than 2 * WINDOW."""
     known = np.array([value for value in values if value is not None and np.isfinite(value)], float)
     if len(known) < 2 * WINDOW:
         return None
@@ -52,14 +52,14 @@ def curve_of(values: list[float]) -> Curve | None:
 
 
 class Seen(NamedTuple):
-    """What a run has logged so far."""
+    """The metrics that a run has logged so far."""
 
-    curves: dict[str, Curve]  # by the names of metrics
-    evaluations: list[dict]  # rows that have val/sampled
+    curves: dict[str, Curve]  # {name of a metric: its curve}
+    evaluations: list[dict]  # the rows of metrics.jsonl that have val/sampled
 
 
 def reward_fell(seen: Seen) -> str:
-    """The reward is far below its best."""
+    """Say how far the reward has fallen below its best; "" unless it is far."""
     reward = seen.curves["reward"]
     if reward.best - reward.last < max(NOISE * reward.noise, 0.25 * abs(reward.best)):
         return ""
@@ -67,7 +67,7 @@ def reward_fell(seen: Seen) -> str:
 
 
 def no_signal(seen: Seen) -> str:
-    """Nearly all groups have equal rewards, and not because all is right."""
+    """Say that nearly all groups have equal rewards, and not because all are right; "" if they have not."""
     flat, passed = seen.curves["frac_reward_zero_std"], seen.curves.get("pass_rate")
     if flat.last < 0.97 or passed and passed.last > 0.9:
         return ""
@@ -75,7 +75,7 @@ def no_signal(seen: Seen) -> str:
 
 
 def sure_without_reason(seen: Seen) -> str:
-    """The entropy is nearly gone, and the reward has not risen."""
+    """Say that the entropy is nearly gone while the reward has not risen; "" if that is not so."""
     entropy = seen.curves["entropy"]
     if entropy.last > 0.1 * entropy.first or seen.curves["reward"].has_risen():
         return ""
@@ -83,7 +83,7 @@ def sure_without_reason(seen: Seen) -> str:
 
 
 def falls_apart(seen: Seen) -> str:
-    """The entropy grows, and the reward has not risen."""
+    """Say that the entropy has grown while the reward has not risen; "" if that is not so."""
     entropy = seen.curves["entropy"]
     if entropy.last < max(2 * entropy.first, 0.2) or seen.curves["reward"].has_risen():
         return ""
@@ -91,19 +91,19 @@ def falls_apart(seen: Seen) -> str:
 
 
 def far_from_old_policy(seen: Seen) -> str:
-    """Updates go on with completions that the policy would no longer write."""
+    """Say that updates use completions that the policy would no longer write; "" if it still would."""
     kl = seen.curves["approx_kl"].last
     return f"the policy is {kl:.3g} nats per token away from the one that wrote the completions" if kl > 0.5 else ""
 
 
 def far_from_reference(seen: Seen) -> str:
-    """The KL to the reference is out of bounds."""
+    """Say how far the policy is from the reference, by the KL; "" if it is near enough."""
     kl = seen.curves["kl"].last
     return f"the policy is {kl:.3g} nats per token away from the reference" if kl > 2 else ""
 
 
 def repeats(seen: Seen) -> str:
-    """Completions repeat themselves far more than at the start."""
+    """Say that completions repeat themselves far more than at the start; "" if they do not."""
     share = seen.curves["completions/repetition"]
     if share.last < max(0.5, share.first + 0.25):
         return ""
@@ -111,13 +111,13 @@ def repeats(seen: Seen) -> str:
 
 
 def never_ends(seen: Seen) -> str:
-    """Completions had ends, and have none any more."""
+    """Say that completions, which used to end, no longer do; "" if they still do."""
     cut = seen.curves["completions/clipped_ratio"]
     return f"{cut.last:.0%} of the completions have no end" if cut.last > 0.9 and cut.first < 0.5 else ""
 
 
 def says_nothing(seen: Seen) -> str:
-    """Completions have become a fraction of what they were."""
+    """Say that completions have shrunk to a quarter of their first length; "" if they have not."""
     length = seen.curves["completions/mean_length"]
     if length.last > 0.25 * length.first:
         return ""
@@ -125,7 +125,7 @@ def says_nothing(seen: Seen) -> str:
 
 
 def held_out_fell(seen: Seen) -> str:
-    """The score of held-out rows is significantly below its best, while the reward is not below its own."""
+    """Say that held-out rows score significantly below their best, while the reward does not; "" if that is not so."""
     reward, scores = seen.curves["reward"], [row["val/sampled"] for row in seen.evaluations]
     if len(scores) < 3 or reward.best - reward.last > NOISE * reward.noise:
         return ""
@@ -142,28 +142,28 @@ def held_out_fell(seen: Seen) -> str:
 
 
 def lower_rate(cfg: Any) -> dict:
-    """Take smaller steps."""
+    """Propose smaller steps -> {key: value}."""
     return {"learning_rate": cfg.learning_rate / 3}
 
 
 def more_variety(cfg: Any) -> dict:
-    """Draw completions that differ more."""
+    """Propose to draw completions that differ more -> {key: value}."""
     return {"temperature": round(cfg.temperature + 0.3, 2) if cfg.temperature else 1.0}
 
 
 def fewer_updates(cfg: Any) -> dict:
-    """Use each completion fewer times."""
+    """Propose to use each completion for fewer updates -> {key: value}."""
     return {"updates_per_rollout": cfg.updates_per_rollout // 2} if cfg.updates_per_rollout > 1 else lower_rate(cfg)
 
 
 def stay_closer(cfg: Any) -> dict:
-    """Keep the policy near the model that it was."""
+    """Propose to keep the policy closer to the reference -> {key: value}."""
     return {"kl_beta": 3 * cfg.kl_beta or 0.02}
 
 
 class Sign(NamedTuple):
-    metrics: str  # whose curves it needs
-    holds: Callable  # Seen -> words or ""
+    metrics: str  # names of the metrics whose curves it needs
+    holds: Callable  # Seen -> a sentence about what is wrong, or ""
     cure: Callable  # Config -> {key: value}
 
 
@@ -186,21 +186,22 @@ METRICS = {name for sign in SIGNS.values() for name in sign.metrics.split()} | {
 
 
 class Watch:
-    """Looks at the metrics of a run, one row after the other."""
+    """Looks for signs of collapse in the metrics of a run, one row after the other."""
 
     def __init__(self, cfg: Any, rows: list[dict]) -> None:
-        """cfg: of the run. rows: of metrics.jsonl, if it goes on."""
+        """cfg: the Config of the run. rows: those of metrics.jsonl, if the run is resumed."""
         self.cfg = cfg
         self.values: dict[str, list] = {name: [] for name in METRICS}
         self.evaluations: list[dict] = []
-        self.since: dict[str, int] = {}  # sign: the last iteration at which it did not hold, or the first that was seen
-        self.held: dict[str, int] = {}  # sign: for how many iterations
+        self.since: dict[str, int] = {}  # sign: the last iteration without it, or the first of all
+        self.held: dict[str, int] = {}  # sign: how many iterations in a row it has held
         self.told: set[str] = set()
         for row in rows:
             self.see(row)
 
     def see(self, row: dict[str, Any]) -> list[Collapse]:
-        """Take in the metrics of an iteration or of an evaluation -> what has to be told now."""
+        """Take in the metrics of an iteration or of an evaluation -> the signs to report now,
+        each once in a run."""
         if row.get("val/sampled") is not None:
             self.evaluations.append(row)
         if "reward" not in row:
@@ -226,6 +227,6 @@ class Watch:
 
 
 def message(found: Collapse) -> str:
-    """Tell a person what was noticed."""
+    """Write the message about a sign, with the keys to change."""
     changes = " ".join(f"--{key}={value:.3g}" for key, value in found.change.items())
     return f"this looks like a collapse since step {found.began} ({found.sign}): {found.what}. Try {changes}"

@@ -104,7 +104,7 @@ def waiting(message: str, soon: float = 3, late: float = 120) -> Iterator[None]:
     over = threading.Event()
 
     def report():
-        """Wait in a thread of its own."""
+        """Print the message when `soon` is over, and end the process when `late` is."""
         if not over.wait(soon):
             print(message, file=sys.stderr, flush=True)
             if not over.wait(late - soon):
@@ -187,7 +187,9 @@ def barrier(name: str) -> None:
 
 
 def first_then_rest(name: str, make: Callable[[], Any]) -> Any:
-    """Call make() in process 0 and then in the others, which find the files that it made."""
+    """Return make() of this process: first process 0 calls it, then the others, which find the files that it made.
+
+    name: of the barrier in between, not used for another one."""
     if processes().rank:
         barrier(name)
         return make()
@@ -229,7 +231,8 @@ def my_rows(n: int) -> slice:
 
 
 def all_gather_objects(make: Callable[[], Any]) -> list:
-    """Return the results of make() in all processes, or raise in all of them the first error that one raised."""
+    """Return the results of make() in all processes, by rank. If one raises a ValueError or OSError, all raise the
+    first of these errors as a ValueError."""
     if processes().size == 1:
         return [make()]
     mine: tuple[Any, str | None]

@@ -263,7 +263,7 @@ ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's la
 
 
 def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
-    """True if a family can have blocks, and has experts, as the configuration has."""
+    """True if a family fits a configuration in two things: whether it can have blocks, and whether it has experts."""
     fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
     return fits_blocks and (cfg.n_experts is not None) == ("n_experts" in family.keys)
 
@@ -396,7 +396,7 @@ def to_store(params, name, parts):
 
 
 def read_kind(folder: str, open_as: str | None = None) -> str:
-    """Find the name of a folder's family: open_as if it is given, else its model_type."""
+    """Return the name of a folder's family: open_as if given, else its model_type; an error if FAMILIES lacks it."""
     path = os.path.join(folder, "config.json")
     kind = open_as or disk.read_json(path).get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -440,7 +440,9 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
 
 
 def missing_fields(folder, family, theirs, open_as):
-    """Find the fields that config.json, theirs, leaves out elsewhere -> {field: value}; what it gives counts more."""
+    """Find fields that a config.json leaves out, in the tokenizer or the name of the folder -> {field: value}.
+
+    theirs: the content of config.json; a value that it gives counts more"""
     found = {}
     if family.fields.get("causal"):  # it reads no masks, and may write every id
         found["mask_id"] = theirs.get("vocab_size")
@@ -457,7 +459,7 @@ def missing_fields(folder, family, theirs, open_as):
 
 
 def name_of(folder):
-    """Return the name of a folder, and of one in the cache of huggingface_hub that of its repository."""
+    """Return the name of a folder; for one in the cache of huggingface_hub, the name of its repository."""
     parts = Path(os.path.abspath(folder)).parts
     return parts[-3] if parts[-2:-1] == ("snapshots",) else parts[-1]
 

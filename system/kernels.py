@@ -219,8 +219,8 @@ def draw(key, p):
 
 
 def nucleus(logits, top_p):
-    """Say which of logits (..., V) top_p keeps: those before which likelier ones sum to at most top_p. The token that
-    crosses top_p is kept.
+    """True (..., V) for the tokens that top-p sampling keeps: the likeliest ones, until their probabilities sum to more
+    than top_p. The token that crosses top_p is kept.
 
     The least probability that is kept is found bit by bit (floats above 0 are ordered as their bits are): a sort of the
     vocabulary takes 10 times as long."""

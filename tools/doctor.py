@@ -5,10 +5,10 @@ it on a text.
 Whether a model is shifted, who sees whom and which token is the mask are facts about its weights. A folder can state
 them wrongly, and then everything runs and is a little or very wrong. So a text that every Python carries is read in
 several ways, with the same tokens masked, and the way with the lowest cross-entropy is what the weights were trained
-for. The masks leave no way more to see than another needs:
+for. Half of the texts are masked so that seeing more than in training hurts, the other half so that it helps:
 
-    right of the masks everything is masked, too       a model that sees less does better: the rest is strange to it
-    right of the masks is the text                     a model that sees more does better
+    all is masked to the right of the masks      a reading that sees too much meets masks it was not trained on
+    the text goes on to the right of the masks   a reading that sees too little lacks that text
 
 An alternative counts if it is better, or worse, by more than three standard errors of the paired difference.
 """
@@ -56,13 +56,13 @@ def zen() -> str:
 
 
 class Trial(NamedTuple):
-    """Texts with masks, the same for all readings. (R, T) each."""
+    """R texts with masks, the same for all readings; arrays (R, T)."""
 
     x: np.ndarray  # tokens
-    masked: np.ndarray  # True where the reading's mask stands
+    masked: np.ndarray  # True where a mask stands
     scored: np.ndarray  # True for masks whose loss counts
-    first: np.ndarray  # True for the first mask of a row in which all that follows is masked: only its left is seen
-    later: np.ndarray  # True for the other masks of such a row
+    first: np.ndarray  # True for the first scored mask, in rows that have only masks to its right
+    later: np.ndarray  # True for the other scored masks of these rows
 
 
 def make_trial(ids: list[int], n_params: int) -> Trial:
@@ -118,8 +118,8 @@ class Reader:
         return self.known[cfg]
 
     def counted(self, cfg: ModelConfig, other: ModelConfig) -> np.ndarray:
-        """Return where the losses of two readings can be compared (R, T): a causal one sees what is left of a token,
-        all of it, and nothing else."""
+        """Return where the losses of two readings can be compared (R, T). A causal one sees all of the text on the left
+        and nothing else, so only masks count at which every reading sees just that."""
         return self.trial.first if cfg.causal or other.causal else self.trial.scored
 
     def loss(self, cfg: ModelConfig) -> float:
@@ -157,7 +157,7 @@ def is_sure(margin: tuple[float, float]) -> bool:
 
 
 def changed(cfg: ModelConfig, **changes: Any) -> ModelConfig:
-    """Return another reading: a ModelConfig in which what excludes a change is set back."""
+    """Return another reading: a ModelConfig with these changes, and without fields that contradict them."""
     values = {"causal": False, **changes}
     if values["causal"]:
         values |= {"shift": True, "block_causal": None, "causal_text": False}

@@ -30,8 +30,9 @@ def first_of_block(valid, T, cfg):
 
 
 def within(block, related):
-    """Count for each token the tokens of its own block that are related to it: block (B, T), related (B, T or 1, T)
-    -> (B, T)."""
+    """Count for each token i the tokens j of its block with related[:, i, j] -> (B, T).
+
+    block (B, T): the number of each token's block. related (B, T or 1, T) bool."""
     return ((block[:, None] == block[..., None]) & related).sum(-1)
 
 

@@ -54,7 +54,7 @@ def whole(params: dict | None, base: dict | None, cfg) -> dict | None:
 
 
 def merged(state, base: dict | None, cfg):
-    """Make the State that a Task sees: all its params are those of models, and with LoRA the reference is the base."""
+    """Make the State that a Task sees: with LoRA, adapters are put into the base, and the reference is the base."""
     if base is None:
         return state
     params, average = (whole(tree, base, cfg) for tree in (state.params, state.average))

@@ -27,8 +27,8 @@ class Experts:
     routing: str = "softmax"  # how scores are made: softmax (Qwen3-MoE), or sigmoid, with a bias to pick by (LLaDA2)
     norm_routing: bool = False  # the weights of a token's experts are divided by their sum
     routing_scale: float = 1.0  # and multiplied by this
-    expert_groups: int = 1  # the experts form so many groups
-    groups_per_token: int = 1  # and a token's come from so many of these, the groups with the best two experts
+    expert_groups: int = 1  # the number of groups that the experts form
+    groups_per_token: int = 1  # of these, the groups a token's experts come from: those whose two best score highest
     n_shared: int = 0  # experts that every token goes through as well
     first_dense: int = 0  # the first layers that have one mlp of width d_ff
 

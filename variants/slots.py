@@ -18,8 +18,8 @@ from variants import speed
 
 def fill(params, keys, batch: Any, cfg, plan: sample.Plan, size: int, group: int = 1) -> tuple[jax.Array, dict]:
     """Fill rows as `sample.fill` does, `size` at a time. Every `group` rows have one prompt. The trace also has passes
-    (N,), the denoising passes of each row (see variants/speed.py). n_steps, the passes of a batch, is the mean over
-    chunks, or the mean number of passes per row."""
+    (N,), the denoising passes of each row (see variants/speed.py). Its n_steps is the mean number of passes per chunk
+    or, if finished rows were replaced, per row."""
     x, trace = fill_chunks(params, keys, batch, cfg, plan, size, math.gcd(size, group))
     return x, trace | {"passes": speed.passes(trace["step"], cfg.model, plan)}
 
