@@ -267,7 +267,8 @@ def kl_penalty(state, key, r: Rollout, cfg):
 
 
 def has_ratios(cfg):
-    """True if an iteration has updates after its first, whose policy is not the one that wrote the completions."""
+    """True if the loss needs old log-probs: it has ratios, and updates after the first of an iteration, whose policy is
+    no longer the one that wrote the completions."""
     return cfg.ratio_level != "none" and config.updates_per_iter(cfg) > 1
 
 
@@ -418,9 +419,9 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
 
 
 def iteration(state, key, score, draw, reward_fns, cfg, tok):
-    """Run one iteration of GRPO -> its minibatches, each with numbers to log.
+    """Run one iteration of GRPO, yielding (minibatch, numbers to log) for each of its updates.
 
-    draw(step, n): prompts. score: see Task."""
+    draw(step, n): the prompts of a step (n = 0), or of its n-th redraw. score: see Task.batches."""
     notes = collections.defaultdict(float)
     rollout_key, order_key = jax.random.split(key)
     view_key = jax.random.fold_in(rollout_key, 1 + cfg.dynamic_sampling)

@@ -78,7 +78,9 @@ def keep_memory():
 
 @contextlib.contextmanager
 def locked(out_dir: str) -> Iterator[None]:
-    """Lock out_dir against other runs while the context lasts. The lock is on the folder and ends with the process."""
+    """Lock out_dir against other runs while the context lasts; an error if another run has it.
+
+    The lock is on the folder itself and ends with the process. A folder that is still empty at the end is deleted."""
     with disk_errors_explained(out_dir):
         os.makedirs(out_dir, exist_ok=True)
         handle = os.open(out_dir, os.O_RDONLY)

@@ -322,7 +322,7 @@ def sandbox(**settings: Any) -> Sandbox:
 
 
 def run(jobs: list[tuple]) -> list[dict]:
-    """Run jobs as in Sandbox.run: equal jobs once, and never those without a test or in a language not run here."""
+    """Return the results of Sandbox.run. Equal jobs run once; jobs without tests or in a language not run here never."""
     keys = [json.dumps(job) for job in jobs]
     todo = {
         key: job
@@ -334,7 +334,7 @@ def run(jobs: list[tuple]) -> list[dict]:
 
 
 def run_tests(prompts, meant: list[Program], tests) -> list[dict]:
-    """Run the tests of each row on its program, with the prompt's helpers."""
+    """Run the tests of each row on its program `meant`, with the prompt's helpers -> the results of Sandbox.run."""
     rows = zip(prompts, meant, tests, strict=True)
     return run(
         [

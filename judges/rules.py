@@ -172,12 +172,12 @@ def evaluate(node, pool):
 
 
 def read_cells(text):
-    """Read the cells of a sudoku row by row; an empty cell, written 0, "." or "_", is 0."""
+    """List the cells of a sudoku, row by row, as whole numbers; an empty cell, written 0, "." or "_", is 0."""
     return [int(c) if c in "123456789" else 0 for c in re.findall(r"[0-9._]", text)]
 
 
 def puzzle_cells(prompt, puzzle):
-    """Read a 4x4 or 9x9 puzzle from the column `puzzle`, or else from the prompt."""
+    """Read a 4x4 or 9x9 puzzle from the column `puzzle`, or else from the prompt -> its cells, as `read_cells`."""
     cells = read_cells(puzzle or prompt)
     if len(cells) not in (16, 81):
         raise ValueError(f"16 or 81 cells make a sudoku, {puzzle or prompt!r} has {len(cells)}; name them in `puzzle`")

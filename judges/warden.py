@@ -47,7 +47,7 @@ class Account:
     used: float = 0.0  # of CPU
     idle: float = 0.0
     threads: int = 1
-    why: str = ""  # it has been ended
+    why: str = ""  # why it has been ended; "": it runs
 
 
 def stat(path):

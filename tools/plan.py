@@ -126,7 +126,7 @@ def programs(cfg, outline):
 
 
 def abstract_text(cfg, rows, **dtypes):
-    """Return {name: shape} of arrays with one entry per token."""
+    """Return {name: shape} of arrays (rows, T) with one entry per token. dtypes: name=dtype for each."""
     shape = rows, cfg.max_prompt_len + cfg.max_new_tokens + (cfg.objective == "judge")  # a judge adds an end of text
     return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in dtypes.items()}
 
