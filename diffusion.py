@@ -100,7 +100,8 @@ def entropy(logits):
 
 
 def read_logits(params, h, cfg, fn, scored, arrays):
-    """Compute fn(logits (N, V), *arrays (N, ...)) -> (N,) or a tuple of them, for states h (..., D) and arrays (...).
+    """Apply fn(logits (N, V), *arrays (N, ...)) -> (N,), or a tuple of (N,), to the logits of states h (..., D) and to
+    arrays (...) -> (...), or a tuple of (...).
 
     Where the logits of all positions would be too large, chunks are computed one after the other, and again in the
     backward pass. scored (...) bool: unscored positions are sorted last and their chunks skipped; their result may be

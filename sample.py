@@ -152,7 +152,7 @@ def quota(b, plan):
 
 
 def dream_fractions(steps):
-    """Return the fraction of the masks (steps,) that Dream fills at each step; all of them at the last."""
+    """Return the fraction (steps,) of the remaining masks that Dream fills at each step; all of them at the last."""
     t = np.linspace(1, 1e-3, steps + 1, dtype=np.float32)  # not to 0: as many steps as masks fill 0, 1, 1, ..., 1, 2
     return np.append(1 - t[1:-1] / t[:-2], np.float32(1))
 

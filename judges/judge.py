@@ -169,7 +169,8 @@ class Job:
         return printed
 
     def compile(self, stage, seconds):
-        """Compile the code of another language, or only check it, in these CPU seconds."""
+        """Compile the code of another language (stage "compile"), or only check it ("check"), within these CPU seconds.
+        Raise Dead if that fails."""
         self.program, code = java_names(self.code) if self.language == "java" else ("Main", self.code)
         self.set_deadline(seconds)
         with nameless_file(code) as source:

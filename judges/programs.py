@@ -322,7 +322,7 @@ def sandbox(**settings: Any) -> Sandbox:
 
 
 def run(jobs: list[tuple]) -> list[dict]:
-    """Return the results of Sandbox.run. Equal jobs run once; jobs without tests or in a language not run here never."""
+    """Return the results of Sandbox.run. Equal jobs run once; no tests, or a language not run here: never."""
     keys = [json.dumps(job) for job in jobs]
     todo = {
         key: job

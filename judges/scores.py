@@ -247,10 +247,10 @@ def reward_weights(table, cfg):
 
 
 def advantages(table: np.ndarray, cfg: Any, kl: np.ndarray | None = None) -> jax.Array:
-    """Compute advantages (N, G) from rewards (R, N, G) and from the KL (N, G) that is subtracted from them.
+    """Compute advantages (N, G) from a table of rewards (R, N, G) and the KL (N, G) of each completion, if given.
 
-    The KL is subtracted after normalization: normalized with the rewards, a KL of any size would make advantages of
-    about 1 in a group whose rewards are all equal.
+    kl_beta times the KL, less its baseline, is subtracted after normalization: normalized with the rewards, a KL of any
+    size would make advantages of about 1 in a group whose rewards are all equal.
     """
     values = jnp.asarray(table, jnp.float32)
     weights = reward_weights(table, cfg)

@@ -233,7 +233,9 @@ class Warden:
 
 
 def freeze_imports():
-    """Import without listing the library's folder: a right to list it would be one to list the packages in it."""
+    """Fix the lists of files that Python's imports have read so far, so that later imports need not list folders.
+
+    With the right to list the library's folder, a process could also list the packages in it."""
     for path in sys.path:
         if finder := sys.path_importer_cache.get(path):
             finder.find_spec("no_such_module")

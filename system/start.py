@@ -213,7 +213,7 @@ def with_ids(shape: ModelConfig, tok: data.Tokenizer) -> ModelConfig:
 
 
 def reference_dtype(cfg: Config) -> str:
-    """Return the dtype of the reference: the model's or, if it moves, float32, as 16 bits would lose its small steps."""
+    """Return the dtype of the reference: the model's; float32 if it moves, as 16 bits would lose its small steps."""
     return cfg.model.dtype if cfg.ref_mode == "static" else "float32"
 
 
