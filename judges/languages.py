@@ -43,12 +43,12 @@ class Language(NamedTuple):
     """How programs of a language are run. A command is text, or a list of words; {} is the program's name."""
 
     needs: str  # the program that must be installed
-    suffix: str
+    suffix: str  # of its files
     run: str | list
     compile: str | list = ""
     check: str = ""
     check_seconds: int = 0  # of CPU that a check may take beside the time limit: what an empty program takes
-    package: str = ""
+    package: str = ""  # the Debian package that has `needs`
     reserve: int = 0  # bytes of addresses that it asks for and does not use
     hello: str = ""  # a program that prints 1
 

@@ -396,8 +396,8 @@ def likelihood(params, batch, key, cfg, start):
 
 
 def likelihoods(params: Any, held_out: texts.EncodedRows, shape: Any, cfg: Any):
-    """Bound the log-likelihood of n held-out texts under a model of this shape -> (n,) in nats. Each row has its own
-    masks, the same for every text and every time."""
+    """Bound the log-likelihood of n held-out texts under a model of this shape -> (n,) in nats. The masks of row i
+    depend only on i, so models and texts are compared under the same ones."""
 
     def some(batch, keys):
         return likelihood(params, batch, keys, shape, cfg.max_prompt_len)
