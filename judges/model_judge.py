@@ -317,7 +317,10 @@ def refill_rows(rows, seed, generator, cfg, tok):
 
 
 def find_generator(cfg, start):
-    """Choose the language model that refills texts, or None: a resumed run uses the one it began with."""
+    """Return the params of the language model that refills texts, or None.
+
+    start: the params that the run starts from. If they are a judge's, as in a resumed run, the model in init_from is
+    loaded instead."""
     if start and model.width(start):
         start = checkpoint.load(cfg.init_from, open_as=cfg.open_as)[0] if cfg.init_from else None
     return None if start and model.width(start) else start
