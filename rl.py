@@ -129,7 +129,7 @@ def roll_out(params, key, prompts, cfg, tok) -> Rollout:
 
 
 def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
-    """Judge the completions of N rows. kl (B,): to be subtracted from the rewards."""
+    """Judge the completions of N rows. kl (B,): kept in the result, for `scores.advantages` to subtract."""
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
     fast = scores.tokens_per_pass(rollout, tok)
