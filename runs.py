@@ -320,21 +320,23 @@ def draw(out_dir: str) -> None:
 
     shown = panels(read_lines(os.path.join(out_dir, "metrics.jsonl")))[:6]
     wide, high = max(min(len(shown), 3), 1), max(-(-len(shown) // 3), 1)
-    figure = plt.figure(figsize=(4.2 * wide, 3 * high), constrained_layout=True)
+    # Three in a row are readable on a page of 800 pixels.
+    figure = plt.figure(figsize=(3.4 * wide, 2.6 * high), constrained_layout=True)
     for n, (title, unit, lines) in enumerate(shown, 1):
         ax = figure.add_subplot(high, wide, n)
         for line, color in zip(lines, itertools.cycle(COLORS)):
             ax.plot(line.steps, line.y, color=color, marker="o" if len(line.y) < 30 else None, ms=3)
             if line.low:
                 ax.fill_between(line.steps, line.low, line.high, color=color, alpha=0.2, lw=0)
-        ax.set(title=f"{title}, {unit}" if unit else title, xlabel="step")
+        ax.set_title(f"{title}, {unit}" if unit else title, fontsize=11, loc="left")
+        ax.set_xlabel("step")
         if len(lines) > 1:
             name_lines(ax, lines)
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
     temporary = os.path.join(out_dir, ".curves.png")
     with disk.writing(temporary, "wb") as f:
-        figure.savefig(f, dpi=110, format="png")
+        figure.savefig(f, dpi=150, format="png")
     plt.close(figure)
     os.replace(temporary, os.path.join(out_dir, "curves.png"))
 
@@ -343,13 +345,17 @@ COLORS = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"  # col
 
 
 def name_lines(ax: Any, lines: list[pages.Line]) -> None:
-    """Write the name of each line at its right end, moved up where it would cover another."""
+    """Write the name of each line at its right end, moved up where it would cover another, and all down below the
+    title."""
     low, high = ax.get_ylim()
-    height = -np.inf
-    for n in np.argsort([line.y[-1] for line in lines]):
-        height = max((lines[n].y[-1] - low) / (high - low), height + 0.075)
+    order = np.argsort([line.y[-1] for line in lines])
+    heights = [-np.inf]
+    for n in order:
+        heights.append(max((lines[n].y[-1] - low) / (high - low), heights[-1] + 0.085))
+    too_high = max(heights[-1] - 0.96, 0)
+    for n, height in zip(order, heights[1:], strict=True):
         color = COLORS[n % len(COLORS)]
-        ax.text(1.02, height, lines[n].name, color=color, va="center", fontsize=9, transform=ax.transAxes)
+        ax.text(1.02, height - too_high, lines[n].name, color=color, va="center", fontsize=9, transform=ax.transAxes)
 
 
 def ending(cfg: Config, best: dict | None) -> str:

@@ -895,21 +895,25 @@ def growth_picture(found, path):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found), 3.6), sharey=True, layout="constrained")
-    for ax, (what, points) in zip(axes, found.items(), strict=True):
-        for name, color in (("step", "tab:blue"), ("pass", "tab:orange")):
+    high = -(-len(found) // 2)
+    figure, axes = plt.subplots(high, 2, figsize=(9, 3 * high), sharey=True, squeeze=False, layout="constrained")
+    for ax, (what, points) in zip(axes.flat, found.items(), strict=False):
+        for name, color in (("step", "#0072b2"), ("pass", "#d55e00")):
             ns = [n for n in points if name in points[n]]
             if ns:
                 seconds, flops = zip(*(points[n][name] for n in ns), strict=True)
-                ax.plot(ns, seconds, "o-", color=color, ms=4, label=f"{name}, measured")
-                counted = [f * seconds[0] / flops[0] for f in flops]
-                ax.plot(ns, counted, "--", color=color, lw=1, label=f"{name}, counted operations, from the first point")
-        ax.set(xscale="log", yscale="log", xlabel=GROWTH[what][1], xticks=[*points], xticklabels=[*points])
+                ax.plot(ns, seconds, "o-", color=color, ms=5)
+                ax.plot(ns, [f * seconds[0] / flops[0] for f in flops], "--", color=color, lw=1)
+                ax.annotate(name, (ns[0], seconds[0]), (0, 8), textcoords="offset points", color=color)
+        ax.set(xscale="log", yscale="log", xlabel=GROWTH[what][1], xticks=[*points],
+               xticklabels=[f"{n:,}" for n in points])  # fmt: skip
         ax.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         ax.grid(alpha=0.25)
-    axes[0].set_ylabel("seconds")
-    axes[0].legend(frameon=False, fontsize=7, loc="upper left")
-    figure.savefig(path, dpi=110, facecolor="white")
+        ax.spines[["top", "right"]].set_visible(False)
+    for row in axes:
+        row[0].set_ylabel("seconds")
+    figure.suptitle("line: measured; dashes: as the counted operations grow from the first point", fontsize=10)
+    figure.savefig(path, dpi=150, facecolor="white")
     plt.close(figure)
 
 
