@@ -207,6 +207,8 @@ def test_the_page_fits_wide_and_narrow_light_and_dark_and_runs_nothing_of_a_text
     shown = browser.run("document.querySelector('#group td').textContent")
     assert "</script><script>alert(1)</script>" in shown
     assert browser.run("document.querySelectorAll('#evaluations mark').length") >= 5
+    cells = "[...document.querySelectorAll('#evaluations > .scroll td')].map(cell => cell.clientWidth)"
+    assert browser.run(f"Math.min(...{cells})") > 140  # a table that is too wide is moved sideways; words stay whole
 
 
 @needs_browser
