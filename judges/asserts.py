@@ -30,10 +30,10 @@ class Test(NamedTuple):
     """A test that has been parsed."""
 
     code: types.CodeType
-    wanted: set  # the names that it wants of the candidate
-    early: set  # those in the bodies of its classes, where Python does not ask a dict for what it misses
+    wanted: set  # the names that it reads from the candidate
+    early: set  # those of them that class bodies use; they are looked up first, as Python skips `__missing__` there
     modules: set  # the modules that it uses as `math.x`
-    library: set  # all modules that it names, in a string, too: patch("random.random")
+    library: set  # all modules that it names, also in strings: patch("random.random")
     safe: set  # the lines on which nothing of the candidate's can raise
     used: set  # the names and attributes that it reads
     exits: bool  # True if it names SystemExit

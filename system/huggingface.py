@@ -301,7 +301,7 @@ class Place(NamedTuple):
 
     path: tuple[str, ...]  # ("embed",) or ("blocks", "q")
     at: tuple[int, ...]  # the first indices into a leaf of "blocks": the layer, and the expert
-    name: str  # theirs
+    name: str  # of the tensor in the file
 
 
 def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = None) -> Iterator[Place]:
