@@ -292,7 +292,8 @@ class Sandbox:
             raise RuntimeError(f"this machine does not contain programs: {error}. {ADVICE}{names}")
 
     def score(self, job):
-        """Score one job on a free worker. If its judge dies, try again, on one that has just been probed."""
+        """Score one job on a free worker -> the verdict. If its judge dies, try again on workers that have just been
+        probed. After three deaths all tests have failed, or Broken is raised if the machine was the reason."""
         tests = job[1]
         if not tests:
             return verdict_on(tests, None, "no tests", 0.0)
