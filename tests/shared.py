@@ -49,10 +49,11 @@ def compiled_once():
         yield
 
 
-def all_paths(choice, mask):
-    """List all ways from three masks to none, of three tokens -> x, step (n, 3), chance (n,) of the choices of places.
+def all_paths(choice, mask, length=3):
+    """List all ways from `length` masks (L) to none, of three tokens -> x, step (n, L), chance (n,) of the choices of
+    places.
 
-    choice(z, n): what may be committed at step n in the state z (3,), a list of (chance, (3,) bool)."""
+    choice(z, n): what may be committed at step n in the state z (L,), a list of (chance, (L,) bool)."""
     done = []
 
     def go(z, step, chance, n):
@@ -65,5 +66,5 @@ def all_paths(choice, mask):
                 filled[chosen] = tokens
                 go(filled, np.where(chosen, n, step), chance * share, n + 1)
 
-    go(np.full(3, mask), np.full(3, -1), 1.0, 0)
+    go(np.full(length, mask), np.full(length, -1), 1.0, 0)
     return (np.array(a) for a in zip(*done, strict=True))

@@ -648,34 +648,37 @@ START = jax.jit(model.init, static_argnames="cfg")(jax.random.key(4), CFG)
 # And from it a model that is sure of some tokens, and not of others.
 GAIN = {"q": 3, "k": 3, "o": 8, "embed": 2, "head": 15}
 PARAMS = jax.tree_util.tree_map_with_path(lambda path, w: w * GAIN.get(path[-1].key, 1), START)
-STATES, CODE = np.array(list(itertools.product(range(4), repeat=3))), np.array([16, 4, 1])  # STATES[z @ CODE] is z
+every_state = lambda length: np.array(list(itertools.product(range(4), repeat=length)))
+code = lambda length: 4 ** np.arange(length)[::-1]  # every_state(L)[z @ code(L)] is z
+STATES, CODE = every_state(3), code(3)
 with_prompt = lambda rows, first: jnp.pad(jnp.asarray(rows), ((0, 0), (1, 0)), constant_values=first)
 REWARD = np.random.default_rng(1).normal(size=(3, 3, 3)).astype(np.float32) + 1
 
 
-def choices(plan):
-    """-> choice(state, n): what the sampler may commit there at step n, a list of (chance, (3,) bool)."""
+def choices(plan, length=3):
+    """-> choice(state, n): what the sampler may commit there at step n, a list of (chance, (L,) bool)."""
     if plan.order == "random":  # any as many of the holes as the quota says
         size = lambda z, n: -(-(z == HOLE).sum() // (plan.steps - n))
         sets = lambda z, n: list(itertools.combinations(np.flatnonzero(z == HOLE), size(z, n)))
-        return lambda z, n: [(1 / len(sets(z, n)), np.isin(range(3), s)) for s in sets(z, n)]
-    keys, s = sample.begin(None, jax.random.key(0), with_prompt(STATES, 1), CFG, plan, None)
+        return lambda z, n: [(1 / len(sets(z, n)), np.isin(range(length), s)) for s in sets(z, n)]
+    keys, s = sample.begin(None, jax.random.key(0), with_prompt(every_state(length), 1), CFG, plan, None)
     table = []
-    for n in range(3):  # one step from every state there is
+    for n in range(length):  # one step from every state there is
         after = sample.fill_step(PARAMS, keys, s, CFG, plan, None)
         table.append(np.asarray(after.step == n)[:, 1:])
         s = s._replace(n=after.n, block=after.block, i=after.i)
-    return lambda z, n: [(1.0, table[n][z @ CODE])]
+    return lambda z, n: [(1.0, table[n][z @ code(length)])]
 
 
-def paths(plan):
-    """-> x, step (n, 3) of every path from three holes to none, chance (n,) of its order."""
-    return all_paths(choices(plan), HOLE)
+def paths(plan, length=3):
+    """-> x, step (n, L) of every path from L holes to none, chance (n,) of its order."""
+    return all_paths(choices(plan, length), HOLE, length)
 
 
 def kept(logits, temperature, top_p, top_k, penalty):
-    """Logits (64, 3, V) of all states -> the same after the sampler's filters, written down anew; 1 is the prompt."""
-    known = (with_prompt(STATES, 1)[:, :, None] == jnp.arange(4)).any(1, keepdims=True) & (jnp.arange(4) != HOLE)
+    """Logits (4 ** L, L, V) of all states -> the same after the sampler's filters, written down anew; 1 is the prompt."""
+    states = every_state(logits.shape[1])
+    known = (with_prompt(states, 1)[:, :, None] == jnp.arange(4)).any(1, keepdims=True) & (jnp.arange(4) != HOLE)
     logits = jnp.where(known, jnp.where(logits > 0, logits / penalty, logits * penalty), logits) / temperature
     # The probability of all likelier tokens.
     above = lambda q: jnp.where(logits[..., None, :] > logits[..., :, None], q[..., None, :], 0).sum(-1)
@@ -685,10 +688,11 @@ def kept(logits, temperature, top_p, top_k, penalty):
 
 @functools.partial(jax.jit, static_argnames="filters")
 def probabilities(params, x, step, temperature, filters=(1.0, 4, 1.0)):
-    """What the sampler draws in the states of every path: p (n, 3) of its tokens."""
-    p = jax.nn.softmax(kept(model.logits(params, with_prompt(STATES, 1), CFG)[:, 1:], temperature, *filters))
-    before = jnp.where(step[:, None, :] < step[:, :, None], x[:, None, :], HOLE)  # (n, 3, 3): as token i was drawn
-    return p[before @ CODE, jnp.arange(3), x]
+    """What the sampler draws in the states of every path: p (n, L) of its tokens."""
+    L = x.shape[1]
+    p = jax.nn.softmax(kept(model.logits(params, with_prompt(every_state(L), 1), CFG)[:, 1:], temperature, *filters))
+    before = jnp.where(step[:, None, :] < step[:, :, None], x[:, None, :], HOLE)  # (n, L, L): as token i was drawn
+    return p[before @ code(L), jnp.arange(L), x]
 
 
 @functools.partial(jax.jit, static_argnames="filters")
