@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 import types
-import typing
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -452,123 +451,49 @@ def ladder(options):
 
 # ---- truth -----------------------------------------------------------------------------------------------------------
 
-# Estimators of log-probs and how many views each has, about three. `exact` is that of causal models.
-NEAR_TRUTH = {"one_step": 1, "coupled": 1, "elbo": 3, "coupled_elbo": 2, "quadrature": 3, "strata": 3,
-              "trace": 3, "trace, one step": 1, "left_to_right": 3}  # fmt: skip
-
-
-class Enumerated(typing.NamedTuple):
-    """All paths of a sampler (n) that fills three masks behind a prompt, and a policy's log-probs in all 64 states."""
-
-    x: typing.Any  # (n, 3) tokens
-    step: typing.Any  # (n, 3) the step that wrote each
-    chance: typing.Any  # (n,) the probability of a path
-    adv: typing.Any  # (n,) its reward less the expected reward
-    logp: typing.Any  # (64, 3, 3) of every token at every mask of every state
-    slope: typing.Any  # (576, P) its derivatives by the parameters
-    exact: typing.Any  # (P,) the gradient of the expected reward
-
-
-def enumerated(tiny, plan, params, chance=None):
-    """Enumerate the paths of the sampler of tests/test_grpo.py -> Enumerated, with the log-probs of `params`. chance:
-    that of each path, if another policy wrote them."""
-    x, step, order_chance = tiny.paths(plan)
-    p = order_chance * np.asarray(tiny.probabilities(params, x, step, 1.0)).prod(1)
-    drawn = p if chance is None else chance
-    reward = tiny.REWARD[tuple(x.T)]
-    adv = reward - (drawn * reward).sum()
-    flat, unflatten = jax.flatten_util.ravel_pytree(params)
-
-    def logp_of(flat):
-        logits = model.logits(unflatten(flat), tiny.with_prompt(tiny.STATES, 1), tiny.CFG)
-        return jax.nn.log_softmax(logits)[:, 1:, :3].reshape(-1)
-
-    # One row after the other: jax.jacrev, which makes one batch of them, is wrong here by 6% (34% in jit).
-    logp, back = jax.vjp(logp_of, flat)
-    slope = jax.lax.map(lambda row: back(row)[0], jnp.eye(len(logp)))
-    exact = tiny.flat(tiny.exact_gradient(params, x, step, order_chance, 1.0, adv))
-    return Enumerated(x, step, drawn, adv, np.asarray(logp).reshape(64, 3, 3), np.asarray(slope), np.asarray(exact))
-
-
-def gradients(tiny, name, n, now, before, keys, copies=100):
-    """Draw views of `copies` of all paths for each key -> the gradient of their losses by the 576 log-probs, (copies *
-    paths, 576). Tokens have their ratio to the policy `before`."""
-    rows = np.tile(np.arange(len(now.x)), copies)
-    x, order = now.x[rows], tiny.with_prompt(now.step[rows], -1)
-    for key in keys:
-        views = diffusion.views(key, name, order >= 0, step=order, n=n)
-        masked, weight, share = (np.asarray(a)[..., 1:] for a in views)
-        state = np.where(masked, tiny.HOLE, x) @ tiny.CODE  # (K, rows)
-        entry = (state[..., None] * 3 + np.arange(3)) * 3 + x  # (K, rows, 3), into the 576
-        drift = (weight * (now.logp - before.logp).reshape(-1)[entry]).sum(0)
-        each = weight * (share * np.exp(drift) * before.adv[rows][:, None])
-        out = np.zeros((len(rows), 576), np.float32)
-        np.add.at(out, (np.arange(len(rows))[:, None], entry), each)
-        yield out
-
-
-def near_truth(tiny, name, n, now, before, n_keys):
-    """Compare the mean gradient of an estimator with the exact one -> their cosine, their distance, the deviation of
-    the gradient of one completion (both as shares of the exact length), and signal to noise of one completion."""
-    dot, square, mean = now.slope @ now.slope.T, 0.0, 0.0
-    for by_logp in gradients(tiny, name, n, now, before, jax.random.split(jax.random.key(0), n_keys)):
-        p = np.tile(before.chance, len(by_logp) // len(before.chance)) * len(before.chance) / len(by_logp)
-        mean += p @ by_logp @ now.slope / n_keys
-        square += (p * ((by_logp @ dot) * by_logp).sum(1)).sum() / n_keys
-    length = np.linalg.norm(now.exact)
-    along = mean @ now.exact / length
-    variance = square - mean @ mean
-    return (along / np.linalg.norm(mean), np.linalg.norm(mean - now.exact) / length, variance**0.5 / length,
-            along / variance**0.5)  # fmt: skip
-
-
 def truth(options):
-    """the policy gradient of every likelihood estimator beside the exact one, on a model that can be enumerated"""
+    """the policy gradient of every likelihood estimator beside the exact one, on models that can be enumerated"""
     machine("jax", "numpy")
-    import test_grpo as tiny
+    import truth as known
 
-    plan = sampler.Plan(order="confidence", steps=3, temperature=1.0)
-    before = enumerated(tiny, plan, tiny.PARAMS)
-    flat, unflatten = jax.flatten_util.ravel_pytree(tiny.PARAMS)
-    after = enumerated(tiny, plan, unflatten(flat + 0.03 * before.exact / np.linalg.norm(before.exact)), before.chance)
-    old, new = (e.logp[np.arange(64)[:, None], np.arange(3)] for e in (before, after))
-    print(f"{len(before.x)} paths; the update moves log-probs by {np.abs(new - old).mean():.2f} on average\n")
-    n_keys = some(options, 1, 3, 30)
+    three, five, ends = known.Case(3), known.Case(5), known.Case(5, ends=True)
+    cases = some(options, {three: (1, 20)}, {three: (3, 100)}, {three: (30, 100), five: (15, 20), ends: (15, 20)})
     found = {}
+    for case, draws in cases.items():
+        labels = some(options, ["one_step", "strata"], [*known.VIEWS], [*known.VIEWS])
+        labels += ["trace" + known.WHOLE] * case.ends
+        print(f"\n{case.length} masks" + ", tokens after the first end of text do not count" * case.ends + "\n")
 
-    def rows():
-        for label, n in some(options, dict.fromkeys(("one_step", "strata"), 1), NEAR_TRUTH, NEAR_TRUTH).items():
-            name = label.split(",")[0]
-            views = diffusion.views(jax.random.key(0), name, jnp.ones((1, 3), bool), step=jnp.zeros((1, 3), int), n=n)
-            passes = len(views.masked)
-            on, off = (near_truth(tiny, name, n, now, before, n_keys) for now in (before, after))
-            found[label] = [(cosine, noise / passes**0.5) for cosine, _, _, noise in (on, off)]
-            (_, noise), (cosine_after, noise_after) = found[label]
-            yield [label, passes, *(f"{a:.3f}" for a in (*on[:3], noise, cosine_after, noise_after))]
+        def rows(case=case, draws=draws, labels=labels):
+            for label, n, *numbers in known.rows(case, labels, *draws):
+                found.setdefault(case, {})[label] = numbers[-2:]
+                yield [label, n, *(f"{a:.3f}" for a in numbers)]
 
-    table(["estimator", "views", "cosine", "bias", "deviation", "s/n, pass", "cosine, after", "s/n, after"],
-          NEAR_TRUTH, rows())  # fmt: skip
+        table(["estimator", "views", "cosine", "bias", "deviation", "s/n, pass", "cosine, after", "s/n, after",
+               "cosine, 20 rewards", "s/n, 20 rewards"], labels, rows())  # fmt: skip
     if options.picture:
         truth_picture(found, options.picture)
 
 
 def truth_picture(found, path):
-    """{estimator: (cosine, signal to noise) on-policy and after an update} -> a picture, the best estimator on top."""
+    """{Case: {estimator: (cosine, signal to noise)}} -> a picture, the best estimator of the last case on top. Signal
+    to noise is divided by the best one's, because longer texts have less of it."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    names = sorted(found, key=lambda name: found[name][0][1])
+    last = [*found.values()][-1]
+    names = sorted(last, key=lambda name: last[name][1])
     figure, axes = plt.subplots(1, 2, figsize=(9, 0.4 * len(names) + 1.3), sharey=True, layout="constrained")
-    for ax, (at, label) in zip(axes, ((0, "cosine of the mean gradient with the exact one"),
-                                      (1, "signal to noise of one forward pass")), strict=True):  # fmt: skip
-        for which, marker, color, when in ((1, "D", "#E69F00", "after an update"), (0, "o", "#0072B2", "on-policy")):
-            values = [found[name][which][at] for name in names]
-            ax.plot(values, names, marker, color=color, ms=7 - 2 * which)
-            if not at:
-                ax.annotate(when, (values[-1], len(names) - 1), (0, 7 if which else -14), textcoords="offset points",
-                            color=color, fontsize=8, ha="center")  # fmt: skip
+    axis_labels = "cosine of the mean gradient with the exact one", "signal to noise of a forward pass, the best = 1"
+    for at, (ax, label) in enumerate(zip(axes, axis_labels, strict=True)):
+        for (case, values), marker, color in zip(found.items(), "oDs", ("#0072B2", "#E69F00", "#009E73"), strict=False):
+            best = max(v[1] for v in values.values()) if at else 1
+            x, y = zip(*((values[name][at] / best, i) for i, name in enumerate(names) if name in values), strict=True)
+            ax.plot(x, y, marker, color=color, alpha=0.8, label=f"{case.length} masks" + ", with ends" * case.ends)
         ax.set(xlabel=label, ylim=(-0.7, len(names) - 0.3))
         ax.grid(alpha=0.25)
+    axes[1].legend(fontsize=8, loc="lower right")
+    axes[0].set_yticks(range(len(names)), names)
     figure.savefig(path, dpi=110, facecolor="white")
     plt.close(figure)
 

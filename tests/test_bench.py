@@ -186,12 +186,22 @@ def test_a_frontier_of_a_block_model_counts_the_steps_of_a_block():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_truth_is_a_table_of_gradients_beside_the_exact_one_and_a_picture(tmp_path, here):
     _, rows = here("truth", "--quick", f"--picture={tmp_path}/truth.png")
     assert rows["trace"][1:3] == ["1.000", "0.000"] and float(rows["one_step"][2]) > 0.4
     assert rows["elbo"][0] == "3" and float(rows["elbo"][3]) > float(rows["trace"][3])
     assert (tmp_path / "truth.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_where_texts_end_trace_has_the_exact_gradient_only_if_all_tokens_are_scored():
+    import truth
+
+    case, labels = truth.Case(4, ends=True), ["trace", "trace, all tokens"]
+    assert truth.enumerated(case, truth.tiny.PARAMS).chance.sum() == pytest.approx(1)
+    (_, views, *up_to_end), (_, _, *everything) = truth.rows(case, labels, 1, 2)
+    assert views == 4 and everything[:2] == pytest.approx([1, 0], abs=1e-3) and everything[6] > 0.999
+    assert up_to_end[1] > 0.1
 
 
 @pytest.mark.slow

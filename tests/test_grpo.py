@@ -676,7 +676,7 @@ def paths(plan, length=3):
 
 
 def kept(logits, temperature, top_p, top_k, penalty):
-    """Logits (4 ** L, L, V) of all states -> the same after the sampler's filters, written down anew; 1 is the prompt."""
+    """Logits (4 ** L, L, V) of all states -> the same after the sampler's filters, written anew; 1 is the prompt."""
     states = every_state(logits.shape[1])
     known = (with_prompt(states, 1)[:, :, None] == jnp.arange(4)).any(1, keepdims=True) & (jnp.arange(4) != HOLE)
     logits = jnp.where(known, jnp.where(logits > 0, logits / penalty, logits * penalty), logits) / temperature

@@ -25,7 +25,8 @@ END = 2  # the token that ends a text, in the case with ends
 # `exact` is that of causal models.
 VIEWS = {"one_step": 1, "coupled": 1, "elbo": 3, "coupled_elbo": 2, "quadrature": 3, "strata": 3, "trace": None,
          "trace, one step": 1, "left_to_right": None}  # fmt: skip
-WHOLE = ", all tokens"  # the name of an estimator that also scores tokens after the end
+WHOLE = ", all tokens"  # behind the name of an estimator that also scores the tokens after the end
+OTHERS = 20  # rewards besides the one of the table
 
 
 class Case(typing.NamedTuple):
@@ -41,12 +42,18 @@ class Enumerated(typing.NamedTuple):
     x: typing.Any  # (n, L) tokens
     step: typing.Any  # (n, L) the step that wrote each
     chance: typing.Any  # (n,) the probability of a path under the policy that writes
-    adv: typing.Any  # (n,) its reward less the expected reward
     counts: typing.Any  # (n, L) bool, the tokens up to the first end
     logp: typing.Any  # (n, S * L) of the text's token at every place, for every set of masks
     slope: typing.Any  # (n, S * L) the row of each in `slopes`
-    slopes: typing.Any  # (4 ** L * 3 L, P) derivatives of log-probs by the parameters
-    exact: typing.Any  # (P,) the gradient of the expected reward
+    slopes: typing.Any  # (4 ** L * 3 L, P) derivatives of all log-probs by the parameters
+    exact: typing.Any  # adv (n,) -> (P,), the gradient of the expected reward
+
+
+class Moments(typing.NamedTuple):
+    """The gradient of the loss of one completion whose advantage is 1, over the draws of its views."""
+
+    mean: typing.Any  # (n, S * L) by log-probs
+    square: typing.Any  # (n,) the squared length, by parameters
 
 
 def mask_sets(L):
@@ -54,10 +61,12 @@ def mask_sets(L):
     return np.arange(2**L)[:, None] >> np.arange(L) & 1 == 1
 
 
-def reward_of(x, counts):
-    """Give every text (n, L) up to its end, which `counts` (n, L) has, a random reward (n,)."""
-    table = tiny.REWARD if x.shape[1] == 3 else np.random.default_rng(1).normal(size=(3,) * x.shape[1]) + 1
-    return table[tuple(np.where(counts, x, 0).T)].astype(np.float32)
+def advantages(paths, seed):
+    """Give every text up to its end a random reward -> (n,), less the expected reward. seed=1: as in test_grpo.py."""
+    L = paths.x.shape[1]
+    table = np.random.default_rng(seed).normal(size=(3,) * L).astype(np.float32) + 1
+    reward = table[tuple(np.where(paths.counts, paths.x, 0).T)]
+    return reward - (paths.chance * reward).sum()
 
 
 @jax.jit
@@ -80,22 +89,22 @@ def all_slopes(flat_params, states):
 
 
 def enumerated(case, params, chance=None):
-    """Enumerate the paths of the sampler that fills the surest token first, with the log-probs of `params`. chance: that
-    of each path, if another policy wrote them."""
+    """Enumerate the paths of the sampler that fills the surest token first, with the log-probs of `params`. chance:
+    that of each path, if another policy wrote them."""
     L = case.length
     x, step, order_chance = paths(L)
     everything = np.ones(x.shape, bool)
     counts = np.asarray(rl.loss_mask(x, everything, END, config.Config())) if case.ends else everything
     p = order_chance * np.asarray(tiny.probabilities(params, x, step, 1.0)).prod(1)
-    drawn = p if chance is None else chance
-    reward = reward_of(x, counts)
-    adv = reward - (drawn * reward).sum()
     logp, slopes = all_slopes(tiny.flat(params), tiny.every_state(L))
     state = np.where(mask_sets(L), tiny.HOLE, x[:, None]) @ tiny.code(L)  # (n, S)
     entry = ((state[..., None] * L + np.arange(L)) * 3 + x[:, None]).reshape(len(x), -1)
-    exact = tiny.flat(tiny.exact_gradient(params, x, step, order_chance, 1.0, adv))
-    return Enumerated(x, step, drawn, adv, counts, np.asarray(logp)[entry], entry, np.asarray(slopes),
-                      np.asarray(exact))  # fmt: skip
+    drawn = p if chance is None else chance
+
+    def exact(adv):
+        return np.asarray(tiny.flat(tiny.exact_gradient(params, x, step, order_chance, 1.0, adv)))
+
+    return Enumerated(x, step, drawn, counts, np.asarray(logp)[entry], entry, np.asarray(slopes), exact)
 
 
 @functools.cache
@@ -106,7 +115,7 @@ def paths(L):
 
 def gradients(label, now, before, keys, copies):
     """Draw views of `copies` of all paths for each key -> the gradient of their losses by the log-probs of each policy
-    in `now`, [(copies, n, S * L)]. Tokens have their ratio to the policy `before`."""
+    in `now`, [(copies, n, S * L)], for an advantage of 1. Tokens have their ratio to the policy `before`."""
     name, L = label.split(",")[0], before.x.shape[1]
     rows = np.tile(np.arange(len(before.x)), copies)
     order = tiny.with_prompt(before.step[rows], -1)
@@ -121,7 +130,7 @@ def gradients(label, now, before, keys, copies):
         for policy in now:
             moved = (policy.logp - before.logp)[rows]
             drift = (weight * moved[index, place]).sum(0)
-            each = weight * (share * np.exp(drift) * before.adv[rows][:, None])
+            each = weight * (share * np.exp(drift))
             out = np.zeros((len(rows), 2**L * L), np.float32)
             np.add.at(out, (index, place), each)
             found.append(out.reshape(copies, len(before.x), -1))
@@ -141,43 +150,48 @@ def passes(label, L):
 
 
 def products(policy):
-    """Multiply the derivatives of all log-probs of each path's text with each other -> (n, S * L, S * L)."""
+    """Compute the dot products of the derivatives of all log-probs of each path's text -> (n, S * L, S * L)."""
     return np.stack([policy.slopes[entry] @ policy.slopes[entry].T for entry in policy.slope])
 
 
-def near_truth(label, now, dots, before, n_keys, copies):
-    """Compare the mean gradient of an estimator with the exact one, for each policy in `now` and its `products` -> their
-    cosine, their distance, the deviation of the gradient of one completion (both as shares of the exact length), and
-    signal to noise of one completion."""
+def moments(label, now, dots, before, n_keys, copies):
+    """Draw views of an estimator n_keys * copies times for every path -> the Moments under each policy in `now`, which
+    have the `products` dots."""
     means, squares = [0.0] * len(now), [0.0] * len(now)
     for found in gradients(label, now, before, jax.random.split(jax.random.key(0), n_keys), copies):
         for i, by_logp in enumerate(found):
-            means[i] += by_logp.mean(0) / n_keys
             each = by_logp.swapaxes(0, 1)  # (n, copies, S * L)
-            squares[i] += before.chance @ ((each @ dots[i]) * each).sum(2).mean(1) / n_keys
-    return [summary(policy, before.chance, *moments) for policy, *moments in zip(now, means, squares, strict=True)]
+            means[i] += each.mean(1) / n_keys
+            squares[i] += ((each @ dots[i]) * each).sum(2).mean(1) / n_keys
+    return [Moments(*both) for both in zip(means, squares, strict=True)]
 
 
-def summary(policy, chance, mean, square):
-    """Turn mean gradients by log-probs (n, S * L) and the mean square into the numbers of `near_truth`."""
-    total = np.zeros(len(policy.slopes))
-    np.add.at(total, policy.slope, chance[:, None] * mean)
-    mean = total @ policy.slopes
-    length = np.linalg.norm(policy.exact)
-    along, variance = mean @ policy.exact / length, square - mean @ mean
-    return (along / np.linalg.norm(mean), np.linalg.norm(mean - policy.exact) / length, variance**0.5 / length,
+def near_truth(policy, adv, exact, found):
+    """Compare the mean gradient of an estimator, whose Moments are `found`, with the exact one (P,) -> their cosine,
+    their distance, the deviation of the gradient of one completion (both as shares of the exact length), and signal to
+    noise of one completion."""
+    by_logp = np.zeros(len(policy.slopes), np.float32)
+    np.add.at(by_logp, policy.slope, (policy.chance * adv)[:, None] * found.mean)
+    mean, length = by_logp @ policy.slopes, np.linalg.norm(exact)
+    along, variance = mean @ exact / length, policy.chance * adv**2 @ found.square - mean @ mean
+    return (along / np.linalg.norm(mean), np.linalg.norm(mean - exact) / length, variance**0.5 / length,
             along / variance**0.5)  # fmt: skip
 
 
 def rows(case, labels, n_keys, copies):
-    """Yield [label, passes, cosine, bias, deviation, signal to noise per pass; cosine and signal to noise after an
-    update] for each estimator."""
+    """Yield for each estimator [label, passes, cosine, bias, deviation, signal to noise per pass; cosine and signal to
+    noise after an update; means of both over OTHERS rewards, without an update]."""
     before = enumerated(case, tiny.PARAMS)
+    adv = advantages(before, 1)
+    uphill = before.exact(adv)
     flat, unflatten = jax.flatten_util.ravel_pytree(tiny.PARAMS)
-    moved = unflatten(flat + 0.03 * before.exact / np.linalg.norm(before.exact))
-    after = enumerated(case, moved, before.chance)
+    after = enumerated(case, unflatten(flat + 0.03 * uphill / np.linalg.norm(uphill)), before.chance)
+    uphill_after = after.exact(adv)
+    others = [(a, before.exact(a)) for a in (advantages(before, seed) for seed in range(2, 2 + OTHERS))]
     dots = products(before), products(after)
     for label in labels:
         n = passes(label, case.length)
-        on, off = near_truth(label, (before, after), dots, before, n_keys, copies)
-        yield [label, n, *on[:3], on[3] / n**0.5, off[0], off[3] / n**0.5]
+        now, later = moments(label, (before, after), dots, before, n_keys, copies)
+        on, off = near_truth(before, adv, uphill, now), near_truth(after, adv, uphill_after, later)
+        other = np.mean([near_truth(before, *known, now) for known in others], 0)
+        yield [label, n, *on[:3], on[3] / n**0.5, off[0], off[3] / n**0.5, other[0], other[3] / n**0.5]
