@@ -461,7 +461,8 @@ def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collaps
     too_often = cfg.out_dir.endswith(RESTARTS * "_again")
     if cfg.on_collapse == "stop" or too_often or hosts.processes().size > 1:
         return Collapsed(text, None)
-    return Collapsed(text, dataclasses.replace(cfg, max_iters=cfg.max_iters - step, resume=False, **keys))
+    left = cfg.max_iters - step  # also with num_epochs, which would count the epochs anew
+    return Collapsed(text, dataclasses.replace(cfg, max_iters=left, num_epochs=None, resume=False, **keys))
 
 
 class StopRequested:

@@ -1,8 +1,11 @@
 """system/collapse.py: planted collapses are named while they happen, healthy runs are left alone."""
+import dataclasses
+
 import numpy as np
 import pytest
 
 import config
+import grpo
 from judges import scores
 from system import collapse
 
@@ -93,6 +96,16 @@ def test_a_sign_is_told_once_and_a_run_that_goes_on_remembers():
     assert len(watched(given)) == 1
     watch = collapse.Watch(CFG, given)  # from its log
     assert watch.told == {"reward_fell"} and not watch.see(given[-1] | {"step": 61})
+
+
+@pytest.mark.parametrize("loss", grpo.LOSSES)
+@pytest.mark.parametrize("sign", PLANTED)
+def test_what_is_advised_is_a_config_that_can_be_run(sign, loss):
+    has_ratio = loss not in ("wd1", "spg")
+    keys = dict(objective="grpo", init_from="x", rewards=("exact",), loss_type=loss, logp_est="elbo")
+    cfg = config.Config(**keys, ratio_level="sequence" if has_ratio else "none", updates_per_rollout=4)
+    for _, found in watched(rows(**PLANTED[sign]), cfg).values():
+        dataclasses.replace(cfg, **found.change)
 
 
 def test_metrics_that_are_missing_or_not_finite_say_nothing():

@@ -1646,3 +1646,10 @@ def test_or_it_begins_again_from_its_best_with_the_key_changed(tiny, planted):
     best = checkpoint.read_run(f"{cfg.out_dir}/step-000003")["best"]["step"]
     assert folder == f"{cfg.out_dir}_again" and run["learning_rate"] == pytest.approx(cfg.learning_rate / 3)
     assert run["init_from"].endswith(f"step-{best:06d}") and state.step == run["max_iters"] == 5 - best
+
+
+def test_epochs_are_not_counted_anew_when_it_begins_again(tiny, monkeypatch):
+    monkeypatch.setattr(checkpoint, "save_run", lambda *args, **options: None)
+    run = types.SimpleNamespace(cfg=tiny(on_collapse="restart", max_iters=5, num_epochs=1.0), tok=None)
+    again = runs.leave_collapsed(run, types.SimpleNamespace(step=3), {"step": 2}, []).again
+    assert (again.max_iters, again.num_epochs) == (3, None)
