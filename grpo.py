@@ -312,7 +312,7 @@ KLS = {"k2": k2, "k3": k3, "k3_ratio": k3_ratio, "k2_sequence": k2_sequence}
 def has_high_entropy(entropy: Any, scored: Array, fraction: float) -> Array:
     """Find the `fraction` of the scored tokens whose entropy is highest: entropy, scored (B, T) -> (B, T) bool. As in
     TRL, the smallest entropy that counts is the quantile 1 - fraction, interpolated; equal ones all count."""
-    lowest = jnp.nanquantile(jnp.where(scored, entropy, jnp.nan), 1 - fraction)
+    lowest = jnp.nanquantile(jnp.where(scored, entropy, jnp.nan), 1.0 - fraction)
     return scored & (entropy >= lowest)
 
 

@@ -419,6 +419,16 @@ def between_keys_of_lora(c):
     )  # fmt: skip
 
 
+# Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
+IDLE_IN_DPO = (
+    "paired loss_norm causal_weight group_size rollout_steps early_end updates_per_rollout keep_completions minibatch_size "
+    "mask_truncated score_after_end dynamic_sampling fill_in mask_ratio_min mask_ratio_max entropy_steps logp_scale random_masking "
+    "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative step_baseline reward_norm ratio_level loss_type "
+    "aggregation clip_low clip_high clip_cap cispo_cap rollout_weight rollout_cap spg_mix spg_power entropy_coef "
+    "top_entropy_quantile draft_coef kl_est kl_in_reward"
+)
+
+
 def between_keys_of_dpo(c):
     """Return (True if wrong, message) for dpo."""
     micro, views = 2 * c.batch_size // c.gradient_accumulation_steps, n_views(c)
@@ -434,7 +444,16 @@ def between_keys_of_dpo(c):
         (c.logp_chunk and micro * views % c.logp_chunk,
          f"logp_chunk={c.logp_chunk} must divide the {micro * views} masked copies of a micro-batch: {micro} answers x "
          f"{views} views"),
+        *((getattr(c, name) != getattr(Config, name),
+           f"{name}={getattr(c, name)!r} changes nothing with objective='dpo': leave it out or set "
+           f"{name}={getattr(Config, name)!r}")
+          for name in IDLE_IN_DPO.split()),
     )  # fmt: skip
+
+
+def pays_for_speed(c):
+    """Return True if the reward `passes` is trained on."""
+    return any(re.fullmatch(r"passes(\(.*\))?", name) for name in c.rewards)
 
 
 def between_keys_of_grpo(c):
@@ -468,7 +487,7 @@ def between_keys_of_grpo(c):
          "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
         (c.temperature == 0 or c.top_k == 1,
          f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
-        (c.rule in ("quota", "dream", "static") and any(re.fullmatch(r"passes(\(.*\))?", name) for name in c.rewards),
+        (c.rule in ("quota", "dream", "static") and pays_for_speed(c),
          f"rewards={c.rewards}: with rule={c.rule!r} a text takes as many passes as the schedule says, so tokens per "
          "pass would pay for its length: take rule='threshold', factor, entropy or dynamic"),
         (c.kl_in_reward and c.reward_norm == "each",
@@ -506,6 +525,7 @@ def between_keys_and_steps(c):
                f"{name}={getattr(c, name)} needs log-probs of the steps that were taken: logp_est='trace' (now "
                f"{c.logp_est!r})")
     apart = {"adv_norm": "none", "reward_norm": "sum", "adv_negative": 1.0}  # rewards and advantages have one scale
+    apart |= {"kl_in_reward": False, "diversity_bonus": 0.0}  # which texts that were filled in one pass do not have
     for name, value in apart.items() if c.step_baseline else ():
         yield (getattr(c, name) != value,
                f"step_baseline={c.step_baseline} compares rewards as they are: set {name}={value!r} (now "
@@ -560,6 +580,9 @@ def between_keys_and_causal(c, shape, where):
         yield (used and not shape.causal_text,
                f"{name}={getattr(c, name)!r}, but the model {where} is not autoregressive and a denoiser at once: it "
                "has causal_text=False")
+    yield (shape.causal and pays_for_speed(c),
+           f"rewards={c.rewards}: the model {where} is causal and writes one token per pass, whatever the rule, so "
+           "tokens per pass are the same for all texts: leave that reward out")
     yield (c.objective == "dpo" and (c.logp_est == "exact") != shape.causal,
            f"logp_est={c.logp_est!r}, but the model {where} is " + ("causal, so its log-probs are known: take exact" if
            shape.causal else "a denoiser, which sees the tokens it should predict: take elbo"))

@@ -572,10 +572,11 @@ def test_of_tokens_of_high_entropy_only_the_loss_is_trls(fraction):
     assert not grad[~np.array(counted, bool)].any()
 
 
-def test_a_token_that_no_view_scores_does_not_move_the_quantile():
+@pytest.mark.parametrize("fraction", [0.0, 0])  # as in --top_entropy_quantile=0
+def test_a_token_that_no_view_scores_does_not_move_the_quantile(fraction):
     """Its entropy is unknown; so the tokens that are scored are compared with each other alone."""
     share = jnp.where(MASK, 2.0, 0).at[0, 2].set(0)
-    cfg = LossConfig(top_entropy_quantile=0.0)
+    cfg = LossConfig(top_entropy_quantile=fraction)
     weight = grpo.token_weights("dapo", MASK, 4)
     batch = LossBatch(ADV, MASK, weight, weight, share=share)
     grad = jax.grad(lambda logp: grpo.loss(logp, batch, cfg, ENTROPY)[0])(NEW)

@@ -13,7 +13,7 @@ import diffusion
 import model
 import sample
 import train
-from system import memory, sharding
+from system import huggingface, memory, sharding
 from tools import plan
 from variants import blocks, joint
 
@@ -193,6 +193,13 @@ def test_a_recipe_can_be_planned_without_its_model_and_without_a_compiler_which_
     assert "params 5.7 GB + optimizer 7.6 GB" in text and "of 63.7 GB" in text  # an eighth each; three quarters
     assert "an iteration takes at least 18.8 s, at 989 TFLOP/s per device" in text
     assert "pip install libtpu" in planned(capsys, "config/llada_gsm8k_grpo.py", devices="v5p:2x2x1")
+
+
+def test_a_run_that_starts_from_the_folder_of_another_can_be_planned(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
+    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=16, mask_id=258, eos_id=256, pad_id=256)
+    huggingface.save(f"{tmp_path}/run/step-000003", model.init(jax.random.key(0), shape), shape)
+    assert "it compiled as for" in planned(capsys, "config/sudoku_grpo.py", f"--init_from={tmp_path}/run")
 
 
 class Described(NamedTuple):

@@ -301,6 +301,7 @@ def test_pairs_that_are_equal_or_do_not_fit_are_left_out_and_counted(tmp_path, c
 @pytest.mark.parametrize("changes, words", [
     (dict(kl_beta=0.0), "needs kl_beta above 0"), (dict(logp_est="trace"), "take elbo"),
     (dict(init_from=None), "needs init_from"), (dict(logp_views=2, logp_chunk=3), "32 masked copies"),
+    (dict(dynamic_sampling=2), "dynamic_sampling=2 changes nothing with objective='dpo': leave it out or set"),
     (dict(curriculum=((0, 1.0),)), "in any order"), (dict(logp_est="exact"), "is a denoiser"),
     (dict(dataset="PLAIN"), "rows are no such pairs; the first of them has prompt, completion"),
     (dict(init_from="CAUSAL", order="left"), "known: take exact")])  # fmt: skip

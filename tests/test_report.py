@@ -172,6 +172,14 @@ def test_seeds_of_a_recipe_are_one_curve_with_a_band_and_others_are_apart(seeds,
     assert panels["held-out rows"][1]["low"] == pytest.approx([0.4] * 3)
 
 
+def test_a_run_that_is_named_twice_counts_once(seeds, tmp_path, monkeypatch, capsys):
+    again = [seeds[0], f"{seeds[0]}/", os.path.relpath(seeds[0])]
+    monkeypatch.setattr(sys, "argv", ["runs.py", *again, f"--out={tmp_path}/once.html"])
+    compare.main()
+    assert "shows 1 run" in capsys.readouterr().out
+    assert content(f"{tmp_path}/once.html")["panels"][0]["lines"][0]["name"] == "run_0"
+
+
 def test_the_interval_is_that_of_the_bootstrap():
     rng = np.random.default_rng(1)
     logs = [[{"step": 0, "time": 0, "x": x}] for x in rng.normal(size=40)]

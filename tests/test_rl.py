@@ -802,6 +802,8 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"step_baseline": 0.5}, "set adv_norm='none' (now 'group')"),
     ({"step_baseline": 0.5, "adv_norm": "none", "adv_negative": 0.0}, "set adv_negative=1.0 (now 0.0)"),
     ({"step_baseline": 0.5, "adv_norm": "none", "reward_norm": "each"}, "set reward_norm='sum'"),
+    ({"step_baseline": 0.5, "adv_norm": "none", "kl_beta": 0.1, "kl_in_reward": True}, "set kl_in_reward=False (now"),
+    ({"step_baseline": 0.5, "adv_norm": "none", "diversity_bonus": 0.1}, "set diversity_bonus=0.0 (now 0.1)"),
     ({"step_baseline": 0.5, "adv_norm": "none", "ratio_level": "sequence"}, "set ratio_level='token' or 'none'"),
     ({"step_baseline": 0.5, "adv_norm": "none", "ratio_level": "none", "loss_type": "wd1"}, "leave one out"),
     ({"step_baseline": 0.5, "adv_norm": "none", "rewards": ("diversity",)}, "'diversity' looks at more"),
@@ -816,6 +818,14 @@ def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes,
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}
     with pytest.raises(ValueError, match=re.escape(words)):
         begin(tiny(**changes))
+
+
+def test_a_causal_model_cannot_be_paid_for_speed():
+    shape = model.ModelConfig(causal=True, shift=True)
+    keys = dict(objective="grpo", init_from="x", order="left", logp_est="exact", rule="threshold")
+    config.check_model(config.Config(**keys, rewards=("exact",)), shape, "in x")
+    with pytest.raises(ValueError, match="is causal and writes one token per pass"):
+        config.check_model(config.Config(**keys, rewards=("exact", "passes(right=1)")), shape, "in x")
 
 
 def test_a_machine_that_contains_nothing_is_refused_before_the_first_rollout(tiny, tmp_path, monkeypatch):

@@ -27,12 +27,13 @@ def main() -> None:
     parser.add_argument("--out", default="compare.html", help="the page to write")
     asked = parser.parse_args()
     try:
-        text = compare([os.path.normpath(folder) for folder in asked.folders])
+        folders = list({os.path.realpath(folder): os.path.normpath(folder) for folder in asked.folders}.values())
+        text = compare(folders)
         with disk.writing(asked.out) as f:
             f.write(text)
     except (ValueError, OSError) as e:
         raise SystemExit(f"error: {e}") from None
-    print(f"{asked.out} shows {len(asked.folders)} runs")
+    print(f"{asked.out} shows {len(folders)} runs")
 
 
 def read(folder: str) -> tuple[dict, list[dict]]:
@@ -45,7 +46,7 @@ def read(folder: str) -> tuple[dict, list[dict]]:
 
 def compare(folders: list[str]) -> str:
     """Write the page of several runs -> HTML."""
-    found = {folder: read(folder) for folder in dict.fromkeys(folders)}
+    found = {folder: read(folder) for folder in folders}
     groups: dict = {}
     for folder, (cfg, _) in found.items():
         groups.setdefault(str([item for item in cfg.items() if item[0] not in APART]), []).append(folder)

@@ -276,6 +276,7 @@ def plan_ahead(argv: list[str], devices: str, outline: Callable) -> None:
     cfg = config.load(argv, for_plan=True)
     first = config.base_runs(cfg)[-1]
     folder = data.prepare(first.init_from or "")
+    folder = checkpoint.find(folder) if checkpoint.steps(folder) else folder
     if os.path.exists(os.path.join(folder, "config.json")):
         shape = huggingface.read_config(folder, checkpoint.family_to_open(folder, first.open_as))
     elif not first.init_from:
