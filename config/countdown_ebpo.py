@@ -1,6 +1,6 @@
 """
-Train a block diffusion model on countdown as LLaDA2.1 was (EBPO): one ratio for each completion, from the ELBO of all of
-its blocks, which one forward pass computes for each masked copy.
+Train a block diffusion model on countdown with the estimator and the ratio of LLaDA2.1 (EBPO): one ratio for each
+completion, from the ELBO of all its blocks, for which each masked copy needs one forward pass.
 
     python train.py config/countdown_ebpo.py
 

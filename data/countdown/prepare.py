@@ -28,8 +28,8 @@ to add sooner. The rows are made in 7 seconds.
 
 `pairs` has the rows of difficulty 1, split alike, with `chosen` (the completion) and `rejected`: the same with one
 number changed wherever it stands (`3+7=11,11+5=15`), the kind of mistake that a young model makes. `few` has the train
-rows of 600 of the 5,358 puzzles of difficulty 1 (in every order of their numbers: about 3,200 rows), and `asked` those of
-the other puzzles without `completion`, for rewards alone. Both have the val rows of difficulty 1.
+rows of 600 of the 5,358 puzzles of difficulty 1 (3,251 rows, in every order of their numbers), and `asked` those of the
+other puzzles without `completion`, for rewards alone. Both have the val rows of difficulty 1.
 
 The last two commands make puzzles like those in papers: the numbers are drawn from 1 to --highest, the target from
 10 to --target=100, among those that + - * and exact / can reach, however large the results in between
