@@ -424,8 +424,8 @@ IDLE_IN_DPO = (
     "paired loss_norm causal_weight group_size rollout_steps early_end updates_per_rollout keep_completions "
     "minibatch_size mask_truncated score_after_end dynamic_sampling fill_in mask_ratio_min mask_ratio_max "
     "entropy_steps logp_scale random_masking p_mask_prompt adv_baseline adv_norm adv_eps adv_negative step_baseline "
-    "reward_norm ratio_level loss_type aggregation clip_low clip_high clip_cap cispo_cap rollout_weight rollout_cap spg_mix spg_power entropy_coef "
-    "top_entropy_quantile draft_coef kl_est kl_in_reward"
+    "reward_norm ratio_level loss_type aggregation clip_low clip_high clip_cap cispo_cap rollout_weight rollout_cap "
+    "spg_mix spg_power entropy_coef top_entropy_quantile draft_coef kl_est kl_in_reward"
 )
 
 
