@@ -3,7 +3,8 @@ Pretrain a model on few answers: 600 puzzles of countdown (3,251 rows), as the s
 
     python train.py config/countdown_few.py
 
-TODO
+600 steps, two minutes of processor time on a shared Intel Xeon: 13.3% greedy and 10.5% sampled. With more steps it
+learns its rows by heart (docs/few-answers.md).
 """
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ config = replace(
     out_dir="out/countdown_few",
     dataset="data/countdown/few",
     difficulty=(),
-    stop_at=None,  # the best checkpoint is kept: after that it learns its rows by heart
-    max_iters=2000,
+    stop_at=None,
+    max_iters=600,
     eval_interval=200,
 )
