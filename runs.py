@@ -319,7 +319,8 @@ def draw(out_dir: str) -> None:
     import matplotlib.pyplot as plt
 
     shown = panels(read_lines(os.path.join(out_dir, "metrics.jsonl")))[:6]
-    wide, high = max(min(len(shown), 3), 1), max(-(-len(shown) // 3), 1)
+    wide = max(min(len(shown), 2 if len(shown) == 4 else 3), 1)
+    high = max(-(-len(shown) // wide), 1)
     # Three in a row are readable on a page of 800 pixels.
     figure = plt.figure(figsize=(3.4 * wide, 2.6 * high), constrained_layout=True)
     for n, (title, unit, lines) in enumerate(shown, 1):
