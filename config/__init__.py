@@ -122,7 +122,7 @@ class Config:
     tests_key: str | None = key(None, "column of the tests that a program has to pass")
     language_key: str | None = key(None, "column of the programming language")
     difficulty_key: str | None = key(None, "column of the difficulty, for the keys difficulty and curriculum")
-    limit: float | None = key(None, "most train rows; below 1: a fraction of them; None: all", POSITIVE)
+    limit: float | None = key(None, "largest number of train rows; below 1: a fraction of them; None: all", POSITIVE)
     num_epochs: float | None = key(None, "passes over the train rows, instead of max_iters", POSITIVE)
     max_prompt_len: int = key(20, "tokens per prompt, padded on the left", NON_NEGATIVE)
     max_new_tokens: int = key(20, "tokens per completion, padded with end-of-text", POSITIVE_INT)
@@ -204,8 +204,8 @@ class Config:
     logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities")
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
-    entropy_steps: int | None = key(None, "trace: learn only from so many steps of a completion, those whose tokens "
-                                    "were most uncertain; None: from all", POSITIVE_INT)
+    entropy_steps: int | None = key(None, "trace: steps per completion to learn from, those whose tokens were the "
+                                    "most uncertain; None: all", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
     logp_scale: float = key(1.0, "factor of log-probs; 2/3 makes the weights of coupled sum to 1", POSITIVE)
     random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")

@@ -26,9 +26,9 @@ class Experts:
     d_expert: int | None = None  # the width inside an expert
     routing: str = "softmax"  # how scores are made: softmax (Qwen3-MoE), or sigmoid, with a bias to pick by (LLaDA2)
     norm_routing: bool = False  # the weights of a token's experts are divided by their sum
-    routing_scale: float = 1.0  # and multiplied by this
+    routing_scale: float = 1.0  # the weights of a token's experts are multiplied by this
     expert_groups: int = 1  # the number of groups that the experts form
-    groups_per_token: int = 1  # of these, the groups a token's experts come from: those whose two best score highest
+    groups_per_token: int = 1  # a token's experts come from this many groups: those whose two best score highest
     n_shared: int = 0  # experts that every token goes through as well
     first_dense: int = 0  # the first layers that have one mlp of width d_ff
 
