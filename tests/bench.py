@@ -693,34 +693,37 @@ def picture_of_runs(points, path):
 
 
 def picture(points, path):
-    """{task: {way: [(passes a token, tokens a second, accuracy), ...]}} -> a picture."""
+    """{task: {way: [(passes per token, tokens per second, accuracy), ...]}} -> a picture: a row of panels per task."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    figure, axes = plt.subplots(2, len(points), figsize=(3.6 * len(points) + 1.6, 6.4), sharey="col", squeeze=False,
+    figure, axes = plt.subplots(len(points), 2, figsize=(9, 2.3 * len(points) + 1), sharey="row", squeeze=False,
                                 layout="constrained")
-    caches, colors = {"none": "--", "prefix": "-.", "dual": ":"}, {rule: f"C{i}" for i, rule in enumerate(RULES)}
-    star = dict(marker="*", ms=12, color="black", ls="", zorder=3)
-    for column, (task, curves) in zip(axes.T, points.items(), strict=True):
-        for (at, label), ax in zip(enumerate(("forward passes a token", "tokens a second")), column, strict=True):
+    colors = dict(zip(RULES, ("#0072b2", "#e69f00", "#009e73", "#cc3311"), strict=True))
+    caches = {"none": "--", "prefix": "-.", "dual": ":"}
+    star = dict(marker="*", ms=14, color="black", ls="", zorder=3)
+    for row, (task, curves) in zip(axes, points.items(), strict=True):
+        for at, ax in enumerate(row):
             for way, found in curves.items():
                 rule, *more = way.split(", ")
                 style = star if rule not in colors else dict(
-                    color=colors[rule], marker="o", ms=3, ls=caches.get(more[-1], "-") if more else "-",
+                    color=colors[rule], marker="o", ms=4, ls=caches.get(more[-1], "-") if more else "-",
                     alpha=0.25 if more and more[0] in ORDER else 1)
-                ax.plot(*zip(*sorted((p[at], p[2]) for p in found), strict=True), lw=1, **style)
-            ax.set(xscale="log", xlabel=label, title=task if not at else "")
+                ax.plot(*zip(*sorted((p[at], p[2]) for p in found), strict=True), lw=1.5, **style)
+            ax.set(xscale="log")
             low, high = ax.get_xlim()
-            ax.tick_params(axis="x", which="minor", labelbottom=high < 8 * low, labelsize=7)  # else tens are named
+            ax.tick_params(axis="x", which="minor", labelbottom=high < 8 * low, labelsize=8)  # else tens are named
             ax.grid(alpha=0.25)
-    axes[0, 0].set_ylabel("accuracy")
-    axes[1, 0].set_ylabel("accuracy")
+            ax.spines[["top", "right"]].set_visible(False)
+        row[0].set_ylabel(f"{task}\naccuracy")
+    axes[-1, 0].set_xlabel("forward passes per token (left: faster)")
+    axes[-1, 1].set_xlabel("tokens per second (right: faster)")
     line = lambda label, **style: matplotlib.lines.Line2D([], [], label=label, **style)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=9, handles=[
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=10, handles=[
         line("LLaDA's loop", **star), *(line(rule, color=color) for rule, color in colors.items()),
-        line("quota, other orders", color="C0", alpha=0.25),
+        line("quota, other orders", color=colors["quota"], alpha=0.25),
         *(line(f"in blocks, cache {name}", color="gray", ls=ls) for name, ls in caches.items())])  # fmt: skip
-    figure.savefig(path, dpi=110, facecolor="white")
+    figure.savefig(path, dpi=150, facecolor="white")
     plt.close(figure)
 
 
