@@ -240,6 +240,10 @@ def as_reward(where: str, name: str, fn: Any) -> Reward:
     )
 
 
+# Parameters of a reward that a trainer fills, so that they are no settings.
+GIVEN = "text", "prompt", "prompts", "completions", "token_ids", "groups", "tokens_per_pass", "first_reward"
+
+
 def with_settings(name, fn, text):
     """Set parameters of a reward for all rows: "target=40" sets target_length to 40; a prefix of the name is enough."""
     rule, ours = getattr(fn, "rule", fn), fn in REWARDS.values()
@@ -247,7 +251,7 @@ def with_settings(name, fn, text):
     free = {
         p.name: p.default
         for p in signature.parameters.values()
-        if p.name not in ("text", "prompt", "prompts", "completions") and p.kind is not p.VAR_KEYWORD
+        if p.name not in GIVEN and p.kind is not p.VAR_KEYWORD
     }
     for setting in re.split(r",\s*(?=\w+\s*=)", text):
         key, value = map(str.strip, setting.split("=", 1))
@@ -264,7 +268,8 @@ def with_settings(name, fn, text):
             with contextlib.suppress(ValueError, SyntaxError):
                 settings[parameter] = ast.literal_eval(value)
         if number and not isinstance(settings[parameter], (int, float)):
-            raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}={free[parameter]}")
+            example = free[parameter] if math.isfinite(free[parameter]) else 1
+            raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}={example}")
     bound = functools.update_wrapper(functools.partial(rule, **settings), rule)
     left = [p for name, p in signature.parameters.items() if name not in settings]
     bound.__signature__ = signature.replace(parameters=left)

@@ -1079,12 +1079,14 @@ def main():
     for flag in ("seeds", "rounds"):
         if (value := getattr(options, flag)) is not None and value < 1:
             raise SystemExit(f"error: --{flag}={value}: expected at least 1")
-    os.makedirs(os.path.dirname(options.picture or "") or ".", exist_ok=True)  # now, not after half an hour
+    if options.minutes is not None and not options.minutes > 0:  # nan neither
+        raise SystemExit(f"error: --minutes={options.minutes}: expected a number above 0")
     if options.toy and "jax" in sys.modules:
         jax.config.update("jax_disable_most_optimizations", True)  # a quick compile is all that is wanted
     try:
+        os.makedirs(os.path.dirname(options.picture or "") or ".", exist_ok=True)  # now, not after half an hour
         COMMANDS[options.command](options)
-    except ValueError as e:
+    except (ValueError, OSError) as e:
         raise SystemExit(f"error: {e}") from None
 
 

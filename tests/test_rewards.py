@@ -176,7 +176,9 @@ def test_the_recipe_of_syntax_format_and_tests_is_no_constant_on_plain_code():
 
 
 @pytest.mark.parametrize("names, message", [
-    ("length(goal=4)", "'length' has no setting 'goal'; there are target_length, token_ids"),
+    ("passes(first_reward=1)", "'passes' has no setting 'first_reward'; there are right"),
+    ("passes(right=x)", "right=x should be a number, as in right=1"),
+    ("length(goal=4)", "'length' has no setting 'goal'; there are target_length"),
     ("length(target=four)", "target=four should be a number, as in target=100"), ("length(4)", r"no reward 'length\(4"),
     ("length(target=4,target_length=5)", "'length' is given target_length twice"),
     ("syntax(x=1)", "'syntax' has no setting 'x'"), ("length(target=4),length(target=5)", "two rewards are called"),

@@ -81,12 +81,15 @@ def inside_loss(params, b, cfg):
     """
     with recorded(diffusion, "view_logp") as seen, recorded(grpo, "loss", "ratios") as in_loss:
         rl.policy_loss(params, b, cfg)
-    logp, batch, settings, *_ = in_loss["loss"][0].args
+    logp, batch, settings, entropy = in_loss["loss"][0].args
     ratio = in_loss["ratios"][0].result
-    token_loss = grpo.LOSSES[settings.loss].token_loss(ratio, logp, batch.token_adv(), settings)
+    token_loss = batch.rollout_weight * grpo.LOSSES[settings.loss].token_loss(ratio, logp, batch.token_adv(), settings)
+    if settings.top_entropy_quantile < 1:  # as in grpo.loss
+        scored = batch.mask & (batch.share > 0)
+        token_loss *= grpo.has_high_entropy(entropy, scored, settings.top_entropy_quantile)
 
     def pg_loss(logp):
-        return grpo.loss(logp, batch, settings)[1]["pg_loss"]
+        return grpo.loss(logp, batch, settings, entropy)[1]["pg_loss"]
 
     by_token = {
         "ratio": ratio,
