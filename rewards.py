@@ -241,7 +241,8 @@ def as_reward(where: str, name: str, fn: Any) -> Reward:
 
 
 # Parameters of a reward that a trainer fills, so that they are no settings.
-GIVEN = "text", "prompt", "prompts", "completions", "token_ids", "groups", "tokens_per_pass", "first_reward"
+GIVEN = {"text", "prompt", "prompts", "completions", "token_ids", "groups", "max_length", "tokens_per_pass",
+         "first_reward"}  # fmt: skip
 
 
 def with_settings(name, fn, text):

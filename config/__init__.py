@@ -568,7 +568,8 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
     for f in dataclasses.fields(shape):
         asked, there = getattr(c.model, f.name), getattr(shape, f.name)
         if f.name not in ("dtype", "remat") and asked not in (f.default, there):
-            raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}")
+            raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or start "
+                             "from another model")
     for wrong, message in (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where)):
         if wrong:
             raise ValueError(message)
@@ -598,7 +599,7 @@ def between_keys_and_causal(c, shape, where):
     needed |= {"block_len": None, "repetition_penalty": 1.0} if c.rule == "drafts" else {}
     for name, value in needed.items():
         yield (getattr(c, name) != value, f"{name}={getattr(c, name)!r}: a causal model reads from left to right"
-               f"{', and so do drafts:' if c.rule == 'drafts' else ' and needs'} {name}={value!r}")
+               f"{', and so do drafts: set' if c.rule == 'drafts' else ' and needs'} {name}={value!r}")
 
 
 def between_keys_and_blocks(c, shape, where):

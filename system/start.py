@@ -22,7 +22,7 @@ from data import texts
 from judges import scores
 from model import ModelConfig
 from system import disk, hosts, huggingface, memory
-from variants import preferences
+from variants import checks, preferences
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -147,6 +147,8 @@ def open_sources(resumed, cfg):
         config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
         memory.check_fits(cfg, shape)
     huggingface.family_of(shape)  # refuse a model that no folder can hold before it is trained
+    if cfg.objective != "judge":  # and one that could not be sampled from at the first evaluation
+        checks.model_and_plan(shape, sample.plan(cfg, cfg.temperature))
     return Prepared(dataclasses.replace(cfg, model=shape), tok, params, resumed)
 
 

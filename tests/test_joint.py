@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import checkpoint
+import config
 import diffusion
 import model
 import sample
+import train
 from system import huggingface
-from system.start import adapt
+from system.start import adapt, prepare
 from variants import blocks, drafts, joint
 
 KEY = jax.random.key(0)
@@ -230,6 +232,14 @@ def test_what_drafts_cannot_do_is_named(changes, keys, named):
     z, valid = prompts()
     with pytest.raises(ValueError, match=named):
         sample.generate(FAR, KEY, z, dataclasses.replace(CFG, **changes), plan(**keys), valid)
+
+
+def test_a_model_that_drafts_cannot_write_with_is_refused_before_it_is_trained(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "completion": "21"}\n' * 30)
+    cfg = config.Config(out_dir=f"{tmp_path}/out", dataset=f"{tmp_path}/rows.jsonl", rule="drafts", order="left",
+                        model=model.ModelConfig(block_causal=1, causal_text=True, d_model=16, n_layer=1))  # fmt: skip
+    with pytest.raises(ValueError, match="blocks of 2 or more"):
+        prepare(cfg, train.train)
 
 
 @pytest.mark.parametrize("changes", [dict(block_causal=None), dict(shift=True)])

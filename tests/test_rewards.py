@@ -176,6 +176,7 @@ def test_the_recipe_of_syntax_format_and_tests_is_no_constant_on_plain_code():
 
 
 @pytest.mark.parametrize("names, message", [
+    ("overlong(max=3)", "'overlong' has no setting 'max'; there are soft_length"),
     ("passes(first_reward=1)", "'passes' has no setting 'first_reward'; there are right"),
     ("passes(right=x)", "right=x should be a number, as in right=1"),
     ("length(goal=4)", "'length' has no setting 'goal'; there are target_length"),

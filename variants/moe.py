@@ -41,7 +41,7 @@ class Experts:
             return
         for name in ("n_experts", "d_expert", "experts_per_token", "expert_groups", "groups_per_token"):
             if (getattr(self, name) or 0) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1, with n_experts={E}")
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1 in a mixture of experts")
         if self.routing not in ROUTINGS:
             raise ValueError(f"routing={self.routing!r}: one of {', '.join(ROUTINGS)}")
         groups, taken = self.expert_groups, self.groups_per_token
