@@ -724,3 +724,10 @@ def test_a_mistake_ends_the_program_without_a_traceback(file):
     done = subprocess.run([sys.executable, "train.py", file, "--lerning_rate=1"], capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == "error: unknown config key 'lerning_rate', did you mean 'learning_rate'?\n"
+
+
+def test_a_slash_at_the_end_of_out_dir_changes_no_name(file):
+    # Else the folder of its base, out/x/_base, would lie in the run's own.
+    assert config.load([file, "--out_dir=out/x/"]).out_dir == "out/x"
+    base = config.base_run(config.load(["config/sudoku_grpo.py", "--out_dir=./out/x/", "--base.seed=1"]))
+    assert base.out_dir == "out/x_base"
