@@ -48,7 +48,7 @@ from data.texts import (
 )
 from judges import model_judge, scores
 from system import sharding
-from variants import blocks, credit, joint, preferences, slots
+from variants import blocks, credit, hints, joint, preferences, slots
 
 
 class Task(NamedTuple):
@@ -398,11 +398,12 @@ def timed(notes, name):
 def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
     """Write and judge completions of new prompts -> Scored, and what `prepare` makes of the rollout.
 
-    Dynamic sampling draws again for groups whose rewards are all equal. While the host scores, the device computes what
-    prepare(rollout) asks for, unless completions may still be replaced or dropped: then that is None."""
+    Dynamic sampling draws again for groups whose rewards are all equal, or asks again with hints. While the host
+    scores, the device computes what prepare(rollout) asks for, unless completions may still be replaced or dropped:
+    then that is None."""
     tries, found, prepared = 1 + cfg.dynamic_sampling, None, None
     for n in range(tries):
-        prompts = draw(state.step, n)
+        prompts = hints.draw(draw, found, state.step, n, cfg, tok)
         with timed(notes, "time/rollout"):
             r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg, tok))
         if tries == 1 and config.n_update(cfg) == len(r.tokens) and not credit.wanted(cfg):

@@ -197,6 +197,8 @@ class Config:
     mask_truncated: bool = key(False, "leave completions without an end of text out of the loss")
     score_after_end: bool = key(False, "include tokens after the end of text in the loss: only then trace is unbiased")
     dynamic_sampling: int = key(0, "most times to resample groups whose rewards are all equal", NON_NEGATIVE)
+    hint_ratio: float = key(0.0, "dynamic_sampling: ask prompts whose completions are all wrong again, with up to this "
+                            "share of the tokens of their row's completion given; 0: draw other prompts", BELOW_1)
     fill_in: bool = key(False, "prompts are the rows' own completions, partly masked")
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
@@ -425,7 +427,7 @@ IDLE_IN_DPO = (
     "minibatch_size mask_truncated score_after_end dynamic_sampling fill_in mask_ratio_min mask_ratio_max "
     "entropy_steps logp_scale random_masking p_mask_prompt adv_baseline adv_norm adv_eps adv_negative step_baseline "
     "reward_norm ratio_level loss_type aggregation clip_low clip_high clip_cap cispo_cap rollout_weight rollout_cap "
-    "spg_mix spg_power entropy_coef top_entropy_quantile draft_coef kl_est kl_in_reward"
+    "spg_mix spg_power entropy_coef top_entropy_quantile draft_coef kl_est kl_in_reward hint_ratio"
 )
 
 
@@ -547,6 +549,8 @@ def idle_keys(c):
         ("paired loss_norm causal_weight", False, "objective='pretrain'"),
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
+        ("hint_ratio", c.dynamic_sampling and c.pass_at is not None and not c.fill_in,
+         "dynamic_sampling=1 or more, with a pass_at that says what is right, and fill_in=False"),
         ("clip_low clip_high clip_cap", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
         ("rollout_cap", c.rollout_weight != "none", "rollout_weight='token' or 'sequence'"),
         ("draft_coef", c.rule == "drafts", "rule='drafts'"),
@@ -594,7 +598,8 @@ def between_keys_and_causal(c, shape, where):
                + ("does not write from left to right: take rule='drafts'" if shape.causal_text else
                   "is not causal: it sees the tokens it should predict, so take trace, coupled, elbo, ..."))
         return
-    needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
+    needed = {"order": "left", "cache": "none", "score_after_end": False,  # nothing is sampled after an end
+              "hint_ratio": 0.0}
     needed |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False} if shape.causal else {}
     needed |= {"block_len": None, "repetition_penalty": 1.0} if c.rule == "drafts" else {}
     for name, value in needed.items():

@@ -245,7 +245,7 @@ def count_params(params: Any) -> int:
 
 ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
     "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
-                "repetition_penalty fill_in dynamic_sampling",
+                "repetition_penalty fill_in dynamic_sampling hint_ratio",
     "rewards": "rewards reward_weights reward_clip diversity_bonus",
     "estimator": "logp_est logp_views entropy_steps logp_scale",
     "advantages": "adv_baseline step_baseline adv_norm adv_negative reward_norm keep_completions",

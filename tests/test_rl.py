@@ -287,6 +287,20 @@ def test_filling_in_asks_for_holes_in_the_rows_own_text_and_learns_from_nothing_
 
 
 @pytest.mark.slow
+def test_an_iteration_learns_from_groups_with_hints_and_not_from_the_hints(tiny):
+    """Every hint stands where the answer has it. Groups with a reward are as they were written at first."""
+    cfg, tok, _, _, (b,), _ = one_iteration(tiny(pass_at=1.0, dynamic_sampling=3, temperature=3.0, hint_ratio=0.5))
+    r = jax.tree.map(np.asarray, b.rollout)
+    given = (r.step < 0) & (np.arange(r.tokens.shape[1]) >= cfg.max_prompt_len)
+    groups = given.any(1).reshape(-1, cfg.group_size)
+    assert (groups.all(1) | ~groups.any(1)).all() and groups.any() and not groups.all()
+    assert not (given & (r.completion | r.counts)).any() and not np.asarray(in_front(b.views).weight)[:, given].any()
+    for row, mask in zip(r.tokens, given, strict=True):
+        answer = [*tok.encode(tok.decode(row[1:3].tolist())[::-1]), tok.eos_id, tok.eos_id]
+        assert all(row[3 + j] == answer[j] for j in np.flatnonzero(mask[3:]))
+
+
+@pytest.mark.slow
 def test_several_rewards_a_reward_without_opinion_and_a_diversity_bonus(tiny, place):
     both = (f"{place}/my.py:digits", f"{place}/my.py:short")
     *_, (b,), notes = one_iteration(
@@ -737,6 +751,8 @@ def test_filling_in_needs_completions(tiny, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "12", "completion": "21"}\n' * 30 + '{"prompt": "34"}\n' * 10)
     with pytest.raises(ValueError, match="fill_in=True masks tokens of completions, and .* rows of .* have none"):
         begin(tiny(dataset=f"{tmp_path}/rows.jsonl", fill_in=True))
+    with pytest.raises(ValueError, match="hint_ratio=0.5 gives tokens of completions, and .* rows of .* have none"):
+        begin(tiny(dataset=f"{tmp_path}/rows.jsonl", hint_ratio=0.5, dynamic_sampling=1, pass_at=1.0))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "21", "masked": "2<|mask|>"}\n' * 30
                                          + '{"prompt": "3", "completion": "43"}\n' * 9)  # fmt: skip
     with pytest.raises(ValueError, match="train: 30 of 37 rows say in `masked` which tokens to fill: all rows of a"):
@@ -775,6 +791,8 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"top_k": 1}, "top_k=1: all completions of a group would be equal"),
     ({"clip_cap": 1.1}, "above 1 + clip_high = 1.2"),
     ({"fill_in": True, "mask_truncated": True}, "mask_truncated=True with fill_in=True"),
+    ({"hint_ratio": 0.5, "pass_at": 1.0}, "hint_ratio=0.5 changes nothing here, it is for dynamic_sampling=1 or more"),
+    ({"hint_ratio": 0.5, "dynamic_sampling": 1}, "with a pass_at that says what is right, and fill_in=False"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "spg"}, "logp_est='elbo'"),
     ({"loss_type": "wd1"}, "ratio_level='none'"),
@@ -945,6 +963,7 @@ def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
     ({"order": "confidence"}, "order='confidence': a causal model reads from left to right and needs order='left'"),
     ({"logp_est": "trace"}, "needs logp_est='exact'"),
     ({"score_after_end": True}, "needs score_after_end=False"),
+    ({"hint_ratio": 0.5, "dynamic_sampling": 1, "pass_at": 1.0}, "needs hint_ratio=0.0"),
     ({"init_from": "BASE", "model": SECONDS["model"]}, "is not causal"),
 ])  # fmt: skip
 def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, changes, words):

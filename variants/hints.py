@@ -1,0 +1,58 @@
+"""
+Hints (IGPO, 2509.10396): a prompt whose completions are all wrong is asked again with parts of its answer in place.
+
+Where no completion of a group is right, all advantages are 0 and nothing is learnt. A denoiser can fill in around
+tokens that stand anywhere. So dynamic sampling, instead of drawing other prompts, gives some tokens of the row's own
+`completion`, at most the share `hint_ratio`, and lets the policy fill in the rest. How many and where is random, but
+the same for all completions of a group, which are compared with each other. Hints are given like a prompt: they have no
+log-prob and no place in the loss.
+
+IGPO's code gives chunks, 20% to 60% of an answer, anew for each completion. Right ones take the place of up to half of
+the wrong ones in the group without hints. It also learns from the 20% of the hints with the highest entropy.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from data.texts import EncodedRows
+from judges import scores
+from system import hosts
+
+
+def all_wrong(found: Any, cfg: Any) -> np.ndarray:
+    """True for each group (N,) of a Scored that has no right completion (see pass_at), and whose rewards are equal."""
+    right = np.asarray(scores.right(found, None, cfg)).reshape(-1, cfg.group_size)
+    return ~right.any(1) & ~scores.has_signal(found, cfg)
+
+
+def give(tokens: np.ndarray, answers: list[list[int]], ratio: float, start: int, rng: Any) -> EncodedRows:
+    """Put some tokens of each answer into its text, from one to the share `ratio`, and ask for all others.
+
+    tokens (N, T): a prompt before the column `start`; answers: ids without an end, which is never given. What is longer
+    than the text is cut. -> EncodedRows without rows."""
+    tokens, maskable = tokens.copy(), np.zeros(tokens.shape, bool)
+    maskable[:, start:] = True
+    for i, answer in enumerate(answers):
+        ids = np.array(answer[: tokens.shape[1] - start], int)
+        most = max(1, round(ratio * len(ids)))
+        place = rng.permutation(len(ids))[: rng.integers(1, most + 1)]
+        tokens[i, start + place] = ids[place]
+        maskable[i, start + place] = False
+    return EncodedRows([], tokens, maskable, None)
+
+
+def draw(draw_new: Callable, found: Any, step: int, n: int, cfg: Any, tok: Any) -> EncodedRows:
+    """Draw the N prompts of a step, where n counts the redraws of dynamic sampling: those of the Scored `found` that
+    are all wrong, with hints, each as often as it takes to make N; or new ones by draw_new(step, n), if there are no
+    such prompts, no hint_ratio or nothing was found yet (n=0)."""
+    if n == 0 or not cfg.hint_ratio or not (wrong := all_wrong(found, cfg)).any():
+        return draw_new(step, n)
+    groups = np.resize(np.flatnonzero(wrong), len(wrong))
+    rows, first = [found.rows[i] for i in groups], groups * cfg.group_size
+    answers = [tok.encode(row["completion"]) for row in rows]
+    rng = np.random.default_rng([cfg.seed, step, n])
+    given = give(hosts.gather(found.rollout.tokens)[first], answers, cfg.hint_ratio, cfg.max_prompt_len, rng)
+    valid = found.rollout.valid
+    return given._replace(rows=rows, valid=None if valid is None else hosts.gather(valid)[first])
