@@ -121,7 +121,8 @@ def read_run(folder: str) -> dict[str, Any]:
     path = os.path.join(folder, "run.json")
     try:
         with disk.naming(path), open(bpe.regular_file(path)) as f:
-            return dict(json.load(f))
+            found = dict(json.load(f))
+        return found | {"config": dict(found["config"])} if "config" in found else found
     except FileNotFoundError:
         return {}
     except (TypeError, ValueError, RecursionError) as e:

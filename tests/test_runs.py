@@ -504,3 +504,10 @@ def test_used_memory_is_not_given_back():
         print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"""
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert int(out) < 1000  # pages of 4 KB; given back and asked for again it were 40,000
+
+
+@pytest.mark.parametrize("text", ['{"config": 3}', '{"config": null}', "[1, 2]", '{"step": 1'])
+def test_a_run_json_that_somebody_changed_is_named(text, tmp_path):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match="run.json is damaged .*: delete .* to resume from the checkpoint before it"):
+        checkpoint.read_run(str(tmp_path))
