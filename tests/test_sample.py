@@ -1108,6 +1108,8 @@ def test_text_ends_at_the_end_of_text():
     (["--never=999"], "ids below 259"), (["--data=sudoku", "--show"], "go with --data"),
     (["--data=README.md"], "add --out=FILE.jsonl to write them"),
     (["--data=sudoku", "--out=README.md"], "--out=README.md is there already"),
+    (["--data=sudoku", "--out=docs"], "--out=docs is there already"),
+    (["--page="], "--page= names nothing"), (["--data="], "--data= names nothing"),
     (["--promt=a"], "unknown flag 'promt', did you mean 'prompt'?"), (["--difusion_steps=4"], "did you mean"),
     (["--start="], "here it is prompt"), (["--num_samples=5"], "here it is n"), (["--temp=1"], "here it is temper"),
     (["--num_generations=4"], "here it is n"), (["--gen_length=4"], "here it is max_new_tokens"),

@@ -190,7 +190,10 @@ def check_options(options):
         raise ValueError("--out and --rewards go with --data; --prompt and --show go without it")
     if options.data and not given & {"out", "rewards", "export", "page"}:
         raise ValueError("--data prints no rows: add --out=FILE.jsonl to write them, or --rewards to score them")
-    if options.out and os.path.isfile(options.out):
+    named = given & {"data", "out", "rewards", "export", "page"}
+    if empty := {name for name in named if not getattr(options, name)}:
+        raise ValueError(f"--{min(empty)}= names nothing: write a name behind the =, or leave it out")
+    if options.out and os.path.exists(options.out):
         raise ValueError(f"--out={options.out} is there already, and nothing is overwritten: name a new file")
     if options.export and os.path.exists(options.export):
         raise ValueError(f"--export={options.export} is there already, and nothing is overwritten: name a new folder")
