@@ -572,8 +572,8 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
     for f in dataclasses.fields(shape):
         asked, there = getattr(c.model, f.name), getattr(shape, f.name)
         if f.name not in ("dtype", "remat") and asked not in (f.default, there):
-            raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or start "
-                             "from another model")
+            raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or "
+                             "start from another model")
     for wrong, message in (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where)):
         if wrong:
             raise ValueError(message)
