@@ -7,6 +7,7 @@ reinforcement learning needs. Masks are drawn before a loss is computed, so a lo
 arrays. To add an estimator of log-probabilities, write one function that returns Views and add it to ESTIMATORS.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -88,15 +89,12 @@ LOGITS_BYTES = 2**27
 
 def gather_logp(logits, x):
     """Return log p of the tokens x (...) under logits (..., V)."""
-    chosen = jnp.take_along_axis(logits, x[..., None], -1)[..., 0]
-    return chosen - jax.nn.logsumexp(logits, -1)
+    return kernels.token_logp(logits, x)
 
 
 def entropy(logits):
     """Return the entropy (...) of logits (..., V) in nats."""
-    total = jax.nn.logsumexp(logits, -1)
-    p = jnp.exp(logits - total[..., None])  # one array less than softmax makes
-    return total - jnp.sum(p * logits, -1)
+    return kernels.entropy(logits)
 
 
 def read_logits(params, h, cfg, fn, scored, arrays):
@@ -124,6 +122,7 @@ def in_chunks(fn, n, wanted, *trees):
     N = len(wanted)
     if N <= n:
         return fn(*trees)
+    n = -(-N // -(-N // n))  # chunks of equal size
     order = jnp.argsort(~wanted)
 
     def cut(a):
@@ -134,7 +133,7 @@ def in_chunks(fn, n, wanted, *trees):
     one = jax.tree.map(lambda a: a[0], parts)
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *one))
 
-    @jax.checkpoint
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("log_total"))
     def chunk(inputs):
         i, part = inputs
         return jax.lax.cond(i * n < wanted.sum(), fn, lambda *_: nothing, *part)

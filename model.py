@@ -434,7 +434,7 @@ def readout(params: dict, h: jax.Array, cfg: ModelConfig) -> jax.Array:
     """Compute logits (..., V) float32 from states h (..., D); the mask itself can never be predicted."""
     head = params["embed"].T if cfg.tie_embeddings else params["head"]
     out = kernels.soft_cap(kernels.matmul(h, head.astype(cfg.dtype), jnp.float32), cfg.logit_cap)
-    return out if cfg.mask_id is None else jnp.where(jnp.arange(cfg.vocab_size) == cfg.mask_id, NEVER, out)
+    return out if cfg.mask_id is None else kernels.without(out, cfg.mask_id)
 
 
 def logits(params, z, cfg, valid=None, start=0, length=None):

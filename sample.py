@@ -109,9 +109,8 @@ class Block(NamedTuple):
 
 def softmax_of(logits, some):
     """Return the probabilities (N, k) of some (N, k) of the logits (N, V), without computing all of them."""
-    top = logits.max(-1, keepdims=True)
-    total = jnp.exp(logits - top).sum(-1, keepdims=True)
-    return jnp.exp(some - top) / total
+    top, total = kernels.peak_and_sum(logits)
+    return jnp.exp(some - top[:, None]) / total[:, None]
 
 
 def probability(logits, token):
@@ -120,8 +119,8 @@ def probability(logits, token):
 
 
 def negative_entropy(logits):
-    p = jax.nn.softmax(logits)
-    return jnp.sum(p * jnp.log(p + 1e-10), -1)  # the 1e-10 is Dream's: its orders are reproduced to the token
+    p = kernels.probabilities(logits)
+    return kernels.add_up(p * jnp.log(p + 1e-10))  # the 1e-10 is Dream's: its orders are reproduced to the token
 
 
 def margin(logits):
@@ -381,10 +380,7 @@ def draw_tokens(logits, keys, plan):
     """Draw a token from each of logits (N, V) -> tokens, log-probs (N,). At temperature 0 the log-probs are the model's
     at temperature 1, for an argmax has log-prob 0."""
     source = filtered(logits, plan)
-    if plan.temperature:
-        token = jax.vmap(kernels.draw)(keys, jax.nn.softmax(source))
-    else:
-        token = kernels.likeliest(source)
+    token = kernels.draw_rows(keys, source) if plan.temperature else kernels.likeliest(source)
     return token, diffusion.gather_logp(source, token)
 
 
@@ -478,6 +474,12 @@ def logits_at_positions(params, h, s, window, valid, cfg, plan):
     return flat_positions(jnp.repeat(h, group, 0), s, window, cfg), logits_of, n
 
 
+def is_drawn_easily(plan, V):
+    """True if a token is known as soon as its position is scored. Else only what is committed is drawn."""
+    filters = (plan.top_k, plan.top_p, plan.min_p) != (None, None, None)
+    return not plan.temperature or kernels.by_stretches(V) and not filters
+
+
 def choose(params, keys, h, s, window, valid, cfg, plan):
     """Choose what to commit in a window with states h (B / group, L, D) -> masked, stands (B, L): where a token may be
     committed, and where one is to stand; token, logp (B, L)."""
@@ -487,23 +489,26 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
     def draw(at):
         return draw_tokens(logits_of(at), row_key(keys, at.row, at.number), plan)
 
-    def score(at, *drawn):
-        return score_positions(logits_of(at), row_key(keys, at.row, at.number + 1), at, plan, *drawn)
+    def score(at):
+        """Score positions, and if a token is drawn at all of them, say which."""
+        drawn = draw(at) if draws_first else ()
+        token = drawn[0] if plan.order == "sampled" else None  # this order ranks positions by the token just drawn
+        return *score_positions(logits_of(at), row_key(keys, at.row, at.number + 1), at, plan, token), *drawn
 
     def by_row(values):
         return [a.reshape(B, L) for a in values]
 
-    draws_first = plan.order == "sampled"  # this order ranks positions by the token just drawn
-    drawn = diffusion.in_chunks(draw, n, at.masked, at) if draws_first else ()
+    draws_first = plan.order == "sampled" or is_drawn_easily(plan, cfg.vocab_size)
     wanted = at.masked | (plan.rule in LOOKS_BACK)
-    order, *known = by_row(diffusion.in_chunks(score, n, wanted, at, *drawn[:1]))
+    order, *known = by_row(diffusion.in_chunks(score, n, wanted, at))
     masked = at.masked.reshape(B, L)
     rank = rank_of(jnp.where(masked, order, -jnp.inf))
-    stands = apply_rule(Block(masked, rank, *known, window.i[:, None], window.steps[:, None]), cfg, plan)
+    stands = apply_rule(Block(masked, rank, *known[:3], window.i[:, None], window.steps[:, None]), cfg, plan)
+    drawn = known[3:]
     if not draws_first:  # draw only what is committed
         few = min(n, max(B * L // 8, 256))
-        drawn = diffusion.in_chunks(draw, few, (masked & stands).reshape(-1), at)
-    return masked, stands, *by_row(drawn)
+        drawn = by_row(diffusion.in_chunks(draw, few, (masked & stands).reshape(-1), at))
+    return masked, stands, *drawn
 
 
 def row_key(keys, row, number):

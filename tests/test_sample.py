@@ -242,6 +242,37 @@ def test_the_likeliest_token_is_that_of_argmax_the_first_of_equals(V):
     np.testing.assert_array_equal(jax.jit(kernels.likeliest)(l), l.argmax(-1))
 
 
+@pytest.mark.parametrize("V", [8192, 10_007])  # cut evenly; the last stretch filled up
+def test_a_large_vocabulary_that_is_read_by_stretches_has_the_numbers_of_one_that_is_not(V):
+    rng = np.random.default_rng(V)
+    l, x = jnp.array(rng.normal(0, 4, (5, V)).astype(np.float32)), jnp.array(rng.integers(0, V, 5))
+    l = l.at[1, 7:].set(model.NEVER).at[2, : V - 1].set(model.NEVER)
+
+    def numbers(l):
+        l = kernels.without(l, 3)
+        logp, vjp = jax.vjp(lambda l: diffusion.gather_logp(l, x), l)
+        return [logp, *vjp(jnp.arange(5.0)), diffusion.entropy(l), sample.probability(l, x), sample.negative_entropy(l)]
+
+    assert kernels.by_stretches(V) and len(kernels.stretches(l)[0]) > 1
+    found = jax.jit(numbers)(l)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "LARGE", V + 1)
+        for ours, plain in zip(found, numbers(l), strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_are_probable():
+    V, n = 8192, 20_000
+    p = np.zeros(V)
+    p[[0, 5, 127, 128, 4000, V - 1]] = 0.2, 0.05, 0.1, 0.1, 0.25, 0.3
+    l = jnp.array(np.where(p > 0, np.log(np.maximum(p, 1e-9)), model.NEVER), jnp.float32)
+    rows = jax.jit(lambda keys: kernels.draw_rows(keys, jnp.broadcast_to(l + 7, (len(keys), V))))
+    drawn = np.concatenate([rows(row_keys(jax.random.key(i), n // 20)) for i in range(20)])
+    count = np.bincount(drawn, minlength=V)
+    assert (count[p == 0] == 0).all()
+    assert ((count - n * p)[p > 0] ** 2 / (n * p)[p > 0]).sum() < 21  # chi-squared of 5 degrees: once in 1,000
+
+
 @given(st.sampled_from([1, 7, 259]), st.floats(0, 0.999), st.integers(0, 10**6))
 @settings(deadline=None, max_examples=40)
 def test_what_top_p_keeps_is_what_a_sort_keeps(V, top_p, seed):
