@@ -184,6 +184,7 @@ def stored(cache, layer):
 
 # Vocabularies from this size on are read by stretches on a CPU: see `stretches`.
 LARGE = 2**13
+HUGE = 2**16  # and from this size on the gradient of log p computes probabilities again instead of keeping them
 
 
 def by_stretches(V):
@@ -217,7 +218,7 @@ def stretches(x):
 def peak_and_sum(logits):
     """Return the largest of logits (..., V), and the sum of exp(logits - largest), both (...)."""
     parts = stretches(logits)
-    peak = alone(parts.max(-1)).max(-1)
+    peak = jax.lax.stop_gradient(alone(parts.max(-1)).max(-1))
     return peak, add_up(jnp.exp(parts - peak[..., None, None]))
 
 
@@ -250,9 +251,14 @@ def without(logits, i):
 
 def token_logp(logits, x):
     """Return log p of the tokens x (...) under logits (..., V)."""
-    if by_stretches(logits.shape[-1]):
+    V = logits.shape[-1]
+    if by_stretches(V) and V >= HUGE:
         return logp_by_stretches(logits, x)
-    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - jax.nn.logsumexp(logits, -1)
+    own = jnp.take_along_axis(logits, x[..., None], -1)[..., 0]
+    if not by_stretches(V):
+        return own - jax.nn.logsumexp(logits, -1)
+    peak, total = peak_and_sum(logits)
+    return own - peak - jnp.log(total)
 
 
 @jax.custom_vjp
