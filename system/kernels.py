@@ -218,13 +218,22 @@ def stretches(x):
 def peak_and_sum(logits):
     """Return the largest of logits (..., V), and the sum of exp(logits - largest), both (...)."""
     parts = stretches(logits)
-    peak = jax.lax.stop_gradient(alone(parts.max(-1)).max(-1))
+    peak = parts[..., 0, :].max(-1) if parts.shape[-2] == 1 else alone(parts.max(-1)).max(-1)
+    peak = jax.lax.stop_gradient(peak)
     return peak, add_up(jnp.exp(parts - peak[..., None, None]))
 
 
 def add_up(parts):
     """Add up numbers that are cut into stretches: (..., n, V / n) -> (...)."""
-    return alone(parts.sum(-1)).sum(-1)
+    return parts[..., 0, :].sum(-1) if parts.shape[-2] == 1 else alone(parts.sum(-1)).sum(-1)
+
+
+def log_sum(logits):
+    """Return the log of the sum of exp(logits): (..., V) -> (...)."""
+    if not by_stretches(logits.shape[-1]):
+        return jax.nn.logsumexp(logits, -1)
+    peak, total = peak_and_sum(logits)
+    return peak + jnp.log(total)
 
 
 def probabilities(logits):
@@ -235,9 +244,7 @@ def probabilities(logits):
 
 def entropy(logits):
     """Return the entropy (...) of logits (..., V) in nats."""
-    peak, total = peak_and_sum(logits)
-    log_total = peak + jnp.log(total)
-    parts = stretches(logits)
+    log_total, parts = log_sum(logits), stretches(logits)
     p = jnp.exp(parts - log_total[..., None, None])  # one array less than softmax makes
     return log_total - add_up(p * parts)
 
@@ -254,11 +261,7 @@ def token_logp(logits, x):
     V = logits.shape[-1]
     if by_stretches(V) and V >= HUGE:
         return logp_by_stretches(logits, x)
-    own = jnp.take_along_axis(logits, x[..., None], -1)[..., 0]
-    if not by_stretches(V):
-        return own - jax.nn.logsumexp(logits, -1)
-    peak, total = peak_and_sum(logits)
-    return own - peak - jnp.log(total)
+    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - log_sum(logits)
 
 
 @jax.custom_vjp
@@ -269,8 +272,7 @@ def logp_by_stretches(logits, x):
 
 def logp_and_residuals(logits, x):
     """Return log p of x (...), and what its gradient needs. (diffusion.in_chunks keeps what has the name log_total.)"""
-    peak, total = peak_and_sum(logits)
-    log_total = checkpoint_name(peak + jnp.log(total), "log_total")
+    log_total = checkpoint_name(log_sum(logits), "log_total")
     return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - log_total, (logits, x, log_total)
 
 

@@ -388,12 +388,12 @@ def test_signals_are_noted_and_their_handlers_restored(capsys):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     with runs.StopRequested() as asked:
         assert not asked.signal
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # to this thread, so it is noted at once
         assert asked.signal == signal.SIGTERM
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert asked.signal == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
     assert "saving after this step; ctrl-C again leaves at once" in capsys.readouterr().err
 
