@@ -122,7 +122,7 @@ def in_chunks(fn, n, wanted, *trees):
     N = len(wanted)
     if N <= n:
         return fn(*trees)
-    n = -(-N // -(-N // n))  # chunks of equal size
+    n = math.ceil(N / math.ceil(N / n))  # as many chunks, but of equal size
     order = jnp.argsort(~wanted)
 
     def cut(a):
@@ -133,7 +133,7 @@ def in_chunks(fn, n, wanted, *trees):
     one = jax.tree.map(lambda a: a[0], parts)
     nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *one))
 
-    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("log_total"))
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(kernels.KEPT))
     def chunk(inputs):
         i, part = inputs
         return jax.lax.cond(i * n < wanted.sum(), fn, lambda *_: nothing, *part)

@@ -474,8 +474,9 @@ def logits_at_positions(params, h, s, window, valid, cfg, plan):
     return flat_positions(jnp.repeat(h, group, 0), s, window, cfg), logits_of, n
 
 
-def is_drawn_easily(plan, V):
-    """True if a token is known as soon as its position is scored. Else only what is committed is drawn."""
+def draws_everywhere(plan, V):
+    """True if it costs less to draw a token at every scored position than to compute the logits of the committed ones
+    again, to draw there alone."""
     filters = (plan.top_k, plan.top_p, plan.min_p) != (None, None, None)
     return not plan.temperature or kernels.by_stretches(V) and not filters
 
@@ -490,7 +491,7 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
         return draw_tokens(logits_of(at), row_key(keys, at.row, at.number), plan)
 
     def score(at):
-        """Score positions, and if a token is drawn at all of them, say which."""
+        """Score positions -> the 4 arrays of score_positions, and if draws_first the 2 of draw."""
         drawn = draw(at) if draws_first else ()
         token = drawn[0] if plan.order == "sampled" else None  # this order ranks positions by the token just drawn
         return *score_positions(logits_of(at), row_key(keys, at.row, at.number + 1), at, plan, token), *drawn
@@ -498,13 +499,13 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
     def by_row(values):
         return [a.reshape(B, L) for a in values]
 
-    draws_first = plan.order == "sampled" or is_drawn_easily(plan, cfg.vocab_size)
+    draws_first = plan.order == "sampled" or draws_everywhere(plan, cfg.vocab_size)
     wanted = at.masked | (plan.rule in LOOKS_BACK)
     order, *known = by_row(diffusion.in_chunks(score, n, wanted, at))
     masked = at.masked.reshape(B, L)
     rank = rank_of(jnp.where(masked, order, -jnp.inf))
     stands = apply_rule(Block(masked, rank, *known[:3], window.i[:, None], window.steps[:, None]), cfg, plan)
-    drawn = known[3:]
+    drawn = known[3:]  # tokens and log-probs, or nothing yet
     if not draws_first:  # draw only what is committed
         few = min(n, max(B * L // 8, 256))
         drawn = by_row(diffusion.in_chunks(draw, few, (masked & stands).reshape(-1), at))

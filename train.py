@@ -136,8 +136,8 @@ def make_update(loss, tx, cfg, gradient=None):
 
 
 def combine_metrics(metrics, how):
-    """Combine {name: (n,)} to {name: ()}: by "sum" over micro-batches or "mean" over updates; by the
-    maximum or minimum if the name ends in _max or _min."""
+    """Combine {name: (n,)} to {name: ()}: by "sum" over micro-batches or "mean" over updates; by the maximum or
+    minimum if the name ends in _max or _min."""
     out = {}
     for name, values in metrics.items():
         own = name.rpartition("_")[2]

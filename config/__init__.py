@@ -446,10 +446,7 @@ def between_keys_of_dpo(c):
         (c.logp_chunk and micro * views % c.logp_chunk,
          f"logp_chunk={c.logp_chunk} must divide the {micro * views} masked copies of a micro-batch: {micro} answers x "
          f"{views} views"),
-        *((getattr(c, name) != getattr(Config, name),
-           f"{name}={getattr(c, name)!r} changes nothing with objective='dpo': leave it out or set "
-           f"{name}={getattr(Config, name)!r}")
-          for name in IDLE_IN_DPO.split()),
+        *idle(c, IDLE_IN_DPO, "with objective='dpo':"),
     )  # fmt: skip
 
 
@@ -543,6 +540,14 @@ def between_keys_and_steps(c):
                "judges texts that were filled in one pass, each alone: leave one of the two out")
 
 
+def idle(c, keys, why):
+    """Yield (True if wrong, message) for keys that have no effect, and are wrong unless they have their default. why:
+    the words between "changes nothing" and "leave it out"."""
+    for name in keys.split():
+        value, default = getattr(c, name), getattr(Config, name)
+        yield value != default, f"{name}={value!r} changes nothing {why} leave it out or set {name}={default!r}"
+
+
 def idle_keys(c):
     """Yield (True if wrong, message) for keys of grpo that would have no effect."""
     for keys, has_effect, where in (
@@ -556,10 +561,8 @@ def idle_keys(c):
         ("draft_coef", c.rule == "drafts", "rule='drafts'"),
         ("ref_mode ref_from kl_in_reward", c.kl_beta, "kl_beta above 0: without it there is no reference"),
     ):
-        for name in keys.split():
-            value, default = getattr(c, name), getattr(Config, name)
-            yield (not has_effect and value != default,
-                   f"{name}={value!r} changes nothing here, it is for {where}; leave it out or set {name}={default!r}")
+        if not has_effect:
+            yield from idle(c, keys, f"here, it is for {where};")
 
 
 def with_model(cfg: Config, shape: ModelConfig) -> Config:

@@ -312,8 +312,8 @@ shared: dict[str, Sandbox] = {}
 
 
 def sandbox(**settings: Any) -> Sandbox:
-    """Return the Sandbox that all rewards share. With settings (workers, timeout,
-    memory, unsafe), close it and make another."""
+    """Return the Sandbox that all rewards share. With settings (workers, timeout, memory, unsafe), close it
+    and make another."""
     if settings and shared:
         shared.pop("sandbox").close()
     if not shared:

@@ -157,8 +157,7 @@ def fewer_updates(cfg: Any) -> dict:
 
 
 def stay_closer(cfg: Any) -> dict:
-    """Propose to keep the policy closer to the reference, or with spg, which has no KL, smaller steps -> {key: value}.
-    """
+    """Propose to stay closer to the reference; with spg, which has no KL, smaller steps -> {key: value}."""
     return lower_rate(cfg) if cfg.loss_type == "spg" else {"kl_beta": 3 * cfg.kl_beta or 0.02}
 
 
@@ -201,8 +200,8 @@ class Watch:
             self.see(row)
 
     def see(self, row: dict[str, Any]) -> list[Collapse]:
-        """Take in the metrics of an iteration or of an evaluation -> the signs to report now,
-        each once in a run."""
+        """Take in the metrics of an iteration or of an evaluation -> the signs to report now, each
+        once in a run."""
         if row.get("val/sampled") is not None:
             self.evaluations.append(row)
         if "reward" not in row:

@@ -442,7 +442,7 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
 def missing_fields(folder, family, theirs, open_as):
     """Find fields that a config.json leaves out, in the tokenizer or the name of the folder -> {field: value}.
 
-    theirs: the content of config.json; a value that it gives counts more"""
+    theirs: the content of config.json; what it says goes before what is found elsewhere."""
     found = {}
     if family.fields.get("causal"):  # it reads no masks, and may write every id
         found["mask_id"] = theirs.get("vocab_size")

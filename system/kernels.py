@@ -206,6 +206,7 @@ def cut_into_stretches(x, fill=NEVER):
 
 # Keep XLA from fusing what makes its argument with what reads it. (It would make one sum of a sum of sums.)
 alone = jax.lax.optimization_barrier
+KEPT = "log_total"  # the name of the only values that diffusion.in_chunks does not compute again for the gradient
 
 
 def stretches(x):
@@ -218,14 +219,19 @@ def stretches(x):
 def peak_and_sum(logits):
     """Return the largest of logits (..., V), and the sum of exp(logits - largest), both (...)."""
     parts = stretches(logits)
-    peak = parts[..., 0, :].max(-1) if parts.shape[-2] == 1 else alone(parts.max(-1)).max(-1)
-    peak = jax.lax.stop_gradient(peak)
+    peak = jax.lax.stop_gradient(over_stretches(jnp.max, parts))
     return peak, add_up(jnp.exp(parts - peak[..., None, None]))
+
+
+def over_stretches(reduce, parts):
+    """Reduce numbers that are cut into stretches, each stretch first: (..., n, V / n) -> (...). reduce: jnp.sum or
+    jnp.max."""
+    return reduce(parts[..., 0, :], -1) if parts.shape[-2] == 1 else reduce(alone(reduce(parts, -1)), -1)
 
 
 def add_up(parts):
     """Add up numbers that are cut into stretches: (..., n, V / n) -> (...)."""
-    return parts[..., 0, :].sum(-1) if parts.shape[-2] == 1 else alone(parts.sum(-1)).sum(-1)
+    return over_stretches(jnp.sum, parts)
 
 
 def log_sum(logits):
@@ -271,8 +277,8 @@ def logp_by_stretches(logits, x):
 
 
 def logp_and_residuals(logits, x):
-    """Return log p of x (...), and what its gradient needs. (diffusion.in_chunks keeps what has the name log_total.)"""
-    log_total = checkpoint_name(log_sum(logits), "log_total")
+    """Return log p of x (...), and what its gradient needs."""
+    log_total = checkpoint_name(log_sum(logits), KEPT)
     return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - log_total, (logits, x, log_total)
 
 
@@ -327,7 +333,7 @@ def draw_rows(keys, logits):
     if not by_stretches(logits.shape[-1]):
         return jax.vmap(draw)(keys, jax.nn.softmax(logits))
     parts = cut_into_stretches(logits)
-    peak = alone(parts.max(-1)).max(-1)[:, None, None]
+    peak = over_stretches(jnp.max, parts)[:, None, None]
     sums = alone(jnp.exp(parts - peak).sum(-1))
     stretch_keys, token_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
     stretch = jax.vmap(inverse_cdf)(stretch_keys, sums)[:, None]
