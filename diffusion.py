@@ -448,6 +448,7 @@ ESTIMATORS: dict[str, Callable[..., Views]] = {
     "trace": trace,
     "left_to_right": left_to_right,
     "exact": exact,
+    "decisions": exact,  # not of tokens, but of which masks were filled when: variants/unmasking.py
 }
 
 

@@ -48,7 +48,7 @@ from data.texts import (
 )
 from judges import model_judge, scores
 from system import sharding
-from variants import blocks, credit, hints, joint, preferences, slots
+from variants import blocks, credit, hints, joint, preferences, slots, unmasking
 
 
 class Task(NamedTuple):
@@ -233,6 +233,8 @@ def as_drawn(r: Rollout, cfg):
 
 def policy_logp(params, b: Minibatch, cfg):
     """Estimate log p of every token under params, and the entropy where it was predicted -> two (B, T)."""
+    if cfg.logp_est == "decisions":
+        return unmasking.log_probs(params, b.rollout, cfg)
     r, masked, weight = b.rollout, b.views.masked.swapaxes(0, 1), b.views.weight.swapaxes(0, 1)
     chunk = cfg.logp_chunk and min(cfg.logp_chunk, len(masked) * len(r.tokens))
     start, scored = cfg.max_prompt_len, weight != 0
@@ -478,7 +480,7 @@ def tune(cfg, tok, start) -> Task:
     if cfg.fill_in:
         shown = given_masks(shown, cfg, tok) or mask_completions(shown, cfg, tok, 0)
     return Task(
-        init=lambda key: start,
+        init=lambda key: unmasking.with_policy(start, key, cfg),
         batches=lambda state, key, score=None: iteration(state, key, score, draw, reward_fns, cfg, tok),
         loss=functools.partial(policy_loss, cfg=cfg),
         evaluate=lambda state, key: scores.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown),

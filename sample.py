@@ -29,7 +29,7 @@ import numpy as np
 import diffusion
 import model
 from system import kernels, sharding
-from variants import blocks, caches, checks, drafts, joint
+from variants import blocks, caches, checks, drafts, joint, unmasking
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +41,14 @@ class Plan:
     # token stays depends on which one it is, so they are not.
     order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
     # The rule `drafts` is a sampler of its own (variants/drafts.py), for models whose text is causal.
-    # `renoise` also takes tokens back; it is for models with noise="uniform" (variants/uniform.py).
+    # `renoise` also takes tokens back; it is for models with noise="uniform" (variants/uniform.py). `learned` asks a
+    # policy that was trained to decide (variants/unmasking.py).
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
     steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
     cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
     early_end: bool = False  # once a row has an end of text and no mask before it, fill the rest with it
-    threshold: float = 0.9  # rules threshold, dynamic: commit every token at least this probable
+    threshold: float = 0.9  # rules threshold, dynamic: commit every token at least this probable (learned: see there)
     factor: float = 1.0  # rule factor: commit n if the last of them is at least 1 - factor / (n + 1) probable
     budget: float = 0.1  # rule entropy: commit while the sum of entropies, less the largest, is within this (nats)
     temperature: float = 0.0  # 0: the most probable token
@@ -61,7 +62,7 @@ class Plan:
     last: tuple[int, ...] = ()  # ids whose confidence counts as 0 (LLaDA's confidence_eos_eot_inf)
 
     def __post_init__(self):
-        checks.plan(self, ORDERS, (*RULES, "drafts"), CACHES)
+        checks.plan(self, ORDERS, (*RULES, "drafts", "learned"), CACHES)
         for name in ("never", "last"):  # lists cannot be hashed, and jit needs a hash
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
@@ -503,12 +504,16 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
     wanted = at.masked | (plan.rule in LOOKS_BACK)
     order, *known = by_row(diffusion.in_chunks(score, n, wanted, at))
     masked = at.masked.reshape(B, L)
-    rank = rank_of(jnp.where(masked, order, -jnp.inf))
-    stands = apply_rule(Block(masked, rank, *known[:3], window.i[:, None], window.steps[:, None]), cfg, plan)
+    order = jnp.where(masked, order, -jnp.inf)
+    block = Block(masked, rank_of(order), *known[:3], window.i[:, None], window.steps[:, None])
+    if plan.rule == "learned":
+        stands = unmasking.choose(params, h, row_key(keys, at.row, at.number + 1), block, plan)
+    else:
+        stands = apply_rule(block, cfg, plan)
     drawn = known[3:]  # tokens and log-probs, or nothing yet
     if not draws_first:  # draw only what is committed
-        few = min(n, max(B * L // 8, 256))
-        drawn = by_row(diffusion.in_chunks(draw, few, (masked & stands).reshape(-1), at))
+        committed = (masked & stands).reshape(-1)
+        drawn = by_row(diffusion.in_chunks(draw, min(n, max(B * L // 8, 256)), committed, at))
     return masked, stands, *drawn
 
 

@@ -163,10 +163,11 @@ class Config:
     order: str = key("confidence", "which masks to fill first: random, confidence, margin, entropy, left, sampled")
     rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic, static; "
                      "renoise: also takes tokens back; drafts: as the causal model of the same weights would write "
-                     "(variants/drafts.py)")
+                     "(variants/drafts.py); learned: as a trained policy says (variants/unmasking.py)")
     block_len: int | None = key(None, "fill blocks of this length from left to right; None: one block", POSITIVE_INT)
     cache: str = key("none", "reuse keys and values outside the block: none, prefix (left), dual (both sides)")
-    threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one")
+    threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one; "
+                                "rule=learned, at temperature 0: that the policy fills with at least this probability")
     factor: float = key(1.0, "rule=factor: fill n masks if the last is at least 1 - factor / (n + 1) probable")
     budget: float = key(0.1, "rule=entropy: fill while the sum of entropies, less the largest, is within this (nats)")
     tempered: bool = key(False, "order and rule use probabilities after temperature, top_k and top_p; False: before")
@@ -203,7 +204,8 @@ class Config:
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
-    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
+    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact; "
+                                 "decisions: of the policy of rule=learned, which alone is trained",
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities")
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
     entropy_steps: int | None = key(None, "trace: steps per completion to learn from, those whose tokens were the "
@@ -403,6 +405,7 @@ def between_keys(c):
         yield from between_keys_of_dpo(c)
     if c.objective == "grpo":
         yield from between_keys_of_grpo(c)
+        yield from between_keys_of_decisions(c)
         yield from idle_keys(c)
     yield (c.init_from and not (c.resume or c.eval_only) and is_inside(c.init_from, c.out_dir),
            f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir")
@@ -484,7 +487,7 @@ def between_keys_of_grpo(c):
          f"{1 + c.clip_high:g}"),
         (c.early_end and c.score_after_end,
          "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
-        (c.temperature == 0 or c.top_k == 1,
+        (c.temperature == 0 or c.top_k == 1 and c.rule != "learned",
          f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
         (c.rule in ("quota", "dream", "static") and pays_for_speed(c),
          f"rewards={c.rewards}: with rule={c.rule!r} a text takes as many passes as the schedule says, so tokens per "
@@ -515,6 +518,18 @@ def between_keys_of_grpo(c):
         ("judge" in c.rewards + c.eval_rewards and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
     )  # fmt: skip
+
+
+def between_keys_of_decisions(c):
+    """Yield (True if wrong, message) for training the policy of rule=learned (variants/unmasking.py)."""
+    if c.logp_est != "decisions":
+        return
+    needed = {"rule": "learned", "score_after_end": True, "weight_decay": 0.0, "block_len": None, "lora_rank": None,
+              "fill_in": False, "nll_coef": 0.0, "draft_coef": 0.0}  # fmt: skip
+    for name, value in needed.items():
+        yield (getattr(c, name) != value,
+               f"{name}={getattr(c, name)!r}: logp_est='decisions' trains the policy that says which masks to fill, "
+               f"about all tokens of a completion, and nothing else: set {name}={value!r}")
 
 
 def between_keys_and_steps(c):

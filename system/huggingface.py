@@ -23,7 +23,7 @@ import model
 from data import bpe
 from data.bpe import Tokenizer
 from system import disk, hosts, sharding
-from variants import lora, moe
+from variants import lora, moe, unmasking
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.
@@ -375,7 +375,8 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
         theirs["rope_scaling"] = {"rope_type": stretch, **dict(zip(ROPES[stretch], cfg.rope_scaling, strict=False))}
         del theirs["rope_type"]
     tensors = [to_store(params, name, parts) for name, parts in by_name(tensor_places(cfg, n_out))]
-    return {"config.json": theirs} | disk.split_among_processes("model", tensors)
+    files = {"config.json": theirs} | unmasking.files(params)
+    return files | disk.split_among_processes("model", tensors)
 
 
 def to_store(params, name, parts):
@@ -572,7 +573,8 @@ def load_folder(
             f"so one of its {cfg.vocab_size} ids is the mask; add the one that it was trained with"
         )
     places, shapes = list(tensor_places(cfg, n_out, kind)), model.shapes(cfg, n_out)
-    return load_tensors(folder, files, places, shapes, dtype, (f"{kind} model", "config.json")), cfg
+    params = load_tensors(folder, files, places, shapes, dtype, (f"{kind} model", "config.json"))
+    return params | unmasking.read(folder), cfg
 
 
 def load_tensors(folder, files, places, shapes, dtype, described):

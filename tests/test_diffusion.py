@@ -20,6 +20,7 @@ import diffusion
 import model
 
 KEY = jax.random.key(0)
+NO_MASKS = "exact", "decisions"  # estimators that mask nothing, see variants/joint.py and variants/unmasking.py
 CFG = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11)
 init = jax.jit(model.init, static_argnames="cfg")  # one program instead of twenty
 PARAMS = init(KEY, CFG)
@@ -258,7 +259,7 @@ def test_elbo_estimators_average_over_all_orders(method, n):
     agrees(estimates(method, n=n), ELBO())
 
 
-@pytest.mark.parametrize("method", [m for m in diffusion.ESTIMATORS if m not in ("coupled", "exact")])
+@pytest.mark.parametrize("method", [m for m in diffusion.ESTIMATORS if m not in ("coupled", *NO_MASKS)])
 def test_log_p_is_a_mean_over_views_and_what_was_drawn_is_in_the_share_of_the_loss(method):
     """Whatever the number of views, so that a ratio, a KL and a clip mean the same with one view and with many."""
     hole, order = jnp.tile(HOLES, (3000, 1)), jnp.tile(jnp.array([[-1, 1, 0, 1]]), (3000, 1))
@@ -468,7 +469,7 @@ def test_token_logp_in_chunks_is_the_table_looked_up():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [m for m in diffusion.ESTIMATORS if m != "exact"])  # that is of causal models, above
+@pytest.mark.parametrize("method", [m for m in diffusion.ESTIMATORS if m not in NO_MASKS])  # see above
 def test_token_logp_is_the_table_looked_up_and_chunks_change_nothing(method):
     (x, M, w, expected), gradients = looked_up(method), []
     for how in {}, {"start": 1, "chunk": 2}:

@@ -37,6 +37,7 @@ from system.start import prepare, with_ids
 from variants import slots
 
 KEY = jax.random.key(0)
+NO_MASKS = "exact", "decisions"  # estimators that mask nothing
 REWARD = """
 def digits(prompts, completions, answer):
     return [sum(a == b for a, b in zip(text, right)) / 2 for text, right in zip(completions, answer)]
@@ -152,7 +153,7 @@ def test_what_counts_ends_with_the_first_end_of_text(tiny):
 
 
 @pytest.mark.parametrize("method", ["coupled", *(pytest.param(m, marks=pytest.mark.slow)
-                                                  for m in diffusion.ESTIMATORS if m not in ("coupled", "exact"))])
+                                                  for m in diffusion.ESTIMATORS if m not in ("coupled", *NO_MASKS))])
 def test_every_pass_has_masks_of_its_own_on_which_old_and_reference_were_scored(tiny, method):
     """Two passes of two minibatches: the known bug counts micro-steps, so that a chunk of completions never changes its
     masks. Here the rows of a pass are one permutation of the rollout's, all with the masks of that pass."""

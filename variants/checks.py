@@ -86,6 +86,8 @@ def model_and_plan(cfg, plan):
         raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")
     if plan.rule == "drafts":
         for_drafts(cfg, plan)
+    if plan.rule == "learned":
+        for_learned(cfg, plan)
     ids = set(plan.never + plan.last)
     if not ids <= set(range(cfg.vocab_size)) or len({cfg.mask_id, *plan.never}) == cfg.vocab_size:
         raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
@@ -105,3 +107,15 @@ def for_drafts(cfg, plan):
         if getattr(plan, name) != value:
             raise ValueError(f"{name}={getattr(plan, name)!r}: rule='drafts' writes from left to right, with a cache "
                              f"of its own, what the causal model would write; it needs {name}={value!r}")
+
+
+def for_learned(cfg, plan):
+    """Raise ValueError if a model or a plan cannot be used with rule="learned"."""
+    if cfg.causal or cfg.block_causal or cfg.noise != "mask":
+        raise ValueError("rule='learned' is for denoisers that see the whole text, with masks: now "
+                         f"causal={cfg.causal}, block_causal={cfg.block_causal}, noise={cfg.noise!r}")
+    needed = {"cache": "none", "guidance": 0, "repetition_penalty": 1, "tempered": False, "never": (), "last": ()}
+    for name, value in needed.items():
+        if getattr(plan, name) != value:
+            raise ValueError(f"{name}={getattr(plan, name)!r}: rule='learned' was trained to read the probabilities "
+                             f"of the model as they are; it needs {name}={value!r}")
