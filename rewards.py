@@ -276,6 +276,11 @@ def with_settings(name, fn, text):
     bound.__signature__ = signature.replace(parameters=left)
     if rule is fn:
         return bound
+    if ours and all(p.default is not p.empty for p in left[1:]):  # nothing but a text is missing, so it can be tried
+        try:
+            bound("a text")
+        except Exception as e:
+            raise ValueError(f"the reward {name!r} cannot be computed with {text}: {e}; correct that setting") from None
     reward = per_text(bound, fn.blank)
     if hasattr(fn, "reads_chats"):
         reward.reads_chats = True

@@ -763,8 +763,8 @@ def refuse_unknown(names, known):
         raise ValueError("; ".join(unknown_key(name, known) for name in unknown))
 
 
-def override(cfg: Config, args: dict[str, str]) -> Config:
-    """Return a copy of cfg with all of {name: text} set at once.
+def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
+    """Return a copy of cfg with all of {name: text} set at once; prefix: of the names in messages, as they were typed.
 
     Keys of the model need no prefix: n_layer is model.n_layer. Keys that begin with base. are for the config file in
     init_from; if they are keys of the model, they also hold for the run that starts from it.
@@ -773,6 +773,7 @@ def override(cfg: Config, args: dict[str, str]) -> Config:
     of_run: dict[str, Any] = {}
     of_model: dict[str, Any] = {}
     base = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
+    typed = {name: f"{prefix}{name}" if name in args else f"base.{name}" for name in args | base}
     if base:
         others = tuple(pair for pair in cfg.base if pair.partition("=")[0] not in base)
         of_run["base"] = others + tuple(f"{name}={text}" for name, text in base.items())
@@ -785,7 +786,7 @@ def override(cfg: Config, args: dict[str, str]) -> Config:
         cls, values = (Config, of_run) if leaf == name and name in known else (ModelConfig, of_model)
         if leaf in values:
             raise ValueError(f"--{leaf} is given twice")
-        values[leaf] = parse(leaf, text, typing.get_type_hints(cls)[leaf])
+        values[leaf] = parse(typed[name], text, typing.get_type_hints(cls)[leaf])
     return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
 
 
@@ -918,7 +919,7 @@ def base_run(cfg: Config) -> Config | None:
     if len(keys) < len(cfg.base):
         raise ValueError(f"base={cfg.base} has a key twice")
     changes = {"out_dir": f"{cfg.out_dir}_base"} | keys if keys else {}
-    return resolve_paths(override(read_file(cfg.init_from), changes))
+    return resolve_paths(override(read_file(cfg.init_from), changes, "base."))
 
 
 def base_runs(cfg: Config) -> list[Config]:

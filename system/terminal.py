@@ -129,6 +129,13 @@ def once(words: list[str]) -> list[str]:
     return words
 
 
+def explain(error: Exception) -> str:
+    """Return the message of an error; an error of the disk as a sentence, which begins with the file."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename} cannot be read or written: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error)
+
+
 def silence(stream: Any) -> None:
     """Send everything that is still written to a stream to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

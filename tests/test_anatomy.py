@@ -3,7 +3,6 @@ import ast
 import dataclasses
 import json
 import re
-import types
 
 import jax
 import numpy as np
@@ -290,9 +289,3 @@ def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, pages, browse
     back, text = (list(map(int, re.findall(r"\d+", browser.run(f"getComputedStyle(document.body).{name}"))))
                   for name in ("backgroundColor", "color"))  # fmt: skip
     assert (back[0] < 60) == dark and (text[0] > 200) == dark and not browser.errors
-
-
-def test_a_page_of_one_advantage_per_completion_is_not_made_where_each_step_has_its_own():
-    run = types.SimpleNamespace(cfg=types.SimpleNamespace(step_baseline=0.5))
-    with pytest.raises(ValueError, match="with step_baseline=0.5 each step has its own: set it to 0"):
-        anatomy.record_iteration(run, None, None)

@@ -59,7 +59,7 @@ ARROWS = {
                       "variants/speed"},
     "variants/credit": {"data/texts", "diffusion", "judges/scores", "system/hosts", "system/kernels",
                         "system/sharding"},
-    "tools/compare": {"checkpoint", "runs", "system/disk", "system/report"},
+    "tools/compare": {"checkpoint", "runs", "system/disk", "system/report", "system/terminal"},
     "tools/page": {"config", "data", "data/texts", "model", "sample", "system/report", "variants/rope"},
     "tools/complete": {"checkpoint", "config", "data", "rewards", "runs", "sample", "system/huggingface",
                        "system/sharding", "system/terminal", "tools/doctor", "tools/page"},

@@ -176,8 +176,27 @@ def test_a_run_that_is_named_twice_counts_once(seeds, tmp_path, monkeypatch, cap
     again = [seeds[0], f"{seeds[0]}/", os.path.relpath(seeds[0])]
     monkeypatch.setattr(sys, "argv", ["runs.py", *again, f"--out={tmp_path}/once.html"])
     compare.main()
-    assert "shows 1 run" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"{tmp_path}/once.html shows 1 run\n"
     assert content(f"{tmp_path}/once.html")["panels"][0]["lines"][0]["name"] == "run_0"
+
+
+def test_runs_of_the_same_seed_are_not_called_seeds(seeds):
+    assert compare.name_of(["out/a_1", "out/a_2"], {"out/a_1": 1, "out/a_2": 1}) == "a, 2 runs of 1 seed"
+    assert compare.name_of(["a_1", "a_2", "a_3"], {"a_1": 1, "a_2": 1, "a_3": 2}) == "a, 3 runs of 2 seeds"
+
+
+@pytest.mark.parametrize("lacks, sentence", [
+    ("the folder of --out", "error: TMP/no/x.html cannot be read or written: no such file or directory"),
+    ("run.json", "error: TMP/run_0/run.json is missing or has no config"),
+])  # fmt: skip
+def test_what_cannot_be_compared_or_written_is_one_sentence(lacks, sentence, seeds, tmp_path, monkeypatch):
+    out = f"{tmp_path}/{'x' if lacks == 'run.json' else 'no/x'}.html"
+    if lacks == "run.json":
+        os.remove(f"{seeds[0]}/run.json")
+    monkeypatch.setattr(sys, "argv", ["runs.py", seeds[0], f"--out={out}"])
+    with pytest.raises(SystemExit) as e:
+        compare.main()
+    assert e.value.code.startswith(sentence.replace("TMP", str(tmp_path)))
 
 
 def test_the_interval_is_that_of_the_bootstrap():

@@ -41,6 +41,12 @@ WRONG = [  # a command line, and what must be in the one sentence that answers i
     ("config/sudoku.py --init_from=resume", "--resume=True continues the run in out_dir"),
     ("config/sudoku.py max_iters=3", "write it as --max_iters=3"),
     ("config/sudoku.py -max_iters=3", "write it as --max_iters=3"),
+    ("config/sudoku_grpo.py --rewards=regex(pattern=()",
+     "the reward 'regex' cannot be computed with pattern=(: missing ), unterminated subpattern"),
+    ("config/sudoku_grpo.py --base.max_iters=x", "--base.max_iters=x: expected a whole number"),
+    ("config/sudoku_grpo.py --base.n_layer=x", "--base.n_layer=x: expected a whole number"),
+    ("config/sudoku_grpo.py --anatomy=TMP/x.html --logp_est=trace --step_baseline=0.5 --adv_norm=none --adv_negative=1",
+     "the anatomy page shows one advantage per completion, and with step_baseline=0.5 each step has its own"),
     ("config/sudoku.py --block_len=0", "block_len=0 must be at least 1"),
 ]
 

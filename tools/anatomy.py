@@ -124,9 +124,6 @@ class Iteration(NamedTuple):
 
 def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
     """Run the iteration after a State; iterate: train.iterate."""
-    if run.cfg.step_baseline:
-        raise ValueError("the anatomy page shows one advantage per completion, and with step_baseline="
-                         f"{run.cfg.step_baseline} each step has its own: set it to 0")  # fmt: skip
     made: list[Update] = []
 
     def update(params, opt_state, average, step, batch, base=None):
@@ -320,6 +317,9 @@ def check(path: str, cfg: config.Config) -> None:
             f"--anatomy={path} shows an iteration of objective='grpo', and this config has {cfg.objective!r}: take one "
             "of GRPO, such as config/sudoku_grpo.py"
         )
+    if cfg.step_baseline:
+        raise ValueError("the anatomy page shows one advantage per completion, and with step_baseline="
+                         f"{cfg.step_baseline} each step has its own: set it to 0")  # fmt: skip
     if (cfg.processes or 1) > 1:
         raise ValueError(f"--anatomy={path} works in one process, and this config has processes={cfg.processes}")
     folder = Path(path).absolute().parent

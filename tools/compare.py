@@ -13,7 +13,7 @@ import numpy as np
 
 import checkpoint
 import runs
-from system import disk
+from system import disk, terminal
 from system import report as pages
 
 APART = "seed", "out_dir", "init_from", "base"  # keys that may differ between seeds of one recipe
@@ -32,8 +32,8 @@ def main() -> None:
         with disk.writing(asked.out) as f:
             f.write(text)
     except (ValueError, OSError) as e:
-        raise SystemExit(f"error: {e}") from None
-    print(f"{asked.out} shows {len(folders)} runs")
+        raise SystemExit(f"error: {terminal.explain(e)}") from None
+    print(f"{asked.out} shows {len(folders)} run" + "s" * (len(folders) > 1))
 
 
 def read(folder: str) -> tuple[dict, list[dict]]:
@@ -41,7 +41,11 @@ def read(folder: str) -> tuple[dict, list[dict]]:
     rows = runs.read_lines(os.path.join(folder, checkpoint.LOGS[0]))
     if not rows:
         raise ValueError(f"{folder!r} holds no run: there are no metrics in {os.path.join(folder, checkpoint.LOGS[0])}")
-    return checkpoint.read_run(folder)["config"], rows
+    run = checkpoint.read_run(folder)
+    if "config" not in run:
+        raise ValueError(f"{os.path.join(folder, 'run.json')} is missing or has no config, which tells recipes apart: "
+                         "name the out_dir of a run, with all its files")  # fmt: skip
+    return run["config"], rows
 
 
 def compare(folders: list[str]) -> str:
@@ -50,7 +54,8 @@ def compare(folders: list[str]) -> str:
     groups: dict = {}
     for folder, (cfg, _) in found.items():
         groups.setdefault(str([item for item in cfg.items() if item[0] not in APART]), []).append(folder)
-    names = {name_of(group): [found[folder][1] for folder in group] for group in groups.values()}
+    seed_of = {folder: cfg.get("seed") for folder, (cfg, _) in found.items()}
+    names = {name_of(group, seed_of): [found[folder][1] for folder in group] for group in groups.values()}
     panels = []
     for curves in runs.pictures([row for _, rows in found.values() for row in rows]):
         for metric in curves.names:
@@ -64,11 +69,13 @@ def compare(folders: list[str]) -> str:
     return pages.page(" and ".join(names), about, panels, several=True)
 
 
-def name_of(group: list[str]) -> str:
-    """Name the runs of one recipe after what their folders have in common."""
+def name_of(group: list[str], seed_of: dict) -> str:
+    """Name the runs of one recipe after what their folders have in common; seed_of: {folder: seed}."""
     names = [os.path.basename(os.path.abspath(folder)) for folder in group]
     common = os.path.commonprefix(names).rstrip("_-.0123456789") or names[0]
-    return names[0] if len(names) == 1 else f"{common}, {len(names)} seeds"
+    seeds = len({seed_of[folder] for folder in group})
+    runs_of = "" if seeds == len(group) else f"{len(group)} runs of "
+    return names[0] if len(names) == 1 else f"{common}, {runs_of}{seeds} seed" + "s" * (seeds > 1)
 
 
 def band(name: str, logs: list[list[dict]], metric: str) -> pages.Line | None:
