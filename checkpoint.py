@@ -255,10 +255,7 @@ def restore(folder: str, state: Any) -> tuple[Any, dict[str, Any]]:
             f"{folder} has no run.json of this program: it is a model, not a run that can be resumed; "
             "start from it with --init_from and another out_dir"
         )
-    try:
-        saved = read_pieces(folder)
-    except ValueError as e:
-        raise ValueError(f"{e}: delete {folder} to resume from the checkpoint before it") from None
+    saved = read_pieces(folder)
     state = state._replace(step=())
     check_pieces(folder, saved, {path: x.shape for path, x in leaves(state).items()})
 

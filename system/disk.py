@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
@@ -110,7 +111,10 @@ def open_tensors(file: str) -> dict[str, Any]:
                 raise ValueError(
                     f"{file} is only a pointer of Git LFS to the tensors: git lfs pull fetches them"
                 ) from None
-        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}") from None
+        folder = os.path.dirname(file)
+        is_of_run = re.fullmatch(r"step-\d+", os.path.basename(folder))  # checkpoint.py names its folders so
+        cure = f"; delete {folder} to use the checkpoint before it" if is_of_run else ""
+        raise ValueError(f"{file} is missing, truncated or not a safetensors file: {e}{cure}") from None
     return dict.fromkeys(handle.keys(), handle)
 
 
