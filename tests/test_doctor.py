@@ -175,3 +175,12 @@ def test_where_each_fact_is_from(tmp_path):
 def test_what_does_not_go_with_it_is_said(capsys):
     assert complete.main(["out", "--explain", "--prompt=a"]) == 2
     assert "--explain fills nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--explain", "--prompt=a"])
+def test_a_family_for_the_folder_of_a_run_is_refused(flag, tmp_path, capsys):
+    shape = dataclasses.replace(TINY, n_layer=1, n_head=1, d_model=16)
+    folder = write(tmp_path, model.init(jax.random.key(0), shape), shape)
+    (tmp_path / "run.json").write_text('{"step": 1, "config": {}}')
+    assert complete.main([folder, flag, "--open_as=Dream"]) == 2
+    assert f"--open_as=Dream: the run that wrote {folder} says of which family" in capsys.readouterr().err

@@ -297,6 +297,17 @@ def open_model(folder: Any, why: str, open_as: str | None = None) -> Model:
     return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, checkpoint.read_run(folder).get("config", {}))
 
 
+def check_open_as(folder: str, open_as: str) -> None:
+    """Raise an error if a run wrote the folder: it recorded the family of its model, so open_as is not used."""
+    import data
+
+    found = checkpoint.best(data.local_copy(data.prepare(folder))).folder
+    known = checkpoint.family_to_open(found, open_as)
+    if known != open_as:
+        raise ValueError(f"--open_as={open_as}: the run that wrote {found} says of which family its model is"
+                         f"{f', {known}' if known else ''}: leave --open_as out")  # fmt: skip
+
+
 def find_model(folder: str, open_as: str | None = None) -> Model:
     """Open the best checkpoint in a folder; it is downloaded or made first if need be."""
     import data
@@ -408,6 +419,8 @@ def run(options: argparse.Namespace) -> int:
     asked = read_options(options)
     runs.prepare_process()
     sharding.use()
+    if options.open_as:
+        check_open_as(options.folder, options.open_as)
     if options.explain:
         from tools import doctor
 
