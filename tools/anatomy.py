@@ -317,6 +317,9 @@ def check(path: str, cfg: config.Config) -> None:
             f"--anatomy={path} shows an iteration of objective='grpo', and this config has {cfg.objective!r}: take one "
             "of GRPO, such as config/sudoku_grpo.py"
         )
+    if cfg.rule == "learned":
+        raise ValueError("the anatomy page shows rules that are written down, and with rule='learned' a policy decides "
+                         "which masks to fill: take another rule")  # fmt: skip
     if cfg.step_baseline:
         raise ValueError("the anatomy page shows one advantage per completion, and with step_baseline="
                          f"{cfg.step_baseline} each step has its own: set it to 0")  # fmt: skip

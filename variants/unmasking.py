@@ -34,6 +34,7 @@ NAME = "unmasking"  # of the policy among the params of a model, and of its file
 FILE = f"{NAME}.safetensors"
 WIDTH = 32
 START = 0.9  # a token this probable is filled with probability 1/2, before training
+SHARPNESS = 4.0  # of that start: the log-odds of a coin are so many times those of the token, less those of START
 FACTS = 3
 
 
@@ -46,8 +47,9 @@ def init(key: jax.Array, D: int) -> dict:
         name: jax.random.normal(leaf_key, shape) * shape[0] ** -0.5
         for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
-    only_probability = jnp.zeros(FACTS).at[0].set(1.0)
-    return drawn | {"decide": jnp.zeros(WIDTH), "decide_by_facts": only_probability, "limit": log_odds(START)}
+    only_probability = jnp.zeros(FACTS).at[0].set(SHARPNESS)
+    limit = SHARPNESS * log_odds(START)
+    return drawn | {"decide": jnp.zeros(WIDTH), "decide_by_facts": only_probability, "limit": limit}
 
 
 def with_policy(params: dict, key: jax.Array, cfg: Any) -> dict:
@@ -81,7 +83,7 @@ def willingness(w: dict, h, confidence, entropy, masked):
     facts = jnp.stack([log_odds(confidence), entropy, jnp.broadcast_to(jnp.log(left), entropy.shape)], -1)
     x = h.astype(jnp.float32) @ w["read_state"] + facts @ w["read_facts"]  # (B, L, W)
     dots = jnp.einsum("blw,bmw->blm", x @ w["query"], x @ w["key"]) * WIDTH**-0.5
-    mix = jax.nn.softmax(jnp.where(masked[:, None], dots, model.NEVER), -1)
+    mix = jax.nn.softmax(jnp.where(masked[:, None], dots, kernels.NEVER), -1)
     x += mix @ (x @ w["value"])
     return jax.nn.gelu(x) @ w["decide"] + facts @ w["decide_by_facts"] - w["limit"]
 
