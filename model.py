@@ -111,10 +111,12 @@ def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
         if name.endswith("bias"):
             return jnp.zeros(shape)
         # Embeddings of 0.5: at 0.02 sudoku had 43% instead of 54% after 800 steps. A head near zero: a uniform start.
-        std = {"embed": 0.02 if cfg.tie_embeddings else 0.5, "head": 0.02}.get(name, shape[-2] ** -0.5)
+        embed_std = 0.02 if cfg.tie_embeddings else 0.5
+        std = {"embed": embed_std, "head": 0.02}.get(name, shape[-2] ** -0.5)
         if name == "o" or name.endswith("down"):
             std *= (2 * cfg.n_layer) ** -0.5  # GPT-2: scale what is added to the residual stream by its depth
-        leaf_key = jax.random.fold_in(key, sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31)
+        name_hash = sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31
+        leaf_key = jax.random.fold_in(key, name_hash)
         weights = {name: std * jax.random.normal(leaf_key, shape)}
         return sharding.shard(weights)[name]  # sharded one by one, so that no device ever holds all of them
 
@@ -129,7 +131,11 @@ def stored_dtype(name: str, dtype: str) -> str:
 
 def cast(params: dict, dtype: str) -> dict:
     """Convert parameters to `dtype`, except those that `stored_dtype` keeps in float32."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: x.astype(stored_dtype(path[-1].key, dtype)), params)
+
+    def leaf(path, x):
+        return x.astype(stored_dtype(path[-1].key, dtype))
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
 
 
 def width(params: dict) -> int | None:
@@ -144,35 +150,43 @@ def linear(x, w, name):
     """Multiply x (..., I) by w[name] (I, O), with its bias and its low-rank adapter if there are any -> (..., O)."""
     y = kernels.matmul(x, w[name])
     if name + "_a" in w:  # LoRA: (I, r) and (r, O)
-        y += kernels.matmul(kernels.matmul(x, w[name + "_a"]), w[name + "_b"])
-    return y + w[name + "_bias"] if name + "_bias" in w else y
+        low_rank = kernels.matmul(x, w[name + "_a"])
+        y += kernels.matmul(low_rank, w[name + "_b"])
+    if name + "_bias" in w:
+        y += w[name + "_bias"]
+    return y
 
 
 def rms_norm(x, gain, eps):
     """Divide x (..., D) by its root mean square, and multiply it by gain (D,)."""
     x32 = x.astype(jnp.float32)
-    return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)).astype(x.dtype) * gain
+    mean_square = jnp.mean(x32 * x32, -1, keepdims=True)
+    normed = x32 * jax.lax.rsqrt(mean_square + eps)
+    return normed.astype(x.dtype) * gain
 
 
 def rotate(x, cos, sin, scale=1):
     """Turn column i of each head together with column i + K/2 (GPT-NeoX's form; GGUF files interleave instead)."""
     half = cos.shape[-1]
     a, b, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), -1)
-    return (jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1) * scale).astype(x.dtype)
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
+    return (turned * scale).astype(x.dtype)
 
 
 def columns(x, part):
-    """Cut out the columns part = (first, how many) of x (B or 1, S, ...). first is one number, or (B,) for each row."""
+    """Cut out the columns part = (first, how many) of x (B or 1, S, ...); None: all of them. first is one number, or
+    (B,) for each row."""
+    if part is None:
+        return x
     first, n = part
     if jnp.ndim(first) == 0:
         return jax.lax.dynamic_slice_in_dim(x, first, n, 1)
     rows = jnp.broadcast_to(x, (len(first), *x.shape[1:]))
-    return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, n))(rows, first)
 
+    def of_row(row, first):
+        return jax.lax.dynamic_slice_in_dim(row, first, n)
 
-def cut(x, part):
-    """Cut out the columns `part`; None: all of them."""
-    return x if part is None else columns(x, part)
+    return jax.vmap(of_row)(rows, first)
 
 
 def block(x, w, cfg, rotation, attend, part=None):
@@ -188,17 +202,19 @@ def block(x, w, cfg, rotation, attend, part=None):
         return linear(x, w, name).reshape(*x.shape[:2], -1, cfg.head_dim)
 
     h = norm(x, "attn_norm")
-    q = heads(cut(h, part), "q")
+    q = heads(columns(h, part), "q")
     k = heads(h, "k")
     v = heads(h, "v")
     if cfg.qk_norm:
         q = norm(q, "q_norm")
         k = norm(k, "k_norm")
-    q = rotate(q, *(cut(a, part) for a in rotation))
+    q = rotate(q, *(columns(a, part) for a in rotation))
     k = rotate(k, *rotation[:2])
     mixed, cache = attend(q, k, v)
     out = linear(mixed, w, "o")
-    x = cut(x, part) + (norm(out, "attn_out_norm") if cfg.gemma else out)
+    if cfg.gemma:
+        out = norm(out, "attn_out_norm")
+    x = columns(x, part) + out
     h = norm(x, "mlp_norm")
     if "router" in w:
         out = moe.mixture(h, w, cfg)
@@ -206,7 +222,9 @@ def block(x, w, cfg, rotation, attend, part=None):
         activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
         inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
         out = linear(inner, w, "down")
-    return x + (norm(out, "mlp_out_norm") if cfg.gemma else out), cache
+    if cfg.gemma:
+        out = norm(out, "mlp_out_norm")
+    return x + out, cache
 
 
 # ---- who sees whom ---------------------------------------------------------------------------------------------------
@@ -222,7 +240,9 @@ class Mask(NamedTuple):
 def positions_of(valid, T):
     """Number the tokens of each text: valid (B, T) -> (B or 1, T). Padding on the left is not counted, so a padded
     prompt and an unpadded one have the same logits."""
-    return jnp.arange(T)[None] if valid is None else jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
+    if valid is None:
+        return jnp.arange(T)[None]
+    return jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
 
 
 def column_rules(cfg, i, j):
@@ -240,13 +260,14 @@ def is_open(z, number, own, cfg):
     """True if the block of a query column still has masks -> (B, S, 1).
 
     z, number (B, T): the tokens of a text, and the number of each one's block. own (B, S, 1): that of each query."""
-    return ((number[:, None] == own) & (z == cfg.mask_id)[:, None]).any(-1, keepdims=True)
+    same_block = number[:, None] == own
+    masked = (z == cfg.mask_id)[:, None]
+    return (same_block & masked).any(-1, keepdims=True)
 
 
 def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part=None) -> Mask:
     """Say to which columns of the tokens z (B, T) each column of `part` (first, how many; None: all) may attend."""
     T = z.shape[1]
-    part = part or (0, T)
     j = jnp.arange(T)[None, None]
     i = columns(j[0], part)[..., None]  # (B or 1, S, 1)
     rules = column_rules(cfg, i, j)
@@ -257,13 +278,17 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part
         if cfg.causal_text:
             rules.append((j <= i) | is_open(z, number, own, cfg))
     if valid is not None:
-        # In a causal model padding sees itself: a softmax over nothing would be 0 / 0.
-        rules.append(valid[:, None] | (i == j) if cfg.causal or cfg.causal_text else valid[:, None])
+        sees_text = valid[:, None]
+        if cfg.causal or cfg.causal_text:  # padding sees itself: a softmax over nothing would be 0 / 0
+            sees_text = sees_text | (i == j)
+        rules.append(sees_text)
     far = functools.reduce(jnp.logical_and, rules) if rules else None
     if cfg.window is None:
         return Mask(far, None)
     near = jnp.abs(i - j) < cfg.window
-    return Mask(far, near if far is None else near & far)
+    if far is not None:
+        near &= far
+    return Mask(far, near)
 
 
 def mask_of_layer(mask, i, part, S):
@@ -290,14 +315,11 @@ class Write(NamedTuple):
     high: jax.Array | int | None = None  # nor is this one or any behind it; None: no limit
 
 
-FROM_FIRST = Write(0)
-
-
-def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, part=None, text=0):
+def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=None, text=0):
     """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values.
 
     positions (B or 1, S). mask: a Mask over the S columns themselves, or with a cache (`new_cache`) over its T columns.
-    write: the columns of the cache in which to store the new keys and values.
+    write: the columns of the cache in which to store the new keys and values; None without a cache.
     part (first, how many): only the states of these columns are returned (and, in a model of up to UNROLLED blocks,
     computed in the last block).
     text: how many columns of a packed row (variants/blocks.py) are its text; noisy copies follow, and the mask is that
@@ -314,7 +336,8 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=FROM_FIRST, 
         def attend(q, k, v):
             stored = cache
             if cache is not None:  # store the new keys and values, attend to all
-                stored = [kernels.store(old, new, i, write) for old, new in zip(cache, (k, v), strict=True)]
+                keys, values = cache
+                stored = [kernels.store(keys, k, i, write), kernels.store(values, v, i, write)]
                 k, v = (kernels.stored(a, i) for a in stored)
             return kernels.attention(q, k, v, seen, scale, cfg.attn_cap, text), stored
 
@@ -354,29 +377,35 @@ def run_layers(layer, carry, weights, cfg, part):
     """Apply layer((x, cache), (weights, number), part) L times -> x of the columns `part`, cache. If there are up to
     UNROLLED layers, the last one computes no other columns."""
     unroll = cfg.n_layer <= UNROLLED
-    again = jax.checkpoint if cfg.remat else lambda f: f
-    carry, weights = moe.run_dense(again(layer), carry, weights, cfg.first_dense)
+    last_layer = functools.partial(layer, part=part)
+    if cfg.remat:
+        layer = jax.checkpoint(layer)
+        last_layer = jax.checkpoint(last_layer)
+    carry, weights = moe.run_dense(layer, carry, weights, cfg.first_dense)
     layers = weights, jnp.arange(cfg.first_dense, cfg.n_layer)
     if part is None or not unroll:
-        (x, cache), _ = jax.lax.scan(again(layer), carry, layers, unroll=unroll)
-        return cut(x, part), cache
+        (x, cache), _ = jax.lax.scan(layer, carry, layers, unroll=unroll)
+        return columns(x, part), cache
     most = jax.tree.map(lambda w: w[:-1], layers)
     last = jax.tree.map(lambda w: w[-1], layers)
-    carry, _ = jax.lax.scan(again(layer), carry, most, unroll=True)
-    carry, _ = again(functools.partial(layer, part=part))(carry, last)
+    carry, _ = jax.lax.scan(layer, carry, most, unroll=True)
+    carry, _ = last_layer(carry, last)
     return carry
 
 
 def new_cache(cfg, B, T):
     """Make room for the keys and the values of T columns, see kernels.store."""
-    return [kernels.bits(jnp.zeros((cfg.n_layer, B, cfg.kv_heads, T, cfg.head_dim), cfg.dtype)) for _ in "kv"]
+    shape = cfg.n_layer, B, cfg.kv_heads, T, cfg.head_dim
+    return [kernels.bits(jnp.zeros(shape, cfg.dtype)) for _ in "kv"]
 
 
 def trunk(params, tokens, cfg, valid=None, part=None):
     """Run the network over whole texts: tokens (B, T), valid (B, T) False on left padding -> states (B, T, D), or those
     of the columns `part` (first, how many)."""
-    T = tokens.shape[1]
-    return forward(params, tokens, cfg, positions_of(valid, T), attention_mask(cfg, valid, tokens), part=part)[0]
+    positions = positions_of(valid, tokens.shape[1])
+    mask = attention_mask(cfg, valid, tokens)
+    h, _ = forward(params, tokens, cfg, positions, mask, part=part)
+    return h
 
 
 # ---- the state that a token is predicted from ------------------------------------------------------------------------
@@ -392,8 +421,12 @@ def moved_right(z, valid, cfg):
 
     z, valid (B, T) -> the same, after a start token. It counts as padding, so no later column sees it."""
     there = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
-    moved, there = (jnp.pad(a, ((0, 0), (1, 0)))[:, :-1] for a in (z, there))
-    return jnp.where(there, moved, start_id(cfg)), there
+
+    def move(a):
+        return jnp.pad(a, ((0, 0), (1, 0)))[:, :-1]
+
+    z, there = move(z), move(there)
+    return jnp.where(there, z, start_id(cfg)), there
 
 
 def hidden(params, z, cfg, valid=None, start=0, length=None):
@@ -421,7 +454,8 @@ def shifted(h, first, start, length, valid):
     left = jnp.reshape(start, (-1, 1)) - 1 + jnp.arange(length)
     begin = 0 if valid is None else jnp.argmax(valid, 1)[:, None]  # no state stands before a text begins
     index = jnp.maximum(left, begin) - jnp.reshape(first, (-1, 1))
-    return jax.vmap(lambda h, i: h[i])(h, jnp.broadcast_to(index, (len(h), length)))
+    index = jnp.broadcast_to(index, (len(h), length))
+    return jax.vmap(lambda h, i: h[i])(h, index)
 
 
 def gather_head(params, cfg):
@@ -433,21 +467,25 @@ def gather_head(params, cfg):
 def readout(params: dict, h: jax.Array, cfg: ModelConfig) -> jax.Array:
     """Compute logits (..., V) float32 from states h (..., D); the mask itself can never be predicted."""
     head = params["embed"].T if cfg.tie_embeddings else params["head"]
-    out = kernels.soft_cap(kernels.matmul(h, head.astype(cfg.dtype), jnp.float32), cfg.logit_cap)
+    out = kernels.matmul(h, head.astype(cfg.dtype), jnp.float32)
+    out = kernels.soft_cap(out, cfg.logit_cap)
     return out if cfg.mask_id is None else kernels.without(out, cfg.mask_id)
 
 
 def logits(params, z, cfg, valid=None, start=0, length=None):
     """Compute logits of z (B, T) with masks -> (B, length, V) float32, [:, i] about token start + i."""
-    return readout(gather_head(params, cfg), hidden(params, z, cfg, valid, start, length), cfg)
+    h = hidden(params, z, cfg, valid, start, length)
+    return readout(gather_head(params, cfg), h, cfg)
 
 
 def score(params, tokens, cfg, valid=None):
     """Rate texts with a judge: tokens (B, T) -> one number per text (B,). It reads the mean of the states, or in a
     causal model the last of them."""
     h = trunk(params, tokens, cfg, valid).astype(jnp.float32)
-    counts = jnp.ones(tokens.shape) if valid is None else valid.astype(jnp.float32)
     if cfg.causal:
-        counts = (jnp.cumsum(counts, 1) == counts.sum(1, keepdims=True)) * counts
-    pooled = jnp.sum(h * counts[..., None], 1) / jnp.maximum(counts.sum(1, keepdims=True), 1)  # (B, D)
+        pooled = h[:, -1]  # (B, D)
+    else:
+        counts = jnp.ones(tokens.shape) if valid is None else valid.astype(jnp.float32)
+        total = jnp.sum(h * counts[..., None], 1)
+        pooled = total / jnp.maximum(counts.sum(1, keepdims=True), 1)
     return sharding.replicate(pooled @ params["head"][:, 0])

@@ -31,7 +31,7 @@ def prefill(params, z, cfg, valid, group):
     cache = model.new_cache(cfg, *z.shape)
     if cfg.causal:
         z, valid = model.moved_right(z, valid, cfg)
-    _, cache = compute(params, z, cfg, valid, cache, (0, z.shape[1]), model.FROM_FIRST)
+    _, cache = compute(params, z, cfg, valid, cache, (0, z.shape[1]), model.Write(0))
     return [jnp.repeat(a, group, 1) for a in cache]
 
 
