@@ -29,13 +29,19 @@ def strata(key, n):
     return (jax.random.uniform(key) + jnp.arange(n) / n) % 1.0
 
 
+def random_count(u, n):
+    """Turn random numbers u in [0, 1) into counts, each of 1..n equally likely; n may be 0, the count then is 1."""
+    return jnp.maximum(jnp.ceil((1 - u) * n), 1)
+
+
 def sample_t(key, n):
     """Draw a share of masks for each row: n (B,) tokens that may be masked -> t (B,) in (0, 1], a multiple of 1 / n,
     stratified over the batch.
 
     `corrupt` masks exactly t * n tokens (LLaDA's likelihood rule, not one coin per token). So the bound is exact on a
     uniform model for every draw, and every row has a mask."""
-    return jnp.maximum(jnp.ceil((1 - strata(key, len(n))) * n), 1) / jnp.maximum(n, 1)
+    u = strata(key, len(n))
+    return random_count(u, n) / jnp.maximum(n, 1)
 
 
 def random_subset(key, among, count):
@@ -50,7 +56,8 @@ def least_noisy(noise, among, count, block=None):
     if block is None:
         rank = jnp.argsort(jnp.argsort(noise, 1), 1)
         return among & (rank < count[:, None])
-    rank = blocks.within(block, noise[:, None] < noise[..., None])
+    has_less = noise[:, None] < noise[..., None]
+    rank = blocks.within(block, has_less)
     return among & (rank < count)
 
 
@@ -69,9 +76,10 @@ def corrupt_blocks(t_key, mask_key, x, maskable, valid, cfg):
     n = blocks.within(block, maskable[:, None])
     number = jnp.arange(B)[:, None] * blocks_per_row + block
     u = strata(t_key, B * blocks_per_row)[number]
-    t = jnp.maximum(jnp.ceil((1 - u) * n), 1) / jnp.maximum(n, 1)
+    count = random_count(u, n)
+    t = count / jnp.maximum(n, 1)
     draws = jax.random.uniform(mask_key, x.shape)
-    masked = least_noisy(draws, maskable, jnp.round(t * n), block)
+    masked = least_noisy(draws, maskable, count, block)
     return jnp.where(masked, cfg.mask_id, x), masked, t
 
 
@@ -87,14 +95,8 @@ def weight(t):
 LOGITS_BYTES = 2**27
 
 
-def gather_logp(logits, x):
-    """Return log p of the tokens x (...) under logits (..., V)."""
-    return kernels.token_logp(logits, x)
-
-
-def entropy(logits):
-    """Return the entropy (...) of logits (..., V) in nats."""
-    return kernels.entropy(logits)
+gather_logp = kernels.token_logp  # logits (..., V), tokens x (...) -> log p of the tokens (...)
+entropy = kernels.entropy  # logits (..., V) -> (...) in nats
 
 
 def read_logits(params, h, cfg, fn, scored, arrays):
@@ -110,9 +112,10 @@ def read_logits(params, h, cfg, fn, scored, arrays):
     def some(h, *arrays):
         return fn(model.readout(params, h, cfg), *arrays)
 
-    flat = [a.reshape(-1, *a.shape[len(shape) :]) for a in (h, *arrays)]
     n = max(LOGITS_BYTES // (4 * cfg.vocab_size), 1)
-    out = in_chunks(some, n, scored.reshape(-1), *flat)
+    h = h.reshape(-1, h.shape[-1])
+    flat = [a.reshape(-1) for a in arrays]
+    out = in_chunks(some, n, scored.reshape(-1), h, *flat)
     return jax.tree.map(lambda a: a.reshape(shape), out)
 
 
@@ -122,23 +125,25 @@ def in_chunks(fn, n, wanted, *trees):
     N = len(wanted)
     if N <= n:
         return fn(*trees)
-    n = math.ceil(N / math.ceil(N / n))  # as many chunks, but of equal size
+    n_chunks = math.ceil(N / n)
+    n = math.ceil(N / n_chunks)  # as many chunks, but of equal size
     order = jnp.argsort(~wanted)
 
     def cut(a):
-        padded = jnp.pad(a[order], [(0, -N % n)] + [(0, 0)] * (a.ndim - 1))
-        return padded.reshape(-1, n, *a.shape[1:])
+        filling = [(0, -N % n)] + [(0, 0)] * (a.ndim - 1)
+        padded = jnp.pad(a[order], filling)
+        return padded.reshape(n_chunks, n, *a.shape[1:])
 
     parts = jax.tree.map(cut, trees)
     one = jax.tree.map(lambda a: a[0], parts)
-    nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *one))
+    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(fn, *one))
 
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(kernels.KEPT))
     def chunk(inputs):
         i, part = inputs
         return jax.lax.cond(i * n < wanted.sum(), fn, lambda *_: nothing, *part)
 
-    out = jax.lax.map(chunk, (jnp.arange(-(-N // n)), parts))
+    out = jax.lax.map(chunk, (jnp.arange(n_chunks), parts))
     back = jnp.argsort(order)
     return jax.tree.map(lambda a: a.reshape(-1)[back], out)
 
@@ -185,9 +190,10 @@ def noise(key, batch: tuple, cfg, norm="token", paired=False) -> NoisyBatch:
     # Copies with shares t and 1 - t count half each; t = 1 has no complement and keeps its full weight. So every share
     # counts as before: the bound is unbiased, and exact on a uniform model.
     alone = t == 1
+    odds = t / jnp.where(alone, 1, 1 - t)
     other = maskable & ~masked
     z_other = jnp.where(other, cfg.mask_id, x)
-    w_other = other * weight(t) * per_token * (t / jnp.where(alone, 1, 1 - t))
+    w_other = other * weight(t) * per_token * odds
     w = jnp.where(alone, w, w / 2)
     return NoisyBatch(x, jnp.stack([z, z_other], 1), jnp.stack([w, w_other / 2], 1), valid)
 
@@ -218,11 +224,12 @@ def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Arra
         return gather_logp(logits, x), kernels.likeliest(logits) == x
 
     logp, hit = read_logits(params, h, cfg, logp_and_hit, w > 0, (targets,))
-    nelbo = -jnp.sum((w * logp)[:, texts:])
+    weighted = w * logp
+    nelbo = -jnp.sum(weighted[:, texts:])
     metrics = {"nelbo": nelbo, "hole_acc": jnp.sum((w * hit)[:, texts:])}
     if not texts:
         return nelbo, metrics
-    causal = -jnp.sum((w * logp)[:, :texts])
+    causal = -jnp.sum(weighted[:, :texts])
     return nelbo + causal, metrics | {"causal_loss": causal}
 
 
@@ -233,17 +240,16 @@ def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
     With keys (B,) each row has its own, and a mean over rows varies less."""
     x, maskable, valid = batch
     if cfg.causal:
-        masked = jnp.zeros((1, *x.shape), bool)
         share = maskable[None]
+        masked = jnp.zeros_like(share)
     else:
-        keys = key[None] if key.ndim == 0 else key
-        masked, share = likelihood_masks(keys, maskable, n)
+        masked, share = likelihood_masks(key.reshape(-1), maskable, n)
     chunk = None if cfg.block_causal else len(x)  # as many copies at a time as there are texts
 
     def logp_alone(logits, x, place):
-        return gather_logp(logits, x), jnp.zeros(x.shape)
+        return (gather_logp(logits, x),)
 
-    logp, _ = view_logp(params, x, masked, cfg, valid, start, chunk, share > 0, logp_alone)
+    (logp,) = view_logp(params, x, masked, cfg, valid, start, chunk, share > 0, logp_alone)
     return sharding.replicate((share * logp).sum((0, 2)))
 
 
@@ -302,7 +308,7 @@ class EstimatorInputs(NamedTuple):
     prompt: jax.Array | None = None  # (B, T) bool
     block: jax.Array | None = None  # (B or 1, T) the number of each token's block, in a block model
     counts: jax.Array | None = None  # (B, T) bool, the tokens in the loss; None: the whole completion
-    first_of_block: jax.Array | None = None  # (B or 1, T) see blocks.first_of_block
+    first_of_block: jax.Array | bool = False  # (B or 1, T) see blocks.first_of_block
 
 
 def split_weight(masked, w):
@@ -329,24 +335,24 @@ def coupled(key, completion, inputs):
     part = completion & (jax.random.uniform(mask_key, completion.shape) < t)
     rest = completion & ~part
     masked = jnp.stack([completion, part, rest])
-    weights = jnp.stack([completion / 2, part / (2 * t), rest / (2 * (1 - t))])
+    weights = jnp.stack([completion, part / t, rest / (1 - t)]) / 2
     return Views(masked, weights, completion)
 
 
 def elbo(key, completion, inputs):
     """LLaDA, MDLM: n views that mask l of the L tokens, l uniform in 1..L; each masked token counts L / l."""
-    L, u, keys = mask_counts(key, completion, inputs.n)
-    count = jnp.maximum(jnp.ceil((1 - u) * L), 1)
-    masked = random_subsets(keys, completion, count)
+    L, u, mask_key = mask_counts(key, completion, inputs.n)
+    count = random_count(u, L)
+    masked = random_subsets(mask_key, completion, count)
     each = L / (inputs.n * count)
     return split_weight(masked, masked * each[..., None])
 
 
 def coupled_elbo(key, completion, inputs):
     """ESPO: l uniform in 0..L, and the complement: each pair of views scores every token once."""
-    L, u, keys = mask_counts(key, completion, inputs.n)
+    L, u, mask_key = mask_counts(key, completion, inputs.n)
     count = jnp.floor(u * (L + 1))
-    masked = random_subsets(keys, completion, count)
+    masked = random_subsets(mask_key, completion, count)
     masked = jnp.concatenate([masked, completion & ~masked])
     count = jnp.concatenate([count, L - count])
     each = (L + 1) / (2 * inputs.n * jnp.maximum(count, 1))
@@ -362,7 +368,7 @@ def quadrature(key, completion, inputs):
     t = (1 + points[:, None]) / 2
     u = jax.random.uniform(round_key, (inputs.n, len(L)))
     count = jnp.clip(jnp.floor(t * L + 0.5 + u), 1, jnp.maximum(L, 1))
-    masked = random_subsets(jax.random.split(mask_key, inputs.n), completion, count)
+    masked = random_subsets(mask_key, completion, count)
     each = weights[:, None] / 2 * L / count
     return split_weight(masked, masked * each[..., None])
 
@@ -377,60 +383,62 @@ def pseudo_likelihood(key, completion, inputs):
 
 
 def mask_counts(key, completion, n):
-    """Draw what both ELBO estimators use -> L (B,), u (n, B) stratified over all views, n keys."""
+    """Draw what both ELBO estimators use -> L (B,), u (n, B) stratified over all views, a key for the masks."""
     t_key, mask_key = jax.random.split(key)
     u = strata(t_key, n * len(completion)).reshape(n, -1)
-    return completion.sum(1), u, jax.random.split(mask_key, n)
+    return completion.sum(1), u, mask_key
 
 
-def random_subsets(keys, among, counts):
-    """Draw a `random_subset` for each of n keys and counts (n, B) -> (n, B, T) bool."""
-    return jnp.stack([random_subset(key, among, count) for key, count in zip(keys, counts, strict=True)])
+def random_subsets(key, among, counts):
+    """Draw a `random_subset` for each of n views: counts (n, B) -> (n, B, T) bool."""
+    keys = jax.random.split(key, len(counts))
+    subsets = [random_subset(key, among, count) for key, count in zip(keys, counts, strict=True)]
+    return jnp.stack(subsets)
 
 
 def trace(key, completion, inputs):
     """TraceRL, CJ-GRPO: score each token at the step that committed it, given the tokens committed before. With fewer
     views n than a row has steps S, take every (S / n)-th step from a random start, each standing for S / n (AGRPO)."""
-    number = step_numbers(completion, inputs)
-    scored_at = number
-    if inputs.first_of_block is not None:
-        scored_at = jnp.where(inputs.first_of_block, jnp.maximum(number, 0), number)
     counts = completion if inputs.counts is None else inputs.counts
+    number = step_numbers(counts, inputs)
+    scored_at = jnp.where(inputs.first_of_block, jnp.maximum(number, 0), number)
     S = jnp.max(jnp.where(counts, scored_at, -1), 1) + 1  # (B,)
     n_views = jnp.clip(S, 1, inputs.n)
     u = jax.random.uniform(key, S.shape)
     k = jnp.arange(inputs.n)[:, None]
-    step = jnp.where(S <= inputs.n, k, jnp.floor((u + k) * (S / n_views)))[..., None]  # (n, B, 1)
+    every_nth = jnp.floor((u + k) * (S / n_views))
+    step = jnp.where(S <= inputs.n, k, every_nth)[..., None]  # (n, B, 1)
     in_view = completion & (k < n_views)[..., None]
     stands_for = jnp.maximum(S, 1) / n_views  # steps
     weights = in_view * (scored_at == step) * stands_for[:, None]
-    return split_weight(in_view & (number >= step), weights)
+    masked = in_view & (number >= step)
+    return split_weight(masked, weights)
 
 
-def step_numbers(completion, inputs):
-    """Number the denoising steps that commit a token of the loss, from 0 -> for each token (B, T) the number of its
-    step, or of the last numbered one before it; -1 before the first. Steps 0 0 2 5 have the numbers 0 0 1 2; if the
-    token of step 2 is not in the loss, 0 0 0 1.
+def step_numbers(counts, inputs):
+    """Number the denoising steps that commit a token of the loss, from 0: counts (B, T), True on those tokens -> for
+    each token (B, T) the number of its step, or of the last numbered one before it; -1 before the first. Steps 0 0 2 5
+    have the numbers 0 0 1 2; if the token of step 2 is not in the loss, 0 0 0 1.
 
     A block model numbers the steps of each block anew, so that one view serves the first step of every block. The
     tokens in inputs.first_of_block need no view of their own, so their steps are not numbered."""
-    T = completion.shape[1]
-    counts = completion if inputs.counts is None else inputs.counts
-    if inputs.first_of_block is not None:
-        counts = counts & ~inputs.first_of_block
-    block = jnp.zeros((1, T), int) if inputs.block is None else inputs.block
-    block = jnp.broadcast_to(block, completion.shape)
+    counts = counts & jnp.logical_not(inputs.first_of_block)
+    block = 0 if inputs.block is None else inputs.block
+    block = jnp.broadcast_to(block, counts.shape)
     mine = inputs.step[..., None]
     others = inputs.step[:, None]
-    further_left = jnp.tri(T, k=-1, dtype=bool)
-    repeats = blocks.within(block, (mine == others) & counts[:, None] & further_left)
+    further_left = jnp.tri(counts.shape[1], k=-1, dtype=bool)
+    same_step = (mine == others) & counts[:, None] & further_left
+    repeats = blocks.within(block, same_step)
     leftmost = counts & (repeats == 0)  # of the tokens that one step committed
-    return blocks.within(block, leftmost[:, None] & (others <= mine)) - 1
+    not_later = leftmost[:, None] & (others <= mine)
+    return blocks.within(block, not_later) - 1
 
 
 def left_to_right(key, completion, inputs):
     """JustGRPO: score as if the completion had been written from left to right; n up to its length."""
-    return trace(key, completion, inputs._replace(step=jnp.cumsum(completion, 1) - 1))
+    step = jnp.cumsum(completion, 1) - 1
+    return trace(key, completion, inputs._replace(step=step))
 
 
 def exact(key, completion, inputs):
@@ -481,8 +489,9 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     the result is used (None: everywhere). say(logits (N, V), x (N,), Place): what to compute from logits. With
     cfg.remat the inputs of every block are kept for all copies."""
     K, B, T = masked.shape
-    chunk = chunk or K * B
-    if K * B % chunk:
+    n_copies = K * B
+    chunk = chunk or n_copies
+    if n_copies % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
     # A group is a text and per_text of its noisy copies. Only in a block model is that more than one: there copies
     # stand in one packed row behind their text (variants/blocks.py). A part is as many groups as make `chunk` copies.
@@ -494,9 +503,11 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
 
     def of_part(part):
         row, masked, scored = part
-        clean = jnp.broadcast_to(x[row][:, None], masked.shape)
+        text = x[row]
+        clean = jnp.broadcast_to(text[:, None], masked.shape)
         z = clean if cfg.mask_id is None else jnp.where(masked, cfg.mask_id, clean)
-        h = hidden(params, x[row], z, cfg, None if valid is None else valid[row], start)
+        is_text = None if valid is None else valid[row]
+        h = hidden(params, text, z, cfg, is_text, start)
 
         def at_place(logits, x, i, k, column):
             return say(logits, x, Place(row[i], column + start, z[i, k]))
@@ -505,19 +516,22 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
             arrays = clean[..., start:], *jnp.indices(h.shape[:-1])
             return read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
 
-        again = cfg.remat and chunk < K * B
-        return (jax.checkpoint(read) if again else read)(params, h)
+        if cfg.remat and chunk < n_copies:
+            read = jax.checkpoint(read)
+        return read(params, h)
 
     def by_view(a):  # (groups, per_text, T - start) -> (K, B, T)
         a = a.reshape(B, K, T - start).swapaxes(0, 1)
         return jnp.pad(a, ((0, 0), (0, 0), (start, 0)))
 
     parts = jnp.arange(B).repeat(K // per_text), by_text(masked), by_text(scored)
-    if chunk == K * B:
+    if chunk == n_copies:
         out = of_part(parts)
-    else:  # with remat the blocks are recomputed one by one; recomputing a whole chunk would add a fifth pass to four
+    else:
         parts = jax.tree.map(lambda a: a.reshape(-1, chunk // per_text, *a.shape[1:]), parts)
-        out = jax.lax.map(of_part if cfg.remat else jax.checkpoint(of_part), parts)
+        if not cfg.remat:  # with remat the blocks are recomputed one by one: a whole chunk would be a fifth pass
+            of_part = jax.checkpoint(of_part)
+        out = jax.lax.map(of_part, parts)
     return tuple(by_view(a) for a in out)
 
 
@@ -536,6 +550,8 @@ def sandwich(logp, w, rises, mix, power):
     lower = (w * logp).sum(0)
     scored = w > 0
     powers = jnp.where(scored, power * logp, -jnp.inf)
-    upper = jax.nn.logsumexp(powers, 0, b=jnp.where(scored, w, 1)) / power
+    weights = jnp.where(scored, w, 1)
+    upper = jax.nn.logsumexp(powers, 0, b=weights) / power
     upper = jnp.where(scored.any(0), upper, 0)  # a token that no view masked has no bound
-    return jnp.where(rises[:, None], lower, mix * upper + (1 - mix) * lower)
+    mixture = mix * upper + (1 - mix) * lower
+    return jnp.where(rises[:, None], lower, mixture)

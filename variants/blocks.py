@@ -22,9 +22,9 @@ def number(valid, T, cfg):
 
 def first_of_block(valid, T, cfg):
     """True (B or 1, T) at the tokens that a shifted block model predicts from the clean text before their block: the
-    first token of each block but the first. None for other models."""
+    first token of each block but the first. False for other models."""
     if cfg.block_causal is None or not cfg.shift:
-        return None
+        return False
     at = model.positions_of(valid, T)
     return (at > 0) & (at % cfg.block_causal == 0)
 
