@@ -105,7 +105,8 @@ class Block(NamedTuple):
     steps: jax.Array  # (B, 1) how many steps the block may take
 
 
-# ---- orders: which masks first. Logits (N, V), the token that each position would get, keys, columns -> scores (N,) --
+# ---- orders: which masks first. logits (N, V); (N,): the token that each position would get, a random key, its column
+# ---- -> scores (N,), the highest first. `*_` stands for arguments that an order does not use.
 
 
 def softmax_of(logits, some):
@@ -114,29 +115,37 @@ def softmax_of(logits, some):
     return jnp.exp(some - top[:, None]) / total[:, None]
 
 
-def probability(logits, token):
+def probability(logits, token, *_):
     own = jnp.take_along_axis(logits, token[:, None], -1)
     return softmax_of(logits, own)[:, 0]
 
 
-def negative_entropy(logits):
+def negative_entropy(logits, *_):
     p = kernels.probabilities(logits)
     return kernels.add_up(p * jnp.log(p + 1e-10))  # the 1e-10 is Dream's: its orders are reproduced to the token
 
 
-def margin(logits):
+def random(logits, token, keys, *_):
+    return jax.vmap(jax.random.uniform)(keys)
+
+
+def margin(logits, *_):
     top, _ = jax.lax.top_k(logits, 2)
     best, second = softmax_of(logits, top).T
     return best - second
 
 
+def left(logits, token, keys, column):
+    return -column.astype(jnp.float32)
+
+
 ORDERS = {
-    "random": lambda logits, token, keys, column: jax.vmap(jax.random.uniform)(keys),
-    "confidence": lambda logits, token, keys, column: probability(logits, token),
-    "margin": lambda logits, token, keys, column: margin(logits),
-    "entropy": lambda logits, token, keys, column: negative_entropy(logits),
-    "left": lambda logits, token, keys, column: -column.astype(jnp.float32),
-    "sampled": lambda logits, token, keys, column: probability(logits, token),  # of the token that was drawn
+    "random": random,
+    "confidence": probability,
+    "margin": margin,
+    "entropy": negative_entropy,
+    "left": left,
+    "sampled": probability,  # of the token that was drawn
 }
 
 
@@ -159,8 +168,9 @@ def dream_fractions(steps):
 
 def dream(b, plan):
     """Dream: a growing fraction of a row's masks (in Dream, of their mean in the batch), rounded down."""
-    fractions = np.stack([np.pad(dream_fractions(s), (0, plan.steps - s)) for s in range(1, plan.steps + 1)])
-    share = b.masked.sum(1, keepdims=True) * jnp.asarray(fractions)[b.steps - 1, b.i]
+    by_steps = [np.pad(dream_fractions(n), (0, plan.steps - n)) for n in range(1, plan.steps + 1)]
+    fraction = jnp.asarray(np.stack(by_steps))[b.steps - 1, b.i]
+    share = b.masked.sum(1, keepdims=True) * fraction
     is_last = b.i >= b.steps - 1
     return ~b.masked | is_last | (b.rank < share.astype(jnp.int32))
 
@@ -186,7 +196,8 @@ def renoise(b, plan):
     """DiffusionGemma's idea: after each step as many tokens stand as with `quota`, the most probable ones. A token that
     stands and has become less probable than a new one elsewhere is taken back."""
     n = quota(b, plan).sum(1, keepdims=True)
-    return rank_of(without_noise(jnp.where(b.masked, b.confidence, b.standing))) < n
+    p = jnp.where(b.masked, b.confidence, b.standing)
+    return rank_of(without_noise(p)) < n
 
 
 def factor(b, plan):
@@ -194,8 +205,8 @@ def factor(b, plan):
     p is the probability of the n-th; at least one. (Its released loop fills the last mask even where that fails.)"""
     too_unsure = (b.rank + 2) * (1 - b.confidence) > plan.factor
     fails = b.masked & (b.rank > 0) & too_unsure
-    first = jnp.min(jnp.where(fails, b.rank, b.masked.shape[1]), 1, keepdims=True)
-    return ~b.masked | (b.rank < first)
+    failing = jnp.where(fails, b.rank, b.masked.shape[1])
+    return ~b.masked | (b.rank < failing.min(1, keepdims=True))
 
 
 def entropy(b, plan):
@@ -232,7 +243,8 @@ def forbid(logits, ids):
 def ids_of(z, there, V):
     """Say which ids a row has: z, there (..., T) -> (..., V) bool."""
     rows = jnp.indices(z.shape, sparse=True)[:-1]
-    return jnp.zeros((*z.shape[:-1], V), bool).at[(*rows, z)].max(there)
+    nothing = jnp.zeros((*z.shape[:-1], V), bool)
+    return nothing.at[(*rows, z)].max(there)
 
 
 def penalized(logits, present, plan):
@@ -253,10 +265,11 @@ def ids_present(z, valid, cfg, plan):
 def adjusted(params, h, present, row, cfg, plan):
     """Compute logits (N, V) from states h (N, D, or 2D with guidance) in row (N,), after guidance, penalty and `never`.
     """
-    h, *unconditional = jnp.split(h, 1 + bool(plan.guidance), -1)
+    if plan.guidance:
+        h, unconditional = jnp.split(h, 2, -1)
     logits = model.readout(params, h, cfg)
     if plan.guidance:
-        u = model.readout(params, *unconditional, cfg)
+        u = model.readout(params, unconditional, cfg)
         logits = u + (1 + plan.guidance) * (logits - u)
     if present is not None:
         logits = penalized(logits, present[row], plan)
@@ -270,8 +283,9 @@ def filtered(logits, plan):
     if plan.top_p is not None and plan.top_p < 1:
         logits = jnp.where(kernels.nucleus(logits, plan.top_p), logits, model.NEVER)
     if plan.top_k is not None:
-        least = jax.lax.top_k(logits, min(plan.top_k, logits.shape[-1]))[0][..., -1:]
-        logits = jnp.where(logits < least, model.NEVER, logits)
+        k = min(plan.top_k, logits.shape[-1])
+        top, _ = jax.lax.top_k(logits, k)
+        logits = jnp.where(logits < top[..., -1:], model.NEVER, logits)
     if plan.min_p is not None:
         least = logits.max(-1, keepdims=True) + jnp.log(plan.min_p)
         logits = jnp.where(logits < least, model.NEVER, logits)
@@ -330,7 +344,8 @@ def causal_column(s, cfg):
     """Find the column that all rows of a causal model are at -> Window. Given tokens are visited too, because the cache
     has to hold them."""
     B, T = s.z.shape
-    column = jnp.full(B, jnp.argmax(masked_at_start(s, cfg).any(0)) + s.n)
+    first = jnp.argmax(masked_at_start(s, cfg).any(0))
+    column = jnp.full(B, first + s.n)
     zero = jnp.zeros(B, jnp.int32)
     return Window(column, jnp.minimum(column, T - 1), zero + 1, zero)
 
@@ -342,7 +357,7 @@ def next_block(s, cfg, plan, valid, L):
     block's first token, and no other token of that block. Neither counts as one of a block's steps."""
     B, T = s.z.shape
     size = cfg.block_causal
-    text = jnp.zeros(B, jnp.int32) if valid is None else jnp.argmax(valid, 1)  # where each row's text begins
+    text = 0 if valid is None else jnp.argmax(valid, 1)  # where each row's text begins
     first = jnp.argmax(s.z == cfg.mask_id, 1)
     at = first - text
     block = text + at // L * L
@@ -350,13 +365,14 @@ def next_block(s, cfg, plan, valid, L):
     stored = jnp.where(s.n == 0, needed, s.stored)  # the prompt has been read
     behind = (s.cache is not None) & (stored < needed)
     alone = cfg.shift & (at > 0) & (at % size == 0)
-    only_first = jnp.arange(T) == first[:, None]
-    may = jnp.where(alone[:, None], only_first, True) & ~behind[:, None]
+    is_first = jnp.arange(T) == first[:, None]
+    may = (is_first | ~alone[:, None]) & ~behind[:, None]
     extra = alone | behind
     i = jnp.where(block == s.block, s.i, 0) - extra
+    start = jnp.minimum(block, T - L)
     steps = jnp.full(B, plan.steps)
     stored_next = jnp.where(extra, stored + size, stored)
-    return Window(block, jnp.minimum(block, T - L), steps, i, may=may, stored=stored, stored_next=stored_next)
+    return Window(block, start, steps, i, may=may, stored=stored, stored_next=stored_next)
 
 
 def block_hidden(params, s, window, valid, cfg, plan, L):
@@ -400,9 +416,11 @@ def score_positions(logits, keys, at, plan, drawn=None):
     score = ORDERS[plan.order](ranked, token, keys, at.column)
     if plan.order not in ("left", "random"):  # these two are exact
         score = without_noise(score)
-    low = jnp.isnan(score) | jnp.isin(token, jnp.array(plan.last, int))  # nan: a broken model must not hang the loop
+    is_last = jnp.isin(token, jnp.array(plan.last, int))
+    low = is_last | jnp.isnan(score)  # nan: a broken model must not hang the loop
     score = jnp.where(low, model.NEVER, score)
-    return score, probability(ranked, token), -negative_entropy(ranked), probability(ranked, at.z)
+    standing = probability(ranked, at.z)
+    return score, probability(ranked, token), -negative_entropy(ranked), standing
 
 
 def rank_of(score):
@@ -417,9 +435,13 @@ def rank_of(score):
 
 def one_of_each_group(s, window, valid, group):
     """Keep the first of every `group` rows, where these are identical."""
+
+    def pick(a):
+        return a[::group] if a.ndim else a
+
     cache = s.cache and [a[:, ::group] for a in s.cache]
     trees = s._replace(cache=None), window, valid
-    s, window, valid = jax.tree.map(lambda a: a[::group] if a.ndim else a, trees)
+    s, window, valid = jax.tree.map(pick, trees)
     return s._replace(cache=cache), window, valid
 
 
@@ -444,8 +466,9 @@ def flat_positions(h, s, window, cfg):
     if window.may is not None:
         masked &= jnp.take_along_axis(window.may, column, 1)
     # A key for each row, column from the right end, and step: neither other rows nor padding change what a row gets.
-    number = ((T - column) * 2**15 + window.i[:, None]) * 2
-    row = jnp.broadcast_to(jnp.arange(B)[:, None], (B, L))
+    from_right = T - column
+    number = (from_right * 2**15 + window.i[:, None]) * 2
+    row, _ = jnp.indices((B, L))
     by_row = Positions(h, row, column, number, z, masked)
     return jax.tree.map(lambda a: a.reshape(B * L, *a.shape[2:]), by_row)
 
@@ -466,13 +489,15 @@ def logits_at_positions(params, h, s, window, valid, cfg, plan):
     at_once = B * L <= n
     if at_once:
         rows = jnp.arange(0, B, group).repeat(L)
-        logits = adjusted(params, h.reshape(len(rows), -1), present, rows, cfg, plan)
+        flat = h.reshape(len(rows), -1)
+        logits = adjusted(params, flat, present, rows, cfg, plan)
         h = logits.reshape(len(h), L, -1)
 
     def logits_of(at):
         return at.source if at_once else adjusted(params, at.source, present, at.row, cfg, plan)
 
-    return flat_positions(jnp.repeat(h, group, 0), s, window, cfg), logits_of, n
+    at = flat_positions(jnp.repeat(h, group, 0), s, window, cfg)
+    return at, logits_of, n
 
 
 def draws_everywhere(plan, V):
@@ -546,7 +571,8 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
     else:
         window = current_block(s, cfg, plan, L)
     # 2  Compute its states.
-    h, cache = block_hidden(params, *one_of_each_group(s, window, valid, group), cfg, plan, L)
+    rows = one_of_each_group(s, window, valid, group)
+    h, cache = block_hidden(params, *rows, cfg, plan, L)
     cache = cache and [jnp.repeat(a, group, 1) for a in cache]
     # 3  Choose positions and draw tokens.
     masked, stands, token, logp = choose(params, keys, h, s, window, valid, cfg, plan)
@@ -565,7 +591,8 @@ def write(s, column, commit, retract, token, logp, cfg, plan, valid):
     retract = retract & asked[here]
 
     def put(old, new, nothing):
-        return old.at[here].set(jnp.where(commit, new, jnp.where(retract, nothing, old[here])))
+        others = jnp.where(retract, nothing, old[here])
+        return old.at[here].set(jnp.where(commit, new, others))
 
     z = put(s.z, token.astype(s.z.dtype), cfg.mask_id)
     step = put(s.step, s.n, -1)
@@ -579,17 +606,19 @@ def write(s, column, commit, retract, token, logp, cfg, plan, valid):
 def step_of_drafts(params, keys, s, cfg, plan, valid):
     """Write a round of variants/drafts.py. It counts as two forward passes; its tokens get the number of the second."""
     params = model.gather_head(params, cfg)
+    causal = joint.autoregressive(cfg)
 
     def logits(h):
         return filtered(adjusted(params, h, None, None, cfg, plan), plan)
 
     sampling = drafts.Sampling(logits, not plan.temperature, positions_at_once(cfg))
-    stored = jnp.where(s.n == 0, jnp.argmax(s.z == cfg.mask_id, 1), s.stored)  # the prompt has been read
+    prompt_end = jnp.argmax(s.z == cfg.mask_id, 1)
+    stored = jnp.where(s.n == 0, prompt_end, s.stored)  # the prompt has been read
     r = drafts.write_round(params, keys, s.z, stored, cfg, valid, s.cache, sampling)
     s = s._replace(n=s.n + 1)
-    written = write(s, r.column, r.commit, False, r.token, r.logp, joint.autoregressive(cfg), plan, valid)
-    z, step, logp, n, stored = sharding.replicate((*written, s.n + 1, r.stored))
-    return s._replace(z=z, step=step, logp=logp, n=n, cache=r.cache, stored=stored)
+    written = write(s, r.column, r.commit, False, r.token, r.logp, causal, plan, valid)
+    state = *written, s.n + 1, s.block, s.i
+    return State(*sharding.replicate(state), r.cache, r.stored)
 
 
 def block_length(T, cfg, plan):
@@ -600,13 +629,18 @@ def block_length(T, cfg, plan):
 def behind_the_end(z, step, asked, valid, cfg):
     """Find the masks (B, T) that need no more steps: a row has an end of text behind all given tokens, and no mask
     before it. In a block model the block that has the end is filled first."""
-    T, masked = z.shape[1], z == cfg.mask_id
-    last_given = jnp.max(jnp.where(asked, -1, jnp.arange(T)), 1, keepdims=True)
-    ends = (z == cfg.eos_id) & (step >= 0) & (jnp.arange(T) > last_given)
+    T = z.shape[1]
+    column = jnp.arange(T)
+    masked = z == cfg.mask_id
+    given = jnp.where(asked, -1, column)
+    ends = (z == cfg.eos_id) & (step >= 0) & (column > given.max(1, keepdims=True))
     if cfg.block_causal:
         number = blocks.number(valid, T, cfg)
-        first_masked, first_end = (jnp.where(a, number, T).min(1, keepdims=True) for a in (masked, ends))
-        return masked & (first_masked > first_end)
+
+        def first_block(there):
+            return jnp.where(there, number, T).min(1, keepdims=True)
+
+        return masked & (first_block(masked) > first_block(ends))
     behind = jnp.cumsum(ends, 1) > ends
     return masked & (behind | ~masked).all(1, keepdims=True)
 
@@ -616,7 +650,8 @@ def behind_the_end(z, step, asked, valid, cfg):
 
 def row_keys(key, n, first=0):
     """Make the keys (n,) of the rows first, first + 1, ..., so that chunking does not change any token."""
-    return jax.vmap(lambda row: jax.random.fold_in(key, row))(first + jnp.arange(n))
+    rows = first + jnp.arange(n)
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
 def begin(params, key, z, cfg, plan, valid, group=1):
@@ -627,16 +662,16 @@ def begin(params, key, z, cfg, plan, valid, group=1):
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
     zero = jnp.zeros(len(z), jnp.int32)
     cache = None
-    if plan.rule == "drafts":
-        cache = caches.prefill(params, z, joint.autoregressive(cfg), valid, group)
-    elif cfg.causal or cfg.block_causal and plan.cache != "none":
-        cache = caches.prefill(params, z, cfg, valid, group)
+    reader = joint.autoregressive(cfg) if plan.rule == "drafts" else cfg
+    if reader.causal or cfg.block_causal and plan.cache != "none":
+        cache = caches.prefill(params, z, reader, valid, group)
     elif plan.cache != "none":
         cache = model.new_cache(cfg, *z.shape)
     step = jnp.full(z.shape, -1, jnp.int32)
     logp = jnp.zeros(z.shape, jnp.float32)
     stored = zero if cfg.block_causal else None
-    return keys, State(z, step, logp, n=jnp.int32(0), block=zero - 1, i=zero, cache=cache, stored=stored)
+    s = State(z, step, logp, n=jnp.int32(0), block=zero - 1, i=zero, cache=cache, stored=stored)
+    return keys, s
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
@@ -654,8 +689,12 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
     def unfinished(s):
         return jnp.any(s.z == cfg.mask_id)
 
-    s = jax.lax.while_loop(unfinished, lambda s: fill_step(params, keys, s, cfg, plan, valid), s)
-    return sharding.replicate((s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n}))
+    def step(s):
+        return fill_step(params, keys, s, cfg, plan, valid)
+
+    s = jax.lax.while_loop(unfinished, step, s)
+    trace = {"step": s.step, "logp": s.logp, "n_steps": s.n}
+    return sharding.replicate((s.z, trace))
 
 
 # ---- for a run -------------------------------------------------------------------------------------------------------
@@ -663,7 +702,8 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
 
 def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
     """Make the Plan of a run: its fields are keys of the run's Config."""
-    values = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(Plan) if hasattr(cfg, f.name)}
+    names = [f.name for f in dataclasses.fields(Plan) if hasattr(cfg, f.name)]
+    values = {name: getattr(cfg, name) for name in names}
     whole = None if cfg.model.block_causal else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
     values |= {"block_len": cfg.block_len or whole, "temperature": temperature, "early_end": early_end}
     return Plan(**values, steps=steps or cfg.diffusion_steps)
@@ -676,7 +716,8 @@ def masked_tokens(batch, cfg):
 
 def fill(params, keys, batch, cfg, plan, group=1):
     """Fill a data.Batch as `generate` does. keys: one, or one per row. group: consecutive rows that have one prompt."""
-    return generate(params, keys, masked_tokens(batch, cfg.model), cfg.model, plan, batch.valid, group)
+    z = masked_tokens(batch, cfg.model)
+    return generate(params, keys, z, cfg.model, plan, batch.valid, group)
 
 
 if __name__ == "__main__":
