@@ -29,6 +29,7 @@ from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from judges import sandbox
+from system import terminal
 
 # `rewards` forks: that is cheap, for all that are compared there, in a process without jax.
 if __name__ != "__main__" or "rewards" not in sys.argv:
@@ -1045,6 +1046,25 @@ def gpu(options):
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "compare": compare, "ladder": ladder,
             "truth": truth, "credit": credit_by_step, "frontier": frontier, "growth": growth, "grpo": grpo,
             "drafts": drafts, "gpu": gpu}  # fmt: skip
+# What each of them takes from the command line, beside --toy.
+FLAGS = {
+    "train": "rounds quick", "sample": "rounds quick", "rewards": "quick", "order": "run quick",
+    "compare": "tasks picture seeds bases methods minutes show signs out flags",
+    "ladder": "tasks seeds minutes show out flags", "truth": "picture quick", "credit": "quick",
+    "frontier": "tasks runs picture quick", "growth": "rounds picture quick", "grpo": "rounds quick",
+    "drafts": "run recipe rounds quick", "gpu": "tasks plan json",
+}  # fmt: skip
+
+
+def check_flags(parser, options):
+    """Refuse a flag that the command does not look at."""
+    taken = [*FLAGS[options.command].split(), "toy", "command"]
+    given = [name for name, value in vars(options).items() if value != parser.get_default(name)]
+    for name in given:
+        if name not in taken:
+            what = repr(options.run) if name == "run" else f"--{name}"
+            there = ", ".join("the folder of a run" if name == "run" else f"--{name}" for name in taken[:-1])
+            raise SystemExit(f"error: {what} changes nothing in {options.command}, which takes {there}: leave it out")
 
 
 def main():
@@ -1076,18 +1096,21 @@ def main():
     if options.command is None:
         print("\n".join(f"python tests/bench.py {name:8} {fn.__doc__}" for name, fn in COMMANDS.items()))
         return
+    check_flags(parser, options)
     for flag in ("seeds", "rounds"):
         if (value := getattr(options, flag)) is not None and value < 1:
             raise SystemExit(f"error: --{flag}={value}: expected at least 1")
     if options.minutes is not None and not options.minutes > 0:  # nan neither
         raise SystemExit(f"error: --minutes={options.minutes}: expected a number above 0")
+    if options.picture and not options.picture.endswith((".png", ".svg", ".pdf")):
+        raise SystemExit(f"error: --picture={options.picture}: expected a file whose name ends in .png, .svg or .pdf")
     if options.toy and "jax" in sys.modules:
         jax.config.update("jax_disable_most_optimizations", True)  # a quick compile is all that is wanted
     try:
         os.makedirs(os.path.dirname(options.picture or "") or ".", exist_ok=True)  # now, not after half an hour
         COMMANDS[options.command](options)
     except (ValueError, OSError) as e:
-        raise SystemExit(f"error: {e}") from None
+        raise SystemExit(f"error: {terminal.explain(e)}") from None
 
 
 if __name__ == "__main__":

@@ -89,8 +89,20 @@ class Job(NamedTuple):
 
 
 def finished(out):
-    """Tell whether a run of train.py was run to its end."""
-    return bool(checkpoint.steps(out)) and checkpoint.read_run(checkpoint.find(out)).get("finished")
+    """Tell whether a run of train.py was run to its end. A damaged one is named, and counts as not finished."""
+    if not (steps := checkpoint.steps(out)):
+        return False
+    try:
+        run = checkpoint.read_run(checkpoint.find(out))
+    except ValueError as e:
+        tqdm.write(f"{e}; here it is run again", file=sys.stderr)
+        return False
+    if run.get("finished") and run["config"]["objective"] == "grpo":  # whose metrics are the result
+        rows = runs.read_lines(f"{out}/metrics.jsonl")
+        if not rows or rows[-1]["step"] != steps[-1]:
+            tqdm.write(f"{out}/metrics.jsonl lacks rows up to step {steps[-1]}: it is run again", file=sys.stderr)
+            return False
+    return bool(run.get("finished"))
 
 
 def merged(file, *flags):

@@ -1,5 +1,6 @@
 """tests/bench.py: every command runs, at sizes that say nothing about speed."""
 import importlib.util
+import inspect
 import json
 import pathlib
 import re
@@ -9,6 +10,7 @@ import types
 from dataclasses import replace
 
 import bench
+import compare
 import gpu
 import jax
 import pytest
@@ -54,6 +56,36 @@ def test_without_a_command_it_says_what_there_is(here):
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
     assert names == ["train", "sample", "rewards", "order", "compare", "ladder", "truth", "credit", "frontier",
                      "growth", "grpo", "drafts", "gpu"]  # fmt: skip
+
+
+def test_a_flag_of_another_command_is_refused(here):
+    for words, message in (("train --seeds=3", "--seeds changes nothing in train, which takes --rounds, --quick, --to"),
+                           ("compare --quick", "--quick changes nothing in compare, which takes --tasks, --picture"),
+                           ("credit out/x", "'out/x' changes nothing in credit, which takes --quick, --toy:"),
+                           ("gpu --show", "--show changes nothing in gpu")):  # fmt: skip
+        with pytest.raises(SystemExit, match=f"^error: {message}"):
+            here(*words.split())
+
+
+@pytest.mark.parametrize("command", bench.COMMANDS)
+def test_the_flags_of_a_command_are_those_that_its_functions_read(command):
+    """Some of them read the options in functions of other files: those of compare and gpu."""
+    places = {"compare": [compare.compare, compare.compare_jobs, compare.base_job, compare.run_all],
+              "ladder": [compare.ladder, compare.ladder_job, compare.base_job, compare.run_all],
+              "gpu": [gpu.main, gpu.run_part, gpu.print_table], "frontier": [bench.frontier, bench.curves],
+              "train": [bench.train, bench.matmul_rate], "drafts": [bench.drafts, bench.drafted]}  # fmt: skip
+    source = "".join(map(inspect.getsource, places.get(command, [bench.COMMANDS[command]])))
+    read = {*re.findall(r"options\.(\w+)", source)} | ({"toy", "quick"} if "some(options" in source else set())
+    assert read == {*bench.FLAGS[command].split(), "toy"}
+
+
+def test_a_picture_that_cannot_be_written_is_said_before_anything_is_measured(here, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setitem(bench.COMMANDS, "truth", lambda options: pytest.fail("it was measured"))
+    with pytest.raises(SystemExit, match="file cannot be read or written: (file exists|not a directory)"):
+        here("truth", f"--picture={tmp_path}/file/x.png")
+    with pytest.raises(SystemExit, match="expected a file whose name ends in .png"):
+        here("truth", f"--picture={tmp_path}")
 
 
 def test_what_is_measured_in_turns_is_said_before_and_printed_as_soon_as_it_is_there(capsys):

@@ -11,6 +11,7 @@ from test_bench import small_run
 
 import checkpoint
 import config
+from config.sudoku_grpo import config as grpo_config
 
 OPTIONS = types.SimpleNamespace(
     tasks=None, bases="30", methods=None, seeds=1, signs="positive", out="out/x", flags="", toy=False, show=True,
@@ -96,6 +97,24 @@ def test_runs_are_found_again_and_show_starts_none(tmp_path):
     failed = subprocess.run([*command, "--flags=--group_size=1", "--seeds=2"], capture_output=True, text=True)
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
     assert "group_size=1 " in failed.stderr and "python train.py config/sudoku_grpo.py" in failed.stderr
+
+
+@pytest.mark.parametrize("file, content", [
+    ("step-000001/run.json", '{"step": 1, "fini'), ("metrics.jsonl", ""),
+    ("metrics.jsonl", '{"step": 0}\n{"step": 1, "va'),
+])  # fmt: skip
+def test_a_damaged_result_is_named_and_run_again(file, content, tmp_path, monkeypatch, capsys):
+    small_run(tmp_path, grpo_config)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "val/greedy": 0}\n{"step": 1, "val/greedy": 1}\n')
+    assert compare.finished(tmp_path) and not capsys.readouterr().err
+    (tmp_path / file).write_text(content)
+    started = []
+    done = types.SimpleNamespace(returncode=0)
+    monkeypatch.setattr(compare.subprocess, "run", lambda command, **_: started.append(command) or done)
+    job = compare.Job(str(tmp_path), "config/sudoku_grpo.py")
+    compare.run_all([job], types.SimpleNamespace(toy=True, minutes=None, show=False))
+    assert len(started) == 1 and compare.result(job) is None
+    assert f"{tmp_path}/{file}" in capsys.readouterr().err
 
 
 def test_no_seeds_are_an_error():
