@@ -195,7 +195,9 @@ def noise(key, batch: tuple, cfg, norm="token", paired=False) -> NoisyBatch:
     z_other = jnp.where(other, cfg.mask_id, x)
     w_other = other * weight(t) * per_token * odds
     w = jnp.where(alone, w, w / 2)
-    return NoisyBatch(x, jnp.stack([z, z_other], 1), jnp.stack([w, w_other / 2], 1), valid)
+    z = jnp.stack([z, z_other], 1)
+    w = jnp.stack([w, w_other / 2], 1)
+    return NoisyBatch(x, z, w, valid)
 
 
 def hidden(params, x, z, cfg, valid=None, start=0, with_text=False):
@@ -486,8 +488,8 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     before column `start`.
 
     chunk: how many noisy copies are computed, and kept for the gradient, at a time (None: all). scored (K, B, T): where
-    the result is used (None: everywhere). say(logits (N, V), x (N,), Place): what to compute from logits. With
-    cfg.remat the inputs of every block are kept for all copies."""
+    the result is used (None: everywhere). say(logits (N, V), x (N,), Place) -> a tuple of (N,): what to compute from
+    logits, if not log p and entropy. With cfg.remat the inputs of every block are kept for all copies."""
     K, B, T = masked.shape
     n_copies = K * B
     chunk = chunk or n_copies
@@ -529,7 +531,8 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
         out = of_part(parts)
     else:
         parts = jax.tree.map(lambda a: a.reshape(-1, chunk // per_text, *a.shape[1:]), parts)
-        if not cfg.remat:  # with remat the blocks are recomputed one by one: a whole chunk would be a fifth pass
+        # With remat the blocks are recomputed one by one; recomputing a whole chunk would add a fifth pass to four.
+        if not cfg.remat:
             of_part = jax.checkpoint(of_part)
         out = jax.lax.map(of_part, parts)
     return tuple(by_view(a) for a in out)
