@@ -38,7 +38,7 @@ from judges import model_judge, scores
 from rl import OBJECTIVES, Task, policy_loss, scored_by_gradient
 from system import hosts, sharding
 from system.start import announce, has_reference, load_reference, prepare, reference_dtype
-from variants import lora, preferences
+from variants import lora, preferences, unmasking
 
 
 class State(NamedTuple):
@@ -182,14 +182,15 @@ def new_state(params, cfg, tx, reference=True):
 def abstract_run(cfg):
     """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
     tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
-    start = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg.model, width))
+    key = jax.random.key(0)
+    start = jax.eval_shape(lambda: unmasking.with_policy(model.init(key, cfg.model, width), key, cfg))
     if cfg.lora_rank:
         start = jax.eval_shape(functools.partial(model.cast, dtype=cfg.model.dtype), start)
     loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
             "judge": functools.partial(model_judge.loss, cfg=cfg.model),
             "dpo": functools.partial(preferences.loss, cfg=cfg),
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
-    params, base = jax.eval_shape(lambda start: lora.split(start, jax.random.key(0), cfg), start)
+    params, base = jax.eval_shape(lambda start: lora.split(start, key, cfg), start)
     state = jax.eval_shape(lambda params: new_state(params, cfg, tx)._replace(step=jnp.int32(0)), params)
     state = state._replace(step=0)
     return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: lora.merged(s, b, cfg), state, base)
