@@ -170,7 +170,7 @@ def writable_place(path: Any) -> Any:
 
     The folder in the cache belongs to this clone, and has a link to prepare.py, which writes where it is called.
     """
-    root, full = ROOT.resolve(), Path(path).resolve()
+    root, full = ROOT.resolve(), Path(os.path.realpath(path))
     if root not in full.parents:
         return path
     home = root / full.relative_to(root).parts[0]
@@ -186,7 +186,7 @@ def writable_place(path: Any) -> Any:
 def prepare(path: Any) -> Any:
     """Run prepare.py if `path` is data/NAME or data/NAME/PART and is not made yet -> the path where it is."""
     path = writable_place(path)
-    full = Path(path).resolve()
+    full = Path(os.path.realpath(path))  # resolve() raises on a link to itself
     home = next((folder for folder in (full, full.parent) if (folder / "prepare.py").exists()), None)
     if home is None or full.is_file() or is_made(full) or ROOT.resolve() not in (home / "prepare.py").resolve().parents:
         return path

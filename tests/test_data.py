@@ -561,6 +561,12 @@ def test_a_file_that_cannot_be_read_is_explained(tmp_path, name, content, messag
         data.load(file(tmp_path, name, content), "train")
 
 
+def test_a_link_to_itself_is_no_data_set(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(ValueError, match="no data set .*loop"):
+        data.load(tmp_path / "loop", "train")
+
+
 # ---- arrays ----
 
 def test_prompts_end_and_completions_begin_at_prompt_len():

@@ -186,6 +186,8 @@ def check_options(options):
     counts = options.n, options.max_new_tokens, options.batch_size
     if any(count is not None and count < 1 for count in counts):
         raise ValueError("--n, --max_new_tokens and --batch_size must be at least 1")
+    if not 0 <= options.seed < 2**32:
+        raise ValueError(f"--seed={options.seed}: expected at least 0 and below 2**32")
     if given & ({"prompt", "show"} if options.data else {"out", "rewards"}):
         raise ValueError("--out and --rewards go with --data; --prompt and --show go without it")
     if options.data and not given & {"out", "rewards", "export", "page"}:
@@ -475,5 +477,5 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as e:
-        print(f"sample.py: {e}", file=sys.stderr)
+        print(f"sample.py: {terminal.explain(e)}", file=sys.stderr)
         return 2
