@@ -2,6 +2,9 @@
 Train which cells to fill first, and how many at a time: GRPO on a small policy, the denoiser stays as it is.
 
     python train.py config/sudoku_order.py
+
+60 iterations, 6 minutes on one of 2 cores of an Intel Xeon, one seed, 192 held-out grids: greedy goes from 79.7% with
+3.9 tokens per pass, where the rule `threshold` is, to 89.1% with 2.6, as good as the best rule (docs/learned-order.md).
 """
 from dataclasses import replace
 
@@ -24,7 +27,7 @@ config = replace(
     adv_norm="none",  # divided by their spread, advantages would favour speed where all grids are right
     adv_negative=1.0,  # these log-probs are exact, so what lowers them lowers the probability
     weight_decay=0.0,
-    learning_rate=3e-3,
-    max_iters=80,
+    learning_rate=1e-3,
+    max_iters=60,
     eval_interval=20,
 )
