@@ -43,7 +43,8 @@ def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
     """Subtract its group's baseline from every reward, and divide by the group's standard deviation if scale="group",
     by its mean reward if scale="mean".
 
-    rewards (N, G), nan for no opinion -> (N, G). If all rewards of a group are equal, the result is exactly 0.
+    rewards (N, G) -> (N, G); nan, for no opinion, stays nan. With eps above 0 the results of equal rewards are exactly
+    0.
     """
     # With the lowest reward subtracted first, equal rewards leave nothing to round. Otherwise the float32 mean of three
     # 0.1 is not 0.1, and the difference divided by a small eps is an advantage of -0.43.
@@ -169,7 +170,8 @@ def per_token(mask, max_len, micro_batches):
 
 
 def per_token_of_micro_batch(mask, max_len, micro_batches):
-    """bnpo: every micro-batch counts the same, and so do the tokens of one: mean of sum / number of tokens."""
+    """bnpo: weigh tokens (B, T) so that every micro-batch counts the same, and so do the tokens within one: the loss is
+    the mean over micro-batches of sum / number of tokens."""
     parts = mask.reshape(micro_batches, -1)
     return (parts / jnp.maximum(parts.sum(1, keepdims=True), 1) / micro_batches).reshape(mask.shape)
 

@@ -190,10 +190,10 @@ def columns(x, part):
 
 
 def block(x, w, cfg, rotation, attend, part=None):
-    """Apply one transformer block: x (B, S, D) -> (B, S, D), and the cache that attend(q, k, v) returns.
+    """Apply one transformer block: x (B, S, D) -> (B, S, D), and the cache; attend(q, k, v) -> mixed values, cache.
 
-    rotation: the tables of `rotary`. part (first, how many): compute the result for these columns only; all columns
-    still serve as keys and values."""
+    rotation: the tables of `rotary`. part (first, how many): compute the result for these columns only, (B, how many,
+    D); all columns still serve as keys and values."""
 
     def norm(x, name):
         return rms_norm(x, w[name], cfg.norm_eps)

@@ -211,7 +211,8 @@ def scoring_model(cfg):
 
 
 def as_drawn(r: Rollout, cfg):
-    """Make the function that reads log p and entropy from logits under the distribution that tokens are drawn from."""
+    """Make the function say(logits (N, V), tokens (N,), diffusion.Place) -> log p, entropy (N,), under the distribution
+    that tokens are drawn from."""
     plan = sample.plan(cfg, cfg.temperature)
     filters = cfg.top_k or cfg.top_p or cfg.min_p or cfg.repetition_penalty != 1
 
@@ -298,9 +299,10 @@ def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
 def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
     """Cut a rollout of M completions into the minibatches of all passes over it -> [(rows (n,), Minibatch)].
 
-    Each pass has its own order, and (unless random_masking=False) masks. Old log-probs are those of the policy that
-    wrote the completions, by `score` (see Task). In the first minibatch old = current: nan, which the loss replaces
-    by its own log-probs."""
+    Each pass has its own order, if it has several minibatches, and (unless random_masking=False) its own masks. A loss
+    with ratios gets old log-probs: those of the policy that wrote the completions, by `score` (see Task). In the first
+    minibatch old = current: nan, which the loss replaces by its own log-probs. A loss with a KL gets those of the
+    reference."""
     out: list = []
     M, size = len(r.tokens), config.minibatch(cfg)
     for n in range(cfg.updates_per_rollout):

@@ -154,7 +154,7 @@ ORDERS = {
 
 
 def quota(b, plan):
-    """LLaDA: an equal share of the remaining masks in each remaining step, rounded up."""
+    """LLaDA: fill an equal share of the remaining masks in each remaining step, rounded up."""
     steps_left = jnp.maximum(b.steps - b.i, 1)
     share = -(-b.masked.sum(1, keepdims=True) // steps_left)
     return ~b.masked | (b.rank < share)
@@ -341,8 +341,9 @@ def current_block(s, cfg, plan, L):
 
 
 def causal_column(s, cfg):
-    """Find the column that all rows of a causal model are at -> Window. Given tokens are visited too, because the cache
-    has to hold them."""
+    """Find the one column that all rows of a causal model are at -> Window. It goes right by one each step, from the
+    first column that any row has to fill. Given tokens behind it are visited too, because the cache has to hold them.
+    """
     B, T = s.z.shape
     first = jnp.argmax(masked_at_start(s, cfg).any(0))
     column = jnp.full(B, first + s.n)

@@ -394,6 +394,9 @@ def between_keys(c):
         (c.causal_weight and not c.max_prompt_len and not c.init_from,
          f"causal_weight={c.causal_weight}: the first token of a text is predicted from its prompt, but "
          "max_prompt_len=0 leaves none, so a model made from scratch would not learn it"),
+        (c.rule == "learned" and c.objective != "grpo" and not c.eval_only,
+         f"rule='learned' asks a policy that only objective='grpo' trains, and this is {c.objective!r}: take another "
+         "rule, such as quota"),
         (c.on_collapse != "warn" and c.objective != "grpo",
          f"on_collapse={c.on_collapse!r}: only runs of objective='grpo' are watched, and this is {c.objective!r}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
@@ -487,7 +490,7 @@ def between_keys_of_grpo(c):
          f"{1 + c.clip_high:g}"),
         (c.early_end and c.score_after_end,
          "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
-        (c.temperature == 0 or c.top_k == 1 and c.rule != "learned",
+        (c.temperature == 0 or c.top_k == 1 and c.logp_est != "decisions",
          f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
         (c.rule in ("quota", "dream", "static") and pays_for_speed(c),
          f"rewards={c.rewards}: with rule={c.rule!r} a text takes as many passes as the schedule says, so tokens per "
@@ -522,10 +525,14 @@ def between_keys_of_grpo(c):
 
 def between_keys_of_decisions(c):
     """Yield (True if wrong, message) for training the policy of rule=learned (variants/unmasking.py)."""
+    yield (c.rule == "learned" and c.logp_est != "decisions",
+           f"logp_est={c.logp_est!r} would train the denoiser on what rule='learned' fills: train its policy, with "
+           "logp_est='decisions', or the denoiser with another rule")
     if c.logp_est != "decisions":
         return
-    needed = {"rule": "learned", "score_after_end": True, "weight_decay": 0.0, "block_len": None, "lora_rank": None,
-              "fill_in": False, "nll_coef": 0.0, "draft_coef": 0.0}  # fmt: skip
+    needed = {"rule": "learned", "order": "confidence", "score_after_end": True, "weight_decay": 0.0, "block_len": None,
+              "lora_rank": None, "fill_in": False, "nll_coef": 0.0, "draft_coef": 0.0, "cache": "none",
+              "tempered": False, "repetition_penalty": 1.0, "logp_scale": 1.0, "logp_chunk": None}  # fmt: skip
     for name, value in needed.items():
         yield (getattr(c, name) != value,
                f"{name}={getattr(c, name)!r}: logp_est='decisions' trains the policy that says which masks to fill, "

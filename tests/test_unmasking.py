@@ -19,7 +19,9 @@ from variants import unmasking
 
 KEY = jax.random.key(0)
 CFG = model.ModelConfig(vocab_size=6, n_layer=1, n_head=2, d_model=16, d_ff=32, mask_id=5)
-RUN = config.Config(max_prompt_len=1, max_new_tokens=3, model=CFG, rule="learned", logp_est="decisions")
+RIGHT = dict(objective="grpo", init_from="x", rewards=("exact",), rule="learned", logp_est="decisions",
+             weight_decay=0.0, score_after_end=True)  # fmt: skip
+RUN = config.Config(**RIGHT, max_prompt_len=1, max_new_tokens=3, model=CFG)
 GREEDY_TOKENS = sample.Plan(rule="learned", temperature=1.0, top_k=1)
 
 
@@ -112,13 +114,14 @@ def test_a_model_without_a_policy_says_what_to_train():
 @pytest.mark.parametrize("wrong, said", [
     (dict(rule="threshold"), "rule='threshold': logp_est='decisions' trains the policy"),
     (dict(weight_decay=0.1), "set weight_decay=0.0"), (dict(score_after_end=False), "set score_after_end=True"),
+    (dict(order="sampled"), "set order='confidence'"), (dict(logp_scale=2.0), "set logp_scale=1.0"),
+    (dict(logp_est="trace"), "train its policy, with logp_est='decisions'"),
+    (dict(objective="pretrain", logp_est="trace", init_from=None), "only objective='grpo' trains"),
     (dict(block_len=4), "set block_len=None"), (dict(nll_coef=0.1), "set nll_coef=0.0")])  # fmt: skip
 def test_decisions_are_all_that_is_trained(wrong, said):
-    right = dict(objective="grpo", init_from="x", rewards=("exact",), rule="learned", logp_est="decisions",
-                 weight_decay=0.0, score_after_end=True)  # fmt: skip
-    config.Config(**right)
+    config.Config(**RIGHT)
     with pytest.raises(ValueError, match=said):
-        config.Config(**right | wrong)
+        config.Config(**RIGHT | wrong)
 
 
 def test_a_policy_reads_probabilities_as_they_are():

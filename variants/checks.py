@@ -114,7 +114,8 @@ def for_learned(cfg, plan):
     if cfg.causal or cfg.block_causal or cfg.noise != "mask":
         raise ValueError("rule='learned' is for denoisers that see the whole text, with masks: now "
                          f"causal={cfg.causal}, block_causal={cfg.block_causal}, noise={cfg.noise!r}")
-    needed = {"cache": "none", "guidance": 0, "repetition_penalty": 1, "tempered": False, "never": (), "last": ()}
+    needed = {"order": "confidence", "cache": "none", "guidance": 0, "repetition_penalty": 1, "tempered": False}
+    needed |= {"never": (), "last": ()}
     for name, value in needed.items():
         if getattr(plan, name) != value:
             raise ValueError(f"{name}={getattr(plan, name)!r}: rule='learned' was trained to read the probabilities "

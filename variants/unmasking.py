@@ -1,10 +1,10 @@
 """
 A learned order: a small policy decides which masks to fill, and GRPO trains it, while the denoiser stays as it is.
 
-This is the idea of 2512.09106 and UPO (2510.05725). At each step the policy looks at every position that is still
-masked and says how probable it is that this one is filled now. For each of them a coin is thrown; if none says yes, the
-most probable one is filled. So the policy decides which tokens come first and how many come at a time, and a reward for
-few passes (`passes`) teaches it speed.
+This is the idea of 2512.09106. (UPO, 2510.05725, learns an order, too, one mask at a time.) At each step the policy
+looks at every mask and says how probable it is that this one is filled now. For each of them a coin is thrown; if none
+says yes, the mask with the largest probability is filled. So the policy decides which tokens come first and how many
+come at a time, and a reward for few passes (`passes`) teaches it speed.
 
     python train.py config/sudoku_order.py
 
@@ -13,10 +13,10 @@ likelier or less likely are then those of the coins, not of the tokens, and all 
 are. The policy starts as the rule `threshold` with 0.9, made soft: a token that the denoiser finds 90% probable is
 filled with probability 1/2.
 
-What is read: the denoiser's state at the position, the probability of its likeliest token, the entropy, how many masks
-are left, and, by one layer of attention, the same of the other masks. 2512.09106 reads probabilities alone.
+What the policy reads: the denoiser's state at the mask, the log-odds of its likeliest token, the entropy, the log of
+the number of masks, and, by one layer of attention, the same of the other masks. 2512.09106 reads probabilities alone.
 
-Shapes: B texts, L positions, D width of the denoiser, W width of the policy.
+Shapes: B texts of T columns, the last L of which may be filled; D width of the denoiser, W = WIDTH that of the policy.
 """
 import functools
 import os
@@ -30,16 +30,17 @@ import diffusion
 import model
 from system import disk, hosts, kernels
 
-NAME = "unmasking"  # of the policy among the params of a model, and of its file in a folder
+NAME = "unmasking"  # the key of the policy in the params of a model; its file in a folder has this name, too
 FILE = f"{NAME}.safetensors"
 WIDTH = 32
 START = 0.9  # a token this probable is filled with probability 1/2, before training
-SHARPNESS = 4.0  # of that start: the log-odds of a coin are so many times those of the token, less those of START
-FACTS = 3
+SHARPNESS = 4.0  # before training, log-odds of a coin = SHARPNESS * (log-odds of the token - log-odds of START)
+FACTS = 3  # log-odds of the likeliest token, entropy, log of the number of masks
 
 
 def init(key: jax.Array, D: int) -> dict:
-    """Draw a new policy for a denoiser of width D."""
+    """Draw a policy for a denoiser of width D -> its params. It starts as the rule `threshold` with START, made soft:
+    `decide` is 0, so what is random has no effect yet."""
     shapes = {"read_state": (D, WIDTH), "read_facts": (FACTS, WIDTH), "query": (WIDTH, WIDTH), "key": (WIDTH, WIDTH)}
     shapes |= {"value": (WIDTH, WIDTH)}
     keys = jax.random.split(key, len(shapes))
@@ -70,15 +71,16 @@ def policy_of(params: dict) -> dict:
 
 
 def log_odds(p):
-    """Return log p / (1 - p), for p up to 1."""
+    """Return log(p / (1 - p)), with p kept between 1e-6 and 1 - 1e-6, so that p = 1 has finite ones, too."""
     p = jnp.clip(p, 1e-6, 1 - 1e-6)
     return jnp.log(p) - jnp.log1p(-p)
 
 
 def willingness(w: dict, h, confidence, entropy, masked):
-    """Say how willing the policy w is to fill each mask now -> (B, L), the log-odds of its coins.
+    """Say how willing the policy w is to fill each mask now -> (B, L), the log-odds of the coins.
 
-    h (B, L, D): states; confidence, entropy (B, L): of what the denoiser would write; masked (B, L): where it may."""
+    h (B, L, D): the denoiser's states; confidence, entropy (B, L): the probability of its likeliest token, and the
+    entropy; masked (B, L): True on masks. At other positions the result means nothing."""
     left = jnp.maximum(masked.sum(1, keepdims=True), 1)
     facts = jnp.stack([log_odds(confidence), entropy, jnp.broadcast_to(jnp.log(left), entropy.shape)], -1)
     x = h.astype(jnp.float32) @ w["read_state"] + facts @ w["read_facts"]  # (B, L, W)
@@ -89,16 +91,19 @@ def willingness(w: dict, h, confidence, entropy, masked):
 
 
 def most_willing(odds, masked):
-    """Find the one mask of each row that is filled if no coin says yes -> (B, L) bool."""
-    best = jnp.argmax(jnp.where(masked, odds, -jnp.inf), 1)
+    """Find the mask of each row with the largest log-odds, rounded so that sampling and scoring find the same one ->
+    (B, L) bool. It is filled if no coin says yes."""
+    rounded = jax.lax.reduce_precision(odds, exponent_bits=8, mantissa_bits=12)
+    best = jnp.argmax(jnp.where(masked, rounded, -jnp.inf), 1)
     return masked & (jnp.arange(odds.shape[1]) == best[:, None])
 
 
 def choose(params: dict, h, keys, block: Any, plan: Any):
-    """Say where a token is to stand after this step (B, L). block: a sample.Block; keys (B * L,) for the coins; h (B /
-    group, L, D): the denoiser's states, where so many consecutive rows are identical.
+    """Decide one step -> (B, L), True where a token stands after it.
 
-    At temperature 0 no coins are thrown: what the policy fills with at least plan.threshold probability is filled."""
+    params: of the whole model. h (B / group, L, D): the denoiser's states, one row for each group of identical rows.
+    keys (B * L,): for the coins. block: a sample.Block. At temperature 0 there are no coins: a mask is filled if its
+    probability of being filled is at least plan.threshold. If that leaves none, the most willing one is filled."""
     B, L = block.masked.shape
     h = jnp.repeat(h, B // len(h), 0)
     odds = willingness(policy_of(params), h, block.confidence, block.entropy, block.masked)
@@ -110,8 +115,9 @@ def choose(params: dict, h, keys, block: Any, plan: Any):
 
 
 def log_probs_of_step(odds, masked, filled):
-    """Return the log-probs (B, L) of the decisions of one step: log-odds, which masks there were and which were filled.
+    """Compute the log-prob of each mask's decision in one step -> (B, L), 0 where there was no mask.
 
+    odds (B, L): the log-odds of the coins; masked, filled (B, L) bool: the masks there were, and those it filled.
     If only the most willing one was filled, either its coin alone said yes, or none did. Together these two have the
     probability that all others said no, so its own decision has log-prob 0."""
     logp = jnp.where(filled, jax.nn.log_sigmoid(odds), jax.nn.log_sigmoid(-odds))
@@ -121,19 +127,20 @@ def log_probs_of_step(odds, masked, filled):
 
 
 def entropy_of_coins(odds):
-    """Return the entropy of coins in nats."""
+    """Return the entropy of coins in nats, from their log-odds (...) -> (...)."""
     return jax.nn.softplus(odds) - odds * jax.nn.sigmoid(odds)
 
 
 def log_probs(params: dict, r: Any, cfg: Any):
-    """Compute the log-prob of all decisions about each token of a Rollout, and the mean entropy of its coins -> two
-    (B, T). The sum over the tokens of a completion is the log-prob of its order.
+    """Compute the log-prob of all decisions about each token of a Rollout (all its "no", then its "yes"), and the mean
+    entropy of its coins -> two (B, T), 0 on the prompt. The sum over a completion is the log-prob of its order.
 
-    One forward pass per step of the rollout, without a gradient: only the policy has one."""
+    The denoiser reads the text before each step once more, without a gradient; only the policy's few layers have
+    one."""
     start, frozen = cfg.max_prompt_len, jax.lax.stop_gradient(params)
     policy = policy_of(params)
 
-    def sure_and_entropy(logits):
+    def confidence_and_entropy(logits):
         _, total = kernels.peak_and_sum(logits)
         return 1 / total, diffusion.entropy(logits)
 
@@ -141,7 +148,7 @@ def log_probs(params: dict, r: Any, cfg: Any):
         z = jnp.where(masked, cfg.model.mask_id, r.tokens)
         h = model.hidden(frozen, z, cfg.model, r.valid, start)
         masked, filled = masked[:, start:], filled[:, start:]
-        read = jax.lax.stop_gradient(diffusion.read_logits(frozen, h, cfg.model, sure_and_entropy, masked, ()))
+        read = jax.lax.stop_gradient(diffusion.read_logits(frozen, h, cfg.model, confidence_and_entropy, masked, ()))
         odds = willingness(policy, h, *read, masked)
         return log_probs_of_step(odds, masked, filled), jnp.where(masked, entropy_of_coins(odds), 0)
 
@@ -166,7 +173,7 @@ def log_probs(params: dict, r: Any, cfg: Any):
 
 
 def files(params: dict) -> dict:
-    """Make the file of the policy, as `disk.write_files` takes it; {} if there is none."""
+    """Make the file of the policy -> {its name: its tensors}, as `disk.write_files` takes them; {} without a policy."""
     stored = [disk.Stored(name, x, functools.partial(hosts.gather, x)) for name, x in params.get(NAME, {}).items()]
     return {FILE: stored} if stored else {}
 
