@@ -1141,7 +1141,7 @@ def test_text_ends_at_the_end_of_text():
     (["--data=sudoku", "--out=README.md"], "--out=README.md is there already"),
     (["--data=sudoku", "--out=docs"], "--out=docs is there already"),
     (["--seed=99999999999999999999"], "expected at least 0 and below 2**32"), (["--seed=-1"], "--seed=-1: expected"),
-    (["--page=README.md/x"], "sample.py: README.md cannot be read or written: file exists"),
+    (["--export=README.md/x"], "README.md/x cannot be read or written: not a directory"),
     (["--page="], "--page= names nothing"), (["--data="], "--data= names nothing"),
     (["--promt=a"], "unknown flag 'promt', did you mean 'prompt'?"), (["--difusion_steps=4"], "did you mean"),
     (["--start="], "here it is prompt"), (["--num_samples=5"], "here it is n"), (["--temp=1"], "here it is temper"),
