@@ -31,7 +31,7 @@ ARROWS = {
     "judges/candidate": {"judges/operations", "judges/peer", "judges/stubs", "judges/values", "judges/walls"},
     "system/huggingface": {"data", "model", "system/disk", "system/hosts", "system/sharding", "variants/lora",
                            "variants/moe", "variants/unmasking"},
-    "variants/unmasking": {"diffusion", "model", "system/disk", "system/hosts", "system/kernels"},
+    "variants/unmasking": {"diffusion", "model", "system/kernels"},
     "diffusion": {"model", "system/kernels", "system/sharding", "variants/blocks"},
     "judges/zygote": {"judges/candidate", "judges/operations", "judges/peer", "judges/walls"},
     "variants/joint": {"diffusion", "model"},

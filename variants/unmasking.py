@@ -18,20 +18,16 @@ the number of masks, and, by one layer of attention, the same of the other masks
 
 Shapes: B texts of T columns, the last L of which may be filled; D width of the denoiser, W = WIDTH that of the policy.
 """
-import functools
-import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import diffusion
 import model
-from system import disk, hosts, kernels
+from system import kernels
 
-NAME = "unmasking"  # the key of the policy in the params of a model; its file in a folder has this name, too
-FILE = f"{NAME}.safetensors"
+NAME = "unmasking"  # the key of the policy in the params of a model, and the name of its file in a folder
 WIDTH = 32
 START = 0.9  # a token this probable is filled with probability 1/2, before training
 SHARPNESS = 4.0  # before training, log-odds of a coin = SHARPNESS * (log-odds of the token - log-odds of START)
@@ -167,20 +163,3 @@ def log_probs(params: dict, r: Any, cfg: Any):
         return jnp.pad(a, ((0, 0), (start, 0)))
 
     return whole(logp.sum(0)), whole(entropy.sum(0) / decisions)
-
-
-# ---- in a folder, beside the denoiser --------------------------------------------------------------------------------
-
-
-def files(params: dict) -> dict:
-    """Make the file of the policy -> {its name: its tensors}, as `disk.write_files` takes them; {} without a policy."""
-    stored = [disk.Stored(name, x, functools.partial(hosts.gather, x)) for name, x in params.get(NAME, {}).items()]
-    return {FILE: stored} if stored else {}
-
-
-def read(folder: str) -> dict:
-    """Read the policy of a folder -> {} or {"unmasking": its params}."""
-    path = os.path.join(folder, FILE)
-    if not os.path.exists(path):
-        return {}
-    return {NAME: {name: jnp.asarray(np.asarray(f.get_tensor(name))) for name, f in disk.open_tensors(path).items()}}
