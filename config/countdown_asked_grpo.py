@@ -3,9 +3,9 @@ Train with GRPO on 4,758 puzzles of countdown that have no answers, from a model
 
     python train.py config/countdown_asked_grpo.py
 
-300 iterations, two seeds, 256 held-out puzzles: greedy rises from 13.7% to 29.7% and from 14.5% to 23.4%, sampled (at
-1.3) from 5.9% to 24.9% and from 5.8% to 19.6%, pass@4 from 14.5% to 34.0% and from 15.6% to 31.6%. 8 minutes of
-processor time on 2 cores of a shared Intel Xeon (docs/few-answers.md).
+300 iterations, three seeds, 256 held-out puzzles: greedy rises from 14.0% to 24.0% (29.7, 23.4 and 18.8%), sampled (at
+1.3) from 6.4% to 19.9%, pass@4 from 16.2% to 30.3%. 7 minutes on one of 2 cores of an Intel Xeon
+(docs/few-answers.md).
 """
 from dataclasses import replace
 
