@@ -40,6 +40,7 @@ import diffusion
 import grpo
 from model import ModelConfig
 from system import terminal
+from variants import checks
 
 # ---- how a key is declared -------------------------------------------------------------------------------------------
 
@@ -530,9 +531,9 @@ def between_keys_of_decisions(c):
            "logp_est='decisions', or the denoiser with another rule")
     if c.logp_est != "decisions":
         return
-    needed = {"rule": "learned", "order": "confidence", "score_after_end": True, "weight_decay": 0.0, "block_len": None,
-              "lora_rank": None, "fill_in": False, "nll_coef": 0.0, "draft_coef": 0.0, "cache": "none",
-              "tempered": False, "repetition_penalty": 1.0, "logp_scale": 1.0, "logp_chunk": None}  # fmt: skip
+    needed = {"rule": "learned", **checks.NEEDED_BY_LEARNED, "score_after_end": True, "weight_decay": 0.0,
+              "block_len": None, "lora_rank": None, "fill_in": False, "nll_coef": 0.0, "draft_coef": 0.0,
+              "logp_scale": 1.0, "logp_chunk": None}  # fmt: skip
     for name, value in needed.items():
         yield (getattr(c, name) != value,
                f"{name}={getattr(c, name)!r}: logp_est='decisions' trains the policy that says which masks to fill, "

@@ -38,7 +38,7 @@ ARROWS = {
     "variants/drafts": {"diffusion", "model", "system/kernels", "variants/caches", "variants/joint"},
     "sample": {"diffusion", "model", "system/kernels", "system/sharding", "system/terminal", "variants/blocks",
                "variants/caches", "variants/checks", "variants/drafts", "variants/joint", "variants/unmasking"},
-    "config": {"data", "diffusion", "grpo", "model", "system/terminal"},
+    "config": {"data", "diffusion", "grpo", "model", "system/terminal", "variants/checks"},
     "judges/judge": {"judges/asserts", "judges/channel", "judges/languages", "judges/peer", "judges/values",
                      "judges/walls", "judges/zygote"},
     "variants/slots": {"sample", "system/sharding", "variants/speed"},

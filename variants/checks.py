@@ -109,13 +109,16 @@ def for_drafts(cfg, plan):
                              f"of its own, what the causal model would write; it needs {name}={value!r}")
 
 
+# What rule="learned" needs, because its policy was trained to read the probabilities of the model as they are.
+NEEDED_BY_LEARNED = {"order": "confidence", "cache": "none", "repetition_penalty": 1.0, "tempered": False}
+
+
 def for_learned(cfg, plan):
     """Raise ValueError if a model or a plan cannot be used with rule="learned"."""
     if cfg.causal or cfg.block_causal or cfg.noise != "mask":
         raise ValueError("rule='learned' is for denoisers that see the whole text, with masks: now "
                          f"causal={cfg.causal}, block_causal={cfg.block_causal}, noise={cfg.noise!r}")
-    needed = {"order": "confidence", "cache": "none", "guidance": 0, "repetition_penalty": 1, "tempered": False}
-    needed |= {"never": (), "last": ()}
+    needed = NEEDED_BY_LEARNED | {"guidance": 0, "never": (), "last": ()}
     for name, value in needed.items():
         if getattr(plan, name) != value:
             raise ValueError(f"{name}={getattr(plan, name)!r}: rule='learned' was trained to read the probabilities "

@@ -78,7 +78,8 @@ def willingness(w: dict, h, confidence, entropy, masked):
     h (B, L, D): the denoiser's states; confidence, entropy (B, L): the probability of its likeliest token, and the
     entropy; masked (B, L): True on masks. At other positions the result means nothing."""
     left = jnp.maximum(masked.sum(1, keepdims=True), 1)
-    facts = jnp.stack([log_odds(confidence), entropy, jnp.broadcast_to(jnp.log(left), entropy.shape)], -1)
+    log_left = jnp.broadcast_to(jnp.log(left), entropy.shape)
+    facts = jnp.stack([log_odds(confidence), entropy, log_left], -1)
     x = h.astype(jnp.float32) @ w["read_state"] + facts @ w["read_facts"]  # (B, L, W)
     dots = jnp.einsum("blw,bmw->blm", x @ w["query"], x @ w["key"]) * WIDTH**-0.5
     mix = jax.nn.softmax(jnp.where(masked[:, None], dots, kernels.NEVER), -1)
@@ -153,11 +154,12 @@ def log_probs(params: dict, r: Any, cfg: Any):
         return zero, zero
 
     def at_step(step):
-        masked, filled = r.completion & (r.step >= step), r.completion & (r.step == step)
+        masked = r.completion & (r.step >= step)
+        filled = r.completion & (r.step == step)
         return jax.lax.cond(masked.any(), look, nothing, masked, filled)
 
     logp, entropy = jax.lax.map(at_step, jnp.arange(cfg.max_new_tokens))
-    decisions = jnp.where(r.completion, r.step + 1, 1)[:, start:]  # how many steps a token waited for, its own included
+    decisions = jnp.where(r.completion, r.step + 1, 1)[:, start:]  # all "no" about a token, and its "yes"
 
     def whole(a):
         return jnp.pad(a, ((0, 0), (start, 0)))
