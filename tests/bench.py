@@ -1049,8 +1049,8 @@ COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order
 # What each of them takes from the command line, beside --toy.
 FLAGS = {
     "train": "rounds quick", "sample": "rounds quick", "rewards": "quick", "order": "run quick",
-    "compare": "tasks picture seeds bases methods minutes show signs out flags",
-    "ladder": "tasks seeds minutes show out flags", "truth": "picture quick", "credit": "quick",
+    "compare": "tasks picture seeds bases methods minutes show record fresh signs out flags",
+    "ladder": "tasks seeds minutes show record fresh out flags", "truth": "picture quick", "credit": "quick",
     "frontier": "tasks runs picture quick", "growth": "rounds picture quick", "grpo": "rounds quick",
     "drafts": "run recipe rounds quick", "gpu": "tasks plan json",
 }  # fmt: skip
@@ -1083,6 +1083,10 @@ def main():
     parser.add_argument("--methods", help="for compare: some of its estimators, with commas")
     parser.add_argument("--minutes", type=float, help="for compare and ladder: start no run after that")
     parser.add_argument("--show", action="store_true", help="for compare and ladder: only what is there")
+    parser.add_argument("--record", action="store_true",
+                        help="for compare and ladder: keep the results in tests/compare.jsonl")  # fmt: skip
+    parser.add_argument("--fresh", action="store_true",
+                        help="for compare and ladder: leave out the results that are kept there")  # fmt: skip
     parser.add_argument("--signs", default="positive", choices=("positive", "both"),
                         help="for compare: of the advantages")  # fmt: skip
     parser.add_argument("--out", default="out/compare",

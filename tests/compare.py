@@ -2,7 +2,9 @@
 Which method learns most from the same number of forward passes?  python tests/bench.py compare, or ladder
 
 Both commands start runs of train.py, one on each core, and skip those that are finished already. So they can be stopped
-at any time and go on where they were, and --show prints what there is without starting anything.
+at any time and go on where they were, and --show prints what there is without starting anything. The results of the
+runs behind docs/estimators.md are in tests/compare.jsonl and count as finished, as long as their command is the same;
+--record adds yours, --fresh leaves them out.
 
 `compare` has eight estimators (`exact` needs an autoregressive model) and credit per step on three tasks, from bases of
 three strengths, with many seeds, and summarizes them as rliable does (2108.13264): the interquartile mean, and its 95%
@@ -10,6 +12,7 @@ interval over seeds drawn again and again within each task and base. `ladder` be
 over ours one after the other.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -115,10 +118,11 @@ def run_all(jobs, options):
     """Run the jobs that are not finished, one on each core (small models use one well and two badly)."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None] * (os.cpu_count() or 1)
     free, begun = list(cores[:1] if options.toy else cores), time.monotonic()
+    kept = recorded(options)
 
     def run(job):
         late = options.minutes is not None and time.monotonic() - begun > 60 * options.minutes
-        if late or finished(job.out):
+        if late or told_apart_by(job, options) in kept or finished(job.out):
             return
         core = free.pop()
         if core is not None:
@@ -140,6 +144,43 @@ class Result(NamedTuple):
     before: np.ndarray  # (2,) greedy, sampled
     after: np.ndarray  # (2,)
     reward: float  # mean over the rollouts of the last fifth of the run
+
+
+RECORD = "tests/compare.jsonl"  # a line for each run: its name, its command (out: the folder of --out) and its Result
+
+
+def told_apart_by(job, options):
+    """Return what a result is found by: the name of the run, and its command with any --out."""
+    return os.path.basename(job.out), job.command.replace(f"={options.out}/", "=out/")
+
+
+def recorded(options):
+    """Read the results that are kept -> {(name, command): Result}. None count with --fresh, or in a toy run."""
+    if options.fresh or options.toy or not os.path.exists(RECORD):
+        return {}
+    with open(RECORD, encoding="utf-8") as f:
+        rows = [json.loads(line) for line in f]
+    return {
+        (row["run"], row["command"]): Result(np.array(row["before"]), np.array(row["after"]), row["reward"])
+        for row in rows
+    }
+
+
+def results_of(jobs, options):
+    """Read what is there of these jobs {key: Job} -> {key: Result}. With --record, new ones are kept."""
+    kept, found = recorded(options), {}
+    for key, job in jobs.items():
+        if reached := kept.get(told_apart_by(job, options)) or result(job):
+            found[key] = reached
+    new = [key for key in found if told_apart_by(jobs[key], options) not in kept]
+    if options.record and new:
+        with open(RECORD, "a", encoding="utf-8") as f:
+            for key in new:
+                name, command = told_apart_by(jobs[key], options)
+                before, after, reward = (np.round(x, 3).tolist() for x in found[key])
+                row = {"run": name, "command": command, "before": before, "after": after, "reward": reward}
+                f.write(json.dumps(row) + "\n")
+    return found
 
 
 def result(job):
@@ -265,17 +306,18 @@ def compare(options, table):
     """every estimator in GRPO at equal forward passes: three tasks, three bases, many seeds, with intervals"""
     tasks, methods = chosen(options.tasks, TASKS, "tasks"), chosen(options.methods, METHODS, "methods")
     at_start = strengths(options.bases)
-    bases = [base_job(task, strength, options) for task in tasks for strength in at_start]
     jobs = compare_jobs(tasks, at_start, methods, options)
-    run_all(bases, options)
+    kept = recorded(options)
+    cells = {key[:2] for key, job in jobs.items() if told_apart_by(job, options) not in kept}
+    run_all([base_job(*cell, options) for cell in sorted(cells)], options)
     run_all(list(jobs.values()), options)
-    results = {key: r for key, job in jobs.items() if (r := result(job))}
+    results = results_of(jobs, options)
     print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
     gains = by_method(results, methods)
     for cell in sorted({key[:2] for key in results}):
-        before = next(r.before for key, r in results.items() if key[:2] == cell)
-        n = sum(key[:2] == cell for key in results)
-        print(f"{cell[0]} from {before[0]:.1f}% greedy, {before[1]:.1f}% sampled: {n} runs")
+        before = [r.before for key, r in results.items() if key[:2] == cell]
+        greedy, sampled = np.mean(before, 0)  # of one base, or of as many as the machines that trained them
+        print(f"{cell[0]} from {greedy:.1f}% greedy, {sampled:.1f}% sampled: {len(before)} runs")
     for i, how in enumerate(("greedy", "sampled")):
         print(f"\n{how}: points gained, interquartile mean and 95% interval; chance to gain more than coupled_elbo; "
               "share of runs that gain more than 0, 5 and 10\n")  # fmt: skip
@@ -363,13 +405,13 @@ def ladder(options, table):
     """from the settings of three papers to ours, one change after the other, at equal forward passes"""
     tasks = chosen(options.tasks, LADDER_TASKS, "tasks")
     seeds = range(options.seeds or 3)
-    run_all([base_job(task, 30, options) for task in tasks], options)
     tried = {
         (task, paper, rate): ladder_job(task, paper, "as published", rate, 0, options)
         for task in tasks for paper in PAPERS for rate in TRIED_RATES
     }  # fmt: skip
+    run_all([base_job(task, 30, options) for task in tasks], options)
     run_all(list(tried.values()), options)
-    reached = {key: r.reward for key, job in tried.items() if (r := result(job))}
+    reached = {key: r.reward for key, r in results_of(tried, options).items()}
     jobs = {}
     for seed in seeds:
         for task in tasks:
@@ -380,7 +422,7 @@ def ladder(options, table):
                     for rung in RUNGS:
                         jobs[task, paper, rung, seed] = ladder_job(task, paper, rung, best, seed, options)
     run_all(list(jobs.values()), options)
-    results = {key: r for key, job in jobs.items() if (r := result(job))}
+    results = results_of(jobs, options)
     print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
     for task, paper in dict.fromkeys(key[:2] for key in results):
         rewards = {rate: f"{reached[task, paper, rate]:.3f}" for rate in TRIED_RATES if (task, paper, rate) in reached}

@@ -15,7 +15,7 @@ from config.sudoku_grpo import config as grpo_config
 
 OPTIONS = types.SimpleNamespace(
     tasks=None, bases="30", methods=None, seeds=1, signs="positive", out="out/x", flags="", toy=False, show=True,
-    minutes=None, picture=None,
+    minutes=None, picture=None, record=False, fresh=False,
 )  # fmt: skip
 
 
@@ -112,9 +112,39 @@ def test_a_damaged_result_is_named_and_run_again(file, content, tmp_path, monkey
     done = types.SimpleNamespace(returncode=0)
     monkeypatch.setattr(compare.subprocess, "run", lambda command, **_: started.append(command) or done)
     job = compare.Job(str(tmp_path), "config/sudoku_grpo.py")
-    compare.run_all([job], types.SimpleNamespace(toy=True, minutes=None, show=False))
+    compare.run_all([job], types.SimpleNamespace(**(vars(OPTIONS) | {"toy": True, "show": False})))
     assert len(started) == 1 and compare.result(job) is None
     assert f"{tmp_path}/{file}" in capsys.readouterr().err
+
+
+def test_a_result_that_is_kept_counts_as_finished_until_its_command_changes(tmp_path, monkeypatch):
+    small_run(tmp_path / "a", grpo_config)
+    (tmp_path / "a/metrics.jsonl").write_text(
+        '{"step": 0, "val/greedy": 0.1, "val/sampled": 0.05}\n'
+        '{"step": 1, "val/greedy": 0.25, "val/sampled": 0.125, "reward": 0.5}\n'
+    )
+    monkeypatch.setattr(compare, "RECORD", str(tmp_path / "kept.jsonl"))
+
+    def options(**change):
+        return types.SimpleNamespace(**(vars(OPTIONS) | {"out": str(tmp_path)} | change))
+
+    def found(options, more=""):
+        job = compare.Job(f"{options.out}/a", f"config/sudoku_grpo.py --init_from={options.out}/base{more}")
+        return compare.results_of({"key": job}, options), job
+
+    found(options())
+    assert not (tmp_path / "kept.jsonl").exists()
+    for _ in range(2):  # the second time there is nothing new
+        found(options(record=True))
+    assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 1
+    elsewhere = options(out=str(tmp_path / "elsewhere"))  # where no run is
+    results, job = found(elsewhere)
+    assert [results["key"].before.tolist(), results["key"].after.tolist()] == [[10, 5], [25, 12.5]]
+    assert results["key"].reward == 0.5
+    monkeypatch.setattr(compare.subprocess, "run", None)  # would fail if a run were started
+    compare.run_all([job], options(out=elsewhere.out, show=False))
+    assert found(elsewhere, " --seed=2")[0] == {}
+    assert found(options(out=elsewhere.out, fresh=True))[0] == {}
 
 
 def test_no_seeds_are_an_error():
