@@ -650,7 +650,7 @@ def main():
     except BrokenPipeError:
         raise
     except (ValueError, OSError, RuntimeError) as e:
-        print(f"rewards.py: {e}", file=sys.stderr)
+        print(f"rewards.py: {terminal.explain(e)}", file=sys.stderr)
         return 2
 
 

@@ -418,7 +418,7 @@ def main():
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as e:
-        raise SystemExit(f"error: {e}") from None
+        raise SystemExit(f"error: {terminal.explain(e)}") from None
     except RuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             hosts.wait_for_watch()
