@@ -53,9 +53,9 @@ from variants import blocks, credit, hints, joint, preferences, slots, unmasking
 
 class Task(NamedTuple):
     init: Callable  # key -> params
-    # state, key -> yields (minibatch, numbers to log) for each update of one iteration; minibatch None: no update. A task
-    # that is `scored_by_gradient` also gets score: minibatch -> log p (B, T) of each token under the policy, by the
-    # program that is differentiated.
+    # state, key -> yields (minibatch, numbers to log) for each update of one iteration; minibatch None: no update. A
+    # task that is `scored_by_gradient` also gets score: minibatch -> log p (B, T) of each token under the policy, by
+    # the program that is differentiated.
     batches: Callable
     loss: Callable  # params, minibatch -> scalar, metrics; the only function that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
