@@ -44,7 +44,7 @@ class Plan:
     # `renoise` also takes tokens back; it is for models with noise="uniform" (variants/uniform.py). `learned` asks a
     # policy that was trained to decide (variants/unmasking.py).
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
-    steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block
+    steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block (or part of block_len)
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
     cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
     early_end: bool = False  # if a row has an end of text and no mask before it, fill the rest with it (causal: always)
@@ -714,7 +714,7 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
 
 
 def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
-    """Make the Plan of a run from a Config, whose keys are the fields of Plan. steps None: cfg.diffusion_steps; a
+    """Make the Plan of a run from the keys of its Config that are fields of Plan. steps None: cfg.diffusion_steps; a
     block_len of None becomes max_new_tokens, except in a block model."""
     names = [f.name for f in dataclasses.fields(Plan) if hasattr(cfg, f.name)]
     values = {name: getattr(cfg, name) for name in names}
