@@ -44,7 +44,7 @@ class Plan:
     # `renoise` also takes tokens back; it is for models with noise="uniform" (variants/uniform.py). `learned` asks a
     # policy that was trained to decide (variants/unmasking.py).
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
-    steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block (or part of block_len)
+    steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block or part
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
     cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
     early_end: bool = False  # if a row has an end of text and no mask before it, fill the rest with it (causal: always)
