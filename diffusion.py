@@ -51,7 +51,8 @@ def random_subset(key, among, count):
 
 def least_noisy(noise, among, count, block=None):
     """Pick the count (B,) positions in `among` (B, T) with the least noise (B or 1, T) -> (B, T) bool. With block
-    (B, T), the number of each token's block: so many in each block; count (B, T) has it at every token."""
+    (B, T), the number of each token's block, pick them in each block: count (B, T) is then that of the token's block.
+    """
     noise = jnp.where(among, noise, 2.0)
     if block is None:
         rank = jnp.argsort(jnp.argsort(noise, 1), 1)
@@ -68,8 +69,9 @@ def corrupt(key, x, t, maskable, mask_id):
 
 
 def corrupt_blocks(t_key, mask_key, x, maskable, valid, cfg):
-    """Mask each block by itself, as `sample_t` and `corrupt` do a row -> z, masked, t (B, T). Blocks of 1 are all
-    masked, so that the bound is the likelihood itself; with one t per row it would be so only on average."""
+    """Mask each block by itself, as `sample_t` and `corrupt` mask a row -> z, masked, t (B, T), t being the share of
+    masks in the token's block. Blocks of 1 are all masked, so that the bound is the likelihood itself; with one t per
+    row it would be so only on average."""
     B, T = x.shape
     block = jnp.broadcast_to(blocks.number(valid, T, cfg), x.shape)
     blocks_per_row = -(-T // cfg.block_causal)
@@ -100,8 +102,8 @@ entropy = kernels.entropy  # logits (..., V) -> (...) in nats
 
 
 def read_logits(params, h, cfg, fn, scored, arrays):
-    """Apply fn(logits (N, V), *arrays (N, ...)) -> (N,), or a tuple of (N,), to the logits of states h (..., D) and to
-    arrays (...) -> (...), or a tuple of (...).
+    """Apply fn(logits (N, V), *arrays (N,)) to the logits of states h (..., D), and to the arrays, a tuple of (...). fn
+    returns (N,), or a tuple of (N,); the result is (...), or a tuple of (...).
 
     Where the logits of all positions would be too large, chunks are computed one after the other, and again in the
     backward pass. scored (...) bool: unscored positions are sorted last and their chunks skipped; their result may be
@@ -120,8 +122,8 @@ def read_logits(params, h, cfg, fn, scored, arrays):
 
 
 def in_chunks(fn, n, wanted, *trees):
-    """Compute fn(*trees) -> (N,) or a tuple of them, n of the N entries of all arrays at a time. Results that are not
-    `wanted` (N,) may be 0, for chunks of them are skipped."""
+    """Compute fn(*trees) -> (N,) or a tuple of them, at most n of the N rows at a time; trees: arrays (N, ...). Results
+    that are not `wanted` (N,) may be 0, because chunks that have only such are skipped."""
     N = len(wanted)
     if N <= n:
         return fn(*trees)
@@ -166,9 +168,9 @@ def noise(key, batch: tuple, cfg, norm="token", paired=False) -> NoisyBatch:
     """Draw the masks of a batch (tokens, maskable, valid): (B, T) each; maskable: True where a token may be masked.
 
     norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
-    over its own length (LLaDA's SFT). paired: two copies with complementary masks, which together mask every token:
-    loss and gradient vary less for the same number of forward passes. A causal model needs no masks: it never sees the
-    token that it predicts."""
+    over its own length (LLaDA's SFT). paired: two copies with complementary masks, which together mask every maskable
+    token: loss and gradient vary less for the same number of forward passes. A causal model needs no masks: it never
+    sees the token that it predicts."""
     x, maskable, valid = batch
     n = maskable.sum(1)
     if norm == "token":
@@ -216,7 +218,8 @@ def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Arra
     """Compute the negative ELBO in nats per token, and metrics. Both add up over micro-batches.
 
     For a uniform model it is log V (V without the mask, which cannot be predicted). start: the first column that can
-    be masked; logits are computed from there on."""
+    be masked; logits are computed from there on. If batch.weight also weighs the text itself (variants/joint.py), the
+    loss of its next tokens is added; metrics have the two apart."""
     w = batch.weight[..., start:]
     texts = w.shape[1] - batch.z.shape[1]  # 0, or 1 if the text is in the loss
     h = hidden(params, batch.x, batch.z, cfg, batch.valid, start, texts > 0)
@@ -296,15 +299,15 @@ def likelihood_masks(keys, maskable, n):
 
 class Views(NamedTuple):
     masked: jax.Array  # (K, B, T) bool
-    weight: jax.Array  # (K, B, T)
-    share: jax.Array  # (B, T)
+    weight: jax.Array  # (K, B, T) of log p in each view, 0 where the view does not score the token
+    share: jax.Array  # (B, T) of each token in the loss, 0 where no view scores it
 
 
 class EstimatorInputs(NamedTuple):
     """What an estimator may use, besides a key and the tokens of the completion."""
 
     step: jax.Array | None = None  # (B, T) int, the denoising step that committed a token; -1: given
-    n: int = 1  # how many views, where the estimator leaves that open
+    n: int = 1  # how many views, where the estimator leaves that open; coupled_elbo: how many pairs of views
     t_range: tuple[float, float] = (0.2, 0.8)  # coupled: the range of t
     p_mask_prompt: float = 0.0  # one_step: the probability that a prompt token is masked
     prompt: jax.Array | None = None  # (B, T) bool
@@ -342,7 +345,7 @@ def coupled(key, completion, inputs):
 
 
 def elbo(key, completion, inputs):
-    """LLaDA, MDLM: n views that mask l of the L tokens, l uniform in 1..L; each masked token counts L / l."""
+    """LLaDA, MDLM: n views that mask l of the L tokens, l uniform in 1..L; each masked token counts L / (n l)."""
     L, u, mask_key = mask_counts(key, completion, inputs.n)
     count = random_count(u, L)
     masked = random_subsets(mask_key, completion, count)
@@ -351,7 +354,8 @@ def elbo(key, completion, inputs):
 
 
 def coupled_elbo(key, completion, inputs):
-    """ESPO: l uniform in 0..L, and the complement: each pair of views scores every token once."""
+    """ESPO: n views that mask l of the L tokens, l uniform in 0..L, and their n complements, so that each pair of views
+    scores every token once."""
     L, u, mask_key = mask_counts(key, completion, inputs.n)
     count = jnp.floor(u * (L + 1))
     masked = random_subsets(mask_key, completion, count)
@@ -376,8 +380,8 @@ def quadrature(key, completion, inputs):
 
 
 def pseudo_likelihood(key, completion, inputs):
-    """DACA-GRPO: cut the completion at random into n strata of equal size; each view masks one stratum, so that every
-    token is scored once, given all other strata. n=1 is `one_step` without its masks in the prompt."""
+    """DACA-GRPO: divide the tokens of the completion at random into n strata of equal size; each view masks one, so
+    that every token is scored once, given all other strata. n=1 is `one_step` without its masks in the prompt."""
     noise = jnp.where(completion, jax.random.uniform(key, completion.shape), 2.0)
     stratum = jnp.argsort(jnp.argsort(noise, 1), 1) % inputs.n
     masked = completion & (stratum == jnp.arange(inputs.n)[:, None, None])
@@ -400,7 +404,8 @@ def random_subsets(key, among, counts):
 
 def trace(key, completion, inputs):
     """TraceRL, CJ-GRPO: score each token at the step that committed it, given the tokens committed before. With fewer
-    views n than a row has steps S, take every (S / n)-th step from a random start, each standing for S / n (AGRPO)."""
+    views n than the S steps that committed a token of the loss, take every (S / n)-th of these from a random start,
+    each standing for S / n (AGRPO)."""
     counts = completion if inputs.counts is None else inputs.counts
     number = step_numbers(counts, inputs)
     scored_at = jnp.where(inputs.first_of_block, jnp.maximum(number, 0), number)
@@ -438,7 +443,7 @@ def step_numbers(counts, inputs):
 
 
 def left_to_right(key, completion, inputs):
-    """JustGRPO: score as if the completion had been written from left to right; n up to its length."""
+    """JustGRPO: score as `trace` does, as if the completion had been written from left to right, a token per step."""
     step = jnp.cumsum(completion, 1) - 1
     return trace(key, completion, inputs._replace(step=step))
 
@@ -463,7 +468,8 @@ ESTIMATORS: dict[str, Callable[..., Views]] = {
 
 
 def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:
-    """Draw the views of an estimator: completion (B, T) bool, inputs: fields of EstimatorInputs."""
+    """Draw the views of the estimator of this name. completion (B, T): True on the tokens that the model wrote; inputs:
+    fields of EstimatorInputs."""
     masked, w, share = ESTIMATORS[name](key, completion, EstimatorInputs(**inputs))
     return Views(masked, w.astype(jnp.float32), share.astype(jnp.float32))
 
@@ -472,10 +478,10 @@ def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:
 
 
 class Place(NamedTuple):
-    """Where a token was predicted."""
+    """Where each of N tokens was predicted."""
 
     row: jax.Array  # (N,) which text
-    column: jax.Array  # (N,)
+    column: jax.Array  # (N,) which token of it
     z: jax.Array  # (N, T) the noisy copy that the model saw
 
 
@@ -487,9 +493,10 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     """Compute log p of every token in every view, and the entropy there: x (B, T), masked (K, B, T) -> two (K, B, T), 0
     before column `start`.
 
-    chunk: how many noisy copies are computed, and kept for the gradient, at a time (None: all). scored (K, B, T): where
-    the result is used (None: everywhere). say(logits (N, V), x (N,), Place) -> a tuple of (N,): what to compute from
-    logits, if not log p and entropy. With cfg.remat the inputs of every block are kept for all copies."""
+    chunk: how many of the K * B noisy copies are computed, and kept for the gradient, at a time; a divisor (None: all).
+    scored (K, B, T): where the result is used; elsewhere it may be 0 (None: everywhere). say(logits (N, V), x (N,),
+    Place) -> a tuple of (N,): what to compute from logits, if not log p and entropy. With cfg.remat the inputs of every
+    block are kept for all copies."""
     K, B, T = masked.shape
     n_copies = K * B
     chunk = chunk or n_copies
@@ -539,17 +546,19 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
 
 
 def token_logp(params, x, views: Views, cfg, valid=None, start=0, chunk=None):
-    """Estimate log p of each token of x (B, T) -> (B, T), 0 outside the completion."""
+    """Estimate log p of each token of x (B, T): sum its log p over the views by their weights -> (B, T), 0 where no
+    view scores it."""
     logp, _ = view_logp(params, x, views.masked, cfg, valid, start, chunk, scored=views.weight != 0)
     return (views.weight * logp).sum(0)
 
 
 def sandwich(logp, w, rises, mix, power):
-    """Bound log p of each token as SPG does (2510.09541): logp, w = weight * share (K, B, T) of `elbo` -> (B, T).
+    """Bound log p of each token as SPG does (2510.09541): logp (K, B, T) in each view, and w (K, B, T), the weights of
+    `elbo` times its share -> (B, T).
 
     Rows that should become likelier, rises (B,), get the lower bound, the ELBO. Others get mix * the upper bound +
-    (1 - mix) * the ELBO, because pushing down a lower bound need not push down p. The upper bound is 1 / power times
-    the log of the mean of p ** power over the views."""
+    (1 - mix) * the ELBO, because pushing down a lower bound need not push down p. The upper bound is
+    log(sum over the views of w * p ** power) / power."""
     lower = (w * logp).sum(0)
     scored = w > 0
     powers = jnp.where(scored, power * logp, -jnp.inf)

@@ -31,7 +31,7 @@ class Moments(NamedTuple):
 
 
 def moments(values: Array, axis: int | tuple[int, ...]) -> Moments:
-    """Compute mean and standard deviation along an axis, which is kept; nan is ignored."""
+    """Compute mean and standard deviation along an axis, which stays with length 1; nan is ignored."""
     known = ~jnp.isnan(values)
     n = known.sum(axis, keepdims=True)
     mean = jnp.where(known, values, 0).sum(axis, keepdims=True) / jnp.maximum(n, 1)
@@ -41,7 +41,7 @@ def moments(values: Array, axis: int | tuple[int, ...]) -> Moments:
 
 def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
     """Subtract its group's baseline from every reward, and divide by the group's standard deviation if scale="group",
-    by its mean reward if scale="mean".
+    by its mean reward if scale="mean", by nothing for any other scale.
 
     rewards (N, G) -> (N, G); nan, for no opinion, stays nan. With eps above 0 the results of equal rewards are exactly
     0.
@@ -74,8 +74,10 @@ def advantages(
     scale: divide by the standard deviation of the "group" or the "batch", or by nothing ("none", Dr. GRPO). Divided by
     the group's, very easy and very hard prompts count as much as those in between. "mean" divides by the group's mean
     reward (MaxRL): for rewards of 0 and 1 that raises log p(right) instead of p(right), so hard prompts count most.
-    normalize: add the weighted rewards, then normalize ("sum"); or normalize each reward in its group, then add
-    ("each"; `scale` is ignored). With "each", a reward that varies little counts as much as one that varies a lot.
+    normalize: add the weighted rewards, then normalize ("sum"); or normalize each reward in its group, add, and divide
+    by the standard deviation of the sums in the batch ("each"; `scale` is ignored). With "each", a reward that varies
+    little counts as much as one that varies a lot.
+    eps: added to every divisor.
     """
     weights = jnp.asarray(weights, jnp.float32)[:, None, None]
     no_opinion = jnp.isnan(rewards).all(0)
@@ -160,7 +162,8 @@ def weighted_likelihood(ratio, logp, adv, cfg):
 
 
 def per_sequence(mask, max_len, micro_batches):
-    """Every completion counts the same, and so do the tokens of one: mean_i mean_t."""
+    """Every completion counts the same, and so do the tokens of one: the mean over completions of the mean over its
+    tokens."""
     return mask / jnp.maximum(mask.sum(1, keepdims=True), 1) / len(mask)
 
 
@@ -177,7 +180,7 @@ def per_token_of_micro_batch(mask, max_len, micro_batches):
 
 
 def constant(mask, max_len, micro_batches):
-    """Dr. GRPO: a fixed divisor, so that a mistake in a long completion costs no less."""
+    """Dr. GRPO: a fixed divisor, B * max_len, so that a mistake in a long completion costs no less."""
     return mask / (len(mask) * max_len)
 
 
@@ -191,7 +194,7 @@ def by_length(mask, max_len, micro_batches):
 
 
 def summed(mask, max_len, micro_batches):
-    """wd1: every completion counts the same, as the sum of its tokens: mean_i sum_t."""
+    """wd1: the mean over completions of the sum over its tokens."""
     return mask / len(mask)
 
 
@@ -219,7 +222,9 @@ LOSSES = {
 def token_weights(
     loss: str, mask: Array, max_len: int, micro_batches: int = 1, aggregation: str | None = None
 ) -> Array:
-    """Weigh every token of a batch as the loss of this name does, or as `aggregation`: mask (B, T) -> (B, T)."""
+    """Weigh every token of a batch as the loss of this name does, or as `aggregation`: mask (B, T) -> (B, T).
+
+    max_len: the most tokens that a completion can have."""
     weigh = AGGREGATIONS[aggregation] if aggregation else LOSSES[loss].token_weights
     return weigh(mask, max_len, micro_batches)
 
@@ -236,7 +241,7 @@ class LossBatch(NamedTuple):
     metric_weight: Array  # (B, T) for means over tokens; sums to 1 over the whole batch
     old_logp: Array | None = None  # (B, T) under the policy that wrote the completions; None: the one being trained
     ref_logp: Any = None  # (B, T) under the reference; None: no KL
-    share: Any = 1.0  # (B, T) if the estimator scores only a sample of tokens: above 1 for those drawn, 0 for others
+    share: Any = 1.0  # (B, T) if the estimator scores only a sample of tokens: 0 if not scored, on average 1
     rollout_weight: Any = 1.0  # (B, T) or (B, 1) from `rollout_weights`
 
     def token_adv(self):
@@ -244,7 +249,7 @@ class LossBatch(NamedTuple):
         return self.adv.reshape(len(self.adv), -1)
 
     def mean(self, values):
-        """Average values (B, T) over the tokens of the batch."""
+        """Average values (B, T) over the tokens of the batch; in a micro-batch, return what it adds to that average."""
         return jnp.sum(self.metric_weight * values)
 
 
@@ -252,6 +257,7 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
     """Compute the ratio of the policy to the old policy.
 
     logp, old_logp, mask, share (B, T) -> (B, T); for level "sequence" (B, 1), from the mean log-ratio of a completion.
+    For level "none", and if old_logp is None, it is 1 and has the gradient of log p.
     """
     if level == "none" or old_logp is None:
         old_logp = jax.lax.stop_gradient(logp)  # the ratio is 1, and its gradient that of log p
@@ -265,9 +271,10 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
 def rollout_weights(logp: Array, rollout_logp: Array, mask: Array, level: str, cap: float) -> Array:
     """Weigh samples of a distribution q that is not the policy p, as an approximate cache makes them: min(p / q, cap).
 
-    logp under p, rollout_logp under q, mask (B, T) -> (B, T); for level "sequence" (B, 1), p and q being those of all
-    tokens of the mask. Without the cap that makes the gradient unbiased. The weights of single tokens do not, because a
-    token's reward also depends on the other tokens; but they vary less (truncated importance sampling).
+    logp under p, rollout_logp under q, mask (B, T) -> a weight per token (B, T); for level "sequence" one per
+    completion (B, 1), p and q being those of all its tokens in the mask. Weights of completions, without the cap, make
+    the gradient unbiased. Weights of tokens do not, because a token's reward also depends on the other tokens; but they
+    vary less (truncated importance sampling).
     """
     log_weight = jnp.where(mask, logp - rollout_logp, 0)
     if level == "sequence":
@@ -349,8 +356,8 @@ def loss(
 ) -> tuple[Array, dict[str, Array]]:
     """Compute policy gradient loss + KL - entropy bonus, and metrics.
 
-    logp, entropy (B, T) under the policy that is trained -> scalar, {name: scalar}. Over micro-batches all values add
-    up, except those whose name ends in _max or _min.
+    logp, entropy (B, T) under the policy that is trained (entropy None: no bonus) -> scalar, {name: scalar}. Over
+    micro-batches all values add up, except those whose name ends in _max or _min.
     """
     batch = jax.lax.stop_gradient(batch)
     logp = jnp.where(batch.mask, logp, jax.lax.stop_gradient(logp))  # padding has no gradient, whatever its weight
@@ -386,7 +393,7 @@ def update_reference(
 ) -> Any:
     """Move the reference model of the KL after iteration `step`: ref, params -> the next ref.
 
-    mode "static": never changes. "ema": decay * ref + (1 - decay) * params, after every iteration. "periodic": after
+    mode "static": it never changes. "ema": decay * ref + (1 - decay) * params, after every iteration. "periodic": after
     every `interval` iterations, mix * params + (1 - mix) * ref. (Two papers call the opposite fractions alpha.)
     """
     if mode == "static":

@@ -124,8 +124,8 @@ def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
 
 
 def stored_dtype(name: str, dtype: str) -> str:
-    """Name the dtype of a parameter in a model that is stored in `dtype`. Gains of norms stay float32, because Gemma
-    adds 1 to them, which has to happen before rounding; routers do, because they compute in float32."""
+    """Return the dtype of the parameter `name` in a model that is stored in `dtype`. Gains of norms stay float32,
+    because Gemma adds 1 to them, which has to happen before rounding; routers do, because they compute in float32."""
     return "float32" if name.endswith("norm") or name.startswith("router") else dtype
 
 
@@ -166,7 +166,9 @@ def rms_norm(x, gain, eps):
 
 
 def rotate(x, cos, sin, scale=1):
-    """Turn column i of each head together with column i + K/2 (GPT-NeoX's form; GGUF files interleave instead)."""
+    """Rotate the heads x (B, S, H, K) by the tables of `rotary`: column i together with column i + K/2 (GPT-NeoX's
+    form; GGUF files interleave instead). If cos and sin are narrower than K/2, the last columns stay. scale: multiplies
+    the result."""
     half = cos.shape[-1]
     a, b, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), -1)
     turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
@@ -175,7 +177,7 @@ def rotate(x, cos, sin, scale=1):
 
 def columns(x, part):
     """Cut out the columns part = (first, how many) of x (B or 1, S, ...); None: all of them. first is one number, or
-    (B,) for each row."""
+    (B,) if rows differ."""
     if part is None:
         return x
     first, n = part
@@ -190,9 +192,10 @@ def columns(x, part):
 
 
 def block(x, w, cfg, rotation, attend, part=None):
-    """Apply one transformer block: x (B, S, D) -> (B, S, D), and the cache; attend(q, k, v) -> mixed values, cache.
+    """Apply one transformer block: x (B, S, D) -> (B, S, D), and the cache that `attend` returns.
 
-    rotation: the tables of `rotary`. part (first, how many): compute the result for these columns only, (B, how many,
+    w: the weights of this block. attend(q, k, v) -> the mixed values (B, S, H*K), the cache. rotation: the tables of
+    `rotary`. part (first, how many): compute the result for these columns only, (B, how many,
     D); all columns still serve as keys and values."""
 
     def norm(x, name):
@@ -238,8 +241,8 @@ class Mask(NamedTuple):
 
 
 def positions_of(valid, T):
-    """Number the tokens of each text: valid (B, T) -> (B or 1, T). Padding on the left is not counted, so a padded
-    prompt and an unpadded one have the same logits."""
+    """Number the tokens of each text from 0: valid (B, T) or None -> (B or 1, T). Padding on the left is not counted
+    (it gets 0), so a padded prompt and an unpadded one have the same logits."""
     if valid is None:
         return jnp.arange(T)[None]
     return jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
@@ -248,8 +251,8 @@ def positions_of(valid, T):
 def column_rules(cfg, i, j):
     """List the rules of who sees whom that hold for all texts: query columns i, key columns j -> [bool, ...].
 
-    To add a kind of attention, add a line. A rule that depends on padding or on blocks belongs into `attention_mask`
-    and into `blocks.packed_mask`."""
+    To add a kind of attention, add a line. A rule that depends on padding or on blocks belongs in both
+    `attention_mask` and `blocks.packed_mask`."""
     rules = []
     if cfg.causal:
         rules.append(j <= i)
@@ -257,9 +260,10 @@ def column_rules(cfg, i, j):
 
 
 def is_open(z, number, own, cfg):
-    """True if the block of a query column still has masks -> (B, S, 1).
+    """True (B, S, 1) for the query columns whose block still has masks.
 
-    z, number (B, T): the tokens of a text, and the number of each one's block. own (B, S, 1): that of each query."""
+    z, number (B, T): the tokens of a text, and the number of each one's block. own (B, S, 1): the number of each
+    query's block."""
     same_block = number[:, None] == own
     masked = (z == cfg.mask_id)[:, None]
     return (same_block & masked).any(-1, keepdims=True)
@@ -292,8 +296,8 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part
 
 
 def mask_of_layer(mask, i, part, S):
-    """Pick layer i's mask, and of it the query columns `part` (first, how many; None: all). S: columns of the row; a
-    packed row has more of them than its mask."""
+    """Pick layer i's mask, and its query columns `part` (first, how many; None: all) -> (B or 1, S or 1, T), or None if
+    nothing is masked. S: columns of the row; a packed row has more of them than its mask."""
     seen = mask.far
     if mask.near is not None:
         seen = jnp.where(i % 2 == 0, mask.near, True if seen is None else seen)
@@ -316,9 +320,11 @@ class Write(NamedTuple):
 
 
 def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=None, text=0):
-    """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values.
+    """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values (None if
+    none was given).
 
-    positions (B or 1, S). mask: a Mask over the S columns themselves, or with a cache (`new_cache`) over its T columns.
+    positions (B or 1, S): from `positions_of`.
+    mask: a Mask over the S columns themselves, or with a cache (`new_cache`) over its T columns.
     write: the columns of the cache in which to store the new keys and values; None without a cache.
     part (first, how many): only the states of these columns are returned (and, in a model of up to UNROLLED blocks,
     computed in the last block).
@@ -354,8 +360,7 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=N
 
 
 def prepared(params, cfg):
-    """Add 1 to Gemma's gains, then convert embeddings, blocks and last norm to cfg.dtype, but for routers. The head is
-    left out."""
+    """Add 1 to Gemma's gains, then convert all parameters but routers to cfg.dtype -> params without the head."""
 
     def leaf(path, w):
         if cfg.gemma and path[-1].key.endswith("norm"):
@@ -394,7 +399,7 @@ def run_layers(layer, carry, weights, cfg, part):
 
 
 def new_cache(cfg, B, T):
-    """Make room for the keys and the values of T columns, see kernels.store."""
+    """Make an empty cache for B rows of T columns -> [keys, values], (L, B, heads, T, K) each, see kernels.store."""
     shape = cfg.n_layer, B, cfg.kv_heads, T, cfg.head_dim
     return [kernels.bits(jnp.zeros(shape, cfg.dtype)) for _ in "kv"]
 
@@ -412,14 +417,15 @@ def trunk(params, tokens, cfg, valid=None, part=None):
 
 
 def start_id(cfg):
-    """Return the token that a causal model reads before a text: begin or end of text, or any one id."""
+    """Return the id that a causal model reads before a text: begin of text, else end of text, else 0."""
     return next(i for i in (cfg.bos_id, cfg.eos_id, 0) if i is not None)
 
 
 def moved_right(z, valid, cfg):
     """Move texts one column to the right, so that a causal model's state in column i predicts token i.
 
-    z, valid (B, T) -> the same, after a start token. It counts as padding, so no later column sees it."""
+    z (B, T), valid (B, T) or None -> both (B, T), with a start token in front and without the last token. The start
+    token counts as padding, so no later column sees it."""
     there = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
 
     def move(a):
@@ -433,8 +439,9 @@ def hidden(params, z, cfg, valid=None, start=0, length=None):
     """Compute the states that tokens are predicted from: z (B, T) with masks -> (B, length, D), [:, i] about token
     start + i, whether or not the model is shifted.
 
-    length None: up to the end. `start` may be traced, and (B,) if rows differ. A shifted denoiser predicts token i one
-    position before it, and the first token of a text from its own position, as in Dream's sampler."""
+    length None: up to the end. `start` may be traced, and (B,) if rows differ (then give length). A shifted denoiser
+    predicts token i one position before it, and the first token of a text from its own position, as in Dream's sampler.
+    """
     T = z.shape[1]
     length = T - start if length is None else length
     if cfg.noise == "uniform":
@@ -450,7 +457,8 @@ def hidden(params, z, cfg, valid=None, start=0, length=None):
 
 
 def shifted(h, first, start, length, valid):
-    """Pick the states of the columns start - 1, start, ...: h (B, S, D) from column `first` on -> (B, length, D)."""
+    """Pick the states that a shifted denoiser predicts tokens start, start + 1, ... from, those one column before them
+    (for the first token of a text: its own): h (B, S, D), the states from column `first` on -> (B, length, D)."""
     left = jnp.reshape(start, (-1, 1)) - 1 + jnp.arange(length)
     begin = 0 if valid is None else jnp.argmax(valid, 1)[:, None]  # no state stands before a text begins
     index = jnp.maximum(left, begin) - jnp.reshape(first, (-1, 1))
@@ -459,7 +467,7 @@ def shifted(h, first, start, length, valid):
 
 
 def gather_head(params, cfg):
-    """Gather the output head across devices once, before logits are computed in chunks."""
+    """Gather the output head across devices once, before logits are computed in chunks -> params with it."""
     name = "embed" if cfg.tie_embeddings else "head"
     return params | sharding.gather_weights({name: params[name]})
 

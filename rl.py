@@ -53,12 +53,13 @@ from variants import blocks, credit, hints, joint, preferences, slots, unmasking
 
 class Task(NamedTuple):
     init: Callable  # key -> params
-    # state, key -> the minibatches of one iteration, each with numbers to log. A task that is `scored_by_gradient` also
-    # gets score: minibatch -> log-probs of the policy, by the program that is differentiated.
+    # state, key -> yields (minibatch, numbers to log) for each update of one iteration; minibatch None: no update. A
+    # task that is `scored_by_gradient` also gets score: minibatch -> log p (B, T) of each token under the policy, by
+    # the program that is differentiated.
     batches: Callable
     loss: Callable  # params, minibatch -> scalar, metrics; the only function that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
-    rows: int  # how many rows an epoch has
+    rows: int  # how many rows an epoch has; a step takes batch_size of them
     best_metric: str | None  # decides which checkpoint is best and when stop_at is reached; None: val/nelbo
 
 
@@ -73,7 +74,7 @@ class Rollout(NamedTuple):
     completion: jax.Array  # (B, T) True where the policy was asked to write
     counts: jax.Array  # (B, T) True on tokens in the loss, see `loss_mask`
     step: jax.Array  # (B, T) the denoising step that committed each token; -1: given
-    logp: jax.Array  # (B, T) log-prob of each token under the distribution it was drawn from
+    logp: jax.Array  # (B, T) log-prob of each token under the distribution it was drawn from; 0: given
     passes: jax.Array  # (B,) denoising passes of each row, see variants/speed.py
 
 
@@ -85,7 +86,7 @@ class Scored(NamedTuple):
     completions: list  # B texts
     rewards: np.ndarray  # (R, N, G), last the diversity bonus if there is one; nan: no opinion
     kl: np.ndarray | None  # (N, G) the KL that kl_in_reward subtracts
-    parts: dict  # {name: (B,)} of every reward, its notes, and the bonus
+    parts: dict  # {name: (B,)} of every reward, its notes (NAME/NOTE), the bonus, and the KL
 
 
 class Minibatch(NamedTuple):
@@ -96,7 +97,8 @@ class Minibatch(NamedTuple):
     advantage: jax.Array  # (B,), or (B, T) with a step_baseline
     token_weight: jax.Array  # (B, T) of each token in the loss, see grpo.token_weights
     metric_weight: jax.Array  # (B, T) of each token in metrics that are means
-    old_logp: jax.Array | None = None  # (B, T) under the policy that wrote the rollout; nan: the current policy
+    # (B, T) under the policy that wrote the rollout; nan: the current policy; None: the loss has no ratios
+    old_logp: jax.Array | None = None
     ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
     noisy: diffusion.NoisyBatch | None = None  # noisy copies of the completions, for draft_coef
     nll_weight: jax.Array | None = None  # (B, T) of each token of the right completions, sums to 1; None: nll_coef=0
@@ -107,15 +109,16 @@ class Minibatch(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
 def loss_mask(tokens, completion, eos_id, cfg):
-    """Find the tokens of a rollout that are in the loss (B, T): up to and including the first end of text; or all
-    (score_after_end); or none if there is no end (mask_truncated)."""
+    """Find the tokens of a rollout that are in the loss (B, T): those of each completion up to and including its first
+    end of text, or all (score_after_end). With mask_truncated, none of a completion that has no end."""
     ends = completion & (tokens == eos_id)
     counts = completion if cfg.score_after_end else completion & (jnp.cumsum(ends, 1) - ends == 0)
     return counts & ends.any(1, keepdims=True) if cfg.mask_truncated else counts
 
 
 def roll_out(params, key, prompts, cfg, tok) -> Rollout:
-    """Write G completions of each of N prompts, in chunks of whole groups where rollout_chunk holds one."""
+    """Write G completions of each of the N prompts, an EncodedRows, at most rollout_chunk at a time. A chunk holds
+    whole groups, unless rollout_chunk is less than one."""
     arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
     completion, size = arrays.maskable, sharding.round_up(config.rollout_rows(cfg))
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
@@ -129,7 +132,8 @@ def roll_out(params, key, prompts, cfg, tok) -> Rollout:
 
 
 def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
-    """Judge the completions of N rows. kl (B,): kept in the result, for `scores.advantages` to subtract."""
+    """Judge the B completions of N rows, whose columns the rewards read. kl (B,): from `kl_penalty`; it becomes a field
+    of the result, for `scores.advantages` to subtract."""
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
     fast = scores.tokens_per_pass(rollout, tok)
@@ -147,7 +151,8 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
 
 
 def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
-    """Replace groups of `old` whose rewards are all equal by groups of `new` whose rewards differ."""
+    """Replace groups of `old` whose rewards are all equal by groups of `new` whose rewards differ, as far as there are
+    such -> N groups again."""
     _, N, G = old.rewards.shape
     out, into = np.flatnonzero(~scores.has_signal(old, cfg)), np.flatnonzero(scores.has_signal(new, cfg))
     pick = np.arange(N)
@@ -169,7 +174,7 @@ def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
 
 def select_completions(found: Scored, adv, cfg):
     """Weigh the advantages (N, G) (wd1, adv_negative), and keep the M completions with the largest absolute ones ->
-    Rollout, advantages (M,), their indices among the N * G (M,)."""
+    Rollout of M rows, advantages (M,), the indices (M,) of these completions among all N * G."""
     if cfg.loss_type == "wd1":
         adv = grpo.wd1_weights(adv, ~np.isnan(found.rewards).all(0))
     adv, M = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
@@ -184,7 +189,8 @@ def select_completions(found: Scored, adv, cfg):
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
-    """Draw the masks of one pass over a rollout, with rows first: (B, K, T), (B, K, T), (B, T)."""
+    """Draw the masks of one pass over a rollout -> Views with rows first: (B, K, T), (B, K, T), (B, T). Weights are
+    multiplied by logp_scale; weights and shares are 0 outside the loss."""
     T = r.tokens.shape[1]
     masked, weight, share = diffusion.views(
         key,
@@ -199,7 +205,7 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
         counts=r.counts,
         first_of_block=blocks.first_of_block(r.valid, T, cfg.model),
     )
-    if cfg.loss_type == "spg":  # its upper bound is the log of a weighted mean over views
+    if cfg.loss_type == "spg":  # its upper bound weighs probabilities, not log-probs: the share cannot stay outside
         weight, share = weight * share, share > 0
     weight = weight * r.counts * cfg.logp_scale
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
@@ -233,7 +239,8 @@ def as_drawn(r: Rollout, cfg):
 
 
 def policy_logp(params, b: Minibatch, cfg):
-    """Estimate log p of every token under params, and the entropy where it was predicted -> two (B, T)."""
+    """Estimate log p of every token under params, and the entropy where it was predicted -> two (B, T), 0 where no view
+    scores it. With spg it is a bound of log p; with logp_est="decisions" that of a learned order's decisions."""
     if cfg.logp_est == "decisions":
         return unmasking.log_probs(params, b.rollout, cfg)
     r, masked, weight = b.rollout, b.views.masked.swapaxes(0, 1), b.views.weight.swapaxes(0, 1)
@@ -250,16 +257,16 @@ def policy_logp(params, b: Minibatch, cfg):
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def logp_of(params, b: Minibatch, cfg):
-    """Estimate log p of every token (B, T), by micro-batches of the size that the gradient has: in 16 bits, a product
-    of another shape gives other numbers."""
+    """Estimate log p of every token (B, T) as `policy_logp` does, by micro-batches of the size that the gradient has:
+    in 16 bits, a product of another shape gives other numbers."""
     parts = jax.tree.map(lambda a: a.reshape(cfg.gradient_accumulation_steps, -1, *a.shape[1:]), b)
     logp = jax.lax.map(lambda part: policy_logp(params, part, cfg)[0], parts)
     return sharding.replicate(logp.reshape(b.rollout.tokens.shape))
 
 
 def kl_penalty(state, key, r: Rollout, cfg):
-    """Estimate log p - log p_ref per completion (B,) (k1), as a penalty in the reward: there it has the gradient of
-    KL(policy || reference), while as a term of the loss its gradient is 0 on average."""
+    """Estimate log p - log p_ref of each completion (B,) (k1), the sum over its tokens, as a penalty in the reward:
+    there it has the gradient of KL(policy || reference), while as a term of the loss its gradient is 0 on average."""
     zero = jnp.zeros(r.tokens.shape)
     b = Minibatch(r, draw_views(key, r, cfg), zero[:, 0], zero, zero)
     current, reference = (
@@ -297,12 +304,13 @@ def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
 
 
 def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
-    """Cut a rollout of M completions into the minibatches of all passes over it -> [(rows (n,), Minibatch)].
+    """Cut a rollout of M completions into the minibatches of all passes over it -> [(rows, Minibatch)], rows (n,) being
+    the minibatch's indices among the M.
 
     Each pass has its own order, if it has several minibatches, and (unless random_masking=False) its own masks. A loss
-    with ratios gets old log-probs: those of the policy that wrote the completions, by `score` (see Task). In the first
-    minibatch old = current: nan, which the loss replaces by its own log-probs. A loss with a KL gets those of the
-    reference."""
+    with ratios gets old log-probs: those of the policy that wrote the completions, by `score` (see Task) or, without
+    it, by `logp_of`. In the first minibatch old = current: nan, which the loss replaces by its own log-probs. A loss
+    with a KL gets those of the reference. Advantages are 0: `iteration` fills them in."""
     out: list = []
     M, size = len(r.tokens), config.minibatch(cfg)
     for n in range(cfg.updates_per_rollout):
@@ -328,7 +336,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
 
 
 def without_logp(b):
-    """Leave out what `logp_of` does not read, so that it is compiled once."""
+    """Drop the fields of a Minibatch that `logp_of` does not read, so that it is compiled once."""
     return b._replace(old_logp=None, ref_logp=None, noisy=None, nll_weight=None)
 
 
@@ -403,8 +411,8 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
     """Write and judge completions of new prompts -> Scored, and what `prepare` makes of the rollout.
 
     Dynamic sampling draws again for groups whose rewards are all equal, or asks again with hints. While the host
-    scores, the device computes what prepare(rollout) asks for, unless completions may still be replaced or dropped:
-    then that is None."""
+    scores, the device computes prepare(rollout), unless completions may still be replaced or dropped, or tokens of
+    them (credit per step): then the second result is None. notes: gets the seconds of each stage, and `rollouts`."""
     tries, found, prepared = 1 + cfg.dynamic_sampling, None, None
     for n in range(tries):
         prompts = hints.draw(draw, found, state.step, n, cfg, tok)
@@ -424,7 +432,8 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
 
 
 def iteration(state, key, score, draw, reward_fns, cfg, tok):
-    """Run one iteration of GRPO, yielding (minibatch, numbers to log) for each of its updates.
+    """Run one iteration of GRPO, yielding (minibatch, numbers to log) for each of its updates; (None, numbers) if no
+    reward has an opinion on any completion. The numbers all come with the first.
 
     draw(step, n): the prompts of a step (n = 0), or of its n-th redraw. score: see Task.batches."""
     notes = collections.defaultdict(float)
@@ -499,7 +508,7 @@ def pretrain(cfg, tok, start) -> Task:
     if cfg.max_prompt_len:
         asked = eval_subset(encode_split(cfg, tok, "val", with_completions=False), cfg)
     fns, more = scores.reward_functions(cfg, tok, asked.rows)
-    if not fns and cfg.max_prompt_len:  # what can be said of any answer: is it the one in the data?
+    if not fns and cfg.max_prompt_len:  # without rewards: is the answer the one in the data?
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
         tqdm.write(scores.describe_metric(cfg, fns, more))
@@ -529,7 +538,7 @@ def pretrain(cfg, tok, start) -> Task:
             if name == "val/nelbo" and not cfg.max_prompt_len:
                 size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
                 out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
-        scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # to be looked at
+        scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
         rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
         return out | rates, samples
 

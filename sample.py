@@ -44,10 +44,10 @@ class Plan:
     # `renoise` also takes tokens back; it is for models with noise="uniform" (variants/uniform.py). `learned` asks a
     # policy that was trained to decide (variants/unmasking.py).
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
-    steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block
+    steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block or part
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
     cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
-    early_end: bool = False  # once a row has an end of text and no mask before it, fill the rest with it
+    early_end: bool = False  # if a row has an end of text and no mask before it, fill the rest with it (causal: always)
     threshold: float = 0.9  # rules threshold, dynamic: commit every token at least this probable (learned: see there)
     factor: float = 1.0  # rule factor: commit n if the last of them is at least 1 - factor / (n + 1) probable
     budget: float = 0.1  # rule entropy: commit while the sum of entropies, less the largest, is within this (nats)
@@ -72,8 +72,8 @@ class State(NamedTuple):
 
     z: jax.Array  # (B, T) tokens, and the mask where there is none yet
     step: jax.Array  # (B, T) the step that committed each token; -1: given, or still masked
-    logp: jax.Array  # (B, T) log-prob of each token when it was drawn
-    n: jax.Array  # () steps so far
+    logp: jax.Array  # (B, T) log-prob of each token when it was drawn; 0: given, masked, or filled in after an end
+    n: jax.Array  # () steps so far; a round of drafts counts as two
     block: jax.Array  # (B,) the first column of each row's current block
     i: jax.Array  # (B,) steps so far in this block
     cache: list | None = None  # keys and values, see model.new_cache
@@ -105,8 +105,8 @@ class Block(NamedTuple):
     steps: jax.Array  # (B, 1) how many steps the block may take
 
 
-# ---- orders: which masks first. logits (N, V); (N,): the token that each position would get, a random key, its column
-# ---- -> scores (N,), the highest first. `*_` stands for arguments that an order does not use.
+# ---- orders: which masks first. logits (N, V); (N,): the likeliest token of each position (order sampled: the drawn
+# ---- one), a random key, its column -> scores (N,), the highest first. `*_` stands for arguments that are not used.
 
 
 def softmax_of(logits, some):
@@ -154,7 +154,7 @@ ORDERS = {
 
 
 def quota(b, plan):
-    """LLaDA: fill an equal share of the remaining masks in each remaining step, rounded up."""
+    """LLaDA: fill an equal share of the block's remaining masks in each of its remaining steps, rounded up."""
     steps_left = jnp.maximum(b.steps - b.i, 1)
     share = -(-b.masked.sum(1, keepdims=True) // steps_left)
     return ~b.masked | (b.rank < share)
@@ -167,7 +167,8 @@ def dream_fractions(steps):
 
 
 def dream(b, plan):
-    """Dream: a growing fraction of a row's masks (in Dream, of their mean in the batch), rounded down."""
+    """Dream: a growing fraction of a row's masks (in Dream, of their mean in the batch), rounded down; at the last step
+    all of them."""
     by_steps = [np.pad(dream_fractions(n), (0, plan.steps - n)) for n in range(1, plan.steps + 1)]
     fraction = jnp.asarray(np.stack(by_steps))[b.steps - 1, b.i]
     share = b.masked.sum(1, keepdims=True) * fraction
@@ -176,7 +177,8 @@ def dream(b, plan):
 
 
 def static(b, plan):
-    """SDAR: in each step an equal share of the block's length, even if a prompt fills the beginning of the block."""
+    """SDAR: in each step an equal share of the block's length, at least one. If a prompt fills the beginning of the
+    block, its masks are used up in fewer steps."""
     L = b.masked.shape[1]
     share = L // b.steps + (b.i < L % b.steps)
     return ~b.masked | (b.rank < jnp.maximum(share, 1))
@@ -188,7 +190,7 @@ def dynamic(b, plan):
 
 
 def threshold(b, plan):
-    """Fast-dLLM: every token at least as probable as plan.threshold, and always the best one."""
+    """Fast-dLLM: every token at least as probable as plan.threshold, and always the first in plan.order."""
     return ~b.masked | (b.confidence >= plan.threshold) | (b.rank == 0)
 
 
@@ -201,8 +203,8 @@ def renoise(b, plan):
 
 
 def factor(b, plan):
-    """Fast-dLLM's other rule: the n most probable tokens, for the largest n with (n + 1) (1 - p) <= plan.factor, where
-    p is the probability of the n-th; at least one. (Its released loop fills the last mask even where that fails.)"""
+    """Fast-dLLM's other rule: tokens in plan.order, up to the first for which (n + 1) (1 - p) > plan.factor, p being
+    the probability of the n-th; at least one. (Its released loop fills the last mask even where that fails.)"""
     too_unsure = (b.rank + 2) * (1 - b.confidence) > plan.factor
     fails = b.masked & (b.rank > 0) & too_unsure
     failing = jnp.where(fails, b.rank, b.masked.shape[1])
@@ -210,7 +212,8 @@ def factor(b, plan):
 
 
 def entropy(b, plan):
-    """EB-Sampler: as many as keep the sum of their entropies, less the largest, within plan.budget; at least one."""
+    """EB-Sampler: tokens in plan.order, as long as the sum of their entropies, less the largest, is within plan.budget;
+    at least one."""
     not_later = b.rank[:, None] <= b.rank[..., None]  # (B, L, L)
     upto = jnp.where(not_later, b.entropy[:, None], 0)
     within = upto.sum(-1) - upto.max(-1) <= plan.budget
@@ -241,21 +244,21 @@ def forbid(logits, ids):
 
 
 def ids_of(z, there, V):
-    """Say which ids a row has: z, there (..., T) -> (..., V) bool."""
+    """Say which ids a row z (..., T) has in the places where `there` (..., T) is True -> (..., V) bool."""
     rows = jnp.indices(z.shape, sparse=True)[:-1]
     nothing = jnp.zeros((*z.shape[:-1], V), bool)
     return nothing.at[(*rows, z)].max(there)
 
 
 def penalized(logits, present, plan):
-    """Make the ids that a row has, present (..., V), less likely."""
+    """Make the ids that a row has already, present (..., V), less likely by plan.repetition_penalty."""
     penalty = plan.repetition_penalty
     lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
     return jnp.where(present, lower, logits)
 
 
 def ids_present(z, valid, cfg, plan):
-    """Say which ids each row has (B, V), if there is a repetition penalty; else None."""
+    """Say which ids each row has (B, V), padding and masks left out; None without a repetition penalty."""
     if plan.repetition_penalty == 1:
         return None
     there = z != cfg.mask_id
@@ -263,8 +266,9 @@ def ids_present(z, valid, cfg, plan):
 
 
 def adjusted(params, h, present, row, cfg, plan):
-    """Compute logits (N, V) from states h (N, D, or 2D with guidance) in row (N,), after guidance, penalty and `never`.
-    """
+    """Compute logits (N, V) from states h (N, D, or 2D with guidance), and apply guidance, penalty and plan.never.
+
+    present (B, V): from `ids_present`. row (N,): which of its rows each state belongs to."""
     if plan.guidance:
         h, unconditional = jnp.split(h, 2, -1)
     logits = model.readout(params, h, cfg)
@@ -293,8 +297,9 @@ def filtered(logits, plan):
 
 
 def as_drawn(logits, x, ids, there, plan):
-    """Return the logits that the tokens x (...) were drawn from, in rows that had the ids (..., T) where `there`.
+    """Apply penalty, temperature (above 0) and filters to logits (..., V), as when the tokens x (...) were drawn.
 
+    ids (..., T): the tokens of each x's row at that time; there (..., T): True on those that the penalty counts.
     If x would be filtered out now (by another policy than drew it, or in another view), it is kept: its log-prob is
     finite, has a gradient, and is exact wherever x could have been drawn."""
     if plan.repetition_penalty != 1:
@@ -307,15 +312,16 @@ def as_drawn(logits, x, ids, there, plan):
 
 
 def masked_at_start(s, cfg):
-    """Find the positions (B, T) that were to be filled, whether or not they are by now."""
+    """Find the positions (B, T) that were masked before the first step, whether or not they are filled by now."""
     return (s.z == cfg.mask_id) | (s.step >= 0)
 
 
 def current_block(s, cfg, plan, L):
     """Find the block of L columns that each row works on -> Window.
 
-    Blocks tile a row from its first mask. They divide the steps in proportion to their masks: equally when everything
-    is masked, as in LLaDA. With a cache all rows begin their next block together."""
+    Blocks tile a row from the column that was its first mask at the start. They divide the steps in proportion to
+    their masks: equally when everything is masked, as in LLaDA. With a cache all rows begin their next block together.
+    """
     T = s.z.shape[1]
     masked = s.z == cfg.mask_id
     unfinished = masked.any(1)
@@ -342,7 +348,7 @@ def current_block(s, cfg, plan, L):
 
 def causal_column(s, cfg):
     """Find the one column that all rows of a causal model are at -> Window. It goes right by one each step, from the
-    first column that any row has to fill. Given tokens behind it are visited too, because the cache has to hold them.
+    first column that any row has to fill. It also visits given tokens on its way, because the cache has to hold them.
     """
     B, T = s.z.shape
     first = jnp.argmax(masked_at_start(s, cfg).any(0))
@@ -354,8 +360,9 @@ def causal_column(s, cfg):
 def next_block(s, cfg, plan, valid, L):
     """Find the block of L columns, or the part of a block, that each row of a block model works on -> Window.
 
-    With a cache, a finished block gets one more pass to store it. In a shifted model that pass also predicts the next
-    block's first token, and no other token of that block. Neither counts as one of a block's steps."""
+    Two kinds of pass do not count as one of a block's steps. With a cache, a finished block gets one more pass, which
+    stores it. In a shifted model, with or without a cache, the first token of each block but the first gets a pass of
+    its own, because it is predicted from the finished block before it; with a cache this is the pass that stores."""
     B, T = s.z.shape
     size = cfg.block_causal
     text = 0 if valid is None else jnp.argmax(valid, 1)  # where each row's text begins
@@ -377,7 +384,8 @@ def next_block(s, cfg, plan, valid, L):
 
 
 def block_hidden(params, s, window, valid, cfg, plan, L):
-    """Compute the states of the current block -> (B, L, D, or 2D with guidance), the updated cache."""
+    """Compute the states of the current block -> (B, L, D), the updated cache. With guidance (B, L, 2D): the second
+    half are the states without the given tokens."""
     start, cache = window.start, s.cache
     if cfg.causal:
         h, cache = caches.next_column(params, s.z, cfg, valid, cache, start[0])
@@ -395,8 +403,8 @@ def block_hidden(params, s, window, valid, cfg, plan, L):
 
 
 def draw_tokens(logits, keys, plan):
-    """Draw a token from each of logits (N, V) -> tokens, log-probs (N,). At temperature 0 the log-probs are the model's
-    at temperature 1, for an argmax has log-prob 0."""
+    """Draw a token from each of logits (N, V) -> tokens, log-probs (N,). At temperature 0 take the likeliest tokens;
+    their log-probs are those at temperature 1, because that of an argmax would be 0."""
     source = filtered(logits, plan)
     token = kernels.draw_rows(keys, source) if plan.temperature else kernels.likeliest(source)
     return token, diffusion.gather_logp(source, token)
@@ -409,8 +417,8 @@ def without_noise(score):
 
 
 def score_positions(logits, keys, at, plan, drawn=None):
-    """Score Positions from logits (N, V): their order, and the confidence, entropy and standing of Block, all (N,).
-    drawn (N,): the tokens that were drawn there, for the order `sampled`."""
+    """Score the Positions `at` from their logits (N, V) -> four (N,): the score by which plan.order ranks them, and the
+    confidence, entropy and standing of Block. drawn (N,): the tokens drawn there, for the order `sampled`."""
     logits = filtered(logits, plan) if plan.tempered else logits
     token = kernels.likeliest(logits) if drawn is None else drawn
     ranked = forbid(logits, plan.last)
@@ -435,7 +443,7 @@ def rank_of(score):
 
 
 def one_of_each_group(s, window, valid, group):
-    """Keep the first of every `group` rows, where these are identical."""
+    """Keep the first of every `group` rows, which are identical -> State, Window, valid of those."""
 
     def pick(a):
         return a[::group] if a.ndim else a
@@ -452,13 +460,13 @@ class Positions(NamedTuple):
     source: jax.Array  # (N, D) states; or (N, V) logits, if those of all positions fit into memory
     row: jax.Array  # (N,)
     column: jax.Array  # (N,)
-    number: jax.Array  # (N,) of random keys
+    number: jax.Array  # (N,) makes each position's random key from its row's key, see `row_key`; so does number + 1
     z: jax.Array  # (N,) the token that stands there
     masked: jax.Array  # (N,) True where a token may be committed
 
 
 def flat_positions(h, s, window, cfg):
-    """Make the Positions of a window from its states h (B, L, D)."""
+    """Make the Positions of a window from its states h (B, L, D), or from its logits (B, L, V)."""
     B, T = s.z.shape
     L = h.shape[1]
     column = window.start[:, None] + jnp.arange(L)
@@ -480,8 +488,8 @@ def positions_at_once(cfg):
 
 
 def logits_at_positions(params, h, s, window, valid, cfg, plan):
-    """Prepare to read logits at the positions of a window with states h (B / group, L, D) -> Positions; logits_of(some
-    of them) -> (N, V); how many of them may be read at a time."""
+    """Prepare to read logits at the positions of a window with states h (B / group, L, D) -> its Positions; a function
+    that computes the logits (N, V) of some of them; how many of them may be read at a time."""
     B, L = len(s.z), h.shape[1]
     group = B // len(h)
     params = model.gather_head(params, cfg)
@@ -510,7 +518,7 @@ def draws_everywhere(plan, V):
 
 def choose(params, keys, h, s, window, valid, cfg, plan):
     """Choose what to commit in a window with states h (B / group, L, D) -> masked, stands (B, L): where a token may be
-    committed, and where one is to stand; token, logp (B, L)."""
+    committed, and where one is to stand; token, logp (B, L), of use only where both are True."""
     B, L = len(s.z), h.shape[1]
     at, logits_of, n = logits_at_positions(params, h, s, window, valid, cfg, plan)
 
@@ -549,18 +557,19 @@ def row_key(keys, row, number):
 
 
 def apply_rule(block, cfg, plan):
-    """Say where a token is to stand after this step (B, L)."""
+    """Say where a token is to stand after this step (B, L). A causal model fills the one column that it is at, and for
+    a block model `quota` means `static`."""
     if cfg.causal:
         return jnp.ones_like(block.masked)
-    rule = "static" if cfg.block_causal and plan.rule == "quota" else plan.rule  # how block models share steps equally
+    rule = "static" if cfg.block_causal and plan.rule == "quota" else plan.rule  # their own way of equal shares
     return RULES[rule](block, plan)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
 def fill_step(params, keys, s, cfg, plan, valid, group=1):
-    """Take one step: of the masks in each row's current block, those that the rule picks get a token.
+    """Take one step: in each row's current block, the masks that the rule picks get a token -> the State after it.
 
-    keys (B,). group: so many consecutive rows are identical; the model reads one of them."""
+    keys (B,): one per row. group: so many consecutive rows are identical; the model reads one of them."""
     if plan.rule == "drafts":
         return step_of_drafts(params, keys, s, cfg, plan, valid)
     L = block_length(s.z.shape[1], cfg, plan)
@@ -586,7 +595,8 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
 
 def write(s, column, commit, retract, token, logp, cfg, plan, valid):
     """Put tokens into columns (B, L) where `commit`, and masks back where `retract`, but never over given tokens -> z,
-    step, logp (B, T). After a row's end, the rest is filled with ends."""
+    step, logp (B, T). In a causal model, or with plan.early_end, the masks after a row's end of text become ends, too:
+    they get the number of this step, and logp 0."""
     here = jnp.arange(len(s.z))[:, None], column  # picks (B, L) of (B, T)
     asked = masked_at_start(s, cfg)
     retract = retract & asked[here]
@@ -605,7 +615,8 @@ def write(s, column, commit, retract, token, logp, cfg, plan, valid):
 
 
 def step_of_drafts(params, keys, s, cfg, plan, valid):
-    """Write a round of variants/drafts.py. It counts as two forward passes; its tokens get the number of the second."""
+    """Take a step with rule="drafts": a round of variants/drafts.py -> the State after it. It counts as two forward
+    passes; its tokens get the number of the second."""
     params = model.gather_head(params, cfg)
     causal = joint.autoregressive(cfg)
 
@@ -628,8 +639,8 @@ def block_length(T, cfg, plan):
 
 
 def behind_the_end(z, step, asked, valid, cfg):
-    """Find the masks (B, T) that need no more steps: a row has an end of text behind all given tokens, and no mask
-    before it. In a block model the block that has the end is filled first."""
+    """Find the masks (B, T) that need no more steps: those after an end of text that was written right of all given
+    tokens, if no mask is left of it. In a block model the whole block with the end has to be filled first."""
     T = z.shape[1]
     column = jnp.arange(T)
     masked = z == cfg.mask_id
@@ -677,12 +688,13 @@ def begin(params, key, z, cfg, plan, valid, group=1):
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
 def generate(params, key, z, cfg, plan, valid=None, group=1):
-    """Fill the masks of z (B, T) -> x (B, T), and the trace: step (B, T), which committed each token, -1 if given; logp
-    (B, T) of each under the distribution it was drawn from, 0 if given; n_steps (), the number of forward passes.
+    """Fill the masks of z (B, T) -> x (B, T), and the trace, a dict: step (B, T), which committed each token, -1 if
+    given; logp (B, T), its log-prob under the distribution it was drawn from, 0 if given; n_steps (), the steps taken.
 
+    Given tokens never change. A step is a forward pass (with guidance two). What follows an end of text may be filled
+    in all at once, see `write`: it has the number of that step, and logp 0.
     key: one, or one per row (B,). valid (B, T): False on left padding. group: so many consecutive rows are identical.
-    A causal model then reads their prompt once, and a denoiser takes their first step once. Given tokens never change.
-    """
+    A causal model then reads their prompt once, and a denoiser computes their first step once."""
     keys, s = begin(params, key, z, cfg, plan, valid, group)
     if group > 1 and not cfg.causal and plan.rule != "drafts":
         s = fill_step(params, keys, s, cfg, plan, valid, group)
@@ -702,7 +714,8 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
 
 
 def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
-    """Make the Plan of a run: its fields are keys of the run's Config."""
+    """Make the Plan of a run from the keys of its Config that are fields of Plan. steps None: cfg.diffusion_steps; a
+    block_len of None becomes max_new_tokens, except in a block model."""
     names = [f.name for f in dataclasses.fields(Plan) if hasattr(cfg, f.name)]
     values = {name: getattr(cfg, name) for name in names}
     whole = None if cfg.model.block_causal else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
@@ -711,12 +724,13 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
 
 
 def masked_tokens(batch, cfg):
-    """Return the tokens (B, T) of a data.Batch with masks where they are to be filled."""
+    """Return the tokens (B, T) of a data.Batch with masks where they are to be filled. cfg: a ModelConfig."""
     return jnp.where(batch.maskable, cfg.mask_id, batch.tokens)
 
 
 def fill(params, keys, batch, cfg, plan, group=1):
-    """Fill a data.Batch as `generate` does. keys: one, or one per row. group: consecutive rows that have one prompt."""
+    """Fill a data.Batch as `generate` does. cfg: a Config. keys: one, or one per row. group: how many consecutive rows
+    have the same prompt."""
     z = masked_tokens(batch, cfg.model)
     return generate(params, keys, z, cfg.model, plan, batch.valid, group)
 

@@ -48,7 +48,7 @@ class State(NamedTuple):
     params: dict  # the trained parameters; with LoRA, the adapters
     opt_state: tuple
     average: dict | None  # moving average of the parameters, if ema_decay is set
-    reference: dict | None  # the model that the KL of grpo stays close to, if kl_beta is set; None with LoRA
+    reference: dict | None  # the model that grpo and dpo compare the policy with, see start.has_reference
 
     @property
     def weights(self):
@@ -60,12 +60,13 @@ class State(NamedTuple):
 
 
 def is_matrix(path, _):
-    """True if a parameter decays: not norms, biases and embeddings."""
+    """True if weight decay applies to the parameter at this path: not to norms, biases and embeddings."""
     return not re.search("norm|bias|embed", path[-1].key)
 
 
 def optimizer(cfg):
-    """Make AdamW with clipping, warm-up and a schedule -> the optimizer, rate(number of an update)."""
+    """Make AdamW with clipping, warm-up and a schedule -> the optimizer, and rate(number of an update) -> its learning
+    rate."""
     per_iter = config.updates_per_iter(cfg)
     warmup = cfg.warmup_iters * per_iter
 
@@ -88,7 +89,7 @@ def optimizer(cfg):
 
 def make_gradient(loss, cfg):
     """Make gradient(params, base, batch) -> the gradient, summed over micro-batches; metrics; and log p of every token
-    (B, T), if the loss returns it. base: the frozen parameters of LoRA, or None."""
+    (B, T) if the loss returns it, else None. base: the frozen parameters of LoRA, or None."""
     A = cfg.gradient_accumulation_steps
     grad = jax.value_and_grad(lambda params, base, batch: loss(lora.whole(params, base, cfg), batch), has_aux=True)
 
@@ -111,8 +112,8 @@ def make_gradient(loss, cfg):
 
 
 def make_update(loss, tx, cfg, gradient=None):
-    """Make update(params, opt_state, average, step, batch, base) -> the first three, and metrics. It is one compiled
-    program, or two if a compiled `gradient` is given."""
+    """Make update(params, opt_state, average, step, batch, base) -> the first three, updated, and metrics. It is one
+    compiled program, which reuses the memory of the first three; or two if a compiled `gradient` is given."""
 
     def apply(params, opt_state, average, step, grads, metrics):
         updates, opt_state = sharding.shard(tx.update(sharding.shard(grads), opt_state, params))
@@ -149,8 +150,8 @@ def combine_metrics(metrics, how):
 
 
 def check_finite(step, updates, notes, last, cfg):
-    """Average the metrics of a step's updates -> floats, with the notes. Raises if a loss or gradient norm is not
-    finite, and shows the metrics of the step before, `last`."""
+    """Average the metrics of a step's updates -> {name: float}, with the notes and the step. Raises ValueError if a
+    loss or gradient norm is not finite; the message has those of the step before, `last`."""
     updates = [{k: float(v) for k, v in metrics.items()} for metrics in updates]
     bad = [m for m in updates if not np.isfinite([m["loss"], m["grad_norm"]]).all()]
     if not bad:
@@ -213,7 +214,7 @@ class Run(NamedTuple):
 def setup(cfg, claims):
     """Prepare a run -> Run, State, the best evaluation so far or None, and True if the run is already finished.
 
-    claims: the locks that the run holds. If an old run is moved aside, the new folder is locked."""
+    claims: the ExitStack of the locks that the run holds. If an old run is moved aside, the new folder is locked."""
     cfg, tok, start, resumed = prepare(cfg, train)
     task, key = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed)
     if cfg.num_epochs:
@@ -259,7 +260,7 @@ def setup(cfg, claims):
 
 
 def new_reference(state, cfg):
-    """Return the reference for the iteration after state.step."""
+    """Return the reference for the iteration after state.step, moved as ref_mode says."""
     if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
         return state.reference  # wherever it is stored
     new = grpo.update_reference(
@@ -298,7 +299,8 @@ def iterate(run, state):
 
 
 def save_and_explain(run, state, best, where, error):
-    """Save the run, if it has taken a step, when a reward fails -> the error to raise: where, and how to go on."""
+    """Save the run when a reward fails, if it has taken a step and trains -> the error to raise, which says where it
+    failed and how to go on."""
     if not state.step or run.cfg.eval_only:
         return ValueError(f"{where}: {error}")
     checkpoint.save_run(run.cfg, state, run.tok, best, finished=False)
@@ -307,7 +309,7 @@ def save_and_explain(run, state, best, where, error):
 
 
 def evaluate(run, state, best):
-    """Evaluate, log and show a State -> metrics, the best evaluation now."""
+    """Evaluate, log and show a State -> metrics, and the better of `best` and this evaluation, {step, score, ...}."""
     k_eval = jax.random.fold_in(jax.random.fold_in(run.key, 1), state.step)
     try:
         values, samples = run.task.evaluate(lora.merged(state, run.base, run.cfg), k_eval)
@@ -371,7 +373,7 @@ def loop(run, state, best, done):
 
 
 def train(cfg, rows=None, rewards=None):
-    """Run cfg to its end -> the last State, the folder of the run.
+    """Run cfg to its end (with eval_only: evaluate it) -> the last State, the folder of the run.
 
     From Python, rows (a list, or {"train": list, "val": list}) may replace the key dataset, and rewards (a function, a
     list, or {name: function}) the key rewards."""

@@ -32,13 +32,14 @@ class Collapse(NamedTuple):
     """A sign of collapse that held for PATIENCE iterations, and what to change."""
 
     sign: str  # its name in SIGNS
-    began: int  # the last iteration without the sign, or the first iteration of the run
+    began: int  # the last iteration without the sign, or the first in which it could be judged
     what: str  # what is wrong, in words and numbers
     change: dict[str, Any]  # {key: the value to try}
 
 
 def curve_of(values: list[float]) -> Curve | None:
-    """Smooth the values of a metric, one per iteration; None if there are fewer than 2 * WINDOW."""
+    """Smooth the values of a metric, one per iteration -> its Curve; None if fewer than 2 * WINDOW are finite numbers.
+    """
     known = np.array([value for value in values if value is not None and np.isfinite(value)], float)
     if len(known) < 2 * WINDOW:
         return None
@@ -59,7 +60,7 @@ class Seen(NamedTuple):
 
 
 def reward_fell(seen: Seen) -> str:
-    """Say how far the reward has fallen below its best; "" unless it is far."""
+    """Say that the reward has fallen far below its best; "" if it has not."""
     reward = seen.curves["reward"]
     if reward.best - reward.last < max(NOISE * reward.noise, 0.25 * abs(reward.best)):
         return ""
@@ -97,7 +98,7 @@ def far_from_old_policy(seen: Seen) -> str:
 
 
 def far_from_reference(seen: Seen) -> str:
-    """Say how far the policy is from the reference, by the KL; "" if it is near enough."""
+    """Say that the policy is far from the reference, by the KL; "" if it is near enough."""
     kl = seen.curves["kl"].last
     return f"the policy is {kl:.3g} nats per token away from the reference" if kl > 2 else ""
 
@@ -152,7 +153,7 @@ def more_variety(cfg: Any) -> dict:
 
 
 def fewer_updates(cfg: Any) -> dict:
-    """Propose to use each completion for fewer updates -> {key: value}."""
+    """Propose to use each completion for half as many updates; if it is one, smaller steps -> {key: value}."""
     return {"updates_per_rollout": cfg.updates_per_rollout // 2} if cfg.updates_per_rollout > 1 else lower_rate(cfg)
 
 
@@ -193,15 +194,14 @@ class Watch:
         self.cfg = cfg
         self.values: dict[str, list] = {name: [] for name in METRICS}
         self.evaluations: list[dict] = []
-        self.since: dict[str, int] = {}  # sign: the last iteration without it, or the first of all
+        self.since: dict[str, int] = {}  # sign: the last iteration without it, or the first that could have it
         self.held: dict[str, int] = {}  # sign: how many iterations in a row it has held
         self.told: set[str] = set()
         for row in rows:
             self.see(row)
 
     def see(self, row: dict[str, Any]) -> list[Collapse]:
-        """Take in the metrics of an iteration or of an evaluation -> the signs to report now, each
-        once in a run."""
+        """Take in the metrics of an iteration or of an evaluation -> the signs to report now, each once in a run."""
         if row.get("val/sampled") is not None:
             self.evaluations.append(row)
         if "reward" not in row:

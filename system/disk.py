@@ -26,7 +26,7 @@ class Stored(NamedTuple):
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Put the path into errors of the disk: those of a write, a sync or a close name no file."""
+    """Put the path into the body's errors of the disk: those of a write, a sync or a close name no file."""
     try:
         yield
     except OSError as e:
@@ -73,9 +73,11 @@ def write_files(folder: str, files: dict[str, Any]) -> None:
 
 
 def split_among_processes(stem: str, tensors: list[Stored]) -> dict[str, Any]:
-    """Choose what this process writes of the tensors of a file -> files, as `write_files` takes them.
+    """Choose which tensors this process writes -> files {name: content} as `write_files` takes them.
 
-    With several processes, each writes some tensors, gathering one at a time, and the first writes the index.
+    stem: the files are called stem.safetensors, or with several processes stem-00001-of-00002.safetensors.
+    With several processes, each writes some of the tensors, and the first also writes the index. All have to call this,
+    because they gather every tensor together, one at a time.
     """
     n, me = hosts.processes()
     if n == 1:

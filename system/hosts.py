@@ -38,8 +38,8 @@ def processes() -> Processes:
 def join(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> None:
     """Make this process one of several, before anything is computed.
 
-    They meet as the arguments say or, without arguments, as SLURM, Open MPI, Kubernetes or a TPU says. If none of these
-    says anything, this process is alone.
+    coordinator: HOST:PORT of process 0, count: how many processes, index: the number of this one. Without arguments
+    they meet as SLURM, Open MPI, Kubernetes or a TPU says; if none of these says anything, this process is alone.
     """
     if coordinator is None and count is None and index is None:
         meet_by_environment()
@@ -84,7 +84,8 @@ def meet_by_environment():
 
 
 def meet(message, *where):
-    """Meet the other processes, and watch them from then on. where: coordinator, count, index, or nothing."""
+    """Meet the other processes, and watch them from then on. message: printed if they take long; where: coordinator,
+    count, index, or nothing."""
     jax.config.update("jax_enable_recoverability", True)  # `watch` finds and names a process that is lost
     jax.config.update("jax_enable_preemption_service", False)  # the loop handles signals
     with waiting(message):
@@ -164,7 +165,7 @@ def wait_for_watch() -> None:
 
 
 def leave(code: Any) -> None:
-    """Exit with this code; one of several processes waits a few seconds for the others, but not for lost ones."""
+    """Exit with this code. One of several processes first waits a few seconds for the others to come here."""
     if distributed.global_state.client is None or processes().size == 1:  # JAX itself may have no device to ask
         sys.exit(code)
     if not LEAVING.is_set():
@@ -189,7 +190,7 @@ def barrier(name: str) -> None:
 def first_then_rest(name: str, make: Callable[[], Any]) -> Any:
     """Return make() of this process: first process 0 calls it, then the others, which find the files that it made.
 
-    name: of the barrier in between, not used for another one."""
+    name: of the barrier in between; no other barrier may have it."""
     if processes().rank:
         barrier(name)
         return make()
@@ -199,10 +200,8 @@ def first_then_rest(name: str, make: Callable[[], Any]) -> Any:
 
 
 def local_shards(x: Any) -> dict[str, np.ndarray]:
-    """Return {range of columns on each side, as in "0:4,8:16": part} of an array that this process has to write.
-
-    The range is "" for a whole array, which process 0 writes.
-    """
+    """Return the parts of an array that this process has to write -> {where it is, a range per side as in "0:4,8:16":
+    part}. The place of a whole array, which process 0 writes, is ""; the others write nothing of it."""
     if getattr(x, "is_fully_addressable", True):
         return {} if processes().rank else {"": np.asarray(x)}
     parts = {}

@@ -186,7 +186,7 @@ LLADA_REQUIRES = {
 
 
 class Family(NamedTuple):
-    """How a family of models names things. A family that differs in names only is one entry of FAMILIES."""
+    """How the folders of a family of models name things, and which fields of ModelConfig are its own."""
 
     architecture: str  # the class in config.json
     fields: dict[str, Any]  # the values of ModelConfig that config.json does not or need not give
@@ -264,7 +264,7 @@ ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's la
 
 
 def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
-    """True if a family fits a configuration in two things: whether it can have blocks, and whether it has experts."""
+    """True if a family and a configuration agree in two things: whether there are blocks, and experts."""
     fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
     return fits_blocks and (cfg.n_experts is not None) == ("n_experts" in family.keys)
 
@@ -306,7 +306,7 @@ class Place(NamedTuple):
 
 
 def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = None) -> Iterator[Place]:
-    """List every tensor in a folder of this configuration.
+    """Yield the Place of every tensor in a folder of this configuration.
 
     n_out: outputs of the head, None for the vocabulary
     kind: the name of its family; None: that of `family_of`
@@ -334,18 +334,18 @@ def leaf_at(tree, path):
 
 
 def is_transposed(path, ndim):
-    """True if a file stores the tensors of a leaf, of so many sides, transposed: every matrix but the embedding."""
+    """True if a file stores the tensors of this leaf, with ndim sides each, transposed: matrices but the embedding."""
     return ndim == 2 and path != ("embed",)
 
 
 def stored_shape(place, shape):
-    """Return the shape of a tensor in a file; shape: that of the whole leaf."""
+    """Return the shape that the tensor of a Place has in a file; shape: that of the whole leaf in our params."""
     inner = shape[len(place.at) :]
     return inner[::-1] if is_transposed(place.path, len(inner)) else inner
 
 
 def by_name(places):
-    """Group places by the tensor in a file that they are parts of -> (name, [Place, ...])."""
+    """Group consecutive places that are parts of one tensor in a file -> (its name, [Place, ...]) for each tensor."""
     return ((name, list(parts)) for name, parts in itertools.groupby(places, operator.attrgetter("name")))
 
 
@@ -358,7 +358,7 @@ def save(folder: str, params: Any, cfg: model.ModelConfig) -> None:
 
 
 def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
-    """Make the files of a Hugging Face folder, as `write_files` takes them."""
+    """Make the files of a Hugging Face folder, {name: content} as `disk.write_files` takes them."""
     n_out, kind = model.width(params), family_of(cfg)
     family = FAMILIES[kind]
     filled = dataclasses.replace(
@@ -389,7 +389,7 @@ def policy_file(params):
 
 
 def to_store(params, name, parts):
-    """Prepare a tensor for writing, as a file stores it; parts: the places of its rows."""
+    """Prepare the tensor `name` for writing, as a file stores it; parts: the places of its rows in params."""
     leaves = [leaf_at(params, place.path) for place in parts]
     shapes = [stored_shape(place, x.shape) for place, x in zip(parts, leaves, strict=True)]
     whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
@@ -475,7 +475,7 @@ def name_of(folder):
 
 
 def mask_in_tokenizer(folder):
-    """Find the id of the mask in the files of a tokenizer, as they name it or by a usual name, or None."""
+    """Find the id of the mask token in the files of a tokenizer, by the name they give it or a usual one; or None."""
     spec = bpe.read_json(Path(folder, "tokenizer.json"))
     added = bpe.added_tokens(Path(folder), {"added_tokens": spec.get("added_tokens", [])})
     named = bpe.text_of(bpe.read_json(Path(folder, "tokenizer_config.json")).get("mask_token"))
@@ -483,14 +483,14 @@ def mask_in_tokenizer(folder):
 
 
 def check_requirements(path, theirs, requires):
-    """Raise ValueError unless the JSON at path has these values or lacks the keys."""
+    """Raise ValueError unless `theirs`, the JSON at path, has the required values or lacks their keys."""
     for key, value in requires.items():
         if (theirs.get(key, value) or None) != (value or None):  # null is no
             raise ValueError(f"{path}: {key}={theirs[key]!r} is not supported; this code computes {key}={value!r}")
 
 
 def read_rope(path, theirs):
-    """Read how a config.json stretches rotary positions -> cfg.rope_scaling."""
+    """Read how a config.json stretches rotary positions -> cfg.rope_scaling, None if it does not."""
     for key in ("rope_scaling", "rope_parameters"):
         if not isinstance(theirs.get(key) or {}, dict):
             raise ValueError(f"{path}: {key}={theirs[key]!r}: expected an object or null")
@@ -521,7 +521,8 @@ def attention_factor(path, yarn):
 
 
 def check_causal(path, theirs, architecture):
-    """Refuse a denoiser with the model_type of a causal family, which would be computed left to right."""
+    """Raise ValueError if the config.json of a causal family seems to be a denoiser's: it would be computed left to
+    right."""
     stem, named = architecture.removesuffix("ForCausalLM"), theirs.get("architectures") or []
     known = {(stem + task).lower() for task in ("ForCausalLM", "ForSequenceClassification", "Model")}
     named = named if isinstance(named, list) else [named]
@@ -546,7 +547,7 @@ def check_causal(path, theirs, architecture):
 
 
 def check_mask(folder: str, cfg: model.ModelConfig, tok: Tokenizer) -> None:
-    """Raise ValueError if the config.json and the tokenizer of a folder name different masks."""
+    """Raise ValueError if the config.json and the tokenizer of a denoiser's folder name different masks."""
     if not cfg.causal and tok.mask_id != cfg.mask_id:
         raise ValueError(
             f"{folder}: config.json says that the mask is id {cfg.mask_id}, and the tokenizer that "
@@ -559,7 +560,8 @@ def load_folder(
 ) -> tuple[Any, Any]:
     """Load a model's folder -> params, ModelConfig; for adapters, those of their base with the adapters merged in.
 
-    Every device reads only its part of each leaf, one matrix of all layers, and stores it as `dtype`.
+    Every device reads only its part of each leaf, one leaf (a matrix of all layers) after the other, and stores it as
+    `dtype`.
 
     find_base: finds the folder of the base from the path that adapters give
     open_as: the family of the model (of the base, for adapters), see `read_config`
@@ -595,9 +597,9 @@ def read_policy(folder):
 
 
 def load_tensors(folder, files, places, shapes, dtype, described):
-    """Load tensors into a tree of leaves.
+    """Load tensors from open files -> a tree of arrays; ValueError if one is missing, unknown or of another shape.
 
-    files {name: open file}, places: of all tensors that should be there
+    files {name of a tensor: open file}, places: of all tensors that should be there
     shapes: the tree, with a shape for each leaf
     described (kind, file): what the folder should hold, and the file that says so
     """
@@ -634,13 +636,13 @@ def load_tensors(folder, files, places, shapes, dtype, described):
 
 
 def read_part(x, first, places):
-    """Read a part of a tensor in a file: its rows are counted from `first`; places: a range for each side."""
+    """Read a part of the tensor x in a file; places: a range for each side, that of the rows counted from `first`."""
     rows, *others = places
     return np.asarray(x[(slice(first + rows.start, first + rows.stop), *(slice(r.start, r.stop) for r in others))])
 
 
 def is_shape(x):
-    """True for a leaf of a tree of shapes."""
+    """True if x is a shape, a leaf of a tree of shapes."""
     return isinstance(x, tuple)
 
 
@@ -699,7 +701,7 @@ def adapter_places(cfg, targets, n_out):
 
 
 def adapter_files(params: Any, cfg: model.ModelConfig, base: str, alpha: float) -> dict[str, Any]:
-    """Make the files of a PEFT folder, as `write_files` takes them. base: the folder of the base model."""
+    """Make the files of a PEFT folder, as `disk.write_files` takes them. base: the folder of the base model."""
     names, n_out = FAMILIES[family_of(cfg)].tensors, model.width(params)
     ranks = {leaf[:-2]: x.shape[-1] for leaf, x in params["blocks"].items() if leaf.endswith("_a")}
     theirs: dict[str, Any] = PEFT_REQUIRES | {

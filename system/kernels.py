@@ -23,7 +23,8 @@ def matmul(x, w, dtype=None):
 
 @jax.custom_vjp
 def product(x, w):
-    """Return x (N, I) @ w (I, O) in float32; its gradient is rounded to the dtype of x before it is multiplied, too.
+    """Return x (N, I) @ w (I, O) in float32. The gradient that comes back is rounded to the dtype of x as well, before
+    it is multiplied.
 
     A CPU with AVX512-BF16 multiplies 16 bits twice as fast as 32, but sums them only into 32 (Zen 4: 145 and 75 GFLOP/s
     per core, and 72 if sums are asked for in 16)."""
@@ -65,8 +66,8 @@ def attention(q, k, v, mask, scale, cap=None, text=0):
 
 def plain_attention(q, k, v, mask, scale, cap=None):
     """Compute `attention` in a layout that XLA multiplies fast: heads before columns, the heads that share a key as
-    rows, the division after the product with v (6 ms where einsum over "bthk" takes 43: B 32, T 160, D 256, 2 cores).
-    """
+    rows, the softmax's division after the product with v (6 ms where einsum over "bthk" takes 43: B 32, T 160, D 256, 2
+    cores)."""
     B, S, H, K = q.shape
     T, KV = k.shape[1:3]
     each = H // KV  # heads that share a key
@@ -91,8 +92,8 @@ def packed_attention(q, k, v, mask, scale, cap, T):
     """Compute `attention` of packed rows [text | copy 1 | copy 2 | ...] (variants/blocks.py) without the scores between
     one copy and another: 1.26 and 1.45 times as fast with 2 and 4 copies of texts of 256 tokens.
 
-    T: columns of the text. mask (B or 1, S, T + C): that of a row with one copy of C columns, for all copies see alike.
-    q may lack the first columns."""
+    T: columns of the text. mask (B or 1, queries, T + C): that of a row with one copy of C columns, which serves all
+    copies. q (and the mask) may lack the first columns of the text, whose results are then left out."""
     B, S = k.shape[:2]
     C = mask.shape[2] - T
     copies = (S - T) // C
@@ -135,7 +136,8 @@ def flash(q, k, v, mask, scale, implementation="cudnn"):
 
 
 def fused(dtype, head_size, cap):
-    """True if `flash` computes such attention on this device: 16 bits, no cap, an NVIDIA GPU since Ampere."""
+    """True if `flash` can compute attention with this dtype, head width and cap here: 16 bits, no cap, an NVIDIA GPU
+    since Ampere."""
     fits = dtype == "bfloat16" and cap is None and head_size % 8 == 0 and head_size <= 128
     if not fits or sharding.platform() != "gpu":
         return False
@@ -175,7 +177,7 @@ def store(cache, new, layer, write):
 
 
 def stored(cache, layer):
-    """Return the keys or values (B, T, KV, K) of a layer."""
+    """Return the keys or values (B, T, KV, K) of a layer from a cache (L, B, KV, T, K)."""
     return numbers(cache[layer]).swapaxes(1, 2)
 
 
@@ -188,7 +190,7 @@ HUGE = 2**16  # and from this size on the gradient of log p computes probabiliti
 
 
 def by_stretches(V):
-    """True if a vocabulary of V is read by stretches here: if it is large, on one CPU."""
+    """True if a vocabulary of V is read by stretches here: if it is large, and there is one device, a CPU."""
     return V >= LARGE and sharding.platform() == "cpu" and not sharding.shape()
 
 
@@ -217,15 +219,15 @@ def stretches(x):
 
 
 def peak_and_sum(logits):
-    """Return the largest of logits (..., V), and the sum of exp(logits - largest), both (...)."""
+    """Return the largest of logits (..., V), without a gradient, and the sum of exp(logits - largest), both (...)."""
     parts = stretches(logits)
     peak = jax.lax.stop_gradient(over_stretches(jnp.max, parts))
     return peak, add_up(jnp.exp(parts - peak[..., None, None]))
 
 
 def over_stretches(reduce, parts):
-    """Reduce numbers that are cut into stretches, each stretch first: (..., n, V / n) -> (...). reduce: jnp.sum or
-    jnp.max."""
+    """Reduce numbers that are cut into n stretches, within each stretch first: (..., n, V / n) -> (...). reduce:
+    jnp.sum or jnp.max."""
     return reduce(parts[..., 0, :], -1) if parts.shape[-2] == 1 else reduce(alone(reduce(parts, -1)), -1)
 
 
@@ -256,7 +258,7 @@ def entropy(logits):
 
 
 def without(logits, i):
-    """Put token i out of reach: logits (..., V) -> (..., V). On a CPU in place; a large `where` would be a copy."""
+    """Set the logit of token i to NEVER: logits (..., V) -> (..., V). On a CPU in place: a large `where` would copy."""
     if by_stretches(logits.shape[-1]):
         return alone(logits.at[..., i].set(NEVER))
     return jnp.where(jnp.arange(logits.shape[-1]) == i, NEVER, logits)
@@ -277,7 +279,7 @@ def logp_by_stretches(logits, x):
 
 
 def logp_and_residuals(logits, x):
-    """Return log p of x (...), and what its gradient needs."""
+    """Return log p of x (...), and the residuals that `logp_gradient` takes."""
     log_total = checkpoint_name(log_sum(logits), KEPT)
     return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - log_total, (logits, x, log_total)
 
@@ -293,7 +295,8 @@ logp_by_stretches.defvjp(logp_and_residuals, logp_gradient)
 
 
 def likeliest(logits):
-    """Return logits.argmax(-1): which of about sqrt(V) stretches of the vocabulary has the largest, then where in it.
+    """Return logits.argmax(-1), on a CPU in two steps: which of about sqrt(V) stretches of the vocabulary has the
+    largest, then where in it.
 
     XLA's own argmax takes 11 times as long on a CPU (V = 32,768)."""
     if sharding.platform() != "cpu" or sharding.shape():

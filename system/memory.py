@@ -25,7 +25,7 @@ from system import kernels, sharding
 from variants import lora
 
 
-class Rows(NamedTuple):
+class Rows(NamedTuple):  # on all devices together
     scored: float  # rows in the forward passes of all updates of an iteration
     active: float  # rows whose activations the backward pass keeps at a time
     saved: float  # rows whose block inputs remat keeps
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 def count_rows(cfg: Config) -> Rows:
-    """Count the rows of an iteration's updates, on all devices."""
+    """Count the rows of an iteration's updates, on all devices together."""
     copies, width = copies_per_text(cfg), rows_per_copy(cfg)
     if cfg.objective in ("pretrain", "judge"):
         rows = width * cfg.batch_size * (2 if cfg.objective == "judge" else 1)
@@ -93,7 +93,8 @@ def bytes_per_number(m):
 
 
 def estimate_bytes(cfg: Config, n_devices: int | None = None) -> dict[str, float]:
-    """Estimate bytes per device by purpose, and their `peak`. n_devices None: the devices in use."""
+    """Estimate bytes per device -> {purpose: bytes}, with the most that is needed at a time as `peak`. n_devices None:
+    the devices in use."""
     row_parts, weight_parts, tensor = mesh_parts(cfg, n_devices)
     weights = weight_bytes(cfg)
     here = n_devices is None and jax.default_backend() == "cpu"  # XLA's CPU keeps bfloat16 in float32
@@ -109,7 +110,7 @@ def estimate_bytes(cfg: Config, n_devices: int | None = None) -> dict[str, float
 
 
 def weight_bytes(cfg):
-    """Estimate the bytes of the parameters and of every array of their shape, on all devices."""
+    """Estimate the bytes of the parameters and of every array of their shape -> {purpose: bytes}, over all devices."""
     m, n, wide = cfg.model, n_params(cfg), bytes_per_number(cfg.model)
     trained, params = n, 4 * n + (2 * n if wide == 2 else 0)  # float32, and a copy cast to 16 bits
     if cfg.lora_rank:
@@ -142,15 +143,15 @@ def mlp_widths(m):
 
 
 def expert_bytes(m, T, wide):
-    """Estimate the bytes of one layer's experts, beside what an mlp of their width takes: for one row of T columns,
-    whose tokens are copied for each of their experts, and the matrices copied for tiles (variants/moe.py)."""
+    """Estimate the bytes that one layer's experts take beyond those of an mlp of their width (variants/moe.py) -> those
+    of the tokens of one row of T columns, copied for each of their experts; those of matrices, copied for tiles."""
     if not m.n_experts:
         return 0, 0
     return 6 * T * m.experts_per_token * m.d_model * wide, 4 * m.n_experts * m.d_expert * m.d_model * wide
 
 
 def gathered_bytes(cfg):
-    """Estimate the bytes of the gathered weights: the largest block or the head, and the one before it."""
+    """Estimate the bytes of the gathered weights: the largest block or the head, and as many for the one before it."""
     m = cfg.model
     Q, KV = m.n_head * m.head_dim, m.kv_heads * m.head_dim
     block = 2 * m.d_model * (Q + KV) + 3 * m.d_model * mlp_widths(m).stored
@@ -159,7 +160,7 @@ def gathered_bytes(cfg):
 
 
 def work_bytes(cfg, row_parts, tensor, wide):
-    """Estimate the bytes per device of what is computed: activations and logits of an update, and a rollout."""
+    """Estimate the bytes per device of activations and logits of an update, and of a rollout -> {purpose: bytes}."""
     m, T, new, grpo = cfg.model, cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens, cfg.objective == "grpo"
     Q, KV = m.n_head * m.head_dim, m.kv_heads * m.head_dim
     rows = count_rows(cfg)
@@ -285,7 +286,8 @@ class Fit(NamedTuple):
 
 
 def make_fit(cfg, limit, n_devices=None):
-    """Change keys until the estimate is at most `limit` bytes per device, those that affect the result least first."""
+    """Change keys until the estimate is at most `limit` bytes per device, or no key is left -> Fit. Those that affect
+    the result least are changed first."""
     fit = Fit(cfg, {}, estimate_bytes(cfg, n_devices)["peak"])
     for key, value in smaller_values(cfg, n_devices):
         if fit.peak <= limit:
@@ -364,7 +366,8 @@ def describe(cfg: Config, limit: float | None = None, n_devices: int | None = No
 
 
 def check_fits(cfg: Config, shape: ModelConfig) -> None:
-    """Refuse a run that cannot fit with a model of this shape. The estimate is right to a factor of 2."""
+    """Raise ValueError if a run with a model of this shape cannot fit: if the estimate, which is right to a factor of
+    2, is more than twice the memory."""
     cfg = config.with_model(cfg, shape)
     if not cfg.eval_only and estimate_bytes(cfg)["peak"] > 2 * device_memory():
         text = "; ".join(describe(cfg))

@@ -63,7 +63,8 @@ def thinned(points: Sequence) -> list:
 
 
 def line_of(rows: list[dict], name: str) -> Line | None:
-    """Take the curve of a metric, with its standard error if it has one, from metrics.jsonl; None: no number."""
+    """Make the curve of a metric from the rows of metrics.jsonl, with a band of its standard error if there is one;
+    None if no row has the metric."""
     known = thinned([row for row in rows if row.get(name) is not None])
     if not known:
         return None
@@ -113,8 +114,8 @@ def completions_of(row: dict) -> list[tuple[str, str]]:
 
 
 def evaluations(samples: list[dict]) -> dict:
-    """Put the samples of some evaluations side by side -> their steps, for each prompt what stands under each step, and
-    animations of the first and the last.
+    """Put the samples of at most EVALUATIONS evaluations side by side -> {steps, rows: for each prompt its completions
+    at each of these steps, films: animations of the first and the last}. samples: the rows of samples.jsonl.
 
     What changed since the evaluation before is marked in greedy completions; samples differ by chance."""
     known = sorted({row["step"] for row in samples})
@@ -139,7 +140,7 @@ def evaluations(samples: list[dict]) -> dict:
 
 
 def appear(second: float, length: float, body: str) -> str:
-    """Hide an SVG element until this second of an animation of `length` seconds."""
+    """Hide the SVG element `body` until this second of an animation of `length` seconds, which repeats."""
     start, end = second / length, min(second + 0.25, length) / length
     return (
         f'<g opacity="0">{body}<animate attributeName="opacity" values="0;0;1;1" dur="{length}s" '
@@ -148,7 +149,7 @@ def appear(second: float, length: float, body: str) -> str:
 
 
 def denoising_animation(tokens: Sequence) -> str:
-    """Draw tokens [(text, step, probability)] as they were filled in -> SVG; bluer means more probable.
+    """Animate how tokens [(text, step, probability)] were filled in -> SVG; bluer means more probable.
 
     The step of a token that was given is -1.
     """
@@ -178,8 +179,8 @@ def page(title: str, about: list[str], panels: list[Panel], done: bool = True, *
     """Write the page of one or of several runs -> HTML.
 
     about: lines below the title. done: whether the page is final; else it loads itself again. more: for one run,
-    warnings (texts), stages {name: seconds}, group (the last row of rollouts.jsonl), evaluations (as above) and keys
-    [(name, value, default)].
+    warnings (texts), stages (from `stages`), group (the last row of rollouts.jsonl), evaluations (from `evaluations`)
+    and keys [(name, value, default)].
     """
     curves = [{**panel._asdict(), "lines": [line._asdict() for line in panel.lines]} for panel in panels]
     content = {"about": about, "panels": curves, "done": done} | more

@@ -1,5 +1,5 @@
 """
-Split arrays over many devices, and run several processes together.
+Split arrays over many devices. (system/hosts.py is about many processes.)
 
 All devices, of this machine or of many, form one mesh with three axes:
 
@@ -43,7 +43,7 @@ SIDES |= ADAPTERS | {f"{name}_bias": (None, "tensor") for name in "qkv"}
 
 
 def make(sizes: tuple[int, int, int] | None, devices: list) -> Mesh:
-    """Make a mesh of these devices; sizes: cfg.mesh, None: all on fsdp."""
+    """Make a mesh of these devices; sizes (data, fsdp, tensor): cfg.mesh, None: all on fsdp."""
     sizes = sizes or (1, len(devices), 1)
     if math.prod(sizes) != len(devices):
         raise ValueError(
@@ -71,7 +71,8 @@ def platform() -> str:
 
 
 def spec(name: str | None, sides: tuple[int, ...], sizes: Any, but: str = "") -> PartitionSpec:
-    """Return how a leaf is split: its name, its shape `sides`, the mesh {axis: size}; but: an axis to leave out.
+    """Return how the leaf with this name and the shape `sides` is split over a mesh; sizes: {axis: size} of the mesh,
+    but: an axis to leave out.
 
     An axis that does not divide its side goes to the other side; if it does not divide that either, to none.
     """
@@ -85,12 +86,13 @@ def spec(name: str | None, sides: tuple[int, ...], sizes: Any, but: str = "") ->
 
 
 def leaf_name(path):
-    """Return the name of the weight that a leaf is, or is a moment of; None if it is neither."""
+    """Return the name of the weight at this path, or of the weight whose moment it is; None if it is neither."""
     return next((k.key for k in path[::-1] if isinstance(k, jax.tree_util.DictKey)), None)
 
 
 def specs(tree, sizes=None, but=""):
-    """Return the PartitionSpecs of a tree of arrays or shapes (parameters, moments, a State), by their names."""
+    """Return the PartitionSpecs of a tree of arrays or shapes (parameters, moments, a State), by their names. sizes and
+    but: see `spec`; None: the mesh in use."""
     return jax.tree_util.tree_map_with_path(lambda path, x: spec(leaf_name(path), x.shape, sizes or shape(), but), tree)
 
 
@@ -114,7 +116,7 @@ def shard(tree: Any) -> Any:
 
 @jax.custom_vjp
 def gather_over_fsdp(weights):
-    """Gather weights over fsdp; the gradient is summed and split over fsdp in one step."""
+    """Gather weights that are split over fsdp; their gradient is summed and split over fsdp in one step."""
     return constrain(weights, specs(weights, but="fsdp"))
 
 
@@ -122,14 +124,15 @@ gather_over_fsdp.defvjp(lambda weights: (gather_over_fsdp(weights), None), lambd
 
 
 def gather_weights(weights: Any) -> Any:
-    """Gather the weights of a block over fsdp."""
+    """Gather weights over fsdp, as a block needs them; without a mesh return them as they are."""
     return gather_over_fsdp(weights) if shape() else weights
 
 
 def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:
-    """Split activations x (B, ...) by rows; embedded: x comes from a table whose columns are split.
+    """Split activations x (B, ...) by rows.
 
-    That is one exchange over fsdp, which GSPMD does not find by itself.
+    embedded: x comes from a table whose columns are split over fsdp. It then takes one exchange over fsdp, which GSPMD
+    does not find by itself.
     """
     if not shape():
         return x
@@ -146,9 +149,9 @@ def shard_heads(*xs: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
-    """Compute fn(*rows, gate, up, down): rows (B, ...), gate and up (E, D, F), down (E, F, D), a sum over F.
+    """Compute fn(*rows, gate, up, down), which adds up over F: rows (B, ...), gate and up (E, D, F), down (E, F, D).
 
-    Each device has its rows and, over `tensor`, a part of F. GSPMD would sort the tokens of all devices together.
+    Each device takes its rows and, over `tensor`, a part of F. GSPMD would sort the tokens of all devices together.
     """
     if not shape():
         return fn(*rows, gate, up, down)
@@ -165,18 +168,19 @@ def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down
 
 
 def replicate(tree: Any) -> Any:
-    """Copy results of a compiled function to every device, so that every host can read them."""
+    """Place a tree whole on every device, inside a compiled function, so that every host can read its results."""
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree) if shape() else tree
 
 
 def round_up(n: int) -> int:
-    """Round n rows up to a multiple of the devices that share rows."""
+    """Round n rows up to a multiple of the devices over which rows are split."""
     parts = math.prod(shape().get(axis, 1) for axis in ROWS)
     return -(-n // parts) * parts
 
 
 def in_chunks(fn: Callable, size: int, *trees: Any) -> Any:
-    """Apply fn to `size` rows of trees (B, ...) at a time -> a tree of (B, ...); results () are averaged.
+    """Apply fn to `size` rows of trees (B, ...) at a time -> a tree of (B, ...), in which scalars are the mean over the
+    chunks.
 
     The last chunk repeats its last row to be as long as the others, so that one shape is compiled.
     """
@@ -199,7 +203,7 @@ def make_array(name: str | None, sides: tuple[int, ...], fetch: Callable) -> jax
 
 
 def to_host(tree: Any) -> Any:
-    """Move a tree of arrays to the memory of the hosts, each with the parts of its devices."""
+    """Move a tree of arrays to the memory of the hosts, to each the parts of its devices."""
     if not shape():
         return jax.device_get(tree)
     where = shardings(tree, jax.sharding.get_mesh())

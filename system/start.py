@@ -1,6 +1,5 @@
 """
 Start a run: find the model it starts from (trained first if need be), refuse what cannot work, and say what it will do.
-With --plan, only say what the run would need.
 """
 
 import dataclasses
@@ -35,7 +34,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(cfg: Config, train: Callable) -> Prepared:
-    """Find and open what a run starts from; train(cfg) trains a base first."""
+    """Find and open the model that a run starts from, and refuse what cannot work. train(cfg): trains a base first, if
+    there is none."""
     if hosts.processes().size > 1:
         hosts.first_then_rest(f"the data of {cfg.out_dir}", lambda: texts.split_rows(cfg, "val"))
     check(cfg)
@@ -83,9 +83,10 @@ def find_sources(cfg, train):
 
 
 def find_or_train(path: str, train: Callable, base: Config | None = None) -> str:
-    """Return the folder of init_from or judge_from.
+    """Return the folder of the model that init_from, judge_from or ref_from names.
 
-    A config file, or `base`, the Config made of it, stands for its out_dir; it is trained if it was never finished.
+    A config file, or `base`, the Config made of it, stands for its out_dir; it is trained if it was never finished, and
+    refused if it was trained with other keys.
     """
     if not path.endswith(".py"):
         return data.local_copy(data.prepare(path))  # a model that a folder in data/ makes, or one of huggingface.co
@@ -102,7 +103,8 @@ def find_or_train(path: str, train: Callable, base: Config | None = None) -> str
 
 
 def find_checkpoint(cfg):
-    """Return cfg and the checkpoint that it resumes or evaluates, or None; refuse to resume another run."""
+    """Return cfg, with the init_from that its run began with, and the checkpoint that it resumes or evaluates, or None;
+    refuse to resume another run."""
     if cfg.resume and not checkpoint.steps(cfg.out_dir):
         if not os.path.exists(os.path.join(cfg.out_dir, checkpoint.LOGS[0])):
             raise ValueError(f"--resume=True: there is no run in {cfg.out_dir!r}; without it, one begins there")
@@ -138,7 +140,7 @@ def check_same_run(cfg, was, folder):
 
 
 def open_sources(resumed, cfg):
-    """Open what `find_sources` found."""
+    """Open the model that `find_sources` found, or the tokenizer of a model made from scratch -> Prepared."""
     if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
         params, tok, shape = open_model(cfg, folder, cfg.adapt and not resumed)
     else:
@@ -178,11 +180,12 @@ def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> 
     """Turn a causal model into a denoiser -> its params and ModelConfig. Two keys of `wanted` say into which:
 
     block_causal  causal_text
-    None          False        bidirectional, still shifted by one, with biases, as Dream was made from Qwen2
-    n             False        the same in blocks, as Fast-dLLM v2; a model with qk_norm as SDAR from Qwen3: not shifted
-                               and without biases
-    n             True         autoregressive and a denoiser at once, as Nemotron-Labs-Diffusion: not shifted, without
-                               biases, with a head of its own; read from left to right, it still is the causal model
+    None          False        bidirectional, still shifted by one, with biases (0 if there were none), as Dream was
+                               made from Qwen2
+    n             False        the same in blocks, as Fast-dLLM v2; a model with qk_norm as SDAR from Qwen3: not
+                               shifted, and no biases are added
+    n             True         autoregressive and a denoiser at once, as Nemotron-Labs-Diffusion: not shifted, no biases
+                               are added, with a head of its own; read from left to right, it still is the causal model
 
     The mask token is initialized to the mean embedding (even if the table has an unused row: Qwen2 has 152,064, of
     which 151,665 mean something).
@@ -220,7 +223,7 @@ def reference_dtype(cfg: Config) -> str:
 
 
 def has_reference(cfg: Config) -> bool:
-    """Return True if the State has a reference. With LoRA the reference is the base."""
+    """True if the State of a run has a reference: grpo or dpo with a kl_beta. With LoRA the base is used instead."""
     return cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0 and not cfg.lora_rank and not cfg.eval_only
 
 

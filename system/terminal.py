@@ -16,7 +16,7 @@ from typing import Any
 
 
 def begin() -> None:
-    """Check the version of Python and silence ctrl-C, before the imports, which take seconds."""
+    """Check the version of Python, and let ctrl-C end the program silently during the imports, which take seconds."""
     if sys.version_info < (3, 11):
         raise SystemExit("error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -2,8 +2,8 @@
 Block diffusion (BD3-LM, SDAR, Fast-dLLM v2): a model that fills one block of a text after the other, each given the
 clean text before it.
 
-To score all blocks in one pass, noisy copies of a text are put behind the text itself in one long row, and the mask
-says who sees whom. It is made for one copy; `kernels.packed_attention` applies it to each of them:
+To score all blocks in one pass, noisy copies of a text are put after the text itself in one long row, and a mask says
+who sees whom. The mask is that of a row with one copy; `kernels.packed_attention` applies it to each of them:
 
     [ clean text | noisy copy 1 | noisy copy 2 | ... ]    a copy's block sees itself, and the clean blocks before it
 
@@ -16,7 +16,8 @@ from system import sharding
 
 
 def number(valid, T, cfg):
-    """Number the block of each token: valid (B, T) or None -> (B or 1, T). None for a model without blocks."""
+    """Number the block that each token is in, from 0: valid (B, T) or None -> (B or 1, T); None for a model without
+    blocks."""
     return None if cfg.block_causal is None else model.positions_of(valid, T) // cfg.block_causal
 
 
@@ -37,7 +38,8 @@ def within(block, related):
 
 
 def packed_mask(cfg, valid, T, first):
-    """Say who sees whom in a row of a text and one copy of its columns from `first` on -> model.Mask (B or 1, S, S)."""
+    """Say who sees whom in a row of a text and one copy of its columns from `first` on -> model.Mask (B or 1, S, S),
+    where S = T + (T - first)."""
     column = jnp.concatenate([jnp.arange(T), jnp.arange(first, T)])
     is_copy = jnp.arange(len(column)) >= T
     block = number(valid, T, cfg)[:, column]
@@ -61,9 +63,10 @@ def packed_mask(cfg, valid, T, first):
 
 def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
     """Compute the states of noisy copies: clean (B, T), noisy (B, n, T) -> (B, n, T - start, D), [..., i, :] about
-    token start + i, as `model.hidden`. with_text: before them the text's own, as a causal model's -> (B, 1 + n, ...).
+    token start + i, as `model.hidden`.
 
-    Copies are computed from the block of column `start` on; before it they have no masks."""
+    with_text: put the states of the text itself in front, from which a causal model predicts -> (B, 1 + n, ...).
+    Copies are computed from the block of column `start` on, because they have no masks before it."""
     B, n, T = noisy.shape
     if n > 1 and sharding.round_up(B) != B:  # devices that share rows take one copy each
         clean, valid = (None if a is None else jnp.repeat(a, n, 0) for a in (clean, valid))

@@ -13,8 +13,9 @@ import model
 
 
 def compute(params, z, cfg, valid, cache, part, write, wanted=None):
-    """Compute the columns `part` (first, how many) of z (B, T) -> their states, and the cache that has them. wanted
-    (first, how many): the columns of these whose states are returned (None: all)."""
+    """Compute the columns `part` (first, how many) of z (B, T) -> their states, and the cache in which they are stored
+    as `write` says. wanted (first, how many), counted from the first column of `part`: whose states are returned (None:
+    all)."""
     tokens = model.columns(z, part)
     positions = model.columns(model.positions_of(valid, z.shape[1]), part)
     mask = model.attention_mask(cfg, valid, z, part)
@@ -23,9 +24,10 @@ def compute(params, z, cfg, valid, cache, part, write, wanted=None):
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))
 def prefill(params, z, cfg, valid, group):
-    """Make the cache of a (block-)causal model from one pass over z (B, T), in which every `group` rows are identical.
+    """Make the cache of a causal or block model from one pass over z (B, T), in which every `group` rows are identical.
 
-    From a row's first mask on it is wrong, and is computed again before it is read."""
+    From a row's first mask on (in a block model, from its block on) it is wrong, and is computed again before it is
+    read."""
     z = z[::group]
     valid = None if valid is None else valid[::group]
     cache = model.new_cache(cfg, *z.shape)
@@ -36,7 +38,8 @@ def prefill(params, z, cfg, valid, group):
 
 
 def next_column(params, z, cfg, valid, cache, column):
-    """Compute the state (B, 1, D) that a causal model predicts the token in `column` from, and update the cache."""
+    """Compute the state (B, 1, D) that a causal model predicts the token in `column` () from -> it, the updated cache.
+    """
     z, valid = model.moved_right(z, valid, cfg)
     return compute(params, z, cfg, valid, cache, (column, 1), model.Write(column))
 
@@ -45,8 +48,8 @@ def approximate_pass(params, s, window, cfg, plan, valid, L):
     """Compute the states (B, L, D) of the current block with Fast-dLLM's cache, and update it.
 
     A refreshing pass computes and stores all columns. Others compute those of the block, with the prefix cache also all
-    on its right, in one of four lengths, each compiled once. They attend to the cached rest, and store the columns from
-    the block's first on. A shifted model reads the first token of a block from the column before."""
+    on its right, rounded up to one of a few lengths, each compiled once. They attend to the cached rest, and store the
+    columns from the block's first on. A shifted model reads the first token of a block from the column before."""
     T = s.z.shape[1]
     first = jnp.maximum(window.start - cfg.shift, 0)
     least = min(L + cfg.shift, T)
@@ -70,9 +73,11 @@ def approximate_pass(params, s, window, cfg, plan, valid, L):
 def block_pass(params, s, window, cfg, plan, valid, L):
     """Compute the states (B, L, D) of the current block of a block model, and update the cache.
 
-    The first block that is not stored for good is computed; once it is finished, it then is, and a shifted model also
-    predicts the next token. With the dual cache and a block in parts, only the part is computed, once it has been
-    computed with its block, if it needs no token of the column before it."""
+    The block that is computed is the first that is not stored for good (Window.stored): the one being filled or, once
+    it is finished, the same one for the last time, from which a shifted model also predicts the next block's first
+    token. If a block is filled in parts of L columns, the first pass of a part computes the whole block, and with the
+    dual cache later ones only the part; but a shifted model computes the whole block until the part's first token,
+    which it reads from the column before, is filled."""
     T = s.z.shape[1]
     full = min(cfg.block_causal, T)
     start = window.start

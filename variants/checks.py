@@ -2,7 +2,7 @@
 Settings that a model or a plan of sampling must not have. Every function raises a ValueError that says what is wrong
 and what to do instead.
 
-These checks stand here, and not where the classes are, because one who reads how a model works need not read them.
+These checks stand here, and not beside the classes, so that a reader of the model need not read them.
 """
 import dataclasses
 

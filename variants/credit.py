@@ -32,7 +32,7 @@ def wanted(cfg: Any) -> bool:
 
 
 class Steps(NamedTuple):
-    """What the policy thinks of the texts x_0 .. x_{S-1} before every step."""
+    """What the policy makes of the texts x_0 .. x_{S-1}, x_t being the text before step t."""
 
     fills: np.ndarray  # (S, B, T) each text with all masks filled by the likeliest tokens
     entropy: np.ndarray  # (B, S) mean over the tokens of the loss that the step committed; -inf if there are none
@@ -40,7 +40,8 @@ class Steps(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def look(params, r, step, cfg):
-    """Read the texts of a Rollout before `step` () in one pass -> their greedy fill (B, T), the mean entropy (B,)."""
+    """Read the texts of a Rollout before `step` () in one pass -> their greedy fill (B, T), and the mean entropy (B,)
+    of the tokens of the loss that the step committed; -inf if there are none."""
     masked = r.completion & (r.step >= step)
     committed = r.counts & (r.step == step)
 
@@ -111,7 +112,8 @@ def total_rewards(found, cfg) -> np.ndarray:
 
 
 def by_step(params, r, adv, which, found, fns, cfg, tok):
-    """Leave out the steps that do not learn, and give the others advantages of their own.
+    """Remove the tokens of steps that `entropy_steps` leaves out from the loss. With a step_baseline, give each of the
+    other steps an advantage of its own.
 
     r: Rollout of B completions, adv (B,) their advantages, which (B,) their indices among the N * G completions of the
     Scored `found` -> the Rollout whose `counts` has the tokens of the chosen steps; advantages (B,), or with a

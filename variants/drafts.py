@@ -39,7 +39,7 @@ class Window(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How tokens are drawn from states."""
+    """How tokens are drawn from states h (N, D)."""
 
     logits: Callable  # states (N, D) -> logits (N, V) of the distribution that tokens are drawn from
     greedy: bool  # take the likeliest token
@@ -90,8 +90,8 @@ def check(params, z, w: Window, cfg, valid, cache):
 
 
 def accept_or_replace(p, q, token, accept_key, replace_key):
-    """Accept a token that was drawn from q (V,), or replace it, so that the result has the distribution p (V,) ->
-    accepted (), the replacement (). q of zeros: there was no guess."""
+    """Accept a token that was drawn from q (V,), or replace it, so that the result has the distribution p (V,) -> True
+    if it is accepted (), the token to replace it with if not (). q of zeros: there was no guess."""
     accepted = (q[token] > 0) & (jax.random.uniform(accept_key) * q[token] < p[token])
     rest = jnp.maximum(p - q, 0)
     rest = jnp.where(rest.sum() > 0, rest, p)  # rounding may leave nothing where p = q

@@ -28,10 +28,11 @@ def all_wrong(found: Any, cfg: Any) -> np.ndarray:
 
 
 def give(tokens: np.ndarray, answers: list[list[int]], ratio: float, start: int, rng: Any) -> EncodedRows:
-    """Put some tokens of each answer into its text, from one to the share `ratio`, and ask for all others.
+    """Put some tokens of each answer, from one to the share `ratio`, into its text, and make all others maskable ->
+    EncodedRows without rows.
 
-    tokens (N, T): a prompt before the column `start`; answers: ids without an end, which is never given. What is longer
-    than the text is cut. -> EncodedRows without rows."""
+    tokens (N, T): prompts, which end before the column `start`; answers: their ids without an end, which is never
+    given. An answer that is longer than its text is cut."""
     tokens, maskable = tokens.copy(), np.zeros(tokens.shape, bool)
     maskable[:, start:] = True
     for i, answer in enumerate(answers):
@@ -44,9 +45,10 @@ def give(tokens: np.ndarray, answers: list[list[int]], ratio: float, start: int,
 
 
 def draw(draw_new: Callable, found: Any, step: int, n: int, cfg: Any, tok: Any) -> EncodedRows:
-    """Draw the N prompts of a step, where n counts the redraws of dynamic sampling: those of the Scored `found` that
-    are all wrong, with hints, each as often as it takes to make N; or new ones by draw_new(step, n), if there are no
-    such prompts, no hint_ratio or nothing was found yet (n=0)."""
+    """Draw the N prompts of a step; n counts the redraws of dynamic sampling, 0 being the first draw.
+
+    A redraw takes the prompts of the Scored `found` whose completions are all wrong, with hints, repeated to make N.
+    The first draw, and one without a hint_ratio or such prompts, takes new ones: draw_new(step, n)."""
     if n == 0 or not cfg.hint_ratio or not (wrong := all_wrong(found, cfg)).any():
         return draw_new(step, n)
     groups = np.resize(np.flatnonzero(wrong), len(wrong))

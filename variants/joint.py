@@ -1,5 +1,5 @@
 """
-One network, both ways. A block model whose finished text is causal (`causal_text`) also is an autoregressive model of
+One network, both ways. A block model whose finished text is causal (`causal_text`) is also an autoregressive model with
 the same weights: one pass over
 
     [ clean text | noisy copy 1 | noisy copy 2 | ... ]
@@ -20,8 +20,8 @@ def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
 
 
 def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0) -> diffusion.NoisyBatch:
-    """Draw the masks of a batch as `diffusion.noise` does. With a causal_weight the loss of the next tokens, times
-    causal_weight, is added: `weight` then is (B, 1 + copies, T), and its row 0 weighs tokens of the text.
+    """Draw the masks of a batch as `diffusion.noise` does, and with a causal_weight also add the loss of next tokens,
+    times causal_weight: NoisyBatch.weight then is (B, 1 + copies, T), and [:, 0] weighs the tokens of the clean text.
 
     That loss has the tokens up to the first end, where a causal model stops, but not the first token of a text: there
     is nothing before it to predict it from."""

@@ -31,7 +31,8 @@ def adapters(key: jax.Array, cfg, targets, rank: int) -> dict:
 
 
 def adapted(base: dict, adapters: dict, alpha: float) -> dict:
-    """Put adapters, and other new parameters, into the params of their base; its arrays are shared."""
+    """Put adapters, and other new parameters, beside the matrices in the params of their base -> params, in which B is
+    multiplied by alpha / r. The arrays of the base are shared."""
     scaled = {}
     for name, x in adapters["blocks"].items():
         scaled[name] = x * (alpha / x.shape[1]) if name.endswith("_b") else x
@@ -49,12 +50,14 @@ def split(params: dict, key: jax.Array, cfg) -> tuple[dict, dict | None]:
 
 
 def whole(params: dict | None, base: dict | None, cfg) -> dict | None:
-    """Make the params of a model from the trained params (or None) and the base."""
+    """Make the params of a model from the trained params and the base. Without LoRA (base None) they are the trained
+    ones; None stays None."""
     return params if base is None or params is None else adapted(base, params, cfg.lora_alpha)
 
 
 def merged(state, base: dict | None, cfg):
-    """Make the State that a Task sees: with LoRA, adapters are put into the base, and the reference is the base."""
+    """Make the State that a Task sees: with LoRA, params and average are those of the whole model, see `adapted`, and
+    the reference is the base."""
     if base is None:
         return state
     params, average = (whole(tree, base, cfg) for tree in (state.params, state.average))

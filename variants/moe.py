@@ -28,9 +28,9 @@ class Experts:
     norm_routing: bool = False  # the weights of a token's experts are divided by their sum
     routing_scale: float = 1.0  # the weights of a token's experts are multiplied by this
     expert_groups: int = 1  # the number of groups that the experts form
-    groups_per_token: int = 1  # a token's experts come from this many groups: those whose two best score highest
+    groups_per_token: int = 1  # a token's experts come from this many groups, those with the highest sum of two best
     n_shared: int = 0  # experts that every token goes through as well
-    first_dense: int = 0  # the first layers that have one mlp of width d_ff
+    first_dense: int = 0  # how many of the first layers have one mlp of width d_ff instead of experts
 
     def __post_init__(self):
         E = self.n_experts
@@ -60,7 +60,7 @@ class Experts:
 
 
 def shapes(cfg) -> dict:
-    """List the leaves in place of one mlp per layer as {name: shape}."""
+    """List the leaves that stand in place of the mlp of each layer as {name: shape}."""
     D, E, dense = cfg.d_model, cfg.n_experts, cfg.first_dense
     L = cfg.n_layer - dense
     found = {"router": (L, D, E)} | mlp_shapes("expert", (L, E), D, cfg.d_expert)
@@ -79,7 +79,7 @@ def mlp_shapes(kind, axes, D, F):
 
 
 def first_layer(name, n):
-    """Return the first layer that has this leaf, if the first n are dense."""
+    """Return the number of the first layer that has this leaf, if the first n layers are dense."""
     return n if name.startswith(("router", "expert", "shared")) else 0
 
 
@@ -179,6 +179,6 @@ def make_tiles(group, sizes):
 
 @jax.checkpoint
 def multiply_tiles(x, w, expert):
-    """Multiply tiles x (M, rows, I) by the matrices w (E, I, O) of their experts (M,). The gradient reads the matrices
-    anew, rather than to keep a copy per tile."""
+    """Multiply tiles x (M, rows, I) by the matrices w (E, I, O) of their experts (M,) -> (M, rows, O). The gradient
+    reads the matrices anew, rather than to keep a copy per tile."""
     return jnp.einsum("mri,mio->mro", x, w[expert])

@@ -56,13 +56,14 @@ def pairs_of(cfg: Any, split: str) -> list[dict]:
 
 
 def check_early(cfg: Any) -> None:
-    """Check that the rows are pairs, before a base is trained for them."""
+    """Raise an error, before a base is trained, if the rows are no pairs."""
     for split in ("train", "val"):
         pairs_of(cfg, split)
 
 
 def encode_pairs(cfg: Any, tok: Any, split: str) -> list[texts.EncodedRows]:
-    """Encode the pairs of a split whose two answers differ and fit -> the better answers, the worse ones."""
+    """Encode the pairs of a split whose two answers differ and fit -> [the better answers, the worse ones], row by row.
+    """
     rows = pairs_of(cfg, split)
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
     keep = np.array([row["chosen"] != row["rejected"] for row in rows])
@@ -140,8 +141,8 @@ def loss(params: dict, batch: PairBatch, cfg: Any) -> tuple[jax.Array, dict[str,
 
 
 def margins(E: Any, reference: Any, cfg: Any) -> Any:
-    """Compute how much more the policy prefers the better answers than the reference does: E, reference (B, 2) -> (B,)
-    times kl_beta, 0 if nothing has changed."""
+    """Compute kl_beta times how much more the policy prefers the better answers than the reference does: E, reference
+    (B, 2), of the policy and of the reference -> (B,), 0 if the two are equal."""
     gain = E - reference
     return cfg.kl_beta * (gain[:, 0] - gain[:, 1])
 
@@ -161,7 +162,8 @@ def pair_metrics(E, reference, cfg):
 
 
 def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
-    """Learn from pairs, starting from a model that can already do a little -> the fields of rl.Task."""
+    """Make the task of learning from pairs, starting from a model that can already do a little -> the fields of Task.
+    """
     if start is None:
         raise ValueError("objective='dpo' tunes a model that can already do a little: set init_from to a folder or to "
                          "the config file that trains one")  # fmt: skip

@@ -17,9 +17,10 @@ from variants import speed
 
 
 def fill(params, keys, batch: Any, cfg, plan: sample.Plan, size: int, group: int = 1) -> tuple[jax.Array, dict]:
-    """Fill rows as `sample.fill` does, `size` at a time. Every `group` rows have one prompt. The trace also has passes
-    (N,), the denoising passes of each row (see variants/speed.py). Its n_steps is the mean number of passes per chunk
-    or, if finished rows were replaced, per row."""
+    """Fill N rows as `sample.fill` does, `size` at a time -> x (N, T), the trace. Every `group` rows have one prompt.
+
+    The trace also has passes (N,), the denoising passes of each row (see variants/speed.py). Its n_steps is the mean
+    number of passes per chunk or, if finished rows were replaced, per row."""
     x, trace = fill_chunks(params, keys, batch, cfg, plan, size, math.gcd(size, group))
     return x, trace | {"passes": speed.passes(trace["step"], cfg.model, plan)}
 
@@ -54,7 +55,7 @@ class Slots(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "size", "group"))
 def in_turn(params, keys, z, cfg, plan, valid, size, group):
-    """Fill z (N, T) as `sample.generate` does, in `size` slots. keys (N,), valid (N, T) or None."""
+    """Fill z (N, T) as `sample.generate` does, in `size` slots, a divisor of N. keys (N,), valid (N, T) or None."""
     N = len(z)
     start = first_steps(params, keys, z, cfg, plan, valid, size, group)
 
@@ -106,5 +107,6 @@ def replace_rows(enters, new, old):
 
 
 def result(s, since):
-    """Return z, step and logp; steps are counted from when the row moved in, the first step from its own start."""
+    """Return z, step and logp, each step counted as if the row had been filled alone: `since` (N,) is taken off, except
+    from step 0, which all rows take before the slots."""
     return s.z, jnp.where(s.step > 0, s.step - since[:, None], s.step), s.logp

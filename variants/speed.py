@@ -11,7 +11,7 @@ import numpy as np
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan"))
 def passes(step, cfg, plan):
-    """Count the denoising passes of each row (B,), from the step (B, T) that committed each token; -1: given.
+    """Count the denoising passes of each row (B,), from the step (B, T) that committed each token, -1 if given.
 
     Not every pass of the batch counts for every row: a row may be waiting for others, or a pass may only store it in a
     cache. So with a cache (also a causal model's, or that of drafts) only steps that committed one of its tokens count,

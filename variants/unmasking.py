@@ -50,7 +50,7 @@ def init(key: jax.Array, D: int) -> dict:
 
 
 def with_policy(params: dict, key: jax.Array, cfg: Any) -> dict:
-    """Add a new policy to the params of a denoiser that has none, if a run samples by one."""
+    """Add a new policy to the params of a denoiser that has none, if the run of this Config samples by one."""
     if cfg.rule != "learned" or NAME in params:
         return params
     return params | {NAME: init(key, cfg.model.d_model)}
