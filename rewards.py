@@ -520,7 +520,7 @@ def summary(parts: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def batches(rows, size=256):
-    """Yield lists of about `size` row numbers; all rows of one prompt are in one list, as a group is judged together."""
+    """Yield lists of about `size` row numbers. All rows of a prompt are in one list, as a group is judged together."""
     groups, batch = {}, []
     for i, row in enumerate(rows):
         groups.setdefault(row["prompt"], []).append(i)

@@ -44,7 +44,7 @@ def encode(text: str, tok: Any, mask_id: int, holes: str, n_new: int) -> tuple[l
     """Encode a prompt -> ids with masks, index of the first token to print.
 
     A text with holes gets a mask for each and is printed as a whole. Otherwise n_new masks follow, and only they are
-    printed.
+    printed. holes: a key of HOLES.
     """
     ids = []
     for n, part in enumerate(re.split(f"({HOLES[holes]})", text)):
@@ -384,7 +384,9 @@ def read_part(path):
 
 
 def complete_rows(options, rows, todo, part):
-    """Complete rows, appending each to the file `part` at once -> completions, those of a killed run included."""
+    """Complete rows, appending each to the file `part` at once -> completions, those of a killed run included.
+
+    todo: the arguments of complete_texts before batch_size; part: a path, or None to write no file"""
     done = read_part(part)
     completions = [row["completion"] for row in done]
     size = min(options.batch_size, len(rows))
@@ -401,7 +403,9 @@ def complete_rows(options, rows, todo, part):
 
 
 def mean_scores(fns, rows, completions, n):
-    """Score completions, n consecutive ones per prompt -> {reward: mean} and {pass@k: probability of one pass in k}."""
+    """Score completions, n consecutive ones per prompt -> {reward: mean} and {pass@k: probability of one pass in k}.
+
+    A completion passes if the first of the rewards is at least 1. None: there was no opinion."""
     import rewards
 
     total, parts = rewards.combine(fns, None, [row["prompt"] for row in rows], completions, rewards.as_columns(rows))
