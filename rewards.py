@@ -8,9 +8,9 @@ A reward is a plain function. A new one is a line in the dict REWARDS, or a func
 It takes what it needs by parameter name, as lists with one entry per completion. So fn(completions, **kwargs), as TRL
 has rewards, is one as well, and so is fn(completion, **columns), which is called for each text with the columns of its
 row. A parameter without a default is a column that has to be there. `reference` and `solution` are the completion in
-the data set; a trainer adds token_ids, which TRL calls completion_ids, and tokens_per_pass. To all rewards but the
-first, `first_reward` says what the first one returned. A completion is a text that can be read as a chat,
-completion[0]["content"] (see `Chat`). Values that a reward passes to log_metric, and numbers that it passes to
+the data set; a trainer adds token_ids, which TRL calls completion_ids, max_length, groups and tokens_per_pass. To all
+rewards but the first, `first_reward` says what the first one returned. A completion is a text that can be read as a
+chat, completion[0]["content"] (see `Chat`). Values that a reward passes to log_metric, and numbers that it passes to
 log_extra, become metrics: rewards/FN/NAME.
 
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl

@@ -83,6 +83,8 @@ def key(default: Any, meaning: str, check: Check | None = None, choices: Collect
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
+
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
                          choices=("pretrain", "judge", "dpo", "grpo"), section="run")
     out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)

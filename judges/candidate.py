@@ -23,7 +23,7 @@ def candidate(fds: list, wall: object, parent: int, seconds: float, limits: dict
 
     fds: the line to the judge; for a program also its stdin and stdout. wall: from walls.lock; parent: the zygote's
     pid; seconds: of CPU; limits: as walls.limit takes them."""
-    null = os.open("/dev/null", os.O_RDWR)  # anew: flags set on an open file are those of all who share it
+    null = os.open("/dev/null", os.O_RDWR)  # opened anew, as flags of an open file hold for all who share it
     for target, fd in enumerate([*fds[1:], null, null, null][:2] + [null]):
         os.dup2(fd, target)
     for fd in (null, *fds[1:]):
@@ -42,7 +42,7 @@ def candidate(fds: list, wall: object, parent: int, seconds: float, limits: dict
         while True:
             peer.serve(peer.receive())
     finally:
-        os._exit(0)  # a call that says sys.exit() has left
+        os._exit(0)  # at once, whatever was raised: without atexit, threads or flushing
 
 
 def load_module(peer: Peer, code: str) -> None:

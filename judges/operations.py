@@ -50,7 +50,7 @@ def library(module: str, name: str, *args, **named) -> Any:
     return getattr(importlib.import_module(module), name)(*args, **named)
 
 
-# About one object; as a number; about two objects.
+# ALONE: operators on one object. AS_NUMBER: what it is as a number. PAIRS: operators on two objects.
 ALONE = from_module(builtins, "getattr setattr delattr iter aiter next len str repr bool hash abs format dir reversed")
 ALONE |= dunders("neg pos invert getitem setitem delitem") | {"enter": enter, "copy": copy.copy, "deepcopy": deepcopy}
 ALONE |= {"instancecheck": instancecheck, "subclasscheck": subclasscheck}

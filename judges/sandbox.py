@@ -56,7 +56,7 @@ from judges.walls import LIBRARIES, MACHINE, Limits, without_packages
 # subprocess, tempfile and concurrent.futures are imported where they are used: see walls.py.
 HERE = os.path.dirname(os.path.abspath(__file__))
 RETRY = 1  # seconds until a batch on which the machine failed is tried again
-# Tests that may run what an answer says. Their judge may since then do what that answer wants: it judges no other.
+# Tests that may run what an answer says. From then on their judge may obey that answer, so it judges no other.
 OBEYS = re.compile(r"\b(eval|exec|pickle|marshal|shelve|runpy|ctypes|__import__|import_module)\b")
 
 # ---- ways out, tried before use --------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
     rewards_before = dict(rewards.REWARDS)
     if rows is not None:
         splits = as_splits(rows)
-        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # a run cannot be resumed on other rows
+        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # so that no run is resumed on other rows
         name = f"{len(splits['train']) + len(splits['val'])} {data.IN_MEMORY}, {number:08x}"
         cfg, data.MEMORY[name] = dataclasses.replace(cfg, dataset=name), splits
     try:

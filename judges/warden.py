@@ -146,7 +146,7 @@ class Warden:
             verbs = {"write": self.write, "program": self.start_program, "end": self.end, "why": self.why}
             self.requests.sendall(json.dumps(verbs[verb](*request, *fds)).encode())
         except (ValueError, LookupError, TypeError, AttributeError):
-            self.leave(-signal.SIGKILL)  # it obeys an answer
+            self.leave(-signal.SIGKILL)  # no request of ours: this judge obeys an answer
         for fd in fds:
             os.close(fd)
 
@@ -166,7 +166,7 @@ class Warden:
     def start_program(self, language, name, stage, seconds, *fds):
         """Start a program or its compiler -> its pid. fds: the line to the judge, stdin, stdout."""
         lang, command, runs = ALL_LANGUAGES[language], command_for(language, stage, name), stage == "run"
-        toolchain(lang.needs, tuple(self.limits.closed))  # found once, here
+        toolchain(lang.needs, tuple(self.limits.closed))  # before the fork, so that it is found only once
         pid = os.fork()
         if pid == 0:
             exec_program(fds, command, lang, runs, seconds, f"{self.folder}/program", self.limits, self.me)
@@ -176,7 +176,7 @@ class Warden:
 
     def end(self, pid):
         """End a program (of this warden, never of the zygote) -> exit status, CPU seconds."""
-        self.programs.remove(pid)  # of nothing else
+        self.programs.remove(pid)  # a KeyError for anything else
         self.forget(pid)
         return end_process(pid)
 

@@ -10,7 +10,7 @@ import pytest
 import runs
 import train
 
-# What no compiled function depends on: where a run reads and writes, and when it does what.
+# Keys that no compiled function depends on: where a run reads and writes, and when it does what.
 FREE = ("out_dir dataset init_from resume eval_only seed rewards eval_rewards eval_interval save_interval log_interval "
         "keep_checkpoints stop_at eval_size log_samples wandb_log wandb_project wandb_entity").split()  # fmt: skip
 

@@ -106,6 +106,8 @@ def inside_loss(params, b, cfg):
 
 
 class Update(NamedTuple):
+    """An optimizer step on n completions."""
+
     batch: rl.Minibatch
     inside: dict  # see `inside_loss`
     after: Any  # (n, L) log p under the updated policy, on the same views
@@ -113,6 +115,8 @@ class Update(NamedTuple):
 
 
 class Iteration(NamedTuple):
+    """What was recorded of an iteration."""
+
     reward_fns: dict
     found: rl.Scored
     advantages: np.ndarray  # (B,)

@@ -79,7 +79,7 @@ def make_trial(ids: list[int], n_params: int) -> Trial:
     masked = np.zeros(x.shape, bool)
     ends = np.array([GROUP * n for n in range(5, WIDTH // GROUP)])
     for row in range(n_rows):
-        # Every second group ends where blocks of all lengths do: what is right of it, only a bidirectional model sees.
+        # Half of the groups end where blocks of all lengths do: only a bidirectional model sees what is right of them.
         end = rng.choice(ends) if row % 4 < 2 else rng.choice(ends[ends % max(BLOCKS) == 0])
         scored[row, end - GROUP : end] = rng.random(GROUP) < 0.7
         scored[row, end - GROUP + rng.integers(GROUP)] = True

@@ -27,6 +27,8 @@ from variants import joint, preferences
 
 
 class Device(NamedTuple):
+    """A kind of GPU or TPU."""
+
     memory: float  # bytes
     bandwidth: float  # bytes per second between the device and its memory
     flops: float  # per second, dense products in bfloat16
