@@ -105,9 +105,9 @@ def load(path: str, dtype: str = "float32", open_as: str | None = None) -> tuple
 
 
 def family_to_open(folder: str, open_as: str | None) -> str | None:
-    """Return the family to open a folder as: the one that is asked for, unless a run wrote the folder.
+    """Return the family to open a folder as: the one that is asked for, or None (as its files say) if a run wrote it.
 
-    A run writes its model under the right family. With LoRA it records the family of its base.
+    A run writes its model under the right family. With LoRA it records the family of its base, which is returned.
     """
     run = read_run(folder)
     if not run:
@@ -139,6 +139,10 @@ def save_run(
 ) -> None:
     """Write a checkpoint, out_dir/step-NNNNNN: the weights or adapters, and all that the next step depends on.
 
+    If it is there already, nothing is written. Then old checkpoints are deleted: see `publish`.
+
+    best: for run.json, the step and score of the best checkpoint so far; None: none was evaluated
+    finished: True if the run is at its end
     in_background: copy the state to the host now, write it while training continues
     """
     wait_for_writer()
@@ -174,7 +178,7 @@ def checkpoint_files(cfg, state, best, finished):
 
 
 def fulfil(future, work):
-    """Call work() in a thread, and store its result or its error in `future`."""
+    """Call work() and store its result or its error in `future`: the body of a thread."""
     try:
         future.set_result(work())
     except BaseException as e:
@@ -182,7 +186,7 @@ def fulfil(future, work):
 
 
 def wait_for_writer() -> None:
-    """Wait for the checkpoint that is being written; raise its error if it failed."""
+    """Wait for the checkpoint that is being written; raise its error if it failed. Only the main thread waits."""
     while IN_FLIGHT and threading.current_thread() is threading.main_thread():
         IN_FLIGHT.pop().result()
 
@@ -213,7 +217,7 @@ def finish(cfg, step, tok, best, files):
 
 
 def publish(cfg, temporary, final, best, files):
-    """Rename a folder that is complete to a checkpoint, and delete old checkpoints."""
+    """Rename a folder that is complete to a checkpoint; delete all but the keep_checkpoints newest and the best."""
     for name in [*{*os.listdir(temporary), *files}, "."]:  # fails if a file was deleted meanwhile
         disk.sync(os.path.join(temporary, name))
     for name in set(LOGS) & set(os.listdir(cfg.out_dir)):  # their lines up to this step belong to it
@@ -248,7 +252,7 @@ class Piece(NamedTuple):
 
 
 def restore(folder: str, state: Any) -> tuple[Any, dict[str, Any]]:
-    """Read the state that `save_run` wrote, in the shape of `state` (jax.eval_shape's will do), and run.json."""
+    """Read what `save_run` wrote -> the state, in the shape of `state` (jax.eval_shape's will do), and run.json."""
     run = read_run(folder)
     if not {"step", "best"} <= run.keys():
         raise ValueError(
@@ -321,5 +325,5 @@ def assemble(pieces: list[Piece], shape: tuple[int, ...], index: Any) -> np.ndar
 
 
 def relative(inner, outer):
-    """Count the slices `inner` from the starts of the slices `outer` that contain them."""
+    """Shift the slices `inner` so that they count from the starts of the slices `outer`, which contain them."""
     return tuple(slice(s.start - o.start, s.stop - o.start) for s, o in zip(inner, outer, strict=True))

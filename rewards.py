@@ -8,9 +8,9 @@ A reward is a plain function. A new one is a line in the dict REWARDS, or a func
 It takes what it needs by parameter name, as lists with one entry per completion. So fn(completions, **kwargs), as TRL
 has rewards, is one as well, and so is fn(completion, **columns), which is called for each text with the columns of its
 row. A parameter without a default is a column that has to be there. `reference` and `solution` are the completion in
-the data set; a trainer adds token_ids, which TRL calls completion_ids, and tokens_per_pass. To all rewards but the
-first, `first_reward` says what the first one returned. A completion is a text that can be read as a chat,
-completion[0]["content"] (see `Chat`). Values that a reward passes to log_metric, and numbers that it passes to
+the data set; a trainer adds token_ids, which TRL calls completion_ids, max_length, groups and tokens_per_pass. To all
+rewards but the first, `first_reward` says what the first one returned. A completion is a text that can be read as a
+chat, completion[0]["content"] (see `Chat`). Values that a reward passes to log_metric, and numbers that it passes to
 log_extra, become metrics: rewards/FN/NAME.
 
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
@@ -61,8 +61,8 @@ def is_empty(value):
 def per_text(rule, blank=0.0):
     """Make a reward of a rule that scores one text: rule(text, **columns of its row) -> float or None.
 
-    The reward has no opinion on rows where a column without a default is empty. Blank text scores `blank`; with None
-    the rule is asked about it like about any other.
+    The reward has no opinion on rows where a column without a default is empty. Blank text scores `blank`; None: the
+    rule scores it.
     """
     _, *wanted = inspect.signature(rule).parameters.values()
     needed = [p.name for p in wanted if p.default is p.empty]
@@ -329,7 +329,7 @@ def why_no_model(name, from_models):
 
 
 def as_columns(rows: Sequence[dict]) -> dict[str, list]:
-    """Turn rows of a data set into columns {name: list}, with None where a row has no such entry."""
+    """Turn rows of a data set into columns {name: list}, without the prompt; None where a row has no such entry."""
     names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -340,7 +340,8 @@ TEXTS = "prompts", "completions", "log_extra", "log_metric"  # arguments that ar
 def arguments(name: str, fn: Reward, columns: dict) -> dict:
     """Choose the columns that a reward takes by its parameter names; a missing one without a default is an error.
 
-    The column `completion` of a data set is also called reference and, if there is no other, answer.
+    A reward with **kwargs takes all. The column `completion` of a data set is also called reference, solution and, if
+    there is no other, answer; token_ids is also called completion_ids.
     """
     if "completion" in columns:
         columns = {"reference": columns["completion"], "answer": columns["completion"], **columns}
@@ -365,7 +366,9 @@ def arguments(name: str, fn: Reward, columns: dict) -> dict:
 
 
 def call_reward(name: str, fn: Reward, prompts: list[str], completions: list[str], columns: dict) -> Any:
-    """Call one reward on a batch -> its list, checked: one finite number or None per completion."""
+    """Call one reward on a batch -> one finite number or None per completion (programs.Scores if it logged notes).
+
+    A ValueError names the row if the reward raises, or returns anything else."""
     texts: dict[str, Any] = {"prompts": prompts, "completions": completions}
     if hasattr(fn, "reads_chats"):
         earlier = columns.get("messages_before")
@@ -400,7 +403,7 @@ def row_text(i, prompts, completions):
 
 
 def why_it_failed(fn, error, call_rows, prompts, completions):
-    """Find the line that raised, and the first row for which the reward fails on its own."""
+    """Say how a reward failed: the line that raised, and the first row on which it fails alone -> end of a message."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, RuntimeError) and frames[-1].filename == inspect.getfile(programs.Sandbox):
         return f": {error}"  # a failure of the machine, for which no completion is to blame
@@ -417,7 +420,7 @@ def why_it_failed(fn, error, call_rows, prompts, completions):
 
 
 def check_scores(name, scores, prompts, completions):
-    """Raise an error unless `scores` is a list with one finite number or None per completion."""
+    """Raise a ValueError unless `scores`, a list or array, has one finite number or None per completion."""
     ordered = hasattr(scores, "__len__") and not isinstance(scores, (str, bytes, Mapping, Set))
     size = len(scores) if ordered else f"a {type(scores).__name__}"
     if size != len(completions):
@@ -450,6 +453,7 @@ def combine(
     """Score completions with every reward and add up, clipping each reward to [-clip, clip] before weighing it.
 
     The total is nan if no reward with a weight other than 0 has an opinion. weights None: all 1.
+    columns {name: one entry per completion}.
     """
     weights = [1.0] * len(fns) if weights is None else list(weights)
     if len(weights) != len(fns):
@@ -481,7 +485,7 @@ def mean(values: np.ndarray) -> float:
 
 
 def pass_at(passed: np.ndarray, k: int) -> float:
-    """Estimate the probability that one of k completions of a prompt passes, without bias (2107.03374).
+    """Estimate the probability that at least one of k completions of a prompt passes, without bias (2107.03374).
 
     passed (N, n): 1, 0, or nan for no opinion. With c of n passing it is 1 - C(n - c, k) / C(n, k), averaged over the
     prompts with at least k opinions.
@@ -496,7 +500,9 @@ def pass_at(passed: np.ndarray, k: int) -> float:
 
 
 def summary(parts: dict[str, np.ndarray]) -> dict[str, float]:
-    """Summarize each reward as rewards/NAME/mean, /std, /min, /max, /none_frac, and each of its notes as a mean."""
+    """Summarize each reward as rewards/NAME/mean, /std, /min, /max, /none_frac, and each of its notes as a mean.
+
+    parts: as in Combined. A reward without any opinion has only /none_frac."""
     metrics = {}
     for name, part in parts.items():
         if "/" in name:  # a note, as in tests/timeout_frac
@@ -514,7 +520,7 @@ def summary(parts: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def batches(rows, size=256):
-    """Yield lists of row numbers; all rows of one prompt are in one list, as a group is judged together."""
+    """Yield lists of about `size` row numbers. All rows of a prompt are in one list, as a group is judged together."""
     groups, batch = {}, []
     for i, row in enumerate(rows):
         groups.setdefault(row["prompt"], []).append(i)
@@ -552,7 +558,7 @@ def rounded(value):
 
 
 def prepare(options):
-    """Check the options of the command line -> reward functions {name: fn}, rows to score."""
+    """Check the options of the command line, and start the sandbox -> reward functions {name: fn}, rows to score."""
     import data
 
     path = data.find(options.data)

@@ -106,7 +106,7 @@ def locked(out_dir: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_errors_explained(out_dir):
-    """Turn an OSError in out_dir into a message with the last whole checkpoint, and delete what is half written."""
+    """Turn an OSError in out_dir into a ValueError that names the last whole checkpoint; delete a half written one."""
     try:
         yield
     except OSError as e:
@@ -133,9 +133,9 @@ LENGTH = ["max_iters", "num_epochs", "stop_at"]
 
 
 def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
-    """Describe the keys of cfg, but for free ones, that differ from `was`, the config in a run.json.
+    """Describe the keys of cfg that differ from `was`, the config in a run.json; "" if none does.
 
-    A key of the model counts only where cfg sets it.
+    free: keys that may differ. A key of the model counts only where cfg sets it.
     """
     now, default = (json.loads(json.dumps(config.flatten(c))) for c in (cfg, Config()))
     for key in ("judge_from", "ref_from"):
@@ -243,7 +243,7 @@ class Curves(NamedTuple):
 
 
 def pictures(rows: list[dict]) -> list[Curves]:
-    """List the pictures that the metrics in rows of metrics.jsonl make."""
+    """List the pictures that can be made of rows of metrics.jsonl, each with those of its metrics that occur there."""
     keys = dict.fromkeys(key for row in rows for key in row if row[key] is not None)
     of_val = re.compile(r"val/(greedy|sampled|pass@\d+|pair_acc|calibration_error|correlation)")
     is_grpo = "reward" in keys
@@ -362,7 +362,8 @@ def name_lines(ax: Any, lines: list[pages.Line]) -> None:
 def ending(cfg: Config, best: dict | None) -> str:
     """Write the final page and, for grpo, print the first and the last pass rates -> words about the best checkpoint.
 
-    They give its score, the standard error, and the number of evaluations: the best of many noisy scores is too high.
+    The words ("" if there is none) give its score, the standard error, and the number of evaluations: the best of many
+    noisy scores is too high.
     """
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
     report(cfg, done=True)
@@ -407,8 +408,10 @@ FORMS = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%
 
 
 def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> list[collapse.Collapse]:
-    """Print the line of an iteration (of grpo) that ended with this State, and log it if `logged`, with a group. Return
-    the signs of a collapse that were noticed now."""
+    """Look for a collapse after an iteration that ended with this State -> the signs that are new.
+
+    grpo: print the line of the iteration. logged: also log its metrics, and its first group if there is one.
+    last: the metrics and, in grpo, the "group"; seconds: that it took."""
     values = {k: v for k, v in last.items() if k not in ("step", "group")} | {"step_time": seconds}
     values["tokens"] = state.step * config.tokens_per_iter(run.cfg)
     if timed := [v for k, v in last.items() if k.startswith("time/")]:

@@ -46,6 +46,8 @@ from variants import checks
 
 
 class Check(NamedTuple):
+    """A condition on a value, and what a message says the value must be."""
+
     holds: Callable[[Any], bool]  # None always passes
     expected: str
 
@@ -81,6 +83,8 @@ def key(default: Any, meaning: str, check: Check | None = None, choices: Collect
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
+
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
                          choices=("pretrain", "judge", "dpo", "grpo"), section="run")
     out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
@@ -340,7 +344,9 @@ def tokens_per_iter(cfg: Config) -> int:
 
 
 def rollout_rows(cfg: Config) -> int:
-    """Return how many completions grpo generates at a time: at most rollout_chunk, in equal chunks of whole groups."""
+    """Return how many completions grpo generates at a time: at most rollout_chunk, in equal chunks of whole groups.
+
+    A rollout_chunk below group_size is taken as it is."""
     most = cfg.rollout_chunk or cfg.batch_size * cfg.group_size
     if most < cfg.group_size:
         return most
@@ -349,7 +355,7 @@ def rollout_rows(cfg: Config) -> int:
 
 
 def eval_rows(cfg: Config) -> int:
-    """Return how many val rows an evaluation scores at a time: as many as fit in a micro-batch."""
+    """Return how many val rows an evaluation scores at a time: rollout_chunk or, by default, a micro-batch."""
     return cfg.rollout_chunk or max(cfg.batch_size // cfg.gradient_accumulation_steps, 1)
 
 
@@ -594,7 +600,9 @@ def with_model(cfg: Config, shape: ModelConfig) -> Config:
 
 
 def check_model(c: Config, shape: ModelConfig, where: str) -> None:
-    """Refuse a run whose keys do not fit the model that it starts from; where: of which run or folder it is."""
+    """Raise a ValueError if the keys of a run do not fit the shape of the model that it starts from.
+
+    where: whose model it is, for the message: "of config/sudoku_base.py"."""
     for f in dataclasses.fields(shape):
         asked, there = getattr(c.model, f.name), getattr(shape, f.name)
         if f.name not in ("dtype", "remat") and asked not in (f.default, there):
@@ -919,7 +927,7 @@ def check_downloads(file, defined, cfg):
 def base_run(cfg: Config) -> Config | None:
     """Return the run of the config file that cfg starts from; None: it starts from no config file.
 
-    With keys of its own, it writes next to cfg, unless they name another out_dir.
+    If cfg.base changes keys of that run, it writes into the out_dir of cfg + "_base", unless they name another.
     """
     if not cfg.init_from or not cfg.init_from.endswith(".py"):
         return None

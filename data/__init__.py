@@ -81,7 +81,7 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
 
 
 def files_of(folder, split):
-    """Find the file of a split, or its shards as huggingface.co names them (train-00000-of-00002.parquet)."""
+    """Find the file of a split, or its shards as huggingface.co names them (train-00000-of-00002.parquet) -> a list."""
     for name, suffix, gz in itertools.product(SPLITS[split], READERS, ("", ".gz")):
         shards = f"{name}-[0-9]*-of-*{suffix}{gz}"
         if found := sorted(folder.glob(f"{name}{suffix}{gz}")) or sorted(folder.glob(shards)):
@@ -271,7 +271,7 @@ def parse_json(text):
         raise ValueError("its lists or objects are nested too deep to be read") from None
 
 
-MAX_RATIO = 200  # gzip compresses only text that repeats one byte more than this
+MAX_RATIO = 200  # gzip makes no real text smaller by more than this factor
 
 
 def unzip(path):
@@ -432,7 +432,7 @@ def countdown_tasks(row):
 
 
 def called_in(tests):
-    """Find the function that all asserts call -> {"entry": its name}, or {} if there is no such."""
+    """Find the one function that all asserts call -> {"entry": its name}; {} if there is none, or more than one."""
     names = [set(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\s*\(", test)) - set(dir(builtins)) for test in tests]
     common = set.intersection(*names) if names else set()
     return {"entry": common.pop()} if len(common) == 1 else {}
@@ -525,7 +525,9 @@ def from_chat(row):
 
 
 def from_preference_chat(row):
-    """Turn `chosen` and `rejected` of a preference row from chat messages into texts, their last, and a prompt."""
+    """Replace `chosen` and `rejected` of a preference row, chat messages, by the text of their last messages.
+
+    The messages before become the prompt, which `from_chat` then reads."""
     chosen, rejected = row.get("chosen"), row.get("rejected")
     for turns in chosen, rejected:
         if not is_chat(turns) or turns[-1]["role"] != "assistant":
@@ -572,7 +574,7 @@ def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
 
 
 def from_format(row):
-    """Turn a row of a known data set into ours, by FORMATS."""
+    """Turn a row of a known data set into ours, by FORMATS. Columns that its reader does not pop stay."""
     read = next((read for columns, read in FORMATS.items() if row.keys() >= set(columns)), None)
     if read is None:
         raise ValueError(
@@ -626,6 +628,8 @@ def quote(value: Any) -> str:
 
 
 # ---- chat ------------------------------------------------------------------------------------------------------------
+
+# A writer takes turns [(role, text), ...], the last by the user, and returns the text that asks for an answer.
 
 
 def plain(turns):
@@ -746,7 +750,7 @@ def chat(
     """Return template(prompt, earlier turns), which writes the text with special tokens; None if nothing is added.
 
     name: a key of CHAT
-    system: the system prompt
+    system: the system prompt; None: the usual one of the template, if it has one
     instruction: text before every prompt in its turn, or around it if it contains {prompt}
     """
     if name is None and instruction is None:
@@ -865,7 +869,9 @@ def fitting(rows, tok, prompt_len, completion_len, template):
 
 
 def batch_indices(n: int, batch_size: int, step: int, seed: int, stream: int = 0) -> np.ndarray:
-    """Choose the rows of a step's batch, of n -> (batch_size,) int64. Every epoch of a stream takes each row once."""
+    """Choose the rows of a step's batch among n rows -> indices (batch_size,) int64.
+
+    Each epoch takes every row once, in another order. stream: another number has other orders."""
     if n < 1:
         raise ValueError("there are no rows to take batches from")
     place = step * batch_size + np.arange(batch_size)  # in the endless stream of shuffled epochs: no state to save
@@ -882,7 +888,7 @@ def permutation(n: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
 def curriculum(rows: Sequence[Row], schedule: Sequence[tuple[int, float]], step: int) -> np.ndarray:
     """Find the rows that a curriculum allows at a step -> indices (M,). Rows without a difficulty are always allowed.
 
-    schedule ((from step, highest difficulty), ...)
+    schedule ((from step, highest difficulty), ...): before its first step, the first difficulty holds
     """
     reached = [highest for start, highest in sorted(schedule) if start <= step] or [min(schedule)[1]]
     allowed = [i for i, row in enumerate(rows) if "difficulty" not in row or row["difficulty"] <= reached[-1]]

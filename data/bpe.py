@@ -87,10 +87,10 @@ class Tokenizer:
             )
 
     def encode(self, text: str, specials: bool = False, mask: bool = True) -> list[int]:
-        """Turn text into ids.
+        """Turn text into ids, without a first token (`add_bos`).
 
-        specials: read `<|eos|>` as one token; otherwise it is ordinary text
-        mask: read `<|mask|>` as one token, too; False for prompts, where it is text (the sampler would fill it)
+        specials: read special tokens in the text, such as `<|eos|>`, as one id each; False: they are ordinary text
+        mask: with specials, read `<|mask|>` as well; False for prompts, where the sampler would fill it
         """
         allowed = set(self.specials) if specials else set(self.visible)
         if not mask:
@@ -153,7 +153,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, vocab_size: int | None = None) -> "Tokenizer":
-        """Read a folder or a file (READABLE). If there is no mask token, `<|mask|>` gets the id after the last.
+        """Read a folder or a file (READABLE).
+
+        If there is no mask token, `<|mask|>` gets the id in config.json, or else the one after the last.
 
         vocab_size: the model's; every id must be below it, except for the mask of a model that never reads one
         """
@@ -191,7 +193,9 @@ class Tokenizer:
 
 
 def train(texts: Iterable[str], size: int) -> dict[bytes, int]:
-    """Learn {token: rank}: the 256 bytes, then always the most frequent pair of tokens (Sennrich et al. 2016)."""
+    """Learn {token: rank} of at most `size` tokens: the 256 bytes, then always the most frequent pair of tokens.
+
+    (Sennrich et al. 2016; a pair that occurs once is not learned.)"""
     if size < 256:
         raise ValueError(
             f"a vocabulary of {size + len(SPECIALS)} is too small: "

@@ -35,7 +35,9 @@ class EncodedRows(NamedTuple):
 
 
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
-    """Read the rows of a split that this run uses: of its difficulties (rows without one, too), at most `limit`."""
+    """Read the rows of a split that this run uses: those of cfg.difficulty, or without a difficulty.
+
+    Of the train rows `limit` are chosen at random, the same in every run."""
     columns = "prompt", "completion", "answer", "tests", "language", "difficulty"
     renamed = {name: getattr(cfg, f"{name}_key") for name in columns}
     rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in renamed.items() if theirs})
@@ -54,7 +56,7 @@ def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
 def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = True) -> EncodedRows:
     """Read and encode a split. Report how many rows do not fit.
 
-    with_completions: encode the completions, which then have to fit, too; otherwise put masks in their place
+    with_completions: encode the completions, which then have to fit as well; False: put masks in their place
     """
     rows = split_rows(cfg, split)
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
@@ -72,7 +74,7 @@ def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = 
 
 
 def eval_subset(encoded: EncodedRows, cfg: Any) -> EncodedRows:
-    """Choose the `eval_size` rows that every evaluation scores."""
+    """Choose `eval_size` rows at random, always the same, for every evaluation to score."""
     return encoded.part(np.random.default_rng(0).permutation(len(encoded.rows))[: cfg.eval_size])
 
 
@@ -95,7 +97,9 @@ def end_at_eos(encoded: EncodedRows, tok: Tokenizer) -> EncodedRows:
 
 
 def mask_completions(encoded: EncodedRows, cfg: Any, tok: Tokenizer, seed: int | list[int]) -> EncodedRows:
-    """Choose the positions of a fill-in task: a random share of the tokens of each completion, without its end."""
+    """Choose the positions of a fill-in task: a random share of the tokens of each completion, at least one.
+
+    The share is between mask_ratio_min and mask_ratio_max. An end of text is never chosen."""
     rng = np.random.default_rng(seed)
     text = encoded.maskable & (encoded.tokens != tok.eos_id)
     ratio = rng.uniform(cfg.mask_ratio_min, cfg.mask_ratio_max, (len(text), 1))
@@ -145,6 +149,6 @@ def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[
 
 
 def completion_ids(tokens: jax.Array, tok: Tokenizer, cfg: Any) -> list[list[int]]:
-    """Fetch the ids of the completions in tokens (B, T), up to the first end of text."""
+    """Fetch the ids of the completions in tokens (B, T), up to the first end of text and without it."""
     completions = hosts.gather(tokens)[:, cfg.max_prompt_len :].tolist()
     return [row[: row.index(tok.eos_id)] if tok.eos_id in row else row for row in completions]

@@ -41,6 +41,7 @@ class Test(NamedTuple):
 
 @functools.lru_cache(1000)  # the completions of a group share their tests
 def parse(source: str, entry: str) -> Test:
+    """Parse a test about the function `entry`, and find out which names it takes from the candidate."""
     tree = ast.parse(source)
     nodes = list(ast.walk(tree))
     names = [n for n in nodes if isinstance(n, ast.Name)]
@@ -67,6 +68,7 @@ def parse(source: str, entry: str) -> Test:
 
 
 def named_modules(nodes):
+    """Find the modules that a test imports, and what may be one in a string: random of "random.random"."""
     named = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
     named |= {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
     strings = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
@@ -87,7 +89,7 @@ def names_in_classes(nodes):
 
 
 def ask_for_types(nodes):
-    """Let type(x) of a test say which class an object has over there: see type_of."""
+    """Replace type(x) in a test by type_of(x), which gives the class of the candidate's object and not of its stub."""
     for n in nodes:
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "type" and len(n.args) == 1:
             n.func.id = "__type__"
@@ -102,7 +104,9 @@ def lines_of(node):
 
 
 def safe_lines(tree, stored):
-    """Find the lines on which only the test itself can raise: they say `raise`, or name nothing but builtins."""
+    """Find the lines on which only the test itself can raise: they say `raise`, or name nothing but builtins.
+
+    stored: the names that the test assigns, and `entry`; a builtin of such a name is none."""
     good, bad, nodes = set(), set(), list(ast.walk(tree))
 
     def harmless(n):
@@ -125,7 +129,9 @@ def safe_lines(tree, stored):
 
 
 def find(peer, name):
-    """Return [the value of a global name of the candidate], or [] if there is none."""
+    """Return [the value of a global name of the candidate], or [] if there is none.
+
+    A stub whose name is written like a class's (Stack, _Node) may make objects: see `Remote._makes`."""
     try:
         found = peer.ask("names", [name])
     except Exception as e:
@@ -142,7 +148,8 @@ def find(peer, name):
 class Names(dict):
     """The globals of a test, which ask the candidate for the names that the test does not define.
 
-    Plain values are asked for each time, because they change. Stubs are kept, in `functions` for later tests, too."""
+    Plain values are asked for each time, because they change. A Remote is asked for once, and put into `functions` for
+    later tests of the same completion."""
 
     def __init__(self, peer, test, entry, functions):
         super().__init__(functions, __name__="test", __type__=type_of)
@@ -194,11 +201,12 @@ class World:
         self.before = {name: dict(vars(module)) for name, module in self.modules.items()}
 
     def seed(self, *args, **named):
+        """Stand for random.seed: seed here, and note the seed for the candidate."""
         self.seeds.append(args or tuple(named.values()))
         return self.real_seed(*args, **named)
 
     def changed(self):
-        """Return {(module, name): value} of everything that is not as it was."""
+        """Return {(module, name): value now} of all that the test has replaced; of sys, only the names in WATCHED."""
         found = {}
         for module, before in self.before.items():
             now = vars(self.modules[module])
@@ -229,6 +237,7 @@ class World:
         self.told = environ
 
     def replace(self, place, value):
+        """Replace place (module, name) in the candidate; a value that cannot travel there is left out."""
         if place in (("sys", "stdout"), ("sys", "stderr")):
             self.peer.ask("print_here", *place)
         elif place == ("sys", "stdin") and type(value) is io.StringIO:
@@ -238,6 +247,7 @@ class World:
                 self.peer.ask("replace", *place, value)
 
     def end(self):
+        """Undo all replacements here and, if it lives, in the candidate."""
         self.random.seed = self.real_seed
         os.environ.clear()
         os.environ.update(self.environ)
@@ -259,12 +269,14 @@ ROUTED = {
 
 @functools.lru_cache
 def route(module):
+    """Route the functions of a module that are in ROUTED, from now on and for all tests."""
     home = importlib.import_module(module)
     for name in ROUTED[module].split():
         setattr(home, name, routed(module, name, getattr(home, name)))
 
 
 def routed(module, name, here):
+    """Make a function that runs in the candidate if its first argument is a stub, and is `here` otherwise."""
     def function(x, *args, **named):
         if foreign(x):
             return x._peer.call("library", (module, name, x, *args), named)
@@ -278,7 +290,10 @@ def do_nothing(*_, **__):
 
 
 def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
-    """Run a test, which raises if it fails. functions {name: stub}: what earlier tests of the completion have found."""
+    """Run a test; an exception means that it fails.
+
+    source: the test; entry: the function that it is about; functions {name: stub}: those that earlier tests of the
+    completion have found, to which this one adds its own."""
     test = parse(source, entry)
     space = Names(peer, test, entry, functions)
     space.update({name: importlib.import_module(name) for name in test.modules})
@@ -307,7 +322,7 @@ def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
 
 
 def run_defined(space, test, entry):
-    """Run what a test only defines: functions test_..., HumanEval's check(candidate), and TestCases.
+    """Run what a test only defines and never uses: functions test_..., HumanEval's check(candidate), and TestCases.
 
     TestCases are not run if the test looks at their result itself."""
     own = {name: x for name, x in space.items() if type(x) in (type, types.FunctionType) and x.__module__ == "test"}
@@ -326,6 +341,7 @@ def run_defined(space, test, entry):
 
 
 def run_cases(values):
+    """Run the TestCases among the values; an AssertionError if one fails or is skipped."""
     unittest = importlib.import_module("unittest")
     cases = [x for x in values if issubclass(type(x), type) and issubclass(x, unittest.TestCase)]
     result = unittest.TestResult()

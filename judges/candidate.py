@@ -19,8 +19,11 @@ from judges.walls import limit, shut
 
 
 def candidate(fds: list, wall: object, parent: int, seconds: float, limits: dict) -> int:
-    """Run a completion behind the walls -> exit status. fds: the line to the judge; a program's stdin, stdout."""
-    null = os.open("/dev/null", os.O_RDWR)  # anew: flags set on an open file are those of all who share it
+    """Run a completion behind the walls -> exit status.
+
+    fds: the line to the judge; for a program also its stdin and stdout. wall: from walls.lock; parent: the zygote's
+    pid; seconds: of CPU; limits: as walls.limit takes them."""
+    null = os.open("/dev/null", os.O_RDWR)  # opened anew, as flags of an open file hold for all who share it
     for target, fd in enumerate([*fds[1:], null, null, null][:2] + [null]):
         os.dup2(fd, target)
     for fd in (null, *fds[1:]):
@@ -39,7 +42,7 @@ def candidate(fds: list, wall: object, parent: int, seconds: float, limits: dict
         while True:
             peer.serve(peer.receive())
     finally:
-        os._exit(0)  # a call that says sys.exit() has left
+        os._exit(0)  # at once, whatever was raised: without atexit, threads or flushing
 
 
 def load_module(peer: Peer, code: str) -> None:
@@ -71,18 +74,19 @@ def run_program(peer, code):
 
 
 class Served:
-    """What the judge asks of a loaded completion: each method is an operation. asserts.World calls the last six."""
+    """What the judge asks of a loaded completion: each method is an operation. asserts.World calls the last five."""
 
     def __init__(self, peer, module):
         self._peer, self._globals, self._replaced = peer, vars(module), {}
 
     def names(self, wanted):
-        """Return the values of these global names."""
+        """Return {name: value} of those of the `wanted` names that are global here; ["__all__"] asks for all names."""
         if wanted == ["__all__"]:
             return {"__all__": [name for name in self._globals if name[0] != "_"]}
         return {name: self._globals[name] for name in wanted if name in self._globals}
 
     def setname(self, name, *value):
+        """Set a global name; delete it if there is no value."""
         if value:
             self._globals[name] = value[0]
         else:
@@ -106,7 +110,7 @@ class Served:
         self.replace("sys", "stdin", io.StringIO(text))
 
     def print_here(self, module, name):
-        """Send what is printed to the judge, at the end of each call."""
+        """Catch what is printed to sys.stdout or sys.stderr (`name`), and send it to the judge after each call."""
         stream = Printed()
         stream.peer, stream.name = self._peer, name
         self.replace(module, name, stream)

@@ -19,7 +19,9 @@ class Dead(BaseException):
 
 
 class Channel:
-    """Send and receive messages over `sock`, at most `limit` bytes each, until `deadline` (time.monotonic)."""
+    """Send and receive messages over `sock`: at most `limit` bytes in each that comes, until `deadline`.
+
+    deadline: in the time of time.monotonic(); None: none. `dead` says why the other end is dead, "" while it is not."""
 
     def __init__(self, sock, limit=1 << 40, deadline=None):
         self.sock, self.limit, self.deadline, self.dead = sock, limit, deadline, ""
@@ -42,7 +44,7 @@ class Channel:
             self.die(f"sent no message: {type(e).__name__}")
 
     def take(self, size):
-        """Receive so many bytes."""
+        """Receive exactly `size` bytes."""
         data = bytearray()
         while len(data) < size:
             part = self.wait(self.sock.recv, min(size - len(data), 1 << 20))

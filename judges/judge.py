@@ -32,7 +32,7 @@ from judges.walls import ALL, JUDGE, LINUX, LIST, MACHINE, READ, SYSTEM, Limits,
 from judges.zygote import WORD
 
 JUDGE_MEMORY = 1 << 30  # a test works on what the candidate answered: "x" * answer must not eat the machine
-JUDGE_KEEPS = 128 << 20  # bytes of the largest judge that goes on: what Python has taken it does not give back
+JUDGE_KEEPS = 128 << 20  # bytes: a judge that has become larger is replaced, as Python gives no memory back
 WALL = 20  # seconds of wall-clock time per second of CPU: with six workers on a busy core each gets a tenth of it
 GRACE = 10  # seconds until a process that does not react is given up
 
@@ -46,7 +46,7 @@ def without_end_space(text):
 
 
 def nameless_file(text):
-    """Open a file with this text that leaves nothing to remove."""
+    """Open a file without a name that holds this text in UTF-8, at its beginning."""
     if LINUX:
         f = open(os.memfd_create("stdin"), "w+b")
     else:
@@ -63,7 +63,7 @@ class Job:
         self.to_zygote, self.to_warden = lines
         self.code, self.language, self.limits = code, language, limits
         self.seconds, self.started, self.running = 0.0, [], {}  # pids; {pid: (the zygote's child?, its socket)}
-        self.candidate, self.functions = None, {}  # which serves all asserts: state lives from call to call
+        self.candidate, self.functions = None, {}  # one for all asserts, so that its state lives on; stubs by name
         self.program = None  # the name under which a program of another language is compiled
         self.set_deadline(limits.timeout)
 
@@ -78,19 +78,22 @@ class Job:
         return left
 
     def ask_zygote(self, pid, seconds, fds=()):
-        """Have the zygote end a process -> its exit status, CPU seconds; or, for pid 0, fork one -> its pid, limit."""
+        """Have the zygote end process `pid` (seconds: -1) -> its exit status, CPU seconds.
+
+        pid 0: have it fork a candidate that may take `seconds` of CPU -> its pid, `seconds`."""
         socket.send_fds(self.to_zygote, [WORD.pack(pid, seconds)], fds)
         return WORD.unpack(self.to_zygote.recv(WORD.size))
 
     def ask_warden(self, *request, fds=()):
-        """Have the warden do something: the request begins with a verb of Warden.answer."""
+        """Send the warden a request -> its answer. request: a verb of Warden.answer and its arguments."""
         socket.send_fds(self.to_warden, [json.dumps(request).encode()], fds)
         return json.loads(self.to_warden.recv(4096))
 
     def start(self, program, *files):
-        """Start a program with these files -> its pid, the line to it.
+        """Start a process and wait until it is locked in -> its pid, the Peer to talk to it.
 
-        program: [language, name, stage, CPU seconds] for the warden, or None for a candidate."""
+        program: [language, name, stage, CPU seconds] for the warden, or None for a candidate
+        files: none for a module that answers calls; stdin and stdout for a program"""
         ours, theirs = socket.socketpair()
         with theirs:
             fds = [f.fileno() for f in (theirs, *files)]
@@ -126,7 +129,7 @@ class Job:
         return self.ask_warden("why", self.started)
 
     def loaded_candidate(self):
-        """Return the line to a candidate that has run the code and answers calls."""
+        """Return the Peer of the candidate that has run the code and answers calls; the first call starts it."""
         if not self.candidate:
             _, peer = self.start(None)
             peer.send([self.code, False])
@@ -137,7 +140,7 @@ class Job:
         return self.candidate
 
     def read(self, source, most):
-        """Read a file or socket until its other end is closed, at most so many bytes."""
+        """Read a file or socket until its other end is closed, at most `most` bytes; Dead at the deadline."""
         data = b""
         while len(data) < most:
             ready, _, _ = select.select([source], [], [], max(0, self.deadline - time.monotonic()))
@@ -150,7 +153,7 @@ class Job:
         return data
 
     def run_program(self, program, text=""):
-        """Run a program, as in `start`, on this input -> what it prints. Raises unless it exits with 0."""
+        """Run a program, as in `start`, on the input `text` -> its output. Failed or Dead unless it exits with 0."""
         read, write = os.pipe()
         with nameless_file(text) as stdin, open(read, "rb") as output:
             with open(write, "wb") as stdout:
@@ -169,8 +172,8 @@ class Job:
         return printed
 
     def compile(self, stage, seconds):
-        """Compile the code of another language (stage "compile"), or only check it ("check"), within these CPU seconds.
-        Raise Dead if that fails."""
+        """Compile the code of another language (stage "compile"), or only check it ("check"), within these CPU seconds,
+        which the completion is not charged for. Raise Dead if that fails."""
         self.program, code = java_names(self.code) if self.language == "java" else ("Main", self.code)
         self.set_deadline(seconds)
         with nameless_file(code) as source:
@@ -236,8 +239,9 @@ def score(job: Job, tests: list, entry: str) -> dict[str, Any]:
 def judge(sock: socket.socket, lines: tuple, folder: str, limits: Limits, parent: int) -> int:
     """Score what the trainer sends, one completion after the other, until the warden ends this process.
 
-    lines: to the zygote and to the warden. A test that works on too large an answer, sum(range(answer)), is beyond
-    Python's reach: a limit of CPU time ends this judge, without what the jobs before took."""
+    sock: to the trainer; lines: to the zygote and to the warden; folder: where a test may write; parent: the warden's
+    pid. Python cannot interrupt a test that works on too large an answer, sum(range(answer)). So the kernel ends this
+    judge (SIGXCPU) once it has itself taken about `limits.timeout` seconds of CPU for one job."""
     trainer, most = Channel(sock), resource.getrlimit(resource.RLIMIT_CPU)[1]
     os.environ["TMPDIR"] = folder
     limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256, **become_countable())

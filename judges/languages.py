@@ -114,7 +114,9 @@ def command_for(language: str, stage: str, name: str = "") -> list[str]:
 
 @functools.lru_cache(20)
 def toolchain(needs: str, closed: tuple) -> dict:
-    """Return Landlock's rules for the files that a program and its compiler read and start."""
+    """Return Landlock's rules {path: rights} for the files that a program and its compiler read and start.
+
+    needs: the program that must be installed (ValueError if not); closed: folders that stay closed"""
     path = shutil.which(needs)
     if not path:
         raise ValueError(f"{needs} is not installed")
@@ -128,7 +130,9 @@ def toolchain(needs: str, closed: tuple) -> dict:
 
 def exec_program(fds: tuple, command: list[str], lang: Language, runs: bool, seconds: float, folder: str,
                  limits: Limits, parent: int) -> None:  # fmt: skip
-    """Become a program that can read the toolchain and its folder, or (if not `runs`) a compiler that writes there."""
+    """Become a program that can read the toolchain and its folder, or (if not `runs`) a compiler that writes there.
+
+    fds: the line to the judge, stdin, stdout. A compiler's stderr goes to its stdout."""
     try:
         path = command[0] if command[0].startswith("./") else shutil.which(command[0]) or ""
         line, stdin, stdout = fds

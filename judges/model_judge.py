@@ -35,7 +35,7 @@ WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of token arrays, eac
 def encode(prompts, completions, tok, max_len):
     """Encode prompt + completion + end of text, padded on the left -> tokens (B, T) int32, valid (B, T) bool.
 
-    T is the longest text rounded up to one of WIDTHS. Texts longer than max_len lose their beginning. tok is the
+    T is the longest text rounded up to one of WIDTHS, at most max_len. Longer texts lose their beginning. tok is the
     judge's own tokenizer, which may differ from the policy's.
     """
     ids = []
@@ -86,10 +86,10 @@ def coherence(
     max_len: int = MAX_LEN,
     floor: float = -20.0,
 ) -> Callable:
-    """Make a reward of a frozen language model: the mean log-prob per token of a completion.
+    """Make a reward of a frozen language model: the mean log-prob per token of a completion, its end of text included.
 
-    For a denoiser it is the likelihood bound from 8 masks, the same ones for every text. 0 would be certainty, so blank
-    text scores the floor, in nats: lower than a uniform guess in any vocabulary.
+    In nats, at most 0. For a denoiser it is the likelihood bound from 8 masks, the same ones for every text. Blank text
+    scores `floor`, which is lower than a uniform guess in any vocabulary; no text scores less.
     """
 
     @jax.jit
@@ -108,7 +108,9 @@ def coherence(
 
 
 def load(folder: Any, dtype: str = "float32", **sizes: Any) -> dict[str, Callable]:
-    """Load a judge or a language model, which computes in dtype -> {"judge": reward} or {"coherence": reward}."""
+    """Load a judge -> {"judge": reward}, or a language model -> {"coherence": reward}; the folder says which.
+
+    dtype: to compute in; sizes: batch_size and max_len, as `judge` and `coherence` take them."""
     found, _ = checkpoint.best(data.local_copy(folder))
     best = checkpoint.read_run(found).get("best") or {}
     params, cfg = checkpoint.load(found, dtype)
@@ -140,10 +142,10 @@ def split_words(text):
 
 
 def make_worse(rng, text, other, has_prompt=True):
-    """Spoil a text -> worse text, kind: two pieces swapped, a piece lost, or a piece replaced by one of another row.
+    """Spoil a text -> worse text, kind: "swapped" (two pieces), "lost" (one or more), "replaced" (one by `other`'s).
 
-    With a prompt, the completion `other` of another row, which does not answer it, is a fourth kind. Pieces are words,
-    or characters if the text has less than four words.
+    other: the completion of another row. If there is a prompt, which `other` does not answer, `other` as a whole is a
+    fourth kind, "another row". Pieces are words, or characters if the text has less than four words.
     """
     parts, stride = split_words(text), 2  # every second part is space
     if len(parts) < 7:
@@ -173,7 +175,8 @@ def make_pairs(rows: list[dict], seed: int, refill: Callable | None = None) -> P
 
     Rows with `chosen` and `rejected`, or with `completion` and `score`, are used as they are. Otherwise the completion
     is the better text. The worse one is a spoiled copy or, for every second row, a copy refilled by a generator:
-    refill(rows, seed) -> texts, kinds, with an empty kind for texts that do not fit.
+    refill(rows, seed) -> texts, kinds, with an empty kind for texts that do not fit. Rows whose copy equals the
+    completion are left out.
     """
     prompts = [row["prompt"] for row in rows]
     if all("chosen" in row and "rejected" in row for row in rows):
@@ -217,7 +220,9 @@ def checked_scores(rows):
 
 
 def encode_pairs(pairs: Pairs, tok: Any, max_len: int) -> dict[str, Any]:
-    """Encode Pairs -> better, worse (N, T) tokens, better_valid, worse_valid (N, T), score (N,) or None."""
+    """Encode Pairs -> {"better", "worse": tokens (N, T), "better_valid", "worse_valid" (N, T), "score": (N,) or None}.
+
+    T may differ between better and worse. Texts of more than max_len tokens lose their beginning, which is reported."""
     sides = {"better": pairs.better, "worse": pairs.worse}
     sizes = [
         len(tok.encode(prompt + text)) + 1
@@ -256,7 +261,7 @@ def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[ja
 
 
 def pair_metrics(better: np.ndarray, worse: np.ndarray, pairs: Pairs) -> dict[str, float]:
-    """Compare the judge's scores (N,) of held-out Pairs with the truth.
+    """Compare the judge's scores better, worse (N,) of the texts of held-out Pairs with the truth.
 
     For pairs: accuracy, in all and by kind, and calibration. For texts with given scores: error and correlation.
     """
@@ -276,7 +281,9 @@ def pair_metrics(better: np.ndarray, worse: np.ndarray, pairs: Pairs) -> dict[st
 
 
 def calibration_error(better: np.ndarray, worse: np.ndarray, bins: int = 10) -> float:
-    """Average |stated probability of being a better text - fraction that are better| over bins of the probability."""
+    """Average |stated probability of being a better text - fraction that are better| over bins of the probability.
+
+    better, worse (N,): the probabilities that the judge states for the better and for the worse texts."""
     p = np.concatenate([better, worse])
     truth = np.repeat([1.0, 0.0], [len(better), len(worse)])
     index = np.minimum((p * bins).astype(int), bins - 1)
@@ -288,10 +295,10 @@ def calibration_error(better: np.ndarray, worse: np.ndarray, bins: int = 10) -> 
 
 
 def refill_rows(rows, seed, generator, cfg, tok):
-    """Mask tokens of completions at random and let a generator fill them -> texts, kinds.
+    """Mask 20 to 100% of the tokens of each completion and let a generator fill them -> texts, kinds, one per row.
 
-    All windows of a document are filled, batches in turn at each of judge_temperatures. The kind of a row that does not
-    fit is "".
+    All windows of a document are filled, batches in turn at each of judge_temperatures. A kind is "filled at 0.7", or
+    "" if the row does not fit.
     """
     rng = np.random.default_rng(seed)
     arrays, row_of, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
@@ -317,17 +324,19 @@ def refill_rows(rows, seed, generator, cfg, tok):
 
 
 def find_generator(cfg, start):
-    """Return the params of the language model that refills texts, or None.
+    """Return the params of the language model that refills texts, or None if the run starts from none.
 
-    start: the params that the run starts from. If they are a judge's, as in a resumed run, the model in init_from is
-    loaded instead."""
+    start: the params that the run starts from, or None. If they are a judge's, as in a resumed run, the model in
+    init_from is loaded instead."""
     if start and model.width(start):
         start = checkpoint.load(cfg.init_from, open_as=cfg.open_as)[0] if cfg.init_from else None
     return None if start and model.width(start) else start
 
 
 def judge_task(cfg: Any, tok: Any, start: Any) -> tuple:
-    """Train a judge on pairs, its trunk starting from the denoiser in init_from -> the fields of rl.Task."""
+    """Prepare the training of a judge on pairs of texts -> the fields of rl.Task.
+
+    start: the params that the run starts from, a judge's or a denoiser's, whose head is replaced; None: nothing."""
     generator = find_generator(cfg, start)
     refill = functools.partial(refill_rows, generator=generator, cfg=cfg, tok=tok) if generator else None
     max_len = cfg.max_prompt_len + cfg.max_new_tokens + 1

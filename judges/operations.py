@@ -1,7 +1,7 @@
 """What one end of a conversation may ask of the other by name: the operators of Python, as far as each end allows them.
 
-A candidate serves all operators on its own objects (CANDIDATE_OPS, and HERE on the objects of its loaded code). It
-gains nothing by lying about them: stubs.py decides which answers count.
+A candidate serves all operators on its own objects (CANDIDATE_OPS, and FINISH for what its loaded code lets one await).
+It gains nothing by lying about them: stubs.py decides which answers count.
 
 The judge serves far fewer (JUDGE_OPS), because a candidate that calls back is hostile. It opens only what a test has
 made in order to hand it over: objects of the test's own classes, mocks, and a few classes that only hold data. A
@@ -50,7 +50,7 @@ def library(module: str, name: str, *args, **named) -> Any:
     return getattr(importlib.import_module(module), name)(*args, **named)
 
 
-# About one object; as a number; about two objects.
+# ALONE: operators on one object. AS_NUMBER: what it is as a number. PAIRS: operators on two objects.
 ALONE = from_module(builtins, "getattr setattr delattr iter aiter next len str repr bool hash abs format dir reversed")
 ALONE |= dunders("neg pos invert getitem setitem delitem") | {"enter": enter, "copy": copy.copy, "deepcopy": deepcopy}
 ALONE |= {"instancecheck": instancecheck, "subclasscheck": subclasscheck}
@@ -107,7 +107,7 @@ def test_made(x: Any) -> bool:
 
 
 def test_field(x, name, *new):
-    """Get an attribute for a candidate, or set it to `new`."""
+    """Get an attribute of a test's object for a candidate, or set it to `new`; AttributeError if it may not."""
     mocks = [vars(kind) for kind in type(x).__mro__ if kind.__module__ == "unittest.mock"]
     tells_the_test = mocks and (new or name == "method_calls" or any(name in names for names in mocks))
     allowed = test_made(x) and not name.startswith("_") and not tells_the_test

@@ -1,7 +1,7 @@
 """A conversation between judge and candidate: each calls functions of the other, and serves calls while it waits.
 
     call    [what, args, named]         what: an operation's name (operations.py), or the number of a function
-    answer  ["return", value, changes]  changes: [place, contents] of the mutable arguments that the call has changed
+    answer  ["return", value, changes]  changes: [place, contents] of each mutable argument that the call has changed
             ["raise", exception, []]
 
 Plain values travel as in values.py. Everything else stays where it is and travels as a number: {"mine": 3} is an
@@ -43,7 +43,7 @@ class Packer:
         self.calls = 0  # how often we called: what was read before the last call may be out of date
 
     def number(self, x):
-        """Return the number under which the other end knows this object of ours."""
+        """Return the number under which the other end knows this object of ours; a new object gets the next one."""
         if id(x) not in self.numbers:
             self.numbers[id(x)] = len(self.shown)
             self.shown.append(x)
@@ -107,7 +107,8 @@ class Packer:
         return {"raised": [self.number(x), self.error_names(type(x)), *told, cause]}
 
     def error_names(self, kind):
-        """Describe an exception class: the name of a built-in one, else [module:name, number, its bases described]."""
+        """Describe an exception class: a built-in one by its name, one of the other end by {"yours": number}, any other
+        by [module:name, number, its bases described]."""
         if "_home" in vars(kind):
             return {"yours": kind._home._number}
         if NAMED.get(kind.__name__) is kind:
@@ -201,6 +202,7 @@ class Packer:
         return found
 
     def named_error(self, full_name, number, *bases):
+        """Find or make the class that `error_names` describes as [module:name, number, bases]."""
         module, _, name = full_name.partition(":")
         standard = module.partition(".")[0] in sys.stdlib_module_names - RUNNERS
         found = getattr(sys.modules.get(module), name, None) if standard else self.kinds.get(number)
@@ -214,13 +216,15 @@ READERS = {name.removeprefix("unpack_"): name for name in vars(Packer) if name.s
 
 
 class Peer(Packer, Channel):
-    """One end of a conversation. `ops` are the functions that the other end may call by name."""
+    """One end of a conversation: JUDGE_OPS make it the judge's.
+
+    ops {name: function}: what the other end may call by name; settings: of Channel."""
 
     def __init__(self, sock, ops=JUDGE_OPS, **settings):
         Packer.__init__(self, in_judge=ops is JUDGE_OPS)
         Channel.__init__(self, sock, **settings)
         self.ops = ops
-        self.exits, self.before_call = False, None  # may a call end in SystemExit; what to do before each
+        self.exits, self.before_call = False, None  # True: a call may end in SystemExit; a function to call before each
         self.one_caller = _thread.RLock()  # a test may have threads
 
     def ask(self, op: str, *args: Any) -> Any:
@@ -259,7 +263,10 @@ class Peer(Packer, Channel):
             refill(ours, type(ours), now)
 
     def allowed(self, error, what):
-        """Check an exception of the other end -> the one to raise. A StopIteration would end map, zip and all."""
+        """Check an exception that a call of `what` raised -> the one to raise here.
+
+        A StopIteration becomes a RuntimeError unless `next` was called: it would end a test's map, zip and all early. A
+        SystemExit counts as the death of the candidate unless the test names it."""
         if not issubclass(type(error), ERRORS):
             raise TypeError("not an exception")
         if isinstance(error, SystemExit) and not self.exits:

@@ -49,7 +49,7 @@ class Program(NamedTuple):
 
 # ---- which program, does it parse ------------------------------------------------------------------------------------
 def language_of(name: str | None) -> str:
-    """Return the one name here of a language as people write it ("Python 3", "C++17", "py"), None for Python."""
+    """Return our name of a language as people write it: "Python 3", "py" and None are "python", "C++17" is "c++"."""
     name = (name or "").strip().lower()
     if not re.match(r"py(thon)?[ -]?2", name):  # another language
         name = re.sub(r"[ -]?\d[\d.]*$", "", name)
@@ -57,7 +57,7 @@ def language_of(name: str | None) -> str:
 
 
 def runs(language: str | None) -> bool:
-    """True if tests in this language, as people write it, can be run here. In others they have no opinion."""
+    """True if tests in this language, as people write it, can be run. In others these rewards have no opinion."""
     return language_of(language) in ("python", *LANGUAGES)
 
 
@@ -78,7 +78,7 @@ def check(rows: list[dict]) -> collections.Counter:
 
 
 def definition(code: str, name: str, language: str = "python") -> re.Match | None:
-    """Find where code defines a name at the top level."""
+    """Find where code defines a name -> a match or None; in Python only at the top level."""
     name = re.escape(name)
     if language == "python":
         return re.search(
@@ -94,10 +94,11 @@ def definition(code: str, name: str, language: str = "python") -> re.Match | Non
 def program(
     prompt: str, completion: str, entry: str | None = None, language: str = "python"
 ) -> str:
-    """Return the program a completion means: its fenced block; itself, if it defines `entry`; else prompt + completion.
+    """Return the program a completion means: its fenced block or itself, if that defines `entry`; else prompt + code.
 
     Of several blocks it is the last that defines `entry`, else the first. Imports and helpers of the prompt come along.
-    `entry` is by default the last function of the prompt; if there is none, the completion stands alone."""
+    A block without `entry` stands alone if the prompt does not begin `entry` either. `entry` is by default the last
+    function of a Python prompt; if there is none, the code stands alone."""
     if not entry and language == "python":
         entry = (re.findall(r"^(?:async[ \t]+)?def[ \t]+(\w+)", prompt, re.M) or [None])[-1]
     blocks = rules.fenced_blocks(completion)
@@ -129,11 +130,11 @@ def futures_first(code):
 
 
 def add_helpers(prompt: str, tests: list | None, entry: str, language: str = "python") -> list:
-    """Give tests the functions of the prompt that they call.
+    """Put before each test the functions of the prompt that it calls -> the tests. Python only.
 
-    A completion could define them anew: decode(encode(x)) is x if both are the identity. A function that neither the
-    prompt nor the test has is refused. If the prompt does not begin the function asked for, nobody knows which others
-    belong to the task, and all are the completion's."""
+    Else a completion could define them anew: decode(encode(x)) is x if both are the identity. A call of a function that
+    neither the prompt nor the test has raises NameError. If the prompt does not begin `entry`, nobody knows which of
+    its functions belong to the task: all are the completion's, and the tests stay as they are."""
     tests = list(tests or [])
     begun = definition(prompt, entry) if entry and language == "python" else None
     if not begun or not begun[0].startswith(("def", "async")):
@@ -163,7 +164,7 @@ def defined_names(tree):
 
 
 def with_helpers(test, given, entry):
-    """Put before a test those of the prompt's definitions, given {name: node}, that it needs, and that they need."""
+    """Put before a test the definitions of the prompt, given {name: node}, that it needs, and those that they need."""
     tree = parse(test)[1]
     if not tree:
         return test
@@ -264,7 +265,7 @@ def quick_verdict(code, language):
 
 
 def balanced(code: str) -> bool:
-    """True if the brackets of a text are closed in order. Strings and comments are not told apart."""
+    """True if the brackets of a text, also in strings and comments, are closed in order."""
     still_open = []
     for c in code:
         if c in "([{":
@@ -322,7 +323,9 @@ def sandbox(**settings: Any) -> Sandbox:
 
 
 def run(jobs: list[tuple]) -> list[dict]:
-    """Return the results of Sandbox.run. Equal jobs run once; no tests, or a language not run here: never."""
+    """Run jobs (code, tests, entry, language) in the shared sandbox -> a result for each, as of Sandbox.run.
+
+    Equal jobs run once. Blank code, and code without tests or in a language that is not run here, gets NOT_RUN."""
     keys = [json.dumps(job) for job in jobs]
     todo = {
         key: job
@@ -334,7 +337,7 @@ def run(jobs: list[tuple]) -> list[dict]:
 
 
 def run_tests(prompts, meant: list[Program], tests) -> list[dict]:
-    """Run the tests of each row on its program `meant`, with the prompt's helpers -> the results of Sandbox.run."""
+    """Run the tests of each row on its program `meant`, with the prompt's helpers -> a result for each, see `run`."""
     rows = zip(prompts, meant, tests, strict=True)
     return run(
         [
@@ -351,7 +354,7 @@ def tests(prompts, completions, tests, entry=NONE, language=NONE):
 
 
 def passed(prompts, meant: list[Program], tests) -> Scores:
-    """Score programs by the share of their tests that pass, None if they cannot run."""
+    """Score programs by the share of their tests that pass; None in a language that is not run here."""
     results = run_tests(prompts, meant, tests)
     known = [runs(p.language) for p in meant]
     shares = [sum(r["passed"]) / max(1, len(r["passed"])) for r in results]
@@ -371,7 +374,7 @@ def tests_all(prompts, completions, tests, entry=NONE, language=NONE):
 
 
 def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
-    """`tests` of the fenced block by itself, where `format` is 1.0, else 0.0: the code reward of DiffuCoder.
+    """`tests` of the fenced block by itself, where `fenced` is 1.0, else 0.0: the code reward of DiffuCoder.
 
     (Two differences from DiffuCoder. Its regex wants a line end after the closing fence, so a completion that ends
     there earns nothing. And an endless loop costs it all tests, but here only the test that loops and later ones.)"""
@@ -457,8 +460,9 @@ def quality(prompts, completions, entry=NONE):
 
 
 def quality_of(code: str, whole: str) -> dict[str, bool]:
-    """Check the four points of `quality` in code as it was written; whole: the program that it is part of. Text without
-    code does not pass for having no bad name."""
+    """Check the four points of `quality` in code as it was written; whole: the program that it is part of.
+
+    Text that is no code fails proper_naming, although it has no bad name."""
     tree = parse(code)[1]
     lines = [
         line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")

@@ -126,7 +126,7 @@ def final_answer(text):
 
 
 def last_number(text):
-    """Find the last number of a text, with its unit; "" if it is part of 5x, 5^2, 5!, \\sqrt{5} or 12:30."""
+    """Find the last number of a text, with its unit; "" if there is none, or it is part of 5x, 5^2, 5! or 12:30."""
     last = None
     for found in NUMBER.finditer(text):
         last = found
@@ -210,7 +210,7 @@ def solutions(cells):
 
 @functools.lru_cache(4096)
 def only_solution(cells):
-    """Solve a sudoku, given as a tuple; None unless it has exactly one solution."""
+    """Solve a sudoku, given as a tuple -> the list of its cells; None unless it has exactly one solution."""
     found = list(itertools.islice(solutions(list(cells)), 2))
     return found[0] if len(found) == 1 else None
 
@@ -236,7 +236,7 @@ one_search = threading.Lock()
 
 
 def search(pattern: str, text: str, flags: int = 0, seconds: float = SEARCH_SECONDS) -> bool:
-    """True if a pattern from a data set is found in the text; a ValueError if the search takes too long."""
+    """True if a pattern from a data set is found in the text; a ValueError if that takes `seconds` of CPU time."""
     re.compile(pattern, flags)  # raises if the pattern is wrong
     with one_search:
         if not searchers:
@@ -354,8 +354,9 @@ def math_answer(text: str, answer: object) -> float:
 
 def countdown(text: str, numbers: list, target: Any) -> float:
     """1.0 if it is solved, by steps "44-15=29,79-29=50" or one expression: each number is used exactly once, every
-    equation is true, and only the target is left. 0.1 if it is wrong. 0.0 if there is no arithmetic, or <answer> is
-    empty. (d1's evaluates the text, which may be 9**9**9, and accepts any value within 0.00001 of the target.)"""
+    equation is true, and only the target is left. 0.1 if it is wrong, or <answer> has no arithmetic. 0.0 if <answer> is
+    empty, or there is neither it nor arithmetic. (d1's evaluates the text, which may be 9**9**9, and accepts any value
+    within 0.00001 of the target.)"""
     answered = 0.1 if "<answer>" in text and tagged_answer(text) else 0.0
     text = tagged_answer(text).rstrip(".").replace("×", "*").replace("÷", "/")
     if len(text) > 400 or not re.fullmatch(r"[0-9+\-*/()=,;\s]+", text):

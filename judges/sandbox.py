@@ -56,7 +56,7 @@ from judges.walls import LIBRARIES, MACHINE, Limits, without_packages
 # subprocess, tempfile and concurrent.futures are imported where they are used: see walls.py.
 HERE = os.path.dirname(os.path.abspath(__file__))
 RETRY = 1  # seconds until a batch on which the machine failed is tried again
-# Tests that may run what an answer says. Their judge may since then do what that answer wants: it judges no other.
+# Tests that may run what an answer says. From then on their judge may obey that answer, so it judges no other.
 OBEYS = re.compile(r"\b(eval|exec|pickle|marshal|shelve|runpy|ctypes|__import__|import_module)\b")
 
 # ---- ways out, tried before use --------------------------------------------------------------------------------------
@@ -140,7 +140,9 @@ class Worker:
         return self.process.wait()
 
     def ask(self, job):
-        """Have the judge score a job -> the verdict. Raises JudgeDied."""
+        """Have the judge score a job -> the verdict. Raises JudgeDied.
+
+        The worker is ended if its judge has grown too large, may obey the answer (OBEYS), or ran out of time."""
         _, tests, _, language = job
         patience = WALL * (self.limits.timeout + (language != "python") * COMPILE_SECONDS) + GRACE
         self.channel.deadline = time.monotonic() + patience
@@ -197,9 +199,9 @@ def packages():
 class Sandbox:
     """Workers that are started when they are needed and that close() ends.
 
-    timeout: CPU seconds per completion; memory: bytes; unsafe: names in HOLDS that need not be contained. Six workers
-    per core: a completion that sleeps, or one whose loop shares its core, holds its worker for the whole timeout and
-    longer, and the others should not wait."""
+    timeout: CPU seconds per completion; memory: bytes; unsafe: names in HOLDS that need not be contained. workers None:
+    six per core, at most 64. A completion that sleeps, or one whose loop shares its core, holds its worker for the
+    whole timeout and longer, and the others should not wait."""
 
     def __init__(
         self, workers: int | None = None, timeout: float = 3.0, memory: int = 512 << 20, unsafe: Iterable[str] = ()
@@ -231,8 +233,9 @@ class Sandbox:
     def run(self, jobs: Iterable[tuple]) -> list[dict]:
         """Score jobs [(code, [test, ...], entry[, language])] -> [{"passed": [bool, ...], "error", "seconds" of CPU}].
 
-        A test is Python that asserts, or {"input": str, "output": str} for a program, or SYNTAX. `entry` is the
-        function asked for, "" if unknown. Raises when this machine fails, twice: a False is the candidate's own."""
+        A test is Python that asserts, or {"input": str, "output": str} for a program, or SYNTAX (does it compile?).
+        `entry` is the function asked for, "" if unknown. A False is always the candidate's own failure: if this
+        machine fails twice, Broken is raised."""
         batch = [check_job(i, *job) for i, job in enumerate(jobs)]
         try:
             return self.try_batch(batch)
@@ -283,7 +286,7 @@ class Sandbox:
         return ",".join(x for x in HOLDS if x in {*names, *self.limits.unsafe})
 
     def try_programs(self, probe):
-        """Let a program and a compiler of another language try to get out."""
+        """Let a program of another language try to get out; RuntimeError if it can. probe: one of languages.PROBES"""
         held = [x for x in HOLDS if x not in self.limits.unsafe]
         tries = PROGRAM_PROBE.format(held=held, much=2 * COMPILER_MEMORY, compiled=probe != "probe")
         error = self.score([PROBE + tries, [{"input": "", "output": ""}], "", probe])["error"]
@@ -321,7 +324,7 @@ def known_test(test, language):
 
 
 def check_job(i: int, code: str, tests: list, entry: str = "", language: str = "python") -> list:
-    """Return a job as a list, or raise a ValueError that says what is wrong with it."""
+    """Return job number i as a list, or raise a ValueError that says what is wrong with it."""
     texts = type(code) is type(entry) is str and type(tests) in (list, tuple)
     if not (texts and all(known_test(test, language) for test in tests)):
         raise ValueError(f'job {i}: expected (code: str, [assert: str or {{"input": str, "output": str}}], entry: str)')

@@ -36,14 +36,14 @@ from variants import slots, speed
 def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
     """Give rows and reward functions of a Python program names, and yield the Config that uses these names.
 
-    rows: a list, {"train": list, "val"?: list} or None. fns: a function, a list, {name: fn} or None. The names last as
-    long as the context.
+    rows: a list, {"train": list, "val"?: list} or None. fns: a function, a list, {name: fn} or None; the run trains on
+    all of them unless cfg.rewards names some. The names last as long as the context.
     """
     known = {name: rewards.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
     rewards_before = dict(rewards.REWARDS)
     if rows is not None:
         splits = as_splits(rows)
-        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # a run cannot be resumed on other rows
+        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # so that no run is resumed on other rows
         name = f"{len(splits['train']) + len(splits['val'])} {data.IN_MEMORY}, {number:08x}"
         cfg, data.MEMORY[name] = dataclasses.replace(cfg, dataset=name), splits
     try:
@@ -204,8 +204,9 @@ def tokens_per_pass(rollout, tok):
 def score(
     fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int, fast: Any = None
 ) -> CompletionScores:
-    """Score `n_each` completions per row, given as token ids, with every reward; those of `eval_only` weigh nothing.
+    """Score `n_each` completions per row with every reward, fns and eval_only {name: fn}; eval_only weigh nothing.
 
+    ids: the token ids of each completion, those of a row one after the other.
     fast (B,): the tokens per pass of each completion; None: not known, and an error if a reward asks for them.
     Each process scores its share of the rows. Rewards from models run on all of them, as the model is sharded.
     """
@@ -315,7 +316,9 @@ def apply_pass_at(values, cfg):
 
 
 def denoising_animation(x, trace, length, cfg, tok):
-    """List [text of a token, step, probability] for the first row of tokens x (B, T), up to and including its end."""
+    """List [text of a token, step, probability] for the first row of tokens x (B, T), up to and including its end.
+
+    trace: step and logp (B, T) of the same; length: tokens of the completion before its end."""
     first = (0, slice(cfg.max_prompt_len, cfg.max_prompt_len + length + 1))
     ids, steps, logp = np.asarray(x[first]), np.asarray(trace["step"][first]), np.asarray(trace["logp"][first])
     tokens = []
@@ -325,7 +328,9 @@ def denoising_animation(x, trace, length, cfg, tok):
 
 
 def rate_metrics(name, scored, n, rewards_found, cfg):
-    """Average n completions per prompt as val/`name` and others; prompts on which there is no opinion are left out."""
+    """Average the main reward of n completions per prompt as val/`name`, with other metrics -> {metric: value}.
+
+    name: greedy or sampled. Prompts on which the main reward has no opinion are left out."""
     names = [*rewards_found.trained, *rewards_found.eval_only]
     each = apply_pass_at(scored.parts[main_reward(*rewards_found)].reshape(-1, n), cfg)
     each = each[~np.isnan(each).all(1)]
@@ -352,7 +357,7 @@ def pass_rates(
     """Complete the rows of `text` (EncodedRows) and score them -> metrics, samples.
 
     Once greedily, and eval_samples times at the run's temperature. val/greedy and val/sampled are means over prompts of
-    the main reward, or with pass_at of whether it passes.
+    the main reward, or with pass_at of whether it passes. A sample is a dict for samples.jsonl, one per row.
     """
     arrays, n_rows = text.take(slice(None)), len(text.rows)
     size = cfg.rollout_chunk or n_rows
@@ -401,8 +406,9 @@ def likelihood(params, batch, key, cfg, start):
 
 
 def likelihoods(params: Any, held_out: texts.EncodedRows, shape: Any, cfg: Any):
-    """Bound the log-likelihood of n held-out texts under a model of this shape -> (n,) in nats. The masks of row i
-    depend only on i, so models and texts are compared under the same ones."""
+    """Bound the log-likelihood of N held-out texts under a model of this shape, a ModelConfig -> (N,) in nats.
+
+    The masks of row i depend only on i, so models and texts are compared under the same ones."""
 
     def some(batch, keys):
         return likelihood(params, batch, keys, shape, cfg.max_prompt_len)
@@ -415,7 +421,7 @@ def likelihoods(params: Any, held_out: texts.EncodedRows, shape: Any, cfg: Any):
 
 
 def stats(values, *names):
-    """Compute some of mean, std, min and max -> {name: float}, nan if there are no values."""
+    """Compute the statistics `names`, of mean, std, min and max -> {name: float}, nan if there are no values."""
     return {name: float(getattr(values, name)()) if len(values) else math.nan for name in names}
 
 

@@ -6,8 +6,8 @@ but the judge must not believe a candidate's object that says it equals 3. The r
 * An operator with two sides is asked only if both are the candidate's objects. Its classes can add and order their own
   kind, and are never asked whether they equal, exceed or contain a plain value: they would say yes.
 * `_origin` says how the judge got an object. An ANSWER has no further rights. One that is MADE by the test itself, by
-  calling the candidate's class, is also asked what it contains and which number it is. It may be added to a plain
-  value, too, if that makes an object again. This is then MIXED and no number: it has seen the value.
+  calling the candidate's class, is also asked what it contains and which number it is. It may also be added to a plain
+  value if that makes an object again. The new object is MIXED: as it has seen the value, it is not asked for a number.
 * A `Like` stands for an object whose class extends a plain one (class Stack(list)), and has its contents here. It is
   compared, hashed and read as these contents.
 
@@ -29,12 +29,14 @@ NUMERICAL = {*UNARY, *AS_NUMBER, "len"}
 
 
 def foreign(x: Any) -> bool:
-    """True if x is an object of the other end. By its true type, because __class__ can lie."""
+    """True if x is a stub of the other end's object. By its true type, because __class__ can lie."""
     return issubclass(type(x), (Remote, Like))
 
 
 def set_origin(result, op, *operands):
-    """Pass the origin of an object on to what it makes of itself: -v and v + w are MADE if v is, v + 1 is MIXED."""
+    """Pass the origin of an object on to what it makes of itself -> `result`.
+
+    If v is MADE, so are -v and v + w, unless w is MIXED; v + 1 is MIXED."""
     if operands[0]._origin != ANSWER:
         pure = all(foreign(x) and x._origin != MIXED for x in operands)
         for part in result if type(result) is tuple else (result,):
@@ -44,12 +46,14 @@ def set_origin(result, op, *operands):
 
 
 def refuse_mixed(stub, op):
+    """Raise a TypeError if a MIXED object is asked for a number."""
     if stub._origin == MIXED and op in NUMERICAL:
         raise TypeError(f"no {op} of what was made with a plain value")
 
 
 def may_swallow(error, trace):
-    """True if a candidate's context manager may swallow this: not what a test's assertion or its own code raises."""
+    """True if a candidate's context manager may swallow an exception: one that the test itself raises on a line of
+    Test.safe. A failed assertion, or what the candidate's code raises, it may not."""
     space = trace and trace.tb_frame.f_globals
     allowed = isinstance(error, Exception) and not isinstance(error, AssertionError)
     return allowed and trace.tb_next is None and trace.tb_lineno in getattr(space, "safe", ())
@@ -226,8 +230,9 @@ LOCAL = {"_peer", "_number", "_origin", "_makes", "_defined", "_base", "_read"}
 class Like:
     """A stub of an object whose class extends a plain one, `_base`, with its contents, last read at call `_read`.
 
-    Methods and attributes of its class are asked over there. An operator that its class overrides (`_defined` has the
-    names) is asked only if a test has made the object, or between two of the candidate's."""
+    Methods and attributes of its class are asked over there, and so is an operator that changes a mutable one. Of the
+    operators that its class overrides (`_defined` has the names) str, repr and format are asked; comparisons never;
+    the others only if a test has made the object, or between two of the candidate's."""
 
     _origin, _makes = ANSWER, False
 
@@ -261,7 +266,7 @@ class Like:
 
 
 def fresh(stub):
-    """Read the contents again, which a call may have changed since. Between two calls they stay what they were."""
+    """Read the contents of a mutable Like again if any call has been made since they were read."""
     peer, base = stub._peer, stub._base
     if base in MUTABLE and stub._read != peer.calls:
         now = peer.ask("plain", stub)
@@ -272,8 +277,8 @@ def fresh(stub):
 
 
 def like_method(base, name, op, swapped=False):
-    """Make the method `name` of a Like, for the operator `op`: the method of `base`, applied to the contents. The
-    object is asked instead if it changes, or if the rules above trust it and its class overrides the operator.
+    """Make the method `name` of a Like, for the operator `op`: the method of `base`, applied to the contents here, or
+    a question to the object over there. Like says which.
 
     swapped: the stub stands on the right, as in 1 + stub."""
 
@@ -325,7 +330,7 @@ LIKES = {tag: like_class(KINDS[tag].type) for tag in EXTENDED.split()}
 
 
 def like(tag: str, peer: Any, number: int, defined: frozenset, plain: Any) -> Any:
-    """Make an empty Like, or an immutable one with its contents."""
+    """Make a Like: one of an immutable type with the contents `plain`, a mutable one still empty."""
     base = KINDS[tag].type
     stub = base.__new__(LIKES[tag], *[plain] * (base not in MUTABLE))
     if base is deque:

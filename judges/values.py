@@ -23,8 +23,8 @@ class Kind(NamedTuple):
     """How the values of a plain type travel."""
 
     type: type
-    apart: Callable
-    together: Callable
+    apart: Callable  # value -> parts
+    together: Callable  # parts -> value
 
 
 def spread(kind):
@@ -144,12 +144,12 @@ NAMES = {id(x): name for name, x in NAMED.items()}
 
 
 def base_of(kind: type) -> type | None:
-    """Return the plain type that a type is or extends. Not by isinstance, because __class__ can lie."""
+    """Return the plain type that a type is or extends, or None. Not by isinstance, because __class__ can lie."""
     return next((base for base in kind.__mro__ if base in TAGS), None)
 
 
 def refill(x: Any, base: Any, now: Any) -> None:
-    """Make a mutable object hold what `now` holds, with the methods of its plain base."""
+    """Make a mutable object x hold what `now` holds, with the methods of its plain type `base`."""
     base.clear(x)
     if issubclass(base, dict):
         for k, v in now.items():
@@ -176,7 +176,7 @@ def one_line(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Say an exception in words. Its __str__ may be the candidate's, and fail."""
+    """Say an exception in one line: "ValueError: why", or its name alone if its __str__ (a candidate's?) fails."""
     try:
         return one_line(f"{type(error).__name__}: {error}")
     except Exception:

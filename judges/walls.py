@@ -66,7 +66,7 @@ URGENT = 1  # MSG_OOB, rarely tried code of the kernel
 
 
 def step(code, value, yes=0, no=0):
-    """An instruction for the kernel's little machine (classic BPF); yes, no: instructions to jump over."""
+    """Encode an instruction of classic BPF. yes, no: how many instructions a comparison skips if true, if false."""
     return struct.pack("HBBI", code, yes, no, value)
 
 
@@ -91,7 +91,7 @@ ALLOW, FAIL, KILL, MISSING = (step(6, x) for x in (0x7FFF0000, 0x50001, 0x800000
 
 
 def one_of(n, *values):
-    """Allow only these values of an argument."""
+    """List instructions that allow the call if argument n has one of these values, and else refuse it."""
     steps = [argument(n)]
     for value in values:
         steps += [equal(value, 0, 1), ALLOW]
@@ -99,17 +99,17 @@ def one_of(n, *values):
 
 
 def without(bits, n):
-    """Refuse these bits in an argument; without them, go on to the next instruction."""
+    """List instructions that refuse the call if argument n has one of these bits, and else go on."""
     return [argument(n), has_bit(bits, 0, 1), FAIL]
 
 
 def null(n):
-    """Allow only a null pointer as an argument."""
+    """List instructions that allow the call if argument n is a null pointer, and else refuse it."""
     return [argument(n), equal(0, 0, 3), argument(n, high=True), equal(0, 0, 1), ALLOW, FAIL]
 
 
 def special_rules(may_write, more):
-    """Return {name:x86-64:aarch64: instructions} for the system calls that are allowed with some arguments only."""
+    """Return {entry, as in ALLOWED: instructions} for the system calls that are allowed with some arguments only."""
     rules = {
         "clone:56:220": [argument(0), has_bit(0x10000, 0, 1), ALLOW, FAIL],  # CLONE_THREAD: threads, not processes
         "clone3:435:435": [MISSING],  # its flags are out of sight; the C library then uses clone
@@ -130,7 +130,9 @@ def special_rules(may_write, more):
 
 
 def seccomp_filter(may_write: bool, more: str = "") -> tuple:
-    """Make a program that decides on every system call -> its address for the kernel, the memory that holds it."""
+    """Make a program that decides on every system call -> its address for the kernel, the memory that holds it.
+
+    may_write: files may be opened for writing, because Landlock decides which; more: calls beside ALLOWED"""
     column, machine = MACHINES[os.uname().machine]
 
     def number(entry):
@@ -158,7 +160,9 @@ def syscall(*arguments):
 
 
 def landlock(rules: dict) -> bool:
-    """Allow files only as {path: rights} says. False if the kernel (before 5.13) has no Landlock."""
+    """Allow files only as rules {path: rights} say; no TCP and no signals, if the kernel can forbid them.
+
+    False if that failed, as on kernels before 5.13, which have no Landlock."""
     version = syscall(444, None, 0, 1)
     if version < 1:
         return False
@@ -231,9 +235,10 @@ def become_countable() -> dict:
 
 
 def lock(rules: dict, more: str = "", unsafe: list | tuple = ()) -> Any:
-    """Give up privileges and files, except as `rules` say -> the last wall, for each process to `shut` by itself.
+    """Give up privileges and files, except as `rules` say -> the last wall, for each process to `shut` by itself
+    (None: there is no seccomp here).
 
-    more: the system calls that are allowed beside ALLOWED."""
+    more: the system calls that are allowed beside ALLOWED"""
     if not LINUX:
         return None
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
@@ -251,7 +256,9 @@ def die_with_parent() -> bool:
 
 
 def shut(wall: Any, parent: int) -> None:
-    """Shut the last wall (PR_SET_SECCOMP). Not half a wall: raises if that fails or the parent has gone."""
+    """Shut the last wall (PR_SET_SECCOMP), if there is one, and die with the parent from now on.
+
+    OSError if that fails or the process `parent` has gone."""
     if not LINUX:
         return
     if not die_with_parent() or os.getppid() != parent or wall and libc.prctl(22, 2, wall[0], 0, 0):

@@ -123,7 +123,7 @@ class Warden:
         with contextlib.suppress(BlockingIOError):
             while True:
                 data = self.news.recv(100 * WORD.size)
-                if not data:  # the zygote is not what fails if it ends by itself
+                if not data:  # exit status 0: it was asked nonsense and left, which is no failure of the machine
                     self.leave(MACHINE if os.waitpid(self.zygote, 0)[1] else -signal.SIGKILL)
                 self.heard = time.monotonic()
                 for pid, seconds in WORD.iter_unpack(data):
@@ -146,7 +146,7 @@ class Warden:
             verbs = {"write": self.write, "program": self.start_program, "end": self.end, "why": self.why}
             self.requests.sendall(json.dumps(verbs[verb](*request, *fds)).encode())
         except (ValueError, LookupError, TypeError, AttributeError):
-            self.leave(-signal.SIGKILL)  # it obeys an answer
+            self.leave(-signal.SIGKILL)  # no request of ours: this judge obeys an answer
         for fd in fds:
             os.close(fd)
 
@@ -164,9 +164,9 @@ class Warden:
             shutil.copyfileobj(source, f)
 
     def start_program(self, language, name, stage, seconds, *fds):
-        """Start a program or its compiler -> its pid."""
+        """Start a program or its compiler -> its pid. fds: the line to the judge, stdin, stdout."""
         lang, command, runs = ALL_LANGUAGES[language], command_for(language, stage, name), stage == "run"
-        toolchain(lang.needs, tuple(self.limits.closed))  # found once, here
+        toolchain(lang.needs, tuple(self.limits.closed))  # before the fork, so that it is found only once
         pid = os.fork()
         if pid == 0:
             exec_program(fds, command, lang, runs, seconds, f"{self.folder}/program", self.limits, self.me)
@@ -175,8 +175,8 @@ class Warden:
         return pid
 
     def end(self, pid):
-        """End a program -> exit status, CPU seconds."""
-        self.programs.remove(pid)  # of nothing else
+        """End a program (of this warden, never of the zygote) -> exit status, CPU seconds."""
+        self.programs.remove(pid)  # a KeyError for anything else
         self.forget(pid)
         return end_process(pid)
 
@@ -204,6 +204,7 @@ class Warden:
                 kill(pid)
 
     def measure(self, pid, it, passed):
+        """Update an Account, `passed` seconds after the last look. A judge with too many threads is killed."""
         if not LINUX:
             it.used = time.monotonic() - it.start
             return
@@ -215,7 +216,9 @@ class Warden:
             kill(self.judge)
 
     def leave(self, status: int = 0, wait: bool = False) -> NoReturn:
-        """End all there is, and this process as the judge has ended if it has. The zygote ends its candidates."""
+        """End all processes of this worker, and this one with `status`, or as the judge has ended if it has.
+
+        status below 0: by this signal. wait: for the judge to end by itself. The zygote ends its candidates."""
         ended, how = os.waitpid(self.judge, 0 if wait else os.WNOHANG)
         if ended:
             status = os.waitstatus_to_exitcode(how)
@@ -243,7 +246,7 @@ def freeze_imports():
 
 
 def no_fork_hooks(**hooks):
-    """Take the place of os.register_at_fork: there is one thread, and random stays seeded."""
+    """Stand for os.register_at_fork and do nothing: there is one thread, and random should stay seeded."""
 
 
 def work(fd: int, limits: Limits) -> int:

@@ -75,9 +75,11 @@ BUDGET = 150_000  # forward passes of a completion that each run gets: a dearer 
 
 
 def iterations(budget, prompts, group, kept, updates, steps, views, reading=0):
-    """Count the iterations that a budget of passes is good for: to fill `group` completions of each prompt in `steps`
-    passes; for every update to score the kept ones once (the first update needs no scores, but they are counted), and a
-    gradient, which costs as much as 3 passes; and `reading` passes over the kept ones."""
+    """Count the iterations that a budget of forward passes is good for.
+
+    An iteration fills `group` completions of each prompt in `steps` passes each. Every update scores the kept ones with
+    `views` passes each (also the first, which would not need it), and has a gradient that costs 3 times as much.
+    reading: further passes over each kept one."""
     return max(1, round(budget / (prompts * group * steps + kept * (updates * (1 + 3) * views + reading))))
 
 
@@ -198,7 +200,7 @@ def result(job):
 
 
 def draw_again(runs_of, rng):
-    """Draw as many seeds of each task and base as there are, with repetition: [(n,) of each] -> the same."""
+    """Draw as many seeds of each task and base as there are, with repetition: [(n,) of each] -> such a list."""
     return [scores[rng.integers(len(scores), size=len(scores))] for scores in runs_of]
 
 
@@ -377,7 +379,9 @@ LADDER_TASKS = {"sudoku": "--learning_rate=3e-4", "countdown": ""}  # what is ou
 
 
 def ladder_job(task, paper, rung, rate, seed, options):
-    """Make the job of one rung of the ladder from a paper's settings to ours."""
+    """Make the job of one rung of the ladder from a paper's settings to ours.
+
+    rate: the learning rate on all rungs but the last"""
     shape = TASKS[task].model
     flags = f"{shape} {LADDER_TASKS[task]}".replace("--", "").split()
     ours = config.override(config.read_file(f"config/{task}_grpo.py"), dict(flag.split("=") for flag in flags))

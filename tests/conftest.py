@@ -1,4 +1,4 @@
-"""Puts the repository root on sys.path: the modules of this project are plain files, not a package."""
+"""Set up all tests: sys.path (the modules of this project are plain files, not a package), and quick compiling."""
 import math
 import os
 import re
@@ -20,7 +20,7 @@ settings.load_profile("the same in every run")
 
 
 def normal(key, shape=(), dtype=None, draw=jax.random.normal, **more):
-    """jax.random.normal, to the bit, but not compiled anew for every shape of a parameter: 0.05 instead of 0.25 s."""
+    """Stand for jax.random.normal, equal to the bit, without compiling for each new shape: 0.05 instead of 0.25 s."""
     if dtype is not None or more or type(shape) is not tuple or isinstance(key, jax.core.Tracer):
         return draw(key, shape, **more | ({} if dtype is None else {"dtype": dtype}))
     size = math.prod(shape)
@@ -34,8 +34,9 @@ jax.config.update("jax_disable_most_optimizations", True)  # of what test files 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once():
-    """Most of the time goes into compiling small programs, many of them again and again: each is compiled once and kept
-    on disk, for the next run of the tests, too. In memory they are kept no longer than a module's tests take."""
+    """Compile each program once and keep it on disk, also for the next run of the tests; in memory, for one module.
+
+    Most of the time of the tests would go into compiling small programs, many of them again and again."""
     import runs  # found only now that ROOT is on sys.path
 
     jax.config.update("jax_compilation_cache_dir", os.path.join(runs.cache_folder(), "tests"))
@@ -47,7 +48,7 @@ def compiled_once():
 
 @pytest.fixture(scope="module")
 def browser():
-    """A Chromium for the tests of a module, see browser.py."""
+    """Start a Chromium for the tests of a module, see browser.py."""
     from browser import Browser
 
     browser = Browser()
@@ -57,8 +58,8 @@ def browser():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With UNMASK_ORACLES=required a test that cannot import what it compares with fails, where it is skipped else, and
-    so does one that needs a browser where there is none (browser.NONE_HERE)."""
+    """With UNMASK_ORACLES=required, fail a test that would be skipped because it cannot import what it compares with,
+    or because there is no browser here (browser.NONE_HERE)."""
     report = yield
     lacking = report.skipped and re.search("could not import|no Chromium here", str(report.longrepr))
     if lacking and os.environ.get("UNMASK_ORACLES") == "required":

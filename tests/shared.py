@@ -10,13 +10,13 @@ import pytest
 import runs
 import train
 
-# What no compiled function depends on: where a run reads and writes, and when it does what.
+# Keys that no compiled function depends on: where a run reads and writes, and when it does what.
 FREE = ("out_dir dataset init_from resume eval_only seed rewards eval_rewards eval_interval save_interval log_interval "
         "keep_checkpoints stop_at eval_size log_samples wandb_log wandb_project wandb_entity").split()  # fmt: skip
 
 
 def known(f):
-    """A function -> what it is known by, wherever it was made."""
+    """Return a key that is equal for functions of one name, and for partials of one function with equal arguments."""
     return (f.func, f.args, *f.keywords.items()) if isinstance(f, functools.partial) else f.__qualname__
 
 
@@ -28,7 +28,7 @@ def kept_in_16_bits(params):
 
 @contextlib.contextmanager
 def compiled_once():
-    """Runs that differ only in what is FREE share their update and their jitted partials, and draw no curves."""
+    """Let runs that differ only in keys of FREE share their update and their jitted partials; no curves are drawn."""
     jit, make_update, made = jax.jit, train.make_update, {}
 
     def shared_jit(*args, **options):
@@ -50,10 +50,10 @@ def compiled_once():
 
 
 def all_paths(choice, mask, length=3):
-    """List all ways from `length` masks (L) to none, of three tokens -> x, step (n, L), chance (n,) of the choices of
-    places.
+    """List all n ways to fill L = `length` masks with three tokens -> x, step (n, L), chance (n,).
 
-    choice(z, n): what may be committed at step n in the state z (L,), a list of (chance, (L,) bool)."""
+    chance: the probability of the choices of places, without that of the tokens
+    choice(z, n): what may be filled at step n in the state z (L,), a list of (probability, (L,) bool)"""
     done = []
 
     def go(z, step, chance, n):

@@ -21,7 +21,7 @@ import rl
 import sample
 
 END = 2  # the token that ends a text, in the case with ends
-# Estimators of log-probs and how many views each has: about three; "trace" and "left_to_right": one for each step.
+# Estimators of log-probs and the n of each (logp_views), for about three views; None: one view for each step.
 # `exact` is that of causal models.
 VIEWS = {"one_step": 1, "coupled": 1, "elbo": 3, "coupled_elbo": 2, "quadrature": 3, "strata": 3, "trace": None,
          "trace, one step": 1, "left_to_right": None}  # fmt: skip
@@ -71,8 +71,8 @@ def advantages(paths, seed):
 
 @jax.jit
 def all_slopes(flat_params, states):
-    """Log-probs of the three tokens at all places of all states (4 ** L, L), and their derivatives by the parameters
-    (P,) -> (4 ** L * 3 L,), (4 ** L * 3 L, P)."""
+    """Compute log-probs of the three tokens at all places of all states (4 ** L, L), and their derivatives by the
+    parameters (P,) -> (4 ** L * 3 L,), (4 ** L * 3 L, P)."""
     unflatten = jax.flatten_util.ravel_pytree(tiny.PARAMS)[1]
     L = states.shape[1]
 
@@ -138,7 +138,7 @@ def gradients(label, now, before, keys, copies):
 
 
 def n_views(label, L):
-    """How many views an estimator has; of `coupled` and `coupled_elbo`, half a pair or a pair each."""
+    """Return the n (logp_views) of an estimator; `passes` counts its views, of which `coupled_elbo` has two per n."""
     return VIEWS[label.removesuffix(WHOLE)] or L
 
 
@@ -155,8 +155,9 @@ def products(policy):
 
 
 def moments(label, now, dots, before, n_keys, copies):
-    """Draw views of an estimator n_keys * copies times for every path -> the Moments under each policy in `now`, which
-    have the `products` dots."""
+    """Draw views of an estimator n_keys * copies times for every path -> the Moments under each policy in `now`.
+
+    dots: the `products` of each of these policies; before: the policy that ratios are to"""
     means, squares = [0.0] * len(now), [0.0] * len(now)
     for found in gradients(label, now, before, jax.random.split(jax.random.key(0), n_keys), copies):
         for i, by_logp in enumerate(found):

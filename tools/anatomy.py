@@ -75,7 +75,7 @@ def recorded(module: Any, *names: str) -> Iterator[dict[str, list[Call]]]:
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def inside_loss(params, b, cfg):
-    """Compute rl.policy_loss of a minibatch of n rows -> {name: array} of what it computes on the way.
+    """Compute rl.policy_loss of a minibatch of n rows -> {name: array or None} of what it computes on the way.
 
     view_logp (n, V, T) has all columns; the others (n, L) have those of the completion.
     """
@@ -106,6 +106,8 @@ def inside_loss(params, b, cfg):
 
 
 class Update(NamedTuple):
+    """An optimizer step on n completions."""
+
     batch: rl.Minibatch
     inside: dict  # see `inside_loss`
     after: Any  # (n, L) log p under the updated policy, on the same views
@@ -113,6 +115,8 @@ class Update(NamedTuple):
 
 
 class Iteration(NamedTuple):
+    """What was recorded of an iteration."""
+
     reward_fns: dict
     found: rl.Scored
     advantages: np.ndarray  # (B,)
@@ -123,7 +127,7 @@ class Iteration(NamedTuple):
 
 
 def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
-    """Run the iteration after a State; iterate: train.iterate."""
+    """Run the iteration that follows a State, and record it. iterate: train.iterate."""
     made: list[Update] = []
 
     def update(params, opt_state, average, step, batch, base=None):
@@ -158,7 +162,8 @@ def total_rewards(found, cfg):
 
 
 def most_telling(one: Iteration, total: np.ndarray) -> list[int]:
-    """Choose prompts: those with completions that learn first, then those whose rewards differ most."""
+    """Choose at most PROMPTS prompts -> their numbers: first those with completions that learn, then by how much their
+    rewards differ."""
     learns = np.isin(np.arange(total.size), one.chosen[one.in_loss != 0]).reshape(total.shape).any(1)
     spread = np.asarray(grpo.moments(jnp.asarray(total), 1).std[:, 0])
     return np.lexsort((-spread, ~learns))[:PROMPTS].tolist()
@@ -333,8 +338,9 @@ def check(path: str, cfg: config.Config) -> None:
 
 
 def linked(cfg: config.Config, place: str) -> config.Config:
-    """Move a run into the folder `place`, with a link to the checkpoint that it goes on from: the newest in out_dir, or
-    out_dir itself. So nothing is written into the run's own folder."""
+    """Return the config of a run that goes on in the folder `place`, so that nothing is written into its own folder.
+
+    A link is made there to the checkpoint that it resumes, if any: the newest in out_dir, or out_dir itself."""
     out_dir = os.path.normpath(cfg.out_dir)
     is_checkpoint = re.fullmatch(r"step-\d+", os.path.basename(out_dir))
     resumed = checkpoint.find(out_dir) if is_checkpoint or checkpoint.steps(out_dir) else None

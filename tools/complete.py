@@ -28,7 +28,7 @@ from sample import Plan
 from system import huggingface, sharding, terminal
 
 LONG = 4096  # tokens of a text above which there is a warning
-# {config key: field of Plan} of what is taken from the config of the run; the other fields are for its rollouts.
+# TRAINED {config key: field of Plan}: settings taken from the config of the run. Those of its rollouts are not.
 OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "min_p", "repetition_penalty"
 TRAINED = {"diffusion_steps": "steps"} | {f.name: f.name for f in dataclasses.fields(Plan) if f.name not in OF_ROLLOUTS}
 HOLES = {  # the parts of a text that are read as masks, as regular expressions
@@ -44,7 +44,7 @@ def encode(text: str, tok: Any, mask_id: int, holes: str, n_new: int) -> tuple[l
     """Encode a prompt -> ids with masks, index of the first token to print.
 
     A text with holes gets a mask for each and is printed as a whole. Otherwise n_new masks follow, and only they are
-    printed.
+    printed. holes: a key of HOLES.
     """
     ids = []
     for n, part in enumerate(re.split(f"({HOLES[holes]})", text)):
@@ -384,7 +384,9 @@ def read_part(path):
 
 
 def complete_rows(options, rows, todo, part):
-    """Complete rows, appending each to the file `part` at once -> completions, those of a killed run included."""
+    """Complete rows, appending each to the file `part` at once -> completions, those of a killed run included.
+
+    todo: the arguments of complete_texts before batch_size; part: a path, or None to write no file"""
     done = read_part(part)
     completions = [row["completion"] for row in done]
     size = min(options.batch_size, len(rows))
@@ -401,7 +403,9 @@ def complete_rows(options, rows, todo, part):
 
 
 def mean_scores(fns, rows, completions, n):
-    """Score completions, n consecutive ones per prompt -> {reward: mean} and {pass@k: probability of one pass in k}."""
+    """Score completions, n consecutive ones per prompt -> {reward: mean} and {pass@k: probability of one pass in k}.
+
+    A completion passes if the first of the rewards is at least 1. None: there was no opinion."""
     import rewards
 
     total, parts = rewards.combine(fns, None, [row["prompt"] for row in rows], completions, rewards.as_columns(rows))

@@ -38,8 +38,8 @@ from system import disk, huggingface, memory
 
 WIDTH = 80  # tokens per text
 FEWEST_ROWS = 32  # texts, half of each kind
-FLOPS = 4e12  # small models read more texts: as many as a pass over them has at most so many operations
-GROUP = 4  # masks are within a group of so many columns, which is within a block in every reading
+FLOPS = 4e12  # operations of a pass over all texts: small models read more texts, up to this
+GROUP = 4  # columns: the scored masks of a text lie in one group, and a group in one block in every reading
 BLOCKS = 4, 8, 16, 32
 MOST_MASKS = 16  # candidates for the mask that are tried
 FIELDS = "mask_id", "shift", "attention"
@@ -72,14 +72,14 @@ def make_trial(ids: list[int], n_params: int) -> Trial:
                          f"tokenizer makes {len(ids)} of the Zen of Python")  # fmt: skip
     rng = np.random.default_rng(0)
     affordable = int(FLOPS / (2 * n_params * WIDTH))
-    n_rows = max(min(affordable, len(ids) // 4), FEWEST_ROWS)  # a text has a fourth as many independent places
+    n_rows = max(min(affordable, len(ids) // 4), FEWEST_ROWS)  # more would score the same places again
     starts = np.linspace(0, len(ids) - WIDTH, n_rows).astype(int)
     x = np.array([ids[start : start + WIDTH] for start in starts], np.int32)
     scored = np.zeros(x.shape, bool)
     masked = np.zeros(x.shape, bool)
     ends = np.array([GROUP * n for n in range(5, WIDTH // GROUP)])
     for row in range(n_rows):
-        # Every second group ends where blocks of all lengths do: what is right of it, only a bidirectional model sees.
+        # Half of the groups end where blocks of all lengths do: only a bidirectional model sees what is right of them.
         end = rng.choice(ends) if row % 4 < 2 else rng.choice(ends[ends % max(BLOCKS) == 0])
         scored[row, end - GROUP : end] = rng.random(GROUP) < 0.7
         scored[row, end - GROUP + rng.integers(GROUP)] = True
@@ -103,7 +103,7 @@ def token_loss(params, x, z, cfg):
 
 
 class Reader:
-    """Computes the losses of a model under a reading, each once."""
+    """Compute the losses of a model under readings, each once. A reading is a ModelConfig."""
 
     def __init__(self, params: Any, trial: Trial):
         self.params, self.trial = params, trial
@@ -141,7 +141,7 @@ class Reader:
         return -np.log(counts / counts.sum())[number].reshape(self.trial.x.shape)
 
     def margin(self, cfg: ModelConfig, other: ModelConfig) -> tuple[float, float]:
-        """Return by how much another reading is worse, in nats per masked token, and the standard error over rows."""
+        """Return by how much `other` is worse than cfg, in nats per masked token, and the standard error over rows."""
         counts = self.counted(cfg, other)
         gap = np.where(counts, self.losses(other) - self.losses(cfg), 0)
         n = counts.sum(1)
@@ -151,13 +151,15 @@ class Reader:
 
 
 def is_sure(margin: tuple[float, float]) -> bool:
-    """True if a difference is more than noise."""
+    """True if a margin (mean, standard error) is above 0 by more than noise."""
     mean, error = margin
     return mean > max(3 * error, 0.005)
 
 
 def changed(cfg: ModelConfig, **changes: Any) -> ModelConfig:
-    """Return another reading: a ModelConfig with these changes, and without fields that contradict them."""
+    """Return another reading: cfg with these changes, and without fields that contradict them.
+
+    It is a denoiser's unless causal=True is among the changes."""
     values = {"causal": False, **changes}
     if values["causal"]:
         values |= {"shift": True, "block_causal": None, "causal_text": False}
@@ -181,7 +183,7 @@ def alternatives(cfg: ModelConfig, stated: ModelConfig, masks: list[int], field:
 
 def search(reader: Reader, stated: ModelConfig, masks: list[int]) -> ModelConfig:
     """Find the reading with the lowest loss: from the stated one, change one of FIELDS at a time where that is surely
-    better."""
+    better. Then compare with a causal reading."""
     best = changed(stated, mask_id=masks[0], block_causal=None) if stated.causal else stated
     for _ in range(4):
         before = best

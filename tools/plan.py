@@ -27,6 +27,8 @@ from variants import joint, preferences
 
 
 class Device(NamedTuple):
+    """A kind of GPU or TPU."""
+
     memory: float  # bytes
     bandwidth: float  # bytes per second between the device and its memory
     flops: float  # per second, dense products in bfloat16
@@ -101,6 +103,7 @@ def topology(text):
 def programs(cfg, outline):
     """Return {stage: (lower, arguments)} of an iteration, and what stays on the devices {part: tree}, all as shapes.
 
+    lower(*arguments) gives the program that XLA compiles.
     outline(cfg) -> the update, its State, the base of LoRA, and the State with LoRA merged (train.abstract_run).
     """
     update, state, base, merged = outline(cfg)
@@ -132,7 +135,7 @@ def abstract_text(cfg, rows, **dtypes):
 
 
 def abstract_batch(cfg):
-    """Return the batch of a pretraining or judge step, as shapes."""
+    """Return the batch of a step of pretraining, judge or dpo, as shapes."""
     if cfg.objective == "judge":
         pairs = {"better": "int32", "better_valid": bool, "worse": "int32", "worse_valid": bool}
         return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
@@ -157,7 +160,7 @@ def abstract_minibatches(cfg, state):
 
 
 def abstract_rollout(cfg, params):
-    """Return the program that fills a chunk of completions, and its arguments as shapes."""
+    """Return the stage (lower, arguments) that fills a chunk of completions: see `programs`."""
     parts = memory.mesh_parts(cfg, None)[0]
     rows = math.ceil(config.rollout_rows(cfg) / parts) * parts
     group = math.gcd(rows, cfg.group_size) if cfg.model.causal else 1

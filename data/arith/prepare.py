@@ -29,7 +29,7 @@ GROUPS, DIGITS, MODULO = 25, 4, 2  # of totals; modulo 10, or with 7 bits, 600 s
 
 
 def held_out(a, b):
-    """True if a pair of numbers is for val: a twentieth are."""
+    """True if a pair of numbers, in either order, is for val: a twentieth are."""
     return zlib.crc32(f"{min(a, b)} {max(a, b)}".encode()) % 20 == 0
 
 
@@ -62,7 +62,7 @@ def build(seed=0):
 
 
 def totals(rng, n):
-    """Make n rows of running totals."""
+    """Yield n rows of running totals."""
     def say(groups):
         return " ".join("".join(str(n % MODULO) for n in group) for group in groups)
     for _ in range(n):

@@ -43,7 +43,7 @@ class Code(str):
 
 
 def functions(rng):
-    """List (parameters, row without tests) for every family; for a large family, a sample of its combinations."""
+    """Yield (parameters, row without tests) for every family; for a large family, for a sample of its combinations."""
     from data.code.families import FAMILIES, SLOTS  # here, because a script sets its path only when it runs
     for family, parameters, sentence, body in FAMILIES:
         gaps = [name for _, name, _, _ in string.Formatter().parse(sentence) if name]
@@ -85,7 +85,7 @@ def pools(rng):
 
 
 def run(row, inputs):
-    """Run the body of a row on every input -> results; None if it fails, as no test can expect that."""
+    """Run the body of a row on every input -> [(result,)]; None in place of one that fails: no test can expect that."""
     results, scope = [], {}
     exec(row["prompt"] + row["completion"], scope)
     for arguments in inputs:
@@ -104,7 +104,8 @@ def frozen(value):
 
 
 def with_tests(rows, inputs, rng):
-    """Add tests to the rows of one signature -> rows unlike all before them, how often another body passes."""
+    """Add tests to the rows of one signature -> rows that behave unlike all earlier ones and have TESTS tests or more,
+    and how often the body of another row passes the tests of one."""
     behaviours = {}
     for row in rows:
         results = run(row, inputs)
@@ -141,7 +142,7 @@ def with_tests(rows, inputs, rng):
 
 
 def mutants(row):
-    """Make rows in which a number or the strictness of a comparison is off by one, so that boundaries are tested."""
+    """Yield rows with one number off by one, or with < for <= or <= for <, so that boundaries are tested."""
     body = row["completion"]
     if "while" in body:  # could run forever
         return

@@ -77,7 +77,9 @@ def check(prompt, completion, numbers, target, **_):
 
 @functools.lru_cache(maxsize=200_000)
 def plainest(numbers, most=RESULT):
-    """Find the plainest solution for each target of sorted numbers -> {target: (number of * and /, largest, steps)}."""
+    """Find the plainest solution for each target of sorted numbers -> {target: (number of * and /, largest, steps)}.
+
+    Results are from 1 to `most`; largest: of them, or 0 if there is one number."""
     if len(numbers) == 1:
         return {numbers[0]: (0, 0, ())}
     best = {}
@@ -93,7 +95,7 @@ def plainest(numbers, most=RESULT):
 
 
 def pairs(rng, tier, known):
-    """List the (numbers, target) of a tier that are not in `known`."""
+    """List the (sorted numbers, target) of a tier (index into TIERS) that are not in `known`: all, or PAIRS of them."""
     n, highest, hardest = TIERS[tier]
     def goals(numbers):
         return sorted(t for t, (hard, *_) in plainest(numbers).items()
@@ -126,7 +128,7 @@ def spoiled(rng, right):
 
 
 def pairs_of_answers(splits, seed=0):
-    """Make {"train": rows, "val": rows} with a right and a wrong completion of those of difficulty 1."""
+    """Turn the rows of difficulty 1 into rows with a right and a wrong completion, `chosen` and `rejected`."""
     rng = random.Random(seed)
     return {split: [{"prompt": right["prompt"], "chosen": right["completion"], "rejected": spoiled(rng, right)}
                     | {key: right[key] for key in ("numbers", "target", "difficulty")}
@@ -166,7 +168,9 @@ def build(seed=0):
 
 
 def drawn(n, highest, target, rows, val=1000, seed=0):
-    """Draw puzzles of n numbers up to `highest` -> {"train": rows, "val": rows}. rows: how many are for training."""
+    """Draw puzzles of n numbers up to `highest` -> {"train": rows, "val": rows}.
+
+    target: the largest; rows, val: how many of each"""
     rng, found, most = random.Random(seed), {}, highest**n
     for _ in range(20 * (rows + val)):
         shown = [rng.randint(1, highest) for _ in range(n)]

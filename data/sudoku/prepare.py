@@ -27,13 +27,13 @@ EMPTY_9 = (30, 34, 38, 42, 46, 49, 52, 54)    # 9x9: empty cells of the puzzles 
 
 
 def lines(size):
-    """List the row, column and box of each cell, numbered 0 to 3 * size - 1. size: 4 or 9."""
+    """List (row, column, box) of each cell, numbered 0 to 3 * size - 1 all together. size: 4 or 9."""
     side = int(size ** 0.5)
     return [(r, size + c, 2 * size + r // side * side + c // side) for r in range(size) for c in range(size)]
 
 
 def options(cells, where, size):
-    """Find the digits that each empty cell can still have. cells: 0 is empty; where: lines(size)."""
+    """Find the digits that each empty cell can still have -> {cell: digits}. cells: 0 is empty; where: lines(size)."""
     taken = [{0} for _ in range(3 * size)]
     for d, (r, c, b) in zip(cells, where, strict=True):
         taken[r].add(d), taken[c].add(d), taken[b].add(d)
@@ -119,7 +119,9 @@ def build9(seed=0, grids=GRIDS):
 
 
 def dig(grid, rng):
-    """Empty more and more cells of a 9x9 grid -> puzzles; a cell without which there are two solutions stays."""
+    """Empty more and more cells of a 9x9 grid, and yield it whenever EMPTY_9 has the number of its empty cells.
+
+    A cell without which there would be two solutions stays."""
     cells, where = list(grid), lines(9)
     for i in shuffled(range(81), rng):
         cells[i] = 0
@@ -131,7 +133,8 @@ def dig(grid, rng):
 
 
 def symmetry(rng):
-    """Draw a change of 9x9 cells that keeps the rules: it renames digits, moves rows, columns and bands, mirrors."""
+    """Draw a function cells -> cells of 9x9 that keeps the rules: it renames digits, moves rows, columns and bands, and
+    mirrors at the diagonal."""
     names = [0, *shuffled(range(1, 10), rng)]
     rows, columns = ([3 * band + i for band in shuffled(range(3), rng) for i in shuffled(range(3), rng)] for _ in "rc")
     places = [9 * r + c for r in rows for c in columns]
