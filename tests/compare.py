@@ -12,6 +12,7 @@ interval over seeds drawn again and again within each task and base. `ladder` be
 over ours one after the other.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -148,12 +149,13 @@ class Result(NamedTuple):
     reward: float  # mean over the rollouts of the last fifth of the run
 
 
-RECORD = "tests/compare.jsonl"  # a line for each run: its name, its command (out: the folder of --out) and its Result
+RECORD = "tests/compare.jsonl"  # a line for each run: its name, a digest of its command, and its Result
 
 
 def told_apart_by(job, options):
-    """Return what a result is found by: the name of the run, and its command with any --out."""
-    return os.path.basename(job.out), job.command.replace(f"={options.out}/", "=out/")
+    """Return what a result is found by: the name of the run, and a digest of its command, whatever --out is."""
+    command = job.command.replace(f"={options.out}/", "=out/")
+    return os.path.basename(job.out), hashlib.sha256(command.encode()).hexdigest()[:12]
 
 
 def recorded(options):
@@ -178,9 +180,9 @@ def results_of(jobs, options):
     if options.record and new:
         with open(RECORD, "a", encoding="utf-8") as f:
             for key in new:
-                name, command = told_apart_by(jobs[key], options)
+                name, digest = told_apart_by(jobs[key], options)
                 before, after, reward = (np.round(x, 3).tolist() for x in found[key])
-                row = {"run": name, "command": command, "before": before, "after": after, "reward": reward}
+                row = {"run": name, "command": digest, "before": before, "after": after, "reward": reward}
                 f.write(json.dumps(row) + "\n")
     return found
 
@@ -310,13 +312,14 @@ def compare(options, table):
     at_start = strengths(options.bases)
     jobs = compare_jobs(tasks, at_start, methods, options)
     kept = recorded(options)
-    cells = {key[:2] for key, job in jobs.items() if told_apart_by(job, options) not in kept}
-    run_all([base_job(*cell, options) for cell in sorted(cells)], options)
+    unfinished = {key[:2] for key, job in jobs.items() if told_apart_by(job, options) not in kept}
+    run_all([base_job(*cell, options) for cell in sorted(unfinished)], options)
     run_all(list(jobs.values()), options)
     results = results_of(jobs, options)
     print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
     gains = by_method(results, methods)
-    for cell in sorted({key[:2] for key in results}):
+    cells = sorted({key[:2] for key in results})
+    for cell in cells:
         before = [r.before for key, r in results.items() if key[:2] == cell]
         greedy, sampled = np.mean(before, 0)  # of one base, or of as many as the machines that trained them
         print(f"{cell[0]} from {greedy:.1f}% greedy, {sampled:.1f}% sampled: {len(before)} runs")
@@ -327,12 +330,15 @@ def compare(options, table):
         for name, runs_of in gains.items():
             scores = [g[:, i] for g in runs_of]
             mean, low, high = mean_with_interval(scores)
-            cells = [sum(map(len, scores)), f"{mean:+.1f}", f"{low:+.1f} to {high:+.1f}", "-"]
+            row = [sum(map(len, scores)), f"{mean:+.1f}", f"{low:+.1f} to {high:+.1f}", "-"]
             if reference is not None and name != "coupled_elbo":
                 chance, low, high = chance_with_interval(scores, [g[:, i] for g in reference])
-                cells[-1] = f"{chance:.2f} ({low:.2f} to {high:.2f})"
-            rows.append([name, *cells, *(f"{share:.0%}" for share in profile(scores, np.array([0, 5, 10])))])
-        table(["method", "runs", "mean", "95% interval", "beats coupled_elbo", "> 0", "> 5", "> 10"], METHODS, rows)
+                row[-1] = f"{chance:.2f} ({low:.2f} to {high:.2f})"
+            shares = (f"{share:.0%}" for share in profile(scores, np.array([0, 5, 10])))
+            of_each = (f"{interquartile_mean(of_cell):+.1f}" for of_cell in scores)
+            rows.append([name, *row, *shares, *of_each])
+        heads = ["method", "runs", "mean", "95% interval", "beats coupled_elbo", "> 0", "> 5", "> 10"]
+        table([*heads, *(f"{task} {strength}%" for task, strength in cells)], METHODS, rows)
     if options.picture and gains:
         picture(gains, options.picture)
 
