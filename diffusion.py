@@ -238,7 +238,7 @@ def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Arra
     return nelbo + causal, metrics | {"causal_loss": causal}
 
 
-def likelihood(params, batch: dict, key, cfg, n=8, start=0) -> jax.Array:
+def likelihood(params, batch: tuple, key, cfg, n=8, start=0) -> jax.Array:
     """Bound the log-likelihood of each text (B,) in nats, from n masks each (LLaDA's rule); a causal model's is exact.
 
     batch: as for `noise`. With one key all rows share their masks, so a text scores the same in any row or padding.

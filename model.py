@@ -316,7 +316,7 @@ class Write(NamedTuple):
 
     first: jax.Array | int  # the column of the first of them; (B,) if rows differ
     low: jax.Array | int = 0  # columns before it are not overwritten; (B,) if rows differ
-    high: jax.Array | int | None = None  # nor is this one or any behind it; None: no limit
+    high: jax.Array | int | None = None  # nor is this one or any behind it; None: no limit, by `low` neither
 
 
 def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=None, text=0):

@@ -109,7 +109,7 @@ class Job:
         except Dead as e:
             hello = str(e)
         if hello != "ready":
-            raise OSError(f"a candidate could not be locked in: {hello}")
+            raise OSError(f"a program or a candidate could not be locked in: {hello}")
         peer.deadline = self.deadline
         return pid, peer
 

@@ -383,8 +383,8 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
 def policy_file(params):
     """Make the file of a policy that says which masks to fill (variants/unmasking.py) -> {its name: its tensors}, as
     `disk.write_files` takes them; {} without a policy."""
-    policy = params.get(unmasking.NAME, {})
-    tensors = [disk.Stored(name, x, functools.partial(hosts.gather, x)) for name, x in policy.items()]
+    policy = {name: hosts.gather(x) for name, x in params.get(unmasking.NAME, {}).items()}  # now, in every process
+    tensors = [disk.Stored(name, x, functools.partial(np.asarray, x)) for name, x in policy.items()]
     return {POLICY: tensors} if tensors else {}
 
 
