@@ -422,7 +422,7 @@ def between_keys(c):
 
 
 def between_keys_of_lora(c):
-    """Return (True if wrong, message) for LoRA."""
+    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of LoRA."""
     return (
         (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} keeps those in init_from: make the "
          "denoiser first, then start from that"),
@@ -445,7 +445,7 @@ IDLE_IN_DPO = (
 
 
 def between_keys_of_dpo(c):
-    """Return (True if wrong, message) for dpo."""
+    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of dpo."""
     micro, views = 2 * c.batch_size // c.gradient_accumulation_steps, n_views(c)
     return (
         (not (c.init_from or c.resume or c.eval_only),
@@ -469,7 +469,7 @@ def pays_for_speed(c):
 
 
 def between_keys_of_grpo(c):
-    """Return (True if wrong, message) for grpo."""
+    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of grpo."""
     completions = c.batch_size * c.group_size
     updated, size, views = n_update(c), minibatch(c), n_views(c)
     micro = size // c.gradient_accumulation_steps

@@ -107,7 +107,8 @@ def test_made(x: Any) -> bool:
 
 
 def test_field(x, name, *new):
-    """Get an attribute of a test's object for a candidate, or set it to `new`; AttributeError if it may not."""
+    """Get an attribute of a test's object for a candidate, or set it to `new` -> its value. AttributeError if it may
+    not: no test made the object, the name is private, or a mock would tell its test something by it."""
     mocks = [vars(kind) for kind in type(x).__mro__ if kind.__module__ == "unittest.mock"]
     tells_the_test = mocks and (new or name == "method_calls" or any(name in names for names in mocks))
     allowed = test_made(x) and not name.startswith("_") and not tells_the_test

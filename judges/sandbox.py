@@ -295,8 +295,9 @@ class Sandbox:
             raise RuntimeError(f"this machine does not contain programs: {error}. {ADVICE}{names}")
 
     def score(self, job):
-        """Score one job on a free worker -> the verdict. If its judge dies, try again on workers that have just been
-        probed. After three deaths all tests have failed, or Broken is raised if the machine was the reason."""
+        """Score one job on a free worker -> {"passed": [bool, ...], "error", "seconds"}. If its judge dies, try again
+        on another free worker, or on a new one that is probed first. After three deaths all tests have failed, or
+        Broken is raised if the machine was the reason for the last one."""
         tests = job[1]
         if not tests:
             return verdict_on(tests, None, "no tests", 0.0)
@@ -312,7 +313,7 @@ class Sandbox:
             return verdict
         if status == MACHINE:
             raise Broken("the sandbox failed three times in a row: see the errors above")
-        # Not by an error: three judges that had just been sound died over the answers of this one completion.
+        # Not by an error: three judges died over the answers of this one completion.
         error = f"its tests kill the judge, exit status {status}"
         return verdict_on(tests, None, error, self.limits.timeout)
 

@@ -121,7 +121,8 @@ def not_made_yet(prompts, completions):
 
 
 def check_early(cfg: Any) -> None:
-    """Check that rewards and their columns exist, before a base or a judge is trained for them."""
+    """Check before a base or a judge is trained that rewards and their columns exist, and that the rows of both splits
+    have what fill_in and hint_ratio need; a ValueError says what is missing."""
     if not cfg.rewards:
         raise ValueError(
             "objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help lists them"

@@ -239,7 +239,7 @@ def scoring_flops(cfg):
 
 
 def draft_flops(cfg):
-    """Estimate the FLOPs of a forward pass over noisy copies of the completions, for draft_coef."""
+    """Estimate the FLOPs of an iteration's forward passes over noisy copies of the completions, for draft_coef."""
     if not cfg.draft_coef:
         return 0
     rows = cfg.updates_per_rollout * config.n_update(cfg)

@@ -38,8 +38,8 @@ def prefill(params, z, cfg, valid, group):
 
 
 def next_column(params, z, cfg, valid, cache, column):
-    """Compute the state (B, 1, D) that a causal model predicts the token in `column` () from -> it, the updated cache.
-    """
+    """Compute the state (B, 1, D) that a causal model predicts the token in `column` () from -> it, the cache with that
+    column. z (B, T) and valid are moved right by one here (model.moved_right): what is read is the token before."""
     z, valid = model.moved_right(z, valid, cfg)
     return compute(params, z, cfg, valid, cache, (column, 1), model.Write(column))
 

@@ -99,9 +99,10 @@ def accept_or_replace(p, q, token, accept_key, replace_key):
 
 
 def write_round(params, keys, z, stored, cfg, valid, cache, sampling: Sampling) -> Round:
-    """Guess the next b - 1 tokens of each row, check them, and say which to write.
+    """Guess the next b - 1 tokens of each row (b: the length of a block), check them, and say which to write -> Round.
 
-    z (B, T) with masks, keys (B,). stored (B,): the columns before it are final, in z and in the causal cache."""
+    z (B, T) with masks, keys (B,). stored (B,): the columns before it are final, in z and in the causal cache. The b-th
+    token is not guessed: the causal pass gives it, and it is written if all guesses are accepted."""
     B, T = z.shape
     w = next_window(z, stored, cfg)
     b = w.z.shape[1]

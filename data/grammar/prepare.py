@@ -10,8 +10,8 @@ rhyme       the two lines end in two words that rhyme
 
 `check` knows the rules; training never uses it. Couplets of difficulty 1 are the shortest, those of difficulty 2 have
 an adjective, those of difficulty 3 also a second noun between the subject and its verb, which can differ in number. The
-split is by content: a tenth of all combinations of subject, thing and rhyme (`held_out`) never occurs in train. There
-are 325 words; a couplet has 50 to 99 characters, or 15 to 22 tokens. Every word is one token of the BPE in
+split is by content: a tenth of all combinations of subject, thing, place and ending (`held_out`) never occurs in train.
+There are 325 words; a couplet has 50 to 99 characters, or 15 to 22 tokens. Every word is one token of the BPE in
 tokenizer.tiktoken, which has 892 ids. There are 24,000 train and 1,200 val rows, a third of each difficulty, made in 1
 second.
 

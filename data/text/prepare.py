@@ -28,7 +28,8 @@ ENOUGH = 1_000_000  # characters
 
 
 def documents():
-    """Collect {name: text} of the documents on this machine, sorted by name."""
+    """Collect {name: text} of this Python's own documents: its help topics, then the sources of its standard library,
+    each sorted by name. SystemExit if there are too few."""
     library = Path(sysconfig.get_paths()["stdlib"])
     topics = importlib.import_module("pydoc_data.topics").topics
     found = {f"topics/{name}": text for name, text in sorted(topics.items())}
