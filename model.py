@@ -52,7 +52,7 @@ class ModelConfig(moe.Experts):
     rotary_share: float = 1.0  # the share of a head's columns that rotary positions turn, the first of them (LLaDA2)
     rope_scaling: tuple[float, ...] | None = None  # stretched positions (Llama 3.1, YaRN), see variants/rope.py
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
-    dtype: str = "float32"  # dtype of the matmuls; params, norms, softmax and logits stay float32
+    dtype: str = "float32"  # of products; params, norms, softmax and logits stay float32, on a CPU see kernels.between
     noise: str = "mask"  # what the network reads where a token is missing: mask, or uniform: a random token
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
     mask_id: int | None = None  # stands for a missing token; a data set's tokenizer sets this and the next three
@@ -360,12 +360,16 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=N
 
 
 def prepared(params, cfg):
-    """Add 1 to Gemma's gains, then convert all parameters but routers to cfg.dtype -> params without the head."""
+    """Add 1 to Gemma's gains, then round all parameters but routers to cfg.dtype. Embeddings, norms and biases then get
+    the dtype that they are added and multiplied in, see `kernels.between` -> params without the head."""
 
     def leaf(path, w):
         if cfg.gemma and path[-1].key.endswith("norm"):
             w = w + 1
-        return w if path[-1].key.startswith("router") else w.astype(cfg.dtype)
+        if path[-1].key.startswith("router"):
+            return w
+        w = w.astype(cfg.dtype)
+        return w if w.ndim > 2 else w.astype(kernels.between(cfg.dtype))  # matrices are (L, I, O) or (L, E, I, O)
 
     trunk = {name: params[name] for name in ("embed", "blocks", "norm")}
     return jax.tree_util.tree_map_with_path(leaf, trunk)

@@ -480,9 +480,6 @@ def tune(cfg, tok, start) -> Task:
     if start is None:
         raise ValueError("objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
                          "the config file that trains one")  # fmt: skip
-    if cfg.rule in sample.LOOKS_BACK and cfg.logp_est == "trace":
-        raise ValueError(f"rule={cfg.rule!r} takes tokens back, so logp_est='trace' would score other steps than were "
-                         "taken: use a bound, such as logp_est='coupled_elbo'")
     train = encode_split(cfg, tok, "train", cfg.fill_in)
     shown = eval_subset(encode_split(cfg, tok, "val", cfg.fill_in), cfg)
     reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)

@@ -512,7 +512,7 @@ def logits_at_positions(params, h, s, window, valid, cfg, plan):
 def draws_everywhere(plan, V):
     """True if it costs less to draw a token at every scored position than to compute the logits of the committed ones
     again, to draw there alone."""
-    filters = (plan.top_k, plan.top_p, plan.min_p) != (None, None, None)
+    filters = plan.top_k or plan.top_p or plan.min_p
     return not plan.temperature or kernels.by_stretches(V) and not filters
 
 

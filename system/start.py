@@ -20,7 +20,7 @@ from config import Config
 from data import texts
 from judges import scores
 from model import ModelConfig
-from system import disk, hosts, huggingface, memory
+from system import disk, hosts, huggingface, kernels, memory
 from variants import checks, preferences
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
@@ -51,6 +51,9 @@ def check(cfg):
         except ImportError:
             raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
     if cfg.objective == "grpo":
+        if cfg.rule in sample.LOOKS_BACK and cfg.logp_est == "trace":
+            raise ValueError(f"rule={cfg.rule!r} takes tokens back, so logp_est='trace' would score other steps than "
+                             "were taken: use a bound, such as logp_est='coupled_elbo'")  # fmt: skip
         scores.check_early(cfg)
     if cfg.objective == "dpo":
         preferences.check_early(cfg)
@@ -273,4 +276,8 @@ def announce(cfg: Config, state: Any, base: dict | None) -> None:
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
           f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        print(*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *memory.describe(cfg), sep="\n")
+        lines = [*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *memory.describe(cfg)]
+        if kernels.sixteen_bits_pay(cfg.model):
+            lines.append("this CPU has AMX, which multiplies 16 bits much faster: --dtype=bfloat16 would take about "
+                         "2/3 of the time, see docs/sixteen-bits.md")  # fmt: skip
+        print(*lines, sep="\n")

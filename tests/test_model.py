@@ -372,7 +372,6 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
 def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monkeypatch):
     Device = collections.namedtuple("Device", "compute_capability")
     low, one = dataclasses.replace(DENOISER, dtype="bfloat16"), jnp.zeros((1, 1), int)
-    params, cache = jax.eval_shape(lambda: (model.init(KEY, low), model.new_cache(low, 1, 4)))
     fused = lambda cfg: kernels.fused(cfg.dtype, cfg.head_dim, cfg.attn_cap)
     assert not fused(low)  # on this CPU
     with plan.traced_for("8xH100"):
@@ -380,6 +379,7 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
         assert not fused(dataclasses.replace(low, attn_cap=50.0))
         assert not fused(dataclasses.replace(low, d_head=12)) and sharding.platform() == "gpu"
         assert not sharding.shape()  # and nothing is split
+        params, cache = jax.eval_shape(lambda: (model.init(KEY, low), model.new_cache(low, 1, 4)))
         read = lambda params, cache: extend(params, one, low, None, cache, 3)
         jax.eval_shape(read, params, cache)  # one query: the plain one, which runs here
         for version, known in (("7.5", False), ("9.0", True), ("12.0", True), ("gfx942", False)):  # T4, H100, AMD
@@ -429,14 +429,56 @@ def test_a_deep_model_does_not_copy_its_weights(depth):
 
 def test_sixteen_bits_are_multiplied_by_sixteen_bits_and_summed_in_32_in_the_gradient_too():
     x, w = jnp.ones((3, 8), "bfloat16"), jnp.ones((8, 4), "bfloat16")
-    jaxpr = jax.make_jaxpr(jax.vjp(kernels.matmul, x, w)[1])(jnp.ones((3, 4), "bfloat16"))
+    jaxpr = jax.make_jaxpr(jax.vjp(kernels.matmul, x, w)[1])(jnp.ones((3, 4)))
     dots = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
-    assert [v.aval.dtype.name for e in dots for v in (*e.invars, *e.outvars)] == [*["bfloat16"] * 2, "float32"] * 2
+    assert len(dots) > 1
+    for dot in dots:
+        assert [v.aval.dtype.name for v in (*dot.invars, *dot.outvars)] == ["bfloat16", "bfloat16", "float32"]
     plain = lambda x, w: jnp.matmul(x, w)  # and of float32 nothing is changed, to the bit
     x, w, g = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(64, 32), (32, 48), (64, 48)]))
     both = jax.jit(lambda f, x, w, g: (f(x, w), jax.vjp(f, x, w)[1](g)), static_argnums=0)
     ours, theirs = (both(f, x, w, g) for f in (kernels.matmul, plain))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("amx", [True, False])
+@pytest.mark.parametrize(("I", "O"), [(24, 40), (40, 24), (32, 32)])
+def test_the_gradient_of_16_bit_weights_is_that_of_the_plain_product(I, O, amx, monkeypatch):
+    monkeypatch.setattr(kernels, "has_amx", lambda: amx)
+    shapes = zip(jax.random.split(KEY, 3), [(64, I), (I, O), (64, O)], strict=True)
+    x, w, g = (jax.random.normal(key, shape).astype("bfloat16") for key, shape in shapes)
+    for jit in (jax.jit, lambda f: f):
+        ours = jit(lambda x, w, g: jax.vjp(kernels.product, x, w)[1](g))(x, w, g.astype("float32"))
+        exact = np.float32(g) @ np.float32(w).T, np.float32(x).T @ np.float32(g)
+        for a, b in zip(ours, exact, strict=True):
+            assert a.dtype == "bfloat16"
+            np.testing.assert_allclose(np.float32(a), b, rtol=2**-8, atol=1e-5)  # half a unit of the last place
+
+
+def test_between_products_a_cpu_computes_in_32_bits_and_a_gpu_in_16():
+    low = dataclasses.replace(DENOISER, dtype="bfloat16", attn_cap=50.0)  # with a cap, no kernel that only a GPU has
+    params = jax.eval_shape(lambda: model.init(KEY, DENOISER))
+
+    def dtype():
+        return jax.eval_shape(lambda params: model.trunk(params, TOKENS, low), params).dtype.name
+
+    assert dtype() == "float32"
+    with plan.traced_for("8xH100"):
+        assert dtype() == "bfloat16"
+
+
+def test_a_run_says_where_16_bits_would_pay(tmp_path, monkeypatch):
+    wide = model.ModelConfig(d_model=128)
+    for flags in ("avx2", "avx2 amx_bf16"):
+        (tmp_path / flags).write_text(f"flags\t: fpu {flags}\n")
+        has = kernels.has_amx(str(tmp_path / flags))
+        assert has == ("amx" in flags)
+        monkeypatch.setattr(kernels, "has_amx", lambda has=has: has)
+        assert kernels.sixteen_bits_pay(wide) == has
+        for other in (DENOISER, dataclasses.replace(wide, dtype="bfloat16")):
+            assert not kernels.sixteen_bits_pay(other)
+        monkeypatch.undo()
+    assert not kernels.has_amx(str(tmp_path / "none"))  # no such file on a Mac
 
 
 def test_a_step_from_a_cache_makes_no_32_bits_of_a_deep_model_of_16_and_turns_no_keys_around():

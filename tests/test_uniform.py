@@ -15,11 +15,10 @@ import checkpoint
 import config
 import diffusion
 import model
-import rl
 import sample
 import train
 from sample import Plan
-from system import huggingface
+from system import huggingface, start
 from tools import page
 from variants import checks, slots, uniform
 
@@ -313,7 +312,7 @@ def test_with_renoise_all_steps_are_taken_and_given_tokens_stay():
 def test_a_rule_that_takes_back_is_not_trained_with_trace():
     cfg = config.Config(objective="grpo", rule="renoise", logp_est="trace", rewards=("exact",), init_from="out/x")
     with pytest.raises(ValueError, match="rule='renoise' takes tokens back, so logp_est='trace'"):
-        rl.tune(cfg, None, PARAMS)
+        start.check(cfg)
 
 
 # ---- runs, folders, and what does not work ---------------------------------------------------------------------------
