@@ -70,8 +70,9 @@ def test_a_flag_of_another_command_is_refused(here):
 @pytest.mark.parametrize("command", bench.COMMANDS)
 def test_the_flags_of_a_command_are_those_that_its_functions_read(command):
     """Some of them read the options in functions of other files: those of compare and gpu."""
-    places = {"compare": [compare.compare, compare.compare_jobs, compare.base_job, compare.run_all],
-              "ladder": [compare.ladder, compare.ladder_job, compare.base_job, compare.run_all],
+    kept = compare.run_all, compare.recorded, compare.results_of
+    places = {"compare": [compare.compare, compare.compare_jobs, compare.base_job, *kept],
+              "ladder": [compare.ladder, compare.ladder_job, compare.base_job, *kept],
               "gpu": [gpu.main, gpu.run_part, gpu.print_table], "frontier": [bench.frontier, bench.curves],
               "train": [bench.train, bench.matmul_rate], "drafts": [bench.drafts, bench.drafted]}  # fmt: skip
     source = "".join(map(inspect.getsource, places.get(command, [bench.COMMANDS[command]])))
