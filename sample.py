@@ -110,7 +110,8 @@ class Block(NamedTuple):
 
 
 def softmax_of(logits, some):
-    """Return the probabilities (N, k) of some (N, k) of the logits (N, V), without computing all of them."""
+    """Return the probabilities (N, k) of k logits of each row: `some` (N, k) are values taken from logits (N, V), not
+    their ids. The other probabilities are not computed."""
     top, total = kernels.peak_and_sum(logits)
     return jnp.exp(some - top[:, None]) / total[:, None]
 
@@ -185,7 +186,7 @@ def static(b, plan):
 
 
 def dynamic(b, plan):
-    """SDAR's other rule: the tokens of `static`, and every other that is more probable than plan.threshold."""
+    """SDAR's other rule: what `static` says, and every other token that is more probable than plan.threshold."""
     return static(b, plan) | (b.confidence > plan.threshold)
 
 

@@ -269,7 +269,8 @@ ROUTED = {
 
 @functools.lru_cache
 def route(module):
-    """Route the functions of a module that are in ROUTED, from now on and for all tests."""
+    """Replace the functions of a module (its name) that are in ROUTED, for all tests: with a stub as first argument
+    the candidate runs them, as the object is there; else they run here as before."""
     home = importlib.import_module(module)
     for name in ROUTED[module].split():
         setattr(home, name, routed(module, name, getattr(home, name)))

@@ -422,6 +422,6 @@ def reasoning(text: str) -> float:
 
 
 def safety(text: str, blocked: str = UNSAFE) -> float:
-    """0.0 if the block list, a regular expression, is found in it, ignoring case, else 1.0. A column `blocked` replaces
-    our list."""
+    """0.0 if `blocked`, a regular expression, is found in the text, ignoring case, else 1.0. Ours finds orders to kill
+    or to build bombs, drugs, child abuse, `rm -rf /` and social security numbers; a column `blocked` replaces it."""
     return float(not (re.search if blocked == UNSAFE else search)(blocked, text, re.I))

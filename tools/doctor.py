@@ -171,7 +171,8 @@ def changed(cfg: ModelConfig, **changes: Any) -> ModelConfig:
 
 
 def alternatives(cfg: ModelConfig, stated: ModelConfig, masks: list[int], field: str) -> list[ModelConfig]:
-    """List the readings that differ from a denoiser's in one of FIELDS, itself among them."""
+    """List the readings of cfg, a denoiser's, that differ in one of FIELDS, its own among them: each of `masks`, both
+    shifts, or bidirectional and the block lengths of BLOCKS and of `stated`, finished text causal or not."""
     if field == "mask_id":
         return [changed(cfg, mask_id=mask) for mask in masks]
     if field == "shift":

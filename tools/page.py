@@ -169,7 +169,8 @@ def pack_tokens(one):
 
 
 def pack_rows(one, rows):
-    """Collect the rows that one can pick in the page, and say whether their answers decide what is right."""
+    """Collect up to HELD_OUT rows to pick in the page (None: those of the run's evaluations) -> {"rows", "exact": only
+    their answers are right, "sudoku": the reward is one, "longest": tokens in training}."""
     run = types.SimpleNamespace(**vars(config.Config()) | one.trained)
     reward = [*run.eval_rewards, *run.rewards, ""][0] if one.trained else ""
     if rows is None:

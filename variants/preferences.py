@@ -125,7 +125,8 @@ def reference_likelihood(params: dict, batch: PairBatch, cfg: Any) -> jax.Array:
 
 
 def loss(params: dict, batch: PairBatch, cfg: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Compute the loss of a batch, or what a micro-batch adds to it -> scalar, metrics."""
+    """Compute the loss of a batch, plus nll_coef * -log p of the better answers per token -> scalar, metrics. In
+    micro-batches both are divided by gradient_accumulation_steps, so that they add up."""
     E = log_likelihood(params, batch, cfg)
     margin = margins(E, batch.reference, cfg)
     parts = {

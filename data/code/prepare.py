@@ -104,8 +104,8 @@ def frozen(value):
 
 
 def with_tests(rows, inputs, rng):
-    """Add tests to the rows of one signature -> rows that behave unlike all earlier ones and have TESTS tests or more,
-    and how often the body of another row passes the tests of one."""
+    """Add tests to the rows of one signature -> (rows that behave unlike all earlier ones and have TESTS tests or more,
+    the number of pairs (row, body of another row) in which the body passes all tests of the row)."""
     behaviours = {}
     for row in rows:
         results = run(row, inputs)
