@@ -52,7 +52,7 @@ class ModelConfig(moe.Experts):
     rotary_share: float = 1.0  # the share of a head's columns that rotary positions turn, the first of them (LLaDA2)
     rope_scaling: tuple[float, ...] | None = None  # stretched positions (Llama 3.1, YaRN), see variants/rope.py
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
-    dtype: str = "float32"  # of products; params, norms, softmax and logits stay float32, on a CPU see kernels.between
+    dtype: str = "float32"  # of matmuls; params, norms, softmax, logits stay float32, on a CPU more: kernels.between
     noise: str = "mask"  # what the network reads where a token is missing: mask, or uniform: a random token
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
     mask_id: int | None = None  # stands for a missing token; a data set's tokenizer sets this and the next three

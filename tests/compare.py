@@ -125,7 +125,7 @@ def run_all(jobs, options):
 
     def run(job):
         late = options.minutes is not None and time.monotonic() - begun > 60 * options.minutes
-        if late or told_apart_by(job, options) in kept or finished(job.out):
+        if late or record_key(job, options) in kept or finished(job.out):
             return
         core = free.pop()
         if core is not None:
@@ -152,15 +152,15 @@ class Result(NamedTuple):
 RECORD = "tests/compare.jsonl"  # a line for each run: its name, a digest of its command, and its Result
 
 
-def told_apart_by(job, options):
+def record_key(job, options):
     """Return what a result is found by: the name of the run, and a digest of its command, whatever --out is."""
     command = job.command.replace(f"={options.out}/", "=out/")
     return os.path.basename(job.out), hashlib.sha256(command.encode()).hexdigest()[:12]
 
 
-def recorded(options):
-    """Read the results that are kept -> {(name, command): Result}. None count with --fresh, or in a toy run."""
-    if options.fresh or options.toy or not os.path.exists(RECORD):
+def read_record():
+    """Read all results that are kept -> {(name, digest): Result}."""
+    if not os.path.exists(RECORD):
         return {}
     with open(RECORD, encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]
@@ -170,21 +170,31 @@ def recorded(options):
     }
 
 
+def recorded(options):
+    """Return the kept results that count as finished runs: none with --fresh, or in a toy run."""
+    return {} if options.fresh or options.toy else read_record()
+
+
 def results_of(jobs, options):
     """Read what is there of these jobs {key: Job} -> {key: Result}. With --record, new ones are kept."""
     kept, found = recorded(options), {}
     for key, job in jobs.items():
-        if reached := kept.get(told_apart_by(job, options)) or result(job):
+        if reached := kept.get(record_key(job, options)) or result(job):
             found[key] = reached
-    new = [key for key in found if told_apart_by(jobs[key], options) not in kept]
-    if options.record and new:
-        with open(RECORD, "a", encoding="utf-8") as f:
-            for key in new:
-                name, digest = told_apart_by(jobs[key], options)
-                before, after, reward = (np.round(x, 3).tolist() for x in found[key])
+    if options.record and not options.toy:
+        add_to_record({record_key(jobs[key], options): reached for key, reached in found.items()})
+    return found
+
+
+def add_to_record(results):
+    """Keep those of the results {(name, digest): Result} that are not kept yet."""
+    kept = read_record()
+    with open(RECORD, "a", encoding="utf-8") as f:
+        for (name, digest), reached in results.items():
+            if (name, digest) not in kept:
+                before, after, reward = (np.round(x, 3).tolist() for x in reached)
                 row = {"run": name, "command": digest, "before": before, "after": after, "reward": reward}
                 f.write(json.dumps(row) + "\n")
-    return found
 
 
 def result(job):
@@ -312,7 +322,7 @@ def compare(options, table):
     at_start = strengths(options.bases)
     jobs = compare_jobs(tasks, at_start, methods, options)
     kept = recorded(options)
-    unfinished = {key[:2] for key, job in jobs.items() if told_apart_by(job, options) not in kept}
+    unfinished = {key[:2] for key, job in jobs.items() if record_key(job, options) not in kept}
     run_all([base_job(*cell, options) for cell in sorted(unfinished)], options)
     run_all(list(jobs.values()), options)
     results = results_of(jobs, options)

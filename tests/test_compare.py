@@ -134,8 +134,10 @@ def test_a_result_that_is_kept_counts_as_finished_until_its_command_changes(tmp_
 
     found(options())
     assert not (tmp_path / "kept.jsonl").exists()
-    for _ in range(2):  # the second time there is nothing new
-        found(options(record=True))
+    found(options(record=True, toy=True))  # nor is a toy run kept
+    assert not (tmp_path / "kept.jsonl").exists()
+    for more in ({}, {}, {"fresh": True}):  # after the first time there is nothing new
+        found(options(record=True, **more))
     assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 1
     elsewhere = options(out=str(tmp_path / "elsewhere"))  # where no run is
     results, job = found(elsewhere)
