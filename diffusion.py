@@ -137,7 +137,7 @@ def in_chunks(fn, n, wanted, *trees):
         return padded.reshape(n_chunks, n, *a.shape[1:])
 
     parts = jax.tree.map(cut, trees)
-    one = jax.tree.map(lambda a: a[0], parts)
+    one = sharding.take(parts, 0)
     nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(fn, *one))
 
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(kernels.KEPT))
@@ -537,7 +537,7 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     if chunk == n_copies:
         out = of_part(parts)
     else:
-        parts = jax.tree.map(lambda a: a.reshape(-1, chunk // per_text, *a.shape[1:]), parts)
+        parts = sharding.cut(parts, n_copies // chunk)
         # With remat the blocks are recomputed one by one; recomputing a whole chunk would add a fifth pass to four.
         if not cfg.remat:
             of_part = jax.checkpoint(of_part)

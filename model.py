@@ -395,8 +395,8 @@ def run_layers(layer, carry, weights, cfg, part):
     if part is None or not unroll:
         (x, cache), _ = jax.lax.scan(layer, carry, layers, unroll=unroll)
         return columns(x, part), cache
-    most = jax.tree.map(lambda w: w[:-1], layers)
-    last = jax.tree.map(lambda w: w[-1], layers)
+    most = sharding.take(layers, slice(-1))
+    last = sharding.take(layers, -1)
     carry, _ = jax.lax.scan(layer, carry, most, unroll=True)
     carry, _ = last_layer(carry, last)
     return carry
@@ -467,7 +467,7 @@ def shifted(h, first, start, length, valid):
     begin = 0 if valid is None else jnp.argmax(valid, 1)[:, None]  # no state stands before a text begins
     index = jnp.maximum(left, begin) - jnp.reshape(first, (-1, 1))
     index = jnp.broadcast_to(index, (len(h), length))
-    return jax.vmap(lambda h, i: h[i])(h, index)
+    return jnp.take_along_axis(h, index[..., None], 1)
 
 
 def gather_head(params, cfg):

@@ -181,7 +181,7 @@ def select_completions(found: Scored, adv, cfg):
     if M == adv.size:
         return found.rollout, adv, jnp.arange(M)
     best = jnp.argsort(-jnp.abs(adv))[:M]
-    return jax.tree.map(lambda a: a[best], found.rollout), adv[best], best
+    return sharding.take(found.rollout, best), adv[best], best
 
 
 # ---- 4. draw views, and compute log-probs of the completions on them -------------------------------------------------
@@ -259,7 +259,7 @@ def policy_logp(params, b: Minibatch, cfg):
 def logp_of(params, b: Minibatch, cfg):
     """Estimate log p of every token (B, T) as `policy_logp` does, by micro-batches of the size that the gradient has:
     in 16 bits, a product of another shape gives other numbers."""
-    parts = jax.tree.map(lambda a: a.reshape(cfg.gradient_accumulation_steps, -1, *a.shape[1:]), b)
+    parts = sharding.cut(b, cfg.gradient_accumulation_steps)
     logp = jax.lax.map(lambda part: policy_logp(params, part, cfg)[0], parts)
     return sharding.replicate(logp.reshape(b.rollout.tokens.shape))
 
@@ -318,7 +318,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
         order = jax.random.permutation(jax.random.fold_in(order_key, n), M)
         for i in range(0, M, size):
             rows = jnp.arange(M) if size == M else order[i : i + size]
-            some, of_some = (r, views) if size == M else jax.tree.map(lambda a, rows=rows: a[rows], (r, views))
+            some, of_some = (r, views) if size == M else sharding.take((r, views), rows)
             b = new_minibatch(some, of_some, cfg)
             if cfg.draft_coef:
                 texts = some.tokens, some.completion, some.valid  # ends and all, as when it was trained

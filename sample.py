@@ -480,7 +480,7 @@ def flat_positions(h, s, window, cfg):
     number = (from_right * 2**15 + window.i[:, None]) * 2
     row, _ = jnp.indices((B, L))
     by_row = Positions(h, row, column, number, z, masked)
-    return jax.tree.map(lambda a: a.reshape(B * L, *a.shape[2:]), by_row)
+    return sharding.joined(by_row)
 
 
 def positions_at_once(cfg):

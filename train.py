@@ -102,9 +102,8 @@ def make_gradient(loss, cfg):
             (value, metrics), grads = grad(params, base, batch)
             logp = metrics.pop("token_logp", None)
             return grads, metrics | {"loss": value}, logp
-        cut = jax.tree.map(lambda x: x.reshape(A, len(x) // A, *x.shape[1:]), batch)
         zeros = jax.tree.map(jnp.zeros_like, params)
-        grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, cut)
+        grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, sharding.cut(batch, A))
         logp = metrics.pop("token_logp", None)  # (A, B / A, T)
         return grads, combine_metrics(metrics, "sum"), None if logp is None else logp.reshape(-1, logp.shape[-1])
 

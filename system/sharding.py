@@ -14,6 +14,7 @@ anything then.
 
 import contextlib
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -178,6 +179,29 @@ def round_up(n: int) -> int:
     return -(-n // parts) * parts
 
 
+def take(tree: Any, rows: Any) -> Any:
+    """Take these rows of every array of a tree; of one row, given as an int, the axis goes."""
+    return jax.tree.map(operator.itemgetter(rows), tree)
+
+
+def cut(tree: Any, n: int) -> Any:
+    """Cut the rows of every array of a tree into n equal parts: (B, ...) -> (n, B / n, ...)."""
+
+    def cut_rows(a):
+        return a.reshape(n, len(a) // n, *a.shape[1:])
+
+    return jax.tree.map(cut_rows, tree)
+
+
+def joined(tree: Any) -> Any:
+    """Join the first two axes of every array of a tree: (n, m, ...) -> (n * m, ...), the inverse of `cut`."""
+
+    def join_rows(a):
+        return a.reshape(-1, *a.shape[2:])
+
+    return jax.tree.map(join_rows, tree)
+
+
 def in_chunks(fn: Callable, size: int, *trees: Any) -> Any:
     """Apply fn to `size` rows of trees (B, ...) at a time -> a tree of (B, ...), in which scalars are the mean over the
     chunks.
@@ -190,7 +214,7 @@ def in_chunks(fn: Callable, size: int, *trees: Any) -> Any:
         return fn(*trees)
     for first in range(0, n, size):
         at = np.arange(first, first + size).clip(max=n - 1)
-        out.append(fn(*jax.tree.map(lambda a, at=at: a[at], trees)))
+        out.append(fn(*take(trees, at)))
     return jax.tree.map(lambda *x: jnp.concatenate(x)[:n] if x[0].ndim else sum(x) / len(x), *out)
 
 
