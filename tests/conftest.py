@@ -1,4 +1,5 @@
 """Set up all tests: sys.path (the modules of this project are plain files, not a package), and quick compiling."""
+import collections
 import math
 import os
 import re
@@ -54,6 +55,21 @@ def browser():
     browser = Browser()
     yield browser
     browser.close()
+
+
+LONG = "walkthrough mesh imports faults sandbox anatomy doctor bench".split()  # files whose single tests take longest
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the longest files, then those of most tests: a file stays with one worker, and a long one that begins
+    last would leave the other workers idle."""
+    tests_in = collections.Counter(item.path for item in items)
+
+    def order(item):
+        name = item.path.stem.removeprefix("test_")
+        return LONG.index(name) if name in LONG else len(LONG), -tests_in[item.path], item.path
+
+    items.sort(key=order)
 
 
 @pytest.hookimpl(wrapper=True)
