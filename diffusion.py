@@ -118,7 +118,7 @@ def read_logits(params, h, cfg, fn, scored, arrays):
     h = h.reshape(-1, h.shape[-1])
     flat = [a.reshape(-1) for a in arrays]
     out = in_chunks(some, n, scored.reshape(-1), h, *flat)
-    return jax.tree.map(lambda a: a.reshape(shape), out)
+    return jax.tree.map(functools.partial(jnp.reshape, shape=shape), out)
 
 
 def in_chunks(fn, n, wanted, *trees):
@@ -138,16 +138,19 @@ def in_chunks(fn, n, wanted, *trees):
 
     parts = jax.tree.map(cut, trees)
     one = sharding.take(parts, 0)
-    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(fn, *one))
+    shapes = jax.eval_shape(fn, *one)
+
+    def skip(*part):
+        return jax.tree.map(jnp.zeros_like, shapes)
 
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(kernels.KEPT))
     def chunk(inputs):
         i, part = inputs
-        return jax.lax.cond(i * n < wanted.sum(), fn, lambda *_: nothing, *part)
+        return jax.lax.cond(i * n < wanted.sum(), fn, skip, *part)
 
     out = jax.lax.map(chunk, (jnp.arange(n_chunks), parts))
     back = jnp.argsort(order)
-    return jax.tree.map(lambda a: a.reshape(-1)[back], out)
+    return sharding.take(sharding.joined(out), back)
 
 
 # ---- the training loss -----------------------------------------------------------------------------------------------

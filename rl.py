@@ -119,7 +119,8 @@ def loss_mask(tokens, completion, eos_id, cfg):
 def roll_out(params, key, prompts, cfg, tok) -> Rollout:
     """Write G completions of each of the N prompts, an EncodedRows, at most rollout_chunk at a time. A chunk holds
     whole groups, unless rollout_chunk is less than one."""
-    arrays = jax.tree.map(lambda a: jnp.repeat(a, cfg.group_size, 0), prompts.take(slice(None)))
+    repeat = functools.partial(jnp.repeat, repeats=cfg.group_size, axis=0)
+    arrays = jax.tree.map(repeat, prompts.take(slice(None)))
     completion, size = arrays.maskable, sharding.round_up(config.rollout_rows(cfg))
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
@@ -259,8 +260,11 @@ def policy_logp(params, b: Minibatch, cfg):
 def logp_of(params, b: Minibatch, cfg):
     """Estimate log p of every token (B, T) as `policy_logp` does, by micro-batches of the size that the gradient has:
     in 16 bits, a product of another shape gives other numbers."""
-    parts = sharding.cut(b, cfg.gradient_accumulation_steps)
-    logp = jax.lax.map(lambda part: policy_logp(params, part, cfg)[0], parts)
+
+    def of_part(part):
+        return policy_logp(params, part, cfg)[0]
+
+    logp = jax.lax.map(of_part, sharding.cut(b, cfg.gradient_accumulation_steps))
     return sharding.replicate(logp.reshape(b.rollout.tokens.shape))
 
 
@@ -269,11 +273,13 @@ def kl_penalty(state, key, r: Rollout, cfg):
     there it has the gradient of KL(policy || reference), while as a term of the loss its gradient is 0 on average."""
     zero = jnp.zeros(r.tokens.shape)
     b = Minibatch(r, draw_views(key, r, cfg), zero[:, 0], zero, zero)
-    current, reference = (
-        sharding.in_chunks(lambda b, params=params: logp_of(params, b, cfg), config.minibatch(cfg), b)
-        for params in (state.params, sharding.to_device(state.reference))
-    )
-    return np.asarray((b.views.share * (current - reference)).sum(1), float)
+
+    def difference(b):
+        return logp_of(state.params, b, cfg) - logp_of(reference, b, cfg)
+
+    reference = sharding.to_device(state.reference)
+    changed = sharding.in_chunks(difference, config.minibatch(cfg), b)
+    return np.asarray((b.views.share * changed).sum(1), float)
 
 
 def has_ratios(cfg):
@@ -487,14 +493,18 @@ def tune(cfg, tok, start) -> Task:
     draw = prompt_sampler(cfg, tok, train)
     if cfg.fill_in:
         shown = given_masks(shown, cfg, tok) or mask_completions(shown, cfg, tok, 0)
-    return Task(
-        init=lambda key: unmasking.with_policy(start, key, cfg),
-        batches=lambda state, key, score=None: iteration(state, key, score, draw, reward_fns, cfg, tok),
-        loss=functools.partial(policy_loss, cfg=cfg),
-        evaluate=lambda state, key: scores.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown),
-        rows=len(train.rows),
-        best_metric="val/sampled",
-    )
+
+    def init(key):
+        return unmasking.with_policy(start, key, cfg)
+
+    def batches(state, key, score=None):
+        return iteration(state, key, score, draw, reward_fns, cfg, tok)
+
+    def evaluate(state, key):
+        return scores.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown)
+
+    loss = functools.partial(policy_loss, cfg=cfg)
+    return Task(init, batches, loss, evaluate, len(train.rows), best_metric="val/sampled")
 
 
 def pretrain(cfg, tok, start) -> Task:
@@ -521,6 +531,9 @@ def pretrain(cfg, tok, start) -> Task:
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
 
+    def init(key):
+        return start or model.init(key, cfg.model)
+
     def batches(state, key):
         size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
         yield noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
@@ -542,7 +555,7 @@ def pretrain(cfg, tok, start) -> Task:
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
     n = len(train.rows) * (2 if cfg.paired else 1)  # paired, a batch has half as many rows
-    return Task(lambda key: start or model.init(key, cfg.model), batches, loss, evaluate, n, best_metric)
+    return Task(init, batches, loss, evaluate, n, best_metric)
 
 
 def as_task(fields):

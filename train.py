@@ -91,7 +91,11 @@ def make_gradient(loss, cfg):
     """Make gradient(params, base, batch) -> the gradient, summed over micro-batches; metrics; and log p of every token
     (B, T) if the loss returns it, else None. base: the frozen parameters of LoRA, or None."""
     A = cfg.gradient_accumulation_steps
-    grad = jax.value_and_grad(lambda params, base, batch: loss(lora.whole(params, base, cfg), batch), has_aux=True)
+
+    def loss_of_trained(params, base, batch):
+        return loss(lora.whole(params, base, cfg), batch)
+
+    grad = jax.value_and_grad(loss_of_trained, has_aux=True)
 
     def micro(params, base, total, batch):
         (value, metrics), grads = grad(params, base, batch)
@@ -182,18 +186,21 @@ def new_state(params, cfg, tx, reference=True):
 def abstract_run(cfg):
     """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
     tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
-    key = jax.random.key(0)
-    start = jax.eval_shape(lambda: unmasking.with_policy(model.init(key, cfg.model, width), key, cfg))
-    if cfg.lora_rank:
-        start = jax.eval_shape(functools.partial(model.cast, dtype=cfg.model.dtype), start)
     loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
             "judge": functools.partial(model_judge.loss, cfg=cfg.model),
             "dpo": functools.partial(preferences.loss, cfg=cfg),
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
-    params, base = jax.eval_shape(lambda start: lora.split(start, key, cfg), start)
-    state = jax.eval_shape(lambda params: new_state(params, cfg, tx)._replace(step=jnp.int32(0)), params)
-    state = state._replace(step=0)
-    return make_update(loss, tx, cfg), state, base, jax.eval_shape(lambda s, b: lora.merged(s, b, cfg), state, base)
+
+    def make(key):
+        params = unmasking.with_policy(model.init(key, cfg.model, width), key, cfg)
+        if cfg.lora_rank:
+            params = model.cast(params, cfg.model.dtype)
+        params, base = lora.split(params, key, cfg)
+        state = new_state(params, cfg, tx)._replace(step=jnp.int32(0))
+        return state, base, lora.merged(state, base, cfg)
+
+    state, base, merged = jax.eval_shape(make, jax.random.key(0))
+    return make_update(loss, tx, cfg), state._replace(step=0), base, merged
 
 
 class Run(NamedTuple):
