@@ -201,7 +201,8 @@ def finish_or_retry(cfg, step, *rest):
 
 
 def finish(cfg, step, tok, best, files):
-    """Write the files of a checkpoint, each process its own; when all are written, make them a checkpoint."""
+    """Write the files of a checkpoint, each process its own, into a temporary folder; when all are there, the first
+    process renames it. files: {name: content}; best: the best evaluation so far, whose checkpoint is never deleted."""
     temporary, final = os.path.join(cfg.out_dir, WRITING), checkpoint_folder(cfg.out_dir, step)
     is_first = hosts.processes()[1] == 0
     if is_first:

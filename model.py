@@ -403,7 +403,7 @@ def run_layers(layer, carry, weights, cfg, part):
 
 
 def new_cache(cfg, B, T):
-    """Make an empty cache for B rows of T columns -> [keys, values], (L, B, heads, T, K) each, see kernels.store."""
+    """Make an empty cache for B rows of T columns -> [keys, values], each (layers, B, KV heads, T, head_dim)."""
     shape = cfg.n_layer, B, cfg.kv_heads, T, cfg.head_dim
     return [kernels.bits(jnp.zeros(shape, cfg.dtype)) for _ in "kv"]
 

@@ -385,8 +385,8 @@ def next_block(s, cfg, plan, valid, L):
 
 
 def block_hidden(params, s, window, valid, cfg, plan, L):
-    """Compute the states of the current block -> (B, L, D), the updated cache. With guidance (B, L, 2D): the second
-    half are the states without the given tokens."""
+    """Compute the states of the L columns of a window -> (B, L, D), the updated cache. With guidance (B, L, 2D): the
+    second half are the states that the model has if all given tokens (the prompt) are masked."""
     start, cache = window.start, s.cache
     if cfg.causal:
         h, cache = caches.next_column(params, s.z, cfg, valid, cache, start[0])

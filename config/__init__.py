@@ -570,8 +570,8 @@ def between_keys_and_steps(c):
 
 
 def idle(c, keys, why):
-    """Yield (True if wrong, message) for keys that have no effect, and are wrong unless they have their default. why:
-    the words between "changes nothing" and "leave it out"."""
+    """Yield, for each of `keys` (names, with blanks between), True if it is not at its default, and a message. The
+    caller knows that they have no effect. why: the words between "changes nothing" and "leave it out"."""
     for name in keys.split():
         value, default = getattr(c, name), getattr(Config, name)
         yield value != default, f"{name}={value!r} changes nothing {why} leave it out or set {name}={default!r}"

@@ -121,7 +121,8 @@ class Tokenizer:
         return ids if ids[: len(self.bos_ids)] == self.bos_ids else self.bos_ids + ids
 
     def _engine(self, allowed):
-        """Return the `tokenizers.Tokenizer` of the spec that reads only the allowed added tokens."""
+        """Return the `tokenizers.Tokenizer` of the spec that takes only the added tokens whose text is in `allowed` for
+        tokens; the text of any other is encoded like ordinary text."""
         if allowed not in self._engines:
             added = [token | {"special": token["content"] not in allowed} for token in self.spec["added_tokens"]]
             engine = tokenizers.Tokenizer.from_str(json.dumps(self.spec | {"added_tokens": added}))

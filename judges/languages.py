@@ -105,7 +105,8 @@ ALL_LANGUAGES = LANGUAGES | PROBES
 
 
 def command_for(language: str, stage: str, name: str = "") -> list[str]:
-    """Return the command for a stage (check, compile, run) of a program of this name, as words."""
+    """Return the words of the command that checks a program's syntax, compiles or runs it (stage: check, compile or
+    run); none if the language has no such stage. name: the program's, without it the command of an unnamed one."""
     lang = ALL_LANGUAGES[language]
     command = {"check": lang.check, "compile": lang.compile, "run": lang.run}[stage]
     words = command.split() if type(command) is str else command

@@ -246,8 +246,9 @@ def encode_pairs(pairs: Pairs, tok: Any, max_len: int) -> dict[str, Any]:
 def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Compute the loss of a batch of `encode_pairs`, and metrics.
 
-    Bradley-Terry: the better of two should score higher. To it comes a cross-entropy, so that sigmoid(score) is the
-    probability that a text is a better one. If texts have scores, the loss is the cross-entropy to the score.
+    Bradley-Terry: the better of two should score higher. Added to it is a cross-entropy with label 1 for the better
+    and 0 for the worse text, so that sigmoid(score) is the probability that a text is a better one. If the rows have
+    scores from 0 to 1 instead of pairs, the whole loss is the cross-entropy to these.
     """
     score = functools.partial(model.score, params, cfg=cfg)
     better = score(batch["better"], valid=batch["better_valid"])

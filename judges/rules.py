@@ -210,7 +210,8 @@ def solutions(cells):
 
 @functools.lru_cache(4096)
 def only_solution(cells):
-    """Solve a sudoku, given as a tuple -> the list of its cells; None unless it has exactly one solution."""
+    """Solve a sudoku, the tuple of its cells by rows (0: empty) -> the list of all cells; None unless there is exactly
+    one solution."""
     found = list(itertools.islice(solutions(list(cells)), 2))
     return found[0] if len(found) == 1 else None
 

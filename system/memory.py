@@ -88,7 +88,7 @@ def n_params(cfg):
 
 
 def bytes_per_number(m):
-    """Return the bytes of one number in the model's dtype."""
+    """Return the bytes of a number in the dtype in which the model, a ModelConfig, computes."""
     return 2 if m.dtype == "bfloat16" else 4
 
 

@@ -118,8 +118,9 @@ class Reader:
         return self.known[cfg]
 
     def counted(self, cfg: ModelConfig, other: ModelConfig) -> np.ndarray:
-        """Return where the losses of two readings can be compared (R, T). A causal one sees all of the text on the left
-        and nothing else, so only masks count at which every reading sees just that."""
+        """Return True for the masks at which the losses of two readings can be compared (R, T): all that are scored; if
+        one of the readings is causal, only those that have nothing but text to their left and masks to their right,
+        because there the other reading sees no more than the causal one."""
         return self.trial.first if cfg.causal or other.causal else self.trial.scored
 
     def loss(self, cfg: ModelConfig) -> float:

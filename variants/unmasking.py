@@ -57,7 +57,7 @@ def with_policy(params: dict, key: jax.Array, cfg: Any) -> dict:
 
 
 def policy_of(params: dict) -> dict:
-    """Return the policy in the params of a model, or say that there is none."""
+    """Return the part of a model's params that decides which masks to fill; ValueError if it has none."""
     if NAME not in params:
         raise ValueError(
             "rule='learned': this model has no policy that says which masks to fill; a run with rule='learned' and "

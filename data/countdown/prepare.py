@@ -111,7 +111,8 @@ def pairs(rng, tier, known):
 
 
 def row(numbers, target, difficulty, most=RESULT):
-    """Make a row of numbers, in the order in which they are shown, and a target."""
+    """Make the row of a puzzle: its prompt shows the numbers in the order given, its completion is the plainest
+    solution. most: the largest result on the way to it."""
     completion = ",".join(plainest(tuple(sorted(numbers)), most)[target][-1])
     return {"prompt": f"{','.join(map(str, numbers))}={target}:", "completion": completion,
             "numbers": list(numbers), "target": target, "difficulty": difficulty}

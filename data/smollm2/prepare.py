@@ -113,7 +113,7 @@ def weights(facts, tensor):
 
 
 def tokenizer(facts):
-    """Make the contents of tokenizer.json and tokenizer_config.json as SmolLM2 itself ships them."""
+    """Make two dicts, tokenizer.json and tokenizer_config.json, of what a GGUF file says {name: value}."""
     tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
     flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
