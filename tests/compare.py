@@ -216,15 +216,18 @@ def draw_again(runs_of, rng):
     return [scores[rng.integers(len(scores), size=len(scores))] for scores in runs_of]
 
 
-def interval(summary, draws=DRAWS, seed=0):
-    """Give the 95% interval of summary(rng) over `draws` bootstrap samples."""
+def interval(summary, runs_of, draws=DRAWS, seed=0):
+    """Give the 95% interval of summary(rng) over `draws` bootstrap samples -> low, high; nan if some task and base in
+    runs_of has one seed only, because that one says nothing about the others."""
+    if min(map(len, runs_of)) < 2:
+        return np.nan, np.nan
     rng = np.random.default_rng(seed)
     return np.percentile([summary(rng) for _ in range(draws)], (2.5, 97.5))
 
 
 def mean_with_interval(runs_of):
     """Compute the interquartile mean of the runs of all tasks [(n,), ...], and its 95% interval -> mean, low, high."""
-    low, high = interval(lambda rng: interquartile_mean(np.concatenate(draw_again(runs_of, rng))))
+    low, high = interval(lambda rng: interquartile_mean(np.concatenate(draw_again(runs_of, rng))), runs_of)
     return interquartile_mean(np.concatenate(runs_of)), low, high
 
 
@@ -238,7 +241,7 @@ def chance_to_win(a, b):
 
 def chance_with_interval(a, b):
     """Estimate the probability that a run of method a beats one of b, and its 95% interval -> chance, low, high."""
-    low, high = interval(lambda rng: chance_to_win(draw_again(a, rng), draw_again(b, rng)))
+    low, high = interval(lambda rng: chance_to_win(draw_again(a, rng), draw_again(b, rng)), [*a, *b])
     return chance_to_win(a, b), low, high
 
 
@@ -340,10 +343,10 @@ def compare(options, table):
         for name, runs_of in gains.items():
             scores = [g[:, i] for g in runs_of]
             mean, low, high = mean_with_interval(scores)
-            row = [sum(map(len, scores)), f"{mean:+.1f}", f"{low:+.1f} to {high:+.1f}", "-"]
+            row = [sum(map(len, scores)), f"{mean:+.1f}", span(f"{low:+.1f} to {high:+.1f}"), "-"]
             if reference is not None and name != "coupled_elbo":
                 chance, low, high = chance_with_interval(scores, [g[:, i] for g in reference])
-                row[-1] = f"{chance:.2f} ({low:.2f} to {high:.2f})"
+                row[-1] = f"{chance:.2f} ({span(f'{low:.2f} to {high:.2f}')})"
             shares = (f"{share:.0%}" for share in profile(scores, np.array([0, 5, 10])))
             of_each = (f"{interquartile_mean(of_cell):+.1f}" for of_cell in scores)
             rows.append([name, *row, *shares, *of_each])
@@ -351,6 +354,11 @@ def compare(options, table):
         table([*heads, *(f"{task} {strength}%" for task, strength in cells)], METHODS, rows)
     if options.picture and gains:
         picture(gains, options.picture)
+
+
+def span(text):
+    """Return the text of an interval, or what is missing for one."""
+    return "one seed" if "nan" in text else text
 
 
 def picture(gains, path):

@@ -30,6 +30,8 @@ def test_the_mean_and_its_interval_are_those_of_scipy_and_of_the_seeds():
     together = compare.mean_with_interval([mixed])
     assert together[2] - together[1] > 1.5 * (high - low)
     assert compare.mean_with_interval([np.ones(3)]) == (1, 1, 1)
+    mean, *ends = compare.mean_with_interval([np.ones(3), np.ones(1)])  # what one seed says of others is not known
+    assert mean == 1 and np.isnan(ends).all()
 
 
 def test_the_chance_to_win_is_the_statistic_of_mann_and_whitney():
@@ -91,7 +93,8 @@ def test_runs_are_found_again_and_show_starts_none(tmp_path):
 
     assert "0 of 2 runs are there" in printed("--show")
     first = printed(flags, f"--picture={tmp_path / 'x.png'}")
-    assert "2 of 2 runs are there" in first and "| one_step" in first and (tmp_path / "x.png").exists()
+    assert all(text in first for text in ("2 of 2 runs are there", "| one_step", "one seed"))
+    assert (tmp_path / "x.png").exists()
     saved = checkpoint.steps(tmp_path / "sudoku-30-positive-one_step-0")
     assert saved == [1] and printed(flags).splitlines()[2:] == first.splitlines()[2:-1]
     failed = subprocess.run([*command, "--flags=--group_size=1", "--seeds=2"], capture_output=True, text=True)
