@@ -38,7 +38,6 @@ import runs
 import sample
 from data.texts import (
     completion_ids,
-    curriculum_index,
     encode_split,
     end_at_eos,
     eval_subset,
@@ -527,7 +526,7 @@ def pretrain(cfg, tok, start) -> Task:
     readings = {"val/nelbo": cfg.model}
     if cfg.model.causal_text:
         readings["val/causal_nll"] = joint.autoregressive(cfg.model)
-    allowed = curriculum_index(cfg, train.rows)
+    allowed = data.curriculum(train.rows, cfg.curriculum)
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
 

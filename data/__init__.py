@@ -885,16 +885,25 @@ def permutation(n: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, epoch, stream]).permutation(n)
 
 
-def curriculum(rows: Sequence[Row], schedule: Sequence[tuple[int, float]], step: int) -> np.ndarray:
-    """Find the rows that a curriculum allows at a step -> indices (M,). Rows without a difficulty are always allowed.
+def curriculum(rows: Sequence[Row], schedule: Sequence[tuple[int, float]]) -> Callable[[int], np.ndarray]:
+    """Return a function of the step that gives the indices (M,) of the rows that a curriculum allows.
 
-    schedule ((from step, highest difficulty), ...): before its first step, the first difficulty holds
+    schedule ((from step, highest difficulty), ...): before its first step, the first difficulty holds; empty: all rows.
+    Rows without a difficulty are always allowed.
     """
-    reached = [highest for start, highest in sorted(schedule) if start <= step] or [min(schedule)[1]]
-    allowed = [i for i, row in enumerate(rows) if "difficulty" not in row or row["difficulty"] <= reached[-1]]
-    if not allowed:
-        raise ValueError(
-            f"the curriculum allows difficulty {reached[-1]} at step {step}, "
-            f"but the easiest row has {min(row['difficulty'] for row in rows)}"
-        )
-    return np.array(allowed)
+    allowed = {}
+    for step, highest in sorted(schedule):
+        index = [i for i, row in enumerate(rows) if "difficulty" not in row or row["difficulty"] <= highest]
+        if not index:
+            raise ValueError(
+                f"the curriculum allows difficulty {highest} at step {step}, "
+                f"but the easiest row has {min(row['difficulty'] for row in rows)}"
+            )
+        allowed[step] = np.array(index)
+
+    def allowed_at(step):
+        if not allowed:
+            return np.arange(len(rows))
+        return allowed[max((start for start in allowed if start <= step), default=min(allowed))]
+
+    return allowed_at
