@@ -681,8 +681,7 @@ def test_a_field_without_a_comment_has_no_meaning_and_does_not_end_the_help(monk
     @dataclasses.dataclass(frozen=True)
     class Shape:
         n_layer: int = 3
-        d_model: tuple[int, ...] = (1,
-                                    2)  # the width # of a layer  # fmt: skip
+        d_model: tuple[int, ...] = (1, 2)  # the width # of a layer  # fmt: skip
 
     assert config.comments(Shape) == {"d_model": "the width # of a layer  # fmt: skip"}
     monkeypatch.setattr(config, "ModelConfig", Shape)
