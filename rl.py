@@ -482,9 +482,6 @@ def iteration(state, key, score, draw, reward_fns, cfg, tok):
 
 def tune(cfg, tok, start) -> Task:
     """Make the task of GRPO on the prompts of the rows, or on masks in their completions."""
-    if start is None:
-        raise ValueError("objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
-                         "the config file that trains one")  # fmt: skip
     train = encode_split(cfg, tok, "train", cfg.fill_in)
     shown = eval_subset(encode_split(cfg, tok, "val", cfg.fill_in), cfg)
     reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
