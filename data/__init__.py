@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.bpe import LFS_POINTER, Tokenizer, ranks_text, regular_file, write_whole
+from data.bpe import Tokenizer, ranks_text, regular_file, write_whole
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "packaged", "save", "tokenizer"]
 ROOT = Path(__file__).parent
@@ -243,8 +243,6 @@ def read_rows(path: Path, names: dict[str, str] | None = None) -> list[Row]:
         raise ValueError(f"{path}: rows are read from {', '.join(READERS)}, also with .gz")
     try:
         raw = unzip(path) if path.suffix == ".gz" else regular_file(path).read_bytes()
-        if raw.startswith(LFS_POINTER):
-            raise ValueError(f"{path} is only a pointer of Git LFS to the rows: git lfs pull fetches them")
         rows = reader(path, raw if reader is read_parquet else raw.decode("utf-8-sig"), names)
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from e

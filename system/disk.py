@@ -108,11 +108,6 @@ def open_tensors(file: str) -> dict[str, Any]:
     try:
         handle = safetensors.safe_open(bpe.regular_file(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:
-        with contextlib.suppress(OSError), open(file, "rb") as head:
-            if head.read(len(bpe.LFS_POINTER)) == bpe.LFS_POINTER:
-                raise ValueError(
-                    f"{file} is only a pointer of Git LFS to the tensors: git lfs pull fetches them"
-                ) from None
         folder = os.path.dirname(file)
         is_of_run = re.fullmatch(r"step-\d+", os.path.basename(folder))  # checkpoint.py names its folders so
         cure = f"; delete {folder} to use the checkpoint before it" if is_of_run else ""

@@ -735,7 +735,7 @@ def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="truncated"):
         checkpoint.load(folder)
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
-    with pytest.raises(ValueError, match="model.safetensors is only a pointer of Git LFS to the tensors: git lfs pull"):
+    with pytest.raises(ValueError, match="model.safetensors is only a pointer of Git LFS to the file: git lfs pull"):
         checkpoint.load(folder)
     os.remove(folder / "model.safetensors")
     with pytest.raises(ValueError, match="missing"):
