@@ -41,6 +41,14 @@ def writing(path: str, mode: str = "w") -> Iterator[IO]:
         yield f
 
 
+@contextlib.contextmanager
+def replacing(path: str, mode: str = "w") -> Iterator[IO]:
+    """Open a file to write under another name; it gets its own name when it is complete, so a kill loses no file."""
+    with writing(f"{path}.new", mode) as f:
+        yield f
+    os.replace(f"{path}.new", path)
+
+
 def write_json(path: str, value: Any) -> None:
     """Write a value as JSON."""
     with writing(path) as f:
