@@ -240,11 +240,6 @@ def leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def flat(tree: Any) -> dict[str, np.ndarray]:
-    """List the arrays of a tree by path, on the host."""
-    return {path: np.asarray(x) for path, x in leaves(tree).items()}
-
-
 class Piece(NamedTuple):
     """A part of a leaf in an open file."""
 

@@ -38,7 +38,6 @@ import runs
 import sample
 from data.texts import (
     completion_ids,
-    curriculum_index,
     encode_split,
     end_at_eos,
     eval_subset,
@@ -483,9 +482,6 @@ def iteration(state, key, score, draw, reward_fns, cfg, tok):
 
 def tune(cfg, tok, start) -> Task:
     """Make the task of GRPO on the prompts of the rows, or on masks in their completions."""
-    if start is None:
-        raise ValueError("objective='grpo' tunes a model that can already do a little: set init_from to a folder or to "
-                         "the config file that trains one")  # fmt: skip
     train = encode_split(cfg, tok, "train", cfg.fill_in)
     shown = eval_subset(encode_split(cfg, tok, "val", cfg.fill_in), cfg)
     reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
@@ -527,7 +523,7 @@ def pretrain(cfg, tok, start) -> Task:
     readings = {"val/nelbo": cfg.model}
     if cfg.model.causal_text:
         readings["val/causal_nll"] = joint.autoregressive(cfg.model)
-    allowed = curriculum_index(cfg, train.rows)
+    allowed = data.curriculum(train.rows, cfg.curriculum)
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
 

@@ -178,9 +178,8 @@ class Log:
             if name == "metrics.jsonl":
                 seconds = max((row["time"] for row in rows), default=0.0)
                 self.watch = collapse.Watch(cfg, rows)
-            with disk.writing(f"{path}.new") as f:
+            with disk.replacing(path) as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
-            os.replace(f"{path}.new", path)  # so that a kill loses no line
         self.begun = time.time() - seconds
         self.write_config()
         self.wandb = None
@@ -292,10 +291,8 @@ def report(cfg: Config, done: bool = False) -> None:
         evaluations=pages.evaluations(samples),
         keys=[(name, str(value), str(default[name])) for name, value in ours.items()],
     )
-    path = os.path.join(cfg.out_dir, "report.html")
-    with disk.writing(f"{path}.new") as f:
+    with disk.replacing(os.path.join(cfg.out_dir, "report.html")) as f:
         f.write(text)
-    os.replace(f"{path}.new", path)
 
 
 REPORT_SECONDS = 30.0  # a page that is older is written anew when a step is logged
@@ -335,11 +332,9 @@ def draw(out_dir: str) -> None:
             name_lines(ax, lines)
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
-    temporary = os.path.join(out_dir, ".curves.png")
-    with disk.writing(temporary, "wb") as f:
+    with disk.replacing(os.path.join(out_dir, "curves.png"), "wb") as f:
         figure.savefig(f, dpi=150, format="png")
     plt.close(figure)
-    os.replace(temporary, os.path.join(out_dir, "curves.png"))
 
 
 COLORS = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"  # colour-blind people tell them apart

@@ -17,14 +17,11 @@ import difflib
 import fnmatch
 import functools
 import inspect
-import io
 import math
 import os
 import re
 import runpy
-import sys
 import textwrap
-import tokenize
 import traceback
 import types
 import typing
@@ -275,7 +272,7 @@ class Config:
         return super().__new__(cls)
 
     def __post_init__(self):
-        check_types(self)
+        checks.check_types(self)
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
@@ -664,50 +661,12 @@ def is_inside(path: str, folder: str) -> bool:
 # ---- types -----------------------------------------------------------------------------------------------------------
 
 
-def check_types(cfg):
-    """Raise a ValueError if a field of a dataclass has not its annotated type (an int will do for a float)."""
-    for name, kind in typing.get_type_hints(type(cfg)).items():
-        value = getattr(cfg, name)
-        if not fits(value, kind):
-            raise ValueError(f"{name}={value!r}: expected {describe(kind)}, got {type(value).__name__}")
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Return True if a value has the annotated type."""
-    if isinstance(kind, types.UnionType):
-        return any(fits(value, k) for k in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, tuple):
-            return False
-        inner = typing.get_args(kind)
-        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
-        return len(value) == len(inner) and all(map(fits, value, inner))
-    if kind is float:  # neither inf nor nan, nor an int that is too large for a float
-        return type(value) in (int, float) and abs(value) <= sys.float_info.max
-    return type(value) is kind
-
-
-NAMES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
-EXAMPLES = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}  # of tuples
-
-
-def describe(kind):
-    """Describe an annotation in words."""
-    if isinstance(kind, types.UnionType):
-        return " or ".join(describe(k) for k in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        pairs = "((0, 1), (500, 2))"
-        shell, file = EXAMPLES.get(typing.get_args(kind)[0], (pairs, pairs))
-        return f"a tuple, as in {shell} on the command line or {file} in a file"
-    return NAMES.get(kind, getattr(kind, "__name__", str(kind)))
-
-
 def parse(name: str, text: str, kind: Any) -> Any:
     """Parse the text of `--name=text` as a value of the annotated type."""
     for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
-        if fits(value, kind):
+        if checks.fits(value, kind):
             return value
-    raise ValueError(f"--{name}={text}: expected {describe(kind)}")
+    raise ValueError(f"--{name}={text}: expected {checks.describe(kind)}")
 
 
 def possible_values(text, kinds):
@@ -863,7 +822,6 @@ def run_file(name: str) -> dict[str, Any]:
     cfg = defined.get("config")
     if not isinstance(cfg, Config):
         raise ValueError(f"{path} defines no `config = Config(...)`, but config = {cfg!r}")
-    check_types(cfg.model)
     return defined
 
 
@@ -983,15 +941,12 @@ FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_s
 
 
 def comments(cls: type) -> dict[str, str]:
-    """Read the comments beside the fields of a dataclass from its source; fields without one are left out."""
+    """Read the comments beside the fields of a dataclass, each on one line, from its source; {} if there is none."""
     try:
         source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):  # there is no source file
+    except (OSError, TypeError):
         return {}
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    on_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    fields = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign)]
-    return {ast.unparse(f.target): on_line[f.end_lineno] for f in fields if f.end_lineno in on_line}
+    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.M))
 
 
 def help_text(everything: bool = False) -> str:

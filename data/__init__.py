@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.bpe import LFS_POINTER, Tokenizer, ranks_text, regular_file, write_whole
+from data.bpe import Tokenizer, ranks_text, regular_file, write_whole
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "packaged", "save", "tokenizer"]
 ROOT = Path(__file__).parent
@@ -243,8 +243,6 @@ def read_rows(path: Path, names: dict[str, str] | None = None) -> list[Row]:
         raise ValueError(f"{path}: rows are read from {', '.join(READERS)}, also with .gz")
     try:
         raw = unzip(path) if path.suffix == ".gz" else regular_file(path).read_bytes()
-        if raw.startswith(LFS_POINTER):
-            raise ValueError(f"{path} is only a pointer of Git LFS to the rows: git lfs pull fetches them")
         rows = reader(path, raw if reader is read_parquet else raw.decode("utf-8-sig"), names)
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from e
@@ -885,16 +883,25 @@ def permutation(n: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, epoch, stream]).permutation(n)
 
 
-def curriculum(rows: Sequence[Row], schedule: Sequence[tuple[int, float]], step: int) -> np.ndarray:
-    """Find the rows that a curriculum allows at a step -> indices (M,). Rows without a difficulty are always allowed.
+def curriculum(rows: Sequence[Row], schedule: Sequence[tuple[int, float]]) -> Callable[[int], np.ndarray]:
+    """Return a function of the step that gives the indices (M,) of the rows that a curriculum allows.
 
-    schedule ((from step, highest difficulty), ...): before its first step, the first difficulty holds
+    schedule ((from step, highest difficulty), ...): before its first step, the first difficulty holds; empty: all rows.
+    Rows without a difficulty are always allowed.
     """
-    reached = [highest for start, highest in sorted(schedule) if start <= step] or [min(schedule)[1]]
-    allowed = [i for i, row in enumerate(rows) if "difficulty" not in row or row["difficulty"] <= reached[-1]]
-    if not allowed:
-        raise ValueError(
-            f"the curriculum allows difficulty {reached[-1]} at step {step}, "
-            f"but the easiest row has {min(row['difficulty'] for row in rows)}"
-        )
-    return np.array(allowed)
+    allowed = {}
+    for step, highest in sorted(schedule):
+        index = [i for i, row in enumerate(rows) if "difficulty" not in row or row["difficulty"] <= highest]
+        if not index:
+            raise ValueError(
+                f"the curriculum allows difficulty {highest} at step {step}, "
+                f"but the easiest row has {min(row['difficulty'] for row in rows)}"
+            )
+        allowed[step] = np.array(index)
+
+    def allowed_at(step):
+        if not allowed:
+            return np.arange(len(rows))
+        return allowed[max((start for start in allowed if start <= step), default=min(allowed))]
+
+    return allowed_at

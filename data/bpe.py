@@ -10,6 +10,7 @@ merges.txt. Both are a `Tokenizer`.
 import base64
 import builtins
 import collections
+import contextlib
 import heapq
 import itertools
 import json
@@ -499,9 +500,13 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def regular_file(file: Any) -> Any:
-    """Return the path itself; raise ValueError for a pipe or a device, which might never end."""
+    """Return the path itself; raise ValueError for a pipe or a device, which might never end, and for a pointer that
+    Git LFS left in place of the file."""
     if os.path.exists(file) and not os.path.isfile(file):
         raise ValueError(f"{file} is not an ordinary file but a folder, a pipe or a device: put the file there itself")
+    with contextlib.suppress(OSError), open(file, "rb") as f:  # the caller, who reads it, reports these errors
+        if f.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise ValueError(f"{file} is only a pointer of Git LFS to the file: git lfs pull fetches it")
     return file
 
 
@@ -510,11 +515,7 @@ def read_json(file: str | Path) -> dict[str, Any]:
     file = Path(file)
     try:
         found = json.loads(regular_file(file).read_text(encoding="utf-8")) if file.exists() else {}
-    except json.JSONDecodeError as e:
-        if file.read_bytes().startswith(LFS_POINTER):
-            raise ValueError(f"{file} is only a pointer of Git LFS to the file: git lfs pull fetches it") from None
-        raise ValueError(f"{file} cannot be read as JSON: {e}") from e
-    except (OSError, UnicodeDecodeError, RecursionError) as e:
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ValueError(f"{file} cannot be read as JSON: {e}") from e
     if not isinstance(found, dict):
         raise ValueError(f"{file} holds a {type(found).__name__}, expected an object such as {{...}}")

@@ -78,18 +78,6 @@ def eval_subset(encoded: EncodedRows, cfg: Any) -> EncodedRows:
     return encoded.part(np.random.default_rng(0).permutation(len(encoded.rows))[: cfg.eval_size])
 
 
-def curriculum_index(cfg: Any, rows: list[dict[str, Any]]) -> Callable[[int], np.ndarray]:
-    """Return a function of the step that gives the indices of the rows allowed by the curriculum."""
-    allowed = {step: data.curriculum(rows, cfg.curriculum, step) for step, _ in cfg.curriculum}
-
-    def index(step):
-        if not allowed:
-            return np.arange(len(rows))
-        return allowed[max((start for start in allowed if start <= step), default=min(allowed))]
-
-    return index
-
-
 def end_at_eos(encoded: EncodedRows, tok: Tokenizer) -> EncodedRows:
     """Make only the tokens up to the first end of text maskable, as a causal model stops there."""
     ends = encoded.maskable & (encoded.tokens == tok.eos_id)
@@ -134,7 +122,7 @@ def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[
     n: 0 for the batch of the step, 1, 2, ... for the redraws of dynamic sampling. Redraws have a stream of their own,
     so an epoch takes every row once, whatever was redrawn.
     """
-    allowed = curriculum_index(cfg, encoded.rows)
+    allowed = data.curriculum(encoded.rows, cfg.curriculum)
     given = given_masks(encoded, cfg, tok) if cfg.fill_in else None
 
     def draw(step, n):

@@ -303,11 +303,6 @@ def fenced(prompts, completions, language=NONE):
     return [(1.0 if next(verdicts) > 0 else 0.5) if good else 0.0 for good in whole]
 
 
-def code_format(text: str, language: str | None = None) -> float:
-    """Return `fenced` of one text."""
-    return fenced([""], [text], [language])[0]
-
-
 # ---- what its tests say ----------------------------------------------------------------------------------------------
 shared: dict[str, Sandbox] = {}
 

@@ -253,6 +253,12 @@ def reward_weights(table, cfg):
     return np.array([*weights, cfg.diversity_bonus][: len(table)])
 
 
+def total_rewards(table, cfg) -> np.ndarray:
+    """Add up the weighted rewards of a table (R, N, G) -> (N, G), nan where no reward has an opinion."""
+    weighted = reward_weights(table, cfg)[:, None, None] * table
+    return np.where(np.isnan(table).all(0), np.nan, np.nansum(weighted, 0))
+
+
 def advantages(table: np.ndarray, cfg: Any, kl: np.ndarray | None = None) -> jax.Array:
     """Compute advantages (N, G) from a table of rewards (R, N, G) and the KL (N, G) of each completion, if given.
 
@@ -261,7 +267,7 @@ def advantages(table: np.ndarray, cfg: Any, kl: np.ndarray | None = None) -> jax
     """
     values = jnp.asarray(table, jnp.float32)
     weights = reward_weights(table, cfg)
-    if cfg.adv_norm == "mean" and (lowest := np.nansum(np.asarray(weights)[:, None, None] * table, 0).min()) < 0:
+    if cfg.adv_norm == "mean" and (lowest := np.nan_to_num(total_rewards(table, cfg)).min()) < 0:
         raise ValueError(f"adv_norm='mean' divides by the mean reward of a group, so rewards must not be negative, but "
                          f"one is {lowest:g}: take another reward, or adv_norm='group'")  # fmt: skip
     adv = grpo.advantages(values, weights, cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps, cfg.reward_norm)
@@ -455,9 +461,7 @@ def length_metrics(rollout, cfg, tok):
 
 def rollout_metrics(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, float]:
     """Summarize the rewards, advantages (N, G) and completions of an iteration for the log."""
-    table, size = scored.rewards, cfg.group_size
-    weighted = reward_weights(table, cfg)[:, None, None] * table
-    total = np.where(np.isnan(table).all(0), np.nan, np.nansum(weighted, 0))
+    total, size = total_rewards(scored.rewards, cfg), cfg.group_size
     if scored.kl is not None:
         total = total - cfg.kl_beta * scored.kl
     known, within = total[~np.isnan(total)], grpo.moments(jnp.asarray(total), 1)

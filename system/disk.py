@@ -41,6 +41,14 @@ def writing(path: str, mode: str = "w") -> Iterator[IO]:
         yield f
 
 
+@contextlib.contextmanager
+def replacing(path: str, mode: str = "w") -> Iterator[IO]:
+    """Open a file to write under another name; it gets its own name when it is complete, so a kill loses no file."""
+    with writing(f"{path}.new", mode) as f:
+        yield f
+    os.replace(f"{path}.new", path)
+
+
 def write_json(path: str, value: Any) -> None:
     """Write a value as JSON."""
     with writing(path) as f:
@@ -108,11 +116,6 @@ def open_tensors(file: str) -> dict[str, Any]:
     try:
         handle = safetensors.safe_open(bpe.regular_file(file), "numpy")
     except (OSError, safetensors.SafetensorError) as e:
-        with contextlib.suppress(OSError), open(file, "rb") as head:
-            if head.read(len(bpe.LFS_POINTER)) == bpe.LFS_POINTER:
-                raise ValueError(
-                    f"{file} is only a pointer of Git LFS to the tensors: git lfs pull fetches them"
-                ) from None
         folder = os.path.dirname(file)
         is_of_run = re.fullmatch(r"step-\d+", os.path.basename(folder))  # checkpoint.py names its folders so
         cure = f"; delete {folder} to use the checkpoint before it" if is_of_run else ""

@@ -983,7 +983,7 @@ def batch_with_parts(params, prompts, key, fns, run, tok):
     steps = credit.look_at_steps(params, r, run)
     rows = [row for row in prompts.rows for _ in range(run.group_size)]
     fill = credit.fill_rewards(steps, credit.choose_steps(steps.entropy, None), rows, fns, run, tok)
-    R = credit.total_rewards(found, run)
+    R = scores.total_rewards(found.rewards[: len(run.rewards)], run).reshape(-1)
     by_step = credit.at_tokens((R[:, None] - fill).astype(np.float32), r, 0.0)
     group = jnp.broadcast_to(adv[:, None], by_step.shape).astype(jnp.float32)
     two = credit.at_tokens(credit.choose_steps(steps.entropy, 2), r, False)

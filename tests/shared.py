@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import checkpoint
 import runs
 import train
 
@@ -24,6 +25,11 @@ def kept_in_16_bits(params):
     """True if all params are bfloat16 but the gains of norms, which stay float32."""
     return all(str(x.dtype) == ("float32" if path[-1].key.endswith("norm") else "bfloat16")
                for path, x in jax.tree_util.tree_leaves_with_path(params))  # fmt: skip
+
+
+def flat(tree):
+    """List the arrays of a tree by path, on the host."""
+    return {path: np.asarray(x) for path, x in checkpoint.leaves(tree).items()}
 
 
 @contextlib.contextmanager

@@ -783,10 +783,12 @@ def test_a_batch_depends_on_step_and_seed_alone():
 def test_a_curriculum_raises_the_difficulty_with_the_steps():
     rows = [{"difficulty": 1}, {"difficulty": 3}, {}, {"difficulty": 2}]
     schedule = ((200, 3), (10, 1), (100, 2))
-    allowed = {step: data.curriculum(rows, schedule, step).tolist() for step in (0, 10, 99, 100, 200, 10**6)}
+    allowed_at = data.curriculum(rows, schedule)
+    allowed = {step: allowed_at(step).tolist() for step in (0, 10, 99, 100, 200, 10**6)}
     assert allowed == {0: [0, 2], 10: [0, 2], 99: [0, 2], 100: [0, 2, 3], 200: [0, 1, 2, 3], 10**6: [0, 1, 2, 3]}
     with pytest.raises(ValueError, match="allows difficulty 0 at step 5, but the easiest row has 1"):
-        data.curriculum(rows[:2], ((0, 0),), 5)
+        data.curriculum(rows[:2], ((5, 0),))
+    assert data.curriculum(rows, ())(7).tolist() == [0, 1, 2, 3]
 
 
 # ---- the data sets ----

@@ -24,9 +24,8 @@ from system import disk
 @pytest.fixture(scope="module", autouse=True)
 def one_step_for_all_runs():
     def draw(out_dir):  # as runs.draw writes, without matplotlib
-        with disk.writing(f"{out_dir}/.curves.png", "wb") as f:
+        with disk.replacing(f"{out_dir}/curves.png", "wb") as f:
             f.write(b"PNG")
-        os.replace(f"{out_dir}/.curves.png", f"{out_dir}/curves.png")
 
     with compiled_once(), pytest.MonkeyPatch.context() as m:
         m.setattr(runs, "draw", draw)

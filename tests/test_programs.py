@@ -24,6 +24,11 @@ HOSTILE = {"not": "not " * DEEP + "x", "minus": "-" * DEEP + "1", "brackets": "[
            "power": "9**9**9**9", "exec": "raise SystemExit", "tabs": "\t" * DEEP, "comments": "#" * DEEP}
 
 
+def code_format(text):
+    """Return programs.fenced of one text."""
+    return programs.fenced([""], [text])[0]
+
+
 # ---- the program ----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("prompt, completion, entry, code", [
@@ -113,7 +118,7 @@ def test_no_source_breaks_or_stalls_the_parser(name):
     text, started = HOSTILE[name], time.process_time()
     assert programs.syntax([CHAT], [text])[0] in (-1, 0, 1)
     assert 0 <= programs.quality([CHAT], [text])[0] <= 1
-    assert programs.code_format(f"```\n{text}\n```") in (0, 0.5, 1)
+    assert code_format(f"```\n{text}\n```") in (0, 0.5, 1)
     assert programs.program(BODY, text, "add")
     assert time.process_time() - started < 5
 
@@ -125,7 +130,7 @@ def test_no_source_breaks_or_stalls_the_parser(name):
 def test_any_text_has_a_syntax_a_quality_and_a_format(text):
     assert programs.syntax([BODY], [text])[0] in (-1, 0, 1)
     assert 0 <= programs.quality([BODY], [text])[0] <= 1
-    assert programs.code_format(text) in (0, 0.5, 1)
+    assert code_format(text) in (0, 0.5, 1)
     assert programs.balanced(text) in (True, False)
 
 
@@ -136,7 +141,7 @@ def test_any_text_has_a_syntax_a_quality_and_a_format(text):
     ("```\nx = 1\n```\n```\ny = 2\n```", 0), ("", 0),
     ("``` x = 1 ```", 0)])
 def test_format_is_one_fenced_block_that_parses(text, worth):
-    assert programs.code_format(text) == worth
+    assert code_format(text) == worth
 
 
 # ---- tests ----------------------------------------------------------------------------------------------------------

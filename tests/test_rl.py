@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import compiled_once, kept_in_16_bits
+from shared import compiled_once, flat, kept_in_16_bits
 
 import checkpoint
 import config
@@ -634,8 +634,8 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
                    logp_est="coupled",                    ema_decay=0.9)  # fmt: skip
     whole = tiny(**options)
     state, _ = train.train(whole)
-    before = checkpoint.flat(begin(whole)[-1].params)
-    assert any(not np.allclose(x, before[k]) for k, x in checkpoint.flat(state.reference).items())  # it followed
+    before = flat(begin(whole)[-1].params)
+    assert any(not np.allclose(x, before[k]) for k, x in flat(state.reference).items())  # it followed
 
     class Killed(BaseException):
         pass
@@ -663,14 +663,14 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
 @pytest.mark.slow
 def test_a_static_reference_never_changes_and_without_kl_there_is_none(tiny):
     cfg = tiny(kl_beta=0.1)
-    start = checkpoint.flat(begin(cfg)[-1].params)
+    start = flat(begin(cfg)[-1].params)
     state, _ = train.train(cfg)
-    assert all(np.array_equal(x, start[k]) for k, x in checkpoint.flat(state.reference).items())
-    assert any(not np.array_equal(x, start[k]) for k, x in checkpoint.flat(state.params).items())
+    assert all(np.array_equal(x, start[k]) for k, x in flat(state.reference).items())
+    assert any(not np.array_equal(x, start[k]) for k, x in flat(state.params).items())
     assert train.train(tiny(max_iters=1, ref_offload=True))[0].reference is None
     away = train.train(tiny(max_iters=1, kl_beta=0.1, ref_offload=True))[0].reference
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(away))
-    assert all(np.array_equal(x, start[k]) for k, x in checkpoint.flat(away).items())
+    assert all(np.array_equal(x, start[k]) for k, x in flat(away).items())
 
 
 @pytest.mark.slow

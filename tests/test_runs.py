@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from shared import flat
 
 import checkpoint
 import config
@@ -67,8 +68,8 @@ def assert_whole(cfg, steps):
         params, shape = checkpoint.load(folder)
         assert run["step"] == state.step == step and data.Tokenizer.load(folder) == TOK
         for kept in (state.params, state.opt_state[1]["mu"], params):
-            for name, x in checkpoint.flat(state_at(step).params).items():
-                np.testing.assert_array_equal(checkpoint.flat(kept)[name], x)
+            for name, x in flat(state_at(step).params).items():
+                np.testing.assert_array_equal(flat(kept)[name], x)
         assert state.opt_state[0] == step and state.opt_state[0].dtype == jnp.int32
 
 
@@ -90,9 +91,9 @@ def test_numbers_of_all_dtypes_are_saved_and_restored(tmp_path):
     fetched = []
     fetch = lambda name, x: lambda: fetched.append(name) or np.asarray(x)
     disk.write_tensors(tmp_path / "t", [(name, x, fetch(name, x)) for name, x in checkpoint.leaves(tree).items()])
-    assert fetched == list(checkpoint.flat(tree))  # each once
+    assert fetched == list(flat(tree))  # each once
     for name, x in safetensors.numpy.load_file(tmp_path / "t").items():
-        want = checkpoint.flat(tree)[name]
+        want = flat(tree)[name]
         assert x.tobytes() == want.tobytes() and x.shape == want.shape and x.dtype == want.dtype
 
 
@@ -125,14 +126,14 @@ def test_an_existing_checkpoint_is_not_written_again(cfg):
 
 def test_a_checkpoint_written_in_the_background_is_not_changed_by_later_steps_and_its_error_is_raised(cfg, monkeypatch):
     state = jax.tree.map(np.array, state_at(5))
-    want, write, begun = checkpoint.flat(jax.tree.map(np.array, state)), disk.write_files, threading.Event()
+    want, write, begun = flat(jax.tree.map(np.array, state)), disk.write_files, threading.Event()
     monkeypatch.setattr(disk, "write_files", lambda *files: begun.wait(9) and write(*files))
     checkpoint.save_run(cfg, state, TOK, None, False, in_background=True)
     for x in jax.tree.leaves(state.params):  # the next step overwrites them
         x += 1
     begun.set()
     assert checkpoint.steps(cfg.out_dir) == [5]  # who looks waits for it
-    again = checkpoint.flat(checkpoint.restore(checkpoint.checkpoint_folder(cfg.out_dir, 5), state)[0])
+    again = flat(checkpoint.restore(checkpoint.checkpoint_folder(cfg.out_dir, 5), state)[0])
     assert all((again[k] == want[k]).all() for k in want if k != ".step")
     monkeypatch.setattr(disk, "write_files", lambda *files: write("/dev/null/nowhere", {}))
     checkpoint.save_run(cfg, state._replace(step=6), TOK, None, False, in_background=True)

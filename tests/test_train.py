@@ -18,7 +18,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
-from shared import compiled_once
+from shared import compiled_once, flat
 
 import checkpoint
 import config
@@ -147,14 +147,14 @@ def test_norms_biases_and_embeddings_do_not_decay_and_all_else_does(tiny):
     tx, _ = train.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), jax.eval_shape(lambda: model.init(KEY, shape)))
     updates = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p)[0])(params)
-    moved = {k for k, u in checkpoint.flat(updates).items() if np.any(u != 0)}
+    moved = {k for k, u in flat(updates).items() if np.any(u != 0)}
     decaying = {"['head']", *(f"['blocks']['{n}']" for n in ("q", "k", "v", "o", "gate", "up", "down"))}
     assert moved == decaying
     for name in decaying:
-        np.testing.assert_allclose(checkpoint.flat(updates)[name], -0.1 * 0.5, rtol=1e-6)
+        np.testing.assert_allclose(flat(updates)[name], -0.1 * 0.5, rtol=1e-6)
     kept = {"['embed']", "['norm']", *(f"['blocks']['{n}']" for n in (
         "attn_norm", "mlp_norm", "q_norm", "k_norm", "q_bias", "k_bias", "v_bias"))}  # fmt: skip
-    assert set(checkpoint.flat(params)) == decaying | kept
+    assert set(flat(params)) == decaying | kept
 
 
 def test_gradients_are_clipped_to_their_global_norm_and_reported_unclipped(tiny):
@@ -220,8 +220,8 @@ def test_micro_batches_add_up_to_the_big_batch(tiny, changes, splits):
     whole, _, _, metrics = one_step(cfg, cfg.objective)
     for parts in splits:
         params, _, _, others = one_step(dataclasses.replace(cfg, gradient_accumulation_steps=parts), cfg.objective)
-        for name, x in checkpoint.flat(params).items():
-            np.testing.assert_allclose(x, checkpoint.flat(whole)[name], atol=1e-6, rtol=0)
+        for name, x in flat(params).items():
+            np.testing.assert_allclose(x, flat(whole)[name], atol=1e-6, rtol=0)
         for name, x in metrics.items():
             assert float(others[name]) == pytest.approx(float(x), rel=1e-5)
 
@@ -287,7 +287,7 @@ def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbrok
     tok = data.Tokenizer.load(checkpoint.find(unbroken.out_dir))
     assert tok == data.Tokenizer.bytes() and shape.vocab_size == tok.vocab_size and shape.mask_id == tok.mask_id
     saved = safetensors.numpy.load_file(f"{unbroken.out_dir}/step-000012/state.safetensors")
-    for name, x in checkpoint.flat(params).items():
+    for name, x in flat(params).items():
         np.testing.assert_array_equal(x, saved[f".average{name}"])
         assert not np.array_equal(x, saved[f".params{name}"])
     mask = np.ones((1, 7), int) * tok.mask_id
@@ -359,11 +359,11 @@ def test_a_run_that_cannot_start_moves_nothing(tiny, monkeypatch, tmp_path):
 
 
 def test_it_starts_from_the_weights_of_a_folder_or_of_another_run(unbroken, tiny):
-    want = checkpoint.flat(checkpoint.load(unbroken.out_dir)[0])
+    want = flat(checkpoint.load(unbroken.out_dir)[0])
     for path in (unbroken.out_dir, f"{unbroken.out_dir}/step-000012"):
         cfg, tok, start, resumed = prepare(tiny(init_from=path), train.train)
         assert resumed is None
-        params = checkpoint.flat(rl.pretrain(cfg, tok, start).init(KEY))
+        params = flat(rl.pretrain(cfg, tok, start).init(KEY))
         assert params.keys() == want.keys()
         for name, x in want.items():
             np.testing.assert_array_equal(params[name], x)

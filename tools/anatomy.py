@@ -155,12 +155,6 @@ def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
 # ---- choose what the page shows --------------------------------------------------------------------------------------
 
 
-def total_rewards(found, cfg):
-    """Add up the weighted rewards -> (N, G), nan where there is no opinion."""
-    weighted = scores.reward_weights(found.rewards, cfg)[:, None, None] * found.rewards
-    return np.where(np.isnan(weighted).all(0), np.nan, np.nansum(weighted, 0))
-
-
 def most_telling(one: Iteration, total: np.ndarray) -> list[int]:
     """Choose at most PROMPTS prompts -> their numbers: first those with completions that learn, then by how much their
     rewards differ."""
@@ -277,7 +271,7 @@ def kind_of(cfg):
 
 def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
     """Collect everything that the page shows; name: of the run."""
-    cfg, total = run.cfg, total_rewards(one.found, run.cfg)
+    cfg, total = run.cfg, scores.total_rewards(one.found.rewards, run.cfg)
     return {
         "name": name,
         "iteration": state.step + 1,

@@ -5,7 +5,6 @@ The command line of `python sample.py`: complete prompts, or fill masks in texts
 import argparse
 import dataclasses
 import functools
-import inspect
 import itertools
 import json
 import math
@@ -23,6 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 import checkpoint
+import config
 import sample
 from sample import Plan
 from system import huggingface, sharding, terminal
@@ -172,11 +172,11 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--max_new_tokens", type=int, help="masks after a prompt without holes; default: as in training, or 128")
     add("--batch_size", type=int, default=32)
-    meaning = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(Plan), re.M))
+    meanings = config.comments(Plan)
     for field in dataclasses.fields(Plan):
         names = [field.name, *(name for name, ours in TRAINED.items() if ours == field.name)]
         flags = [f"--{name}" for name in dict.fromkeys(names)]
-        add(*flags, metavar="X", help=f"{meaning[field.name]} ({field.default})".replace("%", "%%"))
+        add(*flags, metavar="X", help=f"{meanings.get(field.name, '')} ({field.default})".replace("%", "%%"))
     return p
 
 
@@ -230,7 +230,6 @@ class Request(NamedTuple):
 
 def read_options(options):
     """Check the options of the command line and read the rows -> Request."""
-    import config
     import data
     import rewards
 
@@ -258,8 +257,6 @@ SAME_FLAG = {"start": "prompt", "num_samples": "n", "group_size": "n"}  # in nan
 
 def unknown_flag(name: str, flags: Any) -> str:
     """Say in one sentence that a flag does not exist, and which one means the same here or in train.py."""
-    import config
-
     of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model"}
     message = config.unknown_key(name, flags)
     if message.endswith("--help=all"):
@@ -334,7 +331,6 @@ def write_page(options, asked, loaded):
 
 def encode_rows(options, rows, loaded):
     """Put the prompts of rows into the chat template and encode them -> [(ids, start)]."""
-    import config
     import data
 
     cfg, tok, chat = loaded.cfg, loaded.tok, {}

@@ -1,20 +1,63 @@
 """
-Settings that a model or a plan of sampling must not have. Every function raises a ValueError that says what is wrong
-and what to do instead.
+Settings that a model or a plan of sampling must not have, and values that have not the type of their field. Every check
+raises a ValueError that says what is wrong and what to do instead.
 
 These checks stand here, and not beside the classes, so that a reader of the model need not read them.
 """
 import dataclasses
+import sys
+import types
+import typing
+from typing import Any
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def check_types(cfg: Any) -> None:
+    """Raise a ValueError if a field of a dataclass has not its annotated type (an int will do for a float)."""
+    for name, kind in typing.get_type_hints(type(cfg)).items():
+        value = getattr(cfg, name)
+        if not fits(value, kind):
+            raise ValueError(f"{name}={value!r}: expected {describe(kind)}, got {type(value).__name__}")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Return True if a value has the annotated type."""
+    if isinstance(kind, types.UnionType):
+        return any(fits(value, k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        inner = typing.get_args(kind)
+        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    if kind is float:  # neither inf nor nan, nor an int that is too large for a float
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is kind
+
+
+NAMES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
+EXAMPLES = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}  # of tuples
+
+
+def describe(kind: Any) -> str:
+    """Describe an annotation in words."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(describe(k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        pairs = "((0, 1), (500, 2))"
+        shell, file = EXAMPLES.get(typing.get_args(kind)[0], (pairs, pairs))
+        return f"a tuple, as in {shell} on the command line or {file} in a file"
+    return NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+# ---- what has to hold between settings -------------------------------------------------------------------------------
 
 
 def model_config(cfg):
     """Check the fields of a model.ModelConfig that are not those of one variant (moe.py and uniform.py check theirs).
     """
-    for f in dataclasses.fields(cfg):
-        kind = tuple | None if f.name == "rope_scaling" else f.type  # isinstance knows no tuple[float]
-        kind = kind | int if isinstance(0.0, kind) else kind  # 256 is a number like 256.0
-        if not isinstance(getattr(cfg, f.name), kind):
-            raise ValueError(f"{f.name}={getattr(cfg, f.name)!r}: expected {getattr(f.type, '__name__', f.type)}")
+    check_types(cfg)
     for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window", "block_causal"):
         if getattr(cfg, name) is not None and getattr(cfg, name) < 1:
             raise ValueError(f"{name}={getattr(cfg, name)} must be at least 1")
@@ -26,8 +69,8 @@ def model_config(cfg):
         raise ValueError(f"rotary positions turn pairs, but here {cfg.rotary_share} of a head's {cfg.head_dim} "
                          "columns: make that an even number")
     if cfg.rope_scaling is not None:
-        numbers = all(type(x) in (int, float) and x > 0 for x in cfg.rope_scaling)
-        if len(cfg.rope_scaling) not in (4, 5, 6) or not numbers or cfg.rope_scaling[1] >= cfg.rope_scaling[2]:
+        numbers = cfg.rope_scaling
+        if len(numbers) not in (4, 5, 6) or min(numbers) <= 0 or numbers[1] >= numbers[2]:
             raise ValueError(f"rope_scaling={cfg.rope_scaling}: expected four numbers above 0, as in 8,1,4,8192: "
                              "factor, low_freq_factor < high_freq_factor, original_max_position_embeddings; or "
                              "five or six for YaRN: also attention_factor, llama_4_scaling_beta")

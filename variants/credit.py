@@ -104,13 +104,6 @@ def fill_rewards(steps: Steps, chosen: np.ndarray, rows: list, fns: dict, cfg: A
     return out
 
 
-def total_rewards(found, cfg) -> np.ndarray:
-    """Add up the weighted rewards of all completions (N * G,), without diversity bonus and KL; nan: no opinion."""
-    table = found.rewards[: len(cfg.rewards)]
-    weighted = scores.reward_weights(table, cfg)[:, None, None] * table
-    return np.where(np.isnan(weighted).all(0), np.nan, np.nansum(weighted, 0)).reshape(-1)
-
-
 def by_step(params, r, adv, which, found, fns, cfg, tok):
     """Remove the tokens of steps that `entropy_steps` leaves out from the loss. With a step_baseline, give each of the
     other steps an advantage of its own.
@@ -125,6 +118,7 @@ def by_step(params, r, adv, which, found, fns, cfg, tok):
         return r, adv
     which = np.asarray(which)
     rows = [found.rows[i // cfg.group_size] for i in which]
-    gain = total_rewards(found, cfg)[which, None] - fill_rewards(steps, chosen, rows, fns, cfg, tok)
+    total = scores.total_rewards(found.rewards[: len(cfg.rewards)], cfg).reshape(-1)  # without the diversity bonus
+    gain = total[which, None] - fill_rewards(steps, chosen, rows, fns, cfg, tok)
     gain = at_tokens(np.nan_to_num(gain).astype(np.float32), r, 0.0)  # 0 where one of the two has no reward
     return r, (1 - cfg.step_baseline) * adv[:, None] + cfg.step_baseline * gain

@@ -165,9 +165,6 @@ def pair_metrics(E, reference, cfg):
 def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
     """Make the task of learning from pairs, starting from a model that can already do a little -> the fields of Task.
     """
-    if start is None:
-        raise ValueError("objective='dpo' tunes a model that can already do a little: set init_from to a folder or to "
-                         "the config file that trains one")  # fmt: skip
     train = encode_pairs(cfg, tok, "train")
     val = [texts.eval_subset(side, cfg) for side in encode_pairs(cfg, tok, "val")]
     asked = texts.eval_subset(texts.encode_split(cfg, tok, "val", with_completions=False), cfg)

@@ -103,7 +103,7 @@ def frozen(value):
     return ("dict", frozenset((k, frozen(v)) for k, v in value.items())) if isinstance(value, dict) else value
 
 
-def with_tests(rows, inputs, rng):
+def with_tests(rows, inputs):
     """Add tests to the rows of one signature -> (rows that behave unlike all earlier ones and have TESTS tests or more,
     the number of pairs (row, body of another row) in which the body passes all tests of the row)."""
     behaviours = {}
@@ -161,7 +161,7 @@ def build(seed=0):
     dropped = pairs = passing = 0
     for parameters, pool in pools(rng).items():
         inputs = list({repr(arguments): arguments for arguments in pool}.values())  # each once
-        rows, wrong = with_tests(by_signature[parameters], inputs, rng)
+        rows, wrong = with_tests(by_signature[parameters], inputs)
         pairs, passing = pairs + len(rows) * (len(rows) - 1), passing + wrong
         dropped += len(by_signature[parameters]) - len(rows)
         for family in dict.fromkeys(row["family"] for row in rows):
