@@ -18,6 +18,7 @@ import fnmatch
 import functools
 import inspect
 import math
+import operator
 import os
 import re
 import runpy
@@ -51,21 +52,48 @@ class Check(NamedTuple):
 
 def at_least(n):
     """Return the check that a value is at least n."""
-    return Check(lambda value: value >= n, f"at least {n}")
+    return Check(functools.partial(operator.le, n), f"at least {n}")
 
 
-NON_NEGATIVE, POSITIVE_INT = at_least(0), at_least(1)
-POSITIVE = Check(lambda value: value > 0, "above 0")
-BELOW_1 = Check(lambda value: 0 <= value < 1, "at least 0 and below 1")
-FRACTION = Check(lambda value: 0 <= value <= 1, "from 0 to 1")
-MASK_RATIO = Check(lambda value: 0 < value <= 1, "above 0 and at most 1")
+def above(n):
+    """Return the check that a value is above n."""
+    return Check(functools.partial(operator.lt, n), f"above {n}")
+
+
+def at_most(n):
+    """Return the check that a value is at most n."""
+    return Check(functools.partial(operator.ge, n), f"at most {n}")
+
+
+def below(n):
+    """Return the check that a value is below n."""
+    return Check(functools.partial(operator.gt, n), f"below {n}")
+
+
+def both(first, second):
+    """Return the check that two checks hold."""
+
+    def holds(value):
+        return first.holds(value) and second.holds(value)
+
+    return Check(holds, f"{first.expected} and {second.expected}")
+
+
+def can_start(path):
+    """False for an empty path, and for the words that init_from takes in nanoGPT."""
+    return path not in ("", "resume", "scratch")
+
+
+NON_NEGATIVE, POSITIVE_INT, POSITIVE = at_least(0), at_least(1), above(0)
+BELOW_1 = both(NON_NEGATIVE, below(1))
+FRACTION = both(NON_NEGATIVE, at_most(1))._replace(expected="from 0 to 1")
+MASK_RATIO = both(POSITIVE, at_most(1))
 FOLDER = Check(bool, "the name of a folder")
 SOURCE = Check(bool, "None, a folder or a config file")
-START = Check(lambda path: path not in ("", "resume", "scratch"),
-              "None, a folder or a config file; --resume=True continues the run in out_dir")  # fmt: skip
-GROUP = Check(lambda n: n >= 2, "at least 2: a completion is compared with the others of its group")
-PASSING = Check(lambda value: value > 0, "above 0: a completion that earns nothing would pass")
-SEED = Check(lambda seed: 0 <= seed < 2**32, "at least 0 and below 2**32")
+START = Check(can_start, "None, a folder or a config file; --resume=True continues the run in out_dir")
+GROUP = at_least(2)._replace(expected="at least 2: a completion is compared with the others of its group")
+PASSING = POSITIVE._replace(expected="above 0: a completion that earns nothing would pass")
+SEED = both(NON_NEGATIVE, below(2**32))._replace(expected="at least 0 and below 2**32")
 
 
 def key(default: Any, meaning: str, check: Check | None = None, choices: Collection = (), section: str = "") -> Any:
@@ -234,8 +262,7 @@ class Config:
                                   choices={None: None} | grpo.AGGREGATIONS)
     clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
     clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
-    clip_cap: float | None = key(None, "dual clip: largest ratio if the advantage is negative",
-                                 Check(lambda value: value > 1, "above 1"))
+    clip_cap: float | None = key(None, "dual clip: largest ratio if the advantage is negative", above(1))
     cispo_cap: float = key(5.0, "loss_type=cispo: largest weight of a ratio", POSITIVE)
     rollout_weight: str = key("none", "correct for a sampler that differs from the policy (cache): weigh each token, "
                               "or each sequence (unbiased if all steps are scored), by the ratio of the policy to it",

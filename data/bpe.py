@@ -14,6 +14,7 @@ import contextlib
 import heapq
 import itertools
 import json
+import operator
 import os
 import re
 import unicodedata
@@ -319,7 +320,7 @@ def byte_level_spec(
     engine.decoder = tokenizers.decoders.ByteLevel()
     if nfc:
         engine.normalizer = tokenizers.normalizers.NFC()
-    spec = json.loads(engine.to_str()) | {"added_tokens": sorted(added, key=lambda token: token["id"])}
+    spec = json.loads(engine.to_str()) | {"added_tokens": sorted(added, key=operator.itemgetter("id"))}
     spec["model"] |= {  # here, because the package warns of ids that no token has
         "vocab": {text: texts[text] for text in sorted(texts, key=texts.__getitem__)},
         "merges": [[to_text(a), to_text(b)] for a, b in merges],
@@ -415,7 +416,7 @@ def complete(spec, added):
 
     added {text: entry}: an id that does not follow the last one has to be in the vocabulary, too
     """
-    model, tokens = spec["model"], sorted(added.values(), key=lambda token: token["id"])
+    model, tokens = spec["model"], sorted(added.values(), key=operator.itemgetter("id"))
     if isinstance(model["vocab"], dict):  # Unigram has a list, in which a token's index is its id
         model = model | {"vocab": model["vocab"] | {token["content"]: token["id"] for token in tokens}}
     return spec | {"model": model, "added_tokens": tokens, "truncation": None, "padding": None}

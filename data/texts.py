@@ -27,29 +27,35 @@ class EncodedRows(NamedTuple):
 
     def part(self, index: Any) -> "EncodedRows":
         """Select the rows with these indices."""
-        return EncodedRows([self.rows[i] for i in index], *data.Batch(*self[1:]).part(index))
+        rows = [self.rows[i] for i in index]
+        return EncodedRows(rows, *data.Batch(*self[1:]).part(index))
 
     def take(self, index: Any) -> data.Batch:
         """Put the arrays of the rows with these indices on the device."""
-        return jax.tree.map(jnp.asarray, data.Batch(*self[1:]).part(index))
+        arrays = data.Batch(*self[1:]).part(index)
+        return jax.tree.map(jnp.asarray, arrays)
 
 
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
     """Read the rows of a split that this run uses: those of cfg.difficulty, or without a difficulty.
 
     Of the train rows `limit` are chosen at random, the same in every run."""
-    columns = "prompt", "completion", "answer", "tests", "language", "difficulty"
-    renamed = {name: getattr(cfg, f"{name}_key") for name in columns}
-    rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in renamed.items() if theirs})
+    renamed = {}
+    for ours in ("prompt", "completion", "answer", "tests", "language", "difficulty"):
+        theirs = getattr(cfg, f"{ours}_key")
+        if theirs:
+            renamed[ours] = theirs
+    rows = data.load(cfg.dataset, split, renamed)
     if cfg.difficulty:
         low, high = cfg.difficulty
         rows = [row for row in rows if low <= row.get("difficulty", low) <= high]
         if not rows:
             raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={cfg.difficulty}")
     if cfg.limit and split == "train":
-        n = max(1, round(cfg.limit * len(rows) if cfg.limit < 1 else cfg.limit))
-        chosen = np.random.default_rng(0).permutation(len(rows))[:n]  # from the whole file, which can be sorted
-        rows = [rows[i] for i in sorted(chosen)]
+        n = cfg.limit * len(rows) if cfg.limit < 1 else cfg.limit
+        n = max(1, round(n))
+        order = np.random.default_rng(0).permutation(len(rows))
+        rows = [rows[i] for i in sorted(order[:n])]  # from the whole file, which can be sorted
     return rows
 
 
@@ -75,13 +81,15 @@ def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = 
 
 def eval_subset(encoded: EncodedRows, cfg: Any) -> EncodedRows:
     """Choose `eval_size` rows at random, always the same, for every evaluation to score."""
-    return encoded.part(np.random.default_rng(0).permutation(len(encoded.rows))[: cfg.eval_size])
+    order = np.random.default_rng(0).permutation(len(encoded.rows))
+    return encoded.part(order[: cfg.eval_size])
 
 
 def end_at_eos(encoded: EncodedRows, tok: Tokenizer) -> EncodedRows:
     """Make only the tokens up to the first end of text maskable, as a causal model stops there."""
     ends = encoded.maskable & (encoded.tokens == tok.eos_id)
-    return encoded._replace(maskable=encoded.maskable & (ends.cumsum(1) - ends == 0))
+    to_end = ends.cumsum(1) - ends == 0
+    return encoded._replace(maskable=encoded.maskable & to_end)
 
 
 def mask_completions(encoded: EncodedRows, cfg: Any, tok: Tokenizer, seed: int | list[int]) -> EncodedRows:
@@ -92,8 +100,9 @@ def mask_completions(encoded: EncodedRows, cfg: Any, tok: Tokenizer, seed: int |
     text = encoded.maskable & (encoded.tokens != tok.eos_id)
     ratio = rng.uniform(cfg.mask_ratio_min, cfg.mask_ratio_max, (len(text), 1))
     noise = np.where(text, rng.random(text.shape), 2)
+    rank = noise.argsort(1).argsort(1)
     count = np.maximum(np.rint(ratio * text.sum(1, keepdims=True)), 1)
-    return encoded._replace(maskable=text & (noise.argsort(1).argsort(1) < count))
+    return encoded._replace(maskable=text & (rank < count))
 
 
 def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows | None:
@@ -128,7 +137,8 @@ def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[
     def draw(step, n):
         index = allowed(step)
         place = step * cfg.dynamic_sampling + n - 1 if n else step
-        chosen = index[data.batch_indices(len(index), cfg.batch_size, place, cfg.seed, stream=int(n > 0))]
+        chosen = data.batch_indices(len(index), cfg.batch_size, place, cfg.seed, stream=int(n > 0))
+        chosen = index[chosen]
         if cfg.fill_in and given is None:
             return mask_completions(encoded.part(chosen), cfg, tok, [cfg.seed, step, n])
         return (given or encoded).part(chosen)
@@ -139,4 +149,5 @@ def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[
 def completion_ids(tokens: jax.Array, tok: Tokenizer, cfg: Any) -> list[list[int]]:
     """Fetch the ids of the completions in tokens (B, T), up to the first end of text and without it."""
     completions = hosts.gather(tokens)[:, cfg.max_prompt_len :].tolist()
-    return [row[: row.index(tok.eos_id)] if tok.eos_id in row else row for row in completions]
+    end = tok.eos_id
+    return [row[: row.index(end)] if end in row else row for row in completions]

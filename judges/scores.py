@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import math
+import operator
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -490,7 +491,7 @@ def first_group(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
         ids = texts.completion_ids(rollout.tokens[:1], tok, cfg)[0]
         masked = np.asarray(rollout.completion[0, cfg.max_prompt_len :]).tolist()
         group["masked"] = ""
-        for is_masked, pairs in itertools.groupby(zip(ids, masked, strict=False), lambda pair: pair[1]):
+        for is_masked, pairs in itertools.groupby(zip(ids, masked, strict=False), operator.itemgetter(1)):
             run = [token for token, _ in pairs]
             group["masked"] += "<|mask|>" * len(run) if is_masked else tok.decode(run)
     group["completions"] = scored.completions[:size]

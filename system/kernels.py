@@ -28,7 +28,17 @@ def sixteen_bits_pay(m):
     """True if a model of this ModelConfig, in float32, would train much faster in bfloat16 here: on a CPU with AMX, if
     its width is 96 or more and it has no experts."""
     wide = m.d_model >= 96 and not m.n_experts
-    return wide and m.dtype == "float32" and sharding.platform() == "cpu" and has_amx()
+    return wide and m.dtype == "float32" and on_cpu() and has_amx()
+
+
+def on_cpu():
+    """True if the function that is traced now is compiled for a CPU."""
+    return sharding.platform() == "cpu"
+
+
+def on_one_cpu():
+    """True if the function that is traced now is compiled for a single device, a CPU."""
+    return on_cpu() and not sharding.shape()
 
 
 def between(dtype):
@@ -37,16 +47,17 @@ def between(dtype):
     A CPU multiplies matrices of 16 bits, and has no other arithmetic for them: XLA would convert to 32 bits and back
     around every sum (silu(a) * b of 2 million numbers takes 4.2 ms in bfloat16, 1.3 in float32). So attention is in 32
     bits too, unless its keys come from a cache of 16 bits. Experts (variants/moe.py) stay in 16 bits."""
-    return "float32" if sharding.platform() == "cpu" else dtype
+    return "float32" if on_cpu() else dtype
 
 
 def matmul(x, w, dtype=None):
     """Return x (..., I), rounded to the dtype of w, @ w (I, O), summed in float32, in `dtype` (None: see `between`).
 
     As one two-dimensional product: the gradient of a (B, T, I) one takes 1/3 longer on a CPU."""
-    rows = x.reshape(-1, x.shape[-1]).astype(w.dtype)
+    *sides, n_in = x.shape
+    rows = x.reshape(-1, n_in).astype(w.dtype)
     y = product(rows, w).astype(dtype or between(w.dtype))
-    return y.reshape(*x.shape[:-1], w.shape[-1])
+    return y.reshape(*sides, w.shape[-1])
 
 
 @jax.custom_vjp
@@ -64,7 +75,7 @@ def product_gradient(residuals, g):
     x, w = residuals
     g = g.astype(x.dtype)
     of_x = dot(g, w, 1, 1)
-    if x.dtype == jnp.bfloat16 and sharding.platform() == "cpu" and has_amx() and not sharding.shape():
+    if x.dtype == jnp.bfloat16 and on_one_cpu() and has_amx():
         of_w = product_of_columns(x, g)
     else:
         of_w = dot(g, x, 0, 0).T
@@ -73,7 +84,8 @@ def product_gradient(residuals, g):
 
 def dot(a, b, i, j):
     """Sum the products of matrices a and b over axis i of a and axis j of b, in float32."""
-    return jax.lax.dot_general(a, b, (((i,), (j,)), ((), ())), preferred_element_type=jnp.float32)
+    summed = ((i,), (j,)), ((), ())
+    return jax.lax.dot_general(a, b, summed, preferred_element_type=jnp.float32)
 
 
 def product_of_columns(x, g):
@@ -85,11 +97,17 @@ def product_of_columns(x, g):
     product itself: 3 times as fast in all (N 6336, I 128, O 352: 1.4 ms for 4.8)."""
     if x.shape[1] > g.shape[1]:  # transpose the smaller of the two
         return product_of_columns(g, x).T  # rounded before .T: XLA would make it a part of a float32 product, and fail
-    by_columns = dot(jnp.eye(x.shape[1], dtype=x.dtype), x, 1, 1).astype(x.dtype)
+    identity = jnp.eye(x.shape[1], dtype=x.dtype)
+    by_columns = dot(identity, x, 1, 1).astype(x.dtype)
     return dot(by_columns, g, 1, 0).astype(x.dtype)
 
 
-product.defvjp(lambda x, w: (product(x, w), (x, w)), product_gradient)
+def product_and_residuals(x, w):
+    """Return `product`, and the residuals that `product_gradient` takes."""
+    return product(x, w), (x, w)
+
+
+product.defvjp(product_and_residuals, product_gradient)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -106,8 +124,9 @@ def attention(q, k, v, mask, scale, cap=None, text=0):
     q = q.astype(k.dtype)  # keys from a cache may have 16 bits where queries have 32, see `between`
     if text:
         return packed_attention(q, k, v, mask, scale, cap, text)
+    B, S, _, K = q.shape
     # cuDNN's kernel would copy the keys for a single query, and cannot be split over rows that do not divide.
-    if fused(q.dtype, q.shape[-1], cap) and q.shape[1] > 1 and sharding.round_up(len(q)) == len(q):
+    if fused(q.dtype, K, cap) and S > 1 and sharding.round_up(B) == B:
         return flash(q, k, v, mask, scale)
     return plain_attention(q, k, v, mask, scale, cap)
 
@@ -119,20 +138,23 @@ def plain_attention(q, k, v, mask, scale, cap=None):
     B, S, H, K = q.shape
     T, KV = k.shape[1:3]
     each = H // KV  # heads that share a key
-    q = q.reshape(B, S, KV, each, K).transpose(0, 2, 3, 1, 4)
+    q = q.reshape(B, S, KV, each, K)
+    q = q.transpose(0, 2, 3, 1, 4)
     q = q.reshape(B, KV, each * S, K)
     k = k.transpose(0, 2, 1, 3)
     v = v.transpose(0, 2, 1, 3)
     scores = jnp.einsum("bgtk,bgsk->bgts", q, k, preferred_element_type=jnp.float32)  # (B, KV, each * S, T)
     scores = soft_cap(scores * scale, cap)
     if mask is not None:
-        by_head = scores.reshape(B, KV, each, S, T)
-        scores = jnp.where(mask[:, None, None], by_head, NEVER).reshape(scores.shape)
+        scores = scores.reshape(B, KV, each, S, T)
+        scores = jnp.where(mask[:, None, None], scores, NEVER)
+        scores = scores.reshape(B, KV, each * S, T)
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     p = jnp.exp(scores - top)
     out = jnp.einsum("bgts,bgsk->bgtk", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    out = (out / p.sum(-1, keepdims=True)).astype(v.dtype)
-    out = out.reshape(B, KV, each, S, K).transpose(0, 3, 1, 2, 4)
+    out = out / p.sum(-1, keepdims=True)
+    out = out.astype(v.dtype).reshape(B, KV, each, S, K)
+    out = out.transpose(0, 3, 1, 2, 4)
     return out.reshape(B, S, H * K)
 
 
@@ -149,11 +171,13 @@ def packed_attention(q, k, v, mask, scale, cap, T):
 
     def as_rows(a):
         """Make each copy a row."""
-        return a[:, -copies * C :].reshape(B * copies, C, *a.shape[2:])
+        a = a[:, -copies * C :]
+        return a.reshape(B * copies, C, *a.shape[2:])
 
     def behind_text(a):
         """Make each copy a row, behind its text."""
-        return jnp.concatenate([jnp.repeat(a[:, :T], copies, 0), as_rows(a)], 1)
+        text = jnp.repeat(a[:, :T], copies, 0)
+        return jnp.concatenate([text, as_rows(a)], 1)
 
     of_copies = mask[:, -C:]
     if len(of_copies) > 1:
@@ -162,7 +186,9 @@ def packed_attention(q, k, v, mask, scale, cap, T):
     out = out.reshape(B, copies * C, -1)
     if missing >= T:
         return out
-    text = attention(q[:, : T - missing], k[:, :T], v[:, :T], mask[:, :-C, :T], scale, cap)
+    q = q[:, : T - missing]
+    k, v = k[:, :T], v[:, :T]
+    text = attention(q, k, v, mask[:, :-C, :T], scale, cap)
     return jnp.concatenate([text, out], 1)
 
 
@@ -172,22 +198,25 @@ def flash(q, k, v, mask, scale, implementation="cudnn"):
 
     def even(a, *axes):
         """Pad these axes of a (four in all) to even lengths."""
-        return jnp.pad(a, [(0, a.shape[i] % 2 * (i in axes)) for i in range(4)])
+        sides = [(0, a.shape[i] % 2 * (i in axes)) for i in range(4)]
+        return jnp.pad(a, sides)
 
     if mask is not None:  # with a mask, its gradient needs even lengths
-        mask = even(jnp.broadcast_to(mask[:, None], (len(mask), 1, S, k.shape[1])), 2, 3)
+        mask = jnp.broadcast_to(mask[:, None], (len(mask), 1, S, k.shape[1]))
+        mask = even(mask, 2, 3)
         q, k, v = (even(a, 1) for a in (q, k, v))
-    out = jax.nn.dot_product_attention(
-        *sharding.shard_heads(q, k, v), mask=mask, scale=scale, implementation=implementation
-    )
+    q, k, v = sharding.shard_heads(q, k, v)
+    out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, implementation=implementation)
     return out[:, :S].reshape(len(q), S, -1)
 
 
 def fused(dtype, head_size, cap):
     """True if `flash` can compute attention with this dtype, head width and cap here: 16 bits, no cap, an NVIDIA GPU
     since Ampere."""
-    fits = dtype == "bfloat16" and cap is None and head_size % 8 == 0 and head_size <= 128
-    if not fits or sharding.platform() != "gpu":
+    fits = head_size % 8 == 0 and head_size <= 128
+    if dtype != "bfloat16" or cap is not None or not fits:
+        return False
+    if sharding.platform() != "gpu":
         return False
     version = getattr(jax.devices()[0], "compute_capability", "8.0")  # 7.5 of a T4, gfx942 of AMD's; a plan has a CPU
     return version[0].isdigit() and float(version) >= 8
@@ -199,27 +228,34 @@ def fused(dtype, head_size, cap):
 def bits(x):
     """View bfloat16 as uint16. XLA's CPU converts a whole array of bfloat16 to float32 and back to slice it or to
     update a part, in a loop once per layer."""
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+    if x.dtype != jnp.bfloat16:
+        return x
+    return jax.lax.bitcast_convert_type(x, jnp.uint16)
 
 
 def numbers(x):
     """Undo `bits`."""
-    return jax.lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+    if x.dtype != jnp.uint16:
+        return x
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16)
 
 
 def store(cache, new, layer, write):
     """Put new (B, S, KV, K) into a layer of cache (L, B, KV, T, K), in the columns that write (model.Write) names.
 
     The cache lies as `attention` multiplies it: to transpose it takes a quarter of a step with texts of 470 tokens."""
-    new = bits(new.astype(jnp.bfloat16 if cache.dtype == jnp.uint16 else cache.dtype))  # uint16: see `bits`
+    dtype = jnp.bfloat16 if cache.dtype == jnp.uint16 else cache.dtype  # uint16: see `bits`
+    new = bits(new.astype(dtype))
     if jnp.ndim(write.first) == 0 and write.high is None:
-        return jax.lax.dynamic_update_slice(cache, new.swapaxes(1, 2)[None], (layer, 0, 0, write.first, 0))
+        new = new.swapaxes(1, 2)[None]
+        return jax.lax.dynamic_update_slice(cache, new, (layer, 0, 0, write.first, 0))
     B, S = new.shape[:2]
     T = cache.shape[3]
     high = T if write.high is None else write.high
     first, low, high = (jnp.reshape(x, (-1, 1)) for x in (write.first, write.low, high))
     at = first + jnp.arange(S)
-    at = jnp.where((at < low) | (at >= high), T, at)  # beyond the end: dropped
+    outside = (at < low) | (at >= high)
+    at = jnp.where(outside, T, at)  # beyond the end: dropped
     row = jnp.arange(B)[:, None]
     return cache.at[layer, row, :, at].set(new, mode="drop")
 
@@ -239,7 +275,7 @@ HUGE = 2**16  # and from this size on the gradient of log p computes probabiliti
 
 def by_stretches(V):
     """True if a vocabulary of V is read by stretches here: if it is large, and there is one device, a CPU."""
-    return V >= LARGE and sharding.platform() == "cpu" and not sharding.shape()
+    return V >= LARGE and on_one_cpu()
 
 
 def cut_into_stretches(x, fill=NEVER):
@@ -250,7 +286,9 @@ def cut_into_stretches(x, fill=NEVER):
     if math.gcd(V, length) >= 64:
         length = math.gcd(V, length)
     if V % length:
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -V % length)], constant_values=fill)
+        missing = 0, -V % length
+        sides = [(0, 0)] * (x.ndim - 1) + [missing]
+        x = jnp.pad(x, sides, constant_values=fill)
     return x.reshape(*x.shape[:-1], -1, length)
 
 
@@ -270,13 +308,17 @@ def peak_and_sum(logits):
     """Return the largest of logits (..., V), without a gradient, and the sum of exp(logits - largest), both (...)."""
     parts = stretches(logits)
     peak = jax.lax.stop_gradient(over_stretches(jnp.max, parts))
-    return peak, add_up(jnp.exp(parts - peak[..., None, None]))
+    p = jnp.exp(parts - peak[..., None, None])
+    return peak, add_up(p)
 
 
 def over_stretches(reduce, parts):
     """Reduce numbers that are cut into n stretches, within each stretch first: (..., n, V / n) -> (...). reduce:
     jnp.sum or jnp.max."""
-    return reduce(parts[..., 0, :], -1) if parts.shape[-2] == 1 else reduce(alone(reduce(parts, -1)), -1)
+    if parts.shape[-2] == 1:
+        return reduce(parts[..., 0, :], -1)
+    of_stretch = alone(reduce(parts, -1))
+    return reduce(of_stretch, -1)
 
 
 def add_up(parts):
@@ -309,7 +351,8 @@ def without(logits, i):
     """Set the logit of token i to NEVER: logits (..., V) -> (..., V). On a CPU in place: a large `where` would copy."""
     if by_stretches(logits.shape[-1]):
         return alone(logits.at[..., i].set(NEVER))
-    return jnp.where(jnp.arange(logits.shape[-1]) == i, NEVER, logits)
+    is_i = jnp.arange(logits.shape[-1]) == i
+    return jnp.where(is_i, NEVER, logits)
 
 
 def token_logp(logits, x):
@@ -317,7 +360,12 @@ def token_logp(logits, x):
     V = logits.shape[-1]
     if by_stretches(V) and V >= HUGE:
         return logp_by_stretches(logits, x)
-    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - log_sum(logits)
+    return logit_of(logits, x) - log_sum(logits)
+
+
+def logit_of(logits, x):
+    """Pick the logits (...) of the tokens x (...) from logits (..., V)."""
+    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0]
 
 
 @jax.custom_vjp
@@ -329,14 +377,16 @@ def logp_by_stretches(logits, x):
 def logp_and_residuals(logits, x):
     """Return log p of x (...), and the residuals that `logp_gradient` takes."""
     log_total = checkpoint_name(log_sum(logits), KEPT)
-    return jnp.take_along_axis(logits, x[..., None], -1)[..., 0] - log_total, (logits, x, log_total)
+    return logit_of(logits, x) - log_total, (logits, x, log_total)
 
 
 def logp_gradient(residuals, g):
     """Return g (...) times the gradient of log p by the logits: 1 at the token, less all probabilities."""
     logits, x, log_total = residuals
     own = jnp.arange(logits.shape[-1]) == x[..., None]
-    return g[..., None] * (own - jnp.exp(logits - log_total[..., None])), None
+    g = g[..., None]
+    p = jnp.exp(logits - log_total[..., None])
+    return g * (own - p), None
 
 
 logp_by_stretches.defvjp(logp_and_residuals, logp_gradient)
@@ -347,9 +397,10 @@ def likeliest(logits):
     largest, then where in it.
 
     XLA's own argmax takes 11 times as long on a CPU (V = 32,768)."""
-    if sharding.platform() != "cpu" or sharding.shape():
+    if not on_one_cpu():
         return logits.argmax(-1)
-    parts = cut_into_stretches(jax.lax.stop_gradient(logits), -jnp.inf)
+    logits = jax.lax.stop_gradient(logits)
+    parts = cut_into_stretches(logits, -jnp.inf)
     best = alone(parts.max(-1)).argmax(-1)
     inside = jnp.take_along_axis(parts, best[..., None, None], -2)[..., 0, :]
     return best * parts.shape[-1] + inside.argmax(-1)
@@ -357,7 +408,8 @@ def likeliest(logits):
 
 def inverse_cdf(key, p):
     """Draw index i of p (n,) with probability p[i] / sum(p): where the cumulative sum first reaches a random share."""
-    u = ((jax.random.bits(key) >> 8).astype(jnp.float32) + 0.5) * 2.0**-24  # neither 0 nor 1
+    u = jax.random.bits(key) >> 8
+    u = (u.astype(jnp.float32) + 0.5) * 2.0**-24  # neither 0 nor 1
     sums = jnp.cumsum(p)
     return (sums < u * sums[-1]).sum()
 
@@ -368,7 +420,8 @@ def draw(key, p):
     So the sums stay short, and exact for the rare tokens of a large vocabulary, and two random numbers are enough.
     (Gumbel noise, as in LLaDA's code, needs V of them and as many logarithms of logarithms.)"""
     n = math.isqrt(len(p) - 1) + 1
-    cut = jnp.pad(p, (0, n * n - len(p))).reshape(n, n)
+    cut = jnp.pad(p, (0, n * n - len(p)))
+    cut = cut.reshape(n, n)
     stretch_key, token_key = jax.random.split(key)
     stretch = inverse_cdf(stretch_key, cut.sum(-1))
     token = stretch * n + inverse_cdf(token_key, cut[stretch])
@@ -388,10 +441,12 @@ def draw_rows(keys, logits):
     sums = alone(jnp.exp(parts - peak).sum(-1))
     stretch_keys, token_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
     stretch = jax.vmap(inverse_cdf)(stretch_keys, sums)[:, None]
-    inside = jnp.exp(jnp.take_along_axis(parts, stretch[..., None], 1) - peak)[:, 0]
+    inside = jnp.take_along_axis(parts, stretch[..., None], 1)
+    inside = jnp.exp(inside - peak)[:, 0]
     token = jax.vmap(inverse_cdf)(token_keys, inside)[:, None]
     possible = jnp.take_along_axis(inside, token, 1) > 0  # see `draw`
-    token = jnp.where(possible, stretch * parts.shape[-1] + token, likeliest(logits)[:, None])
+    token = stretch * parts.shape[-1] + token
+    token = jnp.where(possible, token, likeliest(logits)[:, None])
     return token[:, 0]
 
 
@@ -407,8 +462,11 @@ def nucleus(logits, top_p):
     def halve(_, ends):
         low, high = ends  # (..., 1): `high` is kept, `low - 1` is not
         middle = low + (high - low) // 2
-        enough = jnp.where(order > middle, p, 0).sum(-1, keepdims=True) <= top_p
-        return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+        total = jnp.where(order > middle, p, 0).sum(-1, keepdims=True)
+        enough = total <= top_p
+        low = jnp.where(enough, low, middle + 1)
+        high = jnp.where(enough, middle, high)
+        return low, high
 
     one = jnp.full((*logits.shape[:-1], 1), 0x3F800000)  # the bits of 1.0
     _, least = jax.lax.fori_loop(0, 30, halve, (0 * one, one))

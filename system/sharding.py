@@ -13,6 +13,7 @@ anything then.
 """
 
 import contextlib
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -30,8 +31,8 @@ ROWS = "data", "fsdp"  # the axes over which rows are split
 Sides = tuple[str | None, str | None]
 READS_D: Sides = ("fsdp", "tensor")  # a matrix (D, ...)
 WRITES_D: Sides = ("tensor", "fsdp")  # a matrix (..., D)
-SIDES: dict[str, Sides] = dict.fromkeys(("q", "k", "v", "gate", "up", "head"), READS_D)
-SIDES |= dict.fromkeys(("o", "down", "embed"), WRITES_D)
+SIDES: dict[str, Sides] = dict.fromkeys("q k v gate up head".split(), READS_D)
+SIDES |= dict.fromkeys("o down embed".split(), WRITES_D)
 ADAPTERS: dict[str, Sides] = {}
 for _name, (_first, _last) in SIDES.items():
     ADAPTERS |= {f"{_name}_a": (_first, None), f"{_name}_b": (None, _last)}  # (I, rank), (rank, O)
@@ -78,28 +79,38 @@ def spec(name: str | None, sides: tuple[int, ...], sizes: Any, but: str = "") ->
     An axis that does not divide its side goes to the other side; if it does not divide that either, to none.
     """
     over: list[tuple] = [()] * len(sides)
-    for axis, side in zip(SIDES.get(name or "", ()), (-2, -1), strict=False):
-        for at in (side, -3 - side) if axis and len(sides) > 1 else ():
-            if sides[at] % math.prod([sizes[axis], *(sizes[other] for other in over[at])]) == 0:
+    preferred = SIDES.get(name or "", ()) if len(sides) > 1 else ()
+    for axis, side in zip(preferred, (-2, -1), strict=False):
+        for at in (side, -3 - side) if axis else ():
+            parts = math.prod(sizes[one] for one in (axis, *over[at]))
+            if sides[at] % parts == 0:
                 over[at] += (axis,)
                 break
-    return PartitionSpec(*(tuple(axis for axis in axes if axis != but) for axes in over))
+    over = [tuple(axis for axis in axes if axis != but) for axes in over]
+    return PartitionSpec(*over)
 
 
 def leaf_name(path):
     """Return the name of the weight at this path, or of the weight whose moment it is; None if it is neither."""
-    return next((k.key for k in path[::-1] if isinstance(k, jax.tree_util.DictKey)), None)
+    names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey)]
+    return names[-1] if names else None
 
 
 def specs(tree, sizes=None, but=""):
     """Return the PartitionSpecs of a tree of arrays or shapes (parameters, moments, a State), by their names. sizes and
     but: see `spec`; None: the mesh in use."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: spec(leaf_name(path), x.shape, sizes or shape(), but), tree)
+    sizes = sizes or shape()
+
+    def leaf_spec(path, x):
+        return spec(leaf_name(path), x.shape, sizes, but)
+
+    return jax.tree_util.tree_map_with_path(leaf_spec, tree)
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:
     """Return the NamedShardings of a tree of arrays or shapes on a mesh of any devices."""
-    return jax.tree.map(lambda x: NamedSharding(mesh, x), specs(tree, mesh.shape))
+    on_mesh = functools.partial(NamedSharding, mesh)
+    return jax.tree.map(on_mesh, specs(tree, mesh.shape))
 
 
 # ---- placement, inside and outside of compiled functions -------------------------------------------------------------
@@ -121,7 +132,17 @@ def gather_over_fsdp(weights):
     return constrain(weights, specs(weights, but="fsdp"))
 
 
-gather_over_fsdp.defvjp(lambda weights: (gather_over_fsdp(weights), None), lambda _, grads: (shard(grads),))
+def gathered_weights(weights):
+    """Return the gathered weights, and no residuals: the gradient needs none."""
+    return gather_over_fsdp(weights), None
+
+
+def split_gradient(_, grads):
+    """Return the gradient of the weights before they were gathered."""
+    return (shard(grads),)
+
+
+gather_over_fsdp.defvjp(gathered_weights, split_gradient)
 
 
 def gather_weights(weights: Any) -> Any:
@@ -137,16 +158,23 @@ def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:
     """
     if not shape():
         return x
-    x = jax.lax.with_sharding_constraint(x, PartitionSpec("data", None, "fsdp")) if embedded else x
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(ROWS))
+    if embedded:
+        x = constrain(x, PartitionSpec("data", None, "fsdp"))
+    return constrain(x, PartitionSpec(ROWS))
 
 
 def shard_heads(*xs: jax.Array) -> tuple[jax.Array, ...]:
     """Split q, k and v (B, T, H or KV, K) all in the same way, as a kernel needs them."""
     if not shape():
         return xs
-    axis = None if any(x.shape[2] % shape()["tensor"] for x in xs) else "tensor"
-    return constrain(xs, (PartitionSpec(ROWS, None, axis),) * len(xs))
+    axis = tensor_axis(*(x.shape[2] for x in xs))
+    by_head = PartitionSpec(ROWS, None, axis)
+    return constrain(xs, (by_head,) * len(xs))
+
+
+def tensor_axis(*sides):
+    """Return "tensor" if that axis divides all of these sides, else None."""
+    return None if any(side % shape()["tensor"] for side in sides) else "tensor"
 
 
 def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
@@ -156,21 +184,28 @@ def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down
     """
     if not shape():
         return fn(*rows, gate, up, down)
-    over = ROWS if round_up(len(rows[0])) == len(rows[0]) else None
-    axis = None if gate.shape[-1] % shape()["tensor"] else "tensor"
+    B, F = len(rows[0]), gate.shape[-1]
+    over = ROWS if round_up(B) == B else None
+    axis = tensor_axis(F)
 
     def local(*args):
         out = fn(*args)
         return jax.lax.psum(out, axis) if axis else out
 
-    inside = PartitionSpec(None, None, axis), PartitionSpec(None, None, axis), PartitionSpec(None, axis)
-    split = (PartitionSpec(over),) * len(rows) + inside
-    return jax.shard_map(local, in_specs=split, out_specs=PartitionSpec(over))(*rows, gate, up, down)
+    by_rows = PartitionSpec(over)
+    writes_f, reads_f = PartitionSpec(None, None, axis), PartitionSpec(None, axis)
+    where = (by_rows,) * len(rows) + (writes_f, writes_f, reads_f)
+    split = jax.shard_map(local, in_specs=where, out_specs=by_rows)
+    return split(*rows, gate, up, down)
 
 
 def replicate(tree: Any) -> Any:
     """Place a tree whole on every device, inside a compiled function, so that every host can read its results."""
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, PartitionSpec()), tree) if shape() else tree
+
+    def everywhere(x):
+        return constrain(x, PartitionSpec())
+
+    return jax.tree.map(everywhere, tree) if shape() else tree
 
 
 def round_up(n: int) -> int:
@@ -208,20 +243,28 @@ def in_chunks(fn: Callable, size: int, *trees: Any) -> Any:
 
     The last chunk repeats its last row to be as long as the others, so that one shape is compiled.
     """
-    n, out = len(jax.tree.leaves(trees)[0]), []
+    n = len(jax.tree.leaves(trees)[0])
     size = round_up(min(size, n))
     if size == n:
         return fn(*trees)
+    out = []
     for first in range(0, n, size):
         at = np.arange(first, first + size).clip(max=n - 1)
         out.append(fn(*take(trees, at)))
-    return jax.tree.map(lambda *x: jnp.concatenate(x)[:n] if x[0].ndim else sum(x) / len(x), *out)
+
+    def join(*chunks):
+        if chunks[0].ndim == 0:
+            return sum(chunks) / len(chunks)
+        return jnp.concatenate(chunks)[:n]
+
+    return jax.tree.map(join, *out)
 
 
 def make_array(name: str | None, sides: tuple[int, ...], fetch: Callable) -> jax.Array:
     """Make an array of this name and shape; fetch(slices) returns the part of it that a device needs."""
     if not shape():
-        return jnp.asarray(fetch((slice(None),) * len(sides)))
+        everything = (slice(None),) * len(sides)
+        return jnp.asarray(fetch(everything))
     where = NamedSharding(jax.sharding.get_mesh(), spec(name, sides, shape()))
     return jax.make_array_from_callback(sides, where, fetch)
 
@@ -230,10 +273,14 @@ def to_host(tree: Any) -> Any:
     """Move a tree of arrays to the memory of the hosts, to each the parts of its devices."""
     if not shape():
         return jax.device_get(tree)
+    on_host = operator.methodcaller("with_memory_kind", "pinned_host")
     where = shardings(tree, jax.sharding.get_mesh())
-    return jax.device_put(tree, jax.tree.map(lambda x: x.with_memory_kind("pinned_host"), where))
+    return jax.device_put(tree, jax.tree.map(on_host, where))
 
 
 def to_device(tree: Any) -> Any:
     """Move the result of `to_host` back to the devices."""
-    return jax.device_put(tree, shardings(tree, jax.sharding.get_mesh())) if shape() else tree
+    if not shape():
+        return tree
+    where = shardings(tree, jax.sharding.get_mesh())
+    return jax.device_put(tree, where)

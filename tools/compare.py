@@ -27,7 +27,8 @@ def main() -> None:
     parser.add_argument("--out", default="compare.html", help="the page to write")
     asked = parser.parse_args()
     try:
-        folders = list({os.path.realpath(folder): os.path.normpath(folder) for folder in asked.folders}.values())
+        by_place = {os.path.realpath(folder): os.path.normpath(folder) for folder in asked.folders}
+        folders = list(by_place.values())
         text = compare(folders)
         with disk.writing(asked.out) as f:
             f.write(text)
@@ -53,29 +54,35 @@ def compare(folders: list[str]) -> str:
     found = {folder: read(folder) for folder in folders}
     groups: dict = {}
     for folder, (cfg, _) in found.items():
-        groups.setdefault(str([item for item in cfg.items() if item[0] not in APART]), []).append(folder)
+        recipe = [item for item in cfg.items() if item[0] not in APART]
+        groups.setdefault(str(recipe), []).append(folder)
     seed_of = {folder: cfg.get("seed") for folder, (cfg, _) in found.items()}
-    names = {name_of(group, seed_of): [found[folder][1] for folder in group] for group in groups.values()}
+    logs = {}
+    for group in groups.values():
+        logs[name_of(group, seed_of)] = [found[folder][1] for folder in group]
     panels = []
     for curves in runs.pictures([row for _, rows in found.values() for row in rows]):
         for metric in curves.names:
-            lines = [band(name, logs, metric) for name, logs in names.items()]
-            if any(lines):
+            bands = [band(name, of_seed, metric) for name, of_seed in logs.items()]
+            lines = [line for line in bands if line]
+            if lines:
                 short = metric.removeprefix("val/")
                 alone = curves.names == [metric] or short == curves.title
                 title = curves.title if alone else f"{curves.title}: {short}"
-                panels.append(pages.Panel(title, curves.unit, [line for line in lines if line]))
+                panels.append(pages.Panel(title, curves.unit, lines))
     about = ["A band is the 95% interval of the interquartile mean over seeds; of one run, its standard error."]
-    return pages.page(" and ".join(names), about, panels, several=True)
+    return pages.page(" and ".join(logs), about, panels, several=True)
 
 
 def name_of(group: list[str], seed_of: dict) -> str:
     """Name the runs of one recipe after what their folders have in common; seed_of: {folder: seed}."""
     names = [os.path.basename(os.path.abspath(folder)) for folder in group]
+    if len(names) == 1:
+        return names[0]
     common = os.path.commonprefix(names).rstrip("_-.0123456789") or names[0]
     seeds = len({seed_of[folder] for folder in group})
     runs_of = "" if seeds == len(group) else f"{len(group)} runs of "
-    return names[0] if len(names) == 1 else f"{common}, {runs_of}{seeds} seed" + "s" * (seeds > 1)
+    return f"{common}, {runs_of}{seeds} seed" + "s" * (seeds > 1)
 
 
 def band(name: str, logs: list[list[dict]], metric: str) -> pages.Line | None:
@@ -84,14 +91,17 @@ def band(name: str, logs: list[list[dict]], metric: str) -> pages.Line | None:
     if len(logs) == 1:
         line = pages.line_of(logs[0], metric)
         return line and line._replace(name=name)
-    shared = pages.thinned(sorted(set.intersection(*map(set, of_seed))))
+    steps = set.intersection(*map(set, of_seed))
+    shared = pages.thinned(sorted(steps))
     if not shared:
         return None
     values = np.array([[rows[step][metric] for step in shared] for rows in of_seed])  # (seeds, steps)
     draws = np.random.default_rng(0).integers(len(logs), size=(DRAWS, len(logs)))
-    low, high = np.percentile([interquartile_mean(values[draw]) for draw in draws], (2.5, 97.5), axis=0)
+    means = [interquartile_mean(values[draw]) for draw in draws]
+    low, high = np.percentile(means, (2.5, 97.5), axis=0)
     minutes = np.mean([[rows[step]["time"] / 60 for step in shared] for rows in of_seed], 0)
-    return pages.Line(name, shared, *(a.tolist() for a in (minutes, interquartile_mean(values), low, high)))
+    arrays = minutes, interquartile_mean(values), low, high
+    return pages.Line(name, shared, *(a.tolist() for a in arrays))
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:

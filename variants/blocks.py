@@ -18,7 +18,9 @@ from system import sharding
 def number(valid, T, cfg):
     """Number the block that each token is in, from 0: valid (B, T) or None -> (B or 1, T); None for a model without
     blocks."""
-    return None if cfg.block_causal is None else model.positions_of(valid, T) // cfg.block_causal
+    if cfg.block_causal is None:
+        return None
+    return model.positions_of(valid, T) // cfg.block_causal
 
 
 def first_of_block(valid, T, cfg):
@@ -34,7 +36,8 @@ def within(block, related):
     """Count for each token i the tokens j of its block with related[:, i, j] -> (B, T).
 
     block (B, T): the number of each token's block. related (B, T or 1, T) bool."""
-    return ((block[:, None] == block[..., None]) & related).sum(-1)
+    same = block[:, None] == block[..., None]
+    return (same & related).sum(-1)
 
 
 def packed_mask(cfg, valid, T, first):
@@ -54,10 +57,12 @@ def packed_mask(cfg, valid, T, first):
     for rule in model.column_rules(cfg, column[:, None], column):
         far &= rule
     if valid is not None:  # padding sees itself
-        far &= valid[:, None, column] | jnp.eye(len(column), dtype=bool)
+        is_text = valid[:, None, column]
+        far &= is_text | jnp.eye(len(column), dtype=bool)
     if cfg.window is None:
         return model.Mask(far, None)
-    near = abs(column[:, None] - column) < cfg.window
+    distance = abs(column[:, None] - column)
+    near = distance < cfg.window
     return model.Mask(far, far & near)
 
 
@@ -69,27 +74,38 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
     Copies are computed from the block of column `start` on, because they have no masks before it."""
     B, n, T = noisy.shape
     if n > 1 and sharding.round_up(B) != B:  # devices that share rows take one copy each
-        clean, valid = (None if a is None else jnp.repeat(a, n, 0) for a in (clean, valid))
-        h = hidden(params, clean, noisy.reshape(B * n, 1, T), cfg, valid, start, with_text)
+        clean, valid = repeated(clean, n), repeated(valid, n)
+        noisy = noisy.reshape(B * n, 1, T)
+        h = hidden(params, clean, noisy, cfg, valid, start, with_text)
         h = h.reshape(B, n, 1 + with_text, T - start, -1)
-        return jnp.concatenate([h[:, :1, 0], h[:, :, 1]], 1) if with_text else h[:, :, 0]
+        if with_text:
+            return jnp.concatenate([h[:, :1, 0], h[:, :, 1]], 1)
+        return h[:, :, 0]
     first = max(start - cfg.shift - cfg.block_causal + 1, 0)
     C = T - first
-    tokens = jnp.concatenate([clean, noisy[:, :, first:].reshape(B, n * C)], 1)
+    copies = noisy[:, :, first:].reshape(B, n * C)
+    tokens = jnp.concatenate([clean, copies], 1)
     positions = model.positions_of(valid, T)
-    positions = jnp.concatenate([positions, jnp.tile(positions[:, first:], n)], 1)
+    of_copies = jnp.tile(positions[:, first:], n)
+    positions = jnp.concatenate([positions, of_copies], 1)
     begin = max(start - 1, 0) if cfg.shift or with_text else T  # of the text, only what is read from it
-    part = begin, T - begin + n * C
+    length = T - begin
+    part = begin, length + n * C
     mask = packed_mask(cfg, valid, T, first)
     h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, text=T)
-    text = h[:, : T - begin]
-    copies = h[:, T - begin :].reshape(B, n, C, -1)
+    text = h[:, :length]
+    copies = h[:, length:].reshape(B, n, C, -1)
     if with_text:
-        own = model.shifted(text, begin, start, T - start, valid)
-        return jnp.concatenate([own[:, None], copies[:, :, start - first :]], 1)
-    if not cfg.shift:
-        return copies[:, :, start - first :]
-    return shifted(text, begin, copies, first, cfg, valid, start)
+        text = model.shifted(text, begin, start, T - start, valid)
+        return jnp.concatenate([text[:, None], copies[:, :, start - first :]], 1)
+    if cfg.shift:
+        return shifted(text, begin, copies, first, cfg, valid, start)
+    return copies[:, :, start - first :]
+
+
+def repeated(x, n):
+    """Repeat each row of x n times; None stays None."""
+    return None if x is None else jnp.repeat(x, n, 0)
 
 
 def shifted(text, begin, copies, first, cfg, valid, start):
@@ -97,8 +113,10 @@ def shifted(text, begin, copies, first, cfg, valid, start):
     (states text (B, S, D) from column `begin` on), the others from their copy (copies (B, n, C, D) from `first` on)."""
     B, n, C, D = copies.shape
     length = C + first - start
-    of_copies = None if valid is None else jnp.repeat(valid, n, 0)
-    own = model.shifted(copies.reshape(B * n, C, D), first, start, length, of_copies)
+    of_copies = repeated(valid, n)
+    rows = copies.reshape(B * n, C, D)
+    own = model.shifted(rows, first, start, length, of_copies)
     before = model.shifted(text, begin, start, length, valid)
-    begins = first_of_block(valid, C + first, cfg)[:, None, start:, None]
+    begins = first_of_block(valid, C + first, cfg)
+    begins = begins[:, None, start:, None]
     return jnp.where(begins, before[:, None], own.reshape(B, n, length, D))

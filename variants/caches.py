@@ -5,6 +5,7 @@ A causal model and a block model have exact caches. A bidirectional one has Fast
 (sample.Plan.cache): the columns outside the current block are computed when the block begins, and then kept.
 """
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,8 @@ def compute(params, z, cfg, valid, cache, part, write, wanted=None):
     as `write` says. wanted (first, how many), counted from the first column of `part`: whose states are returned (None:
     all)."""
     tokens = model.columns(z, part)
-    positions = model.columns(model.positions_of(valid, z.shape[1]), part)
+    positions = model.positions_of(valid, z.shape[1])
+    positions = model.columns(positions, part)
     mask = model.attention_mask(cfg, valid, z, part)
     return model.forward(params, tokens, cfg, positions, mask, cache, write, wanted)
 
@@ -29,11 +31,14 @@ def prefill(params, z, cfg, valid, group):
     From a row's first mask on (in a block model, from its block on) it is wrong, and is computed again before it is
     read."""
     z = z[::group]
-    valid = None if valid is None else valid[::group]
-    cache = model.new_cache(cfg, *z.shape)
+    if valid is not None:
+        valid = valid[::group]
+    B, T = z.shape
+    cache = model.new_cache(cfg, B, T)
     if cfg.causal:
         z, valid = model.moved_right(z, valid, cfg)
-    _, cache = compute(params, z, cfg, valid, cache, (0, z.shape[1]), model.Write(0))
+    everything = 0, T
+    _, cache = compute(params, z, cfg, valid, cache, everything, model.Write(0))
     return [jnp.repeat(a, group, 1) for a in cache]
 
 
@@ -41,7 +46,8 @@ def next_column(params, z, cfg, valid, cache, column):
     """Compute the state (B, 1, D) that a causal model predicts the token in `column` () from -> it, the cache with that
     column. z (B, T) and valid are moved right by one here (model.moved_right): what is read is the token before."""
     z, valid = model.moved_right(z, valid, cfg)
-    return compute(params, z, cfg, valid, cache, (column, 1), model.Write(column))
+    part = column, 1
+    return compute(params, z, cfg, valid, cache, part, model.Write(column))
 
 
 def approximate_pass(params, s, window, cfg, plan, valid, L):
@@ -54,20 +60,28 @@ def approximate_pass(params, s, window, cfg, plan, valid, L):
     first = jnp.maximum(window.start - cfg.shift, 0)
     least = min(L + cfg.shift, T)
     if plan.cache == "dual":
-        sizes, wanted = [least, T] if least < T else [T], least
+        sizes = sorted({least, T})
+        needed = least
     else:
-        sizes, wanted = [*range(least, T, max(L, T // 4)), T], T - first.min()
-    wanted = jnp.where(window.refresh, T, wanted)
+        step = max(L, T // 4)
+        sizes = [*range(least, T, step), T]
+        needed = T - first.min()
+    needed = jnp.where(window.refresh, T, needed)
     low = jnp.where(window.refresh, 0, s.block)
 
     def run(size, cache):
         at = 0 if size == T else jnp.minimum(first, T - size)
+        part = at, size
+        write = model.Write(at, low, T)
         wanted = None if size == least else (first - at, least)
-        h, cache = compute(params, s.z, cfg, valid, cache, (at, size), model.Write(at, low, T), wanted)
-        return model.shifted(h, first, window.start, L, valid) if cfg.shift else h, cache
+        h, cache = compute(params, s.z, cfg, valid, cache, part, write, wanted)
+        if cfg.shift:
+            h = model.shifted(h, first, window.start, L, valid)
+        return h, cache
 
     runs = [functools.partial(run, size) for size in sizes]
-    return jax.lax.switch(jnp.searchsorted(jnp.array(sizes), wanted), runs, s.cache)
+    index = jnp.searchsorted(jnp.array(sizes), needed)
+    return jax.lax.switch(index, runs, s.cache)
 
 
 def block_pass(params, s, window, cfg, plan, valid, L):
@@ -83,20 +97,25 @@ def block_pass(params, s, window, cfg, plan, valid, L):
     start = window.start
     in_parts = plan.cache == "dual" and L < full
     first_token = model.columns(s.z, (start, 1))[:, 0]
-    whole = (window.i <= 0) | cfg.shift & (first_token == cfg.mask_id)  # rows that need their whole block
+    begins = window.i <= 0
+    whole = begins | cfg.shift & (first_token == cfg.mask_id)  # rows that need their whole block
 
     def run(size, cache):
         first = jnp.minimum(window.stored, T - size) if size == full else start
         write = model.Write(first)
         if in_parts:  # rows that need only their part keep the rest
-            write = model.Write(first, jnp.where(whole, 0, start), jnp.where(whole, T, start + L))
-        h, cache = compute(params, s.z, cfg, valid, cache, (first, size), write)
+            low = jnp.where(whole, 0, start)
+            high = jnp.where(whole, T, start + L)
+            write = model.Write(first, low, high)
+        part = first, size
+        h, cache = compute(params, s.z, cfg, valid, cache, part, write)
         at = start[:, None] + jnp.arange(L) - cfg.shift - first[:, None]
-        h = jax.vmap(lambda h, at: h[at])(h, at.clip(0, size - 1))
-        return h, cache
+        at = at.clip(0, size - 1)
+        return jax.vmap(operator.getitem)(h, at), cache
 
     if not in_parts:
         return run(full, s.cache)
-    run_block, run_part = functools.partial(run, full), functools.partial(run, L)
+    run_block = functools.partial(run, full)
+    run_part = functools.partial(run, L)
     return jax.lax.cond(whole.any(), run_block, run_part, s.cache)
 

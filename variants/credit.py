@@ -54,8 +54,10 @@ def look(params, r, step, cfg):
     )  # fmt: skip
     fill = jnp.where(masked, token[0], r.tokens)
     n = committed.sum(1)
-    mean = jnp.where(committed, entropy[0], 0).sum(1) / jnp.maximum(n, 1)
-    return sharding.replicate((fill, jnp.where(n > 0, mean, -jnp.inf)))
+    total = jnp.where(committed, entropy[0], 0).sum(1)
+    mean = total / jnp.maximum(n, 1)
+    mean = jnp.where(n > 0, mean, -jnp.inf)
+    return sharding.replicate((fill, mean))
 
 
 def look_at_steps(params, r, cfg) -> Steps:
@@ -63,14 +65,16 @@ def look_at_steps(params, r, cfg) -> Steps:
     def some(r, step):
         return look(params, r, step[0], cfg)
 
-    S = int(hosts.gather(jnp.where(r.counts, r.step, -1).max())) + 1
-    size = sharding.round_up(min(cfg.rollout_chunk or len(r.tokens), len(r.tokens)))
+    B, T = r.tokens.shape
+    last = jnp.where(r.counts, r.step, -1).max()
+    S = int(hosts.gather(last)) + 1
+    if S == 0:
+        return Steps(np.zeros((0, B, T), int), np.zeros((B, 0)))
     found = []
     for step in range(S):
-        numbers = jnp.full(len(r.tokens), step)
-        found.append(jax.tree.map(hosts.gather, sharding.in_chunks(some, size, r, numbers)))
-    if not found:
-        return Steps(np.zeros((0, *r.tokens.shape), int), np.zeros((len(r.tokens), 0)))
+        numbers = jnp.full(B, step)
+        at_step = sharding.in_chunks(some, cfg.rollout_chunk or B, r, numbers)
+        found.append(jax.tree.map(hosts.gather, at_step))
     fills, entropy = zip(*found, strict=True)
     return Steps(np.stack(fills), np.stack(entropy, 1))
 
@@ -79,8 +83,11 @@ def choose_steps(entropy: np.ndarray, n: int | None) -> np.ndarray:
     """Choose the n steps of each completion with the largest entropy, the earlier one of equals; None: all.
 
     entropy (B, S), -inf if a step commits no token of the loss -> (B, S) bool."""
-    rank = np.argsort(np.argsort(-entropy, 1, kind="stable"), 1)
-    return (entropy > -np.inf) & (rank < (entropy.shape[1] if n is None else n))
+    if n is None:
+        n = entropy.shape[1]
+    order = np.argsort(-entropy, 1, kind="stable")
+    rank = np.argsort(order, 1)
+    return (entropy > -np.inf) & (rank < n)
 
 
 def at_tokens(values: np.ndarray, r, nothing) -> jax.Array:
@@ -90,17 +97,20 @@ def at_tokens(values: np.ndarray, r, nothing) -> jax.Array:
     if S == 0:
         return jnp.full(step.shape, nothing)
     there = (step >= 0) & (step < S)
-    return jnp.asarray(np.where(there, np.take_along_axis(values, step.clip(0, S - 1), 1), nothing))
+    of_step = np.take_along_axis(values, step.clip(0, S - 1), 1)
+    return jnp.asarray(np.where(there, of_step, nothing))
 
 
 def fill_rewards(steps: Steps, chosen: np.ndarray, rows: list, fns: dict, cfg: Any, tok: Any) -> np.ndarray:
     """Judge the greedy fills before the chosen (B, S) steps of B completions, whose prompts are in `rows` -> (B, S),
     nan for the other steps. Each fill is judged alone, as a group of one."""
     completion, step = np.nonzero(chosen)
-    ids = texts.completion_ids(jnp.asarray(steps.fills[step, completion]), tok, cfg)
-    total = scores.score(fns, {}, cfg, tok, [rows[i] for i in completion], ids, 1).total
+    fills = jnp.asarray(steps.fills[step, completion])
+    ids = texts.completion_ids(fills, tok, cfg)
+    rows = [rows[i] for i in completion]
+    scored = scores.score(fns, {}, cfg, tok, rows, ids, 1)
     out = np.full(chosen.shape, np.nan)
-    out[completion, step] = total
+    out[completion, step] = scored.total
     return out
 
 
@@ -113,12 +123,14 @@ def by_step(params, r, adv, which, found, fns, cfg, tok):
     step_baseline (B, T)."""
     steps = look_at_steps(params, r, cfg)
     chosen = choose_steps(steps.entropy, cfg.entropy_steps)
-    r = r._replace(counts=r.counts & at_tokens(chosen, r, False))
+    counts = r.counts & at_tokens(chosen, r, False)
+    r = r._replace(counts=counts)
     if not cfg.step_baseline:
         return r, adv
     which = np.asarray(which)
     rows = [found.rows[i // cfg.group_size] for i in which]
     total = scores.total_rewards(found.rewards[: len(cfg.rewards)], cfg).reshape(-1)  # without the diversity bonus
     gain = total[which, None] - fill_rewards(steps, chosen, rows, fns, cfg, tok)
-    gain = at_tokens(np.nan_to_num(gain).astype(np.float32), r, 0.0)  # 0 where one of the two has no reward
-    return r, (1 - cfg.step_baseline) * adv[:, None] + cfg.step_baseline * gain
+    gain = np.nan_to_num(gain).astype(np.float32)  # 0 where one of the two has no reward
+    w = cfg.step_baseline
+    return r, (1 - w) * adv[:, None] + w * at_tokens(gain, r, 0.0)

@@ -26,7 +26,7 @@ from jax.nn import softmax
 
 import diffusion
 import model
-from system import kernels
+from system import kernels, sharding
 from variants import caches, joint
 
 
@@ -70,7 +70,8 @@ def draft(params, z, w: Window, cfg, valid, cache):
     """Guess in one pass: the last known token and b - 1 masks see the text and each other -> states (B, b, D), [:, i]
     about token first + i. The last one is about none: there is no guess for it."""
     T, b = z.shape[1], w.z.shape[1]
-    causal, part = joint.autoregressive(cfg), (w.first, b)
+    part = w.first, b
+    causal = joint.autoregressive(cfg)
     moved, is_text = model.moved_right(z, valid, causal)
     no_later = jnp.arange(T) < (w.first + b)[:, None]
     mask = model.Mask((no_later & is_text)[:, None], None)
@@ -92,7 +93,8 @@ def check(params, z, w: Window, cfg, valid, cache):
 def accept_or_replace(p, q, token, accept_key, replace_key):
     """Accept a token that was drawn from q (V,), or replace it, so that the result has the distribution p (V,) -> True
     if it is accepted (), the token to replace it with if not (). q of zeros: there was no guess."""
-    accepted = (q[token] > 0) & (jax.random.uniform(accept_key) * q[token] < p[token])
+    guessed = q[token] > 0
+    accepted = guessed & (jax.random.uniform(accept_key) * q[token] < p[token])
     rest = jnp.maximum(p - q, 0)
     rest = jnp.where(rest.sum() > 0, rest, p)  # rounding may leave nothing where p = q
     return accepted, kernels.draw(replace_key, rest / rest.sum())
@@ -130,18 +132,20 @@ def write_round(params, keys, z, stored, cfg, valid, cache, sampling: Sampling) 
             accepted = has_guess & (token == other)
         else:
             q = jnp.where(has_guess[:, None], softmax(sampling.logits(of_draft)), 0)
-            accepted, other = jax.vmap(accept_or_replace)(softmax(logits), q, token, key(place, 1), key(place, 2))
+            p = softmax(logits)
+            accepted, other = jax.vmap(accept_or_replace)(p, q, token, key(place, 1), key(place, 2))
         token = jnp.where(accepted, token, other)
         return accepted, token, diffusion.gather_logp(logits, token)
 
     def by_chunk(fn, *arrays):
-        flat = jax.tree.map(lambda a: a.reshape(B * b, *a.shape[2:]), arrays)
+        flat = sharding.joined(arrays)
         out = diffusion.in_chunks(fn, sampling.at_once, w.masked.reshape(-1), *flat)
-        return jax.tree.map(lambda a: a.reshape(B, b), out)
+        return sharding.cut(out, B)
 
     of_draft = draft(params, z, w, cfg, valid, cache)
     guessed = jnp.where(w.masked, by_chunk(guess, places, of_draft), w.z)
-    of_text, cache = check(params, z.at[row, column].set(guessed), w, cfg, valid, cache)
+    z = z.at[row, column].set(guessed)
+    of_text, cache = check(params, z, w, cfg, valid, cache)
     accepted, token, logp = by_chunk(decide, places, of_draft, of_text, guessed, has_guess)
     keeps_next = jnp.where(w.masked, accepted, True)
     if cfg.eos_id is not None:  # after an end nothing is written

@@ -33,12 +33,14 @@ def give(tokens: np.ndarray, answers: list[list[int]], ratio: float, start: int,
 
     tokens (N, T): prompts, which end before the column `start`; answers: their ids without an end, which is never
     given. An answer that is longer than its text is cut."""
-    tokens, maskable = tokens.copy(), np.zeros(tokens.shape, bool)
+    tokens = tokens.copy()
+    maskable = np.zeros(tokens.shape, bool)
     maskable[:, start:] = True
     for i, answer in enumerate(answers):
         ids = np.array(answer[: tokens.shape[1] - start], int)
         most = max(1, round(ratio * len(ids)))
-        place = rng.permutation(len(ids))[: rng.integers(1, most + 1)]
+        order = rng.permutation(len(ids))
+        place = order[: rng.integers(1, most + 1)]
         tokens[i, start + place] = ids[place]
         maskable[i, start + place] = False
     return EncodedRows([], tokens, maskable, None)
@@ -49,12 +51,19 @@ def draw(draw_new: Callable, found: Any, step: int, n: int, cfg: Any, tok: Any) 
 
     A redraw takes the prompts of the Scored `found` whose completions are all wrong, with hints, repeated to make N.
     The first draw, and one without a hint_ratio or such prompts, takes new ones: draw_new(step, n)."""
-    if n == 0 or not cfg.hint_ratio or not (wrong := all_wrong(found, cfg)).any():
+    if n == 0 or not cfg.hint_ratio:
         return draw_new(step, n)
-    groups = np.resize(np.flatnonzero(wrong), len(wrong))
-    rows, first = [found.rows[i] for i in groups], groups * cfg.group_size
+    wrong = np.flatnonzero(all_wrong(found, cfg))
+    if not len(wrong):
+        return draw_new(step, n)
+    groups = np.resize(wrong, len(found.rows))
+    first = groups * cfg.group_size
+    rows = [found.rows[i] for i in groups]
     answers = [tok.encode(row["completion"]) for row in rows]
     rng = np.random.default_rng([cfg.seed, step, n])
-    given = give(hosts.gather(found.rollout.tokens)[first], answers, cfg.hint_ratio, cfg.max_prompt_len, rng)
+    tokens = hosts.gather(found.rollout.tokens)[first]
     valid = found.rollout.valid
-    return given._replace(rows=rows, valid=None if valid is None else hosts.gather(valid)[first])
+    if valid is not None:
+        valid = hosts.gather(valid)[first]
+    given = give(tokens, answers, cfg.hint_ratio, cfg.max_prompt_len, rng)
+    return given._replace(rows=rows, valid=valid)

@@ -29,8 +29,11 @@ def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0)
     if not causal_weight:
         return noisy
     x, maskable, valid = batch
-    ends = maskable & (x == (-1 if cfg.eos_id is None else cfg.eos_id))
+    eos_id = -1 if cfg.eos_id is None else cfg.eos_id
+    ends = maskable & (x == eos_id)
     has_left = model.positions_of(valid, x.shape[1]) > 0
     written = maskable & has_left & (jnp.cumsum(ends, 1) - ends == 0)
-    text = diffusion.noise(key, (x, written, valid), autoregressive(cfg), norm)
-    return noisy._replace(weight=jnp.concatenate([causal_weight * text.weight, noisy.weight], 1))
+    batch = x, written, valid
+    text = diffusion.noise(key, batch, autoregressive(cfg), norm)
+    weight = jnp.concatenate([causal_weight * text.weight, noisy.weight], 1)
+    return noisy._replace(weight=weight)

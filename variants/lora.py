@@ -18,15 +18,23 @@ def adapter_shapes(cfg, targets, rank: int) -> dict:
     return shapes
 
 
+def is_b(name):
+    """True for the name of a matrix B."""
+    return name.endswith("_b")
+
+
 def adapters(key: jax.Array, cfg, targets, rank: int) -> dict:
     """Draw new adapters. As in PEFT, A is uniform within 1 / sqrt(I), and B is 0: a model begins as its base."""
     blocks = {}
-    a_first = sorted(adapter_shapes(cfg, targets, rank).items(), key=lambda item: item[0].endswith("_b"))
-    for (name, shape), leaf_key in zip(a_first, jax.random.split(key, len(a_first)), strict=True):
-        if name.endswith("_b"):
+    shapes = adapter_shapes(cfg, targets, rank)
+    keys = jax.random.split(key, len(shapes))
+    for name, leaf_key in zip(sorted(shapes, key=is_b), keys, strict=True):
+        shape = shapes[name]
+        if is_b(name):
             blocks[name] = jnp.zeros(shape)
         else:
-            blocks[name] = jax.random.uniform(leaf_key, shape, minval=-1, maxval=1) * shape[1] ** -0.5
+            drawn = jax.random.uniform(leaf_key, shape, minval=-1, maxval=1)
+            blocks[name] = drawn * shape[1] ** -0.5
     return {"blocks": blocks}
 
 
@@ -35,7 +43,7 @@ def adapted(base: dict, adapters: dict, alpha: float) -> dict:
     multiplied by alpha / r. The arrays of the base are shared."""
     scaled = {}
     for name, x in adapters["blocks"].items():
-        scaled[name] = x * (alpha / x.shape[1]) if name.endswith("_b") else x
+        scaled[name] = x * (alpha / x.shape[1]) if is_b(name) else x
     return base | adapters | {"blocks": base["blocks"] | scaled}
 
 
@@ -46,13 +54,16 @@ def split(params: dict, key: jax.Array, cfg) -> tuple[dict, dict | None]:
     new = adapters(key, cfg.model, cfg.lora_targets, cfg.lora_rank)
     if model.width(params):  # the head of a judge is new
         new["head"] = params["head"]
-    return new, {name: x for name, x in params.items() if name == "blocks" or name not in new}
+    base = {name: x for name, x in params.items() if name == "blocks" or name not in new}
+    return new, base
 
 
 def whole(params: dict | None, base: dict | None, cfg) -> dict | None:
     """Make the params of a model from the trained params and the base. Without LoRA (base None) they are the trained
     ones; None stays None."""
-    return params if base is None or params is None else adapted(base, params, cfg.lora_alpha)
+    if base is None or params is None:
+        return params
+    return adapted(base, params, cfg.lora_alpha)
 
 
 def merged(state, base: dict | None, cfg):
@@ -60,5 +71,6 @@ def merged(state, base: dict | None, cfg):
     the reference is the base."""
     if base is None:
         return state
-    params, average = (whole(tree, base, cfg) for tree in (state.params, state.average))
+    params = whole(state.params, base, cfg)
+    average = whole(state.average, base, cfg)
     return state._replace(params=params, average=average, reference=base)

@@ -67,11 +67,14 @@ def encode_pairs(cfg: Any, tok: Any, split: str) -> list[texts.EncodedRows]:
     rows = pairs_of(cfg, split)
     template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
     keep = np.array([row["chosen"] != row["rejected"] for row in rows])
-    equal, sides = int((~keep).sum()), []
-    for side in SIDES:
-        answers = [{"prompt": row["prompt"], "completion": row[side]} for row in rows]
-        sides.append(data.encode(answers, tok, cfg.max_prompt_len, cfg.max_new_tokens, template))
-        keep &= np.bincount(sides[-1].row, minlength=len(rows)) == 1  # 0: too long; more: cut into windows
+    equal = int((~keep).sum())
+    sides = []
+    for name in SIDES:
+        answers = [{"prompt": row["prompt"], "completion": row[name]} for row in rows]
+        side = data.encode(answers, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
+        n_windows = np.bincount(side.row, minlength=len(rows))
+        keep &= n_windows == 1  # 0: too long; more: cut into windows
+        sides.append(side)
     left_out = (
         f"{equal} of {len(rows)} pairs have two equal answers, and {len(rows) - equal - keep.sum()} others do not fit "
         f"max_prompt_len={cfg.max_prompt_len} and max_new_tokens={cfg.max_new_tokens}"
@@ -80,9 +83,13 @@ def encode_pairs(cfg: Any, tok: Any, split: str) -> list[texts.EncodedRows]:
         raise ValueError(f"{cfg.dataset}/{split}: no pair is left: {left_out}")
     if not keep.all():
         tqdm.write(f"{cfg.dataset}/{split}: {left_out}: left out")
-    kept = [row for row, is_kept in zip(rows, keep, strict=True) if is_kept]
-    encoded = [texts.EncodedRows(kept, *side.batch.part(np.flatnonzero(keep[side.row]))) for side in sides]
-    return [texts.end_at_eos(side, tok) for side in encoded] if cfg.model.causal else encoded
+    kept = [rows[i] for i in np.flatnonzero(keep)]
+    pairs = []
+    for side in sides:
+        index = np.flatnonzero(keep[side.row])
+        encoded = texts.EncodedRows(kept, *side.batch.part(index))
+        pairs.append(texts.end_at_eos(encoded, tok) if cfg.model.causal else encoded)
+    return pairs
 
 
 # ---- pairs -> loss ---------------------------------------------------------------------------------------------------
@@ -91,14 +98,16 @@ def encode_pairs(cfg: Any, tok: Any, split: str) -> list[texts.EncodedRows]:
 @functools.partial(jax.jit, static_argnames="cfg")
 def draw_views(key: jax.Array, better: data.Batch, worse: data.Batch, cfg: Any) -> PairBatch:
     """Draw the masks of B pairs, with the same random numbers for both answers (B rows of T tokens each)."""
-    tokens, valid, views = [], [], []
-    for side in (better, worse):
+
+    def of_side(side):
         masked, weight, share = diffusion.views(key, cfg.logp_est, side.maskable, n=cfg.logp_views)
-        views.append((masked.swapaxes(0, 1), (weight * share).swapaxes(0, 1)))
-        tokens.append(side.tokens)
-        valid.append(jnp.ones(side.tokens.shape, bool) if side.valid is None else side.valid)
-    masked, weight = (jnp.stack(arrays, 1) for arrays in zip(*views, strict=True))
-    return PairBatch(jnp.stack(tokens, 1), jnp.stack(valid, 1), masked, weight)
+        masked = masked.swapaxes(0, 1)
+        weight = (weight * share).swapaxes(0, 1)
+        valid = jnp.ones(side.tokens.shape, bool) if side.valid is None else side.valid
+        return side.tokens, valid, masked, weight
+
+    sides = of_side(better), of_side(worse)
+    return PairBatch(*(jnp.stack(arrays, 1) for arrays in zip(*sides, strict=True)))
 
 
 def log_likelihood(params: dict, batch: PairBatch, cfg: Any) -> jax.Array:
@@ -108,8 +117,10 @@ def log_likelihood(params: dict, batch: PairBatch, cfg: Any) -> jax.Array:
     def views_first(a):  # (B, 2, K, T) -> (K, 2B, T)
         return a.reshape(2 * B, K, T).swapaxes(0, 1)
 
-    x, valid = batch.tokens.reshape(-1, T), batch.valid.reshape(-1, T)
-    views = diffusion.Views(views_first(batch.masked), views_first(batch.weight), jnp.ones(x.shape))
+    x = batch.tokens.reshape(-1, T)
+    valid = batch.valid.reshape(-1, T)
+    masked, weight = views_first(batch.masked), views_first(batch.weight)
+    views = diffusion.Views(masked, weight, jnp.ones(x.shape))
     chunk = cfg.logp_chunk and min(cfg.logp_chunk, 2 * B * K)
     logp = diffusion.token_logp(params, x, views, cfg.model, valid, cfg.max_prompt_len, chunk)
     return logp.sum(1).reshape(B, 2)
@@ -119,7 +130,7 @@ def log_likelihood(params: dict, batch: PairBatch, cfg: Any) -> jax.Array:
 def reference_likelihood(params: dict, batch: PairBatch, cfg: Any) -> jax.Array:
     """Compute `log_likelihood` by micro-batches of the size that the gradient has: in 16 bits, a product of another
     shape gives other numbers."""
-    parts = jax.tree.map(lambda a: a.reshape(cfg.gradient_accumulation_steps, -1, *a.shape[1:]), batch)
+    parts = sharding.cut(batch, cfg.gradient_accumulation_steps)
     E = jax.lax.map(functools.partial(log_likelihood, params, cfg=cfg), parts)
     return sharding.replicate(E.reshape(-1, 2))
 
@@ -180,7 +191,8 @@ def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
     def batches(state, key):
         index = data.batch_indices(len(train[0].rows), cfg.batch_size, state.step, cfg.seed)
         batch = draw_views(key, *(side.take(index) for side in train), cfg)
-        yield batch._replace(reference=reference_likelihood(sharding.to_device(state.reference), batch, cfg)), {}
+        reference = reference_likelihood(sharding.to_device(state.reference), batch, cfg)
+        yield batch._replace(reference=reference), {}
 
     def evaluate(state, key):
         def bounds(params):  # with the same masks for both answers

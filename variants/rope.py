@@ -15,7 +15,8 @@ def rotary(positions, cfg):
     """Tabulate the rotary angles: positions (B or 1, S) -> cos, sin (B or 1, S, 1, K/2) float32, K being the columns of
     a head that are turned; and for Ministral 3 the scale of the queries (B or 1, S, 1, 1)."""
     turned = int(cfg.head_dim * cfg.rotary_share)
-    angle = positions[:, :, None, None] * frequencies(cfg.rope_theta, turned, cfg.rope_scaling)
+    column = positions[:, :, None, None]
+    angle = column * frequencies(cfg.rope_theta, turned, cfg.rope_scaling)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     if cfg.rope_scaling is None or len(cfg.rope_scaling) == 4:
         return cos, sin
@@ -23,7 +24,8 @@ def rotary(positions, cfg):
     cos, sin = cos * attention_factor, sin * attention_factor
     if not growth:
         return cos, sin
-    return cos, sin, 1 + growth[0] * jnp.log1p(positions // length)[:, :, None, None]
+    log_lengths = jnp.log1p(positions // length)[:, :, None, None]
+    return cos, sin, 1 + growth[0] * log_lengths
 
 
 def frequencies(theta, size, scaling):
@@ -32,15 +34,18 @@ def frequencies(theta, size, scaling):
     if scaling is None:
         return frequency
     factor, low, high, length, *yarn = scaling
+
+    def pair_with(turns):
+        """Return the pair of columns, a real number, that turns `turns` times over `length` tokens."""
+        return size * math.log(length / (2 * math.pi * turns)) / (2 * math.log(theta))
+
     if yarn:  # linear in the number of the pair
-        first = max(math.floor(pair_with(high, theta, size, length)), 0)
-        last = min(math.ceil(pair_with(low, theta, size, length)), size - 1)
-        keep = 1 - jnp.clip((jnp.arange(size // 2) - first) / max(last - first, 0.001), 0, 1)
+        first = math.floor(pair_with(high))
+        last = math.ceil(pair_with(low))
+        first, last = max(first, 0), min(last, size - 1)
+        slow = (jnp.arange(size // 2) - first) / max(last - first, 0.001)
+        keep = 1 - jnp.clip(slow, 0, 1)
     else:  # linear in the number of turns
-        keep = jnp.clip((length * frequency / (2 * jnp.pi) - low) / (high - low), 0, 1)
+        turns = length * frequency / (2 * jnp.pi)
+        keep = jnp.clip((turns - low) / (high - low), 0, 1)
     return frequency * (keep + (1 - keep) / factor)
-
-
-def pair_with(turns, theta, size, length):
-    """Return the pair of columns, a real number, that turns `turns` times over `length` tokens."""
-    return size * math.log(length / (2 * math.pi * turns)) / (2 * math.log(theta))

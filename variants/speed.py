@@ -19,7 +19,8 @@ def passes(step, cfg, plan):
     """
     if plan.cache == "none" and plan.rule != "drafts" and not cfg.causal:
         return step.max(1) + 1
-    ordered = jnp.sort(jnp.pad(step, ((0, 0), (1, 0)), constant_values=-1), 1)
+    step = jnp.pad(step, ((0, 0), (1, 0)), constant_values=-1)
+    ordered = jnp.sort(step, 1)
     different = (ordered[:, 1:] > ordered[:, :-1]).sum(1)
     return 2 * different if plan.rule == "drafts" else different  # a draft and its check
 
@@ -30,7 +31,8 @@ def written(tokens, completion, eos_id):
     tokens (B, T); completion (B, T), True where a token was to be written."""
     completion = np.asarray(completion)
     ends = completion & (np.asarray(tokens) == eos_id)
-    return (completion & (ends.cumsum(1) - ends == 0)).sum(1)
+    to_end = ends.cumsum(1) - ends == 0
+    return (completion & to_end).sum(1)
 
 
 def tokens_per_pass(tokens, completion, passes, eos_id):

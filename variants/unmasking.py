@@ -37,16 +37,16 @@ FACTS = 3  # log-odds of the likeliest token, entropy, log of the number of mask
 def init(key: jax.Array, D: int) -> dict:
     """Draw a policy for a denoiser of width D -> its params. It starts as the rule `threshold` with START, made soft:
     `decide` is 0, so what is random has no effect yet."""
-    shapes = {"read_state": (D, WIDTH), "read_facts": (FACTS, WIDTH), "query": (WIDTH, WIDTH), "key": (WIDTH, WIDTH)}
-    shapes |= {"value": (WIDTH, WIDTH)}
+    shapes = {"read_state": (D, WIDTH), "read_facts": (FACTS, WIDTH)}
+    shapes |= dict.fromkeys(("query", "key", "value"), (WIDTH, WIDTH))
     keys = jax.random.split(key, len(shapes))
-    drawn = {
-        name: jax.random.normal(leaf_key, shape) * shape[0] ** -0.5
-        for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
-    only_probability = jnp.zeros(FACTS).at[0].set(SHARPNESS)
-    limit = SHARPNESS * log_odds(START)
-    return drawn | {"decide": jnp.zeros(WIDTH), "decide_by_facts": only_probability, "limit": limit}
+    w = {}
+    for leaf_key, (name, shape) in zip(keys, shapes.items(), strict=True):
+        w[name] = jax.random.normal(leaf_key, shape) * shape[0] ** -0.5
+    w["decide"] = jnp.zeros(WIDTH)
+    w["decide_by_facts"] = jnp.zeros(FACTS).at[0].set(SHARPNESS)  # only by the probability
+    w["limit"] = SHARPNESS * log_odds(START)
+    return w
 
 
 def with_policy(params: dict, key: jax.Array, cfg: Any) -> dict:
@@ -80,18 +80,22 @@ def willingness(w: dict, h, confidence, entropy, masked):
     left = jnp.maximum(masked.sum(1, keepdims=True), 1)
     log_left = jnp.broadcast_to(jnp.log(left), entropy.shape)
     facts = jnp.stack([log_odds(confidence), entropy, log_left], -1)
-    x = h.astype(jnp.float32) @ w["read_state"] + facts @ w["read_facts"]  # (B, L, W)
-    dots = jnp.einsum("blw,bmw->blm", x @ w["query"], x @ w["key"]) * WIDTH**-0.5
-    mix = jax.nn.softmax(jnp.where(masked[:, None], dots, kernels.NEVER), -1)
-    x += mix @ (x @ w["value"])
-    return jax.nn.gelu(x) @ w["decide"] + facts @ w["decide_by_facts"] - w["limit"]
+    h = h.astype(jnp.float32)
+    x = h @ w["read_state"] + facts @ w["read_facts"]  # (B, L, W)
+    query, key = x @ w["query"], x @ w["key"]
+    dots = jnp.einsum("blw,bmw->blm", query, key) * WIDTH**-0.5
+    dots = jnp.where(masked[:, None], dots, kernels.NEVER)
+    x += jax.nn.softmax(dots, -1) @ (x @ w["value"])
+    odds = jax.nn.gelu(x) @ w["decide"] + facts @ w["decide_by_facts"]
+    return odds - w["limit"]
 
 
 def most_willing(odds, masked):
     """Find the mask of each row with the largest log-odds, rounded so that sampling and scoring find the same one ->
     (B, L) bool. It is filled if no coin says yes."""
     rounded = jax.lax.reduce_precision(odds, exponent_bits=8, mantissa_bits=12)
-    best = jnp.argmax(jnp.where(masked, rounded, -jnp.inf), 1)
+    rounded = jnp.where(masked, rounded, -jnp.inf)
+    best = jnp.argmax(rounded, 1)
     return masked & (jnp.arange(odds.shape[1]) == best[:, None])
 
 
@@ -106,7 +110,8 @@ def choose(params: dict, h, keys, block: Any, plan: Any):
     odds = willingness(policy_of(params), h, block.confidence, block.entropy, block.masked)
     p = jax.nn.sigmoid(odds)
     coins = jax.vmap(jax.random.uniform)(keys).reshape(B, L)
-    yes = block.masked & (coins < p if plan.temperature else p >= plan.threshold)
+    heads = coins < p if plan.temperature else p >= plan.threshold
+    yes = block.masked & heads
     none = ~yes.any(1, keepdims=True)
     return ~block.masked | yes | none & most_willing(odds, block.masked)
 
@@ -117,7 +122,8 @@ def log_probs_of_step(odds, masked, filled):
     odds (B, L): the log-odds of the coins; masked, filled (B, L) bool: the masks there were, and those it filled.
     If only the most willing one was filled, either its coin alone said yes, or none did. Together these two have the
     probability that all others said no, so its own decision has log-prob 0."""
-    logp = jnp.where(filled, jax.nn.log_sigmoid(odds), jax.nn.log_sigmoid(-odds))
+    yes, no = jax.nn.log_sigmoid(odds), jax.nn.log_sigmoid(-odds)
+    logp = jnp.where(filled, yes, no)
     alone = filled.sum(1, keepdims=True) == 1
     sure = alone & filled & most_willing(odds, masked)
     return jnp.where(masked & ~sure, logp, 0)
@@ -134,7 +140,8 @@ def log_probs(params: dict, r: Any, cfg: Any):
 
     The denoiser reads the text before each step once more, without a gradient; only the policy's few layers have
     one."""
-    start, frozen = cfg.max_prompt_len, jax.lax.stop_gradient(params)
+    start = cfg.max_prompt_len
+    frozen = jax.lax.stop_gradient(params)
     policy = policy_of(params)
 
     def confidence_and_entropy(logits):
@@ -145,9 +152,11 @@ def log_probs(params: dict, r: Any, cfg: Any):
         z = jnp.where(masked, cfg.model.mask_id, r.tokens)
         h = model.hidden(frozen, z, cfg.model, r.valid, start)
         masked, filled = masked[:, start:], filled[:, start:]
-        read = jax.lax.stop_gradient(diffusion.read_logits(frozen, h, cfg.model, confidence_and_entropy, masked, ()))
-        odds = willingness(policy, h, *read, masked)
-        return log_probs_of_step(odds, masked, filled), jnp.where(masked, entropy_of_coins(odds), 0)
+        read = diffusion.read_logits(frozen, h, cfg.model, confidence_and_entropy, masked, ())
+        confidence, entropy = jax.lax.stop_gradient(read)
+        odds = willingness(policy, h, confidence, entropy, masked)
+        logp = log_probs_of_step(odds, masked, filled)
+        return logp, jnp.where(masked, entropy_of_coins(odds), 0)
 
     def nothing(masked, filled):
         zero = jnp.zeros(masked[:, start:].shape)
@@ -158,7 +167,8 @@ def log_probs(params: dict, r: Any, cfg: Any):
         filled = r.completion & (r.step == step)
         return jax.lax.cond(masked.any(), look, nothing, masked, filled)
 
-    logp, entropy = jax.lax.map(at_step, jnp.arange(cfg.max_new_tokens))
+    steps = jnp.arange(cfg.max_new_tokens)
+    logp, entropy = jax.lax.map(at_step, steps)
     decisions = jnp.where(r.completion, r.step + 1, 1)[:, start:]  # all "no" about a token, and its "yes"
 
     def whole(a):
