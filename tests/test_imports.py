@@ -160,7 +160,7 @@ CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
 
 def test_what_is_to_be_read_first_is_read_in_an_afternoon():
     amounts = [amount(f"{name}.py") for name in CORE]
-    assert sum(a.tokens for a in amounts) <= 23_880
+    assert sum(a.tokens for a in amounts) <= 23_720
     assert max(a.tokens / a.lines for a in amounts) <= 12.5
 
 
@@ -169,8 +169,9 @@ def test_lines_of_the_program_are_not_dense():
     paths = [path for folder in folders for path in glob.glob(f"{folder}*.py")]
     recipes = {path for path in glob.glob("config/*.py") if not path.endswith("__init__.py")}
     amounts = [amount(path) for path in paths if path not in recipes]
-    assert sum(a.tokens for a in amounts) / sum(a.lines for a in amounts) <= 11.5
-    assert sum(a.lambdas for a in amounts) <= 99
+    assert sum(a.tokens for a in amounts) / sum(a.lines for a in amounts) <= 11.0
+    assert max(a.tokens / a.lines for a in amounts) <= 12.7
+    assert sum(a.lambdas for a in amounts) <= 40
 
 
 def test_functions_of_the_core_have_few_parameters():
