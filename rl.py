@@ -272,11 +272,11 @@ def kl_penalty(state, key, r: Rollout, cfg):
     there it has the gradient of KL(policy || reference), while as a term of the loss its gradient is 0 on average."""
     zero = jnp.zeros(r.tokens.shape)
     b = Minibatch(r, draw_views(key, r, cfg), zero[:, 0], zero, zero)
+    reference = sharding.to_device(state.reference)
 
     def difference(b):
         return logp_of(state.params, b, cfg) - logp_of(reference, b, cfg)
 
-    reference = sharding.to_device(state.reference)
     changed = sharding.in_chunks(difference, config.minibatch(cfg), b)
     return np.asarray((b.views.share * changed).sum(1), float)
 

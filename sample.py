@@ -445,13 +445,9 @@ def rank_of(score):
 
 def one_of_each_group(s, window, valid, group):
     """Keep the first of every `group` rows, which are identical -> State, Window, valid of those."""
-
-    def pick(a):
-        return a[::group] if a.ndim else a
-
     cache = s.cache and [a[:, ::group] for a in s.cache]
     trees = s._replace(cache=None), window, valid
-    s, window, valid = jax.tree.map(pick, trees)
+    s, window, valid = sharding.take(trees, slice(None, None, group))
     return s._replace(cache=cache), window, valid
 
 

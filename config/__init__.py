@@ -18,7 +18,6 @@ import fnmatch
 import functools
 import inspect
 import math
-import operator
 import os
 import re
 import runpy
@@ -52,22 +51,22 @@ class Check(NamedTuple):
 
 def at_least(n):
     """Return the check that a value is at least n."""
-    return Check(functools.partial(operator.le, n), f"at least {n}")
+    return Check(lambda value: value >= n, f"at least {n}")
 
 
 def above(n):
     """Return the check that a value is above n."""
-    return Check(functools.partial(operator.lt, n), f"above {n}")
+    return Check(lambda value: value > n, f"above {n}")
 
 
 def at_most(n):
     """Return the check that a value is at most n."""
-    return Check(functools.partial(operator.ge, n), f"at most {n}")
+    return Check(lambda value: value <= n, f"at most {n}")
 
 
 def below(n):
     """Return the check that a value is below n."""
-    return Check(functools.partial(operator.gt, n), f"below {n}")
+    return Check(lambda value: value < n, f"below {n}")
 
 
 def both(first, second):

@@ -902,6 +902,7 @@ def curriculum(rows: Sequence[Row], schedule: Sequence[tuple[int, float]]) -> Ca
     def allowed_at(step):
         if not allowed:
             return np.arange(len(rows))
-        return allowed[max((start for start in allowed if start <= step), default=min(allowed))]
+        begun = [start for start in allowed if start <= step]
+        return allowed[max(begun, default=min(allowed))]
 
     return allowed_at

@@ -43,7 +43,7 @@ def writing(path: str, mode: str = "w") -> Iterator[IO]:
 
 @contextlib.contextmanager
 def replacing(path: str, mode: str = "w") -> Iterator[IO]:
-    """Open a file to write under another name; it gets its own name when it is complete, so a kill loses no file."""
+    """Open a file that replaces the one at `path` when complete; until then, or after a kill, the old one stays."""
     with writing(f"{path}.new", mode) as f:
         yield f
     os.replace(f"{path}.new", path)

@@ -15,7 +15,6 @@ anything then.
 import contextlib
 import functools
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -215,8 +214,12 @@ def round_up(n: int) -> int:
 
 
 def take(tree: Any, rows: Any) -> Any:
-    """Take these rows of every array of a tree; of one row, given as an int, the axis goes."""
-    return jax.tree.map(operator.itemgetter(rows), tree)
+    """Take these rows of every array of a tree; of one row, given as an int, the axis goes. Scalars stay."""
+
+    def take_rows(a):
+        return a[rows] if a.ndim else a
+
+    return jax.tree.map(take_rows, tree)
 
 
 def cut(tree: Any, n: int) -> Any:
@@ -273,9 +276,8 @@ def to_host(tree: Any) -> Any:
     """Move a tree of arrays to the memory of the hosts, to each the parts of its devices."""
     if not shape():
         return jax.device_get(tree)
-    on_host = operator.methodcaller("with_memory_kind", "pinned_host")
     where = shardings(tree, jax.sharding.get_mesh())
-    return jax.device_put(tree, jax.tree.map(on_host, where))
+    return jax.device_put(tree, jax.tree.map(lambda x: x.with_memory_kind("pinned_host"), where))
 
 
 def to_device(tree: Any) -> Any:

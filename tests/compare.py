@@ -343,10 +343,10 @@ def compare(options, table):
         for name, runs_of in gains.items():
             scores = [g[:, i] for g in runs_of]
             mean, low, high = mean_with_interval(scores)
-            row = [sum(map(len, scores)), f"{mean:+.1f}", span(f"{low:+.1f} to {high:+.1f}"), "-"]
+            row = [sum(map(len, scores)), f"{mean:+.1f}", span(low, high, "+.1f"), "-"]
             if reference is not None and name != "coupled_elbo":
                 chance, low, high = chance_with_interval(scores, [g[:, i] for g in reference])
-                row[-1] = f"{chance:.2f} ({span(f'{low:.2f} to {high:.2f}')})"
+                row[-1] = f"{chance:.2f} ({span(low, high, '.2f')})"
             shares = (f"{share:.0%}" for share in profile(scores, np.array([0, 5, 10])))
             of_each = (f"{interquartile_mean(of_cell):+.1f}" for of_cell in scores)
             rows.append([name, *row, *shares, *of_each])
@@ -356,9 +356,9 @@ def compare(options, table):
         picture(gains, options.picture)
 
 
-def span(text):
-    """Return the text of an interval, or what is missing for one."""
-    return "one seed" if "nan" in text else text
+def span(low, high, form):
+    """Write an interval with numbers in this format, or say what is missing for one."""
+    return "one seed" if np.isnan(low) else f"{low:{form}} to {high:{form}}"
 
 
 def picture(gains, path):

@@ -61,7 +61,7 @@ def in_turn(params, keys, z, cfg, plan, valid, size, group):
     start = first_steps(params, keys, z, cfg, plan, valid, size, group)
 
     def turn(c):
-        row_keys, row_valid = pick((keys, valid), c.row)
+        row_keys, row_valid = sharding.take((keys, valid), c.row)
         s = sample.fill_step(params, row_keys, c.s, cfg, plan, row_valid)
         full = ~(s.z == cfg.mask_id).any(1)
         finished = jnp.where(full, c.row, N)  # N is no row: nothing is written there
@@ -72,7 +72,7 @@ def in_turn(params, keys, z, cfg, plan, valid, size, group):
         emptied = jnp.where(full, N, c.row)
         row = jnp.where(enters, following, emptied)
         replace = functools.partial(replace_rows, enters)
-        s = jax.tree.map(replace, pick(start, row), s)
+        s = jax.tree.map(replace, sharding.take(start, row), s)
         since = jnp.where(enters, s.n - 1, c.since)
         waiting = c.waiting + enters.sum()
         return Slots(s, row, since, waiting, out)
@@ -83,7 +83,7 @@ def in_turn(params, keys, z, cfg, plan, valid, size, group):
 
     row = jnp.arange(size)
     since = jnp.zeros(N, jnp.int32)
-    s = pick(start, row)
+    s = sharding.take(start, row)
     slots = Slots(s, row, since[:size], jnp.int32(size), result(start, since))
     slots = jax.lax.while_loop(busy, turn, slots)
     x, step, logp = slots.out
@@ -96,21 +96,12 @@ def first_steps(params, keys, z, cfg, plan, valid, size, group):
     _, start = sample.begin(params, keys, z, cfg, plan, valid)
 
     def first(rows):
-        row_keys, s, row_valid = pick((keys, start, valid), rows)
+        row_keys, s, row_valid = sharding.take((keys, start, valid), rows)
         return sample.fill_step(params, row_keys, s, cfg, plan, row_valid, group)
 
     chunks = jnp.arange(len(z)).reshape(-1, size)
     s = jax.lax.map(first, chunks)
     return sharding.joined(s._replace(n=None))._replace(n=s.n[0])
-
-
-def pick(tree, rows):
-    """Take these rows of all arrays; scalars stay."""
-
-    def of_array(a):
-        return a[rows] if a.ndim else a
-
-    return jax.tree.map(of_array, tree)
 
 
 def write_rows(rows, new, old):
