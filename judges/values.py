@@ -164,8 +164,8 @@ def bare_record(kind: Any) -> bool:
     """True if a type is a namedtuple without methods of its own."""
     if kind.__mro__[1] is not tuple:
         return False
-    given = vars(collections.namedtuple("R", kind._fields))
-    own = [value for name, value in vars(kind).items() if name not in given]
+    plain = collections.namedtuple("R", kind._fields)  # named, or garbage collection could empty its vars() meanwhile
+    own = [value for name, value in vars(kind).items() if name not in vars(plain)]
     return not any(callable(value) or isinstance(value, property | classmethod | staticmethod) for value in own)
 
 

@@ -1,5 +1,7 @@
 """The sandbox pays right answers only, lets nothing out, and leaves nothing behind. The attacks are in tests/attacks."""
 import ast
+import collections
+import gc
 import glob
 import importlib.util
 import json
@@ -21,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from judges import languages, programs
+from judges import languages, programs, values
 from judges import sandbox as module
 from judges.sandbox import Sandbox
 from tests import honest
@@ -249,6 +251,15 @@ def test_an_honest_program_is_paid(box, name):
     tests = programs.add_helpers(prompt, tests, entry, language)
     verdict = one(box, programs.program(prompt, completion, entry, language), tests, entry, language)
     assert all(verdict["passed"]), verdict["error"]
+
+
+def test_a_named_tuple_is_known_while_garbage_is_collected():
+    kind, before = collections.namedtuple("Card", "rank suit"), gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        assert all([values.bare_record(kind) for _ in range(100)])
+    finally:
+        gc.set_threshold(*before)
 
 
 YES = """
