@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
@@ -60,12 +61,14 @@ def centred(rewards: Array, baseline: str, scale: str, eps: float) -> Array:
 
 
 def advantages(
-    rewards: Array,
+    rewards: ArrayLike,
     weights: Any = (1.0,),
     baseline: str = "mean",
     scale: str = "group",
     eps: float = 1e-4,
     normalize: str = "sum",
+    kl: ArrayLike | None = None,
+    kl_beta: float = 0.0,
 ) -> Array:
     """Compare every completion with the others of its group.
 
@@ -78,8 +81,11 @@ def advantages(
     by the standard deviation of the sums in the batch ("each"; `scale` is ignored). With "each", a reward that varies
     little counts as much as one that varies a lot.
     eps: added to every divisor.
+    kl (N, G): of each completion, as part of its reward. kl_beta times it, less its baseline, is subtracted after
+    normalization: normalized with the rewards, a KL of any size would make advantages of about 1 in a group whose
+    rewards are all equal.
     """
-    weights = jnp.asarray(weights, jnp.float32)[:, None, None]
+    rewards, weights = jnp.asarray(rewards, jnp.float32), jnp.asarray(weights, jnp.float32)[:, None, None]
     no_opinion = jnp.isnan(rewards).all(0)
     each = normalize == "each"
     if each:
@@ -88,6 +94,8 @@ def advantages(
     adv = total if each else centred(total, baseline, scale, eps)
     if each or scale == "batch":
         adv /= moments(total, (0, 1)).std + eps
+    if kl is not None:
+        adv -= kl_beta * centred(jnp.asarray(kl), baseline, "none", eps)
     return jnp.nan_to_num(adv)
 
 

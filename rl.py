@@ -133,7 +133,7 @@ def roll_out(params, key, prompts, cfg, tok) -> Rollout:
 
 def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
     """Judge the B completions of N rows, whose columns the rewards read. kl (B,): from `kl_penalty`; it becomes a field
-    of the result, for `scores.advantages` to subtract."""
+    of the result, for `grpo.advantages` to subtract."""
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
     fast = scores.tokens_per_pass(rollout, tok)
@@ -147,7 +147,9 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
     if kl is not None:
         parts["kl"] = np.where(unjudged, np.nan, kl)
         kl = parts["kl"].reshape(N, G)
-    return Scored(rows, rollout, completions, values.reshape(-1, N, G), kl, parts)
+    table = values.reshape(-1, N, G)
+    scores.check_signs(table, cfg)
+    return Scored(rows, rollout, completions, table, kl, parts)
 
 
 def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
@@ -270,8 +272,7 @@ def logp_of(params, b: Minibatch, cfg):
 def kl_penalty(state, key, r: Rollout, cfg):
     """Estimate log p - log p_ref of each completion (B,) (k1), the sum over its tokens, as a penalty in the reward:
     there it has the gradient of KL(policy || reference), while as a term of the loss its gradient is 0 on average."""
-    zero = jnp.zeros(r.tokens.shape)
-    b = Minibatch(r, draw_views(key, r, cfg), zero[:, 0], zero, zero)
+    b = without_logp(new_minibatch(r, draw_views(key, r, cfg), cfg))
     reference = sharding.to_device(state.reference)
 
     def difference(b):
@@ -333,9 +334,9 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
                 b = b._replace(ref_logp=logp_of(sharding.to_device(state.reference), without_logp(b), cfg))
             if has_ratios(cfg):  # a place for it first, so that score(b) runs the very program of the update
                 b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan, jnp.float32))
-            if has_ratios(cfg) and out:
-                old = sharding.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
-                b = b._replace(old_logp=old)
+                if out:
+                    old = sharding.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
+                    b = b._replace(old_logp=old)
             out.append((rows, b))
     return out
 
@@ -451,12 +452,12 @@ def iteration(state, key, score, draw, reward_fns, cfg, tok):
     # 1, 2  Write G completions of each prompt, and judge them.
     found, ready = write_and_judge(state, rollout_key, draw, reward_fns, cfg, tok, notes, prepare)
     # 3  Compare within each group.
-    adv = scores.advantages(found.rewards, cfg, found.kl)
+    adv = grpo.advantages(found.rewards, kl=found.kl, **scores.advantage_settings(found.rewards, cfg))
     notes |= scores.rollout_metrics(found, adv, cfg, tok)
     notes["group"] = scores.first_group(found, adv, cfg, tok)
     if notes["skipped"]:
-        say = f"no reward ({', '.join(reward_fns)}) has an opinion on any of the {adv.size} completions"
-        tqdm.write(f"step {state.step + 1}: {say}, so there is no update")
+        tqdm.write(f"step {state.step + 1}: no reward ({', '.join(reward_fns)}) has an opinion on any of the "
+                   f"{adv.size} completions, so there is no update")  # fmt: skip
         yield None, notes
         return
     right = scores.right(found, adv, cfg) if cfg.nll_coef else None
@@ -554,13 +555,5 @@ def pretrain(cfg, tok, start) -> Task:
     return Task(init, batches, loss, evaluate, n, best_metric)
 
 
-def as_task(fields):
-    """Wrap fields(cfg, tok, start), which returns the fields of a Task as a tuple, so that it returns the Task."""
-    def make(cfg, tok, start) -> Task:
-        return Task(*fields(cfg, tok, start))
-    return make
-
-
-OBJECTIVES = {
-    "pretrain": pretrain, "judge": as_task(model_judge.judge_task), "dpo": as_task(preferences.dpo_task), "grpo": tune
-}
+# Each is called with cfg, tok and start, the parameters to start from or None, and returns a Task, or its fields.
+OBJECTIVES = {"pretrain": pretrain, "judge": model_judge.judge_task, "dpo": preferences.dpo_task, "grpo": tune}

@@ -52,8 +52,9 @@ def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
         if not rows:
             raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={cfg.difficulty}")
     if cfg.limit and split == "train":
-        n = cfg.limit * len(rows) if cfg.limit < 1 else cfg.limit
-        n = max(1, round(n))
+        n = round(cfg.limit * len(rows) if cfg.limit < 1 else cfg.limit)
+        if not n:
+            raise ValueError(f"limit={cfg.limit} of the {len(rows)} rows of {cfg.dataset}/{split} is not one row")
         order = np.random.default_rng(0).permutation(len(rows))
         rows = [rows[i] for i in sorted(order[:n])]  # from the whole file, which can be sorted
     return rows

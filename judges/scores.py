@@ -260,27 +260,29 @@ def total_rewards(table, cfg) -> np.ndarray:
     return np.where(np.isnan(table).all(0), np.nan, np.nansum(weighted, 0))
 
 
-def advantages(table: np.ndarray, cfg: Any, kl: np.ndarray | None = None) -> jax.Array:
-    """Compute advantages (N, G) from a table of rewards (R, N, G) and the KL (N, G) of each completion, if given.
+def advantage_settings(table, cfg) -> dict[str, Any]:
+    """Take the settings of `grpo.advantages` from a Config, for a table of rewards (R, N, G)."""
+    return {
+        "weights": reward_weights(table, cfg),
+        "baseline": cfg.adv_baseline,
+        "scale": cfg.adv_norm,
+        "eps": cfg.adv_eps,
+        "normalize": cfg.reward_norm,
+        "kl_beta": cfg.kl_beta,
+    }
 
-    kl_beta times the KL, less its baseline, is subtracted after normalization: normalized with the rewards, a KL of any
-    size would make advantages of about 1 in a group whose rewards are all equal.
-    """
-    values = jnp.asarray(table, jnp.float32)
-    weights = reward_weights(table, cfg)
+
+def check_signs(table, cfg):
+    """Raise a ValueError if rewards (R, N, G) cannot be divided by the mean of their group because one is negative."""
     if cfg.adv_norm == "mean" and (lowest := np.nan_to_num(total_rewards(table, cfg)).min()) < 0:
         raise ValueError(f"adv_norm='mean' divides by the mean reward of a group, so rewards must not be negative, but "
                          f"one is {lowest:g}: take another reward, or adv_norm='group'")  # fmt: skip
-    adv = grpo.advantages(values, weights, cfg.adv_baseline, cfg.adv_norm, cfg.adv_eps, cfg.reward_norm)
-    if kl is None:
-        return adv
-    penalty = grpo.centred(jnp.asarray(kl), cfg.adv_baseline, "none", cfg.adv_eps)
-    return adv - cfg.kl_beta * jnp.nan_to_num(penalty)
 
 
 def has_signal(scored: Any, cfg: Any) -> np.ndarray:
     """True for each group (N,) whose rewards differ, the diversity bonus ignored; others have no advantages."""
-    adv = advantages(scored.rewards[: len(cfg.rewards)], cfg)
+    table = scored.rewards[: len(cfg.rewards)]
+    adv = grpo.advantages(table, **advantage_settings(table, cfg))
     return np.asarray((adv != 0).any(1))
 
 
@@ -391,7 +393,8 @@ def pass_rates(
         metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         if n > 1 and fns:
             table = reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
-            adv = np.asarray(advantages(table, cfg)).tolist()
+            check_signs(table, cfg)
+            adv = np.asarray(grpo.advantages(table, **advantage_settings(table, cfg))).tolist()
             totals = scored.total.reshape(-1, n).tolist()
             for i, shown in enumerate(samples):
                 shown["rewards"] = totals[i]

@@ -160,12 +160,14 @@ def refill(x: Any, base: Any, now: Any) -> None:
         base.extend(x, now)
 
 
+PLAIN = collections.namedtuple("PLAIN", ())  # has what every namedtuple defines
+
+
 def bare_record(kind: Any) -> bool:
     """True if a type is a namedtuple without methods of its own."""
     if kind.__mro__[1] is not tuple:
         return False
-    plain = collections.namedtuple("R", kind._fields)  # named, or garbage collection could empty its vars() meanwhile
-    own = [value for name, value in vars(kind).items() if name not in vars(plain)]
+    own = [value for name, value in vars(kind).items() if name not in vars(PLAIN) and name not in kind._fields]
     return not any(callable(value) or isinstance(value, property | classmethod | staticmethod) for value in own)
 
 

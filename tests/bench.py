@@ -43,6 +43,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import config
     import data
     import diffusion
+    import grpo
     import model
     import rl
     import runs
@@ -892,7 +893,7 @@ def beside_torch(torch, twin, run, rounds):
     r = rollout(run)
     judge = lambda: rl.score_rollout(r, text.rows, fns, run, tok)
     scored = lambda: rl.minibatches(state, key, key, r, run)
-    adv = scores.advantages(judge().rewards, run).reshape(-1)
+    adv = advantages(judge(), run)
     batches = [b._replace(advantage=adv[rows]) for rows, b in scored()]
 
     def tensors(b):
@@ -973,12 +974,17 @@ def credit_by_step(options):
          f"{squared_mean(g) / variance(g):.3f}"] for way, g in ways.items()))  # fmt: skip
 
 
+def advantages(found, run):
+    """The advantages of an iteration (N * G,)."""
+    return grpo.advantages(found.rewards, **scores.advantage_settings(found.rewards, run)).reshape(-1)
+
+
 def batch_with_parts(params, prompts, key, fns, run, tok):
     """Write a batch -> its Minibatch; its advantages (B, T) with the group's baseline, with that of each step, and both
     for entropy_steps=2; the entropy of each step and the correlation of R and b(x_t) there (2, S)."""
     r = rl.roll_out(params, key, prompts, run, tok)
     found = rl.score_rollout(r, prompts.rows, fns, run, tok)
-    adv = scores.advantages(found.rewards, run).reshape(-1)
+    adv = advantages(found, run)
     ((_, b),) = rl.minibatches(trainer.State(0, params, None, None, None), key, key, r, run)
     steps = credit.look_at_steps(params, r, run)
     rows = [row for row in prompts.rows for _ in range(run.group_size)]

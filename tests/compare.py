@@ -192,7 +192,7 @@ def add_to_record(results):
     with open(RECORD, "a", encoding="utf-8") as f:
         for (name, digest), reached in results.items():
             if (name, digest) not in kept:
-                before, after, reward = (np.round(x, 3).tolist() for x in reached)
+                before, after, reward = (np.round(x, 6).tolist() for x in reached)
                 row = {"run": name, "command": digest, "before": before, "after": after, "reward": reward}
                 f.write(json.dumps(row) + "\n")
 

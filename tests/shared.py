@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import checkpoint
+import grpo
 import runs
 import train
+from judges import scores
 
 # Keys that no compiled function depends on: where a run reads and writes, and when it does what.
 FREE = ("out_dir dataset init_from resume eval_only seed rewards eval_rewards eval_interval save_interval log_interval "
@@ -25,6 +27,11 @@ def kept_in_16_bits(params):
     """True if all params are bfloat16 but the gains of norms, which stay float32."""
     return all(str(x.dtype) == ("float32" if path[-1].key.endswith("norm") else "bfloat16")
                for path, x in jax.tree_util.tree_leaves_with_path(params))  # fmt: skip
+
+
+def advantages(table, cfg, kl=None):
+    """The advantages that an iteration gives to a table of rewards (R, N, G)."""
+    return grpo.advantages(table, kl=kl, **scores.advantage_settings(table, cfg))
 
 
 def flat(tree):

@@ -25,7 +25,6 @@ import model
 import rl
 import sample
 from grpo import LossBatch, LossConfig, advantages
-from judges import scores
 from sample import Plan
 
 # Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
@@ -635,9 +634,7 @@ def test_the_variance_of_log_ratio_minus_reward_in_a_group_is_reinforce_with_the
     d - R / beta has the gradient of advantages that are centred and not scaled, with kl_in_reward."""
     beta, rewards = 0.3, np.array([1.0, 0.0, 0.4])
     variance = lambda logp: beta / 2 * jnp.var(sums(logp) - jnp.asarray(rewards) / beta)
-    keys = dict(rewards=("exact",), adv_norm="none", kl_beta=beta, kl_in_reward=True)
-    cfg = config.Config(**keys, objective="grpo", init_from="a")
-    adv = scores.advantages(rewards[None, None], cfg, np.asarray(sums(NEW))[None])[0]
+    adv = advantages(rewards[None, None], scale="none", kl=sums(NEW)[None], kl_beta=beta)[0]
     close(reinforce(NEW, adv, 0.0)[1], jax.grad(variance)(NEW))
 
 

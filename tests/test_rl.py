@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import compiled_once, flat, kept_in_16_bits
+from shared import advantages, compiled_once, flat, kept_in_16_bits
 
 import checkpoint
 import config
@@ -455,9 +455,10 @@ def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
 def test_a_negative_reward_is_not_divided_by_the_mean_of_its_group():
     cfg = config.Config(adv_norm="mean", rewards=("exact", "length"), reward_weights=(1.0, 0.5))
     table = np.array([[[0.0, 1.0]], [[0.0, -0.5]]])
-    np.testing.assert_allclose(scores.advantages(table, cfg), [[-1, 1]], atol=1e-3)
+    np.testing.assert_allclose(advantages(table, cfg), [[-1, 1]], atol=1e-3)
+    scores.check_signs(table, cfg)
     with pytest.raises(ValueError, match="rewards must not be negative, but one is -0.5"):
-        scores.advantages(table - [[[0.0]], [[1.0]]], cfg)
+        scores.check_signs(table - [[[0.0]], [[1.0]]], cfg)
 
 
 def grid_of_rewards(*groups):
@@ -471,7 +472,7 @@ def test_a_kl_in_the_reward_stays_as_small_as_its_weight_where_rewards_are_equal
     kl = grid_of_rewards([0.1, 0.3, 0.2, 0.2], [0.3, 0.1, 0.2, 0.2])
     for norm, beta in itertools.product(("group", "batch", "none"), (0.001, 0.1)):
         cfg = config.Config(rewards=("exact",), group_size=4, kl_beta=beta, kl_in_reward=True, adv_norm=norm)
-        both, alone = (np.asarray(scores.advantages(rewards, cfg, x)) for x in (kl[0], None))
+        both, alone = (np.asarray(advantages(rewards, cfg, x)) for x in (kl[0], None))
         np.testing.assert_allclose(both - alone, -beta * (kl[0] - kl[0].mean(1, keepdims=True)), atol=1e-6)
         assert not alone[0].any()
 
@@ -480,7 +481,7 @@ def test_a_diversity_bonus_counts_by_its_weight():
     rewards, bonus = grid_of_rewards([1, 0, 1, 0]), grid_of_rewards([0, 0, 0, 1])
     for weight in (0.5, 2.0):
         cfg = config.Config(rewards=("exact",), group_size=4, diversity_bonus=weight, adv_norm="none")
-        adv = np.asarray(scores.advantages(np.concatenate([rewards, bonus]), cfg))
+        adv = np.asarray(advantages(np.concatenate([rewards, bonus]), cfg))
         total = rewards[0] + weight * bonus[0]
         np.testing.assert_allclose(adv, total - total.mean(), atol=1e-6)
 
@@ -1619,6 +1620,8 @@ def test_epochs_are_counted_in_rows_and_a_limit_takes_some_of_all_parts(tiny, pl
     index = [data.load(str(place), "train").index(row) for row in split_rows(cfg, "train")]
     assert len(index) == 32 and index == sorted(index) and max(index) > 60
     assert [len(split_rows(tiny(limit=0.25), split)) for split in ("train", "val")] == [20, 20]
+    with pytest.raises(ValueError, match="limit=0.001 of the 80 rows of .*/train is not one row"):
+        split_rows(tiny(limit=0.001), "train")
 
 
 def test_columns_of_anybodys_file_have_the_names_that_keys_say(tiny, tmp_path):

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import advantages
 
 import config
 import data
 import model
 import sample
-from judges import scores
 from sample import Plan
 from variants import slots, speed
 
@@ -102,7 +102,7 @@ def test_a_right_and_a_fast_answer_have_the_advantages_of_lightningrl():
     right, fast = rng.integers(0, 2, (6, 8)).astype(float), 16 / rng.integers(1, 9, (6, 8))
     right[0], fast[1] = 0, 2.0  # groups in which all are wrong, or equally fast
     cfg = config.Config(rewards=("countdown", "passes"), reward_norm="each")
-    found = np.asarray(scores.advantages(np.stack([right, fast]), cfg))
+    found = np.asarray(advantages(np.stack([right, fast]), cfg))
     sample_std = (47 / 48) ** 0.5  # ours divides by n - 1, which cancels in the groups but not in the batch
     np.testing.assert_allclose(found, lightning(right, fast) * sample_std, atol=1e-3)
 
@@ -112,10 +112,10 @@ def test_what_a_wrong_and_fast_answer_gets():
     right = np.array([[1.0, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0]])
     fast = np.array([[2.0, 4, 8, 8], [2, 4, 8, 8], [2, 4, 8, 8], [2, 4, 2, 4]])
     cfg = config.Config(rewards=("countdown", "passes"), reward_norm="each")
-    found = scores.advantages(np.stack([right, fast]), cfg)
+    found = advantages(np.stack([right, fast]), cfg)
     expected = [[-0.57, 0.69, -0.06, -0.06], [-1.26, 0, 2.51, -1.26], [0.63, -1.88, 0.63, 0.63], [0, 0, 0, 0]]
     np.testing.assert_allclose(found, expected, atol=6e-3)
-    found = scores.advantages(np.stack([right, np.where(right >= 1, fast, np.nan)]), cfg)
+    found = advantages(np.stack([right, np.where(right >= 1, fast, np.nan)]), cfg)
     expected = [[0.16, 1.57, -0.87, -0.87], [-0.37, 0.28, 1.59, -1.5], [1.5, -0.5, -0.5, -0.5],
                 [0.87, -0.87, 0.87, -0.87]]  # fmt: skip
     np.testing.assert_allclose(found, expected, atol=6e-3)
