@@ -52,9 +52,9 @@ from variants import blocks, credit, hints, joint, preferences, slots, unmasking
 
 class Task(NamedTuple):
     init: Callable  # key -> params
-    # state, key -> yields (minibatch, numbers to log) for each update of one iteration; minibatch None: no update. A
-    # task that is `scored_by_gradient` also gets score: minibatch -> log p (B, T) of each token under the policy, by
-    # the program that is differentiated.
+    # state, key -> yields (minibatch, numbers to log) for each update of one iteration; minibatch None: no update. If
+    # `old_logp_by_gradient`, it also gets old_logp_of: minibatch -> log p (B, T) of each token under the policy that
+    # wrote it, by the program that is differentiated.
     batches: Callable
     loss: Callable  # params, minibatch -> scalar, metrics; the only function that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
@@ -288,7 +288,7 @@ def has_ratios(cfg):
     return cfg.ratio_level != "none" and config.updates_per_iter(cfg) > 1
 
 
-def scored_by_gradient(cfg):
+def old_logp_by_gradient(cfg):
     """True if old log-probs have to come from the very program that is differentiated. In 16 bits another program for
     the same function rounds otherwise: before anything moved, up to 49% of ESPO's ratios were beyond its clip of 4e-4.
     """
@@ -309,14 +309,14 @@ def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
     return b._replace(nll_weight=jnp.zeros(r.tokens.shape)) if cfg.nll_coef else b
 
 
-def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
+def minibatches(state, key, order_key, r: Rollout, cfg, old_logp_of=None):
     """Cut a rollout of M completions into the minibatches of all passes over it -> [(rows, Minibatch)], rows (n,) being
     the minibatch's indices among the M.
 
     Each pass has its own order, if it has several minibatches, and (unless random_masking=False) its own masks. A loss
-    with ratios gets old log-probs: those of the policy that wrote the completions, by `score` (see Task) or, without
-    it, by `logp_of`. In the first minibatch old = current: nan, which the loss replaces by its own log-probs. A loss
-    with a KL gets those of the reference. Advantages are 0: `iteration` fills them in."""
+    with ratios gets old log-probs: those of the policy that wrote the completions, by `old_logp_of` (see Task) or,
+    without it, by `logp_of`. In the first minibatch old = current: nan, which the loss replaces by its own log-probs.
+    A loss with a KL gets those of the reference. Advantages are 0: `iteration` fills them in."""
     out: list = []
     M, size = len(r.tokens), config.minibatch(cfg)
     for n in range(cfg.updates_per_rollout):
@@ -332,10 +332,14 @@ def minibatches(state, key, order_key, r: Rollout, cfg, score=None):
                 b = b._replace(noisy=diffusion.noise(noise_key, texts, cfg.model))
             if cfg.kl_beta and not cfg.kl_in_reward:
                 b = b._replace(ref_logp=logp_of(sharding.to_device(state.reference), without_logp(b), cfg))
-            if has_ratios(cfg):  # a place for it first, so that score(b) runs the very program of the update
+            if has_ratios(cfg):  # a place for it first, so that old_logp_of(b) runs the very program of the update
                 b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan, jnp.float32))
                 if out:
-                    old = sharding.replicate(score(b)) if score else logp_of(state.params, without_logp(b), cfg)
+                    old = (
+                        sharding.replicate(old_logp_of(b))
+                        if old_logp_of
+                        else logp_of(state.params, without_logp(b), cfg)
+                    )
                     b = b._replace(old_logp=old)
             out.append((rows, b))
     return out
@@ -399,7 +403,7 @@ def policy_loss(params, b: Minibatch, cfg):
     if b.nll_weight is not None:
         metrics["nll_loss"] = -jnp.sum(cut(b.nll_weight * b.views.share) * logp)
         total += cfg.nll_coef * metrics["nll_loss"]
-    return total, metrics | ({"token_logp": all_logp} if scored_by_gradient(cfg) else {})
+    return total, metrics | ({"token_logp": all_logp} if old_logp_by_gradient(cfg) else {})
 
 
 # ---- the iteration ---------------------------------------------------------------------------------------------------
@@ -416,9 +420,9 @@ def timed(notes, name):
 def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
     """Write and judge completions of new prompts -> Scored, and what `prepare` makes of the rollout.
 
-    Dynamic sampling draws again for groups whose rewards are all equal, or asks again with hints. While the host
-    scores, the device computes prepare(rollout), unless completions may still be replaced or dropped, or tokens of
-    them (credit per step): then the second result is None. notes: gets the seconds of each stage, and `rollouts`."""
+    Dynamic sampling draws again for groups whose rewards are all equal, or asks again with hints. If this rollout is
+    the one that learns, whole and without credit per step, then the device computes prepare(rollout) while the host
+    scores; otherwise the second result is None. notes: gets the seconds of each stage, and `rollouts`."""
     tries, found, prepared = 1 + cfg.dynamic_sampling, None, None
     for n in range(tries):
         prompts = hints.draw(draw, found, state.step, n, cfg, tok)
@@ -437,17 +441,17 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
     return found, prepared
 
 
-def iteration(state, key, score, draw, reward_fns, cfg, tok):
+def iteration(state, key, old_logp_of, draw, reward_fns, cfg, tok):
     """Run one iteration of GRPO, yielding (minibatch, numbers to log) for each of its updates; (None, numbers) if no
     reward has an opinion on any completion. The numbers all come with the first.
 
-    draw(step, n): the prompts of a step (n = 0), or of its n-th redraw. score: see Task.batches."""
+    draw(step, n): the prompts of a step (n = 0), or of its n-th redraw. old_logp_of: see Task.batches."""
     notes = collections.defaultdict(float)
     rollout_key, order_key = jax.random.split(key)
     view_key = jax.random.fold_in(rollout_key, 1 + cfg.dynamic_sampling)
 
     def prepare(r):
-        return minibatches(state, view_key, order_key, r, cfg, score)
+        return minibatches(state, view_key, order_key, r, cfg, old_logp_of)
 
     # 1, 2  Write G completions of each prompt, and judge them.
     found, ready = write_and_judge(state, rollout_key, draw, reward_fns, cfg, tok, notes, prepare)
@@ -483,8 +487,8 @@ def iteration(state, key, score, draw, reward_fns, cfg, tok):
 
 def tune(cfg, tok, start) -> Task:
     """Make the task of GRPO on the prompts of the rows, or on masks in their completions."""
-    train = encode_split(cfg, tok, "train", cfg.fill_in)
-    shown = eval_subset(encode_split(cfg, tok, "val", cfg.fill_in), cfg)
+    train = encode_split(cfg, tok, "train", with_completions=cfg.fill_in)
+    shown = eval_subset(encode_split(cfg, tok, "val", with_completions=cfg.fill_in), cfg)
     reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
     tqdm.write(scores.describe_metric(cfg, reward_fns, more))
     draw = prompt_sampler(cfg, tok, train)
@@ -494,14 +498,13 @@ def tune(cfg, tok, start) -> Task:
     def init(key):
         return unmasking.with_policy(start, key, cfg)
 
-    def batches(state, key, score=None):
-        return iteration(state, key, score, draw, reward_fns, cfg, tok)
+    def batches(state, key, old_logp_of=None):
+        return iteration(state, key, old_logp_of, draw, reward_fns, cfg, tok)
 
     def evaluate(state, key):
         return scores.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown)
 
-    loss = functools.partial(policy_loss, cfg=cfg)
-    return Task(init, batches, loss, evaluate, len(train.rows), best_metric="val/sampled")
+    return Task(init, batches, functools.partial(policy_loss, cfg=cfg), evaluate, len(train.rows), "val/sampled")
 
 
 def pretrain(cfg, tok, start) -> Task:

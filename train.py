@@ -35,7 +35,7 @@ import grpo
 import model
 import runs
 from judges import model_judge, scores
-from rl import OBJECTIVES, Task, policy_loss, scored_by_gradient
+from rl import OBJECTIVES, Task, old_logp_by_gradient, policy_loss
 from system import hosts, sharding
 from system.start import announce, has_reference, load_reference, prepare, reference_dtype
 from variants import lora, preferences, unmasking
@@ -250,7 +250,7 @@ def setup(cfg, claims):
     done = state.step >= cfg.max_iters or bool(passed)
     if resumed:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
-    gradient = jax.jit(make_gradient(task.loss, cfg)) if scored_by_gradient(cfg) else None
+    gradient = jax.jit(make_gradient(task.loss, cfg)) if old_logp_by_gradient(cfg) else None
     update = make_update(task.loss, tx, cfg, gradient)
     announce(cfg, state, base)
     first = not hosts.processes()[1]
@@ -287,11 +287,11 @@ def iterate(run, state):
     k_batch = jax.random.fold_in(jax.random.fold_in(run.key, 2), step)
     start = state.params
 
-    def score(batch):
-        """Score a minibatch under the policy that wrote it, by the program that is differentiated."""
+    def old_logp_of(batch):
+        """Compute log p of a minibatch under the policy that wrote it, by the program that is differentiated."""
         return run.gradient(start, run.base, batch)[2]
 
-    more = {"score": score} if run.gradient else {}
+    more = {"old_logp_of": old_logp_of} if run.gradient else {}
     for batch, said in run.task.batches(lora.merged(state, run.base, run.cfg), k_batch, **more):
         notes |= said
         if batch is not None:  # None: no reward judged the completions

@@ -219,7 +219,7 @@ def estimate_flops(cfg: Config) -> dict[str, float]:
     if cfg.objective != "grpo":
         return {"rollout": 0, "scoring": forward if cfg.objective == "dpo" else 0, "update": update}
     first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
-    old = 3 if rl.scored_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
+    old = 3 if rl.old_logp_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
     scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first) * old
     return {"rollout": rollout_flops(cfg), "scoring": scorings * forward, "update": update}
 

@@ -540,9 +540,9 @@ def begun_run(cfg, params):
     noise = jax.jit(functools.partial(joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired,
                                       causal_weight=cfg.causal_weight))  # fmt: skip
 
-    def batches(state, key, score=None):
+    def batches(state, key, old_logp_of=None):
         if cfg.objective == "grpo":
-            yield from rl.iteration(state, key, score, lambda step, n: text, rewards, cfg, tok)
+            yield from rl.iteration(state, key, old_logp_of, lambda step, n: text, rewards, cfg, tok)
         else:
             yield noise(key, text.take(slice(None))), {}
 
@@ -551,7 +551,7 @@ def begun_run(cfg, params):
     task = rl.Task(None, batches, loss, None, len(text.rows), None)
     trained, base = lora.split(params, key, cfg)
     state = trainer.new_state(trained, cfg, tx)
-    gradient = jax.jit(trainer.make_gradient(loss, cfg)) if rl.scored_by_gradient(cfg) else None
+    gradient = jax.jit(trainer.make_gradient(loss, cfg)) if rl.old_logp_by_gradient(cfg) else None
     update = trainer.make_update(loss, tx, cfg, gradient)
     return trainer.Run(cfg, tok, task, base, update, gradient, rate, key, None), state
 
