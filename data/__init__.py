@@ -261,10 +261,13 @@ def unique_keys(pairs):
     return found
 
 
+DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)  # json.loads would make one for each row
+
+
 def parse_json(text):
     """Parse JSON. A key given twice and a depth that Python cannot read are ValueErrors."""
     try:
-        return json.loads(text, object_pairs_hook=unique_keys)
+        return DECODER.decode(text)
     except RecursionError:
         raise ValueError("its lists or objects are nested too deep to be read") from None
 
@@ -539,6 +542,10 @@ def from_preference_chat(row):
     return row | texts | ({"prompt": chosen[:-1]} if chosen[:-1] else {})
 
 
+OTHERS_WITH_PROMPTS = {"canonical_solution", "test_list", "upstream_answer"}  # columns of formats that have a prompt
+COUNTDOWN = re.compile(r"(\d+(?:,\d+)+)=(\d+):?")
+
+
 def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
     """Turn a row in any format into ours, and check it. names {our column: theirs}: columns to rename."""
     if not isinstance(row, dict):
@@ -554,20 +561,22 @@ def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
         row = from_preference_chat(row)
     if "prompt" in row and "response" in row and "completion" not in row:
         row["completion"] = row.pop("response")
-    if "prompt" not in row or {"canonical_solution", "test_list", "upstream_answer"} & row.keys():
+    if "prompt" not in row or not OTHERS_WITH_PROMPTS.isdisjoint(row):
         row = from_format(row)
     if isinstance(row.get("prompt"), list):
         row = from_chat(row)
-    countdown = re.fullmatch(r"(\d+(?:,\d+)+)=(\d+):?", str(row.get("prompt")).strip())
+    countdown = COUNTDOWN.fullmatch(str(row.get("prompt")).strip())
     if countdown and "numbers" not in row:
         row |= {"numbers": [*map(int, countdown[1].split(","))], "target": int(countdown[2])}
     if "test_cases" in row:
         row["tests"] = row.pop("test_cases")
     if isinstance(row.get("difficulty"), str):
         row["difficulty"] = DIFFICULTY.get(row["difficulty"].lower(), row["difficulty"])
-    for column, (is_valid, expected) in COLUMNS.items():
-        if column in row and not is_valid(row[column]):
-            raise ValueError(f"{column} should be {expected}, found {quote(row[column])}")
+    for column, value in row.items():
+        if column in COLUMNS:
+            is_valid, expected = COLUMNS[column]
+            if not is_valid(value):
+                raise ValueError(f"{column} should be {expected}, found {quote(value)}")
     return row
 
 
