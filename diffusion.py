@@ -117,11 +117,11 @@ def read_logits(params, h, cfg, fn, scored, arrays):
     n = max(LOGITS_BYTES // (4 * cfg.vocab_size), 1)
     h = h.reshape(-1, h.shape[-1])
     flat = [a.reshape(-1) for a in arrays]
-    out = in_chunks(some, n, scored.reshape(-1), h, *flat)
+    out = wanted_in_chunks(some, n, scored.reshape(-1), h, *flat)
     return jax.tree.map(functools.partial(jnp.reshape, shape=shape), out)
 
 
-def in_chunks(fn, n, wanted, *trees):
+def wanted_in_chunks(fn, n, wanted, *trees):
     """Compute fn(*trees) -> (N,) or a tuple of them, at most n of the N rows at a time; trees: arrays (N, ...). Results
     that are not `wanted` (N,) may be 0, because chunks that have only such are skipped."""
     N = len(wanted)

@@ -67,7 +67,7 @@ class Plan:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
-class State(NamedTuple):
+class Filling(NamedTuple):
     """A batch while it is filled."""
 
     z: jax.Array  # (B, T) tokens, and the mask where there is none yet
@@ -89,8 +89,8 @@ class Window(NamedTuple):
     i: jax.Array  # (B,) the number of this step in the block
     refresh: jax.Array | None = None  # () True if the cache is to be computed anew (Fast-dLLM)
     may: jax.Array | None = None  # (B, T) True where a token may be committed now; None: in the whole block
-    stored: jax.Array | None = None  # (B,) in a block model: State.stored during this step
-    stored_next: jax.Array | None = None  # (B,) in a block model: State.stored after this step
+    stored: jax.Array | None = None  # (B,) in a block model: Filling.stored during this step
+    stored_next: jax.Array | None = None  # (B,) in a block model: Filling.stored after this step
 
 
 class Block(NamedTuple):
@@ -444,7 +444,7 @@ def rank_of(score):
 
 
 def one_of_each_group(s, window, valid, group):
-    """Keep the first of every `group` rows, which are identical -> State, Window, valid of those."""
+    """Keep the first of every `group` rows, which are identical -> Filling, Window, valid of those."""
     cache = s.cache and [a[:, ::group] for a in s.cache]
     trees = s._replace(cache=None), window, valid
     s, window, valid = sharding.take(trees, slice(None, None, group))
@@ -533,7 +533,7 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
 
     draws_first = plan.order == "sampled" or draws_everywhere(plan, cfg.vocab_size)
     wanted = at.masked | (plan.rule in LOOKS_BACK)
-    order, *known = by_row(diffusion.in_chunks(score, n, wanted, at))
+    order, *known = by_row(diffusion.wanted_in_chunks(score, n, wanted, at))
     masked = at.masked.reshape(B, L)
     order = jnp.where(masked, order, -jnp.inf)
     block = Block(masked, rank_of(order), *known[:3], window.i[:, None], window.steps[:, None])
@@ -544,7 +544,7 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
     drawn = known[3:]  # tokens and log-probs, or nothing yet
     if not draws_first:  # draw only what is committed
         committed = (masked & stands).reshape(-1)
-        drawn = by_row(diffusion.in_chunks(draw, min(n, max(B * L // 8, 256)), committed, at))
+        drawn = by_row(diffusion.wanted_in_chunks(draw, min(n, max(B * L // 8, 256)), committed, at))
     return masked, stands, *drawn
 
 
@@ -564,7 +564,7 @@ def apply_rule(block, cfg, plan):
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
 def fill_step(params, keys, s, cfg, plan, valid, group=1):
-    """Take one step: in each row's current block, the masks that the rule picks get a token -> the State after it.
+    """Take one step: in each row's current block, the masks that the rule picks get a token -> the Filling after it.
 
     keys (B,): one per row. group: so many consecutive rows are identical; the model reads one of them."""
     if plan.rule == "drafts":
@@ -587,7 +587,7 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
     column = window.start[:, None] + jnp.arange(L)
     written = write(s, column, masked & stands, ~masked & ~stands, token, logp, cfg, plan, valid)
     state = *written, s.n + 1, window.block, window.i + 1
-    return State(*sharding.replicate(state), cache, window.stored_next)
+    return Filling(*sharding.replicate(state), cache, window.stored_next)
 
 
 def write(s, column, commit, retract, token, logp, cfg, plan, valid):
@@ -612,7 +612,7 @@ def write(s, column, commit, retract, token, logp, cfg, plan, valid):
 
 
 def step_of_drafts(params, keys, s, cfg, plan, valid):
-    """Take a step with rule="drafts": a round of variants/drafts.py -> the State after it. It counts as two forward
+    """Take a step with rule="drafts": a round of variants/drafts.py -> the Filling after it. It counts as two forward
     passes; its tokens get the number of the second."""
     params = model.gather_head(params, cfg)
     causal = joint.autoregressive(cfg)
@@ -627,7 +627,7 @@ def step_of_drafts(params, keys, s, cfg, plan, valid):
     s = s._replace(n=s.n + 1)
     written = write(s, r.column, r.commit, False, r.token, r.logp, causal, plan, valid)
     state = *written, s.n + 1, s.block, s.i
-    return State(*sharding.replicate(state), r.cache, r.stored)
+    return Filling(*sharding.replicate(state), r.cache, r.stored)
 
 
 def block_length(T, cfg, plan):
@@ -664,8 +664,8 @@ def row_keys(key, n, first=0):
 
 
 def begin(params, key, z, cfg, plan, valid, group=1):
-    """Check model and plan; make the keys (B,) of the rows and the State before step 0, with its cache. Arguments: see
-    `generate`."""
+    """Check model and plan; make the keys (B,) of the rows and the Filling before step 0, with its cache. Arguments:
+    see `generate`."""
     checks.model_and_plan(cfg, plan)
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
@@ -679,7 +679,7 @@ def begin(params, key, z, cfg, plan, valid, group=1):
     step = jnp.full(z.shape, -1, jnp.int32)
     logp = jnp.zeros(z.shape, jnp.float32)
     stored = zero if cfg.block_causal else None
-    s = State(z, step, logp, n=jnp.int32(0), block=zero - 1, i=zero, cache=cache, stored=stored)
+    s = Filling(z, step, logp, n=jnp.int32(0), block=zero - 1, i=zero, cache=cache, stored=stored)
     return keys, s
 
 

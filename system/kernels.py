@@ -294,7 +294,7 @@ def cut_into_stretches(x, fill=NEVER):
 
 # Keep XLA from fusing what makes its argument with what reads it. (It would make one sum of a sum of sums.)
 alone = jax.lax.optimization_barrier
-KEPT = "log_total"  # the name of the only values that diffusion.in_chunks does not compute again for the gradient
+KEPT = "log_total"  # the name of the only values that diffusion.wanted_in_chunks keeps for the gradient
 
 
 def stretches(x):

@@ -611,7 +611,7 @@ def test_the_sandwich_bounds_from_both_sides():
 
 def test_chunks_in_which_nothing_is_wanted_are_not_computed():
     wanted = jnp.isin(jnp.arange(16), jnp.array([3, 8, 13]))
-    out = jax.jit(lambda: diffusion.in_chunks(lambda a: a + 1, 4, wanted, jnp.arange(16)))()
+    out = jax.jit(lambda: diffusion.wanted_in_chunks(lambda a: a + 1, 4, wanted, jnp.arange(16)))()
     assert (out[wanted] == jnp.array([4, 9, 14])).all() and (out == 0).sum() == 12  # one chunk of four
 
 

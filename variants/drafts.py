@@ -139,7 +139,7 @@ def write_round(params, keys, z, stored, cfg, valid, cache, sampling: Sampling) 
 
     def by_chunk(fn, *arrays):
         flat = sharding.joined(arrays)
-        out = diffusion.in_chunks(fn, sampling.at_once, w.masked.reshape(-1), *flat)
+        out = diffusion.wanted_in_chunks(fn, sampling.at_once, w.masked.reshape(-1), *flat)
         return sharding.cut(out, B)
 
     of_draft = draft(params, z, w, cfg, valid, cache)

@@ -47,7 +47,7 @@ def varies(cfg, plan):
 class Slots(NamedTuple):
     """The loop over `size` slots; each works on one of N rows."""
 
-    s: sample.State  # of the rows in the slots
+    s: sample.Filling  # of the rows in the slots
     row: jax.Array  # (size,) which row each slot works on; N: none
     since: jax.Array  # (size,) the step before which the row moved in
     waiting: jax.Array  # () the next row
@@ -92,7 +92,7 @@ def in_turn(params, keys, z, cfg, plan, valid, size, group):
 
 
 def first_steps(params, keys, z, cfg, plan, valid, size, group):
-    """Take the first step of all rows, which the rows of a group have in common -> State of N rows."""
+    """Take the first step of all rows, which the rows of a group have in common -> Filling of N rows."""
     _, start = sample.begin(params, keys, z, cfg, plan, valid)
 
     def first(rows):
