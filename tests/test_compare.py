@@ -108,6 +108,7 @@ def test_runs_are_found_again_and_show_starts_none(tmp_path):
 ])  # fmt: skip
 def test_a_damaged_result_is_named_and_run_again(file, content, tmp_path, monkeypatch, capsys):
     small_run(tmp_path, grpo_config)
+    capsys.readouterr()  # in a fresh clone, data/sudoku says that it is made
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "val/greedy": 0}\n{"step": 1, "val/greedy": 1}\n')
     assert compare.finished(tmp_path) and not capsys.readouterr().err
     (tmp_path / file).write_text(content)
