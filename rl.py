@@ -272,7 +272,8 @@ def logp_of(params, b: Minibatch, cfg):
 def kl_penalty(state, key, r: Rollout, cfg):
     """Estimate log p - log p_ref of each completion (B,) (k1), the sum over its tokens, as a penalty in the reward:
     there it has the gradient of KL(policy || reference), while as a term of the loss its gradient is 0 on average."""
-    b = without_logp(new_minibatch(r, draw_views(key, r, cfg), cfg))
+    zero = jnp.zeros(r.tokens.shape)
+    b = Minibatch(r, draw_views(key, r, cfg), zero[:, 0], zero, zero)
     reference = sharding.to_device(state.reference)
 
     def difference(b):
@@ -558,5 +559,9 @@ def pretrain(cfg, tok, start) -> Task:
     return Task(init, batches, loss, evaluate, n, best_metric)
 
 
-# Each is called with cfg, tok and start, the parameters to start from or None, and returns a Task, or its fields.
-OBJECTIVES = {"pretrain": pretrain, "judge": model_judge.judge_task, "dpo": preferences.dpo_task, "grpo": tune}
+OBJECTIVES = {  # each is called with cfg, tok and start, the parameters to start from or None
+    "pretrain": pretrain,
+    "judge": lambda *given: Task(*model_judge.judge_task(*given)),
+    "dpo": lambda *given: Task(*preferences.dpo_task(*given)),
+    "grpo": tune,
+}

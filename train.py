@@ -222,7 +222,7 @@ def setup(cfg, claims):
 
     claims: the ExitStack of the locks that the run holds. If an old run is moved aside, the new folder is locked."""
     cfg, tok, start, resumed = prepare(cfg, train)
-    task, key = Task(*OBJECTIVES[cfg.objective](cfg, tok, start)), jax.random.key(cfg.seed)
+    task, key = OBJECTIVES[cfg.objective](cfg, tok, start), jax.random.key(cfg.seed)
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = optimizer(cfg)

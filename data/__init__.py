@@ -266,6 +266,8 @@ DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)  # json.loads would ma
 
 def parse_json(text):
     """Parse JSON. A key given twice and a depth that Python cannot read are ValueErrors."""
+    if text.startswith("\ufeff"):
+        raise json.JSONDecodeError("a byte order mark in the middle of a file", text, 0)
     try:
         return DECODER.decode(text)
     except RecursionError:

@@ -165,7 +165,7 @@ PLAIN = collections.namedtuple("PLAIN", ())  # has what every namedtuple defines
 
 def bare_record(kind: Any) -> bool:
     """True if a type is a namedtuple without methods of its own."""
-    if kind.__mro__[1] is not tuple:
+    if kind.__mro__[1] is not tuple or type(kind._fields) is not tuple:
         return False
     own = [value for name, value in vars(kind).items() if name not in vars(PLAIN) and name not in kind._fields]
     return not any(callable(value) or isinstance(value, property | classmethod | staticmethod) for value in own)
