@@ -43,13 +43,13 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import config
     import data
     import diffusion
-    import grpo
     import model
     import rl
     import runs
     import sample as sampler
     import train as trainer
     from data import texts
+    from grpo import advantages as group_advantages
     from judges import rules, scores
     from system import kernels, memory
     from system.start import find_or_train
@@ -976,7 +976,7 @@ def credit_by_step(options):
 
 def advantages(found, run):
     """The advantages of an iteration (N * G,)."""
-    return grpo.advantages(found.rewards, **scores.advantage_settings(found.rewards, run)).reshape(-1)
+    return group_advantages(found.rewards, **scores.advantage_settings(found.rewards, run)).reshape(-1)
 
 
 def batch_with_parts(params, prompts, key, fns, run, tok):
