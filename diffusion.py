@@ -289,10 +289,11 @@ def likelihood_masks(keys, maskable, n):
 #     logp[i] = sum_k weight[k, i] log p(x_i | x with view k masked)        weight[k, i] = 0 outside view k
 #     loss    = sum_i share[i] f(logp[i])
 #
-# weight multiplies log p, so it changes ratios and the KL. share multiplies a token's term of the loss, to make up for
-# the views that were not drawn: 0 where no view scores the token, 1 on average. If one step of four stands for all, its
-# tokens have weight 1 and share 4: with the 4 in the weight, a ratio of 1.2 would be one of 1.2 ** 4. Without a ratio
-# only the product matters. The ratio of a sequence is made from the mean of share * logp, which is ESPO's definition.
+# weight is a factor of log p, so it changes ratios and the KL. share is a factor of the whole term that a token adds to
+# the loss, and makes up for the views that were not drawn: 0 where no view scores the token, 1 on average. If one step
+# of four stands for all, its tokens have weight 1 and share 4: with the 4 in the weight, a ratio of 1.2 would be one of
+# 1.2 ** 4. Without a ratio only the product matters. The ratio of a sequence is made from the mean of share * logp,
+# which is ESPO's definition.
 #
 # Two exceptions: `exact` masks nothing, because a causal model never sees the token it predicts; and a shifted block
 # model predicts the first token of a block from the text before it, so `trace` scores that token although its view

@@ -147,9 +147,7 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
     if kl is not None:
         parts["kl"] = np.where(unjudged, np.nan, kl)
         kl = parts["kl"].reshape(N, G)
-    table = values.reshape(-1, N, G)
-    scores.check_signs(table, cfg)
-    return Scored(rows, rollout, completions, table, kl, parts)
+    return Scored(rows, rollout, completions, values.reshape(-1, N, G), kl, parts)
 
 
 def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
@@ -336,11 +334,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, old_logp_of=None):
             if has_ratios(cfg):  # a place for it first, so that old_logp_of(b) runs the very program of the update
                 b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan, jnp.float32))
                 if out:
-                    old = (
-                        sharding.replicate(old_logp_of(b))
-                        if old_logp_of
-                        else logp_of(state.params, without_logp(b), cfg)
-                    )
+                    old = old_logp_of(b) if old_logp_of else logp_of(state.params, without_logp(b), cfg)
                     b = b._replace(old_logp=old)
             out.append((rows, b))
     return out

@@ -289,7 +289,7 @@ def iterate(run, state):
 
     def old_logp_of(batch):
         """Compute log p of a minibatch under the policy that wrote it, by the program that is differentiated."""
-        return run.gradient(start, run.base, batch)[2]
+        return sharding.replicate(run.gradient(start, run.base, batch)[2])
 
     more = {"old_logp_of": old_logp_of} if run.gradient else {}
     for batch, said in run.task.batches(lora.merged(state, run.base, run.cfg), k_batch, **more):

@@ -261,7 +261,11 @@ def total_rewards(table, cfg) -> np.ndarray:
 
 
 def advantage_settings(table, cfg) -> dict[str, Any]:
-    """Take the settings of `grpo.advantages` from a Config, for a table of rewards (R, N, G)."""
+    """Take the settings of `grpo.advantages` from a Config, for a table of rewards (R, N, G). A ValueError if they
+    divide by the mean of a group and a reward is negative."""
+    if cfg.adv_norm == "mean" and (lowest := np.nan_to_num(total_rewards(table, cfg)).min()) < 0:
+        raise ValueError(f"adv_norm='mean' divides by the mean reward of a group, so rewards must not be negative, but "
+                         f"one is {lowest:g}: take another reward, or adv_norm='group'")  # fmt: skip
     return {
         "weights": reward_weights(table, cfg),
         "baseline": cfg.adv_baseline,
@@ -270,13 +274,6 @@ def advantage_settings(table, cfg) -> dict[str, Any]:
         "normalize": cfg.reward_norm,
         "kl_beta": cfg.kl_beta,
     }
-
-
-def check_signs(table, cfg):
-    """Raise a ValueError if rewards (R, N, G) cannot be divided by the mean of their group because one is negative."""
-    if cfg.adv_norm == "mean" and (lowest := np.nan_to_num(total_rewards(table, cfg)).min()) < 0:
-        raise ValueError(f"adv_norm='mean' divides by the mean reward of a group, so rewards must not be negative, but "
-                         f"one is {lowest:g}: take another reward, or adv_norm='group'")  # fmt: skip
 
 
 def has_signal(scored: Any, cfg: Any) -> np.ndarray:
@@ -393,7 +390,6 @@ def pass_rates(
         metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         if n > 1 and fns:
             table = reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
-            check_signs(table, cfg)
             adv = np.asarray(grpo.advantages(table, **advantage_settings(table, cfg))).tolist()
             totals = scored.total.reshape(-1, n).tolist()
             for i, shown in enumerate(samples):
