@@ -467,7 +467,6 @@ ESTIMATORS: dict[str, Callable[..., Views]] = {
     "trace": trace,
     "left_to_right": left_to_right,
     "exact": exact,
-    "decisions": exact,  # not of tokens, but of which masks were filled when: variants/unmasking.py
 }
 
 
@@ -554,20 +553,3 @@ def token_logp(params, x, views: Views, cfg, valid=None, start=0, chunk=None):
     view scores it."""
     logp, _ = view_logp(params, x, views.masked, cfg, valid, start, chunk, scored=views.weight != 0)
     return (views.weight * logp).sum(0)
-
-
-def sandwich(logp, w, rises, mix, power):
-    """Bound log p of each token as SPG does (2510.09541): logp (K, B, T) in each view, and w (K, B, T), the weights of
-    `elbo` times its share -> (B, T).
-
-    Rows that should become likelier, rises (B,), get the lower bound, the ELBO. Others get mix * the upper bound +
-    (1 - mix) * the ELBO, because pushing down a lower bound need not push down p. The upper bound is
-    log(sum over the views of w * p ** power) / power."""
-    lower = (w * logp).sum(0)
-    scored = w > 0
-    powers = jnp.where(scored, power * logp, -jnp.inf)
-    weights = jnp.where(scored, w, 1)
-    upper = jax.nn.logsumexp(powers, 0, b=weights) / power
-    upper = jnp.where(scored.any(0), upper, 0)  # a token that no view masked has no bound
-    mixture = mix * upper + (1 - mix) * lower
-    return jnp.where(rises[:, None], lower, mixture)

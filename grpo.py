@@ -67,8 +67,6 @@ def advantages(
     scale: str = "group",
     eps: float = 1e-4,
     normalize: str = "sum",
-    kl: ArrayLike | None = None,
-    kl_beta: float = 0.0,
 ) -> Array:
     """Compare every completion with the others of its group.
 
@@ -81,9 +79,6 @@ def advantages(
     by the standard deviation of the sums in the batch ("each"; `scale` is ignored). With "each", a reward that varies
     little counts as much as one that varies a lot.
     eps: added to every divisor.
-    kl (N, G): of each completion, as part of its reward. kl_beta times it, less its baseline, is subtracted after
-    normalization: normalized with the rewards, a KL of any size would make advantages of about 1 in a group whose
-    rewards are all equal.
     """
     rewards, weights = jnp.asarray(rewards, jnp.float32), jnp.asarray(weights, jnp.float32)[:, None, None]
     no_opinion = jnp.isnan(rewards).all(0)
@@ -94,8 +89,6 @@ def advantages(
     adv = total if each else centred(total, baseline, scale, eps)
     if each or scale == "batch":
         adv /= moments(total, (0, 1)).std + eps
-    if kl is not None:
-        adv -= kl_beta * centred(jnp.asarray(kl), baseline, "none", eps)
     return jnp.nan_to_num(adv)
 
 
@@ -125,12 +118,10 @@ class LossConfig:
     ratio: str = "token"  # token, sequence or none
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
-    clip_cap: float | None = None  # dual clip: the largest ratio that counts at a negative advantage; None: no limit
     cispo_cap: float = 5.0  # cispo: the largest weight of a token
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: no reference needed
     kl_est: str = "k3"  # one of KLS
     entropy_coef: float = 0.0  # weight of the entropy bonus
-    top_entropy_quantile: float = 1.0  # share of tokens, those of highest entropy, that the policy loss has
 
 
 def clamp(x, low, high):
@@ -143,8 +134,7 @@ def clamp(x, low, high):
 
 def clipped(ratio, logp, adv, cfg):
     """PPO: -min(ratio * adv, clip(ratio) * adv)."""
-    free = ratio if cfg.clip_cap is None else clamp(ratio, -jnp.inf, cfg.clip_cap)
-    return -jnp.minimum(free * adv, clamp(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high) * adv)
+    return -jnp.minimum(ratio * adv, clamp(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high) * adv)
 
 
 def cispo(ratio, logp, adv, cfg):
@@ -159,7 +149,7 @@ def sapo(ratio, logp, adv, cfg):
 
 
 def weighted_likelihood(ratio, logp, adv, cfg):
-    """-adv * log p, without a ratio: wd1 (adv from `wd1_weights`) and SPG (log p from diffusion.sandwich)."""
+    """wd1: -adv * log p, without a ratio; adv comes from `wd1_weights`."""
     return -adv * logp
 
 
@@ -223,7 +213,6 @@ LOSSES = {
     "cispo": Loss(cispo, per_token),
     "sapo": Loss(sapo, per_sequence),
     "wd1": Loss(weighted_likelihood, summed),
-    "spg": Loss(weighted_likelihood, per_token),
 }
 
 
@@ -243,18 +232,13 @@ def token_weights(
 class LossBatch(NamedTuple):
     """The inputs of the loss that do not depend on the policy being trained, for a batch or a micro-batch."""
 
-    adv: Array  # (B,) one advantage per completion, used for all of its tokens; or (B, T)
+    adv: Array  # (B,) one advantage per completion, used for all of its tokens
     mask: Array  # (B, T) True on tokens that count
     weight: Array  # (B, T) from `token_weights`
     metric_weight: Array  # (B, T) for means over tokens; sums to 1 over the whole batch
     old_logp: Array | None = None  # (B, T) under the policy that wrote the completions; None: the one being trained
     ref_logp: Any = None  # (B, T) under the reference; None: no KL
     share: Any = 1.0  # (B, T) if the estimator scores only a sample of tokens: 0 if not scored, on average 1
-    rollout_weight: Any = 1.0  # (B, T) or (B, 1) from `rollout_weights`
-
-    def token_adv(self):
-        """Return the advantages as (B, 1) or (B, T)."""
-        return self.adv.reshape(len(self.adv), -1)
 
     def mean(self, values):
         """Average values (B, T) over the tokens of the batch; in a micro-batch, return what it adds to that average."""
@@ -274,20 +258,6 @@ def ratios(logp: Array, old_logp: Array | None, mask: Array, level: str, share: 
         total = (log_ratio * mask * share).sum(1, keepdims=True)
         log_ratio = total / jnp.maximum(mask.sum(1, keepdims=True), 1)
     return jnp.exp(jnp.clip(log_ratio, -20, 20))  # an infinite ratio would make 0 * inf = nan in the gradient
-
-
-def rollout_weights(logp: Array, rollout_logp: Array, mask: Array, level: str, cap: float) -> Array:
-    """Weigh samples of a distribution q that is not the policy p, as an approximate cache makes them: min(p / q, cap).
-
-    logp under p, rollout_logp under q, mask (B, T) -> a weight per token (B, T); for level "sequence" one per
-    completion (B, 1), p and q being those of all its tokens in the mask. Weights of completions, without the cap, make
-    the gradient unbiased. Weights of tokens do not, because a token's reward also depends on the other tokens; but they
-    vary less (truncated importance sampling).
-    """
-    log_weight = jnp.where(mask, logp - rollout_logp, 0)
-    if level == "sequence":
-        log_weight = log_weight.sum(1, keepdims=True)
-    return jnp.exp(jnp.minimum(log_weight, jnp.log(cap)))
 
 
 # Estimates of KL(policy || reference) on samples of the policy, from logr = log(reference / policy) (Schulman 2020).
@@ -326,16 +296,9 @@ def k2_sequence(logr, ratio, batch):
 KLS = {"k2": k2, "k3": k3, "k3_ratio": k3_ratio, "k2_sequence": k2_sequence}
 
 
-def has_high_entropy(entropy: Any, scored: Array, fraction: float) -> Array:
-    """Find the `fraction` of the scored tokens whose entropy is highest: entropy, scored (B, T) -> (B, T) bool. As in
-    TRL, the smallest entropy that counts is the quantile 1 - fraction, interpolated; equal ones all count."""
-    lowest = jnp.nanquantile(jnp.where(scored, entropy, jnp.nan), 1.0 - fraction)
-    return scored & (entropy >= lowest)
-
-
 def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, Array]:
     """Measure how far the policy is from the old one, and how many ratios are clipped (under TRL's names)."""
-    adv, scored = batch.token_adv(), batch.mask * batch.share
+    adv, scored = batch.adv[:, None], batch.mask * batch.share
     metrics = {
         "ratio_max": jnp.where(scored > 0, ratio, 0).max(),
         "approx_kl": batch.mean(k3(jnp.log(ratio), ratio, batch)),
@@ -375,10 +338,7 @@ def loss(
         """Add terms up; terms of tokens (B, T) are multiplied by their share, those of sequences (B, 1) include it."""
         return jnp.sum(batch.weight * (batch.share * terms if terms.shape == logp.shape else terms))
 
-    token_loss = batch.rollout_weight * LOSSES[cfg.loss].token_loss(ratio, logp, batch.token_adv(), cfg)
-    if cfg.top_entropy_quantile < 1:  # the other tokens still count in the divisor of the loss, and in its KL
-        token_loss *= has_high_entropy(entropy, batch.mask & (batch.share > 0), cfg.top_entropy_quantile)
-    pg_loss = weighted_sum(token_loss)
+    pg_loss = weighted_sum(LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg))
     metrics = {"pg_loss": pg_loss, "logp": batch.mean(logp)} | ratio_metrics(ratio, batch, cfg)
     total = pg_loss
     if cfg.kl_beta:

@@ -47,7 +47,7 @@ from data.texts import (
 )
 from judges import model_judge, scores
 from system import sharding
-from variants import blocks, credit, hints, joint, preferences, slots, unmasking
+from variants import blocks, hints, joint, preferences, slots
 
 
 class Task(NamedTuple):
@@ -83,9 +83,8 @@ class Scored(NamedTuple):
     rows: list  # N
     rollout: Rollout
     completions: list  # B texts
-    rewards: np.ndarray  # (R, N, G), last the diversity bonus if there is one; nan: no opinion
-    kl: np.ndarray | None  # (N, G) the KL that kl_in_reward subtracts
-    parts: dict  # {name: (B,)} of every reward, its notes (NAME/NOTE), the bonus, and the KL
+    rewards: np.ndarray  # (R, N, G) nan: no opinion
+    parts: dict  # {name: (B,)} of every reward, and its notes (NAME/NOTE)
 
 
 class Minibatch(NamedTuple):
@@ -93,13 +92,12 @@ class Minibatch(NamedTuple):
 
     rollout: Rollout
     views: diffusion.Views  # with rows first: (B, K, T), (B, K, T), (B, T)
-    advantage: jax.Array  # (B,), or (B, T) with a step_baseline
+    advantage: jax.Array  # (B,)
     token_weight: jax.Array  # (B, T) of each token in the loss, see grpo.token_weights
     metric_weight: jax.Array  # (B, T) of each token in metrics that are means
     # (B, T) under the policy that wrote the rollout; nan: the current policy; None: the loss has no ratios
     old_logp: jax.Array | None = None
     ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
-    noisy: diffusion.NoisyBatch | None = None  # noisy copies of the completions, for draft_coef
     nll_weight: jax.Array | None = None  # (B, T) of each token of the right completions, sums to 1; None: nll_coef=0
 
 
@@ -109,10 +107,9 @@ class Minibatch(NamedTuple):
 @functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
 def loss_mask(tokens, completion, eos_id, cfg):
     """Find the tokens of a rollout that are in the loss (B, T): those of each completion up to and including its first
-    end of text, or all (score_after_end). With mask_truncated, none of a completion that has no end."""
+    end of text, or all (score_after_end)."""
     ends = completion & (tokens == eos_id)
-    counts = completion if cfg.score_after_end else completion & (jnp.cumsum(ends, 1) - ends == 0)
-    return counts & ends.any(1, keepdims=True) if cfg.mask_truncated else counts
+    return completion if cfg.score_after_end else completion & (jnp.cumsum(ends, 1) - ends == 0)
 
 
 def roll_out(params, key, prompts, cfg, tok) -> Rollout:
@@ -131,23 +128,14 @@ def roll_out(params, key, prompts, cfg, tok) -> Rollout:
 # ---- 2. judge them ---------------------------------------------------------------------------------------------------
 
 
-def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
-    """Judge the B completions of N rows, whose columns the rewards read. kl (B,): from `kl_penalty`; it becomes a field
-    of the result, for `grpo.advantages` to subtract."""
+def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
+    """Judge the B completions of N rows, whose columns the rewards read."""
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
     fast = scores.tokens_per_pass(rollout, tok)
-    completions, total, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G, fast)
-    values, unjudged = scores.reward_table(parts, cfg, reward_fns), np.isnan(total)
-    if cfg.diversity_bonus:
-        groups = np.repeat(np.arange(N), G).tolist()
-        bonus = np.array(rewards.diversity(groups, completions, groups), float)
-        parts["diversity_bonus"] = np.where(unjudged, np.nan, bonus)
-        values = np.stack([*values, parts["diversity_bonus"]])
-    if kl is not None:
-        parts["kl"] = np.where(unjudged, np.nan, kl)
-        kl = parts["kl"].reshape(N, G)
-    return Scored(rows, rollout, completions, values.reshape(-1, N, G), kl, parts)
+    completions, _, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G, fast)
+    values = scores.reward_table(parts, cfg, reward_fns)
+    return Scored(rows, rollout, completions, values.reshape(-1, N, G), parts)
 
 
 def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
@@ -164,7 +152,6 @@ def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
         rollout=rollout,
         completions=[(old.completions + new.completions)[i] for i in flat],
         rewards=np.concatenate([old.rewards, new.rewards], 1)[:, pick],
-        kl=None if old.kl is None else np.concatenate([old.kl, new.kl])[pick],
         parts={name: np.concatenate([old.parts[name], new.parts[name]])[flat] for name in old.parts},
     )
 
@@ -189,8 +176,8 @@ def select_completions(found: Scored, adv, cfg):
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
-    """Draw the masks of one pass over a rollout -> Views with rows first: (B, K, T), (B, K, T), (B, T). Weights are
-    multiplied by logp_scale; weights and shares are 0 outside the loss."""
+    """Draw the masks of one pass over a rollout -> Views with rows first: (B, K, T), (B, K, T), (B, T). Weights and
+    shares are 0 outside the loss."""
     T = r.tokens.shape[1]
     masked, weight, share = diffusion.views(
         key,
@@ -205,9 +192,7 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
         counts=r.counts,
         first_of_block=blocks.first_of_block(r.valid, T, cfg.model),
     )
-    if cfg.loss_type == "spg":  # its upper bound weighs probabilities, not log-probs: the share cannot stay outside
-        weight, share = weight * share, share > 0
-    weight = weight * r.counts * cfg.logp_scale
+    weight = weight * r.counts
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
 
 
@@ -220,7 +205,7 @@ def as_drawn(r: Rollout, cfg):
     """Make the function say(logits (N, V), tokens (N,), diffusion.Place) -> log p, entropy (N,), under the distribution
     that tokens are drawn from."""
     plan = sample.plan(cfg, cfg.temperature)
-    filters = cfg.top_k or cfg.top_p or cfg.min_p or cfg.repetition_penalty != 1
+    filters = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
 
     def say(logits, x, place):
         if filters:
@@ -240,9 +225,7 @@ def as_drawn(r: Rollout, cfg):
 
 def policy_logp(params, b: Minibatch, cfg):
     """Estimate log p of every token under params, and the entropy where it was predicted -> two (B, T), 0 where no view
-    scores it. With spg it is a bound of log p; with logp_est="decisions" that of a learned order's decisions."""
-    if cfg.logp_est == "decisions":
-        return unmasking.log_probs(params, b.rollout, cfg)
+    scores it."""
     r, masked, weight = b.rollout, b.views.masked.swapaxes(0, 1), b.views.weight.swapaxes(0, 1)
     chunk = cfg.logp_chunk and min(cfg.logp_chunk, len(masked) * len(r.tokens))
     start, scored = cfg.max_prompt_len, weight != 0
@@ -250,8 +233,6 @@ def policy_logp(params, b: Minibatch, cfg):
         params, r.tokens, masked, scoring_model(cfg), r.valid, start, chunk, scored, as_drawn(r, cfg)
     )
     entropy = (weight * entropy).sum(0) / jnp.maximum(weight.sum(0), 1e-6)
-    if cfg.loss_type == "spg":
-        return diffusion.sandwich(logp, weight, b.advantage > 0, cfg.spg_mix, cfg.spg_power) * r.counts, entropy
     return (weight * logp).sum(0), entropy
 
 
@@ -265,20 +246,6 @@ def logp_of(params, b: Minibatch, cfg):
 
     logp = jax.lax.map(of_part, sharding.cut(b, cfg.gradient_accumulation_steps))
     return sharding.replicate(logp.reshape(b.rollout.tokens.shape))
-
-
-def kl_penalty(state, key, r: Rollout, cfg):
-    """Estimate log p - log p_ref of each completion (B,) (k1), the sum over its tokens, as a penalty in the reward:
-    there it has the gradient of KL(policy || reference), while as a term of the loss its gradient is 0 on average."""
-    zero = jnp.zeros(r.tokens.shape)
-    b = Minibatch(r, draw_views(key, r, cfg), zero[:, 0], zero, zero)
-    reference = sharding.to_device(state.reference)
-
-    def difference(b):
-        return logp_of(state.params, b, cfg) - logp_of(reference, b, cfg)
-
-    changed = sharding.in_chunks(difference, config.minibatch(cfg), b)
-    return np.asarray((b.views.share * changed).sum(1), float)
 
 
 def has_ratios(cfg):
@@ -303,8 +270,7 @@ def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
         cfg.loss_type, r.counts, cfg.max_new_tokens, cfg.gradient_accumulation_steps, cfg.aggregation
     )
     metric_weight = views.share / jnp.maximum(views.share.sum(), 1e-6)
-    adv = jnp.zeros(r.tokens.shape if cfg.step_baseline else len(r.tokens))
-    b = Minibatch(r, views, adv, weights, metric_weight)
+    b = Minibatch(r, views, jnp.zeros(len(r.tokens)), weights, metric_weight)
     return b._replace(nll_weight=jnp.zeros(r.tokens.shape)) if cfg.nll_coef else b
 
 
@@ -325,11 +291,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, old_logp_of=None):
             rows = jnp.arange(M) if size == M else order[i : i + size]
             some, of_some = (r, views) if size == M else sharding.take((r, views), rows)
             b = new_minibatch(some, of_some, cfg)
-            if cfg.draft_coef:
-                texts = some.tokens, some.completion, some.valid  # ends and all, as when it was trained
-                noise_key = jax.random.fold_in(key, cfg.updates_per_rollout + len(out))
-                b = b._replace(noisy=diffusion.noise(noise_key, texts, cfg.model))
-            if cfg.kl_beta and not cfg.kl_in_reward:
+            if cfg.kl_beta:
                 b = b._replace(ref_logp=logp_of(sharding.to_device(state.reference), without_logp(b), cfg))
             if has_ratios(cfg):  # a place for it first, so that old_logp_of(b) runs the very program of the update
                 b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan, jnp.float32))
@@ -342,7 +304,7 @@ def minibatches(state, key, order_key, r: Rollout, cfg, old_logp_of=None):
 
 def without_logp(b):
     """Drop the fields of a Minibatch that `logp_of` does not read, so that it is compiled once."""
-    return b._replace(old_logp=None, ref_logp=None, noisy=None, nll_weight=None)
+    return b._replace(old_logp=None, ref_logp=None, nll_weight=None)
 
 
 # ---- 6. the loss -----------------------------------------------------------------------------------------------------
@@ -355,12 +317,10 @@ def loss_config(cfg) -> grpo.LossConfig:
         ratio=cfg.ratio_level,
         clip_low=cfg.clip_low,
         clip_high=cfg.clip_high,
-        clip_cap=cfg.clip_cap,
         cispo_cap=cfg.cispo_cap,
         kl_est=cfg.kl_est,
-        kl_beta=0.0 if cfg.kl_in_reward else cfg.kl_beta,
+        kl_beta=cfg.kl_beta,
         entropy_coef=cfg.entropy_coef,
-        top_entropy_quantile=cfg.top_entropy_quantile,
     )
 
 
@@ -375,7 +335,7 @@ def policy_loss(params, b: Minibatch, cfg):
     if old is not None:
         old = jnp.where(jnp.isnan(old), logp, old)
     batch = grpo.LossBatch(
-        adv=b.advantage if b.advantage.ndim == 1 else cut(b.advantage),
+        adv=b.advantage,
         mask=cut(b.rollout.counts),
         weight=cut(b.token_weight),
         metric_weight=cut(b.metric_weight),
@@ -383,18 +343,9 @@ def policy_loss(params, b: Minibatch, cfg):
         ref_logp=cut(b.ref_logp),
         share=cut(b.views.share),
     )
-    if cfg.rollout_weight != "none":
-        before, scored = logp if old is None else old, batch.mask & (batch.share > 0)
-        weight = grpo.rollout_weights(before, cut(b.rollout.logp), scored, cfg.rollout_weight, cfg.rollout_cap)
-        batch = batch._replace(rollout_weight=weight)
     total, metrics = grpo.loss(logp, batch, loss_config(cfg), cut(all_entropy))
-    if cfg.rollout_weight != "none":
-        metrics["rollout_weight"] = batch.mean(batch.rollout_weight)
     # How far the policy that is trained is from the one that sampled: 0 for `trace` with all steps, before any update.
     metrics["behaviour_gap"] = batch.mean(jnp.abs(logp - cut(b.rollout.logp)))
-    if b.noisy is not None:
-        metrics["draft_loss"], _ = diffusion.loss(params, b.noisy, cfg.model, cfg.max_prompt_len)
-        total += cfg.draft_coef * metrics["draft_loss"]
     if b.nll_weight is not None:
         metrics["nll_loss"] = -jnp.sum(cut(b.nll_weight * b.views.share) * logp)
         total += cfg.nll_coef * metrics["nll_loss"]
@@ -416,19 +367,17 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
     """Write and judge completions of new prompts -> Scored, and what `prepare` makes of the rollout.
 
     Dynamic sampling draws again for groups whose rewards are all equal, or asks again with hints. If this rollout is
-    the one that learns, whole and without credit per step, then the device computes prepare(rollout) while the host
-    scores; otherwise the second result is None. notes: gets the seconds of each stage, and `rollouts`."""
+    the one that learns, and all of it does, then the device computes prepare(rollout) while the host scores; otherwise
+    the second result is None. notes: gets the seconds of each stage, and `rollouts`."""
     tries, found, prepared = 1 + cfg.dynamic_sampling, None, None
     for n in range(tries):
         prompts = hints.draw(draw, found, state.step, n, cfg, tok)
         with timed(notes, "time/rollout"):
             r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg, tok))
-        if tries == 1 and config.n_update(cfg) == len(r.tokens) and not credit.wanted(cfg):
+        if tries == 1 and config.n_update(cfg) == len(r.tokens):
             prepared = prepare(r)
-        with timed(notes, "time/old_ref"):
-            kl = kl_penalty(state, jax.random.fold_in(key, tries + 1 + n), r, cfg) if cfg.kl_in_reward else None
         with timed(notes, "time/reward"):
-            new = score_rollout(r, prompts.rows, reward_fns, cfg, tok, kl)
+            new = score_rollout(r, prompts.rows, reward_fns, cfg, tok)
         found = replace_flat_groups(found, new, cfg) if found else new
         notes["rollouts"] = n + 1
         if scores.has_signal(found, cfg).all():
@@ -451,7 +400,7 @@ def iteration(state, key, old_logp_of, draw, reward_fns, cfg, tok):
     # 1, 2  Write G completions of each prompt, and judge them.
     found, ready = write_and_judge(state, rollout_key, draw, reward_fns, cfg, tok, notes, prepare)
     # 3  Compare within each group.
-    adv = grpo.advantages(found.rewards, kl=found.kl, **scores.advantage_settings(found.rewards, cfg))
+    adv = grpo.advantages(found.rewards, **scores.advantage_settings(found.rewards, cfg))
     notes |= scores.rollout_metrics(found, adv, cfg, tok)
     notes["group"] = scores.first_group(found, adv, cfg, tok)
     if notes["skipped"]:
@@ -461,9 +410,6 @@ def iteration(state, key, old_logp_of, draw, reward_fns, cfg, tok):
         return
     right = scores.right(found, adv, cfg) if cfg.nll_coef else None
     rollout, adv, which = select_completions(found, adv, cfg)
-    if credit.wanted(cfg):
-        with timed(notes, "time/reward"):
-            rollout, adv = credit.by_step(state.params, rollout, adv, which, found, reward_fns, cfg, tok)
     # 4, 5  Draw views, compute old and reference log-probs on them, cut into minibatches.
     with timed(notes, "time/old_ref"):
         ready = jax.block_until_ready(ready or prepare(rollout))
@@ -490,14 +436,14 @@ def tune(cfg, tok, start) -> Task:
     if cfg.fill_in:
         shown = given_masks(shown, cfg, tok) or mask_completions(shown, cfg, tok, 0)
 
-    def init(key):
-        return unmasking.with_policy(start, key, cfg)
-
     def batches(state, key, old_logp_of=None):
         return iteration(state, key, old_logp_of, draw, reward_fns, cfg, tok)
 
     def evaluate(state, key):
         return scores.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown)
+
+    def init(key):
+        return start
 
     return Task(init, batches, functools.partial(policy_loss, cfg=cfg), evaluate, len(train.rows), "val/sampled")
 

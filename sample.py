@@ -29,7 +29,7 @@ import numpy as np
 import diffusion
 import model
 from system import kernels, sharding
-from variants import blocks, caches, checks, drafts, joint, unmasking
+from variants import blocks, caches, checks, drafts, joint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,30 +41,23 @@ class Plan:
     # token stays depends on which one it is, so they are not.
     order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
     # The rule `drafts` is a sampler of its own (variants/drafts.py), for models whose text is causal.
-    # `renoise` also takes tokens back; it is for models with noise="uniform" (variants/uniform.py). `learned` asks a
-    # policy that was trained to decide (variants/unmasking.py).
+    # `renoise` also takes tokens back; it is for models with noise="uniform" (variants/uniform.py).
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
     steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block or part
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
     cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
     early_end: bool = False  # if a row has an end of text and no mask before it, fill the rest with it (causal: always)
-    threshold: float = 0.9  # rules threshold, dynamic: commit every token at least this probable (learned: see there)
+    threshold: float = 0.9  # rules threshold, dynamic: commit every token at least this probable
     factor: float = 1.0  # rule factor: commit n if the last of them is at least 1 - factor / (n + 1) probable
     budget: float = 0.1  # rule entropy: commit while the sum of entropies, less the largest, is within this (nats)
     temperature: float = 0.0  # 0: the most probable token
     top_k: int | None = None  # draw from the k most probable tokens
     top_p: float | None = None  # draw from the most probable tokens that together reach this probability
-    min_p: float | None = None  # draw from the tokens at least min_p times as probable as the most probable one
     repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
-    guidance: float = 0.0  # LLaDA's cfg_scale: classifier-free guidance, away from predictions without the given tokens
     tempered: bool = False  # order by probabilities after temperature, top-k and top-p (Dream), not before (LLaDA)
-    never: tuple[int, ...] = ()  # ids that are never drawn (LLaDA's logits_eos_inf)
-    last: tuple[int, ...] = ()  # ids whose confidence counts as 0 (LLaDA's confidence_eos_eot_inf)
 
     def __post_init__(self):
-        checks.plan(self, ORDERS, (*RULES, "drafts", "learned"), CACHES)
-        for name in ("never", "last"):  # lists cannot be hashed, and jit needs a hash
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        checks.plan(self, ORDERS, (*RULES, "drafts"), CACHES)
 
 
 class Filling(NamedTuple):
@@ -239,11 +232,6 @@ CACHES = "none", "prefix", "dual"
 # ---- the distribution that tokens are drawn from ---------------------------------------------------------------------
 
 
-def forbid(logits, ids):
-    """Set the logits of `ids` so low that they are never drawn: logits (..., V)."""
-    return logits.at[..., jnp.array(ids)].set(model.NEVER) if ids else logits
-
-
 def ids_of(z, there, V):
     """Say which ids a row z (..., T) has in the places where `there` (..., T) is True -> (..., V) bool."""
     rows = jnp.indices(z.shape, sparse=True)[:-1]
@@ -267,22 +255,15 @@ def ids_present(z, valid, cfg, plan):
 
 
 def adjusted(params, h, present, row, cfg, plan):
-    """Compute logits (N, V) from states h (N, D, or 2D with guidance), and apply guidance, penalty and plan.never.
+    """Compute logits (N, V) from states h (N, D), and apply the repetition penalty.
 
     present (B, V): from `ids_present`. row (N,): which of its rows each state belongs to."""
-    if plan.guidance:
-        h, unconditional = jnp.split(h, 2, -1)
     logits = model.readout(params, h, cfg)
-    if plan.guidance:
-        u = model.readout(params, unconditional, cfg)
-        logits = u + (1 + plan.guidance) * (logits - u)
-    if present is not None:
-        logits = penalized(logits, present[row], plan)
-    return forbid(logits, plan.never)
+    return logits if present is None else penalized(logits, present[row], plan)
 
 
 def filtered(logits, plan):
-    """Apply temperature, then top-p, then top-k (Dream's order), then min-p to logits (..., V)."""
+    """Apply temperature, then top-p, then top-k (Dream's order) to logits (..., V)."""
     if plan.temperature:
         logits = logits / plan.temperature
     if plan.top_p is not None and plan.top_p < 1:
@@ -291,9 +272,6 @@ def filtered(logits, plan):
         k = min(plan.top_k, logits.shape[-1])
         top, _ = jax.lax.top_k(logits, k)
         logits = jnp.where(logits < top[..., -1:], model.NEVER, logits)
-    if plan.min_p is not None:
-        least = logits.max(-1, keepdims=True) + jnp.log(plan.min_p)
-        logits = jnp.where(logits < least, model.NEVER, logits)
     return logits
 
 
@@ -385,8 +363,7 @@ def next_block(s, cfg, plan, valid, L):
 
 
 def block_hidden(params, s, window, valid, cfg, plan, L):
-    """Compute the states of the L columns of a window -> (B, L, D), the updated cache. With guidance (B, L, 2D): the
-    second half are the states that the model has if all given tokens (the prompt) are masked."""
+    """Compute the states of the L columns of a window -> (B, L, D), the updated cache."""
     start, cache = window.start, s.cache
     if cfg.causal:
         h, cache = caches.next_column(params, s.z, cfg, valid, cache, start[0])
@@ -396,10 +373,6 @@ def block_hidden(params, s, window, valid, cfg, plan, L):
         h, cache = caches.approximate_pass(params, s, window, cfg, plan, valid, L)
     else:
         h = model.hidden(params, s.z, cfg, valid, start, L)
-    if plan.guidance:
-        without_prompt = jnp.where(masked_at_start(s, cfg), s.z, cfg.mask_id)
-        u = model.hidden(params, without_prompt, cfg, valid, start, L)
-        h = jnp.concatenate([h, u], -1)
     return h, cache
 
 
@@ -422,15 +395,12 @@ def score_positions(logits, keys, at, plan, drawn=None):
     confidence, entropy and standing of Block. drawn (N,): the tokens drawn there, for the order `sampled`."""
     logits = filtered(logits, plan) if plan.tempered else logits
     token = kernels.likeliest(logits) if drawn is None else drawn
-    ranked = forbid(logits, plan.last)
-    score = ORDERS[plan.order](ranked, token, keys, at.column)
+    score = ORDERS[plan.order](logits, token, keys, at.column)
     if plan.order not in ("left", "random"):  # these two are exact
         score = without_noise(score)
-    is_last = jnp.isin(token, jnp.array(plan.last, int))
-    low = is_last | jnp.isnan(score)  # nan: a broken model must not hang the loop
-    score = jnp.where(low, model.NEVER, score)
-    standing = probability(ranked, at.z)
-    return score, probability(ranked, token), -negative_entropy(ranked), standing
+    score = jnp.where(jnp.isnan(score), model.NEVER, score)  # nan: a broken model must not hang the loop
+    standing = probability(logits, at.z)
+    return score, probability(logits, token), -negative_entropy(logits), standing
 
 
 def rank_of(score):
@@ -509,7 +479,7 @@ def logits_at_positions(params, h, s, window, valid, cfg, plan):
 def draws_everywhere(plan, V):
     """True if it costs less to draw a token at every scored position than to compute the logits of the committed ones
     again, to draw there alone."""
-    filters = plan.top_k or plan.top_p or plan.min_p
+    filters = plan.top_k or plan.top_p
     return not plan.temperature or kernels.by_stretches(V) and not filters
 
 
@@ -537,10 +507,7 @@ def choose(params, keys, h, s, window, valid, cfg, plan):
     masked = at.masked.reshape(B, L)
     order = jnp.where(masked, order, -jnp.inf)
     block = Block(masked, rank_of(order), *known[:3], window.i[:, None], window.steps[:, None])
-    if plan.rule == "learned":
-        stands = unmasking.choose(params, h, row_key(keys, at.row, at.number + 1), block, plan)
-    else:
-        stands = apply_rule(block, cfg, plan)
+    stands = apply_rule(block, cfg, plan)
     drawn = known[3:]  # tokens and log-probs, or nothing yet
     if not draws_first:  # draw only what is committed
         committed = (masked & stands).reshape(-1)
@@ -688,7 +655,7 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
     """Fill the masks of z (B, T) -> x (B, T), and the trace, a dict: step (B, T), which committed each token, -1 if
     given; logp (B, T), its log-prob under the distribution it was drawn from, 0 if given; n_steps (), the steps taken.
 
-    Given tokens never change. A step is a forward pass (with guidance two). What follows an end of text may be filled
+    Given tokens never change. A step is a forward pass. What follows an end of text may be filled
     in all at once, see `write`: it has the number of that step, and logp 0.
     key: one, or one per row (B,). valid (B, T): False on left padding. group: so many consecutive rows are identical.
     A causal model then reads their prompt once, and a denoiser computes their first step once."""

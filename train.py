@@ -38,7 +38,7 @@ from judges import model_judge, scores
 from rl import OBJECTIVES, Task, old_logp_by_gradient, policy_loss
 from system import hosts, sharding
 from system.start import announce, has_reference, load_reference, prepare, reference_dtype
-from variants import lora, preferences, unmasking
+from variants import lora, preferences
 
 
 class State(NamedTuple):
@@ -192,7 +192,7 @@ def abstract_run(cfg):
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
 
     def make(key):
-        params = unmasking.with_policy(model.init(key, cfg.model, width), key, cfg)
+        params = model.init(key, cfg.model, width)
         if cfg.lora_rank:
             params = model.cast(params, cfg.model.dtype)
         params, base = lora.split(params, key, cfg)

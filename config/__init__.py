@@ -192,19 +192,16 @@ class Config:
     order: str = key("confidence", "which masks to fill first: random, confidence, margin, entropy, left, sampled")
     rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic, static; "
                      "renoise: also takes tokens back; drafts: as the causal model of the same weights would write "
-                     "(variants/drafts.py); learned: as a trained policy says (variants/unmasking.py)")
+                     "(variants/drafts.py)")
     block_len: int | None = key(None, "fill blocks of this length from left to right; None: one block", POSITIVE_INT)
     cache: str = key("none", "reuse keys and values outside the block: none, prefix (left), dual (both sides)")
-    threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one; "
-                                "rule=learned, at temperature 0: that the policy fills with at least this probability")
+    threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one")
     factor: float = key(1.0, "rule=factor: fill n masks if the last is at least 1 - factor / (n + 1) probable")
     budget: float = key(0.1, "rule=entropy: fill while the sum of entropies, less the largest, is within this (nats)")
     tempered: bool = key(False, "order and rule use probabilities after temperature, top_k and top_p; False: before")
     temperature: float = key(1.0, "for rollouts and samples; evaluations also decode greedily", NON_NEGATIVE)
     top_k: int | None = key(None, "sample from the k most probable tokens; None: from all")
     top_p: float | None = key(None, "sample from the most probable tokens that reach this probability; None: from all")
-    min_p: float | None = key(None, "sample from tokens at least min_p times as probable as the best; None: from all",
-                              BELOW_1)
     repetition_penalty: float = key(1.0, "above 1: make tokens that a row already has less likely")
 
     rewards: tuple[str, ...] = key((), "names, path.py:function, length(target=40); the first decides at evaluations",
@@ -214,7 +211,6 @@ class Config:
     reward_workers: int | None = key(None, "programs at a time; None: six per core, at most 64", POSITIVE_INT)
     sandbox_unsafe: tuple[str, ...] = key((), "protections to do without on this machine, see judges/sandbox.py")
     reward_clip: float | None = key(None, "clip each reward to -clip .. clip", POSITIVE)
-    diversity_bonus: float = key(0.0, "weight of the difference between a completion and its group", NON_NEGATIVE)
     judge_from: str | None = key(None, "model of the reward `judge`: a folder or a config file", SOURCE)
 
     group_size: int = key(8, "completions per prompt, compared with each other", GROUP, section="grpo: rollouts")
@@ -224,7 +220,6 @@ class Config:
     updates_per_rollout: int = key(1, "passes over the completions, each with new masks", POSITIVE_INT)
     keep_completions: int | None = key(None, "update on those with the largest advantages; None: all", POSITIVE_INT)
     minibatch_size: int | None = key(None, "most completions per update; None: all of them", POSITIVE_INT)
-    mask_truncated: bool = key(False, "leave completions without an end of text out of the loss")
     score_after_end: bool = key(False, "include tokens after the end of text in the loss: only then trace is unbiased")
     dynamic_sampling: int = key(0, "most times to resample groups whose rewards are all equal", NON_NEGATIVE)
     hint_ratio: float = key(0.0, "dynamic_sampling: ask prompts whose completions are all wrong again, with up to this "
@@ -233,14 +228,10 @@ class Config:
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
-    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact; "
-                                 "decisions: of the policy of rule=learned, which alone is trained",
+    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities")
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
-    entropy_steps: int | None = key(None, "trace: steps per completion to learn from, those whose tokens were the "
-                                    "most uncertain; None: all", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
-    logp_scale: float = key(1.0, "factor of log-probs; 2/3 makes the weights of coupled sum to 1", POSITIVE)
     random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")
     p_mask_prompt: float = key(0.0, "one_step: probability that a prompt token is masked", FRACTION)
 
@@ -250,8 +241,6 @@ class Config:
                         "reward of the group (MaxRL)", choices=("group", "batch", "none", "mean"))
     adv_eps: float = key(1e-4, "added to the standard deviation", NON_NEGATIVE)
     adv_negative: float = key(1.0, "weight of negative advantages; 0: learn only from the better ones", NON_NEGATIVE)
-    step_baseline: float = key(0.0, "trace: compare each step with the text before it, filled greedily in one pass; "
-                               "weight of that text's reward in the baseline, 0: only the group's mean", FRACTION)
     reward_norm: str = key("sum", "sum: add up several rewards, then normalize; each: normalize each first",
                            choices=("sum", "each"))
     ratio_level: str = key("token", "ratio to the old policy per token, per sequence, or none",
@@ -261,25 +250,13 @@ class Config:
                                   choices={None: None} | grpo.AGGREGATIONS)
     clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
     clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
-    clip_cap: float | None = key(None, "dual clip: largest ratio if the advantage is negative", above(1))
     cispo_cap: float = key(5.0, "loss_type=cispo: largest weight of a ratio", POSITIVE)
-    rollout_weight: str = key("none", "correct for a sampler that differs from the policy (cache): weigh each token, "
-                              "or each sequence (unbiased if all steps are scored), by the ratio of the policy to it",
-                              choices=("none", "token", "sequence"))
-    rollout_cap: float = key(2.0, "rollout_weight: largest weight", POSITIVE)
-    spg_mix: float = key(0.5, "loss_type=spg: share of the upper bound if the advantage is negative", FRACTION)
-    spg_power: float = key(1.5, "loss_type=spg: power of its power mean", POSITIVE)
     entropy_coef: float = key(0.0, "weight of the entropy bonus", NON_NEGATIVE)
-    top_entropy_quantile: float = key(1.0, "share of tokens in the policy loss, those of highest entropy of all that a "
-                                      "micro-batch scores; 1: all (the KL always has all)", FRACTION)
     nll_coef: float = key(0.0, "weight of the negative log-likelihood of right completions (LightningRL: 0.1): those "
                           "whose first reward reaches pass_at; without pass_at, those with an advantage above 0; "
                           "dpo: of the better answers, divided by max_new_tokens", NON_NEGATIVE)
-    draft_coef: float = key(0.0, "rule=drafts: weight of the denoising loss on the policy's own completions, so that "
-                            "drafts keep up with it", NON_NEGATIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
     kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS)
-    kl_in_reward: bool = key(False, "subtract the KL from the rewards instead of adding it to the loss")
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
     ref_mode: str = key("static", "the reference is static, ema (follows the policy) or periodic (is renewed)",
                         choices=("static", "ema", "periodic"))
@@ -424,9 +401,6 @@ def between_keys(c):
         (c.causal_weight and not c.max_prompt_len and not c.init_from,
          f"causal_weight={c.causal_weight}: the first token of a text is predicted from its prompt, but "
          "max_prompt_len=0 leaves none, so a model made from scratch would not learn it"),
-        (c.rule == "learned" and c.objective != "grpo" and not c.eval_only,
-         f"rule='learned' asks a policy that only objective='grpo' trains, and this is {c.objective!r}: take another "
-         "rule, such as quota"),
         (c.on_collapse != "warn" and c.objective != "grpo",
          f"on_collapse={c.on_collapse!r}: only runs of objective='grpo' are watched, and this is {c.objective!r}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
@@ -438,7 +412,6 @@ def between_keys(c):
         yield from between_keys_of_dpo(c)
     if c.objective == "grpo":
         yield from between_keys_of_grpo(c)
-        yield from between_keys_of_decisions(c)
         yield from idle_keys(c)
     yield (c.init_from and not (c.resume or c.eval_only) and is_inside(c.init_from, c.out_dir),
            f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir")
@@ -460,10 +433,10 @@ def between_keys_of_lora(c):
 # Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
 IDLE_IN_DPO = (
     "paired loss_norm causal_weight group_size rollout_steps early_end updates_per_rollout keep_completions "
-    "minibatch_size mask_truncated score_after_end dynamic_sampling fill_in mask_ratio_min mask_ratio_max "
-    "entropy_steps logp_scale random_masking p_mask_prompt adv_baseline adv_norm adv_eps adv_negative step_baseline "
-    "reward_norm ratio_level loss_type aggregation clip_low clip_high clip_cap cispo_cap rollout_weight rollout_cap "
-    "spg_mix spg_power entropy_coef top_entropy_quantile draft_coef kl_est kl_in_reward hint_ratio"
+    "minibatch_size score_after_end dynamic_sampling fill_in mask_ratio_min mask_ratio_max "
+    "random_masking p_mask_prompt adv_baseline adv_norm adv_eps adv_negative "
+    "reward_norm ratio_level loss_type aggregation clip_low clip_high cispo_cap "
+    "entropy_coef kl_est hint_ratio"
 )
 
 
@@ -484,11 +457,6 @@ def between_keys_of_dpo(c):
          f"{views} views"),
         *idle(c, IDLE_IN_DPO, "with objective='dpo':"),
     )  # fmt: skip
-
-
-def pays_for_speed(c):
-    """Return True if the reward `passes` is trained on."""
-    return any(re.fullmatch(r"passes(\(.*\))?", name) for name in c.rewards)
 
 
 def between_keys_of_grpo(c):
@@ -513,83 +481,18 @@ def between_keys_of_grpo(c):
          f"mask_ratio_min={c.mask_ratio_min} must be at most mask_ratio_max={c.mask_ratio_max}"),
         (c.logp_est == "coupled" and c.mask_ratio_max == 1,
          "logp_est='coupled' divides by 1 - t: mask_ratio_max must be below 1"),
-        (c.fill_in and c.mask_truncated,
-         "mask_truncated=True with fill_in=True would leave out everything: the end of text is never masked"),
-        (c.clip_cap is not None and c.clip_cap <= 1 + c.clip_high,
-         f"clip_cap={c.clip_cap} is for ratios that are not clipped otherwise: it must be above 1 + clip_high = "
-         f"{1 + c.clip_high:g}"),
         (c.early_end and c.score_after_end,
          "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
-        (c.temperature == 0 or c.top_k == 1 and c.logp_est != "decisions",
+        (c.temperature == 0 or c.top_k == 1,
          f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
-        (c.rule in ("quota", "dream", "static") and pays_for_speed(c),
-         f"rewards={c.rewards}: with rule={c.rule!r} a text takes as many passes as the schedule says, so tokens per "
-         "pass would pay for its length: take rule='threshold', factor, entropy or dynamic"),
-        (c.kl_in_reward and c.reward_norm == "each",
-         "kl_in_reward=True with reward_norm='each' would give every KL the same size, whatever kl_beta says"),
         (c.adv_norm == "mean" and c.reward_norm == "each",
          "adv_norm='mean' divides the sum of the rewards by its mean, which reward_norm='each' ignores: set "
          "reward_norm='sum'"),
-        (c.loss_type == "spg" and (c.logp_est != "elbo" or c.kl_beta),
-         f"loss_type='spg' is a bound made of the views of logp_est='elbo' (now {c.logp_est!r}), with kl_beta=0 (now "
-         f"{c.kl_beta})"),
-        (c.loss_type in ("wd1", "spg") and c.ratio_level != "none",
+        (c.loss_type == "wd1" and c.ratio_level != "none",
          f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
-        *between_keys_and_steps(c),
-        (c.top_entropy_quantile < 1 and c.ratio_level == "sequence",
-         f"top_entropy_quantile={c.top_entropy_quantile} leaves tokens out, but ratio_level='sequence' gives a "
-         "completion one loss, whose gradient all of its tokens have: take 'token' or 'none'"),
-        (c.loss_type == "spg" and c.nll_coef,
-         f"nll_coef={c.nll_coef}: loss_type='spg' has an upper bound in place of the log-probs that it pushes down, "
-         "which is no likelihood: leave one of them out"),
-        (c.rollout_weight != "none" and c.logp_est not in ("trace", "exact"),
-         f"rollout_weight={c.rollout_weight!r} compares log-probs with those of sampling, which "
-         f"logp_est={c.logp_est!r} does not estimate: take trace or exact, or rollout_weight='none'"),
-        (c.rollout_weight == "token" and c.ratio_level == "sequence",
-         "rollout_weight='token' weighs tokens, but ratio_level='sequence' gives a completion one loss: set "
-         "rollout_weight='sequence'"),
         ("judge" in c.rewards + c.eval_rewards and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
     )  # fmt: skip
-
-
-def between_keys_of_decisions(c):
-    """Yield (True if wrong, message) for training the policy of rule=learned (variants/unmasking.py)."""
-    yield (c.rule == "learned" and c.logp_est != "decisions",
-           f"logp_est={c.logp_est!r} would train the denoiser on what rule='learned' fills: train its policy, with "
-           "logp_est='decisions', or the denoiser with another rule")
-    if c.logp_est != "decisions":
-        return
-    needed = {"rule": "learned", **checks.NEEDED_BY_LEARNED, "score_after_end": True, "weight_decay": 0.0,
-              "block_len": None, "lora_rank": None, "fill_in": False, "nll_coef": 0.0, "draft_coef": 0.0,
-              "logp_scale": 1.0, "logp_chunk": None}  # fmt: skip
-    for name, value in needed.items():
-        yield (getattr(c, name) != value,
-               f"{name}={getattr(c, name)!r}: logp_est='decisions' trains the policy that says which masks to fill, "
-               f"about all tokens of a completion, and nothing else: set {name}={value!r}")
-
-
-def between_keys_and_steps(c):
-    """Yield (True if wrong, message) for the keys that tell the steps of a completion apart (variants/credit.py)."""
-    for name in ("entropy_steps", "step_baseline"):
-        yield (getattr(c, name) and c.logp_est != "trace",
-               f"{name}={getattr(c, name)} needs log-probs of the steps that were taken: logp_est='trace' (now "
-               f"{c.logp_est!r})")
-    apart = {"adv_norm": "none", "reward_norm": "sum", "adv_negative": 1.0}  # rewards and advantages have one scale
-    apart |= {"kl_in_reward": False, "diversity_bonus": 0.0}  # which texts that were filled in one pass do not have
-    for name, value in apart.items() if c.step_baseline else ():
-        yield (getattr(c, name) != value,
-               f"step_baseline={c.step_baseline} compares rewards as they are: set {name}={value!r} (now "
-               f"{getattr(c, name)!r})")
-    yield (c.step_baseline and c.ratio_level == "sequence",
-           "ratio_level='sequence' gives all tokens of a completion the mean of their advantages, which step_baseline="
-           f"{c.step_baseline} tells apart: set ratio_level='token' or 'none'")
-    yield (c.step_baseline and c.loss_type == "wd1",
-           "loss_type='wd1' makes weights of the advantages of completions, and step_baseline="
-           f"{c.step_baseline} gives those of steps: leave one out")
-    for name in {"diversity", "passes"} & {reward.split("(")[0] for reward in c.rewards}:
-        yield (c.step_baseline, f"the reward {name!r} looks at more than a text, and step_baseline={c.step_baseline} "
-               "judges texts that were filled in one pass, each alone: leave one of the two out")
 
 
 def idle(c, keys, why):
@@ -608,10 +511,8 @@ def idle_keys(c):
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
         ("hint_ratio", c.dynamic_sampling and c.pass_at is not None and not c.fill_in,
          "dynamic_sampling=1 or more, with a pass_at that says what is right, and fill_in=False"),
-        ("clip_low clip_high clip_cap", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
-        ("rollout_cap", c.rollout_weight != "none", "rollout_weight='token' or 'sequence'"),
-        ("draft_coef", c.rule == "drafts", "rule='drafts'"),
-        ("ref_mode ref_from kl_in_reward", c.kl_beta, "kl_beta above 0: without it there is no reference"),
+        ("clip_low clip_high", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
+        ("ref_mode ref_from", c.kl_beta, "kl_beta above 0: without it there is no reference"),
     ):
         if not has_effect:
             yield from idle(c, keys, f"here, it is for {where};")
@@ -642,9 +543,6 @@ def between_keys_and_causal(c, shape, where):
         yield (used and not shape.causal_text,
                f"{name}={getattr(c, name)!r}, but the model {where} is not autoregressive and a denoiser at once: it "
                "has causal_text=False")
-    yield (shape.causal and pays_for_speed(c),
-           f"rewards={c.rewards}: the model {where} is causal and writes one token per pass, whatever the rule, so "
-           "tokens per pass are the same for all texts: leave that reward out")
     yield (c.objective == "dpo" and (c.logp_est == "exact") != shape.causal,
            f"logp_est={c.logp_est!r}, but the model {where} is " + ("causal, so its log-probs are known: take exact" if
            shape.causal else "a denoiser, which sees the tokens it should predict: take elbo"))
@@ -671,9 +569,6 @@ def between_keys_and_blocks(c, shape, where):
     yield (shape.block_causal % min(c.block_len or shape.block_causal, shape.block_causal),
            f"block_len={c.block_len}: the model {where} has blocks of {shape.block_causal}, which are filled in parts "
            "of a length that divides it, or at once: None")
-    for name in ("entropy_steps", "step_baseline"):
-        yield (getattr(c, name), f"{name}={getattr(c, name)}: the model {where} writes block after block, so one pass "
-               f"cannot fill a text; leave {name} out")
     yield (c.objective == "grpo" and c.repetition_penalty != 1,
            f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model at once, and "
            "each was sampled with other tokens there: 1.0")

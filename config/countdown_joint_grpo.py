@@ -21,6 +21,5 @@ config = replace(
     order=base.order,
     cache=base.cache,
     logp_est="exact",
-    draft_coef=0.3,
     model=base.model,
 )

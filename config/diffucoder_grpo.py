@@ -99,7 +99,6 @@ tiny = {  # what --model=tiny changes
     "rollout_chunk": None,
     "logp_chunk": None,
     "gradient_accumulation_steps": 1,
-    "diversity_bonus": 0.1,  # a random model earns nothing else, and equal rewards have no gradient
     "max_iters": 2,
     "log_interval": 1,
     "eval_interval": 2,

@@ -248,15 +248,10 @@ def reward_table(parts: dict[str, np.ndarray], cfg: Any, fns: dict) -> np.ndarra
     return np.stack(rows)
 
 
-def reward_weights(table, cfg):
-    """Return the weights (R,) of a table of rewards (R, N, G), whose last row may be the diversity bonus."""
-    weights = cfg.reward_weights or (1.0,) * len(cfg.rewards)
-    return np.array([*weights, cfg.diversity_bonus][: len(table)])
-
-
 def total_rewards(table, cfg) -> np.ndarray:
     """Add up the weighted rewards of a table (R, N, G) -> (N, G), nan where no reward has an opinion."""
-    weighted = reward_weights(table, cfg)[:, None, None] * table
+    weights = np.array(cfg.reward_weights or (1.0,) * len(table))
+    weighted = weights[:, None, None] * table
     return np.where(np.isnan(table).all(0), np.nan, np.nansum(weighted, 0))
 
 
@@ -267,19 +262,17 @@ def advantage_settings(table, cfg) -> dict[str, Any]:
         raise ValueError(f"adv_norm='mean' divides by the mean reward of a group, so rewards must not be negative, but "
                          f"one is {lowest:g}: take another reward, or adv_norm='group'")  # fmt: skip
     return {
-        "weights": reward_weights(table, cfg),
+        "weights": cfg.reward_weights or (1.0,) * len(table),
         "baseline": cfg.adv_baseline,
         "scale": cfg.adv_norm,
         "eps": cfg.adv_eps,
         "normalize": cfg.reward_norm,
-        "kl_beta": cfg.kl_beta,
     }
 
 
 def has_signal(scored: Any, cfg: Any) -> np.ndarray:
-    """True for each group (N,) whose rewards differ, the diversity bonus ignored; others have no advantages."""
-    table = scored.rewards[: len(cfg.rewards)]
-    adv = grpo.advantages(table, **advantage_settings(table, cfg))
+    """True for each group (N,) whose rewards differ; others have no advantages."""
+    adv = grpo.advantages(scored.rewards, **advantage_settings(scored.rewards, cfg))
     return np.asarray((adv != 0).any(1))
 
 
@@ -462,8 +455,6 @@ def length_metrics(rollout, cfg, tok):
 def rollout_metrics(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, float]:
     """Summarize the rewards, advantages (N, G) and completions of an iteration for the log."""
     total, size = total_rewards(scored.rewards, cfg), cfg.group_size
-    if scored.kl is not None:
-        total = total - cfg.kl_beta * scored.kl
     known, within = total[~np.isnan(total)], grpo.moments(jnp.asarray(total), 1)
     groups = [scored.completions[i : i + size] for i in range(0, len(scored.completions), size)]
     metrics = {

@@ -158,8 +158,8 @@ def fewer_updates(cfg: Any) -> dict:
 
 
 def stay_closer(cfg: Any) -> dict:
-    """Propose to stay closer to the reference; with spg, which has no KL, smaller steps -> {key: value}."""
-    return lower_rate(cfg) if cfg.loss_type == "spg" else {"kl_beta": 3 * cfg.kl_beta or 0.02}
+    """Propose to stay closer to the reference -> {key: value}."""
+    return {"kl_beta": 3 * cfg.kl_beta or 0.02}
 
 
 class Sign(NamedTuple):

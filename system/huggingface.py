@@ -23,7 +23,7 @@ import model
 from data import bpe
 from data.bpe import Tokenizer
 from system import disk, hosts, sharding
-from variants import lora, moe, unmasking
+from variants import lora, moe
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.
@@ -253,7 +253,6 @@ NEEDED = (  # fields that a config.json must give, if the family has them
     "expert_groups", "groups_per_token", "n_shared", "first_dense",
 )  # fmt: skip
 JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassification
-POLICY = f"{unmasking.NAME}.safetensors"  # of a learned order, beside the model
 ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's last one is Ministral 3's
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (
@@ -376,16 +375,7 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
         theirs["rope_scaling"] = {"rope_type": stretch, **dict(zip(ROPES[stretch], cfg.rope_scaling, strict=False))}
         del theirs["rope_type"]
     tensors = [to_store(params, name, parts) for name, parts in by_name(tensor_places(cfg, n_out))]
-    files = {"config.json": theirs} | policy_file(params)
-    return files | disk.split_among_processes("model", tensors)
-
-
-def policy_file(params):
-    """Make the file of a policy that says which masks to fill (variants/unmasking.py) -> {its name: its tensors}, as
-    `disk.write_files` takes them; {} without a policy."""
-    policy = {name: hosts.gather(x) for name, x in params.get(unmasking.NAME, {}).items()}  # now, in every process
-    tensors = [disk.Stored(name, x, functools.partial(np.asarray, x)) for name, x in policy.items()]
-    return {POLICY: tensors} if tensors else {}
+    return {"config.json": theirs} | disk.split_among_processes("model", tensors)
 
 
 def to_store(params, name, parts):
@@ -585,15 +575,7 @@ def load_folder(
         )
     places, shapes = list(tensor_places(cfg, n_out, kind)), model.shapes(cfg, n_out)
     params = load_tensors(folder, files, places, shapes, dtype, (f"{kind} model", "config.json"))
-    return params | read_policy(folder), cfg
-
-
-def read_policy(folder):
-    """Read the policy of a folder -> {} or {"unmasking": its params}."""
-    path = os.path.join(folder, POLICY)
-    if not os.path.exists(path):
-        return {}
-    return {unmasking.NAME: {name: jnp.asarray(f.get_tensor(name)) for name, f in disk.open_tensors(path).items()}}
+    return params, cfg
 
 
 def load_tensors(folder, files, places, shapes, dtype, described):

@@ -215,12 +215,12 @@ def pass_flops(cfg, rows, scored, width, keys, last=None):
 def estimate_flops(cfg: Config) -> dict[str, float]:
     """Estimate the FLOPs of an iteration by stage, on all devices."""
     rows, forward = count_rows(cfg), scoring_flops(cfg)
-    update = (4 if rows.recomputed else 3) * (forward + draft_flops(cfg))  # a backward pass takes two forward passes
+    update = (4 if rows.recomputed else 3) * forward  # a backward pass takes two forward passes
     if cfg.objective != "grpo":
         return {"rollout": 0, "scoring": forward if cfg.objective == "dpo" else 0, "update": update}
     first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
     old = 3 if rl.old_logp_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
-    scorings = bool(cfg.kl_beta) + cfg.kl_in_reward + (cfg.ratio_level != "none") * (1 - first) * old
+    scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none") * (1 - first) * old
     return {"rollout": rollout_flops(cfg), "scoring": scorings * forward, "update": update}
 
 
@@ -236,16 +236,6 @@ def scoring_flops(cfg):
     return pass_flops(cfg, copies, new, columns, T + columns, new) + pass_flops(
         cfg, copies / copies_per_text(cfg), text if cfg.causal_weight else 0, T, T, text
     )
-
-
-def draft_flops(cfg):
-    """Estimate the FLOPs of an iteration's forward passes over noisy copies of the completions, for draft_coef."""
-    if not cfg.draft_coef:
-        return 0
-    rows = cfg.updates_per_rollout * config.n_update(cfg)
-    T, new = cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens
-    columns = new + min(cfg.model.block_causal - 1, cfg.max_prompt_len)
-    return pass_flops(cfg, rows, new, columns, T + columns, new) + pass_flops(cfg, rows, 0, T, T, 0)
 
 
 def rollout_flops(cfg):

@@ -252,12 +252,12 @@ def count_params(params: Any) -> int:
 ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
     "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
                 "repetition_penalty fill_in dynamic_sampling hint_ratio",
-    "rewards": "rewards reward_weights reward_clip diversity_bonus",
-    "estimator": "logp_est logp_views entropy_steps logp_scale",
-    "advantages": "adv_baseline step_baseline adv_norm adv_negative reward_norm keep_completions",
-    "loss": "loss_type aggregation ratio_level clip_low clip_high clip_cap updates_per_rollout entropy_coef "
+    "rewards": "rewards reward_weights reward_clip",
+    "estimator": "logp_est logp_views",
+    "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
+    "loss": "loss_type aggregation ratio_level clip_low clip_high updates_per_rollout entropy_coef "
             "nll_coef",
-    "KL": "kl_beta kl_est kl_in_reward ref_mode ref_from",
+    "KL": "kl_beta kl_est ref_mode ref_from",
     "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
 
 

@@ -49,12 +49,10 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import sample as sampler
     import train as trainer
     from data import texts
-    from grpo import advantages as group_advantages
     from judges import rules, scores
     from system import kernels, memory
     from system.start import find_or_train
-    from system.start import prepare as prepare_run
-    from variants import credit, joint, slots, speed
+    from variants import joint, slots, speed
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -893,7 +891,8 @@ def beside_torch(torch, twin, run, rounds):
     r = rollout(run)
     judge = lambda: rl.score_rollout(r, text.rows, fns, run, tok)
     scored = lambda: rl.minibatches(state, key, key, r, run)
-    adv = advantages(judge(), run)
+    found = judge().rewards
+    adv = group_advantages(found, **scores.advantage_settings(found, run)).reshape(-1)
     batches = [b._replace(advantage=adv[rows]) for rows, b in scored()]
 
     def tensors(b):
@@ -943,70 +942,6 @@ def equal(b, params, run, weights, loss, tensors, twin):
           f"({clip:.0%} of the tokens clipped)\n", flush=True)  # fmt: skip
 
 
-# ---- credit ----------------------------------------------------------------------------------------------------------
-
-def credit_by_step(options):
-    """how far the gradient of a batch varies with each step_baseline and entropy_steps, on a sudoku base"""
-    machine("jax", "numpy")
-    keys = dict(logp_est="trace", logp_views=4, adv_norm="none", adv_negative=1.0, adv_baseline="loo", batch_size=16,
-                updates_per_rollout=1, keep_completions=None, rollout_chunk=None, loss_type="dr_grpo",
-                step_baseline=0.5, out_dir="out/credit")  # fmt: skip
-    run, tok, params, _ = prepare_run(dataclasses.replace(config.read_file("config/sudoku_grpo.py"), **keys),
-                                      trainer.train)  # fmt: skip
-    rows = texts.encode_split(run, tok, "train", with_completions=False)
-    fns, draw = scores.reward_functions(run, tok, rows.rows).trained, texts.prompt_sampler(run, tok, rows)
-    slope = jax.jit(lambda b: jax.grad(lambda p: rl.policy_loss(p, b, run)[0])(params))
-    gradients, known = [], []
-    for i in range(n := some(options, 2, 8, 32)):
-        say(f"batch {i + 1} of {n}")
-        b, parts, more = batch_with_parts(params, draw(i, 0), jax.random.key(i), fns, run, tok)
-        gradients.append([jax.flatten_util.ravel_pytree(slope(b._replace(advantage=a)))[0] for a in parts])
-        known.append(more)
-    for number, (entropy, correlation) in enumerate(np.nanmean(known, 0).T):  # nan: all fills were wrong
-        print(f"step {number}: mean entropy {entropy:.2f}, correlation of the two rewards {correlation:.2f}")
-    print()
-    group, step, group_of_two, step_of_two = np.array(gradients).swapaxes(0, 1)
-    ways = {f"{kind}, step_baseline={w}": (1 - w) * a + w * b for kind, a, b in (
-        ("all steps", group, step), ("entropy_steps=2", group_of_two, step_of_two))
-        for w in (0, 0.25, 0.33, 0.5, 0.75, 1)}  # fmt: skip
-    table(["", "variance", "signal", "signal/noise"], ways, (
-        [way, f"{variance(g) / variance(group):.2f}", f"{squared_mean(g) / squared_mean(group):.2f}",
-         f"{squared_mean(g) / variance(g):.3f}"] for way, g in ways.items()))  # fmt: skip
-
-
-def advantages(found, run):
-    """The advantages of an iteration (N * G,)."""
-    return group_advantages(found.rewards, **scores.advantage_settings(found.rewards, run)).reshape(-1)
-
-
-def batch_with_parts(params, prompts, key, fns, run, tok):
-    """Write a batch -> its Minibatch; its advantages (B, T) with the group's baseline, with that of each step, and both
-    for entropy_steps=2; the entropy of each step and the correlation of R and b(x_t) there (2, S)."""
-    r = rl.roll_out(params, key, prompts, run, tok)
-    found = rl.score_rollout(r, prompts.rows, fns, run, tok)
-    adv = advantages(found, run)
-    ((_, b),) = rl.minibatches(trainer.State(0, params, None, None, None), key, key, r, run)
-    steps = credit.look_at_steps(params, r, run)
-    rows = [row for row in prompts.rows for _ in range(run.group_size)]
-    fill = credit.fill_rewards(steps, credit.choose_steps(steps.entropy, None), rows, fns, run, tok)
-    R = scores.total_rewards(found.rewards[: len(run.rewards)], run).reshape(-1)
-    by_step = credit.at_tokens((R[:, None] - fill).astype(np.float32), r, 0.0)
-    group = jnp.broadcast_to(adv[:, None], by_step.shape).astype(jnp.float32)
-    two = credit.at_tokens(credit.choose_steps(steps.entropy, 2), r, False)
-    correlations = [np.corrcoef(R, b)[0, 1] if b.std() and R.std() else np.nan for b in fill.T]
-    return b, (group, by_step, group * two, by_step * two), [steps.entropy.mean(0), correlations]
-
-
-def squared_mean(g):
-    """The squared length of the expected gradient, from n drawn ones g (n, P), without bias."""
-    return ((g.sum(0) ** 2).sum() - (g**2).sum()) / (len(g) * (len(g) - 1))
-
-
-def variance(g):
-    """The mean squared distance of gradients g (n, P) from their mean."""
-    return (g**2).sum(1).mean() - squared_mean(g)
-
-
 # ---- drafts ----------------------------------------------------------------------------------------------------------
 
 def drafts(options):
@@ -1050,13 +985,13 @@ def gpu(options):
 
 
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "compare": compare, "ladder": ladder,
-            "truth": truth, "credit": credit_by_step, "frontier": frontier, "growth": growth, "grpo": grpo,
+            "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo,
             "drafts": drafts, "gpu": gpu}  # fmt: skip
 # What each of them takes from the command line, beside --toy.
 FLAGS = {
     "train": "rounds quick", "sample": "rounds quick", "rewards": "quick", "order": "run quick",
     "compare": "tasks picture seeds bases methods minutes show record fresh signs out flags",
-    "ladder": "tasks seeds minutes show record fresh out flags", "truth": "picture quick", "credit": "quick",
+    "ladder": "tasks seeds minutes show record fresh out flags", "truth": "picture quick",
     "frontier": "tasks runs picture quick", "growth": "rounds picture quick", "grpo": "rounds quick",
     "drafts": "run recipe rounds quick", "gpu": "tasks plan json",
 }  # fmt: skip

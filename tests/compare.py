@@ -6,7 +6,7 @@ at any time and go on where they were, and --show prints what there is without s
 runs behind docs/estimators.md are in tests/compare.jsonl and count as finished, as long as their command is the same;
 --record adds yours, --fresh leaves them out.
 
-`compare` has eight estimators (`exact` needs an autoregressive model) and credit per step on three tasks, from bases of
+`compare` has eight estimators (`exact` needs an autoregressive model) on three tasks, from bases of
 three strengths, with many seeds, and summarizes them as rliable does (2108.13264): the interquartile mean, and its 95%
 interval over seeds drawn again and again within each task and base. `ladder` begins with a paper's settings and takes
 over ours one after the other.
@@ -42,9 +42,7 @@ METHODS = {
     "strata": ("--logp_est=strata --logp_views=4", 4),
     "trace": ("--logp_est=trace --logp_views=4", 4),
     "left_to_right": ("--logp_est=left_to_right", "L"),
-    # Credit per step needs both signs of the advantage. It also reads the text before each step, once per rollout.
     "trace_both_signs": (f"{BOTH} --logp_est=trace --logp_views=4", 4),
-    "trace_credit_per_step": (f"{BOTH} --logp_est=trace --logp_views=4 --step_baseline=0.5", 4),
 }
 
 # ---- the tasks -------------------------------------------------------------------------------------------------------
@@ -292,8 +290,7 @@ def compare_jobs(tasks, bases, methods, options):
                 for name in methods:
                     flags, views = METHODS[name]
                     views, steps = first.max_new_tokens if views == "L" else views, first.diffusion_steps
-                    reading = steps if "step_baseline" in flags else 0
-                    n = 1 if options.toy else iterations(BUDGET, prompts, 4, kept, updates, steps, views, reading)
+                    n = 1 if options.toy else iterations(BUDGET, prompts, 4, kept, updates, steps, views)
                     rate = RATES.get((task, options.signs), 1e-4)
                     command = merged(
                         f"config/{task}_grpo.py", COMPARED, kind.model, SIGNS[options.signs],

@@ -29,9 +29,9 @@ def kept_in_16_bits(params):
                for path, x in jax.tree_util.tree_leaves_with_path(params))  # fmt: skip
 
 
-def advantages(table, cfg, kl=None):
+def advantages(table, cfg):
     """The advantages that an iteration gives to a table of rewards (R, N, G)."""
-    return grpo.advantages(table, kl=kl, **scores.advantage_settings(table, cfg))
+    return grpo.advantages(table, **scores.advantage_settings(table, cfg))
 
 
 def flat(tree):

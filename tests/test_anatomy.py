@@ -113,18 +113,6 @@ def test_the_page_has_the_numbers_that_the_run_logged(kind, pages):
         assert [c["rewards"][name] for c in shown[0]["completions"]] == pytest.approx(values)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [
-    dict(top_entropy_quantile=0.5), dict(top_entropy_quantile=0, rollout_weight="token", rollout_cap=0.5)])  # fmt: skip
-def test_parts_add_up_to_the_loss_also_where_some_tokens_weigh_less_or_nothing(changes, place, tmp_path):
-    keys = dict(updates_per_rollout=1, minibatch_size=12) | changes
-    page = write(tmp_path / "page.html", arguments(place, "denoiser", tmp_path / "run", **keys))
-    shown = [u for p in page["prompts"] for c in p["completions"] for u in c["updates"]]
-    assert sum(np.sum(u["part"]) for u in shown) == pytest.approx(page["updates"][0]["pg_loss"], rel=1e-4)
-    parts = np.concatenate([u["part"] for u in shown])
-    assert (np.concatenate([u["push"] for u in shown])[parts == 0] == 0).all() and 0 < (parts != 0).sum() < parts.size
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_probs_ratios_and_parts_are_those_of_the_formulas(kind, pages):
     out, page, _ = pages(kind)

@@ -21,7 +21,6 @@ import model
 import runs
 from config import countdown_joint_base
 from config.sudoku import config
-from system.start import with_ids
 from train import State
 
 
@@ -54,14 +53,14 @@ def here(monkeypatch, capsys):
 def test_without_a_command_it_says_what_there_is(here):
     out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
-    assert names == ["train", "sample", "rewards", "order", "compare", "ladder", "truth", "credit", "frontier",
+    assert names == ["train", "sample", "rewards", "order", "compare", "ladder", "truth", "frontier",
                      "growth", "grpo", "drafts", "gpu"]  # fmt: skip
 
 
 def test_a_flag_of_another_command_is_refused(here):
     for words, message in (("train --seeds=3", "--seeds changes nothing in train, which takes --rounds, --quick, --to"),
                            ("compare --quick", "--quick changes nothing in compare, which takes --tasks, --picture"),
-                           ("credit out/x", "'out/x' changes nothing in credit, which takes --quick, --toy:"),
+                           ("growth out/x", "'out/x' changes nothing in growth, which takes --rounds"),
                            ("gpu --show", "--show changes nothing in gpu")):  # fmt: skip
         with pytest.raises(SystemExit, match=f"^error: {message}"):
             here(*words.split())
@@ -235,20 +234,6 @@ def test_where_texts_end_trace_has_the_exact_gradient_only_if_all_tokens_are_sco
     (_, views, *up_to_end), (_, _, *everything) = truth.rows(case, labels, 1, 2)
     assert views == 4 and everything[:2] == pytest.approx([1, 0], abs=1e-3) and everything[6] > 0.999
     assert up_to_end[1] > 0.1
-
-
-@pytest.mark.slow
-def test_credit_is_a_table_of_the_variance_with_each_baseline_and_with_fewer_steps(here, monkeypatch):
-    """On a model that knows nothing, whose rewards are shares of right cells."""
-    def untrained(run, train):
-        tok = data.Tokenizer.bytes()
-        shape = with_ids(model.ModelConfig(d_model=16, n_layer=1, n_head=2), tok)
-        return replace(run, rewards=("sudoku",), model=shape), tok, model.init(jax.random.key(0), shape), None
-
-    monkeypatch.setattr(bench, "prepare_run", untrained)
-    out, rows = here("credit", "--toy")
-    assert sum("step_baseline=" in way for way in rows) == 12 and rows["all steps, step_baseline=0"][0] == "1.00"
-    assert out.count("correlation of the two rewards") == 4
 
 
 def test_growth_is_a_table_of_what_is_measured_beside_what_is_counted_and_a_picture(tmp_path, here):

@@ -101,7 +101,7 @@ def test_a_sign_is_told_once_and_a_run_that_goes_on_remembers():
 @pytest.mark.parametrize("loss", grpo.LOSSES)
 @pytest.mark.parametrize("sign", PLANTED)
 def test_what_is_advised_is_a_config_that_can_be_run(sign, loss):
-    has_ratio = loss not in ("wd1", "spg")
+    has_ratio = loss != "wd1"
     keys = dict(objective="grpo", init_from="x", rewards=("exact",), loss_type=loss, logp_est="elbo")
     cfg = config.Config(**keys, ratio_level="sequence" if has_ratio else "none", updates_per_rollout=4)
     for _, found in watched(rows(**PLANTED[sign]), cfg).values():

@@ -54,7 +54,7 @@ def test_all_methods_have_the_same_forward_passes():
         cfg = config.load(job.command.split())
         views = compare.METHODS[name][1]
         views = cfg.max_new_tokens if views == "L" else views
-        spent = cfg.max_iters * (64 * 4 * 4 + 64 * 4 * 4 * views + 64 * 4 * ("credit" in name))
+        spent = cfg.max_iters * (64 * 4 * 4 + 64 * 4 * 4 * views)
         assert spent == pytest.approx(compare.BUDGET, rel=0.06), name  # an iteration of left_to_right is a tenth
 
 

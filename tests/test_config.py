@@ -284,11 +284,11 @@ SEEDS = {
         "lr_schedule grad_clip log_interval save_interval",
     "--kl_loss_coef=0.001 --ppo_epochs=1 --loss_agg_mode=token --use_kl_in_reward=True --cliprange=0.2 --rollout_n=8 "
     "--ppo_mini_batch_size=64 --entropy_coeff=0 --top_p=0.95":
-        "kl_beta updates_per_rollout aggregation kl_in_reward clip_low group_size minibatch_size "
+        "kl_beta updates_per_rollout aggregation clip_low group_size minibatch_size "
         "entropy_coef",
     "--reward_funcs=exact --mask_truncated_completions=True --log_completions=True --steps=16 "
     "--importance_sampling_level=sequence --gen_length=128 --mc_num=4 --n_embd=64 --lr=1e-5":
-        "rewards mask_truncated log_samples diffusion_steps ratio_level max_new_tokens logp_views d_model "
+        "rewards log_samples diffusion_steps ratio_level max_new_tokens logp_views d_model "
         "learning_rate",
 }  # fmt: skip
 

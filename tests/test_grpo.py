@@ -292,24 +292,17 @@ def test_only_good_tokens_above_and_bad_tokens_below_are_clipped(level):
 @pytest.mark.parametrize("A", [GOOD, BAD])
 def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
     """Torch's clamp passes it on at a bound, its min shares it between equals. Binary fractions, so that nothing is
-    rounded: the ratio 1 with clip_low=0, 0.5 and 1.5 on their bounds, and 2 on the cap of dual clip."""
-    def torchs(rho, low, high, cap):
+    rounded: the ratio 1 with clip_low=0, and 0.5 and 1.5 on their bounds."""
+    def torchs(rho, low, high):
         torch = pytest.importorskip("torch")
         x = torch.tensor(rho, requires_grad=True)
-        free = x if cap is None else torch.clamp(x, max=cap)
-        (-torch.min(free * float(A), torch.clamp(x, 1 - low, 1 + high) * float(A))).backward()
+        (-torch.min(x * float(A), torch.clamp(x, 1 - low, 1 + high) * float(A))).backward()
         return float(x.grad)
 
-    for rho, low, high, cap in ((1.0, 0, 0.5, None), (0.5, 0.5, 0.5, None), (1.5, 0.5, 0.5, None), (2.0, 0.5, 0.5, 2)):
-        cfg = LossConfig(clip_low=low, clip_high=high, clip_cap=cap)
+    for rho, low, high in ((1.0, 0, 0.5), (0.5, 0.5, 0.5), (1.5, 0.5, 0.5)):
+        cfg = LossConfig(clip_low=low, clip_high=high)
         ours = jax.grad(lambda rho, cfg=cfg: grpo.clipped(rho, None, A, cfg))(rho)
-        assert float(ours) == torchs(rho, low, high, cap), (rho, low, high, cap)
-
-
-def test_dual_clip_caps_what_a_bad_token_can_cost_and_leaves_good_ones():
-    cfg = dataclasses.replace(WIDE, clip_cap=3.0)
-    close(at(RHO, BAD, cfg), (1.5 * np.clip(RHO, 0.8, 3), 1.5 * RHO * (RHO > 0.8) * (RHO < 3)))
-    close(at(RHO, GOOD, cfg), at(RHO, GOOD, WIDE), 0)
+        assert float(ours) == torchs(rho, low, high), (rho, low, high)
 
 
 def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
@@ -497,7 +490,7 @@ def test_what_the_weights_sum_to():
     per_row = lambda name, **more: np.asarray(grpo.token_weights(name, MASK, 5, **more).sum(1))
     for name in ("grpo", "sapo"):
         close(per_row(name), [1 / 3] * 3)
-    for name in ("dapo", "cispo", "spg", "bnpo"):
+    for name in ("dapo", "cispo", "bnpo"):
         close(per_row(name), [4 / 9, 2 / 9, 3 / 9])
     close(per_row("bnpo", micro_batches=3), [1 / 3] * 3)
     close(grpo.token_weights("bnpo", jnp.tile(MASK, (2, 1)), 5, micro_batches=2),
@@ -531,10 +524,9 @@ def test_the_kl_is_logged_as_it_enters_the_loss():
         assert loss == pytest.approx(metrics["pg_loss"] + metrics["kl_loss"], abs=1e-6) and metrics["kl_loss"] > 0
 
 
-def test_spg_and_wd1_weigh_log_p_itself_whatever_the_ratio():
+def test_wd1_weighs_log_p_itself_whatever_the_ratio():
     product = np.asarray(-ADV[:, None] * NEW)[COUNTS]
     for old in (OLD, None):
-        close(evaluate(LossConfig(loss="spg"), old=old)[0], product.mean())
         close(evaluate(LossConfig(loss="wd1"), old=old)[0], product.sum() / 3)
 
 
@@ -544,42 +536,6 @@ def test_entropy_is_a_bonus_on_the_tokens_that_count():
     mean = np.asarray(H)[COUNTS].mean()
     close([plain[2]["entropy"], more[2]["entropy"], plain[0] - more[0]], [mean, mean, 0.5 * mean])
     assert plain[0] == evaluate(LossConfig())[0]
-
-
-# Entropies, with high ones on padding, and what TRL's own code (1.16.0) makes of them: for each share of tokens, which
-# it counts, and its losses at kl_beta 0 and 0.04.
-ENTROPY = jnp.array([[0.9, 0.1, 1.4, 0.3], [0.7, 1.1, 5.0, 6.0], [0.2, 0.7, 0.8, 7.0]])
-HIGH = {
-    0.5: ([[1, 0, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]], {"grpo": (0.145604, 0.146486), "bnpo": (0.015184, 0.016157),
-          "dr_grpo": (0.011388, 0.012117), "sapo": (0.25929, 0.260172)}),
-    0.2: ([[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]], {"grpo": (0.064231, 0.065113), "bnpo": (0.012866, 0.013838),
-          "dr_grpo": (0.009649, 0.010379), "sapo": (0.083588, 0.08447)}),
-    0.0: ([[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]], {"grpo": (-0.044933, -0.044051), "bnpo": (-0.059911, -0.058938),
-          "dr_grpo": (-0.044933, -0.044203), "sapo": (-0.146283, -0.145401)}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fraction", HIGH)
-def test_of_tokens_of_high_entropy_only_the_loss_is_trls(fraction):
-    counted, losses = HIGH[fraction]
-    assert grpo.has_high_entropy(ENTROPY, MASK, fraction).tolist() == np.array(counted, bool).tolist()
-    for loss, expected in losses.items():
-        for beta, value in zip((0.0, 0.04), expected, strict=True):
-            cfg = LossConfig(loss=loss, clip_high=0.28, kl_beta=beta, top_entropy_quantile=fraction)
-            close(evaluate(cfg, entropy=ENTROPY)[0], value, 2e-6)
-    _, grad, _ = evaluate(LossConfig(top_entropy_quantile=fraction), entropy=ENTROPY)
-    assert not grad[~np.array(counted, bool)].any()
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0])  # as in --top_entropy_quantile=0
-def test_a_token_that_no_view_scores_does_not_move_the_quantile(fraction):
-    """Its entropy is unknown; so the tokens that are scored are compared with each other alone."""
-    share = jnp.where(MASK, 2.0, 0).at[0, 2].set(0)
-    cfg = LossConfig(top_entropy_quantile=fraction)
-    weight = grpo.token_weights("dapo", MASK, 4)
-    batch = LossBatch(ADV, MASK, weight, weight, share=share)
-    grad = jax.grad(lambda logp: grpo.loss(logp, batch, cfg, ENTROPY)[0])(NEW)
-    assert np.argwhere(grad).tolist() == [[1, 1]]  # the highest entropy of all that are scored, 1.1
 
 
 # ---- the reference ----
@@ -627,15 +583,6 @@ def test_regressing_the_log_ratio_on_the_advantage_is_reinforce_with_the_k2_of_s
         step = jnp.zeros(NEW.shape).at[tuple(i)].set(1e-1)  # exact for a square, whatever its size
         close(gradient[tuple(i)], (rspo(NEW + step) - rspo(NEW - step)) / 0.2, 1e-3)
     close(reinforce(REF, ADV, beta)[1], -ADV[:, None] * MASK / 3, 1e-6)
-
-
-def test_the_variance_of_log_ratio_minus_reward_in_a_group_is_reinforce_with_the_kl_in_the_reward():
-    """TraFL's trajectory balance with log Z from the group (the paper learns it): beta / 2 times the variance of
-    d - R / beta has the gradient of advantages that are centred and not scaled, with kl_in_reward."""
-    beta, rewards = 0.3, np.array([1.0, 0.0, 0.4])
-    variance = lambda logp: beta / 2 * jnp.var(sums(logp) - jnp.asarray(rewards) / beta)
-    adv = advantages(rewards[None, None], scale="none", kl=sums(NEW)[None], kl_beta=beta)[0]
-    close(reinforce(NEW, adv, 0.0)[1], jax.grad(variance)(NEW))
 
 
 # ---- all of it, exactly: three real tokens, three holes, every path of the sampler ----
@@ -821,23 +768,6 @@ def test_the_enumerated_paths_are_those_of_the_sampler():
     rows = [known[tuple(row)] for row in np.concatenate([filled[:, 1:], trace["step"][:, 1:]], 1).tolist()]
     close(trace["logp"][:, 1:], np.log(probabilities(PARAMS, x, step, plan.temperature))[jnp.array(rows)], 1e-4)
     assert len(set(rows)) > 9
-
-
-def test_a_weight_is_the_ratio_of_the_policy_to_the_sampler_up_to_a_cap_and_padding_has_none():
-    drawn = jnp.array([[-1.0, -2.0, -3.0]] * 2)
-    logp, mask = drawn + jnp.log(jnp.array([[1.5, 3.0, 9.0], [0.5, 0.5, 1.0]])), jnp.array([[True, True, False]] * 2)
-    close(grpo.rollout_weights(logp, drawn, mask, "token", 2.0), [[1.5, 2.0, 1.0], [0.5, 0.5, 1.0]])
-    close(grpo.rollout_weights(logp, drawn, mask, "sequence", 4.0), [[4.0], [0.25]])
-    close(grpo.rollout_weights(logp, drawn, mask, "sequence", 5.0), [[4.5], [0.25]])
-
-
-def test_a_rollout_weight_multiplies_the_policy_loss_and_its_gradient_and_not_the_kl():
-    cfg = LossConfig("grpo", "token", kl_beta=0.1)
-    batch = LossBatch(ADV, MASK, grpo.token_weights("grpo", MASK, 4), MASK / MASK.sum(), OLD, REF)
-    of = lambda logp, weight: grpo.loss(logp, batch._replace(rollout_weight=weight), cfg)[1]
-    part = lambda name, weight: jax.value_and_grad(lambda logp: of(logp, weight)[name])(NEW)
-    for name, factor in (("pg_loss", 1.7), ("kl_loss", 1)):
-        jax.tree.map(close, part(name, 1.7), jax.tree.map(lambda a, factor=factor: factor * a, part(name, 1.0)))
 
 
 def test_a_value_on_a_bound_is_not_limited():

@@ -225,7 +225,7 @@ def test_logits_in_chunks_are_the_same(monkeypatch):
     (dict(causal_text=False), {}, "rule='drafts' needs a model that is autoregressive and a denoiser at once"),
     (dict(block_causal=1), {}, "blocks of 2 or more"),
     ({}, dict(order="confidence"), "order='confidence': rule='drafts' writes from left to right"),
-    ({}, dict(cache="prefix"), "cache='prefix'"), ({}, dict(guidance=1.0), "guidance=1.0"),
+    ({}, dict(cache="prefix"), "cache='prefix'"),
     ({}, dict(repetition_penalty=1.2), "repetition_penalty=1.2"), ({}, dict(block_len=2), "block_len=2"),
 ])  # fmt: skip
 def test_what_drafts_cannot_do_is_named(changes, keys, named):

@@ -123,15 +123,13 @@ def test_the_estimated_flops_of_both_losses_in_one_pass_are_those_that_xla_count
     assert 0.9 < estimate / counted < 1.01
 
 
-def test_drafts_and_what_keeps_them_good_are_in_the_estimate():
+def test_drafts_are_in_the_estimate():
     shape = dataclasses.replace(SMALL.model, block_causal=4, causal_text=True)
     drafts = dict(rule="drafts", order="left", logp_est="exact")
     cfg = dataclasses.replace(SMALL, **TUNING, **drafts, model=shape)
     own = dataclasses.replace(SMALL, **TUNING, order="left", logp_est="exact", model=joint.autoregressive(shape))
     assert memory.scoring_flops(cfg) == memory.scoring_flops(own)
     assert memory.rollout_flops(cfg) > memory.rollout_flops(own)
-    more = memory.estimate_flops(dataclasses.replace(cfg, draft_coef=0.3))["update"]
-    assert 1.9 < more / memory.estimate_flops(cfg)["update"] < 3.1
 
 
 @pytest.mark.parametrize("changes, part, more", [

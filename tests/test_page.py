@@ -414,7 +414,7 @@ def test_rows_come_from_a_file_and_a_model_without_a_run_has_none(folder, capsys
 
 @pytest.mark.parametrize("arguments, message", [
     (["--top_k=3"], "top_k=3: the page has no such setting, give --top_k=None"),
-    (["--guidance=1"], "guidance=1: the page has no such setting"), (["--prompt=a"], "it goes without --prompt"),
+    (["--prompt=a"], "it goes without --prompt"),
     (["--show"], "it goes without --show"), (["--out=x.jsonl"], "--out and --rewards go with --data"),
 ])
 def test_flags_that_the_page_does_not_have_are_refused(folder, capsys, tmp_path, arguments, message):

@@ -37,7 +37,7 @@ from system.start import prepare, with_ids
 from variants import slots
 
 KEY = jax.random.key(0)
-NO_MASKS = "exact", "decisions"  # estimators that mask nothing
+NO_MASKS = ("exact",)  # estimators that mask nothing
 REWARD = """
 def digits(prompts, completions, answer):
     return [sum(a == b for a, b in zip(text, right)) / 2 for text, right in zip(completions, answer)]
@@ -140,16 +140,15 @@ def test_a_reward_gets_the_tokens_that_were_written_and_not_those_of_their_text(
 
 
 def test_what_counts_ends_with_the_first_end_of_text(tiny):
-    for truncated in (False, True):
-        _, tok, _, _, (b,), notes = one_iteration(tiny(mask_truncated=truncated))
-        ended = []
-        for row, mask in zip(np.asarray(b.rollout.tokens).tolist(), np.asarray(b.rollout.counts).tolist(), strict=True):
-            written = row[3:]
-            n = written.index(tok.eos_id) + 1 if tok.eos_id in written else 0 if truncated else len(written)
-            assert mask == [False] * 3 + [True] * n + [False] * (4 - n)
-            ended.append(tok.eos_id in written)
-        assert notes["completions/terminated_frac"] == 1 - notes["completions/clipped_ratio"] == np.mean(ended)
-        assert not np.asarray(b.views.weight).swapaxes(0, 1)[:, ~np.asarray(b.rollout.counts)].any()
+    _, tok, _, _, (b,), notes = one_iteration(tiny())
+    ended = []
+    for row, mask in zip(np.asarray(b.rollout.tokens).tolist(), np.asarray(b.rollout.counts).tolist(), strict=True):
+        written = row[3:]
+        n = written.index(tok.eos_id) + 1 if tok.eos_id in written else len(written)
+        assert mask == [False] * 3 + [True] * n + [False] * (4 - n)
+        ended.append(tok.eos_id in written)
+    assert notes["completions/terminated_frac"] == 1 - notes["completions/clipped_ratio"] == np.mean(ended)
+    assert not np.asarray(b.views.weight).swapaxes(0, 1)[:, ~np.asarray(b.rollout.counts)].any()
 
 
 @pytest.mark.parametrize("method", ["coupled", *(pytest.param(m, marks=pytest.mark.slow)
@@ -212,10 +211,9 @@ def test_one_update_needs_no_old_forward(tiny, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dapo", "luspo", "spg"])
+@pytest.mark.parametrize("name", ["dapo", "luspo"])
 def test_micro_batches_add_up_to_the_whole(tiny, name):
-    cfg = tiny(loss_type=name, logp_est="elbo", ratio_level="none" if name in ("wd1", "spg") else "token", logp_views=2,
-               nll_coef=0.0 if name == "spg" else 0.3)  # fmt: skip
+    cfg = tiny(loss_type=name, logp_est="elbo", ratio_level="token", logp_views=2, nll_coef=0.3)
     cfg, _, task, state, (b,), _ = one_iteration(cfg)
     tx, _ = train.optimizer(cfg)
     outs = {}
@@ -302,22 +300,18 @@ def test_an_iteration_learns_from_groups_with_hints_and_not_from_the_hints(tiny)
 
 
 @pytest.mark.slow
-def test_several_rewards_a_reward_without_opinion_and_a_diversity_bonus(tiny, place):
-    both = (f"{place}/my.py:digits", f"{place}/my.py:short")
-    *_, (b,), notes = one_iteration(
-        tiny(rewards=both, reward_weights=(1.0, 0.5), diversity_bonus=0.1, reward_norm="each")
-    )
-    assert {"rewards/short/none_frac", "rewards/diversity_bonus/mean", "rewards/digits/std"} <= notes.keys()
+def test_several_rewards_a_reward_without_opinion_and_diversity(tiny, place):
+    some = (f"{place}/my.py:digits", f"{place}/my.py:short", "diversity")
+    *_, (b,), notes = one_iteration(tiny(rewards=some, reward_weights=(1.0, 0.5, 0.1), reward_norm="each"))
+    assert {"rewards/short/none_frac", "rewards/diversity/mean", "rewards/digits/std"} <= notes.keys()
     assert np.isfinite(b.advantage).all() and abs(float(b.advantage.mean())) < 1e-3
 
 
-@pytest.mark.parametrize("flags", [
-    {"loss_type": "wd1", "ratio_level": "none"}, pytest.param({"diversity_bonus": 0.5}, marks=pytest.mark.slow)])
-def test_a_completion_without_any_opinion_is_left_out(flags, tiny, place):
+def test_a_completion_without_any_opinion_is_left_out(tiny, place):
     (place / "shy.py").write_text(
         "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
     )
-    cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), **flags))
+    cfg, tok, _, _, (b,), _ = one_iteration(tiny(rewards=(f"{place}/shy.py:shy",), loss_type="wd1", ratio_level="none"))
     silent = np.array([text[:1] < "3" for text in map(tok.decode, completion_ids(b.rollout.tokens, tok, cfg))])
     assert 0 < silent.sum() < 16 and not np.asarray(b.advantage)[silent].any()
 
@@ -327,13 +321,12 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     rollout = rl.Rollout(jnp.zeros((8, 2), int), None, holes, holes, holes, holes, jnp.ones(8))
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
-    scored = rl.Scored([], rollout, ["a"] * 8, each, None, {"exact": each})
+    scored = rl.Scored([], rollout, ["a"] * 8, each, {"exact": each})
     notes = scores.rollout_metrics(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
-@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(min_p=0.5),
-                                    dict(repetition_penalty=2.0)])
+@pytest.mark.parametrize("filter", [dict(top_k=2), dict(top_p=0.6), dict(repetition_penalty=2.0)])
 def test_log_probs_are_those_after_each_filter_of_the_sampler_alone(filter):
     tokens = jnp.array([[0, 1, 2, 0]])
     completion = jnp.array([[False, False, True, True]])
@@ -353,7 +346,7 @@ def test_rows_that_replace_others_bring_their_own_passes():
     def scored(rewards, passes):
         tokens = jnp.zeros((4, 2), int)
         rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, jnp.zeros((4, 2)), jnp.array(passes))
-        return rl.Scored([0, 1], rollout, ["a"] * 4, np.array([rewards], float), None, {"exact": np.zeros(4)})
+        return rl.Scored([0, 1], rollout, ["a"] * 4, np.array([rewards], float), {"exact": np.zeros(4)})
 
     cfg = config.Config(rewards=("exact",), group_size=2)
     found = rl.replace_flat_groups(scored([[0, 0], [0, 1]], [1, 2, 3, 4]), scored([[1, 0], [1, 1]], [5, 6, 7, 8]), cfg)
@@ -369,19 +362,6 @@ def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
         rollout = rl.Rollout(tokens, valid, completion, completion, tokens, zero, jnp.ones(2))
         masked = rl.draw_views(KEY, rollout, cfg).masked[:, 0]
         np.testing.assert_array_equal(masked, jnp.ones((2, 5), bool) if valid is None else valid)
-
-
-def test_spg_has_the_share_of_a_token_in_its_weight():
-    tokens, zero = jnp.zeros((3, 6), int), jnp.zeros((3, 6))
-    completion = jnp.arange(6)[None] >= jnp.array([[1], [2], [3]])
-    counts = completion & (jnp.arange(6) < 5)
-    rollout = rl.Rollout(tokens, None, completion, counts, tokens, zero, jnp.ones(3))
-    keys = dict(logp_est="elbo", logp_views=2, ratio_level="none", model=model.ModelConfig(vocab_size=5, mask_id=4))
-    usual, spg = (rl.draw_views(KEY, rollout, config.Config(loss_type=loss, **keys)) for loss in ("dapo", "spg"))
-    np.testing.assert_array_equal(spg.masked, usual.masked)
-    np.testing.assert_allclose(spg.weight, usual.weight * usual.share[:, None], rtol=1e-6)
-    np.testing.assert_array_equal(spg.share, (usual.share > 0) & counts)
-    assert (usual.share > 1).any(), "otherwise a share changes nothing"
 
 
 @pytest.mark.parametrize("coef", [0.0, 0.01])
@@ -421,7 +401,7 @@ def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
 def test_minibatches_are_prepared_while_the_host_scores_unless_completions_are_dropped(keep, monkeypatch):
     tokens, zero = jnp.zeros((4, 2), int), jnp.zeros((4, 2))
     rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, zero, jnp.ones(4))
-    scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.array([[[0.0, 1.0], [1.0, 0.0]]]), None, {})
+    scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.array([[[0.0, 1.0], [1.0, 0.0]]]), {})
     monkeypatch.setattr(rl, "roll_out", lambda *given: rollout)
     monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
     cfg = config.Config(rewards=("exact",), batch_size=2, group_size=2, keep_completions=keep)
@@ -432,24 +412,22 @@ def test_minibatches_are_prepared_while_the_host_scores_unless_completions_are_d
 
 
 def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
-    """Three rollouts, because no group has a reward that differs; the KL of each; and the masks of the views."""
+    """Three rollouts, because no group has a reward that differs; and the masks of the views."""
     tokens, zero, keys = jnp.zeros((4, 2), int), jnp.zeros((4, 2)), []
     rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, zero, jnp.ones(4))
-    scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.ones((1, 2, 2)), np.zeros((2, 2)), {})
+    scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.ones((1, 2, 2)), {})
     monkeypatch.setattr(rl, "roll_out", lambda params, key, *more: keys.append(key) or rollout)
-    monkeypatch.setattr(rl, "kl_penalty", lambda state, key, r, cfg: keys.append(key))
     monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
     monkeypatch.setattr(rl, "replace_flat_groups", lambda old, new, cfg: new)
     monkeypatch.setattr(scores, "rollout_metrics", lambda *given: {"skipped": False})
     monkeypatch.setattr(scores, "first_group", lambda *given: "")
     monkeypatch.setattr(rl, "minibatches", lambda state, key, order_key, *more: keys.extend([key, order_key]) or [])
-    cfg = config.Config(rewards=("exact",), batch_size=2, group_size=2, dynamic_sampling=2, kl_beta=0.1,
-                        kl_in_reward=True)  # fmt: skip
+    cfg = config.Config(rewards=("exact",), batch_size=2, group_size=2, dynamic_sampling=2)
     draw = lambda step, n: types.SimpleNamespace(rows=[0, 1])
     state = train.State(0, {}, (), None, None)
     assert list(rl.iteration(state, KEY, None, draw, {}, cfg, None)) == []
     data_of_keys = {tuple(jax.random.key_data(key).tolist()) for key in keys}
-    assert len(keys) == len(data_of_keys) == 3 + 3 + 2
+    assert len(keys) == len(data_of_keys) == 3 + 2
 
 
 def test_a_negative_reward_is_not_divided_by_the_mean_of_its_group():
@@ -463,35 +441,6 @@ def test_a_negative_reward_is_not_divided_by_the_mean_of_its_group():
 def grid_of_rewards(*groups):
     """Rewards of groups -> (1, N, G), what one reward function says."""
     return np.array([groups], float)
-
-
-def test_a_kl_in_the_reward_stays_as_small_as_its_weight_where_rewards_are_equal():
-    """Normalized with the rewards, it alone would make advantages of about 1, whatever kl_beta is."""
-    rewards = grid_of_rewards([1, 1, 1, 1], [0, 1, 0, 1])
-    kl = grid_of_rewards([0.1, 0.3, 0.2, 0.2], [0.3, 0.1, 0.2, 0.2])
-    for norm, beta in itertools.product(("group", "batch", "none"), (0.001, 0.1)):
-        cfg = config.Config(rewards=("exact",), group_size=4, kl_beta=beta, kl_in_reward=True, adv_norm=norm)
-        both, alone = (np.asarray(advantages(rewards, cfg, x)) for x in (kl[0], None))
-        np.testing.assert_allclose(both - alone, -beta * (kl[0] - kl[0].mean(1, keepdims=True)), atol=1e-6)
-        assert not alone[0].any()
-
-
-def test_a_diversity_bonus_counts_by_its_weight():
-    rewards, bonus = grid_of_rewards([1, 0, 1, 0]), grid_of_rewards([0, 0, 0, 1])
-    for weight in (0.5, 2.0):
-        cfg = config.Config(rewards=("exact",), group_size=4, diversity_bonus=weight, adv_norm="none")
-        adv = np.asarray(advantages(np.concatenate([rewards, bonus]), cfg))
-        total = rewards[0] + weight * bonus[0]
-        np.testing.assert_allclose(adv, total - total.mean(), atol=1e-6)
-
-
-def test_a_completion_that_was_cut_off_is_left_out_only_when_the_config_says_so():
-    x = jnp.array([[7, 8, 9, 9], [7, 8, 8, 8], [9, 7, 8, 9]])  # 9 ends a text: after three, never, after the first
-    holes = jnp.ones(x.shape, bool).at[:, 0].set(False)
-    for truncated, second in ((False, [0, 1, 1, 1]), (True, [0, 0, 0, 0])):
-        cfg = config.Config(mask_truncated=truncated)
-        counts = np.asarray(rl.loss_mask(x, holes, 9, cfg)).astype(int).tolist()
-        assert counts == [[0, 1, 1, 0], second, [0, 1, 1, 1]]
 
 
 def test_redraws_of_dynamic_sampling_take_no_row_from_an_epoch():
@@ -525,71 +474,23 @@ def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place)
     nan = np.nan
     each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
                      [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
-    scored = rl.Scored([], None, [], each, None, {})
+    scored = rl.Scored([], None, [], each, {})
     spread = lambda *weights: scores.has_signal(scored, tiny(rewards=both, reward_weights=weights)).tolist()
     assert spread(1.0, 1.0) == [True, True, True, False]
     assert spread(1.0, 0.0) == [True, False, True, False]
     assert spread(0.0, 1.0) == [False, True, False, False]
 
 
-def test_each_step_is_compared_with_the_greedy_fill_of_the_text_that_the_estimator_masks(tiny):
-    """By the sampler at temperature 0 in one step, from the masks of the views; the rest is that of a run without."""
-    w, keys = 0.25, dict(adv_norm="none", entropy_steps=2, logp_views=2)
-    cfg, tok, task, state, (b,), _ = one_iteration(tiny(**keys, step_baseline=w))
-    _, _, _, _, (plain,), _ = one_iteration(tiny(adv_norm="none"))
-    x, counts, adv = (np.asarray(a) for a in (b.rollout.tokens, b.rollout.counts, b.advantage))
-    np.testing.assert_array_equal(x, plain.rollout.tokens)
-    assert (counts <= np.asarray(plain.rollout.counts)).all() and counts.sum() < np.asarray(plain.rollout.counts).sum()
-    of_row = {p: row for p, row in zip(range(16), np.asarray(plain.advantage), strict=True)}
-
-    def earned(tokens):
-        prompts = [tok.decode([i for i in row if i != tok.pad_id]) for row in tokens[:, :3].tolist()]
-        said = map(tok.decode, completion_ids(jnp.asarray(tokens), tok, cfg))
-        return np.array([sum(a == c for a, c in zip(t, p[::-1], strict=False)) / 2
-                         for t, p in zip(said, prompts, strict=True)])  # fmt: skip
-
-    plan, seen = sample.Plan(order="left", steps=1, temperature=0.0), np.zeros(x.shape, bool)
-    for k in range(2):
-        masked, scored = np.asarray(b.views.masked)[:, k], np.asarray(b.views.weight)[:, k] > 0
-        z = jnp.where(masked, cfg.model.mask_id, x)
-        fill, _ = sample.generate(state.params, KEY, z, cfg.model, plan, b.rollout.valid)
-        gain = earned(x) - earned(np.asarray(fill))
-        for i, t in np.argwhere(scored):
-            assert adv[i, t] == pytest.approx((1 - w) * of_row[i] + w * gain[i], abs=1e-6)
-        assert (masked | ~scored).all() and not (seen & scored).any()
-        seen |= scored
-    np.testing.assert_array_equal(seen, counts)  # every token that learns is scored, once
-    assert len(np.unique(adv[counts].round(5))) > 4
-    loss, _ = task.loss(state.params, b)  # all ratios are 1
-    assert float(loss) == pytest.approx(-float((b.token_weight * b.views.share * adv).sum()), abs=1e-5) != 0
-
-
-@pytest.mark.slow
-def test_credit_by_step_goes_with_minibatches_filters_of_completions_and_ratios(tiny):
-    made = one_iteration(tiny(adv_norm="none", step_baseline=0.5, entropy_steps=3, keep_completions=12,
-                              minibatch_size=6, updates_per_rollout=2, gradient_accumulation_steps=3,
-                              mask_truncated=True, dynamic_sampling=1, adv_baseline="loo", kl_beta=0.1))  # fmt: skip
-    _, _, task, state, batches, _ = made
-    assert [b.advantage.shape for b in batches] == [(6, 7)] * 4
-    whole = {tuple(row): adv for b in batches[:2] for row, adv in zip(
-        np.asarray(b.rollout.tokens).tolist(), np.asarray(b.advantage).tolist(), strict=True)}  # fmt: skip
-    for b in batches[2:]:
-        for row, adv in zip(np.asarray(b.rollout.tokens).tolist(), np.asarray(b.advantage).tolist(), strict=True):
-            assert adv == whole[tuple(row)]
-        assert np.isfinite(task.loss(state.params, b)[0])
-
-
 def test_updates_see_the_largest_advantages_of_the_signs_that_count(tiny):
     *_, (whole,), _ = one_iteration(tiny())
     *_, (some,), _ = one_iteration(tiny(keep_completions=5, adv_negative=0.0))
-    *_, (half,), _ = one_iteration(tiny(adv_negative=0.25, logp_scale=2.0))
+    *_, (half,), _ = one_iteration(tiny(adv_negative=0.25))
     adv, x = np.asarray(whole.advantage), np.asarray(whole.rollout.tokens)
     assert (adv < 0).any() and some.rollout.tokens.shape == (5, 7)
     np.testing.assert_array_equal(some.advantage, np.sort(adv.clip(0))[::-1][:5])
     assert all(any((row == x[i]).all() and a == adv[i] for i in range(16)) for row, a in
                zip(np.asarray(some.rollout.tokens), np.asarray(some.advantage), strict=True) if a)  # fmt: skip
     np.testing.assert_allclose(half.advantage, np.where(adv < 0, adv / 4, adv))
-    np.testing.assert_allclose(half.views.weight, 2 * np.asarray(whole.views.weight))
 
 
 @pytest.mark.slow
@@ -790,12 +691,9 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
     ({"top_k": 1}, "top_k=1: all completions of a group would be equal"),
-    ({"clip_cap": 1.1}, "above 1 + clip_high = 1.2"),
-    ({"fill_in": True, "mask_truncated": True}, "mask_truncated=True with fill_in=True"),
     ({"hint_ratio": 0.5, "pass_at": 1.0}, "hint_ratio=0.5 changes nothing here, it is for dynamic_sampling=1 or more"),
     ({"hint_ratio": 0.5, "dynamic_sampling": 1}, "with a pass_at that says what is right, and fill_in=False"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
-    ({"loss_type": "spg"}, "logp_est='elbo'"),
     ({"loss_type": "wd1"}, "ratio_level='none'"),
     ({"logp_est": "exact", "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "not causal"),
     ({"group_size": 10**9}, "this run cannot fit: "),
@@ -812,25 +710,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
     ({"adv_norm": "mean", "reward_norm": "each"}, "set reward_norm='sum'"),
-    ({"min_p": 1.0}, "min_p=1.0 must be at least 0 and below 1"),
-    ({"rollout_cap": 3.0}, "rollout_cap=3.0 changes nothing here, it is for rollout_weight='token' or 'sequence'"),
-    ({"rollout_weight": "token", "logp_est": "elbo"}, "sampling, which logp_est='elbo' does not estimate"),
-    ({"rollout_weight": "token", "ratio_level": "sequence"}, "set rollout_weight='sequence'"),
-    ({"entropy_steps": 2, "logp_est": "elbo"}, "entropy_steps=2 needs log-probs of the steps that were taken"),
-    ({"step_baseline": 0.5, "logp_est": "elbo"}, "step_baseline=0.5 needs log-probs of the steps"),
-    ({"step_baseline": 0.5}, "set adv_norm='none' (now 'group')"),
-    ({"step_baseline": 0.5, "adv_norm": "none", "adv_negative": 0.0}, "set adv_negative=1.0 (now 0.0)"),
-    ({"step_baseline": 0.5, "adv_norm": "none", "reward_norm": "each"}, "set reward_norm='sum'"),
-    ({"step_baseline": 0.5, "adv_norm": "none", "kl_beta": 0.1, "kl_in_reward": True}, "set kl_in_reward=False (now"),
-    ({"step_baseline": 0.5, "adv_norm": "none", "diversity_bonus": 0.1}, "set diversity_bonus=0.0 (now 0.1)"),
-    ({"step_baseline": 0.5, "adv_norm": "none", "ratio_level": "sequence"}, "set ratio_level='token' or 'none'"),
-    ({"step_baseline": 0.5, "adv_norm": "none", "ratio_level": "none", "loss_type": "wd1"}, "leave one out"),
-    ({"step_baseline": 0.5, "adv_norm": "none", "rewards": ("diversity",)}, "'diversity' looks at more"),
-    ({"step_baseline": 0.5, "adv_norm": "none", "rewards": ("exact", "passes(right=1)"), "rule": "entropy"},
-     "'passes' looks at more"),
     ({"ref_mode": "ema"}, "ref_mode='ema' changes nothing here, it is for kl_beta above 0"),
-    ({"kl_in_reward": True}, "kl_in_reward=True changes nothing here, it is for kl_beta above 0"),
-    ({"kl_in_reward": True, "kl_beta": 0.1, "reward_norm": "each"}, "every KL the same size"),
     ({"rewards": ("length(target=x)",)}, "target=x should be a number"),
 ])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):
@@ -1001,25 +881,12 @@ def test_what_drafts_wrote_is_scored_exactly(tiny, both):
     _, _, task, state, (b,), _ = one_iteration(tiny(**both))
     assert len(set(map(tuple, np.asarray(b.rollout.tokens).tolist()))) > 4
     _, metrics = task.loss(state.params, b)
-    assert float(metrics["behaviour_gap"]) < 1e-5 and "draft_loss" not in metrics
-
-
-@pytest.mark.slow
-def test_the_loss_of_drafts_is_the_denoising_loss_of_the_completions(tiny, both):
-    cfg, _, task, state, minibatches, _ = one_iteration(tiny(**both, draft_coef=0.5, minibatch_size=8))
-    for b in minibatches:
-        total, metrics = task.loss(state.params, b)
-        alone, _ = task.loss(state.params, b._replace(noisy=None))
-        denoising, _ = diffusion.loss(state.params, b.noisy, cfg.model, cfg.max_prompt_len)
-        np.testing.assert_allclose([total - alone, metrics["draft_loss"]], [0.5 * denoising, denoising], rtol=1e-4)
-        assert ((np.asarray(b.noisy.z) == cfg.model.mask_id)[:, 0] <= np.asarray(b.rollout.completion)).all()
-        np.testing.assert_array_equal(b.noisy.x, b.rollout.tokens)
-    assert len(minibatches) == 2 and not np.array_equal(minibatches[0].noisy.z, minibatches[1].noisy.z)
+    assert float(metrics["behaviour_gap"]) < 1e-5
 
 
 @pytest.mark.slow
 def test_a_run_with_drafts_is_resumed_bit_for_bit(tiny, both, tmp_path):
-    cfg = tiny(**both, draft_coef=0.3, kl_beta=0.01)
+    cfg = tiny(**both, kl_beta=0.01)
     train.train(cfg)
     parts = dataclasses.replace(cfg, out_dir=f"{tmp_path}/parts")
     train.train(dataclasses.replace(parts, max_iters=2))
@@ -1075,7 +942,7 @@ def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_grou
     train.train(cfg)
     out = capsys.readouterr().out
     for line in (f"rewards     rewards=exact,{place}/my.py:short  reward_weights=1.0,0.5",
-                 "estimator   logp_est=trace  logp_views=4  logp_scale=1.0",
+                 "estimator   logp_est=trace  logp_views=4",
                  "loss        loss_type=dapo  ratio_level=token  clip_low=0.2  clip_high=0.2  updates_per_rollout=1",
                  "KL          kl_beta=0.1  kl_est=k3  ref_mode=static"):  # fmt: skip
         assert f"    {line}\n" in out
@@ -1328,32 +1195,6 @@ def test_what_trace_scores_before_the_first_update_is_what_was_drawn(tiny):
     assert spread["trace", 1] > 0.6 * spread["trace", 4] and spread["trace", 2] > 0.7 * spread["trace", 4], spread
 
 
-@pytest.mark.slow
-def test_a_kl_in_the_reward_is_subtracted_there_and_the_reference_may_be_another_model(tiny, place, tmp_path):
-    """A reward that is always 1: what is left of the advantages is the KL, of each completion under all its steps."""
-    (tmp_path / "my.py").write_text("def one(prompts, completions):\n    return [1.0] * len(prompts)\n")
-    base, tok = checkpoint.find(f"{place}/base"), data.Tokenizer.bytes()
-    params, shape = checkpoint.load(base)
-    other = jax.tree.map(lambda x: x * 1.2, params)
-    huggingface.save(f"{tmp_path}/other", other, shape)
-    tok.save(f"{tmp_path}/other")
-    cfg = tiny(rewards=(f"{tmp_path}/my.py:one",), kl_beta=0.3, kl_in_reward=True, ref_from=f"{tmp_path}/other",
-               adv_norm="none", max_iters=1, eval_interval=9)  # fmt: skip
-    with contextlib.ExitStack() as claims:
-        run, state, *_ = train.setup(cfg, claims)
-        assert all((x == y).all() for x, y in zip(*map(jax.tree.leaves, (state.reference, other)), strict=True))
-        (batch, notes), = run.task.batches(state, KEY)
-    assert batch.ref_logp is None and notes["rewards/one/mean"] == 1 and notes["frac_reward_zero_std"] == 1
-    r, views = batch.rollout, in_front(batch.views)
-    logp = jax.jit(lambda p: diffusion.token_logp(p, r.tokens, views, run.cfg.model, r.valid, 3).sum(1))
-    kl = np.asarray(logp(state.params) - logp(other)).reshape(4, 4)
-    np.testing.assert_allclose(batch.advantage.reshape(4, 4), -0.3 * (kl - kl.mean(1, keepdims=True)), atol=1e-4)
-    assert np.abs(batch.advantage).max() > 0.01 and notes["rewards/kl/mean"] == pytest.approx(kl.mean(), abs=1e-4)
-    assert notes["reward"] == pytest.approx(1 - 0.3 * kl.mean(), abs=1e-4)
-    metrics = run.task.loss(state.params, batch)[1]
-    assert "kl_loss" not in metrics and metrics["loss"] == metrics["pg_loss"]
-
-
 def test_a_reference_of_another_shape_is_refused(tiny, place, tmp_path):
     _, shape = checkpoint.load(checkpoint.find(f"{place}/base"))
     shape = dataclasses.replace(shape, n_layer=2)
@@ -1405,19 +1246,6 @@ def test_the_gap_says_how_far_off_a_cache_is_and_that_an_early_end_is_not(tiny, 
         return float(task.loss(state.params, b)[1]["behaviour_gap"])
 
     assert gap(early_end=True) < 1e-4 and gap() < 1e-4 < min(gap(cache="dual"), gap(cache="prefix"))
-
-
-def test_tokens_of_another_sampler_are_weighed_by_the_ratio_of_the_policy_to_it(tiny):
-    """As if the sampler had given every token 0.8 of the probability that the policy gives it."""
-    cfg, _, _, state, (b,), _ = one_iteration(tiny())
-    b = b._replace(rollout=b.rollout._replace(logp=b.rollout.logp + jnp.log(0.8)))
-    assert b.rollout.counts.sum(1).min() == 2, "the weight of the shortest completion should be above 1.5"
-    value = lambda **keys: rl.policy_loss(state.params, b, dataclasses.replace(cfg, **keys))[1]
-    b = b._replace(advantage=jnp.abs(b.advantage))
-    for level, cap, weight in (("token", 2.0, 1.25), ("sequence", 1.5, 1.5)):
-        metrics = value(rollout_weight=level, rollout_cap=cap)
-        np.testing.assert_allclose(metrics["rollout_weight"], weight, rtol=1e-4)
-        np.testing.assert_allclose(metrics["pg_loss"], weight * value()["pg_loss"], rtol=1e-4)
 
 
 def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(tiny):

@@ -83,10 +83,7 @@ def inside_loss(params, b, cfg):
         rl.policy_loss(params, b, cfg)
     logp, batch, settings, entropy = in_loss["loss"][0].args
     ratio = in_loss["ratios"][0].result
-    token_loss = batch.rollout_weight * grpo.LOSSES[settings.loss].token_loss(ratio, logp, batch.token_adv(), settings)
-    if settings.top_entropy_quantile < 1:  # as in grpo.loss
-        scored = batch.mask & (batch.share > 0)
-        token_loss *= grpo.has_high_entropy(entropy, scored, settings.top_entropy_quantile)
+    token_loss = grpo.LOSSES[settings.loss].token_loss(ratio, logp, batch.adv[:, None], settings)
 
     def pg_loss(logp):
         return grpo.loss(logp, batch, settings, entropy)[1]["pg_loss"]
@@ -278,7 +275,7 @@ def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
         "kind": kind_of(cfg),
         "keys": {key: value for key, value in config.flatten(cfg).items() if key not in PATHS},
         "functions": describe_functions(cfg, one.reward_fns),
-        "reward_weights": scores.reward_weights(one.found.rewards, cfg),
+        "reward_weights": cfg.reward_weights or (1.0,) * len(cfg.rewards),
         "columns": one.found.rollout.tokens.shape[1],
         "passes": one.found.rollout.passes.mean(),
         "advantages": one.advantages,
@@ -316,12 +313,6 @@ def check(path: str, cfg: config.Config) -> None:
             f"--anatomy={path} shows an iteration of objective='grpo', and this config has {cfg.objective!r}: take one "
             "of GRPO, such as config/sudoku_grpo.py"
         )
-    if cfg.rule == "learned":
-        raise ValueError("the anatomy page shows rules that are written down, and with rule='learned' a policy decides "
-                         "which masks to fill: take another rule")  # fmt: skip
-    if cfg.step_baseline:
-        raise ValueError("the anatomy page shows one advantage per completion, and with step_baseline="
-                         f"{cfg.step_baseline} each step has its own: set it to 0")  # fmt: skip
     if (cfg.processes or 1) > 1:
         raise ValueError(f"--anatomy={path} works in one process, and this config has processes={cfg.processes}")
     folder = Path(path).absolute().parent

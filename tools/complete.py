@@ -29,7 +29,7 @@ from system import huggingface, sharding, terminal
 
 LONG = 4096  # tokens of a text above which there is a warning
 # TRAINED {config key: field of Plan}: settings taken from the config of the run. Those of its rollouts are not.
-OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "min_p", "repetition_penalty"
+OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty"
 TRAINED = {"diffusion_steps": "steps"} | {f.name: f.name for f in dataclasses.fields(Plan) if f.name not in OF_ROLLOUTS}
 HOLES = {  # the parts of a text that are read as masks, as regular expressions
     "mask": r"<\|mask\|>",

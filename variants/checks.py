@@ -103,12 +103,7 @@ def plan(plan, orders, rules, caches):
         "rule": (plan.rule in rules, "one of " + ", ".join(rules)),
         "cache": (plan.cache in caches, "one of " + ", ".join(caches)),
         "top_p": (plan.top_p is None or 0 < plan.top_p <= 1, "None, or a number above 0 and up to 1"),
-        "min_p": (plan.min_p is None or 0 <= plan.min_p < 1, "None, or a number of at least 0 and below 1"),
-        "guidance": (plan.guidance == 0 or plan.cache == "none" and plan.guidance > 0,
-                     "at least 0; with a cache 0, because the second pass has none"),
-        "repetition_penalty": (plan.repetition_penalty > 0, "above 0; 1 changes nothing"),
-        "last": (not plan.last or plan.order not in ("random", "left"),
-                 f"nothing with order={plan.order!r}, which does not look at probabilities")}
+        "repetition_penalty": (plan.repetition_penalty > 0, "above 0; 1 changes nothing")}
     for name, (holds, wanted) in expected.items():
         if not holds:
             raise ValueError(f"{name}={values[name]!r}: expected {wanted}")
@@ -125,15 +120,8 @@ def model_and_plan(cfg, plan):
     if cfg.noise == "uniform" and plan.cache != "none":
         raise ValueError(f"cache={plan.cache!r} would keep keys of noise, which a model with noise='uniform' redraws "
                          "at every step: leave it out")
-    if cfg.causal and plan.guidance:
-        raise ValueError(f"guidance={plan.guidance} compares with a prompt of masks, which a causal model cannot read")
     if plan.rule == "drafts":
         for_drafts(cfg, plan)
-    if plan.rule == "learned":
-        for_learned(cfg, plan)
-    ids = set(plan.never + plan.last)
-    if not ids <= set(range(cfg.vocab_size)) or len({cfg.mask_id, *plan.never}) == cfg.vocab_size:
-        raise ValueError(f"never={plan.never}, last={plan.last}: expected ids below {cfg.vocab_size}, never not all")
     if cfg.block_causal and cfg.block_causal % min(plan.block_len or cfg.block_causal, cfg.block_causal):
         raise ValueError(f"block_len={plan.block_len}: expected a divisor of block_causal={cfg.block_causal}, whose "
                          "blocks are filled in parts of this length, or a larger number, which changes nothing")
@@ -145,24 +133,8 @@ def for_drafts(cfg, plan):
         raise ValueError("rule='drafts' needs a model that is autoregressive and a denoiser at once: causal_text=True "
                          f"with blocks of 2 or more, now causal_text={cfg.causal_text}, "
                          f"block_causal={cfg.block_causal}; for other models take another rule, such as quota")
-    needed = {"order": "left", "cache": "none", "block_len": None, "guidance": 0, "repetition_penalty": 1, "last": ()}
+    needed = {"order": "left", "cache": "none", "block_len": None, "repetition_penalty": 1}
     for name, value in needed.items():
         if getattr(plan, name) != value:
             raise ValueError(f"{name}={getattr(plan, name)!r}: rule='drafts' writes from left to right, with a cache "
                              f"of its own, what the causal model would write; it needs {name}={value!r}")
-
-
-# What rule="learned" needs, because its policy was trained to read the probabilities of the model as they are.
-NEEDED_BY_LEARNED = {"order": "confidence", "cache": "none", "repetition_penalty": 1.0, "tempered": False}
-
-
-def for_learned(cfg, plan):
-    """Raise ValueError if a model or a plan cannot be used with rule="learned"."""
-    if cfg.causal or cfg.block_causal or cfg.noise != "mask":
-        raise ValueError("rule='learned' is for denoisers that see the whole text, with masks: now "
-                         f"causal={cfg.causal}, block_causal={cfg.block_causal}, noise={cfg.noise!r}")
-    needed = NEEDED_BY_LEARNED | {"guidance": 0, "never": (), "last": ()}
-    for name, value in needed.items():
-        if getattr(plan, name) != value:
-            raise ValueError(f"{name}={getattr(plan, name)!r}: rule='learned' was trained to read the probabilities "
-                             f"of the model as they are; it needs {name}={value!r}")
