@@ -150,6 +150,9 @@ def diversity(prompts, completions, groups=None):
 def passes(prompts, completions, tokens_per_pass, right=-math.inf, first_reward=None):
     """Tokens per denoising pass: 16 tokens earn 1.0 in 16 passes and 8.0 in two; 0.0 for blank text.
 
+    It is for rules that decide how many tokens to fill. With quota, dream, static, and in a causal model, the schedule
+    fixes the passes, so this would pay for length.
+
     right: only completions whose first reward is at least this are judged, None for the others (default: all are)."""
     earned = [fast if text.strip() else 0.0 for fast, text in zip(tokens_per_pass, completions, strict=True)]
     if right == -math.inf:

@@ -1,7 +1,6 @@
 """
 Train the model of config/countdown_joint_base.py with GRPO on exact log-probs: rollouts are written by drafts, so they
-have the distribution of the autoregressive model, and one causal pass scores them. In the same update the denoiser
-learns from the policy's own completions, so that drafts stay good.
+have the distribution of the autoregressive model, and one causal pass scores them.
 
     python train.py config/countdown_joint_grpo.py
 

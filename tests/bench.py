@@ -49,6 +49,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import sample as sampler
     import train as trainer
     from data import texts
+    from grpo import advantages as group_advantages
     from judges import rules, scores
     from system import kernels, memory
     from system.start import find_or_train
