@@ -53,8 +53,8 @@ from variants import blocks, hints, joint, preferences, slots
 class Task(NamedTuple):
     init: Callable  # key -> params
     # state, key -> yields (minibatch, numbers to log) for each update of one iteration; minibatch None: no update. If
-    # `old_logp_by_gradient`, it also gets old_logp_of: minibatch -> log p (B, T) of each token under the policy that
-    # wrote it, by the program that is differentiated.
+    # config.old_logp_by_gradient, it also gets old_logp_of: minibatch -> log p (B, T) of each token under the policy
+    # that wrote it, by the program that is differentiated.
     batches: Callable
     loss: Callable  # params, minibatch -> scalar, metrics; the only function that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
@@ -248,19 +248,6 @@ def logp_of(params, b: Minibatch, cfg):
     return sharding.replicate(logp.reshape(b.rollout.tokens.shape))
 
 
-def has_ratios(cfg):
-    """True if the loss needs old log-probs: it has ratios, and updates after the first of an iteration, whose policy is
-    no longer the one that wrote the completions."""
-    return cfg.ratio_level != "none" and config.updates_per_iter(cfg) > 1
-
-
-def old_logp_by_gradient(cfg):
-    """True if old log-probs have to come from the very program that is differentiated. In 16 bits another program for
-    the same function rounds otherwise: before anything moved, up to 49% of ESPO's ratios were beyond its clip of 4e-4.
-    """
-    return cfg.objective == "grpo" and cfg.model.dtype != "float32" and has_ratios(cfg)
-
-
 # ---- 5. cut the rollout into minibatches -----------------------------------------------------------------------------
 
 
@@ -293,7 +280,8 @@ def minibatches(state, key, order_key, r: Rollout, cfg, old_logp_of=None):
             b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta:
                 b = b._replace(ref_logp=logp_of(sharding.to_device(state.reference), without_logp(b), cfg))
-            if has_ratios(cfg):  # a place for it first, so that old_logp_of(b) runs the very program of the update
+            if config.has_ratios(cfg):
+                # A place for it first, so that old_logp_of(b) runs the very program of the update.
                 b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan, jnp.float32))
                 if out:
                     old = old_logp_of(b) if old_logp_of else logp_of(state.params, without_logp(b), cfg)
@@ -349,7 +337,7 @@ def policy_loss(params, b: Minibatch, cfg):
     if b.nll_weight is not None:
         metrics["nll_loss"] = -jnp.sum(cut(b.nll_weight * b.views.share) * logp)
         total += cfg.nll_coef * metrics["nll_loss"]
-    return total, metrics | ({"token_logp": all_logp} if old_logp_by_gradient(cfg) else {})
+    return total, metrics | ({"token_logp": all_logp} if config.old_logp_by_gradient(cfg) else {})
 
 
 # ---- the iteration ---------------------------------------------------------------------------------------------------

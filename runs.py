@@ -1,7 +1,14 @@
 """
 Prepare the process of a run, and write what the run leaves in its folder next to the checkpoints (checkpoint.py):
 metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
+
+    python runs.py out/a out/b                # both curves on one page
 """
+
+if __name__ == "__main__":
+    from system import terminal
+
+    terminal.launch("tools.compare")
 
 import contextlib
 import ctypes
@@ -496,9 +503,3 @@ class StopRequested:
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.streams.close()
-
-
-if __name__ == "__main__":
-    from tools import compare
-
-    terminal.run(compare.main)

@@ -16,7 +16,7 @@ order left, one token per step, and a KV cache. To add an order or a rule, add a
 if __name__ == "__main__":
     from system import terminal
 
-    terminal.begin()
+    terminal.launch("tools.complete")
 
 import dataclasses
 import functools
@@ -697,9 +697,3 @@ def fill(params, keys, batch, cfg, plan, group=1):
     have the same prompt."""
     z = masked_tokens(batch, cfg.model)
     return generate(params, keys, z, cfg.model, plan, batch.valid, group)
-
-
-if __name__ == "__main__":
-    from tools import complete
-
-    terminal.run(complete.main)

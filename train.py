@@ -35,7 +35,7 @@ import grpo
 import model
 import runs
 from judges import model_judge, scores
-from rl import OBJECTIVES, Task, old_logp_by_gradient, policy_loss
+from rl import OBJECTIVES, Task, policy_loss
 from system import hosts, sharding
 from system.start import announce, has_reference, load_reference, prepare, reference_dtype
 from variants import lora, preferences
@@ -250,7 +250,7 @@ def setup(cfg, claims):
     done = state.step >= cfg.max_iters or bool(passed)
     if resumed:
         print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
-    gradient = jax.jit(make_gradient(task.loss, cfg)) if old_logp_by_gradient(cfg) else None
+    gradient = jax.jit(make_gradient(task.loss, cfg)) if config.old_logp_by_gradient(cfg) else None
     update = make_update(task.loss, tx, cfg, gradient)
     announce(cfg, state, base)
     first = not hosts.processes()[1]

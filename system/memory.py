@@ -18,7 +18,6 @@ import jax
 import config
 import diffusion
 import model
-import rl
 from config import Config
 from model import ModelConfig
 from system import kernels, sharding
@@ -219,7 +218,7 @@ def estimate_flops(cfg: Config) -> dict[str, float]:
     if cfg.objective != "grpo":
         return {"rollout": 0, "scoring": forward if cfg.objective == "dpo" else 0, "update": update}
     first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
-    old = 3 if rl.old_logp_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
+    old = 3 if config.old_logp_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
     scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none") * (1 - first) * old
     return {"rollout": rollout_flops(cfg), "scoring": scorings * forward, "update": update}
 

@@ -6,6 +6,7 @@ from __future__ import annotations  # an older Python has to get as far as `begi
 
 import contextlib
 import errno
+import importlib
 import io
 import os
 import re
@@ -21,6 +22,15 @@ def begin() -> None:
         raise SystemExit("error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     reopen()
+
+
+def launch(program: str) -> None:
+    """Import the program of this name, such as "tools.complete", run its main(), and end the process.
+
+    A library that is also typed as a command (`python sample.py`) calls this first of all. So the program stands above
+    the library and imports it, and the library imports nothing of the program."""
+    begin()
+    run(importlib.import_module(program).main)
 
 
 def reopen() -> None:

@@ -551,7 +551,7 @@ def begun_run(cfg, params):
     task = rl.Task(None, batches, loss, None, len(text.rows), None)
     trained, base = lora.split(params, key, cfg)
     state = trainer.new_state(trained, cfg, tx)
-    gradient = jax.jit(trainer.make_gradient(loss, cfg)) if rl.old_logp_by_gradient(cfg) else None
+    gradient = jax.jit(trainer.make_gradient(loss, cfg)) if config.old_logp_by_gradient(cfg) else None
     update = trainer.make_update(loss, tx, cfg, gradient)
     return trainer.Run(cfg, tok, task, base, update, gradient, rate, key, None), state
 

@@ -66,7 +66,7 @@ ARROWS = {
     "rl": {"config", "data", "data/texts", "diffusion", "grpo", "judges/model_judge", "judges/scores", "model",
            "rewards", "runs", "sample", "system/sharding", "variants/blocks", "variants/hints",
            "variants/joint", "variants/preferences", "variants/slots"},
-    "system/memory": {"config", "diffusion", "model", "rl", "system/kernels", "system/sharding", "variants/lora"},
+    "system/memory": {"config", "diffusion", "model", "system/kernels", "system/sharding", "variants/lora"},
     "system/start": {"checkpoint", "config", "data", "data/texts", "judges/scores", "model", "runs", "sample",
                      "system/disk", "system/hosts", "system/huggingface", "system/kernels", "system/memory",
                      "variants/checks", "variants/preferences"},
@@ -77,6 +77,7 @@ ARROWS = {
                       "variants/lora"},
 }  # fmt: skip
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
+# `python sample.py` and `python runs.py` launch tools/complete.py and tools/compare.py, which stand above them.
 PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page",
             "tools/plan"}  # fmt: skip
 ARROWS["train"] = set(ARROWS) - PROGRAMS | {"tools/anatomy", "tools/plan"}
@@ -85,11 +86,9 @@ PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported b
 
 
 def imported(path):
-    """A file -> what it imports: packages, and of folders their files; not what it does as a program, which is
-    `__main__` then, that nobody imports."""
-    names, tree = set(), ast.parse(open(path).read())
-    tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and "__main__" in ast.unparse(n.test))]
-    for n in ast.walk(tree):
+    """A file -> what it imports: packages, and of folders their files; also in functions and as a program."""
+    names = set()
+    for n in ast.walk(ast.parse(open(path).read())):
         if isinstance(n, ast.Import):
             names |= {a.name for a in n.names}
         elif isinstance(n, ast.ImportFrom):
@@ -119,6 +118,15 @@ def test_every_python_file_of_the_program_is_on_the_list():
 def test_nothing_imports_a_program():
     assert {name: names & PROGRAMS for name, names in ARROWS.items() if names & PROGRAMS} == {
         "train": {"tools/anatomy", "tools/plan"}, "tools/complete": {"tools/doctor", "tools/page"}}  # fmt: skip
+
+
+def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_nothing_else_then():
+    found = {}
+    for name in ARROWS:
+        for n in ast.walk(ast.parse(open(FILES[name][0]).read())):
+            if isinstance(n, ast.Call) and ast.unparse(n.func) == "terminal.launch":
+                found[name] = ast.literal_eval(n.args[0])
+    assert found == {"sample": "tools.complete", "runs": "tools.compare"}
 
 
 def test_no_arrow_leads_back():
@@ -157,7 +165,7 @@ CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
 
 def test_what_is_to_be_read_first_is_read_in_an_afternoon():
     amounts = [amount(f"{name}.py") for name in CORE]
-    assert sum(a.tokens for a in amounts) <= 23_744
+    assert sum(a.tokens for a in amounts) <= 22_200
     assert max(a.tokens / a.lines for a in amounts) <= 12.5
 
 

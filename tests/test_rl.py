@@ -377,9 +377,9 @@ def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(coef):
 def test_only_grpo_in_16_bits_with_ratios_is_scored_by_the_gradient():
     in_16 = model.ModelConfig(dtype="bfloat16")
     tuned = dict(objective="grpo", init_from="x", rewards=("exact",), updates_per_rollout=2)
-    assert rl.old_logp_by_gradient(config.Config(**tuned, model=in_16))
+    assert config.old_logp_by_gradient(config.Config(**tuned, model=in_16))
     for changes in (dict(model=model.ModelConfig()), dict(ratio_level="none"), dict(updates_per_rollout=1)):
-        assert not rl.old_logp_by_gradient(config.Config(**tuned | dict(model=in_16) | changes))
+        assert not config.old_logp_by_gradient(config.Config(**tuned | dict(model=in_16) | changes))
 
 
 def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
