@@ -148,9 +148,10 @@ def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys)
 
 
 def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
-    for program in ("system/terminal.py", "train.py", "sample.py", "rewards.py"):
+    for program in ("system/terminal.py", "train.py", "sample.py", "rewards.py", "runs.py"):
         first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]
-        assert program == "system/terminal.py" or any("terminal.begin()" in ast.unparse(n) for n in first)
+        begins = [call for call in ("terminal.begin()", "terminal.launch(") for n in first if call in ast.unparse(n)]
+        assert program == "system/terminal.py" or begins
     assert all(isinstance(kind, str) for kind in terminal.guarded.__annotations__.values())  # which it need not know
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
     with pytest.raises(SystemExit, match="error: Python 3.11 or newer is needed, this is "):
