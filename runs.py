@@ -15,6 +15,7 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -313,12 +314,18 @@ def seconds_since(path: str) -> float:
         return float("inf")
 
 
+@functools.cache
+def say_once(text: str) -> None:
+    """Print a line, unless this process has printed it already."""
+    tqdm.write(text)
+
+
 def draw(out_dir: str) -> None:
     """Write curves.png from metrics.jsonl, if matplotlib is installed."""
     try:
         import matplotlib
     except ImportError:
-        return
+        return say_once("no curves.png: pip install matplotlib for it. report.html has the same curves")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -709,6 +709,8 @@ def own_template(tok):
             "chat_template='own', but the tokenizer's files have none: a base model (None), or name one "
             f"of {', '.join(filter(None, CHAT))}"
         )
+    if importlib.util.find_spec("jinja2") is None:
+        raise ValueError("chat_template='own' needs the package jinja2, which is not installed: pip install jinja2")
     given = {f"{role}_token": token for role, token in tok.roles.items()} | {"bos_token": "".join(tok.bos)}
     given |= {"tools": None, "documents": None, "add_generation_prompt": True}
     process = subprocess.Popen(

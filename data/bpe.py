@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import tiktoken
-import tokenizers
-from tokenizers import pre_tokenizers
 
 # The pieces of our own BPE: words, at most two digits (GPT-4 takes three: 1000 tokens to learn), runs of other
 # characters, a line break with the indentation after it. The classes mean the same to `re`, tiktoken and `tokenizers`.
@@ -82,7 +80,7 @@ class Tokenizer:
         self.vocab_size = max(*vocab.values(), *specials.values()) + 1
         self._bytes = {i: token for token, i in vocab.items()} | {i: text.encode() for text, i in specials.items()}
         self._hidden = {i for text, i in specials.items() if text not in self.visible}
-        self._engines: dict[frozenset[str], tokenizers.Tokenizer] = {}
+        self._engines: dict[frozenset[str], Any] = {}
         if spec is None:
             self._tiktoken = tiktoken.Encoding(
                 "unmask", pat_str=OWN_PATTERN, mergeable_ranks=vocab, special_tokens=specials
@@ -127,7 +125,7 @@ class Tokenizer:
         tokens; the text of any other is encoded like ordinary text."""
         if allowed not in self._engines:
             added = [token | {"special": token["content"] not in allowed} for token in self.spec["added_tokens"]]
-            engine = tokenizers.Tokenizer.from_str(json.dumps(self.spec | {"added_tokens": added}))
+            engine = package().Tokenizer.from_str(json.dumps(self.spec | {"added_tokens": added}))
             engine.encode_special_tokens = True  # the package's name for: a special token is ordinary text
             self._engines[allowed] = engine
         return self._engines[allowed]
@@ -313,30 +311,50 @@ def byte_level_spec(
     pattern: the regular expression that cuts texts; None: GPT-2's, which the package knows
     """
     texts = {to_text(token): i for token, i in vocab.items()} | {token["content"]: token["id"] for token in added}
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    cut = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")] if pattern else []
-    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.Sequence([*cut, byte_level])
-    engine.decoder = tokenizers.decoders.ByteLevel()
-    if nfc:
-        engine.normalizer = tokenizers.normalizers.NFC()
-    spec = json.loads(engine.to_str()) | {"added_tokens": sorted(added, key=operator.itemgetter("id"))}
-    spec["model"] |= {  # here, because the package warns of ids that no token has
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern is None}
+    switches = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+                "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}  # fmt: skip
+    model = {"type": "BPE"} | switches | {
         "vocab": {text: texts[text] for text in sorted(texts, key=texts.__getitem__)},
         "merges": [[to_text(a), to_text(b)] for a, b in merges],
+    }  # fmt: skip
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": sorted(added, key=operator.itemgetter("id")),
+        "normalizer": {"type": "NFC"} if nfc else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*([cut] if pattern else []), byte_level]},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": model,
     }
-    return spec
+
+
+def package():
+    """Return the package tokenizers, which runs other people's tokenizers; ours need tiktoken alone."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise ValueError("this tokenizer was made by other people and needs the package tokenizers, which is not "
+                         "installed: pip install tokenizers") from None  # fmt: skip
+    return tokenizers
 
 
 def bos_processor(bos: tuple[str, ...], ids: list[int]) -> dict[str, Any] | None:
     """Make the post-processor of a tokenizer.json that writes these special tokens before every text."""
     if not bos:
         return None
-    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.post_processor = tokenizers.processors.TemplateProcessing(
-        single=[*bos, "$A"], pair=[*bos, "$A", *bos, "$B:1"], special_tokens=[*zip(bos, ids, strict=True)]
-    )
-    return json.loads(engine.to_str())["post_processor"]
+    first = [{"SpecialToken": {"id": text, "type_id": 0}} for text in bos]
+    a, b = ({"Sequence": {"id": name, "type_id": n}} for n, name in enumerate("AB"))
+    tokens = {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in zip(bos, ids, strict=True)}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*first, a],
+        "pair": [*first, a, *first, b],
+        "special_tokens": tokens,
+    }
 
 
 # ---- other people's files --------------------------------------------------------------------------------------------
@@ -424,8 +442,9 @@ def complete(spec, added):
 
 def run_spec(spec, added, file):
     """Let the package tokenizers read the content of a tokenizer.json, with these added tokens."""
+    engine = package().Tokenizer
     try:
-        return tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": list(added.values())}))
+        return engine.from_str(json.dumps(spec | {"added_tokens": list(added.values())}))
     except Exception as e:  # the package raises nothing more special
         raise ValueError(f"{file} cannot be read by the package tokenizers: it says {e}") from None
 

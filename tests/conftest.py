@@ -1,5 +1,6 @@
 """Set up all tests: sys.path (the modules of this project are plain files, not a package), and quick compiling."""
 import collections
+import importlib.util
 import math
 import os
 import re
@@ -57,6 +58,7 @@ def browser():
     browser.close()
 
 
+NOT_HERE = {name: importlib.util.find_spec(name) is None for name in ("tokenizers", "jinja2", "matplotlib")}
 LONG = "walkthrough mesh imports faults sandbox anatomy doctor bench".split()  # files whose single tests take longest
 
 
@@ -74,9 +76,15 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With UNMASK_ORACLES=required, fail a test that would be skipped because it cannot import what it compares with,
-    or because there is no browser here (browser.NONE_HERE)."""
+    """Skip a test that needs an optional package which is not installed, as the message of the program says. With
+    UNMASK_ORACLES=required, fail it, and also a test that would be skipped because it cannot import what it compares
+    with, or because there is no browser here (browser.NONE_HERE)."""
     report = yield
+    says = r"(?:is not\s+installed: pip install |No module named ')(tokenizers|jinja2|matplotlib)"
+    needs = report.failed and re.search(says, str(report.longrepr))
+    if needs and NOT_HERE[needs[1]]:
+        path, line, _ = item.location
+        report.outcome, report.longrepr = "skipped", (path, line, f"could not import {needs[1]}")
     lacking = report.skipped and re.search("could not import|no Chromium here", str(report.longrepr))
     if lacking and os.environ.get("UNMASK_ORACLES") == "required":
         report.outcome, report.longrepr = "failed", f"{report.longrepr[-1]}; UNMASK_ORACLES=required forbids to skip it"

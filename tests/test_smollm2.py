@@ -5,7 +5,6 @@ import struct
 import jax
 import numpy as np
 import pytest
-import tokenizers
 
 import checkpoint
 import model
@@ -13,6 +12,7 @@ from data.bpe import CHARACTER, Tokenizer
 from data.smollm2 import prepare as smollm2
 from system import huggingface
 
+tokenizers = pytest.importorskip("tokenizers")
 CFG = model.ModelConfig(vocab_size=260, n_layer=2, n_head=4, n_kv_head=2, d_model=64, d_ff=96, causal=True, shift=True,
                         tie_embeddings=True, rope_theta=5e4, norm_eps=2.0**-17, eos_id=2, bos_id=1)  # fmt: skip
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -6,13 +6,13 @@ import re
 import unicodedata
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import bpe
 from data.bpe import Tokenizer
 
+tokenizers = pytest.importorskip("tokenizers")
 LLADA = "tests/fixtures/llada"
 SAMPLE = [
     "the theory of the thing\n    return a + b1\n\n\tif x == 10:\r\n  pass  ",
@@ -537,3 +537,29 @@ def test_in_a_sentencepiece_prompt_a_mask_is_text_and_ids_without_a_token_are_se
 def test_gemmas_chat_ends_with_its_turn(tmp_path):
     chat = "{% for m in messages %}{{ m.content }}<end_of_turn>{% endfor %}"
     assert Tokenizer.load(sentencepiece(tmp_path, False, chat_template=chat)).roles["eos"] == "<end_of_turn>"
+
+
+# ---- what is written without the package is what the package writes ----
+
+
+@pytest.mark.parametrize("pattern", [None, "x+"])
+@pytest.mark.parametrize("nfc", [False, True])
+def test_the_content_of_a_tokenizer_json_is_the_packages(pattern, nfc):
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    cut = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")] if pattern else []
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([*cut, byte_level])
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    if nfc:
+        engine.normalizer = tokenizers.normalizers.NFC()
+    ours = bpe.byte_level_spec({b"a": 0, b"b": 1, b"ab": 2}, [(b"a", b"b")], [], pattern, nfc)
+    assert ours == json.loads(engine.to_str())
+
+
+def test_the_tokens_before_every_text_are_written_as_the_package_writes_them():
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.post_processor = tokenizers.processors.TemplateProcessing(
+        single=["<s>", "<t>", "$A"], pair=["<s>", "<t>", "$A", "<s>", "<t>", "$B:1"],
+        special_tokens=[("<s>", 1), ("<t>", 2)])  # fmt: skip
+    assert bpe.bos_processor(("<s>", "<t>"), [1, 2]) == json.loads(engine.to_str())["post_processor"]
+    assert bpe.bos_processor((), []) is None
