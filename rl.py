@@ -106,16 +106,16 @@ class Minibatch(NamedTuple):
 # ---- 1. write G completions of each prompt ---------------------------------------------------------------------------
 
 
-@functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
-def loss_mask(tokens, completion, eos_id, cfg):
+@functools.partial(jax.jit, static_argnames=("ends", "cfg"))
+def loss_mask(tokens, completion, ends, cfg):
     """Find the tokens of a rollout that are in the loss (B, T): those of each completion up to and including its first
     end of text, or all (score_after_end). With mask_truncated, none of a completion that has no end."""
-    ends = completion & (tokens == eos_id)
+    ends = completion & jnp.isin(tokens, jnp.array(ends))
     counts = completion if cfg.score_after_end else completion & (jnp.cumsum(ends, 1) - ends == 0)
     return counts & ends.any(1, keepdims=True) if cfg.mask_truncated else counts
 
 
-def roll_out(params, key, prompts, cfg, tok) -> Rollout:
+def roll_out(params, key, prompts, cfg) -> Rollout:
     """Write G completions of each of the N prompts, an EncodedRows, at most rollout_chunk at a time. A chunk holds
     whole groups, unless rollout_chunk is less than one."""
     repeat = functools.partial(jnp.repeat, repeats=cfg.group_size, axis=0)
@@ -124,7 +124,7 @@ def roll_out(params, key, prompts, cfg, tok) -> Rollout:
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
     tokens, trace = slots.fill(params, keys, arrays, cfg, plan, size, cfg.group_size)
-    counts = loss_mask(tokens, completion, tok.eos_id, cfg)
+    counts = loss_mask(tokens, completion, cfg.model.ends, cfg)
     return Rollout(tokens, arrays.valid, completion, counts, trace["step"], trace["logp"], trace["passes"])
 
 
@@ -136,7 +136,7 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok, kl=None) -> Scored:
     of the result, for `grpo.advantages` to subtract."""
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
-    fast = scores.tokens_per_pass(rollout, tok)
+    fast = scores.tokens_per_pass(rollout, cfg)
     completions, total, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G, fast)
     values, unjudged = scores.reward_table(parts, cfg, reward_fns), np.isnan(total)
     if cfg.diversity_bonus:
@@ -422,7 +422,7 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
     for n in range(tries):
         prompts = hints.draw(draw, found, state.step, n, cfg, tok)
         with timed(notes, "time/rollout"):
-            r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg, tok))
+            r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg))
         if tries == 1 and config.n_update(cfg) == len(r.tokens) and not credit.wanted(cfg):
             prepared = prepare(r)
         with timed(notes, "time/old_ref"):
