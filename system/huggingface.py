@@ -710,7 +710,7 @@ def without_copies(folder, files, places, names):
         return files
     both = [files[name].get_slice(name) for name in (embed, head)]
     rows = both[0].get_shape()[0]
-    parts = ([x[i : i + 4096] for x in both] for i in range(0, rows, 4096))
+    parts = ([x[i : min(i + 4096, rows)] for x in both] for i in range(0, rows, 4096))
     if both[0].get_shape() != both[1].get_shape() or any(x.tobytes() != y.tobytes() for x, y in parts):
         raise ValueError(f"{folder}: config.json says tie_word_embeddings, but {head} is not {embed}: if the model has "
                          'a head of its own, write "tie_word_embeddings": false into config.json')  # fmt: skip

@@ -98,6 +98,17 @@ def test_a_folder_of_dllm_opens_with_its_logits(kind, name, block, tmp_path):
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
 
 
+@pytest.mark.slow
+def test_illada_is_a_llama_that_sees_both_sides(tmp_path):
+    theirs = random_torch("llama", tie_word_embeddings=True)
+    theirs.save_pretrained(tmp_path)
+    edit(tmp_path, model_type="illada", architectures=["ILLaDAForCausalLM"], mask_token_id=MASK)
+    params, cfg = checkpoint.load(tmp_path)
+    assert (cfg.causal, cfg.shift, cfg.tie_embeddings) == (False, False, True)
+    z = with_masks(2, 20)
+    assert difference(model.logits(params, z, cfg), torch_logits(theirs, z, np.ones((1, 20, 20), bool))) < 2e-5
+
+
 def config_only(folder, **changes):
     """A folder with a config.json of a family, without tensors."""
     folder.mkdir(parents=True, exist_ok=True)
