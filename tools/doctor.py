@@ -65,7 +65,7 @@ class Trial(NamedTuple):
     later: np.ndarray  # True for the other scored masks of these rows
 
 
-def make_trial(ids: list[int], n_params: int, masks: list[int]) -> Trial:
+def make_trial(ids: list[int], n_params: int, masks: Iterable[int] = ()) -> Trial:
     """Choose texts and masks, always the same ones for the same tokens and size of a model.
 
     masks: candidates for the mask. If one is an ordinary token, no reading is scored where it stands in the text,
@@ -89,7 +89,7 @@ def make_trial(ids: list[int], n_params: int, masks: list[int]) -> Trial:
         masked[row] = scored[row]
         if row % 2:
             masked[row, end:] = True
-    scored &= ~np.isin(x, masks)
+    scored &= ~np.isin(x, list(masks))
     left_only = scored & masked[:, -1:]
     first = left_only & (np.cumsum(scored, 1) == 1)
     return Trial(x, masked, scored, first, left_only & ~first)
