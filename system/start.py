@@ -233,7 +233,7 @@ def load_reference(cfg: Config) -> dict:
     params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), cfg.open_as)
     theirs, ours = vars(shape), vars(cfg.model)
     for key in ours:
-        if ours[key] != theirs[key] and key not in ("dtype", "remat"):
+        if ours[key] != theirs[key] and key not in ("dtype", "remat", "eos_id", "end_ids", "max_positions"):
             raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {key}={theirs[key]}, the policy "
                              f"{ours[key]}: the two must be of one shape and vocabulary")  # fmt: skip
     return params
