@@ -98,7 +98,7 @@ def retry_if_deleted(choose: Callable[[], Any], read: Callable[..., Any]) -> Any
                 raise
 
 
-def load(path: str, dtype: str = "float32", open_as: str | None = None) -> tuple[Any, model.ModelConfig]:
+def load(path: str, dtype: str | None = "float32", open_as: str | None = None) -> tuple[Any, model.ModelConfig]:
     """Load a model's folder, or the newest checkpoint in a run's out_dir -> params, ModelConfig (`load_folder`)."""
     folder = find(path)
     return huggingface.load_folder(folder, dtype, find, family_to_open(folder, open_as))
@@ -153,7 +153,7 @@ def save_run(
         state = jax.tree.map(np.array, state)
     files = checkpoint_files(cfg, state, best, finished)
     if me:  # the first process writes the files that are the same on all
-        files = {name: content for name, content in files.items() if f"-{me + 1:05d}-of-" in name}
+        files = {name: content for name, content in files.items() if "-of-" in name}
     work = functools.partial(finish if n > 1 else finish_or_retry, cfg, int(state.step), tok, best, files)
     if not in_background:
         return work()

@@ -50,13 +50,15 @@ class ModelConfig(moe.Experts):
     tie_embeddings: bool = False  # one matrix embeds tokens and computes logits
     rope_theta: float = 10000.0  # the longest wavelength of the rotary positions, over 2 pi
     rotary_share: float = 1.0  # the share of a head's columns that rotary positions turn, the first of them (LLaDA2)
+    max_positions: int | None = None  # the longest text for other programs, written into config.json; none here
     rope_scaling: tuple[float, ...] | None = None  # stretched positions (Llama 3.1, YaRN), see variants/rope.py
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of matmuls; params, norms, softmax, logits stay float32, on a CPU more: kernels.between
     noise: str = "mask"  # what the network reads where a token is missing: mask, or uniform: a random token
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
     mask_id: int | None = None  # stands for a missing token; a data set's tokenizer sets this and the next three
-    eos_id: int | None = None  # ends a text
+    eos_id: int | None = None  # ends a text, and fills what is behind its end
+    end_ids: tuple[int, ...] = ()  # other tokens that end a text, such as the end of a turn in a chat
     pad_id: int | None = None  # fills a prompt on its left
     bos_id: int | None = None  # begins a text, in models that have it
 
@@ -64,6 +66,10 @@ class ModelConfig(moe.Experts):
         checks.model_config(self)
         super().__post_init__()
         uniform.check(self)
+
+    @property
+    def ends(self):
+        return tuple(i for i in (self.eos_id, *self.end_ids) if i is not None)
 
     @property
     def kv_heads(self):

@@ -104,15 +104,15 @@ class Minibatch(NamedTuple):
 # ---- 1. write G completions of each prompt ---------------------------------------------------------------------------
 
 
-@functools.partial(jax.jit, static_argnames=("eos_id", "cfg"))
-def loss_mask(tokens, completion, eos_id, cfg):
+@functools.partial(jax.jit, static_argnames=("ends", "cfg"))
+def loss_mask(tokens, completion, ends, cfg):
     """Find the tokens of a rollout that are in the loss (B, T): those of each completion up to and including its first
     end of text, or all (score_after_end)."""
-    ends = completion & (tokens == eos_id)
+    ends = completion & jnp.isin(tokens, jnp.array(ends))
     return completion if cfg.score_after_end else completion & (jnp.cumsum(ends, 1) - ends == 0)
 
 
-def roll_out(params, key, prompts, cfg, tok) -> Rollout:
+def roll_out(params, key, prompts, cfg) -> Rollout:
     """Write G completions of each of the N prompts, an EncodedRows, at most rollout_chunk at a time. A chunk holds
     whole groups, unless rollout_chunk is less than one."""
     repeat = functools.partial(jnp.repeat, repeats=cfg.group_size, axis=0)
@@ -121,7 +121,7 @@ def roll_out(params, key, prompts, cfg, tok) -> Rollout:
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
     tokens, trace = slots.fill(params, keys, arrays, cfg, plan, size, cfg.group_size)
-    counts = loss_mask(tokens, completion, tok.eos_id, cfg)
+    counts = loss_mask(tokens, completion, cfg.model.ends, cfg)
     return Rollout(tokens, arrays.valid, completion, counts, trace["step"], trace["logp"], trace["passes"])
 
 
@@ -132,7 +132,7 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
     """Judge the B completions of N rows, whose columns the rewards read."""
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
-    fast = scores.tokens_per_pass(rollout, tok)
+    fast = scores.tokens_per_pass(rollout, cfg)
     completions, _, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G, fast)
     values = scores.reward_table(parts, cfg, reward_fns)
     return Scored(rows, rollout, completions, values.reshape(-1, N, G), parts)
@@ -361,7 +361,7 @@ def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
     for n in range(tries):
         prompts = hints.draw(draw, found, state.step, n, cfg, tok)
         with timed(notes, "time/rollout"):
-            r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg, tok))
+            r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg))
         if tries == 1 and config.n_update(cfg) == len(r.tokens):
             prepared = prepare(r)
         with timed(notes, "time/reward"):

@@ -609,7 +609,7 @@ def behind_the_end(z, step, asked, valid, cfg):
     column = jnp.arange(T)
     masked = z == cfg.mask_id
     given = jnp.where(asked, -1, column)
-    ends = (z == cfg.eos_id) & (step >= 0) & (column > given.max(1, keepdims=True))
+    ends = jnp.isin(z, jnp.array(cfg.ends)) & (step >= 0) & (column > given.max(1, keepdims=True))
     if cfg.block_causal:
         number = blocks.number(valid, T, cfg)
 

@@ -35,7 +35,7 @@ QWEN2_PATTERN = (
 
 SPECIALS = {"mask": "<|mask|>", "pad": "<|pad|>", "eos": "<|eos|>"}  # ours, in the order of their ids
 USUAL_NAMES = {  # of other people's special tokens, for files that do not say which token plays the role
-    "mask": ("<|mask|>", "<|mdm_mask|>", "[MASK]", "<mask>", "<|MASK|>", "<MASK>", "|<MASK>|"),
+    "mask": ("<|mask|>", "<|mdm_mask|>", "[MASK]", "<mask>", "<|MASK|>", "<MASK>", "|<MASK>|", "<[MASK]>"),
     "pad": ("<|pad|>", "<|dlm_pad|>", "<pad>", "[PAD]"),
     "eos": ("<|eos|>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<eos>", "</s>"),
 }

@@ -4,6 +4,7 @@ Turn the rows of a data set into arrays of one length, choose the rows of a step
 `maskable` is True at the positions that are to be filled: the completion or, in a fill-in task, some of its tokens.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -150,5 +151,5 @@ def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[
 def completion_ids(tokens: jax.Array, tok: Tokenizer, cfg: Any) -> list[list[int]]:
     """Fetch the ids of the completions in tokens (B, T), up to the first end of text and without it."""
     completions = hosts.gather(tokens)[:, cfg.max_prompt_len :].tolist()
-    end = tok.eos_id
-    return [row[: row.index(end)] if end in row else row for row in completions]
+    ends = {tok.eos_id, *cfg.model.ends}
+    return [list(itertools.takewhile(lambda i: i not in ends, row)) for row in completions]

@@ -5,7 +5,6 @@ A judge learns from pairs of a better and a worse text and then stays frozen: a 
 test can grade. A language model can be a reward as well, by the log-probability of the completion (`coherence`).
 """
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -114,7 +113,6 @@ def load(folder: Any, dtype: str = "float32", **sizes: Any) -> dict[str, Callabl
     found, _ = checkpoint.best(data.local_copy(folder))
     best = checkpoint.read_run(found).get("best") or {}
     params, cfg = checkpoint.load(found, dtype)
-    cfg = dataclasses.replace(cfg, dtype=dtype)
     tok = data.Tokenizer.load(found, cfg.vocab_size)
     if not model.width(params):
         return {"coherence": coherence(params, cfg, tok, **sizes)}

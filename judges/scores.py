@@ -198,9 +198,9 @@ def already_scored(scores):
     return reward
 
 
-def tokens_per_pass(rollout, tok):
+def tokens_per_pass(rollout, cfg):
     """Divide the number of tokens of each completion of a rollout by its passes -> (B,)."""
-    return speed.tokens_per_pass(rollout.tokens, rollout.completion, rollout.passes, tok.eos_id)
+    return speed.tokens_per_pass(rollout.tokens, rollout.completion, rollout.passes, cfg.model.ends)
 
 
 def score(
@@ -373,7 +373,7 @@ def pass_rates(
             x, trace = filled[0]
             samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
-        fast = [speed.tokens_per_pass(x, arrays.maskable, trace["passes"], tok.eos_id) for x, trace in filled]
+        fast = [speed.tokens_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends) for x, trace in filled]
         scored = score(fns, eval_only, cfg, tok, text.rows, ids, n, np.stack(fast, 1).reshape(-1))
         for i, shown in enumerate(samples):
             texts_of_row = scored.texts[i * n : (i + 1) * n]
@@ -436,10 +436,10 @@ def repetition(tokens, counts):
     return float(again / max(inside.sum(), 1))
 
 
-def length_metrics(rollout, cfg, tok):
+def length_metrics(rollout, cfg):
     """Measure the lengths of completions, and how many end in an end of text."""
-    length = speed.written(rollout.tokens, rollout.completion, tok.eos_id)
-    ends = np.asarray((rollout.completion & (rollout.tokens == tok.eos_id)).any(1))
+    length = speed.written(rollout.tokens, rollout.completion, cfg.model.ends)
+    ends = (np.asarray(rollout.completion) & np.isin(rollout.tokens, cfg.model.ends)).any(1)
     ends = cfg.fill_in | ends  # with fill_in the end of a text is given
     lengths = {f"{how}_length": value for how, value in stats(length, "mean", "min", "max").items()}
     if ends.any():
@@ -448,7 +448,7 @@ def length_metrics(rollout, cfg, tok):
     lengths |= {"terminated_frac": float(ends.mean()), "clipped_ratio": float(1 - ends.mean())}
     lengths["repetition"] = repetition(np.asarray(rollout.tokens), np.asarray(rollout.counts))
     metrics = {f"completions/{name}": value for name, value in lengths.items()}
-    metrics["tokens_per_pass"] = float(tokens_per_pass(rollout, tok).mean())
+    metrics["tokens_per_pass"] = float(tokens_per_pass(rollout, cfg).mean())
     return metrics | {"steps_per_token": float(rollout.passes.mean()) / max(length.mean(), 1)}
 
 
@@ -470,7 +470,7 @@ def rollout_metrics(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, floa
     first = next(iter(scored.parts.values()))
     if cfg.pass_at is not None or not ((first < 0) | (first > 1)).any():  # otherwise the mean is no rate
         metrics["pass_rate"] = rewards.mean(apply_pass_at(first, cfg))
-    return metrics | length_metrics(scored.rollout, cfg, tok) | rewards.summary(scored.parts)
+    return metrics | length_metrics(scored.rollout, cfg) | rewards.summary(scored.parts)
 
 
 def first_group(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:

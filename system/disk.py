@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -14,6 +16,8 @@ import safetensors
 
 from data import bpe
 from system import hosts
+
+SHARD = 5_000_000_000  # bytes of a file of tensors; a larger model is several files
 
 
 class Stored(NamedTuple):
@@ -80,28 +84,36 @@ def write_files(folder: str, files: dict[str, Any]) -> None:
         (write_json if isinstance(content, dict) else write_tensors)(os.path.join(folder, name), content)
 
 
-def split_among_processes(stem: str, tensors: list[Stored]) -> dict[str, Any]:
-    """Choose which tensors this process writes -> files {name: content} as `write_files` takes them.
+def split_into_files(stem: str, tensors: list[Stored]) -> dict[str, Any]:
+    """Split tensors into files of about SHARD bytes -> those that this process writes, {name: content} as `write_files`
+    takes them.
 
-    stem: the files are called stem.safetensors, or with several processes stem-00001-of-00002.safetensors.
-    With several processes, each writes some of the tensors, and the first also writes the index. All have to call this,
+    stem: one file is called stem.safetensors, of several the first stem-00001-of-00002.safetensors.
+    With several processes, each writes some of the files, and the first also writes the index. All have to call this,
     because they gather every tensor together, one at a time.
     """
     n, me = hosts.processes()
-    if n == 1:
+    sizes = [tensor.like.size * tensor.like.dtype.itemsize for tensor in tensors]
+    total = sum(sizes)
+    n_files = max(n, math.ceil(total / SHARD))
+    starts = itertools.accumulate(sizes[:-1], initial=0)
+    numbers = [start * n_files // total for start in starts]
+    used = sorted(set(numbers))  # a number is left out where a tensor is larger than a file
+    if n == len(used) == 1:
         return {f"{stem}.safetensors": tensors}
-    names = [f"{stem}-{i + 1:05d}-of-{n:05d}.safetensors" for i in range(n)]
-    owner = [i * n // len(tensors) for i in range(len(tensors))]
-    mine = []
-    for tensor, writer in zip(tensors, owner, strict=True):
-        x = tensor.fetch()  # every process takes part in every gather
-        if writer == me:
-            mine.append(tensor._replace(fetch=functools.partial(np.asarray, x)))
+    names = [f"{stem}-{used.index(number) + 1:05d}-of-{len(used):05d}.safetensors" for number in numbers]
+    mine: dict[str, Any] = {}
+    for tensor, number, name in zip(tensors, numbers, names, strict=True):
+        if n > 1:
+            x = tensor.fetch()  # every process takes part in every gather
+            tensor = tensor._replace(fetch=functools.partial(np.asarray, x))
+        if number % n == me:
+            mine.setdefault(name, []).append(tensor)
     index = {
-        "metadata": {"total_size": sum(t.like.size * t.like.dtype.itemsize for t in tensors)},
-        "weight_map": {t.name: names[writer] for t, writer in zip(tensors, owner, strict=True)},
+        "metadata": {"total_size": total},
+        "weight_map": {tensor.name: name for tensor, name in zip(tensors, names, strict=True)},
     }
-    return {names[me]: mine} | ({} if me else {f"{stem}.safetensors.index.json": index})
+    return mine | ({} if me else {f"{stem}.safetensors.index.json": index})
 
 
 def read_json(path: str) -> dict[str, Any]:

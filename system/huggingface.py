@@ -11,6 +11,7 @@ import math
 import operator
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,6 +102,7 @@ LLAMA_KEYS = TOKEN_KEYS | {
     "tie_embeddings": "tie_word_embeddings",
     "rope_theta": "rope_theta",
     "norm_eps": "rms_norm_eps",
+    "max_positions": "max_position_embeddings",
     "rope_scaling": "rope_scaling",
 }
 BLOCK_KEYS = LLAMA_KEYS | {"block_causal": "block_size"}
@@ -136,6 +138,7 @@ LLADA_KEYS = TOKEN_KEYS | {
     "tie_embeddings": "weight_tying",
     "rope_theta": "rope_theta",
     "norm_eps": "rms_norm_eps",
+    "max_positions": "max_sequence_length",
     "qkv_bias": "include_qkv_bias",
 }
 
@@ -193,12 +196,18 @@ class Family(NamedTuple):
     tensors: dict[str, str] = LLAMA_TENSORS
     keys: dict[str, str] = LLAMA_KEYS
     requires: dict[str, Any] = LLAMA_REQUIRES
+    code: str = ""  # where the Python code of the class is; empty: in transformers
 
 
 CAUSAL = {"causal": True, "shift": True}
+DLLM = "github.com/ZHZisZZ/dllm"
 FAMILIES = {  # by the model_type in config.json
-    "llada": Family("LLaDAModelLM", {}, LLADA_TENSORS, LLADA_KEYS, LLADA_REQUIRES),
-    "Dream": Family("DreamModel", {"shift": True, "qkv_bias": True}),
+    "llada": Family(
+        "LLaDAModelLM", {}, LLADA_TENSORS, LLADA_KEYS, LLADA_REQUIRES, code="huggingface.co/GSAI-ML/LLaDA-8B-Instruct"
+    ),
+    "Dream": Family(
+        "DreamModel", {"shift": True, "qkv_bias": True}, code="huggingface.co/Dream-org/Dream-v0-Instruct-7B"
+    ),
     "llama": Family("LlamaForCausalLM", CAUSAL),
     "qwen2": Family("Qwen2ForCausalLM", CAUSAL | {"qkv_bias": True}),
     "qwen3": Family("Qwen3ForCausalLM", CAUSAL | {"qk_norm": True}),
@@ -210,23 +219,37 @@ FAMILIES = {  # by the model_type in config.json
         GEMMA_REQUIRES,
     ),
     # A block model's config.json need not give the block length: it is in the folder's name, or the usual one.
-    "sdar": Family("SDARForCausalLM", {"block_causal": 4, "qk_norm": True}, keys=BLOCK_KEYS),  # and TraDo
+    "sdar": Family(  # and TraDo
+        "SDARForCausalLM",
+        {"block_causal": 4, "qk_norm": True},
+        keys=BLOCK_KEYS,
+        code="huggingface.co/JetLM/SDAR-1.7B-Chat",
+    ),
     "Fast_dLLM_Qwen": Family(
         "Fast_dLLM_QwenForCausalLM",
         {"block_causal": 32, "shift": True, "qkv_bias": True},
         keys=LLAMA_KEYS | {"block_causal": "bd_size"},
+        code="huggingface.co/Efficient-Large-Model/Fast_dLLM_v2_7B",
     ),
-    "a2d-qwen3": Family("A2DQwen3LMHeadModel", {"qk_norm": True}, keys=BLOCK_KEYS),  # dllm's: with blocks or without
-    "a2d-qwen2": Family("A2DQwen2LMHeadModel", {"qkv_bias": True}, keys=BLOCK_KEYS),
-    "a2d-llama": Family("A2DLlamaLMHeadModel", {}, keys=BLOCK_KEYS),
+    # dllm's: with blocks or without
+    "a2d-qwen3": Family("A2DQwen3LMHeadModel", {"qk_norm": True}, keys=BLOCK_KEYS, code=DLLM),
+    "a2d-qwen2": Family("A2DQwen2LMHeadModel", {"qkv_bias": True}, keys=BLOCK_KEYS, code=DLLM),
+    "a2d-llama": Family("A2DLlamaLMHeadModel", {}, keys=BLOCK_KEYS, code=DLLM),
+    "illada": Family(
+        "ILLaDAForCausalLM",
+        {"mask_id": 5},
+        requires=LLAMA_REQUIRES | {"layer_norm_eps": None},
+        code="huggingface.co/GSAI-ML/iLLaDA-8B-Instruct",
+    ),
     # Ours alone: a name that no other program knows, because all others would let the network read masks.
-    "unmask_uniform": Family("UniformNoiseModel", {"noise": "uniform"}),
+    "unmask_uniform": Family("UniformNoiseModel", {"noise": "uniform"}, code="unmask, and nowhere else"),
     "nemotron_labs_diffusion": Family(
         "NemotronLabsDiffusionModel",
         {"block_causal": 32, "causal_text": True},
         NEMOTRON_TENSORS,
         BLOCK_KEYS,
         NEMOTRON_REQUIRES,
+        "huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES
@@ -237,6 +260,7 @@ FAMILIES = {  # by the model_type in config.json
         QWEN3_MOE_TENSORS,
         SDAR_MOE_KEYS,
         QWEN3_MOE_REQUIRES,
+        "huggingface.co/JetLM/SDAR-30B-A3B-Chat",
     ),
     "llada2_moe": Family(
         "LLaDA2MoeModelLM",
@@ -245,9 +269,18 @@ FAMILIES = {  # by the model_type in config.json
         LLADA2_TENSORS,
         LLADA2_KEYS,
         LLADA2_REQUIRES,
+        "huggingface.co/inclusionAI/LLaDA2.0-mini",
     ),
 }
-ANY_FAMILY = ("dtype", "remat", "d_head")  # fields that do not tell families apart
+MISSING = {  # the class in a config.json: what this code lacks for it, though its model_type is one of FAMILIES
+    "LLaDAMoEModelLM": "this is LLaDA-MoE, whose mixture of experts has keys and tensors that no family here has: its "
+    "entry in FAMILIES of system/huggingface.py is missing",
+    "DreamForCausalLM": "this is DreamReasoner, a block model made of Qwen3, which Dream is not: --open_as=sdar reads "
+    "it if it is not shifted, and --explain tests that",
+}
+ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids")  # fields that do not tell families apart
+BLOCK_LENGTHS = ("block_size", "bd_size", "block_length")  # keys of config.json that say that a model has blocks
+FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
 NEEDED = (  # fields that a config.json must give, if the family has them
     "vocab_size", "n_layer", "n_head", "d_model", "d_ff", "n_experts", "experts_per_token", "d_expert", "routing_scale",
     "expert_groups", "groups_per_token", "n_shared", "first_dense",
@@ -352,7 +385,7 @@ def by_name(places):
 
 
 def save(folder: str, params: Any, cfg: model.ModelConfig) -> None:
-    """Write a Hugging Face folder: config.json and model.safetensors (a tokenizer writes its own files)."""
+    """Write a Hugging Face folder: config.json and the params in their dtype (a tokenizer writes its own files)."""
     disk.write_files(folder, model_files(params, cfg))
 
 
@@ -363,19 +396,41 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
     filled = dataclasses.replace(
         cfg, d_head=cfg.head_dim, n_kv_head=cfg.kv_heads, d_ff=cfg.ff, query_scale=cfg.query_scale or cfg.head_dim
     )
-    theirs: dict[str, Any] = {"model_type": kind, "architectures": [family.architecture], "torch_dtype": "float32"}
+    dtype = str(params["embed"].dtype)
+    theirs: dict[str, Any] = {"model_type": kind, "architectures": [family.architecture], "torch_dtype": dtype}
     theirs |= {key: value for key, value in family.requires.items() if value is not None}
     if n_out:
         theirs["num_labels"] = 1
     theirs |= {key: getattr(filled, field) for field, key in family.keys.items()}
     theirs["vocab_size"] = cfg.vocab_size
     theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
+    if cfg.end_ids:
+        theirs["eos_token_id"] = list(cfg.ends)
+    if cfg.max_positions is None:  # others do not read null
+        del theirs[family.keys["max_positions"]]
     if cfg.rope_scaling is not None:
         stretch = "llama3" if len(cfg.rope_scaling) == 4 else "yarn"
         theirs["rope_scaling"] = {"rope_type": stretch, **dict(zip(ROPES[stretch], cfg.rope_scaling, strict=False))}
         del theirs["rope_type"]
+    params = jax.tree.map(functools.partial(as_stored, dtype), params)
     tensors = [to_store(params, name, parts) for name, parts in by_name(tensor_places(cfg, n_out))]
-    return {"config.json": theirs} | disk.split_among_processes("model", tensors)
+    return {"config.json": theirs} | disk.split_into_files("model", tensors)
+
+
+def as_stored(dtype, x):
+    """Round a parameter to the dtype of the others if that loses nothing: gains and routers that a folder has in 16
+    bits are 32 in memory."""
+    return x if x.dtype == dtype or (x.astype(dtype) != x).any() else x.astype(dtype)
+
+
+def code_elsewhere(cfg: model.ModelConfig) -> str | None:
+    """Say which code other programs need to open a folder of this model; None: transformers has it."""
+    kind = family_of(cfg)
+    family = FAMILIES[kind]
+    if not family.code:
+        return None
+    return (f"transformers has no {family.architecture}: elsewhere this folder (model_type {kind!r}) needs the code of "
+            f"{family.code}, its *.py files and the auto_map of its config.json")  # fmt: skip
 
 
 def to_store(params, name, parts):
@@ -405,15 +460,35 @@ def read_kind(folder: str, open_as: str | None = None) -> str:
     return kind
 
 
+def check_kind(path, theirs, kind, open_as):
+    """Raise ValueError if a config.json belongs to another network than its model_type, or to weights that are packed.
+    """
+    if packed := theirs.get("quantization_config"):
+        method = packed.get("quant_method") if isinstance(packed, dict) else packed
+        raise ValueError(f"{path}: quantization_config says that the weights are quantized ({method}), which this code "
+                         "does not read: take the model in 16 or 32 bits")  # fmt: skip
+    named = theirs.get("architectures")
+    if isinstance(named, list) and not open_as and (found := [MISSING[name] for name in named if name in MISSING]):
+        raise ValueError(f"{path}: architectures={named}: {found[0]}")
+    family = FAMILIES[kind]
+    for key in BLOCK_LENGTHS:
+        if theirs.get(key) and key not in family.keys.values():
+            blocks = ", ".join(name for name, other in FAMILIES.items() if "block_causal" in other.keys)
+            raise ValueError(f"{path}: {key}={theirs[key]!r} says that this is a model of blocks, and the family "
+                             f"{kind} has none; families that may have blocks are {blocks}: --open_as=NAME opens it "
+                             "as one of them")  # fmt: skip
+    if family.fields.get("causal") and not open_as:
+        check_causal(path, theirs, family.architecture)
+
+
 def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     """Read config.json of a Hugging Face folder. A ValueError names what our model cannot compute.
 
     open_as: the family that it belongs to, whatever its model_type says
     """
-    family, path = FAMILIES[read_kind(folder, open_as)], os.path.join(folder, "config.json")
-    theirs = disk.read_json(path)
-    if family.fields.get("causal") and not open_as:
-        check_causal(path, theirs, family.architecture)
+    kind, path = read_kind(folder, open_as), os.path.join(folder, "config.json")
+    family, theirs = FAMILIES[kind], disk.read_json(path)
+    check_kind(path, theirs, kind, open_as)
     stretch = read_rope(path, theirs)
     for key in ("rope_scaling", "rope_parameters"):  # where transformers 5 keeps rope_theta
         theirs |= {name: value for name, value in (theirs.get(key) or {}).items() if name != "rope_type"}
@@ -422,8 +497,7 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     check_requirements(path, theirs, family.requires)
     fields = {field: theirs[key] for field, key in family.keys.items() if theirs.get(key) is not None}
     fields = family.fields | missing_fields(folder, family, theirs, open_as) | fields
-    if isinstance(fields.get("eos_id"), list):
-        fields["eos_id"] = fields["eos_id"][0] if fields["eos_id"] else None
+    fields |= read_ends(folder, fields.get("eos_id"))
     if isinstance(fields.get("n_layer"), int) and fields["n_layer"] > 10_000:  # we make a name for each
         raise ValueError(f"{path}: {family.keys['n_layer']}={fields['n_layer']}: no model has more than 10,000 layers")
     missing = [family.keys[f] for f in NEEDED if f in family.keys and f not in fields]
@@ -437,6 +511,19 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if theirs.get("layer_types") not in (None, types):
         raise ValueError(f"{path}: layer_types={theirs['layer_types']} is not supported; this code computes {types}")
     return cfg
+
+
+def read_ends(folder, named):
+    """Find the ids that end a text -> fields of ModelConfig.
+
+    named: the eos_token_id of config.json, one or a list; those of generation_config.json follow"""
+    more = bpe.read_json(Path(folder, "generation_config.json")).get("eos_token_id")
+    lists = [ids if isinstance(ids, list) else [ids] for ids in (named, more)]
+    ends: list[int] = []
+    for i in [i for ids in lists for i in ids]:
+        if i is not None and i not in ends:
+            ends.append(i)
+    return {"eos_id": ends[0] if ends else None, "end_ids": tuple(ends[1:])}
 
 
 def missing_fields(folder, family, theirs, open_as):
@@ -519,13 +606,8 @@ def check_causal(path, theirs, architecture):
     signs = [f"architectures={named}"] if any(str(name).lower() not in known for name in named) else []
     signs += [f"{key}={value!r}" for key, value in theirs.items() if key.startswith("dlm_")]
     signs += ["is_causal=False"] if theirs.get("is_causal") is False else []
-    # Our own causal models have a mask token, as their tokenizer does; they name their class and bring no code along.
-    foreign = not named or theirs.get("auto_map") or theirs.get("transformers_version")
-    if foreign and theirs.get("mask_token_id") is not None:
+    if is_foreign(theirs) and theirs.get("mask_token_id") is not None:
         signs += [f"mask_token_id={theirs['mask_token_id']!r}"]
-    named_mask = bpe.text_of(bpe.read_json(Path(path).with_name("tokenizer_config.json")).get("mask_token"))
-    if foreign and named_mask is not None:
-        signs += [f"its tokenizer_config.json has mask_token={named_mask!r}"]
     if signs:
         denoisers = ", ".join(kind for kind, family in FAMILIES.items() if not family.fields.get("causal"))
         raise ValueError(
@@ -536,23 +618,43 @@ def check_causal(path, theirs, architecture):
         )
 
 
-def check_mask(folder: str, cfg: model.ModelConfig, tok: Tokenizer) -> None:
-    """Raise ValueError if the config.json and the tokenizer of a denoiser's folder name different masks."""
+def is_foreign(theirs):
+    """True if another program wrote this config.json. Our own causal models have a mask token, as their tokenizer
+    does; they name their class and bring no code along."""
+    return bool(theirs) and bool(
+        not theirs.get("architectures") or theirs.get("auto_map") or theirs.get("transformers_version")
+    )
+
+
+def fit_tokenizer(folder: str, cfg: model.ModelConfig, tok: Tokenizer) -> model.ModelConfig:
+    """Add the end of text of a folder's tokenizer to its ModelConfig. A causal model and one whose config.json names no
+    end fill up with it. Raise ValueError if the tokenizer of a denoiser has another mask than config.json.
+
+    A causal model may have a tokenizer with a mask, as Gemma does: this is only said."""
+    if cfg.causal and is_foreign(bpe.read_json(Path(folder, "config.json"))):
+        named = bpe.text_of(bpe.read_json(Path(folder, "tokenizer_config.json")).get("mask_token"))
+        if named is not None:
+            note = (f"{folder} is read as a causal model, though its tokenizer has a mask, {named}: if it is a "
+                    "denoiser, --open_as=NAME opens it as one, and sample.py FOLDER --explain tests which")  # fmt: skip
+            print(note, file=sys.stderr)
     if not cfg.causal and tok.mask_id != cfg.mask_id:
         raise ValueError(
             f"{folder}: config.json says that the mask is id {cfg.mask_id}, and the tokenizer that "
             f"it is id {tok.mask_id}: one of the files belongs to another model"
         )
+    first = tok.eos_id if cfg.causal or cfg.eos_id is None else cfg.eos_id
+    ends = dict.fromkeys((*cfg.ends, tok.eos_id))
+    return dataclasses.replace(cfg, eos_id=first, end_ids=tuple(i for i in ends if i != first))
 
 
 def load_folder(
-    folder: str, dtype: str, find_base: Callable[[str], str], open_as: str | None = None, above: tuple = ()
+    folder: str, dtype: str | None, find_base: Callable[[str], str], open_as: str | None = None, above: tuple = ()
 ) -> tuple[Any, Any]:
     """Load a model's folder -> params, ModelConfig; for adapters, those of their base with the adapters merged in.
 
-    Every device reads only its part of each leaf, one leaf (a matrix of all layers) after the other, and stores it as
-    `dtype`.
+    Every device reads only its part of each leaf, one leaf (a matrix of all layers) after the other.
 
+    dtype: of the params, and of the products of the ModelConfig; None: 32 or 16 bits (bfloat16), as in the folder
     find_base: finds the folder of the base from the path that adapters give
     open_as: the family of the model (of the base, for adapters), see `read_config`
     above: the folders of adapters whose base this is
@@ -574,8 +676,35 @@ def load_folder(
             f"so one of its {cfg.vocab_size} ids is the mask; add the one that it was trained with"
         )
     places, shapes = list(tensor_places(cfg, n_out, kind)), model.shapes(cfg, n_out)
+    dtype = dtype or dtype_in(files, places)
+    files = without_copies(folder, files, places, FAMILIES[kind].tensors)
     params = load_tensors(folder, files, places, shapes, dtype, (f"{kind} model", "config.json"))
-    return params, cfg
+    return params, dataclasses.replace(cfg, dtype=dtype)
+
+
+def dtype_in(files, places):
+    """Return the dtype for the tensors in files {name: open file}: bfloat16 if the first of the places that is there
+    has 16 bits."""
+    first = next((place.name for place in places if place.name in files), None)
+    return "bfloat16" if first and files[first].get_slice(first).get_dtype() in ("BF16", "F16") else "float32"
+
+
+def without_copies(folder, files, places, names):
+    """Leave out tensors {name: open file} that say nothing new: the rotary frequencies of Llama 2, and a head that is
+    the embeddings again, as in Qwen3-0.6B. Raise ValueError if it is another one.
+
+    names: our leaf -> the name of its tensor"""
+    files = {name: file for name, file in files.items() if not name.endswith("rotary_emb.inv_freq")}
+    embed, head = (names[leaf] + ".weight" for leaf in ("embed", "head"))
+    if not {embed, head} <= files.keys() or head in {place.name for place in places}:
+        return files
+    both = [files[name].get_slice(name) for name in (embed, head)]
+    rows = both[0].get_shape()[0]
+    parts = ([x[i : min(i + 4096, rows)] for x in both] for i in range(0, rows, 4096))
+    if both[0].get_shape() != both[1].get_shape() or any(x.tobytes() != y.tobytes() for x, y in parts):
+        raise ValueError(f"{folder}: config.json says tie_word_embeddings, but {head} is not {embed}: if the model has "
+                         'a head of its own, write "tie_word_embeddings": false into config.json')  # fmt: skip
+    return {name: file for name, file in files.items() if name != head}
 
 
 def load_tensors(folder, files, places, shapes, dtype, described):
@@ -591,6 +720,9 @@ def load_tensors(folder, files, places, shapes, dtype, described):
     for name, parts in by_name(places):
         x, ours = files[name].get_slice(name), [stored_shape(place, leaf_at(shapes, place.path)) for place in parts]
         expected = (sum(shape[0] for shape in ours), *ours[0][1:])
+        if x.get_dtype() not in FLOATS:
+            raise ValueError(f"{folder}: {name} is of the type {x.get_dtype()}, a packed or quantized tensor; this "
+                             f"code reads {', '.join(FLOATS)}: take the model in 16 or 32 bits")  # fmt: skip
         if tuple(x.get_shape()) != expected:
             raise ValueError(f"{folder}: {name} has the shape {tuple(x.get_shape())}, but {file} makes it {expected}")
         first = 0
@@ -743,5 +875,5 @@ def load_merged(folder, dtype, find_base, open_as, above):
     for leaf in targets:  # one after the other, so that memory never holds two copies of all
         a, b = (new["blocks"][leaf + end] for end in ("_a", "_b"))
         merged = params["blocks"][leaf] + jnp.matmul(a, b * (alpha / rank), precision="highest")
-        params["blocks"][leaf] = merged.astype(dtype)
+        params["blocks"][leaf] = merged.astype(cfg.dtype)
     return params | {leaf: x for leaf, x in new.items() if leaf != "blocks"}, cfg

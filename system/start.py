@@ -172,10 +172,8 @@ def open_model(cfg, folder, adapting):
         params, shape = adapt(params, shape, tok.mask_id, cfg.model)
     elif shape.block_causal:  # a run may set a shorter block: SDAR trains with short blocks first
         shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
-    huggingface.check_mask(folder, shape, tok)
+    shape = huggingface.fit_tokenizer(folder, shape, tok)
     config.check_model(cfg, shape, f"in {folder}")
-    if shape.causal:  # config.json may name several ends of text; the tokenizer's is the one in its texts
-        shape = dataclasses.replace(shape, eos_id=tok.eos_id)
     return params, tok, config.with_model(cfg, shape).model
 
 
@@ -235,7 +233,7 @@ def load_reference(cfg: Config) -> dict:
     params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), cfg.open_as)
     theirs, ours = vars(shape), vars(cfg.model)
     for key in ours:
-        if ours[key] != theirs[key] and key not in ("dtype", "remat"):
+        if ours[key] != theirs[key] and key not in ("dtype", "remat", "eos_id", "end_ids", "max_positions"):
             raise ValueError(f"ref_from={cfg.ref_from!r}: the model there has {key}={theirs[key]}, the policy "
                              f"{ours[key]}: the two must be of one shape and vocabulary")  # fmt: skip
     return params

@@ -783,7 +783,7 @@ def growing(what, n, usual, shape):
         return {"step": step, "pass": denoise}, {"step": flops, "pass": flops / 3}
     tok, text = prompts_of(run, B)
     state = trainer.State(0, params, None, None, None)
-    ((_, batch),) = rl.minibatches(state, key, key, rl.roll_out(params, key, text, run, tok), run)
+    ((_, batch),) = rl.minibatches(state, key, key, rl.roll_out(params, key, text, run), run)
     batch = batch._replace(advantage=jax.random.normal(key, batch.advantage.shape))
     return {"step": functools.partial(step, batch)}, {"step": flops}
 
@@ -888,7 +888,7 @@ def beside_torch(torch, twin, run, rounds):
     same_tokens(torch, twin, cfg, run.group_size, start + run.max_new_tokens, start, plan, 1, run.group_size)
     params, step = learner(run)
     state, fns = trainer.State(0, params, None, None, None), {"length": lambda completions: [*map(len, completions)]}
-    rollout = lambda run: rl.roll_out(params, key, text, run, tok)
+    rollout = lambda run: rl.roll_out(params, key, text, run)
     r = rollout(run)
     judge = lambda: rl.score_rollout(r, text.rows, fns, run, tok)
     scored = lambda: rl.minibatches(state, key, key, r, run)

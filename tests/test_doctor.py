@@ -126,7 +126,40 @@ def test_the_weights_of_a_right_folder_agree_with_it(kind, tmp_path, capsys):
 def test_random_weights_prove_nothing(switches, tmp_path, capsys):
     cfg = dataclasses.replace(TINY, **switches)
     code, said = explain(write(tmp_path, model.init(jax.random.key(0), cfg), cfg), capsys)
-    assert code == 0 and said.endswith("verdict: the weights know no English, so nothing is proved\n")
+    assert code == doctor.UNDECIDED
+    assert re.search("\nverdict: undecided: however .* They know none, or .*mask.*\n$", said)
+
+
+def test_weights_that_are_no_numbers_agree_with_nothing(tmp_path, capsys):
+    cfg = dataclasses.replace(TINY, n_layer=1, d_model=16)
+    params = model.init(jax.random.key(0), cfg)
+    params["norm"] = params["norm"].at[3].set(jnp.nan)
+    code, said = explain(write(tmp_path, params, cfg), capsys)
+    assert code == 1 and "verdict: WRONG: the model computes nan or inf" in said and "agree" not in said
+
+
+@pytest.mark.parametrize("margins, code, said", [
+    ([(1.0, 0.1), (0.5, 0.01)], doctor.AGREES, "verdict: the weights agree with the folder\n"),
+    ([(1.0, 0.1), (0.1, 0.1)], doctor.UNDECIDED, "verdict: undecided: nothing .*; too close to say: shift\n"),
+    ([(float("nan"), 0.1)], doctor.UNDECIDED, "verdict: undecided: .*too close to say: mask\n"),
+])  # fmt: skip
+def test_a_test_that_leaves_something_open_does_not_begin_with_agree(margins, code, said, monkeypatch, capsys):
+    found = [doctor.Compared(name, "a", "b", margin) for name, margin in zip(("mask", "shift"), margins, strict=False)]
+    monkeypatch.setattr(doctor, "search", lambda reader, stated, masks: stated)
+    monkeypatch.setattr(doctor, "compare", lambda *_: found)
+    reader = doctor.Reader(None, doctor.make_trial(TOK.encode(doctor.zen()), 10**6))
+    reader.known[TINY] = np.zeros(reader.trial.x.shape)
+    assert doctor.verdict(reader, TINY, [TOK.mask_id], TOK, "llada") == code
+    assert re.search("\n" + said + "$", capsys.readouterr().out)
+
+
+def test_a_mask_that_is_an_ordinary_word_is_named_and_its_places_are_not_scored():
+    """No model predicts its mask: where that stands in the text, the loss would be 1e30."""
+    cfg = dataclasses.replace(TINY, n_layer=1, d_model=16, mask_id=ord("e"))
+    trial = doctor.make_trial(TOK.encode(doctor.zen()), 10**6, [cfg.mask_id])
+    assert (trial.x == cfg.mask_id).any() and not (trial.scored & (trial.x == cfg.mask_id)).any()
+    assert doctor.Reader(model.init(jax.random.key(0), cfg), trial).loss(cfg) < 20
+    assert doctor.value(cfg, "mask_id", TOK) == "the ordinary token 'e', id 101"
 
 
 # ---- its parts -------------------------------------------------------------------------------------------------------

@@ -98,6 +98,17 @@ def test_a_folder_of_dllm_opens_with_its_logits(kind, name, block, tmp_path):
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), params, again))
 
 
+@pytest.mark.slow
+def test_illada_is_a_llama_that_sees_both_sides(tmp_path):
+    theirs = random_torch("llama", tie_word_embeddings=True)
+    theirs.save_pretrained(tmp_path)
+    edit(tmp_path, model_type="illada", architectures=["ILLaDAForCausalLM"], mask_token_id=MASK)
+    params, cfg = checkpoint.load(tmp_path)
+    assert (cfg.causal, cfg.shift, cfg.tie_embeddings) == (False, False, True)
+    z = with_masks(2, 20)
+    assert difference(model.logits(params, z, cfg), torch_logits(theirs, z, np.ones((1, 20, 20), bool))) < 2e-5
+
+
 def config_only(folder, **changes):
     """A folder with a config.json of a family, without tensors."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -160,12 +171,13 @@ def test_a_denoiser_under_a_causal_name_is_refused_and_opens_as_what_it_is(denoi
     assert checkpoint.load(denoiser[0], open_as="qwen2")[1].causal
 
 
-def test_a_mask_in_the_files_of_the_tokenizer_is_a_sign_too(denoiser, tmp_path):
+def test_a_mask_in_the_files_of_the_tokenizer_is_no_sign_but_is_said(denoiser, tmp_path, capsys):
+    """Gemma 2 has a <mask>, and anybody may add one to the tokenizer of a causal model."""
     for file in denoiser[0].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     edit(tmp_path, mask_token_id=None)
-    with pytest.raises(ValueError, match="but its tokenizer_config.json has mask_token="):
-        checkpoint.load(tmp_path)
+    assert complete.main([str(tmp_path), "--prompt=ab", "--max_new_tokens=2"]) == 0
+    assert "is read as a causal model, though its tokenizer has a mask, <|mask|>" in capsys.readouterr().err
     same_model(checkpoint.load(tmp_path, open_as="Dream"), denoiser)  # and it is where the id is found
 
 
@@ -210,7 +222,9 @@ def test_the_reference_opens_as_the_start_does(denoiser, rows, tmp_path):
                         ref_from=str(denoiser[0]), open_as="Dream", objective="grpo", kl_beta=0.1,
                         rewards=("exact",))  # fmt: skip
     cfg = start.prepare(cfg, None).cfg
-    jax.tree.map(np.testing.assert_array_equal, start.load_reference(cfg), denoiser[1])
+    ends_otherwise = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, eos_id=1, end_ids=(2,)))
+    for run in (cfg, ends_otherwise):  # a tokenizer may name another end than config.json
+        jax.tree.map(np.testing.assert_array_equal, start.load_reference(run), denoiser[1])
 
 
 def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):

@@ -681,7 +681,10 @@ def test_a_hostile_config_is_one_sentence_and_soon(change, named, tmp_path):
 
 
 def test_a_config_that_names_no_end_of_text_has_none(tmp_path):
-    assert checkpoint.load(copy_fixture(tmp_path, eos_token_id=[]))[1].eos_id is None
+    folder = copy_fixture(tmp_path, eos_token_id=[])
+    assert checkpoint.load(folder)[1].eos_id == 305  # as in generation_config.json
+    (folder / "generation_config.json").unlink()
+    assert checkpoint.load(folder)[1].eos_id is None
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])

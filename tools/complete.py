@@ -89,7 +89,8 @@ def complete_texts(
         for i in range(max(first, done), min(first + batch_size, len(prompts))):
             ids, start = prompts[i]
             tokens = filled[i - first][-len(ids) :]
-            ends = [at for at, token in enumerate(ids) if token == cfg.mask_id and tokens[at] == tok.eos_id]
+            ended = np.isin(tokens, (tok.eos_id, *cfg.ends))
+            ends = [at for at, token in enumerate(ids) if token == cfg.mask_id and ended[at]]
             yield tok.decode(tokens[start : min(ends, default=len(ids))])
 
 
@@ -164,6 +165,7 @@ def parser() -> argparse.ArgumentParser:
     add("--export", metavar="FOLDER", help=export)
     add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
     add("--open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --open_as=Dream")
+    add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
     add("--page", metavar="FILE", help="only write one HTML file in which the model runs: open it in a browser")
     add("--holes", choices=HOLES, help=holes)
     add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
@@ -284,15 +286,15 @@ class Model(NamedTuple):
     trained: dict  # the config of the run that trained it
 
 
-def open_model(folder: Any, why: str, open_as: str | None = None) -> Model:
+def open_model(folder: Any, why: str, open_as: str | None = None, dtype: str | None = None) -> Model:
     """Load the checkpoint that `checkpoint.best` chose; `why` is printed unless the folder was asked for by name."""
     import data
 
     if why != "asked for":
         print(f"{folder}: {why}", file=sys.stderr)
-    params, cfg = checkpoint.load(folder, open_as=open_as)
+    params, cfg = checkpoint.load(folder, dtype, open_as)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
-    huggingface.check_mask(folder, cfg, tok)
+    cfg = huggingface.fit_tokenizer(folder, cfg, tok)
     return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, checkpoint.read_run(folder).get("config", {}))
 
 
@@ -307,12 +309,12 @@ def check_open_as(folder: str, open_as: str) -> None:
                          f"{f', {known}' if known else ''}: leave --open_as out")  # fmt: skip
 
 
-def find_model(folder: str, open_as: str | None = None) -> Model:
+def find_model(folder: str, open_as: str | None = None, dtype: str | None = None) -> Model:
     """Open the best checkpoint in a folder; it is downloaded or made first if need be."""
     import data
 
     path = data.local_copy(data.prepare(folder))
-    open_it = functools.partial(open_model, open_as=open_as)
+    open_it = functools.partial(open_model, open_as=open_as, dtype=dtype)
     return checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_it)
 
 
@@ -427,14 +429,16 @@ def run(options: argparse.Namespace) -> int:
         from tools import doctor
 
         path = data.local_copy(data.prepare(options.folder))
-        return doctor.explain(checkpoint.best(path).folder, options.open_as)
-    loaded = find_model(options.folder, options.open_as)
+        return doctor.explain(checkpoint.best(path).folder, options.open_as, options.dtype)
+    loaded = find_model(options.folder, options.open_as, options.dtype)
     if options.page:
         write_page(options, asked, loaded)
         return 0
     if options.export:
         huggingface.save(options.export, loaded.params, loaded.cfg)
         loaded.tok.save(options.export)
+        if needed := huggingface.code_elsewhere(loaded.cfg):
+            print(f"{options.export}: {needed}", file=sys.stderr)
         return 0
     prompts = encode_rows(options, asked.rows, loaded)
     plan = make_plan(asked.plan, options.n, prompts, loaded)

@@ -35,7 +35,7 @@ PLAN = set("order rule steps block_len early_end threshold factor budget tempera
 PLAN |= {"cache"}  # which the page does without
 SWITCHES = set("vocab_size n_layer n_head n_kv_head d_model d_head d_ff causal block_causal causal_text shift".split())
 SWITCHES |= set("qkv_bias qk_norm tie_embeddings rope_theta rope_scaling norm_eps mask_id eos_id pad_id bos_id".split())
-SWITCHES |= {"dtype", "remat"}  # which change no result but by rounding
+SWITCHES |= {"dtype", "remat", "max_positions"}  # which change no result but by rounding
 EXACT = "exact", "sudoku", "sudoku_all"  # rewards that only the answer of a row satisfies
 
 

@@ -84,13 +84,15 @@ def model_config(cfg):
                          f"other, now block_causal={cfg.block_causal}, shift={cfg.shift}")
     if cfg.dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype={cfg.dtype!r}: one of float32, bfloat16")
-    for name in ("mask_id", "eos_id", "pad_id", "bos_id"):
+    ids = [(name, getattr(cfg, name)) for name in ("mask_id", "eos_id", "pad_id", "bos_id")]
+    ids += [("end_ids", i) for i in cfg.end_ids]
+    for name, i in ids:
         # A causal model never reads a mask, so its id may lie beyond the vocabulary: all others are text.
         size = cfg.vocab_size + (cfg.causal and name == "mask_id")
-        if getattr(cfg, name) is not None and not 0 <= getattr(cfg, name) < size:
-            raise ValueError(f"{name}={getattr(cfg, name)} is outside the vocabulary of {cfg.vocab_size} ids")
-    if cfg.mask_id is not None and cfg.mask_id in (cfg.eos_id, cfg.pad_id, cfg.bos_id):
-        raise ValueError(f"mask_id={cfg.mask_id}, eos_id={cfg.eos_id}, pad_id={cfg.pad_id}, "
+        if i is not None and not 0 <= i < size:
+            raise ValueError(f"{name}={i} is outside the vocabulary of {cfg.vocab_size} ids")
+    if cfg.mask_id is not None and cfg.mask_id in (*cfg.ends, cfg.pad_id, cfg.bos_id):
+        raise ValueError(f"mask_id={cfg.mask_id}, eos_id={cfg.eos_id}, end_ids={cfg.end_ids}, pad_id={cfg.pad_id}, "
                          f"bos_id={cfg.bos_id}: a mask must look like none of the tokens that can be there")
 
 

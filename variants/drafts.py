@@ -148,8 +148,8 @@ def write_round(params, keys, z, stored, cfg, valid, cache, sampling: Sampling) 
     of_text, cache = check(params, z, w, cfg, valid, cache)
     accepted, token, logp = by_chunk(decide, places, of_draft, of_text, guessed, has_guess)
     keeps_next = jnp.where(w.masked, accepted, True)
-    if cfg.eos_id is not None:  # after an end nothing is written
-        keeps_next &= ~(w.masked & (token == cfg.eos_id))
+    if cfg.ends:  # after an end nothing is written
+        keeps_next &= ~(w.masked & jnp.isin(token, jnp.array(cfg.ends)))
     # A token is written if all before it keep the next: the first that does not is written itself.
     reached = jnp.cumsum(~keeps_next, 1) - ~keeps_next == 0
     return Round(column, w.masked & reached, token, logp, w.first + reached.sum(1), cache)

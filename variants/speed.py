@@ -25,16 +25,16 @@ def passes(step, cfg, plan):
     return 2 * different if plan.rule == "drafts" else different  # a draft and its check
 
 
-def written(tokens, completion, eos_id):
+def written(tokens, completion, ends):
     """Count the tokens that were written in each row (B,), up to and including the first end of text.
 
-    tokens (B, T); completion (B, T), True where a token was to be written."""
+    tokens (B, T); completion (B, T), True where a token was to be written. ends: the ids that end a text."""
     completion = np.asarray(completion)
-    ends = completion & (np.asarray(tokens) == eos_id)
+    ends = completion & np.isin(tokens, ends)
     to_end = ends.cumsum(1) - ends == 0
     return (completion & to_end).sum(1)
 
 
-def tokens_per_pass(tokens, completion, passes, eos_id):
+def tokens_per_pass(tokens, completion, passes, ends):
     """Divide what `written` counts in each row by its passes (B,) -> (B,)."""
-    return written(tokens, completion, eos_id) / np.maximum(np.asarray(passes), 1)
+    return written(tokens, completion, ends) / np.maximum(np.asarray(passes), 1)

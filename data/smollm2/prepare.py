@@ -100,7 +100,7 @@ def weights(facts, tensor):
         n_kv_head=fact("attention.head_count_kv"), d_model=fact("embedding_length"), d_ff=fact("feed_forward_length"),
         causal=True, shift=True, tie_embeddings=True, rope_theta=fact("rope.freq_base"),
         norm_eps=fact("attention.layer_norm_rms_epsilon"), eos_id=facts["tokenizer.ggml.eos_token_id"],
-        bos_id=facts["tokenizer.ggml.bos_token_id"])
+        bos_id=facts["tokenizer.ggml.bos_token_id"], max_positions=facts.get("llama.context_length"))
     turned = {"q": fields["n_head"], "k": fields["n_kv_head"]}
 
     def layer(name, theirs, i):
