@@ -556,12 +556,44 @@ def test_a_judge_that_obeys_an_answer_costs_its_completion_and_no_other(capfd, a
         assert [v["passed"] for v in verdicts][::2] == [[True, True]] * 2 and not all(verdicts[1]["passed"])
 
 
-def test_a_judge_that_obeyed_an_answer_judges_no_other(capfd):
+RUNS_TEXT = {  # ways of a test to run what an answer says
+    "eval": "eval(f())", "exec": "exec(f())", "timeit": "import timeit\ntimeit.timeit(f(), number=1)",
+    "type hints": "import typing\ntyping.get_type_hints(type('A', (), {'__annotations__': {'x': f()}}))",
+    "doctest": "import doctest\ndoctest.DocTestRunner().run(doctest.DocTestParser().get_doctest('>>> ' + f(), {}, '', '', 0))",
+    "code": "import code\ncode.InteractiveInterpreter().runsource(f())", "cProfile": "import cProfile\ncProfile.run(f())",
+    "exec_module": "import importlib.util as u, os\np = os.environ['TMPDIR'] + '/m.py'\nprint(f(), file=open(p, 'w'), flush=True)\n"
+                   "s = u.spec_from_file_location('m', p)\ns.loader.exec_module(u.module_from_spec(s))"}
+
+
+@pytest.mark.parametrize("way", RUNS_TEXT)
+def test_a_judge_that_obeyed_an_answer_judges_no_other(way):
     bribe = "setattr(__import__('sys').modules['judges.judge'], 'run_assert', lambda *a: None)"
     with Sandbox(workers=1, timeout=1) as box:
-        for test in ("eval(f())", "exec(f())"):
-            jobs = [(f"def f(): return {bribe!r}", [test], "f"), (ADD, ["assert add(1, 1) == 3"], "add")]
-            assert box.run(jobs)[1]["passed"] == [False]
+        verdicts = box.run([(f"def f(): return {bribe!r}", [RUNS_TEXT[way]], "f"), (ADD, [RIGHT[0], "assert add(1, 1) == 3"], "add")])
+        assert verdicts[1]["passed"] == [True, False]
+
+
+LEFT_BEHIND = {
+    "files": "import os\nfor i in range(20): open(f'{os.environ[\"TMPDIR\"]}/{i}', 'w')",
+    "a deep folder": "import os\nos.chdir(os.environ['TMPDIR'])\nfor i in range(1100): os.mkdir('a'); os.chdir('a')",
+    "verdicts": "import os, json, struct\nt = json.dumps({'passed': [True] * 2, 'error': '', 'seconds': 0.0}).encode()\n"
+                "for fd in range(3, 20):\n try: os.write(fd, (struct.pack('>I', len(t)) + t) * 3)\n except OSError: pass",
+    "requests": "import socket, struct\nfor fd in range(3, 20):\n for i in range(9):\n  try: socket.send_fds(socket.socket(fileno=fd), "
+                "[struct.pack('id', 0, 1e9)], [fd, 1])\n  except OSError: pass",
+    "flags": "import fcntl\nfor fd in range(20):\n try: fcntl.fcntl(fd, 4, 2048)\n except OSError: pass",
+    "the exit status of a machine that failed": "import os\nos._exit(75)", "its end": "import os\nos.kill(os.getpid(), 9)",
+    "a word for the machine": "raise_ = __import__('judges.judge').judge\ndef score(*a): raise OSError('broken')\nraise_.score = score\n"
+                              "import os\nos._exit(1)"}
+
+
+@pytest.mark.parametrize("what", LEFT_BEHIND)
+def test_nothing_that_a_judge_leaves_behind_reaches_the_next(what, capfd):
+    look = "import os, fcntl\nassert add(1, 1) == 3 or os.listdir(os.environ['TMPDIR']) or fcntl.fcntl(2, 3) & 2048"
+    with Sandbox(workers=1, timeout=1) as box:
+        verdicts = box.run([(f"def f(): return {LEFT_BEHIND[what]!r}", ["exec(f())"] * 2, "f"), (ADD, [RIGHT[0], look], "add")])
+        assert verdicts[1]["passed"] == [True, False], verdicts[1]
+        assert what == "verdicts" or not all(verdicts[0]["passed"]) or "exit" not in what
+    assert capfd.readouterr().err.count("\n") <= 6
 
 
 def test_a_test_may_write_to_a_folder_of_its_own(box):
@@ -626,7 +658,7 @@ def test_the_kernel_ends_workers_before_the_trainer():
         worker = box.idle[0].process.pid
         napping = threading.Thread(target=box.run, args=([("import time\ndef f(): time.sleep(0.5)", ["f()"], "f")],))
         napping.start()
-        assert eventually(lambda: len(descendants(worker)) == 3)  # judge, zygote, candidate
+        assert eventually(lambda: len(descendants(worker)) == 4)  # zygote, bench, judge, candidate
         for pid in [worker, *descendants(worker)]:
             with open(f"/proc/{pid}/oom_score_adj") as f:
                 assert f.read().strip() == "1000"
@@ -661,23 +693,19 @@ def test_flags_that_a_completion_sets_on_its_files_are_gone_with_it():
         assert verdict["error"] == ""
 
 
-def test_a_judge_that_has_grown_is_replaced():
+def test_a_judge_that_has_grown_leaves_no_memory_behind():
     big = ("def f(): return b'x'", ["assert len(f() * (200 << 20)) == 200 << 20"], "f")
     with Sandbox(workers=1, timeout=5) as box:
-        box.run([(ADD, RIGHT, "add")])
+        assert one(box, *big)["passed"] == [True] and footprint(box)[2] < 200 << 20
         first = box.idle[0].process.pid
-        assert one(box, *big)["passed"] == [True] and not box.idle
-        assert one(box, ADD, RIGHT)["passed"] == [True, True] and box.idle[0].process.pid != first
+        assert one(box, ADD, RIGHT)["passed"] == [True, True] and box.idle[0].process.pid == first
 
 
-def test_a_job_is_not_charged_for_what_the_judge_did_before():
+def test_a_job_is_not_charged_for_what_the_judge_before_it_did():
     with Sandbox(workers=1, timeout=1) as box:
         one(box, ADD, ["import time\nwhile time.process_time() % 1 < 0.7: pass"])
         rest = "import resource, time\nassert resource.getrlimit(resource.RLIMIT_CPU)[0] > time.process_time() + 1.45"
         assert one(box, ADD, [rest])["error"] == ""
-        judge = max(descendants(box.idle[0].process.pid))
-        with open(f"/proc/{judge}/limits") as f:
-            assert re.search(r"Max cpu time +unlimited", f.read())
 
 
 NO_PAUSE = "RETRY = 1  #", "RETRY = 0  #"
@@ -798,10 +826,10 @@ def test_killing_the_trainer_ends_everything(tmp_path):
 def test_a_killed_judge_or_zygote_is_replaced():
     with Sandbox(workers=2, timeout=5) as box:
         box.run([(ADD, RIGHT, "add")] * 4)
-        for victim in (0, 1):
+        for victim in (0, 1, 2):  # warden, zygote, bench
             for worker in list(box.idle):
                 judge = worker.process.pid
-                os.kill([judge, *descendants(judge)][victim], signal.SIGKILL)
+                os.kill([judge, *sorted(descendants(judge))][victim], signal.SIGKILL)
             assert [v["passed"] for v in box.run([(ADD, RIGHT, "add")] * 4)] == [[True, True]] * 4
 
 
