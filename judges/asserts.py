@@ -37,6 +37,7 @@ class Test(NamedTuple):
     safe: set  # the lines on which nothing of the candidate's can raise
     used: set  # the names and attributes that it reads
     exits: bool  # True if it names SystemExit
+    taken: set  # the names that `from solution import *` leaves as they are: those that the test binds, modules
 
 
 @functools.lru_cache(1000)  # the completions of a group share their tests
@@ -51,7 +52,8 @@ def parse(source: str, entry: str) -> Test:
     stored = {n.id for n in names if not isinstance(n.ctx, ast.Load)} | {entry}
     dotted = {n.value.id for n in attributes if isinstance(n.value, ast.Name)}
     modules = (dotted & sys.stdlib_module_names) - {entry}
-    wanted = {name for name in read - modules if name == entry or not hasattr(builtins, name)}
+    names_of_builtins = set(dir(builtins))
+    wanted = {name for name in read - modules if name == entry or name not in names_of_builtins}
     safe = safe_lines(tree, stored)
     if "type" not in stored:
         ask_for_types(nodes)
@@ -64,6 +66,7 @@ def parse(source: str, entry: str) -> Test:
         safe=safe,
         used=loaded | {n.attr for n in attributes},
         exits="SystemExit" in read,
+        taken=(bound_names(nodes) | modules | names_of_builtins) - {entry},
     )
 
 
@@ -73,6 +76,15 @@ def named_modules(nodes):
     named |= {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
     strings = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     return named | {text.rpartition(".")[0] for text in strings}
+
+
+def bound_names(nodes):
+    """Find the names that a test assigns, defines or imports."""
+    names = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    names |= {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    imports = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
+    from_elsewhere = [n for n in imports if getattr(n, "module", "") not in ("solution", "__main__")]
+    return names | {(a.asname or a.name).partition(".")[0] for n in from_elsewhere for a in n.names}
 
 
 def names_in_classes(nodes):
@@ -169,11 +181,14 @@ class Names(dict):
 class Solution(types.ModuleType):
     """The module that a test gets when it imports the completion: from solution import f."""
 
-    def __init__(self, peer):
+    def __init__(self, peer, taken):
         super().__init__("solution")
-        vars(self)["_peer"] = peer
+        vars(self).update(_peer=peer, _taken=taken)
 
     def __getattr__(self, name):
+        if name == "__all__":
+            (names,) = find(self._peer, name)
+            return [x for x in names if type(x) is str and x[:1] not in ("", "_") and x not in self._taken]
         if found := find(self._peer, name):
             return found[0]
         raise AttributeError(f"module 'solution' has no attribute {name!r}")
@@ -306,7 +321,7 @@ def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
     if "unittest" in test.library:  # its main would look for tests on our command line; run_defined runs them
         vars(importlib.import_module("unittest"))["main"] = do_nothing
     peer.exits, main = test.exits, sys.modules["__main__"]
-    sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer))
+    sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer, test.taken))
     sys.stderr, world = sys.__stdout__, None  # nobody reads what a test writes; this judge's own errors are shown
     try:
         if AMBIENT & test.library:

@@ -12,6 +12,7 @@ A completion may take `timeout` seconds of CPU. The time that it waits for a bus
 deadline of wall-clock time stands behind this.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -46,7 +47,6 @@ from judges.walls import (
 )
 from judges.zygote import PRELOADED, WORD
 
-TESTS_USE = "contextlib datetime inspect unittest unittest.mock asyncio"
 
 JUDGE_MEMORY = 1 << 30  # a test works on what the candidate answered: "x" * answer must not eat the machine
 WALL = 20  # seconds of wall-clock time per second of CPU: with six workers on a busy core each gets a tenth of it
@@ -269,38 +269,50 @@ def bench(warden: socket.socket, folder: str, limits: Limits, parent: int) -> in
             break
         pid, _ = WORD.unpack(word)
         if pid:
-            answer = WORD.pack(*end_process(pid))
-        elif pid := os.fork():
-            answer = WORD.pack(pid, 0)
-        else:
+            warden.sendall(WORD.pack(*end_process(pid)))
+            continue
+        trainer, *lines = [socket.socket(fileno=fd) for fd in fds]
+        job = Channel(trainer).receive()
+        prepare(*job)
+        pid = os.fork()
+        if not pid:
             warden.close()
-            judge(*map(socket_of, fds), wall, limits, me)
-        for fd in fds:
-            os.close(fd)
-        warden.sendall(answer)
+            judge(job, Channel(trainer), lines, wall, limits, me)
+        for sock in (trainer, *lines):
+            sock.close()
+        warden.sendall(WORD.pack(pid, 0))
     return 0
 
 
-def socket_of(fd):
-    return socket.socket(fileno=fd)
+def prepare(_, tests, entry, language):
+    """Parse the tests of a job, and import what they name, once for all judges: a fork keeps it."""
+    for test in tests:
+        with contextlib.suppress(Exception):
+            parsed = parse(test, entry)
+            new = parsed.library - sys.modules.keys() - {"antigravity", "this"}
+            for name in new:
+                importlib.import_module(name)
+            if new:
+                gc.freeze()
 
 
-def judge(line, to_zygote, to_warden, wall, limits, parent) -> NoReturn:
-    """Score the completion that the trainer sends over its `line`.
+def judge(job, trainer, lines, wall, limits, parent) -> NoReturn:
+    """Score a completion for the trainer.
 
-    wall: from walls.lock. Python cannot interrupt a test that works on too large an answer, sum(range(answer)). So the
-    kernel ends this judge (SIGXCPU) once it has taken about `limits.timeout` seconds of CPU."""
+    lines: to the zygote and to the warden; wall: from walls.lock. Python cannot interrupt a test that works on too
+    large an answer, sum(range(answer)). So the kernel ends this judge (SIGXCPU) once it has taken about
+    `limits.timeout` seconds of CPU."""
     try:
         null = os.open("/dev/null", os.O_RDWR)  # the terminal is the trainer's
         for fd in range(3):
             os.dup2(null, fd)
         seconds = math.ceil(limits.timeout + 0.5)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        trainer = Channel(line)
+        verdict: dict | str
         try:
             shut(wall, parent)
-            code, tests, entry, language = trainer.receive()
-            verdict = score(Job((to_zygote, to_warden), code, language, limits), tests, entry)
+            code, tests, entry, language = job
+            verdict = score(Job(lines, code, language, limits), tests, entry)
         except Exception as e:
             verdict = describe(e)
         trainer.send(verdict)
@@ -310,7 +322,7 @@ def judge(line, to_zygote, to_warden, wall, limits, parent) -> NoReturn:
 
 def preload() -> None:
     """Import and run, before judges are forked, what most of them need: see zygote.preload."""
-    for name in f"{PRELOADED} {TESTS_USE}".split():
+    for name in PRELOADED.split():
         importlib.import_module(name)
     sys.modules["random"].seed(1)  # the same verdict in every worker
     for _ in range(16):

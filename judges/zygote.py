@@ -37,7 +37,7 @@ def zygote(warden: socket.socket, limits: Limits, parent: int) -> int:
     me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST))
     if LINUX:
         die_with_parent()
-    lines, running = [warden], set()
+    lines, running = [warden], set[int]()
     while os.getppid() == parent:
         line = select.select(lines, [], [])[0][0]
         word, fds = receive(line)
