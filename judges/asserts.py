@@ -66,7 +66,7 @@ def parse(source: str, entry: str) -> Test:
         safe=safe,
         used=loaded | {n.attr for n in attributes},
         exits="SystemExit" in read,
-        taken=(bound_names(nodes) | modules | names_of_builtins) - {entry},
+        taken=bound_names(nodes) | modules | names_of_builtins - {entry},
     )
 
 
@@ -187,8 +187,8 @@ class Solution(types.ModuleType):
 
     def __getattr__(self, name):
         if name == "__all__":
-            (names,) = find(self._peer, name)
-            return [x for x in names if type(x) is str and x[:1] not in ("", "_") and x not in self._taken]
+            names = [x for value in find(self._peer, name) if type(value) is list for x in value if type(x) is str]
+            return [x for x in names if x[:1] not in ("", "_") and x not in self._taken]
         if found := find(self._peer, name):
             return found[0]
         raise AttributeError(f"module 'solution' has no attribute {name!r}")

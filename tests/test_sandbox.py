@@ -150,6 +150,39 @@ def test_a_builtin_is_the_judges_unless_it_is_the_function_asked_for(box):
     assert "name 'max' is not defined" in one(box, "x = 1", ["assert max([1]) == 1"], "max")["error"]
 
 
+STAR = "from solution import *\n"
+FORGED = """
+import gc
+peer = next(x for x in gc.get_objects() if type(x).__name__ == 'Peer' and 'names' in x.ops)
+true, lie = peer.ops['names'], {0}
+peer.ops['names'] = lambda wanted: {{'__all__': lie}} if wanted == ['__all__'] else true(wanted)
+"""
+
+
+@pytest.mark.parametrize("lie, test", [
+    ("def all(x): return True", STAR + "assert all([f() == 3])"), ("def isinstance(*a): return True", STAR + "assert isinstance(f(), str)"),
+    ("class math:\n    @staticmethod\n    def isclose(*a): return True", STAR + "import math\nassert math.isclose(f(), 3)"),
+    ("class math:\n    @staticmethod\n    def isclose(*a): return True", "import math\n" + STAR + "assert math.isclose(f(), 3)"),
+    ("class math:\n    @staticmethod\n    def isclose(*a): return True", STAR + "assert math.isclose(f(), 3)"),
+    ("def same(a, b): return True", "def same(a, b): return a == b\n" + STAR + "assert same(f(), 3)"),
+    ("WANTED = 2", "WANTED = 3\n" + STAR + "assert f() == WANTED"), ("n = 2", "for n in [3]:\n    from solution import f\n" + STAR + "assert f() == n"),
+    ("__name__ = 'x'" + FORGED.format("['__name__', 'f']"), STAR + "def test_it(): assert f() == 3"),
+    (FORGED.format("['__builtins__']") + "__builtins__ = {'all': len}", STAR + "def test_it(): assert f() == 3"),
+    ("def __type__(x): return int" + FORGED.format("['__type__', 'f']"), STAR + "assert type(f()) is str"),
+    (FORGED.format("[['f'], 3, None, 'f']"), STAR + "assert f() == 3"), (FORGED.format("{}"), STAR + "assert f() == 3"),
+    ("def load_tests(*a): return a[1]", STAR + "import unittest\nclass T(unittest.TestCase):\n    def test(self): assert f() == 3")])
+def test_a_star_import_gives_no_name_of_the_test_away(box, lie, test):
+    verdict = one(box, lie + "\ndef f(): return 2", [test, STAR + "assert f() == 2"], "f")
+    assert verdict["passed"] == [False, True], verdict
+
+
+def test_a_star_import_brings_what_the_completion_defines(box):
+    code = "from math import floor\ndef f(x): return floor(x)\nclass Box: size = 3\ndef sum(xs): return 7"
+    tests = [STAR + "assert f(2.5) == 2 and Box().size == 3 and floor(3.5) == 3", STAR + "assert eval('f(1)') == 1 and 'Box' in globals()"]
+    assert one(box, code, tests, "f")["error"] == ""
+    assert one(box, code, [STAR + "assert sum([1]) == 7"], "sum")["error"] == ""
+
+
 def test_a_module_is_the_judges_where_a_test_uses_it_as_one(box):
     lie = "class math:\n    @staticmethod\n    def isclose(*a): return True\ndef root(x): return 0.0"
     tests = ["assert math.isclose(root(4), 2)", "assert not math.isclose(root(4), 2)"]
