@@ -327,6 +327,7 @@ def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
         if AMBIENT & test.library:
             world = World(peer, test.library)
             peer.before_call = world.tell
+        peer.given = space if "__given__" in source else {}  # programs.with_helpers marks the classes of the prompt
         exec(test.code, space)
         run_defined(space, test, entry)
     finally:

@@ -28,6 +28,7 @@ ALIASES = {
     **dict.fromkeys(("gcc", "gnu c"), "c"),
 }
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+EMPTY = r"\[\]|\{\}|(?:\w+\.)?(?:(?:list|dict|set|deque|Counter|OrderedDict)\(\)|defaultdict\(\w*\))"
 NOT_RUN: dict[str, Any] = {"passed": [], "error": "", "seconds": 0.0}
 
 
@@ -112,7 +113,7 @@ def program(
     before = prompt[: begun.start()] if begun and language == "python" else ""
     tree, parts = (
         parse(before)[1],
-        (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign),
+        (ast.Import, ast.ImportFrom, *DEFINITIONS, ast.Assign, ast.AnnAssign),
     )
     return (
         futures_first(before + code)
@@ -141,11 +142,27 @@ def add_helpers(prompt: str, tests: list | None, entry: str, language: str = "py
         return tests
     given = {}
     for node in getattr(parse(prompt[: begun.start()])[1], "body", []):
-        if isinstance(
-            node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign)
-        ):
-            given.update(dict.fromkeys(defined_names(node), node))
+        given.update(dict.fromkeys(names_bound_by(node), node))
     return [with_helpers(test, given, entry) if isinstance(test, str) else test for test in tests]
+
+
+def names_bound_by(node):
+    """List the names that a statement at the top level of a prompt defines, and that are the same in its tests.
+
+    A class that says when its objects are equal is among them, other classes are the completion's: a test gets nothing
+    of them but their attributes, and a completion walks faster through lists and trees of its own objects."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or compares(node):
+        return [node.name]
+    assigned = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value
+    return defined_names(node) if assigned or isinstance(node, (ast.Import, ast.ImportFrom)) else []
+
+
+def compares(node):
+    """True for a class without bases that has an __eq__ or is a dataclass."""
+    if not isinstance(node, ast.ClassDef) or node.bases or node.keywords:
+        return False
+    methods = [n.name for n in node.body if isinstance(n, ast.FunctionDef)]
+    return "__eq__" in methods or any("dataclass" in ast.unparse(x) for x in node.decorator_list)
 
 
 def read_names(tree):
@@ -181,18 +198,25 @@ def with_helpers(test, given, entry):
     }
     if "*" in own | given.keys():  # from math import *: nobody knows what it brings
         unknown, chosen = set(), [given["*"]] if "*" in given else []
-    missing = {name for name in read_names(tree) - own if not may_change(given.get(name))}
+    results = {name for name, node in given.items() if holds_results(node, tree, entry)}
+    missing = read_names(tree) - own - results
     while new := [node for name, node in given.items() if name in missing and node not in chosen]:
         chosen += new
         missing |= set().union(*map(read_names, new))
     lines = [ast.unparse(node) for node in given.values() if node in chosen]
+    lines += [f"{node.name}.__given__ = True" for node in chosen if isinstance(node, ast.ClassDef)]
     refuse = "def {0}(*_, **__): raise NameError('{0} is neither in the prompt nor in the test')"
     return "\n".join([*dict.fromkeys(lines), *map(refuse.format, sorted(unknown)), test])
 
 
-def may_change(node):
-    """True for an assignment of anything but a constant: a completion may give that name another value."""
-    return isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant)
+def holds_results(node, test, entry):
+    """True if an assignment of a prompt makes what a completion may change: the test then takes its value from there.
+
+    That is a container that is empty at first or, if a test calls `entry` for its effect and ignores the result, any."""
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or isinstance(node.value, ast.Constant):
+        return False
+    calls = [n.value for n in ast.walk(test) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    return bool(re.fullmatch(EMPTY, ast.unparse(node.value))) or any(getattr(call.func, "id", "") == entry for call in calls)
 
 
 def programs(prompts, completions, entry, language) -> list[Program]:

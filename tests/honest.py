@@ -2295,6 +2295,99 @@ def decode(s: str):
     return "".join(chr((ord(c) - 97 - 5) % 26 + 97) for c in s)
 ----
 for text in ("abc", "xyz", ""): assert decode(encode(text)) == text
+====
+# a dataclass of the prompt, returned, compared, changed and shown
+from dataclasses import dataclass
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+    _seen: int = 0
+
+
+def mirror(p: Point, q) -> Point:
+    """Swap the coordinates of p, and mark q."""
+----
+```python
+from dataclasses import dataclass
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+    _seen: int = 0
+
+def mirror(p, q):
+    assert isinstance(p, Point) and isinstance(q, Point) and q._seen == 0 and p == Point(p.x, p.y)
+    q._seen += 1
+    q.x = 9
+    return Point(p.y, p.x)
+```
+----
+q = Point(5)
+assert mirror(Point(1, 2), q) == Point(2, 1) and Point(2, 1) == mirror(Point(1, 2), Point(0))
+assert q.x == 9 and q._seen == 1 and isinstance(mirror(Point(1), Point(1)), Point) and mirror(Point(1, 2), Point(3)).x == 2
+assert [mirror(Point(1, 2), Point(3))] == [Point(2, 1)] != [Point(2, 2)]
+====
+# a class of the prompt with __eq__
+class Money:
+    def __init__(self, cents): self.cents = cents
+    def __eq__(self, other): return isinstance(other, Money) and self.cents == other.cents
+    def __repr__(self): return f"Money({self.cents})"
+
+def add(a, b):
+    """Add two amounts."""
+----
+    return Money(a.cents + b.cents)
+----
+assert add(Money(1), Money(2)) == Money(3) and Money(3) == add(Money(1), Money(2)) and repr(add(Money(1), Money(2))) == "Money(3)"
+assert add(Money(1), Money(2)) != Money(4) and Money(3) in [add(Money(1), Money(2))]
+====
+# a list node of the prompt
+class Node:
+    def __init__(self, val, next=None): self.val, self.next = val, next
+
+def reverse(head):
+    """Reverse a linked list."""
+----
+    last = None
+    while head: head.next, last, head = last, head, head.next
+    return last
+----
+n = reverse(Node(1, Node(2, Node(3))))
+assert (n.val, n.next.val, n.next.next.val, n.next.next.next) == (3, 2, 1, None)
+====
+# constants, tables and places for results of the prompt
+from collections import defaultdict
+MOD = 10**9 + 7
+PRIMES = [2, 3, 5, 7]
+NAMES: dict = {"a": 1}
+squares = {i: i * i for i in range(10)}
+calls = []
+counts: dict = defaultdict(int)
+
+def power(a: int, b: int) -> int:
+    """a ** b modulo MOD; notes a in calls and counts it in counts."""
+----
+    calls.append(a)
+    counts[a] += 1
+    return pow(a, b, MOD)
+----
+assert all(power(p, 2) == squares[p] for p in PRIMES) and power(2, 100) == 2 ** 100 % MOD and NAMES["a"] == 1
+assert calls[:4] == PRIMES and counts[2] == 2
+====
+# an account of the prompt that a call changes
+ACCOUNTS = {"ann": 10}
+
+def deposit(name, n):
+    """Add n to an account."""
+----
+    ACCOUNTS[name] = ACCOUNTS.get(name, 0) + n
+----
+deposit("ann", 5)
+deposit("bob", 1)
+assert ACCOUNTS == {"ann": 15, "bob": 1}
 '''
 
 PROGRAMS = r'''

@@ -396,6 +396,25 @@ def test_a_mock_tells_its_test_only(box):
     assert verdict["passed"] == [True, False, True, False], verdict["error"]
 
 
+def test_a_candidate_shadows_no_method_of_a_tests_class(box):
+    test = """
+        class Node:
+            size = 0
+            def __init__(self): self.x = 1
+            def ok(self): return self.x == 2
+            @staticmethod
+            def fine(): return False
+            @classmethod
+            def good(cls): return False
+        n = Node()
+        f(n)
+        assert n.{}"""
+    code = "def f(n):\n    n.x = n.size = 3\n    for name in ('ok', 'fine', 'good'):\n        try: setattr(n, name, lambda: True)\n"
+    code += "        except AttributeError: pass"
+    verdict = one(box, code, [textwrap.dedent(test).format(x) for x in ("ok()", "fine()", "good()", "size == n.x == 3")])
+    assert verdict["passed"] == [False, False, False, True], verdict["error"]
+
+
 def test_what_a_test_replaces_is_as_it_was_for_the_next(box):
     dirty = ["import sys, io, builtins, os, random, time\nsys.stdout = io.StringIO(); sys.stdin = io.StringIO('x'); builtins.input = len"
              "\nos.environ['A'] = '1'; sys.argv = ['x']; time.sleep = print; random.seed(1); assert g() == ('1', ['x'])",
