@@ -12,22 +12,20 @@ import itertools
 import json
 import re
 import shutil
-import warnings
 from typing import Any, NamedTuple
 
-from judges import rules
+from judges import fences, rules
+from judges.fences import DEFINITIONS, MAX_SOURCE, PARTS, parse
 from judges.languages import LANGUAGES, SYNTAX
 from judges.sandbox import Sandbox, check_job
 
 NONE = itertools.repeat(None)  # the default of an optional column: None in every row
-MAX_SOURCE = 100_000  # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
 ALIASES = {
     **dict.fromkeys(("", "py", "pypy"), "python"),
     **dict.fromkeys(("js", "node", "nodejs", "node.js", "ecmascript", "es"), "javascript"),
     **dict.fromkeys(("cpp", "cxx", "g++", "gnu c++"), "c++"),
     **dict.fromkeys(("gcc", "gnu c"), "c"),
 }
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 EMPTY = r"\[\]|\{\}|(?:\w+\.)?(?:(?:list|dict|set|deque|Counter|OrderedDict)\(\)|defaultdict\(\w*\))"
 NOT_RUN: dict[str, Any] = {"passed": [], "error": "", "seconds": 0.0}
 
@@ -92,34 +90,43 @@ def definition(code: str, name: str, language: str = "python") -> re.Match | Non
     )
 
 
-def program(
-    prompt: str, completion: str, entry: str | None = None, language: str = "python"
-) -> str:
+def program(prompt: str, completion: str, entry: str | None = None, language: str = "python") -> str:
     """Return the program a completion means: its fenced block or itself, if that defines `entry`; else prompt + code.
 
-    Of several blocks it is the last that defines `entry`, else the first. Imports and helpers of the prompt come along.
-    A block without `entry` stands alone if the prompt does not begin `entry` either. `entry` is by default the last
-    function of a Python prompt; if there is none, the code stands alone."""
+    Of several blocks it is the last that defines `entry`, with those that have what it lacks, else the first. Imports
+    and helpers of the prompt come along. A block without `entry` stands alone if the prompt does not begin `entry`
+    either. `entry` is by default the last function of a Python prompt; if there is none, the code stands alone."""
     if not entry and language == "python":
         entry = (re.findall(r"^(?:async[ \t]+)?def[ \t]+(\w+)", prompt, re.M) or [None])[-1]
-    blocks = rules.fenced_blocks(completion)
-    code = blocks[0] if blocks else completion
+    text, blocks = fences.answer(completion), [block.code for block in fences.blocks(completion, language)]
+    code = blocks[0] if blocks else text
     if not entry:
         return code
-    code = next((block for block in reversed(blocks) if definition(block, entry, language)), code)
+    if chosen := [i for i, block in enumerate(blocks) if definition(block, entry, language)]:
+        code = with_missing(blocks, chosen[-1]) if language == "python" else blocks[chosen[-1]]
+    elif language == "python" and not blocks and definition(text, entry) and not parse(text)[1]:
+        loose = fences.between_sentences(text)
+        code = loose if definition(loose, entry) else text
     begun = definition(prompt, entry, language)
     if not definition(code, entry, language):
         return futures_first(prompt + code) if begun or not blocks else code
     before = prompt[: begun.start()] if begun and language == "python" else ""
-    tree, parts = (
-        parse(before)[1],
-        (ast.Import, ast.ImportFrom, *DEFINITIONS, ast.Assign, ast.AnnAssign),
-    )
-    return (
-        futures_first(before + code)
-        if tree and all(isinstance(node, parts) for node in tree.body)
-        else code
-    )
+    tree = parse(before)[1]
+    return futures_first(before + code) if tree and all(isinstance(node, PARTS) for node in tree.body) else code
+
+
+def with_missing(blocks, chosen):
+    """Put before the chosen block those others that define names it reads and does not have; they only define."""
+    code, tree = blocks[chosen], parse(blocks[chosen])[1]
+    if not tree:
+        return code
+    missing = read_names(tree) - defined_names(tree) - set(dir(builtins))
+    for i in reversed(range(len(blocks))):
+        tree = parse(blocks[i])[1] if i != chosen and missing else None
+        if tree and defined_names(tree) & missing and all(isinstance(node, PARTS) for node in tree.body):
+            code = blocks[i].rstrip("\n") + "\n" + code
+            missing |= read_names(tree) - set(dir(builtins))
+    return futures_first(code)
 
 
 def futures_first(code):
@@ -210,13 +217,13 @@ def with_helpers(test, given, entry):
 
 
 def holds_results(node, test, entry):
-    """True if an assignment of a prompt makes what a completion may change: the test then takes its value from there.
-
-    That is a container that is empty at first or, if a test calls `entry` for its effect and ignores the result, any."""
+    """True if an assignment of a prompt makes what a completion may change, so that a test takes its value from there:
+    a container that is empty at first or, if the test calls `entry` for its effect and ignores the result, anything."""
     if not isinstance(node, (ast.Assign, ast.AnnAssign)) or isinstance(node.value, ast.Constant):
         return False
-    calls = [n.value for n in ast.walk(test) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
-    return bool(re.fullmatch(EMPTY, ast.unparse(node.value))) or any(getattr(call.func, "id", "") == entry for call in calls)
+    calls = [n.value.func for n in ast.walk(test) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    for_effect = any(isinstance(f, ast.Name) and f.id == entry for f in calls)
+    return for_effect or bool(re.fullmatch(EMPTY, ast.unparse(node.value)))
 
 
 def programs(prompts, completions, entry, language) -> list[Program]:
@@ -226,29 +233,6 @@ def programs(prompts, completions, entry, language) -> list[Program]:
         Program(program(p, text, e, lang) if text.strip() else "", e or "", lang)
         for p, text, e, lang in rows
     ]
-
-
-def parse(code: str) -> tuple[float, ast.Module | None]:
-    """Parse Python -> verdict, tree: 1.0 parses; -1.0 not; 0.0 blank, comments, too long, too deep or NUL."""
-    if (
-        len(code) > MAX_SOURCE or "\0" in code
-    ):  # NUL: ValueError until 3.11, SyntaxError since; one value for both
-        return 0.0, None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a "\d" in a completion is no news for the trainer's console
-            tree = ast.parse(code)
-    except SyntaxError:
-        return -1.0, None
-    except (
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # lone surrogates; nesting beyond the parser's stack
-        return 0.0, None
-    return (1.0, tree) if tree.body else (0.0, None)
 
 
 def compiles(sources) -> list[float]:
@@ -313,16 +297,10 @@ def fenced(prompts, completions, language=NONE):
     """Exactly one closed ``` block: 1.0 if what is in it parses, 0.5 if not; none, blank, cut off or several: 0.0."""
     if isinstance(language, str):  # a setting
         language = itertools.repeat(language)
-    blocks = [(rules.fenced_blocks(text), lang) for text, lang in zip(completions, language, strict=False)]
-    whole = [
-        len(found) == 1 and bool(found[0].strip()) and text.count("```") == 2
-        for (found, _), text in zip(blocks, completions, strict=True)
-    ]
-    sources = [
-        (found[0], language_of(lang))
-        for (found, lang), good in zip(blocks, whole, strict=True)
-        if good
-    ]
+    languages = [language_of(lang) for _, lang in zip(completions, language, strict=False)]
+    found = [fences.blocks(text, lang) for text, lang in zip(completions, languages, strict=True)]
+    whole = [len(blocks) == 1 and blocks[0].closed and bool(blocks[0].code.strip()) for blocks in found]
+    sources = [(found[i][0].code, languages[i]) for i, good in enumerate(whole) if good]
     verdicts = iter(compiles(sources))
     return [(1.0 if next(verdicts) > 0 else 0.5) if good else 0.0 for good in whole]
 
@@ -402,7 +380,7 @@ def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
     for text, right, e, lang in zip(
         completions, fenced(prompts, completions, languages), entry, languages, strict=False
     ):
-        meant.append(Program(rules.fenced_blocks(text)[0] if right == 1.0 else "", e or "", lang))
+        meant.append(Program(fences.blocks(text, lang)[0].code if right == 1.0 else "", e or "", lang))
     return passed(prompts, meant, tests)
 
 
@@ -471,7 +449,8 @@ def quality(prompts, completions, entry=NONE):
     for (whole, *_), text in zip(
         programs(prompts, completions, entry, NONE), completions, strict=True
     ):
-        rows.append(quality_of((rules.fenced_blocks(text) or [text])[0], whole))
+        blocks = fences.blocks(text)
+        rows.append(quality_of(blocks[0].code if blocks else text, whole))
     scores = [
         round(sum(weight for name, weight in QUALITY.items() if row[name]), 6) for row in rows
     ]

@@ -53,6 +53,40 @@ def test_the_program_is_what_the_completion_means(prompt, completion, entry, cod
     assert programs.program(prompt, completion, entry) == code
 
 
+DEF = "def add(a, b):\n    return a + b\n"
+QUOTED = 'def add(a, b):\n    """Add.\n\n    ```\n    add(1, 2)\n    ```\n    """\n    return a + b\n'
+HELPED = "def add(a, b):\n    return fsum([plus(a), b]) if False else a + b\n"
+SHAPES = {
+    "a fence in a docstring": f"```python\n{QUOTED}```", "a fence in a string": f"```python\nMARK = '```'\n{DEF}```",
+    "a fence in a docstring, then words": f"Here:\n```python\n{QUOTED}```\nDone: `add(1, 2)`.",
+    "in a list": "1. First:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n2. Done.",
+    "in a list, deeper": "- Answer\n    ```py\n    def add(a, b):\n        return a + b\n    ```",
+    "behind the mark of a list": "* ```python\n  def add(a, b):\n      return a + b\n  ```",
+    "tildes": f"~~~python\n{DEF}~~~", "four backticks": f"````python\n{DEF}````", "five, with three inside": f"`````\n{QUOTED}`````",
+    "a byte order mark": f"\ufeff```python\n{DEF}```", "a byte order mark without fence": f"\ufeff{DEF}",
+    "reasoning with an unfinished fence": f"<think>Perhaps\n```python\ndef add(\n</think>\n```python\n{DEF}```",
+    "reasoning whose beginning is the prompt's": f"I add them.\n</think>\n\n{DEF}",
+    "reasoning without fences": f"<think>\nAdd.\n</think>\n{DEF}",
+    "imports in another block": f"```python\nfrom math import fsum\n```\nand\n```python\n{DEF.replace('a + b', 'fsum([a, b]) if a == 9 else a + b')}```",
+    "a helper before": f"```python\ndef plus(x): return x\n```\n```python\nfrom math import fsum\n{HELPED}```",
+    "a helper and its import after": f"```python\n{HELPED}```\nwith\n```python\nimport math\n```\nand\n"
+                                     "```python\nfsum = math.fsum\ndef plus(x): return x\n```",
+    "a command and code": f"```bash\npip install x\n```\n```python\n{DEF}```\n```\n>>> add(1, 2)\n3\n```",
+    "between sentences": f"Here is the function:\n\n{DEF}\nIt adds the two numbers.",
+    "between sentences, with imports and a table": f"Sure! I use a table:\nimport math\nTABLE = [\n  1,\n]\n{DEF}\nThis is O(1).",
+    "between sentences, decorated": f"Solution:\nimport functools\n@functools.cache\n{DEF}That's it",
+    "windows line ends": f"```python\r\n{DEF}```".replace("\n", "\r\n"), "the fence behind the code": f"```python\n{DEF.rstrip()}```",
+    "cut off": f"```python\n{DEF}", "bare": DEF, "a label of many words": f"```python title=\"a.py\"\n{DEF}```",
+    "an example before it": f"```\nadd(1, 2) -> 3\n```\n```python\n{DEF}```", "twice": f"```python\ndef add(a): 1\n```\n```python\n{DEF}```",
+    "glued": f"```python\n{DEF}``````python\nadd(1, 2)\n```", "upper case": f"```Python\n{DEF}```", "no label": f"```\n{DEF}```"}
+
+
+def test_code_is_found_in_every_shape_that_people_and_models_write():
+    n = len(SHAPES)
+    scores = programs.tests([CHAT] * n, list(SHAPES.values()), [TESTS] * n, ["add"] * n)
+    assert [name for name, score in zip(SHAPES, scores, strict=True) if score != 1] == []
+
+
 def test_the_program_in_other_languages():
     js = "function add(a, b) {\n"
     assert programs.program(js, "return a + b }", "add", "javascript") == js + "return a + b }"
