@@ -20,6 +20,7 @@ import sys
 import types
 from typing import Any, NamedTuple
 
+from judges import small_pytest
 from judges.operations import finish
 from judges.stubs import MADE, Remote, foreign
 
@@ -308,10 +309,10 @@ def do_nothing(*_, **__):
 def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
     """Run a test; an exception means that it fails.
 
-    source: the test; entry: the function that it is about; functions {name: stub}: those that earlier tests of the
-    completion have found, to which this one adds its own."""
-    test = parse(source, entry)
-    space = Names(peer, test, entry, functions)
+    source: the test; entry: the function that it is about, see `find_entry`; functions {name: stub}: those that
+    earlier tests of the completion have found, to which this one adds its own."""
+    test = parse(source, name_of(entry))
+    space = Names(peer, test, name_of(entry), functions)
     space.update({name: importlib.import_module(name) for name in test.modules})
     for name in test.early - functions.keys():
         if found := find(peer, name):
@@ -321,7 +322,7 @@ def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
     if "unittest" in test.library:  # its main would look for tests on our command line; run_defined runs them
         vars(importlib.import_module("unittest"))["main"] = do_nothing
     peer.exits, main = test.exits, sys.modules["__main__"]
-    sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer, test.taken))
+    sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer, test.taken)) | {"pytest": small_pytest}
     sys.stderr, world = sys.__stdout__, None  # nobody reads what a test writes; this judge's own errors are shown
     try:
         if AMBIENT & test.library:
@@ -332,7 +333,7 @@ def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
         run_defined(space, test, entry)
     finally:
         sys.modules["__main__"] = main
-        del sys.modules["solution"]
+        del sys.modules["solution"], sys.modules["pytest"]
         if world:
             world.end()
         sys.stderr, peer.before_call = sys.__stderr__, None
@@ -343,18 +344,54 @@ def run_defined(space, test, entry):
 
     TestCases are not run if the test looks at their result itself."""
     own = {name: x for name, x in space.items() if type(x) in (type, types.FunctionType) and x.__module__ == "test"}
-    for name in own.keys() - test.used:
-        if type(own[name]) is type:
+    for name, x in own.items():
+        if type(x) is type and name.startswith("Test") and not hasattr(x, "setUp") and "__init__" not in vars(x):
+            run_methods(x, space)
+        elif type(x) is type or name in test.used:
             continue
-        arguments = own[name].__code__.co_argcount
-        if name == "check" and entry and arguments == 1:
-            own[name](*find(space.peer, entry))
-        elif name.startswith("test") and not arguments:
-            result = own[name]()
-            if type(result) is types.CoroutineType:
-                finish(result)
+        elif entry and asks_for_entry(name, x):
+            x(*find_entry(space.peer, entry))
+        elif name.startswith("test") and not hasattr(x, "is_fixture"):
+            run_function(x, space)
     if "unittest" in test.library and not test.used & {"wasSuccessful", "failures", "errors"}:
         run_cases(own.values())
+
+
+def asks_for_entry(name, function):
+    """True for HumanEval's check(candidate) and a test_...(candidate)."""
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return len(arguments) == 1 and (name == "check" or name.startswith("test") and arguments == ("candidate",))
+
+
+def run_function(function, space, *bound):
+    for arguments in small_pytest.cases(function, space, len(bound)):
+        result = function(*bound, **arguments)
+        if type(result) is types.CoroutineType:
+            finish(result)
+
+
+def run_methods(kind, space):
+    """Run the methods test... of a class Test..., each on an object of its own, as pytest does."""
+    for name, method in vars(kind).items():
+        if name.startswith("test") and type(method) is types.FunctionType:
+            one = kind()
+            if hasattr(one, "setup_method"):
+                one.setup_method()
+            run_function(method, space, one)
+
+
+def name_of(entry: str) -> str:
+    """Return the name with which an entry begins: Solution of Solution().twoSum."""
+    return re.split(r"\W", entry)[0]
+
+
+def find_entry(peer, entry):
+    """Return [the function asked for], or []; entry: its name, or Solution().name as LeetCodeDataset has it."""
+    found = find(peer, name_of(entry))
+    if not found or entry == name_of(entry):
+        return found
+    made = found[0]() if "()" in entry else found[0]
+    return [getattr(made, entry.rpartition(".")[2])]
 
 
 def run_cases(values):

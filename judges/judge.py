@@ -25,7 +25,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from judges.asserts import parse, run_assert
+from judges.asserts import name_of, parse, run_assert
 from judges.channel import MESSAGE, Channel, Dead
 from judges.languages import COMPILE_SECONDS, LANGUAGES, SYNTAX, command_for, java_names
 from judges.peer import Peer
@@ -287,7 +287,7 @@ def prepare(_, tests, entry, language):
     """Parse the tests of a job, and import what they name, once for all judges: a fork keeps it."""
     for test in tests:
         with contextlib.suppress(Exception):
-            parsed = parse(test, entry)
+            parsed = parse(test, name_of(entry))
             new = parsed.library - sys.modules.keys() - {"antigravity", "this"}
             for name in new:
                 importlib.import_module(name)

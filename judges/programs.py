@@ -102,6 +102,7 @@ def program(prompt: str, completion: str, entry: str | None = None, language: st
     code = blocks[0] if blocks else text
     if not entry:
         return code
+    entry = re.split(r"\W", entry)[0]  # of Solution().twoSum
     if chosen := [i for i, block in enumerate(blocks) if definition(block, entry, language)]:
         code = with_missing(blocks, chosen[-1]) if language == "python" else blocks[chosen[-1]]
     elif language == "python" and not blocks and definition(text, entry) and not parse(text)[1]:
@@ -110,9 +111,14 @@ def program(prompt: str, completion: str, entry: str | None = None, language: st
     begun = definition(prompt, entry, language)
     if not definition(code, entry, language):
         return futures_first(prompt + code) if begun or not blocks else code
-    before = prompt[: begun.start()] if begun and language == "python" else ""
+    return futures_first(given_by(prompt, begun) + code) if language == "python" else code
+
+
+def given_by(prompt, begun):
+    """Return the part of a Python prompt before `entry` begins (all, if it does not), if it only defines things."""
+    before = prompt[: begun.start()] if begun else prompt + "\n"
     tree = parse(before)[1]
-    return futures_first(before + code) if tree and all(isinstance(node, PARTS) for node in tree.body) else code
+    return before if tree and all(isinstance(node, PARTS) for node in tree.body) else ""
 
 
 def with_missing(blocks, chosen):
@@ -141,14 +147,17 @@ def add_helpers(prompt: str, tests: list | None, entry: str, language: str = "py
     """Put before each test the functions of the prompt that it calls -> the tests. Python only.
 
     Else a completion could define them anew: decode(encode(x)) is x if both are the identity. A call of a function that
-    neither the prompt nor the test has raises NameError. If the prompt does not begin `entry`, nobody knows which of
-    its functions belong to the task: all are the completion's, and the tests stay as they are."""
-    tests = list(tests or [])
-    begun = definition(prompt, entry) if entry and language == "python" else None
-    if not begun or not begun[0].startswith(("def", "async")):
+    neither the prompt nor the test has raises NameError. If the prompt neither begins `entry` nor is only definitions,
+    nobody knows which functions belong to the task: all are the completion's, and the tests stay as they are."""
+    tests, given = list(tests or []), {}
+    if not entry or language != "python":
         return tests
-    given = {}
-    for node in getattr(parse(prompt[: begun.start()])[1], "body", []):
+    entry = re.split(r"\W", entry)[0]
+    begun = definition(prompt, entry)
+    before = prompt[: begun.start()] if begun else given_by(prompt, None)
+    if not before.strip() and not begun or begun and not begun[0].startswith(("def", "async")):
+        return tests
+    for node in getattr(parse(before)[1], "body", []):
         given.update(dict.fromkeys(names_bound_by(node), node))
     return [with_helpers(test, given, entry) if isinstance(test, str) else test for test in tests]
 
