@@ -115,7 +115,7 @@ def parametrize(names: Any, cases: Any, **_: Any) -> Callable:
     """Run a test once per case, with these arguments; several decorators make all combinations."""
     names = [x.strip() for x in names.split(",")] if isinstance(names, str) else list(names)
     rows = [case if len(names) > 1 or type(case) is Param else [case] for case in cases]
-    named = [dict(zip(names, row, strict=True)) for row in rows]
+    named = [dict(zip(names, row, strict=True)) for row in rows] or skip("no cases")
 
     def decorate(function):
         vars(function).setdefault("parameters", []).append(named)
@@ -139,9 +139,10 @@ class Marks:
 
     def __getattr__(self, name):
         def mark(*args, **named):
-            if len(args) == 1 and type(args[0]) is FunctionType:
-                return parametrize("", [])(args[0]) if name == "skip" else args[0]
-            return mark
+            skips = name in ("skip", "xfail") or name == "skipif" and args and args[0]
+            if skips:
+                skip(name)
+            return args[0] if len(args) == 1 and type(args[0]) in (FunctionType, type) else mark
 
         return mark
 

@@ -280,7 +280,7 @@ def test_an_honest_program_is_paid(box, name):
     needs = {"c": "gcc", "c++": "g++", "java": "javac"}.get(language, "sh")
     if not shutil.which(needs):
         pytest.skip(f"{needs} is not installed")
-    entry = (re.findall(r"^def (\w+)", prompt, re.M) or [""])[-1]
+    entry = (re.findall(r"Solution\(\)\.\w+", name) or re.findall(r"^def (\w+)", prompt, re.M) or [""])[-1]
     tests = programs.add_helpers(prompt, tests, entry, language)
     verdict = one(box, programs.program(prompt, completion, entry, language), tests, entry, language)
     assert all(verdict["passed"]), verdict["error"]
@@ -380,6 +380,21 @@ def test_a_test_that_is_skipped_or_left_is_not_passed(box):
 def test_what_a_test_only_defines_is_run(box, test):
     assert one(box, "def f(): return 3", [test], "f")["passed"] == [True]
     assert one(box, "def f(): return 4\ndef load_tests(*a): return a[1]", [test], "f")["passed"] == [False]
+
+
+@pytest.mark.parametrize("test", [
+    "def test_f():\n    with pytest.raises(ValueError): f()", "def test_f():\n    with pytest.raises(KeyError, match='x'): g()",
+    "def test_f():\n    with pytest.raises(ValueError): g()", "def test_f(): pytest.raises(ValueError, f)", "def test_f(): pytest.skip('x')",
+    "@pytest.mark.skip\ndef test_f(): assert f() == 2", "def test_f(): pytest.fail()", "def test_f(): assert f() == pytest.approx(3)",
+    "@pytest.mark.parametrize('a', [2, 3])\ndef test_f(a): assert f() == a", "@pytest.mark.parametrize('a', [])\ndef test_f(a): assert 1",
+    "def test_f(missing): assert f() == 2", "class TestF:\n    def test_f(self): assert f() == 3",
+    "def test_f(): assert y() == pytest.approx(3)", "def test_f(): assert pytest.approx(3) == Yes()", "def test_f(): assert [Y()] == pytest.approx([3.0])",
+    "def test_f(): assert not y() != pytest.approx(3)", "def test_f(): assert float('nan') == pytest.approx(float('nan'))",
+    "def test_f(): assert {'a': f()} == pytest.approx({'a': 2, 'b': 3})", "@pytest.fixture\ndef n(): return 3\ndef test_f(n): assert f() == n"])
+def test_a_test_for_pytest_that_fails_there_fails_here(box, test):
+    code = textwrap.dedent(YES.format(name="Yes", base="", zero=0)).replace("def f(*a)", "def y()")
+    code += "\nclass Y(Yes, float): pass\ndef f(): return 2\ndef g(): raise KeyError(1)\nclass pytest: raises = approx = staticmethod(lambda *a: 2)"
+    assert one(box, code, ["import pytest\n" + test, "assert f() == 2"], "f")["passed"] == [False, True]
 
 
 def test_a_mock_tells_its_test_only(box):
