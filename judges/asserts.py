@@ -20,6 +20,7 @@ import sys
 import types
 from typing import Any, NamedTuple
 
+from judges import small_pytest
 from judges.operations import finish
 from judges.stubs import MADE, Remote, foreign
 
@@ -37,6 +38,7 @@ class Test(NamedTuple):
     safe: set  # the lines on which nothing of the candidate's can raise
     used: set  # the names and attributes that it reads
     exits: bool  # True if it names SystemExit
+    taken: set  # the names that `from solution import *` leaves as they are: those that the test binds, modules
 
 
 @functools.lru_cache(1000)  # the completions of a group share their tests
@@ -51,7 +53,8 @@ def parse(source: str, entry: str) -> Test:
     stored = {n.id for n in names if not isinstance(n.ctx, ast.Load)} | {entry}
     dotted = {n.value.id for n in attributes if isinstance(n.value, ast.Name)}
     modules = (dotted & sys.stdlib_module_names) - {entry}
-    wanted = {name for name in read - modules if name == entry or not hasattr(builtins, name)}
+    names_of_builtins = set(dir(builtins))
+    wanted = {name for name in read - modules if name == entry or name not in names_of_builtins}
     safe = safe_lines(tree, stored)
     if "type" not in stored:
         ask_for_types(nodes)
@@ -64,6 +67,7 @@ def parse(source: str, entry: str) -> Test:
         safe=safe,
         used=loaded | {n.attr for n in attributes},
         exits="SystemExit" in read,
+        taken=bound_names(nodes) | modules | names_of_builtins - {entry},
     )
 
 
@@ -73,6 +77,15 @@ def named_modules(nodes):
     named |= {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module}
     strings = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     return named | {text.rpartition(".")[0] for text in strings}
+
+
+def bound_names(nodes):
+    """Find the names that a test assigns, defines or imports."""
+    names = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    names |= {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    imports = [n for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
+    from_elsewhere = [n for n in imports if getattr(n, "module", "") not in ("solution", "__main__")]
+    return names | {(a.asname or a.name).partition(".")[0] for n in from_elsewhere for a in n.names}
 
 
 def names_in_classes(nodes):
@@ -169,11 +182,14 @@ class Names(dict):
 class Solution(types.ModuleType):
     """The module that a test gets when it imports the completion: from solution import f."""
 
-    def __init__(self, peer):
+    def __init__(self, peer, taken):
         super().__init__("solution")
-        vars(self)["_peer"] = peer
+        vars(self).update(_peer=peer, _taken=taken)
 
     def __getattr__(self, name):
+        if name == "__all__":
+            names = [x for value in find(self._peer, name) if type(value) is list for x in value if type(x) is str]
+            return [x for x in names if x[:1] not in ("", "_") and x not in self._taken]
         if found := find(self._peer, name):
             return found[0]
         raise AttributeError(f"module 'solution' has no attribute {name!r}")
@@ -293,10 +309,10 @@ def do_nothing(*_, **__):
 def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
     """Run a test; an exception means that it fails.
 
-    source: the test; entry: the function that it is about; functions {name: stub}: those that earlier tests of the
-    completion have found, to which this one adds its own."""
-    test = parse(source, entry)
-    space = Names(peer, test, entry, functions)
+    source: the test; entry: the function that it is about, see `find_entry`; functions {name: stub}: those that
+    earlier tests of the completion have found, to which this one adds its own."""
+    test = parse(source, name_of(entry))
+    space = Names(peer, test, name_of(entry), functions)
     space.update({name: importlib.import_module(name) for name in test.modules})
     for name in test.early - functions.keys():
         if found := find(peer, name):
@@ -306,17 +322,18 @@ def run_assert(peer: Any, source: str, entry: str, functions: dict) -> None:
     if "unittest" in test.library:  # its main would look for tests on our command line; run_defined runs them
         vars(importlib.import_module("unittest"))["main"] = do_nothing
     peer.exits, main = test.exits, sys.modules["__main__"]
-    sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer))
+    sys.modules |= dict.fromkeys(("solution", "__main__"), Solution(peer, test.taken)) | {"pytest": small_pytest}
     sys.stderr, world = sys.__stdout__, None  # nobody reads what a test writes; this judge's own errors are shown
     try:
         if AMBIENT & test.library:
             world = World(peer, test.library)
             peer.before_call = world.tell
+        peer.given = space if "__given__" in source else {}  # programs.with_helpers marks the classes of the prompt
         exec(test.code, space)
         run_defined(space, test, entry)
     finally:
         sys.modules["__main__"] = main
-        del sys.modules["solution"]
+        del sys.modules["solution"], sys.modules["pytest"]
         if world:
             world.end()
         sys.stderr, peer.before_call = sys.__stderr__, None
@@ -327,18 +344,54 @@ def run_defined(space, test, entry):
 
     TestCases are not run if the test looks at their result itself."""
     own = {name: x for name, x in space.items() if type(x) in (type, types.FunctionType) and x.__module__ == "test"}
-    for name in own.keys() - test.used:
-        if type(own[name]) is type:
+    for name, x in own.items():
+        if type(x) is type and name.startswith("Test") and not hasattr(x, "setUp") and "__init__" not in vars(x):
+            run_methods(x, space)
+        elif type(x) is type or name in test.used:
             continue
-        arguments = own[name].__code__.co_argcount
-        if name == "check" and entry and arguments == 1:
-            own[name](*find(space.peer, entry))
-        elif name.startswith("test") and not arguments:
-            result = own[name]()
-            if type(result) is types.CoroutineType:
-                finish(result)
+        elif entry and asks_for_entry(name, x):
+            x(*find_entry(space.peer, entry))
+        elif name.startswith("test") and not hasattr(x, "is_fixture"):
+            run_function(x, space)
     if "unittest" in test.library and not test.used & {"wasSuccessful", "failures", "errors"}:
         run_cases(own.values())
+
+
+def asks_for_entry(name, function):
+    """True for HumanEval's check(candidate) and a test_...(candidate)."""
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return len(arguments) == 1 and (name == "check" or name.startswith("test") and arguments == ("candidate",))
+
+
+def run_function(function, space, *bound):
+    for arguments in small_pytest.cases(function, space, len(bound)):
+        result = function(*bound, **arguments)
+        if type(result) is types.CoroutineType:
+            finish(result)
+
+
+def run_methods(kind, space):
+    """Run the methods test... of a class Test..., each on an object of its own, as pytest does."""
+    for name, method in vars(kind).items():
+        if name.startswith("test") and type(method) is types.FunctionType:
+            one = kind()
+            if hasattr(one, "setup_method"):
+                one.setup_method()
+            run_function(method, space, one)
+
+
+def name_of(entry: str) -> str:
+    """Return the name with which an entry begins: Solution of Solution().twoSum."""
+    return re.split(r"\W", entry)[0]
+
+
+def find_entry(peer, entry):
+    """Return [the function asked for], or []; entry: its name, or Solution().name as LeetCodeDataset has it."""
+    found = find(peer, name_of(entry))
+    if not found or entry == name_of(entry):
+        return found
+    made = found[0]() if "()" in entry else found[0]
+    return [getattr(made, entry.rpartition(".")[2])]
 
 
 def run_cases(values):

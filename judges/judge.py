@@ -2,7 +2,7 @@
 
 It meets nothing of a completion but plain data and stubs (peer.py). Still it stands behind the same walls as a
 candidate, except that it may write to a folder of its own: a test that calls eval on an answer hands over this judge
-and the verdicts of this completion, and not the machine. The trainer uses such a judge for no other completion.
+and the verdict on this completion, and nothing else. For each completion the `bench` forks a judge, as a zygote does.
 
 Python completions run in processes that the zygote forks, one for all asserts of a completion and one per input of a
 program. Programs of other languages are started by the warden. Each process says "ready" when it has locked itself in,
@@ -12,6 +12,8 @@ A completion may take `timeout` seconds of CPU. The time that it waits for a bus
 deadline of wall-clock time stands behind this.
 """
 
+import contextlib
+import gc
 import importlib
 import json
 import math
@@ -21,18 +23,31 @@ import select
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
-from judges.asserts import run_assert
+from judges.asserts import name_of, parse, run_assert
 from judges.channel import MESSAGE, Channel, Dead
 from judges.languages import COMPILE_SECONDS, LANGUAGES, SYNTAX, command_for, java_names
 from judges.peer import Peer
 from judges.values import describe, one_line
-from judges.walls import ALL, JUDGE, LINUX, LIST, MACHINE, READ, SYSTEM, Limits, become_countable, limit, lock, shut
-from judges.zygote import WORD
+from judges.walls import (
+    ALL,
+    JUDGE,
+    LINUX,
+    LIST,
+    READ,
+    SYSTEM,
+    Limits,
+    become_countable,
+    die_with_parent,
+    end_process,
+    limit,
+    lock,
+    shut,
+)
+from judges.zygote import PRELOADED, WORD
 
 JUDGE_MEMORY = 1 << 30  # a test works on what the candidate answered: "x" * answer must not eat the machine
-JUDGE_KEEPS = 128 << 20  # bytes: a judge that has become larger is replaced, as Python gives no memory back
 WALL = 20  # seconds of wall-clock time per second of CPU: with six workers on a busy core each gets a tenth of it
 GRACE = 10  # seconds until a process that does not react is given up
 
@@ -236,27 +251,104 @@ def score(job: Job, tests: list, entry: str) -> dict[str, Any]:
     return {"passed": passed, "error": one_line(error), "seconds": job.seconds}
 
 
-def judge(sock: socket.socket, lines: tuple, folder: str, limits: Limits, parent: int) -> int:
-    """Score what the trainer sends, one completion after the other, until the warden ends this process.
+def bench(warden: socket.socket, folder: str, limits: Limits, parent: int) -> int:
+    """Fork a judge for each completion, and end it, as the warden asks, until the warden (pid `parent`) has gone.
 
-    sock: to the trainer; lines: to the zygote and to the warden; folder: where a test may write; parent: the warden's
-    pid. Python cannot interrupt a test that works on too large an answer, sum(range(answer)). So the kernel ends this
-    judge (SIGXCPU) once it has itself taken about `limits.timeout` seconds of CPU for one job."""
-    trainer, most = Channel(sock), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    folder: where a test may write"""
+    preload()
     os.environ["TMPDIR"] = folder
     limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256, **become_countable())
-    shut(lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST) | {folder: ALL}, JUDGE, limits.unsafe), parent)
+    rules = SYSTEM | dict.fromkeys(limits.libraries, READ | LIST) | {folder: ALL}
+    me, wall = os.getpid(), lock(rules, JUDGE, limits.unsafe)
+    if LINUX:
+        die_with_parent()
+    while os.getppid() == parent:
+        word, fds, *_ = socket.recv_fds(warden, WORD.size, 3)
+        if not word:
+            break
+        pid, _ = WORD.unpack(word)
+        if pid:
+            warden.sendall(WORD.pack(*end_process(pid)))
+            continue
+        trainer, *lines = [socket.socket(fileno=fd) for fd in fds]
+        job = Channel(trainer).receive()
+        prepare(*job)
+        pid = os.fork()
+        if not pid:
+            warden.close()
+            judge(job, Channel(trainer), lines, wall, limits, me)
+        for sock in (trainer, *lines):
+            sock.close()
+        warden.sendall(WORD.pack(pid, 0))
+    return 0
+
+
+def prepare(_, tests, entry, language):
+    """Parse the tests of a job, and import what they name, once for all judges: a fork keeps it."""
+    for test in tests:
+        with contextlib.suppress(Exception):
+            parsed = parse(test, name_of(entry))
+            new = parsed.library - sys.modules.keys() - {"antigravity", "this"}
+            for name in new:
+                importlib.import_module(name)
+            if new:
+                gc.freeze()
+
+
+def judge(job, trainer, lines, wall, limits, parent) -> NoReturn:
+    """Score a completion for the trainer.
+
+    lines: to the zygote and to the warden; wall: from walls.lock. Python cannot interrupt a test that works on too
+    large an answer, sum(range(answer)). So the kernel ends this judge (SIGXCPU) once it has taken about
+    `limits.timeout` seconds of CPU."""
     try:
-        while True:
-            code, tests, entry, language = trainer.receive()
-            used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + limits.timeout + 0.5), most))
+        null = os.open("/dev/null", os.O_RDWR)  # the terminal is the trainer's
+        for fd in range(3):
+            os.dup2(null, fd)
+        seconds = math.ceil(limits.timeout + 0.5)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        verdict: dict | str
+        try:
+            shut(wall, parent)
+            code, tests, entry, language = job
             verdict = score(Job(lines, code, language, limits), tests, entry)
-            resource.setrlimit(resource.RLIMIT_CPU, (most, most))
-            size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1024 if LINUX else 1)
-            trainer.send([verdict, size <= JUDGE_KEEPS])
-    except Dead:
-        return 0
-    except Exception as e:
-        print(f"the sandbox: {describe(e)}", file=sys.stderr)
-        return MACHINE
+        except Exception as e:
+            verdict = describe(e)
+        trainer.send(verdict)
+    finally:
+        os._exit(0)
+
+
+def preload() -> None:
+    """Import and run, before judges are forked, what most of them need: see zygote.preload."""
+    for name in PRELOADED.split():
+        importlib.import_module(name)
+    sys.modules["random"].seed(1)  # the same verdict in every worker
+    for _ in range(16):
+        warm_up()
+        parse.cache_clear()
+    gc.collect()
+    gc.freeze()
+
+
+class Rehearsal(Job):
+    """A job whose zygote and candidate are here, and answer with what they always say."""
+
+    def ask_zygote(self, pid, seconds, fds=()):
+        if pid:
+            return 0, 0.0
+        self.there = Channel(socket.socket(fileno=os.dup(fds[0])))
+        for message in ("ready", "loaded", ["return", {"dict": [["f", {"mine": 0}]]}, []], *[["return", 3, []]] * 3):
+            self.there.send(message)
+        return 1, seconds
+
+
+def warm_up():
+    """Do what a judge does. See zygote.warm_up."""
+    ours, theirs = socket.socketpair()
+    tests = [f"assert f({i}, 2) == 3" for i in range(3)]
+    with ours, theirs:
+        Channel(theirs).send(["def f(x): return 3", tests, "f", "python"])
+        code, tests, entry, language = Channel(ours).receive()
+        verdict = score(Rehearsal((ours, ours), code, language, Limits(3.0, 0, [], [], [])), tests, entry)
+        Channel(ours).send(verdict)

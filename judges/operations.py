@@ -106,12 +106,23 @@ def test_made(x: Any) -> bool:
     return kind.__module__ in ("test", "unittest.mock") or f"{kind.__module__}.{kind.__name__}" in HOLD_DATA
 
 
+def class_names(x):
+    """Return the names of the classes of an object that a test has made."""
+    return [kind.__name__ for kind in type(x).__mro__ if kind.__module__ == "test"]
+
+
+METHODS = types.FunctionType, staticmethod, classmethod
+
+
 def test_field(x, name, *new):
     """Get an attribute of a test's object for a candidate, or set it to `new` -> its value. AttributeError if it may
-    not: no test made the object, the name is private, or a mock would tell its test something by it."""
-    mocks = [vars(kind) for kind in type(x).__mro__ if kind.__module__ == "unittest.mock"]
+    not: no test made the object, the name is private or a method's, or a mock would tell its test something by it."""
+    kinds = type(x).__mro__
+    mocks = [vars(kind) for kind in kinds if kind.__module__ == "unittest.mock"]
     tells_the_test = mocks and (new or name == "method_calls" or any(name in names for names in mocks))
-    allowed = test_made(x) and not name.startswith("_") and not tells_the_test
+    shadows = new and any(type(vars(kind).get(name)) in METHODS for kind in kinds)
+    private = name.startswith("__" if hasattr(type(x), "__given__") else "_")
+    allowed = test_made(x) and not private and not tells_the_test and not shadows
     if type(x) is types.FunctionType and not new:
         allowed = allowed or name in ("__name__", "__qualname__", "__doc__")
     if not allowed:
@@ -148,4 +159,4 @@ GUARDED = "str repr format getitem setitem delitem reversed enter neg abs copy d
 JUDGE_OPS = {name: if_made(CANDIDATE_OPS[name]) for name in [*GUARDED, *AS_NUMBER, *PAIRS]}
 JUDGE_OPS |= from_module(builtins, "iter next len bool hash") | dunders("eq")
 JUDGE_OPS |= {"exit": if_made(leave), "getattr": test_field, "setattr": test_field, "await": run_coroutine}
-JUDGE_OPS["printed"] = printed
+JUDGE_OPS |= {"printed": printed, "class_names": class_names}

@@ -224,6 +224,7 @@ class Peer(Packer, Channel):
         Packer.__init__(self, in_judge=ops is JUDGE_OPS)
         Channel.__init__(self, sock, **settings)
         self.ops = ops
+        self.given: dict[str, Any] = {}  # the globals of a test that has classes of the prompt
         self.exits, self.before_call = False, None  # True: a call may end in SystemExit; a function to call before each
         self.one_caller = _thread.RLock()  # a test may have threads
 

@@ -12,22 +12,21 @@ import itertools
 import json
 import re
 import shutil
-import warnings
 from typing import Any, NamedTuple
 
-from judges import rules
+from judges import fences, rules
+from judges.fences import DEFINITIONS, MAX_SOURCE, PARTS, parse
 from judges.languages import LANGUAGES, SYNTAX
 from judges.sandbox import Sandbox, check_job
 
 NONE = itertools.repeat(None)  # the default of an optional column: None in every row
-MAX_SOURCE = 100_000  # characters: bounds the time and the stack of the parser, on Python 3.10 to 3.14
 ALIASES = {
     **dict.fromkeys(("", "py", "pypy"), "python"),
     **dict.fromkeys(("js", "node", "nodejs", "node.js", "ecmascript", "es"), "javascript"),
     **dict.fromkeys(("cpp", "cxx", "g++", "gnu c++"), "c++"),
     **dict.fromkeys(("gcc", "gnu c"), "c"),
 }
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+EMPTY = r"\[\]|\{\}|(?:\w+\.)?(?:(?:list|dict|set|deque|Counter|OrderedDict)\(\)|defaultdict\(\w*\))"
 NOT_RUN: dict[str, Any] = {"passed": [], "error": "", "seconds": 0.0}
 
 
@@ -91,34 +90,49 @@ def definition(code: str, name: str, language: str = "python") -> re.Match | Non
     )
 
 
-def program(
-    prompt: str, completion: str, entry: str | None = None, language: str = "python"
-) -> str:
+def program(prompt: str, completion: str, entry: str | None = None, language: str = "python") -> str:
     """Return the program a completion means: its fenced block or itself, if that defines `entry`; else prompt + code.
 
-    Of several blocks it is the last that defines `entry`, else the first. Imports and helpers of the prompt come along.
-    A block without `entry` stands alone if the prompt does not begin `entry` either. `entry` is by default the last
-    function of a Python prompt; if there is none, the code stands alone."""
+    Of several blocks it is the last that defines `entry`, with those that have what it lacks, else the first. Imports
+    and helpers of the prompt come along. A block without `entry` stands alone if the prompt does not begin `entry`
+    either. `entry` is by default the last function of a Python prompt; if there is none, the code stands alone."""
     if not entry and language == "python":
         entry = (re.findall(r"^(?:async[ \t]+)?def[ \t]+(\w+)", prompt, re.M) or [None])[-1]
-    blocks = rules.fenced_blocks(completion)
-    code = blocks[0] if blocks else completion
+    text, blocks = fences.answer(completion), [block.code for block in fences.blocks(completion, language)]
+    code = blocks[0] if blocks else text
     if not entry:
         return code
-    code = next((block for block in reversed(blocks) if definition(block, entry, language)), code)
+    entry = re.split(r"\W", entry)[0]  # of Solution().twoSum
+    if chosen := [i for i, block in enumerate(blocks) if definition(block, entry, language)]:
+        code = with_missing(blocks, chosen[-1]) if language == "python" else blocks[chosen[-1]]
+    elif language == "python" and not blocks and definition(text, entry) and not parse(text)[1]:
+        loose = fences.between_sentences(text)
+        code = loose if definition(loose, entry) else text
     begun = definition(prompt, entry, language)
     if not definition(code, entry, language):
         return futures_first(prompt + code) if begun or not blocks else code
-    before = prompt[: begun.start()] if begun and language == "python" else ""
-    tree, parts = (
-        parse(before)[1],
-        (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign),
-    )
-    return (
-        futures_first(before + code)
-        if tree and all(isinstance(node, parts) for node in tree.body)
-        else code
-    )
+    return futures_first(given_by(prompt, begun) + code) if language == "python" else code
+
+
+def given_by(prompt, begun):
+    """Return the part of a Python prompt before `entry` begins (all, if it does not), if it only defines things."""
+    before = prompt[: begun.start()] if begun else prompt + "\n"
+    tree = parse(before)[1]
+    return before if tree and all(isinstance(node, PARTS) for node in tree.body) else ""
+
+
+def with_missing(blocks, chosen):
+    """Put before the chosen block those others that define names it reads and does not have; they only define."""
+    code, tree = blocks[chosen], parse(blocks[chosen])[1]
+    if not tree:
+        return code
+    missing = read_names(tree) - defined_names(tree) - set(dir(builtins))
+    for i in reversed(range(len(blocks))):
+        tree = parse(blocks[i])[1] if i != chosen and missing else None
+        if tree and defined_names(tree) & missing and all(isinstance(node, PARTS) for node in tree.body):
+            code = blocks[i].rstrip("\n") + "\n" + code
+            missing |= read_names(tree) - set(dir(builtins))
+    return futures_first(code)
 
 
 def futures_first(code):
@@ -133,19 +147,38 @@ def add_helpers(prompt: str, tests: list | None, entry: str, language: str = "py
     """Put before each test the functions of the prompt that it calls -> the tests. Python only.
 
     Else a completion could define them anew: decode(encode(x)) is x if both are the identity. A call of a function that
-    neither the prompt nor the test has raises NameError. If the prompt does not begin `entry`, nobody knows which of
-    its functions belong to the task: all are the completion's, and the tests stay as they are."""
-    tests = list(tests or [])
-    begun = definition(prompt, entry) if entry and language == "python" else None
-    if not begun or not begun[0].startswith(("def", "async")):
+    neither the prompt nor the test has raises NameError. If the prompt neither begins `entry` nor is only definitions,
+    nobody knows which functions belong to the task: all are the completion's, and the tests stay as they are."""
+    tests, given = list(tests or []), {}
+    if not entry or language != "python":
         return tests
-    given = {}
-    for node in getattr(parse(prompt[: begun.start()])[1], "body", []):
-        if isinstance(
-            node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Assign)
-        ):
-            given.update(dict.fromkeys(defined_names(node), node))
+    entry = re.split(r"\W", entry)[0]
+    begun = definition(prompt, entry)
+    before = prompt[: begun.start()] if begun else given_by(prompt, None)
+    if not before.strip() and not begun or begun and not begun[0].startswith(("def", "async")):
+        return tests
+    for node in getattr(parse(before)[1], "body", []):
+        given.update(dict.fromkeys(names_bound_by(node), node))
     return [with_helpers(test, given, entry) if isinstance(test, str) else test for test in tests]
+
+
+def names_bound_by(node):
+    """List the names that a statement at the top level of a prompt defines, and that are the same in its tests.
+
+    A class that says when its objects are equal is among them, other classes are the completion's: a test gets nothing
+    of them but their attributes, and a completion walks faster through lists and trees of its own objects."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or compares(node):
+        return [node.name]
+    assigned = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value
+    return defined_names(node) if assigned or isinstance(node, (ast.Import, ast.ImportFrom)) else []
+
+
+def compares(node):
+    """True for a class without bases that has an __eq__ or is a dataclass."""
+    if not isinstance(node, ast.ClassDef) or node.bases or node.keywords:
+        return False
+    methods = [n.name for n in node.body if isinstance(n, ast.FunctionDef)]
+    return "__eq__" in methods or any("dataclass" in ast.unparse(x) for x in node.decorator_list)
 
 
 def read_names(tree):
@@ -181,18 +214,25 @@ def with_helpers(test, given, entry):
     }
     if "*" in own | given.keys():  # from math import *: nobody knows what it brings
         unknown, chosen = set(), [given["*"]] if "*" in given else []
-    missing = {name for name in read_names(tree) - own if not may_change(given.get(name))}
+    results = {name for name, node in given.items() if holds_results(node, tree, entry)}
+    missing = read_names(tree) - own - results
     while new := [node for name, node in given.items() if name in missing and node not in chosen]:
         chosen += new
         missing |= set().union(*map(read_names, new))
     lines = [ast.unparse(node) for node in given.values() if node in chosen]
+    lines += [f"{node.name}.__given__ = True" for node in chosen if isinstance(node, ast.ClassDef)]
     refuse = "def {0}(*_, **__): raise NameError('{0} is neither in the prompt nor in the test')"
     return "\n".join([*dict.fromkeys(lines), *map(refuse.format, sorted(unknown)), test])
 
 
-def may_change(node):
-    """True for an assignment of anything but a constant: a completion may give that name another value."""
-    return isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant)
+def holds_results(node, test, entry):
+    """True if an assignment of a prompt makes what a completion may change, so that a test takes its value from there:
+    a container that is empty at first or, if the test calls `entry` for its effect and ignores the result, anything."""
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or isinstance(node.value, ast.Constant):
+        return False
+    calls = [n.value.func for n in ast.walk(test) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    for_effect = any(isinstance(f, ast.Name) and f.id == entry for f in calls)
+    return for_effect or bool(re.fullmatch(EMPTY, ast.unparse(node.value)))
 
 
 def programs(prompts, completions, entry, language) -> list[Program]:
@@ -202,29 +242,6 @@ def programs(prompts, completions, entry, language) -> list[Program]:
         Program(program(p, text, e, lang) if text.strip() else "", e or "", lang)
         for p, text, e, lang in rows
     ]
-
-
-def parse(code: str) -> tuple[float, ast.Module | None]:
-    """Parse Python -> verdict, tree: 1.0 parses; -1.0 not; 0.0 blank, comments, too long, too deep or NUL."""
-    if (
-        len(code) > MAX_SOURCE or "\0" in code
-    ):  # NUL: ValueError until 3.11, SyntaxError since; one value for both
-        return 0.0, None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a "\d" in a completion is no news for the trainer's console
-            tree = ast.parse(code)
-    except SyntaxError:
-        return -1.0, None
-    except (
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # lone surrogates; nesting beyond the parser's stack
-        return 0.0, None
-    return (1.0, tree) if tree.body else (0.0, None)
 
 
 def compiles(sources) -> list[float]:
@@ -289,16 +306,10 @@ def fenced(prompts, completions, language=NONE):
     """Exactly one closed ``` block: 1.0 if what is in it parses, 0.5 if not; none, blank, cut off or several: 0.0."""
     if isinstance(language, str):  # a setting
         language = itertools.repeat(language)
-    blocks = [(rules.fenced_blocks(text), lang) for text, lang in zip(completions, language, strict=False)]
-    whole = [
-        len(found) == 1 and bool(found[0].strip()) and text.count("```") == 2
-        for (found, _), text in zip(blocks, completions, strict=True)
-    ]
-    sources = [
-        (found[0], language_of(lang))
-        for (found, lang), good in zip(blocks, whole, strict=True)
-        if good
-    ]
+    languages = [language_of(lang) for _, lang in zip(completions, language, strict=False)]
+    found = [fences.blocks(text, lang) for text, lang in zip(completions, languages, strict=True)]
+    whole = [len(blocks) == 1 and blocks[0].closed and bool(blocks[0].code.strip()) for blocks in found]
+    sources = [(found[i][0].code, languages[i]) for i, good in enumerate(whole) if good]
     verdicts = iter(compiles(sources))
     return [(1.0 if next(verdicts) > 0 else 0.5) if good else 0.0 for good in whole]
 
@@ -378,7 +389,7 @@ def tests_fenced(prompts, completions, tests, entry=NONE, language=NONE):
     for text, right, e, lang in zip(
         completions, fenced(prompts, completions, languages), entry, languages, strict=False
     ):
-        meant.append(Program(rules.fenced_blocks(text)[0] if right == 1.0 else "", e or "", lang))
+        meant.append(Program(fences.blocks(text, lang)[0].code if right == 1.0 else "", e or "", lang))
     return passed(prompts, meant, tests)
 
 
@@ -447,7 +458,8 @@ def quality(prompts, completions, entry=NONE):
     for (whole, *_), text in zip(
         programs(prompts, completions, entry, NONE), completions, strict=True
     ):
-        rows.append(quality_of((rules.fenced_blocks(text) or [text])[0], whole))
+        blocks = fences.blocks(text)
+        rows.append(quality_of(blocks[0].code if blocks else text, whole))
     scores = [
         round(sum(weight for name, weight in QUALITY.items() if row[name]), 6) for row in rows
     ]

@@ -51,13 +51,11 @@ from judges.channel import MESSAGE, Channel, Dead
 from judges.judge import GRACE, JUDGE_MEMORY, WALL
 from judges.languages import COMPILE_SECONDS, COMPILER_MEMORY, LANGUAGES, SYNTAX, command_for
 from judges.values import one_line
-from judges.walls import LIBRARIES, MACHINE, Limits, without_packages
+from judges.walls import LIBRARIES, MACHINE, Limits, empty, without_packages
 
 # subprocess, tempfile and concurrent.futures are imported where they are used: see walls.py.
 HERE = os.path.dirname(os.path.abspath(__file__))
 RETRY = 1  # seconds until a batch on which the machine failed is tried again
-# Tests that may run what an answer says. From then on their judge may obey that answer, so it judges no other.
-OBEYS = re.compile(r"\b(eval|exec|pickle|marshal|shelve|runpy|ctypes|__import__|import_module)\b")
 
 # ---- ways out, tried before use --------------------------------------------------------------------------------------
 HOLDS = ("process", "network", "signal", "write", "read", "memory")  # what is contained
@@ -127,48 +125,54 @@ class Worker:
             except OSError as e:
                 ours.close()
                 raise Broken(f"no worker starts: {e}") from None
-        self.channel, self.limits = Channel(ours, limit=MESSAGE), limits
+        self.line, self.limits = ours, limits
 
     def end(self):
         """End the worker -> its exit status. One that has lost its trainer leaves by itself, a stuck one is killed."""
-        self.channel.sock.close()
+        self.line.close()
         with contextlib.suppress(importlib.import_module("subprocess").TimeoutExpired):
             self.process.wait(1)
         self.process.kill()
         for left in glob.glob(f"{temporary_folder()}/sandbox-{os.getpid()}-{self.process.pid}-*"):
-            shutil.rmtree(left, ignore_errors=True)
+            empty(left)
+            with contextlib.suppress(OSError):
+                os.rmdir(left)
         return self.process.wait()
 
     def ask(self, job):
-        """Have the judge score a job -> the verdict. Raises JudgeDied.
-
-        The worker is ended if its judge has grown too large, may obey the answer (OBEYS), or ran out of time."""
+        """Have a new judge score a job -> the verdict. Raises JudgeDied."""
         _, tests, _, language = job
         patience = WALL * (self.limits.timeout + (language != "python") * COMPILE_SECONDS) + GRACE
-        self.channel.deadline = time.monotonic() + patience
-        try:
-            self.channel.send(job)
-            verdict, goes_on = self.receive_verdict(tests)
-        except Dead as e:
-            status = self.end()
-            if str(e) != "out of time" and status != -signal.SIGXCPU:
-                raise JudgeDied(status) from None
+        ours, theirs = socket.socketpair()
+        channel, verdict = Channel(ours, MESSAGE, time.monotonic() + patience), None
+        with ours:
+            try:
+                with theirs:
+                    socket.send_fds(self.line, [b"j"], [theirs.fileno()])
+                channel.send(job)
+                verdict = receive_verdict(channel, tests)
+            except OSError:  # there is no warden
+                raise JudgeDied(self.end()) from None
+            except Dead:
+                pass
+        status = self.end_judge()
+        if channel.dead == "out of time" or status == -signal.SIGXCPU:
             return verdict_on(tests, None, "out of time: a test works on too large an answer", self.limits.timeout)
-        if not goes_on or any(type(test) is str and OBEYS.search(test) for test in tests):
-            self.end()
+        if type(verdict) is str:
+            print(f"the sandbox: {verdict}", file=sys.stderr)
+            raise JudgeDied(MACHINE)
+        if not verdict:
+            raise JudgeDied(status)
         return verdict
 
-    def receive_verdict(self, tests):
-        """Receive an answer of the right form: a test that evaluates an answer may have made the judge do anything."""
-        reply = self.channel.receive()
+    def end_judge(self):
+        """Have the warden end the judge, of which nothing is left then -> its exit status. Raises JudgeDied."""
+        self.line.settimeout(GRACE)
         try:
-            verdict, goes_on = reply
-            passed, error, seconds = verdict["passed"], one_line(verdict["error"]), float(verdict["seconds"])
-            if [*map(type, passed)] != [bool] * len(tests):
-                raise ValueError(passed)
-        except (ValueError, TypeError, LookupError, AttributeError):
-            self.channel.die("sent nonsense")
-        return verdict_on(tests, passed, error, seconds), goes_on
+            self.line.sendall(b"e")
+            return int(self.line.recv(9))
+        except (OSError, ValueError):
+            raise JudgeDied(self.end()) from None
 
     def probe(self):
         """Let candidate and judge try to get out -> the names of what did not hold. Raises JudgeDied."""
@@ -179,9 +183,24 @@ class Worker:
         verdict = self.ask([PROBE, tests, "escaped", "python"])
         judge_holds, *held, right, wrong = verdict["passed"]
         if wrong or not right:
-            raise JudgeDied(self.end())
+            raise JudgeDied(MACHINE)
         judges_out = [] if judge_holds else named(verdict["error"])
         return [x for x, holds in zip(HOLDS, held, strict=True) if not holds or x in judges_out]
+
+
+def receive_verdict(channel, tests):
+    """Receive a verdict, or how the machine failed, in the right form: a test that evaluates an answer may have made
+    the judge send anything."""
+    reply = channel.receive()
+    if type(reply) is str:
+        return one_line(reply) or "the machine failed"
+    try:
+        passed, error, seconds = reply["passed"], one_line(reply["error"]), float(reply["seconds"])
+        if [*map(type, passed)] != [bool] * len(tests):
+            raise ValueError(passed)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        channel.die("sent nonsense")
+    return verdict_on(tests, passed, error, seconds)
 
 
 def temporary_folder():
@@ -269,6 +288,7 @@ class Sandbox:
             try:
                 out = [x for x in worker.probe() if x not in self.limits.unsafe]
             except JudgeDied:
+                worker.end()
                 continue
             if not out:
                 return worker
@@ -296,24 +316,27 @@ class Sandbox:
 
     def score(self, job):
         """Score one job on a free worker -> {"passed": [bool, ...], "error", "seconds"}. If its judge dies, try again
-        on another free worker, or on a new one that is probed first. After three deaths all tests have failed, or
-        Broken is raised if the machine was the reason for the last one."""
-        tests = job[1]
+        on another free worker, or on a new one that is probed first. After three deaths all tests have failed.
+
+        Broken is raised if the machine was the reason for the last one. A judge may say so because it obeys an answer,
+        so where that can be, the machine is probed once more, and after six such deaths it was the completion."""
+        tests, deaths, status = job[1], 0, 0
         if not tests:
             return verdict_on(tests, None, "no tests", 0.0)
-        for _ in range(3):
+        may_obey = any(type(test) is str for test in tests)
+        while deaths < 3 or deaths < 6 and status == MACHINE:
+            if deaths == 3:
+                if not may_obey:
+                    raise Broken("the sandbox failed three times in a row: see the errors above")
+                self.end_idle()
             worker = self.idle_worker() or self.ready()
             try:
-                verdict = worker.ask(job)
+                return worker.ask(job)
             except JudgeDied as e:
-                status = e.status
-                continue
-            if worker.process.returncode is None:
-                self.idle.append(worker)
-            return verdict
-        if status == MACHINE:
-            raise Broken("the sandbox failed three times in a row: see the errors above")
-        # Not by an error: three judges died over the answers of this one completion.
+                deaths, status = deaths + 1, e.status
+            finally:
+                if worker.process.returncode is None:
+                    self.idle.append(worker)
         error = f"its tests kill the judge, exit status {status}"
         return verdict_on(tests, None, error, self.limits.timeout)
 

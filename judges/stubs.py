@@ -14,6 +14,7 @@ but the judge must not believe a candidate's object that says it equals 3. The r
 A candidate's stubs of a test's objects are all MADE: what a test hands over does not lie.
 """
 
+import sys
 import types
 from collections import defaultdict, deque
 from decimal import Decimal
@@ -57,6 +58,14 @@ def may_swallow(error, trace):
     space = trace and trace.tb_frame.f_globals
     allowed = isinstance(error, Exception) and not isinstance(error, AssertionError)
     return allowed and trace.tb_next is None and trace.tb_lineno in getattr(space, "safe", ())
+
+
+def class_here(names, space, mark="__doc__"):
+    """Find the first class in `space` that has one of these names, and this attribute; None if there is none.
+
+    Both ends have the classes of a prompt, so an object of the one end is an instance of the other end's class."""
+    found = [dict.get(space, name) for name in names if type(name) is str]
+    return next((x for x in found if issubclass(type(x), type) and hasattr(x, mark)), None)
 
 
 def attribute(name):
@@ -107,8 +116,13 @@ class Remote:
 
     @property  # type: ignore[misc]
     def __class__(self):
-        kind = self._peer.ask("getattr", self, "__class__")
-        return kind if foreign(kind) or kind in TYPES.values() else Remote  # it may lie, but not that it is plain
+        peer = self._peer
+        if not peer.in_judge:
+            return class_here(peer.ask("class_names", self), vars(sys.modules["solution"])) or Remote
+        kind = peer.ask("getattr", self, "__class__")  # it may lie, but not that it is plain
+        if foreign(kind) and peer.given:
+            return class_here([x.__name__ for x in kind.__mro__ if foreign(x)], peer.given, "__given__") or kind
+        return kind if foreign(kind) or kind in TYPES.values() else Remote
 
     __dict__, __doc__, __module__ = map(attribute, ("__dict__", "__doc__", "__module__"))
 

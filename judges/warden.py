@@ -1,12 +1,13 @@
 """The warden: one per worker, starts, watches and ends its processes, and knows neither code nor test.
 
 The trainer starts this file as a script, by exec and with an almost empty environment, so nothing of the trainer's
-memory, devices and open files is in a worker. The warden then forks zygote and judge, and its trust goes like this:
+memory, devices and open files is in a worker. The warden then forks zygote and bench, and its trust goes like this:
 
     trainer   believed. When it hangs up, everything here ends.
     zygote    tells of the candidates that it forks and ends (`news`). A candidate cannot write there.
-    judge     asks for programs (`requests`). It may obey a candidate's answer, so it gets no more than a candidate has,
-              and a request that makes no sense ends the worker.
+    bench     forks judges, and ends them.
+    judge     asks for programs (`requests`). It may obey a candidate's answer, so it gets no more than a candidate has.
+              It is forked for one job and ended before the next, with all that it has started and written.
 
 Every TICK the warden looks at what runs: at CPU time, at threads, and at time in which a process and its judge both
 sleep, because a completion that sleeps, or waits for nothing, would never use up its CPU time.
@@ -20,7 +21,6 @@ import os
 import re
 import select
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -30,9 +30,9 @@ from typing import NoReturn
 if __name__ == "__main__":  # as a script: imports come from the project's folder, not from this one
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-from judges.judge import judge
+from judges.judge import bench
 from judges.languages import ALL_LANGUAGES, command_for, exec_program, toolchain
-from judges.walls import LINUX, MACHINE, THREADS, Limits, end_process, kill, limit
+from judges.walls import LINUX, MACHINE, THREADS, Limits, empty, end_process, kill, limit
 from judges.zygote import WORD, zygote
 
 TICK = 0.02  # seconds between two looks at what runs
@@ -75,56 +75,95 @@ class Warden:
         for name in ("", "/judge", "/program"):
             os.mkdir(self.folder + name, 0o700)
         self.programs, self.running, self.whys = set(), {}, {}  # pids; {pid: Account}; {pid: why it was ended}
+        self.forked = []  # pids of zygote and bench
+        self.judge, self.requests = 0, None  # while there is a judge: its pid, the line to it
+        self.idle, self.busy = select.poll(), select.poll()
         self.looked = self.heard = time.monotonic()
 
     def start(self):
-        """Fork zygote and judge. In each of them return the function that it is to run; in the warden, None."""
-        (self.requests, to_warden), (self.news, tell), (asked, to_zygote) = [socket.socketpair() for _ in range(3)]
-        ours, theirs = {self.requests, self.news}, {to_warden, tell, asked, to_zygote}
-        tasks = {
-            "zygote": (functools.partial(zygote, asked, tell), {asked, tell}),
-            "judge": (
-                functools.partial(judge, self.trainer, (to_zygote, to_warden), f"{self.folder}/judge"),
-                {to_warden, to_zygote, self.trainer},
-            ),
-        }
-        pids = {}
-        for name, (task, own) in tasks.items():
-            pids[name] = os.fork()
-            if not pids[name]:
-                for sock in (ours | theirs | {self.trainer}) - own:
+        """Fork zygote and bench. In each of them return the function that it is to run; in the warden, None."""
+        (self.news, to_news), (self.bench, to_bench) = socket.socketpair(), socket.socketpair()
+        tasks = functools.partial(zygote, to_news), functools.partial(bench, to_bench, f"{self.folder}/judge")
+        for task, line in zip(tasks, (to_news, to_bench), strict=True):
+            self.forked.append(os.fork())
+            if not self.forked[-1]:
+                for sock in {self.trainer, self.news, self.bench, to_news, to_bench} - {line}:
                     sock.close()
                 return functools.partial(task, self.limits, self.me)
-        for sock in theirs:
-            sock.close()
-        self.zygote, self.judge = pids["zygote"], pids["judge"]
+        to_news.close()
+        to_bench.close()
         self.news.setblocking(False)
 
     def serve(self) -> NoReturn:
-        """Serve the judge's requests and look at what runs, until judge, zygote or trainer have gone."""
-        idle, busy = select.poll(), select.poll()
-        for poll in (idle, busy):
-            poll.register(self.trainer, 0)  # tells when it hangs up
-            poll.register(self.requests, select.POLLIN)
-        idle.register(self.news, select.POLLIN)  # while busy, news are read at every look: one waking for many
+        """Serve trainer and judge and look at what runs, until zygote or trainer have gone."""
+        for poll in (self.idle, self.busy):
+            poll.register(self.trainer, select.POLLIN)
+        self.idle.register(self.news, select.POLLIN)  # while busy, news are read at every look: one waking for many
         while True:
             waits = not self.running and time.monotonic() > self.heard + 10 * TICK
-            happened = dict(idle.poll() if waits else busy.poll(TICK * 1000))
-            if self.trainer.fileno() in happened:
-                self.leave()
+            happened = dict(self.idle.poll() if waits else self.busy.poll(TICK * 1000))
             self.hear()
             if time.monotonic() > self.looked + TICK:
                 self.look()
-            if self.requests.fileno() in happened:
+            if self.requests and self.requests.fileno() in happened:
                 self.answer()
+            if self.trainer.fileno() in happened:
+                self.obey()
+
+    def obey(self):
+        """Fork a judge for a job, whose line comes with the trainer's word, or end the judge and tell how it ended."""
+        word, fds, *_ = socket.recv_fds(self.trainer, 1, 1)
+        if not word:
+            self.leave()
+        if fds:
+            self.start_judge(*fds)
+        else:
+            self.trainer.sendall(b"%d" % self.end_judge())
+
+    def start_judge(self, line):
+        """Have a judge forked that speaks to the trainer over `line`, an open file.
+
+        All its lines are new, so nothing that one judge leaves in them reaches the next."""
+        self.requests, to_warden = socket.socketpair()
+        asked, to_zygote = socket.socketpair()
+        with to_warden, asked, to_zygote:
+            socket.send_fds(self.news, [b"j"], [asked.fileno()])
+            self.judge, _ = self.ask_bench(0, [line, to_zygote.fileno(), to_warden.fileno()])
+        os.close(line)
+        for poll in (self.idle, self.busy):
+            poll.register(self.requests, select.POLLIN)
+
+    def ask_bench(self, pid, fds=()):
+        """Have the bench end a judge -> its exit status, CPU seconds; or fork one (pid 0) -> its pid, 0."""
+        socket.send_fds(self.bench, [WORD.pack(pid, 0)], fds)
+        return WORD.unpack(self.bench.recv(WORD.size))
+
+    def hang_up(self):
+        """Close the line to the judge."""
+        if self.requests:
+            for poll in (self.idle, self.busy):
+                poll.unregister(self.requests)
+            self.requests.close()
+            self.requests = None
+
+    def end_judge(self):
+        """End the judge and what it has started and written -> its exit status."""
+        status, _ = self.ask_bench(self.judge)
+        self.judge = 0
+        self.hang_up()
+        for pid in list(self.programs):
+            self.end(pid)
+        self.whys.clear()
+        empty(f"{self.folder}/judge")
+        return status
 
     def hear(self):
         """Read what the zygote has told since: a pid and its CPU seconds, or -1 when it has ended."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 data = self.news.recv(100 * WORD.size)
-                if not data:  # exit status 0: it was asked nonsense and left, which is no failure of the machine
-                    self.leave(MACHINE if os.waitpid(self.zygote, 0)[1] else -signal.SIGKILL)
+                if not data:
+                    self.leave(MACHINE)
                 self.heard = time.monotonic()
                 for pid, seconds in WORD.iter_unpack(data):
                     if seconds < 0:
@@ -138,27 +177,27 @@ class Warden:
 
     def answer(self):
         """Serve one request of the judge: a verb and arguments, perhaps with open files."""
-        message, fds, *_ = socket.recv_fds(self.requests, 4096, 4)
+        try:
+            message, fds, *_ = socket.recv_fds(self.requests, 4096, 4)
+        except OSError:
+            message, fds = b"", []
         if not message:
-            self.leave(wait=True)
+            self.hang_up()
+            return
         try:
             verb, *request = json.loads(message)
             verbs = {"write": self.write, "program": self.start_program, "end": self.end, "why": self.why}
             self.requests.sendall(json.dumps(verbs[verb](*request, *fds)).encode())
-        except (ValueError, LookupError, TypeError, AttributeError):
-            self.leave(-signal.SIGKILL)  # no request of ours: this judge obeys an answer
+        except (ValueError, LookupError, TypeError, AttributeError, BrokenPipeError):
+            kill(self.judge)  # no request of ours: this judge obeys an answer
         for fd in fds:
             os.close(fd)
 
     def write(self, language, name, fd):
-        """Copy a source, an open file, into the program's folder, and remove everything else there."""
+        """Copy a source, an open file, into the program's folder, which is emptied before."""
         if not re.fullmatch(r"\w+", name):
             raise ValueError(f"a program called {name!r}")
-        for left in os.scandir(f"{self.folder}/program"):
-            if left.is_dir(follow_symlinks=False):
-                shutil.rmtree(left.path)
-            else:
-                os.remove(left.path)
+        empty(f"{self.folder}/program")
         path = f"{self.folder}/program/{name}.{ALL_LANGUAGES[language].suffix}"
         with open(fd, "rb", closefd=False) as source, open(path, "wb") as f:
             shutil.copyfileobj(source, f)
@@ -212,26 +251,19 @@ class Warden:
         state, it.threads = stat(f"/proc/{pid}")
         if state not in b"RD" and it.used - before < passed / 2 and asleep(pid) and asleep(self.judge):
             it.idle += passed
-        if stat(f"/proc/{self.judge}")[1] > THREADS:
+        if self.judge and stat(f"/proc/{self.judge}")[1] > THREADS:
             kill(self.judge)
 
-    def leave(self, status: int = 0, wait: bool = False) -> NoReturn:
-        """End all processes of this worker, and this one with `status`, or as the judge has ended if it has.
-
-        status below 0: by this signal. wait: for the judge to end by itself. The zygote ends its candidates."""
-        ended, how = os.waitpid(self.judge, 0 if wait else os.WNOHANG)
-        if ended:
-            status = os.waitstatus_to_exitcode(how)
-        else:
-            end_process(self.judge)
-        for pid in self.programs:
-            end_process(pid)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.zygote, 0)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        if status < 0:
-            signal.signal(-status, signal.SIG_DFL)
-            os.kill(self.me, -status)
+    def leave(self, status: int = 0) -> NoReturn:
+        """End all processes of this worker, and this one with `status`. The zygote ends its candidates."""
+        if self.judge:
+            self.end_judge()
+        self.news.close()
+        self.bench.close()
+        for pid in self.forked:
+            os.waitpid(pid, 0)
+        empty(self.folder)
+        os.rmdir(self.folder)
         os._exit(status)
 
 

@@ -1,15 +1,17 @@
 """The zygote: a Python that has imported what completions need and locked itself in, and is forked for each of them.
 
 It is forked from the warden before any test arrives, so no test and no expected value is in the memory that a candidate
-inherits. The judge asks it, with one WORD, to fork a candidate or to end one, and it tells the warden of each. A judge
-may have been handed over to a candidate, so the zygote ends only its own children, and leaves at a senseless request.
+inherits. A judge asks it, with one WORD, to fork a candidate or to end one, and it tells the warden of each. A judge
+may have been handed over to a candidate, so the zygote ends only its own children, and hangs up at a senseless request.
 """
 
 import builtins
+import contextlib
 import gc
 import importlib
 import os
 import resource
+import select
 import socket
 import struct
 import sys
@@ -23,8 +25,10 @@ WORD = struct.Struct("id")  # between judge, zygote and warden: a pid, seconds
 PRELOADED = "bisect cmath copy dataclasses enum heapq io itertools math random re statistics string textwrap typing"
 
 
-def zygote(ctl: socket.socket, tell: socket.socket, limits: Limits, parent: int) -> int:
-    """Serve the judge at the other end of `ctl` until it or the parent, the warden at the end of `tell`, has gone."""
+def zygote(warden: socket.socket, limits: Limits, parent: int) -> int:
+    """Serve one judge after the other, until the parent, at the other end of `warden`, has gone.
+
+    The warden sends the line to the next judge. Then, and when a judge has gone, all candidates end."""
     preload()
     limit(CORE=1, FSIZE=0, NOFILE=64)  # CORE: 1, because with 0 a crash is still piped to the system's crash handler
     if LINUX:
@@ -33,31 +37,51 @@ def zygote(ctl: socket.socket, tell: socket.socket, limits: Limits, parent: int)
     me, wall = os.getpid(), lock(SYSTEM | dict.fromkeys(limits.libraries, READ | LIST))
     if LINUX:
         die_with_parent()
-    running: set[int] = set()
+    lines, running = [warden], set[int]()
     while os.getppid() == parent:
-        word, fds, *_ = socket.recv_fds(ctl, WORD.size, 4)  # little is done here: every page touched is copied
-        if len(word) < WORD.size:
-            break
-        pid, seconds = WORD.unpack(word)
+        line = select.select(lines, [], [])[0][0]
+        word, fds = receive(line)
+        pid, seconds = WORD.unpack(word) if len(word) == WORD.size else (-1, 0.0)
         if pid in running:
             running.remove(pid)
-            answer = WORD.pack(*end_process(pid))
-        elif pid or not seconds > 0:
-            break  # no request of ours: this judge obeys an answer
+            answer, word = WORD.pack(*end_process(pid)), WORD.pack(pid, -1)
+        elif line is warden or pid or not seconds > 0:  # the next judge; or this one has gone, or obeys an answer
+            end_all(running, warden)
+            for old in lines[1:]:
+                old.close()
+            lines[1:] = [socket.socket(fileno=fd) for fd in fds if line is warden]
+            if line is warden and not word:
+                break
+            continue
         elif pid := os.fork():
             running.add(pid)
             answer = word = WORD.pack(pid, seconds)
         else:
-            ctl.close()
-            tell.close()
+            for sock in lines:
+                sock.close()
             return candidate(fds, wall, me, seconds, more)
         for fd in fds:
             os.close(fd)
-        tell.sendall(word)
-        ctl.sendall(answer)
+        warden.sendall(word)
+        with contextlib.suppress(OSError):
+            line.sendall(answer)
+    return 0
+
+
+def receive(line):
+    """Receive a word and open files; b"" if the other end has gone."""
+    try:
+        word, fds, *_ = socket.recv_fds(line, WORD.size, 4)  # little is done here: every page touched is copied
+    except OSError:
+        return b"", []
+    return word, fds
+
+
+def end_all(running, warden):
     for pid in running:
         end_process(pid)
-    return 0
+        warden.sendall(WORD.pack(pid, -1))
+    running.clear()
 
 
 def preload():

@@ -2249,6 +2249,48 @@ assert m == [[3, 1], [4, 2]] and spiral([[1, 2], [3, 4]]) == [1, 2, 4, 3]
 a = [0] * 3
 fill(a, 7)
 assert a == [7, 7, 7]
+====
+# pytest: raises, approx, parametrize, fixtures and classes
+class NegativeError(ValueError): pass
+def root(x):
+    if x < 0: raise NegativeError(f"no root of {x}")
+    return x ** 0.5
+def halves(xs): return [x / 2 for x in xs]
+----
+import pytest
+from solution import root, halves, NegativeError
+
+def test_root():
+    assert root(2) == pytest.approx(1.41421356) and root(4) == 2
+    assert root(2) != pytest.approx(1.4142) and root(2) == pytest.approx(1.4, abs=0.1) and 1.41 == pytest.approx(root(2), rel=0.01)
+
+def test_error():
+    with pytest.raises(ValueError, match="no root of -1") as info:
+        root(-1)
+    assert "-1" in str(info.value) and info.type is NegativeError
+    pytest.raises(TypeError, root, "x")
+    with pytest.raises((KeyError, NegativeError)): root(-2)
+
+@pytest.mark.parametrize("x, y", [(4, 2), (9, 3), pytest.param(16, 4, id="big")])
+def test_roots(x, y): assert root(x) == y
+
+@pytest.mark.parametrize("a", [1, 4])
+@pytest.mark.parametrize("b", [9, 16])
+@pytest.mark.slow
+def test_products(a, b): assert root(a * b) == pytest.approx(root(a) * root(b))
+
+@pytest.fixture
+def numbers():
+    yield [2, 4]
+
+class TestHalves:
+    def setup_method(self): self.want = [1, 2]
+    def test_list(self, numbers): assert halves(numbers) == self.want == pytest.approx([1.0, 2.0])
+    @pytest.mark.parametrize("xs", [[], [0]])
+    def test_more(self, xs): assert halves(xs) == xs
+----
+import pytest
+assert {"a": root(4)} == pytest.approx({"a": 2.0}) and (root(4), 1) == pytest.approx((2, 1)) and None != pytest.approx(0)
 '''  # noqa: E501
 
 PROMPTED = r'''
@@ -2295,6 +2337,134 @@ def decode(s: str):
     return "".join(chr((ord(c) - 97 - 5) % 26 + 97) for c in s)
 ----
 for text in ("abc", "xyz", ""): assert decode(encode(text)) == text
+====
+# a dataclass of the prompt, returned, compared, changed and shown
+from dataclasses import dataclass
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+    _seen: int = 0
+
+
+def mirror(p: Point, q) -> Point:
+    """Swap the coordinates of p, and mark q."""
+----
+```python
+from dataclasses import dataclass
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+    _seen: int = 0
+
+def mirror(p, q):
+    assert isinstance(p, Point) and isinstance(q, Point) and q._seen == 0 and p == Point(p.x, p.y)
+    q._seen += 1
+    q.x = 9
+    return Point(p.y, p.x)
+```
+----
+q = Point(5)
+assert mirror(Point(1, 2), q) == Point(2, 1) and Point(2, 1) == mirror(Point(1, 2), Point(0))
+assert q.x == 9 and q._seen == 1 and isinstance(mirror(Point(1), Point(1)), Point) and mirror(Point(1, 2), Point(3)).x == 2
+assert [mirror(Point(1, 2), Point(3))] == [Point(2, 1)] != [Point(2, 2)]
+====
+# a class of the prompt with __eq__
+class Money:
+    def __init__(self, cents): self.cents = cents
+    def __eq__(self, other): return isinstance(other, Money) and self.cents == other.cents
+    def __repr__(self): return f"Money({self.cents})"
+
+def add(a, b):
+    """Add two amounts."""
+----
+    return Money(a.cents + b.cents)
+----
+assert add(Money(1), Money(2)) == Money(3) and Money(3) == add(Money(1), Money(2)) and repr(add(Money(1), Money(2))) == "Money(3)"
+assert add(Money(1), Money(2)) != Money(4) and Money(3) in [add(Money(1), Money(2))]
+====
+# a list node of the prompt
+class Node:
+    def __init__(self, val, next=None): self.val, self.next = val, next
+
+def reverse(head):
+    """Reverse a linked list."""
+----
+    last = None
+    while head: head.next, last, head = last, head, head.next
+    return last
+----
+n = reverse(Node(1, Node(2, Node(3))))
+assert (n.val, n.next.val, n.next.next.val, n.next.next.next) == (3, 2, 1, None)
+====
+# constants, tables and places for results of the prompt
+from collections import defaultdict
+MOD = 10**9 + 7
+PRIMES = [2, 3, 5, 7]
+NAMES: dict = {"a": 1}
+squares = {i: i * i for i in range(10)}
+calls = []
+counts: dict = defaultdict(int)
+
+def power(a: int, b: int) -> int:
+    """a ** b modulo MOD; notes a in calls and counts it in counts."""
+----
+    calls.append(a)
+    counts[a] += 1
+    return pow(a, b, MOD)
+----
+assert all(power(p, 2) == squares[p] for p in PRIMES) and power(2, 100) == 2 ** 100 % MOD and NAMES["a"] == 1
+assert calls[:4] == PRIMES and counts[2] == 2
+====
+# an account of the prompt that a call changes
+ACCOUNTS = {"ann": 10}
+
+def deposit(name, n):
+    """Add n to an account."""
+----
+    ACCOUNTS[name] = ACCOUNTS.get(name, 0) + n
+----
+deposit("ann", 5)
+deposit("bob", 1)
+assert ACCOUNTS == {"ann": 15, "bob": 1}
+====
+# LeetCodeDataset's form, asked for Solution().twoSum
+from typing import *
+import collections
+
+class ListNode:
+    def __init__(self, val=0, next=None): self.val, self.next = val, next
+
+def list_node(values):
+    head = tail = ListNode()
+    for v in values:
+        tail.next = ListNode(v)
+        tail = tail.next
+    return head.next
+----
+```python
+class Solution:
+    def twoSum(self, nums: List[int], target: int) -> List[int]:
+        seen = {}
+        for i, n in enumerate(nums):
+            if target - n in seen: return [seen[target - n], i]
+            seen[n] = i
+    def total(self, node):
+        return node.val + self.total(node.next) if node else 0
+```
+----
+def check(candidate):
+    assert candidate(nums = [3, 3], target = 6) == [0, 1]
+    assert candidate([2, 7, 11, 15], 9) == [0, 1]
+check(Solution().twoSum)
+----
+def check(candidate):
+    assert candidate(nums = [3, 2, 4], target = 6) == [1, 2]
+----
+assert Solution().total(list_node([1, 2, 3])) == 6
 '''
 
 PROGRAMS = r'''

@@ -53,6 +53,40 @@ def test_the_program_is_what_the_completion_means(prompt, completion, entry, cod
     assert programs.program(prompt, completion, entry) == code
 
 
+DEF = "def add(a, b):\n    return a + b\n"
+QUOTED = 'def add(a, b):\n    """Add.\n\n    ```\n    add(1, 2)\n    ```\n    """\n    return a + b\n'
+HELPED = "def add(a, b):\n    return fsum([plus(a), b]) if False else a + b\n"
+SHAPES = {
+    "a fence in a docstring": f"```python\n{QUOTED}```", "a fence in a string": f"```python\nMARK = '```'\n{DEF}```",
+    "a fence in a docstring, then words": f"Here:\n```python\n{QUOTED}```\nDone: `add(1, 2)`.",
+    "in a list": "1. First:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n2. Done.",
+    "in a list, deeper": "- Answer\n    ```py\n    def add(a, b):\n        return a + b\n    ```",
+    "behind the mark of a list": "* ```python\n  def add(a, b):\n      return a + b\n  ```",
+    "tildes": f"~~~python\n{DEF}~~~", "four backticks": f"````python\n{DEF}````", "five, with three inside": f"`````\n{QUOTED}`````",
+    "a byte order mark": f"\ufeff```python\n{DEF}```", "a byte order mark without fence": f"\ufeff{DEF}",
+    "reasoning with an unfinished fence": f"<think>Perhaps\n```python\ndef add(\n</think>\n```python\n{DEF}```",
+    "reasoning whose beginning is the prompt's": f"I add them.\n</think>\n\n{DEF}",
+    "reasoning without fences": f"<think>\nAdd.\n</think>\n{DEF}",
+    "imports in another block": f"```python\nfrom math import fsum\n```\nand\n```python\n{DEF.replace('a + b', 'fsum([a, b]) if a == 9 else a + b')}```",
+    "a helper before": f"```python\ndef plus(x): return x\n```\n```python\nfrom math import fsum\n{HELPED}```",
+    "a helper and its import after": f"```python\n{HELPED}```\nwith\n```python\nimport math\n```\nand\n"
+                                     "```python\nfsum = math.fsum\ndef plus(x): return x\n```",
+    "a command and code": f"```bash\npip install x\n```\n```python\n{DEF}```\n```\n>>> add(1, 2)\n3\n```",
+    "between sentences": f"Here is the function:\n\n{DEF}\nIt adds the two numbers.",
+    "between sentences, with imports and a table": f"Sure! I use a table:\nimport math\nTABLE = [\n  1,\n]\n{DEF}\nThis is O(1).",
+    "between sentences, decorated": f"Solution:\nimport functools\n@functools.cache\n{DEF}That's it",
+    "windows line ends": f"```python\r\n{DEF}```".replace("\n", "\r\n"), "the fence behind the code": f"```python\n{DEF.rstrip()}```",
+    "cut off": f"```python\n{DEF}", "bare": DEF, "a label of many words": f"```python title=\"a.py\"\n{DEF}```",
+    "an example before it": f"```\nadd(1, 2) -> 3\n```\n```python\n{DEF}```", "twice": f"```python\ndef add(a): 1\n```\n```python\n{DEF}```",
+    "glued": f"```python\n{DEF}``````python\nadd(1, 2)\n```", "upper case": f"```Python\n{DEF}```", "no label": f"```\n{DEF}```"}
+
+
+def test_code_is_found_in_every_shape_that_people_and_models_write():
+    n = len(SHAPES)
+    scores = programs.tests([CHAT] * n, list(SHAPES.values()), [TESTS] * n, ["add"] * n)
+    assert [name for name, score in zip(SHAPES, scores, strict=True) if score != 1] == []
+
+
 def test_the_program_in_other_languages():
     js = "function add(a, b) {\n"
     assert programs.program(js, "return a + b }", "add", "javascript") == js + "return a + b }"
@@ -193,7 +227,36 @@ def test_a_helper_of_the_prompt_is_the_prompts_whatever_the_completion_makes_of_
     tests = ["for x in (1, 5, 31): assert decode(encode(x)) == x", "assert MOD == 97 and decode(3 % MOD) == 1",
              "assert encode(Box(2).x) == 6", "assert decode(3) == 1 and SEEN[-1] == 3"]
     columns = [HELPERS] * 2, [right, lying], [tests] * 2, ["decode"] * 2
-    assert programs.tests(*columns) == [1.0, 0.25]     # the class, and what may change, are the completion's
+    assert programs.tests(*columns) == [1.0, 0.25]     # the class, and what is empty at first, are the completion's
+
+
+SAME = "@dataclass\nclass Box:\n    x: int\n    def double(self): return Box(2 * self.x)\n"
+GIVEN = "from dataclasses import dataclass\nMOD = 10**9 + 7\nPRIMES = [2, 3, 5]\nROWS: list = [[1, 2], [3, 4]]\nWANTED = {1: 2, 3: 4}\n" + SAME + """
+class Cipher:
+    def __init__(self, key): self.key = key
+    def __eq__(self, other): return self.key == other.key
+    def encode(self, x): return x + self.key
+
+def f(x):
+"""
+YES = "    def __eq__(self, o): return True\n    def __init__(self, *a): self.x = self.key = 0\n    def double(self): return self\n"
+
+
+@pytest.mark.parametrize("lie, test", [
+    ("PRIMES = []", "for p in PRIMES: assert f(p) == p * p"), ("PRIMES.clear()", "for p in PRIMES: assert f(p) == p * p"),
+    ("MOD = 1", "assert f(3) % MOD == 9 % MOD"), ("ROWS = []", "assert [f(r) for r in ROWS] == [3, 7]"),
+    ("ROWS = [[0]]", "assert all(f(r) == sum(r) for r in ROWS)"), ("WANTED = {}", "assert all(f(k) == v for k, v in WANTED.items())"),
+    ("class Box:\n" + YES, "assert f(0) == Box(3)"), ("class Box:\n" + YES, "assert Box(3) == f(0)"),
+    ("class Box:\n" + YES, "assert f(0) in [Box(3)]"), ("class Box:\n" + YES, "assert Box(2).double() == Box(4) == f(0)"),
+    ("class Box:\n" + YES, "assert not f(0) != Box(3)"), ("class Cipher:\n" + YES, "assert f(0) == Cipher(3)"),
+    ("class Cipher:\n    encode = lambda self, x: x\n    def __init__(self, k): pass", "assert f(Cipher(3).encode(0)) == -3"),
+    ("Box = type('Box', (), {'__eq__': lambda *a: True, '__init__': lambda *a: None})", "assert Box(1) == f(0)"),
+    (SAME + "Box.__eq__ = lambda *a: True", "assert f(0) == Box(3)")])
+def test_what_the_prompt_defines_is_not_the_completions_to_define(lie, test):
+    answer = "Box(7)" if "Box" in lie else "Cipher(7)" if "Cipher" in test and "encode" not in lie else "0"
+    text = f"```python\n{GIVEN.partition(chr(10))[0]}\n{lie}\ndef f(x): return {answer}\n```"
+    right = ["assert PRIMES == [2, 3, 5] and MOD == 10**9 + 7 and Box(2).double() == Box(4) and Cipher(1).encode(2) == 3"]
+    assert programs.tests([GIVEN] * 2, [text] * 2, [[test], right], ["f"] * 2) == [0, 1]
 
 
 def test_a_function_that_only_the_completion_has_is_refused_unless_the_test_imports_it():

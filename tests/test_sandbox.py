@@ -150,6 +150,39 @@ def test_a_builtin_is_the_judges_unless_it_is_the_function_asked_for(box):
     assert "name 'max' is not defined" in one(box, "x = 1", ["assert max([1]) == 1"], "max")["error"]
 
 
+STAR = "from solution import *\n"
+FORGED = """
+import gc
+peer = next(x for x in gc.get_objects() if type(x).__name__ == 'Peer' and 'names' in x.ops)
+true, lie = peer.ops['names'], {0}
+peer.ops['names'] = lambda wanted: {{'__all__': lie}} if wanted == ['__all__'] else true(wanted)
+"""
+
+
+@pytest.mark.parametrize("lie, test", [
+    ("def all(x): return True", STAR + "assert all([f() == 3])"), ("def isinstance(*a): return True", STAR + "assert isinstance(f(), str)"),
+    ("class math:\n    @staticmethod\n    def isclose(*a): return True", STAR + "import math\nassert math.isclose(f(), 3)"),
+    ("class math:\n    @staticmethod\n    def isclose(*a): return True", "import math\n" + STAR + "assert math.isclose(f(), 3)"),
+    ("class math:\n    @staticmethod\n    def isclose(*a): return True", STAR + "assert math.isclose(f(), 3)"),
+    ("def same(a, b): return True", "def same(a, b): return a == b\n" + STAR + "assert same(f(), 3)"),
+    ("WANTED = 2", "WANTED = 3\n" + STAR + "assert f() == WANTED"), ("n = 2", "for n in [3]:\n    from solution import f\n" + STAR + "assert f() == n"),
+    ("__name__ = 'x'" + FORGED.format("['__name__', 'f']"), STAR + "def test_it(): assert f() == 3"),
+    (FORGED.format("['__builtins__']") + "__builtins__ = {'all': len}", STAR + "def test_it(): assert f() == 3"),
+    ("def __type__(x): return int" + FORGED.format("['__type__', 'f']"), STAR + "assert type(f()) is str"),
+    (FORGED.format("[['f'], 3, None, 'f']"), STAR + "assert f() == 3"), (FORGED.format("{}"), STAR + "assert f() == 3"),
+    ("def load_tests(*a): return a[1]", STAR + "import unittest\nclass T(unittest.TestCase):\n    def test(self): assert f() == 3")])
+def test_a_star_import_gives_no_name_of_the_test_away(box, lie, test):
+    verdict = one(box, lie + "\ndef f(): return 2", [test, STAR + "assert f() == 2"], "f")
+    assert verdict["passed"] == [False, True], verdict
+
+
+def test_a_star_import_brings_what_the_completion_defines(box):
+    code = "from math import floor\ndef f(x): return floor(x)\nclass Box: size = 3\ndef sum(xs): return 7"
+    tests = [STAR + "assert f(2.5) == 2 and Box().size == 3 and floor(3.5) == 3", STAR + "assert eval('f(1)') == 1 and 'Box' in globals()"]
+    assert one(box, code, tests, "f")["error"] == ""
+    assert one(box, code, [STAR + "assert sum([1]) == 7"], "sum")["error"] == ""
+
+
 def test_a_module_is_the_judges_where_a_test_uses_it_as_one(box):
     lie = "class math:\n    @staticmethod\n    def isclose(*a): return True\ndef root(x): return 0.0"
     tests = ["assert math.isclose(root(4), 2)", "assert not math.isclose(root(4), 2)"]
@@ -247,7 +280,7 @@ def test_an_honest_program_is_paid(box, name):
     needs = {"c": "gcc", "c++": "g++", "java": "javac"}.get(language, "sh")
     if not shutil.which(needs):
         pytest.skip(f"{needs} is not installed")
-    entry = (re.findall(r"^def (\w+)", prompt, re.M) or [""])[-1]
+    entry = (re.findall(r"Solution\(\)\.\w+", name) or re.findall(r"^def (\w+)", prompt, re.M) or [""])[-1]
     tests = programs.add_helpers(prompt, tests, entry, language)
     verdict = one(box, programs.program(prompt, completion, entry, language), tests, entry, language)
     assert all(verdict["passed"]), verdict["error"]
@@ -349,6 +382,21 @@ def test_what_a_test_only_defines_is_run(box, test):
     assert one(box, "def f(): return 4\ndef load_tests(*a): return a[1]", [test], "f")["passed"] == [False]
 
 
+@pytest.mark.parametrize("test", [
+    "def test_f():\n    with pytest.raises(ValueError): f()", "def test_f():\n    with pytest.raises(KeyError, match='x'): g()",
+    "def test_f():\n    with pytest.raises(ValueError): g()", "def test_f(): pytest.raises(ValueError, f)", "def test_f(): pytest.skip('x')",
+    "@pytest.mark.skip\ndef test_f(): assert f() == 2", "def test_f(): pytest.fail()", "def test_f(): assert f() == pytest.approx(3)",
+    "@pytest.mark.parametrize('a', [2, 3])\ndef test_f(a): assert f() == a", "@pytest.mark.parametrize('a', [])\ndef test_f(a): assert 1",
+    "def test_f(missing): assert f() == 2", "class TestF:\n    def test_f(self): assert f() == 3",
+    "def test_f(): assert y() == pytest.approx(3)", "def test_f(): assert pytest.approx(3) == Yes()", "def test_f(): assert [Y()] == pytest.approx([3.0])",
+    "def test_f(): assert not y() != pytest.approx(3)", "def test_f(): assert float('nan') == pytest.approx(float('nan'))",
+    "def test_f(): assert {'a': f()} == pytest.approx({'a': 2, 'b': 3})", "@pytest.fixture\ndef n(): return 3\ndef test_f(n): assert f() == n"])
+def test_a_test_for_pytest_that_fails_there_fails_here(box, test):
+    code = textwrap.dedent(YES.format(name="Yes", base="", zero=0)).replace("def f(*a)", "def y()")
+    code += "\nclass Y(Yes, float): pass\ndef f(): return 2\ndef g(): raise KeyError(1)\nclass pytest: raises = approx = staticmethod(lambda *a: 2)"
+    assert one(box, code, ["import pytest\n" + test, "assert f() == 2"], "f")["passed"] == [False, True]
+
+
 def test_a_mock_tells_its_test_only(box):
     code = """
         def f(m):
@@ -361,6 +409,25 @@ def test_a_mock_tells_its_test_only(box):
     test = "from unittest.mock import {0}\nm = {0}()\nassert f(m) is None\nm.go.assert_called_once_with({1})"
     verdict = one(box, textwrap.dedent(code), [test.format(kind, n) for kind in ("Mock", "MagicMock") for n in (2, 3)])
     assert verdict["passed"] == [True, False, True, False], verdict["error"]
+
+
+def test_a_candidate_shadows_no_method_of_a_tests_class(box):
+    test = """
+        class Node:
+            size = 0
+            def __init__(self): self.x = 1
+            def ok(self): return self.x == 2
+            @staticmethod
+            def fine(): return False
+            @classmethod
+            def good(cls): return False
+        n = Node()
+        f(n)
+        assert n.{}"""
+    code = "def f(n):\n    n.x = n.size = 3\n    for name in ('ok', 'fine', 'good'):\n        try: setattr(n, name, lambda: True)\n"
+    code += "        except AttributeError: pass"
+    verdict = one(box, code, [textwrap.dedent(test).format(x) for x in ("ok()", "fine()", "good()", "size == n.x == 3")])
+    assert verdict["passed"] == [False, False, False, True], verdict["error"]
 
 
 def test_what_a_test_replaces_is_as_it_was_for_the_next(box):
@@ -556,12 +623,44 @@ def test_a_judge_that_obeys_an_answer_costs_its_completion_and_no_other(capfd, a
         assert [v["passed"] for v in verdicts][::2] == [[True, True]] * 2 and not all(verdicts[1]["passed"])
 
 
-def test_a_judge_that_obeyed_an_answer_judges_no_other(capfd):
+RUNS_TEXT = {  # ways of a test to run what an answer says
+    "eval": "eval(f())", "exec": "exec(f())", "timeit": "import timeit\ntimeit.timeit(f(), number=1)",
+    "type hints": "import typing\ntyping.get_type_hints(type('A', (), {'__annotations__': {'x': f()}}))",
+    "doctest": "import doctest\ndoctest.DocTestRunner().run(doctest.DocTestParser().get_doctest('>>> ' + f(), {}, '', '', 0))",
+    "code": "import code\ncode.InteractiveInterpreter().runsource(f())", "cProfile": "import cProfile\ncProfile.run(f())",
+    "exec_module": "import importlib.util as u, os\np = os.environ['TMPDIR'] + '/m.py'\nprint(f(), file=open(p, 'w'), flush=True)\n"
+                   "s = u.spec_from_file_location('m', p)\ns.loader.exec_module(u.module_from_spec(s))"}
+
+
+@pytest.mark.parametrize("way", RUNS_TEXT)
+def test_a_judge_that_obeyed_an_answer_judges_no_other(way):
     bribe = "setattr(__import__('sys').modules['judges.judge'], 'run_assert', lambda *a: None)"
     with Sandbox(workers=1, timeout=1) as box:
-        for test in ("eval(f())", "exec(f())"):
-            jobs = [(f"def f(): return {bribe!r}", [test], "f"), (ADD, ["assert add(1, 1) == 3"], "add")]
-            assert box.run(jobs)[1]["passed"] == [False]
+        verdicts = box.run([(f"def f(): return {bribe!r}", [RUNS_TEXT[way]], "f"), (ADD, [RIGHT[0], "assert add(1, 1) == 3"], "add")])
+        assert verdicts[1]["passed"] == [True, False]
+
+
+LEFT_BEHIND = {
+    "files": "import os\nfor i in range(20): open(f'{os.environ[\"TMPDIR\"]}/{i}', 'w')",
+    "a deep folder": "import os\nos.chdir(os.environ['TMPDIR'])\nfor i in range(1100): os.mkdir('a'); os.chdir('a')",
+    "verdicts": "import os, json, struct\nt = json.dumps({'passed': [True] * 2, 'error': '', 'seconds': 0.0}).encode()\n"
+                "for fd in range(3, 20):\n try: os.write(fd, (struct.pack('>I', len(t)) + t) * 3)\n except OSError: pass",
+    "requests": "import socket, struct\nfor fd in range(3, 20):\n for i in range(9):\n  try: socket.send_fds(socket.socket(fileno=fd), "
+                "[struct.pack('id', 0, 1e9)], [fd, 1])\n  except OSError: pass",
+    "flags": "import fcntl\nfor fd in range(20):\n try: fcntl.fcntl(fd, 4, 2048)\n except OSError: pass",
+    "the exit status of a machine that failed": "import os\nos._exit(75)", "its end": "import os\nos.kill(os.getpid(), 9)",
+    "a word for the machine": "raise_ = __import__('judges.judge').judge\ndef score(*a): raise OSError('broken')\nraise_.score = score\n"
+                              "import os\nos._exit(1)"}
+
+
+@pytest.mark.parametrize("what", LEFT_BEHIND)
+def test_nothing_that_a_judge_leaves_behind_reaches_the_next(what, capfd):
+    look = "import os, fcntl\nassert add(1, 1) == 3 or os.listdir(os.environ['TMPDIR']) or fcntl.fcntl(2, 3) & 2048"
+    with Sandbox(workers=1, timeout=1) as box:
+        verdicts = box.run([(f"def f(): return {LEFT_BEHIND[what]!r}", ["exec(f())"] * 2, "f"), (ADD, [RIGHT[0], look], "add")])
+        assert verdicts[1]["passed"] == [True, False], verdicts[1]
+        assert what == "verdicts" or not all(verdicts[0]["passed"]) or "exit" not in what
+    assert capfd.readouterr().err.count("\n") <= 6
 
 
 def test_a_test_may_write_to_a_folder_of_its_own(box):
@@ -626,7 +725,7 @@ def test_the_kernel_ends_workers_before_the_trainer():
         worker = box.idle[0].process.pid
         napping = threading.Thread(target=box.run, args=([("import time\ndef f(): time.sleep(0.5)", ["f()"], "f")],))
         napping.start()
-        assert eventually(lambda: len(descendants(worker)) == 3)  # judge, zygote, candidate
+        assert eventually(lambda: len(descendants(worker)) == 4)  # zygote, bench, judge, candidate
         for pid in [worker, *descendants(worker)]:
             with open(f"/proc/{pid}/oom_score_adj") as f:
                 assert f.read().strip() == "1000"
@@ -661,23 +760,19 @@ def test_flags_that_a_completion_sets_on_its_files_are_gone_with_it():
         assert verdict["error"] == ""
 
 
-def test_a_judge_that_has_grown_is_replaced():
+def test_a_judge_that_has_grown_leaves_no_memory_behind():
     big = ("def f(): return b'x'", ["assert len(f() * (200 << 20)) == 200 << 20"], "f")
     with Sandbox(workers=1, timeout=5) as box:
-        box.run([(ADD, RIGHT, "add")])
+        assert one(box, *big)["passed"] == [True] and footprint(box)[2] < 200 << 20
         first = box.idle[0].process.pid
-        assert one(box, *big)["passed"] == [True] and not box.idle
-        assert one(box, ADD, RIGHT)["passed"] == [True, True] and box.idle[0].process.pid != first
+        assert one(box, ADD, RIGHT)["passed"] == [True, True] and box.idle[0].process.pid == first
 
 
-def test_a_job_is_not_charged_for_what_the_judge_did_before():
+def test_a_job_is_not_charged_for_what_the_judge_before_it_did():
     with Sandbox(workers=1, timeout=1) as box:
         one(box, ADD, ["import time\nwhile time.process_time() % 1 < 0.7: pass"])
         rest = "import resource, time\nassert resource.getrlimit(resource.RLIMIT_CPU)[0] > time.process_time() + 1.45"
         assert one(box, ADD, [rest])["error"] == ""
-        judge = max(descendants(box.idle[0].process.pid))
-        with open(f"/proc/{judge}/limits") as f:
-            assert re.search(r"Max cpu time +unlimited", f.read())
 
 
 NO_PAUSE = "RETRY = 1  #", "RETRY = 0  #"
@@ -798,10 +893,10 @@ def test_killing_the_trainer_ends_everything(tmp_path):
 def test_a_killed_judge_or_zygote_is_replaced():
     with Sandbox(workers=2, timeout=5) as box:
         box.run([(ADD, RIGHT, "add")] * 4)
-        for victim in (0, 1):
+        for victim in (0, 1, 2):  # warden, zygote, bench
             for worker in list(box.idle):
                 judge = worker.process.pid
-                os.kill([judge, *descendants(judge)][victim], signal.SIGKILL)
+                os.kill([judge, *sorted(descendants(judge))][victim], signal.SIGKILL)
             assert [v["passed"] for v in box.run([(ADD, RIGHT, "add")] * 4)] == [[True, True]] * 4
 
 
