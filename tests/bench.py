@@ -450,6 +450,12 @@ def ladder(options):
     comparison.ladder(options, table)
 
 
+def arms(options):
+    """what leaving out the worse completions changes: the sign of advantages, the number scored, or the iterations"""
+    machine("jax", "numpy")
+    comparison.arms(options, table)
+
+
 # ---- truth -----------------------------------------------------------------------------------------------------------
 
 def truth(options):
@@ -986,13 +992,14 @@ def gpu(options):
 
 
 COMMANDS = {"train": train, "sample": sample, "rewards": rewards, "order": order, "compare": compare, "ladder": ladder,
-            "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo,
-            "drafts": drafts, "gpu": gpu}  # fmt: skip
+            "arms": arms, "truth": truth, "frontier": frontier, "growth": growth, "grpo": grpo, "drafts": drafts,
+            "gpu": gpu}  # fmt: skip
 # What each of them takes from the command line, beside --toy.
 FLAGS = {
     "train": "rounds quick", "sample": "rounds quick", "rewards": "quick", "order": "run quick",
     "compare": "tasks picture seeds bases methods minutes show record fresh signs out flags",
-    "ladder": "tasks seeds minutes show record fresh out flags", "truth": "picture quick",
+    "ladder": "tasks seeds minutes show record fresh out flags",
+    "arms": "tasks seeds minutes show record fresh out flags", "truth": "picture quick",
     "frontier": "tasks runs picture quick", "growth": "rounds picture quick", "grpo": "rounds quick",
     "drafts": "run recipe rounds quick", "gpu": "tasks plan json",
 }  # fmt: skip
@@ -1016,24 +1023,24 @@ def main():
                         "drafts: one that starts from that of --recipe, instead of that")
     parser.add_argument("--recipe", default="countdown_joint_base", help="for drafts: a model of both kinds in config/")
     parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")
-    parser.add_argument("--tasks", help="for compare: some of sudoku,countdown,arith; for ladder: of the first two; "
-                        f"for frontier: {', '.join(TRIED)}; for gpu: some of its parts")
+    parser.add_argument("--tasks", help="for compare: some of sudoku,countdown,arith; for ladder and arms: of the "
+                        f"first two; for frontier: {', '.join(TRIED)}; for gpu: some of its parts")
     parser.add_argument("--runs", help="for frontier: folders of runs, separated by commas, to compare with the base")
     parser.add_argument("--picture", help="for compare, frontier, growth, truth: where to draw it, as in assets/x.png")
-    parser.add_argument("--seeds", type=int, help="for compare (10) and ladder (3): runs of each")
+    parser.add_argument("--seeds", type=int, help="for compare (10), ladder and arms (3): runs of each")
     parser.add_argument("--bases", help="for compare: percent of samples that are right at the start, as in 10,30,60")
     parser.add_argument("--methods", help="for compare: some of its estimators, with commas")
-    parser.add_argument("--minutes", type=float, help="for compare and ladder: start no run after that")
-    parser.add_argument("--show", action="store_true", help="for compare and ladder: only what is there")
+    parser.add_argument("--minutes", type=float, help="for compare, ladder and arms: start no run after that")
+    parser.add_argument("--show", action="store_true", help="for compare, ladder and arms: only what is there")
     parser.add_argument("--record", action="store_true",
-                        help="for compare and ladder: keep the results in tests/compare.jsonl")  # fmt: skip
+                        help="for compare, ladder and arms: keep the results in tests/compare.jsonl")  # fmt: skip
     parser.add_argument("--fresh", action="store_true",
-                        help="for compare and ladder: leave out the results that are kept there")  # fmt: skip
+                        help="for compare, ladder and arms: leave out the results that are kept there")  # fmt: skip
     parser.add_argument("--signs", default="positive", choices=("positive", "both"),
                         help="for compare: of the advantages")  # fmt: skip
     parser.add_argument("--out", default="out/compare",
-                        help="for compare and ladder: where runs are, and are found again")  # fmt: skip
-    parser.add_argument("--flags", default="", help="for compare and ladder: more for train.py, in quotes")
+                        help="for compare, ladder and arms: where runs are, and are found again")  # fmt: skip
+    parser.add_argument("--flags", default="", help="for compare, ladder and arms: more for train.py, in quotes")
     parser.add_argument("--quick", action="store_true", help="two or three rows, in two minutes: those that matter")
     parser.add_argument("--plan", help="for gpu: only compile its largest parts, for a device such as 1xH100")
     parser.add_argument("--json", default="out/gpu.json", help="for gpu: where its figures are written")

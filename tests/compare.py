@@ -1,7 +1,7 @@
 """
-Which method learns most from the same number of forward passes?  python tests/bench.py compare, or ladder
+Which method learns most from the same number of forward passes?  python tests/bench.py compare, ladder or arms
 
-Both commands start runs of train.py, one on each core, and skip those that are finished already. So they can be stopped
+All three start runs of train.py, one on each core, and skip those that are finished already. So they can be stopped
 at any time and go on where they were, and --show prints what there is without starting anything. The results of the
 runs behind docs/estimators.md are in tests/compare.jsonl and count as finished, as long as their command is the same;
 --record adds yours, --fresh leaves them out.
@@ -9,7 +9,7 @@ runs behind docs/estimators.md are in tests/compare.jsonl and count as finished,
 `compare` has eight estimators (`exact` needs an autoregressive model) on three tasks, from bases of
 three strengths, with many seeds, and summarizes them as rliable does (2108.13264): the interquartile mean, and its 95%
 interval over seeds drawn again and again within each task and base. `ladder` begins with a paper's settings and takes
-over ours one after the other.
+over ours one after the other. `arms` takes the rung apart on which negative advantages go.
 """
 
 import hashlib
@@ -396,6 +396,12 @@ RUNGS = {
     "our optimizer": "learning_rate lr_schedule lr_end warmup_iters beta1 beta2 weight_decay grad_clip ema_decay",
 }
 TRIED_RATES = 3e-5, 1e-4, 3e-4  # with the settings as published; the best one stays until the last rung
+# For `arms`: the best rates of the papers. From the rung "our advantages" on, they are all that tells papers apart, but
+# for details of the optimizer.
+ARM_RATES = {
+    "sudoku": {"d1": 3e-5, "DiffuCoder": 1e-4, "ESPO": 3e-4},
+    "countdown": {"d1": 1e-4, "DiffuCoder": 3e-4},
+}
 LADDER_TASKS = {"sudoku": "--learning_rate=3e-4", "countdown": ""}  # what is ours there, for a model of that size
 
 
@@ -424,6 +430,57 @@ def ladder_job(task, paper, rung, rate, seed, options):
     )  # fmt: skip
     name = rung.replace(",", "").replace(" ", "_")
     return Job(f"{options.out}/ladder-{task}-{paper}-{name}-{rate}-{seed}", command)
+
+
+# The rung "only what beats its group" changes three things at once: the sign of the advantages that learn, how many
+# completions are scored, and with it how many iterations the budget pays for. Each arm changes one of them alone. Name:
+# are negative advantages kept, are all completions scored, and which rung has as many iterations.
+ARMS = {
+    "both signs, all scored, few": (True, True, "our advantages"),
+    "both signs, all scored, many": (True, True, "only what beats its group"),
+    "both signs, the largest scored, many": (True, False, "only what beats its group"),
+    "only better, few": (False, False, "our advantages"),
+    "only better, many": (False, False, "only what beats its group"),
+}
+
+
+def arm_job(task, paper, arm, rate, seed, options):
+    """Make the job of one arm: the settings of the rung "only what beats its group", with what ARMS changes."""
+    negative, everything, rung = ARMS[arm]
+    job = ladder_job(task, paper, "only what beats its group", rate, seed, options)
+    n = flag_of(ladder_job(task, paper, rung, rate, seed, options), "max_iters")
+    flags = f"--max_iters={n} --eval_interval={n}" + " --adv_negative=1.0" * negative
+    command = merged(*job.command.split(maxsplit=1), flags + " --keep_completions=None" * everything)
+    return Job(f"{options.out}/arm-{task}-{paper}-{arm.replace(',', '').replace(' ', '_')}-{rate}-{seed}", command)
+
+
+def flag_of(job, name):
+    """Read the value of a flag from the command of a job."""
+    return job.command.split(f"--{name}=")[1].split()[0]
+
+
+def arms(options, table):
+    """the sign of the advantages that learn, the number of completions scored, and the iterations, one at a time"""
+    tasks, seeds, jobs = chosen(options.tasks, LADDER_TASKS, "tasks"), range(options.seeds or 3), {}
+    for seed in seeds:
+        for task in tasks:
+            for paper, rate in ARM_RATES[task].items():
+                for arm in ARMS:
+                    jobs[task, rate, arm, seed] = arm_job(task, paper, arm, rate, seed, options)
+    run_all([base_job(task, 30, options) for task in tasks], options)
+    run_all(list(jobs.values()), options)
+    results = results_of(jobs, options)
+    print(f"{len(results)} of {len(jobs)} runs are there; the same command goes on")
+    for task, rate in dict.fromkeys(key[:2] for key in results):
+        before = next(r.before for key, r in results.items() if key[:2] == (task, rate))
+        print(f"\n{task} at a rate of {rate:g}; before: {before[0]:.1f}% greedy, {before[1]:.1f}% sampled\n")
+        rows = []
+        for arm in ARMS:
+            gains = np.array([r.after - r.before for key, r in results.items() if key[:3] == (task, rate, arm)])
+            if len(gains):
+                n, each = flag_of(jobs[task, rate, arm, 0], "max_iters"), [f"{gain:+.1f}" for gain in gains[:, 1]]
+                rows.append([arm, n, *(f"{gain:+.1f}" for gain in gains.mean(0)), ", ".join(each)])
+        table(["arm", "iterations", "greedy", "sampled", "sampled, each seed"], ARMS, rows)
 
 
 def ladder(options, table):

@@ -53,7 +53,7 @@ def here(monkeypatch, capsys):
 def test_without_a_command_it_says_what_there_is(here):
     out, _ = here()
     names = re.findall(r"^python tests/bench.py (\w+) +\w", out, re.M)
-    assert names == ["train", "sample", "rewards", "order", "compare", "ladder", "truth", "frontier",
+    assert names == ["train", "sample", "rewards", "order", "compare", "ladder", "arms", "truth", "frontier",
                      "growth", "grpo", "drafts", "gpu"]  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def test_the_flags_of_a_command_are_those_that_its_functions_read(command):
     kept = compare.run_all, compare.recorded, compare.results_of
     places = {"compare": [compare.compare, compare.compare_jobs, compare.base_job, *kept],
               "ladder": [compare.ladder, compare.ladder_job, compare.base_job, *kept],
+              "arms": [compare.arms, compare.arm_job, compare.ladder_job, compare.base_job, *kept],
               "gpu": [gpu.main, gpu.run_part, gpu.print_table], "frontier": [bench.frontier, bench.curves],
               "train": [bench.train, bench.matmul_rate], "drafts": [bench.drafts, bench.drafted]}  # fmt: skip
     source = "".join(map(inspect.getsource, places.get(command, [bench.COMMANDS[command]])))
