@@ -3,22 +3,24 @@
     trainer --starts--> warden
        |                   |
        |                   +-- zygote --forks--> candidate
-       |                   |                         |
-       +------jobs-----> judge <---calls, answers----+
+       |                   |                         | calls, answers
+       +---job, verdict--- +-- bench --forks----> judge
 
     warden (warden.py) starts, watches and ends the processes of one worker, and reads neither code nor test
-    judge (judge.py, asserts.py) has the tests and runs them, and never runs the code
+    bench (judge.py) is forked for each completion: it has parsed the tests, and runs nothing
+    judge (judge.py, asserts.py) has the tests of one completion and runs them, and never runs the code
     zygote (zygote.py) is forked for each completion, and never had a test in its memory
     candidate (candidate.py) runs the code of one completion
 
 A job, code and tests, goes from the trainer to the judge. The judge has the zygote fork a candidate and speaks to it
 over a socket of its own. Five files say what may cross there: channel.py (messages), values.py (plain data), stubs.py
 and operations.py (everything else), peer.py (the conversation). The walls around each process are in walls.py, programs
-of other languages in languages.py.
+of other languages in languages.py, what tests use of pytest in small_pytest.py.
 
 Who trusts whom. Nobody believes a candidate: the judge takes plain data from it, and no word of its objects about how
 they compare with plain data. A test may evaluate an answer, and so hand its judge over: the trainer then believes the
-judge's verdict on that completion, which is the completion's own loss or gain, and nothing else.
+judge's verdict on that completion, which is the completion's own loss or gain, and nothing else. The judge, its lines
+to the other processes and its files are gone before the next completion comes.
 
 Scoring: tests run in the judge. There the candidate's functions are stubs that send arguments out and get plain data
 back, so a forged answer is worth what a wrong answer is. The candidate shares no memory with a test.
