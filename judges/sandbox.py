@@ -4,7 +4,7 @@
        |                   |
        |                   +-- zygote --forks--> candidate
        |                   |                         | calls, answers
-       +---job, verdict--- +-- bench --forks----> judge
+       +------job, verdict--- bench --forks--> judge
 
     warden (warden.py) starts, watches and ends the processes of one worker, and reads neither code nor test
     bench (judge.py) is forked for each completion: it has parsed the tests, and runs nothing
