@@ -117,10 +117,12 @@ def lines_of(node):
 
 
 def safe_lines(tree, stored):
-    """Find the lines on which only the test itself can raise: they say `raise`, or name nothing but builtins.
+    """Find the lines in a `with` on which only the test itself can raise, whatever the candidate answers: they say
+    `raise`, or name nothing but builtins, and no `if`, loop or `try` in the `with` decides whether they run.
 
     stored: the names that the test assigns, and `entry`; a builtin of such a name is none."""
     good, bad, nodes = set(), set(), list(ast.walk(tree))
+    always_run = {n for outer in nodes if isinstance(outer, (ast.With, ast.AsyncWith)) for n in outer.body}
 
     def harmless(n):
         if isinstance(n, ast.Name):
@@ -130,7 +132,7 @@ def safe_lines(tree, stored):
     for n in nodes:
         if isinstance(n, ast.stmt) and not hasattr(n, "body") and not isinstance(n, ast.Match):
             safe = isinstance(n, ast.Raise) or all(map(harmless, ast.walk(n)))
-            (good if safe else bad).update(lines_of(n))
+            (good if safe and n in always_run else bad).update(lines_of(n))
         elif isinstance(n, (ast.stmt, ast.ExceptHandler)) and not isinstance(n, ast.With):
             head = range(n.lineno, max(n.lineno + 1, n.body[0].lineno)) if hasattr(n, "body") else lines_of(n)
             bad.update(head)

@@ -48,7 +48,6 @@ from judges.walls import (
 from judges.zygote import PRELOADED, WORD
 
 JUDGE_MEMORY = 1 << 30  # a test works on what the candidate answered: "x" * answer must not eat the machine
-WALL = 20  # seconds of wall-clock time per second of CPU: with six workers on a busy core each gets a tenth of it
 GRACE = 10  # seconds until a process that does not react is given up
 
 
@@ -83,7 +82,7 @@ class Job:
         self.set_deadline(limits.timeout)
 
     def set_deadline(self, seconds):
-        self.deadline = time.monotonic() + WALL * seconds
+        self.deadline = time.monotonic() + self.limits.wall * seconds
 
     def left(self):
         """Return the CPU seconds that the completion may still take; raise Dead if there are none."""

@@ -159,7 +159,7 @@ def add_helpers(prompt: str, tests: list | None, entry: str, language: str = "py
         return tests
     for node in getattr(parse(before)[1], "body", []):
         given.update(dict.fromkeys(names_bound_by(node), node))
-    return [with_helpers(test, given, entry) if isinstance(test, str) else test for test in tests]
+    return [with_helpers(test, given, entry, bool(begun)) if isinstance(test, str) else test for test in tests]
 
 
 def names_bound_by(node):
@@ -196,8 +196,10 @@ def defined_names(tree):
     }
 
 
-def with_helpers(test, given, entry):
-    """Put before a test the definitions of the prompt, given {name: node}, that it needs, and those that they need."""
+def with_helpers(test, given, entry, begun):
+    """Put before a test the definitions of the prompt, given {name: node}, that it needs, and those that they need.
+
+    begun: the prompt begins `entry`, so other functions are not the completion's to bring"""
     tree = parse(test)[1]
     if not tree:
         return test
@@ -212,7 +214,7 @@ def with_helpers(test, given, entry):
         for name in called - own - given.keys()
         if not hasattr(builtins, name) and not name[:1].isupper()
     }
-    if "*" in own | given.keys():  # from math import *: nobody knows what it brings
+    if not begun or "*" in own | given.keys():  # from math import *: nobody knows what it brings
         unknown, chosen = set(), [given["*"]] if "*" in given else []
     results = {name for name, node in given.items() if holds_results(node, tree, entry)}
     missing = read_names(tree) - own - results

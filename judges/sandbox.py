@@ -3,22 +3,24 @@
     trainer --starts--> warden
        |                   |
        |                   +-- zygote --forks--> candidate
-       |                   |                         |
-       +------jobs-----> judge <---calls, answers----+
+       |                   |                         | calls, answers
+       +------job, verdict--- bench --forks--> judge
 
     warden (warden.py) starts, watches and ends the processes of one worker, and reads neither code nor test
-    judge (judge.py, asserts.py) has the tests and runs them, and never runs the code
+    bench (judge.py) is forked for each completion: it has parsed the tests, and runs nothing
+    judge (judge.py, asserts.py) has the tests of one completion and runs them, and never runs the code
     zygote (zygote.py) is forked for each completion, and never had a test in its memory
     candidate (candidate.py) runs the code of one completion
 
 A job, code and tests, goes from the trainer to the judge. The judge has the zygote fork a candidate and speaks to it
 over a socket of its own. Five files say what may cross there: channel.py (messages), values.py (plain data), stubs.py
 and operations.py (everything else), peer.py (the conversation). The walls around each process are in walls.py, programs
-of other languages in languages.py.
+of other languages in languages.py, what tests use of pytest in small_pytest.py.
 
 Who trusts whom. Nobody believes a candidate: the judge takes plain data from it, and no word of its objects about how
 they compare with plain data. A test may evaluate an answer, and so hand its judge over: the trainer then believes the
-judge's verdict on that completion, which is the completion's own loss or gain, and nothing else.
+judge's verdict on that completion, which is the completion's own loss or gain, and nothing else. The judge, its lines
+to the other processes and its files are gone before the next completion comes.
 
 Scoring: tests run in the judge. There the candidate's functions are stubs that send arguments out and get plain data
 back, so a forged answer is worth what a wrong answer is. The candidate shares no memory with a test.
@@ -48,13 +50,16 @@ if __name__ == "__main__":  # as a script: imports come from the project's folde
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 from judges.channel import MESSAGE, Channel, Dead
-from judges.judge import GRACE, JUDGE_MEMORY, WALL
+from judges.judge import GRACE, JUDGE_MEMORY
 from judges.languages import COMPILE_SECONDS, COMPILER_MEMORY, LANGUAGES, SYNTAX, command_for
 from judges.values import one_line
 from judges.walls import LIBRARIES, MACHINE, Limits, empty, without_packages
 
 # subprocess, tempfile and concurrent.futures are imported where they are used: see walls.py.
 HERE = os.path.dirname(os.path.abspath(__file__))
+PER_CORE = 6  # workers, at most MOST in all
+MOST = 64
+WALL = 20  # seconds of wall-clock time per second of CPU: with six workers on a busy core each gets a tenth of it
 RETRY = 1  # seconds until a batch on which the machine failed is tried again
 
 # ---- ways out, tried before use --------------------------------------------------------------------------------------
@@ -95,10 +100,10 @@ class Broken(RuntimeError):
 
 
 class JudgeDied(Exception):
-    """A judge died over a job, with this exit status."""
+    """A judge died over a job: with this exit status, or with these words about the machine."""
 
-    def __init__(self, status):
-        super().__init__(status)
+    def __init__(self, status, words=""):
+        super().__init__(words or f"exit status {status}")
         self.status = status
 
 
@@ -142,7 +147,7 @@ class Worker:
     def ask(self, job):
         """Have a new judge score a job -> the verdict. Raises JudgeDied."""
         _, tests, _, language = job
-        patience = WALL * (self.limits.timeout + (language != "python") * COMPILE_SECONDS) + GRACE
+        patience = self.limits.wall * (self.limits.timeout + (language != "python") * COMPILE_SECONDS) + GRACE
         ours, theirs = socket.socketpair()
         channel, verdict = Channel(ours, MESSAGE, time.monotonic() + patience), None
         with ours:
@@ -159,8 +164,7 @@ class Worker:
         if channel.dead == "out of time" or status == -signal.SIGXCPU:
             return verdict_on(tests, None, "out of time: a test works on too large an answer", self.limits.timeout)
         if type(verdict) is str:
-            print(f"the sandbox: {verdict}", file=sys.stderr)
-            raise JudgeDied(MACHINE)
+            raise JudgeDied(MACHINE, verdict)
         if not verdict:
             raise JudgeDied(status)
         return verdict
@@ -214,13 +218,38 @@ def packages():
     return sorted({os.path.realpath(place) for place in [*own, os.path.dirname(HERE)] if os.path.isdir(place)})
 
 
+def usable_cores():
+    """Count the cores that this process may use: by its affinity, and by the quota of its control groups."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    folders = ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"]
+    with contextlib.suppress(OSError, StopIteration), open("/proc/self/cgroup") as f:
+        path = next(line for line in f if line.startswith("0::")).strip()[3:]
+        folders += ["/sys/fs/cgroup" + path[:i] for i in range(1, len(path) + 1) if path[i : i + 1] in ("", "/")]
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = quota_of(folder)
+            cores = min(cores, -(-quota // period)) if quota > 0 else cores
+    return max(1, cores)
+
+
+def quota_of(folder):
+    """Read how many microseconds of CPU a control group may use in how many; ValueError without a quota."""
+    names = ["cpu.max"] if os.path.exists(folder + "/cpu.max") else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+    words = []
+    for name in names:
+        with open(f"{folder}/{name}") as f:
+            words += f.read().split()
+    quota, period = map(int, words)
+    return quota, period
+
+
 # ---- the trainer's side ----------------------------------------------------------------------------------------------
 class Sandbox:
     """Workers that are started when they are needed and that close() ends.
 
     timeout: CPU seconds per completion; memory: bytes; unsafe: names in HOLDS that need not be contained. workers None:
-    six per core, at most 64. A completion that sleeps, or one whose loop shares its core, holds its worker for the
-    whole timeout and longer, and the others should not wait."""
+    six per core that this process may use, at most 64. A completion that sleeps, or one whose loop shares its core,
+    holds its worker for the whole timeout and longer, and the others should not wait."""
 
     def __init__(
         self, workers: int | None = None, timeout: float = 3.0, memory: int = 512 << 20, unsafe: Iterable[str] = ()
@@ -229,9 +258,11 @@ class Sandbox:
 
         if wrong := set(unsafe) - set(HOLDS):
             raise ValueError(f"sandbox_unsafe: {', '.join(sorted(wrong))} is not among {', '.join(HOLDS)}")
-        self.workers = workers or min(64, 6 * (os.cpu_count() or 1))
+        cores = usable_cores()
+        self.workers = workers or min(MOST, PER_CORE * cores)
+        wall = WALL * max(1.0, self.workers / (PER_CORE * cores))
         closed = packages()
-        self.limits = Limits(timeout, memory, list(unsafe), without_packages(LIBRARIES, closed), closed)
+        self.limits = Limits(timeout, memory, list(unsafe), without_packages(LIBRARIES, closed), closed, wall)
         self.idle: deque[Worker] = deque()
         self.pool = ThreadPoolExecutor(self.workers)
 
@@ -287,7 +318,8 @@ class Sandbox:
             worker = self.idle_worker() or self.spawn()
             try:
                 out = [x for x in worker.probe() if x not in self.limits.unsafe]
-            except JudgeDied:
+            except JudgeDied as e:
+                print(f"the sandbox: {e}", file=sys.stderr)
                 worker.end()
                 continue
             if not out:
@@ -320,25 +352,24 @@ class Sandbox:
 
         Broken is raised if the machine was the reason for the last one. A judge may say so because it obeys an answer,
         so where that can be, the machine is probed once more, and after six such deaths it was the completion."""
-        tests, deaths, status = job[1], 0, 0
+        tests, deaths, death = job[1], 0, JudgeDied(0)
         if not tests:
             return verdict_on(tests, None, "no tests", 0.0)
         may_obey = any(type(test) is str for test in tests)
-        while deaths < 3 or deaths < 6 and status == MACHINE:
+        while deaths < 3 or deaths < 6 and death.status == MACHINE:
             if deaths == 3:
                 if not may_obey:
-                    raise Broken("the sandbox failed three times in a row: see the errors above")
+                    raise Broken(f"the sandbox failed three times in a row: {death}")
                 self.end_idle()
             worker = self.idle_worker() or self.ready()
             try:
                 return worker.ask(job)
             except JudgeDied as e:
-                deaths, status = deaths + 1, e.status
+                deaths, death = deaths + 1, e
             finally:
                 if worker.process.returncode is None:
                     self.idle.append(worker)
-        error = f"its tests kill the judge, exit status {status}"
-        return verdict_on(tests, None, error, self.limits.timeout)
+        return verdict_on(tests, None, f"its tests kill the judge: {death}", self.limits.timeout)
 
 
 def known_test(test, language):

@@ -2369,7 +2369,8 @@ def mirror(p, q):
 ----
 q = Point(5)
 assert mirror(Point(1, 2), q) == Point(2, 1) and Point(2, 1) == mirror(Point(1, 2), Point(0))
-assert q.x == 9 and q._seen == 1 and isinstance(mirror(Point(1), Point(1)), Point) and mirror(Point(1, 2), Point(3)).x == 2
+assert q.x == 9 and q._seen == 1 and isinstance(mirror(Point(1), Point(1)), Point)
+assert mirror(Point(1, 2), Point(3)).x == 2
 assert [mirror(Point(1, 2), Point(3))] == [Point(2, 1)] != [Point(2, 2)]
 ====
 # a class of the prompt with __eq__
@@ -2383,7 +2384,7 @@ def add(a, b):
 ----
     return Money(a.cents + b.cents)
 ----
-assert add(Money(1), Money(2)) == Money(3) and Money(3) == add(Money(1), Money(2)) and repr(add(Money(1), Money(2))) == "Money(3)"
+assert add(Money(1), Money(2)) == Money(3) == add(Money(2), Money(1)) and repr(add(Money(1), Money(2))) == "Money(3)"
 assert add(Money(1), Money(2)) != Money(4) and Money(3) in [add(Money(1), Money(2))]
 ====
 # a list node of the prompt

@@ -268,6 +268,12 @@ def test_a_function_that_only_the_completion_has_is_refused_unless_the_test_impo
     assert programs.tests(["Write f and same."], [says_yes], [[test]], ["f"]) == [1.0]      # both are asked for
 
 
+def test_a_prompt_of_definitions_comes_along_and_lets_the_completion_bring_more():
+    text = "```\ndef f(x): return twice(x) + SHIFT\ndef g(x): return f(x)\n```"
+    prompt, test = "SHIFT: int = 1\ndef twice(x): return 2 * x\n", "assert g(2) == 5 == f(twice(1))"
+    assert programs.tests([prompt], [text], [[test]], ["f"]) == [1.0]
+
+
 def test_a_star_brings_what_a_test_calls():
     for prompt, test in ("from math import *\ndef f(x):\n", "assert f(sqrt(4)) == 2"), (
             "def f(x):\n", "from math import *\nassert f(floor(2.5)) == 2"):
