@@ -531,7 +531,7 @@ def read_ends(folder, named):
     named: the eos_token_id of config.json, one or a list; those of generation_config.json follow"""
     more = bpe.read_json(Path(folder, "generation_config.json")).get("eos_token_id")
     lists = [ids if isinstance(ids, list) else [ids] for ids in (named, more)]
-    ends: list[int] = []
+    ends = []
     for i in [i for ids in lists for i in ids]:
         if i is not None and i not in ends:
             ends.append(i)
