@@ -467,8 +467,10 @@ def check_kind(path, theirs, kind, open_as):
         method = packed.get("quant_method") if isinstance(packed, dict) else packed
         raise ValueError(f"{path}: quantization_config says that the weights are quantized ({method}), which this code "
                          "does not read: take the model in 16 or 32 bits")  # fmt: skip
+    if open_as:
+        return
     named = theirs.get("architectures")
-    if isinstance(named, list) and not open_as and (found := [MISSING[name] for name in named if name in MISSING]):
+    if isinstance(named, list) and (found := [MISSING[name] for name in named if name in MISSING]):
         raise ValueError(f"{path}: architectures={named}: {found[0]}")
     family = FAMILIES[kind]
     for key in BLOCK_LENGTHS:
@@ -477,7 +479,7 @@ def check_kind(path, theirs, kind, open_as):
             raise ValueError(f"{path}: {key}={theirs[key]!r} says that this is a model of blocks, and the family "
                              f"{kind} has none; families that may have blocks are {blocks}: --open_as=NAME opens it "
                              "as one of them")  # fmt: skip
-    if family.fields.get("causal") and not open_as:
+    if family.fields.get("causal"):
         check_causal(path, theirs, family.architecture)
 
 
@@ -519,7 +521,7 @@ def read_ends(folder, named):
     named: the eos_token_id of config.json, one or a list; those of generation_config.json follow"""
     more = bpe.read_json(Path(folder, "generation_config.json")).get("eos_token_id")
     lists = [ids if isinstance(ids, list) else [ids] for ids in (named, more)]
-    ends: list[int] = []
+    ends = []
     for i in [i for ids in lists for i in ids]:
         if i is not None and i not in ends:
             ends.append(i)

@@ -108,14 +108,24 @@ def test_a_folder_that_states_something_wrong_is_named_with_what_to_change(
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | right))
     code, said = explain(folder, capsys, *flags)
-    assert code == 0 and "verdict: the weights agree with the folder" in said
+    assert_right(code, said)
+
+
+def assert_right(code, said):
+    """Nothing contradicts the folder. Weights that know a text by heart can leave open which of two neighbouring block
+    lengths they were trained with, and then the verdict is undecided."""
+    open_questions = re.findall(r"^  (.{10}) .*: too close to say$", said, re.M)
+    assert {name.strip() for name in open_questions} <= {"attention", "old blocks"}
+    verdict = "undecided: nothing contradicts the folder" if open_questions else "the weights agree with the folder"
+    assert code == (doctor.UNDECIDED if open_questions else doctor.AGREES) and f"\nverdict: {verdict}" in said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_of_a_right_folder_agree_with_it(kind, tmp_path, capsys):
     code, said = explain(write(tmp_path, *trained(kind)), capsys)
-    assert code == 0 and "verdict: the weights agree with the folder" in said
+    assert_right(code, said)
+    assert kind in ("blocks", "causal text") or code == doctor.AGREES
     if kind != "causal":
         for name in ("mask", "shift"):
             assert re.search(rf"\n  {name} .*: proved\n", said)

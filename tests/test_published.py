@@ -265,6 +265,12 @@ def test_what_this_code_would_not_compute_is_refused_in_a_sentence(name, change,
         checkpoint.load(tmp_path)
 
 
+def test_a_block_length_is_no_obstacle_to_a_family_that_is_asked_for(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(FOLDERS["Dream-7B"].config | dict(block_size=32)))
+    assert huggingface.read_config(tmp_path, "Dream").block_causal is None
+    assert huggingface.read_config(tmp_path, "sdar").block_causal == 32
+
+
 @pytest.mark.parametrize("change, said", [
     ({"lm_head.weight": np.ones((128, 32), np.float16)}, "tie_word_embeddings, but lm_head.weight is not model.embed_"),
     ({"model.norm.weight": np.ones(32, np.int8)}, "model.norm.weight is of the type I8, a packed or quantized tensor"),
