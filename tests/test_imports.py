@@ -16,7 +16,8 @@ import pytest
 ARROWS = {
     "system/sharding": set(), "system/terminal": set(), "grpo": set(), "system/hosts": set(), "system/report": set(),
     "system/collapse": set(),
-    "judges/rules": set(), "judges/walls": set(), "judges/values": set(), "judges/channel": set(),
+    "judges/helper": set(), "judges/answers": {"judges/helper"}, "judges/rules": {"judges/answers", "judges/helper"},
+    "judges/walls": set(), "judges/values": set(), "judges/channel": set(),
     "judges/operations": set(), "system/kernels": {"system/sharding"},
     "system/disk": {"data", "system/hosts"}, "data": set(),
     "judges/languages": {"judges/channel", "judges/walls"}, "judges/stubs": {"judges/operations", "judges/values"},
