@@ -47,7 +47,8 @@ OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 LONG_UNITS = {
     "km": "kilometers? kilometres?", "m": "meters? metres?", "cm": "centimeters? centimetres?", "kg": "kilograms?",
     "mm": "millimeters? millimetres?", "g": "grams?", "s": "seconds? secs?",
-    "min": "minutes? mins?", "h": "hours? hrs?", "ft": "feet foot", "in": "inch(?:es)?", "mi": "miles?", "lb": "pounds? lbs", "day": "days", "week": "weeks",
+    "min": "minutes? mins?", "h": "hours? hrs?", "ft": "feet foot",
+    "in": "inch(?:es)?", "mi": "miles?", "lb": "pounds? lbs", "day": "days", "week": "weeks",
 }  # fmt: skip
 SPELLINGS: list[tuple[str, Any]] = [  # (a pattern, its one spelling)
     (r"\*\*|__", ""),  # Markdown

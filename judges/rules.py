@@ -19,7 +19,7 @@ from typing import Any
 from xml.parsers import expat
 
 from judges import helper
-from judges.answers import NUMBER, as_fraction, boxed, tagged_answer, without_latex
+from judges.answers import NUMBER, as_fraction, boxed, math_answer, tagged_answer, without_latex  # noqa: F401
 
 # The last is a social security number. A block list knows words, not meanings: it finds only the plainest cases.
 UNSAFE = (
