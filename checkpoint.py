@@ -25,7 +25,7 @@ from data import bpe
 from data.bpe import Tokenizer
 from system import disk, hosts, huggingface, sharding
 
-LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl"
+LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl", "watched.jsonl"
 WRITING = ".writing"  # the folder in out_dir of a checkpoint that is being written or deleted
 
 

@@ -18,6 +18,7 @@ import fcntl
 import functools
 import itertools
 import json
+import operator
 import os
 import re
 import shutil
@@ -179,15 +180,17 @@ class Log:
         """Cut the logs back to `step`, after which the run goes on; -1: start new logs."""
         os.makedirs(cfg.out_dir, exist_ok=True)
         disk.delete_folder(os.path.join(cfg.out_dir, checkpoint.WRITING))  # left by a run that was killed
-        self.cfg, seconds = cfg, 0.0
+        self.cfg, seconds, watched = cfg, 0.0, []
         for name in checkpoint.LOGS:
             path = os.path.join(cfg.out_dir, name)
             rows = [row for row in read_lines(path) if row["step"] <= step]
             if name == "metrics.jsonl":
                 seconds = max((row["time"] for row in rows), default=0.0)
-                self.watch = collapse.Watch(cfg, rows)
+            if name in ("metrics.jsonl", "watched.jsonl"):
+                watched += rows
             with disk.replacing(path) as f:
                 f.writelines(json.dumps(row) + "\n" for row in rows)
+        self.watch = collapse.Watch(cfg, sorted(watched, key=operator.itemgetter("step")))
         self.begun = time.time() - seconds
         self.write_config()
         self.wandb = None
@@ -279,7 +282,7 @@ def report(cfg: Config, done: bool = False) -> None:
     """Write report.html from the logs in out_dir, a page to look at while a run goes on.
 
     done: the run has ended, so the page need not be loaded again."""
-    rows, samples, rollouts = (read_lines(os.path.join(cfg.out_dir, name)) for name in checkpoint.LOGS)
+    rows, samples, rollouts = (read_lines(os.path.join(cfg.out_dir, name)) for name in checkpoint.LOGS[:3])
     if not rows:
         return
     ours, default = config.flatten(cfg), config.flatten(Config())
@@ -433,7 +436,8 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
     for text in map(collapse.message, found):
         tqdm.write(f"step {state.step:6d}  {text}")
         run.log.metrics(state.step, {"collapse": text})
-    if not logged:
+    if not logged:  # but a run that is resumed has to see it
+        run.log.append("watched.jsonl", {"step": state.step} | {k: values[k] for k in collapse.METRICS & values.keys()})
         return found
     updates = int(state.opt_state[-1][0].count)  # counted by the optimizer, because skipped iterations made none
     values["learning_rate"] = float(run.rate(max(updates - config.updates_per_iter(run.cfg), 0)))
@@ -468,6 +472,9 @@ def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collaps
     start = checkpoint.checkpoint_folder(cfg.out_dir, step) if step else cfg.init_from
     change = signs[0].change if signs else {}  # only the first process knows it
     keys = {"init_from": start, "out_dir": f"{cfg.out_dir}_again"} | change
+    # The KL keeps its reference, the policy this run began with. (With lora_rank that is the base of the adapters.)
+    if keys.get("kl_beta", cfg.kl_beta) and cfg.ref_mode == "static" and not cfg.lora_rank:
+        keys["ref_from"] = cfg.ref_from or cfg.init_from
     typed = " ".join(f"--{key}={config.as_typed(value)}" for key, value in keys.items())
     text = f"step {state.step}: {'; '.join(map(collapse.message, signs))}. Saved {cfg.out_dir}/step-{state.step:06d}. "
     text += f"To go on from the best checkpoint: {typed}"

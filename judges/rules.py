@@ -4,51 +4,27 @@ Rules: score one text, by the answer it gives or by its form.
 The functions of the last section take a completion and, by parameter name, columns of its row. They return a number, or
 None for no opinion. rewards.py makes rewards of them, which have no opinion if a column without a default is empty, and
 give 0.0 to blank text. Text of a model is never evaluated: arithmetic is parsed and computed with exact fractions. All
-costs are bounded by the length of the text. Only the standard library is used.
+costs are bounded by the length of the text, or by a limit of time.
 """
 
 import ast
-import contextlib
 import functools
 import itertools
 import json
 import math
 import operator
 import re
-import signal
-import subprocess
-import sys
-import threading
 from fractions import Fraction
 from typing import Any
 from xml.parsers import expat
+
+from judges import helper
+from judges.answers import NUMBER, as_fraction, boxed, math_answer, tagged_answer, without_latex  # noqa: F401
 
 # The last is a social security number. A block list knows words, not meanings: it finds only the plainest cases.
 UNSAFE = (
     r"\b(?:kill (?:yourself|himself|herself|themselves)|commit suicide|(?:make|build) an? (?:pipe )?bomb|"
     r"(?:cook|make) meth(?:amphetamine)?|child porn\w*|rm -rf /|\d{3}-\d{2}-\d{4})(?!\w)"
-)
-# A number, but not the 2 of x^2 or x2. A sign is part of it unless it may be a minus between two terms. The bound {1,6}
-# keeps the search linear in texts like ",111,111,...".
-NUMBER = re.compile(
-    r"(?<![\w^])(?:(?<![.)\]}])[-+])?(?:(?:\d{1,3}(?:,\d{3}){1,6}(?!,?\d)|\d+)(?:\.\d+)?|\.\d+)"
-    r"(?:/\d+)?",
-    re.ASCII,
-)
-# A number and perhaps a unit: 3 1/2 cups, 1.5e3, 2 \times 10^3 m/s^2. Not 5x, 5!, 5 or 6, 5 million, 12:30.
-UNITS = (
-    r"[kcmn]?m|k?g|mg|lbs?|oz|m?[lL]|m?s|min|hr?s?|ft|in|yd|mi|mph|kmh?|[km]?[WVAJN]|kWh|[kM]?Hz|[kM]?Pa|[KCF]|"
-    r"mol|cents?|dollars?|st|nd|rd|th"
-)
-NO_UNITS = r"or|and|to|plus|minus|times|over|by|half|hundred|thousand|million|billion|trillion|dozen|pi|sqrt|factorial"
-POWER = r"(?:\^\{?-?[1-9]\}?|[²³])?"
-WORDS = rf"(?!(?:{NO_UNITS})\b)[A-Za-z]{{2,}}{POWER}(?:[ '/.,-]{{1,3}}[A-Za-z]+{POWER})*"
-QUANTITY = re.compile(
-    r"(?P<sign>[-+]?)\s*(?P<number>(?P<whole>\d{1,40})\s+(?P<part>\d{1,40}/\d{1,40})|"
-    r"(?:\d{1,3}(?:,\d{3}){1,13}|\d{1,50})(?:\.\d{1,50})?(?:/\d{1,40})?|\.\d{1,50})"
-    r"(?:[eE](?P<e>[-+]?\d{1,2})|\s*(?:\\times|\\cdot|×|\*)\s*10\^\{?(?P<ten>-?\d{1,2})\}?)?"
-    rf"(?:\s*(?:\^\{{?\\circ\}}?|°))?(?:\s*(?:{UNITS}){POWER}(?:/(?:{UNITS}){POWER})?|\s+{WORDS})?",
-    re.ASCII,
 )
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
@@ -59,11 +35,6 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 def fenced_blocks(text: str) -> list[str]:
     """List the contents of the ``` blocks of a text; the last one may be cut off."""
     return re.findall(r"^ {0,3}```[^\n`]*\n(.*?)(?:```|\Z)", text, re.M | re.S)
-
-
-def tagged_answer(text):
-    """Return the content of the last <answer>, which may be cut off, or the whole text if there is no such tag."""
-    return text.rsplit("<answer>", 1)[-1].split("</answer>")[0].strip()
 
 
 def parse_json(text: str) -> dict | list | None:
@@ -84,73 +55,6 @@ def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
     words = re.findall(r"\w+|[^\w\s]", text.lower())
     n = min(n, len(words))
     return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)] if n else []
-
-
-def without_latex(text):
-    """Remove LaTeX, currency, % and a full stop from a number: "\\frac{3}{4}." -> "3/4", "-\\$1{,}200" -> "-1,200"."""
-    part = r"(?:\{(-?\d{1,40})\}|(\d))"
-    text = re.sub(
-        rf"(\d?)\s{{0,9}}\\[dt]?frac\s{{0,9}}{part}\s{{0,9}}{part}",
-        lambda m: (m[1] and m[1] + " ") + (f"{m[2] or m[3]}/{m[4] or m[5]}"),
-        text,
-    )  # 3\frac12 is 3 1/2
-    text = re.sub(r"\\(?:text|mathrm|mbox|textbf|mathbf)\{([^{}]{0,80})\}", r"\1", text)
-    text = text.replace("{,}", ",").replace("−", "-")
-    text = re.sub(r"\\?[$€£%]|\\[!,;:() \[\]]|\\left|\\right|(?<!\\)\\$", "", text)
-    return text.strip().rstrip(".").strip()
-
-
-def final_answer(text):
-    """Find the final answer of a text.
-
-    It is what follows the last ####, else the content of the last <answer>, else of the last \\boxed, else what follows
-    the last "answer is", else the last number, if it stands alone. If that is an equation, only its right side counts.
-    """
-    if "####" in text:
-        part = text.rsplit("####", 1)[1].strip().split("\n")[0]
-    elif "<answer>" in text or "\\boxed" in text:
-        part = tagged_answer(text)
-    elif marks := [m.end() for m in re.finditer(r"\banswer\s{1,9}is\b:?", text, re.I)]:
-        part = re.split(r"\.\s|\n|[,;]\s|\s(?:because|since|as|so)\s", text[marks[-1] :].lstrip()[:200])[0]
-    else:
-        return last_number(without_latex(text))
-    if "\\boxed" in part:
-        part = part.rsplit("\\boxed", 1)[1].strip()
-        depth = 0
-        for i, c in enumerate(part):  # to the brace that closes the first: "{\frac{1}{2}} apples" -> "\frac{1}{2}"
-            depth += (c == "{") - (c == "}")
-            if depth <= 0:
-                part = part[1:i] if i else part.split()[0]
-                break
-    return without_latex(part.split("=")[-1])
-
-
-def last_number(text):
-    """Find the last number of a text, with its unit; "" if there is none, or it is part of 5x, 5^2, 5! or 12:30."""
-    last = None
-    for found in NUMBER.finditer(text):
-        last = found
-    if not last or re.search(r"[{_:\\]$", text[: last.start()][-1:]):
-        return ""
-    whole = re.search(r"(?<![\w.,/])\d{1,40} $", text[: last.start()][-42:]) if "/" in last[0] else None
-    number = (whole[0] if whole else "") + last[0]
-    unit = re.match(rf"(?:e[-+]?\d{{1,2}}\b|(?:{UNITS}){POWER})(?![\w^])", text[last.end() :])
-    after = text[last.end() + (unit.end() if unit else 0) :][:2]
-    return "" if re.match(r"[\w^!\\{(°]|:\d", after) else number + (unit[0] if unit else "")
-
-
-def as_fraction(text):
-    """Read a number with perhaps a unit as an exact fraction, or return None if the text is anything else."""
-    found = QUANTITY.fullmatch(text.strip()) if len(text) < 300 else None
-    if not found:
-        return None
-    whole, number = (found["whole"], found["part"]) if found["whole"] else (0, found["number"].replace(",", ""))
-    over, _, under = number.partition("/")
-    if not Fraction(under or 1):
-        return None
-    power = int(found["e"] or found["ten"] or 0)
-    value = (Fraction(whole) + Fraction(over) / Fraction(under or 1)) * Fraction(10) ** power
-    return -value if found["sign"] == "-" else value
 
 
 def evaluate(node, pool):
@@ -216,43 +120,14 @@ def only_solution(cells):
     return found[0] if len(found) == 1 else None
 
 
-# ---- searches with a time limit --------------------------------------------------------------------------------------
-
-# The matcher of `re` cannot be interrupted, and (a+)+$ takes twice as long for every additional a. So patterns from a
-# data set run in another process, which the kernel ends after SEARCH_SECONDS of CPU time. (CPU time, not wall time, so
-# that no search fails because the machine is busy.)
 SEARCH_SECONDS = 2.0
-SEARCHER = """
-import json, re, signal, sys
-for line in sys.stdin:
-    pattern, text, flags, seconds = json.loads(line)
-    compiled = re.compile(pattern, flags)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    found = compiled.search(text)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    print(int(bool(found)), flush=True)
-"""
-searchers: list[subprocess.Popen] = []  # the running process, if any
-one_search = threading.Lock()
 
 
 def search(pattern: str, text: str, flags: int = 0, seconds: float = SEARCH_SECONDS) -> bool:
     """True if a pattern from a data set is found in the text; a ValueError if that takes `seconds` of CPU time."""
     re.compile(pattern, flags)  # raises if the pattern is wrong
-    with one_search:
-        if not searchers:
-            command = [sys.executable, "-I", "-S", "-c", SEARCHER]
-            searchers.append(subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        process: Any = searchers[0]
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps([pattern, text, flags, seconds]), file=process.stdin, flush=True)
-        if line := process.stdout.readline():
-            return line == "1\n"
-        searchers.clear()
-        with contextlib.suppress(BrokenPipeError):
-            process.communicate()
-    if process.returncode != -signal.SIGVTALRM:
-        raise RuntimeError(f"the process that searches for {pattern!r} ended with {process.returncode}: out of memory?")
+    if (found := helper.ask(helper.SEARCH, pattern, text, flags, seconds=seconds)) is not None:
+        return found
     raise ValueError(
         f"the pattern {pattern!r} takes more than {seconds:g} s on a text of {len(text)} characters: "
         "write it so that a text matches in one way only, as a+ instead of (a+)+, or bound it, as a{1,9}"
@@ -341,28 +216,21 @@ def xml_answer(text: str, answer: object) -> float:
     return float(bool(wanted) and found == wanted)
 
 
-def math_answer(text: str, answer: object) -> float:
-    """1.0 if the final answer (see `final_answer`) of the completion is that of the column `answer`, else 0.0. If the
-    column is a number they are compared as exact numbers, which may have a sign, decimals, thousands, a fraction (3
-    1/2), an exponent (1e3), $, % and a unit; else as strings."""
-    answer = str(answer)
-    given = final_answer(text)
-    wanted = final_answer(answer) if re.search(r"####|<answer>|\\boxed", answer) else without_latex(answer)
-    if (number := as_fraction(wanted)) is not None or NUMBER.fullmatch(wanted):  # 1/0 is a number that nothing equals
-        return float(number is not None and as_fraction(given) == number)
-    return float(bool(wanted) and re.sub(r"\s", "", given).lower() == re.sub(r"\s", "", wanted).lower())
-
-
 def countdown(text: str, numbers: list, target: Any) -> float:
     """1.0 if it is solved, by steps "44-15=29,79-29=50" or one expression: each number is used exactly once, every
     equation is true, and only the target is left. 0.1 if it is wrong, or <answer> has no arithmetic. 0.0 if <answer> is
     empty, or there is neither it nor arithmetic. (d1's evaluates the text, which may be 9**9**9, and accepts any value
     within 0.00001 of the target.)"""
     answered = 0.1 if "<answer>" in text and tagged_answer(text) else 0.0
-    text = tagged_answer(text).rstrip(".").replace("×", "*").replace("÷", "/")
+    text = tagged_answer(text)
+    text = boxed(text) if "\\boxed" in text else text
+    for spelling, sign in ("×*", "÷/", "−-", ("\\times", "*"), ("\\cdot", "*"), ("\\div", "/")):
+        text = text.replace(spelling, sign)
+    text = re.sub(r"\$|\\[()\[\]]", "", text).strip().rstrip(".")
     if len(text) > 400 or not re.fullmatch(r"[0-9+\-*/()=,;\s]+", text):
         return answered
     steps = [step.partition("=") for step in re.split(r"[,;\n]", text) if step.strip()]
+    steps = [step[::-1] if step[0].strip().isdigit() and step[2].strip() else step for step in steps]  # 50=79-29
     try:
         trees = [ast.parse(left.strip(), mode="eval").body for left, _, _ in steps]
     except (SyntaxError, RecursionError, MemoryError):

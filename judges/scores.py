@@ -130,7 +130,9 @@ def check_early(cfg: Any) -> None:
         )
     for split in ("train", "val"):
         rows = texts.split_rows(cfg, split)
-        find_rewards(cfg, rows, judge=not_made_yet, coherence=not_made_yet)
+        found = find_rewards(cfg, rows, judge=not_made_yet, coherence=not_made_yet)
+        if split == "val":
+            try_rewards(cfg, found.trained | found.eval_only, rows)
         bare = [row for row in rows if not row.get("completion")]
         marked = sum("masked" in row for row in rows)
         if cfg.fill_in and 0 < marked < len(rows):
@@ -148,6 +150,37 @@ def check_early(cfg: Any) -> None:
                 f"fill_in=True masks tokens of completions, and {len(bare)} rows of {cfg.dataset}/{split} have none: "
                 f"{str(bare[0])[:80]}"
             )
+
+
+SOLVED_BY_REFERENCE = {"exact", "contains", "math", "countdown", "sudoku", "sudoku_all", "xml_answer"}
+
+
+def try_rewards(cfg, fns, rows):
+    """Score the completion of the first row that has one with every reward that needs no model and no sandbox.
+
+    A ValueError says which reward cannot read the row: the rows may be of another task. If the row's own completion
+    earns nothing from a reward that knows the answer, that is printed."""
+    row = next((row for row in rows if row.get("completion")), None)
+    later = {*rewards.FROM_MODELS, "tests", "tests_all", "tests_fenced", "performance", "quality", "format", "syntax"}
+    given = {"groups": [0], "token_ids": [[0]], "max_length": [cfg.max_new_tokens], "tokens_per_pass": [1.0]}
+    for name, fn in fns.items() if row else ():
+        if name in later:
+            continue
+        columns = rewards.as_columns([row]) | given | {"first_reward": [0.0]}
+        what = f"prompt {row['prompt'][:60]!r}, completion {row['completion'][:60]!r}"
+        try:
+            (earned,) = rewards.call_reward(name, fn, [row["prompt"]], [row["completion"]], columns)
+        except ValueError as e:
+            needs = (fn.__doc__ or "").split(". ")[0].split("\n\n")[0]
+            meaning = f" ({' '.join(needs.split())})" if needs else ""
+            raise ValueError(
+                f"{cfg.dataset}/val: the reward {name!r}{meaning} cannot score its first row, {what}: "
+                f"{e.__cause__ or e}. If these rows are of another task than the recipe's, name rewards that fit them, "
+                "for example --rewards=exact (python rewards.py --help lists them); else mend the row"
+            ) from None
+        if name in SOLVED_BY_REFERENCE and earned == 0:
+            tqdm.write(f"{cfg.dataset}/val: the reward {name!r} gives the completion of the first row 0, so perhaps no "
+                       f"answer can earn it: {what}")  # fmt: skip
 
 
 def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:

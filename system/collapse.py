@@ -2,8 +2,9 @@
 Notice while it happens that a run of GRPO collapses, and say which key to change.
 
 A sign of collapse is one function and one line in SIGNS. It looks at the metrics of the iterations so far, as means
-over WINDOW of them, and compares the last of these means with the first or with the best one. A sign that holds for
-PATIENCE iterations is told once, with the iteration at which it began.
+over WINDOW of them, and compares the last of these means with the first or with the best one. The reward is compared
+over longer windows as well, because a small fall, or one of a rare success, takes long to be told from chance. A sign
+that holds for PATIENCE iterations is told once, with the iteration at which it began.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 WINDOW, PATIENCE = 5, 5  # iterations
-NOISE = 6  # standard errors of a mean over WINDOW iterations that a reward must fall by
+NOISE = 5  # standard errors that a reward must fall by; docs/metrics.md has the false alarms and what is missed
 
 
 class Curve(NamedTuple):
@@ -25,7 +26,7 @@ class Curve(NamedTuple):
 
     def has_risen(self) -> bool:
         """True if the last mean is above the first by more than chance."""
-        return self.last > self.first + NOISE / 2 * self.noise
+        return self.last > self.first + 3 * self.noise
 
 
 class Collapse(NamedTuple):
@@ -40,13 +41,55 @@ class Collapse(NamedTuple):
 def curve_of(values: list[float]) -> Curve | None:
     """Smooth the values of a metric, one per iteration -> its Curve; None if fewer than 2 * WINDOW are finite numbers.
     """
-    known = np.array([value for value in values if value is not None and np.isfinite(value)], float)
+    known = finite(values)
     if len(known) < 2 * WINDOW:
         return None
     means = np.convolve(known, np.ones(WINDOW) / WINDOW, "valid")
-    # Neighbours differ by noise, not by the trend. (The median ignores a few large steps.)
-    noise = np.median(np.abs(np.diff(known))) / 0.954 / np.sqrt(WINDOW)
-    return Curve(means[0], means[-1], means.max(), noise)
+    return Curve(means[0], means[-1], means.max(), np.sqrt(wobble(known) / WINDOW))
+
+
+def finite(values):
+    """Return the finite numbers of a list as an array."""
+    return np.array([value for value in values if value is not None and np.isfinite(value)], float)
+
+
+def wobble(values):
+    """Estimate the variance of each of the values (..., N >= 3) around their trend, which second differences ignore."""
+    return (np.diff(values, 2) ** 2).mean(-1) / 6
+
+
+class Fall(NamedTuple):
+    """A reward that has fallen: the best mean of a window, and the last one."""
+
+    best: np.ndarray
+    last: np.ndarray
+    real: np.ndarray  # True if it is no chance, and a quarter of the best
+
+
+def fall(values: np.ndarray) -> list[Fall]:
+    """Compare the last window of rewards (..., N) with the best earlier one, for windows of 5, 10, 20, ... iterations.
+
+    The variance per iteration is estimated from all but the last window: from single iterations and, in case
+    neighbours are alike, from windows. That of a rare success is proportional to its rate, so the estimate, which
+    holds for the mean of all iterations, is scaled to the two windows that are compared.
+    """
+    found: list[Fall] = []
+    window, variance = WINDOW, np.zeros(values.shape[:-1])
+    while 5 * window <= 2 * values.shape[-1]:
+        blocks = values[..., values.shape[-1] % window :].reshape(*values.shape[:-1], -1, window).mean(-1)
+        earlier, known = blocks[..., :-1], values[..., :-window]
+        best, last, mean = earlier.max(-1), blocks[..., -1], known.mean(-1)
+        if window == WINDOW:
+            variance = wobble(known) * (1 + 20 / known.shape[-1])  # few iterations: a rough estimate
+        if window <= 2 * WINDOW and earlier.shape[-1] >= 5:
+            variance = np.maximum(variance, window * wobble(earlier) * (1 + 7.5 / earlier.shape[-1]))
+        rare = (known.min(-1) >= 0) & (mean > 0)
+        scale = np.where(rare, (best + last) / 2 / np.where(rare, mean, 1), 1).clip(1)
+        chance = NOISE * np.sqrt(2 * scale * variance / window)
+        real = (best > last) & (best - last >= np.maximum(chance, abs(best) / 4))
+        found.append(Fall(best, last, real))
+        window *= 2
+    return found
 
 
 # ---- signs: Seen -> what is wrong in words, or "" --------------------------------------------------------------------
@@ -56,15 +99,16 @@ class Seen(NamedTuple):
     """The metrics that a run has logged so far."""
 
     curves: dict[str, Curve]  # {name of a metric: its curve}
+    rewards: np.ndarray  # of each iteration; with a curriculum, of those since it last changed
     evaluations: list[dict]  # the rows of metrics.jsonl that have val/sampled
 
 
 def reward_fell(seen: Seen) -> str:
     """Say that the reward has fallen far below its best; "" if it has not."""
-    reward = seen.curves["reward"]
-    if reward.best - reward.last < max(NOISE * reward.noise, 0.25 * abs(reward.best)):
-        return ""
-    return f"the reward has fallen from {reward.best:.3g} to {reward.last:.3g}"
+    for best, last, real in fall(seen.rewards):
+        if real:
+            return f"the reward has fallen from {best:.3g} to {last:.3g}"
+    return ""
 
 
 def no_signal(seen: Seen) -> str:
@@ -127,8 +171,8 @@ def says_nothing(seen: Seen) -> str:
 
 def held_out_fell(seen: Seen) -> str:
     """Say that held-out rows score significantly below their best, while the reward does not; "" if that is not so."""
-    reward, scores = seen.curves["reward"], [row["val/sampled"] for row in seen.evaluations]
-    if len(scores) < 3 or reward.best - reward.last > NOISE * reward.noise:
+    scores = [row["val/sampled"] for row in seen.evaluations]
+    if len(scores) < 3 or reward_fell(seen):
         return ""
     best = seen.evaluations[int(np.argmax(scores))]
     now = seen.evaluations[-1]
@@ -136,7 +180,7 @@ def held_out_fell(seen: Seen) -> str:
     if best["val/sampled"] - now["val/sampled"] < 4 * error or not error:
         return ""
     return (f"held-out rows have fallen from {best['val/sampled']:.3g} at step {best['step']} to "
-            f"{now['val/sampled']:.3g}, while the reward is {reward.last:.3g}")  # fmt: skip
+            f"{now['val/sampled']:.3g}, while the reward is {seen.curves['reward'].last:.3g}")  # fmt: skip
 
 
 # ---- what to change --------------------------------------------------------------------------------------------------
@@ -194,6 +238,7 @@ class Watch:
         self.cfg = cfg
         self.values: dict[str, list] = {name: [] for name in METRICS}
         self.evaluations: list[dict] = []
+        self.since_stage = 0  # the first of the rewards since the curriculum changed
         self.since: dict[str, int] = {}  # sign: the last iteration without it, or the first that could have it
         self.held: dict[str, int] = {}  # sign: how many iterations in a row it has held
         self.told: set[str] = set()
@@ -208,8 +253,10 @@ class Watch:
             return []
         for name in METRICS & row.keys():
             self.values[name].append(row[name])
+        if row["step"] - 1 in [start for start, _ in self.cfg.curriculum]:  # other prompts, so another reward
+            self.since_stage = len(self.values["reward"]) - 1
         curves = {name: curve for name, values in self.values.items() if (curve := curve_of(values))}
-        seen = Seen(curves, self.evaluations)
+        seen = Seen(curves, finite(self.values["reward"][self.since_stage :]), self.evaluations)
         found = []
         for name, sign in SIGNS.items():
             if not {*sign.metrics.split()} <= curves.keys():
@@ -222,7 +269,9 @@ class Watch:
             self.held[name] = self.held.get(name, 0) + 1
             if self.held[name] == PATIENCE and name not in self.told:
                 self.told.add(name)
-                found.append(Collapse(name, self.since[name], what, sign.cure(self.cfg)))
+                # Where all rewards are equal no step was too large.
+                cure = more_variety if sign.cure is lower_rate and len({*seen.rewards}) == 1 else sign.cure
+                found.append(Collapse(name, self.since[name], what, cure(self.cfg)))
         return found
 
 

@@ -1,6 +1,7 @@
 """system/collapse.py: planted collapses are named while they happen, healthy runs are left alone."""
 import dataclasses
 
+import alarms
 import numpy as np
 import pytest
 
@@ -120,3 +121,30 @@ def test_what_a_completion_repeats_is_counted():
     assert scores.repetition(tokens[1:2], counts[1:2]) == 0 and scores.repetition(tokens[2:], counts[2:]) == 4 / 5
     counts[2, 2:] = False  # no three in a row are left
     assert scores.repetition(tokens[1:], counts[1:]) == 0
+
+
+@pytest.mark.parametrize("kind", alarms.HEALTHY, ids=lambda kind: kind.__name__)
+def test_a_pass_rate_that_does_not_fall_gives_no_alarm_however_small(kind):
+    rng = np.random.default_rng(0)
+    assert np.mean(alarms.false_alarms(kind, 64, 20, rng, (0, 0.0005, 0.01, 0.1, 0.5, 0.99))) <= 0.01
+
+
+def test_a_fall_that_can_be_told_from_chance_is_not_missed():
+    for to, p, n, most in ((0.7, 0.5, 64, 60), (0.7, 0.9, 16, 25), (0.5, 0.01, 512, 110), (0, 0.01, 512, 40)):
+        ((share, errors, delay),) = alarms.caught(to, n, 40, np.random.default_rng(0), (p,))
+        assert errors > 10 and share > 0.95 and delay < most
+
+
+def test_a_curriculum_is_no_collapse_but_a_fall_within_one_of_its_stages_is():
+    harder = rows(reward=late(0.6, 0.2), pass_rate=None)
+    cfg = dataclasses.replace(CFG, curriculum=((0, 1), (30, 2)))
+    assert "reward_fell" in watched(harder) and "reward_fell" not in watched(harder, cfg)
+    falls = rows(n=90, reward=lambda t: np.where(t < 0.3, 0.9, np.where(t < 0.7, 0.6, 0.1)))
+    assert 63 < watched(falls, cfg)["reward_fell"][0] < 80
+
+
+def test_where_nothing_is_ever_right_no_sign_advises_a_lower_rate():
+    given = rows(reward=late(0, 0), pass_rate=late(0, 0), frac_reward_zero_std=late(1, 1), entropy=late(0.5, 0.005))
+    found = watched(given)
+    assert set(found) == {"no_signal", "sure_without_reason"}
+    assert all("learning_rate" not in what.change for _, what in found.values())

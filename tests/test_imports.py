@@ -16,8 +16,9 @@ import pytest
 ARROWS = {
     "system/sharding": set(), "system/terminal": set(), "grpo": set(), "system/hosts": set(), "system/report": set(),
     "system/collapse": set(),
-    "judges/fences": set(), "judges/small_pytest": set(), "judges/rules": set(), "judges/walls": set(),
-    "judges/values": set(), "judges/channel": set(),
+    "judges/helper": set(), "judges/answers": {"judges/helper"}, "judges/rules": {"judges/answers", "judges/helper"},
+    "judges/fences": set(), "judges/small_pytest": set(), "judges/walls": set(), "judges/values": set(),
+    "judges/channel": set(),
     "judges/operations": set(), "system/kernels": {"system/sharding"},
     "system/disk": {"data", "system/hosts"}, "data": set(),
     "judges/languages": {"judges/channel", "judges/walls"}, "judges/stubs": {"judges/operations", "judges/values"},

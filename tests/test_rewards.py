@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import config
 import rewards
+from judges import scores
 from rewards import FROM_MODELS, REWARDS, combine, resolve, summary
 
 NAMES = """syntax tests tests_all quality performance format fenced exact contains regex keywords json xml xml_tags math
@@ -537,3 +539,15 @@ def test_numbers_in_a_file_have_six_decimals_and_nan_is_null():
 def test_a_reward_that_has_no_opinion_on_its_only_completion_is_known_by_its_share():
     assert summary({"mine": np.array([math.nan])}) == {"rewards/mine/none_frac": 1.0}
     assert summary({"mine": np.array([1.0])})["rewards/mine/none_frac"] == 0.0
+
+
+@pytest.mark.parametrize("reward, message", [
+    ("sudoku_all", "the reward 'sudoku_all' .* cannot score its first row, prompt '2.2=', completion '4': 16 or 81 cells"
+                   ".*another task than the recipe's, name rewards that fit them"), ("exact,length", None)])  # fmt: skip
+def test_rows_of_another_task_are_refused_before_anything_is_trained(tmp_path, reward, message):
+    rows = [{"prompt": f"{i}+{i}=", "completion": str(2 * i)} for i in range(4)]
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[2 * (split == "val"):]))
+    cfg = config.Config(objective="grpo", init_from="x", dataset=str(tmp_path), rewards=tuple(reward.split(",")))
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        scores.check_early(cfg)

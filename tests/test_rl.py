@@ -1504,3 +1504,26 @@ def test_epochs_are_not_counted_anew_when_it_begins_again(tiny, monkeypatch):
     run = types.SimpleNamespace(cfg=tiny(on_collapse="restart", max_iters=5, num_epochs=1.0), tok=None)
     again = runs.leave_collapsed(run, types.SimpleNamespace(step=3), {"step": 2}, []).again
     assert (again.max_iters, again.num_epochs) == (3, None)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_resumed_watches_the_same_numbers_as_the_unbroken_one(tiny, tmp_path):
+    whole, broken = (tiny(log_interval=3, eval_interval=2, out_dir=f"{tmp_path}/{name}") for name in ("whole", "part"))
+    train.train(whole)
+    train.train(dataclasses.replace(broken, max_iters=2))
+    train.train(dataclasses.replace(broken, resume=True))
+    seen = []
+    for cfg in whole, broken:
+        watch = runs.Log(cfg, 4).watch
+        seen.append([watch.values, [row["val/sampled"] for row in watch.evaluations]])
+    assert seen[0] == seen[1] and len(seen[0][0]["reward"]) == 4
+
+
+@pytest.mark.parametrize("keys, kept", [
+    (dict(kl_beta=0.1), True), (dict(), False), (dict(kl_beta=0.1, lora_rank=2), False)])  # fmt: skip
+def test_a_run_that_begins_again_keeps_the_reference_of_its_kl(tiny, monkeypatch, keys, kept):
+    monkeypatch.setattr(checkpoint, "save_run", lambda *args, **options: None)
+    cfg = tiny(on_collapse="restart", max_iters=5, **keys)
+    again = runs.leave_collapsed(types.SimpleNamespace(cfg=cfg, tok=None), types.SimpleNamespace(step=3),
+                                 {"step": 2}, []).again  # fmt: skip
+    assert again.init_from.endswith("step-000002") and again.ref_from == (cfg.init_from if kept else None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from judges import rules
+from judges import answers, rules
 
 DEEP = 100_000
 HOSTILE = ["", " \n\t", "\0", "\ud800", "[" * DEEP, "{" * DEEP, "(" * DEEP + ")" * DEEP, "<a>" * DEEP, "1" * 1_000_000,
@@ -73,6 +73,38 @@ def test_math_finds_the_final_answer_and_compares_exact_numbers(text, answer, wo
     assert rules.math_answer(text, answer) == worth
 
 
+def persons_verdicts():
+    """Yield verdict, completion and reference of each line of the table."""
+    for line in open("tests/fixtures/answers.txt", encoding="utf-8"):
+        if line[0] in "01":
+            verdict, text, reference = line.rstrip("\n").replace("↵", "\n").split(" | ")
+            yield int(verdict), text, reference
+
+
+@pytest.mark.parametrize("installed, right", [pytest.param(True, 225, marks=pytest.mark.slow), (False, 215)])
+def test_math_judges_answers_as_a_person_does(installed, right, monkeypatch):
+    if installed:
+        pytest.importorskip("math_verify")
+    else:
+        monkeypatch.setattr(answers.importlib.util, "find_spec", lambda name: None)
+    answers.equal_formulas.cache_clear()
+    judged = [(verdict, rules.math_answer(text, reference)) for verdict, text, reference in persons_verdicts()]
+    answers.equal_formulas.cache_clear()
+    assert len(judged) == 237 and sum(verdict == found for verdict, found in judged) >= right
+    assert sum(found > verdict for verdict, found in judged) <= 2  # accepted, although wrong
+
+
+@pytest.mark.slow
+def test_a_formula_that_takes_forever_is_wrong_and_the_next_one_is_compared(monkeypatch):
+    pytest.importorskip("math_verify")
+    monkeypatch.setattr(answers, "ALGEBRA_SECONDS", 0.3)
+    start = time.perf_counter()
+    assert rules.math_answer("\\boxed{x^{9^{9^{9}}}+x}", "x+x^{9^9}") == 0
+    assert rules.math_answer("\\boxed{(x+1)^{3000}(x-1)^{3000}-x}", "(x^2-1)^{3000}+x") == 0
+    monkeypatch.setattr(answers, "ALGEBRA_SECONDS", 2.0)
+    assert rules.math_answer("\\boxed{(x+1)(x-1)}", "x^2-1") == 1 and time.perf_counter() - start < 20
+
+
 def test_a_pattern_without_end_is_an_error_that_says_what_to_do(monkeypatch):
     monkeypatch.setattr(rules.search, "__defaults__", (0, 0.2))
     start = time.perf_counter()
@@ -102,7 +134,8 @@ def test_math_knows_the_answers_of_gsm8k():
 
 @pytest.mark.parametrize("text, worth", [
     ("44-15=29,79-29=50", 1), ("44 - 15 = 29\n79 - 29 = 50", 1), ("79-(44-15)", 1), ("79-(44-15)=50", 1),
-    ("79-44+15", 1),
+    ("79-44+15", 1), ("50=79-44+15", 1), ("29=44-15, 50 = 79-29", 1), ("51=79-44+15", 0.1), ("50=50", 0.1),
+    ("79−44+15", 1), ("$79-44+15$", 1), ("\\boxed{79-44+15=50}", 1), ("<answer>\\(79-44+15\\)</answer>", 1),
     ("<answer>79 - 44 + 15</answer>", 1), ("I think\n<answer>\n79-44+15.\n</answer>", 1), ("15-44=-29,-29+79=50", 1),
     ("-29+79=50", 0.1),                     # -29 was not given
     ("44-15=28,79-28=50", 0.1),             # an equation is false
