@@ -19,5 +19,5 @@ config = Config(
     lr_end=0.05,
     eval_interval=100,
     diffusion_steps=16,
-    model=ModelConfig(n_layer=4, n_head=4, d_model=128, rope_theta=100.0),  # few positions: no slow rotations
+    model=ModelConfig(n_layer=4, n_head=4, d_model=64, rope_theta=100.0),  # few positions: no slow rotations
 )

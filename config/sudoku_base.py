@@ -11,11 +11,10 @@ config = replace(
     sudoku,
     out_dir="out/sudoku_base",
     diffusion_steps=4,
-    learning_rate=1e-3,
     lr_schedule="constant",
     ema_decay=0.98,
     max_iters=3000,
     eval_interval=25,
     eval_size=512,
-    stop_at=0.3,
+    stop_at=0.2,
 )

@@ -44,7 +44,7 @@ config = replace(base, **tuning | {
     "init_from": "config/sudoku_base.py",
     "rollout_chunk": 128,  # fits the cache of a CPU; on a GPU use None
     "keep_completions": 96,  # about as many beat their group
-    "learning_rate": 6e-4,
+    "learning_rate": 1e-3,
     "lr_end": 1 / 60,
     "max_iters": 200,
     "eval_interval": 40,
