@@ -133,6 +133,11 @@ def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows |
     return encoded._replace(tokens=np.where(maskable, encoded.tokens, tokens), maskable=maskable)
 
 
+def readable_prompt(row: dict[str, Any]) -> str:
+    """Return what a person reads as the prompt of a row: if it has none, its text with a _ for each mask."""
+    return row["prompt"] or row.get("masked", "").replace("<|mask|>", "_")
+
+
 def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[int, int], EncodedRows]:
     """Return draw(step, n), which chooses the prompts of a step from the rows that the curriculum allows.
 

@@ -1332,7 +1332,7 @@ def test_a_denoiser_may_learn_to_fill_in_the_masks_of_its_rows_and_is_judged_on_
     assert {tok.decode(row.tolist()) for row in np.asarray(batch.x)} == {f"1{i}34" for i in range(10)}
     metrics, samples = task.evaluate(train.State(0, params, (), None, None), KEY)
     assert np.isfinite(metrics["val/nelbo"]) and "val/bits_per_byte" not in metrics
-    assert all(re.match("1.*3", row["greedy"], re.S) for row in samples)
+    assert all(re.match("1.*3", row["greedy"], re.S) and row["prompt"] == "1_3_" for row in samples)
     (tmp_path / "train.jsonl").write_text(lines.replace('"masked": "1', '"masked": "2'))
     with pytest.raises(ValueError, match="masked='2<.mask.>3<.mask.>' should be the completion '1.34' with some tok"):
         rl.OBJECTIVES["pretrain"](cfg, tok, start)
