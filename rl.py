@@ -42,7 +42,7 @@ from data.texts import (
     end_at_eos,
     eval_subset,
     given_masks,
-    mask_completions,
+    masked_rows,
     prompt_sampler,
 )
 from judges import model_judge, scores
@@ -488,7 +488,7 @@ def tune(cfg, tok, start) -> Task:
     tqdm.write(scores.describe_metric(cfg, reward_fns, more))
     draw = prompt_sampler(cfg, tok, train)
     if cfg.fill_in:
-        shown = given_masks(shown, cfg, tok) or mask_completions(shown, cfg, tok, 0)
+        shown = masked_rows(shown, cfg, tok)
 
     def init(key):
         return unmasking.with_policy(start, key, cfg)
@@ -508,7 +508,7 @@ def pretrain(cfg, tok, start) -> Task:
     train, shown = encode_split(cfg, tok, "train"), eval_subset(encode_split(cfg, tok, "val"), cfg)
     if cfg.fill_in:  # learn what the masks of the rows hide; or any token, and fill in some
         train = given_masks(train, cfg, tok) or train
-        shown = given_masks(shown, cfg, tok) or mask_completions(shown, cfg, tok, 0)
+        shown = masked_rows(shown, cfg, tok)
     asked = shown  # the texts that samples are drawn for
     if cfg.max_prompt_len and not cfg.fill_in:
         asked = eval_subset(encode_split(cfg, tok, "val", with_completions=False), cfg)

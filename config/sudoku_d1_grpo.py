@@ -1,7 +1,7 @@
 """
 Train with GRPO on 4x4 sudokus in the form of the d1 paper: the puzzle is the prompt, the whole grid the completion, so
-that two of the four denoising steps copy given cells. Puzzles have 12 empty cells. The base is trained first if it is not
-there. Watch `reward` in the bar and val/greedy, the fraction of held-out grids without a mistake.
+that two of the four denoising steps copy given cells. Puzzles have 12 empty cells. The base is trained first if it is
+not there. Watch `reward` in the bar and val/greedy, the fraction of held-out grids without a mistake.
 
     python train.py config/sudoku_d1_grpo.py
 

@@ -1,6 +1,6 @@
 """
-Train with GRPO for right answers in few passes: like config/sudoku_d1_grpo.py, but a pass commits every token that is 90%
-sure, and a right grid is better the fewer passes it took. Watch `tokens_per_pass` and val/greedy.
+Train with GRPO for right answers in few passes: like config/sudoku_d1_grpo.py, but a pass commits every token that is
+90% sure, and a right grid is better the fewer passes it took. Watch `tokens_per_pass` and val/greedy.
 
     python train.py config/sudoku_fast_grpo.py
 

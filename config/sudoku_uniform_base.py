@@ -1,5 +1,5 @@
 """
-The same base as config/sudoku_d1_base.py, but where a cell is missing the network reads a random token instead of a mask.
+The same base as config/sudoku_d1_base.py, but where a cell is missing the network reads a random token, not a mask.
 
     python train.py config/sudoku_uniform_base.py
 

@@ -133,6 +133,11 @@ def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows |
     return encoded._replace(tokens=np.where(maskable, encoded.tokens, tokens), maskable=maskable)
 
 
+def masked_rows(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows:
+    """Mask the rows of a fill-in task for evaluations, always in the same way."""
+    return given_masks(encoded, cfg, tok) or mask_completions(encoded, cfg, tok, 0)
+
+
 def readable_prompt(row: dict[str, Any]) -> str:
     """Return what a person reads as the prompt of a row: if it has none, its text with a _ for each mask."""
     return row["prompt"] or row.get("masked", "").replace("<|mask|>", "_")

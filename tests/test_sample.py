@@ -1168,6 +1168,14 @@ def test_a_model_that_fills_in_place_fills_what_is_masked_and_wants_a_mask(folde
     assert text.startswith("12") and text.endswith("4")
 
 
+@pytest.mark.parametrize("name", ["sudoku_base", "sudoku_grpo"])
+def test_a_trained_model_is_in_the_repository(capsys, name):
+    assert sum(os.path.getsize(f"assets/{name}/{file}") for file in os.listdir(f"assets/{name}")) < 1_100_000
+    code, out, _ = run(capsys, f"assets/{name}", "--prompt=3_2__1________43")
+    assert code == 0 and re.fullmatch("3.2..1........43", out.strip())
+    assert name == "sudoku_base" or out.strip() == "3421213443121243"
+
+
 def test_a_column_that_a_reward_needs_is_missed_before_anything_is_filled(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
     monkeypatch.setattr(complete, "complete_texts", None)

@@ -1,6 +1,6 @@
 """
-Make the puzzles of data/sudoku as grids to be filled in place: `masked` has a <|mask|> for each empty cell, `completion`
-is the grid, and the rewards read `puzzle`:
+Make the puzzles of data/sudoku as grids to be filled in place: `masked` has a <|mask|> for each empty cell,
+`completion` is the grid, and the rewards read `puzzle`:
 
     {"prompt": "", "masked": "1<|mask|><|mask|><|mask|>42...", "completion": "1342423124133124",
      "puzzle": "1...42.12....12.", "difficulty": 9}
