@@ -1,5 +1,10 @@
 """
-Pretrain
+Pretrain a denoiser that fills in 4x4 sudokus in place, 4 to 12 empty cells in four denoising steps, as the start for
+reinforcement learning. It stops once it solves 20% of them, so it is about equally good on any machine.
+
+    python train.py config/sudoku_base.py
+
+@@BASEDOC@@
 """
 from dataclasses import replace
 

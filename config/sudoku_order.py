@@ -8,7 +8,7 @@ Train which cells to fill first, and how many at a time: GRPO on a small policy,
 """
 from dataclasses import replace
 
-from config.sudoku_grpo import config as sudoku
+from config.sudoku_d1_grpo import config as sudoku
 
 config = replace(
     sudoku,
