@@ -42,7 +42,7 @@ from data.texts import (
     end_at_eos,
     eval_subset,
     given_masks,
-    mask_completions,
+    masked_rows,
     prompt_sampler,
 )
 from judges import model_judge, scores
@@ -422,7 +422,7 @@ def tune(cfg, tok, start) -> Task:
     tqdm.write(scores.describe_metric(cfg, reward_fns, more))
     draw = prompt_sampler(cfg, tok, train)
     if cfg.fill_in:
-        shown = given_masks(shown, cfg, tok) or mask_completions(shown, cfg, tok, 0)
+        shown = masked_rows(shown, cfg, tok)
 
     def batches(state, key, old_logp_of=None):
         return iteration(state, key, old_logp_of, draw, reward_fns, cfg, tok)
@@ -440,8 +440,11 @@ def pretrain(cfg, tok, start) -> Task:
     """Make the task of masked diffusion on completions (in a causal model: of predicting the next token). It is
     pre-training if prompts are empty, and fine-tuning if not."""
     train, shown = encode_split(cfg, tok, "train"), eval_subset(encode_split(cfg, tok, "val"), cfg)
+    if cfg.fill_in:  # learn what the masks of the rows hide; or any token, and fill in some
+        train = given_masks(train, cfg, tok) or train
+        shown = masked_rows(shown, cfg, tok)
     asked = shown  # the texts that samples are drawn for
-    if cfg.max_prompt_len:
+    if cfg.max_prompt_len and not cfg.fill_in:
         asked = eval_subset(encode_split(cfg, tok, "val", with_completions=False), cfg)
     fns, more = scores.reward_functions(cfg, tok, asked.rows)
     if not fns and cfg.max_prompt_len:  # without rewards: is the answer the one in the data?
@@ -474,7 +477,7 @@ def pretrain(cfg, tok, start) -> Task:
             held_out = end_at_eos(known, tok) if shape.causal else known
             bound = scores.likelihoods(state.weights, held_out, shape, cfg)
             out[name] = -float(bound.sum() / held_out.maskable.sum())
-            if name == "val/nelbo" and not cfg.max_prompt_len:
+            if name == "val/nelbo" and not (cfg.max_prompt_len or cfg.fill_in):
                 size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
                 out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show

@@ -447,7 +447,7 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
     if "group" in last:
         group = last["group"]
         run.log.append("rollouts.jsonl", {"step": state.step} | group)
-        prompt = group["masked" if "masked" in group else "prompt"]
+        prompt = group["masked" if "masked" in group else "prompt"].replace("<|mask|>", "_")
         for text, advantage in [*zip(group["completions"], group["advantages"], strict=True)][: run.cfg.log_samples]:
             tqdm.write(f"    {prompt!r} -> {text!r}  advantage {advantage:+.2f}")
     return found

@@ -7,7 +7,7 @@ threshold and factor Fast-dLLM's, entropy EB-Sampler's, dynamic and static SDAR'
 order left, one token per step, and a KV cache. To add an order or a rule, add a function to ORDERS or RULES.
 
     python sample.py out/code_grpo --prompt="def add(a, b):" --n=4
-    python sample.py out/sudoku --prompt="3.2..1........43:3_2__1________43" --show       # fill the gaps in place
+    python sample.py assets/sudoku_grpo --prompt="3_2__1________43" --show    # fill the gaps in place
     python sample.py out/words_base --data=words --out=filled.jsonl --rewards=math
     python sample.py data/smollm2 --prompt="The capital of France is" --max_new_tokens=9
     python sample.py out/lora --export=merged                          # merge LoRA adapters into the weights

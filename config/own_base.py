@@ -10,7 +10,7 @@ takes 150 steps, 84 seconds on one of 2 cores of an AMD EPYC (Zen 4): val/sample
 """
 from dataclasses import replace
 
-from config.sudoku_base import config as base
+from config.sudoku_d1_base import config as base
 
 config = replace(
     base,

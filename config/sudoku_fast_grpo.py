@@ -1,6 +1,6 @@
 """
-Train with GRPO for right answers in few passes: like config/sudoku_grpo.py, but a pass commits every token that is 90%
-sure, and a right grid is better the fewer passes it took. Watch `tokens_per_pass` and val/greedy.
+Train with GRPO for right answers in few passes: like config/sudoku_d1_grpo.py, but a pass commits every token that is
+90% sure, and a right grid is better the fewer passes it took. Watch `tokens_per_pass` and val/greedy.
 
     python train.py config/sudoku_fast_grpo.py
 
@@ -10,7 +10,7 @@ goes from 79.7% with 3.9 tokens per pass to 69.3% with 6.7, sampled from 53.5% w
 """
 from dataclasses import replace
 
-from config.sudoku_grpo import config as sudoku
+from config.sudoku_d1_grpo import config as sudoku
 
 config = replace(
     sudoku,

@@ -1,5 +1,5 @@
 """
-The same base as config/sudoku_base.py, but where a cell is missing the network reads a random token instead of a mask.
+The same base as config/sudoku_d1_base.py, but where a cell is missing the network reads a random token, not a mask.
 
     python train.py config/sudoku_uniform_base.py
 
@@ -8,6 +8,6 @@ masks has 89.6 and 82.3% after as many steps.
 """
 from dataclasses import replace
 
-from config.sudoku_base import config as base
+from config.sudoku_d1_base import config as base
 
 config = replace(base, out_dir="out/sudoku_uniform_base", model=replace(base.model, noise="uniform"))

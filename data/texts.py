@@ -110,7 +110,8 @@ def mask_completions(encoded: EncodedRows, cfg: Any, tok: Tokenizer, seed: int |
 def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows | None:
     """Use the column `masked` of a fill-in task: completions in which some tokens are <|mask|>.
 
-    Return None unless every row has that column: then `mask_completions` chooses the positions.
+    The masked tokens are those of the completion that a row has, if any, for a denoiser to learn from. Return None
+    unless every row has that column: then `mask_completions` chooses the positions.
     """
     if not all("masked" in row for row in encoded.rows):
         return None
@@ -124,7 +125,23 @@ def given_masks(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows |
                 f"tokens; there should be at least one, and no more tokens than max_new_tokens={cfg.max_new_tokens}"
             )
         tokens[i, start : start + len(ids)] = ids
-    return encoded._replace(tokens=tokens, maskable=tokens == tok.mask_id)
+    maskable = tokens == tok.mask_id
+    others = (tokens != encoded.tokens) & ~maskable
+    if cfg.objective == "pretrain" and others.any():
+        row = encoded.rows[np.flatnonzero(others.any(1))[0]]
+        raise ValueError(f"{cfg.dataset}: masked={row['masked'][:80]!r} should be the completion "
+                         f"{row['completion'][:80]!r} with some tokens masked")  # fmt: skip
+    return encoded._replace(tokens=np.where(maskable, encoded.tokens, tokens), maskable=maskable)
+
+
+def masked_rows(encoded: EncodedRows, cfg: Any, tok: Tokenizer) -> EncodedRows:
+    """Mask the rows of a fill-in task for evaluations, always in the same way."""
+    return given_masks(encoded, cfg, tok) or mask_completions(encoded, cfg, tok, 0)
+
+
+def readable_prompt(row: dict[str, Any]) -> str:
+    """Return what a person reads as the prompt of a row: if it has none, its text with a _ for each mask."""
+    return row["prompt"] or row.get("masked", "").replace("<|mask|>", "_")
 
 
 def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[int, int], EncodedRows]:

@@ -396,7 +396,7 @@ def pass_rates(
     size = cfg.rollout_chunk or n_rows
     n_samples = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
     metrics: dict[str, float] = {}
-    samples: list[dict] = [{"prompt": row["prompt"]} for row in text.rows]
+    samples: list[dict] = [{"prompt": texts.readable_prompt(row)} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):
         plan = sample.plan(cfg, temperature)
         keys = [sample.row_keys(jax.random.fold_in(key, i), n_rows) for i in range(n)]

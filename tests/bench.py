@@ -419,7 +419,7 @@ def order(options):
     params, cfg = checkpoint.load(folder)
     run, tok, rows = checkpoint.read_run(folder), data.Tokenizer.load(folder), data.load("sudoku", "val")
     if not run:
-        raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py")
+        raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku_d1.py")
     rows, all_steps = some(options, (rows[:4], (1,)), (rows[:64], (16, 4, 1)), (rows, (16, 8, 4, 2, 1)))
     orders = some(options, ORDERS, ("random", "confidence", "left"), ORDERS)
     start = run["config"]["max_prompt_len"]
@@ -673,7 +673,7 @@ def curves(task, options, torch, twin, other=None):
     return found
 
 
-TRIED = "sudoku", "countdown", "countdown_block", "code", "long"
+TRIED = "sudoku_d1", "countdown", "countdown_block", "code", "long"
 
 
 def picture_of_runs(points, path):
@@ -956,7 +956,7 @@ def drafts(options):
     prepare()
     sizes = some(options, (2,), (1, 64), (1, 8, 64))
     params, run, arrays, score = asked(options.recipe, max(sizes))
-    if options.run != "out/sudoku":
+    if options.run != "out/sudoku_d1":
         params, _ = checkpoint.load(options.run)
     blocks = dict(cache="prefix", steps=run.model.block_causal)
     ways = {"one token at a time": (joint.autoregressive(run.model), sampler.Plan(order="left")),
@@ -1019,7 +1019,7 @@ def check_flags(parser, options):
 def main():
     parser = argparse.ArgumentParser(description="Without a command: what there is.")
     parser.add_argument("command", nargs="?", choices=COMMANDS)
-    parser.add_argument("run", nargs="?", default="out/sudoku", help="for order: a run of config/sudoku.py; for "
+    parser.add_argument("run", nargs="?", default="out/sudoku_d1", help="for order: a run of config/sudoku_d1.py; for "
                         "drafts: one that starts from that of --recipe, instead of that")
     parser.add_argument("--recipe", default="countdown_joint_base", help="for drafts: a model of both kinds in config/")
     parser.add_argument("--rounds", type=int, default=5, help="for train, sample, growth, grpo: measurements each")

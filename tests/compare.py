@@ -54,7 +54,7 @@ class Task(NamedTuple):
     rows: dict  # {signs: (prompts, completions that are kept, updates on them)}
 
 
-# The model of sudoku has a sixth of the size of that in config/sudoku_base.py.
+# The model of sudoku has a sixth of the size of that in config/sudoku_d1_base.py.
 TASKS = {
     "sudoku": Task(
         "--d_model=64 --n_layer=3", "--learning_rate=2e-3", {"positive": (64, 64, 4), "both": (32, 128, 2)}
@@ -63,6 +63,7 @@ TASKS = {
     "arith": Task("--d_model=128 --n_layer=4", "", {"positive": (128, 128, 4), "both": (64, 256, 2)}),
 }
 RATES = {("sudoku", "positive"): 3e-4, ("countdown", "positive"): 5e-4, ("arith", "positive"): 3e-4}  # others: 1e-4
+RECIPES = {"sudoku": "sudoku_d1"}  # where a task has another name in config/
 # What learns: the completions that are furthest above the average of their group, or all with both signs of the
 # advantage.
 SIGNS = {"positive": "--adv_negative=0.0 --warmup_iters=5", "both": "--adv_negative=1.0 --warmup_iters=2"}
@@ -71,6 +72,11 @@ COMPARED = (
     "--rule=quota --order=confidence"
 )
 BUDGET = 150_000  # forward passes of a completion that each run gets: a dearer estimator has fewer iterations
+
+
+def recipe(task, stage):
+    """Return the config file of a task. stage: base or grpo"""
+    return f"config/{RECIPES.get(task, task)}_{stage}.py"
 
 
 def iterations(budget, prompts, group, kept, updates, steps, views, reading=0):
@@ -152,7 +158,8 @@ RECORD = "tests/compare.jsonl"  # a line for each run: its name, a digest of its
 
 def record_key(job, options):
     """Return what a result is found by: the name of the run, and a digest of its command, whatever --out is."""
-    command = job.command.replace(f"={options.out}/", "=out/")
+    # What is sudoku_d1 in config/ was sudoku when most results were kept.
+    command = job.command.replace(f"={options.out}/", "=out/").replace("config/sudoku_d1_", "config/sudoku_")
     return os.path.basename(job.out), hashlib.sha256(command.encode()).hexdigest()[:12]
 
 
@@ -274,7 +281,7 @@ def base_job(task, strength, options):
     """Make the job that trains a base until `strength` percent of its samples are right."""
     kind = TASKS[task]
     short = "--max_iters=20 --eval_interval=20" if options.toy else f"--max_iters=8000 --stop_at={strength / 100}"
-    command = merged(f"config/{task}_base.py", kind.model, kind.base, "--eval_size=256", short)
+    command = merged(recipe(task, "base"), kind.model, kind.base, "--eval_size=256", short)
     return Job(f"{options.out}/{task}-{strength}-base", command)
 
 
@@ -284,7 +291,7 @@ def compare_jobs(tasks, bases, methods, options):
     jobs = {}
     for seed in range(options.seeds or 10):
         for task in tasks:
-            first, kind = config.read_file(f"config/{task}_base.py"), TASKS[task]
+            first, kind = config.read_file(recipe(task, "base")), TASKS[task]
             prompts, kept, updates = kind.rows[options.signs]
             for strength in bases:
                 for name in methods:
@@ -293,7 +300,7 @@ def compare_jobs(tasks, bases, methods, options):
                     n = 1 if options.toy else iterations(BUDGET, prompts, 4, kept, updates, steps, views)
                     rate = RATES.get((task, options.signs), 1e-4)
                     command = merged(
-                        f"config/{task}_grpo.py", COMPARED, kind.model, SIGNS[options.signs],
+                        recipe(task, "grpo"), COMPARED, kind.model, SIGNS[options.signs],
                         f"--batch_size={prompts} --keep_completions={kept} --updates_per_rollout={updates}",
                         f"--diffusion_steps={steps} --ratio_level=token --learning_rate={rate} --seed={seed}",
                         f"--init_from={base_job(task, strength, options).out} --max_iters={n} --eval_interval={n}",
@@ -411,7 +418,7 @@ def ladder_job(task, paper, rung, rate, seed, options):
     rate: the learning rate on all rungs but the last"""
     shape = TASKS[task].model
     flags = f"{shape} {LADDER_TASKS[task]}".replace("--", "").split()
-    ours = config.override(config.read_file(f"config/{task}_grpo.py"), dict(flag.split("=") for flag in flags))
+    ours = config.override(config.read_file(recipe(task, "grpo")), dict(flag.split("=") for flag in flags))
     theirs = config.load([f"config/{PAPERS[paper]}.py", "--model=small", f"--learning_rate={rate}"])
     keys = [key for of_rung in RUNGS.values() for key in of_rung.split()]
     rungs = list(RUNGS)
@@ -424,7 +431,7 @@ def ladder_job(task, paper, rung, rate, seed, options):
         BUDGET, used.batch_size, used.group_size, kept, updates, used.diffusion_steps, views, by_reference
     )  # fmt: skip
     command = merged(
-        f"config/{task}_grpo.py", shape, " ".join(f"--{key}={value}" for key, value in values.items()),
+        recipe(task, "grpo"), shape, " ".join(f"--{key}={value}" for key, value in values.items()),
         f"--init_from={base_job(task, 30, options).out} --max_iters={n} --eval_interval={n} --eval_size=256",
         f"--save_interval=10000 --log_samples=0 --seed={seed}", options.flags,
     )  # fmt: skip

@@ -20,7 +20,7 @@ import data
 import model
 import runs
 from config import countdown_joint_base
-from config.sudoku import config
+from config.sudoku_d1 import config
 from train import State
 
 
@@ -163,14 +163,14 @@ def test_drafts_are_a_table_beside_one_token_at_a_time_and_blocks(tmp_path, here
 def test_frontier_is_a_table_of_rules_and_caches_and_a_picture(tmp_path, here, monkeypatch):
     small_run(tmp_path)
     monkeypatch.setattr(bench, "find_or_train", lambda *_: str(tmp_path))
-    out, rows = here("frontier", "--toy", "--tasks=sudoku", f"--picture={tmp_path}/new/frontier.png")
-    assert rows["sudoku: quota"][:4] == ["steps 16", "0.0%", "16", "1.000"] and "4 rows of val, 16 new tokens" in out
-    assert rows["sudoku: threshold, blocks of 4, dual"][1] == "0.0%"
+    out, rows = here("frontier", "--toy", "--tasks=sudoku_d1", f"--picture={tmp_path}/new/frontier.png")
+    assert rows["sudoku_d1: quota"][:4] == ["steps 16", "0.0%", "16", "1.000"] and "4 rows of val, 16 new tokens" in out
+    assert rows["sudoku_d1: threshold, blocks of 4, dual"][1] == "0.0%"
     assert (tmp_path / "new" / "frontier.png").read_bytes()[:4] == b"\x89PNG"
-    out, rows = here("frontier", "--toy", "--tasks=sudoku", f"--runs={tmp_path}", f"--picture={tmp_path}/runs.png")
+    out, rows = here("frontier", "--toy", "--tasks=sudoku_d1", f"--runs={tmp_path}", f"--picture={tmp_path}/runs.png")
     assert rows[tmp_path.name] == ["-"] * 4 and out.count("AUP of each rule") == 1
     assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku, countdown, countdown_block, code, long"):
+    with pytest.raises(SystemExit, match="--tasks=chess: there are sudoku_d1, countdown, countdown_block, code, long"):
         here("frontier", "--toy", "--tasks=chess")
 
 
@@ -206,9 +206,9 @@ def test_a_frontier_asks_for_all_bases_before_it_takes_half_an_hour(monkeypatch)
     monkeypatch.setattr(bench, "prepare", lambda: (None, None))
     monkeypatch.setattr(bench, "find_or_train", lambda path, _: seen.append(path))
     monkeypatch.setattr(bench, "curves", lambda task, *_: seen.append(task) or {"quota": [(1.0, 1.0, 1.0, 1.0)]})
-    bench.frontier(types.SimpleNamespace(tasks="sudoku,code", picture=None, runs=None))
-    assert seen == ["config/sudoku_base.py", "config/code_base.py", "sudoku", "code"]
-    with pytest.raises(ValueError, match="--runs=out/x are compared with the base of one task: add --tasks=sudoku"):
+    bench.frontier(types.SimpleNamespace(tasks="sudoku_d1,code", picture=None, runs=None))
+    assert seen == ["config/sudoku_d1_base.py", "config/code_base.py", "sudoku_d1", "code"]
+    with pytest.raises(ValueError, match="--runs=out/x are compared with the base of one task: add --tasks=sudoku_d1"):
         bench.frontier(types.SimpleNamespace(tasks=None, picture=None, runs="out/x"))
 
 

@@ -11,7 +11,7 @@ from test_bench import small_run
 
 import checkpoint
 import config
-from config.sudoku_grpo import config as grpo_config
+from config.sudoku_d1_grpo import config as grpo_config
 
 OPTIONS = types.SimpleNamespace(
     tasks=None, bases="30", methods=None, seeds=1, signs="positive", out="out/x", flags="", toy=False, show=True,
@@ -99,7 +99,7 @@ def test_runs_are_found_again_and_show_starts_none(tmp_path):
     assert saved == [1] and printed(flags).splitlines()[2:] == first.splitlines()[2:-1]
     failed = subprocess.run([*command, "--flags=--group_size=1", "--seeds=2"], capture_output=True, text=True)
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
-    assert "group_size=1 " in failed.stderr and "python train.py config/sudoku_grpo.py" in failed.stderr
+    assert "group_size=1 " in failed.stderr and "python train.py config/sudoku_d1_grpo.py" in failed.stderr
 
 
 @pytest.mark.parametrize("file, content", [
@@ -115,7 +115,7 @@ def test_a_damaged_result_is_named_and_run_again(file, content, tmp_path, monkey
     started = []
     done = types.SimpleNamespace(returncode=0)
     monkeypatch.setattr(compare.subprocess, "run", lambda command, **_: started.append(command) or done)
-    job = compare.Job(str(tmp_path), "config/sudoku_grpo.py")
+    job = compare.Job(str(tmp_path), "config/sudoku_d1_grpo.py")
     compare.run_all([job], types.SimpleNamespace(**(vars(OPTIONS) | {"toy": True, "show": False})))
     assert len(started) == 1 and compare.result(job) is None
     assert f"{tmp_path}/{file}" in capsys.readouterr().err
@@ -133,7 +133,7 @@ def test_a_result_that_is_kept_counts_as_finished_until_its_command_changes(tmp_
         return types.SimpleNamespace(**(vars(OPTIONS) | {"out": str(tmp_path)} | change))
 
     def found(options, more=""):
-        job = compare.Job(f"{options.out}/a", f"config/sudoku_grpo.py --init_from={options.out}/base{more}")
+        job = compare.Job(f"{options.out}/a", f"config/sudoku_d1_grpo.py --init_from={options.out}/base{more}")
         return compare.results_of({"key": job}, options), job
 
     found(options())

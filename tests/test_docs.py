@@ -208,8 +208,8 @@ def test_the_page_has_no_other_examples():
 def test_one_batch_has_the_shapes_that_the_page_says():
     from config.sudoku_grpo import config as cfg
     assert (cfg.batch_size, cfg.group_size, cfg.keep_completions, cfg.updates_per_rollout) == (128, 4, 96, 4)
-    assert (cfg.max_prompt_len, cfg.max_new_tokens, cfg.diffusion_steps, cfg.rollout_chunk) == (17, 16, 4, 128)
-    completion = jax.ShapeDtypeStruct((96, 33), bool)
+    assert (cfg.max_prompt_len, cfg.max_new_tokens, cfg.diffusion_steps, cfg.rollout_chunk) == (0, 16, 4, 128)
+    completion = jax.ShapeDtypeStruct((96, 16), bool)
     masked, _, share = jax.eval_shape(
         lambda completion: diffusion.views(jax.random.key(0), cfg.logp_est, completion, n=cfg.logp_views), completion)
-    assert masked.shape == (2, 96, 33) and share.shape == (96, 33)
+    assert masked.shape == (2, 96, 16) and share.shape == (96, 16)

@@ -75,8 +75,8 @@ ARROWS = {
                      "variants/checks", "variants/preferences"},
     "tools/plan": {"checkpoint", "config", "data", "rl", "sample", "system/huggingface", "system/memory",
                    "system/sharding", "system/start", "variants/joint", "variants/preferences"},
-    "tools/anatomy": {"checkpoint", "config", "data", "diffusion", "grpo", "judges/scores", "rewards", "rl",
-                      "runs", "sample", "system/report", "system/sharding", "variants/blocks", "variants/drafts",
+    "tools/anatomy": {"checkpoint", "config", "data", "data/texts", "diffusion", "grpo", "judges/scores", "rewards",
+                      "rl", "runs", "sample", "system/report", "system/sharding", "variants/blocks", "variants/drafts",
                       "variants/lora"},
 }  # fmt: skip
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.

@@ -285,6 +285,19 @@ def test_right_rows_are_counted_in_a_bar(browser, tmp_path):
 
 
 @needs_browser
+def test_a_grid_that_is_filled_in_place_is_typed_with_its_holes(browser, tmp_path):
+    rows = [{"prompt": "", "masked": "12<|mask|>4" * 4, "completion": "1234" * 4},
+            {"prompt": "", "masked": "a_<|mask|>", "completion": "a_c"}]  # fmt: skip
+    shown(browser, tmp_path / "grid.html", [loaded("plain", trained=SUDOKU | {"max_prompt_len": 0})], rows=rows)
+    assert browser.run("[find('prompt').value, runs[0].columns]") == ["12_4" * 4, 4]
+    count = "['.token', '.mask', '.given'].map(name => runs[0].tokens.querySelectorAll(name).length)"
+    assert browser.run(count) == [16, 4, 12]
+    assert browser.run("encodePrompt(typed(data.rows[1])).ids") == [97, 95, MASK]
+    browser.run("while (!runs.every(isDone)) onePass()")
+    assert browser.run("runs[0].status.textContent").endswith(": wrong")
+
+
+@needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, browser, tmp_path):

@@ -1173,6 +1173,28 @@ def test_rows_may_say_themselves_which_tokens_to_fill(tiny, tmp_path):
         one_iteration(tiny(dataset=str(tmp_path), fill_in=True))
 
 
+def test_a_denoiser_may_learn_to_fill_in_the_masks_of_its_rows_and_is_judged_on_them(tiny, tmp_path):
+    lines = "".join(json.dumps({"prompt": "", "masked": "1<|mask|>3<|mask|>", "completion": f"1{i}34"}) + "\n"
+                    for i in range(10))  # fmt: skip
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.jsonl").write_text(lines)
+    keys = dict(objective="pretrain", init_from=None, rewards=(), group_size=8, dataset=str(tmp_path), fill_in=True,
+                max_prompt_len=0, max_new_tokens=4, batch_size=10)  # fmt: skip
+    cfg, tok, start, _ = prepare(tiny(**keys), train.train)
+    task = rl.OBJECTIVES["pretrain"](cfg, tok, start)
+    params = task.init(KEY)
+    (batch, _), *_ = task.batches(train.State(0, params, (), None, None), KEY)
+    hidden = np.asarray(batch.z[:, 0] == tok.mask_id)
+    assert hidden[:, 1].any() and hidden[:, 3].any() and not hidden[:, ::2].any()
+    assert {tok.decode(row.tolist()) for row in np.asarray(batch.x)} == {f"1{i}34" for i in range(10)}
+    metrics, samples = task.evaluate(train.State(0, params, (), None, None), KEY)
+    assert np.isfinite(metrics["val/nelbo"]) and "val/bits_per_byte" not in metrics
+    assert all(re.match("1.*3", row["greedy"], re.S) and row["prompt"] == "1_3_" for row in samples)
+    (tmp_path / "train.jsonl").write_text(lines.replace('"masked": "1', '"masked": "2'))
+    with pytest.raises(ValueError, match="masked='2<.mask.>3<.mask.>' should be the completion '1.34' with some tok"):
+        rl.OBJECTIVES["pretrain"](cfg, tok, start)
+
+
 @pytest.mark.slow
 def test_what_trace_scores_before_the_first_update_is_what_was_drawn(tiny):
     gaps, spread = {}, {}

@@ -1111,6 +1111,25 @@ def test_a_mistake_on_the_command_line_is_one_sentence_and_exit_code_2(folder, c
     assert code == 2 and out == "" and err.startswith("sample.py: ") and message in err and err.count("\n") == 1
 
 
+def test_a_model_that_fills_in_place_fills_what_is_masked_and_wants_a_mask(folder, capsys, tmp_path):
+    grid = shutil.copytree(folder, tmp_path / "grid")
+    (grid / "run.json").write_text(json.dumps({"config": {"fill_in": True, "max_prompt_len": 0}}))
+    code, out, err = run(capsys, str(grid), "--prompt=1.34")
+    assert code == 2 and out == "" and "'1.34' has nothing to fill in: write a _ for each token" in err
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "", "masked": "12<|mask|>4"}\n')
+    assert run(capsys, str(grid), f"--data={tmp_path}/rows.jsonl", f"--out={tmp_path}/filled.jsonl")[0] == 0
+    text = json.loads((tmp_path / "filled.jsonl").read_text())["completion"]
+    assert text.startswith("12") and text.endswith("4")
+
+
+@pytest.mark.parametrize("name", ["sudoku_base", "sudoku_grpo"])
+def test_a_trained_model_is_in_the_repository(capsys, name):
+    assert sum(os.path.getsize(f"assets/{name}/{file}") for file in os.listdir(f"assets/{name}")) < 1_100_000
+    code, out, _ = run(capsys, f"assets/{name}", "--prompt=3_2__1________43")
+    assert code == 0 and re.fullmatch("3.2..1........43", out.strip())
+    assert name == "sudoku_base" or out.strip() == "3421213443121243"
+
+
 def test_a_column_that_a_reward_needs_is_missed_before_anything_is_filled(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
     monkeypatch.setattr(complete, "complete_texts", None)

@@ -102,7 +102,7 @@ def test_other_keys_follow_where_that_is_what_was_meant():
 
 
 def test_a_causal_base_is_known_by_its_config_file():
-    line = "config/sudoku_grpo.py --init_from=config/arith_ar_base.py --order=left --logp_est="
+    line = "config/sudoku_d1_grpo.py --init_from=config/arith_ar_base.py --order=left --logp_est="
     assert config.load((line + "exact").split()).logp_est == "exact"
     with pytest.raises(ValueError, match="needs logp_est='exact'"):
         config.load((line + "trace").split())
@@ -289,7 +289,7 @@ def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
 
 
 def test_the_costs_of_a_rollout_grow_with_its_completions():
-    cfg = dataclasses.replace(config.read_file("config/sudoku_grpo.py"), model=model.ModelConfig(mask_id=258))
+    cfg = dataclasses.replace(config.read_file("config/sudoku_d1_grpo.py"), model=model.ModelConfig(mask_id=258))
     many = dataclasses.replace(cfg, group_size=1_000_000)
     assert memory.estimate_bytes(cfg)["peak"] < 1e9 < 1e11 < memory.estimate_bytes(many)["peak"]
 

@@ -31,7 +31,7 @@ import rewards
 import rl
 import runs
 import sample
-from data import bpe
+from data import bpe, texts
 from judges import scores
 from system import report, sharding
 from variants import blocks, drafts, lora
@@ -211,7 +211,7 @@ def pack_prompt(run, one, n, total):
     given = np.ones(start, bool) if r.valid is None else r.valid[first, :start]
     mean, std, _ = grpo.moments(jnp.asarray(total[n]), 0)
     return {
-        "text": one.found.rows[n]["prompt"],
+        "text": texts.readable_prompt(one.found.rows[n]),
         "tokens": show_tokens(r.tokens[first, :start][given].tolist(), run.tok),
         "reads": columns_read(one, n),
         "mean": mean[0],

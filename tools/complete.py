@@ -342,8 +342,12 @@ def encode_rows(options, rows, loaded):
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new = options.max_new_tokens or loaded.trained.get("max_new_tokens", 128)
     default = "none" if chat["chat_template"] else "mask" if options.data or template else "auto"
-    texts = [data.prompt_text(row, template) for row in rows]
+    texts = [row.get("masked") or data.prompt_text(row, template) for row in rows]
     prompts = [encode(text, tok, cfg.mask_id, options.holes or default, n_new) for text in texts]
+    for text, (_, start) in zip(texts, prompts, strict=True):
+        if start and loaded.trained.get("fill_in"):
+            raise ValueError(f"{loaded.folder} fills in texts in place, and {text[:80]!r} has nothing to fill in: "
+                             "write a _ for each token that is missing")  # fmt: skip
     drafts = options.rule == "drafts" if options.rule else loaded.trained.get("rule") == "drafts"
     if not cfg.block_causal or drafts:
         return prompts

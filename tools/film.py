@@ -41,13 +41,11 @@ def fill_puzzles(folder, rows):
     found = checkpoint.find(folder)
     params, cfg = checkpoint.load(found)
     tok, run = data.Tokenizer.load(found, cfg.vocab_size), checkpoint.read_run(found)["config"]
-    n = run["max_new_tokens"]
-    prompts = [tok.encode(row["prompt"]) for row in rows]
-    z = np.array([ids + [cfg.mask_id] * n for ids in prompts], np.int32)
-    plan = sample.Plan(order=run["order"], rule=run["rule"], steps=run["diffusion_steps"], block_len=n)
+    z = np.array([tok.encode(row["masked"], specials=True) for row in rows], np.int32)
+    plan = sample.Plan(order=run["order"], rule=run["rule"], steps=run["diffusion_steps"])
     x, trace = sample.generate(params, jax.random.key(0), z, cfg, plan)
-    x, step, logp = (np.asarray(a)[:, -n:] for a in (x, trace["step"], trace["logp"]))
-    return Filled([tok.decode(row) for row in x], step, np.exp(logp))
+    step, logp = np.asarray(trace["step"]), np.asarray(trace["logp"])
+    return Filled([tok.decode(row) for row in np.asarray(x)], step, np.exp(logp))
 
 
 def digit(kind, x, y, text):
@@ -55,11 +53,11 @@ def digit(kind, x, y, text):
     return f'<text class="{kind}" x="{x + CELL / 2}" y="{y + CELL / 2 + 5}">{text}</text>'
 
 
-def draw_grid(prompt, filled, i, left, top, seconds):
+def draw_grid(puzzle, filled, i, left, top, seconds):
     """Draw puzzle i of a Filled while it is filled in -> SVG."""
-    given, text, out = prompt.rstrip(":"), filled.texts[i], []
-    n = int(len(given) ** 0.5)
-    for cell, (known, new) in enumerate(zip(given, text.ljust(n * n), strict=False)):
+    text, out = filled.texts[i], []
+    n = int(len(puzzle) ** 0.5)
+    for cell, (known, new) in enumerate(zip(puzzle, text, strict=True)):
         x, y = left + cell % n * CELL, top + cell // n * CELL
         if known != ".":
             out.append(digit("given", x, y, known))
@@ -69,15 +67,15 @@ def draw_grid(prompt, filled, i, left, top, seconds):
         out.append(appear(SECONDS * (1 + filled.step[i, cell]), seconds, blue + digit("", x, y, new)))
     side = CELL * n
     lines = "".join(f"M{left + k * CELL} {top}v{side}M{left} {top + k * CELL}h{side}" for k in range(n + 1))
-    kind = "right" if rules.sudoku_all(text, prompt) == 1 else "wrong"
+    kind = "right" if rules.sudoku_all(text, puzzle) == 1 else "wrong"
     frame = f'<rect class="end {kind}" x="{left}" y="{top}" width="{side}" height="{side}"/>'
     return "".join(out) + f'<path class="line" d="{lines}"/>' + appear(seconds - PAUSE, seconds, frame)
 
 
 def main(before, after, out):
     """Write the animation of three puzzles, filled by the runs in two folders."""
-    rows = [row for row in data.load("sudoku", "val") if row["difficulty"] == 12][:3]
-    side, body = CELL * int(len(rows[0]["prompt"]) ** 0.5), []
+    rows = [row for row in data.load("sudoku_grid", "val") if row["difficulty"] == 12][:3]
+    side, body = CELL * int(len(rows[0]["puzzle"]) ** 0.5), []
     runs = {"before": fill_puzzles(before, rows), "after": fill_puzzles(after, rows)}
     n_steps = 1 + max(int(filled.step.max()) for filled in runs.values())
     seconds = SECONDS * (n_steps + 1) + PAUSE
@@ -85,7 +83,7 @@ def main(before, after, out):
         top = TITLE + line * (side + 2 * GAP)
         body.append(f'<text x="{GAP + (3 * side + 2 * GAP) / 2}" y="{top - 10}">{name}</text>')
         for i, row in enumerate(rows):
-            body.append(draw_grid(row["prompt"], filled, i, GAP + i * (side + GAP), top, seconds))
+            body.append(draw_grid(row["puzzle"], filled, i, GAP + i * (side + GAP), top, seconds))
     width, height = 3 * side + 4 * GAP, TITLE + 2 * side + 2 * GAP + 20
     with open(out, "w") as f:
         f.write(f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">')

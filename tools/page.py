@@ -10,6 +10,7 @@ Below, `one` is a complete.Model, and `pack_` functions return what becomes JSON
 import base64
 import dataclasses
 import os
+import re
 import sys
 import types
 from pathlib import Path
@@ -175,13 +176,21 @@ def pack_rows(one, rows):
     reward = [*run.eval_rewards, *run.rewards, ""][0] if one.trained else ""
     if rows is None:
         rows = held_out_rows(one, run) if one.trained else []
-    packed = [{"prompt": row["prompt"], "answer": answer_of(row)} for row in rows if row.get("prompt")][:HELD_OUT]
+    packed = [pack_row(row) for row in rows if row.get("prompt") or "masked" in row][:HELD_OUT]
     return {
         "rows": packed,
         "exact": reward in EXACT and all(row["answer"] is not None for row in packed),
         "sudoku": reward in ("sudoku", "sudoku_all"),
         "longest": run.max_prompt_len + run.max_new_tokens if one.trained else None,
     }
+
+
+def pack_row(row):
+    """Collect a prompt and its answer. In `masked`, <|mask|> becomes _ where that reads the same; `holes` is True."""
+    text, holes = row.get("masked", row["prompt"]), "masked" in row
+    if holes and not re.search(r"[^\W\d]", text.replace("<|mask|>", "")):
+        text = text.replace("<|mask|>", "_")
+    return {"prompt": text, "answer": answer_of(row)} | ({"holes": True} if holes else {})
 
 
 def held_out_rows(one, run):

@@ -1,0 +1,32 @@
+"""
+Make the puzzles of data/sudoku as grids to be filled in place: `masked` has a <|mask|> for each empty cell,
+`completion` is the grid, and the rewards read `puzzle`:
+
+    {"prompt": "", "masked": "1<|mask|><|mask|><|mask|>42...", "completion": "1342423124133124",
+     "puzzle": "1...42.12....12.", "difficulty": 9}
+
+A text is the 16 cells and nothing else. The rows, and which are train and val, are those of data/sudoku.
+
+    python data/sudoku_grid/prepare.py
+"""
+import sys
+from pathlib import Path
+
+
+def in_place(row):
+    """Make the row of a grid from one of data/sudoku."""
+    puzzle = row["prompt"].rstrip(":")
+    masked = puzzle.replace(".", "<|mask|>")
+    return {"prompt": "", "masked": masked, "completion": row["completion"], "puzzle": puzzle,
+            "difficulty": row["difficulty"]}
+
+
+def main():
+    rows = {split: [*map(in_place, data.load("sudoku", split))] for split in ("train", "val")}
+    data.save(Path(__file__).parent, rows)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    import data
+    main()
