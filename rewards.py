@@ -221,6 +221,16 @@ def load_function(path, name):
     return as_reward(where, name, getattr(module, name))
 
 
+def in_file(path):
+    """Name the functions of a Python file for a message, without running it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            names = [n.name for n in ast.parse(file.read()).body if isinstance(n, ast.FunctionDef)]
+    except (OSError, SyntaxError, ValueError):
+        return f"; there is no such file that can be read, {path}"
+    return f"; it has {', '.join(names) or 'no function'}" + (f": --rewards={path}:{names[0]}" if names else "")
+
+
 def as_reward(where: str, name: str, fn: Any) -> Reward:
     """Make a reward of a user's function, which takes lists or one text.
 
@@ -304,6 +314,8 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
     fns: dict[str, Reward] = {}
     for spec in terminal.parts(names) if isinstance(names, str) else map(str.strip, names):
         name, settings = split_settings(spec)
+        if name.endswith(".py"):
+            raise ValueError(f"the reward {name!r} names a file without its function: {name}:FUNCTION{in_file(name)}")
         path, colon, short = name.rpartition(":")
         if not colon and name not in known:
             close = difflib.get_close_matches(name, known, 1)

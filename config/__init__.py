@@ -17,6 +17,7 @@ import difflib
 import fnmatch
 import functools
 import inspect
+import itertools
 import math
 import os
 import re
@@ -87,7 +88,12 @@ NON_NEGATIVE, POSITIVE_INT, POSITIVE = at_least(0), at_least(1), above(0)
 BELOW_1 = both(NON_NEGATIVE, below(1))
 FRACTION = both(NON_NEGATIVE, at_most(1))._replace(expected="from 0 to 1")
 MASK_RATIO = both(POSITIVE, at_most(1))
-FOLDER = Check(bool, "the name of a folder")
+def may_be_filled(path):
+    """False for an empty path, and for / and the home, which no run may fill."""
+    return bool(path) and os.path.abspath(os.path.expanduser(path)) not in ("/", os.path.expanduser("~"))
+
+
+FOLDER = Check(may_be_filled, "the name of a folder of its own, as in out/try")
 SOURCE = Check(bool, "None, a folder or a config file")
 START = Check(can_start, "None, a folder or a config file; --resume=True continues the run in out_dir")
 GROUP = at_least(2)._replace(expected="at least 2: a completion is compared with the others of its group")
@@ -290,7 +296,10 @@ def check_value(field, value):
     """Raise a ValueError if a value is not one that the key's declaration allows."""
     choices, check = field.metadata.get("choices"), field.metadata.get("check")
     if choices and value not in choices:
-        raise ValueError(f"{field.name}={value!r}: one of {', '.join(map(str, choices))}")
+        spelled = str(value).lower().replace(".", "_").replace("-", "_")
+        known = [answer for theirs, sign, answer in foreign_keys() if theirs == f"{field.name}:{spelled}"]
+        hint = f"; here it is {known[0]}" if known else f"; did you mean {spelled!r}?" if spelled in choices else ""
+        raise ValueError(f"{field.name}={value!r}: one of {', '.join(map(str, choices))}{hint}")
     if check and value is not None and not check.holds(value):
         raise ValueError(f"{field.name}={value!r} must be {check.expected}")
 
@@ -387,6 +396,9 @@ def between_keys(c):
         (c.objective != "grpo" and c.batch_size % c.gradient_accumulation_steps,
          f"batch_size={c.batch_size} must be divisible by gradient_accumulation_steps={c.gradient_accumulation_steps}: "
          f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
+        (c.rule == "quota" and c.diffusion_steps > max(c.max_new_tokens, Config.diffusion_steps),
+         f"diffusion_steps={c.diffusion_steps}: the {c.max_new_tokens} tokens of max_new_tokens={c.max_new_tokens} are "
+         f"filled in at most as many steps: diffusion_steps={c.max_new_tokens}"),
         (c.paired and c.batch_size % 2,
          f"paired=True uses every row twice: batch_size={c.batch_size} must be even"),
         (c.paired and c.objective == "pretrain" and c.batch_size // 2 % c.gradient_accumulation_steps,
@@ -613,6 +625,8 @@ def possible_values(text, kinds):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about "\d" and the like
             value = to_tuples(ast.literal_eval(text.strip()))
+        if int in kinds and isinstance(value, float) and value.is_integer() and "e" in text.lower():
+            yield int(value)  # 1e3
         yield value
         yield (value,)  # a single name, number or pair, for a tuple of them
     yield tuple(part for part in terminal.parts(text) if part)
@@ -650,8 +664,9 @@ def foreign_keys():
 def unknown_key(name: str, known: Collection[str]) -> str:
     """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
     message = f"unknown config key {name!r}"
-    for theirs, sign, answer in foreign_keys():
-        if fnmatch.fnmatchcase(name, theirs):
+    leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
+    for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
+        if fnmatch.fnmatchcase(word, theirs):
             return f"{message}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     near = difflib.get_close_matches(name, names, 1, 0.7)
@@ -710,6 +725,9 @@ def parse_arguments(argv):
             raise ValueError(f"{word}: write it as --{word.lstrip('-')}")
         if not word.startswith("--"):
             files.append(word)
+            continue
+        if not equals and name in ("resume", "eval_only") and (not words or words[0][:2] == "--" or ".py" in words[0]):
+            args[name] = "True"
             continue
         if not equals:
             has_value = bool(words) and words[0][:2] != "--" and not words[0].endswith(".py")

@@ -9,7 +9,7 @@ own folder or file:
     FILE        the same from one file
     .jsonl      one row per line                  .json   a list of rows or of prompts, or {"prompts": [...]}
     .txt        documents: pages of whole paragraphs, rows with an empty prompt (`pages`)
-    .parquet    rows, read by pyarrow
+    .parquet    rows, read by pyarrow               .csv, .tsv    a table whose first line names the columns
     ORG/NAME    a data set of huggingface.co, or a part of one, ORG/NAME/PART, downloaded by huggingface_hub
 
 Rows of GSM8K, MATH, NuminaMath, HumanEval, MBPP, AceCode, Countdown-Tasks, Alpaca, Dolly and ShareGPT are recognised
@@ -20,10 +20,12 @@ rows {"prompt", "chosen", "rejected"}. Score rows {"prompt", "completion", "scor
 import builtins
 import collections
 import contextlib
+import csv
 import difflib
 import functools
 import gzip
 import importlib.util
+import io
 import itertools
 import json
 import os
@@ -347,6 +349,18 @@ def read_parquet(path, raw, names):
         raise ValueError(f"{path} cannot be read: {e}") from e
 
 
+def read_csv(path, text, names):
+    """Read a table with commas (.csv) or tabs (.tsv) whose first line names the columns; an empty cell is no value."""
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if ".tsv" in path.name else ",", strict=True)
+    try:
+        values = [{name: cell for name, cell in row.items() if cell} for row in rows]
+    except csv.Error as e:
+        raise ValueError(f"{path}, line {rows.line_num}: {e}") from e
+    if ragged := next((number for number, row in enumerate(values, 1) if None in row), None):
+        raise ValueError(f"{path}, row {ragged} has more cells than the first line has names of columns")
+    return read_list(path, values, names)
+
+
 def read_text(path, text, names):
     """Read plain text: one row per page, without a prompt."""
     return [{"prompt": "", "completion": page} for page in pages(text)]
@@ -368,7 +382,8 @@ def pages(text: str) -> list[str]:
     return [*out[:-1], out[-1] + rest]
 
 
-READERS = {".jsonl": read_jsonl, ".json": read_json, ".txt": read_text, ".parquet": read_parquet}
+READERS = {".jsonl": read_jsonl, ".json": read_json, ".txt": read_text, ".parquet": read_parquet,
+           ".csv": read_csv, ".tsv": read_csv}  # fmt: skip
 
 
 def gsm8k(row):
@@ -505,6 +520,21 @@ FORMATS: dict[tuple[str, ...], Callable[[Row], Row]] = {  # the columns that tel
 }
 
 
+def with_plain_turns(value):
+    """Replace the content of chat messages that is a list of parts of type text, as OpenAI writes it, by the text."""
+    if not isinstance(value, list) or not all(isinstance(turn, dict) and "role" in turn for turn in value):
+        return value
+    turns = []
+    for turn in value:
+        parts = turn.get("content")
+        if isinstance(parts, list) and parts and all(isinstance(part, dict) for part in parts):
+            if others := [part for part in parts if part.get("type") != "text" or not is_text(part.get("text"))]:
+                raise ValueError(f"parts of a message should be of type text, found {quote(others[0])}")
+            turn = turn | {"content": "".join(part["text"] for part in parts)}
+        turns.append(turn)
+    return turns
+
+
 def from_chat(row):
     """Turn a prompt that is a list of chat messages into text.
 
@@ -557,6 +587,7 @@ def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
             raise ValueError(f"{ours}_key={theirs!r}: no such column; found {', '.join(row) or 'none'}")
     row = {name: value for name, value in row.items() if value is not None}
     row |= {ours: row[theirs] for ours, theirs in (names or {}).items() if theirs in row}
+    row = {name: with_plain_turns(value) for name, value in row.items()}
     if is_number(row.get("answer")):
         row["answer"] = str(row["answer"])
     if list in (type(row.get("chosen")), type(row.get("rejected"))):

@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import operator
+import os
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -61,6 +62,9 @@ def as_splits(rows):
     """Turn the rows that a Python program gives into {"train": list, "val": list}.
 
     rows: an iterable, or {split: iterable}. Without val, the last 5% of train are val."""
+    if isinstance(rows, (str, os.PathLike)):
+        name = str(rows)
+        raise ValueError(f"rows={name!r}: a file or a data set is named in the config, Config(dataset={name!r})")
     given = rows if isinstance(rows, dict) else {"train": rows}
     try:
         splits = {
@@ -73,6 +77,9 @@ def as_splits(rows):
         raise ValueError(
             f"rows={data.quote(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': rows}}"
         )
+    if not splits["val"] and len(splits["train"]) == 1:
+        raise ValueError(f"rows: a single row, {data.quote(splits['train'][0])}, leaves none to evaluate: give "
+                         "two or more, or {'train': rows, 'val': rows}, which may be the same")  # fmt: skip
     if not splits["val"]:
         splits = {split: data.held_out_part(splits["train"], split, "the list of rows") for split in splits}
     return splits

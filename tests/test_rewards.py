@@ -547,7 +547,7 @@ def test_a_reward_that_has_no_opinion_on_its_only_completion_is_known_by_its_sha
 def test_rows_of_another_task_are_refused_before_anything_is_trained(tmp_path, reward, message):
     rows = [{"prompt": f"{i}+{i}=", "completion": str(2 * i)} for i in range(4)]
     for split in ("train", "val"):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[2 * (split == "val"):]))
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[2 * (split == "val") :]))
     cfg = config.Config(objective="grpo", init_from="x", dataset=str(tmp_path), rewards=tuple(reward.split(",")))
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         scores.check_early(cfg)

@@ -7,6 +7,10 @@ numbers in nine stations (anatomy.html). It is one file that fetches nothing. do
 Shapes: N prompts, G completions of each, B = N * G; K of them learn; V views; T columns, the prompt's first.
 """
 
+if __name__ == "__main__":
+    raise SystemExit("error: type python train.py config/NAME.py --anatomy=step.html")
+
+
 import contextlib
 import dataclasses
 import functools

@@ -6,6 +6,10 @@ leaves out the lowest and the highest quarter of the seeds, in a band that is it
 and again (bootstrap), as rliable does it (2108.13264).
 """
 
+if __name__ == "__main__":
+    raise SystemExit("error: type python runs.py OUT_DIR OUT_DIR")
+
+
 import argparse
 import os
 

@@ -2,6 +2,10 @@
 The command line of `python sample.py`: complete prompts, or fill masks in texts, with the model in a folder.
 """
 
+if __name__ == "__main__":
+    raise SystemExit("error: type python sample.py OUT_DIR --prompt=TEXT")
+
+
 import argparse
 import dataclasses
 import functools

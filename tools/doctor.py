@@ -13,6 +13,10 @@ for. Half of the texts are masked so that seeing more than in training hurts, th
 An alternative counts if it is better, or worse, by more than three standard errors of the paired difference.
 """
 
+if __name__ == "__main__":
+    raise SystemExit("error: type python sample.py OUT_DIR --explain")
+
+
 import contextlib
 import dataclasses
 import functools

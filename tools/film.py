@@ -91,4 +91,6 @@ def main(before, after, out):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        raise SystemExit("error: type python tools/film.py OUT_DIR OUT_DIR_2 FILE.svg")
     main(*sys.argv[1:])

@@ -7,6 +7,10 @@ and what one sees (page.html). It fetches nothing, so it works from a mail attac
 Below, `one` is a complete.Model, and `pack_` functions return what becomes JSON in the page.
 """
 
+if __name__ == "__main__":
+    raise SystemExit("error: type python sample.py OUT_DIR --page=play.html")
+
+
 import base64
 import dataclasses
 import os

@@ -4,6 +4,10 @@ Plan a run for devices that are not here:  python train.py config/llada_gsm8k_gr
 Their own compiler, where it is installed, compiles the run, and XLA says how much memory it takes.
 """
 
+if __name__ == "__main__":
+    raise SystemExit("error: type python train.py config/NAME.py --plan=8xH100")
+
+
 import contextlib
 import dataclasses
 import functools
@@ -37,6 +41,8 @@ class Device(NamedTuple):
 
 # NVIDIA's data sheets of the SXM boards (A100, H100, H200, B200); Cloud TPU's "system architecture" pages.
 HOST, GIB = 8, 2**30  # GPUs per host
+# NVIDIA's data sheets and architecture papers of the others (GeForce: at the boost clock, float32 accumulation). V100
+# and T4 have no bfloat16; theirs are rates of float16.
 AMPERE, HOPPER = ((8, 0, 108, 1.41, 167936, 40 << 20), (9, 0, 132, 1.98, 233472, 50 << 20))
 DEVICES = {
     "A100-40": Device(42.3e9, 1.555e12, 312e12, AMPERE),
@@ -44,6 +50,13 @@ DEVICES = {
     "H100": Device(84978434048, 3.352e12, 989e12, HOPPER),
     "H200": Device(150.7e9, 4.8e12, 989e12, HOPPER),
     "B200": Device(191.5e9, 7.7e12, 2250e12, (10, 0, 148, 1.965, 233472, 126 << 20)),
+    "V100": Device(32e9, 900e9, 125e12, (7, 0, 80, 1.53, 98304, 6 << 20)),
+    "T4": Device(16e9, 320e9, 65e12, (7, 5, 40, 1.59, 65536, 4 << 20)),
+    "A10": Device(24e9, 600e9, 125e12, (8, 6, 72, 1.695, 102400, 6 << 20)),
+    "L4": Device(24e9, 300e9, 121e12, (8, 9, 58, 2.04, 102400, 48 << 20)),
+    "3090": Device(24e9, 936e9, 71e12, (8, 6, 82, 1.695, 102400, 6 << 20)),
+    "4090": Device(24e9, 1008e9, 165.2e12, (8, 9, 128, 2.52, 102400, 72 << 20)),
+    "5090": Device(32e9, 1792e9, 209.5e12, (12, 0, 170, 2.407, 102400, 96 << 20)),
     "v5e": Device(15.75 * GIB, 819e9, 197e12),
     "v5p": Device(95.74 * GIB, 2765e9, 459e12),
     "v6e": Device(31.25 * GIB, 1638e9, 918e12),
@@ -88,9 +101,10 @@ def topology(text):
     if not (importlib.util.find_spec("jax_cuda12_plugin") and importlib.util.find_spec("nvidia")):
         return None
     major, minor, cores, clock, shared, cache = device.chip
+    threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get((major, minor), 2048)
     target = f"""gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-        shared_memory_per_core: {shared} shared_memory_per_block_optin: {shared - 1024} threads_per_core_limit: 2048
-        core_count: {cores} fpus_per_core: {64 if major == 8 else 128} block_dim_limit_x: 2147483647
+        shared_memory_per_core: {shared} shared_memory_per_block_optin: {shared - 1024} threads_per_core_limit: {threads}
+        core_count: {cores} fpus_per_core: {64 if (major, minor) <= (8, 0) else 128} block_dim_limit_x: 2147483647
         block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {device.bandwidth:.0f}
         l2_cache_size: {cache} clock_rate_ghz: {clock} device_memory_size: {device.memory:.0f}
         cuda_compute_capability {{ major: {major} minor: {minor} }} registers_per_core_limit: 65536
