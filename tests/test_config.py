@@ -523,11 +523,29 @@ def test_exactly_one_config_file_is_required(file):
 
 @pytest.mark.parametrize("words, cure", [("--n_layer 3", "--n_layer=3"), ("--lr_end -1e-3", "--lr_end=-1e-3"),
                                          ("-max_iters=3", "--max_iters=3"), ("max_iters=3", "--max_iters=3"),
-                                         ("--resume", "--resume=True"), ("--seed --resume=True", "--seed=value")])
+                                         ("--tempered", "--tempered=True"),
+                                         ("--seed --resume=True", "--seed=value")])
 def test_a_value_without_an_equals_sign_is_reported_with_the_right_spelling(file, words, cure):
     for argv in ([file, *words.split()], [*words.split(), file]):
         said = message(*argv)
         assert "write it as " in said and (cure in said or argv[-1] == file)
+
+
+def test_what_can_only_mean_one_thing_is_taken_for_it(file):
+    assert config.load([file, "--resume"]).resume and config.load(["--eval_only", file]).eval_only
+    assert config.load([file, "--max_iters=1e3"]).max_iters == 1000 and config.load([file, "--seed=2E1"]).seed == 20
+    assert "expected a whole number" in message(file, "--max_iters=1.5") + message(file, "--max_iters=1e-3")
+
+
+@pytest.mark.parametrize("typed, said", [
+    ("--actor_rollout_ref.rollout.n=5", "group_size"), ("--rollout.n=5", "group_size"), ("--kl_loss_coef=0", "kl_beta"),
+    ("--actor_rollout_ref.actor.kl_loss_coef=0", "kl_beta"), ("--ppo_mini_batch_size=5", "minibatch_size"),
+    ("--data.max_response_length=9", "max_new_tokens"), ("--algorithm.adv_estimator=grpo", "adv_baseline"),
+    ("--loss_type=gspo", "ratio_level=sequence"), ("--loss_type=dr.grpo", "dr_grpo"), ("--objective=sft", "pretrain"),
+    ("--out_dir=/", "a folder of its own"), ("--out_dir=~", "a folder of its own"),
+    ("--diffusion_steps=999", "at most as many steps")])  # fmt: skip
+def test_words_of_other_programs_and_slips_are_answered_with_ours(file, typed, said):
+    assert said in message(file, typed)
 
 
 def test_a_key_given_twice_is_refused(file):

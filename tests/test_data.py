@@ -553,7 +553,8 @@ def test_a_bad_row_is_reported_with_file_line_and_what_was_expected(tmp_path, ba
 @pytest.mark.parametrize("name, content, message", [
     ("a.json", "{", "a.json: not JSON"), ("a.json", '{"rows": []}', "a.json: expected a list of rows"),
     ("a.json", '["a", 3]', "a.json, row 2: expected an object"), ("a.jsonl", "\n", "a.jsonl has no rows"),
-    ("a.txt", " \n", "a.txt has no rows"), ("a.csv", "a,b", r"a.csv: rows are read from .jsonl, .json, .txt"),
+    ("a.txt", " \n", "a.txt has no rows"), ("a.xml", "a,b", r"a.xml: rows are read from .jsonl, .json, .txt"),
+    ("a.csv", "prompt,completion\n1,2,3\n", "a.csv, row 1 has more cells"), ("a.csv", "prompt,answer\n", "has no rows"),
     ("a.jsonl", b"\xff\xfe", "a.jsonl is not UTF-8 text"), ("a.jsonl.gz", b"not gzip", "a.jsonl.gz cannot be read"),
 ])
 def test_a_file_that_cannot_be_read_is_explained(tmp_path, name, content, message):
@@ -1118,3 +1119,19 @@ def test_a_python_without_its_library_is_told_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(SystemExit, match="too few sources.*--dataset=FILE.txt"):
         text.documents()
+
+
+def test_a_table_is_read_with_its_first_line_as_names(tmp_path):
+    (tmp_path / "a.csv").write_text('\ufeffprompt,completion,level\n"1, 2","say ""3"""\n"two\nlines",4,easy\n', "utf-8")
+    assert data.read_rows(tmp_path / "a.csv") == [
+        {"prompt": "1, 2", "completion": 'say "3"'}, {"prompt": "two\nlines", "completion": "4", "level": "easy"}]
+    (tmp_path / "a.tsv").write_text("prompt\tcompletion\n1,2\t3\n")
+    assert data.read_rows(tmp_path / "a.tsv") == [{"prompt": "1,2", "completion": "3"}]
+
+
+def test_messages_may_consist_of_parts_of_text():
+    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1"}]
+    row = {"prompt": [{"role": "user", "content": parts}], "completion": [{"role": "assistant", "content": parts[1:]}]}
+    assert data.normalize_row(row) == {"prompt": "1+1", "completion": "1"}
+    with pytest.raises(ValueError, match="parts of a message should be of type text, found dict {'type': 'image_url'"):
+        data.normalize_row({"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]})

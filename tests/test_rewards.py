@@ -546,8 +546,14 @@ def test_a_reward_that_has_no_opinion_on_its_only_completion_is_known_by_its_sha
      "cells.*another task than the recipe's, name rewards that fit them"), ("exact,length", None)])  # fmt: skip
 def test_rows_of_another_task_are_refused_before_anything_is_trained(tmp_path, reward, message):
     rows = [{"prompt": f"{i}+{i}=", "completion": str(2 * i)} for i in range(4)]
-    for split in ("train", "val"):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[2 * (split == "val") :]))
+    for split, some in (("train", rows), ("val", rows[2:])):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     cfg = config.Config(objective="grpo", init_from="x", dataset=str(tmp_path), rewards=tuple(reward.split(",")))
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         scores.check_early(cfg)
+
+
+def test_a_file_without_its_function_is_answered_with_the_functions_in_it(tmp_path):
+    (tmp_path / "my.py").write_text("import nothing_like_it\ndef polite(completion): return 1.0\n")
+    with pytest.raises(ValueError, match=r"it has polite: --rewards=.*my.py:polite"):
+        resolve(f"{tmp_path}/my.py")

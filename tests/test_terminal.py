@@ -85,7 +85,7 @@ def test_every_key_that_a_table_names_is_there():
     table = config.foreign_keys()
     assert {re.match(r"\w+", answer)[0] for _, sign, answer in table if sign == "="} <= known
     named = {word for *_, answer in table for word in re.findall(r"(?<![\w-])[a-z]+_[a-z_]+\b", answer)}
-    of_others = {"xml_tags", "xml_answer", "k3_ratio", "grad_norm", "update_norm", "update_ratio"}  # rewards, metrics
+    of_others = {"xml_tags", "xml_answer", "k3_ratio", "grad_norm", "update_norm", "update_ratio", "dr_grpo"}  # rewards, metrics, values
     assert named - known <= of_others and {sign for _, sign, _ in table} == {"=", "-"}
     assert not [name for name in known for theirs, *_ in table if fnmatch.fnmatchcase(name, theirs)]
     assert len({theirs for theirs, *_ in table}) == len(table)
@@ -364,3 +364,9 @@ def test_what_a_terminal_cannot_show_is_escaped(encoding, shown, tmp_path, monke
         monkeypatch.setattr(sys, "stdout", stream)
         terminal.run(lambda: print("é 😀"))
     assert e.value.code is None and (tmp_path / "out").read_text(encoding=encoding) == shown + "\n"
+
+
+@pytest.mark.parametrize("name", ["anatomy", "compare", "complete", "doctor", "page", "plan"])
+def test_a_tool_that_is_run_as_a_program_says_what_to_type(name):
+    done = subprocess.run([sys.executable, f"tools/{name}.py"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: type python ") and done.stderr.count("\n") == 1

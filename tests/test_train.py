@@ -820,3 +820,12 @@ def test_a_step_can_be_run_again_alone(tiny):
     list(one.batches(train.State(0, {}, (), None, None), KEY))
     ((a, _),), ((b, _),) = (t.batches(train.State(7, {}, (), None, None), jax.random.key(7)) for t in (one, other))
     jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("given, rows, said", [
+    ("config/sudoku.py", None, r"train\(config.load\(\['config/sudoku.py'\]\)\)"),
+    (None, "x.jsonl", "Config.dataset='x.jsonl'"),
+    (None, [{"prompt": "a"}], "a single row.*give two or more")])  # fmt: skip
+def test_slips_from_python_are_one_sentence(given, rows, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        train.train(given or config.Config(out_dir=f"{tmp_path}/out"), rows=rows)
