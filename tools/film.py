@@ -1,9 +1,9 @@
 """
 Draw the animation of the README: the same puzzles, filled before and after GRPO, as an animated SVG.
 
-    python tools/film.py out/sudoku_base out/sudoku_grpo assets/film.svg
+    python tools/film.py assets/sudoku_base assets/sudoku_grpo assets/film.svg
 
-It shows the first three puzzles of val with 12 empty cells, none selected by hand, at the runs' own settings and
+It shows the first three puzzles of val with 10 empty cells, none selected by hand, at the runs' own settings and
 temperature 0. The bluer a cell, the more probable its digit was when it was filled in. A wrong grid gets a red frame.
 """
 
@@ -74,7 +74,7 @@ def draw_grid(puzzle, filled, i, left, top, seconds):
 
 def main(before, after, out):
     """Write the animation of three puzzles, filled by the runs in two folders."""
-    rows = [row for row in data.load("sudoku_grid", "val") if row["difficulty"] == 12][:3]
+    rows = [row for row in data.load("sudoku_grid", "val") if row["difficulty"] == 10][:3]
     side, body = CELL * int(len(rows[0]["puzzle"]) ** 0.5), []
     runs = {"before": fill_puzzles(before, rows), "after": fill_puzzles(after, rows)}
     n_steps = 1 + max(int(filled.step.max()) for filled in runs.values())
