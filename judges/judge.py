@@ -45,7 +45,7 @@ from judges.walls import (
     lock,
     shut,
 )
-from judges.zygote import PRELOADED, WORD
+from judges.zygote import WORD
 
 JUDGE_MEMORY = 1 << 30  # a test works on what the candidate answered: "x" * answer must not eat the machine
 GRACE = 10  # seconds until a process that does not react is given up
@@ -319,9 +319,7 @@ def judge(job, trainer, lines, wall, limits, parent) -> NoReturn:
 
 
 def preload() -> None:
-    """Import and run, before judges are forked, what most of them need: see zygote.preload."""
-    for name in PRELOADED.split():
-        importlib.import_module(name)
+    """Run, before judges are forked, what most of them need: see zygote.preload."""
     sys.modules["random"].seed(1)  # the same verdict in every worker
     for _ in range(16):
         warm_up()

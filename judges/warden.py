@@ -33,7 +33,7 @@ if __name__ == "__main__":  # as a script: imports come from the project's folde
 from judges.judge import bench
 from judges.languages import ALL_LANGUAGES, command_for, exec_program, toolchain
 from judges.walls import LINUX, MACHINE, THREADS, Limits, empty, end_process, kill, limit
-from judges.zygote import WORD, zygote
+from judges.zygote import WORD, import_libraries, zygote
 
 TICK = 0.02  # seconds between two looks at what runs
 
@@ -289,6 +289,7 @@ def work(fd: int, limits: Limits) -> int:
             f.write("1000")  # short of memory, the kernel ends this and what it starts, not the trainer
     limit(CORE=1)
     freeze_imports()
+    import_libraries()
     warden = Warden(fd, limits)
     if task := warden.start():
         return task()

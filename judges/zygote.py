@@ -84,10 +84,14 @@ def end_all(running, warden):
     running.clear()
 
 
-def preload():
-    """Import and run what every candidate needs, and forget where this process comes from."""
+def import_libraries() -> None:
+    """Import what candidates and judges need, in the warden, for both."""
     for name in PRELOADED.split():
         importlib.import_module(name)
+
+
+def preload():
+    """Run what every candidate needs, and forget where this process comes from."""
     sys.modules["random"].seed(0)  # the same verdict in every worker
     os.environ.clear()
     sys.argv[:] = ["solution.py"]
