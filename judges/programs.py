@@ -14,10 +14,12 @@ import re
 import shutil
 from typing import Any, NamedTuple
 
+import rewards
 from judges import fences, rules
 from judges.fences import DEFINITIONS, MAX_SOURCE, PARTS, parse
 from judges.languages import LANGUAGES, SYNTAX
 from judges.sandbox import Sandbox, check_job
+from rewards import Scores
 
 NONE = itertools.repeat(None)  # the default of an optional column: None in every row
 ALIASES = {
@@ -28,14 +30,6 @@ ALIASES = {
 }
 EMPTY = r"\[\]|\{\}|(?:\w+\.)?(?:(?:list|dict|set|deque|Counter|OrderedDict)\(\)|defaultdict\(\w*\))"
 NOT_RUN: dict[str, Any] = {"passed": [], "error": "", "seconds": 0.0}
-
-
-class Scores(list):
-    """A reward's scores, and further numbers to log as rewards/FN/NAME: notes {name: [one per completion]}."""
-
-    def __init__(self, scores: list, **notes: list):
-        super().__init__(scores)
-        self.notes = notes
 
 
 class Program(NamedTuple):
@@ -494,3 +488,15 @@ def quality_of(code: str, whole: str) -> dict[str, bool]:
         "good_comments": any(len(comment) > 10 for comment in comments),
         "proper_structure": real and all(re.match(r" {4}|\t|\S", line) for line in lines),
     }
+
+
+rewards.REWARDS |= {
+    "syntax": syntax,
+    "tests": tests,
+    "tests_all": tests_all,
+    "tests_fenced": tests_fenced,
+    "performance": performance,
+    "quality": quality,
+    "format": quality,
+    "fenced": fenced,
+}

@@ -42,7 +42,7 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
     all of them unless cfg.rewards names some. The names last as long as the context.
     """
     known = {name: rewards.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
-    rewards_before = dict(rewards.REWARDS)
+    before = {name: rewards.REWARDS[name] for name in known.keys() & rewards.REWARDS.keys()}
     if rows is not None:
         splits = as_splits(rows)
         number = zlib.crc32(json.dumps(splits, default=repr).encode())  # so that no run is resumed on other rows
@@ -52,8 +52,9 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
         rewards.REWARDS.update(known)
         yield dataclasses.replace(cfg, rewards=cfg.rewards or tuple(known))
     finally:
-        rewards.REWARDS.clear()
-        rewards.REWARDS.update(rewards_before)
+        for name in known:
+            del rewards.REWARDS[name]
+        rewards.REWARDS.update(before)
         if rows is not None:
             del data.MEMORY[name]
 
@@ -168,7 +169,7 @@ def try_rewards(cfg, fns, rows):
     A ValueError says which reward cannot read the row: the rows may be of another task. If the row's own completion
     earns nothing from a reward that knows the answer, that is printed."""
     row = next((row for row in rows if row.get("completion")), None)
-    later = {*rewards.FROM_MODELS, "tests", "tests_all", "tests_fenced", "performance", "quality", "format", "syntax"}
+    later = {*rewards.FROM_MODELS, *rewards.ELSEWHERE}
     given = {"groups": [0], "token_ids": [[0]], "max_length": [cfg.max_new_tokens], "tokens_per_pass": [1.0]}
     for name, fn in fns.items() if row else ():
         if name in later:
@@ -207,10 +208,12 @@ def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
     used = found.trained.keys() | found.eval_only.keys()
     tested = {"tests", "tests_all", "tests_fenced", "performance"} & used
     if tested or {"syntax", "fenced"} & used:
-        box = rewards.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
+        from judges import programs
+
+        box = programs.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
         try:  # a machine without walls is refused before the run begins
             box.run([("", ["assert True"], "")] if tested else [])
-            unknown = rewards.programs.check(rows) if tested else {}
+            unknown = programs.check(rows) if tested else {}
         except (RuntimeError, ValueError) as e:
             raise ValueError(f"{cfg.dataset}: {e}") from None
         for language, count in unknown.items():

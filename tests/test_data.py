@@ -427,11 +427,13 @@ def test_a_list_of_chat_messages_is_a_prompt(tmp_path):
 
 def test_a_bare_row_of_countdown_has_its_numbers_and_is_scored(tmp_path, monkeypatch, capsys):
     import rewards
+    from tools import score
+
     texts = ["44-15=29,79-29=50", "79-44=35,35+15=50", "79/44=1,15+1=16", "79-44=35,35+15=51", "79*44=3476,3476/15=50"]
     rows = [{"prompt": "44,15,79=50:", "completion": text} for text in texts]
     assert data.normalize_row(rows[0]) == {**rows[0], "numbers": [44, 15, 79], "target": 50}
     monkeypatch.setattr(sys, "argv", ["rewards.py", file(tmp_path, "cd3.jsonl", jsonl(rows)), "--rewards=countdown"])
-    assert rewards.main() == 0
+    assert score.main() == 0
     assert json.loads(capsys.readouterr().out) == {"n": 5, "countdown": 0.46, "reward": 0.46}  # 1, 1, and 0.1 each
     exact = data.normalize_row({"prompt": "96,3,18=50:"})
     assert rewards.REWARDS["countdown"]([""], ["96/3=32,32+18=50"], numbers=[exact["numbers"]],

@@ -55,11 +55,12 @@ ARROWS = {
     "judges/model_judge": {"checkpoint", "config", "data", "data/texts", "diffusion", "model", "sample",
                            "system/sharding"},
     "tools/film": {"checkpoint", "data", "judges/rules", "sample", "system/report"},
-    "judges/programs": {"judges/fences", "judges/languages", "judges/rules", "judges/sandbox"},
-    "rewards": {"data", "judges/model_judge", "judges/programs", "judges/rules", "system/terminal"},
+    "rewards": {"judges/rules", "system/terminal"},
+    "judges/programs": {"judges/fences", "judges/languages", "judges/rules", "judges/sandbox", "rewards"},
     "judges/scores": {"checkpoint", "config", "data", "data/texts", "diffusion", "grpo", "judges/model_judge",
-                      "judges/rules", "rewards", "sample", "system/hosts", "system/sharding", "variants/slots",
+                      "judges/programs", "judges/rules", "rewards", "sample", "system/hosts", "system/sharding", "variants/slots",
                       "variants/speed"},
+    "tools/score": {"data", "judges/model_judge", "judges/programs", "rewards", "system/terminal"},
     "tools/compare": {"checkpoint", "runs", "system/disk", "system/report", "system/terminal"},
     "tools/page": {"config", "data", "data/texts", "model", "sample", "system/report", "variants/rope"},
     "tools/complete": {"checkpoint", "config", "data", "rewards", "runs", "sample", "system/huggingface",
@@ -80,9 +81,9 @@ ARROWS = {
                       "variants/lora"},
 }  # fmt: skip
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
-# `python sample.py` and `python runs.py` launch tools/complete.py and tools/compare.py, which stand above them.
+# sample.py, rewards.py and runs.py launch tools/complete.py, score.py and compare.py, which stand above them.
 PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page",
-            "tools/plan"}  # fmt: skip
+            "tools/plan", "tools/score"}  # fmt: skip
 ARROWS["train"] = set(ARROWS) - PROGRAMS | {"tools/anatomy", "tools/plan"}
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
@@ -129,7 +130,7 @@ def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_noth
         for n in ast.walk(ast.parse(open(FILES[name][0]).read())):
             if isinstance(n, ast.Call) and ast.unparse(n.func) == "terminal.launch":
                 found[name] = ast.literal_eval(n.args[0])
-    assert found == {"sample": "tools.complete", "runs": "tools.compare"}
+    assert found == {"sample": "tools.complete", "runs": "tools.compare", "rewards": "tools.score"}
 
 
 def test_no_arrow_leads_back():
@@ -189,7 +190,7 @@ def test_functions_of_the_core_have_few_parameters():
 
 
 def test_the_sandbox_starts_without_jax_and_imports_print_nothing():
-    code = "import sys; from judges import programs, rules, sandbox; sys.exit(bool({'jax', 'numpy'} & {*sys.modules}))"
+    code = "import sys; from judges import rules, sandbox, warden; sys.exit(bool({'jax', 'numpy'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert done.returncode == 0 and done.stdout == done.stderr == b""
 

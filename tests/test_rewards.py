@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import config
 import rewards
 from judges import scores
-from rewards import FROM_MODELS, REWARDS, combine, resolve, summary
+from rewards import ELSEWHERE, FROM_MODELS, REWARDS, combine, resolve, summary
+from tools import score
 
 NAMES = """syntax tests tests_all quality performance format fenced exact contains regex keywords json xml xml_tags math
 xml_soft xml_strict xml_int xml_answer tests_fenced
@@ -47,10 +48,16 @@ def test_pass_at_k_is_the_chance_that_a_random_choice_of_k_completions_has_one_t
     assert math.isnan(rewards.pass_at(passed, 6))
 
 
+def test_rewards_of_code_are_loaded_when_one_of_them_is_asked_for():
+    code = "import sys, rewards; rewards.resolve('exact,{}'); sys.exit('judges.sandbox' in sys.modules)"
+    for name, loaded in (("math", 0), ("tests", 1)):
+        assert subprocess.run([sys.executable, "-c", code.format(name)]).returncode == loaded
+
+
 # ---- the dict -------------------------------------------------------------------------------------------------------
 
 def test_every_promised_reward_is_there_and_says_what_it_is_worth():
-    assert sorted(REWARDS | FROM_MODELS) == sorted(NAMES)
+    assert sorted(REWARDS | FROM_MODELS) == sorted(NAMES) and ELSEWHERE.keys() <= REWARDS.keys()
     assert all(fn.__doc__ for fn in REWARDS.values())
 
 
@@ -412,7 +419,7 @@ def program(*args, rows=None, path=None):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["rewards.py", *map(str, args)])
         try:
-            code = rewards.main()
+            code = score.main()
         except SystemExit as e:
             code = e.code
     last = (out.getvalue().strip().split("\n") or [""])[-1]
@@ -463,7 +470,7 @@ def test_a_group_is_judged_together_wherever_its_rows_stand(tmp_path):
 def scoring(monkeypatch, *args):
     """What `python rewards.py ARGS` leaves with, in this process."""
     monkeypatch.setattr(sys, "argv", ["rewards.py", *map(str, args)])
-    return rewards.main()
+    return score.main()
 
 
 def test_the_samples_of_a_run_are_scored(tmp_path, monkeypatch, capsys):
@@ -533,7 +540,7 @@ def test_behind_its_messages_a_chat_has_the_characters_of_its_text():
 
 
 def test_numbers_in_a_file_have_six_decimals_and_nan_is_null():
-    assert rewards.rounded(np.float64(2) / 3) == 0.666667 and rewards.rounded(math.nan) is None
+    assert score.rounded(np.float64(2) / 3) == 0.666667 and score.rounded(math.nan) is None
 
 
 def test_a_reward_that_has_no_opinion_on_its_only_completion_is_known_by_its_share():
