@@ -514,10 +514,7 @@ def pretrain(cfg, tok, start) -> Task:
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
         tqdm.write(scores.describe_metric(cfg, fns, more))
-    if lacking := sum("completion" not in row for row in train.rows):
-        pairs = all({"chosen", "rejected"} <= row.keys() for row in train.rows)
-        raise ValueError(f"{cfg.dataset}/train: {lacking} of {len(train.rows)} rows have no completion to learn from"
-                         + (": these are preferences, which --objective=dpo learns from" if pairs else ""))
+    texts.check_completions(cfg, train.rows)
     noise = jax.jit(functools.partial(
         joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
     ))  # fmt: skip
