@@ -37,6 +37,7 @@ import rewards
 import runs
 import sample
 from data.texts import (
+    check_completions,
     completion_ids,
     encode_split,
     end_at_eos,
@@ -514,7 +515,7 @@ def pretrain(cfg, tok, start) -> Task:
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
         tqdm.write(scores.describe_metric(cfg, fns, more))
-    texts.check_completions(cfg, train.rows)
+    check_completions(cfg, train.rows)
     noise = jax.jit(functools.partial(
         joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
     ))  # fmt: skip
