@@ -37,6 +37,7 @@ import rewards
 import runs
 import sample
 from data.texts import (
+    check_completions,
     completion_ids,
     encode_split,
     end_at_eos,
@@ -451,10 +452,7 @@ def pretrain(cfg, tok, start) -> Task:
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
         tqdm.write(scores.describe_metric(cfg, fns, more))
-    if lacking := sum("completion" not in row for row in train.rows):
-        pairs = all({"chosen", "rejected"} <= row.keys() for row in train.rows)
-        raise ValueError(f"{cfg.dataset}/train: {lacking} of {len(train.rows)} rows have no completion to learn from"
-                         + (": these are preferences, which --objective=dpo learns from" if pairs else ""))
+    check_completions(cfg, train.rows)
     noise = jax.jit(functools.partial(
         joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
     ))  # fmt: skip

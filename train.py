@@ -384,8 +384,6 @@ def train(cfg, rows=None, rewards=None):
     From Python, rows (a list, or {"train": list, "val": list}) may replace the key dataset, and rewards (a function, a
     list, or {name: function}) the key rewards."""
     again = None
-    if not isinstance(cfg, config.Config):
-        raise ValueError(f"train({cfg!r}): expected a Config, as in train(config.load([{str(cfg)!r}]))")
     with contextlib.ExitStack() as claims:
         claims.enter_context(sharding.use(cfg.mesh))
         cfg = claims.enter_context(scores.in_memory(config.resolve_paths(cfg), rows, rewards))

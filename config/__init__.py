@@ -804,6 +804,8 @@ def resolve_paths(cfg: Config) -> Config:
         """Resolve the path in the name of a reward, as in path.py:function."""
         return re.sub(r"^(.*?\.py)(?=:)", lambda path: resolve_path(path[0]), name)
 
+    if not isinstance(cfg, Config):
+        raise ValueError(f"{cfg!r} is no Config: expected one, as in train(config.load([{str(cfg)!r}]))")
     changes: dict[str, Any] = {"out_dir": os.path.normpath(os.path.expanduser(cfg.out_dir))}
     changes |= {key: tuple(map(in_name, getattr(cfg, key))) for key in ("rewards", "eval_rewards")}
     for key in ("init_from", "judge_from", "ref_from", "dataset"):

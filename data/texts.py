@@ -61,6 +61,16 @@ def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
     return rows
 
 
+def check_completions(cfg: Any, rows: list[dict[str, Any]]) -> None:
+    """Raise a ValueError if rows to learn from have no completion."""
+    if lacking := sum("completion" not in row for row in rows):
+        pairs = all({"chosen", "rejected"} <= row.keys() for row in rows)
+        raise ValueError(
+            f"{cfg.dataset}/train: {lacking} of {len(rows)} rows have no completion to learn from"
+            + (": these are preferences, which --objective=dpo learns from" if pairs else "")
+        )
+
+
 def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = True) -> EncodedRows:
     """Read and encode a split. Report how many rows do not fit.
 

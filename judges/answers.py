@@ -50,6 +50,13 @@ LONG_UNITS = {
     "min": "minutes? mins?", "h": "hours? hrs?", "ft": "feet foot",
     "in": "inch(?:es)?", "mi": "miles?", "lb": "pounds? lbs", "day": "days", "week": "weeks",
 }  # fmt: skip
+
+
+def without_spaces(found):
+    """Return a match without its white space."""
+    return re.sub(r"\s", "", found[0])
+
+
 SPELLINGS: list[tuple[str, Any]] = [  # (a pattern, its one spelling)
     (r"\*\*|__", ""),  # Markdown
     (r"^\s*(?:[Oo]ption|[Cc]hoice)\s+(?=\(?[A-J]\b)", ""),
@@ -66,7 +73,7 @@ SPELLINGS: list[tuple[str, Any]] = [  # (a pattern, its one spelling)
     (r"([\^_])\{(\w)\}", r"\1\2"),
     (r"\\(?:mathrm|mbox|text|textbf|mathbf)\{([^{}]{0,80})\}", r" \1"),
     (r"\b(?:negative|minus)\s+(?=[\d.])", "-"),
-    (r"(?<![\w.,/])\d{1,3}(?:[ \u00a0\u202f]\d{3}){1,6}(?![\w/]|[.,]\d)", lambda m: re.sub(r"\s", "", m[0])),
+    (r"(?<![\w.,/])\d{1,3}(?:[ \u00a0\u202f]\d{3}){1,6}(?![\w/]|[.,]\d)", without_spaces),
 ]
 WORD = r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|log|ln|sqrt|pi)\b)[A-Za-z]{2,}"
 HEADING = re.compile(r"\W*(?:the )?(?:final )?(?:answer|result|solution)s?\W*", re.I)
@@ -185,7 +192,7 @@ def arithmetic(text):
         raise ValueError("not arithmetic")
 
     text = re.sub(r"\\times|\\cdot|[×·]", "*", text).replace("\\div", "/").replace("÷", "/").replace("^", "**")
-    text = re.sub(r"[{}]", lambda brace: "()"[brace[0] == "}"], text)
+    text = text.replace("{", "(").replace("}", ")")
     if not re.fullmatch(r"[\d+\-*/(). ]{1,100}", text, re.ASCII):
         return None
     try:

@@ -19,7 +19,14 @@ from typing import Any
 from xml.parsers import expat
 
 from judges import helper
-from judges.answers import NUMBER, as_fraction, boxed, math_answer, tagged_answer, without_latex  # noqa: F401
+from judges.answers import (
+    NUMBER,
+    as_fraction,
+    boxed,
+    math_answer,  # noqa: F401
+    tagged_answer,
+    without_latex,
+)
 
 # The last is a social security number. A block list knows words, not meanings: it finds only the plainest cases.
 UNSAFE = (
@@ -224,7 +231,15 @@ def countdown(text: str, numbers: list, target: Any) -> float:
     answered = 0.1 if "<answer>" in text and tagged_answer(text) else 0.0
     text = tagged_answer(text)
     text = boxed(text) if "\\boxed" in text else text
-    for spelling, sign in ("×*", "÷/", "−-", ("\\times", "*"), ("\\cdot", "*"), ("\\div", "/")):
+    signs = {
+        "×": "*",
+        "÷": "/",
+        "−": "-",
+        "\\times": "*",
+        "\\cdot": "*",
+        "\\div": "/",
+    }
+    for spelling, sign in signs.items():
         text = text.replace(spelling, sign)
     text = re.sub(r"\$|\\[()\[\]]", "", text).strip().rstrip(".")
     if len(text) > 400 or not re.fullmatch(r"[0-9+\-*/()=,;\s]+", text):

@@ -20,7 +20,7 @@ import config
 import data
 import model
 import train
-from data.texts import EncodedRows
+from data.texts import EncodedRows, check_completions
 from system import huggingface
 from system.start import prepare
 from variants import preferences
@@ -331,3 +331,9 @@ def test_the_pairs_of_countdown_are_a_right_and_a_wrong_answer():
         assert countdown.check("", pair["chosen"], pair["numbers"], pair["target"])
         assert not countdown.check("", pair["rejected"], pair["numbers"], pair["target"])
 
+
+
+def test_preferences_without_the_objective_are_told_of_it():
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2
+    with pytest.raises(ValueError, match="2 of 2 rows have no completion to learn from: .*--objective=dpo"):
+        check_completions(config.Config(dataset="pairs"), rows)

@@ -21,11 +21,10 @@ import checkpoint
 import config
 import data
 import model
-import rewards
 import runs
 import train
 from system import hosts, memory, terminal
-from tools import complete
+from tools import complete, score
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
     ("config/sudoku_grpo.py --n_layer=3", "n_layer=3, but the model of config/sudoku_base.py has n_layer=4"),
@@ -85,8 +84,8 @@ def test_every_key_that_a_table_names_is_there():
     table = config.foreign_keys()
     assert {re.match(r"\w+", answer)[0] for _, sign, answer in table if sign == "="} <= known
     named = {word for *_, answer in table for word in re.findall(r"(?<![\w-])[a-z]+_[a-z_]+\b", answer)}
-    of_others = {"xml_tags", "xml_answer", "k3_ratio", "grad_norm", "update_norm", "update_ratio", "dr_grpo"}
-    # These are rewards, metrics and values.
+    of_others = {"xml_tags", "xml_answer", "k3_ratio", "grad_norm", "update_norm", "update_ratio"}  # rewards, metrics
+    of_others |= {"dr_grpo"}  # values
     assert named - known <= of_others and {sign for _, sign, _ in table} == {"=", "-"}
     assert not [name for name in known for theirs, *_ in table if fnmatch.fnmatchcase(name, theirs)]
     assert len({theirs for theirs, *_ in table}) == len(table)
@@ -226,7 +225,7 @@ def test_when_nobody_reads_any_more_the_loop_is_asked_to_save_and_goes_on(monkey
 
 
 @pytest.mark.parametrize("program, part, line", [
-    (rewards, "score_file", "rewards.py rows.jsonl --rewards=exact"), (complete, "run", "sample.py out/x --prompt=a")])
+    (score, "score_file", "rewards.py rows.jsonl --rewards=exact"), (complete, "run", "sample.py out/x --prompt=a")])
 def test_scoring_and_filling_for_nobody_end_as_by_a_closed_pipe(program, part, line, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", line.split())
     monkeypatch.setattr(program, part, lambda options: (_ for _ in ()).throw(BrokenPipeError()))

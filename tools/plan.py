@@ -104,7 +104,8 @@ def topology(text):
     threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get((major, minor), 2048)
     target = f"""gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
         shared_memory_per_core: {shared} shared_memory_per_block_optin: {shared - 1024}
-        threads_per_core_limit: {threads} core_count: {cores} fpus_per_core: {64 if (major, minor) <= (8, 0) else 128} block_dim_limit_x: 2147483647
+        threads_per_core_limit: {threads} core_count: {cores}
+        fpus_per_core: {64 if (major, minor) <= (8, 0) else 128} block_dim_limit_x: 2147483647
         block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {device.bandwidth:.0f}
         l2_cache_size: {cache} clock_rate_ghz: {clock} device_memory_size: {device.memory:.0f}
         cuda_compute_capability {{ major: {major} minor: {minor} }} registers_per_core_limit: 65536
