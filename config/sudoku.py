@@ -1,7 +1,12 @@
 """
-Pretrain a denoiser that fills in 4x4 sudokus in place, with 4 to 12 of 16 cells empty.
+Pretrain a denoiser from scratch that fills in 4x4 sudokus in place, with 4 to 12 of 16 cells empty. Watch val/greedy,
+the fraction of grids without a mistake.
 
     python train.py config/sudoku.py
+    python sample.py out/sudoku --prompt=3_2__1________43 --show
+
+3.2 minutes on 2 cores of an AMD EPYC (Zen 4) that much other work shared: val/greedy 94.9%, val/sampled 93.8% after
+700 steps.
 """
 from config import Config
 from model import ModelConfig

@@ -1,6 +1,7 @@
 """
 Train with GRPO on 4x4 sudokus that are filled in place: 4 to 12 empty cells in four denoising steps. The base is
-trained first if it is not there. Watch `reward` in the bar and val/greedy, the fraction of held-out grids without a mistake.
+trained first if it is not there. Watch `reward` in the bar and val/greedy, the fraction of held-out grids without a
+mistake.
 
     python train.py config/sudoku_grpo.py
 

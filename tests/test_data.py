@@ -24,8 +24,10 @@ from data.code.families import FAMILIES, SLOTS
 from data.countdown import prepare as countdown
 from data.grammar import prepare as grammar
 from data.sudoku import prepare as sudoku
+from data.sudoku_grid import prepare as sudoku_grid
 from data.text import prepare as text
 from data.words import prepare as words
+from rewards import REWARDS
 
 REPOSITORY = str(data.ROOT.parent)
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
@@ -860,6 +862,15 @@ def test_sudoku_check_wants_a_whole_grid_that_keeps_the_given_cells():
     for wrong in other, grid[:-1], grid + "1", grid[:-1] + "5", "", "1" * 16, grid.replace("1", "١"), "1234" * 4:
         assert not sudoku.check(prompt, wrong)
     assert not sudoku.check("." * 16 + ":", "1234" * 4)
+
+
+def test_a_grid_to_be_filled_in_place_has_a_mask_for_each_empty_cell_and_is_judged():
+    row = sudoku_grid.in_place(build("sudoku", 20)["val"][0])
+    assert row["prompt"] == "" and row["masked"].count("<|mask|>") == row["difficulty"] == row["puzzle"].count(".")
+    assert len(data.Tokenizer.bytes().encode(row["masked"], specials=True)) == 16 == len(row["completion"])
+    for reward, wrong in (("sudoku", 0), ("sudoku_all", 0)):
+        texts = [row["completion"], "0" * 16]
+        assert REWARDS[reward](["", ""], texts, puzzle=[row["puzzle"]] * 2) == [1, wrong]
 
 
 @pytest.mark.slow

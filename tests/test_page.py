@@ -334,7 +334,7 @@ def test_the_committed_page_is_what_the_command_writes_now():
     source = open(COMMITTED, encoding="utf-8").read()
     words = re.split("%(?:title|data|model)%", open("tools/page.html", encoding="utf-8").read())
     assert all(word in source for word in [*words, open("tools/page.js", encoding="utf-8").read()]), (
-        f"write it anew: python sample.py out/sudoku_base out/sudoku_grpo --page={COMMITTED}")  # fmt: skip
+        f"write it anew: python sample.py assets/sudoku_base assets/sudoku_grpo --page={COMMITTED}")  # fmt: skip
 
 
 @needs_browser
@@ -345,7 +345,7 @@ def test_in_the_committed_page_grpo_has_helped(browser):
     browser.wait("find('start').textContent === 'Count again'", seconds=300)
     bars = browser.run("[...find('bars').children].map(e => e.textContent)")
     counts = [int(re.fullmatch(r"sudoku_(?:base|grpo): (\d+) right of 100", bar)[1]) for bar in bars if bar]
-    assert 50 <= counts[0] <= 62 and 83 <= counts[1] <= 95, "55 to 58 and 87 to 90% of 256 rows in the runs' own log"
+    assert 45 <= counts[0] <= 49 and 80 <= counts[1] <= 84, "in JAX 47 and 82; 48 and 83% of 512 in the run's log"
     assert not browser.errors and len(browser.requests) == 1
 
 
