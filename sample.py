@@ -17,6 +17,7 @@ if __name__ == "__main__":
     from system import terminal
 
     terminal.begin()
+    terminal.help_early("tools.options")
 
 import dataclasses
 import functools

@@ -6,6 +6,7 @@ from __future__ import annotations  # an older Python has to get as far as `begi
 
 import contextlib
 import errno
+import importlib
 import io
 import os
 import re
@@ -21,6 +22,14 @@ def begin() -> None:
         raise SystemExit("error: Python 3.11 or newer is needed, this is " + sys.version.split()[0])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     reopen()
+
+
+def help_early(module: str) -> None:
+    """Print the help of a program and leave, if it is asked for, before what it needs is imported.
+
+    module: its name; its function parser() makes the ArgumentParser."""
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        run(lambda: importlib.import_module(module).parser().print_help())
 
 
 def reopen() -> None:
