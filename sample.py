@@ -16,7 +16,7 @@ order left, one token per step, and a KV cache. To add an order or a rule, add a
 if __name__ == "__main__":
     from system import terminal
 
-    terminal.launch("tools.complete")
+    terminal.launch("tools.complete", help_of="tools.options")
 
 import dataclasses
 import functools

@@ -384,9 +384,10 @@ def train(cfg, rows=None, rewards=None):
     From Python, rows (a list, or {"train": list, "val": list}) may replace the key dataset, and rewards (a function, a
     list, or {name: function}) the key rewards."""
     again = None
+    cfg = config.resolve_paths(cfg)
     with contextlib.ExitStack() as claims:
         claims.enter_context(sharding.use(cfg.mesh))
-        cfg = claims.enter_context(scores.in_memory(config.resolve_paths(cfg), rows, rewards))
+        cfg = claims.enter_context(scores.in_memory(cfg, rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.locked(cfg.out_dir))
         run, state, best, done = setup(cfg, claims)

@@ -370,3 +370,10 @@ def test_what_a_terminal_cannot_show_is_escaped(encoding, shown, tmp_path, monke
 def test_a_tool_that_is_run_as_a_program_says_what_to_type(name):
     done = subprocess.run([sys.executable, f"tools/{name}.py"], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("error: type python ") and done.stderr.count("\n") == 1
+
+
+def test_the_help_of_sample_is_there_without_jax():
+    code = "import sys, runpy; sys.modules['jax'] = None; sys.argv[1:] = ['--help']; "
+    code += "runpy.run_path('sample.py', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "--top_k" in done.stdout and "--diffusion_steps" in done.stdout and not done.stderr

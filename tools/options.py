@@ -1,0 +1,81 @@
+"""
+The options of `python sample.py`, read from the source of sample.py, so that --help need not import JAX.
+"""
+
+import argparse
+import ast
+import os
+import re
+from typing import NamedTuple
+
+
+class Field(NamedTuple):
+    """A field of sample.Plan."""
+
+    name: str
+    default: object
+    meaning: str  # the comment beside it
+
+
+def read_plan(text):
+    """List the fields of Plan in the source of sample.py."""
+    (plan,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Plan")
+    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", ast.get_source_segment(text, plan) or "", re.M))
+    fields = [node for node in plan.body if isinstance(node, ast.AnnAssign)]
+    return [Field(f.target.id, ast.literal_eval(f.value), comments.get(f.target.id, "")) for f in fields]
+
+
+with open(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "sample.py")) as file:
+    TEXT = file.read()
+SOURCE, PLAN = ast.parse(TEXT), read_plan(TEXT)
+# TRAINED {config key: field of Plan}: settings taken from the config of the run. Those of its rollouts are not.
+OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty"
+TRAINED = {"diffusion_steps": "steps"} | {f.name: f.name for f in PLAN if f.name not in OF_ROLLOUTS}
+HOLES = {  # the parts of a text that are read as masks, as regular expressions
+    "mask": r"<\|mask\|>",
+    "auto": r"<\|mask\|>|(?<![^\W\d])(?<!\\)_+(?![^\W\d])",  # [^\W\d]: a letter or a _
+    "none": r"(?!)",  # never matches
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser; every field of Plan is a flag, explained by its comment in sample.py."""
+    p = argparse.ArgumentParser(
+        description=ast.get_docstring(SOURCE),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="python sample.py OUT_DIR [--prompt=TEXT | --data=FILE.jsonl] [--flag=value ...]   (--help lists them)",
+    )
+    add = p.add_argument
+    folders = "out_dir of a run (its best checkpoint), a step-... in it, or a Hugging Face folder with a tokenizer"
+    rows = "rows to complete: .jsonl, .json, .txt with one prompt per line (all also .gz), or a data set (its val rows)"
+    export = "only write the model, adapters (LoRA) merged into its weights, and its tokenizer to a Hugging Face folder"
+    holes = (
+        r"what is read as a mask: <|mask|>, one token; with auto also a _ that touches no letter (3_1_ has two, "
+        r"is_prime none; \_ is an underscore). Default: none with a chat template, auto for --prompt, mask for --data"
+    )
+    add("folder", nargs="?", metavar="OUT_DIR", help=folders)
+    add("beside", nargs="?", metavar="OUT_DIR_2", help="with --page: a second model, on the same texts")
+    add("--prompt", help="text to complete, or text with holes to fill (see --holes)")
+    add("--n", type=int, default=1, help="completions per prompt; above 1 the temperature is 1")
+    add("--show", action="store_true", help="show the denoising step by step")
+    add("--data", help=rows)
+    add("--out", help="write the rows with their completions to this .jsonl file")
+    add("--rewards", help="score the completions of --data: names or path/to/file.py:function, separated by commas")
+    add("--export", metavar="FOLDER", help=export)
+    add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
+    add("--open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --open_as=Dream")
+    add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
+    add("--page", metavar="FILE", help="only write one HTML file in which the model runs: open it in a browser")
+    add("--holes", choices=HOLES, help=holes)
+    add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
+    add("--system_prompt", help="how the template begins; default: as in training, or the template's own")
+    add("--instruction", help="text before a prompt, or around {prompt}; default: as in training, or none")
+    add("--seed", type=int, default=0)
+    add("--max_new_tokens", type=int, help="masks after a prompt without holes; default: as in training, or 128")
+    add("--batch_size", type=int, default=32)
+    for field in PLAN:
+        names = [field.name, *(name for name, ours in TRAINED.items() if ours == field.name)]
+        flags = [f"--{name}" for name in dict.fromkeys(names)]
+        add(*flags, metavar="X", help=f"{field.meaning} ({field.default})".replace("%", "%%"))
+    return p
