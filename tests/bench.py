@@ -417,20 +417,24 @@ def order(options):
     runs.prepare_process()
     folder = checkpoint.find(options.run)
     params, cfg = checkpoint.load(folder)
-    run, tok, rows = checkpoint.read_run(folder), data.Tokenizer.load(folder), data.load("sudoku", "val")
+    run, tok = checkpoint.read_run(folder), data.Tokenizer.load(folder)
     if not run:
-        raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku_d1.py")
-    rows, all_steps = some(options, (rows[:4], (1,)), (rows[:64], (16, 4, 1)), (rows, (16, 8, 4, 2, 1)))
+        raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py or sudoku_d1.py")
+    n, all_steps = some(options, (4, (1,)), (64, (16, 4, 1)), (None, (16, 8, 4, 2, 1)))
     orders = some(options, ORDERS, ("random", "confidence", "left"), ORDERS)
-    start = run["config"]["max_prompt_len"]
-    arrays, *_ = data.encode(rows, tok, start, run["config"]["max_new_tokens"])
-    z, valid = sampler.masked_tokens(arrays, cfg), jnp.asarray(arrays.valid)
+    trained = types.SimpleNamespace(**vars(config.Config()) | run["config"])
+    val, start = texts.encode_split(trained, tok, "val"), trained.max_prompt_len
+    val = texts.given_masks(val, trained, tok) if trained.fill_in else val
+    rows, arrays = val.rows[:n], val.take(slice(n))
+    z, valid = sampler.masked_tokens(arrays, cfg), arrays.valid
 
     def exact(order, steps):
         say(f"{order}, {steps} steps")
         x, _ = sampler.generate(params, jax.random.key(0), z, cfg, sampler.Plan(order=order, steps=steps), valid)
         filled = [tok.decode(tokens) for tokens in np.asarray(x)[:, start:].tolist()]
-        return f"{np.mean([rules.sudoku_all(text, row['prompt']) for text, row in zip(filled, rows, strict=True)]):.1%}"
+        right = [rules.sudoku_all(text, row["prompt"], row.get("puzzle"))
+                 for text, row in zip(filled, rows, strict=True)]  # fmt: skip
+        return f"{np.mean(right):.1%}"
 
     print(f"{folder}: {len(rows)} puzzles of val, solved without a mistake, by order and number of forward passes\n")
     table(["order", *map(str, all_steps)], ORDERS, ([name, *[exact(name, s) for s in all_steps]] for name in orders))
