@@ -52,8 +52,8 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
         rewards.REWARDS.update(known)
         yield dataclasses.replace(cfg, rewards=cfg.rewards or tuple(known))
     finally:
-        for name in known:
-            del rewards.REWARDS[name]
+        for reward in known:
+            del rewards.REWARDS[reward]
         rewards.REWARDS.update(before)
         if rows is not None:
             del data.MEMORY[name]

@@ -1388,13 +1388,15 @@ def test_a_run_on_rows_in_memory_says_so_when_it_is_resumed(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("rows, fns, message", [
-    ([{"prompt": "12"}], SHORT, "has a single row"), ([{"prompt": 1}] * 9, SHORT, "in memory, .*row 1: prompt should"),
+    ([{"prompt": "12"}], SHORT, "rows: a single row, .* leaves none to evaluate"),
+    ([{"prompt": 1}] * 9, SHORT, "in memory, .*row 1: prompt should"),
     ([{"prompt": "12"}] * 9, {"mine": lambda answers: 0}, r"'mine': it is mine\(answers\).*or mine\(completion\)"),
     ([{"prompt": "12"}] * 9, {"mine": 5}, "'mine': it is mine = 5"), ([{"prompt": "12"}] * 9, None, "needs rewards"),
     ([], SHORT, r"rows=list \[\]: expected a list of rows, at least one, or {'train'"),
     (5, SHORT, "rows=int 5: expected"), ({"val": []}, SHORT, r"rows=dict {'val': \[\]}: expected a list"),
     ({"prompt": "12"}, SHORT, "rows=dict {'prompt'"),
-    ({"train": None}, SHORT, "rows=dict"), ({}, SHORT, "rows=dict {}"), ("ab", SHORT, "row 1: expected an object"),
+    ({"train": None}, SHORT, "rows=dict"), ({}, SHORT, "rows=dict {}"),
+    ("ab", SHORT, "rows='ab': a file or a data set is named in the config"),
     ([{"prompt": "12"}] * 9, [5], "rewards: 5 is no function"), ([{"prompt": "12"}] * 9, 5, "rewards: 5 is no"),
     ([{"prompt": "12"}] * 9, ["exact"], "'exact' is no function; what has a name already is named in the config"),
     ([{"prompt": "12"}] * 9, [len, len], "two functions have one name"),
