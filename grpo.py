@@ -5,7 +5,7 @@ Papers sell three choices as one algorithm. Here each is made on its own:
 
     estimator     how log p of a token is computed under a denoiser; lives in diffusion.py and is never seen here
     ratio level   whether the ratio to the old policy is that of a token (PPO, GRPO), that of a whole completion, by its
-                  mean log-ratio (GSPO, ESPO), or left out (REINFORCE, which the first update always is)
+                  mean log-ratio (GSPO, ESPO), or left out (REINFORCE's form, as the first update always has)
     loss          how the ratio of a token is clipped, and how tokens are averaged
 
 Shapes: N prompts, G completions of each, B = N * G completions, T tokens, R reward functions. `mask` (B, T) is True on

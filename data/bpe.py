@@ -396,6 +396,8 @@ def from_spec(spec, file):
     if template.exists():
         config["chat_template"] = regular_file(template).read_text(encoding="utf-8")
     added = added_tokens(file.parent, spec)
+    if tok := own_tokenizer(spec, config, added, file):
+        return tok
     vocab = run_spec(spec, added, file).get_vocab(with_added_tokens=False)
     roles, specials = find_roles(file, config, vocab, {text: token["id"] for text, token in added.items()})
     added |= {text: {"id": i, "content": text} | FLAGS for text, i in specials.items() if text not in added}
@@ -416,6 +418,24 @@ def from_spec(spec, file):
         bos=bos,
         extra={key: config[key] for key in ("bos_token", "chat_template", "model_max_length") if key in config},
     )
+
+
+def own_tokenizer(spec, config, added, file):
+    """Make the Tokenizer of a tokenizer.json that this project wrote, which tiktoken runs; None: others wrote it."""
+    cut = ((spec.get("pre_tokenizer") or {}).get("pretokenizers") or [{}])[0]
+    if cut.get("pattern") != {"Regex": OWN_PATTERN}:
+        return None
+    vocab, ids = spec["model"]["vocab"], {text: token["id"] for text, token in added.items()}
+    roles, specials = find_roles(file, config, vocab, ids)
+    tok = Tokenizer(
+        {to_bytes(text): i for text, i in vocab.items() if text not in specials},
+        specials,
+        roles,
+        visible=[text for text, token in added.items() if not token["special"]],
+        bos=find_bos(config, spec.get("post_processor")),
+        extra={key: config[key] for key in ("bos_token", "chat_template", "model_max_length") if key in config},
+    )
+    return tok if tok.content() == spec else None
 
 
 def added_tokens(folder: Path, spec: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -13,9 +13,9 @@ Read it from top to bottom:
     GRPO            groups, advantages, log-probs, the loss      grpo.py, rl.py
     training        the same loop for both losses                train.py
 
-The files on the right do the same for real models and tasks. The functions here equal theirs, and a test says so.
-Left out, and in grpo.py: ratios to an old policy, and a KL to a reference. Without ratios an update is REINFORCE, also
-the second to fourth update on the same completions.
+The files on the right do the same for real models and tasks; a test compares the formulas here with theirs. Left out,
+and in grpo.py: ratios to an old policy, a KL to a reference, negative advantages. So an update is REINFORCE in form,
+with a bound for log p. The second to fourth update reuse completions of an older policy, uncorrected.
 
 Shapes: B rows, T = 16 cells, D width, H heads, V = 5 tokens. Tokens 0 to 3 are the digits 1 to 4, token 4 is the mask.
 """
@@ -53,7 +53,7 @@ def all_grids():
 
 
 def puzzles(key, grids, n):
-    """Draw n puzzles (n, T): right grids in which EMPTY cells are masks."""
+    """Draw n puzzles (n, T): grids in which EMPTY cells are masks. 95% have several answers, and each is rewarded."""
     which, where = jax.random.split(key)
     x = grids[jax.random.randint(which, (n,), 0, len(grids))]
     rank = jnp.argsort(jax.random.uniform(where, (n, T)))
@@ -81,7 +81,7 @@ def norm(x, gain):
 
 
 def rotate(x):
-    """Rotate the heads x (B, T, H, K) by angles that grow with the column: so attention knows distances."""
+    """Rotate the heads x (B, T, H, D / H) by angles that grow with the cell's number: attention knows distances."""
     half = x.shape[-1] // 2
     angle = jnp.arange(T)[:, None, None] * 100.0 ** (-jnp.arange(half) / half)
     a, b = jnp.split(x, 2, -1)
@@ -108,7 +108,7 @@ def log_probs(params, z):
 
 
 def logp_of(params, x, masked):
-    """Return log p of each cell of x (B, T) where the cells in masked (B, T) are hidden -> (B, T), 0 elsewhere."""
+    """Hide the cells masked (B, T) of x (B, T), and return log p of each hidden cell -> (B, T), 0 elsewhere."""
     out = log_probs(params, jnp.where(masked, MASK, x))
     return jnp.where(masked, jnp.take_along_axis(out, x[..., None], -1)[..., 0], 0)
 
@@ -128,7 +128,7 @@ def pretrain_loss(params, key, x):
     A cell of a row with l masks counts T / l times, so every number of masks counts the same (LLaDA, 2502.09992)."""
     count_key, mask_key = jax.random.split(key)
     count = jax.random.randint(count_key, (len(x),), 1, T + 1)
-    logp = logp_of(params, x, random_masks(mask_key, x >= 0, count))
+    logp = logp_of(params, x, random_masks(mask_key, x >= 0, count))  # x >= 0: all cells
     return -(T / count[:, None] * logp).sum() / x.size
 
 
@@ -137,9 +137,9 @@ def pretrain_loss(params, key, x):
 
 @partial(jax.jit, static_argnames="temperature")
 def fill(params, key, z, temperature):
-    """Fill the masks of z (B, T) in STEPS passes. Each pass predicts all masks and keeps the surest (LLaDA's rule): an
-    equal share of those that are left. Cells of one pass do not see each other, so they may disagree: a pass for each
-    cell would be right more often, and slower."""
+    """Fill the masks of z (B, T) in STEPS passes. Each pass predicts all masks and fills those whose likeliest digit is
+    most probable: the masks left, divided by the passes left. Cells of one pass do not see each other, so they may
+    disagree: a pass for each cell would be right more often, and slower."""
     for i in range(STEPS):
         masked = z == MASK
         out = log_probs(params, z)
@@ -155,17 +155,17 @@ def fill(params, key, z, temperature):
 
 
 def advantages(rewards):
-    """Compare each completion with the others of its prompt: rewards (N, G) -> (N, G), 0 where all are equal."""
+    """Compare each reward with the mean of its group, in standard deviations: (N, G) -> (N, G), 0 if all are equal."""
     spread = rewards.std(1, ddof=1, keepdims=True)
     return (rewards - rewards.mean(1, keepdims=True)) / (spread + 1e-4)
 
 
 def completion_logp(params, x, completion, part):
-    """Bound log p of completions from below: x (B, T); completion, part (B, T) bool -> (B,).
+    """Estimate a lower bound of log p of completions: x (B, T); completion, part (B, T) bool -> (B,).
 
-    A denoiser has no cheap exact log-probability. One copy of x hides `part` of the completion, a second copy the rest,
-    so together they score every cell once. If the size of `part` is uniformly random, the weighted sum is on average
-    the ELBO, a lower bound of log p (ESPO, 2512.03759)."""
+    No single pass gives log p of a whole completion. One copy of x hides `part` of it, a second copy the rest, so
+    together they score every cell once. If the size of `part` is uniform on 0 to L, the weighted sum is on average the
+    ELBO of filling one cell at a time in random order (ESPO, 2512.03759)."""
     L, total = completion.sum(1), 0
     for masked in (part, completion & ~part):
         weight = (L + 1) / (2 * jnp.maximum(masked.sum(1), 1))
@@ -185,7 +185,7 @@ def rollout(params, key, grids, n_prompts=128, group=4, n_update=96):
     """Write completions of new puzzles, score them, and keep those that beat their group by most -> the batch of
     `policy_loss` (x, completion, adv), and the mean reward.
 
-    Completions below the average of their group are left out: pushing a lower bound of log p down need not lower p."""
+    Completions below the average of their group get weight 0: pushing a lower bound of log p down need not lower p."""
     puzzle_key, fill_key = jax.random.split(key)
     z = jnp.repeat(puzzles(puzzle_key, grids, n_prompts), group, 0)
     x = fill(params, fill_key, z, 1.0)
@@ -220,7 +220,7 @@ def train(loss, params, learning_rate, key, iterations, next_batch, updates, sho
 
 
 def main(seed=0, steps=400, iterations=125):
-    """Pre-train, tune, and print the share of held-out puzzles that are right, filled greedily and sampled."""
+    """Pre-train, tune, and print how many puzzles made of held-out grids are right, filled greedily and sampled."""
     begun, grids = time.time(), jnp.array(all_grids())
     known, held_out = grids[:200], puzzles(jax.random.key(1), grids[200:], 512)
     init_key, pretrain_key, tune_key = jax.random.split(jax.random.key(seed), 3)
@@ -237,11 +237,11 @@ def main(seed=0, steps=400, iterations=125):
     print("Pre-training: predict masked cells of right grids")
     base = train(pretrain_loss, init(init_key), 3e-3, pretrain_key, steps, right_grids, 1, show)
     print("GRPO: one bit of reward for each grid")
-    rate = optax.cosine_decay_schedule(1e-3, 4 * iterations, 0.05)
+    rate = optax.cosine_decay_schedule(1e-3, 4 * max(iterations, 1), 0.05)
     tuned = train(policy_loss, base, rate, tune_key, iterations, partial(rollout, grids=known), 4, show)
     before, after = (fill(params, tune_key, held_out, 0.0) for params in (base, tuned))
     for n in np.flatnonzero(~is_right(before) & is_right(after))[:1]:  # none, if nothing was learnt
-        print("A held-out puzzle, filled before and after GRPO")
+        print("The first held-out puzzle that was wrong before GRPO and is right after")
         for cells in zip(*(np.reshape(grid, (4, 4)) for grid in (held_out[n], before[n], after[n])), strict=True):
             print("   ", "    ".join(" ".join("1234."[c] for c in row) for row in cells))
 

@@ -210,6 +210,17 @@ def test_the_quick_tests_pass_without_an_optional_package(packages):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
 
+@pytest.mark.slow
+def test_the_first_commands_of_the_readme_need_no_optional_package(tmp_path):
+    env = {k: v for k, v in os.environ.items() if k != "UNMASK_ORACLES"}
+    env |= {"UNMASK_HIDDEN": "tokenizers,jinja2,matplotlib", "PYTHONPATH": "tests/hidden"}
+    tiny = ["--max_iters=1", "--eval_size=4", "--batch_size=8", "--keep_completions=8", "--rollout_chunk=None"]
+    train = ["train.py", "config/sudoku_grpo.py", "--init_from=assets/sudoku_base", f"--out_dir={tmp_path}/run", *tiny]
+    for command in (train, ["sample.py", f"{tmp_path}/run", "--prompt=3_2__1________43", "--show"]):
+        done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_hidden_package_cannot_be_imported():
     code = "import pytest\ntry: import jinja2\nexcept ModuleNotFoundError as e: print(e.name)"
     env = os.environ | {"UNMASK_HIDDEN": "jinja2", "PYTHONPATH": "tests/hidden"}

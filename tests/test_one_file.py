@@ -132,4 +132,4 @@ def test_copied_elsewhere_it_runs_and_rewards_make_it_better(tmp_path):
     assert done.returncode == 0, done.stderr
     sampled = [int(n) for n in re.findall(r"sampled +(\d+)%", done.stdout)]
     assert len(sampled) == 3 + 4 and sampled[-1] > sampled[2] + 5, done.stdout
-    assert "A held-out puzzle, filled before and after GRPO" in done.stdout
+    assert "wrong before GRPO and is right after" in done.stdout

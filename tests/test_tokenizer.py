@@ -563,3 +563,11 @@ def test_the_tokens_before_every_text_are_written_as_the_package_writes_them():
         special_tokens=[("<s>", 1), ("<t>", 2)])  # fmt: skip
     assert bpe.bos_processor(("<s>", "<t>"), [1, 2]) == json.loads(engine.to_str())["post_processor"]
     assert bpe.bos_processor((), []) is None
+
+
+@pytest.mark.parametrize("tok", [BYTES, TRAINED], ids=["bytes", "trained"])
+def test_a_tokenizer_that_was_saved_here_is_read_without_the_package(tok, tmp_path, monkeypatch):
+    monkeypatch.setattr(bpe, "package", lambda: pytest.fail("the package is asked for"))
+    tok.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again == tok and all(again.encode(text, True) == tok.encode(text, True) for text in SAMPLE)
