@@ -1,5 +1,6 @@
 """tools/page.py: the page of a model computes what JAX computes, fetches nothing, and is used by mouse and keyboard."""
 import dataclasses
+import itertools
 import json
 import re
 
@@ -12,6 +13,7 @@ from browser import needs_browser
 import data
 import model
 import sample
+from judges import rules
 from sample import Plan
 from system import huggingface
 from tools import complete, page
@@ -163,7 +165,9 @@ def test_texts_become_the_tokens_of_the_tokenizer_and_back(kind, browser, tmp_pa
 
 # ---- what one sees ----
 
-ROWS = [{"prompt": f"{n}12.34.12.34.12.:", "completion": "1234341221434321"} for n in range(3)]
+GRID = "1234341221434321"
+ROWS = [{"prompt": "".join("." if i % 4 == n else digit for i, digit in enumerate(GRID)) + ":", "completion": GRID}
+        for n in range(3)]  # fmt: skip
 SUDOKU = {"max_prompt_len": 17, "max_new_tokens": 16, "rewards": ["sudoku_all"], "eval_rewards": []}
 
 
@@ -263,17 +267,21 @@ def test_a_mouse_sees_alternatives_and_a_pressed_token_keeps_them(pair):
 
 @needs_browser
 def test_right_rows_are_counted_in_a_bar(browser, tmp_path):
-    models = [loaded("plain", name, seed, trained=SUDOKU) for seed, name in enumerate(("before", "after"))]
+    trained = SUDOKU | {"rewards": ["exact"]}  # the answer decides, not the rules of sudoku
+    models = [loaded("plain", name, seed, trained=trained) for seed, name in enumerate(("before", "after"))]
     plan, n_new = Plan(steps=4), 16
     rows = []
-    for n, row in enumerate(ROWS):  # the second model is right about two of three, the first about none
+    for n, row in enumerate(ROWS):  # the second model is right about the last two, the first about none
         ids = TOK.encode(row["prompt"]) + [MASK] * n_new
         one = models[1]
         x = sample.generate(one.params, jax.random.key(0), jnp.array([ids]), one.cfg,
                             dataclasses.replace(plan, block_len=n_new))[0]  # fmt: skip
-        rows.append(row | ({"completion": TOK.decode(np.asarray(x)[0, 17:])} if n < 2 else {}))
+        rows.append(row | ({"completion": TOK.decode(np.asarray(x)[0, 17:])} if n else {}))
     shown(browser, tmp_path / "count.html", models, plan, rows, n_new)
     assert browser.run("find('start').textContent") == "Count over 3 held-out rows"
+    assert browser.run("[find('row').value, find('prompt').value]") == ["1", rows[1]["prompt"]]
+    begins = "The page begins with a row that before gets wrong and after right."
+    assert browser.run("find('note').textContent") == begins
     browser.run("find('start').click()")
     browser.wait("find('start').textContent === 'Count again'")
     assert browser.run("[...find('bars').children].map(e => e.textContent)") == [
@@ -284,12 +292,67 @@ def test_right_rows_are_counted_in_a_bar(browser, tmp_path):
     assert browser.run("runs.map(run => run.status.className)") == ["bad", "good"]
 
 
+MANY, NONE = "This puzzle has several solutions, and each of them is right.", "This puzzle has no solution."
+ALMOST = "12343412214343__"
+OWN = [  # a puzzle, the digits for its masks -> the cells that are marked, the note, the verdict
+    (ALMOST, "21", [], "", "right"),
+    (ALMOST, "22", [7, 14, 15], "", "wrong"),  # in the same column, row and square
+    (ALMOST, "1_", [6, 14], "", None),
+    ("1" + "_" * 15, "234341221434321", [], MANY, "right"),
+    ("11" + "_" * 14, "34341221434321", [0, 1, 9], NONE, "this puzzle has no solution"),
+    ("123____4________", "", [], NONE, None),  # the fourth cell can hold no digit
+    ("." + "_" * 15, "", [0], NONE, None),
+    ("5" + "_" * 15, "", [0], NONE, None),
+    ("1_1", "1", [], "", None),
+]
+TYPE = """find('prompt').value = %s; restart(); %s.forEach((digit, n) => {
+    if (digit !== "_") put(runs[0], runs[0].s.asked.indexOf(true) + n, digit.charCodeAt(0), 1) });
+    [[...runs[0].tokens.children].flatMap((e, n) => e.classList.contains("bad") ? [n] : []),
+     find("note").textContent, runs[0].status.textContent.split(": ")[1] ?? null]"""
+
+
+@needs_browser
+def test_the_rules_of_sudoku_decide_about_a_puzzle_of_ones_own(browser, tmp_path):
+    in_place = loaded("plain", trained=SUDOKU | {"max_prompt_len": 0})
+    shown(browser, tmp_path / "own.html", [in_place], n_new=16)
+    for puzzle, digits, *expected in OWN:
+        assert browser.run(TYPE % (json.dumps(puzzle), [*digits])) == expected, (puzzle, digits)
+    shown(browser, tmp_path / "d1.html", [loaded("plain", trained=SUDOKU)], n_new=16)
+    for digits, *expected in [(GRID, [], "", "right"), ("2143432112343412", [*range(14)], "", "wrong")]:
+        assert browser.run(TYPE % (json.dumps(ALMOST.replace("_", ".") + ":"), [*digits])) == expected
+    assert not browser.errors
+
+
+HARD = "8..........36......7..9.2...5...7.......457.....1...3...1....68..85...1..9....4.."
+LONG = ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4........."  # no solution: minutes
+
+
+@needs_browser
+def test_solutions_are_counted_as_in_python(browser, tmp_path):
+    shown(browser, tmp_path / "count.html", [loaded("plain", trained=SUDOKU)], width=400)
+    rng = np.random.default_rng(0)
+    puzzles = [np.where(rng.random(16) < 0.3, rng.integers(1, 5, 16), 0).tolist() for _ in range(40)]
+    puzzles += [[1, 2, 3, 4, 3, 4, 1, 2, 0, 0, 0, 0, *end] for end in ([0, 0, 0, 0], [4, 3, 2, 1])]
+    counts = [0 if clash(puzzle) else len([*itertools.islice(rules.solutions(puzzle), 2)]) for puzzle in puzzles]
+    assert browser.run(f"{puzzles}.map(countSolutions)") == counts and {*counts} == {0, 1, 2}
+    texts = [HARD, LONG, "." * 81]
+    assert browser.run(f"{texts}.map(text => countSolutions([...text].map(c => +c || 0)))") == [1, None, 2]
+    browser.run("find('prompt').value = '_'.repeat(81); restart()")
+    assert browser.run("runs[0].columns") == 9 and browser.run("document.documentElement.scrollWidth") <= 400
+
+
+def clash(cells):
+    """Say whether a digit is given twice in a row, column or square."""
+    given = [[cells[i] for i in unit if cells[i]] for unit in rules.sudoku_units(len(cells))]
+    return any(len({*digits}) < len(digits) for digits in given)
+
+
 @needs_browser
 def test_a_grid_that_is_filled_in_place_is_typed_with_its_holes(browser, tmp_path):
-    rows = [{"prompt": "", "masked": "12<|mask|>4" * 4, "completion": "1234" * 4},
+    rows = [{"prompt": "", "masked": ROWS[2]["prompt"][:16].replace(".", "<|mask|>"), "completion": GRID},
             {"prompt": "", "masked": "a_<|mask|>", "completion": "a_c"}]  # fmt: skip
     shown(browser, tmp_path / "grid.html", [loaded("plain", trained=SUDOKU | {"max_prompt_len": 0})], rows=rows)
-    assert browser.run("[find('prompt').value, runs[0].columns]") == ["12_4" * 4, 4]
+    assert browser.run("[find('prompt').value, runs[0].columns]") == ["12_434_221_343_1", 4]
     count = "['.token', '.mask', '.given'].map(name => runs[0].tokens.querySelectorAll(name).length)"
     assert browser.run(count) == [16, 4, 12]
     assert browser.run("encodePrompt(typed(data.rows[1])).ids") == [97, 95, MASK]
@@ -341,6 +404,8 @@ def test_the_committed_page_is_what_the_command_writes_now():
 @pytest.mark.slow
 def test_in_the_committed_page_grpo_has_helped(browser):
     browser.open(COMMITTED)
+    browser.run("while (!runs.every(isDone)) onePass()")
+    assert browser.run("runs.map(run => run.status.className)") == ["bad", "good"]
     browser.run("find('start').click()")
     browser.wait("find('start').textContent === 'Count again'", seconds=300)
     bars = browser.run("[...find('bars').children].map(e => e.textContent)")
@@ -399,7 +464,8 @@ def test_sample_py_writes_the_page_of_a_run_with_its_held_out_rows(folder, capsy
     target = f"{tmp_path}/new/play.html"
     second = f"{folder}/step-000003"
     code, out, err = run(capsys, folder, second, f"--page={target}", "--rule=entropy", "--seed=7")
-    assert code == 0 and out == "" and "step-000003" in err
+    assert code == 0 and "step-000003" in err
+    assert re.fullmatch(re.escape(target) + r", 0\.\d MB: open it in a browser\n", out)
     content = content_of(target)
     assert [spec["name"] for spec in content["models"]] == ["tiny_grpo/step-000003"] * 2 and content["seed"] == 7
     assert page.names_of(["out/a/step-000003", "out/b"]) == ["a", "b"]

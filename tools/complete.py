@@ -282,6 +282,7 @@ def write_page(options, asked, loaded):
     block_len = asked.plan.get("block_len", trained.get("block_len"))  # None: the page makes one block of what it has
     plan = dataclasses.replace(plan, block_len=block_len)
     page.write(options.page, models, page.Setting(plan, n_new, options.seed), asked.rows if options.data else None)
+    print(f"{options.page}, {os.path.getsize(options.page) / 1e6:.1f} MB: open it in a browser")
 
 
 def encode_rows(options, rows, loaded):
