@@ -441,6 +441,7 @@ def pretrain(cfg, tok, start) -> Task:
     """Make the task of masked diffusion on completions (in a causal model: of predicting the next token). It is
     pre-training if prompts are empty, and fine-tuning if not."""
     train, shown = encode_split(cfg, tok, "train"), eval_subset(encode_split(cfg, tok, "val"), cfg)
+    check_completions(cfg, train.rows)
     if cfg.fill_in:  # learn what the masks of the rows hide; or any token, and fill in some
         train = given_masks(train, cfg, tok) or train
         shown = masked_rows(shown, cfg, tok)
@@ -452,7 +453,6 @@ def pretrain(cfg, tok, start) -> Task:
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
         tqdm.write(scores.describe_metric(cfg, fns, more))
-    check_completions(cfg, train.rows)
     noise = jax.jit(functools.partial(
         joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
     ))  # fmt: skip

@@ -416,7 +416,7 @@ def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> 
 
 # What the line of an iteration of grpo says of a metric.
 FORMS = {"reward": "{:.3f}", "reward_std": "± {:.3f}", "pass_rate": "pass {:.1%}", "entropy": "entropy {:.3f}",
-         "kl": "kl {:.4f}", "rewards/kl/mean": "kl {:.4f}"}  # fmt: skip
+         "kl": "kl {:.4f}"}  # fmt: skip
 
 
 def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bool) -> list[collapse.Collapse]:

@@ -51,7 +51,10 @@ def ask(program: str, *question: Any, seconds: float) -> bool | None:
     with one_question:
         if program not in running:
             command = [sys.executable, "-I", "-S", "-c", LOOP, json.dumps(sys.path), program]
-            running[program] = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            # In a session of its own, so that ctrl-C ends the run and not the helper.
+            running[program] = subprocess.Popen(
+                command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
         process: Any = running[program]
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps([seconds, *question]), file=process.stdin, flush=True)

@@ -285,7 +285,7 @@ def bench(warden: socket.socket, folder: str, limits: Limits, parent: int) -> in
 def prepare(_, tests, entry, language):
     """Parse the tests of a job, and import what they name, once for all judges: a fork keeps it."""
     for test in tests:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # an import may also end the process
             parsed = parse(test, name_of(entry))
             new = parsed.library - sys.modules.keys() - {"antigravity", "this"}
             for name in new:

@@ -5,6 +5,7 @@ Score the completions of a run: reward functions of a config, advantages, metric
 import contextlib
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 import math
@@ -42,6 +43,8 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
     all of them unless cfg.rewards names some. The names last as long as the context.
     """
     known = {name: rewards.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
+    for module in {rewards.ELSEWHERE[name] for name in known.keys() & rewards.ELSEWHERE.keys()}:
+        importlib.import_module(module)  # now: later its functions would take the place of these
     before = {name: rewards.REWARDS[name] for name in known.keys() & rewards.REWARDS.keys()}
     if rows is not None:
         splits = as_splits(rows)
@@ -181,6 +184,8 @@ def try_rewards(cfg, fns, rows):
         except ValueError as e:
             needs = (fn.__doc__ or "").split(". ")[0].split("\n\n")[0]
             meaning = f" ({' '.join(needs.split())})" if needs else ""
+            if fn not in rewards.REWARDS.values():  # a user's function may look at the whole batch
+                continue
             raise ValueError(
                 f"{cfg.dataset}/val: the reward {name!r}{meaning} cannot score its first row, {what}: "
                 f"{e.__cause__ or e}. If these rows are of another task than the recipe's, name rewards that fit them, "

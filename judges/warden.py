@@ -25,6 +25,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, field
+from stat import S_ISREG
 from typing import NoReturn
 
 if __name__ == "__main__":  # as a script: imports come from the project's folder, not from this one
@@ -199,6 +200,8 @@ class Warden:
             raise ValueError(f"a program called {name!r}")
         empty(f"{self.folder}/program")
         path = f"{self.folder}/program/{name}.{ALL_LANGUAGES[language].suffix}"
+        if not S_ISREG(os.fstat(fd).st_mode):  # a device or a pipe might never end
+            raise ValueError("a source is a regular file")
         with open(fd, "rb", closefd=False) as source, open(path, "wb") as f:
             shutil.copyfileobj(source, f)
 
@@ -257,7 +260,8 @@ class Warden:
     def leave(self, status: int = 0) -> NoReturn:
         """End all processes of this worker, and this one with `status`. The zygote ends its candidates."""
         if self.judge:
-            self.end_judge()
+            with contextlib.suppress(Exception):  # the bench may have gone
+                self.end_judge()
         self.news.close()
         self.bench.close()
         for pid in self.forked:

@@ -80,7 +80,8 @@ def receive(line):
 def end_all(running, warden):
     for pid in running:
         end_process(pid)
-        warden.sendall(WORD.pack(pid, -1))
+        with contextlib.suppress(OSError):  # the warden may have gone
+            warden.sendall(WORD.pack(pid, -1))
     running.clear()
 
 

@@ -129,11 +129,20 @@ def find_checkpoint(cfg):
     return dataclasses.replace(cfg, init_from=start, open_as=was.get("open_as") or cfg.open_as, base=()), folder
 
 
+# Keys that runs had once, with their defaults: a run with another value cannot go on.
+GONE = {"step_baseline": 0.0, "entropy_steps": None, "draft_coef": 0.0, "kl_in_reward": False, "rollout_weight": "none",
+        "diversity_bonus": 0.0, "logp_scale": 1.0, "clip_cap": None, "mask_truncated": False,
+        "top_entropy_quantile": 1.0, "min_p": None}  # fmt: skip
+
+
 def check_same_run(cfg, was, folder):
     """Refuse to resume a run if a key that must stay has changed; was: the config in its run.json."""
     if data.IN_MEMORY in was["dataset"] and cfg.dataset not in data.MEMORY:
         raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
                          "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
+    if gone := [f"{key}={was[key]!r}" for key, default in GONE.items() if was.get(key, default) != default]:
+        raise ValueError(f"{cfg.out_dir} was run with {', '.join(gone)}, which is not there any more (docs/tried.md): "
+                         "commit 90d4e12 can continue it; its model opens as init_from")  # fmt: skip
     if other := runs.changed_keys(cfg, was, runs.FREE + runs.LENGTH):
         raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
                          f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip

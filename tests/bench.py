@@ -660,7 +660,7 @@ def curves(task, options, torch, twin, other=None):
         (x, passes, of_rows), wall, cpu = clocked(fn, 1 if quick or options.runs else some(options, 1, 1, 2))
         jax.clear_caches()  # a process may have 65,530 maps of memory, and a hundred programs have them
         accuracy, tokens = score(x)
-        fast = float(speed.tokens_per_pass(x, arrays.maskable, of_rows, run.model.eos_id).mean())
+        fast = float(speed.tokens_per_pass(x, arrays.maskable, of_rows, run.model.ends).mean())
         found.setdefault(way, []).append((passes / n, tokens / wall, accuracy, fast))
         cells = f"{accuracy:.1%}", f"{passes:.3g}", f"{passes / n:.3f}", f"{tokens / wall:.0f}", f"{tokens / cpu:.0f}"
         cells += (f"{fast:.2f}",)
@@ -981,7 +981,7 @@ def drafted(params, run, arrays, score, sizes, ways, options):
         (x, trace), seconds, _ = clocked(waiting(fill), some(options, 1, 3, options.rounds))
         whole = np.concatenate([np.asarray(x), np.asarray(arrays.tokens)[n:]])  # `score` judges all rows
         new = np.asarray(some_texts.maskable)
-        ends = np.asarray(x == run.model.eos_id) & new
+        ends = np.isin(x, run.model.ends) & new
         written = new & (np.cumsum(ends, 1) - ends == 0)
         passes = np.where(written, np.asarray(trace["step"]), 0).max(1) + 1
         right = score(whole)[0] if n == len(arrays.tokens) else float("nan")

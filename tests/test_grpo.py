@@ -647,11 +647,10 @@ def exact_gradient(params, x, step, chance, temperature, reward, filters=(1.0, 4
     return jnp.sum(chance * probabilities(params, x, step, temperature, filters).prod(1) * reward)
 
 
-@functools.partial(jax.jit, static_argnames=("plan", "weigh"))
+@functools.partial(jax.jit, static_argnames="plan")
 @jax.grad
-def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=None, drawn=0.0, weigh=None):
-    """The loss's on every path at once, each with its probability p (n,) as its weight; counts (n, 3): of what. weigh:
-    level and cap of the weights of a sampler whose tokens have the log-probs drawn (n, 3)."""
+def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=None):
+    """The loss's on every path at once, each with its probability p (n,) as its weight; counts (n, 3): of what."""
     x, order = with_prompt(x, 1), with_prompt(step, -1)
     hole = order >= 0
     mask = hole & with_prompt(jnp.broadcast_to(counts, step.shape), False)
@@ -664,8 +663,6 @@ def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=Non
     logp = (w * diffusion.view_logp(params, x, M, CFG, say=say)[0]).sum(0)
     weight = len(x) * p[:, None] * grpo.token_weights("dr_grpo", mask, 1)
     batch = LossBatch(reward, mask, weight, mask / mask.sum())
-    if weigh:
-        batch = batch._replace(rollout_weight=grpo.rollout_weights(logp, with_prompt(drawn, 0), mask, *weigh))
     return grpo.loss(logp, batch, LossConfig("dr_grpo", "none"))[0]
 
 
@@ -692,23 +689,6 @@ def test_on_policy_the_trace_gives_exactly_the_gradient_of_the_expected_reward(p
     close(ours(step, reward - 5), exact, 3e-5)  # a baseline changes nothing
     for other in (step * 0, step * 0 + np.arange(3)):  # the log-probs of another order do: all at once, from the left
         assert abs(ours(other, reward) - exact).max() > 0.1 or (other == step).all()
-
-
-@pytest.mark.slow
-def test_weighed_by_its_ratio_to_the_sampler_a_path_has_the_gradient_of_the_expected_reward_under_the_policy():
-    """The sampler is colder than the policy. The product over the tokens of a path makes the gradient exact; the
-    weights of single tokens come closer than none, as does a product with a cap."""
-    plan = list(PLANS)[1]
-    x, step, chance = paths(plan)
-    reward = REWARD[tuple(x.T)]
-    q = np.asarray(probabilities(PARAMS, x, step, 0.7))
-    exact = flat(exact_gradient(PARAMS, x, step, chance, 1.0, reward))
-    ours = lambda weigh: -flat(grpo_gradient(
-        PARAMS, x, step, chance * q.prod(1), 1.0, reward, drawn=np.log(q), weigh=weigh))
-    ways = {"none": None, "token": ("token", 1e9), "capped at 1.2": ("sequence", 1.2), "sequence": ("sequence", 1e9)}
-    away = {name: float(jnp.linalg.norm(ours(weigh) - exact) / jnp.linalg.norm(exact)) for name, weigh in ways.items()}
-    print(", ".join(f"{name}: off by {far:.1%}" for name, far in away.items()))
-    assert away["sequence"] < 1e-5 and max(away["token"], away["capped at 1.2"]) < away["none"]
 
 
 FILTERED = [Plan(order="confidence", steps=3, temperature=1.2, top_p=0.7),

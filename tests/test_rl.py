@@ -1406,6 +1406,27 @@ def test_rows_and_rewards_that_cannot_be_are_answered_in_a_sentence(rows, fns, m
         train.train(tiny(rewards=()), rows=rows, rewards=fns)
 
 
+def test_a_function_of_a_user_with_the_name_of_a_reward_of_code_is_the_one_that_is_asked_and_leaves_ours_in_place(tiny):
+    def tests(completion):
+        return 0.25
+
+    rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
+    with scores.in_memory(tiny(rewards=("tests", "syntax")), rows, {"tests": tests}) as cfg:
+        fns = rewards.resolve(cfg.rewards)
+        assert fns["tests"](completions=["1"], prompts=[""]) == [0.25] and fns["syntax"].__module__ == "judges.programs"
+    assert rewards.resolve("tests")["tests"].__module__ == "judges.programs"
+
+
+def test_a_reward_of_a_user_that_needs_a_batch_is_not_refused_for_the_first_row(tiny):
+    def standardized(prompts, completions):
+        lengths = np.array([len(text) for text in completions], float)
+        return (lengths - lengths.mean()) / lengths.std()
+
+    fn = rewards.as_reward("reward 'standardized':", "standardized", standardized)
+    with np.errstate(invalid="ignore"):
+        scores.try_rewards(tiny(), {"standardized": fn}, [{"prompt": "12", "completion": "21"}])
+
+
 def test_rows_are_any_iterable_and_rewards_one_function_or_a_list(tiny):
     def short(completion):
         return 1 - len(completion) / 4

@@ -28,6 +28,7 @@ import data
 import model
 import runs
 from system import disk, huggingface
+from system.start import check_same_run
 
 TOK = data.Tokenizer.bytes()
 SHAPE = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4, mask_id=TOK.mask_id, eos_id=TOK.eos_id)
@@ -514,3 +515,9 @@ def test_a_run_json_that_somebody_changed_is_named(text, tmp_path):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ValueError, match="run.json is damaged .*: delete .* to resume from the checkpoint before it"):
         checkpoint.read_run(str(tmp_path))
+
+
+def test_a_run_with_a_key_that_is_gone_is_not_continued_as_another():
+    was = {"dataset": "sudoku", "step_baseline": 0.5, "kl_in_reward": False, "min_p": None}
+    with pytest.raises(ValueError, match=r"was run with step_baseline=0.5, which is not there any more"):
+        check_same_run(config.Config(), was, "out/x/step-000001")

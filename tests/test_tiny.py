@@ -115,7 +115,7 @@ def test_every_tiny_row_fits_its_recipe(name, folders):
 def test_tiny_rows_can_be_solved():
     for row in map(data.normalize_row, tiny.rows("acecode")["train"]):
         good = f"```python\ndef {row['entry']}(x): return x + {row['entry'][4:]}\n```"
-        assert rewards.REWARDS["tests_fenced"]([row["prompt"]], [good], [row["tests"]]) == [1.0]
+        assert rewards.resolve("tests_fenced")["tests_fenced"]([row["prompt"]], [good], [row["tests"]]) == [1.0]
     for row in map(data.normalize_row, tiny.rows("countdown")["train"]):
         a, b, c = row["numbers"]
         assert rules.countdown(f"<answer>{a}+{b}-{c}</answer>", row["numbers"], row["target"]) == 1.0
