@@ -271,11 +271,18 @@ def pictures(rows: list[dict]) -> list[Curves]:
 
 
 def panels(rows: list[dict]) -> list[pages.Panel]:
-    """Take the curves of one run for each of its pictures."""
-    return [
-        pages.Panel(title, unit, [line for name in names if (line := pages.line_of(rows, name))])
-        for title, unit, names in pictures(rows)
-    ]
+    """Take the curves of one run for each of its pictures. Colour 0 is training; each measure of held-out rows has its
+    own, also for the rewards of the same completions."""
+    colors: dict[str, int] = {}
+    found = []
+    for title, unit, names in pictures(rows):
+        lines = []
+        for name in names:
+            number = colors.setdefault(name.removesuffix("_reward"), len(colors) + 1) if name.startswith("val/") else 0
+            if line := pages.line_of(rows, name):
+                lines.append(line._replace(color=number))
+        found.append(pages.Panel(title, unit, lines))
+    return found
 
 
 def report(cfg: Config, done: bool = False) -> None:
@@ -285,6 +292,7 @@ def report(cfg: Config, done: bool = False) -> None:
     rows, samples, rollouts = (read_lines(os.path.join(cfg.out_dir, name)) for name in checkpoint.LOGS[:3])
     if not rows:
         return
+    shown = pages.as_grid if {"sudoku", "sudoku_all"} & {*cfg.rewards, *cfg.eval_rewards} else str
     ours, default = config.flatten(cfg), config.flatten(Config())
     tokens, seconds = (max(row.get(name, 0) for row in rows) for name in ("tokens", "time"))
     about = [
@@ -296,10 +304,11 @@ def report(cfg: Config, done: bool = False) -> None:
         about,
         panels(rows),
         done,
+        result=result(cfg, rows),
         stages=pages.stages(rows),
         warnings=[f"step {row['step']}: {row['collapse']}" for row in rows if row.get("collapse")],
-        group=rollouts[-1] if rollouts else None,
-        evaluations=pages.evaluations(samples),
+        group=pages.telling_group(rollouts, shown),
+        evaluations=pages.evaluations(samples, shown),
         keys=[(name, str(value), str(default[name])) for name, value in ours.items()],
     )
     with disk.replacing(os.path.join(cfg.out_dir, "report.html")) as f:
@@ -339,7 +348,8 @@ def draw(out_dir: str) -> None:
     figure = plt.figure(figsize=(3.4 * wide, 2.6 * high), constrained_layout=True)
     for n, (title, unit, lines) in enumerate(shown, 1):
         ax = figure.add_subplot(high, wide, n)
-        for line, color in zip(lines, itertools.cycle(COLORS)):
+        for line in lines:
+            color = COLORS[line.color % len(COLORS)]
             ax.plot(line.steps, line.y, color=color, marker="o" if len(line.y) < 30 else None, ms=3)
             if line.low:
                 ax.fill_between(line.steps, line.low, line.high, color=color, alpha=0.2, lw=0)
@@ -367,7 +377,7 @@ def name_lines(ax: Any, lines: list[pages.Line]) -> None:
         heights.append(max((lines[n].y[-1] - low) / (high - low), heights[-1] + 0.085))
     too_high = max(heights[-1] - 0.96, 0)
     for n, height in zip(order, heights[1:], strict=True):
-        color = COLORS[n % len(COLORS)]
+        color = COLORS[lines[n].color % len(COLORS)]
         ax.text(1.02, height - too_high, lines[n].name, color=color, va="center", fontsize=9, transform=ax.transAxes)
 
 
@@ -380,7 +390,8 @@ def ending(cfg: Config, best: dict | None) -> str:
     rows = read_lines(f"{cfg.out_dir}/metrics.jsonl")
     report(cfg, done=True)
     if cfg.objective == "grpo":
-        print_pass_rates(cfg, rows)
+        for name, (before, after) in first_and_last(cfg, rows)[1].items():
+            print(f"{name}: {before} before, {after} after")
     if not best:
         return ""
     measure, score = best["measure"], best["score"] if best["measure"] != "val/nelbo" else -best["score"]
@@ -389,16 +400,31 @@ def ending(cfg: Config, best: dict | None) -> str:
     return f", {where}: {measure} {score:.4f}{error}, of {sum(measure in row for row in rows)} evaluations"
 
 
-def print_pass_rates(cfg, rows):
-    """Print the rates of the first and of the last evaluation, in percent where they are rates of passing."""
-    rated = [row for row in rows if "val/greedy" in row]
-    names = [k for first in rated[:1] for k in first if re.fullmatch("val/(greedy|sampled|pass@.*)", k)]
-    in_range = all(row.get(k) is None or 0 <= row[k] <= 1 for row in rated for k in names)
+def first_and_last(cfg, rows):
+    """Read the first and the last evaluation -> their rows (none if there is no evaluation), and {metric: their two
+    values}, as texts. Rates of passing are in percent; without any, the metric is val/nelbo."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    names = [key for key in keys if re.fullmatch("val/(greedy|sampled|pass@.*|pair_acc)", key)]
+    rated = [row for row in rows if (names or ["val/nelbo"])[0] in row]
+    in_range = names and all(row.get(k) is None or 0 <= row[k] <= 1 for row in rated for k in names)
     passes = cfg.pass_at is not None or all("pass_rate" in row for row in rows if "reward" in row)
-    form = ".1%" if in_range and passes else ".3f"
-    for name in names:
-        before, after = ("no opinion" if x is None else format(x, form) for x in (rated[0][name], rated[-1][name]))
-        print(f"{name}: {before} before, {after} after")
+    form, ends = ".1%" if in_range and passes else ".3f", [*rated[:1], *rated[-1:]]
+    values = {name: [row.get(name) for row in ends] for name in names or ["val/nelbo"] if rated}
+    return ends, {
+        name: ["no opinion" if x is None else format(x, form) for x in both] for name, both in values.items()
+    }
+
+
+def result(cfg: Config, rows: list[dict]) -> str:
+    """Say in one line what a run has brought so far, from the rows of metrics.jsonl; "" before its second
+    evaluation."""
+    ends, values = first_and_last(cfg, rows)
+    if not ends or ends[0] is ends[1]:
+        return ""
+    changes = [f"{name.removeprefix('val/')} {before} → {after}" for name, (before, after) in values.items()]
+    minutes, seconds = divmod(round(ends[1]["time"]), 60)
+    late = f" (first measured at step {ends[0]['step']:,})" if ends[0]["step"] else ""
+    return f"{', '.join(changes)} in {ends[1]['step']:,} iterations, {minutes}:{seconds:02} minutes{late}"
 
 
 def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> None:

@@ -248,11 +248,8 @@ def setup(cfg, claims):
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
     passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # by training, not from the start
     done = state.step >= cfg.max_iters or bool(passed)
-    if resumed:
-        print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
     gradient = jax.jit(make_gradient(task.loss, cfg)) if config.old_logp_by_gradient(cfg) else None
     update = make_update(task.loss, tx, cfg, gradient)
-    announce(cfg, state, base)
     first = not hosts.processes()[1]
     hosts.barrier(f"{cfg.out_dir} is read")
     if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
@@ -391,6 +388,7 @@ def train(cfg, rows=None, rewards=None):
         if not cfg.eval_only:
             claims.enter_context(runs.locked(cfg.out_dir))
         run, state, best, done = setup(cfg, claims)
+        announce(run.cfg, state, run.base, done)
         if cfg.eval_only:
             evaluate(run, state, best)
             return state, cfg.out_dir

@@ -8,9 +8,12 @@ shows them as text.
 
 import difflib
 import html
+import itertools
 import json
+import math
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +51,7 @@ class Line(NamedTuple):
     y: list
     low: list
     high: list
+    color: int = 0  # its number; the same in every chart of a page
 
 
 class Panel(NamedTuple):
@@ -89,15 +93,19 @@ def stages(rows: list[dict]) -> dict[str, float]:
 
 
 def changed_parts(before: str | None, text: str) -> list:
-    """Cut a text into parts -> [[part, True where `before` has other words, digits or signs], ...]."""
+    """Cut a text into parts -> [[part, True where `before` has other words, digits or signs], ...].
+
+    Two texts of one shape, such as two grids, are compared place by place."""
     if before is None:
         return [[text, False]]
     old, pieces = (re.findall(r"\d|[^\W\d]+|\s+|[^\w\s]", one) for one in (before, text))
-    parts = []
-    for kind, _, _, start, end in difflib.SequenceMatcher(None, old, pieces, autojunk=False).get_opcodes():
-        if start < end:
-            parts.append(["".join(pieces[start:end]), kind != "equal"])
-    return parts
+    if [*map(len, old)] == [*map(len, pieces)]:
+        found = [(piece, piece != other) for piece, other in zip(pieces, old, strict=True)]
+    else:
+        codes = difflib.SequenceMatcher(None, old, pieces, autojunk=False).get_opcodes()
+        found = [(piece, kind != "equal") for kind, _, _, start, end in codes for piece in pieces[start:end]]
+    groups = itertools.groupby(found, operator.itemgetter(1))
+    return [["".join(piece for piece, _ in group), changed] for changed, group in groups]
 
 
 def completions_of(row: dict) -> list[tuple[str, str]]:
@@ -113,9 +121,35 @@ def completions_of(row: dict) -> list[tuple[str, str]]:
     return out
 
 
-def evaluations(samples: list[dict]) -> dict:
+def as_grid(text: str) -> str:
+    """Break the 16 or 81 cells of a sudoku into the rows of its grid; a colon behind them is left out, other texts stay
+    as they are."""
+    cells = re.fullmatch(r"(\S{16}|\S{81}):?", text)
+    if not cells:
+        return text
+    n = math.isqrt(len(cells[1]))
+    return "\n".join(" ".join(cells[1][i : i + n]) for i in range(0, n * n, n))
+
+
+def telling_group(rollouts: list[dict], shown: Callable[[str], str] = str) -> dict | None:
+    """Choose the last group whose rewards differ, or the last if there is none -> its row of rollouts.jsonl, with
+    `differ`; None if there is no group. shown: how a text is shown."""
+    if not rollouts:
+        return None
+    differing = [row for row in rollouts if any(len({*values}) > 1 for values in row["rewards"].values())]
+    row = (differing or rollouts)[-1]
+    prompt = (row.get("masked") or row["prompt"]).replace("<|mask|>", "_")
+    return row | {
+        "prompt": shown(prompt),
+        "completions": [shown(text) for text in row["completions"]],
+        "differ": bool(differing),
+    }
+
+
+def evaluations(samples: list[dict], shown: Callable[[str], str] = str) -> dict:
     """Put the samples of at most EVALUATIONS evaluations side by side -> {steps, rows: for each prompt its completions
-    at each of these steps, films: animations of the first and the last}. samples: the rows of samples.jsonl.
+    at each of these steps, films: animations of the first and the last}. samples: the rows of samples.jsonl; shown: how
+    a text is shown.
 
     What changed since the evaluation before is marked in greedy completions; samples differ by chance."""
     known = sorted({row["step"] for row in samples})
@@ -126,13 +160,16 @@ def evaluations(samples: list[dict]) -> dict:
     for of_prompt in zip(*by_step, strict=False):
         cells, before = [], None
         for row in of_prompt:
-            marked = [[head, changed_parts(before if head == "greedy" else None, text)]
+            marked = [[head, changed_parts(before if head == "greedy" else None, shown(text))]
                       for head, text in completions_of(row)]  # fmt: skip
             cells.append(marked)
-            before = row.get("greedy")
-        rows.append({"prompt": of_prompt[0].get("prompt", ""), "cells": cells})
-    films = [{"step": row["step"], "prompt": row.get("prompt", ""), "svg": denoising_animation(row["film"])}
-             for row, *_ in by_step[:1] + by_step[1:][-1:] if row.get("film")]  # fmt: skip
+            before = row.get("greedy") and shown(row["greedy"])
+        rows.append({"prompt": shown(of_prompt[0].get("prompt", "")), "cells": cells})
+    films = []
+    for row, *_ in by_step[:1] + by_step[1:][-1:]:
+        if row.get("film"):
+            svg = denoising_animation(row["film"], shown)
+            films.append({"step": row["step"], "prompt": shown(row.get("prompt", "")), "svg": svg})
     return {"steps": steps, "rows": rows, "films": films}
 
 
@@ -148,28 +185,32 @@ def appear(second: float, length: float, body: str) -> str:
     )
 
 
-def denoising_animation(tokens: Sequence) -> str:
+def denoising_animation(tokens: Sequence, shown: Callable[[str], str] = str) -> str:
     """Animate how tokens [(text, step, probability)] were filled in -> SVG; bluer means more probable.
 
-    The step of a token that was given is -1.
+    The step of a token that was given is -1. shown: how a text is shown, a grid in its rows.
     """
+    whole = "".join(text for text, _, _ in tokens).removesuffix("∎")
+    wide, size = WIDTH, 8  # characters in a line, and pixels of each
+    if shown(whole) != whole:
+        wide, size = math.isqrt(len(whole)), 18
     n_steps = 2 + max(step for _, step, _ in tokens)
     pace = min(SECONDS, MAX_SECONDS / n_steps)
     x, y, out = 0, 0, []
     for text, step, p in tokens:
         for n, part in enumerate(text.replace("\n", "⏎\n").split("\n")):
-            if n or x + len(part) > WIDTH:
+            if n or x + len(part) > wide:
                 x, y = 0, y + 1
-            box = f'x="{x * 8}" y="{y * 20}" width="{len(part) * 8}" height="18"'
-            word = f'<text x="{x * 8}" y="{y * 20 + 13}">{escape(part)}</text>'
+            box = f'x="{x * size}" y="{y * 20}" width="{len(part) * size}" height="18"'
+            word = f'<text x="{x * size + (size - 8) / 2:g}" y="{y * 20 + 13}">{escape(part)}</text>'
             blue = f'<rect class="sure" {box} opacity="{p * 0.75:.2f}"><title>{p:.3f} at step {step}</title></rect>'
             if step >= 0:
                 out.append(f'<rect class="line" {box}/>')
                 word = appear(pace * (1 + step), pace * n_steps + PAUSE, blue + word)
             out.append(word)
             x += len(part)
-    size = f'width="{WIDTH * 8}" height="{y * 20 + 20}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" class="film" {size}>{"".join(out)}</svg>'
+    area = f'width="{wide * size}" height="{y * 20 + 20}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" class="film" {area}>{"".join(out)}</svg>'
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -179,8 +220,8 @@ def page(title: str, about: list[str], panels: list[Panel], done: bool = True, *
     """Write the page of one or of several runs -> HTML.
 
     about: lines below the title. done: whether the page is final; else it loads itself again. more: for one run,
-    warnings (texts), stages (from `stages`), group (the last row of rollouts.jsonl), evaluations (from `evaluations`)
-    and keys [(name, value, default)].
+    result (a text), warnings (texts), stages (from `stages`), group (from `telling_group`), evaluations (from
+    `evaluations`) and keys [(name, value, default)].
     """
     curves = [{**panel._asdict(), "lines": [line._asdict() for line in panel.lines]} for panel in panels]
     content = {"about": about, "panels": curves, "done": done} | more

@@ -276,8 +276,10 @@ def algorithm_lines(cfg):
         yield f"    {name:11} " + ("none" if name == "KL" and not cfg.kl_beta else "  ".join(listed))
 
 
-def announce(cfg: Config, state: Any, base: dict | None) -> None:
-    """Print what a run will do, before its first step; base: the frozen parameters of LoRA."""
+def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
+    """Print what a run will do, before its first step; base: the frozen parameters of LoRA. done: it is at its end."""
+    if state.step:
+        print(f"resuming {cfg.out_dir} at step {state.step}" + (", its end" if done else ""))
     rows = f"{cfg.batch_size} x {cfg.group_size}" if cfg.objective == "grpo" else cfg.batch_size
     frozen = f" beside {count_params(base):,} frozen ones" if base else ""
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "

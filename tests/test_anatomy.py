@@ -3,6 +3,7 @@ import ast
 import dataclasses
 import json
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -185,13 +186,41 @@ def test_every_function_that_the_page_names_is_there():
         assert name in functions, f"{file}: {name}"
 
 
-def test_the_folder_of_the_run_is_only_read(pages, place):
-    out, _, path = pages("causal")
+def test_a_finished_run_shows_its_first_iteration_and_its_folder_is_only_read(pages, place, tmp_path, capsys):
+    """The iteration after the end learns nothing. The first one starts from what the run started from, whatever
+    init_from is now, and has the numbers that the run logged."""
+    out, *_ = pages("causal")
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
-    page = write(place / "newest.html", arguments(place, "causal", out))
-    assert page["iteration"] == 3 and before == {p: p.stat().st_mtime_ns for p in out.rglob("*")}
-    assert write(place / "first.html", arguments(place, "causal", place / "not there"))["iteration"] == 1
-    assert not (place / "not there").exists()
+    page = write(tmp_path / "finished.html", arguments(place, "causal", out, init_from=place / "denoiser"))
+    assert before == {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    logged = next(row for row in rows_of(out, "metrics.jsonl") if row["step"] == 1 and "loss" in row)
+    assert page["iteration"] == 1 and page["start"] == "causal"
+    np.testing.assert_allclose(np.mean([u["loss"] for u in page["updates"]]), logged["loss"], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(page["notes"]["reward"], logged["reward"], rtol=1e-5)
+    said = capsys.readouterr().out
+    assert f"{out} is finished, so this is its first iteration" in said and "/tmp/tmp" not in said
+    assert "iteration 1 of run_causal, from causal" in said and "resuming" not in said
+
+
+def test_an_unfinished_run_goes_on_from_its_newest_checkpoint_and_a_new_one_begins(pages, place, tmp_path, capsys):
+    out, *_ = pages("causal")
+    shutil.copytree(out, tmp_path / "run_causal")
+    shutil.rmtree(tmp_path / "run_causal/step-000002")
+    page = write(tmp_path / "on.html", arguments(place, "causal", tmp_path / "run_causal"))
+    assert page["iteration"] == 2 and page["start"] == "its checkpoint step-000001"
+    new = write(tmp_path / "first.html", arguments(place, "causal", tmp_path / "new"))
+    assert (new["iteration"], new["start"]) == (1, "causal") and not (tmp_path / "new").exists()
+    assert "iteration 2 of run_causal, from its checkpoint step-000001" in capsys.readouterr().out
+
+
+def test_a_finished_run_whose_start_is_gone_names_a_checkpoint(pages, place, tmp_path):
+    out, *_ = pages("causal")
+    shutil.copytree(out, tmp_path / "run")
+    run = json.loads((tmp_path / "run/step-000002/run.json").read_text())
+    run["config"]["init_from"] = "/gone"
+    (tmp_path / "run/step-000002/run.json").write_text(json.dumps(run))
+    with pytest.raises(ValueError, match=r"began from /gone, which is not there: .* --out_dir=\S+/run/step-000001"):
+        write(tmp_path / "x.html", arguments(place, "causal", tmp_path / "run"))
 
 
 @pytest.mark.parametrize("flag, changes, message", [
@@ -230,6 +259,8 @@ def test_the_page_shows_nine_stations_and_fetches_nothing(kind, pages, browser):
     assert browser.run("[...document.querySelectorAll('h2')].map(h => h.textContent[0]).join('')") == "123456789"
     text = browser.run("document.body.innerText")
     assert not re.search("undefined|NaN|\\[object", text)
+    about = browser.run("find('about').innerText")
+    assert about.startswith(f"Iteration 2 of run_{kind}, from its checkpoint step-000001: GRPO with")
     assert "<b>" in browser.run("find('s1').innerText").replace("\n", "")
     words = {"denoiser": "left and to the right", "causal": "No masked copies are needed", "block": "blocks of 3"}
     assert words[kind] in text

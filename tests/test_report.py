@@ -14,7 +14,7 @@ import checkpoint
 import config
 import runs
 from system import report
-from tools import compare
+from tools import compare, film
 
 HOSTILE = "</script><script>alert(1)</script>\x00\x1b &amp; ]]> ⏎ \ud800 \"'"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -94,6 +94,61 @@ def test_the_page_says_where_the_time_went_and_shows_the_last_group(cfg):
     assert found["group"]["completions"][1] == "no" and found["group"]["rewards"] == {"good": [1, None]}
 
 
+@pytest.mark.parametrize("rewards, steps, shown", [
+    ([[0, 0], [0, 1], [1, 1]], True, 2), ([[0, 0], [1, 1]], False, 2), ([], False, None),
+    ([[None, 1], [0, 0]], True, 1),
+])  # fmt: skip
+def test_the_group_that_is_shown_is_the_last_whose_rewards_differ(rewards, steps, shown):
+    rows = [{"step": n, "prompt": "", "masked": "1<|mask|>", "completions": ["12", "13"], "rewards": {"good": values}}
+            for n, values in enumerate(rewards, 1)]  # fmt: skip
+    group = report.telling_group(rows)
+    assert (group and group["step"]) == shown and bool(group and group["differ"]) == steps
+    assert not group or group["prompt"] == "1_"
+
+
+GRID = "1342423124133124"
+
+
+@pytest.mark.parametrize("rewards, is_grid", [(("sudoku_all",), True), (("exact",), False)])
+def test_a_sudoku_is_shown_as_a_grid_where_a_reward_judges_it(rewards, is_grid, tmp_path):
+    cfg = config.Config(out_dir=f"{tmp_path}/run", rewards=rewards)
+    log, rows = runs.Log(cfg, -1), "1 3 4 2\n4 2 3 1\n2 4 1 3\n3 1 2 4" if is_grid else GRID
+    log.metrics(0, {"val/greedy": 0.5})
+    film = [[digit, 0, 0.5] for digit in GRID]
+    log.samples(0, [{"prompt": GRID + ":", "greedy": GRID, "sampled": ["13 42", GRID[1:]], "film": film}])
+    group = {"prompt": "", "masked": "<|mask|>" + GRID[1:], "completions": [GRID, "1 2"], "rewards": {"good": [1, 0]}}
+    log.append("rollouts.jsonl", {"step": 1, "advantages": [1, -1]} | group)
+    runs.report(cfg)
+    page = page_of(cfg)
+    (row,) = page["evaluations"]["rows"]
+    assert row["prompt"] == (rows if is_grid else GRID + ":")
+    assert [parts[0][0] for _, parts in row["cells"][0]] == [rows, "13 42", GRID[1:]]
+    assert page["group"]["prompt"] == "_" + rows[1:] and page["group"]["completions"] == [rows, "1 2"]
+    boxes = ElementTree.fromstring(page["evaluations"]["films"][0]["svg"]).iter(f"{SVG}text")
+    assert len({text.get("y") for text in boxes}) == (4 if is_grid else 1)  # in lines of 4 cells
+
+
+@pytest.mark.parametrize("rows, line", [
+    ([{"step": 0, "time": 9, "val/greedy": 0.461, "val/sampled": 0.272, "val/sampled_se": 0.1}, {"step": 1, "time": 10},
+      {"step": 1200, "time": 280.6, "val/greedy": 0.817, "val/sampled": None}],
+     "greedy 46.1% → 81.7%, sampled 27.2% → no opinion in 1,200 iterations, 4:41 minutes"),
+    ([{"step": 5, "time": 9, "val/nelbo": 0.9}, {"step": 9, "time": 60, "val/nelbo": 0.4}],
+     "nelbo 0.900 → 0.400 in 9 iterations, 1:00 minutes (first measured at step 5)"),
+    ([{"step": 0, "time": 0, "val/greedy": -3.0}, {"step": 9, "time": 59.9, "val/greedy": 3.0}],
+     "greedy -3.000 → 3.000 in 9 iterations, 1:00 minutes"),
+    ([{"step": 0, "time": 9, "val/greedy": 0.5}], ""), ([{"step": 3, "time": 9, "loss": 0.5}], ""),
+])  # fmt: skip
+def test_the_result_is_the_first_and_the_last_evaluation_in_a_line(rows, line):
+    assert runs.result(config.Config(), rows) == line
+
+
+def test_a_measure_has_the_same_colour_in_every_chart(cfg):
+    rows = [{"step": 1, "reward": 1, "entropy": 2, "val/greedy_reward": 1, "val/sampled_reward": 1, "val/greedy": 1,
+             "val/sampled": 1, "val/pass@4": 1}]  # fmt: skip
+    colors = [[line.color for line in panel.lines] for panel in runs.panels(rows)]
+    assert colors == [[0, 1, 2], [1, 2, 3], [0]]  # reward, held-out rows, entropy
+
+
 def test_samples_of_the_first_the_last_and_some_evaluations_stand_beside_each_other(cfg):
     found = page_of(cfg)["evaluations"]
     assert found["steps"] == [*range(0, 101, 20)] and [len(row["cells"]) for row in found["rows"]] == [6, 6]
@@ -105,7 +160,9 @@ def test_samples_of_the_first_the_last_and_some_evaluations_stand_beside_each_ot
 @pytest.mark.parametrize("before, text, parts", [
     (None, "abc", [["abc", False]]), ("1234", "1294", [["12", False], ["9", True], ["4", False]]),
     ("a cat sat", "a dog sat", [["a ", False], ["dog", True], [" sat", False]]), ("x", "", []),
-    ("2+3", "2+3=5", [["2+3", False], ["=5", True]])])  # fmt: skip
+    ("2+3", "2+3=5", [["2+3", False], ["=5", True]]),
+    ("1 4\n1 3", "1 1\n2 4", [["1 ", False], ["1", True], ["\n", False], ["2", True], [" ", False],
+                            ["4", True]])])  # fmt: skip
 def test_what_changed_in_a_text_is_marked(before, text, parts):
     assert report.changed_parts(before, text) == parts
 
@@ -172,6 +229,16 @@ def test_seeds_of_a_recipe_are_one_curve_with_a_band_and_others_are_apart(seeds,
     assert panels["held-out rows"][1]["low"] == pytest.approx([0.4] * 3)
 
 
+def test_a_run_has_the_same_colour_in_every_chart(seeds):
+    """Also where another run lacks the metric."""
+    runs.Log(config.Config(out_dir=seeds[-1], seed=4, learning_rate=1e-4), 20).metrics(20, {"entropy": 1.0})
+    text = compare.compare(seeds)
+    panels = json.loads(re.search(r'application/json">(.*?)</script>', text, re.S)[1])["panels"]
+    assert [line["name"] for line in panels[-1]["lines"]] == ["slow_4"] and panels[-1]["title"] == "entropy"
+    colors = {(line["name"], line["color"]) for panel in panels for line in panel["lines"]}
+    assert colors == {("run, 4 seeds", 0), ("slow_4", 1)}
+
+
 def test_a_run_that_is_named_twice_counts_once(seeds, tmp_path, monkeypatch, capsys):
     again = [seeds[0], f"{seeds[0]}/", os.path.relpath(seeds[0])]
     monkeypatch.setattr(sys, "argv", ["runs.py", *again, f"--out={tmp_path}/once.html"])
@@ -216,6 +283,19 @@ def test_a_folder_without_a_run_is_named(tmp_path, monkeypatch):
 def test_runs_py_is_the_program():
     done = subprocess.run([sys.executable, "runs.py", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "Lay the curves of several runs over each other" in done.stdout
+
+
+# ---- the animation of the README ----
+
+
+def test_the_animation_has_a_background_of_its_own_on_light_and_on_dark_pages():
+    """An image follows the system, not the page that it stands on, so it must not show the page behind it."""
+    picture = ElementTree.parse("assets/film.svg").getroot()
+    first = next(child for child in picture if not child.tag.endswith("style"))
+    assert first.tag == f"{SVG}rect" and (first.get("width"), first.get("height")) == ("100%", "100%")
+    light, dark = film.STYLE.split("@media (prefers-color-scheme: dark)")
+    assert all(f".{first.get('class')} {{ fill:" in part for part in (light, dark))
+    assert film.STYLE in open("assets/film.svg").read()
 
 
 # ---- in a browser ----
@@ -272,6 +352,8 @@ def test_a_page_of_several_runs_names_them_at_their_curves(seeds, tmp_path, brow
         f.write(compare.compare(seeds))
     browser.open(f"{tmp_path}/all.html", width=400)
     texts = browser.run("[...document.querySelectorAll('figure svg')].map(svg => svg.textContent)")
+    strokes = "[...document.querySelectorAll('.curve')].map(curve => curve.getAttribute('stroke'))"
+    assert browser.run(strokes) == ["var(--c0)", "var(--c1)"] * len(texts)
     assert all("run, 4 seeds" in text and "slow_4" in text for text in texts) and not browser.errors
     assert browser.run("['stages', 'group', 'films', 'evaluations', 'keys'].every(id => find(id).hidden)")
     assert browser.run("document.documentElement.scrollWidth") <= 400

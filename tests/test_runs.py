@@ -379,6 +379,7 @@ def test_curves_are_drawn_for_whatever_metrics_there_are(cfg):
 
 def test_without_matplotlib_no_curves_are_drawn(cfg, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    runs.say_once.cache_clear()
     runs.Log(cfg, 0).metrics(1, {"loss": 1.0})
     runs.draw(cfg.out_dir)
     assert "curves.png" not in os.listdir(cfg.out_dir)

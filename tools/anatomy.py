@@ -326,30 +326,51 @@ def check(path: str, cfg: config.Config) -> None:
         raise ValueError(f"--anatomy={path}: the folder {folder} cannot be written to; name a file in another one")
 
 
+def model_name(folder: str) -> str:
+    """Name a model's folder, or a run's checkpoint, without where it lies on this machine: pages are passed on."""
+    return os.path.join(*Path(folder).absolute().parts[-2 if checkpoint.step_in_name(folder) else -1 :])
+
+
 def linked(cfg: config.Config, place: str) -> config.Config:
     """Return the config of a run that goes on in the folder `place`, so that nothing is written into its own folder.
 
-    A link is made there to the checkpoint that it resumes, if any: the newest in out_dir, or out_dir itself."""
-    out_dir = os.path.normpath(cfg.out_dir)
+    If out_dir is a checkpoint or has some, a link to it or to the newest is made there. If the run is finished, no link
+    is made: its first iteration is more telling than one that would follow its end."""
+    cfg, out_dir = dataclasses.replace(cfg, out_dir=place, resume=False, eval_only=False), cfg.out_dir
     is_checkpoint = re.fullmatch(r"step-\d+", os.path.basename(out_dir))
-    resumed = checkpoint.find(out_dir) if is_checkpoint or checkpoint.steps(out_dir) else None
-    if resumed:
-        os.symlink(os.path.abspath(resumed), os.path.join(place, os.path.basename(resumed)))
-    return dataclasses.replace(cfg, out_dir=place, resume=bool(resumed), eval_only=False)
+    if not (is_checkpoint or checkpoint.steps(out_dir)):
+        return cfg
+    found = checkpoint.find(out_dir)
+    run = checkpoint.read_run(found)
+    was = run.get("config", {})
+    if other := runs.changed_keys(cfg, was, runs.FREE + runs.LENGTH):
+        raise ValueError(f"--anatomy shows an iteration of the run in {out_dir}, and this would be another: {other}. "
+                         "Leave these as they were, or name another --out_dir")  # fmt: skip
+    start = was.get("init_from", cfg.init_from)
+    if is_checkpoint or not run.get("finished"):
+        os.symlink(os.path.abspath(found), os.path.join(place, os.path.basename(found)))
+        return dataclasses.replace(cfg, resume=True, init_from=start, base=())
+    another = f"--out_dir={checkpoint.checkpoint_folder(out_dir, checkpoint.steps(out_dir)[0])}"
+    if not os.path.isdir(start):
+        raise ValueError(f"{out_dir} is finished, and began from {start}, which is not there: to see the iteration "
+                         f"after a checkpoint, name it: {another}")  # fmt: skip
+    print(f"{out_dir} is finished, so this is its first iteration; for one after a checkpoint: {another}")
+    return dataclasses.replace(cfg, init_from=start, base=())
 
 
 def write(argv: list[str], path: str, setup: Callable, iterate: Callable) -> None:
     """Run one iteration of the config in argv, and write its page; setup, iterate: of train.py."""
-    cfg = config.load(argv)
+    cfg = config.resolve_paths(config.load(argv))
     check(path, cfg)
     runs.prepare_process(cfg)
-    out_dir = os.path.normpath(cfg.out_dir)
-    name = os.path.basename(out_dir if not checkpoint.step_in_name(out_dir) else os.path.dirname(out_dir))
+    name = model_name(cfg.out_dir).split("/")[0]
     with sharding.use(cfg.mesh), contextlib.ExitStack() as claims, tempfile.TemporaryDirectory() as place:
         try:
             run, state, *_ = setup(linked(cfg, place), claims)
         except ValueError as e:
             raise ValueError(str(e).replace(place, cfg.out_dir)) from None
-        content = plain(pack(run, state, record_iteration(run, state, iterate), name))
+        start = f"its checkpoint step-{state.step:06d}" if state.step else model_name(run.cfg.init_from)
+        print(f"iteration {state.step + 1} of {name}, from {start}: 10 to 60 s, as it is compiled")
+        content = plain(pack(run, state, record_iteration(run, state, iterate), name) | {"start": start})
     bpe.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), name, content))
-    print(f"{path}: iteration {state.step + 1} of {name}; open it in a browser")
+    print(f"{path} shows it: open it in a browser")

@@ -68,7 +68,7 @@ def compare(folders: list[str]) -> str:
     for curves in runs.pictures([row for _, rows in found.values() for row in rows]):
         for metric in curves.names:
             bands = [band(name, of_seed, metric) for name, of_seed in logs.items()]
-            lines = [line for line in bands if line]
+            lines = [line._replace(color=number) for number, line in enumerate(bands) if line]
             if lines:
                 short = metric.removeprefix("val/")
                 alone = curves.names == [metric] or short == curves.title

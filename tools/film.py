@@ -1,5 +1,6 @@
 """
-Draw the animation of the README: the same puzzles, filled before and after GRPO, as an animated SVG.
+Draw the animation of the README: the same puzzles, filled before and after GRPO, as an animated SVG. It is dark where
+the system is, not where the page is, so it has a background of its own.
 
     python tools/film.py assets/sudoku_base assets/sudoku_grpo assets/film.svg
 
@@ -24,8 +25,9 @@ from system.report import PAUSE, SECONDS, appear
 CELL, GAP, TITLE = 34, 28, 30  # pixels
 STYLE = """<style>text { font: 15px ui-sans-serif, sans-serif; text-anchor: middle; fill: #1f2328 }
 .line { stroke: #8c959f; fill: none } .sure { fill: #2f81f7 } .given { font-weight: 700 } .wrong { stroke: #cf222e }
-.right { stroke: #1a7f37 } .end { fill: none; stroke-width: 3 }
-@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .line { stroke: #6e7681 } }</style>"""
+.right { stroke: #1a7f37 } .end { fill: none; stroke-width: 3 } .page { fill: #ffffff }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .line { stroke: #6e7681 }
+  .page { fill: #0d1117 } }</style>"""
 
 
 class Filled(NamedTuple):
@@ -75,7 +77,7 @@ def draw_grid(puzzle, filled, i, left, top, seconds):
 def main(before, after, out):
     """Write the animation of three puzzles, filled by the runs in two folders."""
     rows = [row for row in data.load("sudoku_grid", "val") if row["difficulty"] == 10][:3]
-    side, body = CELL * int(len(rows[0]["puzzle"]) ** 0.5), []
+    side, body = CELL * int(len(rows[0]["puzzle"]) ** 0.5), ['<rect class="page" width="100%" height="100%" rx="6"/>']
     runs = {"before": fill_puzzles(before, rows), "after": fill_puzzles(after, rows)}
     n_steps = 1 + max(int(filled.step.max()) for filled in runs.values())
     seconds = SECONDS * (n_steps + 1) + PAUSE
