@@ -256,7 +256,8 @@ def bench(warden: socket.socket, folder: str, limits: Limits, parent: int) -> in
     folder: where a test may write"""
     preload()
     os.environ["TMPDIR"] = folder
-    limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256, **become_countable())
+    more = become_countable()  # for judges: with it the bench itself might be unable to fork
+    limit(AS=JUDGE_MEMORY, FSIZE=JUDGE_MEMORY, NOFILE=256)
     rules = SYSTEM | dict.fromkeys(limits.libraries, READ | LIST) | {folder: ALL}
     me, wall = os.getpid(), lock(rules, JUDGE, limits.unsafe)
     if LINUX:
@@ -275,7 +276,7 @@ def bench(warden: socket.socket, folder: str, limits: Limits, parent: int) -> in
         pid = os.fork()
         if not pid:
             warden.close()
-            judge(job, Channel(trainer), lines, wall, limits, me)
+            judge(job, Channel(trainer), lines, wall, limits, me, more)
         for sock in (trainer, *lines):
             sock.close()
         warden.sendall(WORD.pack(pid, 0))
@@ -294,12 +295,12 @@ def prepare(_, tests, entry, language):
                 gc.freeze()
 
 
-def judge(job, trainer, lines, wall, limits, parent) -> NoReturn:
+def judge(job, trainer, lines, wall, limits, parent, more) -> NoReturn:
     """Score a completion for the trainer.
 
-    lines: to the zygote and to the warden; wall: from walls.lock. Python cannot interrupt a test that works on too
-    large an answer, sum(range(answer)). So the kernel ends this judge (SIGXCPU) once it has taken about
-    `limits.timeout` seconds of CPU."""
+    lines: to the zygote and to the warden; wall: from walls.lock; more: from walls.become_countable. Python cannot
+    interrupt a test that works on too large an answer, sum(range(answer)). So the kernel ends this judge (SIGXCPU) once
+    it has taken about `limits.timeout` seconds of CPU."""
     try:
         null = os.open("/dev/null", os.O_RDWR)  # the terminal is the trainer's
         for fd in range(3):
@@ -308,6 +309,7 @@ def judge(job, trainer, lines, wall, limits, parent) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         verdict: dict | str
         try:
+            limit(**more)
             shut(wall, parent)
             code, tests, entry, language = job
             verdict = score(Job(lines, code, language, limits), tests, entry)
