@@ -422,7 +422,7 @@ def result(cfg: Config, rows: list[dict]) -> str:
     if not ends or ends[0] is ends[1]:
         return ""
     changes = [f"{name.removeprefix('val/')} {before} → {after}" for name, (before, after) in values.items()]
-    minutes, seconds = divmod(round(ends[1]["time"]), 60)
+    minutes, seconds = divmod(round(ends[1].get("time", 0)), 60)
     late = f" (first measured at step {ends[0]['step']:,})" if ends[0]["step"] else ""
     return f"{', '.join(changes)} in {ends[1]['step']:,} iterations, {minutes}:{seconds:02} minutes{late}"
 
