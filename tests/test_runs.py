@@ -374,7 +374,7 @@ def test_curves_are_drawn_for_whatever_metrics_there_are(cfg):
         log.metrics(40, {"val/nelbo": 0.5, "val/sampled": 0.25})
     assert sizes[0][:4] == b"\x89PNG" and sizes[0] != sizes[1]
     assert sorted(os.listdir(cfg.out_dir)) == ["curves.png", "metrics.jsonl", "rollouts.jsonl", "run.json",
-                                               "samples.jsonl"]  # fmt: skip
+                                               "samples.jsonl", "watched.jsonl"]  # fmt: skip
 
 
 def test_without_matplotlib_no_curves_are_drawn(cfg, monkeypatch, capsys):
