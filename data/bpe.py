@@ -414,10 +414,17 @@ def from_spec(spec, file):
         specials,
         roles,
         spec,
-        visible=[text for text, token in added.items() if not token["special"]],
         bos=bos,
-        extra={key: config[key] for key in ("bos_token", "chat_template", "model_max_length") if key in config},
+        **from_small_files(config, added),
     )
+
+
+def from_small_files(config, added):
+    """Take from tokenizer_config.json and the added tokens what a Tokenizer keeps of them -> {parameter: value}."""
+    return {
+        "visible": [text for text, token in added.items() if not token["special"]],
+        "extra": {key: config[key] for key in ("bos_token", "chat_template", "model_max_length") if key in config},
+    }
 
 
 def own_tokenizer(spec, config, added, file):
@@ -431,9 +438,8 @@ def own_tokenizer(spec, config, added, file):
         {to_bytes(text): i for text, i in vocab.items() if text not in specials},
         specials,
         roles,
-        visible=[text for text, token in added.items() if not token["special"]],
         bos=find_bos(config, spec.get("post_processor")),
-        extra={key: config[key] for key in ("bos_token", "chat_template", "model_max_length") if key in config},
+        **from_small_files(config, added),
     )
     return tok if tok.content() == spec else None
 

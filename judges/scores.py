@@ -44,7 +44,7 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
     """
     known = {name: rewards.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
     for module in {rewards.ELSEWHERE[name] for name in known.keys() & rewards.ELSEWHERE.keys()}:
-        importlib.import_module(module)  # now: later its functions would take the place of these
+        importlib.import_module(module)  # imported later, its functions would replace the user's
     before = {name: rewards.REWARDS[name] for name in known.keys() & rewards.REWARDS.keys()}
     if rows is not None:
         splits = as_splits(rows)
