@@ -459,8 +459,8 @@ def between_keys_of_lora(c):
 IDLE_IN_DPO = (
     "paired loss_norm causal_weight group_size rollout_steps early_end updates_per_rollout keep_completions "
     "minibatch_size score_after_end dynamic_sampling fill_in mask_ratio_min mask_ratio_max random_masking "
-    "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low clip_high "
-    "cispo_cap entropy_coef kl_est hint_ratio"
+    "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
+    "clip_high cispo_cap entropy_coef kl_est hint_ratio"
 )
 
 
