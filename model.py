@@ -12,7 +12,9 @@ Shape letters used in the whole repository:
 """
 import dataclasses
 import functools
-from typing import NamedTuple
+import importlib
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,18 @@ from variants.rope import rotary
 # costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
 UNROLLED = 8
 NEVER = kernels.NEVER  # the logit of a token that must not be chosen
+
+
+def plugged(table: Collection[str], name: Any) -> bool:
+    """Say if a table of functions has this name, after importing the file of this name in variants/ if there is one: a
+    variant adds its functions to the tables of the core when it is imported, and the core does not know its name."""
+    if name not in table and str(name).isidentifier():
+        try:
+            importlib.import_module(f"variants.{name}")
+        except ModuleNotFoundError as e:
+            if e.name not in ("variants", f"variants.{name}"):
+                raise
+    return name in table
 
 
 @dataclasses.dataclass(frozen=True)
