@@ -41,8 +41,21 @@ def plugged(table: Collection[str], name: Any) -> bool:
     return name in table
 
 
+class Sections:
+    """Settings that variants add to. `use` holds a frozen dataclass of each variant that is used, and a field of one
+    reads as if it were one of these settings: cfg.hint_ratio is that of variants/hints.py. Without it there is none."""
+
+    use: tuple[Any, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        for section in self.__dict__.get("use", ()):
+            if name in section.__dataclass_fields__:
+                return getattr(section, name)
+        raise AttributeError(f"{type(self).__name__} has no {name}, nor has a variant that it uses")
+
+
 @dataclasses.dataclass(frozen=True)
-class ModelConfig(moe.Experts):
+class ModelConfig(moe.Experts, Sections):
     vocab_size: int = 259  # V: every id there is, mask, padding and end of text included
     n_layer: int = 4  # L, blocks
     n_head: int = 4  # H, attention heads
@@ -75,6 +88,7 @@ class ModelConfig(moe.Experts):
     end_ids: tuple[int, ...] = ()  # other tokens that end a text, such as the end of a turn in a chat
     pad_id: int | None = None  # fills a prompt on its left
     bos_id: int | None = None  # begins a text, in models that have it
+    use: tuple[Any, ...] = ()  # the settings of variants, see Sections
 
     def __post_init__(self):
         checks.model_config(self)

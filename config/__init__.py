@@ -16,12 +16,14 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
+import glob
 import inspect
 import itertools
 import math
 import os
 import re
 import runpy
+import sys
 import textwrap
 import traceback
 import types
@@ -36,6 +38,7 @@ import numpy as np
 import data
 import diffusion
 import grpo
+import model
 from model import ModelConfig
 from system import terminal
 from variants import checks
@@ -101,18 +104,68 @@ PASSING = POSITIVE._replace(expected="above 0: a completion that earns nothing w
 SEED = both(NON_NEGATIVE, below(2**32))._replace(expected="at least 0 and below 2**32")
 
 
-def key(default: Any, meaning: str, check: Check | None = None, choices: Collection = (), section: str = "") -> Any:
+def key(default: Any, meaning: str, check: Check | None = None, choices: Collection = (), section: str = "",
+        table: bool = False) -> Any:
     """Declare a key of Config: its default, its line in --help, and which values are allowed.
 
     choices: the values, a dict of functions or their names; --help lists those of a dict. section: the title above this
-    key in --help.
+    key in --help. table: True if a file of variants/ may add to the choices; its name is a value, too.
     """
-    metadata = dict(meaning=meaning, check=check, choices=choices, section=section)
+    metadata = dict(meaning=meaning, check=check, choices=choices, section=section, table=table)
     return dataclasses.field(default=default, metadata=metadata)
 
 
+# ---- the keys of variants --------------------------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Section:
+    """The keys that a file of variants/ adds to a run, declared in its class Keys. They are read as those of Config."""
+
+    def __post_init__(self):
+        checks.check_types(self)
+        for field in dataclasses.fields(self):
+            check_value(field, getattr(self, field.name))
+
+    def between_keys(self, c):
+        """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
+        """
+        yield from ()
+
+
+def variant(name: str) -> types.ModuleType | None:
+    """Import the file of variants/ that has this name; None if there is none."""
+    model.plugged((), name)
+    return sys.modules.get(f"variants.{name}")
+
+
+def variant_of(section: Any) -> str:
+    """Return the name of the file in variants/ that a section is declared in."""
+    return type(section).__module__.rpartition(".")[2]
+
+
+@functools.cache
+def keys_of_variants() -> dict[str, str]:
+    """Find the keys of all variants, used or not, in their source: {key: name of its file}."""
+    found = {}
+    for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.dirname(__file__)), "variants", "*.py"))):
+        with open(path) as file:
+            classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef) and n.name == "Keys"]
+        for field in classes[0].body if classes else ():
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                found[field.target.id] = os.path.basename(path).removesuffix(".py")
+    return found
+
+
+def with_sections(use: tuple, names: Collection[str]) -> tuple:
+    """Add to the sections of `use` those of the variants of these names, with their defaults, if they have keys."""
+    there = {variant_of(section) for section in use}
+    kinds = [getattr(variant(name), "Keys", None) for name in dict.fromkeys(names) if name not in there]
+    return *use, *(kind() for kind in kinds if kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(model.Sections):
     """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
 
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
@@ -273,6 +326,7 @@ class Config:
 
     judge_rows: int = key(8192, "train rows to make pairs from", POSITIVE_INT, section="judge")
     judge_temperatures: tuple[float, ...] = key((0.5, 1.0, 1.5), "temperatures of the worse text of a pair")
+    use: tuple[Any, ...] = key((), "variants whose keys are set, by the names of their files in variants/")
     model: ModelConfig = ModelConfig()
 
     def __new__(cls, *_, **keys):
@@ -285,9 +339,13 @@ class Config:
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
+        tables = [field for field in dataclasses.fields(self) if field.metadata.get("table")]
+        named = [name for field in tables for name in as_tuple(getattr(self, field.name)) if name is not None]
+        object.__setattr__(self, "use", with_sections(self.use, named))
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
-        for wrong, message in between_keys(self):
+        of_variants = itertools.chain(*(section.between_keys(self) for section in self.use))
+        for wrong, message in itertools.chain(between_keys(self), of_variants):
             if wrong:
                 raise ValueError(message)
 
@@ -295,7 +353,8 @@ class Config:
 def check_value(field, value):
     """Raise a ValueError if a value is not one that the key's declaration allows."""
     choices, check = field.metadata.get("choices"), field.metadata.get("check")
-    if choices and value not in choices:
+    from_variant = field.metadata.get("table") and all(map(variant, as_tuple(value)))
+    if choices and value not in choices and not from_variant:
         spelled = str(value).lower().replace(".", "_").replace("-", "_")
         known = [answer for theirs, sign, answer in foreign_keys() if theirs == f"{field.name}:{spelled}"]
         hint = f"; here it is {known[0]}" if known else f"; did you mean {spelled!r}?" if spelled in choices else ""
@@ -644,11 +703,21 @@ def as_typed(value: Any) -> str:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
+def as_tuple(value: Any) -> tuple:
+    """Return a tuple as it is, and another value as a tuple of one."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {"max_iters": 1000, ..., "model.n_layer": 4, ...}."""
+    """Return {"max_iters": 1000, ..., "model.n_layer": 4, ...}. The keys of variants follow `use`, which has names."""
     out: dict[str, Any] = {}
     for f in dataclasses.fields(cfg):
         value = getattr(cfg, f.name)
+        if f.name == "use":
+            out[prefix + "use"] = tuple(map(variant_of, value))
+            for section in value:
+                out |= flatten(section, prefix)
+            continue
         out |= flatten(value, f"{prefix}{f.name}.") if dataclasses.is_dataclass(value) else {prefix + f.name: value}
     return out
 
@@ -662,11 +731,15 @@ def foreign_keys():
 
 def unknown_key(name: str, known: Collection[str]) -> str:
     """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
+    if name in keys_of_variants():
+        of = keys_of_variants()[name]
+        return f"{name} is a key of variants/{of}.py: add --use={of}, in Python use=({of}.Keys({name}=...),)"
     message = f"unknown config key {name!r}"
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
     for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
         if fnmatch.fnmatchcase(word, theirs):
             return f"{message}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
+    known = [*known, *keys_of_variants()]
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     near = difflib.get_close_matches(name, names, 1, 0.7)
     return message + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
@@ -692,6 +765,8 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     Keys of the model need no prefix: n_layer is model.n_layer. Keys that begin with base. are for the config file in
     init_from; if they are keys of the model, they also hold for the run that starts from it.
     """
+    args = dict(args)
+    cfg = with_variants(cfg, args)
     known = flatten(cfg)
     of_run: dict[str, Any] = {}
     of_model: dict[str, Any] = {}
@@ -706,16 +781,42 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
         if name.startswith("base."):
             continue
         leaf = name.removeprefix("model.")
-        cls, values = (Config, of_run) if leaf == name and name in known else (ModelConfig, of_model)
+        owners = [cfg, *cfg.use] if leaf == name and name in known else [cfg.model, *cfg.model.use]
+        owner = next(o for o in owners if leaf in o.__dataclass_fields__)
+        values = of_model if owner is cfg.model or owner in cfg.model.use else of_run
         if leaf in values:
             raise ValueError(f"--{leaf} is given twice")
-        values[leaf] = parse(typed[name], text, typing.get_type_hints(cls)[leaf])
-    return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
+        values[leaf] = parse(typed[name], text, typing.get_type_hints(type(owner))[leaf])
+    return with_values(cfg, of_run | {"model": with_values(cfg.model, of_model)})
+
+
+def with_variants(cfg, args):
+    """Return cfg with the sections of the variants that --use, or a key that names one, asks for. Takes `use` out of
+    args."""
+    wanted = [part for part in terminal.parts(args.pop("use", "")) if part]
+    for name in wanted:
+        if not variant(name):
+            there = sorted({*keys_of_variants().values()})
+            raise ValueError(f"--use={name}: there is no variants/{name}.py; with keys of their own there are "
+                             + ", ".join(there))
+    named = [args[f.name] for f in dataclasses.fields(Config) if f.metadata.get("table") and f.name in args]
+    named = [part for text in named for part in terminal.parts(text)]
+    return dataclasses.replace(cfg, use=with_sections(cfg.use, [*wanted, *named]))
+
+
+def with_values(cfg, values):
+    """Return a copy of a Config or ModelConfig with these values {key: value}, of its own or of its sections."""
+    own = {name: value for name, value in values.items() if name in cfg.__dataclass_fields__}
+
+    def changed(section):
+        return dataclasses.replace(section, **{k: values[k] for k in values if k in section.__dataclass_fields__})
+
+    return dataclasses.replace(cfg, use=tuple(map(changed, cfg.use)), **own)
 
 
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
-    known = flatten(Config()) | {"model": None}
+    known = flatten(Config()) | {"model": None} | keys_of_variants()
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)

@@ -23,6 +23,8 @@ def check_types(cfg: Any) -> None:
 
 def fits(value: Any, kind: Any) -> bool:
     """Return True if a value has the annotated type."""
+    if kind is Any:
+        return True
     if isinstance(kind, types.UnionType):
         return any(fits(value, k) for k in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
