@@ -615,6 +615,7 @@ def test_the_order_of_overrides_does_not_matter(file):
 
 def test_keys_of_a_run_and_of_its_model_do_not_share_names():
     names = [f.name for cls in (config.Config, model.ModelConfig) for f in dataclasses.fields(cls)]
+    names.remove("use")  # both have it: --use=NAME is for the run and its model
     assert len(set(names)) == len(names)
 
 
@@ -687,7 +688,7 @@ def test_all_help_lists_every_key_with_its_default_and_a_meaning():
     text = config.help_text(everything=True)
     for cls, prefix in ((config.Config, ""), (model.ModelConfig, "model.")):
         for f in dataclasses.fields(cls):
-            if f.name == "model":
+            if f.name == "model" or prefix + f.name == "model.use":  # a key of the run is for both
                 continue
             line = re.search(rf"^  --{re.escape(prefix + f.name)}=(.+?)  +(\S.*\S)$", text, re.M)
             assert line, f"{f.name} has no meaning"
