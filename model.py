@@ -13,6 +13,7 @@ Shape letters used in the whole repository:
 import dataclasses
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from system import kernels, sharding
-from variants import checks, uniform
+from variants import checks
 from variants.rope import rotary
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
@@ -52,6 +53,20 @@ class Sections:
             if name in section.__dataclass_fields__:
                 return getattr(section, name)
         raise AttributeError(f"{type(self).__name__} has no {name}, nor has a variant that it uses")
+
+
+class Entries(NamedTuple):
+    """The names of a model's entries in READS and MASKS."""
+
+    reads: str
+    sees: str
+
+
+def entries(cfg) -> Entries:
+    """Say which entries of READS and MASKS the fields of a ModelConfig ask for."""
+    reads = "causal" if cfg.causal else "shifted" if cfg.shift else "own"
+    blocks = "joint" if cfg.causal_text else "blocks" if cfg.block_causal is not None else "all"
+    return Entries(reads if cfg.noise == "mask" else cfg.noise, "causal" if cfg.causal else blocks)
 
 
 def chosen(table, cfg, default):
@@ -98,7 +113,12 @@ class ModelConfig(Sections):
 
     def __post_init__(self):
         checks.model_config(self)
-        uniform.check(self)
+        for table, name in zip((READS, MASKS), entries(self), strict=True):
+            if not plugged(table, name):
+                raise ValueError(f"such a model needs variants/{name}.py, and there is no such file")
+        for wrong, message in itertools.chain(*(rules(self) for rules in CHECKS.values())):
+            if wrong:
+                raise ValueError(message)
 
     @property
     def ends(self):
@@ -115,6 +135,10 @@ class ModelConfig(Sections):
     @property
     def ff(self):
         return self.d_ff or -(-8 * self.d_model // 96) * 32
+
+
+# What has to hold between the fields of a ModelConfig, cfg -> (True if wrong, message), ...; a variant adds its own.
+CHECKS: dict[str, Callable] = {}
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------
@@ -311,45 +335,24 @@ def positions_of(valid, T):
     return jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
 
 
-def column_rules(cfg, i, j):
-    """List the rules of who sees whom that hold for all texts: query columns i, key columns j -> [bool, ...].
-
-    To add a kind of attention, add a line. A rule that depends on padding or on blocks belongs in both
-    `attention_mask` and `blocks.packed_mask`."""
-    rules = []
-    if cfg.causal:
-        rules.append(j <= i)
-    return rules
+def see_all(i, j, z, valid, cfg, part):
+    """Every column sees all others."""
+    return None
 
 
-def is_open(z, number, own, cfg):
-    """True (B, S, 1) for the query columns whose block still has masks.
-
-    z, number (B, T): the tokens of a text, and the number of each one's block. own (B, S, 1): the number of each
-    query's block."""
-    same_block = number[:, None] == own
-    masked = (z == cfg.mask_id)[:, None]
-    return (same_block & masked).any(-1, keepdims=True)
+# Say which columns see which: query columns i (B or 1, S, 1), key columns j (1, 1, T), tokens z (B, T), valid (B, T) or
+# None, cfg, part (first, how many; None: all): which columns i are -> (B or 1, S, T) bool; None: all see all.
+MASKS = {"all": see_all}
 
 
 def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part=None) -> Mask:
     """Say to which columns of the tokens z (B, T) each column of `part` (first, how many; None: all) may attend."""
-    T = z.shape[1]
-    j = jnp.arange(T)[None, None]
-    i = columns(j[0], part)[..., None]  # (B or 1, S, 1)
-    rules = column_rules(cfg, i, j)
-    if cfg.block_causal:  # blocks begin where a text does, not where its padding does
-        number = positions_of(valid, T) // cfg.block_causal
-        own = columns(number, part)[..., None]
-        rules.append(number[:, None] <= own)
-        if cfg.causal_text:
-            rules.append((j <= i) | is_open(z, number, own, cfg))
-    if valid is not None:
-        sees_text = valid[:, None]
-        if cfg.causal or cfg.causal_text:  # padding sees itself: a softmax over nothing would be 0 / 0
-            sees_text = sees_text | (i == j)
-        rules.append(sees_text)
-    far = functools.reduce(jnp.logical_and, rules) if rules else None
+    j = jnp.arange(z.shape[1])[None, None]
+    i = columns(j[0], part)[..., None]
+    far = chosen(MASKS, cfg, entries(cfg).sees)(i, j, z, valid, cfg, part)
+    if valid is not None:  # padding sees itself: a softmax over nothing would be 0 / 0
+        text = valid[:, None]
+        far = text if far is None else far & (text | (i == j))
     if cfg.window is None:
         return Mask(far, None)
     near = jnp.abs(i - j) < cfg.window
@@ -484,44 +487,30 @@ def trunk(params, tokens, cfg, valid=None, part=None):
 # ---- the state that a token is predicted from ------------------------------------------------------------------------
 
 
-def start_id(cfg):
-    """Return the id that a causal model reads before a text: begin of text, else end of text, else 0."""
-    return next(i for i in (cfg.bos_id, cfg.eos_id, 0) if i is not None)
+def own_state(params, z, cfg, valid, start, length):
+    """Predict a token from the state in its own place (LLaDA)."""
+    return trunk(params, z, cfg, valid, None if length == z.shape[1] else (start, length))
 
 
-def moved_right(z, valid, cfg):
-    """Move texts one column to the right, so that a causal model's state in column i predicts token i.
-
-    z (B, T), valid (B, T) or None -> both (B, T), with a start token in front and without the last token. The start
-    token counts as padding, so no later column sees it."""
-    there = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
-
-    def move(a):
-        return jnp.pad(a, ((0, 0), (1, 0)))[:, :-1]
-
-    z, there = move(z), move(there)
-    return jnp.where(there, z, start_id(cfg)), there
-
-
-def hidden(params, z, cfg, valid=None, start=0, length=None):
-    """Compute the states that tokens are predicted from: z (B, T) with masks -> (B, length, D), [:, i] about token
-    start + i, whether or not the model is shifted.
-
-    length None: up to the end. `start` may be traced, and (B,) if rows differ (then give length). A shifted denoiser
-    predicts token i one position before it, and the first token of a text from its own position, as in Dream's sampler.
-    """
+def state_before(params, z, cfg, valid, start, length):
+    """Predict a token from the state one place before it, and the first token of a text from its own (Dream)."""
     T = z.shape[1]
-    length = T - start if length is None else length
-    if cfg.noise == "uniform":
-        z = uniform.noisy(z, valid, cfg)
-    if cfg.causal:
-        z, valid = moved_right(z, valid, cfg)
-    if cfg.causal or not cfg.shift:
-        return trunk(params, z, cfg, valid, None if length == T else (start, length))
     first = jnp.maximum(start - 1, 0)
     n = min(length + 1, T)
     h = trunk(params, z, cfg, valid, None if n == T else (first, n))
     return shifted(h, first, start, length, valid)
+
+
+READS = {"own": own_state, "shifted": state_before}
+
+
+def hidden(params, z, cfg, valid=None, start=0, length=None):
+    """Compute the states that tokens are predicted from: z (B, T) with masks -> (B, length, D), [:, i] about token
+    start + i, whichever of READS the model has.
+
+    length None: up to the end. `start` may be traced, and (B,) if rows differ (then give length)."""
+    length = z.shape[1] - start if length is None else length
+    return chosen(READS, cfg, entries(cfg).reads)(params, z, cfg, valid, start, length)
 
 
 def shifted(h, first, start, length, valid):

@@ -32,6 +32,18 @@ def first_of_block(valid, T, cfg):
     return (at > 0) & (at % cfg.block_causal == 0)
 
 
+def check(cfg):
+    """Yield (True if wrong, message) for the fields of a ModelConfig with blocks."""
+    yield cfg.block_causal is not None and cfg.block_causal < 1, f"block_causal={cfg.block_causal} must be at least 1"
+
+
+def see_blocks(i, j, z, valid, cfg, part):
+    """A token sees its own block and all earlier ones. Blocks begin where a text does, not where its padding does."""
+    block = number(valid, z.shape[1], cfg)
+    own = model.columns(block, part)
+    return block[:, None] <= own[..., None]
+
+
 def within(block, related):
     """Count for each token i the tokens j of its block with related[:, i, j] -> (B, T).
 
@@ -54,8 +66,6 @@ def packed_mask(cfg, valid, T, first):
         sees_text &= column <= column[:, None]
     sees_copy = same & query_is_copy
     far = jnp.where(is_copy, sees_copy, sees_text)
-    for rule in model.column_rules(cfg, column[:, None], column):
-        far &= rule
     if valid is not None:  # padding sees itself
         is_text = valid[:, None, column]
         far &= is_text | jnp.eye(len(column), dtype=bool)
@@ -120,3 +130,7 @@ def shifted(text, begin, copies, first, cfg, valid, start):
     begins = first_of_block(valid, C + first, cfg)
     begins = begins[:, None, start:, None]
     return jnp.where(begins, before[:, None], own.reshape(B, n, length, D))
+
+
+model.MASKS["blocks"] = see_blocks
+model.CHECKS["blocks"] = check

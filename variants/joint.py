@@ -12,6 +12,31 @@ import jax.numpy as jnp
 
 import diffusion
 import model
+from variants import blocks
+
+
+def check(cfg):
+    """Yield (True if wrong, message) for the fields of a ModelConfig whose finished text is causal."""
+    yield cfg.causal_text and (not cfg.block_causal or cfg.shift), (
+        f"causal_text=True says how the blocks of a block_causal model without shift see each other, now "
+        f"block_causal={cfg.block_causal}, shift={cfg.shift}")
+
+
+def see_finished_text_from_left(i, j, z, valid, cfg, part):
+    """A token sees its own block and all earlier ones; in a block without masks only what is left of it."""
+    block = blocks.number(valid, z.shape[1], cfg)
+    own = model.columns(block, part)[..., None]
+    return blocks.see_blocks(i, j, z, valid, cfg, part) & ((j <= i) | is_open(z, block, own, cfg))
+
+
+def is_open(z, number, own, cfg):
+    """True (B, S, 1) for the query columns whose block still has masks.
+
+    z, number (B, T): the tokens of a text, and the number of each one's block. own (B, S, 1): the number of each
+    query's block."""
+    same_block = number[:, None] == own
+    masked = (z == cfg.mask_id)[:, None]
+    return (same_block & masked).any(-1, keepdims=True)
 
 
 def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
@@ -37,3 +62,7 @@ def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0)
     text = diffusion.noise(key, batch, autoregressive(cfg), norm)
     weight = jnp.concatenate([causal_weight * text.weight, noisy.weight], 1)
     return noisy._replace(weight=weight)
+
+
+model.MASKS["joint"] = see_finished_text_from_left
+model.CHECKS["joint"] = check
