@@ -12,17 +12,14 @@ Shape letters used in the whole repository:
 """
 import dataclasses
 import functools
-import importlib
-import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from system import kernels, sharding
-from variants import checks
-from variants.rope import rotary
+from system import kernels, settings, sharding
+from system.settings import Sections, plugged
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
 # costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
@@ -30,43 +27,20 @@ UNROLLED = 8
 NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
-def plugged(table: Collection[str], name: Any) -> bool:
-    """Say if a table of functions has this name, after importing the file of this name in variants/ if there is one: a
-    variant adds its functions to the tables of the core when it is imported, and the core does not know its name."""
-    if name not in table and str(name).isidentifier():
-        try:
-            importlib.import_module(f"variants.{name}")
-        except ModuleNotFoundError as e:
-            if e.name not in ("variants", f"variants.{name}"):
-                raise
-    return name in table
-
-
-class Sections:
-    """Settings that variants add to. `use` holds a frozen dataclass of each variant that is used, and a field of one
-    reads as if it were one of these settings: cfg.hint_ratio is that of variants/hints.py. Without it there is none."""
-
-    use: tuple[Any, ...]
-
-    def __getattr__(self, name: str) -> Any:
-        for section in self.__dict__.get("use", ()):
-            if name in section.__dataclass_fields__:
-                return getattr(section, name)
-        raise AttributeError(f"{type(self).__name__} has no {name}, nor has a variant that it uses")
-
-
 class Entries(NamedTuple):
-    """The names of a model's entries in READS and MASKS."""
+    """The names of a model's entries in READS, MASKS and ROTARY."""
 
     reads: str
     sees: str
+    turns: str
 
 
 def entries(cfg) -> Entries:
-    """Say which entries of READS and MASKS the fields of a ModelConfig ask for."""
+    """Say which entries the fields of a ModelConfig ask for."""
     reads = "causal" if cfg.causal else "shifted" if cfg.shift else "own"
+    reads = reads if cfg.noise == "mask" else cfg.noise
     blocks = "joint" if cfg.causal_text else "blocks" if cfg.block_causal is not None else "all"
-    return Entries(reads if cfg.noise == "mask" else cfg.noise, "causal" if cfg.causal else blocks)
+    return Entries(reads, "causal" if cfg.causal else blocks, "plain" if cfg.rope_scaling is None else "rope")
 
 
 def chosen(table, cfg, default):
@@ -112,13 +86,13 @@ class ModelConfig(Sections):
     use: tuple[Any, ...] = ()  # the settings of variants, see Sections
 
     def __post_init__(self):
-        checks.model_config(self)
-        for table, name in zip((READS, MASKS), entries(self), strict=True):
+        for owner in (self, *self.use):
+            settings.check_types(owner)
+        settings.check(self, settings.rules_of_a_model)
+        for table, name in zip((READS, MASKS, ROTARY), entries(self), strict=True):
             if not plugged(table, name):
                 raise ValueError(f"such a model needs variants/{name}.py, and there is no such file")
-        for wrong, message in itertools.chain(*(rules(self) for rules in CHECKS.values())):
-            if wrong:
-                raise ValueError(message)
+        settings.check(self, *CHECKS.values())
 
     @property
     def ends(self):
@@ -226,6 +200,18 @@ def rms_norm(x, gain, eps):
     mean_square = jnp.mean(x32 * x32, -1, keepdims=True)
     normed = x32 * jax.lax.rsqrt(mean_square + eps)
     return normed.astype(x.dtype) * gain
+
+
+def rotary(positions, cfg):
+    """Tabulate the rotary angles: positions (B or 1, S) -> cos, sin (B or 1, S, 1, K/2) float32, K being the columns of
+    a head that are turned."""
+    turned = int(cfg.head_dim * cfg.rotary_share)
+    column = positions[:, :, None, None]
+    angle = column * cfg.rope_theta ** (-jnp.arange(0, turned, 2) / turned)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+ROTARY = {"plain": rotary}  # an entry may also return what queries are multiplied by (B or 1, S, 1, 1)
 
 
 def rotate(x, cos, sin, scale=1):
@@ -397,7 +383,7 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=N
     text: how many columns of a packed row (variants/blocks.py) are its text; noisy copies follow, and the mask is that
     of one of them. 0: not a packed row."""
     params = prepared(params, cfg)
-    rotation = rotary(positions, cfg)
+    rotation = chosen(ROTARY, cfg, entries(cfg).turns)(positions, cfg)
     scale = (cfg.query_scale or cfg.head_dim) ** -0.5
 
     def layer(carry, inputs, part=None):

@@ -38,10 +38,8 @@ import numpy as np
 import data
 import diffusion
 import grpo
-import model
 from model import ModelConfig
-from system import terminal
-from variants import checks
+from system import settings, terminal
 
 # ---- how a key is declared -------------------------------------------------------------------------------------------
 
@@ -123,7 +121,7 @@ class Section:
     """The keys that a file of variants/ adds to a run, declared in its class Keys. They are read as those of Config."""
 
     def __post_init__(self):
-        checks.check_types(self)
+        settings.check_types(self)
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
 
@@ -135,7 +133,7 @@ class Section:
 
 def variant(name: str) -> types.ModuleType | None:
     """Import the file of variants/ that has this name; None if there is none."""
-    model.plugged((), name)
+    settings.plugged((), name)
     return sys.modules.get(f"variants.{name}")
 
 
@@ -151,10 +149,10 @@ def keys_of_variants() -> dict[str, str]:
     found = {}
     for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.dirname(__file__)), "variants", "*.py"))):
         with open(path) as file:
-            classes = [n for n in ast.parse(file.read()).body if getattr(n, "name", "") in ("Keys", "Shape")]
-        for kind, field in ((kind, field) for kind in classes for field in kind.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = f"{os.path.basename(path).removesuffix('.py')}.{kind.name}"
+            classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef)]
+        for section in (n for n in classes if n.name in ("Keys", "Shape")):
+            names = [n.target.id for n in section.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+            found |= dict.fromkeys(names, f"{os.path.basename(path).removesuffix('.py')}.{section.name}")
     return found
 
 
@@ -168,7 +166,7 @@ def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tup
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(model.Sections):
+class Config(settings.Sections):
     """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
 
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
@@ -338,7 +336,7 @@ class Config(model.Sections):
         return super().__new__(cls)
 
     def __post_init__(self):
-        checks.check_types(self)
+        settings.check_types(self)
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
@@ -672,9 +670,9 @@ def is_inside(path: str, folder: str) -> bool:
 def parse(name: str, text: str, kind: Any) -> Any:
     """Parse the text of `--name=text` as a value of the annotated type."""
     for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
-        if checks.fits(value, kind):
+        if settings.fits(value, kind):
             return value
-    raise ValueError(f"--{name}={text}: expected {checks.describe(kind)}")
+    raise ValueError(f"--{name}={text}: expected {settings.describe(kind)}")
 
 
 def possible_values(text, kinds):

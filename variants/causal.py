@@ -1,8 +1,8 @@
 """
 Autoregressive models: every token is predicted from those left of it, as in all models before diffusion.
 
-A text is moved right by one column before the network reads it, with a start token in front. So the state in a column is
-about the token of that column, as in a denoiser, and nothing outside the network has to know.
+A text is moved right by one column before the network reads it, with a start token in front. So the state in a column
+is about the token of that column, as in a denoiser, and nothing outside the network has to know.
 """
 import jax.numpy as jnp
 

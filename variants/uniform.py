@@ -24,8 +24,8 @@ def check(cfg):
     """Yield (True if wrong, message) for the fields of a ModelConfig with this noise."""
     yield cfg.noise == "uniform" and (cfg.causal or cfg.block_causal or cfg.shift), (
         "noise='uniform' is for denoisers that see the whole text and predict a token in its own place, now "
-        f"causal={cfg.causal}, block_causal={cfg.block_causal}, shift={cfg.shift}: leave these out, or take noise='mask'"
-    )
+        f"causal={cfg.causal}, block_causal={cfg.block_causal}, shift={cfg.shift}: leave these out, or take "
+        "noise='mask'")
 
 
 def noisy(z, valid, cfg):
