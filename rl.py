@@ -48,7 +48,7 @@ from data.texts import (
 )
 from judges import model_judge, scores
 from system import sharding
-from variants import blocks, hints, joint, preferences, slots
+from variants import hints, joint, preferences, slots
 
 
 class Task(NamedTuple):
@@ -179,7 +179,6 @@ def select_completions(found: Scored, adv, cfg):
 def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
     """Draw the masks of one pass over a rollout -> Views with rows first: (B, K, T), (B, K, T), (B, T). Weights and
     shares are 0 outside the loss."""
-    T = r.tokens.shape[1]
     masked, weight, share = diffusion.views(
         key,
         cfg.logp_est,
@@ -189,9 +188,9 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
         t_range=(cfg.mask_ratio_min, cfg.mask_ratio_max),
         p_mask_prompt=cfg.p_mask_prompt,
         prompt=~r.completion & (True if r.valid is None else r.valid),
-        block=blocks.number(r.valid, T, cfg.model),
         counts=r.counts,
-        first_of_block=blocks.first_of_block(r.valid, T, cfg.model),
+        cfg=cfg.model,
+        valid=r.valid,
     )
     weight = weight * r.counts
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)

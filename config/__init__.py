@@ -146,13 +146,14 @@ def variant_of(section: Any) -> str:
 def keys_of_variants() -> dict[str, str]:
     """Find the keys of all variants, used or not, in their source: {key: "hints.Keys"}, the class that has it. Those of
     a class Keys belong to the run, those of a class Shape to its model."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.dirname(__file__)), "variants", "*.py"))):
         with open(path) as file:
             classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef)]
         for section in (n for n in classes if n.name in ("Keys", "Shape")):
-            names = [n.target.id for n in section.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
-            found |= dict.fromkeys(names, f"{os.path.basename(path).removesuffix('.py')}.{section.name}")
+            fields = [n.target for n in section.body if isinstance(n, ast.AnnAssign)]
+            owner = f"{os.path.basename(path).removesuffix('.py')}.{section.name}"
+            found |= {target.id: owner for target in fields if isinstance(target, ast.Name)}
     return found
 
 

@@ -9,8 +9,10 @@ who sees whom. The mask is that of a row with one copy; `kernels.packed_attentio
 
 Blocks begin where a text does: block n has the tokens n * block_causal and following, wherever padding has put them.
 """
+import jax
 import jax.numpy as jnp
 
+import diffusion
 import model
 from system import sharding
 
@@ -50,6 +52,46 @@ def within(block, related):
     block (B, T): the number of each token's block. related (B, T or 1, T) bool."""
     same = block[:, None] == block[..., None]
     return (same & related).sum(-1)
+
+
+def mask_blocks(key, x, maskable, valid, cfg):
+    """Mask each block by itself, as diffusion.mask_rows masks a row -> z, masked, t (B, T), t being the share of masks
+    in the token's block. Blocks of 1 are all masked, so that the bound is the likelihood itself; with one t per row it
+    would be so only on average."""
+    t_key, mask_key = jax.random.split(key)
+    B, T = x.shape
+    block = jnp.broadcast_to(number(valid, T, cfg), x.shape)
+    blocks_per_row = -(-T // cfg.block_causal)
+    n = within(block, maskable[:, None])
+    place = jnp.arange(B)[:, None] * blocks_per_row + block
+    u = diffusion.strata(t_key, B * blocks_per_row)[place]
+    count = diffusion.random_count(u, n)
+    t = count / jnp.maximum(n, 1)
+    draws = jnp.where(maskable, jax.random.uniform(mask_key, x.shape), 2.0)
+    has_less = draws[:, None] < draws[..., None]
+    masked = maskable & (within(block, has_less) < count)
+    return jnp.where(masked, cfg.mask_id, x), masked, t
+
+
+def step_numbers(counts, inputs):
+    """Number the denoising steps as diffusion.step_numbers does, those of each block anew, so that one view serves the
+    first step of every block.
+
+    A shifted model predicts the first token of a block from the text before it. So that token needs no view of its own:
+    its step is not numbered, and a view scores it although it does not mask it."""
+    cfg, valid, T = inputs.cfg, inputs.valid, counts.shape[1]
+    begins = first_of_block(valid, T, cfg)
+    counts = counts & jnp.logical_not(begins)
+    block = jnp.broadcast_to(number(valid, T, cfg), counts.shape)
+    mine = inputs.step[..., None]
+    others = inputs.step[:, None]
+    further_left = jnp.tri(T, k=-1, dtype=bool)
+    same_step = (mine == others) & counts[:, None] & further_left
+    repeats = within(block, same_step)
+    leftmost = counts & (repeats == 0)  # of the tokens that one step committed
+    not_later = leftmost[:, None] & (others <= mine)
+    found = within(block, not_later) - 1
+    return found, jnp.where(begins, jnp.maximum(found, 0), found)
 
 
 def packed_mask(cfg, valid, T, first):
@@ -134,3 +176,6 @@ def shifted(text, begin, copies, first, cfg, valid, start):
 
 model.MASKS["blocks"] = see_blocks
 model.CHECKS["blocks"] = check
+diffusion.NOISES["blocks"] = mask_blocks
+diffusion.COPIES["blocks"] = hidden
+diffusion.NUMBERS["blocks"] = step_numbers

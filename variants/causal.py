@@ -6,6 +6,7 @@ is about the token of that column, as in a denoiser, and nothing outside the net
 """
 import jax.numpy as jnp
 
+import diffusion
 import model
 
 
@@ -48,6 +49,12 @@ def see_left(i, j, z, valid, cfg, part):
     return j <= i
 
 
+def mask_nothing(key, x, maskable, valid, cfg):
+    """Mask no token: a causal model never sees the one that it predicts."""
+    return x, maskable, jnp.ones((1, 1))
+
+
 model.READS["causal"] = state_left
 model.MASKS["causal"] = see_left
 model.CHECKS["causal"] = check
+diffusion.NOISES["causal"] = mask_nothing

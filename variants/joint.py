@@ -66,3 +66,6 @@ def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0)
 
 model.MASKS["joint"] = see_finished_text_from_left
 model.CHECKS["joint"] = check
+diffusion.NOISES["joint"] = blocks.mask_blocks
+diffusion.COPIES["joint"] = blocks.hidden
+diffusion.NUMBERS["joint"] = blocks.step_numbers
