@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import model
 from system import kernels, sharding
@@ -131,11 +130,8 @@ def chosen(table, cfg):
     return model.chosen(table, cfg, name if name in table else "rows")
 
 
-def noise(key, batch: tuple, cfg, norm="token", paired=False) -> NoisyBatch:
-    """Draw the masks of a batch (tokens, maskable, valid): (B, T) each; maskable: True where a token may be masked.
-
-    norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
-    over its own length (LLaDA's SFT). paired: see `in_pairs`."""
+def draw_masks(key, batch, cfg, norm):
+    """Draw the masks of a batch, as `noise` does -> z with masks, masked, t, the weight of each token in the mean."""
     x, maskable, valid = batch
     n = maskable.sum(1)
     if norm == "token":
@@ -143,26 +139,17 @@ def noise(key, batch: tuple, cfg, norm="token", paired=False) -> NoisyBatch:
     else:
         per_token = 1 / jnp.maximum(n, 1)[:, None] / len(x)
     z, masked, t = chosen(NOISES, cfg)(key, x, maskable, valid, cfg)
+    return z, masked, t, per_token
+
+
+def noise(key, batch: tuple, cfg, norm="token") -> NoisyBatch:
+    """Draw the masks of a batch (tokens, maskable, valid): (B, T) each; maskable: True where a token may be masked.
+
+    norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
+    over its own length (LLaDA's SFT)."""
+    z, masked, t, per_token = draw_masks(key, batch, cfg, norm)
     w = masked * weight(t) * per_token
-    noisy = NoisyBatch(x, z[:, None], w[:, None], valid)
-    if not paired:
-        return noisy
-    other = maskable & ~masked
-    return in_pairs(noisy, jnp.where(other, cfg.mask_id, x), other * weight(t) * per_token, t)
-
-
-def in_pairs(noisy, z, w, t):
-    """Add to each noisy copy the one with the complementary masks, z (B, T) with weights w of a share t. Together the
-    two mask every maskable token: loss and gradient vary less for the same number of forward passes.
-
-    Copies with shares t and 1 - t count half each; t = 1 has no complement and keeps its full weight. So every share
-    counts as before: the bound is unbiased, and exact on a uniform model."""
-    alone = t == 1
-    odds = t / jnp.where(alone, 1, 1 - t)
-    first = noisy.weight[:, 0]
-    first = jnp.where(alone, first, first / 2)
-    second = w * odds / 2
-    return noisy._replace(z=jnp.stack([noisy.z[:, 0], z], 1), weight=jnp.stack([first, second], 1))
+    return NoisyBatch(batch[0], z[:, None], w[:, None], batch[2])
 
 
 def states_of_rows(params, x, z, cfg, valid, start, with_text):
@@ -338,29 +325,6 @@ def coupled_elbo(key, completion, inputs):
     return split_weight(masked, masked * each[..., None])
 
 
-def quadrature(key, completion, inputs):
-    """GDPO: n views whose shares of masks t are the points of Gauss-Legendre quadrature, with its weights, instead of
-    random shares. The count t L + 1/2 (`elbo` masks ceil(t L)) is rounded up or down at random, right on average."""
-    round_key, mask_key = jax.random.split(key)
-    L = completion.sum(1)
-    points, weights = np.polynomial.legendre.leggauss(inputs.n)  # on -1..1, with weights that sum to 2
-    t = (1 + points[:, None]) / 2
-    u = jax.random.uniform(round_key, (inputs.n, len(L)))
-    count = jnp.clip(jnp.floor(t * L + 0.5 + u), 1, jnp.maximum(L, 1))
-    masked = random_subsets(mask_key, completion, count)
-    each = weights[:, None] / 2 * L / count
-    return split_weight(masked, masked * each[..., None])
-
-
-def pseudo_likelihood(key, completion, inputs):
-    """DACA-GRPO: divide the tokens of the completion at random into n strata of equal size; each view masks one, so
-    that every token is scored once, given all other strata. n=1 is `one_step` without its masks in the prompt."""
-    noise = jnp.where(completion, jax.random.uniform(key, completion.shape), 2.0)
-    stratum = jnp.argsort(jnp.argsort(noise, 1), 1) % inputs.n
-    masked = completion & (stratum == jnp.arange(inputs.n)[:, None, None])
-    return Views(masked, masked, completion)
-
-
 def mask_counts(key, completion, n):
     """Draw what both ELBO estimators use -> L (B,), u (n, B) stratified over all views, a key for the masks."""
     t_key, mask_key = jax.random.split(key)
@@ -427,8 +391,6 @@ ESTIMATORS: dict[str, Callable[..., Views]] = {
     "coupled": coupled,
     "elbo": elbo,
     "coupled_elbo": coupled_elbo,
-    "quadrature": quadrature,
-    "strata": pseudo_likelihood,
     "trace": trace,
     "left_to_right": left_to_right,
     "exact": exact,
@@ -438,6 +400,7 @@ ESTIMATORS: dict[str, Callable[..., Views]] = {
 def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:
     """Draw the views of the estimator of this name. completion (B, T): True on the tokens that the model wrote; inputs:
     fields of EstimatorInputs."""
+    model.plugged(ESTIMATORS, name)
     masked, w, share = ESTIMATORS[name](key, completion, EstimatorInputs(**inputs))
     return Views(masked, w.astype(jnp.float32), share.astype(jnp.float32))
 

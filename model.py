@@ -251,27 +251,17 @@ def block(x, w, cfg, rotation, attend, part=None):
         return rms_norm(x, w[name], cfg.norm_eps)
 
     def heads(x, name):
-        return linear(x, w, name).reshape(*x.shape[:2], -1, cfg.head_dim)
+        y = linear(x, w, name).reshape(*x.shape[:2], -1, cfg.head_dim)
+        return norm(y, name + "_norm") if name + "_norm" in w else y
 
     h = norm(x, "attn_norm")
-    q = heads(columns(h, part), "q")
-    k = heads(h, "k")
-    v = heads(h, "v")
-    if cfg.qk_norm:
-        q = norm(q, "q_norm")
-        k = norm(k, "k_norm")
-    q = rotate(q, *(columns(a, part) for a in rotation))
-    k = rotate(k, *rotation[:2])
-    mixed, cache = attend(q, k, v)
+    q = rotate(heads(columns(h, part), "q"), *(columns(a, part) for a in rotation))
+    k = rotate(heads(h, "k"), *rotation[:2])
+    mixed, cache = attend(q, k, heads(h, "v"))
     out = linear(mixed, w, "o")
-    if cfg.gemma:
-        out = norm(out, "attn_out_norm")
-    x = columns(x, part) + out
-    h = norm(x, "mlp_norm")
-    out = chosen(MLPS, cfg, "dense").apply(h, w, cfg)
-    if cfg.gemma:
-        out = norm(out, "mlp_out_norm")
-    return x + out, cache
+    x = columns(x, part) + (norm(out, "attn_out_norm") if cfg.gemma else out)
+    out = chosen(MLPS, cfg, "dense").apply(norm(x, "mlp_norm"), w, cfg)
+    return x + (norm(out, "mlp_out_norm") if cfg.gemma else out), cache
 
 
 class Mlp(NamedTuple):
@@ -342,22 +332,16 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part
     if cfg.window is None:
         return Mask(far, None)
     near = jnp.abs(i - j) < cfg.window
-    if far is not None:
-        near &= far
-    return Mask(far, near)
+    far = jnp.ones_like(near) if far is None else far
+    return Mask(far, near & far)
 
 
-def mask_of_layer(mask, i, part, S):
-    """Pick layer i's mask, and its query columns `part` (first, how many; None: all) -> (B or 1, S or 1, T), or None if
-    nothing is masked. S: columns of the row; a packed row has more of them than its mask."""
-    seen = mask.far
-    if mask.near is not None:
-        seen = jnp.where(i % 2 == 0, mask.near, True if seen is None else seen)
-    if seen is None or part is None or seen.shape[1] == 1:
-        return seen
-    first, n = part  # in a packed row, `part` reaches to its end
-    not_in_mask = S - seen.shape[1]  # columns of copies 2, 3, ...: they see what copy 1 sees
-    return columns(seen, (first, n - not_in_mask))
+def attention(q, k, v, mask, part, scale, cap):
+    """Mix the values v that queries may see: q (B, S, H, K) of the columns `part`, k and v (B, T, KV, K), mask as
+    `attention_mask` says it for all queries -> (B, S, H*K)."""
+    if mask is not None and mask.shape[1] > 1:
+        mask = columns(mask, part)
+    return kernels.attention(q, k, v, mask, scale, cap)
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
@@ -371,17 +355,14 @@ class Write(NamedTuple):
     high: jax.Array | int | None = None  # nor is this one or any behind it; None: no limit, by `low` neither
 
 
-def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=None, text=0):
+def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=None, attention=attention):
     """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values (None if
     none was given).
 
-    positions (B or 1, S): from `positions_of`.
-    mask: a Mask over the S columns themselves, or with a cache (`new_cache`) over its T columns.
-    write: the columns of the cache in which to store the new keys and values; None without a cache.
-    part (first, how many): only the states of these columns are returned (and, in a model of up to UNROLLED blocks,
-    computed in the last block).
-    text: how many columns of a packed row (variants/blocks.py) are its text; noisy copies follow, and the mask is that
-    of one of them. 0: not a packed row."""
+    positions (B or 1, S): from `positions_of`. mask: a Mask over the S columns themselves, or with a cache (`new_cache`)
+    over its T columns. write: where in the cache to store the new keys and values. part (first, how many): only the
+    states of these columns are returned (and, in a model of up to UNROLLED blocks, computed in the last block).
+    attention: that of packed rows is another (variants/blocks.py)."""
     params = prepared(params, cfg)
     rotation = chosen(ROTARY, cfg, entries(cfg).turns)(positions, cfg)
     scale = (cfg.query_scale or cfg.head_dim) ** -0.5
@@ -389,7 +370,7 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=N
     def layer(carry, inputs, part=None):
         x, cache = carry
         w, i = inputs
-        seen = mask_of_layer(mask, i, part, tokens.shape[1])
+        seen = mask.far if mask.near is None else jnp.where(i % 2 == 0, mask.near, mask.far)
 
         def attend(q, k, v):
             stored = cache
@@ -397,7 +378,7 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=N
                 keys, values = cache
                 stored = [kernels.store(keys, k, i, write), kernels.store(values, v, i, write)]
                 k, v = (kernels.stored(a, i) for a in stored)
-            return kernels.attention(q, k, v, seen, scale, cfg.attn_cap, text), stored
+            return attention(q, k, v, seen, part, scale, cfg.attn_cap), stored
 
         w = jax.tree.map(kernels.numbers, sharding.gather_weights(w))
         x, cache = block(x, w, cfg, rotation, attend, part)

@@ -289,8 +289,9 @@ class Config(settings.Sections):
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
-    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
-                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities")
+    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact; also "
+                        "quadrature and strata of variants/",
+                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
     random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")

@@ -118,12 +118,10 @@ def soft_cap(x, cap):
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def attention(q, k, v, mask, scale, cap=None, text=0):
+def attention(q, k, v, mask, scale, cap=None):
     """Return softmax(soft_cap(scale * q k) where mask) v: q (B, S, H, K), k and v (B, T, KV, K), mask (B or 1, S or 1,
-    T) or None -> (B, S, H*K). text: see `packed_attention`."""
+    T) or None -> (B, S, H*K)."""
     q = q.astype(k.dtype)  # keys from a cache may have 16 bits where queries have 32, see `between`
-    if text:
-        return packed_attention(q, k, v, mask, scale, cap, text)
     B, S, _, K = q.shape
     # cuDNN's kernel would copy the keys for a single query, and cannot be split over rows that do not divide.
     if fused(q.dtype, K, cap) and S > 1 and sharding.round_up(B) == B:

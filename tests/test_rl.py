@@ -34,7 +34,7 @@ from data.texts import completion_ids, encode_split, split_rows
 from judges import model_judge, scores
 from system import collapse, huggingface
 from system.start import prepare, with_ids
-from variants import slots
+from variants import quadrature, slots, strata  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing

@@ -9,12 +9,14 @@ who sees whom. The mask is that of a row with one copy; `kernels.packed_attentio
 
 Blocks begin where a text does: block n has the tokens n * block_causal and following, wherever padding has put them.
 """
+import functools
+
 import jax
 import jax.numpy as jnp
 
 import diffusion
 import model
-from system import sharding
+from system import kernels, sharding
 
 
 def number(valid, T, cfg):
@@ -118,6 +120,15 @@ def packed_mask(cfg, valid, T, first):
     return model.Mask(far, far & near)
 
 
+def packed_attention(T, q, k, v, mask, part, scale, cap):
+    """Compute model.attention of packed rows, whose text has T columns: the mask of a row with one copy serves all."""
+    if part is not None:
+        first, n = part  # it reaches to the end of the row
+        not_in_mask = k.shape[1] - mask.shape[1]  # columns of copies 2, 3, ...: they see what copy 1 sees
+        mask = model.columns(mask, (first, n - not_in_mask))
+    return kernels.packed_attention(q, k, v, mask, scale, cap, T)
+
+
 def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
     """Compute the states of noisy copies: clean (B, T), noisy (B, n, T) -> (B, n, T - start, D), [..., i, :] about
     token start + i, as `model.hidden`.
@@ -144,7 +155,8 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
     length = T - begin
     part = begin, length + n * C
     mask = packed_mask(cfg, valid, T, first)
-    h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, text=T)
+    attention = functools.partial(packed_attention, T)
+    h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, attention=attention)
     text = h[:, :length]
     copies = h[:, length:].reshape(B, n, C, -1)
     if with_text:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import diffusion
 import model
 from variants import blocks
+from variants import paired as pairs
 
 
 def check(cfg):
@@ -45,12 +46,14 @@ def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
 
 
 def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0) -> diffusion.NoisyBatch:
-    """Draw the masks of a batch as `diffusion.noise` does, and with a causal_weight also add the loss of next tokens,
-    times causal_weight: NoisyBatch.weight then is (B, 1 + copies, T), and [:, 0] weighs the tokens of the clean text.
+    """Draw the masks of a batch as `diffusion.noise` does, or those of variants/paired.py, and with a causal_weight also
+    add the loss of next tokens, times causal_weight: NoisyBatch.weight then is (B, 1 + copies, T), and [:, 0] weighs
+    the tokens of the clean text.
 
     That loss has the tokens up to the first end, where a causal model stops, but not the first token of a text: there
     is nothing before it to predict it from."""
-    noisy = diffusion.noise(key, batch, cfg, norm, paired)
+    draw = pairs.noise if paired else diffusion.noise
+    noisy = draw(key, batch, cfg, norm)
     if not causal_weight:
         return noisy
     x, maskable, valid = batch
