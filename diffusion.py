@@ -149,7 +149,8 @@ def noise(key, batch: tuple, cfg, norm="token") -> NoisyBatch:
     over its own length (LLaDA's SFT)."""
     z, masked, t, per_token = draw_masks(key, batch, cfg, norm)
     w = masked * weight(t) * per_token
-    return NoisyBatch(batch[0], z[:, None], w[:, None], batch[2])
+    x, _, valid = batch
+    return NoisyBatch(x, z[:, None], w[:, None], valid)
 
 
 def states_of_rows(params, x, z, cfg, valid, start, with_text):
@@ -192,7 +193,8 @@ def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Arra
     logp, hit = read_logits(params, h, cfg, logp_and_hit, w > 0, (targets,))
     weighted = w * logp
     nelbo = -jnp.sum(weighted[:, texts:])
-    metrics = {"nelbo": nelbo, "hole_acc": jnp.sum((w * hit)[:, texts:])}
+    hits = w * hit
+    metrics = {"nelbo": nelbo, "hole_acc": jnp.sum(hits[:, texts:])}
     if not texts:
         return nelbo, metrics
     causal = -jnp.sum(weighted[:, :texts])
@@ -287,7 +289,8 @@ def one_step(key, completion, inputs):
     """d1: mask the whole completion, and each prompt token with probability p_mask_prompt."""
     masked = completion
     if inputs.p_mask_prompt:
-        masked |= inputs.prompt & (jax.random.uniform(key, completion.shape) < inputs.p_mask_prompt)
+        draws = jax.random.uniform(key, completion.shape)
+        masked |= inputs.prompt & (draws < inputs.p_mask_prompt)
     return Views(masked[None], completion[None], completion)
 
 
@@ -296,12 +299,14 @@ def coupled(key, completion, inputs):
     lambda = 1) and sum to 1.5 on average, which stretches ratios and KL by as much."""
     t_key, mask_key = jax.random.split(key)
     low, high = inputs.t_range
-    t = (low + (high - low) * strata(t_key, len(completion)))[:, None]
-    part = completion & (jax.random.uniform(mask_key, completion.shape) < t)
+    t = low + (high - low) * strata(t_key, len(completion))
+    t = t[:, None]
+    draws = jax.random.uniform(mask_key, completion.shape)
+    part = completion & (draws < t)
     rest = completion & ~part
     masked = jnp.stack([completion, part, rest])
-    weights = jnp.stack([completion, part / t, rest / (1 - t)]) / 2
-    return Views(masked, weights, completion)
+    weights = jnp.stack([completion, part / t, rest / (1 - t)])
+    return Views(masked, weights / 2, completion)
 
 
 def elbo(key, completion, inputs):

@@ -359,9 +359,9 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=N
     """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values (None if
     none was given).
 
-    positions (B or 1, S): from `positions_of`. mask: a Mask over the S columns themselves, or with a cache (`new_cache`)
-    over its T columns. write: where in the cache to store the new keys and values. part (first, how many): only the
-    states of these columns are returned (and, in a model of up to UNROLLED blocks, computed in the last block).
+    positions (B or 1, S): from `positions_of`. mask: a Mask over the S columns themselves, or with a cache
+    (`new_cache`) over its T columns. write: where to store the new keys and values in the cache. part (first, how
+    many): only the states of these columns are returned (and, with up to UNROLLED blocks, computed in the last one).
     attention: that of packed rows is another (variants/blocks.py)."""
     params = prepared(params, cfg)
     rotation = chosen(ROTARY, cfg, entries(cfg).turns)(positions, cfg)

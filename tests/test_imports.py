@@ -10,7 +10,13 @@ import tokenize
 import types
 from typing import NamedTuple
 
+import jax
+import numpy as np
 import pytest
+
+import model
+from system import huggingface
+from variants import moe
 
 # who may import whom; what a function imports only when it is called counts, too
 ARROWS = {
@@ -22,26 +28,26 @@ ARROWS = {
     "judges/operations": set(), "system/kernels": {"system/sharding"},
     "system/disk": {"data", "system/hosts"}, "data": set(),
     "judges/languages": {"judges/channel", "judges/walls"}, "judges/stubs": {"judges/operations", "judges/values"},
-    "variants/checks": set(), "variants/rope": set(), "variants/speed": set(), "variants/uniform": set(),
-    "variants/moe": {"system/kernels", "system/sharding"},
-    "model": {"system/kernels", "system/sharding", "variants/checks", "variants/moe", "variants/rope",
-              "variants/uniform"},
+    "variants/checks": set(), "variants/speed": set(), "system/settings": set(),
+    "model": {"system/kernels", "system/settings", "system/sharding"},
+    "variants/moe": {"model", "system/kernels", "system/sharding"},
+    "variants/rope": {"model"}, "variants/uniform": {"model"}, "variants/causal": {"diffusion", "model"},
+    "variants/paired": {"diffusion"}, "variants/quadrature": {"diffusion"}, "variants/strata": {"diffusion"},
     "data/texts": {"data", "system/hosts"},
     "judges/peer": {"judges/channel", "judges/operations", "judges/stubs", "judges/values"},
     "judges/asserts": {"judges/operations", "judges/small_pytest", "judges/stubs"},
-    "variants/lora": {"model"}, "variants/caches": {"model"},
-    "variants/blocks": {"model", "system/sharding"},
+    "variants/lora": {"model"}, "variants/caches": {"model", "variants/causal"},
+    "variants/blocks": {"diffusion", "model", "system/kernels", "system/sharding"},
     "judges/candidate": {"judges/operations", "judges/peer", "judges/stubs", "judges/values", "judges/walls"},
-    "system/huggingface": {"data", "model", "system/disk", "system/hosts", "system/sharding", "variants/lora",
-                           "variants/moe"},
-    "diffusion": {"model", "system/kernels", "system/sharding", "variants/blocks"},
+    "system/huggingface": {"data", "model", "system/disk", "system/hosts", "system/sharding", "variants/lora"},
+    "diffusion": {"model", "system/kernels", "system/sharding"},
     "judges/zygote": {"judges/candidate", "judges/operations", "judges/peer", "judges/walls"},
-    "variants/joint": {"diffusion", "model"},
+    "variants/joint": {"diffusion", "model", "variants/blocks", "variants/paired"},
     "variants/drafts": {"diffusion", "model", "system/kernels", "system/sharding", "variants/caches",
-                        "variants/joint"},
+                        "variants/causal", "variants/joint"},
     "sample": {"diffusion", "model", "system/kernels", "system/sharding", "system/terminal", "variants/blocks",
                "variants/caches", "variants/checks", "variants/drafts", "variants/joint"},
-    "config": {"data", "diffusion", "grpo", "model", "system/terminal", "variants/checks"},
+    "config": {"data", "diffusion", "grpo", "model", "system/settings", "system/terminal"},
     "judges/judge": {"judges/asserts", "judges/channel", "judges/languages", "judges/peer", "judges/values",
                      "judges/walls", "judges/zygote"},
     "variants/slots": {"sample", "system/sharding", "variants/speed"},
@@ -62,15 +68,16 @@ ARROWS = {
                       "variants/slots", "variants/speed"},
     "tools/score": {"data", "judges/model_judge", "judges/programs", "rewards", "system/terminal"},
     "tools/compare": {"checkpoint", "runs", "system/disk", "system/report", "system/terminal"},
-    "tools/page": {"config", "data", "data/texts", "model", "sample", "system/report", "variants/rope"},
+    "tools/page": {"config", "data", "data/texts", "model", "sample", "system/report", "variants/causal",
+                   "variants/rope"},
     "tools/complete": {"checkpoint", "config", "data", "rewards", "runs", "sample", "system/huggingface",
                        "system/sharding", "system/terminal", "tools/doctor", "tools/options", "tools/page"},
     "tools/options": set(),
     "tools/doctor": {"checkpoint", "config", "data", "diffusion", "model", "system/disk", "system/huggingface",
                      "system/memory"},
     "rl": {"config", "data", "data/texts", "diffusion", "grpo", "judges/model_judge", "judges/scores", "model",
-           "rewards", "runs", "sample", "system/sharding", "variants/blocks", "variants/hints",
-           "variants/joint", "variants/preferences", "variants/slots"},
+           "rewards", "runs", "sample", "system/sharding", "variants/hints", "variants/joint",
+           "variants/preferences", "variants/slots"},
     "system/memory": {"config", "diffusion", "model", "system/kernels", "system/sharding", "variants/lora"},
     "system/start": {"checkpoint", "config", "data", "data/texts", "judges/scores", "model", "runs", "sample",
                      "system/disk", "system/hosts", "system/huggingface", "system/kernels", "system/memory",
@@ -136,6 +143,64 @@ def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_noth
 
 def test_no_arrow_leads_back():
     graphlib.TopologicalSorter(ARROWS).prepare()
+
+
+NEEDED = {  # a file of variants/ -> fields of a model that needs it
+    "moe": {"use": (moe.Shape(),), "block_causal": 4, "qk_norm": True}, "uniform": {"noise": "uniform"},
+    "rope": {"rope_scaling": (8.0, 1.0, 4.0, 64.0), "causal": True, "shift": True},
+    "causal": {"causal": True, "shift": True}, "blocks": {"block_causal": 4, "qk_norm": True},
+    "joint": {"block_causal": 4, "causal_text": True},
+}  # fmt: skip
+WITHOUT = """
+import sys
+import jax, jax.numpy as jnp
+
+class Hide:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.startswith(sys.argv[1]):
+            raise ModuleNotFoundError(f"No module named {name!r} (hidden)", name=name)
+
+sys.meta_path.insert(0, Hide)
+import diffusion, model
+
+key, x = jax.random.key(0), jnp.arange(24).reshape(4, 6) % 11
+cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11)
+
+def score(params):
+    batch = diffusion.noise(key, (x, x > 0, None), cfg)
+    value, gradient = jax.value_and_grad(lambda p: diffusion.loss(p, batch, cfg)[0])(params)
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+    views = diffusion.views(key, "coupled_elbo", x > 0)
+    return value - diffusion.loss(params, batch, cfg)[0], diffusion.token_logp(params, x, views, cfg)
+
+gain, logp = jax.jit(score)(model.init(key, cfg))
+assert gain > 0 and (logp[x > 0] < 0).all()
+if len(sys.argv) > 2:
+    from system import huggingface
+    try:
+        huggingface.read_config(sys.argv[2])
+    except ValueError as e:
+        print(e)
+"""
+
+
+@pytest.mark.slow
+def test_the_core_works_without_the_folder_of_variants():
+    done = subprocess.run([sys.executable, "-c", WITHOUT, "variants"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_a_variant_the_core_works_and_a_model_that_needs_it_says_so(name, tmp_path):
+    cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **NEEDED[name])
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
+    huggingface.save(tmp_path, params, cfg)
+    done = subprocess.run([sys.executable, "-c", WITHOUT, f"variants.{name}", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/config.json: such a model needs variants/{name}.py, and there is no such file\n"
 
 
 def test_a_function_fits_on_a_screen():

@@ -46,9 +46,9 @@ def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
 
 
 def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0) -> diffusion.NoisyBatch:
-    """Draw the masks of a batch as `diffusion.noise` does, or those of variants/paired.py, and with a causal_weight also
-    add the loss of next tokens, times causal_weight: NoisyBatch.weight then is (B, 1 + copies, T), and [:, 0] weighs
-    the tokens of the clean text.
+    """Draw the masks of a batch as `diffusion.noise` does, or as variants/paired.py does. With a causal_weight also add
+    the loss of next tokens, times causal_weight: NoisyBatch.weight then is (B, 1 + copies, T), and [:, 0] weighs the
+    tokens of the clean text.
 
     That loss has the tokens up to the first end, where a causal model stops, but not the first token of a text: there
     is nothing before it to predict it from."""

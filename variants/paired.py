@@ -19,4 +19,6 @@ def noise(key, batch: tuple, cfg, norm="token") -> diffusion.NoisyBatch:
     z_other = jnp.where(other, cfg.mask_id, x)
     w_other = other * diffusion.weight(t) * per_token * odds
     w = jnp.where(alone, w, w / 2)
-    return diffusion.NoisyBatch(x, jnp.stack([z, z_other], 1), jnp.stack([w, w_other / 2], 1), valid)
+    z = jnp.stack([z, z_other], 1)
+    w = jnp.stack([w, w_other / 2], 1)
+    return diffusion.NoisyBatch(x, z, w, valid)
