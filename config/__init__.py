@@ -169,7 +169,7 @@ class Config(model.Sections):
     """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
 
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
-                         choices=("pretrain", "judge", "dpo", "grpo"), section="run")
+                         choices=("pretrain", "judge", "dpo", "grpo"), table=True, section="run")
     out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
     init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
     open_as: str | None = key(None, "family of the folders in init_from and ref_from, if config.json says another")
@@ -280,15 +280,12 @@ class Config(model.Sections):
     keep_completions: int | None = key(None, "update on those with the largest advantages; None: all", POSITIVE_INT)
     minibatch_size: int | None = key(None, "most completions per update; None: all of them", POSITIVE_INT)
     score_after_end: bool = key(False, "include tokens after the end of text in the loss: only then trace is unbiased")
-    dynamic_sampling: int = key(0, "most times to resample groups whose rewards are all equal", NON_NEGATIVE)
-    hint_ratio: float = key(0.0, "dynamic_sampling: ask prompts whose completions are all wrong again, with up to this "
-                            "share of the tokens of their row's completion given; 0: draw other prompts", BELOW_1)
     fill_in: bool = key(False, "prompts are the rows' own completions, partly masked")
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
     logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
-                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities")
+                        choices=diffusion.ESTIMATORS, table=True, section="grpo: log-probabilities")
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
     random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")
@@ -304,18 +301,15 @@ class Config(model.Sections):
                            choices=("sum", "each"))
     ratio_level: str = key("token", "ratio to the old policy per token, per sequence, or none",
                            choices=("token", "sequence", "none"))
-    loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper", choices=grpo.LOSSES)
+    loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper", choices=grpo.LOSSES,
+                         table=True)
     aggregation: str | None = key(None, "average tokens in another way than loss_type",
                                   choices={None: None} | grpo.AGGREGATIONS)
     clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
     clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
     cispo_cap: float = key(5.0, "loss_type=cispo: largest weight of a ratio", POSITIVE)
-    entropy_coef: float = key(0.0, "weight of the entropy bonus", NON_NEGATIVE)
-    nll_coef: float = key(0.0, "weight of the negative log-likelihood of right completions (LightningRL: 0.1): those "
-                          "whose first reward reaches pass_at; without pass_at, those with an advantage above 0; "
-                          "dpo: of the better answers, divided by max_new_tokens", NON_NEGATIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
-    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS)
+    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
     ref_mode: str = key("static", "the reference is static, ema (follows the policy) or periodic (is renewed)",
                         choices=("static", "ema", "periodic"))
@@ -517,9 +511,9 @@ def between_keys_of_lora(c):
 # Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
 IDLE_IN_DPO = (
     "paired loss_norm causal_weight group_size rollout_steps early_end updates_per_rollout keep_completions "
-    "minibatch_size score_after_end dynamic_sampling fill_in mask_ratio_min mask_ratio_max random_masking "
+    "minibatch_size score_after_end fill_in mask_ratio_min mask_ratio_max random_masking "
     "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
-    "clip_high cispo_cap entropy_coef kl_est hint_ratio"
+    "clip_high cispo_cap kl_est"
 )
 
 
@@ -571,8 +565,6 @@ def between_keys_of_grpo(c):
         (c.adv_norm == "mean" and c.reward_norm == "each",
          "adv_norm='mean' divides the sum of the rewards by its mean, which reward_norm='each' ignores: set "
          "reward_norm='sum'"),
-        (c.loss_type == "wd1" and c.ratio_level != "none",
-         f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
         ("judge" in c.rewards + c.eval_rewards and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
     )  # fmt: skip
@@ -592,8 +584,6 @@ def idle_keys(c):
         ("paired loss_norm causal_weight", False, "objective='pretrain'"),
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
-        ("hint_ratio", c.dynamic_sampling and c.pass_at is not None and not c.fill_in,
-         "dynamic_sampling=1 or more, with a pass_at that says what is right, and fill_in=False"),
         ("clip_low clip_high", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
         ("ref_mode ref_from", c.kl_beta, "kl_beta above 0: without it there is no reference"),
     ):
@@ -636,8 +626,7 @@ def between_keys_and_causal(c, shape, where):
                + ("does not write from left to right: take rule='drafts'" if shape.causal_text else
                   "is not causal: it sees the tokens it should predict, so take trace, coupled, elbo, ..."))
         return
-    needed = {"order": "left", "cache": "none", "score_after_end": False,  # nothing is sampled after an end
-              "hint_ratio": 0.0}
+    needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
     needed |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False} if shape.causal else {}
     needed |= {"block_len": None, "repetition_penalty": 1.0} if c.rule == "drafts" else {}
     for name, value in needed.items():
@@ -1018,8 +1007,12 @@ def help_text(everything: bool = False) -> str:
     sections.append(["model (a model key needs no prefix)"])
     meanings = comments(ModelConfig.mro()[1]) | comments(ModelConfig)
     for field in dataclasses.fields(ModelConfig):
-        if everything or field.name in FIRST:
+        if everything and field.name != "use" or field.name in FIRST:
             sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
+    for name in sorted({*keys_of_variants().values()}) if everything else ():
+        fields = dataclasses.fields(variant(name).Keys)
+        of = [help_line(field.name, field.default, field.metadata["meaning"]) for field in fields]
+        sections.append([f"variants/{name}.py (--use={name})", *of])
     lines = [
         "usage: python train.py config/NAME.py [--key=value ...]",
         "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes",

@@ -350,9 +350,10 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> tuple:
         known = start or {}
         return params | {name: w for name, w in known.items() if name != "head" or model.width(known)}
 
-    def batches(state, key):
+    def iterate(state, key, update):
         index = data.batch_indices(len(train["better"]), cfg.batch_size, state.step, cfg.seed)
-        yield {name: None if a is None else jnp.asarray(a[index]) for name, a in train.items()}, {}
+        update({name: None if a is None else jnp.asarray(a[index]) for name, a in train.items()})
+        return {}
 
     def part_loss(params, batch):
         # A mean over rows: the losses of micro-batches add up to that of the batch.
@@ -369,4 +370,4 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> tuple:
         return pair_metrics(better, worse, val_pairs), [dict(zip(columns, row, strict=True)) for row in rows]
 
     best_metric = "val/pair_acc" if train["score"] is None else "val/correlation"
-    return init, batches, part_loss, evaluate, len(train["better"]), best_metric
+    return init, iterate, part_loss, evaluate, len(train["better"]), best_metric

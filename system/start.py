@@ -258,19 +258,19 @@ def count_params(params: Any) -> int:
 
 ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
     "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
-                "repetition_penalty fill_in dynamic_sampling hint_ratio",
+                "repetition_penalty fill_in",
     "rewards": "rewards reward_weights reward_clip",
     "estimator": "logp_est logp_views",
     "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
-    "loss": "loss_type aggregation ratio_level clip_low clip_high updates_per_rollout entropy_coef "
-            "nll_coef",
+    "loss": "loss_type aggregation ratio_level clip_low clip_high updates_per_rollout",
     "KL": "kl_beta kl_est ref_mode ref_from",
     "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
 
 
 def algorithm_lines(cfg):
     """Yield the lines of ALGORITHM, with the values as they are typed, without keys that are off."""
-    for name, keys in ALGORITHM.items():
+    of_variants = {config.variant_of(section): " ".join(section.__dataclass_fields__) for section in cfg.use}
+    for name, keys in (ALGORITHM | of_variants).items():
         values = {key: getattr(cfg, key) for key in keys.split()}
         listed = [f"{key}={config.as_typed(value)}" for key, value in values.items() if value not in (None, "", (), 0)]
         yield f"    {name:11} " + ("none" if name == "KL" and not cfg.kl_beta else "  ".join(listed))

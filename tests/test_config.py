@@ -400,7 +400,7 @@ KEYS = {name: keys.split() for name, keys in {
 
 @pytest.mark.parametrize("program", KEYS)
 def test_every_key_of_another_program_has_our_name_or_a_reason_why_there_is_none(program, file):
-    ours = {name.split(".")[-1] for name in config.flatten(config.Config())}
+    ours = {name.split(".")[-1] for name in config.flatten(config.Config())} | config.keys_of_variants().keys()
     foreign = [key for key in KEYS[program] if key not in ours]
     line = [word for key in foreign for word in (f"--{key}", "1")]  # typed with a space, as they do
     answers = dict(re.findall(r"unknown config key '(\w+)': (here it is \w+|there is no such thing here: \w+)",
@@ -615,6 +615,8 @@ def test_the_order_of_overrides_does_not_matter(file):
 
 def test_keys_of_a_run_and_of_its_model_do_not_share_names():
     names = [f.name for cls in (config.Config, model.ModelConfig) for f in dataclasses.fields(cls)]
+    names += config.keys_of_variants()
+    names.remove("use")  # both have the sections of variants
     assert len(set(names)) == len(names)
 
 
@@ -687,13 +689,15 @@ def test_all_help_lists_every_key_with_its_default_and_a_meaning():
     text = config.help_text(everything=True)
     for cls, prefix in ((config.Config, ""), (model.ModelConfig, "model.")):
         for f in dataclasses.fields(cls):
-            if f.name == "model":
+            if f.name == "model" or prefix + f.name == "model.use":
                 continue
             line = re.search(rf"^  --{re.escape(prefix + f.name)}=(.+?)  +(\S.*\S)$", text, re.M)
             assert line, f"{f.name} has no meaning"
             assert config.parse(f.name, line[1].strip('"'), KINDS[f.name]) == f.default
             assert len(line[2]) >= 8
-    assert len(re.findall(r"^  --", text, re.M)) == len(KINDS)
+    assert len(re.findall(r"^  --", text, re.M)) == len(KINDS) + len(config.keys_of_variants())
+    for name, of in config.keys_of_variants().items():
+        assert re.search(rf"^variants/{of}.py \(--use={of}\)$(\n  --.*)*\n  --{name}=", text, re.M)
 
 
 def test_a_field_without_a_comment_has_no_meaning_and_does_not_end_the_help(monkeypatch):

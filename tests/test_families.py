@@ -232,8 +232,8 @@ def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
     keys = SECONDS | dict(dataset=rows, init_from=str(denoiser[0]))
     file.write_text(f"from config import Config\nconfig = Config(**{keys!r})\n")
     with pytest.raises(ValueError, match="--open_as=NAME"):
-        plan.plan_ahead([str(file)], "1xH100", train.abstract_run)
-    plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100", train.abstract_run)
+        plan.plan_ahead([str(file)], "1xH100")
+    plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100")
     assert "1xH100" in capsys.readouterr().out
 
 
