@@ -180,8 +180,8 @@ def once(step, draw, attempt, cfg, tok) -> Scored:
 
 def select_completions(found: Scored, adv, cfg) -> Chosen:
     """Weigh the advantages (N, G) (CREDIT, adv_negative), and keep the M completions with the largest absolute ones."""
-    terms = {name: term.of_completions for name, term in used(TERMS, cfg).items() if term.of_completions}
-    extra = {name: of_completions(found, adv, cfg) for name, of_completions in terms.items()}
+    needed = {name: term.of_completions for name, term in used(TERMS, cfg).items()}
+    extra = {name: of_completions(found, adv, cfg) for name, of_completions in needed.items() if of_completions}
     for credit in used(CREDIT, cfg).values():
         adv = credit(found, adv, cfg)
     adv, M = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
@@ -278,7 +278,10 @@ def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
     )
     metric_weight = views.share / jnp.maximum(views.share.sum(), 1e-6)
     b = Minibatch(r, views, c.advantage, weights, metric_weight, which=c.which)
-    extra = {name: TERMS[name].of_tokens(values, b, cfg) for name, values in c.extra.items()}
+    extra: dict[str, Any] = {}
+    for name, values in c.extra.items():
+        of_tokens = TERMS[name].of_tokens
+        extra[name] = of_tokens(values, b, cfg) if of_tokens else values
     return b._replace(extra=extra)
 
 
@@ -296,9 +299,8 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
         views = draw_views(jax.random.fold_in(keys[0], n if cfg.random_masking else 0), c.rollout, cfg)
         order = jax.random.permutation(jax.random.fold_in(keys[1], n), M)
         for i in range(0, M, size):
-            some = c, views
-            some = some if size == M else sharding.take(some, order[i : i + size])
-            b = new_minibatch(*some, cfg)
+            some, of_some = (c, views) if size == M else sharding.take((c, views), order[i : i + size])
+            b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta:
                 b = b._replace(ref_logp=logp_of(sharding.to_device(policy.reference), without_logp(b), cfg))
             if config.has_ratios(cfg):

@@ -1010,7 +1010,7 @@ def help_text(everything: bool = False) -> str:
         if everything and field.name != "use" or field.name in FIRST:
             sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
     for name in sorted({*keys_of_variants().values()}) if everything else ():
-        fields = dataclasses.fields(variant(name).Keys)
+        fields = dataclasses.fields(getattr(variant(name), "Keys", Section))
         of = [help_line(field.name, field.default, field.metadata["meaning"]) for field in fields]
         sections.append([f"variants/{name}.py (--use={name})", *of])
     lines = [
