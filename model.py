@@ -13,14 +13,14 @@ Shape letters used in the whole repository:
 import dataclasses
 import functools
 import importlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from system import kernels, sharding
-from variants import checks, moe, uniform
+from variants import checks, uniform
 from variants.rope import rotary
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
@@ -54,8 +54,14 @@ class Sections:
         raise AttributeError(f"{type(self).__name__} has no {name}, nor has a variant that it uses")
 
 
+def chosen(table, cfg, default):
+    """Return the entry of a table that bears the name of a variant in cfg.use, or that of `default`."""
+    used = [type(section).__module__.rpartition(".")[2] for section in cfg.use]
+    return table[next((name for name in used if name in table), default)]
+
+
 @dataclasses.dataclass(frozen=True)
-class ModelConfig(moe.Experts, Sections):
+class ModelConfig(Sections):
     vocab_size: int = 259  # V: every id there is, mask, padding and end of text included
     n_layer: int = 4  # L, blocks
     n_head: int = 4  # H, attention heads
@@ -92,7 +98,6 @@ class ModelConfig(moe.Experts, Sections):
 
     def __post_init__(self):
         checks.model_config(self)
-        super().__post_init__()
         uniform.check(self)
 
     @property
@@ -119,9 +124,9 @@ def shapes(cfg: ModelConfig, n_out: int | None = None) -> dict:
     """List the parameters as {name: shape}; those of the blocks are stacked on a leading L axis.
 
     n_out: the width of the head (None: the vocabulary; 1: a judge)."""
-    L, D, F, V = cfg.n_layer, cfg.d_model, cfg.ff, cfg.vocab_size
+    L, D, V = cfg.n_layer, cfg.d_model, cfg.vocab_size
     Q, KV = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-    mlp = moe.shapes(cfg) if cfg.n_experts else {"gate": (L, D, F), "up": (L, D, F), "down": (L, F, D)}
+    mlp = chosen(MLPS, cfg, "dense").shapes(cfg)
     blocks = {
         "attn_norm": (L, D), "q": (L, D, Q), "k": (L, D, KV), "v": (L, D, KV), "o": (L, Q, D), "mlp_norm": (L, D), **mlp
     }  # fmt: skip
@@ -253,15 +258,39 @@ def block(x, w, cfg, rotation, attend, part=None):
         out = norm(out, "attn_out_norm")
     x = columns(x, part) + out
     h = norm(x, "mlp_norm")
-    if "router" in w:
-        out = moe.mixture(h, w, cfg)
-    else:
-        activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
-        inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
-        out = linear(inner, w, "down")
+    out = chosen(MLPS, cfg, "dense").apply(h, w, cfg)
     if cfg.gemma:
         out = norm(out, "mlp_out_norm")
     return x + out, cache
+
+
+class Mlp(NamedTuple):
+    """What stands in place of the mlp. The weights of a layer are its leaves, without the leading L axis."""
+
+    shapes: Callable  # cfg -> {name: shape}, stacked over the layers that have this leaf
+    apply: Callable  # h (B, S, D), the weights of a layer, cfg -> (B, S, D)
+    stacks: Callable  # the weights of all layers, cfg -> [(those of layers with equal leaves, their numbers), ...]
+
+
+def dense_shapes(cfg):
+    """List the leaves of an mlp with a gate."""
+    L, D, F = cfg.n_layer, cfg.d_model, cfg.ff
+    return {"gate": (L, D, F), "up": (L, D, F), "down": (L, F, D)}
+
+
+def dense(h, w, cfg):
+    """Apply an mlp with a gate: h (B, S, D) -> (B, S, D)."""
+    activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
+    inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
+    return linear(inner, w, "down")
+
+
+def one_stack(weights, cfg):
+    """Return all layers in one stack, as they have equal leaves."""
+    return [(weights, jnp.arange(cfg.n_layer))]
+
+
+MLPS = {"dense": Mlp(dense_shapes, dense, one_stack)}
 
 
 # ---- who sees whom ---------------------------------------------------------------------------------------------------
@@ -424,8 +453,9 @@ def run_layers(layer, carry, weights, cfg, part):
     if cfg.remat:
         layer = jax.checkpoint(layer)
         last_layer = jax.checkpoint(last_layer)
-    carry, weights = moe.run_dense(layer, carry, weights, cfg.first_dense)
-    layers = weights, jnp.arange(cfg.first_dense, cfg.n_layer)
+    *first_layers, layers = chosen(MLPS, cfg, "dense").stacks(weights, cfg)
+    for others in first_layers:
+        carry, _ = jax.lax.scan(layer, carry, others, unroll=True)
     if part is None or not unroll:
         (x, cache), _ = jax.lax.scan(layer, carry, layers, unroll=unroll)
         return columns(x, part), cache

@@ -153,7 +153,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     if cfg.num_epochs:
         free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
-    keys = [k for k in keys if not (k.startswith("model.") and now[k] == default[k])]
+    keys = [k for k in keys if not (k.startswith("model.") and now[k] == default.get(k))]
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
 
 
@@ -309,7 +309,7 @@ def report(cfg: Config, done: bool = False) -> None:
         warnings=[f"step {row['step']}: {row['collapse']}" for row in rows if row.get("collapse")],
         group=pages.telling_group(rollouts, shown),
         evaluations=pages.evaluations(samples, shown),
-        keys=[(name, str(value), str(default[name])) for name, value in ours.items()],
+        keys=[(name, str(value), str(default.get(name))) for name, value in ours.items()],
     )
     with disk.replacing(os.path.join(cfg.out_dir, "report.html")) as f:
         f.write(text)

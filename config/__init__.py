@@ -146,22 +146,25 @@ def variant_of(section: Any) -> str:
 
 @functools.cache
 def keys_of_variants() -> dict[str, str]:
-    """Find the keys of all variants, used or not, in their source: {key: name of its file}."""
+    """Find the keys of all variants, used or not, in their source: {key: "hints.Keys"}, the class that has it. Those of
+    a class Keys belong to the run, those of a class Shape to its model."""
     found = {}
     for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.dirname(__file__)), "variants", "*.py"))):
         with open(path) as file:
-            classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef) and n.name == "Keys"]
-        for field in classes[0].body if classes else ():
+            classes = [n for n in ast.parse(file.read()).body if getattr(n, "name", "") in ("Keys", "Shape")]
+        for kind, field in ((kind, field) for kind in classes for field in kind.body):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = os.path.basename(path).removesuffix(".py")
+                found[field.target.id] = f"{os.path.basename(path).removesuffix('.py')}.{kind.name}"
     return found
 
 
-def with_sections(use: tuple, names: Collection[str]) -> tuple:
-    """Add to the sections of `use` those of the variants of these names, with their defaults, if they have keys."""
+def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tuple:
+    """Add to the sections of `use` those of the variants of these names, with their defaults, if they have keys.
+
+    kind: Keys, those of a run, or Shape, those of a model."""
     there = {variant_of(section) for section in use}
-    kinds = [getattr(variant(name), "Keys", None) for name in dict.fromkeys(names) if name not in there]
-    return *use, *(kind() for kind in kinds if kind)
+    kinds = [getattr(variant(name), kind, None) for name in dict.fromkeys(names) if name not in there]
+    return *use, *(section() for section in kinds if section)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -600,9 +603,10 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
     """Raise a ValueError if the keys of a run do not fit the shape of the model that it starts from.
 
     where: whose model it is, for the message: "of config/sudoku_base.py"."""
-    for f in dataclasses.fields(shape):
-        asked, there = getattr(c.model, f.name), getattr(shape, f.name)
-        if f.name not in ("dtype", "remat") and asked not in (f.default, there):
+    fields = [f for owner in (shape, *c.model.use, *shape.use) for f in dataclasses.fields(owner)]
+    for f in fields:
+        asked, there = (getattr(cfg, f.name, f.default) for cfg in (c.model, shape))
+        if f.name not in ("dtype", "remat", "use") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or "
                              "start from another model")
     for wrong, message in (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where)):
@@ -720,9 +724,10 @@ def foreign_keys():
 
 def unknown_key(name: str, known: Collection[str]) -> str:
     """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
-    if name in keys_of_variants():
-        of = keys_of_variants()[name]
-        return f"{name} is a key of variants/{of}.py: add --use={of}, in Python use=({of}.Keys({name}=...),)"
+    if section := keys_of_variants().get(name.removeprefix("model.")):
+        file, _, kind = section.partition(".")
+        of_model = " in ModelConfig" if kind == "Shape" else ""
+        return f"{name} is a key of variants/{file}.py: add --use={file}, in Python use=({section}(...),){of_model}"
     message = f"unknown config key {name!r}"
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
     for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
@@ -782,15 +787,16 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
 def with_variants(cfg, args):
     """Return cfg with the sections of the variants that --use, or a key that names one, asks for. Takes `use` out of
     args."""
-    wanted = [part for part in terminal.parts(args.pop("use", "")) if part]
+    wanted = [part for key in ("use", "model.use") for part in terminal.parts(args.pop(key, "")) if part]
     for name in wanted:
         if not variant(name):
-            there = sorted({*keys_of_variants().values()})
+            there = sorted({section.partition(".")[0] for section in keys_of_variants().values()})
             raise ValueError(f"--use={name}: there is no variants/{name}.py; with keys of their own there are "
                              + ", ".join(there))
     named = [args[f.name] for f in dataclasses.fields(Config) if f.metadata.get("table") and f.name in args]
     named = [part for text in named for part in terminal.parts(text)]
-    return dataclasses.replace(cfg, use=with_sections(cfg.use, [*wanted, *named]))
+    shape = dataclasses.replace(cfg.model, use=with_sections(cfg.model.use, wanted, "Shape"))
+    return dataclasses.replace(cfg, use=with_sections(cfg.use, [*wanted, *named]), model=shape)
 
 
 def with_values(cfg, values):
@@ -806,6 +812,7 @@ def with_values(cfg, values):
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
     known = flatten(Config()) | {"model": None} | keys_of_variants()
+    known |= {f"model.{name}": None for name, section in keys_of_variants().items() if section.endswith(".Shape")}
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
@@ -1005,7 +1012,7 @@ def help_text(everything: bool = False) -> str:
         if everything or field.name in FIRST:
             sections[-1].append(help_line(field.name, field.default, field.metadata["meaning"] + listed))
     sections.append(["model (a model key needs no prefix)"])
-    meanings = comments(ModelConfig.mro()[1]) | comments(ModelConfig)
+    meanings = comments(ModelConfig)
     for field in dataclasses.fields(ModelConfig):
         if everything and field.name != "use" or field.name in FIRST:
             sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))

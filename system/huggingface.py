@@ -24,7 +24,7 @@ import model
 from data import bpe
 from data.bpe import Tokenizer
 from system import disk, hosts, sharding
-from variants import lora, moe
+from variants import lora
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.
@@ -197,6 +197,7 @@ class Family(NamedTuple):
     keys: dict[str, str] = LLAMA_KEYS
     requires: dict[str, Any] = LLAMA_REQUIRES
     code: str = ""  # where the Python code of the class is; empty: in transformers
+    variants: tuple[str, ...] = ()  # files of variants/ whose Shape has some of the fields
 
 
 CAUSAL = {"causal": True, "shift": True}
@@ -252,7 +253,8 @@ FAMILIES = {  # by the model_type in config.json
         "huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     ),
     "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES
+        "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES,
+        variants=("moe",),
     ),
     "sdar_moe": Family(
         "SDARMoeForCausalLM",
@@ -261,6 +263,7 @@ FAMILIES = {  # by the model_type in config.json
         SDAR_MOE_KEYS,
         QWEN3_MOE_REQUIRES,
         "huggingface.co/JetLM/SDAR-30B-A3B-Chat",
+        ("moe",),
     ),
     "llada2_moe": Family(
         "LLaDA2MoeModelLM",
@@ -270,6 +273,7 @@ FAMILIES = {  # by the model_type in config.json
         LLADA2_KEYS,
         LLADA2_REQUIRES,
         "huggingface.co/inclusionAI/LLaDA2.0-mini",
+        ("moe",),
     ),
 }
 MISSING = {  # the class in a config.json: what this code lacks for it, though its model_type is one of FAMILIES
@@ -278,7 +282,7 @@ MISSING = {  # the class in a config.json: what this code lacks for it, though i
     "DreamForCausalLM": "this is DreamReasoner, a block model made of Qwen3, which Dream is not: --open_as=sdar reads "
     "it if it is not shifted, and --explain tests that",
 }
-ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids")  # fields that do not tell families apart
+ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", "use")  # fields that do not tell families apart
 BLOCK_LENGTHS = ("block_size", "bd_size", "block_length")  # keys of config.json that say that a model has blocks
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
 NEEDED = (  # fields that a config.json must give, if the family has them
@@ -298,12 +302,13 @@ ROPES = {  # rope_type -> the keys of the numbers in cfg.rope_scaling; YaRN's la
 def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
     """True if a family and a configuration agree in two things: whether there are blocks, and experts."""
     fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
-    return fits_blocks and (cfg.n_experts is not None) == ("n_experts" in family.keys)
+    return fits_blocks and hasattr(cfg, "n_experts") == ("n_experts" in family.keys)
 
 
 def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
     """True if the folders of a family can hold this configuration."""
-    default = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in ANY_FAMILY}
+    fields = [f for owner in (cfg, *cfg.use) for f in dataclasses.fields(owner)]
+    default = {f.name: f.default for f in fields if f.name not in ANY_FAMILY}
     fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
     fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
     fits = fits_heads and is_of_kind(family, cfg)
@@ -323,7 +328,7 @@ def family_of(cfg: model.ModelConfig) -> str:
     )  # fmt: skip
     raise ValueError(
         "no Hugging Face family has these switches together: "
-        + ", ".join(f"{field}={getattr(cfg, field)}" for field in switches)
+        + ", ".join(f"{field}={getattr(cfg, field, None)}" for field in switches)
         + "; there are "
         + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
     )
@@ -354,8 +359,9 @@ def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = 
             matrix = leaf.removesuffix("_bias")
             name = names.get(leaf) or names[matrix] + ".bias"
             name += "" if name.endswith("bias") else ".weight"
-            at = i - moe.first_layer(leaf, cfg.first_dense)
-            experts = itertools.product(*map(range, shape[1:2] if moe.is_of_experts(leaf) else ()))
+            # Of a leaf that not all layers have: `dense_` is that of the first layers, others are of the last ones.
+            at = i if leaf.startswith("dense_") else i - (cfg.n_layer - shape[0])
+            experts = itertools.product(*map(range, shape[1:2] if leaf.startswith("expert") else ()))
             for expert in experts if 0 <= at < shape[0] else ():
                 yield Place(("blocks", leaf), (at, *expert), name.format(i, e=expert and expert[0]))
 
@@ -506,13 +512,26 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if missing:
         raise ValueError(f"{path}: missing {', '.join(missing)}")
     try:
-        cfg = model.ModelConfig(**fields)
+        cfg = made(fields, family.variants)
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None
     types = ["sliding_attention" if cfg.window and i % 2 == 0 else "full_attention" for i in range(cfg.n_layer)]
     if theirs.get("layer_types") not in (None, types):
         raise ValueError(f"{path}: layer_types={theirs['layer_types']} is not supported; this code computes {types}")
     return cfg
+
+
+def made(fields, variants):
+    """Make the ModelConfig with these fields {name: value}, of its own or of the Shape of these variants."""
+    use = []
+    for name in variants:
+        if not model.plugged(model.MLPS, name):
+            raise ValueError(f"such a model needs variants/{name}.py, which is not there")
+        kind = sys.modules[f"variants.{name}"].Shape
+        use.append(kind(**{field: fields[field] for field in kind.__dataclass_fields__ if field in fields}))
+    theirs = {field for section in use for field in section.__dataclass_fields__}
+    own = {field: value for field, value in fields.items() if field not in theirs}
+    return model.ModelConfig(**own, use=tuple(use))
 
 
 def read_ends(folder, named):

@@ -134,7 +134,7 @@ class Widths(NamedTuple):
 
 def mlp_widths(m):
     """Count the columns inside the mlps of a layer. With experts, a token goes through a few of them."""
-    if not m.n_experts:
+    if not hasattr(m, "n_experts"):
         return Widths(m.ff, m.ff)
     used = (m.experts_per_token + m.n_shared) * m.d_expert
     dense = m.first_dense / m.n_layer
@@ -144,7 +144,7 @@ def mlp_widths(m):
 def expert_bytes(m, T, wide):
     """Estimate the bytes that one layer's experts take beyond those of an mlp of their width (variants/moe.py) -> those
     of the tokens of one row of T columns, copied for each of their experts; those of matrices, copied for tiles."""
-    if not m.n_experts:
+    if not hasattr(m, "n_experts"):
         return 0, 0
     return 6 * T * m.experts_per_token * m.d_model * wide, 4 * m.n_experts * m.d_expert * m.d_model * wide
 
@@ -207,7 +207,7 @@ def pass_flops(cfg, rows, scored, width, keys, last=None):
     Q, KV, D = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model
     queries = (m.n_layer - 1) * width + (width if last is None or m.n_layer > model.UNROLLED else last)
     head = 0 if cfg.objective == "judge" else 2 * scored * D * m.vocab_size
-    mlp = 6 * D * mlp_widths(m).used + 2 * D * (m.n_experts or 0)
+    mlp = 6 * D * mlp_widths(m).used + 2 * D * getattr(m, "n_experts", 0)
     return rows * (queries * (4 * D * Q + mlp + 4 * keys * Q) + m.n_layer * width * 4 * D * KV + head)
 
 

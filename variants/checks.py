@@ -57,9 +57,9 @@ def describe(kind: Any) -> str:
 
 
 def model_config(cfg):
-    """Check the fields of a model.ModelConfig that are not those of one variant (moe.py and uniform.py check theirs).
-    """
-    check_types(cfg)
+    """Check the fields of a model.ModelConfig and those of the variants in its `use`."""
+    for owner in (cfg, *cfg.use):
+        check_types(owner)
     for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window", "block_causal"):
         if getattr(cfg, name) is not None and getattr(cfg, name) < 1:
             raise ValueError(f"{name}={getattr(cfg, name)} must be at least 1")
@@ -96,6 +96,10 @@ def model_config(cfg):
     if cfg.mask_id is not None and cfg.mask_id in (*cfg.ends, cfg.pad_id, cfg.bos_id):
         raise ValueError(f"mask_id={cfg.mask_id}, eos_id={cfg.eos_id}, end_ids={cfg.end_ids}, pad_id={cfg.pad_id}, "
                          f"bos_id={cfg.bos_id}: a mask must look like none of the tokens that can be there")
+    for section in cfg.use:
+        for wrong, message in section.between_fields(cfg):
+            if wrong:
+                raise ValueError(message)
 
 
 def plan(plan, orders, rules, caches):
