@@ -10,8 +10,8 @@ From the advantages on, B is the number of completions that learn (`select_compl
 from and what the loss is:
 
     pretrain   rows -> noise -> the negative ELBO (diffusion.py)
-    judge      pairs of a better and a worse text -> Bradley-Terry (judges/model_judge.py)
-    dpo        pairs of a better and a worse answer -> DPO (variants/preferences.py)
+    judge      pairs of a better and a worse text -> Bradley-Terry (variants/judge.py)
+    dpo        pairs of a better and a worse answer -> DPO (variants/dpo.py)
     grpo       `iteration` -> the loss of grpo.py on log-probs from diffusion.py
 """
 
@@ -46,9 +46,9 @@ from data.texts import (
     masked_rows,
     prompt_sampler,
 )
-from judges import model_judge, scores
-from system import sharding
-from variants import blocks, hints, joint, preferences, slots
+from judges import scores
+from system import evaluation, sharding
+from variants import blocks, hints, joint, slots
 
 
 class Task(NamedTuple):
@@ -420,7 +420,7 @@ def tune(cfg, tok, start) -> Task:
     train = encode_split(cfg, tok, "train", with_completions=cfg.fill_in)
     shown = eval_subset(encode_split(cfg, tok, "val", with_completions=cfg.fill_in), cfg)
     reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
-    tqdm.write(scores.describe_metric(cfg, reward_fns, more))
+    tqdm.write(evaluation.describe_metric(cfg, reward_fns, more))
     draw = prompt_sampler(cfg, tok, train)
     if cfg.fill_in:
         shown = masked_rows(shown, cfg, tok)
@@ -429,7 +429,7 @@ def tune(cfg, tok, start) -> Task:
         return iteration(state, key, old_logp_of, draw, reward_fns, cfg, tok)
 
     def evaluate(state, key):
-        return scores.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown)
+        return evaluation.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown)
 
     def init(key):
         return start
@@ -452,7 +452,7 @@ def pretrain(cfg, tok, start) -> Task:
     if not fns and cfg.max_prompt_len:  # without rewards: is the answer the one in the data?
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
-        tqdm.write(scores.describe_metric(cfg, fns, more))
+        tqdm.write(evaluation.describe_metric(cfg, fns, more))
     noise = jax.jit(functools.partial(
         joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
     ))  # fmt: skip
@@ -475,13 +475,13 @@ def pretrain(cfg, tok, start) -> Task:
         n = len(known.rows)
         for name, shape in readings.items() if n else ():
             held_out = end_at_eos(known, tok) if shape.causal else known
-            bound = scores.likelihoods(state.weights, held_out, shape, cfg)
+            bound = evaluation.likelihoods(state.weights, held_out, shape, cfg)
             out[name] = -float(bound.sum() / held_out.maskable.sum())
             if name == "val/nelbo" and not (cfg.max_prompt_len or cfg.fill_in):
                 size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
                 out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
-        rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
+        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
         return out | rates, samples
 
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
@@ -490,9 +490,23 @@ def pretrain(cfg, tok, start) -> Task:
     return Task(init, batches, loss, evaluate, n, best_metric)
 
 
+def learn_judge(*given):
+    """Make the task of training a judge; other objectives do not load it."""
+    from variants import judge
+
+    return Task(*judge.judge_task(*given))
+
+
+def learn_pairs(*given):
+    """Make the task of DPO; other objectives do not load it."""
+    from variants import dpo
+
+    return Task(*dpo.dpo_task(*given))
+
+
 OBJECTIVES = {  # each is called with cfg, tok and start, the parameters to start from or None
     "pretrain": pretrain,
-    "judge": lambda *given: Task(*model_judge.judge_task(*given)),
-    "dpo": lambda *given: Task(*preferences.dpo_task(*given)),
+    "judge": learn_judge,
+    "dpo": learn_pairs,
     "grpo": tune,
 }

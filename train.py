@@ -34,11 +34,10 @@ import diffusion
 import grpo
 import model
 import runs
-from judges import model_judge, scores
 from rl import OBJECTIVES, Task, policy_loss
 from system import hosts, sharding
 from system.start import announce, has_reference, load_reference, prepare, reference_dtype
-from variants import lora, preferences
+from variants import lora
 
 
 class State(NamedTuple):
@@ -186,9 +185,11 @@ def new_state(params, cfg, tx, reference=True):
 def abstract_run(cfg):
     """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
     tx, width = optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
+    from variants import dpo, judge  # for --plan only
+
     loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
-            "judge": functools.partial(model_judge.loss, cfg=cfg.model),
-            "dpo": functools.partial(preferences.loss, cfg=cfg),
+            "judge": functools.partial(judge.loss, cfg=cfg.model),
+            "dpo": functools.partial(dpo.loss, cfg=cfg),
             "grpo": functools.partial(policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
 
     def make(key):
@@ -384,7 +385,10 @@ def train(cfg, rows=None, rewards=None):
     cfg = config.resolve_paths(cfg)
     with contextlib.ExitStack() as claims:
         claims.enter_context(sharding.use(cfg.mesh))
-        cfg = claims.enter_context(scores.in_memory(cfg, rows, rewards))
+        if rows is not None or rewards is not None:
+            from system import in_memory  # a run from the command line has a data set and rewards with names
+
+            cfg = claims.enter_context(in_memory.in_memory(cfg, rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.locked(cfg.out_dir))
         run, state, best, done = setup(cfg, claims)

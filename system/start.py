@@ -21,7 +21,7 @@ from data import texts
 from judges import scores
 from model import ModelConfig
 from system import disk, hosts, huggingface, kernels, memory
-from variants import checks, preferences
+from variants import checks
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -56,7 +56,9 @@ def check(cfg):
                              "were taken: use a bound, such as logp_est='coupled_elbo'")  # fmt: skip
         scores.check_early(cfg)
     if cfg.objective == "dpo":
-        preferences.check_early(cfg)
+        from variants import dpo  # a run loads only its own objective
+
+        dpo.check_early(cfg)
     first = config.base_runs(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
         check_shape(cfg, first.model)

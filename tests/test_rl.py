@@ -31,10 +31,10 @@ import sample
 import train
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
-from judges import model_judge, scores
-from system import collapse, huggingface
+from judges import scores
+from system import collapse, evaluation, huggingface, in_memory
 from system.start import prepare, with_ids
-from variants import slots
+from variants import judge, slots
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing
@@ -776,11 +776,11 @@ def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
                         init_from="a model")  # fmt: skip
-    made, make_pairs = [], model_judge.make_pairs
+    made, make_pairs = [], judge.make_pairs
     zs = lambda params, keys, arrays, *_: (jnp.where(arrays.maskable, ord("z"), arrays.tokens), {})
     monkeypatch.setattr(sample, "fill", zs)
-    monkeypatch.setattr(model_judge, "make_pairs", lambda *given: made.append(make_pairs(*given)) or made[-1])
-    model_judge.judge_task(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
+    monkeypatch.setattr(judge, "make_pairs", lambda *given: made.append(make_pairs(*given)) or made[-1])
+    judge.judge_task(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
     filled = [len(text) for text, kind in zip(made[0].worse, made[0].kinds, strict=True) if "filled" in kind]
     assert filled == [20] * 4 and len(made[0].better) > 12  # a window alone would be known by its length
 
@@ -1328,8 +1328,8 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
     ("judge", 4, dict(batch_size=4, judge_rows=16))])
 def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_path, monkeypatch, objective, size,
                                                                      changes):  # fmt: skip
-    sizes, whole, score = set(), scores.likelihood, model.score
-    monkeypatch.setattr(scores, "likelihood", lambda params, batch, *rest: (
+    sizes, whole, score = set(), evaluation.likelihood, model.score
+    monkeypatch.setattr(evaluation, "likelihood", lambda params, batch, *rest: (
         sizes.add(len(batch.tokens)) or whole(params, batch, *rest)))  # fmt: skip
     monkeypatch.setattr(model, "score", functools.wraps(score)(lambda params, tokens, *rest, **more: (
         sizes.add(len(tokens)) or score(params, tokens, *rest, **more))))  # fmt: skip
@@ -1411,7 +1411,7 @@ def test_a_function_of_a_user_with_the_name_of_a_reward_of_code_is_the_one_that_
         return 0.25
 
     rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
-    with scores.in_memory(tiny(rewards=("tests", "syntax")), rows, {"tests": tests}) as cfg:
+    with in_memory.in_memory(tiny(rewards=("tests", "syntax")), rows, {"tests": tests}) as cfg:
         fns = rewards.resolve(cfg.rewards)
         assert fns["tests"](completions=["1"], prompts=[""]) == [0.25] and fns["syntax"].__module__ == "judges.programs"
     assert rewards.resolve("tests")["tests"].__module__ == "judges.programs"
@@ -1433,7 +1433,7 @@ def test_rows_are_any_iterable_and_rewards_one_function_or_a_list(tiny):
 
     rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
     for given, fns, size in ((iter(rows), [short], 2), ({"train": rows, "test": iter(rows[:3])}, short, 3)):
-        with scores.in_memory(tiny(rewards=()), given, fns) as cfg:
+        with in_memory.in_memory(tiny(rewards=()), given, fns) as cfg:
             assert cfg.rewards == ("short",)
             assert rewards.resolve("short")["short"](completions=["1"], prompts=[""]) == [0.75]
             assert len(split_rows(cfg, "val")) == size

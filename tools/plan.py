@@ -27,7 +27,7 @@ import rl
 import sample
 from config import Config
 from system import huggingface, memory, sharding, start
-from variants import joint, preferences
+from variants import dpo, joint
 
 
 class Device(NamedTuple):
@@ -129,7 +129,7 @@ def programs(cfg, outline):
         held["reference"] = None if base or cfg.ref_offload else state.reference
     if cfg.objective == "dpo":
         stages["scoring"] = (
-            functools.partial(preferences.reference_likelihood.lower, cfg=cfg),
+            functools.partial(dpo.reference_likelihood.lower, cfg=cfg),
             (merged.params, batches[0]._replace(reference=None)),
         )
     if cfg.objective == "grpo":
@@ -157,7 +157,7 @@ def abstract_batch(cfg):
     rows = cfg.batch_size // (2 if cfg.paired and cfg.objective == "pretrain" else 1)
     text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
     if cfg.objective == "dpo":
-        batch = jax.eval_shape(functools.partial(preferences.draw_views, cfg=cfg), jax.random.key(0), text, text)
+        batch = jax.eval_shape(functools.partial(dpo.draw_views, cfg=cfg), jax.random.key(0), text, text)
         return batch._replace(reference=jax.ShapeDtypeStruct((rows, 2), "float32"))
     noise = functools.partial(
         joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight

@@ -24,7 +24,7 @@ import diffusion
 import runs
 from data import texts
 from judges import scores
-from system import sharding
+from system import evaluation, sharding
 
 SIDES = "chosen", "rejected"  # the better and the worse answer
 
@@ -181,7 +181,7 @@ def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
     asked = texts.eval_subset(texts.encode_split(cfg, tok, "val", with_completions=False), cfg)
     fns, more = scores.reward_functions(cfg, tok, asked.rows)
     if fns or more:
-        tqdm.write(scores.describe_metric(cfg, fns, more))
+        tqdm.write(evaluation.describe_metric(cfg, fns, more))
     else:  # a few answers to be looked at
         asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))
 
@@ -196,11 +196,11 @@ def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
 
     def evaluate(state, key):
         def bounds(params):  # with the same masks for both answers
-            return np.stack([scores.likelihoods(params, side, cfg.model, cfg) for side in val], 1)
+            return np.stack([evaluation.likelihoods(params, side, cfg.model, cfg) for side in val], 1)
 
         reference = None if state.reference is None else bounds(sharding.to_device(state.reference))
         metrics = pair_metrics(bounds(state.weights), reference, cfg)
-        rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, asked)
+        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, asked)
         return metrics | rates, samples
 
     best_metric = "val/sampled" if fns or more else "val/pair_acc"
