@@ -88,7 +88,8 @@ def try_rewards(cfg, fns, rows):
     A ValueError says which reward cannot read the row: the rows may be of another task. If the row's own completion
     earns nothing from a reward that knows the answer, that is printed."""
     row = next((row for row in rows if row.get("completion")), None)
-    later = {*rewards.FROM_MODELS, *rewards.ELSEWHERE}
+    programs = {name for name, module in rewards.ELSEWHERE.items() if module == rewards.PROGRAMS}
+    later = {*rewards.FROM_MODELS, *programs}
     given = {"groups": [0], "token_ids": [[0]], "max_length": [cfg.max_new_tokens], "tokens_per_pass": [1.0]}
     for name, fn in fns.items() if row else ():
         if name in later:

@@ -16,7 +16,7 @@ import pytest
 ARROWS = {
     "system/sharding": set(), "system/terminal": set(), "grpo": set(), "system/hosts": set(), "system/report": set(),
     "system/collapse": set(),
-    "judges/helper": set(), "judges/answers": {"judges/helper"}, "judges/rules": {"judges/answers", "judges/helper"},
+    "judges/helper": set(), "judges/answers": {"judges/helper", "judges/rules"}, "judges/rules": set(),
     "judges/fences": set(), "judges/small_pytest": set(), "judges/walls": set(), "judges/values": set(),
     "judges/channel": set(),
     "judges/operations": set(), "system/kernels": {"system/sharding"},
@@ -55,10 +55,10 @@ ARROWS = {
     "judges/model_judge": {"checkpoint", "data", "diffusion", "model", "system/sharding"},
     "tools/film": {"checkpoint", "data", "judges/rules", "sample", "system/report"},
     "rewards": {"judges/rules", "system/terminal"},
-    "judges/programs": {"judges/fences", "judges/languages", "judges/rules", "judges/sandbox", "rewards"},
+    "judges/programs": {"judges/fences", "judges/formats", "judges/languages", "judges/sandbox", "rewards"},
     "judges/scores": {"data/texts", "grpo", "judges/model_judge", "judges/programs", "rewards", "system/hosts",
                       "variants/speed"},
-    "tools/score": {"data", "judges/model_judge", "judges/programs", "rewards", "system/terminal"},
+    "tools/score": {"data", "judges/formats", "judges/model_judge", "judges/programs", "rewards", "system/terminal"},
     "tools/compare": {"checkpoint", "runs", "system/disk", "system/report", "system/terminal"},
     "tools/page": {"config", "data", "data/bpe", "data/texts", "model", "sample", "system/report", "variants/rope"},
     "tools/complete": {"checkpoint", "config", "data", "rewards", "runs", "sample", "system/huggingface",
@@ -86,6 +86,7 @@ ARROWS = {
                      "system/sharding"},
     "variants/judge": {"checkpoint", "config", "data", "data/texts", "judges/model_judge", "model", "sample",
                        "system/sharding"},
+    "judges/formats": {"judges/answers", "judges/helper", "judges/rules", "rewards"},
 }  # fmt: skip
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
 # sample.py, rewards.py and runs.py launch tools/complete.py, score.py and compare.py, which stand above them.
