@@ -27,7 +27,7 @@ import sample
 from data.texts import completion_ids
 from judges import scores
 from system import sharding
-from variants import blocks, joint, lora, slots
+from variants import blocks, joint, slots
 
 # ---- the records -----------------------------------------------------------------------------------------------------
 
@@ -127,9 +127,39 @@ class Term(NamedTuple):
     of_entropy: bool = False  # True if the loss needs the gradient of the entropy
 
 
+class Frozen(NamedTuple):
+    """How a part of the parameters is trained, beside others that stay as they are."""
+
+    split: Callable  # params, key, cfg -> the trained parameters, the others (None: there are none)
+    whole: Callable  # the two, cfg -> params
+
+
+FROZEN: dict[str, Frozen] = {}
 COLLECT: dict[str, Callable] = {}  # step, draw, attempt, cfg, tok -> Scored, as `once`
 CREDIT: dict[str, Callable] = {}  # Scored, advantages (N, G), cfg -> advantages (N, G)
 TERMS: dict[str, Term] = {}
+
+
+def split(params, key, cfg):
+    """Split starting params into those that are trained and the frozen others (None: all are trained)."""
+    frozen = [*used(FROZEN, cfg).values()]
+    return frozen[0].split(params, key, cfg) if frozen else (params, None)
+
+
+def whole(params, base, cfg):
+    """Make the params of a model from the trained ones and the frozen base (None: all are trained)."""
+    if base is None or params is None:
+        return params
+    (frozen,) = used(FROZEN, cfg).values()
+    return frozen.whole(params, base, cfg)
+
+
+def merged(state, base, cfg):
+    """Make the State that a Task sees: its parameters are those of the whole model, and the base is its reference."""
+    if base is None:
+        return state
+    params, average = whole(state.params, base, cfg), whole(state.average, base, cfg)
+    return state._replace(params=params, average=average, reference=base)
 
 
 # ---- 1. write G completions of each prompt ---------------------------------------------------------------------------
@@ -399,7 +429,7 @@ def make_gradient(loss, cfg):
     A = cfg.gradient_accumulation_steps
 
     def loss_of_trained(params, base, batch):
-        return loss(lora.whole(params, base, cfg), batch)
+        return loss(whole(params, base, cfg), batch)
 
     grad = jax.value_and_grad(loss_of_trained, has_aux=True)
 

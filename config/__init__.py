@@ -122,6 +122,11 @@ def key(default: Any, meaning: str, check: Check | None = None, choices: Collect
 class Section:
     """The keys that a file of variants/ adds to a run, declared in its class Keys. They are read as those of Config."""
 
+    @property
+    def freezes(self) -> bool:
+        """True if the run trains new parameters beside those that it starts from, which stay as they are."""
+        return False
+
     def __post_init__(self):
         checks.check_types(self)
         for field in dataclasses.fields(self):
@@ -144,31 +149,61 @@ def variant_of(section: Any) -> str:
     return type(section).__module__.rpartition(".")[2]
 
 
+class Declared(NamedTuple):
+    """Where a key of a variant is declared."""
+
+    variant: str  # the name of its file
+    kind: str  # its class: Keys for the keys of a run, Shape for those of its model
+
+
 @functools.cache
-def keys_of_variants() -> dict[str, str]:
-    """Find the keys of all variants, used or not, in their source: {key: "hints.Keys"}, the class that has it. Those of
-    a class Keys belong to the run, those of a class Shape to its model."""
-    found = {}
+def keys_of_variants() -> dict[str, Declared]:
+    """Find the keys of all variants, used or not, in their source."""
+    found: dict[str, Declared] = {}
     for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.dirname(__file__)), "variants", "*.py"))):
         with open(path) as file:
-            classes = [n for n in ast.parse(file.read()).body if getattr(n, "name", "") in ("Keys", "Shape")]
-        for kind, field in ((kind, field) for kind in classes for field in kind.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = f"{os.path.basename(path).removesuffix('.py')}.{kind.name}"
+            classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef)]
+        name = os.path.basename(path).removesuffix(".py")
+        for kind in classes:
+            if kind.name in ("Keys", "Shape"):
+                fields = [field.target for field in kind.body if isinstance(field, ast.AnnAssign)]
+                found |= {key.id: Declared(name, kind.name) for key in fields if isinstance(key, ast.Name)}
     return found
 
 
 def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tuple:
     """Add to the sections of `use` those of the variants of these names, with their defaults, if they have keys.
 
-    kind: Keys, those of a run, or Shape, those of a model."""
+    kind: see Declared."""
     there = {variant_of(section) for section in use}
     kinds = [getattr(variant(name), kind, None) for name in dict.fromkeys(names) if name not in there]
     return *use, *(section() for section in kinds if section)
 
 
+def with_values(use: tuple, values: dict[str, Any], kind: str = "Keys") -> tuple:
+    """Return the sections with these values {key: value}; those that are missing are added. kind: see Declared."""
+    declared = [keys_of_variants()[name] for name in values]
+    use = with_sections(use, [found.variant for found in declared if found.kind == kind], kind)
+
+    def changed(section):
+        own = {name: value for name, value in values.items() if name in section.__dataclass_fields__}
+        return dataclasses.replace(section, **own)
+
+    return tuple(map(changed, use))
+
+
+class Flat(type):
+    """The class of Config: it takes the keys of variants as it takes its own, and puts them into their sections."""
+
+    def __call__(cls, **keys):
+        declared = {name: found for name, found in keys_of_variants().items() if found.kind == "Keys"}
+        of_variants = {name: keys.pop(name) for name in declared if name in keys}
+        keys["use"] = with_values(keys.get("use", ()), of_variants)
+        return super().__call__(**keys)
+
+
 @dataclasses.dataclass(frozen=True)
-class Config(model.Sections):
+class Config(model.Sections, metaclass=Flat):
     """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
 
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
@@ -236,11 +271,6 @@ class Config(model.Sections):
     weight_decay: float = key(0.1, "for all but norms, biases and embeddings", NON_NEGATIVE)
     grad_clip: float | None = key(1.0, "largest global gradient norm; None: no clipping", POSITIVE)
     ema_decay: float | None = key(None, "average the parameters; the average is evaluated and saved", BELOW_1)
-
-    lora_rank: int | None = key(None, "rank of the adapters; None: no LoRA, all parameters are trained", POSITIVE_INT,
-                                section="LoRA: trained adapters next to frozen matrices; grpo's reference is the base")
-    lora_alpha: float = key(16.0, "adapters are scaled by alpha / rank", POSITIVE)
-    lora_targets: tuple[str, ...] = key(("q", "k", "v", "o", "gate", "up", "down"), "matrices that get adapters")
 
     paired: bool = key(False, "half as many rows, each with two complementary masks: less variance at the same cost",
                        section="diffusion")
@@ -415,6 +445,11 @@ def old_logp_by_gradient(cfg: Config) -> bool:
     return cfg.objective == "grpo" and cfg.model.dtype != "float32" and has_ratios(cfg)
 
 
+def has_frozen_base(cfg: Config) -> bool:
+    """True if the run trains new parameters beside a frozen base, as LoRA does."""
+    return any(section.freezes for section in cfg.use)
+
+
 def tokens_per_iter(cfg: Config) -> int:
     """Return the number of tokens per iteration, padding included; grpo: of every completion and its prompt."""
     rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2, "dpo": 2}.get(cfg.objective, 1)
@@ -442,13 +477,8 @@ def eval_rows(cfg: Config) -> int:
 
 def between_keys(c):
     """Yield (True if wrong, message) for everything that has to hold between keys."""
-    deciding, targets, known = c.rewards + c.eval_rewards, c.lora_targets, Config.lora_targets
+    deciding = c.rewards + c.eval_rewards
     yield from (
-        (not targets or len(set(targets)) < len(targets) or not set(targets) <= set(known),
-         f"lora_targets={targets}: expected one or more of {', '.join(known)}, each once"),
-        (targets != known and not (c.lora_rank or c.eval_only),
-         f"lora_targets={targets} changes nothing without lora_rank, the rank of the adapters: set that, or leave "
-         "lora_targets out"),
         (c.objective != "grpo" and c.batch_size % c.gradient_accumulation_steps,
          f"batch_size={c.batch_size} must be divisible by gradient_accumulation_steps={c.gradient_accumulation_steps}: "
          f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
@@ -487,8 +517,6 @@ def between_keys(c):
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
     )  # fmt: skip
-    if c.lora_rank:
-        yield from between_keys_of_lora(c)
     if c.objective == "dpo":
         yield from between_keys_of_dpo(c)
     if c.objective == "grpo":
@@ -496,19 +524,6 @@ def between_keys(c):
         yield from idle_keys(c)
     yield (c.init_from and not (c.resume or c.eval_only) and is_inside(c.init_from, c.out_dir),
            f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir")
-
-
-def between_keys_of_lora(c):
-    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of LoRA."""
-    return (
-        (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} keeps those in init_from: make the "
-         "denoiser first, then start from that"),
-        (not (c.init_from or c.resume or c.eval_only),
-         f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that trains it"),
-        (c.ref_mode != "static" or c.ref_offload or c.ref_from,
-         f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the reference "
-         "is the base, which never changes and is always in use: 'static', False and None"),
-    )  # fmt: skip
 
 
 # Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
@@ -724,10 +739,6 @@ def foreign_keys():
 
 def unknown_key(name: str, known: Collection[str]) -> str:
     """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
-    if section := keys_of_variants().get(name.removeprefix("model.")):
-        file, _, kind = section.partition(".")
-        of_model = " in ModelConfig" if kind == "Shape" else ""
-        return f"{name} is a key of variants/{file}.py: add --use={file}, in Python use=({section}(...),){of_model}"
     message = f"unknown config key {name!r}"
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
     for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
@@ -741,6 +752,10 @@ def unknown_key(name: str, known: Collection[str]) -> str:
 
 def unknown_keyword(name):
     """Return the message for a keyword of Config(...) that does not exist."""
+    declared = keys_of_variants().get(name)
+    if declared:
+        return (f"{name} is a key of the model: model=ModelConfig(use=({declared.variant}.Shape({name}=...),)), with "
+                f"variants/{declared.variant}.py")
     if name in ModelConfig.__dataclass_fields__:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
     return unknown_key(name, flatten(Config()))
@@ -781,38 +796,32 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
         if leaf in values:
             raise ValueError(f"--{leaf} is given twice")
         values[leaf] = parse(typed[name], text, typing.get_type_hints(type(owner))[leaf])
-    return with_values(cfg, of_run | {"model": with_values(cfg.model, of_model)})
+    of_shape = {name: of_model.pop(name) for name in keys_of_variants() if name in of_model}
+    shape = dataclasses.replace(cfg.model, **of_model, use=with_values(cfg.model.use, of_shape, "Shape"))
+    return dataclasses.replace(cfg, **of_run, model=shape)
 
 
 def with_variants(cfg, args):
-    """Return cfg with the sections of the variants that --use, or a key that names one, asks for. Takes `use` out of
-    args."""
+    """Return cfg with the sections of the variants that --use asks for, and of those whose name or keys are in args.
+    Takes `use` out of args."""
     wanted = [part for key in ("use", "model.use") for part in terminal.parts(args.pop(key, "")) if part]
     for name in wanted:
         if not variant(name):
-            there = sorted({section.partition(".")[0] for section in keys_of_variants().values()})
+            there = sorted({declared.variant for declared in keys_of_variants().values()})
             raise ValueError(f"--use={name}: there is no variants/{name}.py; with keys of their own there are "
                              + ", ".join(there))
-    named = [args[f.name] for f in dataclasses.fields(Config) if f.metadata.get("table") and f.name in args]
-    named = [part for text in named for part in terminal.parts(text)]
+    tables = [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
+    wanted += [part for name in tables if name in args for part in terminal.parts(args[name])]
+    declared = [keys_of_variants().get(name.removeprefix("model.")) for name in args]
+    wanted += [found.variant for found in declared if found]
     shape = dataclasses.replace(cfg.model, use=with_sections(cfg.model.use, wanted, "Shape"))
-    return dataclasses.replace(cfg, use=with_sections(cfg.use, [*wanted, *named]), model=shape)
-
-
-def with_values(cfg, values):
-    """Return a copy of a Config or ModelConfig with these values {key: value}, of its own or of its sections."""
-    own = {name: value for name, value in values.items() if name in cfg.__dataclass_fields__}
-
-    def changed(section):
-        return dataclasses.replace(section, **{k: values[k] for k in values if k in section.__dataclass_fields__})
-
-    return dataclasses.replace(cfg, use=tuple(map(changed, cfg.use)), **own)
+    return dataclasses.replace(cfg, use=with_sections(cfg.use, wanted), model=shape)
 
 
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
     known = flatten(Config()) | {"model": None} | keys_of_variants()
-    known |= {f"model.{name}": None for name, section in keys_of_variants().items() if section.endswith(".Shape")}
+    known |= {f"model.{name}": None for name, found in keys_of_variants().items() if found.kind == "Shape"}
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
@@ -986,7 +995,7 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
 
 # Keys that a first run may change; --help lists them, --help=all lists every key.
 FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
-         "max_new_tokens batch_size learning_rate diffusion_steps temperature lora_rank rewards group_size kl_beta "
+         "max_new_tokens batch_size learning_rate diffusion_steps temperature use rewards group_size kl_beta "
          "n_layer d_model").split()  # fmt: skip
 
 
@@ -1016,10 +1025,11 @@ def help_text(everything: bool = False) -> str:
     for field in dataclasses.fields(ModelConfig):
         if everything and field.name != "use" or field.name in FIRST:
             sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
-    for name in sorted({*keys_of_variants().values()}) if everything else ():
-        fields = dataclasses.fields(getattr(variant(name), "Keys", Section))
-        of = [help_line(field.name, field.default, field.metadata["meaning"]) for field in fields]
-        sections.append([f"variants/{name}.py (--use={name})", *of])
+    for of in sorted({*keys_of_variants().values()}) if everything else ():
+        section = getattr(variant(of.variant), of.kind, Section)
+        said = comments(section) | {f.name: f.metadata["meaning"] for f in dataclasses.fields(section) if f.metadata}
+        keys = [help_line(f.name, f.default, said.get(f.name, "")) for f in dataclasses.fields(section)]
+        sections.append([f"variants/{of.variant}.py, by --use={of.variant} or any of these keys", *keys])
     lines = [
         "usage: python train.py config/NAME.py [--key=value ...]",
         "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes",

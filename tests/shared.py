@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import checkpoint
-import config
 import grpo
 import rl
 import runs
@@ -38,18 +37,6 @@ def advantages(table, cfg):
 def flat(tree):
     """List the arrays of a tree by path, on the host."""
     return {path: np.asarray(x) for path, x in checkpoint.leaves(tree).items()}
-
-
-def in_sections(keys):
-    """Put the keys of variants among {key: value} into their sections -> the keywords of Config."""
-    own, others = {}, {}
-    for name, value in keys.items():
-        if of := config.keys_of_variants().get(name):
-            others.setdefault(of, {})[name] = value
-        else:
-            own[name] = value
-    sections = tuple(config.variant(of).Keys(**values) for of, values in others.items())
-    return own | ({"use": own.get("use", ()) + sections} if sections else {})
 
 
 def batches_of(task, policy, key, **more):

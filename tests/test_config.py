@@ -697,7 +697,7 @@ def test_all_help_lists_every_key_with_its_default_and_a_meaning():
             assert len(line[2]) >= 8
     assert len(re.findall(r"^  --", text, re.M)) == len(KINDS) + len(config.keys_of_variants())
     for name, of in config.keys_of_variants().items():
-        assert re.search(rf"^variants/{of}.py \(--use={of}\)$(\n  --.*)*\n  --{name}=", text, re.M)
+        assert re.search(rf"^variants/{of.variant}.py, by --use={of.variant} .*$(\n  --.*)*\n  --{name}=", text, re.M)
 
 
 def test_a_field_without_a_comment_has_no_meaning_and_does_not_end_the_help(monkeypatch):

@@ -1,5 +1,4 @@
 """Mixtures of experts: LLaDA2's own outputs, transformers' Qwen3-MoE, all experts for all tokens, and runs."""
-import dataclasses
 import functools
 import json
 import math
@@ -39,7 +38,8 @@ SIGMOID = dict(routing="sigmoid", norm_routing=True, routing_scale=2.5, expert_g
 
 def changed(cfg, **values):
     """A copy with these values, of the ModelConfig or of its experts."""
-    return config.with_values(cfg, values)
+    own = {name: values.pop(name) for name in [*values] if name in model.ModelConfig.__dataclass_fields__}
+    return dataclasses.replace(cfg, **own, use=config.with_values(cfg.use, values, "Shape"))
 
 
 QWEN3 = changed(SMALL, causal=True, shift=True, d_head=16, norm_routing=True, mask_id=40)
@@ -363,7 +363,8 @@ def test_every_family_refuses_to_turn_a_share_of_a_head(kind, tmp_path):
 
 
 @pytest.mark.parametrize("changes, named", [
-    (dict(d_expert=None), "d_expert=None: expected a whole number"), (dict(d_expert=0), "d_expert=0"), (dict(n_experts=0), "n_experts=0"),
+    (dict(d_expert=None), "d_expert=None: expected a whole number"), (dict(d_expert=0), "d_expert=0"),
+    (dict(n_experts=0), "n_experts=0"),
     (dict(routing="top"), "routing='top': one of softmax, sigmoid"), (dict(n_shared=-1), "n_shared=-1"),
     (dict(experts_per_token=0), "experts_per_token=0"), (dict(first_dense=2), "first_dense=2: expected 0 to 1"),
     (dict(expert_groups=8), "each needs two experts"), (dict(expert_groups=0), "expert_groups=0"),
@@ -383,8 +384,7 @@ def test_experts_are_asked_for_at_the_terminal_by_the_name_of_their_file():
     for wrong, message in (("--first_dense=9", "first_dense=9: expected 0 to"), ("--routing=top", "one of softmax")):
         with pytest.raises(ValueError, match=message):
             config.load([*words, wrong])
-    with pytest.raises(ValueError, match=r"n_experts is a key of variants/moe.py: add --use=moe, in Python use=\(moe.Sh"):
-        config.load(["config/text.py", "--n_experts=4"])
+    assert config.load(["config/text.py", "--n_experts=4"]).model.use == (moe.Shape(n_experts=4),)
 
 
 def test_a_mixture_that_no_family_has_is_named_when_saving(tmp_path):

@@ -29,7 +29,7 @@ from system import hosts
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
     dynamic_sampling: int = config.key(1, "most times to resample groups whose rewards are all equal",
-                                       config.POSITIVE_INT)  # fmt: skip
+                                       config.NON_NEGATIVE)  # fmt: skip
     hint_ratio: float = config.key(0.0, "ask prompts whose completions are all wrong again, with up to this share of "
                                    "the tokens of their row's completion given; 0: draw other prompts",
                                    config.BELOW_1)  # fmt: skip
