@@ -197,8 +197,7 @@ class Flat(type):
 
     def __call__(cls, **keys):
         declared = {name: found for name, found in keys_of_variants().items() if found.kind == "Keys"}
-        of_variants = {name: keys.pop(name) for name in declared if name in keys}
-        keys["use"] = with_values(keys.get("use", ()), of_variants)
+        keys["use"] = with_values(keys.get("use", ()), {name: keys.pop(name) for name in declared if name in keys})
         return super().__call__(**keys)
 
 
@@ -775,10 +774,14 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     init_from; if they are keys of the model, they also hold for the run that starts from it.
     """
     args = dict(args)
-    cfg = with_variants(cfg, args)
-    known = flatten(cfg)
     of_run: dict[str, Any] = {}
     of_model: dict[str, Any] = {}
+    of_run["use"], of_model["use"] = (with_sections(owner.use, variants_named(args), kind)
+                                      for owner, kind in ((cfg, "Keys"), (cfg.model, "Shape")))
+    args = {name: text for name, text in args.items() if name not in ("use", "model.use")}
+    known = flatten(cfg)
+    for prefix_of, use in (("", of_run["use"]), ("model.", of_model["use"])):
+        known |= {prefix_of + name: None for section in use for name in section.__dataclass_fields__}
     base = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
     typed = {name: f"{prefix}{name}" if name in args else f"base.{name}" for name in args | base}
     if base:
@@ -790,32 +793,30 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
         if name.startswith("base."):
             continue
         leaf = name.removeprefix("model.")
-        owners = [cfg, *cfg.use] if leaf == name and name in known else [cfg.model, *cfg.model.use]
+        values = of_run if leaf == name and name in known else of_model
+        owners = [cfg, *of_run["use"]] if values is of_run else [cfg.model, *of_model["use"]]
         owner = next(o for o in owners if leaf in o.__dataclass_fields__)
-        values = of_model if owner is cfg.model or owner in cfg.model.use else of_run
         if leaf in values:
             raise ValueError(f"--{leaf} is given twice")
         values[leaf] = parse(typed[name], text, typing.get_type_hints(type(owner))[leaf])
     of_shape = {name: of_model.pop(name) for name in keys_of_variants() if name in of_model}
-    shape = dataclasses.replace(cfg.model, **of_model, use=with_values(cfg.model.use, of_shape, "Shape"))
-    return dataclasses.replace(cfg, **of_run, model=shape)
+    of_model["use"] = with_values(of_model["use"], of_shape, "Shape")
+    return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
 
 
-def with_variants(cfg, args):
-    """Return cfg with the sections of the variants that --use asks for, and of those whose name or keys are in args.
-    Takes `use` out of args."""
-    wanted = [part for key in ("use", "model.use") for part in terminal.parts(args.pop(key, "")) if part]
-    for name in wanted:
+def variants_named(args):
+    """List the variants that arguments {key: text} name: after --use, as the value of a key, or by one of their keys.
+    """
+    named = [part for key in ("use", "model.use") for part in terminal.parts(args.get(key, "")) if part]
+    for name in named:
         if not variant(name):
             there = sorted({declared.variant for declared in keys_of_variants().values()})
             raise ValueError(f"--use={name}: there is no variants/{name}.py; with keys of their own there are "
                              + ", ".join(there))
     tables = [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
-    wanted += [part for name in tables if name in args for part in terminal.parts(args[name])]
+    named += [part for name in tables if name in args for part in terminal.parts(args[name])]
     declared = [keys_of_variants().get(name.removeprefix("model.")) for name in args]
-    wanted += [found.variant for found in declared if found]
-    shape = dataclasses.replace(cfg.model, use=with_sections(cfg.model.use, wanted, "Shape"))
-    return dataclasses.replace(cfg, use=with_sections(cfg.use, wanted), model=shape)
+    return named + [found.variant for found in declared if found]
 
 
 def parse_arguments(argv):
@@ -1023,7 +1024,7 @@ def help_text(everything: bool = False) -> str:
     sections.append(["model (a model key needs no prefix)"])
     meanings = comments(ModelConfig)
     for field in dataclasses.fields(ModelConfig):
-        if everything and field.name != "use" or field.name in FIRST:
+        if field.name != "use" and (everything or field.name in FIRST):
             sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
     for of in sorted({*keys_of_variants().values()}) if everything else ():
         section = getattr(variant(of.variant), of.kind, Section)

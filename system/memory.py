@@ -116,7 +116,8 @@ def weight_bytes(cfg):
         adapters = lora.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, adapters.values())) + (m.d_model if cfg.objective == "judge" else 0)
         params = wide * n + 4 * trained
-    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload and not config.has_frozen_base(cfg)
+    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload
+    has_reference = has_reference and not config.has_frozen_base(cfg)
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
     return {
         "params": params,

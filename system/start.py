@@ -236,7 +236,8 @@ def reference_dtype(cfg: Config) -> str:
 
 def has_reference(cfg: Config) -> bool:
     """True if the State of a run has a reference: grpo or dpo with a kl_beta. With LoRA the base is used instead."""
-    return cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0 and not config.has_frozen_base(cfg) and not cfg.eval_only
+    compares = cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0
+    return compares and not config.has_frozen_base(cfg) and not cfg.eval_only
 
 
 def load_reference(cfg: Config) -> dict:

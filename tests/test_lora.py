@@ -27,7 +27,7 @@ from tools import complete
 from variants import lora
 
 KEY = jax.random.key(0)
-ALL = config.Config.lora_targets
+ALL = lora.TARGETS
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,6 @@
 """Mixtures of experts: LLaDA2's own outputs, transformers' Qwen3-MoE, all experts for all tokens, and runs."""
 import functools
+import dataclasses
 import json
 import math
 import os
@@ -413,7 +414,7 @@ def test_a_causal_mixture_becomes_a_block_model():
 def test_adapters_stand_where_a_folder_has_one_matrix():
     assert huggingface.adaptable(QWEN3) == ["q", "k", "v", "o"] and huggingface.adaptable(OURS) == ["o"]
     dense = model.ModelConfig(qk_norm=True, causal=True, shift=True)
-    assert huggingface.adaptable(dense) == [*config.Config.lora_targets]
+    assert huggingface.adaptable(dense) == [*lora.TARGETS]
 
 
 @pytest.mark.parametrize("name, targets", [("qwen3_moe", ("q", "v")), pytest.param("llada2_moe", ("o",), marks=SLOW)])

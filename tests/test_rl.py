@@ -731,7 +731,7 @@ def test_bits_per_byte_counts_the_bytes_of_windows_that_cut_characters(tmp_path,
     (tmp_path / "rows.jsonl").write_text("".join(text))
     cfg = config.Config(**SECONDS | dict(max_prompt_len=0, max_new_tokens=7), dataset=f"{tmp_path}/rows.jsonl")
     cfg, tok, *_ = prepare(cfg, train.train)
-    monkeypatch.setattr(scores, "pass_rates", lambda *_: ({}, []))
+    monkeypatch.setattr(evaluation, "pass_rates", lambda *_: ({}, []))
     task = train.pretrain(cfg, tok, None)
     out, _ = task.evaluate(rl.State(0, task.init(KEY), (), None, None), KEY)
     assert out["val/bits_per_byte"] == pytest.approx(out["val/nelbo"] / np.log(2))  # a token is a byte here
@@ -753,7 +753,7 @@ def test_held_out_rows_without_a_completion_are_filled_and_have_no_likelihood(tm
     asked = [*(rows[0] | more for more in completion), {"prompt": "e", "answer": "ee"}]
     (tmp_path / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     cfg, tok, *_ = prepare(config.Config(**SECONDS, dataset=str(tmp_path)), train.train)
-    monkeypatch.setattr(scores, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
+    monkeypatch.setattr(evaluation, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
     task = train.pretrain(cfg, tok, None)
     out, _ = task.evaluate(rl.State(0, task.init(KEY), (), None, None), KEY)
     assert out["rows"] == len(asked) and (5 < out["val/nelbo"] < 9 if completion else np.isnan(out["val/nelbo"]))

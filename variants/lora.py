@@ -35,8 +35,8 @@ class Keys(config.Section):
                f"lora_targets={targets}: expected one or more of {', '.join(TARGETS)}, each once")  # fmt: skip
         if not self.lora_rank:
             return
-        yield (c.adapt, f"adapt=True changes all weights, and lora_rank={self.lora_rank} keeps those in init_from: make "
-               "the denoiser first, then start from that")  # fmt: skip
+        yield (c.adapt, f"adapt=True changes all weights, and lora_rank={self.lora_rank} keeps those in init_from: "
+               "make the denoiser first, then start from that")  # fmt: skip
         yield (not (c.init_from or c.resume or c.eval_only),
                f"lora_rank={self.lora_rank} needs init_from: the folder of the base, or the config file that trains it")
         yield (c.ref_mode != "static" or c.ref_offload or c.ref_from,
