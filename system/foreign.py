@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data import bpe
+from data import foreign as tokenizers
 
 MISSING = {  # the class in a config.json: what this code lacks for it, though its model_type is one of FAMILIES
     "LLaDAMoEModelLM": "this is LLaDA-MoE, whose mixture of experts has keys and tensors that no family here has: its "
@@ -59,7 +60,7 @@ def written_rope(stretch: tuple[float, ...]) -> dict[str, Any]:
 def say_mask(folder: str) -> None:
     """Say on the terminal if other people's causal model has a tokenizer with a mask: it may be a denoiser."""
     if is_foreign(bpe.read_json(Path(folder, "config.json"))):
-        named = bpe.text_of(bpe.read_json(Path(folder, "tokenizer_config.json")).get("mask_token"))
+        named = tokenizers.text_of(bpe.read_json(Path(folder, "tokenizer_config.json")).get("mask_token"))
         if named is not None:
             note = (f"{folder} is read as a causal model, though its tokenizer has a mask, {named}: if it is a "
                     "denoiser, --open_as=NAME opens it as one, and sample.py FOLDER --explain tests which")  # fmt: skip
@@ -117,9 +118,9 @@ def name_of(folder):
 def mask_in_tokenizer(folder):
     """Find the id of the mask token in the files of a tokenizer, by the name they give it or a usual one; or None."""
     spec = bpe.read_json(Path(folder, "tokenizer.json"))
-    added = bpe.added_tokens(Path(folder), {"added_tokens": spec.get("added_tokens", [])})
-    named = bpe.text_of(bpe.read_json(Path(folder, "tokenizer_config.json")).get("mask_token"))
-    return next((added[name]["id"] for name in (named, *bpe.USUAL_NAMES["mask"]) if name in added), None)
+    added = tokenizers.added_tokens(Path(folder), {"added_tokens": spec.get("added_tokens", [])})
+    named = tokenizers.text_of(bpe.read_json(Path(folder, "tokenizer_config.json")).get("mask_token"))
+    return next((added[name]["id"] for name in (named, *tokenizers.USUAL_NAMES["mask"]) if name in added), None)
 
 
 def read_rope(path, theirs):

@@ -20,7 +20,7 @@ ARROWS = {
     "judges/fences": set(), "judges/small_pytest": set(), "judges/walls": set(), "judges/values": set(),
     "judges/channel": set(),
     "judges/operations": set(), "system/kernels": {"system/sharding"},
-    "system/disk": {"data/bpe", "system/hosts"}, "data": {"data/bpe"},
+    "system/disk": {"data/bpe", "system/hosts"}, "data": {"data/bpe", "data/learn"},
     "judges/languages": {"judges/channel", "judges/walls"}, "judges/stubs": {"judges/operations", "judges/values"},
     "variants/checks": set(), "variants/rope": set(), "variants/speed": set(), "variants/uniform": set(),
     "variants/moe": {"system/kernels", "system/sharding"},
@@ -89,7 +89,9 @@ ARROWS = {
     "judges/formats": {"judges/answers", "judges/helper", "judges/rules", "rewards"},
     "system/adapters": {"model", "system/disk", "system/huggingface", "variants/lora"},
     "system/families": {"system/huggingface"},
-    "system/foreign": {"data/bpe"},
+    "system/foreign": {"data/bpe", "data/foreign"},
+    "data/foreign": {"data/bpe"},
+    "data/learn": {"data/bpe"},
 }  # fmt: skip
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
 # sample.py, rewards.py and runs.py launch tools/complete.py, score.py and compare.py, which stand above them.
