@@ -185,10 +185,10 @@ REWARDS |= {name: per_text(rule) for name, rule in RULES.items()}
 FORMATS = "judges.formats"
 PROGRAMS = "judges.programs"
 ELSEWHERE = dict.fromkeys(
+    ("syntax", "tests", "tests_all", "tests_fenced", "performance", "quality", "format", "fenced"), PROGRAMS
+) | dict.fromkeys(
     ("regex", "json", "xml", "xml_tags", "xml_soft", "xml_strict", "xml_int", "xml_answer", "math", "countdown",
      "safety"), FORMATS
-) | dict.fromkeys(
-    ("syntax", "tests", "tests_all", "tests_fenced", "performance", "quality", "format", "fenced"), PROGRAMS
 )  # fmt: skip
 FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards that model_judge.load makes of a folder
 

@@ -67,7 +67,9 @@ def check(cfg):
 def check_shape(cfg, shape):
     """Refuse a run that a model of this shape cannot do or is too large for."""
     if config.has_frozen_base(cfg):
-        huggingface.check_targets(shape, cfg.lora_targets)
+        from system import adapters  # for a run with LoRA
+
+        adapters.check_targets(shape, cfg.lora_targets)
     memory.check_fits(cfg, shape)
 
 
@@ -127,7 +129,11 @@ def find_checkpoint(cfg):
     start = base.out_dir if base else cfg.init_from
     if start and not config.is_inside(was["init_from"] or "", start):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
-    start = huggingface.read_adapters(folder)[0] if cfg.resume and config.has_frozen_base(cfg) else was["init_from"]
+    start = was["init_from"]
+    if cfg.resume and config.has_frozen_base(cfg):
+        from system import adapters
+
+        start = adapters.read_adapters(folder)[0]
     return dataclasses.replace(cfg, init_from=start, open_as=was.get("open_as") or cfg.open_as, base=()), folder
 
 

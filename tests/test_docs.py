@@ -22,7 +22,7 @@ import grpo
 import model
 import rewards
 import sample
-from system import huggingface
+from system import families, huggingface
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
 PAGES = sorted(glob.glob("docs/*.md"))
@@ -182,7 +182,7 @@ def test_the_attention_of_the_page_is_a_line_in_the_mask(monkeypatch):
     assert new.attention_mask(new.ModelConfig(), None, z).far is None
 
 
-def test_the_family_of_the_page_opens(added, tmp_path):
+def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
     cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, causal=True, shift=True)
     params = model.init(jax.random.key(0), cfg)
     huggingface.save(tmp_path, params, cfg)
@@ -191,7 +191,8 @@ def test_the_family_of_the_page_opens(added, tmp_path):
     file.write_text(json.dumps(theirs))
     with pytest.raises(ValueError, match="known families"):
         checkpoint.load(tmp_path)
-    added("system/huggingface.py", huggingface, "FAMILIES")
+    added("system/families.py", families, "FAMILIES")
+    monkeypatch.setattr(huggingface, "FAMILIES", families.FAMILIES)
     opened, shape = checkpoint.load(tmp_path)
     assert shape.causal and jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), opened, params))
     file.write_text(json.dumps(theirs | {"sliding_window": 4096}))
@@ -200,7 +201,7 @@ def test_the_family_of_the_page_opens(added, tmp_path):
 
 
 def test_the_page_has_no_other_examples():
-    assert {*EXAMPLES} == {"sample.py", "diffusion.py", "my.py", "grpo.py", "system/huggingface.py"} and len(DIFFS) == 2
+    assert {*EXAMPLES} == {"sample.py", "diffusion.py", "my.py", "grpo.py", "system/families.py"} and len(DIFFS) == 2
     for kind, code in BLOCKS:
         assert kind == "diff" or ast.parse(code)
 

@@ -1,6 +1,6 @@
 """Mixtures of experts: LLaDA2's own outputs, transformers' Qwen3-MoE, all experts for all tokens, and runs."""
-import functools
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -23,7 +23,7 @@ import model
 import runs
 import sample
 import train
-from system import disk, huggingface, memory, sharding
+from system import adapters, disk, families, huggingface, memory, sharding
 from system.start import adapt, prepare
 from tools import complete, plan
 from variants import blocks, lora, moe
@@ -356,7 +356,7 @@ def saved(tmp_path):
     return save
 
 
-@pytest.mark.parametrize("kind", [kind for kind in huggingface.FAMILIES if kind != "llada2_moe"])
+@pytest.mark.parametrize("kind", [kind for kind in families.FAMILIES if kind != "llada2_moe"])
 def test_every_family_refuses_to_turn_a_share_of_a_head(kind, tmp_path):
     disk.write_json(tmp_path / "config.json", {"model_type": kind, "partial_rotary_factor": 0.5})
     with pytest.raises(ValueError, match="partial_rotary_factor=0.5 is not supported"):
@@ -412,9 +412,9 @@ def test_a_causal_mixture_becomes_a_block_model():
 
 
 def test_adapters_stand_where_a_folder_has_one_matrix():
-    assert huggingface.adaptable(QWEN3) == ["q", "k", "v", "o"] and huggingface.adaptable(OURS) == ["o"]
+    assert adapters.adaptable(QWEN3) == ["q", "k", "v", "o"] and adapters.adaptable(OURS) == ["o"]
     dense = model.ModelConfig(qk_norm=True, causal=True, shift=True)
-    assert huggingface.adaptable(dense) == [*lora.TARGETS]
+    assert adapters.adaptable(dense) == [*lora.TARGETS]
 
 
 @pytest.mark.parametrize("name, targets", [("qwen3_moe", ("q", "v")), pytest.param("llada2_moe", ("o",), marks=SLOW)])
@@ -422,7 +422,7 @@ def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, targets
     cfg, folder = KINDS[name], saved(name)
     new = lora.adapters(KEY, cfg, targets, 2)
     new = {"blocks": {n: x if n.endswith("_a") else 0.1 + x for n, x in new["blocks"].items()}}
-    disk.write_files(tmp_path / "lora", huggingface.adapter_files(new, cfg, str(folder), 4.0))
+    disk.write_files(tmp_path / "lora", adapters.adapter_files(new, cfg, str(folder), 4.0))
     merged, shape = checkpoint.load(tmp_path / "lora")
     want = model.logits(lora.adapted(start(cfg), new, 4.0), TOKENS, cfg)[..., :37]
     close(model.logits(merged, TOKENS, shape)[..., :37], want, 1e-5)
