@@ -112,11 +112,12 @@ def weight_bytes(cfg):
     """Estimate the bytes of the parameters and of every array of their shape -> {purpose: bytes}, over all devices."""
     m, n, wide = cfg.model, n_params(cfg), bytes_per_number(cfg.model)
     trained, params = n, 4 * n + (2 * n if wide == 2 else 0)  # float32, and a copy cast to 16 bits
-    if cfg.lora_rank:
+    if config.has_frozen_base(cfg):
         adapters = lora.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, adapters.values())) + (m.d_model if cfg.objective == "judge" else 0)
         params = wide * n + 4 * trained
-    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank
+    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload
+    has_reference = has_reference and not config.has_frozen_base(cfg)
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
     return {
         "params": params,

@@ -35,7 +35,7 @@ import rl
 import runs
 import sample as sampler
 import train as trainer
-from system import huggingface, kernels, memory, sharding, start
+from system import huggingface, kernels, memory, setup, sharding, start
 from tools import plan as planner
 from variants import joint, lora
 
@@ -335,7 +335,7 @@ def step(options):
     square = jax.random.normal(jax.random.key(0), (n, n), jnp.bfloat16)
     yield (rate := product_rate(functools.partial(jax.jit(jnp.matmul), square, square), jax.block_until_ready, n,
                                 "bfloat16"))  # fmt: skip
-    tx, params = trainer.optimizer(run)[0], random_params(run.model, "float32")
+    tx, params = rl.optimizer(run)[0], random_params(run.model, "float32")
     state = [params, jax.jit(tx.init)(params), None]
     del params
     shape = run.batch_size, run.max_new_tokens
@@ -343,7 +343,7 @@ def step(options):
     noise = jax.jit(functools.partial(diffusion.noise, cfg=run.model))
     batch = functools.partial(noise, jax.random.key(1), data.Batch(tokens, jnp.ones(shape, bool), None))
     begun = time.perf_counter()
-    update = trainer.make_update(functools.partial(diffusion.loss, cfg=run.model), tx, run)
+    update = rl.make_update(functools.partial(diffusion.loss, cfg=run.model), tx, run)
     update = update.lower(*state, np.int32(0), batch()).compile()
     compiling = time.perf_counter() - begun
 
@@ -531,29 +531,28 @@ def same_tokens(t):
 # ---- iterations of recipes -------------------------------------------------------------------------------------------
 
 def begun_run(cfg, params):
-    """Make the Run and the State of a Config from these parameters, on random prompts or texts, as train.setup does
+    """Make the Run and the State of a Config from these parameters, on random prompts or texts, as setup.setup does
     from folders. The reward is the length of a completion."""
     tok, text = bench.prompts_of(cfg, cfg.batch_size // (2 if cfg.paired else 1))
     text = text._replace(valid=np.ones(text.tokens.shape, bool))  # as prompts with padding: it runs other programs
-    key, (tx, rate) = jax.random.key(0), trainer.optimizer(cfg)
+    key, (tx, rate) = jax.random.key(0), rl.optimizer(cfg)
     rewards = {"length": lambda completions: [float(len(c)) for c in completions]}
     noise = jax.jit(functools.partial(joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired,
                                       causal_weight=cfg.causal_weight))  # fmt: skip
 
-    def batches(state, key, old_logp_of=None):
+    def iterate(policy, key, update, old_logp_of=None):
         if cfg.objective == "grpo":
-            yield from rl.iteration(state, key, old_logp_of, lambda step, n: text, rewards, cfg, tok)
-        else:
-            yield noise(key, text.take(slice(None))), {}
+            return trainer.iteration(policy, key, update, lambda step: text, rewards, cfg, tok, old_logp_of)
+        return update(noise(key, text.take(slice(None)))) or {}
 
     loss = (functools.partial(rl.policy_loss, cfg=cfg) if cfg.objective == "grpo" else
             functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len))  # fmt: skip
-    task = rl.Task(None, batches, loss, None, len(text.rows), None)
+    task = rl.Task(None, iterate, loss, None, len(text.rows), None)
     trained, base = lora.split(params, key, cfg)
-    state = trainer.new_state(trained, cfg, tx)
-    gradient = jax.jit(trainer.make_gradient(loss, cfg)) if config.old_logp_by_gradient(cfg) else None
-    update = trainer.make_update(loss, tx, cfg, gradient)
-    return trainer.Run(cfg, tok, task, base, update, gradient, rate, key, None), state
+    state = setup.new_state(trained, cfg, tx)
+    gradient = jax.jit(rl.make_gradient(loss, cfg)) if config.old_logp_by_gradient(cfg) else None
+    update = rl.make_update(loss, tx, cfg, gradient)
+    return setup.Run(cfg, tok, task, base, update, gradient, rate, key, None), state
 
 
 def iterations(name, cfg, params, n):
@@ -645,7 +644,7 @@ def planned(devices):
 
     def rows():
         for name, cfg in (("step", billion(whole)), ("iteration", llada_config(whole))):
-            held, temporaries = planner.compiled_bytes(cfg, mesh, trainer.abstract_run)
+            held, temporaries = planner.compiled_bytes(cfg, mesh)
             for stage, size in temporaries.items():
                 yield f"{name}: {stage}", *map(memory.amount, (sum(held.values()), size))
         key = jax.eval_shape(lambda: jax.random.key(0))

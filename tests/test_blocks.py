@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import batches_of
 
 import checkpoint
 import config
@@ -446,10 +447,10 @@ def test_every_estimator_tunes_it(base, changes, tmp_path):
                         init_from=f"{base}/out", rewards=("exact",), group_size=2, **changes)  # fmt: skip
     cfg, tok, start, _ = prepare(cfg, train.train)
     params, frozen = lora.split(start, KEY, cfg)
-    state = lora.merged(train.State(0, params, (), None, None), frozen, cfg)
-    task = rl.tune(cfg, tok, start)
+    state = lora.merged(rl.State(0, params, (), None, None), frozen, cfg)
+    task = train.tune(cfg, tok, start)
     state = state if frozen else state._replace(reference=start)
-    b, notes = next(iter(task.batches(state, KEY)))
+    b, notes = next(iter(batches_of(task, state, KEY)))
     total, metrics = task.loss(state.params, b._replace(advantage=jnp.linspace(-1, 1, len(b.advantage))))
     assert np.isfinite(total) and notes["steps_per_token"] > 0
     if cfg.logp_est == "trace":  # 4 views are all steps of a block

@@ -23,7 +23,7 @@ import grpo
 import model
 import rewards
 import sample
-from system import huggingface
+from system import families, huggingface
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
 PAGES = sorted(glob.glob("docs/*.md"))
@@ -186,7 +186,7 @@ def test_the_attention_of_the_page_is_a_variant_that_adds_its_mask(monkeypatch):
     assert model.attention_mask(model.ModelConfig(), None, z).far is None
 
 
-def test_the_family_of_the_page_opens(added, tmp_path):
+def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
     cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, causal=True, shift=True)
     params = model.init(jax.random.key(0), cfg)
     huggingface.save(tmp_path, params, cfg)
@@ -195,7 +195,8 @@ def test_the_family_of_the_page_opens(added, tmp_path):
     file.write_text(json.dumps(theirs))
     with pytest.raises(ValueError, match="known families"):
         checkpoint.load(tmp_path)
-    added("system/huggingface.py", huggingface, "FAMILIES")
+    added("system/families.py", families, "FAMILIES")
+    monkeypatch.setattr(huggingface, "FAMILIES", families.FAMILIES)
     opened, shape = checkpoint.load(tmp_path)
     assert shape.causal and jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), opened, params))
     file.write_text(json.dumps(theirs | {"sliding_window": 4096}))
@@ -204,7 +205,7 @@ def test_the_family_of_the_page_opens(added, tmp_path):
 
 
 def test_the_page_has_no_other_examples():
-    files = {"sample.py", "diffusion.py", "my.py", "grpo.py", "system/huggingface.py", "variants/local.py"}
+    files = {"sample.py", "diffusion.py", "my.py", "grpo.py", "system/families.py", "variants/local.py"}
     assert {*EXAMPLES} == files and len(DIFFS) == 1
     for kind, code in BLOCKS:
         assert kind == "diff" or ast.parse(code)

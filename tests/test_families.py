@@ -15,7 +15,7 @@ import model
 import sample
 import train
 from data import bpe
-from system import huggingface, start
+from system import families, huggingface, start
 from tools import complete, plan
 from variants import blocks, caches
 
@@ -74,7 +74,7 @@ def a2d_folder(folder, kind, **changes):
     base, shape = A2D[kind]
     theirs = random_torch(base, **shape)
     theirs.save_pretrained(folder)
-    edit(folder, model_type=kind, architectures=[huggingface.FAMILIES[kind].architecture], **changes)
+    edit(folder, model_type=kind, architectures=[families.FAMILIES[kind].architecture], **changes)
     (folder / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": 38, "<|mask|>": MASK}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<|mask|>"}))
     return theirs
@@ -232,8 +232,8 @@ def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
     keys = SECONDS | dict(dataset=rows, init_from=str(denoiser[0]))
     file.write_text(f"from config import Config\nconfig = Config(**{keys!r})\n")
     with pytest.raises(ValueError, match="--open_as=NAME"):
-        plan.plan_ahead([str(file)], "1xH100", train.abstract_run)
-    plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100", train.abstract_run)
+        plan.plan_ahead([str(file)], "1xH100")
+    plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100")
     assert "1xH100" in capsys.readouterr().out
 
 

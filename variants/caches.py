@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from variants.causal import moved_right
+from variants.left import moved_right
 
 
 def compute(params, z, cfg, valid, cache, part, write, wanted=None):
@@ -45,7 +45,7 @@ def prefill(params, z, cfg, valid, group):
 
 def next_column(params, z, cfg, valid, cache, column):
     """Compute the state (B, 1, D) that a causal model predicts the token in `column` () from -> it, the cache with that
-    column. z (B, T) and valid are moved right by one here (causal.moved_right): what is read is the token before."""
+    column. z (B, T) and valid are moved right by one here (left.moved_right): what is read is the token before."""
     z, valid = moved_right(z, valid, cfg)
     part = column, 1
     return compute(params, z, cfg, valid, cache, part, model.Write(column))

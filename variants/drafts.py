@@ -14,7 +14,7 @@ tokens, b being the block length.
 Tokens that are given further right are kept. As in any causal model, what is written before them does not depend on
 them.
 
-Both passes read a text that is moved right by one column (causal.moved_right), so that a causal state in column i is
+Both passes read a text that is moved right by one column (left.moved_right), so that a causal state in column i is
 about token i. The cache is the causal model's; what a draft stores in it is thrown away.
 """
 from collections.abc import Callable
@@ -28,7 +28,7 @@ import diffusion
 import model
 from system import kernels, sharding
 from variants import caches, joint
-from variants.causal import moved_right
+from variants.left import moved_right
 
 
 class Window(NamedTuple):
