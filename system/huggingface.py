@@ -93,7 +93,7 @@ FAMILIES = {  # by the model_type in config.json
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
 UNUSUAL = {"quantization_config", "rope_scaling", "rope_parameters", "layer_types", "block_size", "bd_size",
            "block_length"}  # fmt: skip
-ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids")  # fields that do not tell families apart
+ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", "use")  # fields that do not tell families apart
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
 NEEDED = (  # fields that a config.json must give, if the family has them
     "vocab_size", "n_layer", "n_head", "d_model", "d_ff", "n_experts", "experts_per_token", "d_expert", "routing_scale",

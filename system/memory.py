@@ -21,7 +21,6 @@ import model
 from config import Config
 from model import ModelConfig
 from system import kernels, sharding
-from variants import lora
 
 
 class Rows(NamedTuple):  # on all devices together
@@ -113,8 +112,10 @@ def weight_bytes(cfg):
     m, n, wide = cfg.model, n_params(cfg), bytes_per_number(cfg.model)
     trained, params = n, 4 * n + (2 * n if wide == 2 else 0)  # float32, and a copy cast to 16 bits
     if config.has_frozen_base(cfg):
-        adapters = lora.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
-        trained = sum(map(math.prod, adapters.values())) + (m.d_model if cfg.objective == "judge" else 0)
+        from system import adapters  # other runs do not load them
+
+        shapes = adapters.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
+        trained = sum(map(math.prod, shapes.values())) + (m.d_model if cfg.objective == "judge" else 0)
         params = wide * n + 4 * trained
     has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload
     has_reference = has_reference and not config.has_frozen_base(cfg)

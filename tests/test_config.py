@@ -252,7 +252,6 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("lora_rank=8, init_from='a', lora_targets=('q_proj',)", "--lora_rank=8 --init_from=a --lora_targets=q_proj",
      ("lora_targets=('q_proj',)", "one or more of q, k, v, o, gate, up, down")),
     ("lora_targets=('foo',)", "--lora_targets=foo", ("lora_targets=('foo',)", "one or more of q, k, v, o,")),
-    ("lora_targets=('q',)", "--lora_targets=q", ("lora_targets=('q',) changes nothing without lora_rank",)),
     ("lora_rank=8, init_from='a', ref_mode='ema'", "--lora_rank=8 --init_from=a --ref_mode=ema",
      ("ref_mode='ema'", "the reference is the base")),
     ("init_from='config/sudoky.py'", "--init_from=config/sudoky.py", ("no config file 'config/sudoky.py'", ", text,")),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import config
 import model
 import rl
+from system.adapters import adapter_shapes
 
 TARGETS = "q", "k", "v", "o", "gate", "up", "down"
 
@@ -42,16 +43,6 @@ class Keys(config.Section):
         yield (c.ref_mode != "static" or c.ref_offload or c.ref_from,
                f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the "
                "reference is the base, which never changes and is always in use: 'static', False and None")  # fmt: skip
-
-
-def adapter_shapes(cfg, targets, rank: int) -> dict:
-    """List the adapters of the matrices in targets as {name: shape}, as `model.shapes` does, with a leading L axis."""
-    shapes = {}
-    for name in targets:
-        n_layer, n_in, n_out = model.shapes(cfg)["blocks"][name]
-        shapes[name + "_a"] = n_layer, n_in, rank
-        shapes[name + "_b"] = n_layer, rank, n_out
-    return shapes
 
 
 def is_b(name):
