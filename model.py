@@ -508,16 +508,3 @@ def logits(params, z, cfg, valid=None, start=0, length=None):
     """Compute logits of z (B, T) with masks -> (B, length, V) float32, [:, i] about token start + i."""
     h = hidden(params, z, cfg, valid, start, length)
     return readout(gather_head(params, cfg), h, cfg)
-
-
-def score(params, tokens, cfg, valid=None):
-    """Rate texts with a judge: tokens (B, T) -> one number per text (B,). It reads the mean of the states, or in a
-    causal model the last of them."""
-    h = trunk(params, tokens, cfg, valid).astype(jnp.float32)
-    if cfg.causal:
-        pooled = h[:, -1]  # (B, D)
-    else:
-        counts = jnp.ones(tokens.shape) if valid is None else valid.astype(jnp.float32)
-        total = jnp.sum(h * counts[..., None], 1)
-        pooled = total / jnp.maximum(counts.sum(1, keepdims=True), 1)
-    return sharding.replicate(pooled @ params["head"][:, 0])

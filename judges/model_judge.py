@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import checkpoint
@@ -57,9 +58,22 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+def rate(params, tokens, cfg, valid=None):
+    """Rate texts with a judge: tokens (B, T) -> one number per text (B,). It reads the mean of the states, or in a
+    causal model the last of them."""
+    h = model.trunk(params, tokens, cfg, valid).astype(jnp.float32)
+    if cfg.causal:
+        pooled = h[:, -1]  # (B, D)
+    else:
+        counts = jnp.ones(tokens.shape) if valid is None else valid.astype(jnp.float32)
+        total = jnp.sum(h * counts[..., None], 1)
+        pooled = total / jnp.maximum(counts.sum(1, keepdims=True), 1)
+    return sharding.replicate(pooled @ params["head"][:, 0])
+
+
 def judge(params: Any, cfg: model.ModelConfig, tok: Any, batch_size: int = 32, max_len: int = MAX_LEN) -> Callable:
     """Make a reward of a judge: the sigmoid of its score, in (0, 1); blank text scores 0."""
-    score = jax.jit(functools.partial(model.score, cfg=cfg))
+    score = jax.jit(functools.partial(rate, cfg=cfg))
 
     def score_batch(tokens, valid):
         return score(params, tokens, valid=valid)

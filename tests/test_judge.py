@@ -37,7 +37,7 @@ def test_the_reward_is_the_sigmoid_of_the_models_score():
     tokens, valid = model_judge.encode(["ab"], ["c"], TOK, 6)
     assert tokens.tolist() == [[TOK.pad_id, TOK.pad_id, *TOK.encode("abc"), TOK.eos_id]]
     assert valid.tolist() == [[False, False, True, True, True, True]]
-    score = float(model.score(SCORER, tokens, CFG, valid)[0])
+    score = float(model_judge.rate(SCORER, tokens, CFG, valid)[0])
     expected = pytest.approx(1 / (1 + math.exp(-score)), rel=1e-5)
     for max_len in (6, 16):  # padding does not count
         assert model_judge.judge(SCORER, CFG, TOK, max_len=max_len)(["ab"], ["c"]) == [expected]
@@ -182,7 +182,7 @@ def test_preferences_and_scores_of_the_user_are_taken_as_they_are():
 
 def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
     batch = judge.encode_pairs(judge.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 8)
-    b, w = (float(model.score(SCORER, batch[s], CFG, batch[s + "_valid"])[0]) for s in ("better", "worse"))
+    b, w = (float(model_judge.rate(SCORER, batch[s], CFG, batch[s + "_valid"])[0]) for s in ("better", "worse"))
     log_sigmoid = lambda s: -math.log1p(math.exp(-s))
     expected = -log_sigmoid(b - w) - (log_sigmoid(b) + log_sigmoid(-w)) / 2
     value, metrics = judge.loss(SCORER, batch, CFG)

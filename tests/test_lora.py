@@ -134,7 +134,7 @@ def test_the_head_of_a_judge_is_among_its_adapters(name, saved):
     merged, shape = checkpoint.load(folder)
     assert model.width(merged) == 1 and np.array_equal(merged["head"], new["head"])
     unmerged = lora.adapted(base, new, 5.0)
-    score = jax.jit(functools.partial(model.score, cfg=cfg))
+    score = jax.jit(functools.partial(model_judge.rate, cfg=cfg))
     close(score(merged, TOKENS), score(unmerged, TOKENS), 1e-5)
 
 
@@ -202,7 +202,7 @@ def test_a_judge_of_adapters_opens_in_peft_with_the_same_scores(saved):
     theirs = peft.PeftModel.from_pretrained(theirs, folder).eval()
     with torch.no_grad():
         raw = theirs(torch.tensor(np.asarray(TOKENS))).logits[:, 0].numpy()
-    close(model.score(lora.adapted(base, new, 5.0), TOKENS, cfg), raw)
+    close(model_judge.rate(lora.adapted(base, new, 5.0), TOKENS, cfg), raw)
 
 
 @pytest.mark.slow
@@ -484,7 +484,7 @@ def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
     (name, fn), = model_judge.load(cfg.out_dir).items()
     tok = data.Tokenizer.bytes()
     tokens, valid = model_judge.encode(["12", "34"], ["21", "99"], tok, 64)
-    scores = model.score(lora.adapted(base, state.params, cfg.lora_alpha), tokens, shape, valid)
+    scores = model_judge.rate(lora.adapted(base, state.params, cfg.lora_alpha), tokens, shape, valid)
     assert name == "judge"
     np.testing.assert_allclose(fn(["12", "34"], ["21", "99"]), jax.nn.sigmoid(scores), atol=1e-6)
 

@@ -16,6 +16,7 @@ import pytest
 import checkpoint
 import model
 import sample
+from judges import model_judge
 from system import huggingface, kernels, sharding
 from system.start import adapt
 from tools import plan
@@ -271,7 +272,7 @@ def test_a_judge_reads_the_mean_of_the_states():
     params = model.init(KEY, cfg, 1)
     valid = jnp.arange(TOKENS.shape[1])[None] >= jnp.array([[2]] * len(TOKENS))
     states = model.trunk(params, TOKENS, cfg, valid)
-    close(model.score(params, TOKENS, cfg, valid), states[:, 2:].mean(1) @ params["head"][:, 0], 1e-5)
+    close(model_judge.rate(params, TOKENS, cfg, valid), states[:, 2:].mean(1) @ params["head"][:, 0], 1e-5)
 
 
 def test_a_seed_is_the_same_model_in_every_version():
@@ -505,16 +506,16 @@ def test_bfloat16_is_close_and_its_logits_are_float32():
 
 def test_a_judge_gives_one_number_a_row_and_ignores_padding():
     params = model.init(KEY, DENOISER, n_out=1)
-    scores = model.score(params, TOKENS, DENOISER)
+    scores = model_judge.rate(params, TOKENS, DENOISER)
     assert scores.shape == (3,)
     padded = jnp.concatenate([jnp.full((3, 5), 37), TOKENS], 1)
-    close(model.score(params, padded, DENOISER, jnp.arange(17) >= jnp.full((3, 1), 5)), scores, 1e-5)
+    close(model_judge.rate(params, padded, DENOISER, jnp.arange(17) >= jnp.full((3, 1), 5)), scores, 1e-5)
 
 
 def test_a_causal_judge_reads_the_last_token():
     params = model.init(KEY, CAUSAL, n_out=1)
     last = model.trunk(params, TOKENS, CAUSAL)[:, -1] @ params["head"][:, 0]
-    close(model.score(params, TOKENS, CAUSAL), last, 1e-6)
+    close(model_judge.rate(params, TOKENS, CAUSAL), last, 1e-6)
 
 
 # ---- a cache of keys and values ----
@@ -782,4 +783,4 @@ def test_a_score_head_of_transformers_is_a_judge_here(tmp_path):
     tokens = np.random.default_rng(0).integers(1, 50, (3, 9))
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits[:, 0].numpy()
-    np.testing.assert_allclose(model.score(params, jnp.asarray(tokens), cfg), expected, atol=1e-4)
+    np.testing.assert_allclose(model_judge.rate(params, jnp.asarray(tokens), cfg), expected, atol=1e-4)

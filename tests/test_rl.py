@@ -1316,10 +1316,10 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
     ("judge", 4, dict(batch_size=4, judge_rows=16))])
 def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_path, monkeypatch, objective, size,
                                                                      changes):  # fmt: skip
-    sizes, whole, score = set(), evaluation.likelihood, model.score
+    sizes, whole, score = set(), evaluation.likelihood, judge.rate
     monkeypatch.setattr(evaluation, "likelihood", lambda params, batch, *rest: (
         sizes.add(len(batch.tokens)) or whole(params, batch, *rest)))  # fmt: skip
-    monkeypatch.setattr(model, "score", functools.wraps(score)(lambda params, tokens, *rest, **more: (
+    monkeypatch.setattr(judge, "rate", functools.wraps(score)(lambda params, tokens, *rest, **more: (
         sizes.add(len(tokens)) or score(params, tokens, *rest, **more))))  # fmt: skip
     cfg = config.Config(**SECONDS | dict(eval_size=7, objective=objective) | changes, dataset=str(place),
                         out_dir=f"{tmp_path}/out")  # fmt: skip

@@ -22,7 +22,7 @@ import model
 import rl
 import sample
 from data import texts
-from judges.model_judge import encode, sigmoid
+from judges.model_judge import encode, rate, sigmoid
 from system import sharding
 
 # ---- pairs of texts --------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[ja
     and 0 for the worse text, so that sigmoid(score) is the probability that a text is a better one. If the rows have
     scores from 0 to 1 instead of pairs, the whole loss is the cross-entropy to these.
     """
-    score = functools.partial(model.score, params, cfg=cfg)
+    score = functools.partial(rate, params, cfg=cfg)
     better = score(batch["better"], valid=batch["better_valid"])
     if batch["score"] is not None:
         p = batch["score"]
@@ -247,7 +247,7 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
     val_rows = texts.split_rows(cfg, "val")[: cfg.eval_size]
     train_pairs, val_pairs = make_pairs(train_rows, cfg.seed, refill), make_pairs(val_rows, cfg.seed + 1, refill)
     train, val = encode_pairs(train_pairs, tok, max_len), encode_pairs(val_pairs, tok, max_len)
-    score = jax.jit(functools.partial(model.score, cfg=cfg.model))
+    score = jax.jit(functools.partial(rate, cfg=cfg.model))
 
     def init(key):
         params = model.init(key, cfg.model, n_out=1)
