@@ -91,7 +91,7 @@ class ModelConfig(Sections):
         settings.check(self, settings.rules_of_a_model)
         for table, name in zip((READS, MASKS, ROTARY), entries(self), strict=True):
             if not plugged(table, name):
-                raise ValueError(f"such a model needs variants/{name}.py, and there is no such file")
+                raise ValueError(f"no variants/{name}.py adds {name!r}, which such a model needs")
         settings.check(self, *CHECKS.values())
 
     @property

@@ -148,7 +148,7 @@ def test_without_a_variant_the_core_works_and_a_model_that_needs_it_says_so(name
     huggingface.save(tmp_path, params, cfg)
     done = subprocess.run([sys.executable, "-c", WITHOUT, f"variants.{name}", tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{tmp_path}/config.json: such a model needs variants/{name}.py, and there is no such file\n"
+    assert done.stdout == f"{tmp_path}/config.json: no variants/{name}.py adds {name!r}, which such a model needs\n"
 
 
 def test_a_function_fits_on_a_screen():

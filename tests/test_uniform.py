@@ -351,7 +351,7 @@ def test_noise_is_for_models_that_see_the_whole_text(changes):
 
 
 def test_what_does_not_go_with_noise_is_named(tmp_path):
-    with pytest.raises(ValueError, match="needs variants/unifrom.py, and there is no such file"):
+    with pytest.raises(ValueError, match="no variants/unifrom.py adds 'unifrom'"):
         dataclasses.replace(CFG, noise="unifrom")
     for cache in ("prefix", "dual"):
         with pytest.raises(ValueError, match=f"cache='{cache}' would keep keys of noise"):
