@@ -27,7 +27,7 @@ import sample
 from data.texts import completion_ids
 from judges import scores
 from system import sharding
-from variants import blocks, joint, slots
+from variants import joint, slots
 
 # ---- the records -----------------------------------------------------------------------------------------------------
 
@@ -114,8 +114,9 @@ class Minibatch(NamedTuple):
 
 
 def used(table: dict[str, Any], cfg) -> dict[str, Any]:
-    """Return the entries of a table that belong to variants that the run uses."""
-    return {name: table[name] for name in map(config.variant_of, cfg.use) if name in table}
+    """Return the entries of a table that belong to variants that the run uses, in the order of the table."""
+    names = [*map(config.variant_of, cfg.use)]
+    return {name: entry for name, entry in table.items() if name in names}
 
 
 class Term(NamedTuple):
@@ -226,7 +227,6 @@ def select_completions(found: Scored, adv, cfg) -> Chosen:
 def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
     """Draw the masks of one pass over a rollout -> Views with rows first: (B, K, T), (B, K, T), (B, T). Weights and
     shares are 0 outside the loss."""
-    T = r.tokens.shape[1]
     masked, weight, share = diffusion.views(
         key,
         cfg.logp_est,
@@ -236,9 +236,9 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
         t_range=(cfg.mask_ratio_min, cfg.mask_ratio_max),
         p_mask_prompt=cfg.p_mask_prompt,
         prompt=~r.completion & (True if r.valid is None else r.valid),
-        block=blocks.number(r.valid, T, cfg.model),
         counts=r.counts,
-        first_of_block=blocks.first_of_block(r.valid, T, cfg.model),
+        cfg=cfg.model,
+        valid=r.valid,
     )
     weight = weight * r.counts
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
@@ -390,6 +390,17 @@ def policy_loss(params, b: Minibatch, cfg):
         total += added
         metrics |= said
     return total, metrics | ({"token_logp": all_logp} if config.old_logp_by_gradient(cfg) else {})
+
+
+# ---- pretraining -----------------------------------------------------------------------------------------------------
+
+
+def noise(cfg):
+    """Make noise(key, batch) -> diffusion.NoisyBatch for a run, with what its variants change."""
+    draw = diffusion.noise
+    for change in used(diffusion.DRAWS, cfg).values():
+        draw = change(draw, cfg)
+    return jax.jit(functools.partial(draw, cfg=cfg.model, norm=cfg.loss_norm))
 
 
 # ---- 7. the update ---------------------------------------------------------------------------------------------------

@@ -38,10 +38,8 @@ import numpy as np
 import data
 import diffusion
 import grpo
-import model
 from model import ModelConfig
-from system import terminal
-from variants import checks
+from system import settings, terminal
 
 # ---- how a key is declared -------------------------------------------------------------------------------------------
 
@@ -128,19 +126,29 @@ class Section:
         return False
 
     def __post_init__(self):
-        checks.check_types(self)
+        settings.check_types(self)
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
+
+    @property
+    def copies(self) -> int:
+        """Return how many rows of a batch of pretraining are made of one text."""
+        return 1
 
     def between_keys(self, c):
         """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
         """
         yield from ()
 
+    def fits(self, shape, where):
+        """Yield (True if wrong, message) for everything that has to hold between these keys and the ModelConfig that a
+        run starts from. where: whose model it is."""
+        yield from ()
+
 
 def variant(name: str) -> types.ModuleType | None:
     """Import the file of variants/ that has this name; None if there is none."""
-    model.plugged((), name)
+    settings.plugged((), name)
     return sys.modules.get(f"variants.{name}")
 
 
@@ -202,7 +210,7 @@ class Flat(type):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(model.Sections, metaclass=Flat):
+class Config(settings.Sections, metaclass=Flat):
     """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
 
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
@@ -271,12 +279,8 @@ class Config(model.Sections, metaclass=Flat):
     grad_clip: float | None = key(1.0, "largest global gradient norm; None: no clipping", POSITIVE)
     ema_decay: float | None = key(None, "average the parameters; the average is evaluated and saved", BELOW_1)
 
-    paired: bool = key(False, "half as many rows, each with two complementary masks: less variance at the same cost",
-                       section="diffusion")
     loss_norm: str = key("token", "token: mean over tokens (pretraining); completion: over rows, each by its length",
                          choices=("token", "completion"))
-    causal_weight: float = key(0.0, "models with causal_text: weight of the autoregressive loss, in the same pass",
-                               NON_NEGATIVE)
 
     diffusion_steps: int = key(16, "denoising steps per completion; block_causal models: per block", POSITIVE_INT,
                                section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
@@ -316,8 +320,9 @@ class Config(model.Sections, metaclass=Flat):
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
-    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
-                        choices=diffusion.ESTIMATORS, table=True, section="grpo: log-probabilities")
+    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact; also "
+                        "quadrature and strata of variants/",
+                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
     random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")
@@ -361,7 +366,7 @@ class Config(model.Sections, metaclass=Flat):
         return super().__new__(cls)
 
     def __post_init__(self):
-        checks.check_types(self)
+        settings.check_types(self)
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
@@ -449,6 +454,11 @@ def has_frozen_base(cfg: Config) -> bool:
     return any(section.freezes for section in cfg.use)
 
 
+def copies(cfg: Config) -> int:
+    """Return how many rows of a batch of pretraining are made of one text."""
+    return math.prod(section.copies for section in cfg.use)
+
+
 def tokens_per_iter(cfg: Config) -> int:
     """Return the number of tokens per iteration, padding included; grpo: of every completion and its prompt."""
     rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2, "dpo": 2}.get(cfg.objective, 1)
@@ -484,12 +494,6 @@ def between_keys(c):
         (c.rule == "quota" and c.diffusion_steps > max(c.max_new_tokens, Config.diffusion_steps),
          f"diffusion_steps={c.diffusion_steps}: the {c.max_new_tokens} tokens of max_new_tokens={c.max_new_tokens} are "
          f"filled in at most as many steps: diffusion_steps={c.max_new_tokens}"),
-        (c.paired and c.batch_size % 2,
-         f"paired=True uses every row twice: batch_size={c.batch_size} must be even"),
-        (c.paired and c.objective == "pretrain" and c.batch_size // 2 % c.gradient_accumulation_steps,
-         f"paired=True has {c.batch_size // 2} texts in batch_size={c.batch_size}, each with two noisy copies: "
-         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide {c.batch_size // 2}; "
-         f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, c.gradient_accumulation_steps)} does"),
         (c.judge_from and not {"judge", "coherence"} & {*deciding},
          f"judge_from={c.judge_from!r} is for the reward judge or coherence, but rewards are "
          f"{', '.join(deciding) or 'none'}"),
@@ -508,9 +512,6 @@ def between_keys(c):
         (c.adapt and (c.objective != "pretrain" or not c.init_from),
          "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
          f"init_from={c.init_from!r}, objective={c.objective!r}"),
-        (c.causal_weight and not c.max_prompt_len and not c.init_from,
-         f"causal_weight={c.causal_weight}: the first token of a text is predicted from its prompt, but "
-         "max_prompt_len=0 leaves none, so a model made from scratch would not learn it"),
         (c.on_collapse != "warn" and c.objective != "grpo",
          f"on_collapse={c.on_collapse!r}: only runs of objective='grpo' are watched, and this is {c.objective!r}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
@@ -527,7 +528,7 @@ def between_keys(c):
 
 # Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
 IDLE_IN_DPO = (
-    "paired loss_norm causal_weight group_size rollout_steps early_end updates_per_rollout keep_completions "
+    "loss_norm group_size rollout_steps early_end updates_per_rollout keep_completions "
     "minibatch_size score_after_end fill_in mask_ratio_min mask_ratio_max random_masking "
     "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
     "clip_high cispo_cap kl_est"
@@ -598,7 +599,7 @@ def idle(c, keys, why):
 def idle_keys(c):
     """Yield (True if wrong, message) for keys of grpo that would have no effect."""
     for keys, has_effect, where in (
-        ("paired loss_norm causal_weight", False, "objective='pretrain'"),
+        ("loss_norm", False, "objective='pretrain'"),
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
         ("clip_low clip_high", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
@@ -623,17 +624,18 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
         if f.name not in ("dtype", "remat", "use") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or "
                              "start from another model")
-    for wrong, message in (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where)):
+    of_variants = itertools.chain(*(section.fits(shape, where) for section in c.use))
+    rules = (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where), *of_variants)
+    for wrong, message in rules:
         if wrong:
             raise ValueError(message)
 
 
 def between_keys_and_causal(c, shape, where):
     """Yield (True if wrong, message) for keys that depend on whether a model is causal."""
-    for name, used in (("rule", c.rule == "drafts"), ("causal_weight", c.causal_weight > 0)):
-        yield (used and not shape.causal_text,
-               f"{name}={getattr(c, name)!r}, but the model {where} is not autoregressive and a denoiser at once: it "
-               "has causal_text=False")
+    yield (c.rule == "drafts" and not shape.causal_text,
+           f"rule={c.rule!r}, but the model {where} is not autoregressive and a denoiser at once: it has "
+           "causal_text=False")
     yield (c.objective == "dpo" and (c.logp_est == "exact") != shape.causal,
            f"logp_est={c.logp_est!r}, but the model {where} is " + ("causal, so its log-probs are known: take exact" if
            shape.causal else "a denoiser, which sees the tokens it should predict: take elbo"))
@@ -645,7 +647,7 @@ def between_keys_and_causal(c, shape, where):
                   "is not causal: it sees the tokens it should predict, so take trace, coupled, elbo, ..."))
         return
     needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
-    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False} if shape.causal else {}
+    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {}
     needed |= {"block_len": None, "repetition_penalty": 1.0} if c.rule == "drafts" else {}
     for name, value in needed.items():
         yield (getattr(c, name) != value, f"{name}={getattr(c, name)!r}: a causal model reads from left to right"
@@ -675,9 +677,9 @@ def is_inside(path: str, folder: str) -> bool:
 def parse(name: str, text: str, kind: Any) -> Any:
     """Parse the text of `--name=text` as a value of the annotated type."""
     for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
-        if checks.fits(value, kind):
+        if settings.fits(value, kind):
             return value
-    raise ValueError(f"--{name}={text}: expected {checks.describe(kind)}")
+    raise ValueError(f"--{name}={text}: expected {settings.describe(kind)}")
 
 
 def possible_values(text, kinds):

@@ -324,7 +324,7 @@ def made(fields, variants):
     use = []
     for name in variants:
         if not model.plugged(model.MLPS, name):
-            raise ValueError(f"such a model needs variants/{name}.py, which is not there")
+            raise ValueError(f"such a model needs variants/{name}.py, and there is no such file")
         kind = sys.modules[f"variants.{name}"].Shape
         use.append(kind(**{field: fields[field] for field in kind.__dataclass_fields__ if field in fields}))
     theirs = {field for section in use for field in section.__dataclass_fields__}

@@ -401,7 +401,7 @@ def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switc
     (x, plain), (y, cached) = found
     np.testing.assert_array_equal(x, y)
     np.testing.assert_allclose(plain["logp"], cached["logp"], atol=1e-5)
-    of_blocks = dict(block=blocks.number(valid, 7, cfg), first_of_block=blocks.first_of_block(valid, 7, cfg))
+    of_blocks = dict(cfg=cfg, valid=valid)
     views = diffusion.views(KEY, "trace", z == 4, step=cached["step"], n=4, **of_blocks)
     np.testing.assert_allclose(diffusion.token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)
 

@@ -10,7 +10,13 @@ import tokenize
 import types
 from typing import NamedTuple
 
+import jax
+import numpy as np
 import pytest
+
+import model
+from system import huggingface
+from variants import moe
 
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
 # sample.py, rewards.py and runs.py launch tools/complete.py, score.py and compare.py, which stand above them.
@@ -18,10 +24,8 @@ PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", 
             "tools/plan", "tools/score"}  # fmt: skip
 # Where the core still imports a variant, instead of the other way round.
 LEFT = {
-    "model": {"variants/checks", "variants/rope", "variants/uniform"}, "diffusion": {"variants/blocks"},
     "sample": {"variants/blocks", "variants/caches", "variants/checks", "variants/drafts", "variants/joint"},
-    "rl": {"variants/blocks", "variants/joint", "variants/slots"}, "train": {"variants/joint"},
-    "config": {"variants/checks"},
+    "rl": {"variants/joint", "variants/slots"}, "train": {"variants/joint"},
 }  # fmt: skip
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
@@ -63,9 +67,9 @@ def test_few_packages_are_needed(name):
     assert others <= PACKAGES | {"data", "judges", "system", "tools", "variants"}, f"{name} needs {others - PACKAGES}"
 
 
-def test_the_core_stands_on_two_files_of_system_and_only_the_loop_on_what_wraps_it():
+def test_the_core_stands_on_three_files_of_system_and_only_the_loop_on_what_wraps_it():
     """A variant imports the core and adds itself to its tables."""
-    under = {"system/kernels", "system/sharding", "system/terminal"}
+    under = {"system/kernels", "system/settings", "system/sharding", "system/terminal"}
     loop = {"system/setup", "system/hosts", "system/start", "system/evaluation", "system/in_memory"}
     for name in (*CORE, "config"):
         found = OURS[name] - of("variants/", OURS[name])
@@ -87,6 +91,64 @@ def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_noth
             if isinstance(n, ast.Call) and ast.unparse(n.func) == "terminal.launch":
                 found[name] = ast.literal_eval(n.args[0])
     assert found == {"sample": "tools.complete", "runs": "tools.compare", "rewards": "tools.score"}
+
+
+NEEDED = {  # a file of variants/ -> fields of a model that needs it
+    "moe": {"use": (moe.Shape(),), "block_causal": 4, "qk_norm": True}, "uniform": {"noise": "uniform"},
+    "rope": {"rope_scaling": (8.0, 1.0, 4.0, 64.0), "causal": True, "shift": True},
+    "causal": {"causal": True, "shift": True}, "blocks": {"block_causal": 4, "qk_norm": True},
+    "joint": {"block_causal": 4, "causal_text": True},
+}  # fmt: skip
+WITHOUT = """
+import sys
+import jax, jax.numpy as jnp
+
+class Hide:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.startswith(sys.argv[1]):
+            raise ModuleNotFoundError(f"No module named {name!r} (hidden)", name=name)
+
+sys.meta_path.insert(0, Hide)
+import diffusion, model
+
+key, x = jax.random.key(0), jnp.arange(24).reshape(4, 6) % 11
+cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11)
+
+def score(params):
+    batch = diffusion.noise(key, (x, x > 0, None), cfg)
+    value, gradient = jax.value_and_grad(lambda p: diffusion.loss(p, batch, cfg)[0])(params)
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+    views = diffusion.views(key, "coupled_elbo", x > 0)
+    return value - diffusion.loss(params, batch, cfg)[0], diffusion.token_logp(params, x, views, cfg)
+
+gain, logp = jax.jit(score)(model.init(key, cfg))
+assert gain > 0 and (logp[x > 0] < 0).all()
+if len(sys.argv) > 2:
+    from system import huggingface
+    try:
+        huggingface.read_config(sys.argv[2])
+    except ValueError as e:
+        print(e)
+"""
+
+
+@pytest.mark.slow
+def test_the_core_works_without_the_folder_of_variants():
+    done = subprocess.run([sys.executable, "-c", WITHOUT, "variants"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_a_variant_the_core_works_and_a_model_that_needs_it_says_so(name, tmp_path):
+    cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **NEEDED[name])
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
+    huggingface.save(tmp_path, params, cfg)
+    done = subprocess.run([sys.executable, "-c", WITHOUT, f"variants.{name}", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/config.json: such a model needs variants/{name}.py, and there is no such file\n"
 
 
 def test_a_function_fits_on_a_screen():

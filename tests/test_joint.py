@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_the_denoiser_and_that_of_the_autoregressive_model(p
     maskable = VALID & (jnp.arange(9) >= 6)
     batch = X, maskable, VALID
     total, metrics = diffusion.loss(FAR, joint.noise(KEY, batch, CFG, paired=paired, causal_weight=0.7), CFG)
-    denoising, _ = diffusion.loss(FAR, diffusion.noise(KEY, batch, CFG, paired=paired), CFG)
+    denoising, _ = diffusion.loss(FAR, joint.noise(KEY, batch, CFG, paired=paired), CFG)
     causal, _ = diffusion.loss(FAR, diffusion.noise(KEY, batch, AR), AR)
     close([total, metrics["nelbo"], metrics["causal_loss"]], [denoising + 0.7 * causal, denoising, 0.7 * causal])
     same = joint.noise(KEY, batch, CFG, paired=paired)

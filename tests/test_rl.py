@@ -33,7 +33,7 @@ from data.texts import completion_ids, encode_split, split_rows
 from judges import scores
 from system import collapse, evaluation, huggingface, in_memory, setup
 from system.start import prepare, with_ids
-from variants import dynamic_sampling, entropy, judge, slots
+from variants import dynamic_sampling, entropy, judge, quadrature, slots, strata  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing
