@@ -38,7 +38,7 @@ import sample as sampler
 import train as trainer
 from system import huggingface, kernels, memory, setup, sharding, start
 from tools import plan as planner
-from variants import joint, lora
+from variants import lora
 
 
 class Figure(NamedTuple):
@@ -523,12 +523,11 @@ def same_tokens(t):
 def begun_run(cfg, params):
     """Make the Run and the State of a Config from these parameters, on random prompts or texts, as setup.setup does
     from folders. The reward is the length of a completion."""
-    tok, text = bench.prompts_of(cfg, cfg.batch_size // (2 if cfg.paired else 1))
+    tok, text = bench.prompts_of(cfg, cfg.batch_size // config.copies(cfg))
     text = text._replace(valid=np.ones(text.tokens.shape, bool))  # as prompts with padding: it runs other programs
     key, (tx, rate) = jax.random.key(0), rl.optimizer(cfg)
     rewards = {"length": lambda completions: [float(len(c)) for c in completions]}
-    noise = jax.jit(functools.partial(joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired,
-                                      causal_weight=cfg.causal_weight))  # fmt: skip
+    noise = rl.noise(cfg)
 
     def iterate(policy, key, update, old_logp_of=None):
         if cfg.objective == "grpo":
