@@ -124,6 +124,12 @@ def mask_rows(key, x, maskable, valid, cfg):
 NOISES = {"rows": mask_rows}
 
 
+# What variants change in a run, in this order: a noise, the Config of the run -> another noise.
+DRAWS: dict[str, Callable] = {}
+# Other ways to read the same parameters, by the name of the model's mask: {name of the loss: cfg -> cfg}.
+READINGS: dict[str, dict[str, Callable]] = {}
+
+
 def chosen(table, cfg):
     """Return the entry of a table that bears the name of the model's mask (in model.MASKS), or that of "rows"."""
     name = model.entries(cfg).sees

@@ -114,8 +114,9 @@ class Minibatch(NamedTuple):
 
 
 def used(table: dict[str, Any], cfg) -> dict[str, Any]:
-    """Return the entries of a table that belong to variants that the run uses."""
-    return {name: table[name] for name in map(config.variant_of, cfg.use) if name in table}
+    """Return the entries of a table that belong to variants that the run uses, in the order of the table."""
+    names = [*map(config.variant_of, cfg.use)]
+    return {name: entry for name, entry in table.items() if name in names}
 
 
 class Term(NamedTuple):
@@ -389,6 +390,17 @@ def policy_loss(params, b: Minibatch, cfg):
         total += added
         metrics |= said
     return total, metrics | ({"token_logp": all_logp} if config.old_logp_by_gradient(cfg) else {})
+
+
+# ---- pretraining -----------------------------------------------------------------------------------------------------
+
+
+def noise(cfg):
+    """Make noise(key, batch) -> diffusion.NoisyBatch for a run, with what its variants change."""
+    draw = diffusion.noise
+    for change in used(diffusion.DRAWS, cfg).values():
+        draw = change(draw, cfg)
+    return jax.jit(functools.partial(draw, cfg=cfg.model, norm=cfg.loss_norm))
 
 
 # ---- 7. the update ---------------------------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ from judges import scores
 from rl import State, Task
 from system import evaluation, hosts, setup, sharding
 from system.start import announce
-from variants import joint
 
 # ---- GRPO ------------------------------------------------------------------------------------------------------------
 
@@ -136,12 +135,10 @@ def pretrain(cfg, tok, start) -> Task:
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
         tqdm.write(evaluation.describe_metric(cfg, fns, more))
-    noise = jax.jit(functools.partial(
-        joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
-    ))  # fmt: skip
+    noise = rl.noise(cfg)
     readings = {"val/nelbo": cfg.model}
-    if cfg.model.causal_text:
-        readings["val/causal_nll"] = joint.autoregressive(cfg.model)
+    others = diffusion.READINGS.get(model.entries(cfg.model).sees, {})
+    readings |= {name: other(cfg.model) for name, other in others.items()}
     allowed = data.curriculum(train.rows, cfg.curriculum)
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
@@ -150,7 +147,7 @@ def pretrain(cfg, tok, start) -> Task:
         return start or model.init(key, cfg.model)
 
     def iterate(state, key, update):
-        size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
+        size, rows = cfg.batch_size // config.copies(cfg), allowed(state.step)
         update(noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])))
         return {}
 
@@ -170,7 +167,7 @@ def pretrain(cfg, tok, start) -> Task:
 
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
-    n = len(train.rows) * (2 if cfg.paired else 1)  # paired, a batch has half as many rows
+    n = len(train.rows) * config.copies(cfg)  # a batch has fewer rows than texts
     return Task(init, iterate, loss, evaluate, n, best_metric)
 
 

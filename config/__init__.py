@@ -130,9 +130,19 @@ class Section:
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
 
+    @property
+    def copies(self) -> int:
+        """Return how many rows of a batch of pretraining are made of one text."""
+        return 1
+
     def between_keys(self, c):
         """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
         """
+        yield from ()
+
+    def fits(self, shape, where):
+        """Yield (True if wrong, message) for everything that has to hold between these keys and the ModelConfig that a
+        run starts from. where: whose model it is."""
         yield from ()
 
 
@@ -269,12 +279,8 @@ class Config(settings.Sections, metaclass=Flat):
     grad_clip: float | None = key(1.0, "largest global gradient norm; None: no clipping", POSITIVE)
     ema_decay: float | None = key(None, "average the parameters; the average is evaluated and saved", BELOW_1)
 
-    paired: bool = key(False, "half as many rows, each with two complementary masks: less variance at the same cost",
-                       section="diffusion")
     loss_norm: str = key("token", "token: mean over tokens (pretraining); completion: over rows, each by its length",
                          choices=("token", "completion"))
-    causal_weight: float = key(0.0, "models with causal_text: weight of the autoregressive loss, in the same pass",
-                               NON_NEGATIVE)
 
     diffusion_steps: int = key(16, "denoising steps per completion; block_causal models: per block", POSITIVE_INT,
                                section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
@@ -448,6 +454,11 @@ def has_frozen_base(cfg: Config) -> bool:
     return any(section.freezes for section in cfg.use)
 
 
+def copies(cfg: Config) -> int:
+    """Return how many rows of a batch of pretraining are made of one text."""
+    return math.prod(section.copies for section in cfg.use)
+
+
 def tokens_per_iter(cfg: Config) -> int:
     """Return the number of tokens per iteration, padding included; grpo: of every completion and its prompt."""
     rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2, "dpo": 2}.get(cfg.objective, 1)
@@ -483,12 +494,6 @@ def between_keys(c):
         (c.rule == "quota" and c.diffusion_steps > max(c.max_new_tokens, Config.diffusion_steps),
          f"diffusion_steps={c.diffusion_steps}: the {c.max_new_tokens} tokens of max_new_tokens={c.max_new_tokens} are "
          f"filled in at most as many steps: diffusion_steps={c.max_new_tokens}"),
-        (c.paired and c.batch_size % 2,
-         f"paired=True uses every row twice: batch_size={c.batch_size} must be even"),
-        (c.paired and c.objective == "pretrain" and c.batch_size // 2 % c.gradient_accumulation_steps,
-         f"paired=True has {c.batch_size // 2} texts in batch_size={c.batch_size}, each with two noisy copies: "
-         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide {c.batch_size // 2}; "
-         f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, c.gradient_accumulation_steps)} does"),
         (c.judge_from and not {"judge", "coherence"} & {*deciding},
          f"judge_from={c.judge_from!r} is for the reward judge or coherence, but rewards are "
          f"{', '.join(deciding) or 'none'}"),
@@ -507,9 +512,6 @@ def between_keys(c):
         (c.adapt and (c.objective != "pretrain" or not c.init_from),
          "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
          f"init_from={c.init_from!r}, objective={c.objective!r}"),
-        (c.causal_weight and not c.max_prompt_len and not c.init_from,
-         f"causal_weight={c.causal_weight}: the first token of a text is predicted from its prompt, but "
-         "max_prompt_len=0 leaves none, so a model made from scratch would not learn it"),
         (c.on_collapse != "warn" and c.objective != "grpo",
          f"on_collapse={c.on_collapse!r}: only runs of objective='grpo' are watched, and this is {c.objective!r}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
@@ -526,7 +528,7 @@ def between_keys(c):
 
 # Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
 IDLE_IN_DPO = (
-    "paired loss_norm causal_weight group_size rollout_steps early_end updates_per_rollout keep_completions "
+    "loss_norm group_size rollout_steps early_end updates_per_rollout keep_completions "
     "minibatch_size score_after_end fill_in mask_ratio_min mask_ratio_max random_masking "
     "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
     "clip_high cispo_cap kl_est"
@@ -597,7 +599,7 @@ def idle(c, keys, why):
 def idle_keys(c):
     """Yield (True if wrong, message) for keys of grpo that would have no effect."""
     for keys, has_effect, where in (
-        ("paired loss_norm causal_weight", False, "objective='pretrain'"),
+        ("loss_norm", False, "objective='pretrain'"),
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
         ("clip_low clip_high", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
@@ -622,17 +624,18 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
         if f.name not in ("dtype", "remat", "use") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or "
                              "start from another model")
-    for wrong, message in (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where)):
+    of_variants = itertools.chain(*(section.fits(shape, where) for section in c.use))
+    rules = (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where), *of_variants)
+    for wrong, message in rules:
         if wrong:
             raise ValueError(message)
 
 
 def between_keys_and_causal(c, shape, where):
     """Yield (True if wrong, message) for keys that depend on whether a model is causal."""
-    for name, used in (("rule", c.rule == "drafts"), ("causal_weight", c.causal_weight > 0)):
-        yield (used and not shape.causal_text,
-               f"{name}={getattr(c, name)!r}, but the model {where} is not autoregressive and a denoiser at once: it "
-               "has causal_text=False")
+    yield (c.rule == "drafts" and not shape.causal_text,
+           f"rule={c.rule!r}, but the model {where} is not autoregressive and a denoiser at once: it has "
+           "causal_text=False")
     yield (c.objective == "dpo" and (c.logp_est == "exact") != shape.causal,
            f"logp_est={c.logp_est!r}, but the model {where} is " + ("causal, so its log-probs are known: take exact" if
            shape.causal else "a denoiser, which sees the tokens it should predict: take elbo"))
@@ -644,7 +647,7 @@ def between_keys_and_causal(c, shape, where):
                   "is not causal: it sees the tokens it should predict, so take trace, coupled, elbo, ..."))
         return
     needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
-    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False} if shape.causal else {}
+    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {}
     needed |= {"block_len": None, "repetition_penalty": 1.0} if c.rule == "drafts" else {}
     for name, value in needed.items():
         yield (getattr(c, name) != value, f"{name}={getattr(c, name)!r}: a causal model reads from left to right"

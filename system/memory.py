@@ -48,7 +48,7 @@ def count_rows(cfg: Config) -> Rows:
 
 def copies_per_text(cfg):
     """Count the noisy copies of each text."""
-    return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else 1 + cfg.paired
+    return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else config.copies(cfg)
 
 
 def is_scored_exactly(cfg):
@@ -233,9 +233,10 @@ def scoring_flops(cfg):
         return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)
     copies = rows / rows_per_copy(cfg)
     # A shifted model reads the first token of each block from the clean text.
-    text = new if cfg.model.shift or cfg.causal_weight else 0
+    next_tokens = getattr(cfg, "causal_weight", 0)  # variants/joint.py
+    text = new if cfg.model.shift or next_tokens else 0
     return pass_flops(cfg, copies, new, columns, T + columns, new) + pass_flops(
-        cfg, copies / copies_per_text(cfg), text if cfg.causal_weight else 0, T, T, text
+        cfg, copies / copies_per_text(cfg), text if next_tokens else 0, T, T, text
     )
 
 

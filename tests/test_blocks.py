@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import batches_of
+from shared import batches_of, noise_of
 
 import checkpoint
 import config
@@ -117,7 +117,7 @@ def test_a_block_of_the_whole_text_is_the_bidirectional_model():
     both = lambda cfg: model.logits(FAR, X, cfg), of(block_causal=6), of(block_causal=None)
     close(both[0](both[1]), both[0](both[2]), 2e-6)
     batch = data.Batch(X, jnp.ones(X.shape, bool), None)
-    a, b = (joint.noise(KEY, batch, cfg, paired=True) for cfg in both[1:])
+    a, b = (noise_of(KEY, batch, cfg, paired=True) for cfg in both[1:])
     np.testing.assert_array_equal(a.z, b.z)
     np.testing.assert_array_equal(a.weight, b.weight)
     close(diffusion.loss(FAR, a, both[1])[0], diffusion.loss(FAR, b, both[2])[0], 2e-6)
@@ -154,7 +154,7 @@ def test_the_loss_is_on_average_the_exact_bound(b, paired):
     cfg, x = of(block_causal=b), X[0, :5]
     rows = jnp.tile(x, (2048, 1))
     batch = data.Batch(rows, jnp.ones(rows.shape, bool), None)
-    got = diffusion.loss(FAR, joint.noise(KEY, batch, cfg, paired=paired), cfg)[0]
+    got = diffusion.loss(FAR, noise_of(KEY, batch, cfg, paired=paired), cfg)[0]
     close(got, -exact_bound(FAR, x, cfg) / 5, 0.012)
 
 
@@ -170,7 +170,7 @@ def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
     hole = jnp.arange(6) >= jnp.array([[0], [3], [5]])
     batch = data.Batch(X, hole, None)
     for paired in (False, True):
-        close(diffusion.loss(even, joint.noise(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
+        close(diffusion.loss(even, noise_of(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {REPOSITORY!r})
 import data
+from data import learn
 time.sleep(0.5)
 here = Path(__file__).parent
 (here / "runs").open("a").write("x")

@@ -9,7 +9,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import all_paths
+from shared import all_paths, noise_of
 
 import checkpoint
 import config
@@ -20,7 +20,7 @@ import train
 from sample import Plan
 from system import huggingface, start
 from tools import page
-from variants import checks, joint, slots, uniform
+from variants import checks, slots, uniform
 
 KEY = jax.random.key(0)
 MASK = 3
@@ -31,7 +31,7 @@ TEXTS = np.array([*itertools.product(range(3), repeat=3)])  # all completions of
 STATES = np.array([*itertools.product(range(4), repeat=3)])  # and all states on the way there
 CODE = np.array([16, 4, 1])  # STATES[z @ CODE] is z
 likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "n"))
-noise = jax.jit(joint.noise, static_argnames=("cfg", "paired"))
+noise = jax.jit(noise_of, static_argnames=("cfg", "paired"))
 loss = jax.jit(diffusion.loss, static_argnames="cfg")
 view_logp = jax.jit(diffusion.view_logp, static_argnames=("cfg", "chunk"))
 REWARD = np.random.default_rng(1).normal(size=(3, 3, 3)).astype(np.float32) + 1

@@ -30,7 +30,7 @@ import rl
 import sample
 from config import Config
 from system import huggingface, memory, setup, sharding, start
-from variants import dpo, joint, judge
+from variants import dpo, judge
 
 
 class Device(NamedTuple):
@@ -176,15 +176,12 @@ def abstract_batch(cfg):
     if cfg.objective == "judge":
         pairs = {"better": "int32", "better_valid": bool, "worse": "int32", "worse_valid": bool}
         return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
-    rows = cfg.batch_size // (2 if cfg.paired and cfg.objective == "pretrain" else 1)
+    rows = cfg.batch_size // (config.copies(cfg) if cfg.objective == "pretrain" else 1)
     text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
     if cfg.objective == "dpo":
         batch = jax.eval_shape(functools.partial(dpo.draw_views, cfg=cfg), jax.random.key(0), text, text)
         return batch._replace(reference=jax.ShapeDtypeStruct((rows, 2), "float32"))
-    noise = functools.partial(
-        joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
-    )
-    return jax.eval_shape(noise, jax.random.key(0), text)
+    return jax.eval_shape(rl.noise(cfg), jax.random.key(0), text)
 
 
 def abstract_minibatches(cfg, state):

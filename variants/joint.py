@@ -7,13 +7,33 @@ the same weights: one pass over
 gives the loss of both, next tokens on the text and masked tokens on its copies (Nemotron-Labs-Diffusion, TiDAR).
 """
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
+import config
 import diffusion
 import model
-from variants import blocks
-from variants import paired as pairs
+from variants import blocks, paired  # noqa: F401  (pairs are drawn before next tokens are added)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(config.Section):
+    causal_weight: float = config.key(0.0, "models with causal_text: weight of the autoregressive loss, in the same "
+                                      "pass", config.NON_NEGATIVE)  # fmt: skip
+
+    def between_keys(self, c):
+        weight = f"causal_weight={self.causal_weight}"
+        if self.causal_weight:
+            yield c.objective != "pretrain", f"{weight} changes nothing with objective={c.objective!r}: leave it out"
+            yield (not c.max_prompt_len and not c.init_from,
+                   f"{weight}: the first token of a text is predicted from its prompt, but max_prompt_len=0 leaves "
+                   "none, so a model made from scratch would not learn it")  # fmt: skip
+
+    def fits(self, shape, where):
+        yield (self.causal_weight > 0 and not shape.causal_text,
+               f"causal_weight={self.causal_weight!r}, but the model {where} is not autoregressive and a denoiser at "
+               "once: it has causal_text=False")  # fmt: skip
 
 
 def check(cfg):
@@ -45,17 +65,18 @@ def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
     return dataclasses.replace(cfg, causal=True, shift=True, block_causal=None, causal_text=False)
 
 
-def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0) -> diffusion.NoisyBatch:
-    """Draw the masks of a batch as `diffusion.noise` does, or as variants/paired.py does. With a causal_weight also add
-    the loss of next tokens, times causal_weight: NoisyBatch.weight then is (B, 1 + copies, T), and [:, 0] weighs the
-    tokens of the clean text.
+def with_next_tokens(draw, cfg):
+    """Make a noise that also adds the loss of next tokens, times causal_weight: NoisyBatch.weight then is
+    (B, 1 + copies, T), and [:, 0] weighs the tokens of the clean text.
 
     That loss has the tokens up to the first end, where a causal model stops, but not the first token of a text: there
-    is nothing before it to predict it from."""
-    draw = pairs.noise if paired else diffusion.noise
+    is nothing before it to predict it from. draw: the noise of the copies. cfg: the Config of a run."""
+    return functools.partial(noise, draw=draw, causal_weight=cfg.causal_weight) if cfg.causal_weight else draw
+
+
+def noise(key, batch: tuple, cfg, norm="token", draw=diffusion.noise, causal_weight=0.0) -> diffusion.NoisyBatch:
+    """Draw the masks of a batch as `draw` does, with the weights of the next tokens in front."""
     noisy = draw(key, batch, cfg, norm)
-    if not causal_weight:
-        return noisy
     x, maskable, valid = batch
     eos_id = -1 if cfg.eos_id is None else cfg.eos_id
     ends = maskable & (x == eos_id)
@@ -72,3 +93,5 @@ model.CHECKS["joint"] = check
 diffusion.NOISES["joint"] = blocks.mask_blocks
 diffusion.COPIES["joint"] = blocks.hidden
 diffusion.NUMBERS["joint"] = blocks.step_numbers
+diffusion.DRAWS["joint"] = with_next_tokens
+diffusion.READINGS["joint"] = {"val/causal_nll": autoregressive}

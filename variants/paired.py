@@ -1,7 +1,36 @@
 """Noisy copies in pairs with complementary masks: loss and gradient vary less for the same number of forward passes."""
+import dataclasses
+import math
+
 import jax.numpy as jnp
 
+import config
 import diffusion
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(config.Section):
+    paired: bool = config.key(True, "half as many rows, each with two complementary masks: less variance at the same "
+                              "cost")  # fmt: skip
+
+    @property
+    def copies(self):
+        return 1 + self.paired
+
+    def fits(self, shape, where):
+        yield (self.paired and shape.causal, f"paired={self.paired}: a causal model reads from left to right and needs "
+               "paired=False")  # fmt: skip
+
+    def between_keys(self, c):
+        if not self.paired:
+            return
+        yield c.objective != "pretrain", f"paired=True changes nothing with objective={c.objective!r}: leave it out"
+        parts = c.gradient_accumulation_steps
+        yield c.batch_size % 2, f"paired=True uses every row twice: batch_size={c.batch_size} must be even"
+        yield (c.batch_size // 2 % parts,
+               f"paired=True has {c.batch_size // 2} texts in batch_size={c.batch_size}, each with two noisy copies: "
+               f"gradient_accumulation_steps={parts} must divide {c.batch_size // 2}; "
+               f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, parts)} does")  # fmt: skip
 
 
 def noise(key, batch: tuple, cfg, norm="token") -> diffusion.NoisyBatch:
@@ -22,3 +51,6 @@ def noise(key, batch: tuple, cfg, norm="token") -> diffusion.NoisyBatch:
     z = jnp.stack([z, z_other], 1)
     w = jnp.stack([w, w_other / 2], 1)
     return diffusion.NoisyBatch(x, z, w, valid)
+
+
+diffusion.DRAWS["paired"] = lambda draw, cfg: noise if cfg.paired else draw
