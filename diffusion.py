@@ -4,7 +4,9 @@ Masked diffusion: how texts are masked, and what follows from it.
 A share t of the tokens is replaced by the mask token, and the model learns to put them back; t = 0 is clean text, t = 1
 is all masks. Two things are made from masked copies of a text: the training loss, and the log-probabilities that
 reinforcement learning needs. Masks are drawn before a loss is computed, so a loss is a plain function of parameters and
-arrays. To add an estimator of log-probabilities, write one function that returns Views and add it to ESTIMATORS.
+arrays. To add an estimator of log-probabilities, write one function that returns Views and add it to ESTIMATORS. Models
+whose tokens do not all see each other may be masked in another way (NOISES), have their noisy copies elsewhere (COPIES)
+and number their steps otherwise (NUMBERS): their files in variants/ add that.
 """
 
 import functools
