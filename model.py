@@ -3,10 +3,10 @@ A transformer in plain JAX: params are a nested dict, every function is pure. Wh
 attention, cache writes) is in system/kernels.py.
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
-autoregressive models. LLaDA, Dream, Llama, Qwen2, Qwen3 and Gemma 2 are this network with other switches and under other
-tensor names (system/huggingface.py). Models that differ in more have another entry in one of four tables: who sees whom
-(MASKS), which state a token is predicted from (READS), what stands in place of the mlp (MLPS), and how positions turn
-(ROTARY). A file of variants/ adds its entries when a model needs it.
+autoregressive models. LLaDA, Dream, Llama, Qwen2, Qwen3 and Gemma 2 are this network with other switches and under
+other tensor names (system/huggingface.py). Models that differ in more have another entry in one of four tables: who
+sees whom (MASKS), which state a token is predicted from (READS), what stands in place of the mlp (MLPS), and how
+positions turn (ROTARY). A file of variants/ adds its entries when a model needs it.
 
 Shape letters used in the whole repository:
   B batch   T sequence   D width   H heads   K head width   F mlp width   L layers   V vocabulary   N prompts   G group
