@@ -30,7 +30,6 @@ import sample
 from data import texts
 from judges import model_judge, rules
 from system import hosts, sharding
-from variants import slots, speed
 
 # ---- which rewards ---------------------------------------------------------------------------------------------------
 
@@ -246,9 +245,24 @@ def already_scored(scores):
     return reward
 
 
+def written(tokens, completion, ends):
+    """Count the tokens that were written in each row (B,), up to and including the first end of text.
+
+    tokens (B, T); completion (B, T), True where a token was to be written. ends: the ids that end a text."""
+    completion = np.asarray(completion)
+    ends = completion & np.isin(tokens, ends)
+    to_end = ends.cumsum(1) - ends == 0
+    return (completion & to_end).sum(1)
+
+
+def written_per_pass(tokens, completion, passes, ends):
+    """Divide what `written` counts in each row by its passes (B,) -> (B,)."""
+    return written(tokens, completion, ends) / np.maximum(np.asarray(passes), 1)
+
+
 def tokens_per_pass(rollout, cfg):
     """Divide the number of tokens of each completion of a rollout by its passes -> (B,)."""
-    return speed.tokens_per_pass(rollout.tokens, rollout.completion, rollout.passes, cfg.model.ends)
+    return written_per_pass(rollout.tokens, rollout.completion, rollout.passes, cfg.model.ends)
 
 
 def score(
@@ -415,13 +429,13 @@ def pass_rates(
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):
         plan = sample.plan(cfg, temperature)
         keys = [sample.row_keys(jax.random.fold_in(key, i), n_rows) for i in range(n)]
-        filled = [slots.fill(params, row_keys, arrays, cfg, plan, size) for row_keys in keys]
+        filled = [sample.fill_rows(params, row_keys, arrays, cfg, plan, size) for row_keys in keys]
         columns = [texts.completion_ids(x, tok, cfg) for x, _ in filled]
         if name == "greedy":
             x, trace = filled[0]
             samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
-        fast = [speed.tokens_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends) for x, trace in filled]
+        fast = [written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends) for x, trace in filled]
         scored = score(fns, eval_only, cfg, tok, text.rows, ids, n, np.stack(fast, 1).reshape(-1))
         for i, shown in enumerate(samples):
             texts_of_row = scored.texts[i * n : (i + 1) * n]
@@ -486,7 +500,7 @@ def repetition(tokens, counts):
 
 def length_metrics(rollout, cfg):
     """Measure the lengths of completions, and how many end in an end of text."""
-    length = speed.written(rollout.tokens, rollout.completion, cfg.model.ends)
+    length = written(rollout.tokens, rollout.completion, cfg.model.ends)
     ends = (np.asarray(rollout.completion) & np.isin(rollout.tokens, cfg.model.ends)).any(1)
     ends = cfg.fill_in | ends  # with fill_in the end of a text is given
     lengths = {f"{how}_length": value for how, value in stats(length, "mean", "min", "max").items()}
