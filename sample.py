@@ -293,19 +293,26 @@ def masked_at_start(s, cfg):
     return (s.z == cfg.mask_id) | (s.step >= 0)
 
 
-def next_block(s, cfg, L):
+def block_length(s, plan):
+    """Return the number of columns L that a step works on."""
+    T = s.z.shape[1]
+    return min(plan.block_len or T, T)
+
+
+def next_block(s, cfg, plan):
     """Find the first column (B,) of the block with each row's next mask. Blocks of L columns tile a row from the column
     that was its first mask at the start."""
+    L = block_length(s, plan)
     masked = s.z == cfg.mask_id
     first = jnp.argmax(masked_at_start(s, cfg), 1)
     next_mask = jnp.where(masked.any(1), jnp.argmax(masked, 1), first)
     return first + (next_mask - first) // L * L
 
 
-def block_window(s, block, cfg, plan, L):
+def block_window(s, block, cfg, plan):
     """Make the Window of blocks that begin in columns `block` (B,). Blocks divide the steps in proportion to their
     masks at the start: equally when everything is masked, as in LLaDA."""
-    asked = masked_at_start(s, cfg)
+    L, asked = block_length(s, plan), masked_at_start(s, cfg)
 
     def steps_before(column):
         """Count the steps that fall to the columns before this one."""
@@ -360,6 +367,12 @@ def rank_of(score):
     earlier = jnp.tri(score.shape[1], k=-1, dtype=bool)
     before = (other > own) | (other == own) & earlier  # (B, L, L)
     return before.sum(-1)
+
+
+def states(params, z, w, cfg, valid, group):
+    """Compute the states (B / group, L, D) of a window of z (B, T), in which every `group` rows are identical."""
+    z, start, valid = sharding.take((z, w.column[:, 0], valid), slice(None, None, group))
+    return model.hidden(params, z, cfg, valid, start, w.column.shape[1])
 
 
 class Positions(NamedTuple):
@@ -445,12 +458,10 @@ def fill_step(params, keys, s, cfg, plan, valid, group=1):
     """Take one step: in each row's current block, the masks that the rule picks get a token -> the Filling after it.
 
     keys (B,): one per row. group: so many consecutive rows are identical; the model reads one of them."""
-    L = min(plan.block_len or s.z.shape[1], s.z.shape[1])
     # 1  Find the block that each row works on.
-    w = block_window(s, next_block(s, cfg, L), cfg, plan, L)
+    w = block_window(s, next_block(s, cfg, plan), cfg, plan)
     # 2  Compute the states that its logits are read from.
-    z, start, of_text = sharding.take((s.z, w.column[:, 0], valid), slice(None, None, group))
-    h = model.hidden(params, z, cfg, of_text, start, L)
+    h = states(params, s.z, w, cfg, valid, group)
     # 3  Choose positions and draw tokens.
     chosen, token, logp = choose(params, keys, h, s.z, w, valid, cfg, plan, RULES[plan.rule])
     # 4  Commit them.

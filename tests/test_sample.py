@@ -893,6 +893,7 @@ def remove(*names):
     Gone.names = {f"variants.{name}" for name in names}
     for name in Gone.names:
         sys.modules.pop(name, None)
+    jax.clear_caches()
     for table in (sample.SAMPLERS, sample.RULES, sample.CHECKS, sample.QUEUES):
         for name in {*table} & {*names}:
             del table[name]
@@ -900,7 +901,7 @@ def remove(*names):
 def filled(plan=sample.Plan(rule="threshold", steps=2), **switches):
     cfg = model.ModelConfig(vocab_size=6, n_layer=1, n_head=1, d_model=8, mask_id=5, eos_id=4, **switches)
     z = jnp.full((2, 4), 5)
-    params = jax.eval_shape(model.init, jax.random.key(0), cfg)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
     fill = lambda params: sample.generate(params, jax.random.key(0), z, cfg, plan)
     return jax.eval_shape(fill, params)[0].shape == z.shape
 

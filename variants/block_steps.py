@@ -112,26 +112,30 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
         s, stored, cache = state
         turn = next_turn(s, stored, cache is not None, cfg, plan, valid, L)
         w, stored = turn.window, turn.stored
-        rows = s.z, w, stored, valid
-        (z, one, of_row, of_text), cache = caches.one_of_each_group(rows, cache, group)
         if cache is None:
-            h = model.hidden(params, z, cfg, of_text, one.column[:, 0], L)
+            h = sample.states(params, s.z, w, cfg, valid, group)
         else:
+            rows = s.z, w, stored, valid
+            (z, one, of_row, of_text), cache = caches.one_of_each_group(rows, cache, group)
             h, cache = block_pass(params, z, one, of_row, cfg, plan, of_text, cache)
+            cache = caches.for_all_rows(cache, group)
         chosen = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, rule)
         s = sample.write(s, w, *chosen)
-        s = sample.fill_rest(s, behind, cfg) if plan.early_end else s
+        if plan.early_end:
+            s = sample.fill_rest(s, behind, cfg)
         stored = jnp.where(turn.extra, stored + cfg.block_causal, stored)
-        return s, stored, caches.for_all_rows(cache, group)
+        return s, stored, cache
 
     def unfinished(state):
         return jnp.any(state[0].z == cfg.mask_id)
 
     cache = None if plan.cache == "none" else caches.prefill(params, z, cfg, valid, group)
     state = sample.begin(z), jnp.zeros(B, jnp.int32), cache
-    state = step(state, group) if group > 1 else state
+    if group > 1:
+        state = step(state, group)
     s, _, _ = jax.lax.while_loop(unfinished, step, state)
-    return sample.result(s, s.step.max(1) + 1 if cache is None else caches.distinct_steps(s.step))
+    passes = s.step.max(1) + 1 if cache is None else caches.distinct_steps(s.step)
+    return sample.result(s, passes)
 
 
 sample.SAMPLERS["block_steps"] = fill_in_blocks

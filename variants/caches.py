@@ -53,14 +53,13 @@ def distinct_steps(step):
 
 
 def one_of_each_group(rows, cache, group):
-    """Keep the first of every `group` rows, which are identical, of a tree of rows and of a cache (None: no cache)."""
-    cache = cache and [a[:, ::group] for a in cache]
-    return sharding.take(rows, slice(None, None, group)), cache
+    """Keep the first of every `group` rows, which are identical, of a tree of rows and of a cache."""
+    return sharding.take(rows, slice(None, None, group)), [a[:, ::group] for a in cache]
 
 
 def for_all_rows(cache, group):
     """Repeat the rows of a cache of one row per group."""
-    return cache and [jnp.repeat(a, group, 1) for a in cache]
+    return [jnp.repeat(a, group, 1) for a in cache]
 
 
 # ---- Fast-dLLM -------------------------------------------------------------------------------------------------------
@@ -109,37 +108,38 @@ def check(cfg, plan):
                          "at every step: leave it out")
 
 
-def current_block(s, cfg, plan, L):
+def current_block(s, cfg, plan):
     """Find the block that each row works on -> its Window, and if the cache is to be computed anew (). A row that has
     finished its block waits until all rows have."""
-    block = sample.next_block(s, cfg, L)
+    block = sample.next_block(s, cfg, plan)
     unfinished = (s.z == cfg.mask_id).any(1)
     in_block = unfinished & (block == s.block)
     refresh = ~in_block.any()
     may_move = in_block | refresh & unfinished
     block = jnp.where(may_move, block, jnp.maximum(s.block, 0))
-    return sample.block_window(s, block, cfg, plan, L), refresh
+    return sample.block_window(s, block, cfg, plan), refresh
 
 
 def fill_with_cache(params, keys, z, cfg, plan, valid, group):
     """Fill the masks of z (B, T) as sample.fill_in_steps does, with one of Fast-dLLM's caches."""
-    L = min(plan.block_len or z.shape[1], z.shape[1])
 
     def step(state, group=1):
         s, cache = state
-        w, refresh = current_block(s, cfg, plan, L)
+        w, refresh = current_block(s, cfg, plan)
         (z, one, of_text), cache = one_of_each_group((s.z, w, valid), cache, group)
         h, cache = approximate_pass(params, z, one, refresh, cfg, plan, of_text, cache)
         chosen = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, sample.RULES[plan.rule])
         s = sample.write(s, w, *chosen)
-        s = sample.fill_rest(s, sample.behind_the_end, cfg) if plan.early_end else s
+        if plan.early_end:
+            s = sample.fill_rest(s, sample.behind_the_end, cfg)
         return s, for_all_rows(cache, group)
 
     def unfinished(state):
         return jnp.any(state[0].z == cfg.mask_id)
 
     state = sample.begin(z), model.new_cache(cfg, *z.shape)
-    state = step(state, group) if group > 1 else state
+    if group > 1:
+        state = step(state, group)
     s, _ = jax.lax.while_loop(unfinished, step, state)
     return sample.result(s, distinct_steps(s.step))
 

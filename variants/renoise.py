@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import diffusion
-import model
 import sample
-from system import sharding
 
 
 def renoise(b, standing, plan):
@@ -19,9 +17,10 @@ def renoise(b, standing, plan):
 
     standing (B, L): the probability of the token that stands in each place now -> (B, L) True where one is to stand.
     """
-    n = (~b.masked | sample.quota(b, plan)).sum(1, keepdims=True)
+    stand = ~b.masked | sample.quota(b, plan)
     p = jnp.where(b.masked, b.confidence, standing)
-    return sample.rank_of(sample.without_noise(p)) < n
+    rank = sample.rank_of(sample.without_noise(p))
+    return rank < stand.sum(1, keepdims=True)
 
 
 def standing_probability(params, h, z, w, valid, cfg, plan):
@@ -31,39 +30,46 @@ def standing_probability(params, h, z, w, valid, cfg, plan):
 
     def of_token(at, token):
         logits = logits_of(at)
-        return sample.probability(sample.filtered(logits, plan) if plan.tempered else logits, token)
+        if plan.tempered:
+            logits = sample.filtered(logits, plan)
+        return sample.probability(logits, token)
 
-    p = diffusion.wanted_in_chunks(of_token, n, ~w.masked.reshape(-1), at, tokens)
+    stands = ~w.masked.reshape(-1)
+    p = diffusion.wanted_in_chunks(of_token, n, stands, at, tokens)
     return p.reshape(w.column.shape)
 
 
 def take_back(s, w, retract, cfg):
     """Put masks back into a window where `retract` (B, L) says so, but never over given tokens."""
     here = jnp.arange(len(s.z))[:, None], w.column
-    retract = retract & sample.masked_at_start(s, cfg)[here]
+    asked = sample.masked_at_start(s, cfg)
+    retract = retract & asked[here]
 
     def put(old, nothing):
-        return old.at[here].set(jnp.where(retract, nothing, old[here]))
+        new = jnp.where(retract, nothing, old[here])
+        return old.at[here].set(new)
 
-    return s._replace(z=put(s.z, cfg.mask_id), step=put(s.step, -1), logp=put(s.logp, 0))
+    z = put(s.z, cfg.mask_id)
+    return s._replace(z=z, step=put(s.step, -1), logp=put(s.logp, 0))
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
 def fill_step(params, keys, s, cfg, plan, valid, group=1):
     """Take a step as sample.fill_step does; tokens of which the rule says False become masks again."""
-    L = min(plan.block_len or s.z.shape[1], s.z.shape[1])
-    w = sample.block_window(s, sample.next_block(s, cfg, L), cfg, plan, L)
-    z, start, of_text = sharding.take((s.z, w.column[:, 0], valid), slice(None, None, group))
-    h = model.hidden(params, z, cfg, of_text, start, L)
-    standing = standing_probability(params, h, s.z, w, valid, cfg, plan)
+    w = sample.block_window(s, sample.next_block(s, cfg, plan), cfg, plan)
+    h = sample.states(params, s.z, w, cfg, valid, group)
+    read = h, s.z, w, valid, cfg, plan
+    standing = standing_probability(params, *read)
 
     def rule(b, plan):
         return sample.RULES[plan.rule](b, standing, plan)
 
-    chosen, token, logp = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, rule)
+    chosen, token, logp = sample.choose(params, keys, *read, rule)
     s = take_back(s, w, ~w.masked & ~chosen, cfg)
     s = sample.write(s, w, chosen, token, logp)
-    return sample.fill_rest(s, sample.behind_the_end, cfg) if plan.early_end else s
+    if plan.early_end:
+        s = sample.fill_rest(s, sample.behind_the_end, cfg)
+    return s
 
 
 def fill_and_take_back(params, keys, z, cfg, plan, valid, group):
@@ -74,7 +80,8 @@ def fill_and_take_back(params, keys, z, cfg, plan, valid, group):
         return jnp.any(s.z == cfg.mask_id)
 
     s = sample.begin(z)
-    s = step(s, group=group) if group > 1 else s
+    if group > 1:
+        s = step(s, group=group)
     s = jax.lax.while_loop(unfinished, step, s)
     return sample.result(s, s.step.max(1) + 1)
 
