@@ -101,7 +101,12 @@ def retry_if_deleted(choose: Callable[[], Any], read: Callable[..., Any]) -> Any
 def load(path: str, dtype: str | None = "float32", open_as: str | None = None) -> tuple[Any, model.ModelConfig]:
     """Load a model's folder, or the newest checkpoint in a run's out_dir -> params, ModelConfig (`load_folder`)."""
     folder = find(path)
-    return huggingface.load_folder(folder, dtype, find, family_to_open(folder, open_as))
+    kind = family_to_open(folder, open_as)
+    if not os.path.exists(os.path.join(folder, huggingface.ADAPTER_CONFIG)):
+        return huggingface.load_folder(folder, dtype, kind)
+    from system import adapters  # a folder without them needs none of it
+
+    return adapters.load_merged(folder, dtype, find, kind)
 
 
 def family_to_open(folder: str, open_as: str | None) -> str | None:
@@ -163,8 +168,10 @@ def save_run(
 
 def checkpoint_files(cfg, state, best, finished):
     """Make the files of a checkpoint, as `write_files` takes them. Each process writes its parts of the state."""
-    if cfg.lora_rank:
-        files = huggingface.adapter_files(state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
+    if config.has_frozen_base(cfg):
+        from system import adapters
+
+        files = adapters.adapter_files(state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)
     else:
         files = huggingface.model_files(state.weights, cfg.model)
     n, me = hosts.processes()

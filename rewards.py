@@ -168,24 +168,13 @@ def passes(prompts, completions, tokens_per_pass, right=-math.inf, first_reward=
 RULES: dict[str, Callable] = {
     "exact": rules.exact,
     "contains": rules.contains,
-    "regex": rules.regex,
     "keywords": rules.keywords,
-    "json": rules.valid_json,
-    "xml": rules.valid_xml,
-    "xml_tags": rules.xml_tags,
-    "xml_soft": rules.xml_soft,
-    "xml_strict": rules.xml_strict,
-    "xml_int": rules.xml_int,
-    "xml_answer": rules.xml_answer,
-    "math": rules.math_answer,
-    "countdown": rules.countdown,
     "sudoku": rules.sudoku,
     "sudoku_all": rules.sudoku_all,
     "length": rules.length,
     "overlong": rules.overlong,
     "repetition": rules.repetition,
     "reasoning": rules.reasoning,
-    "safety": rules.safety,
 }
 REWARDS: dict[str, Reward] = {
     "diversity": diversity,
@@ -193,9 +182,14 @@ REWARDS: dict[str, Reward] = {
 }
 REWARDS |= {name: per_text(rule) for name, rule in RULES.items()}
 # Rewards that another file adds to REWARDS when it is imported, which happens when one of them is asked for.
+FORMATS = "judges.formats"
+PROGRAMS = "judges.programs"
 ELSEWHERE = dict.fromkeys(
-    ("syntax", "tests", "tests_all", "tests_fenced", "performance", "quality", "format", "fenced"), "judges.programs"
-)
+    ("syntax", "tests", "tests_all", "tests_fenced", "performance", "quality", "format", "fenced"), PROGRAMS
+) | dict.fromkeys(
+    ("regex", "json", "xml", "xml_tags", "xml_soft", "xml_strict", "xml_int", "xml_answer", "math", "countdown",
+     "safety"), FORMATS
+)  # fmt: skip
 FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards that model_judge.load makes of a folder
 
 

@@ -27,7 +27,7 @@ import sample
 from data.texts import completion_ids
 from judges import scores
 from system import sharding
-from variants import blocks, joint, lora
+from variants import joint
 
 # ---- the records -----------------------------------------------------------------------------------------------------
 
@@ -114,8 +114,9 @@ class Minibatch(NamedTuple):
 
 
 def used(table: dict[str, Any], cfg) -> dict[str, Any]:
-    """Return the entries of a table that belong to variants that the run uses."""
-    return {name: table[name] for name in map(config.variant_of, cfg.use) if name in table}
+    """Return the entries of a table that belong to variants that the run uses, in the order of the table."""
+    names = [*map(config.variant_of, cfg.use)]
+    return {name: entry for name, entry in table.items() if name in names}
 
 
 class Term(NamedTuple):
@@ -127,9 +128,39 @@ class Term(NamedTuple):
     of_entropy: bool = False  # True if the loss needs the gradient of the entropy
 
 
+class Frozen(NamedTuple):
+    """How a part of the parameters is trained, beside others that stay as they are."""
+
+    split: Callable  # params, key, cfg -> the trained parameters, the others (None: there are none)
+    whole: Callable  # the two, cfg -> params
+
+
+FROZEN: dict[str, Frozen] = {}
 COLLECT: dict[str, Callable] = {}  # step, draw, attempt, cfg, tok -> Scored, as `once`
 CREDIT: dict[str, Callable] = {}  # Scored, advantages (N, G), cfg -> advantages (N, G)
 TERMS: dict[str, Term] = {}
+
+
+def split(params, key, cfg):
+    """Split starting params into those that are trained and the frozen others (None: all are trained)."""
+    frozen = [*used(FROZEN, cfg).values()]
+    return frozen[0].split(params, key, cfg) if frozen else (params, None)
+
+
+def whole(params, base, cfg):
+    """Make the params of a model from the trained ones and the frozen base (None: all are trained)."""
+    if base is None or params is None:
+        return params
+    (frozen,) = used(FROZEN, cfg).values()
+    return frozen.whole(params, base, cfg)
+
+
+def merged(state, base, cfg):
+    """Make the State that a Task sees: its parameters are those of the whole model, and the base is its reference."""
+    if base is None:
+        return state
+    params, average = whole(state.params, base, cfg), whole(state.average, base, cfg)
+    return state._replace(params=params, average=average, reference=base)
 
 
 # ---- 1. write G completions of each prompt ---------------------------------------------------------------------------
@@ -196,7 +227,6 @@ def select_completions(found: Scored, adv, cfg) -> Chosen:
 def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
     """Draw the masks of one pass over a rollout -> Views with rows first: (B, K, T), (B, K, T), (B, T). Weights and
     shares are 0 outside the loss."""
-    T = r.tokens.shape[1]
     masked, weight, share = diffusion.views(
         key,
         cfg.logp_est,
@@ -206,9 +236,9 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
         t_range=(cfg.mask_ratio_min, cfg.mask_ratio_max),
         p_mask_prompt=cfg.p_mask_prompt,
         prompt=~r.completion & (True if r.valid is None else r.valid),
-        block=blocks.number(r.valid, T, cfg.model),
         counts=r.counts,
-        first_of_block=blocks.first_of_block(r.valid, T, cfg.model),
+        cfg=cfg.model,
+        valid=r.valid,
     )
     weight = weight * r.counts
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
@@ -362,6 +392,17 @@ def policy_loss(params, b: Minibatch, cfg):
     return total, metrics | ({"token_logp": all_logp} if config.old_logp_by_gradient(cfg) else {})
 
 
+# ---- pretraining -----------------------------------------------------------------------------------------------------
+
+
+def noise(cfg):
+    """Make noise(key, batch) -> diffusion.NoisyBatch for a run, with what its variants change."""
+    draw = diffusion.noise
+    for change in used(diffusion.DRAWS, cfg).values():
+        draw = change(draw, cfg)
+    return jax.jit(functools.partial(draw, cfg=cfg.model, norm=cfg.loss_norm))
+
+
 # ---- 7. the update ---------------------------------------------------------------------------------------------------
 
 
@@ -399,7 +440,7 @@ def make_gradient(loss, cfg):
     A = cfg.gradient_accumulation_steps
 
     def loss_of_trained(params, base, batch):
-        return loss(lora.whole(params, base, cfg), batch)
+        return loss(whole(params, base, cfg), batch)
 
     grad = jax.value_and_grad(loss_of_trained, has_aux=True)
 

@@ -557,7 +557,7 @@ def sampler_of(cfg, plan):
     if plan.rule in SAMPLERS:
         return plan.rule
     if cfg.causal or cfg.block_causal:
-        return "causal" if cfg.causal else "block_steps"
+        return "causal_steps" if cfg.causal else "block_steps"
     return "steps" if plan.cache == "none" else "caches"
 
 

@@ -40,11 +40,10 @@ from data.texts import (
     masked_rows,
     prompt_sampler,
 )
-from judges import model_judge, scores
+from judges import scores
 from rl import State, Task
-from system import hosts, setup, sharding
+from system import evaluation, hosts, setup, sharding
 from system.start import announce
-from variants import joint, lora, preferences
 
 # ---- GRPO ------------------------------------------------------------------------------------------------------------
 
@@ -103,7 +102,7 @@ def tune(cfg, tok, start) -> Task:
     train = encode_split(cfg, tok, "train", with_completions=cfg.fill_in)
     shown = eval_subset(encode_split(cfg, tok, "val", with_completions=cfg.fill_in), cfg)
     reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
-    tqdm.write(scores.describe_metric(cfg, reward_fns, more))
+    tqdm.write(evaluation.describe_metric(cfg, reward_fns, more))
     draw = prompt_sampler(cfg, tok, train)
     if cfg.fill_in:
         shown = masked_rows(shown, cfg, tok)
@@ -112,7 +111,7 @@ def tune(cfg, tok, start) -> Task:
         return iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of)
 
     def evaluate(state, key):
-        return scores.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown)
+        return evaluation.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown)
 
     def init(key):
         return start
@@ -135,13 +134,11 @@ def pretrain(cfg, tok, start) -> Task:
     if not fns and cfg.max_prompt_len:  # without rewards: is the answer the one in the data?
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
-        tqdm.write(scores.describe_metric(cfg, fns, more))
-    noise = jax.jit(functools.partial(
-        joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
-    ))  # fmt: skip
+        tqdm.write(evaluation.describe_metric(cfg, fns, more))
+    noise = rl.noise(cfg)
     readings = {"val/nelbo": cfg.model}
-    if cfg.model.causal_text:
-        readings["val/causal_nll"] = joint.autoregressive(cfg.model)
+    others = diffusion.READINGS.get(model.entries(cfg.model).sees, {})
+    readings |= {name: other(cfg.model) for name, other in others.items()}
     allowed = data.curriculum(train.rows, cfg.curriculum)
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
@@ -150,7 +147,7 @@ def pretrain(cfg, tok, start) -> Task:
         return start or model.init(key, cfg.model)
 
     def iterate(state, key, update):
-        size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
+        size, rows = cfg.batch_size // config.copies(cfg), allowed(state.step)
         update(noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])))
         return {}
 
@@ -159,27 +156,22 @@ def pretrain(cfg, tok, start) -> Task:
         n = len(known.rows)
         for name, shape in readings.items() if n else ():
             held_out = end_at_eos(known, tok) if shape.causal else known
-            bound = scores.likelihoods(state.weights, held_out, shape, cfg)
+            bound = evaluation.likelihoods(state.weights, held_out, shape, cfg)
             out[name] = -float(bound.sum() / held_out.maskable.sum())
             if name == "val/nelbo" and not (cfg.max_prompt_len or cfg.fill_in):
                 size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
                 out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
         scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
-        rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
+        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
         return out | rates, samples
 
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
-    n = len(train.rows) * (2 if cfg.paired else 1)  # paired, a batch has half as many rows
+    n = len(train.rows) * config.copies(cfg)  # a batch has fewer rows than texts
     return Task(init, iterate, loss, evaluate, n, best_metric)
 
 
-rl.OBJECTIVES |= {
-    "pretrain": pretrain,
-    "judge": lambda *given: Task(*model_judge.judge_task(*given)),
-    "dpo": lambda *given: Task(*preferences.dpo_task(*given)),
-    "grpo": tune,
-}
+rl.OBJECTIVES |= {"pretrain": pretrain, "grpo": tune}
 
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
@@ -201,7 +193,7 @@ def iterate(run, state):
         return sharding.replicate(run.gradient(start, run.base, minibatch)[2])
 
     more = {"old_logp_of": old_logp_of} if run.gradient else {}
-    notes = run.task.iterate(lora.merged(state, run.base, run.cfg), key, update, **more)
+    notes = run.task.iterate(rl.merged(state, run.base, run.cfg), key, update, **more)
     state = state._replace(step=step + 1)
     if state.reference is not None:
         state = state._replace(reference=setup.new_reference(state, run.cfg))
@@ -212,7 +204,7 @@ def evaluate(run, state, best):
     """Evaluate, log and show a State -> metrics, and the better of `best` and this evaluation, {step, score, ...}."""
     k_eval = jax.random.fold_in(jax.random.fold_in(run.key, 1), state.step)
     try:
-        values, samples = run.task.evaluate(lora.merged(state, run.base, run.cfg), k_eval)
+        values, samples = run.task.evaluate(rl.merged(state, run.base, run.cfg), k_eval)
     except ValueError as e:
         raise setup.save_and_explain(run, state, best, f"evaluation at step {state.step}", e) from e
     runs.show(run, state.step, values, samples)
@@ -281,7 +273,10 @@ def train(cfg, rows=None, rewards=None):
     cfg = config.resolve_paths(cfg)
     with contextlib.ExitStack() as claims:
         claims.enter_context(sharding.use(cfg.mesh))
-        cfg = claims.enter_context(scores.in_memory(cfg, rows, rewards))
+        if rows is not None or rewards is not None:
+            from system import in_memory  # a run from the command line has a data set and rewards with names
+
+            cfg = claims.enter_context(in_memory.in_memory(cfg, rows, rewards))
         if not cfg.eval_only:
             claims.enter_context(runs.locked(cfg.out_dir))
         run, state, best, done = setup.setup(cfg, claims, train)

@@ -38,10 +38,8 @@ import numpy as np
 import data
 import diffusion
 import grpo
-import model
 from model import ModelConfig
-from system import terminal
-from variants import checks
+from system import settings, terminal
 
 # ---- how a key is declared -------------------------------------------------------------------------------------------
 
@@ -122,20 +120,35 @@ def key(default: Any, meaning: str, check: Check | None = None, choices: Collect
 class Section:
     """The keys that a file of variants/ adds to a run, declared in its class Keys. They are read as those of Config."""
 
+    @property
+    def freezes(self) -> bool:
+        """True if the run trains new parameters beside those that it starts from, which stay as they are."""
+        return False
+
     def __post_init__(self):
-        checks.check_types(self)
+        settings.check_types(self)
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
+
+    @property
+    def copies(self) -> int:
+        """Return how many rows of a batch of pretraining are made of one text."""
+        return 1
 
     def between_keys(self, c):
         """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
         """
         yield from ()
 
+    def fits(self, shape, where):
+        """Yield (True if wrong, message) for everything that has to hold between these keys and the ModelConfig that a
+        run starts from. where: whose model it is."""
+        yield from ()
+
 
 def variant(name: str) -> types.ModuleType | None:
     """Import the file of variants/ that has this name; None if there is none."""
-    model.plugged((), name)
+    settings.plugged((), name)
     return sys.modules.get(f"variants.{name}")
 
 
@@ -144,31 +157,60 @@ def variant_of(section: Any) -> str:
     return type(section).__module__.rpartition(".")[2]
 
 
+class Declared(NamedTuple):
+    """Where a key of a variant is declared."""
+
+    variant: str  # the name of its file
+    kind: str  # its class: Keys for the keys of a run, Shape for those of its model
+
+
 @functools.cache
-def keys_of_variants() -> dict[str, str]:
-    """Find the keys of all variants, used or not, in their source: {key: "hints.Keys"}, the class that has it. Those of
-    a class Keys belong to the run, those of a class Shape to its model."""
-    found = {}
+def keys_of_variants() -> dict[str, Declared]:
+    """Find the keys of all variants, used or not, in their source."""
+    found: dict[str, Declared] = {}
     for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.dirname(__file__)), "variants", "*.py"))):
         with open(path) as file:
-            classes = [n for n in ast.parse(file.read()).body if getattr(n, "name", "") in ("Keys", "Shape")]
-        for kind, field in ((kind, field) for kind in classes for field in kind.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = f"{os.path.basename(path).removesuffix('.py')}.{kind.name}"
+            classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef)]
+        name = os.path.basename(path).removesuffix(".py")
+        for kind in classes:
+            if kind.name in ("Keys", "Shape"):
+                fields = [field.target for field in kind.body if isinstance(field, ast.AnnAssign)]
+                found |= {key.id: Declared(name, kind.name) for key in fields if isinstance(key, ast.Name)}
     return found
 
 
 def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tuple:
     """Add to the sections of `use` those of the variants of these names, with their defaults, if they have keys.
 
-    kind: Keys, those of a run, or Shape, those of a model."""
+    kind: see Declared."""
     there = {variant_of(section) for section in use}
     kinds = [getattr(variant(name), kind, None) for name in dict.fromkeys(names) if name not in there]
     return *use, *(section() for section in kinds if section)
 
 
+def with_values(use: tuple, values: dict[str, Any], kind: str = "Keys") -> tuple:
+    """Return the sections with these values {key: value}; those that are missing are added. kind: see Declared."""
+    declared = [keys_of_variants()[name] for name in values]
+    use = with_sections(use, [found.variant for found in declared if found.kind == kind], kind)
+
+    def changed(section):
+        own = {name: value for name, value in values.items() if name in section.__dataclass_fields__}
+        return dataclasses.replace(section, **own)
+
+    return tuple(map(changed, use))
+
+
+class Flat(type):
+    """The class of Config: it takes the keys of variants as it takes its own, and puts them into their sections."""
+
+    def __call__(cls, **keys):
+        declared = {name: found for name, found in keys_of_variants().items() if found.kind == "Keys"}
+        keys["use"] = with_values(keys.get("use", ()), {name: keys.pop(name) for name in declared if name in keys})
+        return super().__call__(**keys)
+
+
 @dataclasses.dataclass(frozen=True)
-class Config(model.Sections):
+class Config(settings.Sections, metaclass=Flat):
     """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
 
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
@@ -237,17 +279,8 @@ class Config(model.Sections):
     grad_clip: float | None = key(1.0, "largest global gradient norm; None: no clipping", POSITIVE)
     ema_decay: float | None = key(None, "average the parameters; the average is evaluated and saved", BELOW_1)
 
-    lora_rank: int | None = key(None, "rank of the adapters; None: no LoRA, all parameters are trained", POSITIVE_INT,
-                                section="LoRA: trained adapters next to frozen matrices; grpo's reference is the base")
-    lora_alpha: float = key(16.0, "adapters are scaled by alpha / rank", POSITIVE)
-    lora_targets: tuple[str, ...] = key(("q", "k", "v", "o", "gate", "up", "down"), "matrices that get adapters")
-
-    paired: bool = key(False, "half as many rows, each with two complementary masks: less variance at the same cost",
-                       section="diffusion")
     loss_norm: str = key("token", "token: mean over tokens (pretraining); completion: over rows, each by its length",
                          choices=("token", "completion"))
-    causal_weight: float = key(0.0, "models with causal_text: weight of the autoregressive loss, in the same pass",
-                               NON_NEGATIVE)
 
     diffusion_steps: int = key(16, "denoising steps per completion; block_causal models: per block", POSITIVE_INT,
                                section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
@@ -287,8 +320,9 @@ class Config(model.Sections):
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
-    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
-                        choices=diffusion.ESTIMATORS, table=True, section="grpo: log-probabilities")
+    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact; also "
+                        "quadrature and strata of variants/",
+                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
     random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")
@@ -332,7 +366,7 @@ class Config(model.Sections):
         return super().__new__(cls)
 
     def __post_init__(self):
-        checks.check_types(self)
+        settings.check_types(self)
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
@@ -415,6 +449,16 @@ def old_logp_by_gradient(cfg: Config) -> bool:
     return cfg.objective == "grpo" and cfg.model.dtype != "float32" and has_ratios(cfg)
 
 
+def has_frozen_base(cfg: Config) -> bool:
+    """True if the run trains new parameters beside a frozen base, as LoRA does."""
+    return any(section.freezes for section in cfg.use)
+
+
+def copies(cfg: Config) -> int:
+    """Return how many rows of a batch of pretraining are made of one text."""
+    return math.prod(section.copies for section in cfg.use)
+
+
 def tokens_per_iter(cfg: Config) -> int:
     """Return the number of tokens per iteration, padding included; grpo: of every completion and its prompt."""
     rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2, "dpo": 2}.get(cfg.objective, 1)
@@ -442,25 +486,14 @@ def eval_rows(cfg: Config) -> int:
 
 def between_keys(c):
     """Yield (True if wrong, message) for everything that has to hold between keys."""
-    deciding, targets, known = c.rewards + c.eval_rewards, c.lora_targets, Config.lora_targets
+    deciding = c.rewards + c.eval_rewards
     yield from (
-        (not targets or len(set(targets)) < len(targets) or not set(targets) <= set(known),
-         f"lora_targets={targets}: expected one or more of {', '.join(known)}, each once"),
-        (targets != known and not (c.lora_rank or c.eval_only),
-         f"lora_targets={targets} changes nothing without lora_rank, the rank of the adapters: set that, or leave "
-         "lora_targets out"),
         (c.objective != "grpo" and c.batch_size % c.gradient_accumulation_steps,
          f"batch_size={c.batch_size} must be divisible by gradient_accumulation_steps={c.gradient_accumulation_steps}: "
          f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
         (c.rule == "quota" and c.diffusion_steps > max(c.max_new_tokens, Config.diffusion_steps),
          f"diffusion_steps={c.diffusion_steps}: the {c.max_new_tokens} tokens of max_new_tokens={c.max_new_tokens} are "
          f"filled in at most as many steps: diffusion_steps={c.max_new_tokens}"),
-        (c.paired and c.batch_size % 2,
-         f"paired=True uses every row twice: batch_size={c.batch_size} must be even"),
-        (c.paired and c.objective == "pretrain" and c.batch_size // 2 % c.gradient_accumulation_steps,
-         f"paired=True has {c.batch_size // 2} texts in batch_size={c.batch_size}, each with two noisy copies: "
-         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide {c.batch_size // 2}; "
-         f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, c.gradient_accumulation_steps)} does"),
         (c.judge_from and not {"judge", "coherence"} & {*deciding},
          f"judge_from={c.judge_from!r} is for the reward judge or coherence, but rewards are "
          f"{', '.join(deciding) or 'none'}"),
@@ -479,16 +512,11 @@ def between_keys(c):
         (c.adapt and (c.objective != "pretrain" or not c.init_from),
          "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
          f"init_from={c.init_from!r}, objective={c.objective!r}"),
-        (c.causal_weight and not c.max_prompt_len and not c.init_from,
-         f"causal_weight={c.causal_weight}: the first token of a text is predicted from its prompt, but "
-         "max_prompt_len=0 leaves none, so a model made from scratch would not learn it"),
         (c.on_collapse != "warn" and c.objective != "grpo",
          f"on_collapse={c.on_collapse!r}: only runs of objective='grpo' are watched, and this is {c.objective!r}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
     )  # fmt: skip
-    if c.lora_rank:
-        yield from between_keys_of_lora(c)
     if c.objective == "dpo":
         yield from between_keys_of_dpo(c)
     if c.objective == "grpo":
@@ -498,22 +526,9 @@ def between_keys(c):
            f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir")
 
 
-def between_keys_of_lora(c):
-    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of LoRA."""
-    return (
-        (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} keeps those in init_from: make the "
-         "denoiser first, then start from that"),
-        (not (c.init_from or c.resume or c.eval_only),
-         f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that trains it"),
-        (c.ref_mode != "static" or c.ref_offload or c.ref_from,
-         f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the reference "
-         "is the base, which never changes and is always in use: 'static', False and None"),
-    )  # fmt: skip
-
-
 # Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
 IDLE_IN_DPO = (
-    "paired loss_norm causal_weight group_size rollout_steps early_end updates_per_rollout keep_completions "
+    "loss_norm group_size rollout_steps early_end updates_per_rollout keep_completions "
     "minibatch_size score_after_end fill_in mask_ratio_min mask_ratio_max random_masking "
     "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
     "clip_high cispo_cap kl_est"
@@ -584,7 +599,7 @@ def idle(c, keys, why):
 def idle_keys(c):
     """Yield (True if wrong, message) for keys of grpo that would have no effect."""
     for keys, has_effect, where in (
-        ("paired loss_norm causal_weight", False, "objective='pretrain'"),
+        ("loss_norm", False, "objective='pretrain'"),
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
         ("clip_low clip_high", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
@@ -609,17 +624,18 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
         if f.name not in ("dtype", "remat", "use") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or "
                              "start from another model")
-    for wrong, message in (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where)):
+    of_variants = itertools.chain(*(section.fits(shape, where) for section in c.use))
+    rules = (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where), *of_variants)
+    for wrong, message in rules:
         if wrong:
             raise ValueError(message)
 
 
 def between_keys_and_causal(c, shape, where):
     """Yield (True if wrong, message) for keys that depend on whether a model is causal."""
-    for name, used in (("rule", c.rule == "drafts"), ("causal_weight", c.causal_weight > 0)):
-        yield (used and not shape.causal_text,
-               f"{name}={getattr(c, name)!r}, but the model {where} is not autoregressive and a denoiser at once: it "
-               "has causal_text=False")
+    yield (c.rule == "drafts" and not shape.causal_text,
+           f"rule={c.rule!r}, but the model {where} is not autoregressive and a denoiser at once: it has "
+           "causal_text=False")
     yield (c.objective == "dpo" and (c.logp_est == "exact") != shape.causal,
            f"logp_est={c.logp_est!r}, but the model {where} is " + ("causal, so its log-probs are known: take exact" if
            shape.causal else "a denoiser, which sees the tokens it should predict: take elbo"))
@@ -631,7 +647,7 @@ def between_keys_and_causal(c, shape, where):
                   "is not causal: it sees the tokens it should predict, so take trace, coupled, elbo, ..."))
         return
     needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
-    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False} if shape.causal else {}
+    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {}
     needed |= {"block_len": None, "repetition_penalty": 1.0} if c.rule == "drafts" else {}
     for name, value in needed.items():
         yield (getattr(c, name) != value, f"{name}={getattr(c, name)!r}: a causal model reads from left to right"
@@ -661,9 +677,9 @@ def is_inside(path: str, folder: str) -> bool:
 def parse(name: str, text: str, kind: Any) -> Any:
     """Parse the text of `--name=text` as a value of the annotated type."""
     for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
-        if checks.fits(value, kind):
+        if settings.fits(value, kind):
             return value
-    raise ValueError(f"--{name}={text}: expected {checks.describe(kind)}")
+    raise ValueError(f"--{name}={text}: expected {settings.describe(kind)}")
 
 
 def possible_values(text, kinds):
@@ -724,10 +740,6 @@ def foreign_keys():
 
 def unknown_key(name: str, known: Collection[str]) -> str:
     """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
-    if section := keys_of_variants().get(name.removeprefix("model.")):
-        file, _, kind = section.partition(".")
-        of_model = " in ModelConfig" if kind == "Shape" else ""
-        return f"{name} is a key of variants/{file}.py: add --use={file}, in Python use=({section}(...),){of_model}"
     message = f"unknown config key {name!r}"
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
     for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
@@ -741,6 +753,10 @@ def unknown_key(name: str, known: Collection[str]) -> str:
 
 def unknown_keyword(name):
     """Return the message for a keyword of Config(...) that does not exist."""
+    declared = keys_of_variants().get(name)
+    if declared:
+        return (f"{name} is a key of the model: model=ModelConfig(use=({declared.variant}.Shape({name}=...),)), with "
+                f"variants/{declared.variant}.py")
     if name in ModelConfig.__dataclass_fields__:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
     return unknown_key(name, flatten(Config()))
@@ -760,10 +776,14 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     init_from; if they are keys of the model, they also hold for the run that starts from it.
     """
     args = dict(args)
-    cfg = with_variants(cfg, args)
-    known = flatten(cfg)
     of_run: dict[str, Any] = {}
     of_model: dict[str, Any] = {}
+    of_run["use"], of_model["use"] = (with_sections(owner.use, variants_named(args), kind)
+                                      for owner, kind in ((cfg, "Keys"), (cfg.model, "Shape")))
+    args = {name: text for name, text in args.items() if name not in ("use", "model.use")}
+    known = flatten(cfg)
+    for prefix_of, use in (("", of_run["use"]), ("model.", of_model["use"])):
+        known |= {prefix_of + name: None for section in use for name in section.__dataclass_fields__}
     base = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
     typed = {name: f"{prefix}{name}" if name in args else f"base.{name}" for name in args | base}
     if base:
@@ -775,44 +795,36 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
         if name.startswith("base."):
             continue
         leaf = name.removeprefix("model.")
-        owners = [cfg, *cfg.use] if leaf == name and name in known else [cfg.model, *cfg.model.use]
+        values = of_run if leaf == name and name in known else of_model
+        owners = [cfg, *of_run["use"]] if values is of_run else [cfg.model, *of_model["use"]]
         owner = next(o for o in owners if leaf in o.__dataclass_fields__)
-        values = of_model if owner is cfg.model or owner in cfg.model.use else of_run
         if leaf in values:
             raise ValueError(f"--{leaf} is given twice")
         values[leaf] = parse(typed[name], text, typing.get_type_hints(type(owner))[leaf])
-    return with_values(cfg, of_run | {"model": with_values(cfg.model, of_model)})
+    of_shape = {name: of_model.pop(name) for name in keys_of_variants() if name in of_model}
+    of_model["use"] = with_values(of_model["use"], of_shape, "Shape")
+    return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
 
 
-def with_variants(cfg, args):
-    """Return cfg with the sections of the variants that --use, or a key that names one, asks for. Takes `use` out of
-    args."""
-    wanted = [part for key in ("use", "model.use") for part in terminal.parts(args.pop(key, "")) if part]
-    for name in wanted:
+def variants_named(args):
+    """List the variants that arguments {key: text} name: after --use, as the value of a key, or by one of their keys.
+    """
+    named = [part for key in ("use", "model.use") for part in terminal.parts(args.get(key, "")) if part]
+    for name in named:
         if not variant(name):
-            there = sorted({section.partition(".")[0] for section in keys_of_variants().values()})
+            there = sorted({declared.variant for declared in keys_of_variants().values()})
             raise ValueError(f"--use={name}: there is no variants/{name}.py; with keys of their own there are "
                              + ", ".join(there))
-    named = [args[f.name] for f in dataclasses.fields(Config) if f.metadata.get("table") and f.name in args]
-    named = [part for text in named for part in terminal.parts(text)]
-    shape = dataclasses.replace(cfg.model, use=with_sections(cfg.model.use, wanted, "Shape"))
-    return dataclasses.replace(cfg, use=with_sections(cfg.use, [*wanted, *named]), model=shape)
-
-
-def with_values(cfg, values):
-    """Return a copy of a Config or ModelConfig with these values {key: value}, of its own or of its sections."""
-    own = {name: value for name, value in values.items() if name in cfg.__dataclass_fields__}
-
-    def changed(section):
-        return dataclasses.replace(section, **{k: values[k] for k in values if k in section.__dataclass_fields__})
-
-    return dataclasses.replace(cfg, use=tuple(map(changed, cfg.use)), **own)
+    tables = [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
+    named += [part for name in tables if name in args for part in terminal.parts(args[name])]
+    declared = [keys_of_variants().get(name.removeprefix("model.")) for name in args]
+    return named + [found.variant for found in declared if found]
 
 
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
     known = flatten(Config()) | {"model": None} | keys_of_variants()
-    known |= {f"model.{name}": None for name, section in keys_of_variants().items() if section.endswith(".Shape")}
+    known |= {f"model.{name}": None for name, found in keys_of_variants().items() if found.kind == "Shape"}
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
@@ -986,7 +998,7 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
 
 # Keys that a first run may change; --help lists them, --help=all lists every key.
 FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
-         "max_new_tokens batch_size learning_rate diffusion_steps temperature lora_rank rewards group_size kl_beta "
+         "max_new_tokens batch_size learning_rate diffusion_steps temperature use rewards group_size kl_beta "
          "n_layer d_model").split()  # fmt: skip
 
 
@@ -1014,12 +1026,13 @@ def help_text(everything: bool = False) -> str:
     sections.append(["model (a model key needs no prefix)"])
     meanings = comments(ModelConfig)
     for field in dataclasses.fields(ModelConfig):
-        if everything and field.name != "use" or field.name in FIRST:
+        if field.name != "use" and (everything or field.name in FIRST):
             sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
-    for name in sorted({*keys_of_variants().values()}) if everything else ():
-        fields = dataclasses.fields(getattr(variant(name), "Keys", Section))
-        of = [help_line(field.name, field.default, field.metadata["meaning"]) for field in fields]
-        sections.append([f"variants/{name}.py (--use={name})", *of])
+    for of in sorted({*keys_of_variants().values()}) if everything else ():
+        section = getattr(variant(of.variant), of.kind, Section)
+        said = comments(section) | {f.name: f.metadata["meaning"] for f in dataclasses.fields(section) if f.metadata}
+        keys = [help_line(f.name, f.default, said.get(f.name, "")) for f in dataclasses.fields(section)]
+        sections.append([f"variants/{of.variant}.py, by --use={of.variant} or any of these keys", *keys])
     lines = [
         "usage: python train.py config/NAME.py [--key=value ...]",
         "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes",

@@ -37,7 +37,7 @@ config = Config(
     order="sampled",
     rule="quota",
     rollout_chunk=48,
-    # rewards: at most 2 + 0.5 + 0.5 + 0.5 + 4 * 0.125 = 4; judges/rules.py says how they differ from d1's
+    # rewards: at most 2 + 0.5 + 0.5 + 0.5 + 4 * 0.125 = 4; judges/formats.py says how they differ from d1's
     rewards=("xml_answer", "xml_strict", "xml_soft", "xml_int", "xml_tags"),
     reward_weights=(2.0, 0.5, 0.5, 0.5, 1.0),
     # log-probabilities: the whole completion masked, and 15% of the prompt, with new masks in each of twelve passes

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.bpe import Tokenizer, ranks_text, regular_file, write_whole
+from data.bpe import Tokenizer, regular_file, write_whole
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "packaged", "save", "tokenizer"]
 ROOT = Path(__file__).parent
@@ -205,6 +205,8 @@ def save(folder: Any, splits: dict[str, list[Row]], ranks: dict[bytes, int] | No
     """Write {"train": rows, "val": rows} and the ranks of a tokenizer for prepare.py: whole files, train last."""
     folder = Path(folder)
     if ranks:
+        from data.learn import ranks_text  # prepare.py has loaded it to learn them
+
         write_whole(folder / "tokenizer.tiktoken", ranks_text(ranks))
     for split in sorted(splits, key="train".__eq__):
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split])

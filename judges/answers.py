@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from judges import helper
+from judges.rules import tagged_answer
 
 # A number, but not the 2 of x^2 or x2. A sign is part of it unless it may be a minus between two terms. The bound {1,6}
 # keeps the search linear in texts like ",111,111,...".
@@ -120,11 +121,6 @@ def boxed(text):
         if depth <= 0:
             return part[1:i] if i else part.split()[0]
     return part.lstrip("{")
-
-
-def tagged_answer(text):
-    """Return the content of the last <answer>, which may be cut off, or the whole text if there is no such tag."""
-    return text.rsplit("<answer>", 1)[-1].split("</answer>")[0].strip()
 
 
 def without_latex(text):

@@ -15,7 +15,7 @@ import shutil
 from typing import Any, NamedTuple
 
 import rewards
-from judges import fences, rules
+from judges import fences, formats
 from judges.fences import DEFINITIONS, MAX_SOURCE, PARTS, parse
 from judges.languages import LANGUAGES, SYNTAX
 from judges.sandbox import Sandbox, check_job
@@ -273,7 +273,7 @@ def quick_verdict(code, language):
     if not code.strip() or len(code) > MAX_SOURCE or language == "python":
         return parse(code)[0]
     return (
-        1.0 if (rules.parse_json(code) is not None if language == "json" else balanced(code)) else -1.0
+        1.0 if (formats.parse_json(code) is not None if language == "json" else balanced(code)) else -1.0
     )
 
 

@@ -1,18 +1,10 @@
 """
-Score the completions of a run: reward functions of a config, advantages, metrics and samples for the log.
+Score the completions of a run: reward functions of a config, advantages, and metrics for the log.
 """
 
-import contextlib
-import dataclasses
-import functools
-import importlib
 import itertools
-import json
 import math
 import operator
-import os
-import zlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,88 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-import checkpoint
-import config
-import data
-import diffusion
 import grpo
 import rewards
-import sample
 from data import texts
-from judges import model_judge, rules
-from system import hosts, sharding
+from system import hosts
 
 # ---- which rewards ---------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
-    """Give rows and reward functions of a Python program names, and yield the Config that uses these names.
-
-    rows: a list, {"train": list, "val"?: list} or None. fns: a function, a list, {name: fn} or None; the run trains on
-    all of them unless cfg.rewards names some. The names last as long as the context.
-    """
-    known = {name: rewards.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
-    for module in {rewards.ELSEWHERE[name] for name in known.keys() & rewards.ELSEWHERE.keys()}:
-        importlib.import_module(module)  # imported later, its functions would replace the user's
-    before = {name: rewards.REWARDS[name] for name in known.keys() & rewards.REWARDS.keys()}
-    if rows is not None:
-        splits = as_splits(rows)
-        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # so that no run is resumed on other rows
-        name = f"{len(splits['train']) + len(splits['val'])} {data.IN_MEMORY}, {number:08x}"
-        cfg, data.MEMORY[name] = dataclasses.replace(cfg, dataset=name), splits
-    try:
-        rewards.REWARDS.update(known)
-        yield dataclasses.replace(cfg, rewards=cfg.rewards or tuple(known))
-    finally:
-        for reward in known:
-            del rewards.REWARDS[reward]
-        rewards.REWARDS.update(before)
-        if rows is not None:
-            del data.MEMORY[name]
-
-
-def as_splits(rows):
-    """Turn the rows that a Python program gives into {"train": list, "val": list}.
-
-    rows: an iterable, or {split: iterable}. Without val, the last 5% of train are val."""
-    if isinstance(rows, (str, os.PathLike)):
-        name = str(rows)
-        raise ValueError(f"rows={name!r}: a file or a data set is named in the config, Config(dataset={name!r})")
-    given = rows if isinstance(rows, dict) else {"train": rows}
-    try:
-        splits = {
-            split: list(next((given[name] for name in names if name in given), ()))
-            for split, names in data.SPLITS.items()
-        }
-    except TypeError:
-        splits = {"train": []}
-    if not splits["train"] or given.keys() - set(itertools.chain(*data.SPLITS.values())):
-        raise ValueError(
-            f"rows={data.quote(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': rows}}"
-        )
-    if not splits["val"] and len(splits["train"]) == 1:
-        raise ValueError(f"rows: a single row, {data.quote(splits['train'][0])}, leaves none to evaluate: give "
-                         "two or more, or {'train': rows, 'val': rows}, which may be the same")  # fmt: skip
-    if not splits["val"]:
-        splits = {split: data.held_out_part(splits["train"], split, "the list of rows") for split in splits}
-    return splits
-
-
-def by_name(fns):
-    """Turn the reward functions of a Python program, one, a list or {name: fn}, into {name: fn}."""
-    if isinstance(fns, dict):
-        return fns
-    fns = fns if isinstance(fns, (list, tuple)) else [fns] if fns is not None else []
-    if strange := [fn for fn in fns if not callable(fn)]:
-        raise ValueError(
-            f"rewards: {strange[0]!r} is no function; what has a name already is named in the config, "
-            "Config(rewards=('exact',))"
-        )
-    named = {getattr(fn, "__name__", type(fn).__name__): fn for fn in fns}
-    if len(named) < len(fns):
-        raise ValueError("rewards: two functions have one name; give them as {name: function}")
-    return named
 
 
 class RewardFunctions(NamedTuple):
@@ -171,7 +87,8 @@ def try_rewards(cfg, fns, rows):
     A ValueError says which reward cannot read the row: the rows may be of another task. If the row's own completion
     earns nothing from a reward that knows the answer, that is printed."""
     row = next((row for row in rows if row.get("completion")), None)
-    later = {*rewards.FROM_MODELS, *rewards.ELSEWHERE}
+    programs = {name for name, module in rewards.ELSEWHERE.items() if module == rewards.PROGRAMS}
+    later = {*rewards.FROM_MODELS, *programs}
     given = {"groups": [0], "token_ids": [[0]], "max_length": [cfg.max_new_tokens], "tokens_per_pass": [1.0]}
     for name, fn in fns.items() if row else ():
         if name in later:
@@ -198,16 +115,11 @@ def try_rewards(cfg, fns, rows):
 def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
     """Load the rewards of a config, including those from models, and start the sandbox if they run programs."""
     names = cfg.rewards + cfg.eval_rewards
-    made = model_judge.load(cfg.judge_from, cfg.model.dtype) if cfg.judge_from else {}
-    if cfg.judge_from and not set(made) & set(names):
-        raise ValueError(
-            f"judge_from={cfg.judge_from!r} makes the reward {'judge' if 'judge' in made else 'coherence'!r}"
-            + (", and is not a judge: its head has not width 1" if "judge" not in made else "")
-            + f", but rewards are {', '.join(names) or 'none'}"
-        )
-    if "coherence" in names and "coherence" not in made and cfg.init_from:
-        params, _ = checkpoint.load(cfg.init_from, cfg.model.dtype, cfg.open_as)
-        made["coherence"] = model_judge.coherence(params, cfg.model, tok)
+    made = {}
+    if cfg.judge_from or "coherence" in names:
+        from judges import model_judge  # which other runs do not need
+
+        made = model_judge.rewards_of(cfg, tok, names)
     found = find_rewards(cfg, rows, **made)
     used = found.trained.keys() | found.eval_only.keys()
     tested = {"tests", "tests_all", "tests_fenced", "performance"} & used
@@ -338,37 +250,6 @@ def has_signal(scored: Any, cfg: Any) -> np.ndarray:
     return np.asarray((adv != 0).any(1))
 
 
-def right(scored: Any, adv: Any, cfg: Any) -> jax.Array:
-    """Tell which completions are right (B,), for nll_coef: those whose first reward reaches pass_at, whatever their
-    advantages (N, G); without pass_at, those with an advantage above 0."""
-    if cfg.pass_at is None:
-        return jnp.reshape(adv > 0, -1)
-    first = next(iter(scored.parts.values()))
-    return jnp.asarray(apply_pass_at(first, cfg) == 1)  # nan, no opinion, is not right
-
-
-# ---- evaluation ------------------------------------------------------------------------------------------------------
-
-
-def distinct_ngrams(completions, n=3):
-    """Return the fraction of n-grams of words in all completions that are different: near 0 if all are alike."""
-    grams = [gram for text in completions for gram in rules.ngrams(text, n)]
-    return len(set(grams)) / max(len(grams), 1)
-
-
-def main_reward(fns, eval_only):
-    """Name the reward behind val/greedy and pass_at: the first of eval_rewards, else of rewards, else None."""
-    return next(iter(eval_only or fns), None)
-
-
-def describe_metric(cfg: Any, fns: dict, eval_only: dict) -> str:
-    """Explain the metrics val/greedy and val/sampled in one line."""
-    name = main_reward(fns, eval_only)
-    if cfg.pass_at is None:
-        return f"val/greedy, val/sampled: the mean of {name}; with pass_at=1.0 the share of completions that earn 1"
-    return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
-
-
 def apply_pass_at(values, cfg):
     """Turn rewards into 1 (pass) or 0 if cfg.pass_at is set; nan, which is no opinion, stays."""
     if cfg.pass_at is None:
@@ -377,106 +258,13 @@ def apply_pass_at(values, cfg):
     return np.where(np.isnan(values), np.nan, values >= threshold)
 
 
-def denoising_animation(x, trace, length, cfg, tok):
-    """List [text of a token, step, probability] for the first row of tokens x (B, T), up to and including its end.
-
-    trace: step and logp (B, T) of the same; length: tokens of the completion before its end."""
-    first = (0, slice(cfg.max_prompt_len, cfg.max_prompt_len + length + 1))
-    ids, steps, logp = np.asarray(x[first]), np.asarray(trace["step"][first]), np.asarray(trace["logp"][first])
-    tokens = []
-    for i, step, p in zip(ids.tolist(), steps.tolist(), logp, strict=True):
-        tokens.append([tok.decode([i]) or "∎", step, round(math.exp(p), 4)])
-    return tokens
-
-
-def rate_metrics(name, scored, n, rewards_found, cfg):
-    """Average the main reward of n completions per prompt as val/`name`, with other metrics -> {metric: value}.
-
-    name: greedy or sampled. Prompts on which the main reward has no opinion are left out."""
-    names = [*rewards_found.trained, *rewards_found.eval_only]
-    each = apply_pass_at(scored.parts[main_reward(*rewards_found)].reshape(-1, n), cfg)
-    each = each[~np.isnan(each).all(1)]
-    of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
-    metrics = {f"val/{name}": float(of_prompts.mean())}
-    if len(each) > 1:
-        metrics[f"val/{name}_se"] = float(of_prompts.std(ddof=1) / len(each) ** 0.5)  # the standard error
-    if rewards_found.trained:
-        metrics[f"val/{name}_reward"] = rewards.mean(scored.total)
-    if len(names) > 1:
-        metrics |= {f"val/{name}/{part}": rewards.mean(scored.parts[part]) for part in names}
-    if n > 1:
-        metrics[f"val/pass@{n}"] = float(np.nanmax(each, 1).mean()) if len(each) else math.nan
-        metrics["val/distinct_3"] = distinct_ngrams(scored.texts)
-    if not len(each):
-        main = main_reward(*rewards_found)
-        tqdm.write(f"{cfg.dataset}/val: {main} has no opinion on any of the {len(scored.texts)} {name} completions")
-    return metrics
-
-
-def pass_rates(
-    cfg: Any, tok: Any, fns: dict, eval_only: dict, params: Any, key: Any, text: Any
-) -> tuple[dict[str, float], list[dict]]:
-    """Complete the rows of `text` (EncodedRows) and score them -> metrics, samples.
-
-    Once greedily, and eval_samples times at the run's temperature. val/greedy and val/sampled are means over prompts of
-    the main reward, or with pass_at of whether it passes. A sample is a dict for samples.jsonl, one per row.
-    """
-    arrays, n_rows = text.take(slice(None)), len(text.rows)
-    size = cfg.rollout_chunk or n_rows
-    n_samples = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
-    metrics: dict[str, float] = {}
-    samples: list[dict] = [{"prompt": texts.readable_prompt(row)} for row in text.rows]
-    for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):
-        plan = sample.plan(cfg, temperature)
-        keys = [sample.row_keys(jax.random.fold_in(key, i), n_rows) for i in range(n)]
-        filled = [sample.fill_rows(params, row_keys, arrays, cfg, plan, size) for row_keys in keys]
-        columns = [texts.completion_ids(x, tok, cfg) for x, _ in filled]
-        if name == "greedy":
-            x, trace = filled[0]
-            samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
-        ids = [row for completions in zip(*columns, strict=True) for row in completions]
-        fast = [written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends) for x, trace in filled]
-        scored = score(fns, eval_only, cfg, tok, text.rows, ids, n, np.stack(fast, 1).reshape(-1))
-        for i, shown in enumerate(samples):
-            texts_of_row = scored.texts[i * n : (i + 1) * n]
-            shown[name] = texts_of_row[0] if n == 1 else texts_of_row
-        if fns or eval_only:
-            metrics |= rate_metrics(name, scored, n, RewardFunctions(fns, eval_only), cfg)
-        metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
-        if n > 1 and fns:
-            table = reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
-            adv = np.asarray(grpo.advantages(table, **advantage_settings(table, cfg))).tolist()
-            totals = scored.total.reshape(-1, n).tolist()
-            for i, shown in enumerate(samples):
-                shown["rewards"] = totals[i]
-                shown["advantages"] = [round(value, 4) for value in adv[i]]
-    for shown, row in zip(samples, text.rows, strict=True):
-        shown["columns"] = scoring_columns(row)
-    return metrics, samples
-
-
-def scoring_columns(row):
-    """Choose the columns with which rewards.py can score the samples of a row again."""
-    reference = {name: row["completion"] for name in ("reference", "answer") if "completion" in row}
-    return reference | {name: value for name, value in row.items() if name not in ("prompt", "completion")}
-
-
-@functools.partial(jax.jit, static_argnames=("cfg", "start"))
-def likelihood(params, batch, key, cfg, start):
-    """Compute `diffusion.likelihood`, compiled."""
-    return diffusion.likelihood(params, batch, key, cfg, start=start)
-
-
-def likelihoods(params: Any, held_out: texts.EncodedRows, shape: Any, cfg: Any):
-    """Bound the log-likelihood of N held-out texts under a model of this shape, a ModelConfig -> (N,) in nats.
-
-    The masks of row i depend only on i, so models and texts are compared under the same ones."""
-
-    def some(batch, keys):
-        return likelihood(params, batch, keys, shape, cfg.max_prompt_len)
-
-    keys = sample.row_keys(jax.random.key(0), len(held_out.rows))
-    return np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), held_out.take(slice(None)), keys), float)
+def right(scored: Any, adv: Any, cfg: Any) -> jax.Array:
+    """Tell which completions are right (B,), for nll_coef: those whose first reward reaches pass_at, whatever their
+    advantages (N, G); without pass_at, those with an advantage above 0."""
+    if cfg.pass_at is None:
+        return jnp.reshape(adv > 0, -1)
+    first = next(iter(scored.parts.values()))
+    return jnp.asarray(apply_pass_at(first, cfg) == 1)  # nan, no opinion, is not right
 
 
 # ---- the log of an iteration -----------------------------------------------------------------------------------------

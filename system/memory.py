@@ -21,7 +21,6 @@ import model
 from config import Config
 from model import ModelConfig
 from system import kernels, sharding
-from variants import lora
 
 
 class Rows(NamedTuple):  # on all devices together
@@ -49,7 +48,7 @@ def count_rows(cfg: Config) -> Rows:
 
 def copies_per_text(cfg):
     """Count the noisy copies of each text."""
-    return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else 1 + cfg.paired
+    return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else config.copies(cfg)
 
 
 def is_scored_exactly(cfg):
@@ -112,11 +111,14 @@ def weight_bytes(cfg):
     """Estimate the bytes of the parameters and of every array of their shape -> {purpose: bytes}, over all devices."""
     m, n, wide = cfg.model, n_params(cfg), bytes_per_number(cfg.model)
     trained, params = n, 4 * n + (2 * n if wide == 2 else 0)  # float32, and a copy cast to 16 bits
-    if cfg.lora_rank:
-        adapters = lora.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
-        trained = sum(map(math.prod, adapters.values())) + (m.d_model if cfg.objective == "judge" else 0)
+    if config.has_frozen_base(cfg):
+        from system import adapters  # other runs do not load them
+
+        shapes = adapters.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
+        trained = sum(map(math.prod, shapes.values())) + (m.d_model if cfg.objective == "judge" else 0)
         params = wide * n + 4 * trained
-    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank
+    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload
+    has_reference = has_reference and not config.has_frozen_base(cfg)
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
     return {
         "params": params,
@@ -231,9 +233,10 @@ def scoring_flops(cfg):
         return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)
     copies = rows / rows_per_copy(cfg)
     # A shifted model reads the first token of each block from the clean text.
-    text = new if cfg.model.shift or cfg.causal_weight else 0
+    next_tokens = getattr(cfg, "causal_weight", 0)  # variants/joint.py
+    text = new if cfg.model.shift or next_tokens else 0
     return pass_flops(cfg, copies, new, columns, T + columns, new) + pass_flops(
-        cfg, copies / copies_per_text(cfg), text if cfg.causal_weight else 0, T, T, text
+        cfg, copies / copies_per_text(cfg), text if next_tokens else 0, T, T, text
     )
 
 

@@ -19,7 +19,6 @@ import model
 import rl
 import runs
 from system import hosts, sharding, start
-from variants import lora
 
 
 def check_finite(step, updates, notes, last, cfg):
@@ -85,7 +84,7 @@ def setup(cfg, claims, train):
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = rl.optimizer(cfg)
-    params, base = sharding.shard(lora.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
+    params, base = sharding.shard(rl.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     run, resuming = checkpoint.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
     other = start.load_reference(cfg) if start.has_reference(cfg) and cfg.ref_from and not resuming else None
 

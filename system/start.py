@@ -21,7 +21,6 @@ from data import texts
 from judges import scores
 from model import ModelConfig
 from system import disk, hosts, huggingface, kernels, memory
-from variants import preferences
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -56,7 +55,9 @@ def check(cfg):
                              "were taken: use a bound, such as logp_est='coupled_elbo'")  # fmt: skip
         scores.check_early(cfg)
     if cfg.objective == "dpo":
-        preferences.check_early(cfg)
+        from variants import dpo  # a run loads only its own objective
+
+        dpo.check_early(cfg)
     first = config.base_runs(cfg)[-1]
     if first is not cfg and not first.init_from:  # a base that is made from scratch: its shape is known
         check_shape(cfg, first.model)
@@ -64,8 +65,10 @@ def check(cfg):
 
 def check_shape(cfg, shape):
     """Refuse a run that a model of this shape cannot do or is too large for."""
-    if cfg.lora_rank:
-        huggingface.check_targets(shape, cfg.lora_targets)
+    if config.has_frozen_base(cfg):
+        from system import adapters  # for a run with LoRA
+
+        adapters.check_targets(shape, cfg.lora_targets)
     memory.check_fits(cfg, shape)
 
 
@@ -79,7 +82,7 @@ def find_sources(cfg, train):
         folder = checkpoint.find(find_or_train(cfg.init_from, train, config.base_run(cfg)))
         cfg = dataclasses.replace(cfg, init_from=os.path.abspath(folder), base=())
     if cfg.eval_only:
-        cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)  # only the weights are used
+        cfg = dataclasses.replace(cfg, use=tuple(s for s in cfg.use if not s.freezes), ema_decay=None)  # only weights
         if not (resumed or cfg.init_from):
             raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
     return resumed, cfg
@@ -125,7 +128,11 @@ def find_checkpoint(cfg):
     start = base.out_dir if base else cfg.init_from
     if start and not config.is_inside(was["init_from"] or "", start):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
-    start = huggingface.read_adapters(folder)[0] if cfg.resume and cfg.lora_rank else was["init_from"]
+    start = was["init_from"]
+    if cfg.resume and config.has_frozen_base(cfg):
+        from system import adapters
+
+        start = adapters.read_adapters(folder)[0]
     return dataclasses.replace(cfg, init_from=start, open_as=was.get("open_as") or cfg.open_as, base=()), folder
 
 
@@ -153,7 +160,7 @@ def check_same_run(cfg, was, folder):
 
 def open_sources(resumed, cfg):
     """Open the model that `find_sources` found, or the tokenizer of a model made from scratch -> Prepared."""
-    if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
+    if folder := cfg.init_from if config.has_frozen_base(cfg) else resumed or cfg.init_from:
         params, tok, shape = open_model(cfg, folder, cfg.adapt and not resumed)
     else:
         params, tok = None, data.tokenizer(cfg.dataset)
@@ -170,7 +177,7 @@ def open_model(cfg, folder, adapting):
     """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
         check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, cfg.open_as)))
-    dtype = cfg.model.dtype if cfg.lora_rank else "float32"  # a frozen base is cast once
+    dtype = cfg.model.dtype if config.has_frozen_base(cfg) else "float32"  # a frozen base is cast once
     params, shape = checkpoint.load(folder, dtype, cfg.open_as)
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
@@ -234,7 +241,8 @@ def reference_dtype(cfg: Config) -> str:
 
 def has_reference(cfg: Config) -> bool:
     """True if the State of a run has a reference: grpo or dpo with a kl_beta. With LoRA the base is used instead."""
-    return cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0 and not cfg.lora_rank and not cfg.eval_only
+    compares = cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0
+    return compares and not config.has_frozen_base(cfg) and not cfg.eval_only
 
 
 def load_reference(cfg: Config) -> dict:

@@ -992,7 +992,7 @@ def drafted(params, run, arrays, score, sizes, ways, options):
 
 
 def gpu(options):
-    """all that a GPU should be asked, in one call of less than 9 minutes; each part is a process of its own"""
+    """all that a GPU should be asked, in one call of about 10 minutes; each part is a process of its own"""
     import gpu as parts  # which uses this file
     parts.main(options)
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import checkpoint
-import config
+import diffusion
 import grpo
 import rl
 import runs
 from judges import scores
+from variants import joint
+from variants import paired as pairs
 
 # Keys that no compiled function depends on: where a run reads and writes, and when it does what.
 FREE = ("out_dir dataset init_from resume eval_only seed rewards eval_rewards eval_interval save_interval log_interval "
@@ -40,16 +42,12 @@ def flat(tree):
     return {path: np.asarray(x) for path, x in checkpoint.leaves(tree).items()}
 
 
-def in_sections(keys):
-    """Put the keys of variants among {key: value} into their sections -> the keywords of Config."""
-    own, others = {}, {}
-    for name, value in keys.items():
-        if of := config.keys_of_variants().get(name):
-            others.setdefault(of, {})[name] = value
-        else:
-            own[name] = value
-    sections = tuple(config.variant(of).Keys(**values) for of, values in others.items())
-    return own | ({"use": own.get("use", ()) + sections} if sections else {})
+def noise_of(key, batch, cfg, norm="token", paired=False, causal_weight=0.0):
+    """Draw the masks of a batch as a run with these keys does."""
+    draw = pairs.noise if paired else diffusion.noise
+    if causal_weight:
+        return joint.noise(key, batch, cfg, norm, draw, causal_weight)
+    return draw(key, batch, cfg, norm)
 
 
 def batches_of(task, policy, key, **more):

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data
+from data import learn
 from data.code import prepare as code
 from data.code.families import FAMILIES, SLOTS
 from data.countdown import prepare as countdown
@@ -77,11 +78,12 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {REPOSITORY!r})
 import data
+from data import learn
 time.sleep(0.5)
 here = Path(__file__).parent
 (here / "runs").open("a").write("x")
 rows = [{{"prompt": str(i)}} for i in range(2000)]
-data.save(here, {{"train": rows, "val": rows[:100]}}, data.Tokenizer.train(["aaaa bbbb"] * 9, 262).vocab)
+data.save(here, {{"train": rows, "val": rows[:100]}}, learn.tokenizer(["aaaa bbbb"] * 9, 262).vocab)
 """
 
 
@@ -241,7 +243,7 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path):
 def test_the_tokenizer_of_a_folder_is_its_own_or_bytes(tmp_path):
     path = file(tmp_path, "train.jsonl", jsonl(ROWS))
     assert data.tokenizer(path) == data.tokenizer(tmp_path) == data.Tokenizer.bytes()
-    data.Tokenizer.train(["aaaa bbbb"] * 9, 262).save(tmp_path)
+    learn.tokenizer(["aaaa bbbb"] * 9, 262).save(tmp_path)
     assert data.tokenizer(tmp_path).vocab_size == 262
 
 
@@ -830,7 +832,7 @@ def test_a_data_set_has_many_rows_and_none_is_in_both_splits(name, least):
 def test_a_data_set_with_words_has_a_tokenizer_of_its_own(name):
     prepare = {"code": code, "words": words, "grammar": grammar}[name]
     texts = [row["prompt"] + row["completion"] for row in build(name)["train"]]
-    tok = data.Tokenizer.train(texts, prepare.VOCAB)
+    tok = learn.tokenizer(texts, prepare.VOCAB)
     assert tok.vocab_size <= prepare.VOCAB and tok.mask_id < prepare.VOCAB
     mean = np.mean([len(tok.encode(text)) for text in texts[:500]])
     assert mean < {"code": 52, "words": 52, "grammar": 20}[name]

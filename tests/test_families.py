@@ -15,7 +15,7 @@ import model
 import sample
 import train
 from data import bpe
-from system import huggingface, start
+from system import families, huggingface, start
 from tools import complete, plan
 from variants import blocks, caches
 
@@ -74,7 +74,7 @@ def a2d_folder(folder, kind, **changes):
     base, shape = A2D[kind]
     theirs = random_torch(base, **shape)
     theirs.save_pretrained(folder)
-    edit(folder, model_type=kind, architectures=[huggingface.FAMILIES[kind].architecture], **changes)
+    edit(folder, model_type=kind, architectures=[families.FAMILIES[kind].architecture], **changes)
     (folder / "added_tokens.json").write_text(json.dumps({"<|endoftext|>": 38, "<|mask|>": MASK}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<|mask|>"}))
     return theirs
@@ -401,7 +401,7 @@ def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switc
     (x, plain), (y, cached) = found
     np.testing.assert_array_equal(x, y)
     np.testing.assert_allclose(plain["logp"], cached["logp"], atol=1e-5)
-    of_blocks = dict(block=blocks.number(valid, 7, cfg), first_of_block=blocks.first_of_block(valid, 7, cfg))
+    of_blocks = dict(cfg=cfg, valid=valid)
     views = diffusion.views(KEY, "trace", z == 4, step=cached["step"], n=4, **of_blocks)
     np.testing.assert_allclose(diffusion.token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""judges/model_judge.py: pairs, the loss, calibration, and the judge and the likelihood of a model as rewards."""
+"""judges/model_judge.py, variants/judge.py: pairs, the loss, calibration, the judge and the likelihood as rewards."""
 import json
 import math
 
@@ -12,6 +12,7 @@ import rewards
 from data import Tokenizer
 from judges import model_judge
 from system import huggingface
+from variants import judge
 
 TOK = Tokenizer.bytes()
 IDS = dict(vocab_size=259, mask_id=TOK.mask_id, eos_id=TOK.eos_id, pad_id=TOK.pad_id)
@@ -124,17 +125,17 @@ def test_coherence_of_a_causal_model_is_its_exact_log_prob():
 
 
 def test_the_worse_text_of_a_pair_is_another_text():
-    p = model_judge.make_pairs(ROWS, seed=0)
+    p = judge.make_pairs(ROWS, seed=0)
     assert len(p.prompts) == len(p.better) == len(p.worse) == len(p.kinds) > 30
     assert all(a != b for a, b in zip(p.better, p.worse, strict=True))
     assert set(p.kinds) == {"swapped", "lost", "replaced", "another row"}
-    assert model_judge.make_pairs(ROWS, seed=0) == p != model_judge.make_pairs(ROWS, seed=1)
+    assert judge.make_pairs(ROWS, seed=0) == p != judge.make_pairs(ROWS, seed=1)
 
 
 def test_the_text_of_another_row_is_only_worse_where_there_is_a_prompt():
-    p = model_judge.make_pairs([row | {"prompt": ""} for row in ROWS], seed=0)
+    p = judge.make_pairs([row | {"prompt": ""} for row in ROWS], seed=0)
     assert set(p.kinds) == {"swapped", "lost", "replaced"}
-    assert model_judge.make_worse(np.random.default_rng(0), "x", "other", False) == ("", "lost")
+    assert judge.make_worse(np.random.default_rng(0), "x", "other", False) == ("", "lost")
 
 
 def test_texts_are_as_wide_as_the_longest_needs_and_what_is_cut_is_said(capsys):
@@ -142,9 +143,9 @@ def test_texts_are_as_wide_as_the_longest_needs_and_what_is_cut_is_said(capsys):
     assert shape(["a"], ["b"]) == (1, 16) and shape([], []) == (0, 16)
     tokens, valid = model_judge.encode(["ab", "a"], ["c" * 20, "d"], TOK, 64)
     assert tokens.shape == (2, 24) and valid.sum(1).tolist() == [23, 3]
-    model_judge.encode_pairs(model_judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 64)
+    judge.encode_pairs(judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 64)
     assert not capsys.readouterr().out
-    batch = model_judge.encode_pairs(model_judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 8)
+    batch = judge.encode_pairs(judge.Pairs(["p"], ["c" * 20], ["d"], ["x"], None), TOK, 8)
     assert batch["better"].shape == (1, 8) and "1 of 2 texts, the longest of 22 tokens" in capsys.readouterr().out
 
 
@@ -152,7 +153,7 @@ def test_swapping_keeps_the_words_and_losing_loses_some():
     rng = np.random.default_rng(0)
     text = "a b c d e f"
     for _ in range(50):
-        worse, kind = model_judge.make_worse(rng, text, "x y")
+        worse, kind = judge.make_worse(rng, text, "x y")
         words = sorted(worse.split())
         assert {"swapped": words == text.split(), "lost": set(words) < set(text.split()), "another row": worse == "x y",
                 "replaced": len(words) == 6 and len(set(words) - set(text.split())) == 1}[kind]  # fmt: skip
@@ -160,40 +161,40 @@ def test_swapping_keeps_the_words_and_losing_loses_some():
 
 def test_every_second_text_is_refilled_by_a_generator_if_there_is_one():
     refill = lambda rows, seed: ([row["completion"] for row in rows[:-1]] + ["made up"], ["filled"] * len(rows))
-    p = model_judge.make_pairs(ROWS, 0, refill)
+    p = judge.make_pairs(ROWS, 0, refill)
     assert p.worse[p.kinds.index("filled")] == "made up" and p.kinds.count("filled") == 1  # rightly filled: no pair
 
 
 def test_preferences_and_scores_of_the_user_are_taken_as_they_are():
-    p = model_judge.make_pairs([{"prompt": "p", "chosen": "a", "rejected": "b"}], 0)
+    p = judge.make_pairs([{"prompt": "p", "chosen": "a", "rejected": "b"}], 0)
     assert (p.better, p.worse) == (["a"], ["b"])
-    assert model_judge.make_pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0).scores == [0.25]
+    assert judge.make_pairs([{"prompt": "p", "completion": "a", "score": 0.25}], 0).scores == [0.25]
     for wrong in (7, -0.1, float("nan"), float("inf")):  # the loss would be nan, and the learning rate blamed for it
         rows = [{"prompt": f"p{s}", "completion": "a", "score": s} for s in (0, 0.5, wrong, wrong)]
         with pytest.raises(ValueError, match=f"but 2 of 4 do not; the first is score={wrong:g}, of .* 'p{wrong}'"):
-            model_judge.make_pairs(rows, 0)
+            judge.make_pairs(rows, 0)
     with pytest.raises(ValueError, match="prompt, answer"):
-        model_judge.make_pairs([{"prompt": "p", "answer": "a"}], 0)
+        judge.make_pairs([{"prompt": "p", "answer": "a"}], 0)
 
 
 # ---- learning ----
 
 
 def test_the_loss_is_bradley_terry_and_the_cross_entropy_of_being_better():
-    batch = model_judge.encode_pairs(model_judge.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 8)
+    batch = judge.encode_pairs(judge.Pairs(["p"], ["good"], ["bad"], ["x"], None), TOK, 8)
     b, w = (float(model.score(SCORER, batch[s], CFG, batch[s + "_valid"])[0]) for s in ("better", "worse"))
     log_sigmoid = lambda s: -math.log1p(math.exp(-s))
     expected = -log_sigmoid(b - w) - (log_sigmoid(b) + log_sigmoid(-w)) / 2
-    value, metrics = model_judge.loss(SCORER, batch, CFG)
+    value, metrics = judge.loss(SCORER, batch, CFG)
     assert float(value) == pytest.approx(expected, rel=1e-5) and float(metrics["pair_acc"]) == (b > w)
 
 
 def test_with_scores_the_loss_is_least_where_the_sigmoid_is_the_score():
-    pairs = model_judge.Pairs(["p"], ["x"], ["x"], ["scored"], np.array([0.8], np.float32))
-    batch = model_judge.encode_pairs(pairs, TOK, 8)
+    pairs = judge.Pairs(["p"], ["x"], ["x"], ["scored"], np.array([0.8], np.float32))
+    batch = judge.encode_pairs(pairs, TOK, 8)
     h = np.asarray(model.trunk(SCORER, batch["better"], CFG, batch["better_valid"])).astype(np.float64)
     pooled = (h * batch["better_valid"][..., None]).sum(1)[0] / batch["better_valid"].sum()
-    at = lambda p: float(model_judge.loss(
+    at = lambda p: float(judge.loss(
         SCORER | {"head": jnp.asarray(pooled / (pooled @ pooled) * math.log(p / (1 - p)), jnp.float32)[:, None]},
         batch, CFG)[0])  # fmt: skip
     assert at(0.8) < min(at(0.7), at(0.9)) and at(0.8) == pytest.approx(0.5004, abs=1e-3)
@@ -201,11 +202,11 @@ def test_with_scores_the_loss_is_least_where_the_sigmoid_is_the_score():
 
 def test_calibration_error_is_zero_when_chances_come_true_and_not_else():
     better, worse = np.full(80, 0.85), np.concatenate([np.full(14, 0.85), np.full(66, 0.05)])
-    assert model_judge.calibration_error(better, worse) == pytest.approx(0.02 + 0.01, abs=0.011)
-    assert model_judge.calibration_error(np.full(50, 0.99), np.full(50, 0.99)) == pytest.approx(0.49)
+    assert judge.calibration_error(better, worse) == pytest.approx(0.02 + 0.01, abs=0.011)
+    assert judge.calibration_error(np.full(50, 0.99), np.full(50, 0.99)) == pytest.approx(0.49)
 
 
 def test_the_report_names_the_kinds_of_pairs():
-    p = model_judge.Pairs(["p"] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"], None)
-    out = model_judge.pair_metrics(np.array([1, 2, 3, 4.0]), np.array([0, 3, 0, 0.0]), p)
+    p = judge.Pairs(["p"] * 4, list("abcd"), list("efgh"), ["x", "x", "y", "y"], None)
+    out = judge.pair_metrics(np.array([1, 2, 3, 4.0]), np.array([0, 3, 0, 0.0]), p)
     assert (out["val/pair_acc"], out["val/pair_acc/x"], out["val/pair_acc/y"]) == (0.75, 0.5, 1.0)

@@ -21,13 +21,13 @@ import model
 import rl
 import train
 from judges import model_judge
-from system import disk, huggingface
+from system import adapters, disk, huggingface
 from system.start import count_params, prepare
 from tools import complete
 from variants import lora
 
 KEY = jax.random.key(0)
-ALL = config.Config.lora_targets
+ALL = lora.TARGETS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,7 +62,7 @@ def saved(tmp_path):
         huggingface.save(tmp_path / "base", base, cfg)
         new = trained_adapters(cfg, targets, rank)
         new = new | ({"head": 0.1 * jax.random.normal(KEY, (cfg.d_model, 1))} if n_out else {})
-        disk.write_files(tmp_path / "lora", huggingface.adapter_files(new, cfg, str(tmp_path / "base"), alpha))
+        disk.write_files(tmp_path / "lora", adapters.adapter_files(new, cfg, str(tmp_path / "base"), alpha))
         return base, new, tmp_path / "lora"
     return write
 
@@ -143,7 +143,7 @@ def test_a_base_may_be_adapters_of_a_base_itself(saved, tmp_path):
     cfg = SAVED["llada"]
     base, first, folder = saved(cfg)
     second = trained_adapters(cfg, ("o",), 2)
-    disk.write_files(tmp_path / "second", huggingface.adapter_files(second, cfg, str(folder), 4.0))
+    disk.write_files(tmp_path / "second", adapters.adapter_files(second, cfg, str(folder), 4.0))
     close(logits(checkpoint.load(tmp_path / "second")[0], TOKENS, cfg),
           logits(lora.adapted(checkpoint.load(folder)[0], second, 4.0), TOKENS, cfg), 1e-5)  # fmt: skip
 

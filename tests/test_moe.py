@@ -23,7 +23,7 @@ import model
 import runs
 import sample
 import train
-from system import disk, huggingface, memory, sharding
+from system import adapters, disk, families, huggingface, memory, sharding
 from system.start import adapt, prepare
 from tools import complete, plan
 from variants import blocks, lora, moe
@@ -39,7 +39,8 @@ SIGMOID = dict(routing="sigmoid", norm_routing=True, routing_scale=2.5, expert_g
 
 def changed(cfg, **values):
     """A copy with these values, of the ModelConfig or of its experts."""
-    return config.with_values(cfg, values)
+    own = {name: values.pop(name) for name in [*values] if name in model.ModelConfig.__dataclass_fields__}
+    return dataclasses.replace(cfg, **own, use=config.with_values(cfg.use, values, "Shape"))
 
 
 QWEN3 = changed(SMALL, causal=True, shift=True, d_head=16, norm_routing=True, mask_id=40)
@@ -355,7 +356,7 @@ def saved(tmp_path):
     return save
 
 
-@pytest.mark.parametrize("kind", [kind for kind in huggingface.FAMILIES if kind != "llada2_moe"])
+@pytest.mark.parametrize("kind", [kind for kind in families.FAMILIES if kind != "llada2_moe"])
 def test_every_family_refuses_to_turn_a_share_of_a_head(kind, tmp_path):
     disk.write_json(tmp_path / "config.json", {"model_type": kind, "partial_rotary_factor": 0.5})
     with pytest.raises(ValueError, match="partial_rotary_factor=0.5 is not supported"):
@@ -363,7 +364,8 @@ def test_every_family_refuses_to_turn_a_share_of_a_head(kind, tmp_path):
 
 
 @pytest.mark.parametrize("changes, named", [
-    (dict(d_expert=None), "d_expert=None: expected a whole number"), (dict(d_expert=0), "d_expert=0"), (dict(n_experts=0), "n_experts=0"),
+    (dict(d_expert=None), "d_expert=None: expected a whole number"), (dict(d_expert=0), "d_expert=0"),
+    (dict(n_experts=0), "n_experts=0"),
     (dict(routing="top"), "routing='top': one of softmax, sigmoid"), (dict(n_shared=-1), "n_shared=-1"),
     (dict(experts_per_token=0), "experts_per_token=0"), (dict(first_dense=2), "first_dense=2: expected 0 to 1"),
     (dict(expert_groups=8), "each needs two experts"), (dict(expert_groups=0), "expert_groups=0"),
@@ -383,8 +385,7 @@ def test_experts_are_asked_for_at_the_terminal_by_the_name_of_their_file():
     for wrong, message in (("--first_dense=9", "first_dense=9: expected 0 to"), ("--routing=top", "one of softmax")):
         with pytest.raises(ValueError, match=message):
             config.load([*words, wrong])
-    with pytest.raises(ValueError, match=r"n_experts is a key of variants/moe.py: add --use=moe, in Python use=\(moe.Sh"):
-        config.load(["config/text.py", "--n_experts=4"])
+    assert config.load(["config/text.py", "--n_experts=4"]).model.use == (moe.Shape(n_experts=4),)
 
 
 def test_a_mixture_that_no_family_has_is_named_when_saving(tmp_path):
@@ -411,9 +412,9 @@ def test_a_causal_mixture_becomes_a_block_model():
 
 
 def test_adapters_stand_where_a_folder_has_one_matrix():
-    assert huggingface.adaptable(QWEN3) == ["q", "k", "v", "o"] and huggingface.adaptable(OURS) == ["o"]
+    assert adapters.adaptable(QWEN3) == ["q", "k", "v", "o"] and adapters.adaptable(OURS) == ["o"]
     dense = model.ModelConfig(qk_norm=True, causal=True, shift=True)
-    assert huggingface.adaptable(dense) == [*config.Config.lora_targets]
+    assert adapters.adaptable(dense) == [*lora.TARGETS]
 
 
 @pytest.mark.parametrize("name, targets", [("qwen3_moe", ("q", "v")), pytest.param("llada2_moe", ("o",), marks=SLOW)])
@@ -421,7 +422,7 @@ def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, targets
     cfg, folder = KINDS[name], saved(name)
     new = lora.adapters(KEY, cfg, targets, 2)
     new = {"blocks": {n: x if n.endswith("_a") else 0.1 + x for n, x in new["blocks"].items()}}
-    disk.write_files(tmp_path / "lora", huggingface.adapter_files(new, cfg, str(folder), 4.0))
+    disk.write_files(tmp_path / "lora", adapters.adapter_files(new, cfg, str(folder), 4.0))
     merged, shape = checkpoint.load(tmp_path / "lora")
     want = model.logits(lora.adapted(start(cfg), new, 4.0), TOKENS, cfg)[..., :37]
     close(model.logits(merged, TOKENS, shape)[..., :37], want, 1e-5)

@@ -13,6 +13,7 @@ from browser import needs_browser
 import data
 import model
 import sample
+from data import foreign, learn
 from judges import rules
 from sample import Plan
 from system import huggingface
@@ -150,7 +151,7 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(browser, all_kinds):
 @needs_browser
 @pytest.mark.parametrize("kind", ["bytes", pytest.param("trained", marks=pytest.mark.slow)])
 def test_texts_become_the_tokens_of_the_tokenizer_and_back(kind, browser, tmp_path):
-    tok = TOK if kind == "bytes" else data.Tokenizer.train([HOSTILE, "the other thing 123 123\n    then"] * 9, 300)
+    tok = TOK if kind == "bytes" else learn.tokenizer([HOSTILE, "the other thing 123 123\n    then"] * 9, 300)
     shown(browser, tmp_path / "tokens.html", [loaded("plain", tok=tok)], n_new=5)
     texts = [HOSTILE, "", "1_3__", "the _ thing", "f(x_1) __init__", r"1\_3_ \__", "a<|mask|>b<|eos|>",
              "e\u0301 123\n    the", "né_ _è a1_2 _"]  # fmt: skip
@@ -524,11 +525,11 @@ def test_a_model_that_the_page_cannot_run_is_refused(changes, message, tmp_path)
 def test_large_models_judges_other_tokenizers_and_chats_are_refused(tmp_path):
     one, setting = loaded("plain"), page.Setting(Plan(), 8, 0)
     other = data.Tokenizer.from_ranks({bytes([b]): b for b in range(256)} | {b"ab": 256})
-    foreign = data.Tokenizer(TOK.vocab, TOK.specials, TOK.roles, TOK.content(), bos=("<|eos|>",))
+    elsewhere = foreign.Foreign(TOK.vocab, TOK.specials, TOK.roles, TOK.content(), bos=("<|eos|>",))
     for models, message in [
         ([one._replace(params={"x": np.zeros(5_000_001)})], "has 5,000,001 parameters, and a page takes at most 5,0"),
         ([one._replace(params=model.init(jax.random.key(0), one.cfg, 1))], "is a judge"),
-        ([one._replace(tok=foreign)], "has a tokenizer from elsewhere"),
+        ([one._replace(tok=elsewhere)], "has a tokenizer from elsewhere"),
         ([one, loaded("plain", tok=other)], "have two tokenizers"),
         ([one._replace(trained={"instruction": "Add."})], "was trained with instruction='Add.'"),
         ([one._replace(params=jax.tree.map(lambda w: w * 1e6, one.params))], "weights that float16 cannot hold"),

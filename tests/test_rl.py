@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import advantages, as_iterate, batches_of, compiled_once, flat, in_sections, kept_in_16_bits
+from shared import advantages, as_iterate, batches_of, compiled_once, flat, kept_in_16_bits
 
 import checkpoint
 import config
@@ -30,10 +30,10 @@ import sample
 import train
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
-from judges import model_judge, scores
-from system import collapse, huggingface, setup
+from judges import scores
+from system import collapse, evaluation, huggingface, in_memory, setup
 from system.start import prepare, with_ids
-from variants import dynamic_sampling, entropy
+from variants import dynamic_sampling, entropy, judge, quadrature, strata  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing
@@ -79,7 +79,7 @@ def tiny(place, tmp_path):
     """tiny(key=value, ...) -> the Config of a GRPO run of seconds."""
     fixed = dict(objective="grpo", dataset=str(place), init_from=f"{place}/base", rewards=(f"{place}/my.py:digits",),
                  group_size=4, batch_size=4, max_iters=4, eval_interval=4, save_interval=2, log_interval=1)  # fmt: skip
-    return lambda **changes: config.Config(**in_sections(SECONDS | fixed | dict(out_dir=f"{tmp_path}/out") | changes))
+    return lambda **changes: config.Config(**SECONDS | fixed | dict(out_dir=f"{tmp_path}/out") | changes)
 
 
 def begin(cfg):
@@ -241,7 +241,7 @@ def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
         return -jnp.sum(counts * b.views.share * logp) / counts.sum()
 
     def loss(nll_coef):
-        return lambda params: rl.policy_loss(params, b, config.with_values(cfg, {"nll_coef": nll_coef}))[0]
+        return lambda params: rl.policy_loss(params, b, dataclasses.replace(cfg, nll_coef=nll_coef))[0]
 
     by_hand, with_it, without = (jax.jit(jax.grad(of))(state.params) for of in (nll, loss(1.0), loss(0.5)))
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(by_hand)) > 0.01
@@ -694,7 +694,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"max_prompt_len": 1}, "max_new_tokens=4: 80 left out: prompt longer than 1 tokens (the longest has 2)"),
     ({"logp_est": "coupled", "p_mask_prompt": 0.15}, "p_mask_prompt=0.15 changes nothing here"),
     ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
-    ({"paired": True}, "paired=True changes nothing here, it is for objective='pretrain'"),
+    ({"paired": True}, "paired=True changes nothing with objective='grpo': leave it out"),
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
     ({"adv_norm": "mean", "reward_norm": "each"}, "set reward_norm='sum'"),
@@ -731,7 +731,7 @@ def test_bits_per_byte_counts_the_bytes_of_windows_that_cut_characters(tmp_path,
     (tmp_path / "rows.jsonl").write_text("".join(text))
     cfg = config.Config(**SECONDS | dict(max_prompt_len=0, max_new_tokens=7), dataset=f"{tmp_path}/rows.jsonl")
     cfg, tok, *_ = prepare(cfg, train.train)
-    monkeypatch.setattr(scores, "pass_rates", lambda *_: ({}, []))
+    monkeypatch.setattr(evaluation, "pass_rates", lambda *_: ({}, []))
     task = train.pretrain(cfg, tok, None)
     out, _ = task.evaluate(rl.State(0, task.init(KEY), (), None, None), KEY)
     assert out["val/bits_per_byte"] == pytest.approx(out["val/nelbo"] / np.log(2))  # a token is a byte here
@@ -753,7 +753,7 @@ def test_held_out_rows_without_a_completion_are_filled_and_have_no_likelihood(tm
     asked = [*(rows[0] | more for more in completion), {"prompt": "e", "answer": "ee"}]
     (tmp_path / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     cfg, tok, *_ = prepare(config.Config(**SECONDS, dataset=str(tmp_path)), train.train)
-    monkeypatch.setattr(scores, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
+    monkeypatch.setattr(evaluation, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
     task = train.pretrain(cfg, tok, None)
     out, _ = task.evaluate(rl.State(0, task.init(KEY), (), None, None), KEY)
     assert out["rows"] == len(asked) and (5 < out["val/nelbo"] < 9 if completion else np.isnan(out["val/nelbo"]))
@@ -764,11 +764,11 @@ def test_a_judges_generator_fills_all_windows_of_a_text_and_what_has_no_room_is_
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = config.Config(**SECONDS | dict(max_new_tokens=6), dataset=f"{tmp_path}/rows.jsonl", objective="judge",
                         init_from="a model")  # fmt: skip
-    made, make_pairs = [], model_judge.make_pairs
+    made, make_pairs = [], judge.make_pairs
     zs = lambda params, keys, arrays, *_: (jnp.where(arrays.maskable, ord("z"), arrays.tokens), {})
     monkeypatch.setattr(sample, "fill", zs)
-    monkeypatch.setattr(model_judge, "make_pairs", lambda *given: made.append(make_pairs(*given)) or made[-1])
-    model_judge.judge_task(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
+    monkeypatch.setattr(judge, "make_pairs", lambda *given: made.append(make_pairs(*given)) or made[-1])
+    judge.judge_task(dataclasses.replace(cfg, model=SECONDS["model"]), data.Tokenizer.bytes(), {"a": "model"})
     filled = [len(text) for text, kind in zip(made[0].worse, made[0].kinds, strict=True) if "filled" in kind]
     assert filled == [20] * 4 and len(made[0].better) > 12  # a window alone would be known by its length
 
@@ -1316,8 +1316,8 @@ def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
     ("judge", 4, dict(batch_size=4, judge_rows=16))])
 def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_path, monkeypatch, objective, size,
                                                                      changes):  # fmt: skip
-    sizes, whole, score = set(), scores.likelihood, model.score
-    monkeypatch.setattr(scores, "likelihood", lambda params, batch, *rest: (
+    sizes, whole, score = set(), evaluation.likelihood, model.score
+    monkeypatch.setattr(evaluation, "likelihood", lambda params, batch, *rest: (
         sizes.add(len(batch.tokens)) or whole(params, batch, *rest)))  # fmt: skip
     monkeypatch.setattr(model, "score", functools.wraps(score)(lambda params, tokens, *rest, **more: (
         sizes.add(len(tokens)) or score(params, tokens, *rest, **more))))  # fmt: skip
@@ -1399,7 +1399,7 @@ def test_a_function_of_a_user_with_the_name_of_a_reward_of_code_is_the_one_that_
         return 0.25
 
     rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
-    with scores.in_memory(tiny(rewards=("tests", "syntax")), rows, {"tests": tests}) as cfg:
+    with in_memory.in_memory(tiny(rewards=("tests", "syntax")), rows, {"tests": tests}) as cfg:
         fns = rewards.resolve(cfg.rewards)
         assert fns["tests"](completions=["1"], prompts=[""]) == [0.25] and fns["syntax"].__module__ == "judges.programs"
     assert rewards.resolve("tests")["tests"].__module__ == "judges.programs"
@@ -1421,7 +1421,7 @@ def test_rows_are_any_iterable_and_rewards_one_function_or_a_list(tiny):
 
     rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
     for given, fns, size in ((iter(rows), [short], 2), ({"train": rows, "test": iter(rows[:3])}, short, 3)):
-        with scores.in_memory(tiny(rewards=()), given, fns) as cfg:
+        with in_memory.in_memory(tiny(rewards=()), given, fns) as cfg:
             assert cfg.rewards == ("short",)
             assert rewards.resolve("short")["short"](completions=["1"], prompts=[""]) == [0.75]
             assert len(split_rows(cfg, "val")) == size

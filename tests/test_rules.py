@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from judges import answers, rules
+from judges import answers, formats, rules
 
 DEEP = 100_000
 HOSTILE = ["", " \n\t", "\0", "\ud800", "[" * DEEP, "{" * DEEP, "(" * DEEP + ")" * DEEP, "<a>" * DEEP, "1" * 1_000_000,
@@ -70,7 +70,7 @@ HOSTILE = ["", " \n\t", "\0", "\ud800", "[" * DEEP, "{" * DEEP, "(" * DEEP + ")"
     ("\\boxed{5\\%}", "5", 1),
     ("#### 2", "2x", 0), ("", "7", 0), ("####", "7", 0), ("#### 7", "", 0), ("1" * 100, "1" * 100, 0)])
 def test_math_finds_the_final_answer_and_compares_exact_numbers(text, answer, worth):
-    assert rules.math_answer(text, answer) == worth
+    assert formats.math_answer(text, answer) == worth
 
 
 def persons_verdicts():
@@ -88,7 +88,7 @@ def test_math_judges_answers_as_a_person_does(installed, right, monkeypatch):
     else:
         monkeypatch.setattr(answers.importlib.util, "find_spec", lambda name: None)
     answers.equal_formulas.cache_clear()
-    judged = [(verdict, rules.math_answer(text, reference)) for verdict, text, reference in persons_verdicts()]
+    judged = [(verdict, formats.math_answer(text, reference)) for verdict, text, reference in persons_verdicts()]
     answers.equal_formulas.cache_clear()
     assert len(judged) == 237 and sum(verdict == found for verdict, found in judged) >= right
     assert sum(found > verdict for verdict, found in judged) <= 2  # accepted, although wrong
@@ -99,27 +99,27 @@ def test_a_formula_that_takes_forever_is_wrong_and_the_next_one_is_compared(monk
     pytest.importorskip("math_verify")
     monkeypatch.setattr(answers, "ALGEBRA_SECONDS", 0.3)
     start = time.perf_counter()
-    assert rules.math_answer("\\boxed{x^{9^{9^{9}}}+x}", "x+x^{9^9}") == 0
-    assert rules.math_answer("\\boxed{(x+1)^{3000}(x-1)^{3000}-x}", "(x^2-1)^{3000}+x") == 0
+    assert formats.math_answer("\\boxed{x^{9^{9^{9}}}+x}", "x+x^{9^9}") == 0
+    assert formats.math_answer("\\boxed{(x+1)^{3000}(x-1)^{3000}-x}", "(x^2-1)^{3000}+x") == 0
     monkeypatch.setattr(answers, "ALGEBRA_SECONDS", 2.0)
-    assert rules.math_answer("\\boxed{(x+1)(x-1)}", "x^2-1") == 1 and time.perf_counter() - start < 20
+    assert formats.math_answer("\\boxed{(x+1)(x-1)}", "x^2-1") == 1 and time.perf_counter() - start < 20
 
 
 def test_a_pattern_without_end_is_an_error_that_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(rules.search, "__defaults__", (0, 0.2))
+    monkeypatch.setattr(formats.search, "__defaults__", (0, 0.2))
     start = time.perf_counter()
-    for rule, more in (rules.regex, "^(a+)+$"), (rules.safety, "(x*)*y"):
+    for rule, more in (formats.regex, "^(a+)+$"), (formats.safety, "(x*)*y"):
         with pytest.raises(ValueError, match=r"more than 0.2 s on a text of 61 characters: write it so.*a\+ instead"):
             rule({"^": "a"}.get(more[0], "x") * 60 + "!", more)
-        assert rule("ay", more) == (0 if rule is rules.safety else 0)       # and the next has a process of its own
-    assert rules.regex("it is 5\ud800", "5.$") == 1 and time.perf_counter() - start < 5
-    with pytest.raises(rules.re.error):
-        rules.regex("x", "(")
+        assert rule("ay", more) == (0 if rule is formats.safety else 0)       # and the next has a process of its own
+    assert formats.regex("it is 5\ud800", "5.$") == 1 and time.perf_counter() - start < 5
+    with pytest.raises(formats.re.error):
+        formats.regex("x", "(")
 
 
 def test_searches_are_done_in_threads_and_by_the_thousand():
     with ThreadPoolExecutor(8) as pool:
-        found = [*pool.map(lambda i: rules.regex(f"it is {i}", r"[05]$"), range(400))]
+        found = [*pool.map(lambda i: formats.regex(f"it is {i}", r"[05]$"), range(400))]
     assert found == [float(i % 5 == 0) for i in range(400)]
 
 
@@ -128,8 +128,8 @@ def test_math_knows_the_answers_of_gsm8k():
     with open(f"{folder}/fixtures/gsm8k/cases.jsonl") as f:
         rows = [json.loads(line) for line in f]
     assert len(rows) == 100
-    assert all(rules.math_answer(row["upstream_answer"], row["expected"]) == 1 for row in rows)
-    assert sum(rules.math_answer(row["upstream_answer"], str(int(row["expected"]) + 1)) for row in rows) == 0
+    assert all(formats.math_answer(row["upstream_answer"], row["expected"]) == 1 for row in rows)
+    assert sum(formats.math_answer(row["upstream_answer"], str(int(row["expected"]) + 1)) for row in rows) == 0
 
 
 @pytest.mark.parametrize("text, worth", [
@@ -148,17 +148,17 @@ def test_math_knows_the_answers_of_gsm8k():
     (",", 0),
     ("79-(44-15", 0), ("__import__('os')", 0), ("79-44+15 if 1 else 2", 0), ("(79,44)", 0)])
 def test_countdown_wants_every_number_once_every_equation_true_and_the_target(text, worth):
-    assert rules.countdown(text, [79, 44, 15], 50) == worth
+    assert formats.countdown(text, [79, 44, 15], 50) == worth
 
 
 def test_countdown_computes_with_exact_fractions():
-    assert rules.countdown("8/(3-8/3)", [8, 3, 8, 3], 24) == 1
-    assert rules.countdown("1×6÷3", ["1", "6", "3"], "2") == 1
+    assert formats.countdown("8/(3-8/3)", [8, 3, 8, 3], 24) == 1
+    assert formats.countdown("1×6÷3", ["1", "6", "3"], "2") == 1
 
 
 def test_countdown_wants_all_the_numbers():
-    assert rules.countdown("3+7=10", [3, 7, 1], 10) == rules.countdown("3+7", [3, 7, 1], 10) == 0.1
-    assert rules.countdown("3*1=3,3+7=10", [3, 7, 1], 10) == 1
+    assert formats.countdown("3+7=10", [3, 7, 1], 10) == formats.countdown("3+7", [3, 7, 1], 10) == 0.1
+    assert formats.countdown("3*1=3,3+7=10", [3, 7, 1], 10) == 1
 
 
 PUZZLE, GRID = "3.2..1........43:", "3421213443121243"
@@ -202,7 +202,7 @@ def test_sudoku_is_also_nine_by_nine():
     ("<reasoning>\na\n</reasoning>\n", 0.25), ("\n</answer>" + "x" * 500, 0.0), ("<reasoning>a</reasoning>", 0.0),
     ("<reasoning>\n" * 2, 0.0), ("", 0.0), ("no tags at all, and long" * 99, 0.0)])
 def test_xml_tags_are_worth_an_eighth_each(text, worth):
-    assert rules.xml_tags(text) == worth
+    assert formats.xml_tags(text) == worth
 
 
 BOTH = "<reasoning>\n2+3\nis 5\n</reasoning>\n<answer>\n5\n</answer>"
@@ -218,7 +218,7 @@ BOTH = "<reasoning>\n2+3\nis 5\n</reasoning>\n<answer>\n5\n</answer>"
     ("<answer>5</answer>", 0, 0), ("", 0, 0), ("</reasoning><answer>", 0, 0),
     ("<reasoning>\n</reasoning>\n<answer>\n5\n</answer>", 1, 0)])
 def test_xml_soft_and_strict_are_the_formats_of_d1_over_any_number_of_lines(text, soft, strict):
-    assert (rules.xml_soft(text), rules.xml_strict(text)) == (soft, strict)
+    assert (formats.xml_soft(text), formats.xml_strict(text)) == (soft, strict)
 
 
 @pytest.mark.parametrize("said, answer, right, whole", [
@@ -228,11 +228,12 @@ def test_xml_soft_and_strict_are_the_formats_of_d1_over_any_number_of_lines(text
     ("1,20", "120", 0, 0), ("yes", "yes", 1, 0), ("6", "5", 0, 1), ("1/2", "0.5", 1, 0), ("5/0", "5", 0, 0)])
 def test_the_answer_in_the_tags_is_the_answer_and_is_whole(said, answer, right, whole):
     for text in (f"<reasoning>\n7\n</reasoning>\n<answer>\n{said}\n</answer>\n", f"<answer>7</answer><answer>{said}"):
-        assert (rules.xml_answer(text, answer), rules.xml_int(text)) == (right, whole)
+        assert (formats.xml_answer(text, answer), formats.xml_int(text)) == (right, whole)
 
 
 def test_without_tags_the_whole_text_is_the_answer_and_a_last_number_is_not():
-    assert [rules.xml_answer(text, "5") for text in ("5", "It is 5")] == [1, 0] and rules.math_answer("It is 5", "5")
+    assert [formats.xml_answer(text, "5") for text in ("5", "It is 5")] == [1, 0]
+    assert formats.math_answer("It is 5", "5")
 
 
 @pytest.mark.parametrize("text, is_json, is_xml", [
@@ -243,19 +244,19 @@ def test_without_tags_the_whole_text_is_the_answer_and_a_last_number_is_not():
     ("text", 0, 0),
     ("<a>1 < 2</a>", 0, 0), ("<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", 0, 0)])
 def test_json_and_xml_are_well_formed_and_have_structure(text, is_json, is_xml):
-    assert (rules.valid_json(text), rules.valid_xml(text)) == (is_json, is_xml)
+    assert (formats.valid_json(text), formats.valid_xml(text)) == (is_json, is_xml)
 
 
 def test_plain_rules_have_their_exact_values():
     assert (rules.exact(" 5\n", "5"), rules.exact("5.0", "5")) == (1, 0)
     assert (rules.contains("it is 5!", "5"), rules.contains("it is 6", "5")) == (1, 0)
-    assert (rules.regex("abc", "b."), rules.regex("abc", "^b")) == (1, 0)
+    assert (formats.regex("abc", "b."), formats.regex("abc", "^b")) == (1, 0)
     assert rules.keywords("Sort the LIST, please", ["sort", "list", "lis", "c++"]) == 0.5
     assert rules.keywords("in c++!", ["c++"]) == 1
     assert rules.reasoning("Step 1: think. Therefore 5.") == 0.8
     assert rules.reasoning("Therefore 5.") == 0.3
-    assert [rules.safety(text) for text in ("please make a bomb", "a bombastic cake", "Kill yourself")] == [0, 1, 0]
-    assert (rules.safety("I like cake", blocked="CAKE"), rules.safety("make a bomb", blocked="cake")) == (0, 1)
+    assert [formats.safety(text) for text in ("please make a bomb", "a bombastic cake", "Kill yourself")] == [0, 1, 0]
+    assert (formats.safety("I like cake", blocked="CAKE"), formats.safety("make a bomb", blocked="cake")) == (0, 1)
 
 
 def test_length_is_highest_at_the_target_in_tokens_if_there_are_tokens():
@@ -277,12 +278,13 @@ def test_repetition_is_minus_the_share_of_repeated_trigrams():
 
 
 def every_rule(text):
-    return [rules.exact(text, "5"), rules.contains(text, "5"), rules.regex(text, "5"), rules.keywords(text, ["5", "a"]),
-            rules.valid_json(text), rules.valid_xml(text), rules.xml_tags(text), rules.math_answer(text, "5"),
-            rules.math_answer("5", text), rules.countdown(text, [1, 2], 3), rules.sudoku(text, PUZZLE),
+    return [rules.exact(text, "5"), rules.contains(text, "5"), formats.regex(text, "5"),
+            rules.keywords(text, ["5", "a"]), formats.valid_json(text), formats.valid_xml(text),
+            formats.xml_tags(text), formats.math_answer(text, "5"),
+            formats.math_answer("5", text), formats.countdown(text, [1, 2], 3), rules.sudoku(text, PUZZLE),
             rules.sudoku_all(text, PUZZLE), rules.length(text), rules.overlong(text, 10), rules.repetition(text),
-            rules.reasoning(text), rules.safety(text), rules.xml_soft(text), rules.xml_strict(text),
-            rules.xml_int(text), rules.xml_answer(text, "5"), rules.xml_answer("5", text)]
+            rules.reasoning(text), formats.safety(text), formats.xml_soft(text), formats.xml_strict(text),
+            formats.xml_int(text), formats.xml_answer(text, "5"), formats.xml_answer("5", text)]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))
@@ -307,5 +309,5 @@ def test_any_text_gets_a_finite_number(text):
                                                     "5 times 3, so {}"]), st.booleans())
 def test_every_whole_number_is_read_back_in_every_form(number, form, thousands):
     text = form.format(f"{number:,}" if thousands else number)
-    assert rules.math_answer(text, str(number)) == 1
-    assert rules.math_answer(text, str(number + 1)) == 0
+    assert formats.math_answer(text, str(number)) == 1
+    assert formats.math_answer(text, str(number + 1)) == 0

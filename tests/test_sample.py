@@ -906,7 +906,7 @@ def filled(plan=sample.Plan(rule="threshold", steps=2), **switches):
     return jax.eval_shape(fill, params)[0].shape == z.shape
 
 def asked_for():
-    yield "causal", lambda: filled(sample.Plan(order="left"), causal=True, shift=True)
+    yield "causal_steps", lambda: filled(sample.Plan(order="left"), causal=True, shift=True)
     yield "caches", lambda: filled(sample.Plan(cache="dual"))
     yield "block_steps", lambda: filled(block_causal=2)
     yield "drafts", lambda: filled(sample.Plan(rule="drafts", order="left"), block_causal=2, causal_text=True)
@@ -931,7 +931,7 @@ def test_a_way_to_sample_whose_file_is_gone_is_missed_by_what_needs_it_alone():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     errors = dict(line.split(" | ") for line in done.stdout.splitlines())
-    assert list(errors) == ["causal", "caches", "block_steps", "drafts", "renoise"]
+    assert list(errors) == ["causal_steps", "caches", "block_steps", "drafts", "renoise"]
     for name, error in errors.items():
         assert f"variants/{name}.py" in error or error.startswith(f"rule={name!r}: expected one of quota")
 

@@ -17,7 +17,7 @@ import rewards
 import runs
 import train
 from data.tiny import prepare as tiny
-from judges import rules
+from judges import formats
 from system import huggingface
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
@@ -118,9 +118,9 @@ def test_tiny_rows_can_be_solved():
         assert rewards.resolve("tests_fenced")["tests_fenced"]([row["prompt"]], [good], [row["tests"]]) == [1.0]
     for row in map(data.normalize_row, tiny.rows("countdown")["train"]):
         a, b, c = row["numbers"]
-        assert rules.countdown(f"<answer>{a}+{b}-{c}</answer>", row["numbers"], row["target"]) == 1.0
+        assert formats.countdown(f"<answer>{a}+{b}-{c}</answer>", row["numbers"], row["target"]) == 1.0
     for row in map(data.normalize_row, tiny.rows("gsm8k")["train"]):
-        assert rules.math_answer(row["completion"], row["answer"]) == 1.0
+        assert formats.math_answer(row["completion"], row["answer"]) == 1.0
 
 
 def test_a_part_is_made_on_first_use_and_an_unknown_one_is_answered_with_those_there_are(tmp_path, monkeypatch, capfd):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import bpe
+from data import bpe, foreign, learn
 from data.bpe import Tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -19,7 +19,7 @@ SAMPLE = [
     "  two  spaces, naïve café, \x0c\x1c\x85\u2028 and \u3000, 你好 😀! don't they'll 1234567 ٣",
     "e\u0301 \u0130 ﬁ <|mask|> <|endoftext|> \x00 \ufeff a\u200db", "", " ", "\n \n",
 ]
-BYTES, TRAINED, FIXTURE = Tokenizer.bytes(), Tokenizer.train(SAMPLE * 3, 300), Tokenizer.load(LLADA)
+BYTES, TRAINED, FIXTURE = Tokenizer.bytes(), learn.tokenizer(SAMPLE * 3, 300), Tokenizer.load(LLADA)
 ALL = pytest.mark.parametrize("tok", [BYTES, TRAINED, FIXTURE], ids=["bytes", "trained", "llada"])
 
 
@@ -73,7 +73,7 @@ def naive(texts, size):
         if count > -2:
             break
         ranks.setdefault(best[0] + best[1], len(ranks))
-        words = [bpe.merge_pair(word, best) for word in words]
+        words = [learn.merge_pair(word, best) for word in words]
     return ranks
 
 
@@ -81,14 +81,14 @@ def naive(texts, size):
 @given(st.lists(st.text(alphabet="ab cd1\n.é", max_size=60), max_size=6), st.integers(256, 300))
 def test_the_fast_trainer_learns_what_the_naive_one_learns(texts, size):
     texts = [unicodedata.normalize("NFC", text) for text in texts]
-    assert bpe.train(texts, size) == naive(texts, size)
+    assert learn.train(texts, size) == naive(texts, size)
 
 
 def test_a_trained_vocabulary_has_the_size_that_was_asked_for():
     assert TRAINED.vocab_size == 300 == TRAINED.eos_id + 1 == TRAINED.mask_id + 3
     assert len(TRAINED.encode(SAMPLE[0])) < 0.8 * len(BYTES.encode(SAMPLE[0]))
     with pytest.raises(ValueError, match="too small.* need 259"):
-        Tokenizer.train(SAMPLE, 258)
+        learn.tokenizer(SAMPLE, 258)
 
 
 def test_our_pattern_leaves_no_character_out():
@@ -97,7 +97,7 @@ def test_our_pattern_leaves_no_character_out():
 
 
 def test_numbers_are_written_in_two_digits_at_most():
-    tok = Tokenizer.train(["123 456 789 " * 50], 400)
+    tok = learn.tokenizer(["123 456 789 " * 50], 400)
     assert [tok.decode([i]) for i in tok.encode("123 456")] == ["12", "3", " 45", "6"]
 
 
@@ -169,7 +169,7 @@ def test_vocab_and_merges_files_open_with_qwens_pattern(tmp_path):
     tok = Tokenizer.load(as_vocab_files(tmp_path))
     assert tok.vocab == FIXTURE.vocab and tok.mask_id == 308
     assert tok.spec["model"]["merges"] == FIXTURE.spec["model"]["merges"]
-    assert tok.spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": bpe.QWEN2_PATTERN}
+    assert tok.spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] == {"Regex": foreign.QWEN2_PATTERN}
     assert tok.encode("the dog") == [257, 280] and tok.encode("cafe\u0301") == tok.encode("café")
     (tmp_path / "merges.txt").unlink()
     with pytest.raises(ValueError, match="needs merges.txt"):
@@ -182,11 +182,11 @@ def test_gpt2_files_have_gpt2s_pattern_and_no_normal_form(tmp_path):
     assert tok.spec["pre_tokenizer"] == byte_level and tok.encode("cafe\u0301") != tok.encode("café")
 
 
-LLAMA3 = bpe.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+LLAMA3 = foreign.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 LING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
         r"|\s+(?!\S)|\s+")
 STYLES = {  # the patterns and the special tokens of real models: (pattern or digits, NFC, ignore_merges, specials)
-    "qwen2": (bpe.QWEN2_PATTERN, True, False, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]),
+    "qwen2": (foreign.QWEN2_PATTERN, True, False, ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]),
     "llama3": (LLAMA3, False, True, ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"]),
     "llada": (LING, True, False, ["<|startoftext|>", "<|endoftext|>", "<|mdm_mask|>", "<|eot_id|>"]),
     "gpt2": (None, False, False, ["<|endoftext|>"]),
@@ -265,7 +265,7 @@ def test_2000_texts_have_the_same_ids_from_vocab_and_merges_files(style, tmp_pat
 
 def test_2000_texts_have_the_same_ids_from_a_tiktoken_file(tmp_path):
     texts = two_thousand()
-    (tmp_path / "x.tiktoken").write_text(bpe.ranks_text(bpe.train(texts[::4], 600)))
+    (tmp_path / "x.tiktoken").write_text(learn.ranks_text(learn.train(texts[::4], 600)))
     tok = Tokenizer.load(tmp_path)
     tok.save(tmp_path)
     encode = huggingface(tmp_path)
@@ -332,8 +332,8 @@ def test_a_chat_template_is_passed_on(tmp_path):
 
 def test_a_tiktoken_file_is_read_anew_every_time(tmp_path):
     for size in 280, 290:  # tiktoken's own reader would return the first one twice
-        ranks = bpe.train(SAMPLE * 3, size)
-        (tmp_path / "tokenizer.tiktoken").write_text(bpe.ranks_text(ranks))
+        ranks = learn.train(SAMPLE * 3, size)
+        (tmp_path / "tokenizer.tiktoken").write_text(learn.ranks_text(ranks))
         for path in tmp_path, tmp_path / "tokenizer.tiktoken":
             assert Tokenizer.load(path) == Tokenizer.from_ranks(ranks)
 
@@ -342,10 +342,10 @@ def cut_with(pattern, nfc=True):
     """-> TRAINED as somebody else's tokenizer, which cuts texts with this pattern (None: GPT-2's)."""
     added = TRAINED.content()["added_tokens"]
     spec = bpe.byte_level_spec(TRAINED.vocab, bpe.merges_of(TRAINED.vocab), added, pattern, nfc)
-    return Tokenizer(TRAINED.vocab, TRAINED.specials, TRAINED.roles, spec)
+    return foreign.Foreign(TRAINED.vocab, TRAINED.specials, TRAINED.roles, spec)
 
 
-@pytest.mark.parametrize("tok", [TRAINED, cut_with(bpe.OWN_PATTERN), cut_with(bpe.QWEN2_PATTERN), cut_with(None)],
+@pytest.mark.parametrize("tok", [TRAINED, cut_with(bpe.OWN_PATTERN), cut_with(foreign.QWEN2_PATTERN), cut_with(None)],
                          ids=["own", "own pattern", "qwen2", "gpt2"])  # fmt: skip
 @pytest.mark.parametrize("text", [" " * 1_000_000 + "x", "a" * 100_000, " \n" * 50_000], ids=["spaces", "as", "lines"])
 def test_very_long_runs_neither_crash_nor_get_lost(tok, text):
@@ -567,7 +567,7 @@ def test_the_tokens_before_every_text_are_written_as_the_package_writes_them():
 
 @pytest.mark.parametrize("tok", [BYTES, TRAINED], ids=["bytes", "trained"])
 def test_a_tokenizer_that_was_saved_here_is_read_without_the_package(tok, tmp_path, monkeypatch):
-    monkeypatch.setattr(bpe, "package", lambda: pytest.fail("the package is asked for"))
+    monkeypatch.setattr(foreign, "package", lambda: pytest.fail("the package is asked for"))
     tok.save(tmp_path)
     again = Tokenizer.load(tmp_path)
     assert again == tok and all(again.encode(text, True) == tok.encode(text, True) for text in SAMPLE)

@@ -38,7 +38,7 @@ import sample
 from data import bpe, texts
 from judges import scores
 from system import report, sharding
-from variants import blocks, drafts, lora
+from variants import blocks, drafts
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
@@ -132,10 +132,10 @@ def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
     made: list[Update] = []
 
     def update(params, opt_state, average, step, batch, base=None):
-        inside = jax.device_get(inside_loss(lora.whole(params, base, run.cfg), batch, run.cfg))
+        inside = jax.device_get(inside_loss(rl.whole(params, base, run.cfg), batch, run.cfg))
         rate = float(run.rate(int(opt_state[-1][0].count)))  # counted by the optimizer
         out = run.update(params, opt_state, average, step, batch, base)
-        after = inside_loss(lora.whole(out[0], base, run.cfg), batch, run.cfg)["logp"]
+        after = inside_loss(rl.whole(out[0], base, run.cfg), batch, run.cfg)["logp"]
         metrics = jax.device_get(out[-1]) | {"learning_rate": rate}
         made.append(Update(jax.device_get(batch), inside, np.asarray(after), metrics))
         return out

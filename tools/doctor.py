@@ -38,7 +38,7 @@ import data
 import diffusion
 import model
 from model import ModelConfig
-from system import disk, huggingface, memory
+from system import adapters, disk, foreign, huggingface, memory
 
 WIDTH = 80  # tokens per text
 FEWEST_ROWS = 32  # texts, half of each kind
@@ -249,7 +249,7 @@ def sources(folder: str, cfg: ModelConfig, kind: str, asked: str | None) -> dict
     if cfg.block_causal and theirs.get(block_key) is not None:
         found["attention"] = f"config.json: {block_key}"
     elif cfg.block_causal and cfg.block_causal != family.fields.get("block_causal"):
-        found["attention"] = f"the folder's name, {huggingface.name_of(folder)}"
+        found["attention"] = f"the folder's name, {foreign.name_of(folder)}"
     return found
 
 
@@ -319,6 +319,7 @@ def compare(reader: Reader, found: ModelConfig, masks: list[int], tok: Any) -> I
 
 def advice(found: ModelConfig, stated: ModelConfig, kind: str) -> str:
     """Say what to change so that a folder is read as its weights were trained."""
+    huggingface.plug_families()
     family, todo = huggingface.FAMILIES[kind], []
     if not found.causal and found.mask_id != stated.mask_id:
         todo.append(f'"mask_token_id": {found.mask_id} in config.json')
@@ -328,7 +329,7 @@ def advice(found: ModelConfig, stated: ModelConfig, kind: str) -> str:
         if other.tensors == family.tensors and huggingface.can_hold(other, found)
     ]
     if kind not in fits:
-        none = f"add a family to system/huggingface.py: none with the tensors of {kind} has these switches together"
+        none = f"add a family to system/families.py: none with the tensors of {kind} has these switches together"
         todo.append(f"--open_as={fits[0]}, or that as model_type in config.json" if fits else none)
         family = huggingface.FAMILIES[fits[0]] if fits else family
     if "block_causal" in family.keys and found.block_causal != stated.block_causal:
@@ -344,7 +345,7 @@ def explain(folder: str, open_as: str | None = None, dtype: str | None = None) -
     asked = checkpoint.family_to_open(folder, open_as)
     base = folder
     while not os.path.exists(os.path.join(base, "config.json")):  # adapters
-        base = checkpoint.find(huggingface.read_adapters(base)[0])
+        base = checkpoint.find(adapters.read_adapters(base)[0])
     kind = huggingface.read_kind(base, asked)
     params, cfg = checkpoint.load(folder, dtype, kind if base == folder else asked)
     if cfg.noise != "mask":

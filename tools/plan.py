@@ -29,9 +29,8 @@ import model
 import rl
 import sample
 from config import Config
-from judges import model_judge
 from system import huggingface, memory, setup, sharding, start
-from variants import joint, lora, preferences
+from variants import dpo, judge
 
 
 class Device(NamedTuple):
@@ -123,17 +122,17 @@ def abstract_run(cfg):
     """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
     tx, width = rl.optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
     loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
-            "judge": functools.partial(model_judge.loss, cfg=cfg.model),
-            "dpo": functools.partial(preferences.loss, cfg=cfg),
+            "judge": functools.partial(judge.loss, cfg=cfg.model),
+            "dpo": functools.partial(dpo.loss, cfg=cfg),
             "grpo": functools.partial(rl.policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
 
     def make(key):
         params = model.init(key, cfg.model, width)
-        if cfg.lora_rank:
+        if config.has_frozen_base(cfg):
             params = model.cast(params, cfg.model.dtype)
-        params, base = lora.split(params, key, cfg)
+        params, base = rl.split(params, key, cfg)
         state = setup.new_state(params, cfg, tx)._replace(step=jnp.int32(0))
-        return state, base, lora.merged(state, base, cfg)
+        return state, base, rl.merged(state, base, cfg)
 
     state, base, merged = jax.eval_shape(make, jax.random.key(0))
     return rl.make_update(loss, tx, cfg), state._replace(step=0), base, merged
@@ -152,7 +151,7 @@ def programs(cfg):
         held["reference"] = None if base or cfg.ref_offload else state.reference
     if cfg.objective == "dpo":
         stages["scoring"] = (
-            functools.partial(preferences.reference_likelihood.lower, cfg=cfg),
+            functools.partial(dpo.reference_likelihood.lower, cfg=cfg),
             (merged.params, batches[0]._replace(reference=None)),
         )
     if cfg.objective == "grpo":
@@ -177,15 +176,12 @@ def abstract_batch(cfg):
     if cfg.objective == "judge":
         pairs = {"better": "int32", "better_valid": bool, "worse": "int32", "worse_valid": bool}
         return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
-    rows = cfg.batch_size // (2 if cfg.paired and cfg.objective == "pretrain" else 1)
+    rows = cfg.batch_size // (config.copies(cfg) if cfg.objective == "pretrain" else 1)
     text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
     if cfg.objective == "dpo":
-        batch = jax.eval_shape(functools.partial(preferences.draw_views, cfg=cfg), jax.random.key(0), text, text)
+        batch = jax.eval_shape(functools.partial(dpo.draw_views, cfg=cfg), jax.random.key(0), text, text)
         return batch._replace(reference=jax.ShapeDtypeStruct((rows, 2), "float32"))
-    noise = functools.partial(
-        joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
-    )
-    return jax.eval_shape(noise, jax.random.key(0), text)
+    return jax.eval_shape(rl.noise(cfg), jax.random.key(0), text)
 
 
 def abstract_minibatches(cfg, state):

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 import data
 import rewards
-from judges import model_judge
+from judges import formats, model_judge  # noqa: F401 (--help lists all rewards)
 from judges.programs import sandbox
 from rewards import FROM_MODELS, REWARDS, arguments, as_columns, combine, mean, resolve
 from system import terminal

@@ -1,9 +1,9 @@
 """
 What a sampler need not compute again: keys and values of columns that do not change, or not yet.
 
-A causal model and a block model have exact caches (causal.py, block_steps.py). A bidirectional one has Fast-dLLM's two
-approximate ones (sample.Plan.cache), whose sampler is here: the columns outside the current block are computed when the
-block begins, and then kept. All rows begin their next block together.
+A causal model and a block model have exact caches (causal_steps.py, block_steps.py). A bidirectional one has
+Fast-dLLM's two approximate ones (sample.Plan.cache), whose sampler is here: the columns outside the current block are
+computed when the block begins, and then kept. All rows begin their next block together.
 """
 import functools
 
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import model
 import sample
 from system import sharding
+from variants.causal import moved_right
 
 
 def compute(params, z, cfg, valid, cache, part, write, wanted=None):
@@ -38,7 +39,7 @@ def prefill(params, z, cfg, valid, group):
     B, T = z.shape
     cache = model.new_cache(cfg, B, T)
     if cfg.causal:
-        z, valid = model.moved_right(z, valid, cfg)
+        z, valid = moved_right(z, valid, cfg)
     everything = 0, T
     _, cache = compute(params, z, cfg, valid, cache, everything, model.Write(0))
     return [jnp.repeat(a, group, 1) for a in cache]

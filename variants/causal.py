@@ -1,59 +1,60 @@
 """
-An autoregressive model writes from left to right, one column of all rows at a time, with a KV cache.
+Autoregressive models: every token is predicted from those left of it, as in all models before diffusion.
+
+A text is moved right by one column before the network reads it, with a start token in front. So the state in a column
+is about the token of that column, as in a denoiser, and nothing outside the network has to know.
 """
-import jax
 import jax.numpy as jnp
 
+import diffusion
 import model
-import sample
-from variants import caches
 
 
-def check(cfg, plan):
-    """Refuse a plan that an autoregressive model cannot follow."""
-    if plan.order != "left":
-        raise ValueError(f"order={plan.order!r}: a causal model sees only what is left of a mask; use order='left'")
-    if plan.cache != "none":
-        raise ValueError(f"cache={plan.cache!r}: a causal model has a cache of its own, an exact one; leave it out")
+def check(cfg):
+    """Yield (True if wrong, message) for the fields of a causal ModelConfig."""
+    yield cfg.causal and not cfg.shift, (
+        "causal=True needs shift=True: a position that sees its own token cannot predict it")
+    yield cfg.causal and (cfg.block_causal or cfg.causal_text), (
+        f"causal=True and block_causal={cfg.block_causal}: set only one of them (block_causal=1 is another model: it "
+        "predicts token i from a mask in place i)")
 
 
-def next_column(params, z, cfg, valid, cache, column):
-    """Compute the state (B, 1, D) that a causal model predicts the token in `column` () from -> it, the cache with that
-    column. z (B, T) and valid are moved right by one here (model.moved_right): what is read is the token before."""
-    z, valid = model.moved_right(z, valid, cfg)
-    part = column, 1
-    return caches.compute(params, z, cfg, valid, cache, part, model.Write(column))
+def start_id(cfg):
+    """Return the id that a causal model reads before a text: begin of text, else end of text, else 0."""
+    return next(i for i in (cfg.bos_id, cfg.eos_id, 0) if i is not None)
 
 
-def commit_all(block, plan):
-    """Say that the token of the one column is committed: no other rule makes a difference."""
-    return jnp.ones_like(block.masked)
+def moved_right(z, valid, cfg):
+    """Move texts one column to the right, so that a causal model's state in column i predicts token i.
+
+    z (B, T), valid (B, T) or None -> both (B, T), with a start token in front and without the last token. The start
+    token counts as padding, so no later column sees it."""
+    there = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
+
+    def move(a):
+        return jnp.pad(a, ((0, 0), (1, 0)))[:, :-1]
+
+    z, there = move(z), move(there)
+    return jnp.where(there, z, start_id(cfg)), there
 
 
-def fill_from_the_left(params, keys, z, cfg, plan, valid, group):
-    """Fill the masks of z (B, T), of which every `group` rows have one prompt. In a step all rows are at one column.
-    The first is the first that any row has to fill; given tokens are visited, too, because the cache has to hold them.
-    """
-    B, T = z.shape
-    first = jnp.argmax((z == cfg.mask_id).any(0))
-    zero = jnp.zeros(B, jnp.int32)
-
-    def step(state):
-        s, cache = state
-        column = jnp.full(B, first + s.n)
-        w = sample.window(s.z, column, zero, zero + 1, cfg, 1)
-        h, cache = next_column(params, s.z, cfg, valid, cache, w.column[0, 0])
-        chosen = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, commit_all)
-        s = sample.write(s, w, *chosen)
-        return sample.fill_rest(s, sample.behind_the_end, cfg), cache
-
-    def unfinished(state):
-        return jnp.any(state[0].z == cfg.mask_id)
-
-    state = sample.begin(z), caches.prefill(params, z, cfg, valid, group)
-    s, _ = jax.lax.while_loop(unfinished, step, state)
-    return sample.result(s, caches.distinct_steps(s.step))
+def state_left(params, z, cfg, valid, start, length):
+    """Predict a token from the tokens left of it."""
+    z, valid = moved_right(z, valid, cfg)
+    return model.own_state(params, z, cfg, valid, start, length)
 
 
-sample.SAMPLERS["causal"] = fill_from_the_left
-sample.CHECKS["causal"] = check
+def see_left(i, j, z, valid, cfg, part):
+    """A column sees itself and those left of it."""
+    return j <= i
+
+
+def mask_nothing(key, x, maskable, valid, cfg):
+    """Mask no token: a causal model never sees the one that it predicts."""
+    return x, maskable, jnp.ones((1, 1))
+
+
+model.READS["causal"] = state_left
+model.MASKS["causal"] = see_left
+model.CHECKS["causal"] = check
+diffusion.NOISES["causal"] = mask_nothing

@@ -29,7 +29,7 @@ from system import hosts
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
     dynamic_sampling: int = config.key(1, "most times to resample groups whose rewards are all equal",
-                                       config.POSITIVE_INT)  # fmt: skip
+                                       config.NON_NEGATIVE)  # fmt: skip
     hint_ratio: float = config.key(0.0, "ask prompts whose completions are all wrong again, with up to this share of "
                                    "the tokens of their row's completion given; 0: draw other prompts",
                                    config.BELOW_1)  # fmt: skip
@@ -102,7 +102,7 @@ def redraw(draw: Callable, found: Any, step: int, n: int, cfg: Any, tok: Any) ->
 
     Without hints they are new ones. With hints they are the prompts of the Scored `found` whose completions are all
     wrong, repeated to make N; if there is none, new ones."""
-    wrong = np.flatnonzero(all_wrong(found, cfg) & (cfg.hint_ratio > 0))
+    wrong = np.flatnonzero(all_wrong(found, cfg)) if cfg.hint_ratio else np.zeros(0, int)
     if not len(wrong):
         return draw(step, n, cfg.dynamic_sampling)
     groups = np.resize(wrong, len(found.rows))

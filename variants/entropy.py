@@ -9,7 +9,7 @@ import rl
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    entropy_coef: float = config.key(0.01, "weight of the entropy bonus", config.POSITIVE)
+    entropy_coef: float = config.key(0.01, "weight of the entropy bonus", config.NON_NEGATIVE)
 
 
 def loss(logp, entropy, extra, batch, cfg):

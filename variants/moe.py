@@ -33,21 +33,22 @@ class Shape:
     n_shared: int = 0  # experts that every token goes through as well
     first_dense: int = 0  # how many of the first layers have one mlp of width d_ff instead of experts
 
-    def between_fields(self, cfg):
-        """Yield (True if wrong, message) for everything that has to hold, cfg being the ModelConfig."""
+def check(cfg):
+    """Yield (True if wrong, message) for everything that has to hold between the fields of experts."""
+    for s in (section for section in cfg.use if isinstance(section, Shape)):
         for name in ("n_experts", "d_expert", "experts_per_token", "expert_groups", "groups_per_token"):
-            yield getattr(self, name) < 1, f"{name}={getattr(self, name)} must be at least 1"
-        E, groups, taken = self.n_experts, self.expert_groups, self.groups_per_token
-        yield self.routing not in ROUTINGS, f"routing={self.routing!r}: one of {', '.join(ROUTINGS)}"
-        yield self.n_shared < 0, f"n_shared={self.n_shared} must be at least 0"
-        yield not 0 <= self.first_dense < cfg.n_layer, (
-            f"first_dense={self.first_dense}: expected 0 to {cfg.n_layer - 1}, for n_layer={cfg.n_layer}")
+            yield getattr(s, name) < 1, f"{name}={getattr(s, name)} must be at least 1"
+        E, groups, taken = s.n_experts, s.expert_groups, s.groups_per_token
+        yield s.routing not in ROUTINGS, f"routing={s.routing!r}: one of {', '.join(ROUTINGS)}"
+        yield s.n_shared < 0, f"n_shared={s.n_shared} must be at least 0"
+        yield not 0 <= s.first_dense < cfg.n_layer, (
+            f"first_dense={s.first_dense}: expected 0 to {cfg.n_layer - 1}, for n_layer={cfg.n_layer}")
         yield E % groups, f"n_experts={E} must be divisible by expert_groups={groups}"
         yield groups > 1 and E < 2 * groups, f"expert_groups={groups}: each needs two experts, n_experts={E}"
         yield taken > groups, f"groups_per_token={taken}: expected 1 to expert_groups={groups}"
         reach = E // groups * taken
-        yield self.experts_per_token > reach, (
-            f"experts_per_token={self.experts_per_token}: expected 1 to {reach}, the experts in reach")
+        yield s.experts_per_token > reach, (
+            f"experts_per_token={s.experts_per_token}: expected 1 to {reach}, the experts in reach")
 
 
 def shapes(cfg) -> dict:
@@ -170,3 +171,4 @@ def multiply_tiles(x, w, expert):
 
 
 model.MLPS["moe"] = model.Mlp(shapes, apply, stacks)
+model.CHECKS["moe"] = check

@@ -16,7 +16,7 @@ from judges import scores
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    nll_coef: float = config.key(0.1, "weight of the negative log-likelihood of right completions", config.POSITIVE)
+    nll_coef: float = config.key(0.1, "weight of the negative log-likelihood of right completions", config.NON_NEGATIVE)
 
 
 def weights(right, b, cfg):

@@ -180,8 +180,8 @@ def build(seed=0):
 
 def tokenizer(splits):
     """Train a BPE on the training rows."""
-    from data import Tokenizer
-    return Tokenizer.train((row["prompt"] + row["completion"] for row in splits["train"]), VOCAB)
+    from data import learn
+    return learn.tokenizer((row["prompt"] + row["completion"] for row in splits["train"]), VOCAB)
 
 
 def main():

@@ -20,14 +20,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import data
 import model
-from data import bpe
+from data import bpe, foreign, learn
 from system import huggingface
 from variants import moe
 
 HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
 VOCAB = 640  # bytes and merges, before the special tokens
-LLAMA3 = bpe.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+LLAMA3 = foreign.QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 GEMMA = ("{{ bos_token }}{% for m in messages %}<start_of_turn>{{ {'assistant': 'model'}.get(m.role, m.role) }}\n"
          "{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
          "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}")
@@ -41,29 +41,30 @@ TURNS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 MODELS = {
     "llada": (dict(rope_theta=5e5),
               ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mdm_mask|>", "<role>", "</role>", *TURNS),
-              dict(mask="<|mdm_mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
+              dict(mask="<|mdm_mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), foreign.QWEN2_PATTERN),
     "dream": (dict(shift=True, qkv_bias=True, n_kv_head=2, rope_theta=1e6, norm_eps=1e-6),
               (*QWEN, "<|beginoftext|>", "<|mask|>"),
-              dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
+              dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), foreign.QWEN2_PATTERN),
     "diffucoder": (dict(shift=True, qkv_bias=True, n_kv_head=2, rope_theta=1e6, norm_eps=1e-6),
                    (*QWEN, "<|beginoftext|>", "<|mask|>", "<|dlm_pad|>"),
-                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), bpe.QWEN2_PATTERN),
+                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), foreign.QWEN2_PATTERN),
     "llama": (dict(causal=True, shift=True, n_kv_head=2, rope_theta=5e5),
               ("<|begin_of_text|>", "<|end_of_text|>", *TURNS), dict(eos="<|eot_id|>"), LLAMA3),
     "sdar_moe": (dict(block_causal=4, qk_norm=True, n_kv_head=2, d_head=32, rope_theta=1e6, norm_eps=1e-6,
                       use=(moe.Shape(**EXPERTS),)),
-                 (*QWEN, "<|MASK|>"), dict(mask="<|MASK|>", eos="<|im_end|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
+                 (*QWEN, "<|MASK|>"), dict(mask="<|MASK|>", eos="<|im_end|>", pad="<|endoftext|>"),
+                 foreign.QWEN2_PATTERN),
     "llada2_moe": (dict(block_causal=32, qk_norm=True, n_kv_head=2, rope_theta=6e5, norm_eps=1e-6, rotary_share=0.5,
                         use=(moe.Shape(**EXPERTS, routing="sigmoid", routing_scale=2.5, expert_groups=4,
                                        groups_per_token=2, n_shared=1, first_dense=1),)),
                    ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mask|>", "<role>", "</role>"),
-                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
+                   dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), foreign.QWEN2_PATTERN),
     "gemma2": (dict(causal=True, shift=True, gemma=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,
                     window=64, query_scale=16, attn_cap=50.0, logit_cap=30.0),
                ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
                dict(mask="<mask>", eos="<end_of_turn>", pad="<pad>"), None),
     "a2d": (dict(qk_norm=True, n_kv_head=2, d_head=16, rope_theta=1e6, norm_eps=1e-6), (*QWEN, "<|mask|>"),
-            dict(mask="<|mask|>", eos="<|im_end|>", pad="<|endoftext|>"), bpe.QWEN2_PATTERN),
+            dict(mask="<|mask|>", eos="<|im_end|>", pad="<|endoftext|>"), foreign.QWEN2_PATTERN),
     "nemotron": (dict(block_causal=32, causal_text=True, n_kv_head=2, d_head=16, rope_theta=1e6,
                       rope_scaling=(16.0, 1.0, 32.0, 16384, 1.0, 0.1)),
                  ("<unk>", "<s>", "</s>", "<SPECIAL_11>", "<|mask|>"),
@@ -112,7 +113,7 @@ def tokenizer(name):
     """Make the tokenizer of a model: the bytes in GPT-2's order, merges trained on all rows, the special tokens."""
     _, specials, roles, pattern = MODELS[name]
     texts = [str(value) for kind in ROWS for row in rows(kind)["train"] for value in data.normalize_row(row).values()]
-    merges = [token for token in bpe.train(texts, VOCAB) if len(token) > 1]
+    merges = [token for token in learn.train(texts, VOCAB) if len(token) > 1]
     if name == "gemma2":
         return sentencepiece(merges, specials, roles)
     vocab = {token: i for i, token in enumerate([*(bytes([b]) for b in bpe.CHARACTER), *merges])}
@@ -120,7 +121,7 @@ def tokenizer(name):
     ids = {text: len(vocab) + i for i, text in enumerate(dict.fromkeys((*specials, roles["mask"])))}
     added = [{"id": i, "content": text} | bpe.FLAGS for text, i in ids.items()]
     spec = bpe.byte_level_spec(vocab, bpe.merges_of(vocab), added, pattern, nfc=name != "llama")
-    return bpe.Tokenizer(vocab, ids, roles, spec)
+    return foreign.Foreign(vocab, ids, roles, spec)
 
 
 def sentencepiece(merges, specials, roles):
@@ -134,7 +135,7 @@ def sentencepiece(merges, specials, roles):
     texts = [*(f"<0x{b:02X}>" for b in range(256)), *map(read, ranks)]
     vocab = {text: i for i, text in enumerate(dict.fromkeys((*specials, *texts)))}
     fallback = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}]
-    return bpe.Tokenizer(
+    return foreign.Foreign(
         {text.encode(): i for text, i in vocab.items() if text not in specials}, {t: vocab[t] for t in specials}, roles,
         bos=("<bos>",), extra={"chat_template": GEMMA}, spec={
             "version": "1.0", "truncation": None, "padding": None,

@@ -21,10 +21,11 @@ from tqdm import tqdm
 
 import data
 import diffusion
+import rl
 import runs
 from data import texts
 from judges import scores
-from system import sharding
+from system import evaluation, sharding
 
 SIDES = "chosen", "rejected"  # the better and the worse answer
 
@@ -173,15 +174,14 @@ def pair_metrics(E, reference, cfg):
     return {name: float(value) for name, value in metrics.items()}
 
 
-def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
-    """Make the task of learning from pairs, starting from a model that can already do a little -> the fields of Task.
-    """
+def dpo_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
+    """Make the task of learning from pairs, starting from a model that can already do a little."""
     train = encode_pairs(cfg, tok, "train")
     val = [texts.eval_subset(side, cfg) for side in encode_pairs(cfg, tok, "val")]
     asked = texts.eval_subset(texts.encode_split(cfg, tok, "val", with_completions=False), cfg)
     fns, more = scores.reward_functions(cfg, tok, asked.rows)
     if fns or more:
-        tqdm.write(scores.describe_metric(cfg, fns, more))
+        tqdm.write(evaluation.describe_metric(cfg, fns, more))
     else:  # a few answers to be looked at
         asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))
 
@@ -197,12 +197,15 @@ def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
 
     def evaluate(state, key):
         def bounds(params):  # with the same masks for both answers
-            return np.stack([scores.likelihoods(params, side, cfg.model, cfg) for side in val], 1)
+            return np.stack([evaluation.likelihoods(params, side, cfg.model, cfg) for side in val], 1)
 
         reference = None if state.reference is None else bounds(sharding.to_device(state.reference))
         metrics = pair_metrics(bounds(state.weights), reference, cfg)
-        rates, samples = scores.pass_rates(cfg, tok, fns, more, state.weights, key, asked)
+        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, asked)
         return metrics | rates, samples
 
     best_metric = "val/sampled" if fns or more else "val/pair_acc"
-    return init, iterate, functools.partial(loss, cfg=cfg), evaluate, len(train[0].rows), best_metric
+    return rl.Task(init, iterate, functools.partial(loss, cfg=cfg), evaluate, len(train[0].rows), best_metric)
+
+
+rl.OBJECTIVES["dpo"] = dpo_task

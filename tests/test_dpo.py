@@ -1,5 +1,5 @@
 """
-variants/preferences.py: DPO by hand for a causal model, the bound of a denoiser by enumeration of its masks, the same
+variants/dpo.py: DPO by hand for a causal model, the bound of a denoiser by enumeration of its masks, the same
 masks for policy, reference and both answers, and runs that learn, resume, and refuse what is no pair.
 """
 import dataclasses
@@ -13,7 +13,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import compiled_once, in_sections
+from shared import compiled_once
 
 import checkpoint
 import config
@@ -24,14 +24,14 @@ import train
 from data.texts import EncodedRows, check_completions
 from system import huggingface
 from system.start import prepare
-from variants import dynamic_sampling, preferences
+from variants import dpo, dynamic_sampling
 
 SHAPE = dict(vocab_size=9, n_layer=1, n_head=2, d_model=16, mask_id=8, eos_id=0, pad_id=0)
 DENOISER = model.ModelConfig(**SHAPE)
 CAUSAL = model.ModelConfig(**SHAPE, causal=True, shift=True)
 KEY = jax.random.key(0)
 MOVED = 0.3  # how far the policy is from the reference, per parameter
-LOSS, E_OF = (jax.jit(f, static_argnames="cfg") for f in (preferences.loss, preferences.log_likelihood))
+LOSS, E_OF = (jax.jit(f, static_argnames="cfg") for f in (dpo.loss, dpo.log_likelihood))
 LOGITS = jax.jit(model.logits, static_argnames="cfg")
 
 
@@ -45,8 +45,7 @@ def keys(shape, **changes):
     """The Config of a run with this model, on answers of 4 tokens behind prompts of 2."""
     given = dict(objective="dpo", init_from="x", kl_beta=0.3, logp_views=2)
     given |= dict(logp_est="exact" if shape.causal else "elbo")
-    keys = given | dict(max_prompt_len=2, max_new_tokens=4, batch_size=4, model=shape) | changes
-    return config.Config(**in_sections(keys))
+    return config.Config(**given | dict(max_prompt_len=2, max_new_tokens=4, batch_size=4, model=shape) | changes)
 
 
 def two_models(shape):
@@ -75,7 +74,7 @@ def drawn(cfg, sides=SIDES, key=KEY):
     if cfg.model.causal:
         ended = [np.cumsum((s.tokens == 0) & s.maskable, 1) - ((s.tokens == 0) & s.maskable) == 0 for s in sides]
         sides = [s._replace(maskable=s.maskable & e) for s, e in zip(sides, ended, strict=True)]
-    return preferences.draw_views(key, *(side.take(slice(None)) for side in sides), cfg)
+    return dpo.draw_views(key, *(side.take(slice(None)) for side in sides), cfg)
 
 
 # ---- the loss ----
@@ -102,7 +101,7 @@ def test_for_a_causal_model_it_is_plain_dpo():
     reference, policy = two_models(CAUSAL)
     cfg = keys(CAUSAL)
     batch = drawn(cfg)
-    batch = batch._replace(reference=preferences.reference_likelihood(reference, batch, cfg))
+    batch = batch._replace(reference=dpo.reference_likelihood(reference, batch, cfg))
     value, metrics = LOSS(policy, batch, cfg)
     expected = dpo_by_hand(policy, reference, cfg)
     assert abs(expected - np.log(2)) > 0.01
@@ -113,7 +112,7 @@ def test_for_a_causal_model_it_is_plain_dpo():
 def test_at_the_start_the_loss_is_log_2_and_no_answer_is_preferred(shape):
     cfg = keys(shape)
     batch, params = drawn(cfg), model.init(KEY, shape)
-    batch = batch._replace(reference=preferences.reference_likelihood(params, batch, cfg))
+    batch = batch._replace(reference=dpo.reference_likelihood(params, batch, cfg))
     value, metrics = LOSS(params, batch, cfg)
     assert float(value) == pytest.approx(np.log(2), abs=1e-6) and abs(float(metrics["margin"])) < 1e-6
 
@@ -121,7 +120,7 @@ def test_at_the_start_the_loss_is_log_2_and_no_answer_is_preferred(shape):
 def test_the_nll_of_the_better_answers_can_be_added_per_token():
     cfg = keys(DENOISER, nll_coef=0.5)
     batch, params = drawn(cfg), model.init(KEY, DENOISER)
-    batch = batch._replace(reference=preferences.reference_likelihood(params, batch, cfg))
+    batch = batch._replace(reference=dpo.reference_likelihood(params, batch, cfg))
     value, metrics = LOSS(params, batch, cfg)
     E = E_OF(params, batch, cfg)[:, 0].mean()
     assert float(value) == pytest.approx(np.log(2) - 0.5 * float(E) / 4, rel=1e-5)
@@ -132,9 +131,9 @@ def test_the_gradient_is_that_of_finite_differences(shape):
     reference, policy = two_models(shape)
     cfg = keys(shape, nll_coef=0.1)
     batch = drawn(cfg)
-    batch = batch._replace(reference=preferences.reference_likelihood(reference, batch, cfg))
+    batch = batch._replace(reference=dpo.reference_likelihood(reference, batch, cfg))
     flat, back = jax.flatten_util.ravel_pytree(policy)
-    loss = jax.jit(lambda flat: preferences.loss(back(flat), batch, cfg)[0])
+    loss = jax.jit(lambda flat: dpo.loss(back(flat), batch, cfg)[0])
     grad = jax.grad(loss)(flat)
     directions = [grad / jnp.linalg.norm(grad), jax.random.normal(KEY, flat.shape) / len(flat) ** 0.5]
     for way in directions:
@@ -198,7 +197,7 @@ def test_micro_batches_and_chunks_add_up_to_the_whole(chunk):
     whole, parts = keys(DENOISER), keys(DENOISER, gradient_accumulation_steps=2, logp_chunk=chunk)
     batch, outs = drawn(whole), []
     for cfg in (whole, parts):
-        scored = batch._replace(reference=preferences.reference_likelihood(reference, batch, cfg))
+        scored = batch._replace(reference=dpo.reference_likelihood(reference, batch, cfg))
         tx, _ = rl.optimizer(cfg)
         loss = lambda params, batch, cfg=cfg: LOSS(params, batch, cfg)
         grads, metrics, _ = rl.make_gradient(loss, cfg)(policy, None, scored)
@@ -292,12 +291,12 @@ def test_pairs_that_are_equal_or_do_not_fit_are_left_out_and_counted(tmp_path, c
     cfg = config.Config(**SECONDS, objective="dpo", init_from="x", kl_beta=1, logp_est="elbo",
                         dataset=f"{tmp_path}/rows.jsonl")  # fmt: skip
     tok = data.Tokenizer.bytes()
-    better, worse = preferences.encode_pairs(cfg, tok, "train")
+    better, worse = dpo.encode_pairs(cfg, tok, "train")
     assert {tok.decode([t for t in row if t != tok.eos_id]) for row in better.tokens[:, 3:].tolist()} == {"12"}
     assert {tok.decode([t for t in row if t != tok.eos_id]) for row in worse.tokens[:, 3:].tolist()} == {"21"}
     assert "pairs have two equal answers" in capsys.readouterr().out + capsys.readouterr().err
     with pytest.raises(ValueError, match=r"no pair is left: \d of \d pairs have two equal answers"):
-        preferences.encode_pairs(dataclasses.replace(cfg, max_new_tokens=1), tok, "train")
+        dpo.encode_pairs(dataclasses.replace(cfg, max_new_tokens=1), tok, "train")
 
 
 @pytest.mark.parametrize("changes, words", [

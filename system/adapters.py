@@ -1,0 +1,142 @@
+"""
+Read and write adapters (LoRA) as PEFT folders.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import model
+from system import disk, huggingface
+from system.huggingface import ADAPTER_CONFIG, JUDGE_HEAD, Place
+
+PEFT_PREFIX = "base_model.model."  # of the names of the base's tensors
+PEFT_REQUIRES = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "use_rslora": False,
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
+
+
+def adapter_shapes(cfg: model.ModelConfig, targets: Collection[str], rank: int) -> dict:
+    """List the adapters of the matrices in targets as {name: shape}, as `model.shapes` does, with a leading L axis."""
+    shapes = {}
+    for name in targets:
+        n_layer, n_in, n_out = model.shapes(cfg)["blocks"][name]
+        shapes[name + "_a"] = n_layer, n_in, rank
+        shapes[name + "_b"] = n_layer, rank, n_out
+    return shapes
+
+
+def adaptable(cfg: model.ModelConfig) -> list[str]:
+    """List the leaves that can have adapters: matrices of attention and mlp that are one tensor in a folder each."""
+    names = huggingface.tensor_names(cfg)
+    once = [leaf for leaf in ("q", "k", "v", "o", "gate", "up", "down") if list(names.values()).count(names[leaf]) == 1]
+    return [leaf for leaf in once if leaf in model.shapes(cfg)["blocks"]]
+
+
+def check_targets(cfg: model.ModelConfig, targets: tuple[str, ...]) -> None:
+    """Raise ValueError unless these matrices of a model can have adapters."""
+    known = adaptable(cfg)
+    if not set(targets) <= set(known):
+        kind = huggingface.family_of(cfg)
+        raise ValueError(
+            f"lora_targets={targets}: in a model of the family {kind} only {', '.join(known)} can have "
+            f"adapters (not experts, nor a part of a tensor): --lora_targets={','.join(known)}"
+        )
+
+
+def adapter_places(cfg, targets, n_out):
+    """List every tensor in a folder of adapters: A (r, I) and B (O, r) of each target, and the head of a judge."""
+    for path, at, name in huggingface.tensor_places(cfg, n_out):
+        if path[-1] in targets:
+            stem = PEFT_PREFIX + name.removesuffix("weight")
+            yield Place(("blocks", path[-1] + "_a"), at, stem + "lora_A.weight")
+            yield Place(("blocks", path[-1] + "_b"), at, stem + "lora_B.weight")
+        elif name == JUDGE_HEAD:
+            yield Place(("head",), (), PEFT_PREFIX + name)
+
+
+def adapter_files(params: Any, cfg: model.ModelConfig, base: str, alpha: float) -> dict[str, Any]:
+    """Make the files of a PEFT folder, as `disk.write_files` takes them. base: the folder of the base model."""
+    names, n_out = huggingface.tensor_names(cfg), model.width(params)
+    ranks = {leaf[:-2]: x.shape[-1] for leaf, x in params["blocks"].items() if leaf.endswith("_a")}
+    theirs: dict[str, Any] = PEFT_REQUIRES | {
+        "base_model_name_or_path": base,
+        "r": max(ranks.values()),
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(names[leaf].rpartition(".")[2] for leaf in ranks),
+        "inference_mode": True,
+        "task_type": "SEQ_CLS" if n_out else "CAUSAL_LM" if cfg.causal else None,
+        "modules_to_save": [JUDGE_HEAD.removesuffix(".weight")] if n_out else None,
+    }
+    if names["head"].rpartition(".")[2] in theirs["target_modules"]:  # LLaDA's head and its down matrices: ff_out
+        theirs["exclude_modules"] = [names["head"]]
+    places = huggingface.by_name(adapter_places(cfg, ranks, n_out))
+    tensors = [huggingface.to_store(params, name, parts) for name, parts in places]
+    tensors = [tensor._replace(fetch=functools.partial(np.asarray, tensor.fetch())) for tensor in tensors]
+    return {ADAPTER_CONFIG: theirs, "adapter_model.safetensors": tensors}
+
+
+def read_adapters(folder: str) -> tuple[str, int, Any]:
+    """Read adapter_config.json -> the folder of the base, the rank r, alpha."""
+    path = os.path.join(folder, ADAPTER_CONFIG)
+    theirs = disk.read_json(path)
+    huggingface.check_requirements(path, theirs, PEFT_REQUIRES)
+    base, rank, alpha = (theirs.get(key) for key in ("base_model_name_or_path", "r", "lora_alpha"))
+    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and isinstance(base, str)):
+        raise ValueError(
+            f"{path}: expected the numbers r and lora_alpha and the text base_model_name_or_path, got "
+            f"{rank!r}, {alpha!r} and {base!r}"
+        )
+    if not os.path.isdir(base):
+        raise ValueError(
+            f"{path}: the base of these adapters, base_model_name_or_path={base!r}, is not a folder here: "
+            "bring it back, or write there where it is now"
+        )
+    return base, rank, alpha
+
+
+def load_merged(
+    folder: str, dtype: str | None, find_base: Callable[[str], str], open_as: str | None = None, above: tuple = ()
+) -> tuple[Any, Any]:
+    """Load a folder of adapters -> params of the base with the adapters merged in, ModelConfig.
+
+    dtype, open_as: of the base, as `huggingface.load_folder` takes them
+    find_base: finds the folder of the base from the path that adapters give
+    above: the folders of adapters whose base this is
+    """
+    base, rank, alpha = read_adapters(folder)
+    above = *above, os.path.realpath(folder)
+    base = find_base(base)
+    if (found := os.path.realpath(base)) in above:
+        raise ValueError(
+            f"adapters that are their own base: {' -> '.join([*above, found])}; write the folder of the "
+            f"model that they were trained on into {os.path.join(folder, ADAPTER_CONFIG)}"
+        )
+    if os.path.exists(os.path.join(base, ADAPTER_CONFIG)):
+        params, cfg = load_merged(base, dtype, find_base, open_as, above)
+    else:
+        params, cfg = huggingface.load_folder(base, dtype, open_as)
+    files = disk.open_tensors(os.path.join(folder, "adapter_model.safetensors"))
+    n_out = 1 if PEFT_PREFIX + JUDGE_HEAD in files else None
+    named = adapter_places(cfg, adaptable(cfg), None)
+    targets = {place.path[-1][:-2] for place in named if place.name in files}
+    shapes = {"blocks": adapter_shapes(cfg, targets, rank)} | ({"head": (cfg.d_model, 1)} if n_out else {})
+    places = list(adapter_places(cfg, targets, n_out))
+    described = f"LoRA of a {huggingface.family_of(cfg)} model", ADAPTER_CONFIG
+    new = huggingface.load_tensors(folder, files, places, shapes, "float32", described)
+    for leaf in targets:  # one after the other, so that memory never holds two copies of all
+        a, b = (new["blocks"][leaf + end] for end in ("_a", "_b"))
+        merged = params["blocks"][leaf] + jnp.matmul(a, b * (alpha / rank), precision="highest")
+        params["blocks"][leaf] = merged.astype(cfg.dtype)
+    return params | {leaf: x for leaf, x in new.items() if leaf != "blocks"}, cfg

@@ -1,0 +1,151 @@
+"""
+Evaluate a policy: sample completions of held-out prompts and score them, and bound the likelihood of held-out texts.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+import config
+import diffusion
+import grpo
+import rewards
+import sample
+from data import texts
+from judges import rules, scores
+from system import sharding
+
+
+def distinct_ngrams(completions, n=3):
+    """Return the fraction of n-grams of words in all completions that are different: near 0 if all are alike."""
+    grams = []
+    for text in completions:
+        grams += rules.ngrams(text, n)
+    return len(set(grams)) / max(len(grams), 1)
+
+
+def main_reward(fns, eval_only):
+    """Name the reward behind val/greedy and pass_at: the first of eval_rewards, else of rewards, else None."""
+    return next(iter(eval_only or fns), None)
+
+
+def describe_metric(cfg: Any, fns: dict, eval_only: dict) -> str:
+    """Explain the metrics val/greedy and val/sampled in one line."""
+    name = main_reward(fns, eval_only)
+    if cfg.pass_at is None:
+        return f"val/greedy, val/sampled: the mean of {name}; with pass_at=1.0 the share of completions that earn 1"
+    return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
+
+
+def denoising_animation(x, trace, length, cfg, tok):
+    """List [text of a token, step, probability] for the first row of tokens x (B, T), up to and including its end.
+
+    trace: step and logp (B, T) of the same; length: tokens of the completion before its end."""
+    first = (0, slice(cfg.max_prompt_len, cfg.max_prompt_len + length + 1))
+    ids = np.asarray(x[first]).tolist()
+    steps = np.asarray(trace["step"][first]).tolist()
+    logp = np.asarray(trace["logp"][first])
+    tokens = []
+    for i, step, p in zip(ids, steps, logp, strict=True):
+        shown = tok.decode([i]) or "∎"
+        tokens.append([shown, step, round(math.exp(p), 4)])
+    return tokens
+
+
+def rate_metrics(name, scored, n, rewards_found, cfg):
+    """Average the main reward of n completions per prompt as val/`name`, with other metrics -> {metric: value}.
+
+    name: greedy or sampled. Prompts on which the main reward has no opinion are left out."""
+    names, main = [*rewards_found.trained, *rewards_found.eval_only], main_reward(*rewards_found)
+    each = scores.apply_pass_at(scored.parts[main].reshape(-1, n), cfg)
+    each = each[~np.isnan(each).all(1)]
+    of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
+    metrics = {f"val/{name}": float(of_prompts.mean())}
+    if len(each) > 1:
+        metrics[f"val/{name}_se"] = float(of_prompts.std(ddof=1) / len(each) ** 0.5)  # the standard error
+    if rewards_found.trained:
+        metrics[f"val/{name}_reward"] = rewards.mean(scored.total)
+    if len(names) > 1:
+        metrics |= {f"val/{name}/{part}": rewards.mean(scored.parts[part]) for part in names}
+    if n > 1:
+        metrics[f"val/pass@{n}"] = float(np.nanmax(each, 1).mean()) if len(each) else math.nan
+        metrics["val/distinct_3"] = distinct_ngrams(scored.texts)
+    if not len(each):
+        tqdm.write(f"{cfg.dataset}/val: {main} has no opinion on any of the {len(scored.texts)} {name} completions")
+    return metrics
+
+
+def pass_rates(
+    cfg: Any, tok: Any, fns: dict, eval_only: dict, params: Any, key: Any, text: Any
+) -> tuple[dict[str, float], list[dict]]:
+    """Complete the rows of `text` (EncodedRows) and score them -> metrics, samples.
+
+    Once greedily, and eval_samples times at the run's temperature. val/greedy and val/sampled are means over prompts of
+    the main reward, or with pass_at of whether it passes. A sample is a dict for samples.jsonl, one per row.
+    """
+    arrays, n_rows = text.take(slice(None)), len(text.rows)
+    size = cfg.rollout_chunk or n_rows
+    n_samples = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
+    metrics: dict[str, float] = {}
+    samples: list[dict] = [{"prompt": texts.readable_prompt(row)} for row in text.rows]
+    for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):
+        plan = sample.plan(cfg, temperature)
+        keys = [sample.row_keys(jax.random.fold_in(key, i), n_rows) for i in range(n)]
+        filled = [sample.fill_rows(params, row_keys, arrays, cfg, plan, size) for row_keys in keys]
+        columns = [texts.completion_ids(x, tok, cfg) for x, _ in filled]
+        if name == "greedy":
+            x, trace = filled[0]
+            samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
+        ids = [row for completions in zip(*columns, strict=True) for row in completions]
+        fast = np.stack(
+            [scores.written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends) for x, trace in filled], 1
+        )
+        scored = scores.score(fns, eval_only, cfg, tok, text.rows, ids, n, fast.reshape(-1))
+        for i, shown in enumerate(samples):
+            texts_of_row = scored.texts[i * n : (i + 1) * n]
+            shown[name] = texts_of_row[0] if n == 1 else texts_of_row
+        if fns or eval_only:
+            metrics |= rate_metrics(name, scored, n, scores.RewardFunctions(fns, eval_only), cfg)
+        metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
+        if n > 1 and fns:
+            table = scores.reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
+            settings = scores.advantage_settings(table, cfg)
+            adv = np.asarray(grpo.advantages(table, **settings)).tolist()
+            totals = scored.total.reshape(-1, n).tolist()
+            for i, shown in enumerate(samples):
+                shown["rewards"] = totals[i]
+                shown["advantages"] = [round(value, 4) for value in adv[i]]
+    for shown, row in zip(samples, text.rows, strict=True):
+        shown["columns"] = scoring_columns(row)
+    return metrics, samples
+
+
+def scoring_columns(row):
+    """Choose the columns with which rewards.py can score the samples of a row again."""
+    columns = {name: value for name, value in row.items() if name not in ("prompt", "completion")}
+    if "completion" not in row:
+        return columns
+    return {"reference": row["completion"], "answer": row["completion"]} | columns
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "start"))
+def likelihood(params, batch, key, cfg, start):
+    """Compute `diffusion.likelihood`, compiled."""
+    return diffusion.likelihood(params, batch, key, cfg, start=start)
+
+
+def likelihoods(params: Any, held_out: texts.EncodedRows, shape: Any, cfg: Any):
+    """Bound the log-likelihood of N held-out texts under a model of this shape, a ModelConfig -> (N,) in nats.
+
+    The masks of row i depend only on i, so models and texts are compared under the same ones."""
+
+    def some(batch, keys):
+        return likelihood(params, batch, keys, shape, cfg.max_prompt_len)
+
+    keys = sample.row_keys(jax.random.key(0), len(held_out.rows))
+    arrays = held_out.take(slice(None))
+    return np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), arrays, keys), float)

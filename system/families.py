@@ -1,0 +1,201 @@
+"""
+The families of models that other people trained, and those of ours that no plain denoiser is: each is one entry of
+huggingface.FAMILIES, which is filled when a folder or a configuration is not of the family that is there already.
+
+A family that differs from another in names only is one entry.
+"""
+
+import functools
+
+from system.huggingface import FAMILIES, TOKEN_KEYS, Family
+
+# Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
+# several tensors have one name, their rows are one tensor in the file.
+LLAMA_TENSORS = {
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "attn_norm": "model.layers.{}.input_layernorm",
+    "mlp_norm": "model.layers.{}.post_attention_layernorm",
+    "q_norm": "model.layers.{}.self_attn.q_norm",
+    "k_norm": "model.layers.{}.self_attn.k_norm",
+    "q": "model.layers.{}.self_attn.q_proj",
+    "k": "model.layers.{}.self_attn.k_proj",
+    "v": "model.layers.{}.self_attn.v_proj",
+    "o": "model.layers.{}.self_attn.o_proj",
+    "gate": "model.layers.{}.mlp.gate_proj",
+    "up": "model.layers.{}.mlp.up_proj",
+    "down": "model.layers.{}.mlp.down_proj",
+}
+GEMMA_TENSORS = LLAMA_TENSORS | {
+    "attn_out_norm": "model.layers.{}.post_attention_layernorm",
+    "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "mlp_out_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+QWEN3_MOE_TENSORS = LLAMA_TENSORS | {  # {e} is the expert
+    "router": "model.layers.{}.mlp.gate",
+    "expert_gate": "model.layers.{}.mlp.experts.{e}.gate_proj",
+    "expert_up": "model.layers.{}.mlp.experts.{e}.up_proj",
+    "expert_down": "model.layers.{}.mlp.experts.{e}.down_proj",
+}
+LLADA2_TENSORS = QWEN3_MOE_TENSORS | {
+    "embed": "model.word_embeddings",
+    "q": "model.layers.{}.attention.query_key_value",
+    "k": "model.layers.{}.attention.query_key_value",
+    "v": "model.layers.{}.attention.query_key_value",
+    "o": "model.layers.{}.attention.dense",
+    "q_norm": "model.layers.{}.attention.query_layernorm",
+    "k_norm": "model.layers.{}.attention.key_layernorm",
+    "router_bias": "model.layers.{}.mlp.gate.expert_bias",
+    "shared_gate": "model.layers.{}.mlp.shared_experts.gate_proj",
+    "shared_up": "model.layers.{}.mlp.shared_experts.up_proj",
+    "shared_down": "model.layers.{}.mlp.shared_experts.down_proj",
+    "dense_gate": "model.layers.{}.mlp.gate_proj",
+    "dense_up": "model.layers.{}.mlp.up_proj",
+    "dense_down": "model.layers.{}.mlp.down_proj",
+}
+NEMOTRON_TENSORS = {leaf: name.replace("model.", "encoder.") for leaf, name in LLAMA_TENSORS.items()} | {
+    "head": "diffusion_head"
+}
+LLAMA_KEYS = TOKEN_KEYS | {
+    "vocab_size": "vocab_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "d_head": "head_dim",
+    "n_kv_head": "num_key_value_heads",
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "tie_embeddings": "tie_word_embeddings",
+    "rope_theta": "rope_theta",
+    "norm_eps": "rms_norm_eps",
+    "max_positions": "max_position_embeddings",
+    "rope_scaling": "rope_scaling",
+}
+BLOCK_KEYS = LLAMA_KEYS | {"block_causal": "block_size"}
+QWEN3_MOE_KEYS = LLAMA_KEYS | {
+    "n_experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "d_expert": "moe_intermediate_size",
+    "norm_routing": "norm_topk_prob",
+}
+SDAR_MOE_KEYS = QWEN3_MOE_KEYS | {"block_causal": "block_size"}
+LLADA2_KEYS = SDAR_MOE_KEYS | {
+    "rotary_share": "partial_rotary_factor",
+    "routing_scale": "routed_scaling_factor",
+    "expert_groups": "n_group",
+    "groups_per_token": "topk_group",
+    "n_shared": "num_shared_experts",
+    "first_dense": "first_k_dense_replace",
+}
+del LLADA2_KEYS["norm_routing"]  # it divides by the sum whatever config.json says
+GEMMA_KEYS = LLAMA_KEYS | {
+    "window": "sliding_window",
+    "query_scale": "query_pre_attn_scalar",
+    "attn_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping",
+}
+# The values that config.json has to give these keys, if it has them, for our model to be that network.
+LLAMA_REQUIRES = {
+    "hidden_act": "silu",
+    "rope_type": "default",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "llama_4_scaling_beta": None,
+    "partial_rotary_factor": 1.0,
+}
+QWEN3_MOE_REQUIRES = LLAMA_REQUIRES | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+LLADA2_REQUIRES = {
+    "hidden_act": "silu",
+    "rope_type": "default",
+    "use_sliding_window": False,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_qk_norm": True,
+    "norm_head": False,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "norm_topk_prob": True,
+}
+GEMMA_REQUIRES = LLAMA_REQUIRES | {
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "use_bidirectional_attention": False,
+}
+NEMOTRON_REQUIRES = LLAMA_REQUIRES | {"dlm_paradigm": "bidirectional", "sliding_window": None}
+del NEMOTRON_REQUIRES["llama_4_scaling_beta"]
+
+llama_like = functools.partial(Family, tensors=LLAMA_TENSORS, keys=LLAMA_KEYS, requires=LLAMA_REQUIRES)
+CAUSAL = {"causal": True, "shift": True}
+DLLM = "github.com/ZHZisZZ/dllm"
+FAMILIES |= {
+    "Dream": llama_like(
+        "DreamModel", {"shift": True, "qkv_bias": True}, code="huggingface.co/Dream-org/Dream-v0-Instruct-7B"
+    ),
+    "llama": llama_like("LlamaForCausalLM", CAUSAL),
+    "qwen2": llama_like("Qwen2ForCausalLM", CAUSAL | {"qkv_bias": True}),
+    "qwen3": llama_like("Qwen3ForCausalLM", CAUSAL | {"qk_norm": True}),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        CAUSAL | {"gemma": True, "tie_embeddings": True},
+        GEMMA_TENSORS,
+        GEMMA_KEYS,
+        GEMMA_REQUIRES,
+    ),
+    # A block model's config.json need not give the block length: it is in the folder's name, or the usual one.
+    "sdar": llama_like(  # and TraDo
+        "SDARForCausalLM",
+        {"block_causal": 4, "qk_norm": True},
+        keys=BLOCK_KEYS,
+        code="huggingface.co/JetLM/SDAR-1.7B-Chat",
+    ),
+    "Fast_dLLM_Qwen": llama_like(
+        "Fast_dLLM_QwenForCausalLM",
+        {"block_causal": 32, "shift": True, "qkv_bias": True},
+        keys=LLAMA_KEYS | {"block_causal": "bd_size"},
+        code="huggingface.co/Efficient-Large-Model/Fast_dLLM_v2_7B",
+    ),
+    # dllm's: with blocks or without
+    "a2d-qwen3": llama_like("A2DQwen3LMHeadModel", {"qk_norm": True}, keys=BLOCK_KEYS, code=DLLM),
+    "a2d-qwen2": llama_like("A2DQwen2LMHeadModel", {"qkv_bias": True}, keys=BLOCK_KEYS, code=DLLM),
+    "a2d-llama": llama_like("A2DLlamaLMHeadModel", {}, keys=BLOCK_KEYS, code=DLLM),
+    "illada": llama_like(
+        "ILLaDAForCausalLM",
+        {"mask_id": 5},
+        requires=LLAMA_REQUIRES | {"layer_norm_eps": None},
+        code="huggingface.co/GSAI-ML/iLLaDA-8B-Instruct",
+    ),
+    # Ours alone: a name that no other program knows, because all others would let the network read masks.
+    "unmask_uniform": llama_like("UniformNoiseModel", {"noise": "uniform"}, code="unmask, and nowhere else"),
+    "nemotron_labs_diffusion": Family(
+        "NemotronLabsDiffusionModel",
+        {"block_causal": 32, "causal_text": True},
+        NEMOTRON_TENSORS,
+        BLOCK_KEYS,
+        NEMOTRON_REQUIRES,
+        "huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES,
+        variants=("moe",),
+    ),
+    "sdar_moe": Family(
+        "SDARMoeForCausalLM",
+        {"block_causal": 4, "qk_norm": True},
+        QWEN3_MOE_TENSORS,
+        SDAR_MOE_KEYS,
+        QWEN3_MOE_REQUIRES,
+        "huggingface.co/JetLM/SDAR-30B-A3B-Chat",
+        ("moe",),
+    ),
+    "llada2_moe": Family(
+        "LLaDA2MoeModelLM",
+        {"block_causal": 32, "qk_norm": True, "routing": "sigmoid", "norm_routing": True, "rotary_share": 0.5}
+        | {"mask_id": 156895},
+        LLADA2_TENSORS,
+        LLADA2_KEYS,
+        LLADA2_REQUIRES,
+        "huggingface.co/inclusionAI/LLaDA2.0-mini",
+        ("moe",),
+    ),
+}

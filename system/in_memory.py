@@ -1,0 +1,86 @@
+"""
+Give the rows and the reward functions of a Python program names, so that a Config can name them (train.train).
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import data
+import rewards
+
+
+@contextlib.contextmanager
+def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
+    """Give rows and reward functions of a Python program names, and yield the Config that uses these names.
+
+    rows: a list, {"train": list, "val"?: list} or None. fns: a function, a list, {name: fn} or None; the run trains on
+    all of them unless cfg.rewards names some. The names last as long as the context.
+    """
+    known = {name: rewards.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
+    for module in {rewards.ELSEWHERE[name] for name in known.keys() & rewards.ELSEWHERE.keys()}:
+        importlib.import_module(module)  # imported later, its functions would replace the user's
+    before = {name: rewards.REWARDS[name] for name in known.keys() & rewards.REWARDS.keys()}
+    if rows is not None:
+        splits = as_splits(rows)
+        number = zlib.crc32(json.dumps(splits, default=repr).encode())  # so that no run is resumed on other rows
+        name = f"{len(splits['train']) + len(splits['val'])} {data.IN_MEMORY}, {number:08x}"
+        cfg, data.MEMORY[name] = dataclasses.replace(cfg, dataset=name), splits
+    try:
+        rewards.REWARDS.update(known)
+        yield dataclasses.replace(cfg, rewards=cfg.rewards or tuple(known))
+    finally:
+        for reward in known:
+            del rewards.REWARDS[reward]
+        rewards.REWARDS.update(before)
+        if rows is not None:
+            del data.MEMORY[name]
+
+
+def as_splits(rows):
+    """Turn the rows that a Python program gives into {"train": list, "val": list}.
+
+    rows: an iterable, or {split: iterable}. Without val, the last 5% of train are val."""
+    if isinstance(rows, (str, os.PathLike)):
+        name = str(rows)
+        raise ValueError(f"rows={name!r}: a file or a data set is named in the config, Config(dataset={name!r})")
+    given = rows if isinstance(rows, dict) else {"train": rows}
+    try:
+        splits = {
+            split: list(next((given[name] for name in names if name in given), ()))
+            for split, names in data.SPLITS.items()
+        }
+    except TypeError:
+        splits = {"train": []}
+    if not splits["train"] or given.keys() - set(itertools.chain(*data.SPLITS.values())):
+        raise ValueError(
+            f"rows={data.quote(rows)}: expected a list of rows, at least one, or {{'train': rows, 'val': rows}}"
+        )
+    if not splits["val"] and len(splits["train"]) == 1:
+        raise ValueError(f"rows: a single row, {data.quote(splits['train'][0])}, leaves none to evaluate: give "
+                         "two or more, or {'train': rows, 'val': rows}, which may be the same")  # fmt: skip
+    if not splits["val"]:
+        splits = {split: data.held_out_part(splits["train"], split, "the list of rows") for split in splits}
+    return splits
+
+
+def by_name(fns):
+    """Turn the reward functions of a Python program, one, a list or {name: fn}, into {name: fn}."""
+    if isinstance(fns, dict):
+        return fns
+    fns = fns if isinstance(fns, (list, tuple)) else [fns] if fns is not None else []
+    if strange := [fn for fn in fns if not callable(fn)]:
+        raise ValueError(
+            f"rewards: {strange[0]!r} is no function; what has a name already is named in the config, "
+            "Config(rewards=('exact',))"
+        )
+    named = {getattr(fn, "__name__", type(fn).__name__): fn for fn in fns}
+    if len(named) < len(fns):
+        raise ValueError("rewards: two functions have one name; give them as {name: function}")
+    return named

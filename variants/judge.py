@@ -1,0 +1,280 @@
+"""
+Train a judge (objective="judge"): a transformer with a head of width 1 learns from pairs of a better and a worse text.
+
+judges/model_judge.py makes a reward of a trained judge.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.nn import log_sigmoid
+from tqdm import tqdm
+
+import checkpoint
+import config
+import data
+import model
+import rl
+import sample
+from data import texts
+from judges.model_judge import encode, sigmoid
+from system import sharding
+
+# ---- pairs of texts --------------------------------------------------------------------------------------------------
+
+
+class Pairs(NamedTuple):
+    """N prompts with a better and a worse completion."""
+
+    prompts: list
+    better: list
+    worse: list
+    kinds: list  # why the worse text is worse
+    scores: np.ndarray | None  # (N,) in [0, 1]; if given, `better` are texts with these scores, not pairs
+
+
+def split_words(text):
+    """Split into words and, between them, the space."""
+    return re.split(r"(\s+)", text)
+
+
+def make_worse(rng, text, other, has_prompt=True):
+    """Spoil a text -> worse text, kind: "swapped" (two pieces), "lost" (one or more), "replaced" (one by `other`'s).
+
+    other: the completion of another row. If there is a prompt, which `other` does not answer, `other` as a whole is a
+    fourth kind, "another row". Pieces are words, or characters if the text has less than four words.
+    """
+    parts, stride = split_words(text), 2  # every second part is space
+    if len(parts) < 7:
+        parts, stride = list(text), 1
+    kinds = ["lost"]
+    if len(parts) > 1:
+        kinds = ["swapped", "lost", "replaced"] + ["another row"] * has_prompt
+    kind = kinds[rng.integers(len(kinds))]
+    if kind == "another row":
+        return other, kind
+    n_pieces = -(-len(parts) // stride)
+    i, j = 0, 0
+    if n_pieces > 1:
+        i, j = sorted(stride * rng.choice(n_pieces, 2, replace=False))
+    if kind == "swapped":
+        parts[i], parts[j] = parts[j], parts[i]
+    elif kind == "replaced":
+        theirs = split_words(other) if stride == 2 else list(other) or [""]
+        parts[i] = theirs[min(i, (len(theirs) - 1) // stride * stride)]  # from the same place: the best imitation
+    else:
+        del parts[i : i + stride * (1 + (j - i) // (4 * stride))]
+    return "".join(parts), kind
+
+
+def make_pairs(rows: list[dict], seed: int, refill: Callable | None = None) -> Pairs:
+    """Make Pairs of the rows of a data set.
+
+    Rows with `chosen` and `rejected`, or with `completion` and `score`, are used as they are. Otherwise the completion
+    is the better text. The worse one is a spoiled copy or, for every second row, a copy refilled by a generator:
+    refill(rows, seed) -> texts, kinds, with an empty kind for texts that do not fit. Rows whose copy equals the
+    completion are left out.
+    """
+    prompts = [row["prompt"] for row in rows]
+    if all("chosen" in row and "rejected" in row for row in rows):
+        chosen, rejected = [row["chosen"] for row in rows], [row["rejected"] for row in rows]
+        return Pairs(prompts, chosen, rejected, ["rejected"] * len(rows), None)
+    if not all("completion" in row for row in rows):
+        raise ValueError(
+            "a judge learns from rows with a completion, with chosen and rejected, or with completion and "
+            f"score; the first row has {', '.join(rows[0])}"
+        )
+    better = [row["completion"] for row in rows]
+    if all("score" in row for row in rows):
+        return Pairs(prompts, better, better, ["scored"] * len(rows), checked_scores(rows))
+    rng = np.random.default_rng(seed)
+    others = (better[rng.integers(len(rows))] for _ in rows)  # lazily, between the draws of make_worse
+    worse = [make_worse(rng, *row) for row in zip(better, others, map(bool, prompts), strict=True)]
+    if refill:
+        for i, (text, kind) in enumerate(zip(*refill(rows[::2], seed), strict=True)):
+            if kind:
+                worse[2 * i] = text, kind
+    differ = [i for i, (text, _) in enumerate(worse) if text != better[i]]  # a refilled text may be right
+    return Pairs(
+        prompts=[prompts[i] for i in differ],
+        better=[better[i] for i in differ],
+        worse=[worse[i][0] for i in differ],
+        kinds=[worse[i][1] for i in differ],
+        scores=None,
+    )
+
+
+def checked_scores(rows):
+    """Read the scores of rows -> (N,) float32; an error if one is not in [0, 1]."""
+    scores = np.array([row["score"] for row in rows], np.float32)
+    wrong = np.flatnonzero(~((scores >= 0) & (scores <= 1)))  # nan is wrong as well
+    if wrong.size:
+        raise ValueError(
+            f"scores must lie in [0, 1], but {wrong.size} of {len(rows)} do not; the first is "
+            f"score={scores[wrong[0]]:g}, of the prompt {rows[wrong[0]]['prompt'][:60]!r}"
+        )
+    return scores
+
+
+def encode_pairs(pairs: Pairs, tok: Any, max_len: int) -> dict[str, Any]:
+    """Encode Pairs -> {"better", "worse": tokens (N, T), "better_valid", "worse_valid" (N, T), "score": (N,) or None}.
+
+    T may differ between better and worse. Texts of more than max_len tokens lose their beginning, which is reported."""
+    sides = {"better": pairs.better, "worse": pairs.worse}
+    sizes = [
+        len(tok.encode(prompt + text)) + 1
+        for side in sides.values()
+        for prompt, text in zip(pairs.prompts, side, strict=True)
+    ]
+    if longer := sum(size > max_len for size in sizes):
+        tqdm.write(
+            f"{longer} of {len(sizes)} texts, the longest of {max(sizes)} tokens, lose their beginning: there is room "
+            f"for max_prompt_len + max_new_tokens + 1 = {max_len}"
+        )
+    arrays = {"score": pairs.scores}
+    for name, side in sides.items():
+        arrays[name], arrays[name + "_valid"] = encode(pairs.prompts, side, tok, max_len)
+    return arrays
+
+
+# ---- learning --------------------------------------------------------------------------------------------------------
+
+
+def loss(params: Any, batch: dict[str, Any], cfg: model.ModelConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Compute the loss of a batch of `encode_pairs`, and metrics.
+
+    Bradley-Terry: the better of two should score higher. Added to it is a cross-entropy with label 1 for the better
+    and 0 for the worse text, so that sigmoid(score) is the probability that a text is a better one. If the rows have
+    scores from 0 to 1 instead of pairs, the whole loss is the cross-entropy to these.
+    """
+    score = functools.partial(model.score, params, cfg=cfg)
+    better = score(batch["better"], valid=batch["better_valid"])
+    if batch["score"] is not None:
+        p = batch["score"]
+        return -jnp.mean(p * log_sigmoid(better) + (1 - p) * log_sigmoid(-better)), {}
+    worse = score(batch["worse"], valid=batch["worse_valid"])
+    pointwise = (log_sigmoid(better) + log_sigmoid(-worse)) / 2
+    metrics = {"pair_acc": jnp.mean(better > worse)}
+    return -jnp.mean(log_sigmoid(better - worse) + pointwise), metrics
+
+
+def pair_metrics(better: np.ndarray, worse: np.ndarray, pairs: Pairs) -> dict[str, float]:
+    """Compare the judge's scores better, worse (N,) of the texts of held-out Pairs with the truth.
+
+    For pairs: accuracy, in all and by kind, and calibration. For texts with given scores: error and correlation.
+    """
+    if pairs.scores is not None:
+        p = sigmoid(better)
+        return {
+            "val/error": float(np.abs(p - pairs.scores).mean()),
+            "val/correlation": float(np.corrcoef(p, pairs.scores)[0, 1]),
+        }
+    metrics = {
+        "val/pair_acc": float(np.mean(better > worse)),
+        "val/calibration_error": calibration_error(sigmoid(better), sigmoid(worse)),
+    }
+    for kind in sorted(set(pairs.kinds)):
+        metrics[f"val/pair_acc/{kind}"] = float(np.mean((better > worse)[np.array(pairs.kinds) == kind]))
+    return metrics
+
+
+def calibration_error(better: np.ndarray, worse: np.ndarray, bins: int = 10) -> float:
+    """Average |stated probability of being a better text - fraction that are better| over bins of the probability.
+
+    better, worse (N,): the probabilities that the judge states for the better and for the worse texts."""
+    p = np.concatenate([better, worse])
+    truth = np.repeat([1.0, 0.0], [len(better), len(worse)])
+    index = np.minimum((p * bins).astype(int), bins - 1)
+    error = 0.0
+    for i in set(index):
+        inside = index == i
+        error += abs(p[inside].mean() - truth[inside].mean()) * np.mean(inside)
+    return float(error)
+
+
+def refill_rows(rows, seed, generator, cfg, tok):
+    """Mask 20 to 100% of the tokens of each completion and let a generator fill them -> texts, kinds, one per row.
+
+    All windows of a document are filled, batches in turn at each of judge_temperatures. A kind is "filled at 0.7", or
+    "" if the row does not fit.
+    """
+    rng = np.random.default_rng(seed)
+    arrays, row_of, _ = data.encode(rows, tok, cfg.max_prompt_len, cfg.max_new_tokens)
+    maskable = arrays.maskable & (arrays.tokens != tok.eos_id)
+    n, temperatures = len(maskable), cfg.judge_temperatures
+    u = rng.random(maskable.shape)
+    arrays = arrays._replace(maskable=maskable & (u < rng.uniform(0.2, 1.0, (n, 1))))
+    size = min(cfg.eval_size, -(-n // len(temperatures)))  # every temperature has its turn
+    windows, kinds = [[]] * n, [""] * len(rows)
+    for turn, first in enumerate(range(0, n, max(size, 1))):
+        index = np.arange(first, first + size) % n  # all batches have one shape
+        temperature = temperatures[turn % len(temperatures)]
+        chunk = jax.tree.map(jnp.asarray, arrays.part(index))
+        plan = sample.plan(cfg, temperature)
+        filled, _ = sample.fill(generator, jax.random.key(seed + turn), chunk, cfg, plan)
+        for i, window in zip(index, texts.completion_ids(filled, tok, cfg), strict=True):
+            windows[i] = window
+            kinds[row_of[i]] = f"filled at {temperature:g}"
+    ids = [[] for _ in rows]
+    for row, window in zip(row_of, windows, strict=True):
+        ids[row] += window
+    return [tok.decode(row) for row in ids], kinds
+
+
+def find_generator(cfg, start):
+    """Return the params of the language model that refills texts, or None if the run starts from none.
+
+    start: the params that the run starts from, or None. If they are a judge's, as in a resumed run, the model in
+    init_from is loaded instead."""
+    if start and model.width(start):
+        start = checkpoint.load(cfg.init_from, open_as=cfg.open_as)[0] if cfg.init_from else None
+    return None if start and model.width(start) else start
+
+
+def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
+    """Prepare the training of a judge on pairs of texts.
+
+    start: the params that the run starts from, a judge's or a denoiser's, whose head is replaced; None: nothing."""
+    generator = find_generator(cfg, start)
+    refill = functools.partial(refill_rows, generator=generator, cfg=cfg, tok=tok) if generator else None
+    max_len = cfg.max_prompt_len + cfg.max_new_tokens + 1
+    train_rows = texts.split_rows(cfg, "train")[: cfg.judge_rows]
+    val_rows = texts.split_rows(cfg, "val")[: cfg.eval_size]
+    train_pairs, val_pairs = make_pairs(train_rows, cfg.seed, refill), make_pairs(val_rows, cfg.seed + 1, refill)
+    train, val = encode_pairs(train_pairs, tok, max_len), encode_pairs(val_pairs, tok, max_len)
+    score = jax.jit(functools.partial(model.score, cfg=cfg.model))
+
+    def init(key):
+        params = model.init(key, cfg.model, n_out=1)
+        known = start or {}
+        return params | {name: w for name, w in known.items() if name != "head" or model.width(known)}
+
+    def iterate(state, key, update):
+        index = data.batch_indices(len(train["better"]), cfg.batch_size, state.step, cfg.seed)
+        update({name: None if a is None else jnp.asarray(a[index]) for name, a in train.items()})
+        return {}
+
+    def part_loss(params, batch):
+        # A mean over rows: the losses of micro-batches add up to that of the batch.
+        return jax.tree.map(lambda x: x / cfg.gradient_accumulation_steps, loss(params, batch, cfg.model))
+
+    def evaluate(state, key):
+        def score_side(side):
+            size, arrays = config.eval_rows(cfg), (val[side], val[side + "_valid"])
+            return np.asarray(sharding.in_chunks(lambda x, valid: score(state.weights, x, valid=valid), size, *arrays))
+
+        better, worse = score_side("better"), score_side("worse")
+        columns = ("prompt", "better", "worse", "kind", "score_better", "score_worse")
+        rows = zip(*val_pairs[:4], better.tolist(), worse.tolist(), strict=True)
+        return pair_metrics(better, worse, val_pairs), [dict(zip(columns, row, strict=True)) for row in rows]
+
+    best_metric = "val/pair_acc" if train["score"] is None else "val/correlation"
+    return rl.Task(init, iterate, part_loss, evaluate, len(train["better"]), best_metric)
+
+
+rl.OBJECTIVES["judge"] = judge_task
