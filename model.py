@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from system import fields, kernels, settings, sharding
+from system import kernels, settings, sharding
 from system.settings import Sections, plugged
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
@@ -38,10 +38,10 @@ class Entries(NamedTuple):
 
 def entries(cfg) -> Entries:
     """Say which entries the fields of a ModelConfig ask for."""
-    reads = "left" if cfg.causal else "shifted" if cfg.shift else "own"
+    reads = "causal" if cfg.causal else "shifted" if cfg.shift else "own"
     reads = reads if cfg.noise == "mask" else cfg.noise
     blocks = "joint" if cfg.causal_text else "blocks" if cfg.block_causal is not None else "all"
-    return Entries(reads, "left" if cfg.causal else blocks, "plain" if cfg.rope_scaling is None else "rope")
+    return Entries(reads, "causal" if cfg.causal else blocks, "plain" if cfg.rope_scaling is None else "rope")
 
 
 def chosen(table, cfg, default):
@@ -88,7 +88,7 @@ class ModelConfig(Sections):
 
     def __post_init__(self):
         for owner in (self, *self.use):
-            fields.check_types(owner)
+            settings.check_types(owner)
         settings.check(self, settings.rules_of_a_model)
         for table, name in zip((READS, MASKS, ROTARY), entries(self), strict=True):
             if not plugged(table, name):

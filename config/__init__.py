@@ -39,7 +39,7 @@ import data
 import diffusion
 import grpo
 from model import ModelConfig
-from system import fields, settings, terminal
+from system import settings, terminal
 
 # ---- how a key is declared -------------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Section:
         return False
 
     def __post_init__(self):
-        fields.check_types(self)
+        settings.check_types(self)
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
 
@@ -366,7 +366,7 @@ class Config(settings.Sections, metaclass=Flat):
         return super().__new__(cls)
 
     def __post_init__(self):
-        fields.check_types(self)
+        settings.check_types(self)
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
@@ -677,9 +677,9 @@ def is_inside(path: str, folder: str) -> bool:
 def parse(name: str, text: str, kind: Any) -> Any:
     """Parse the text of `--name=text` as a value of the annotated type."""
     for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
-        if fields.fits(value, kind):
+        if settings.fits(value, kind):
             return value
-    raise ValueError(f"--{name}={text}: expected {fields.describe(kind)}")
+    raise ValueError(f"--{name}={text}: expected {settings.describe(kind)}")
 
 
 def possible_values(text, kinds):

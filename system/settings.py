@@ -1,7 +1,10 @@
 """
-Settings are frozen dataclasses: how variants add to them, and what has to hold between their fields.
+Settings are frozen dataclasses: how variants add to them, which types their fields have, and what has to hold.
 """
 import importlib
+import sys
+import types
+import typing
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -33,6 +36,49 @@ class Sections:
         raise AttributeError(f"{type(self).__name__} has no {name}, nor has a variant that it uses")
 
 
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def check_types(cfg: Any) -> None:
+    """Raise a ValueError if a field of a dataclass has not its annotated type (an int will do for a float)."""
+    for name, kind in typing.get_type_hints(type(cfg)).items():
+        value = getattr(cfg, name)
+        if not fits(value, kind):
+            raise ValueError(f"{name}={value!r}: expected {describe(kind)}, got {type(value).__name__}")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Return True if a value has the annotated type."""
+    if kind is Any:
+        return True
+    if isinstance(kind, types.UnionType):
+        return any(fits(value, k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        inner = typing.get_args(kind)
+        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    if kind is float:  # neither inf nor nan, nor an int that is too large for a float
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is kind
+
+
+NAMES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
+EXAMPLES = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}  # of tuples
+
+
+def describe(kind: Any) -> str:
+    """Describe an annotation in words."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(describe(k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        pairs = "((0, 1), (500, 2))"
+        shell, file = EXAMPLES.get(typing.get_args(kind)[0], (pairs, pairs))
+        return f"a tuple, as in {shell} on the command line or {file} in a file"
+    return NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+
+
 # ---- what has to hold ------------------------------------------------------------------------------------------------
 
 
@@ -56,7 +102,7 @@ def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
     yield cfg.head_dim * cfg.rotary_share % 2 or not 0 < cfg.rotary_share <= 1, (
         f"rotary positions turn pairs, but here {cfg.rotary_share} of a head's {cfg.head_dim} columns: make that an "
         "even number")
-    yield cfg.noise in ("own", "shifted", "left"), f"noise={cfg.noise!r}: expected mask, or the noise of a variant"
+    yield cfg.noise in ("own", "shifted", "causal"), f"noise={cfg.noise!r}: expected mask, or the noise of a variant"
     yield cfg.dtype not in ("float32", "bfloat16"), f"dtype={cfg.dtype!r}: one of float32, bfloat16"
     ids = [(name, getattr(cfg, name)) for name in ("mask_id", "eos_id", "pad_id", "bos_id")]
     ids += [("end_ids", i) for i in cfg.end_ids]

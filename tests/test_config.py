@@ -65,7 +65,7 @@ def message(*argv):
 def test_every_run_can_be_loaded(path):
     for cfg in [config.read_file(path), config.load([path, "--model=tiny"])] if path in REAL else [config.load([path])]:
         for name in vars(cfg):
-            assert name == "model" or config.fields.fits(getattr(cfg, name), KINDS[name])
+            assert name == "model" or config.settings.fits(getattr(cfg, name), KINDS[name])
         ours = [name for name in cfg.rewards if ":" not in name]  # else a function in a file of the user's
         assert len(ours) == len(rewards.resolve(ours, judge=len))
         sample.plan(cfg, cfg.temperature)
@@ -638,9 +638,9 @@ def test_the_printed_form_of_a_value_is_parsed_as_that_value(drawn):
     value = drawn.draw(values(KINDS[name]))
     if value == "None" and type(None) in typing.get_args(KINDS[name]):
         return  # the one text that cannot be meant where None can
-    assert config.fields.fits(value, KINDS[name])
+    assert config.settings.fits(value, KINDS[name])
     back = config.parse(name, str(value), KINDS[name])
-    assert back == value and config.fields.fits(back, KINDS[name])
+    assert back == value and config.settings.fits(back, KINDS[name])
 
 
 NASTY = ["", " ", "None", "True", "nan", "-inf", "1e999", "1" * 5000, "(" * 300, "-" * 5000 + "1", "[" * 99, "{[]: 1}",
@@ -660,7 +660,7 @@ def test_no_text_of_a_value_gives_a_traceback(name, text):
     except ValueError as e:
         assert name in str(e) and "expected" in str(e)
     else:
-        assert config.fields.fits(value, KINDS[name])
+        assert config.settings.fits(value, KINDS[name])
 
 
 @given(st.lists(st.one_of(st.text(max_size=20), st.builds("--{}={}".format, st.sampled_from(sorted(KINDS)), st.text())),

@@ -24,8 +24,7 @@ PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", 
             "tools/plan", "tools/score"}  # fmt: skip
 # Where the core still imports a variant, instead of the other way round.
 LEFT = {
-    "sample": {"variants/blocks", "variants/caches", "variants/checks", "variants/drafts", "variants/joint"},
-    "rl": {"variants/joint", "variants/slots"}, "train": {"variants/joint"},
+    "rl": {"variants/joint"},
 }  # fmt: skip
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
@@ -69,7 +68,7 @@ def test_few_packages_are_needed(name):
 
 def test_the_core_stands_on_a_few_small_files_of_system_and_only_the_loop_on_what_wraps_it():
     """A variant imports the core and adds itself to its tables."""
-    under = {"system/fields", "system/kernels", "system/settings", "system/sharding", "system/terminal"}
+    under = {"system/kernels", "system/settings", "system/sharding", "system/terminal"}
     loop = {"system/setup", "system/hosts", "system/start", "system/evaluation", "system/in_memory"}
     for name in (*CORE, "config"):
         found = OURS[name] - of("variants/", OURS[name])
@@ -96,7 +95,7 @@ def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_noth
 NEEDED = {  # a file of variants/ -> fields of a model that needs it
     "moe": {"use": (moe.Shape(),), "block_causal": 4, "qk_norm": True}, "uniform": {"noise": "uniform"},
     "rope": {"rope_scaling": (8.0, 1.0, 4.0, 64.0), "causal": True, "shift": True},
-    "left": {"causal": True, "shift": True}, "blocks": {"block_causal": 4, "qk_norm": True},
+    "causal": {"causal": True, "shift": True}, "blocks": {"block_causal": 4, "qk_norm": True},
     "joint": {"block_causal": 4, "causal_text": True},
 }  # fmt: skip
 WITHOUT = """

@@ -54,7 +54,7 @@ def mask_nothing(key, x, maskable, valid, cfg):
     return x, maskable, jnp.ones((1, 1))
 
 
-model.READS["left"] = state_left
-model.MASKS["left"] = see_left
-model.CHECKS["left"] = check
-diffusion.NOISES["left"] = mask_nothing
+model.READS["causal"] = state_left
+model.MASKS["causal"] = see_left
+model.CHECKS["causal"] = check
+diffusion.NOISES["causal"] = mask_nothing
