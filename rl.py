@@ -27,7 +27,6 @@ import sample
 from data.texts import completion_ids
 from judges import scores
 from system import sharding
-from variants import joint
 
 # ---- the records -----------------------------------------------------------------------------------------------------
 
@@ -245,8 +244,8 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
 
 
 def scoring_model(cfg):
-    """Return the ModelConfig that log-probs are computed with: what drafts write is scored by the causal model."""
-    return joint.autoregressive(cfg.model) if cfg.rule == "drafts" else cfg.model
+    """Return the ModelConfig that log-probs are computed with, see sample.SCORED_AS."""
+    return sample.SCORED_AS[cfg.rule](cfg.model) if cfg.rule in sample.SCORED_AS else cfg.model
 
 
 def as_drawn(r: Rollout, cfg):

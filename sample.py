@@ -215,7 +215,7 @@ def entropy(b, plan):
     return within | (b.rank == 0)
 
 
-RULES = {
+RULES: dict[str, Callable] = {
     "quota": quota,
     "dream": dream,
     "threshold": threshold,
@@ -550,6 +550,8 @@ SAMPLERS: dict[str, Callable] = {"steps": fill_in_steps}
 CHECKS: dict[str, Callable] = {}
 # Ways to fill N rows of which only some are computed at a time: as a sampler, with `size`, how many, before group.
 QUEUES: dict[str, Callable] = {}
+# How log-probs of what a rule filled in are computed, if not with the model as it is: {rule: cfg -> cfg}.
+SCORED_AS: dict[str, Callable] = {}
 
 
 def sampler_of(cfg, plan):

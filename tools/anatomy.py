@@ -38,7 +38,6 @@ import sample
 from data import bpe, texts
 from judges import scores
 from system import report, sharding
-from variants import blocks, drafts
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
@@ -175,8 +174,8 @@ def describe_function(fn: Any) -> dict[str, str]:
 
 def rule_of(cfg):
     """Find the rule that says how many tokens a step fills, as a sampler does; None for a causal model."""
-    if cfg.rule == "drafts" or cfg.model.causal:
-        return None if cfg.model.causal else drafts.write_round
+    if cfg.model.causal:
+        return None
     return sample.RULES["static" if cfg.model.block_causal and cfg.rule == "quota" else cfg.rule]
 
 
@@ -228,7 +227,11 @@ def pack_prompt(run, one, n, total):
 def pack_completion(run, one, c):
     """Collect completion c, and its updates."""
     r, start = one.found.rollout, run.cfg.max_prompt_len
-    block = blocks.number(None if r.valid is None else jnp.asarray(r.valid[[c]]), r.tokens.shape[1], run.cfg.model)
+    block = None
+    if run.cfg.model.block_causal:
+        from variants import blocks  # other models have none
+
+        block = blocks.number(None if r.valid is None else jnp.asarray(r.valid[[c]]), r.tokens.shape[1], run.cfg.model)
     place = np.flatnonzero(one.chosen == c)
     updates = [
         {"number": number} | pack_update(update, int(np.flatnonzero(which == c)[0]), start)

@@ -29,7 +29,6 @@ import model
 from data import bpe, texts
 from sample import Plan
 from system import report
-from variants import causal, rope
 
 LARGEST = 5_000_000  # parameters
 HELD_OUT = 100  # rows
@@ -145,6 +144,8 @@ def pack_model(one):
     if not (np.abs(flat) <= np.finfo(np.float16).max).all():
         raise ValueError(f"{one.folder} has weights that float16 cannot hold: not finite, or above 65,504")
     shape = dataclasses.asdict(cfg) | {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
+    from variants import causal, rope  # a page has all kinds of models
+
     frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, cfg.rope_scaling)
     return {
         "config": shape | {"start_id": causal.start_id(cfg)},

@@ -30,7 +30,6 @@ import rl
 import sample
 from config import Config
 from system import huggingface, memory, setup, sharding, start
-from variants import dpo, judge
 
 
 class Device(NamedTuple):
@@ -118,13 +117,21 @@ def topology(text):
     return topologies.get_topology_desc(name.lower(), platform="cuda", target_config=target, topology=shape)
 
 
+def variant(cfg):
+    """Return the file of variants/ that has the objective of a run."""
+    return config.variant(cfg.objective)
+
+
 def abstract_run(cfg):
     """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
     tx, width = rl.optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
-    loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
-            "judge": functools.partial(judge.loss, cfg=cfg.model),
-            "dpo": functools.partial(dpo.loss, cfg=cfg),
-            "grpo": functools.partial(rl.policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
+    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
+    if cfg.objective == "grpo":
+        loss = functools.partial(rl.policy_loss, cfg=cfg)
+    if cfg.objective == "judge":
+        loss = functools.partial(variant(cfg).loss, cfg=cfg.model)
+    if cfg.objective == "dpo":
+        loss = functools.partial(variant(cfg).loss, cfg=cfg)
 
     def make(key):
         params = model.init(key, cfg.model, width)
@@ -151,7 +158,7 @@ def programs(cfg):
         held["reference"] = None if base or cfg.ref_offload else state.reference
     if cfg.objective == "dpo":
         stages["scoring"] = (
-            functools.partial(dpo.reference_likelihood.lower, cfg=cfg),
+            functools.partial(variant(cfg).reference_likelihood.lower, cfg=cfg),
             (merged.params, batches[0]._replace(reference=None)),
         )
     if cfg.objective == "grpo":
@@ -179,7 +186,7 @@ def abstract_batch(cfg):
     rows = cfg.batch_size // (config.copies(cfg) if cfg.objective == "pretrain" else 1)
     text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
     if cfg.objective == "dpo":
-        batch = jax.eval_shape(functools.partial(dpo.draw_views, cfg=cfg), jax.random.key(0), text, text)
+        batch = jax.eval_shape(functools.partial(variant(cfg).draw_views, cfg=cfg), jax.random.key(0), text, text)
         return batch._replace(reference=jax.ShapeDtypeStruct((rows, 2), "float32"))
     return jax.eval_shape(rl.noise(cfg), jax.random.key(0), text)
 

@@ -204,3 +204,4 @@ def fill_by_drafts(params, keys, z, cfg, plan, valid, group):
 sample.RULES["drafts"] = write_round
 sample.SAMPLERS["drafts"] = fill_by_drafts
 sample.CHECKS["drafts"] = check_plan
+sample.SCORED_AS["drafts"] = joint.autoregressive
