@@ -101,9 +101,13 @@ def pass_rates(
             x, trace = filled[0]
             samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
-        ends = cfg.model.ends
-        fast = [scores.written_per_pass(x, arrays.maskable, trace["passes"], ends) for x, trace in filled]
-        fast = np.stack(fast, 1)
+        fast = np.stack(
+            [
+                scores.written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends)
+                for x, trace in filled
+            ],
+            1,
+        )
         scored = scores.score(fns, eval_only, cfg, tok, text.rows, ids, n, fast.reshape(-1))
         for i, shown in enumerate(samples):
             texts_of_row = scored.texts[i * n : (i + 1) * n]
