@@ -102,7 +102,11 @@ def pass_rates(
             samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
         fast = np.stack(
-            [scores.written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends) for x, trace in filled], 1
+            [
+                scores.written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends)
+                for x, trace in filled
+            ],
+            1,
         )
         scored = scores.score(fns, eval_only, cfg, tok, text.rows, ids, n, fast.reshape(-1))
         for i, shown in enumerate(samples):
