@@ -20,7 +20,8 @@ ARROWS = {
     "judges/fences": set(), "judges/small_pytest": set(), "judges/walls": set(), "judges/values": set(),
     "judges/channel": set(),
     "judges/operations": set(), "system/kernels": {"system/sharding"},
-    "system/disk": {"data/bpe", "system/hosts"}, "data": {"data/bpe", "data/learn"},
+    "system/disk": {"data/bpe", "system/hosts"},
+    "data": {"data/bpe", "data/known", "data/learn", "data/readers", "data/template", "system/terminal"},
     "judges/languages": {"judges/channel", "judges/walls"}, "judges/stubs": {"judges/operations", "judges/values"},
     "variants/checks": set(), "variants/rope": set(), "variants/speed": set(), "variants/uniform": set(),
     "variants/moe": {"system/kernels", "system/sharding"},
@@ -92,6 +93,9 @@ ARROWS = {
     "system/foreign": {"data/bpe", "data/foreign"},
     "data/foreign": {"data/bpe"},
     "data/learn": {"data/bpe"},
+    "data/known": {"system/terminal"},
+    "data/readers": {"data/bpe"},
+    "data/template": set(),
 }  # fmt: skip
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
 # sample.py, rewards.py and runs.py launch tools/complete.py, score.py and compare.py, which stand above them.
