@@ -168,7 +168,7 @@ def save_run(
 
 def checkpoint_files(cfg, state, best, finished):
     """Make the files of a checkpoint, as `write_files` takes them. Each process writes its parts of the state."""
-    if cfg.lora_rank:
+    if config.has_frozen_base(cfg):
         from system import adapters
 
         files = adapters.adapter_files(state.weights, cfg.model, cfg.init_from, cfg.lora_alpha)

@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import model
 from system import kernels, sharding
-from variants import blocks
+from system.kernels import wanted_in_chunks
 
 # ---- the clock -------------------------------------------------------------------------------------------------------
 
@@ -49,40 +48,17 @@ def random_subset(key, among, count):
     return least_noisy(jax.random.uniform(key, among.shape), among, count)
 
 
-def least_noisy(noise, among, count, block=None):
-    """Pick the count (B,) positions in `among` (B, T) with the least noise (B or 1, T) -> (B, T) bool. With block
-    (B, T), the number of each token's block, pick them in each block: count (B, T) is then that of the token's block.
-    """
+def least_noisy(noise, among, count):
+    """Pick the count (B,) positions in `among` (B, T) with the least noise (B or 1, T) -> (B, T) bool."""
     noise = jnp.where(among, noise, 2.0)
-    if block is None:
-        rank = jnp.argsort(jnp.argsort(noise, 1), 1)
-        return among & (rank < count[:, None])
-    has_less = noise[:, None] < noise[..., None]
-    rank = blocks.within(block, has_less)
-    return among & (rank < count)
+    rank = jnp.argsort(jnp.argsort(noise, 1), 1)
+    return among & (rank < count[:, None])
 
 
 def corrupt(key, x, t, maskable, mask_id):
     """Mask a share t (B,) of the maskable tokens (B, T) of x (B, T) -> z with masks, masked (B, T)."""
     masked = random_subset(key, maskable, jnp.round(t * maskable.sum(1)))
     return jnp.where(masked, mask_id, x), masked
-
-
-def corrupt_blocks(t_key, mask_key, x, maskable, valid, cfg):
-    """Mask each block by itself, as `sample_t` and `corrupt` mask a row -> z, masked, t (B, T), t being the share of
-    masks in the token's block. Blocks of 1 are all masked, so that the bound is the likelihood itself; with one t per
-    row it would be so only on average."""
-    B, T = x.shape
-    block = jnp.broadcast_to(blocks.number(valid, T, cfg), x.shape)
-    blocks_per_row = -(-T // cfg.block_causal)
-    n = blocks.within(block, maskable[:, None])
-    number = jnp.arange(B)[:, None] * blocks_per_row + block
-    u = strata(t_key, B * blocks_per_row)[number]
-    count = random_count(u, n)
-    t = count / jnp.maximum(n, 1)
-    draws = jax.random.uniform(mask_key, x.shape)
-    masked = least_noisy(draws, maskable, count, block)
-    return jnp.where(masked, cfg.mask_id, x), masked, t
 
 
 def weight(t):
@@ -121,38 +97,6 @@ def read_logits(params, h, cfg, fn, scored, arrays):
     return jax.tree.map(functools.partial(jnp.reshape, shape=shape), out)
 
 
-def wanted_in_chunks(fn, n, wanted, *trees):
-    """Compute fn(*trees) -> (N,) or a tuple of them, at most n of the N rows at a time; trees: arrays (N, ...). Results
-    that are not `wanted` (N,) may be 0, because chunks that have only such are skipped."""
-    N = len(wanted)
-    if N <= n:
-        return fn(*trees)
-    n_chunks = math.ceil(N / n)
-    n = math.ceil(N / n_chunks)  # as many chunks, but of equal size
-    order = jnp.argsort(~wanted)
-
-    def cut(a):
-        filling = [(0, -N % n)] + [(0, 0)] * (a.ndim - 1)
-        padded = jnp.pad(a[order], filling)
-        return padded.reshape(n_chunks, n, *a.shape[1:])
-
-    parts = jax.tree.map(cut, trees)
-    one = sharding.take(parts, 0)
-    shapes = jax.eval_shape(fn, *one)
-
-    def skip(*part):
-        return jax.tree.map(jnp.zeros_like, shapes)
-
-    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(kernels.KEPT))
-    def chunk(inputs):
-        i, part = inputs
-        return jax.lax.cond(i * n < wanted.sum(), fn, skip, *part)
-
-    out = jax.lax.map(chunk, (jnp.arange(n_chunks), parts))
-    back = jnp.argsort(order)
-    return sharding.take(sharding.joined(out), back)
-
-
 # ---- the training loss -----------------------------------------------------------------------------------------------
 
 
@@ -167,54 +111,75 @@ class NoisyBatch(NamedTuple):
     valid: jax.Array | None  # (B, T) False on left padding
 
 
-def noise(key, batch: tuple, cfg, norm="token", paired=False) -> NoisyBatch:
-    """Draw the masks of a batch (tokens, maskable, valid): (B, T) each; maskable: True where a token may be masked.
+def mask_rows(key, x, maskable, valid, cfg):
+    """Mask a share of each text, whichever of its tokens -> z with masks, masked (B, T), the share t (B, 1)."""
+    t_key, mask_key = jax.random.split(key)
+    t = sample_t(t_key, maskable.sum(1))
+    z, masked = corrupt(mask_key, x, t, maskable, cfg.mask_id)
+    return z, masked, t[:, None]
 
-    norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
-    over its own length (LLaDA's SFT). paired: two copies with complementary masks, which together mask every maskable
-    token: loss and gradient vary less for the same number of forward passes. A causal model needs no masks: it never
-    sees the token that it predicts."""
+
+# How a text is masked: key, x, maskable, valid (B, T), cfg -> z with masks, masked (B, T), t (B, T or 1): of what share
+# each token is. Blocks are masked one by one; a causal model's text stays as it is, and all its tokens count.
+NOISES = {"rows": mask_rows}
+
+
+# What variants change in a run, in this order: a noise, the Config of the run -> another noise.
+DRAWS: dict[str, Callable] = {}
+# Other ways to read the same parameters, by the name of the model's mask: {name of the loss: cfg -> cfg}.
+READINGS: dict[str, dict[str, Callable]] = {}
+
+
+def chosen(table, cfg):
+    """Return the entry of a table that bears the name of the model's mask (in model.MASKS), or that of "rows"."""
+    name = model.entries(cfg).sees
+    return model.chosen(table, cfg, name if name in table else "rows")
+
+
+def draw_masks(key, batch, cfg, norm):
+    """Draw the masks of a batch, as `noise` does -> z with masks, masked, t, the weight of each token in the mean."""
     x, maskable, valid = batch
     n = maskable.sum(1)
     if norm == "token":
         per_token = 1 / jnp.maximum(n.sum(), 1)
     else:
         per_token = 1 / jnp.maximum(n, 1)[:, None] / len(x)
-    if cfg.causal:
-        return NoisyBatch(x, x[:, None], (maskable * per_token)[:, None], valid)
-    t_key, mask_key = jax.random.split(key)
-    if cfg.block_causal:
-        z, masked, t = corrupt_blocks(t_key, mask_key, x, maskable, valid, cfg)
-    else:
-        t = sample_t(t_key, n)
-        z, masked = corrupt(mask_key, x, t, maskable, cfg.mask_id)
-        t = t[:, None]
+    z, masked, t = chosen(NOISES, cfg)(key, x, maskable, valid, cfg)
+    return z, masked, t, per_token
+
+
+def noise(key, batch: tuple, cfg, norm="token") -> NoisyBatch:
+    """Draw the masks of a batch (tokens, maskable, valid): (B, T) each; maskable: True where a token may be masked.
+
+    norm "token": the loss averages over the tokens of the batch (LLaDA's pre-training); "completion": over texts, each
+    over its own length (LLaDA's SFT)."""
+    z, masked, t, per_token = draw_masks(key, batch, cfg, norm)
     w = masked * weight(t) * per_token
-    if not paired:
-        return NoisyBatch(x, z[:, None], w[:, None], valid)
-    # Copies with shares t and 1 - t count half each; t = 1 has no complement and keeps its full weight. So every share
-    # counts as before: the bound is unbiased, and exact on a uniform model.
-    alone = t == 1
-    odds = t / jnp.where(alone, 1, 1 - t)
-    other = maskable & ~masked
-    z_other = jnp.where(other, cfg.mask_id, x)
-    w_other = other * weight(t) * per_token * odds
-    w = jnp.where(alone, w, w / 2)
-    z = jnp.stack([z, z_other], 1)
-    w = jnp.stack([w, w_other / 2], 1)
-    return NoisyBatch(x, z, w, valid)
+    x, _, valid = batch
+    return NoisyBatch(x, z[:, None], w[:, None], valid)
 
 
-def hidden(params, x, z, cfg, valid=None, start=0, with_text=False):
-    """Compute the states of noisy copies: texts x (B, T), copies z (B, n, T) -> (B, n, T - start, D), [..., i, :]
-    about token start + i. with_text: see `blocks.hidden`."""
-    if cfg.block_causal:
-        return blocks.hidden(params, x, z, cfg, valid, start, with_text)
+def states_of_rows(params, x, z, cfg, valid, start, with_text):
+    """Compute the states of noisy copies, each a row of its own."""
     B, n, T = z.shape
     if valid is not None:
         valid = jnp.repeat(valid, n, 0)
     h = model.hidden(params, z.reshape(B * n, T), cfg, valid, start)
     return h.reshape(B, n, T - start, -1)
+
+
+COPIES = {"rows": states_of_rows}  # blocks have the copies of a text behind it, in one row
+
+
+def in_rows(cfg):
+    """True if a noisy copy is a row of its own."""
+    return chosen(COPIES, cfg) is states_of_rows
+
+
+def hidden(params, x, z, cfg, valid=None, start=0, with_text=False):
+    """Compute the states of noisy copies: texts x (B, T), copies z (B, n, T) -> (B, n, T - start, D), [..., i, :]
+    about token start + i. with_text: see `blocks.hidden`."""
+    return chosen(COPIES, cfg)(params, x, z, cfg, valid, start, with_text)
 
 
 def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Array, dict]:
@@ -234,7 +199,8 @@ def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Arra
     logp, hit = read_logits(params, h, cfg, logp_and_hit, w > 0, (targets,))
     weighted = w * logp
     nelbo = -jnp.sum(weighted[:, texts:])
-    metrics = {"nelbo": nelbo, "hole_acc": jnp.sum((w * hit)[:, texts:])}
+    hits = w * hit
+    metrics = {"nelbo": nelbo, "hole_acc": jnp.sum(hits[:, texts:])}
     if not texts:
         return nelbo, metrics
     causal = -jnp.sum(weighted[:, :texts])
@@ -252,7 +218,7 @@ def likelihood(params, batch: tuple, key, cfg, n=8, start=0) -> jax.Array:
         masked = jnp.zeros_like(share)
     else:
         masked, share = likelihood_masks(key.reshape(-1), maskable, n)
-    chunk = None if cfg.block_causal else len(x)  # as many copies at a time as there are texts
+    chunk = len(x) if in_rows(cfg) else None  # as many copies at a time as there are texts
 
     def logp_alone(logits, x, place):
         return (gather_logp(logits, x),)
@@ -295,9 +261,7 @@ def likelihood_masks(keys, maskable, n):
 # 1.2 ** 4. Without a ratio only the product matters. The ratio of a sequence is made from the mean of share * logp,
 # which is ESPO's definition.
 #
-# Two exceptions: `exact` masks nothing, because a causal model never sees the token it predicts; and a shifted block
-# model predicts the first token of a block from the text before it, so `trace` scores that token although its view
-# does not mask it.
+# `exact` masks nothing, because a causal model never sees the token it predicts.
 # With the same key the same masks are drawn, so the current, old and reference policies are compared on equal views.
 
 
@@ -315,9 +279,9 @@ class EstimatorInputs(NamedTuple):
     t_range: tuple[float, float] = (0.2, 0.8)  # coupled: the range of t
     p_mask_prompt: float = 0.0  # one_step: the probability that a prompt token is masked
     prompt: jax.Array | None = None  # (B, T) bool
-    block: jax.Array | None = None  # (B or 1, T) the number of each token's block, in a block model
     counts: jax.Array | None = None  # (B, T) bool, the tokens in the loss; None: the whole completion
-    first_of_block: jax.Array | bool = False  # (B or 1, T) see blocks.first_of_block
+    cfg: model.ModelConfig = model.ModelConfig()  # trace: the model that wrote the tokens
+    valid: jax.Array | None = None  # (B, T) False on left padding
 
 
 def split_weight(masked, w):
@@ -331,7 +295,8 @@ def one_step(key, completion, inputs):
     """d1: mask the whole completion, and each prompt token with probability p_mask_prompt."""
     masked = completion
     if inputs.p_mask_prompt:
-        masked |= inputs.prompt & (jax.random.uniform(key, completion.shape) < inputs.p_mask_prompt)
+        draws = jax.random.uniform(key, completion.shape)
+        masked |= inputs.prompt & (draws < inputs.p_mask_prompt)
     return Views(masked[None], completion[None], completion)
 
 
@@ -340,12 +305,14 @@ def coupled(key, completion, inputs):
     lambda = 1) and sum to 1.5 on average, which stretches ratios and KL by as much."""
     t_key, mask_key = jax.random.split(key)
     low, high = inputs.t_range
-    t = (low + (high - low) * strata(t_key, len(completion)))[:, None]
-    part = completion & (jax.random.uniform(mask_key, completion.shape) < t)
+    t = low + (high - low) * strata(t_key, len(completion))
+    t = t[:, None]
+    draws = jax.random.uniform(mask_key, completion.shape)
+    part = completion & (draws < t)
     rest = completion & ~part
     masked = jnp.stack([completion, part, rest])
-    weights = jnp.stack([completion, part / t, rest / (1 - t)]) / 2
-    return Views(masked, weights, completion)
+    weights = jnp.stack([completion, part / t, rest / (1 - t)])
+    return Views(masked, weights / 2, completion)
 
 
 def elbo(key, completion, inputs):
@@ -369,29 +336,6 @@ def coupled_elbo(key, completion, inputs):
     return split_weight(masked, masked * each[..., None])
 
 
-def quadrature(key, completion, inputs):
-    """GDPO: n views whose shares of masks t are the points of Gauss-Legendre quadrature, with its weights, instead of
-    random shares. The count t L + 1/2 (`elbo` masks ceil(t L)) is rounded up or down at random, right on average."""
-    round_key, mask_key = jax.random.split(key)
-    L = completion.sum(1)
-    points, weights = np.polynomial.legendre.leggauss(inputs.n)  # on -1..1, with weights that sum to 2
-    t = (1 + points[:, None]) / 2
-    u = jax.random.uniform(round_key, (inputs.n, len(L)))
-    count = jnp.clip(jnp.floor(t * L + 0.5 + u), 1, jnp.maximum(L, 1))
-    masked = random_subsets(mask_key, completion, count)
-    each = weights[:, None] / 2 * L / count
-    return split_weight(masked, masked * each[..., None])
-
-
-def pseudo_likelihood(key, completion, inputs):
-    """DACA-GRPO: divide the tokens of the completion at random into n strata of equal size; each view masks one, so
-    that every token is scored once, given all other strata. n=1 is `one_step` without its masks in the prompt."""
-    noise = jnp.where(completion, jax.random.uniform(key, completion.shape), 2.0)
-    stratum = jnp.argsort(jnp.argsort(noise, 1), 1) % inputs.n
-    masked = completion & (stratum == jnp.arange(inputs.n)[:, None, None])
-    return Views(masked, masked, completion)
-
-
 def mask_counts(key, completion, n):
     """Draw what both ELBO estimators use -> L (B,), u (n, B) stratified over all views, a key for the masks."""
     t_key, mask_key = jax.random.split(key)
@@ -411,8 +355,7 @@ def trace(key, completion, inputs):
     views n than the S steps that committed a token of the loss, take every (S / n)-th of these from a random start,
     each standing for S / n (AGRPO)."""
     counts = completion if inputs.counts is None else inputs.counts
-    number = step_numbers(counts, inputs)
-    scored_at = jnp.where(inputs.first_of_block, jnp.maximum(number, 0), number)
+    number, scored_at = chosen(NUMBERS, inputs.cfg)(counts, inputs)
     S = jnp.max(jnp.where(counts, scored_at, -1), 1) + 1  # (B,)
     n_views = jnp.clip(S, 1, inputs.n)
     u = jax.random.uniform(key, S.shape)
@@ -428,22 +371,19 @@ def trace(key, completion, inputs):
 
 def step_numbers(counts, inputs):
     """Number the denoising steps that commit a token of the loss, from 0: counts (B, T), True on those tokens -> for
-    each token (B, T) the number of its step, or of the last numbered one before it; -1 before the first. Steps 0 0 2 5
-    have the numbers 0 0 1 2; if the token of step 2 is not in the loss, 0 0 0 1.
-
-    A block model numbers the steps of each block anew, so that one view serves the first step of every block. The
-    tokens in inputs.first_of_block need no view of their own, so their steps are not numbered."""
-    counts = counts & jnp.logical_not(inputs.first_of_block)
-    block = 0 if inputs.block is None else inputs.block
-    block = jnp.broadcast_to(block, counts.shape)
+    each token (B, T) the number of its step, or of the last numbered one before it; -1 before the first. Twice: by the
+    first a view masks tokens, by the second it scores them. Steps 0 0 2 5 have the numbers 0 0 1 2; if the token of
+    step 2 is not in the loss, 0 0 0 1."""
     mine = inputs.step[..., None]
     others = inputs.step[:, None]
     further_left = jnp.tri(counts.shape[1], k=-1, dtype=bool)
-    same_step = (mine == others) & counts[:, None] & further_left
-    repeats = blocks.within(block, same_step)
-    leftmost = counts & (repeats == 0)  # of the tokens that one step committed
-    not_later = leftmost[:, None] & (others <= mine)
-    return blocks.within(block, not_later) - 1
+    repeats = (mine == others) & counts[:, None] & further_left
+    leftmost = counts & ~repeats.any(-1)  # of the tokens that one step committed
+    number = (leftmost[:, None] & (others <= mine)).sum(-1) - 1
+    return number, number
+
+
+NUMBERS = {"rows": step_numbers}  # blocks number the steps of each block anew
 
 
 def left_to_right(key, completion, inputs):
@@ -462,8 +402,6 @@ ESTIMATORS: dict[str, Callable[..., Views]] = {
     "coupled": coupled,
     "elbo": elbo,
     "coupled_elbo": coupled_elbo,
-    "quadrature": quadrature,
-    "strata": pseudo_likelihood,
     "trace": trace,
     "left_to_right": left_to_right,
     "exact": exact,
@@ -473,6 +411,7 @@ ESTIMATORS: dict[str, Callable[..., Views]] = {
 def views(key: jax.Array, name: str, completion: jax.Array, **inputs) -> Views:
     """Draw the views of the estimator of this name. completion (B, T): True on the tokens that the model wrote; inputs:
     fields of EstimatorInputs."""
+    model.plugged(ESTIMATORS, name)
     masked, w, share = ESTIMATORS[name](key, completion, EstimatorInputs(**inputs))
     return Views(masked, w.astype(jnp.float32), share.astype(jnp.float32))
 
@@ -505,47 +444,50 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     chunk = chunk or n_copies
     if n_copies % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
-    # A group is a text and per_text of its noisy copies. Only in a block model is that more than one: there copies
-    # stand in one packed row behind their text (variants/blocks.py). A part is as many groups as make `chunk` copies.
-    per_text = math.gcd(chunk, K) if cfg.block_causal else 1
+    # A pack is a text and per_text of its noisy copies: more than one only where copies stand in one row behind their
+    # text (variants/blocks.py). A part is as many packs as make `chunk` copies.
+    per_text = 1 if in_rows(cfg) else math.gcd(chunk, K)
     scored = jnp.ones_like(masked) if scored is None else scored
 
-    def by_text(a):  # (K, B, T) -> (groups, per_text, T)
+    def by_text(a):  # (K, B, T) -> (packs, per_text, T)
         return a.swapaxes(0, 1).reshape(-1, per_text, T)
 
-    def of_part(part):
-        row, masked, scored = part
-        text = x[row]
-        clean = jnp.broadcast_to(text[:, None], masked.shape)
-        z = clean if cfg.mask_id is None else jnp.where(masked, cfg.mask_id, clean)
-        is_text = None if valid is None else valid[row]
-        h = hidden(params, text, z, cfg, is_text, start)
-
-        def at_place(logits, x, i, k, column):
-            return say(logits, x, Place(row[i], column + start, z[i, k]))
-
-        def read(params, h):
-            arrays = clean[..., start:], *jnp.indices(h.shape[:-1])
-            return read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
-
-        if cfg.remat and chunk < n_copies:
-            read = jax.checkpoint(read)
-        return read(params, h)
-
-    def by_view(a):  # (groups, per_text, T - start) -> (K, B, T)
+    def by_view(a):  # (packs, per_text, T - start) -> (K, B, T)
         a = a.reshape(B, K, T - start).swapaxes(0, 1)
         return jnp.pad(a, ((0, 0), (0, 0), (start, 0)))
 
     parts = jnp.arange(B).repeat(K // per_text), by_text(masked), by_text(scored)
-    if chunk == n_copies:
+    in_parts = chunk < n_copies
+    of_part = functools.partial(part_logp, params, x, cfg, valid, start, say, cfg.remat and in_parts)
+    if not in_parts:
         out = of_part(parts)
     else:
-        parts = sharding.cut(parts, n_copies // chunk)
         # With remat the blocks are recomputed one by one; recomputing a whole chunk would add a fifth pass to four.
-        if not cfg.remat:
-            of_part = jax.checkpoint(of_part)
-        out = jax.lax.map(of_part, parts)
+        of_part = of_part if cfg.remat else jax.checkpoint(of_part)
+        out = jax.lax.map(of_part, sharding.cut(parts, n_copies // chunk))
     return tuple(by_view(a) for a in out)
+
+
+def part_logp(params, x, cfg, valid, start, say, recompute, part):
+    """Compute say(...) for some noisy copies -> a tuple of (packs, per_text, T - start).
+
+    part: the text of each pack (packs,), and masked and scored, (packs, per_text, T) each. recompute: keep no logits
+    for the gradient."""
+    row, masked, scored = part
+    text = x[row]
+    clean = jnp.broadcast_to(text[:, None], masked.shape)
+    z = clean if cfg.mask_id is None else jnp.where(masked, cfg.mask_id, clean)
+    is_text = None if valid is None else valid[row]
+    h = hidden(params, text, z, cfg, is_text, start)
+
+    def at_place(logits, x, i, k, column):
+        return say(logits, x, Place(row[i], column + start, z[i, k]))
+
+    def read(params, h):
+        arrays = clean[..., start:], *jnp.indices(h.shape[:-1])
+        return read_logits(params, h, cfg, at_place, scored[..., start:], arrays)
+
+    return (jax.checkpoint(read) if recompute else read)(params, h)
 
 
 def token_logp(params, x, views: Views, cfg, valid=None, start=0, chunk=None):

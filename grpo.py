@@ -92,21 +92,6 @@ def advantages(
     return jnp.nan_to_num(adv)
 
 
-def wd1_weights(adv: Array, judged: Array | bool = True) -> Array:
-    """Turn advantages into the weights of wd1's likelihood (Eq. 9 of 2507.08838).
-
-    adv (N, G), judged (N, G) True where a reward has an opinion -> (N, G): softmax of the advantages over the batch
-    minus softmax of their negatives, times the batch size (the loss averages). Groups whose rewards are all equal are
-    left out of both, or they would get 1 / Z+ - 1 / Z-.
-    """
-    counts = (adv != 0).any(1, keepdims=True) & judged
-
-    def softmax(values):
-        return jnp.where(counts, jax.nn.softmax(values, (0, 1), where=counts), 0)
-
-    return adv.size * (softmax(adv) - softmax(-adv))
-
-
 # ---- losses: what each token adds, from ratio, logp and adv -> (B, T), or (B, 1) if the ratio is that of a sequence --
 
 
@@ -121,7 +106,6 @@ class LossConfig:
     cispo_cap: float = 5.0  # cispo: the largest weight of a token
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: no reference needed
     kl_est: str = "k3"  # one of KLS
-    entropy_coef: float = 0.0  # weight of the entropy bonus
 
 
 def clamp(x, low, high):
@@ -146,11 +130,6 @@ def sapo(ratio, logp, adv, cfg):
     """SAPO: a sigmoid instead of the clip, steeper for negative advantages."""
     tau = jnp.where(adv > 0, 1.0, 1.05)
     return -adv * 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
-
-
-def weighted_likelihood(ratio, logp, adv, cfg):
-    """wd1: -adv * log p, without a ratio; adv comes from `wd1_weights`."""
-    return -adv * logp
 
 
 # ---- losses: the weight of each token in the sum, from mask (B, T) -> (B, T) -----------------------------------------
@@ -192,7 +171,7 @@ def by_length(mask, max_len, micro_batches):
 
 
 def summed(mask, max_len, micro_batches):
-    """wd1: the mean over completions of the sum over its tokens."""
+    """The mean over completions of the sum over its tokens."""
     return mask / len(mask)
 
 
@@ -212,7 +191,6 @@ LOSSES = {
     "luspo": Loss(clipped, by_length),
     "cispo": Loss(cispo, per_token),
     "sapo": Loss(sapo, per_sequence),
-    "wd1": Loss(weighted_likelihood, summed),
 }
 
 
@@ -322,13 +300,11 @@ def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, 
     }
 
 
-def loss(
-    logp: Array, batch: LossBatch, cfg: LossConfig, entropy: Array | None = None
-) -> tuple[Array, dict[str, Array]]:
-    """Compute policy gradient loss + KL - entropy bonus, and metrics.
+def loss(logp: Array, batch: LossBatch, cfg: LossConfig) -> tuple[Array, dict[str, Array]]:
+    """Compute policy gradient loss + KL, and metrics.
 
-    logp, entropy (B, T) under the policy that is trained (entropy None: no bonus) -> scalar, {name: scalar}. Over
-    micro-batches all values add up, except those whose name ends in _max or _min.
+    logp (B, T) under the policy that is trained -> scalar, {name: scalar}. Over micro-batches all values add up, except
+    those whose name ends in _max or _min.
     """
     batch = jax.lax.stop_gradient(batch)
     logp = jnp.where(batch.mask, logp, jax.lax.stop_gradient(logp))  # padding has no gradient, whatever its weight
@@ -346,9 +322,6 @@ def loss(
         metrics["kl"] = batch.mean(k3(logr, ratio, batch))
         metrics["kl_loss"] = cfg.kl_beta * weighted_sum(KLS[cfg.kl_est](logr, ratio, batch))
         total += metrics["kl_loss"]
-    if entropy is not None:
-        metrics["entropy"] = batch.mean(entropy)
-        total -= cfg.entropy_coef * metrics["entropy"]
     return total, metrics | {"loss": total}
 
 

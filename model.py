@@ -12,16 +12,14 @@ Shape letters used in the whole repository:
 """
 import dataclasses
 import functools
-import importlib
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from system import kernels, sharding
-from variants import checks, moe, uniform
-from variants.rope import rotary
+from system import kernels, settings, sharding
+from system.settings import Sections, plugged
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
 # costs nothing, and unrolled blocks copy their weights (28 in eights: 1.28 times the parameters in a forward pass).
@@ -29,33 +27,30 @@ UNROLLED = 8
 NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
-def plugged(table: Collection[str], name: Any) -> bool:
-    """Say if a table of functions has this name, after importing the file of this name in variants/ if there is one: a
-    variant adds its functions to the tables of the core when it is imported, and the core does not know its name."""
-    if name not in table and str(name).isidentifier():
-        try:
-            importlib.import_module(f"variants.{name}")
-        except ModuleNotFoundError as e:
-            if e.name not in ("variants", f"variants.{name}"):
-                raise
-    return name in table
+class Entries(NamedTuple):
+    """The names of a model's entries in READS, MASKS and ROTARY."""
+
+    reads: str
+    sees: str
+    turns: str
 
 
-class Sections:
-    """Settings that variants add to. `use` holds a frozen dataclass of each variant that is used, and a field of one
-    reads as if it were one of these settings: cfg.hint_ratio is that of variants/hints.py. Without it there is none."""
+def entries(cfg) -> Entries:
+    """Say which entries the fields of a ModelConfig ask for."""
+    reads = "causal" if cfg.causal else "shifted" if cfg.shift else "own"
+    reads = reads if cfg.noise == "mask" else cfg.noise
+    blocks = "joint" if cfg.causal_text else "blocks" if cfg.block_causal is not None else "all"
+    return Entries(reads, "causal" if cfg.causal else blocks, "plain" if cfg.rope_scaling is None else "rope")
 
-    use: tuple[Any, ...]
 
-    def __getattr__(self, name: str) -> Any:
-        for section in self.__dict__.get("use", ()):
-            if name in section.__dataclass_fields__:
-                return getattr(section, name)
-        raise AttributeError(f"{type(self).__name__} has no {name}, nor has a variant that it uses")
+def chosen(table, cfg, default):
+    """Return the entry of a table that bears the name of a variant in cfg.use, or that of `default`."""
+    used = [type(section).__module__.rpartition(".")[2] for section in cfg.use]
+    return table[next((name for name in used if name in table), default)]
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig(moe.Experts, Sections):
+class ModelConfig(Sections):
     vocab_size: int = 259  # V: every id there is, mask, padding and end of text included
     n_layer: int = 4  # L, blocks
     n_head: int = 4  # H, attention heads
@@ -91,9 +86,13 @@ class ModelConfig(moe.Experts, Sections):
     use: tuple[Any, ...] = ()  # the settings of variants, see Sections
 
     def __post_init__(self):
-        checks.model_config(self)
-        super().__post_init__()
-        uniform.check(self)
+        for owner in (self, *self.use):
+            settings.check_types(owner)
+        settings.check(self, settings.rules_of_a_model)
+        for table, name in zip((READS, MASKS, ROTARY), entries(self), strict=True):
+            if not plugged(table, name):
+                raise ValueError(f"such a model needs variants/{name}.py, and there is no such file")
+        settings.check(self, *CHECKS.values())
 
     @property
     def ends(self):
@@ -112,6 +111,10 @@ class ModelConfig(moe.Experts, Sections):
         return self.d_ff or -(-8 * self.d_model // 96) * 32
 
 
+# What has to hold between the fields of a ModelConfig, cfg -> (True if wrong, message), ...; a variant adds its own.
+CHECKS: dict[str, Callable] = {}
+
+
 # ---- parameters ------------------------------------------------------------------------------------------------------
 
 
@@ -119,9 +122,9 @@ def shapes(cfg: ModelConfig, n_out: int | None = None) -> dict:
     """List the parameters as {name: shape}; those of the blocks are stacked on a leading L axis.
 
     n_out: the width of the head (None: the vocabulary; 1: a judge)."""
-    L, D, F, V = cfg.n_layer, cfg.d_model, cfg.ff, cfg.vocab_size
+    L, D, V = cfg.n_layer, cfg.d_model, cfg.vocab_size
     Q, KV = cfg.n_head * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-    mlp = moe.shapes(cfg) if cfg.n_experts else {"gate": (L, D, F), "up": (L, D, F), "down": (L, F, D)}
+    mlp = chosen(MLPS, cfg, "dense").shapes(cfg)
     blocks = {
         "attn_norm": (L, D), "q": (L, D, Q), "k": (L, D, KV), "v": (L, D, KV), "o": (L, Q, D), "mlp_norm": (L, D), **mlp
     }  # fmt: skip
@@ -199,6 +202,18 @@ def rms_norm(x, gain, eps):
     return normed.astype(x.dtype) * gain
 
 
+def rotary(positions, cfg):
+    """Tabulate the rotary angles: positions (B or 1, S) -> cos, sin (B or 1, S, 1, K/2) float32, K being the columns of
+    a head that are turned."""
+    turned = int(cfg.head_dim * cfg.rotary_share)
+    column = positions[:, :, None, None]
+    angle = column * cfg.rope_theta ** (-jnp.arange(0, turned, 2) / turned)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+ROTARY = {"plain": rotary}  # an entry may also return what queries are multiplied by (B or 1, S, 1, 1)
+
+
 def rotate(x, cos, sin, scale=1):
     """Rotate the heads x (B, S, H, K) by the tables of `rotary`: column i together with column i + K/2 (GPT-NeoX's
     form; GGUF files interleave instead). If cos and sin are narrower than K/2, the last columns stay. scale: multiplies
@@ -236,32 +251,46 @@ def block(x, w, cfg, rotation, attend, part=None):
         return rms_norm(x, w[name], cfg.norm_eps)
 
     def heads(x, name):
-        return linear(x, w, name).reshape(*x.shape[:2], -1, cfg.head_dim)
+        y = linear(x, w, name).reshape(*x.shape[:2], -1, cfg.head_dim)
+        return norm(y, name + "_norm") if name + "_norm" in w else y
 
     h = norm(x, "attn_norm")
-    q = heads(columns(h, part), "q")
-    k = heads(h, "k")
-    v = heads(h, "v")
-    if cfg.qk_norm:
-        q = norm(q, "q_norm")
-        k = norm(k, "k_norm")
-    q = rotate(q, *(columns(a, part) for a in rotation))
-    k = rotate(k, *rotation[:2])
-    mixed, cache = attend(q, k, v)
+    q = rotate(heads(columns(h, part), "q"), *(columns(a, part) for a in rotation))
+    k = rotate(heads(h, "k"), *rotation[:2])
+    mixed, cache = attend(q, k, heads(h, "v"))
     out = linear(mixed, w, "o")
-    if cfg.gemma:
-        out = norm(out, "attn_out_norm")
-    x = columns(x, part) + out
-    h = norm(x, "mlp_norm")
-    if "router" in w:
-        out = moe.mixture(h, w, cfg)
-    else:
-        activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
-        inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
-        out = linear(inner, w, "down")
-    if cfg.gemma:
-        out = norm(out, "mlp_out_norm")
-    return x + out, cache
+    x = columns(x, part) + (norm(out, "attn_out_norm") if cfg.gemma else out)
+    out = chosen(MLPS, cfg, "dense").apply(norm(x, "mlp_norm"), w, cfg)
+    return x + (norm(out, "mlp_out_norm") if cfg.gemma else out), cache
+
+
+class Mlp(NamedTuple):
+    """What stands in place of the mlp. The weights of a layer are its leaves, without the leading L axis."""
+
+    shapes: Callable  # cfg -> {name: shape}, stacked over the layers that have this leaf
+    apply: Callable  # h (B, S, D), the weights of a layer, cfg -> (B, S, D)
+    stacks: Callable  # the weights of all layers, cfg -> [(those of layers with equal leaves, their numbers), ...]
+
+
+def dense_shapes(cfg):
+    """List the leaves of an mlp with a gate."""
+    L, D, F = cfg.n_layer, cfg.d_model, cfg.ff
+    return {"gate": (L, D, F), "up": (L, D, F), "down": (L, F, D)}
+
+
+def dense(h, w, cfg):
+    """Apply an mlp with a gate: h (B, S, D) -> (B, S, D)."""
+    activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
+    inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
+    return linear(inner, w, "down")
+
+
+def one_stack(weights, cfg):
+    """Return all layers in one stack, as they have equal leaves."""
+    return [(weights, jnp.arange(cfg.n_layer))]
+
+
+MLPS = {"dense": Mlp(dense_shapes, dense, one_stack)}
 
 
 # ---- who sees whom ---------------------------------------------------------------------------------------------------
@@ -282,64 +311,37 @@ def positions_of(valid, T):
     return jnp.maximum(jnp.cumsum(valid, 1) - 1, 0)
 
 
-def column_rules(cfg, i, j):
-    """List the rules of who sees whom that hold for all texts: query columns i, key columns j -> [bool, ...].
-
-    To add a kind of attention, add a line. A rule that depends on padding or on blocks belongs in both
-    `attention_mask` and `blocks.packed_mask`."""
-    rules = []
-    if cfg.causal:
-        rules.append(j <= i)
-    return rules
+def see_all(i, j, z, valid, cfg, part):
+    """Every column sees all others."""
+    return None
 
 
-def is_open(z, number, own, cfg):
-    """True (B, S, 1) for the query columns whose block still has masks.
-
-    z, number (B, T): the tokens of a text, and the number of each one's block. own (B, S, 1): the number of each
-    query's block."""
-    same_block = number[:, None] == own
-    masked = (z == cfg.mask_id)[:, None]
-    return (same_block & masked).any(-1, keepdims=True)
+# Say which columns see which: query columns i (B or 1, S, 1), key columns j (1, 1, T), tokens z (B, T), valid (B, T) or
+# None, cfg, part (first, how many; None: all): which columns i are -> (B or 1, S, T) bool; None: all see all.
+MASKS = {"all": see_all}
 
 
 def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part=None) -> Mask:
     """Say to which columns of the tokens z (B, T) each column of `part` (first, how many; None: all) may attend."""
-    T = z.shape[1]
-    j = jnp.arange(T)[None, None]
-    i = columns(j[0], part)[..., None]  # (B or 1, S, 1)
-    rules = column_rules(cfg, i, j)
-    if cfg.block_causal:  # blocks begin where a text does, not where its padding does
-        number = positions_of(valid, T) // cfg.block_causal
-        own = columns(number, part)[..., None]
-        rules.append(number[:, None] <= own)
-        if cfg.causal_text:
-            rules.append((j <= i) | is_open(z, number, own, cfg))
-    if valid is not None:
-        sees_text = valid[:, None]
-        if cfg.causal or cfg.causal_text:  # padding sees itself: a softmax over nothing would be 0 / 0
-            sees_text = sees_text | (i == j)
-        rules.append(sees_text)
-    far = functools.reduce(jnp.logical_and, rules) if rules else None
+    j = jnp.arange(z.shape[1])[None, None]
+    i = columns(j[0], part)[..., None]
+    far = chosen(MASKS, cfg, entries(cfg).sees)(i, j, z, valid, cfg, part)
+    if valid is not None:  # padding sees itself: a softmax over nothing would be 0 / 0
+        text = valid[:, None]
+        far = text if far is None else far & (text | (i == j))
     if cfg.window is None:
         return Mask(far, None)
     near = jnp.abs(i - j) < cfg.window
-    if far is not None:
-        near &= far
-    return Mask(far, near)
+    far = jnp.ones_like(near) if far is None else far
+    return Mask(far, near & far)
 
 
-def mask_of_layer(mask, i, part, S):
-    """Pick layer i's mask, and its query columns `part` (first, how many; None: all) -> (B or 1, S or 1, T), or None if
-    nothing is masked. S: columns of the row; a packed row has more of them than its mask."""
-    seen = mask.far
-    if mask.near is not None:
-        seen = jnp.where(i % 2 == 0, mask.near, True if seen is None else seen)
-    if seen is None or part is None or seen.shape[1] == 1:
-        return seen
-    first, n = part  # in a packed row, `part` reaches to its end
-    not_in_mask = S - seen.shape[1]  # columns of copies 2, 3, ...: they see what copy 1 sees
-    return columns(seen, (first, n - not_in_mask))
+def attention(q, k, v, mask, part, scale, cap):
+    """Mix the values v that queries may see: q (B, S, H, K) of the columns `part`, k and v (B, T, KV, K), mask as
+    `attention_mask` says it for all queries -> (B, S, H*K)."""
+    if mask is not None and mask.shape[1] > 1:
+        mask = columns(mask, part)
+    return kernels.attention(q, k, v, mask, scale, cap)
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
@@ -353,25 +355,22 @@ class Write(NamedTuple):
     high: jax.Array | int | None = None  # nor is this one or any behind it; None: no limit, by `low` neither
 
 
-def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=None, text=0):
+def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=None, attention=attention):
     """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values (None if
     none was given).
 
-    positions (B or 1, S): from `positions_of`.
-    mask: a Mask over the S columns themselves, or with a cache (`new_cache`) over its T columns.
-    write: the columns of the cache in which to store the new keys and values; None without a cache.
-    part (first, how many): only the states of these columns are returned (and, in a model of up to UNROLLED blocks,
-    computed in the last block).
-    text: how many columns of a packed row (variants/blocks.py) are its text; noisy copies follow, and the mask is that
-    of one of them. 0: not a packed row."""
+    positions (B or 1, S): from `positions_of`. mask: a Mask over the S columns themselves, or with a cache
+    (`new_cache`) over its T columns. write: where to store the new keys and values in the cache. part (first, how
+    many): only the states of these columns are returned (and, with up to UNROLLED blocks, computed in the last one).
+    attention: that of packed rows is another (variants/blocks.py)."""
     params = prepared(params, cfg)
-    rotation = rotary(positions, cfg)
+    rotation = chosen(ROTARY, cfg, entries(cfg).turns)(positions, cfg)
     scale = (cfg.query_scale or cfg.head_dim) ** -0.5
 
     def layer(carry, inputs, part=None):
         x, cache = carry
         w, i = inputs
-        seen = mask_of_layer(mask, i, part, tokens.shape[1])
+        seen = mask.far if mask.near is None else jnp.where(i % 2 == 0, mask.near, mask.far)
 
         def attend(q, k, v):
             stored = cache
@@ -379,7 +378,7 @@ def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=N
                 keys, values = cache
                 stored = [kernels.store(keys, k, i, write), kernels.store(values, v, i, write)]
                 k, v = (kernels.stored(a, i) for a in stored)
-            return kernels.attention(q, k, v, seen, scale, cfg.attn_cap, text), stored
+            return attention(q, k, v, seen, part, scale, cfg.attn_cap), stored
 
         w = jax.tree.map(kernels.numbers, sharding.gather_weights(w))
         x, cache = block(x, w, cfg, rotation, attend, part)
@@ -424,8 +423,9 @@ def run_layers(layer, carry, weights, cfg, part):
     if cfg.remat:
         layer = jax.checkpoint(layer)
         last_layer = jax.checkpoint(last_layer)
-    carry, weights = moe.run_dense(layer, carry, weights, cfg.first_dense)
-    layers = weights, jnp.arange(cfg.first_dense, cfg.n_layer)
+    *first_layers, layers = chosen(MLPS, cfg, "dense").stacks(weights, cfg)
+    for others in first_layers:
+        carry, _ = jax.lax.scan(layer, carry, others, unroll=True)
     if part is None or not unroll:
         (x, cache), _ = jax.lax.scan(layer, carry, layers, unroll=unroll)
         return columns(x, part), cache
@@ -454,44 +454,30 @@ def trunk(params, tokens, cfg, valid=None, part=None):
 # ---- the state that a token is predicted from ------------------------------------------------------------------------
 
 
-def start_id(cfg):
-    """Return the id that a causal model reads before a text: begin of text, else end of text, else 0."""
-    return next(i for i in (cfg.bos_id, cfg.eos_id, 0) if i is not None)
+def own_state(params, z, cfg, valid, start, length):
+    """Predict a token from the state in its own place (LLaDA)."""
+    return trunk(params, z, cfg, valid, None if length == z.shape[1] else (start, length))
 
 
-def moved_right(z, valid, cfg):
-    """Move texts one column to the right, so that a causal model's state in column i predicts token i.
-
-    z (B, T), valid (B, T) or None -> both (B, T), with a start token in front and without the last token. The start
-    token counts as padding, so no later column sees it."""
-    there = jnp.ones((1, z.shape[1]), bool) if valid is None else valid
-
-    def move(a):
-        return jnp.pad(a, ((0, 0), (1, 0)))[:, :-1]
-
-    z, there = move(z), move(there)
-    return jnp.where(there, z, start_id(cfg)), there
-
-
-def hidden(params, z, cfg, valid=None, start=0, length=None):
-    """Compute the states that tokens are predicted from: z (B, T) with masks -> (B, length, D), [:, i] about token
-    start + i, whether or not the model is shifted.
-
-    length None: up to the end. `start` may be traced, and (B,) if rows differ (then give length). A shifted denoiser
-    predicts token i one position before it, and the first token of a text from its own position, as in Dream's sampler.
-    """
+def state_before(params, z, cfg, valid, start, length):
+    """Predict a token from the state one place before it, and the first token of a text from its own (Dream)."""
     T = z.shape[1]
-    length = T - start if length is None else length
-    if cfg.noise == "uniform":
-        z = uniform.noisy(z, valid, cfg)
-    if cfg.causal:
-        z, valid = moved_right(z, valid, cfg)
-    if cfg.causal or not cfg.shift:
-        return trunk(params, z, cfg, valid, None if length == T else (start, length))
     first = jnp.maximum(start - 1, 0)
     n = min(length + 1, T)
     h = trunk(params, z, cfg, valid, None if n == T else (first, n))
     return shifted(h, first, start, length, valid)
+
+
+READS = {"own": own_state, "shifted": state_before}
+
+
+def hidden(params, z, cfg, valid=None, start=0, length=None):
+    """Compute the states that tokens are predicted from: z (B, T) with masks -> (B, length, D), [:, i] about token
+    start + i, whichever of READS the model has.
+
+    length None: up to the end. `start` may be traced, and (B,) if rows differ (then give length)."""
+    length = z.shape[1] - start if length is None else length
+    return chosen(READS, cfg, entries(cfg).reads)(params, z, cfg, valid, start, length)
 
 
 def shifted(h, first, start, length, valid):

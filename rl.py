@@ -1,69 +1,67 @@
 """
-Reinforcement learning with GRPO, one iteration from top to bottom, and the tasks that the loop (train.py) can run.
+The steps of reinforcement learning with GRPO. train.py puts them together: `train.iteration` is the whole algorithm.
 
-    prompts -> rollout -> rewards -> advantages -> views -> log-probs -> loss
-    (N, T)     (B, T)     (R, N, G)  (N, G)        (B,K,T)  (B, T)       ()          B = N * G
+    prompts -> rollout -> rewards -> advantages -> views -> log-probs -> loss -> update
+    (N, T)     (B, T)     (R, N, G)  (N, G)        (B,K,T)  (B, T)       ()               B = N * G
 
 From the advantages on, B is the number of completions that learn (`select_completions`).
 
-`iteration` is the whole algorithm; the functions above it are its steps. A Task says where a batch comes
-from and what the loss is:
-
-    pretrain   rows -> noise -> the negative ELBO (diffusion.py)
-    judge      pairs of a better and a worse text -> Bradley-Terry (variants/judge.py)
-    dpo        pairs of a better and a worse answer -> DPO (variants/dpo.py)
-    grpo       `iteration` -> the loss of grpo.py on log-probs from diffusion.py
+A variant changes a step from outside, by a function in COLLECT (which completions an iteration learns from), CREDIT
+(what their advantages become) or TERMS (what is added to the loss). It does so in the runs that use it.
 """
 
-import collections
-import contextlib
 import functools
-import math
-import time
+import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
+import optax
 
 import config
-import data
 import diffusion
 import grpo
-import model
-import rewards
-import runs
 import sample
-from data.texts import (
-    check_completions,
-    completion_ids,
-    encode_split,
-    end_at_eos,
-    eval_subset,
-    given_masks,
-    masked_rows,
-    prompt_sampler,
-)
+from data.texts import completion_ids
 from judges import scores
-from system import evaluation, sharding
-from variants import blocks, hints, joint, slots
+from system import sharding
+from variants import joint, slots
+
+# ---- the records -----------------------------------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    """What changes from step to step."""
+
+    step: int  # iterations so far: batches of rows, or rollouts with all their updates
+    params: dict  # the trained parameters; with LoRA, the adapters
+    opt_state: tuple
+    average: dict | None  # moving average of the parameters, if ema_decay is set
+    reference: dict | None  # the model that grpo and dpo compare the policy with, see start.has_reference
+
+    @property
+    def weights(self):
+        """Return the parameters that are evaluated and saved."""
+        return self.params if self.average is None else self.average
 
 
 class Task(NamedTuple):
     init: Callable  # key -> params
-    # state, key -> yields (minibatch, numbers to log) for each update of one iteration; minibatch None: no update. If
-    # config.old_logp_by_gradient, it also gets old_logp_of: minibatch -> log p (B, T) of each token under the policy
-    # that wrote it, by the program that is differentiated.
-    batches: Callable
+    # policy, key, update -> numbers to log. It runs an iteration, and calls update(minibatch) for each update. policy:
+    # the State before the first of them (with LoRA, of the whole model). If config.old_logp_by_gradient, it also gets
+    # old_logp_of: minibatch -> log p (B, T) of each token under this policy, by the program that is differentiated.
+    iterate: Callable
     loss: Callable  # params, minibatch -> scalar, metrics; the only function that is differentiated
     evaluate: Callable  # state, key -> metrics, samples
     rows: int  # how many rows an epoch has; a step takes batch_size of them
     best_metric: str | None  # decides which checkpoint is best and when stop_at is reached; None: val/nelbo
 
 
-# ---- the records of an iteration -------------------------------------------------------------------------------------
+# What a run can do, each called with cfg, tok and start (the parameters to start from, or None) -> Task. train.py adds
+# pretrain and grpo, and a file of variants/ its own.
+OBJECTIVES: dict[str, Callable] = {}
 
 
 class Rollout(NamedTuple):
@@ -88,6 +86,15 @@ class Scored(NamedTuple):
     parts: dict  # {name: (B,)} of every reward, and its notes (NAME/NOTE)
 
 
+class Chosen(NamedTuple):
+    """The M completions that learn."""
+
+    rollout: Rollout
+    advantage: jax.Array  # (M,)
+    which: jax.Array  # (M,) the number of each among all that were written
+    extra: dict  # {name: (M,)} what TERMS need of them
+
+
 class Minibatch(NamedTuple):
     """All that the loss needs, with old and reference log-probs on the same views."""
 
@@ -99,7 +106,61 @@ class Minibatch(NamedTuple):
     # (B, T) under the policy that wrote the rollout; nan: the current policy; None: the loss has no ratios
     old_logp: jax.Array | None = None
     ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
-    nll_weight: jax.Array | None = None  # (B, T) of each token of the right completions, sums to 1; None: nll_coef=0
+    which: jax.Array | None = None  # (B,) the number of each completion among all that were written
+    extra: Any = None  # {name: (B, T)} of the TERMS that need something of each token
+
+
+# ---- what variants change: the tables --------------------------------------------------------------------------------
+
+
+def used(table: dict[str, Any], cfg) -> dict[str, Any]:
+    """Return the entries of a table that belong to variants that the run uses, in the order of the table."""
+    names = [*map(config.variant_of, cfg.use)]
+    return {name: entry for name, entry in table.items() if name in names}
+
+
+class Term(NamedTuple):
+    """Something that a variant adds to the loss."""
+
+    loss: Callable  # logp, entropy (B, T), its entry of Minibatch.extra, grpo.LossBatch, cfg -> scalar, metrics
+    of_completions: Callable | None = None  # Scored, advantages (N, G), cfg -> (N * G,)
+    of_tokens: Callable | None = None  # that of the completions of a Minibatch (B,), Minibatch, cfg -> (B, T)
+    of_entropy: bool = False  # True if the loss needs the gradient of the entropy
+
+
+class Frozen(NamedTuple):
+    """How a part of the parameters is trained, beside others that stay as they are."""
+
+    split: Callable  # params, key, cfg -> the trained parameters, the others (None: there are none)
+    whole: Callable  # the two, cfg -> params
+
+
+FROZEN: dict[str, Frozen] = {}
+COLLECT: dict[str, Callable] = {}  # step, draw, attempt, cfg, tok -> Scored, as `once`
+CREDIT: dict[str, Callable] = {}  # Scored, advantages (N, G), cfg -> advantages (N, G)
+TERMS: dict[str, Term] = {}
+
+
+def split(params, key, cfg):
+    """Split starting params into those that are trained and the frozen others (None: all are trained)."""
+    frozen = [*used(FROZEN, cfg).values()]
+    return frozen[0].split(params, key, cfg) if frozen else (params, None)
+
+
+def whole(params, base, cfg):
+    """Make the params of a model from the trained ones and the frozen base (None: all are trained)."""
+    if base is None or params is None:
+        return params
+    (frozen,) = used(FROZEN, cfg).values()
+    return frozen.whole(params, base, cfg)
+
+
+def merged(state, base, cfg):
+    """Make the State that a Task sees: its parameters are those of the whole model, and the base is its reference."""
+    if base is None:
+        return state
+    params, average = whole(state.params, base, cfg), whole(state.average, base, cfg)
+    return state._replace(params=params, average=average, reference=base)
 
 
 # ---- 1. write G completions of each prompt ---------------------------------------------------------------------------
@@ -139,37 +200,24 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
     return Scored(rows, rollout, completions, values.reshape(-1, N, G), parts)
 
 
-def replace_flat_groups(old: Scored, new: Scored, cfg) -> Scored:
-    """Replace groups of `old` whose rewards are all equal by groups of `new` whose rewards differ, as far as there are
-    such -> N groups again."""
-    _, N, G = old.rewards.shape
-    out, into = np.flatnonzero(~scores.has_signal(old, cfg)), np.flatnonzero(scores.has_signal(new, cfg))
-    pick = np.arange(N)
-    pick[out[: len(into)]] = N + into[: len(out)]
-    flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
-    rollout = jax.tree.map(lambda a, b: jnp.concatenate([a, b])[flat], old.rollout, new.rollout)
-    return Scored(
-        rows=[(old.rows + new.rows)[i] for i in pick],
-        rollout=rollout,
-        completions=[(old.completions + new.completions)[i] for i in flat],
-        rewards=np.concatenate([old.rewards, new.rewards], 1)[:, pick],
-        parts={name: np.concatenate([old.parts[name], new.parts[name]])[flat] for name in old.parts},
-    )
+def once(step, draw, attempt, cfg, tok) -> Scored:
+    """Write and judge completions of the prompts of a step. draw(step) -> EncodedRows, attempt(n, prompts) -> Scored,
+    the n-th of the iteration."""
+    return attempt(0, draw(step))
 
 
 # ---- 3. compare within groups ----------------------------------------------------------------------------------------
 
 
-def select_completions(found: Scored, adv, cfg):
-    """Weigh the advantages (N, G) (wd1, adv_negative), and keep the M completions with the largest absolute ones ->
-    Rollout of M rows, advantages (M,), the indices (M,) of these completions among all N * G."""
-    if cfg.loss_type == "wd1":
-        adv = grpo.wd1_weights(adv, ~np.isnan(found.rewards).all(0))
+def select_completions(found: Scored, adv, cfg) -> Chosen:
+    """Weigh the advantages (N, G) (CREDIT, adv_negative), and keep the M completions with the largest absolute ones."""
+    needed = {name: term.of_completions for name, term in used(TERMS, cfg).items()}
+    extra = {name: of_completions(found, adv, cfg) for name, of_completions in needed.items() if of_completions}
+    for credit in used(CREDIT, cfg).values():
+        adv = credit(found, adv, cfg)
     adv, M = jnp.where(adv < 0, cfg.adv_negative * adv, adv).reshape(-1), config.n_update(cfg)
-    if M == adv.size:
-        return found.rollout, adv, jnp.arange(M)
-    best = jnp.argsort(-jnp.abs(adv))[:M]
-    return sharding.take(found.rollout, best), adv[best], best
+    everything = Chosen(found.rollout, adv, jnp.arange(adv.size), extra)
+    return everything if M == adv.size else sharding.take(everything, jnp.argsort(-jnp.abs(adv))[:M])
 
 
 # ---- 4. draw views, and compute log-probs of the completions on them -------------------------------------------------
@@ -179,7 +227,6 @@ def select_completions(found: Scored, adv, cfg):
 def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
     """Draw the masks of one pass over a rollout -> Views with rows first: (B, K, T), (B, K, T), (B, T). Weights and
     shares are 0 outside the loss."""
-    T = r.tokens.shape[1]
     masked, weight, share = diffusion.views(
         key,
         cfg.logp_est,
@@ -189,9 +236,9 @@ def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
         t_range=(cfg.mask_ratio_min, cfg.mask_ratio_max),
         p_mask_prompt=cfg.p_mask_prompt,
         prompt=~r.completion & (True if r.valid is None else r.valid),
-        block=blocks.number(r.valid, T, cfg.model),
         counts=r.counts,
-        first_of_block=blocks.first_of_block(r.valid, T, cfg.model),
+        cfg=cfg.model,
+        valid=r.valid,
     )
     weight = weight * r.counts
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
@@ -207,6 +254,7 @@ def as_drawn(r: Rollout, cfg):
     that tokens are drawn from."""
     plan = sample.plan(cfg, cfg.temperature)
     filters = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
+    of_entropy = any(term.of_entropy for term in used(TERMS, cfg).values())
 
     def say(logits, x, place):
         if filters:
@@ -218,7 +266,7 @@ def as_drawn(r: Rollout, cfg):
         else:
             logits = logits / cfg.temperature
         # The gradient of the entropy needs memory: seven arrays of logits.
-        bonus = logits if cfg.entropy_coef > 0 else jax.lax.stop_gradient(logits)
+        bonus = logits if of_entropy else jax.lax.stop_gradient(logits)
         return diffusion.gather_logp(logits, x), diffusion.entropy(bonus)
 
     return say
@@ -252,48 +300,50 @@ def logp_of(params, b: Minibatch, cfg):
 # ---- 5. cut the rollout into minibatches -----------------------------------------------------------------------------
 
 
-def new_minibatch(r: Rollout, views, cfg) -> Minibatch:
-    """Make a minibatch whose advantages are not known yet (0), without old and reference log-probs."""
+def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
+    """Make a minibatch of all completions of c, without old and reference log-probs."""
+    r = c.rollout
     weights = grpo.token_weights(
         cfg.loss_type, r.counts, cfg.max_new_tokens, cfg.gradient_accumulation_steps, cfg.aggregation
     )
     metric_weight = views.share / jnp.maximum(views.share.sum(), 1e-6)
-    b = Minibatch(r, views, jnp.zeros(len(r.tokens)), weights, metric_weight)
-    return b._replace(nll_weight=jnp.zeros(r.tokens.shape)) if cfg.nll_coef else b
+    b = Minibatch(r, views, c.advantage, weights, metric_weight, which=c.which)
+    extra: dict[str, Any] = {}
+    for name, values in c.extra.items():
+        of_tokens = TERMS[name].of_tokens
+        extra[name] = of_tokens(values, b, cfg) if of_tokens else values
+    return b._replace(extra=extra)
 
 
-def minibatches(state, key, order_key, r: Rollout, cfg, old_logp_of=None):
-    """Cut a rollout of M completions into the minibatches of all passes over it -> [(rows, Minibatch)], rows (n,) being
-    the minibatch's indices among the M.
+def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
+    """Cut M completions into the minibatches of all passes over them -> [Minibatch].
 
-    Each pass has its own order, if it has several minibatches, and (unless random_masking=False) its own masks. A loss
-    with ratios gets old log-probs: those of the policy that wrote the completions, by `old_logp_of` (see Task) or,
-    without it, by `logp_of`. In the first minibatch old = current: nan, which the loss replaces by its own log-probs.
-    A loss with a KL gets those of the reference. Advantages are 0: `iteration` fills them in."""
+    keys: for the views, and for the order. Each pass has its own order, if it has several minibatches, and (unless
+    random_masking=False) its own masks. A loss with ratios gets old log-probs: those of the policy that wrote the
+    completions, by `old_logp_of` (see Task) or, without it, by `logp_of`. In the first minibatch old = current: nan,
+    which the loss replaces by its own log-probs. A loss with a KL gets those of the reference."""
     out: list = []
-    M, size = len(r.tokens), config.minibatch(cfg)
+    M, size = len(c.advantage), config.minibatch(cfg)
+    old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, without_logp(b), cfg))
     for n in range(cfg.updates_per_rollout):
-        views = draw_views(jax.random.fold_in(key, n if cfg.random_masking else 0), r, cfg)
-        order = jax.random.permutation(jax.random.fold_in(order_key, n), M)
+        views = draw_views(jax.random.fold_in(keys[0], n if cfg.random_masking else 0), c.rollout, cfg)
+        order = jax.random.permutation(jax.random.fold_in(keys[1], n), M)
         for i in range(0, M, size):
-            rows = jnp.arange(M) if size == M else order[i : i + size]
-            some, of_some = (r, views) if size == M else sharding.take((r, views), rows)
+            some, of_some = (c, views) if size == M else sharding.take((c, views), order[i : i + size])
             b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta:
-                b = b._replace(ref_logp=logp_of(sharding.to_device(state.reference), without_logp(b), cfg))
+                b = b._replace(ref_logp=logp_of(sharding.to_device(policy.reference), without_logp(b), cfg))
             if config.has_ratios(cfg):
                 # A place for it first, so that old_logp_of(b) runs the very program of the update.
-                b = b._replace(old_logp=jnp.full(some.tokens.shape, jnp.nan, jnp.float32))
-                if out:
-                    old = old_logp_of(b) if old_logp_of else logp_of(state.params, without_logp(b), cfg)
-                    b = b._replace(old_logp=old)
-            out.append((rows, b))
+                b = b._replace(old_logp=jnp.full(b.token_weight.shape, jnp.nan, jnp.float32))
+                b = b._replace(old_logp=old_logp_of(b)) if out else b
+            out.append(b)
     return out
 
 
 def without_logp(b):
     """Drop the fields of a Minibatch that `logp_of` does not read, so that it is compiled once."""
-    return b._replace(old_logp=None, ref_logp=None, nll_weight=None)
+    return b._replace(old_logp=None, ref_logp=None, which=None, extra=None)
 
 
 # ---- 6. the loss -----------------------------------------------------------------------------------------------------
@@ -309,7 +359,6 @@ def loss_config(cfg) -> grpo.LossConfig:
         cispo_cap=cfg.cispo_cap,
         kl_est=cfg.kl_est,
         kl_beta=cfg.kl_beta,
-        entropy_coef=cfg.entropy_coef,
     )
 
 
@@ -332,181 +381,116 @@ def policy_loss(params, b: Minibatch, cfg):
         ref_logp=cut(b.ref_logp),
         share=cut(b.views.share),
     )
-    total, metrics = grpo.loss(logp, batch, loss_config(cfg), cut(all_entropy))
+    total, metrics = grpo.loss(logp, batch, loss_config(cfg))
+    metrics["entropy"] = batch.mean(cut(all_entropy))
     # How far the policy that is trained is from the one that sampled: 0 for `trace` with all steps, before any update.
     metrics["behaviour_gap"] = batch.mean(jnp.abs(logp - cut(b.rollout.logp)))
-    if b.nll_weight is not None:
-        metrics["nll_loss"] = -jnp.sum(cut(b.nll_weight * b.views.share) * logp)
-        total += cfg.nll_coef * metrics["nll_loss"]
+    for name, term in used(TERMS, cfg).items():
+        added, said = term.loss(logp, cut(all_entropy), cut(b.extra.get(name)), batch, cfg)
+        total += added
+        metrics |= said
     return total, metrics | ({"token_logp": all_logp} if config.old_logp_by_gradient(cfg) else {})
 
 
-# ---- the iteration ---------------------------------------------------------------------------------------------------
+# ---- pretraining -----------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def timed(notes, name):
-    """Add the seconds that the body takes to notes[name]."""
-    begun = time.perf_counter()
-    yield
-    notes[name] += time.perf_counter() - begun
+def noise(cfg):
+    """Make noise(key, batch) -> diffusion.NoisyBatch for a run, with what its variants change."""
+    draw = diffusion.noise
+    for change in used(diffusion.DRAWS, cfg).values():
+        draw = change(draw, cfg)
+    return jax.jit(functools.partial(draw, cfg=cfg.model, norm=cfg.loss_norm))
 
 
-def write_and_judge(state, key, draw, reward_fns, cfg, tok, notes, prepare):
-    """Write and judge completions of new prompts -> Scored, and what `prepare` makes of the rollout.
-
-    Dynamic sampling draws again for groups whose rewards are all equal, or asks again with hints. If this rollout is
-    the one that learns, and all of it does, then the device computes prepare(rollout) while the host scores; otherwise
-    the second result is None. notes: gets the seconds of each stage, and `rollouts`."""
-    tries, found, prepared = 1 + cfg.dynamic_sampling, None, None
-    for n in range(tries):
-        prompts = hints.draw(draw, found, state.step, n, cfg, tok)
-        with timed(notes, "time/rollout"):
-            r = jax.block_until_ready(roll_out(state.params, jax.random.fold_in(key, n), prompts, cfg))
-        if tries == 1 and config.n_update(cfg) == len(r.tokens):
-            prepared = prepare(r)
-        with timed(notes, "time/reward"):
-            new = score_rollout(r, prompts.rows, reward_fns, cfg, tok)
-        found = replace_flat_groups(found, new, cfg) if found else new
-        notes["rollouts"] = n + 1
-        if scores.has_signal(found, cfg).all():
-            break
-    return found, prepared
+# ---- 7. the update ---------------------------------------------------------------------------------------------------
 
 
-def iteration(state, key, old_logp_of, draw, reward_fns, cfg, tok):
-    """Run one iteration of GRPO, yielding (minibatch, numbers to log) for each of its updates; (None, numbers) if no
-    reward has an opinion on any completion. The numbers all come with the first.
-
-    draw(step, n): the prompts of a step (n = 0), or of its n-th redraw. old_logp_of: see Task.batches."""
-    notes = collections.defaultdict(float)
-    rollout_key, order_key = jax.random.split(key)
-    view_key = jax.random.fold_in(rollout_key, 1 + cfg.dynamic_sampling)
-
-    def prepare(r):
-        return minibatches(state, view_key, order_key, r, cfg, old_logp_of)
-
-    # 1, 2  Write G completions of each prompt, and judge them.
-    found, ready = write_and_judge(state, rollout_key, draw, reward_fns, cfg, tok, notes, prepare)
-    # 3  Compare within each group.
-    adv = grpo.advantages(found.rewards, **scores.advantage_settings(found.rewards, cfg))
-    notes |= scores.rollout_metrics(found, adv, cfg, tok)
-    notes["group"] = scores.first_group(found, adv, cfg, tok)
-    if notes["skipped"]:
-        tqdm.write(f"step {state.step + 1}: no reward ({', '.join(reward_fns)}) has an opinion on any of the "
-                   f"{adv.size} completions, so there is no update")  # fmt: skip
-        yield None, notes
-        return
-    right = scores.right(found, adv, cfg) if cfg.nll_coef else None
-    rollout, adv, which = select_completions(found, adv, cfg)
-    # 4, 5  Draw views, compute old and reference log-probs on them, cut into minibatches.
-    with timed(notes, "time/old_ref"):
-        ready = jax.block_until_ready(ready or prepare(rollout))
-    # 6  Each minibatch is one update of the policy, with the gradient of `policy_loss` (train.py).
-    for rows, b in ready:
-        b = b._replace(advantage=adv[rows])
-        if cfg.nll_coef:
-            in_right = b.rollout.counts & right[which[rows]][:, None]
-            b = b._replace(nll_weight=grpo.per_token(in_right, cfg.max_new_tokens, 1))
-        yield b, notes
-        notes = {}
+def is_matrix(path, _):
+    """True if weight decay applies to the parameter at this path: not to norms, biases and embeddings."""
+    return not re.search("norm|bias|embed", path[-1].key)
 
 
-# ---- tasks -----------------------------------------------------------------------------------------------------------
+def optimizer(cfg):
+    """Make AdamW with clipping, warm-up and a schedule -> the optimizer, and rate(number of an update) -> its learning
+    rate."""
+    per_iter = config.updates_per_iter(cfg)
+    warmup = cfg.warmup_iters * per_iter
+
+    def warm(update):
+        return cfg.learning_rate * (update + 1) / warmup  # the first rate is not 0, which would waste a rollout
+
+    rate = optax.constant_schedule(cfg.learning_rate)
+    if cfg.lr_schedule == "cosine":
+        rest = max(cfg.max_iters - cfg.warmup_iters, 1) * per_iter
+        rate = optax.cosine_decay_schedule(cfg.learning_rate, rest, cfg.lr_end)
+    rate = optax.join_schedules([warm, rate], [warmup]) if warmup else rate
+
+    def decays(params):
+        return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+    clip = [optax.clip_by_global_norm(cfg.grad_clip)] if cfg.grad_clip else []
+    adamw = optax.adamw(rate, cfg.beta1, cfg.beta2, cfg.adam_eps, weight_decay=cfg.weight_decay, mask=decays)
+    return optax.chain(*clip, adamw), rate
 
 
-def tune(cfg, tok, start) -> Task:
-    """Make the task of GRPO on the prompts of the rows, or on masks in their completions."""
-    train = encode_split(cfg, tok, "train", with_completions=cfg.fill_in)
-    shown = eval_subset(encode_split(cfg, tok, "val", with_completions=cfg.fill_in), cfg)
-    reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
-    tqdm.write(evaluation.describe_metric(cfg, reward_fns, more))
-    draw = prompt_sampler(cfg, tok, train)
-    if cfg.fill_in:
-        shown = masked_rows(shown, cfg, tok)
+def make_gradient(loss, cfg):
+    """Make gradient(params, base, batch) -> the gradient, summed over micro-batches; metrics; and log p of every token
+    (B, T) if the loss returns it, else None. base: the frozen parameters of LoRA, or None."""
+    A = cfg.gradient_accumulation_steps
 
-    def batches(state, key, old_logp_of=None):
-        return iteration(state, key, old_logp_of, draw, reward_fns, cfg, tok)
+    def loss_of_trained(params, base, batch):
+        return loss(whole(params, base, cfg), batch)
 
-    def evaluate(state, key):
-        return evaluation.pass_rates(cfg, tok, reward_fns, more, state.weights, key, shown)
+    grad = jax.value_and_grad(loss_of_trained, has_aux=True)
 
-    def init(key):
-        return start
+    def micro(params, base, total, batch):
+        (value, metrics), grads = grad(params, base, batch)
+        return sharding.shard(jax.tree.map(jnp.add, total, grads)), metrics | {"loss": value}
 
-    return Task(init, batches, functools.partial(policy_loss, cfg=cfg), evaluate, len(train.rows), "val/sampled")
+    def gradient(params, base, batch):
+        if A == 1:
+            (value, metrics), grads = grad(params, base, batch)
+            logp = metrics.pop("token_logp", None)
+            return grads, metrics | {"loss": value}, logp
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        grads, metrics = jax.lax.scan(functools.partial(micro, params, base), zeros, sharding.cut(batch, A))
+        logp = metrics.pop("token_logp", None)  # (A, B / A, T)
+        return grads, combine_metrics(metrics, "sum"), None if logp is None else logp.reshape(-1, logp.shape[-1])
 
-
-def pretrain(cfg, tok, start) -> Task:
-    """Make the task of masked diffusion on completions (in a causal model: of predicting the next token). It is
-    pre-training if prompts are empty, and fine-tuning if not."""
-    train, shown = encode_split(cfg, tok, "train"), eval_subset(encode_split(cfg, tok, "val"), cfg)
-    check_completions(cfg, train.rows)
-    if cfg.fill_in:  # learn what the masks of the rows hide; or any token, and fill in some
-        train = given_masks(train, cfg, tok) or train
-        shown = masked_rows(shown, cfg, tok)
-    asked = shown  # the texts that samples are drawn for
-    if cfg.max_prompt_len and not cfg.fill_in:
-        asked = eval_subset(encode_split(cfg, tok, "val", with_completions=False), cfg)
-    fns, more = scores.reward_functions(cfg, tok, asked.rows)
-    if not fns and cfg.max_prompt_len:  # without rewards: is the answer the one in the data?
-        fns = {"exact": rewards.REWARDS["exact"]}
-    if fns or more:
-        tqdm.write(evaluation.describe_metric(cfg, fns, more))
-    noise = jax.jit(functools.partial(
-        joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
-    ))  # fmt: skip
-    readings = {"val/nelbo": cfg.model}
-    if cfg.model.causal_text:
-        readings["val/causal_nll"] = joint.autoregressive(cfg.model)
-    allowed = data.curriculum(train.rows, cfg.curriculum)
-    known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
-    learnt = end_at_eos(train, tok) if cfg.model.causal else train
-
-    def init(key):
-        return start or model.init(key, cfg.model)
-
-    def batches(state, key):
-        size, rows = cfg.batch_size // (2 if cfg.paired else 1), allowed(state.step)
-        yield noise(key, learnt.take(rows[data.batch_indices(len(rows), size, state.step, cfg.seed)])), {}
-
-    def evaluate(state, key):
-        out = dict.fromkeys(readings, math.nan)
-        n = len(known.rows)
-        for name, shape in readings.items() if n else ():
-            held_out = end_at_eos(known, tok) if shape.causal else known
-            bound = evaluation.likelihoods(state.weights, held_out, shape, cfg)
-            out[name] = -float(bound.sum() / held_out.maskable.sum())
-            if name == "val/nelbo" and not (cfg.max_prompt_len or cfg.fill_in):
-                size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
-                out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
-        scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
-        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
-        return out | rates, samples
-
-    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
-    best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
-    n = len(train.rows) * (2 if cfg.paired else 1)  # paired, a batch has half as many rows
-    return Task(init, batches, loss, evaluate, n, best_metric)
+    return gradient
 
 
-def learn_judge(*given):
-    """Make the task of training a judge; other objectives do not load it."""
-    from variants import judge
+def make_update(loss, tx, cfg, gradient=None):
+    """Make update(params, opt_state, average, step, batch, base) -> the first three, updated, and metrics. It is one
+    compiled program, which reuses the memory of the first three; or two if a compiled `gradient` is given."""
 
-    return Task(*judge.judge_task(*given))
+    def apply(params, opt_state, average, step, grads, metrics):
+        updates, opt_state = sharding.shard(tx.update(sharding.shard(grads), opt_state, params))
+        params = optax.apply_updates(params, updates)
+        if average is not None:
+            decay = jnp.minimum(cfg.ema_decay, (1 + step) / (10 + step))  # warm-up: short memory first
+            average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)
+        norm = optax.tree.norm
+        metrics |= {"grad_norm": norm(grads), "update_norm": norm(updates)}
+        metrics |= {"update_ratio": norm(updates) / norm(params)}
+        return *sharding.shard((params, opt_state, average)), metrics
+
+    own_gradient = gradient or make_gradient(loss, cfg)
+    apply = jax.jit(apply, donate_argnums=(0, 1, 2)) if gradient else apply
+
+    def update(params, opt_state, average, step, batch, base=None):
+        grads, metrics, _ = own_gradient(params, base, batch)
+        return apply(params, opt_state, average, step, grads, metrics)
+
+    return update if gradient else jax.jit(update, donate_argnums=(0, 1, 2))
 
 
-def learn_pairs(*given):
-    """Make the task of DPO; other objectives do not load it."""
-    from variants import dpo
-
-    return Task(*dpo.dpo_task(*given))
-
-
-OBJECTIVES = {  # each is called with cfg, tok and start, the parameters to start from or None
-    "pretrain": pretrain,
-    "judge": learn_judge,
-    "dpo": learn_pairs,
-    "grpo": tune,
-}
+def combine_metrics(metrics, how):
+    """Combine {name: (n,)} to {name: ()}: by "sum" over micro-batches or "mean" over updates; by the maximum or
+    minimum if the name ends in _max or _min."""
+    out = {}
+    for name, values in metrics.items():
+        own = name.rpartition("_")[2]
+        out[name] = getattr(jnp, own if own in ("max", "min") else how)(values, 0)
+    return out

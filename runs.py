@@ -153,7 +153,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     if cfg.num_epochs:
         free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
-    keys = [k for k in keys if not (k.startswith("model.") and now[k] == default[k])]
+    keys = [k for k in keys if not (k.startswith("model.") and now[k] == default.get(k))]
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
 
 
@@ -309,7 +309,7 @@ def report(cfg: Config, done: bool = False) -> None:
         warnings=[f"step {row['step']}: {row['collapse']}" for row in rows if row.get("collapse")],
         group=pages.telling_group(rollouts, shown),
         evaluations=pages.evaluations(samples, shown),
-        keys=[(name, str(value), str(default[name])) for name, value in ours.items()],
+        keys=[(name, str(value), str(default.get(name))) for name, value in ours.items()],
     )
     with disk.replacing(os.path.join(cfg.out_dir, "report.html")) as f:
         f.write(text)
@@ -499,7 +499,7 @@ def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collaps
     change = signs[0].change if signs else {}  # only the first process knows it
     keys = {"init_from": start, "out_dir": f"{cfg.out_dir}_again"} | change
     # The KL keeps its reference, the policy this run began with. (With lora_rank that is the base of the adapters.)
-    if keys.get("kl_beta", cfg.kl_beta) and cfg.ref_mode == "static" and not cfg.lora_rank:
+    if keys.get("kl_beta", cfg.kl_beta) and cfg.ref_mode == "static" and not config.has_frozen_base(cfg):
         keys["ref_from"] = cfg.ref_from or cfg.init_from
     typed = " ".join(f"--{key}={config.as_typed(value)}" for key, value in keys.items())
     text = f"step {state.step}: {'; '.join(map(collapse.message, signs))}. Saved {cfg.out_dir}/step-{state.step:06d}. "

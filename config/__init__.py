@@ -38,10 +38,8 @@ import numpy as np
 import data
 import diffusion
 import grpo
-import model
 from model import ModelConfig
-from system import terminal
-from variants import checks
+from system import settings, terminal
 
 # ---- how a key is declared -------------------------------------------------------------------------------------------
 
@@ -122,20 +120,35 @@ def key(default: Any, meaning: str, check: Check | None = None, choices: Collect
 class Section:
     """The keys that a file of variants/ adds to a run, declared in its class Keys. They are read as those of Config."""
 
+    @property
+    def freezes(self) -> bool:
+        """True if the run trains new parameters beside those that it starts from, which stay as they are."""
+        return False
+
     def __post_init__(self):
-        checks.check_types(self)
+        settings.check_types(self)
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
+
+    @property
+    def copies(self) -> int:
+        """Return how many rows of a batch of pretraining are made of one text."""
+        return 1
 
     def between_keys(self, c):
         """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
         """
         yield from ()
 
+    def fits(self, shape, where):
+        """Yield (True if wrong, message) for everything that has to hold between these keys and the ModelConfig that a
+        run starts from. where: whose model it is."""
+        yield from ()
+
 
 def variant(name: str) -> types.ModuleType | None:
     """Import the file of variants/ that has this name; None if there is none."""
-    model.plugged((), name)
+    settings.plugged((), name)
     return sys.modules.get(f"variants.{name}")
 
 
@@ -144,32 +157,64 @@ def variant_of(section: Any) -> str:
     return type(section).__module__.rpartition(".")[2]
 
 
+class Declared(NamedTuple):
+    """Where a key of a variant is declared."""
+
+    variant: str  # the name of its file
+    kind: str  # its class: Keys for the keys of a run, Shape for those of its model
+
+
 @functools.cache
-def keys_of_variants() -> dict[str, str]:
-    """Find the keys of all variants, used or not, in their source: {key: name of its file}."""
-    found = {}
+def keys_of_variants() -> dict[str, Declared]:
+    """Find the keys of all variants, used or not, in their source."""
+    found: dict[str, Declared] = {}
     for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.dirname(__file__)), "variants", "*.py"))):
         with open(path) as file:
-            classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef) and n.name == "Keys"]
-        for field in classes[0].body if classes else ():
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                found[field.target.id] = os.path.basename(path).removesuffix(".py")
+            classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef)]
+        name = os.path.basename(path).removesuffix(".py")
+        for kind in classes:
+            if kind.name in ("Keys", "Shape"):
+                fields = [field.target for field in kind.body if isinstance(field, ast.AnnAssign)]
+                found |= {key.id: Declared(name, kind.name) for key in fields if isinstance(key, ast.Name)}
     return found
 
 
-def with_sections(use: tuple, names: Collection[str]) -> tuple:
-    """Add to the sections of `use` those of the variants of these names, with their defaults, if they have keys."""
+def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tuple:
+    """Add to the sections of `use` those of the variants of these names, with their defaults, if they have keys.
+
+    kind: see Declared."""
     there = {variant_of(section) for section in use}
-    kinds = [getattr(variant(name), "Keys", None) for name in dict.fromkeys(names) if name not in there]
-    return *use, *(kind() for kind in kinds if kind)
+    kinds = [getattr(variant(name), kind, None) for name in dict.fromkeys(names) if name not in there]
+    return *use, *(section() for section in kinds if section)
+
+
+def with_values(use: tuple, values: dict[str, Any], kind: str = "Keys") -> tuple:
+    """Return the sections with these values {key: value}; those that are missing are added. kind: see Declared."""
+    declared = [keys_of_variants()[name] for name in values]
+    use = with_sections(use, [found.variant for found in declared if found.kind == kind], kind)
+
+    def changed(section):
+        own = {name: value for name, value in values.items() if name in section.__dataclass_fields__}
+        return dataclasses.replace(section, **own)
+
+    return tuple(map(changed, use))
+
+
+class Flat(type):
+    """The class of Config: it takes the keys of variants as it takes its own, and puts them into their sections."""
+
+    def __call__(cls, **keys):
+        declared = {name: found for name, found in keys_of_variants().items() if found.kind == "Keys"}
+        keys["use"] = with_values(keys.get("use", ()), {name: keys.pop(name) for name in declared if name in keys})
+        return super().__call__(**keys)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(model.Sections):
+class Config(settings.Sections, metaclass=Flat):
     """The keys of a run. Names, types, values and what has to hold between keys are checked: ValueError."""
 
     objective: str = key("pretrain", "what to optimize: pretrain (fine-tuning if rows have prompts), judge, dpo, grpo",
-                         choices=("pretrain", "judge", "dpo", "grpo"), section="run")
+                         choices=("pretrain", "judge", "dpo", "grpo"), table=True, section="run")
     out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
     init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
     open_as: str | None = key(None, "family of the folders in init_from and ref_from, if config.json says another")
@@ -234,17 +279,8 @@ class Config(model.Sections):
     grad_clip: float | None = key(1.0, "largest global gradient norm; None: no clipping", POSITIVE)
     ema_decay: float | None = key(None, "average the parameters; the average is evaluated and saved", BELOW_1)
 
-    lora_rank: int | None = key(None, "rank of the adapters; None: no LoRA, all parameters are trained", POSITIVE_INT,
-                                section="LoRA: trained adapters next to frozen matrices; grpo's reference is the base")
-    lora_alpha: float = key(16.0, "adapters are scaled by alpha / rank", POSITIVE)
-    lora_targets: tuple[str, ...] = key(("q", "k", "v", "o", "gate", "up", "down"), "matrices that get adapters")
-
-    paired: bool = key(False, "half as many rows, each with two complementary masks: less variance at the same cost",
-                       section="diffusion")
     loss_norm: str = key("token", "token: mean over tokens (pretraining); completion: over rows, each by its length",
                          choices=("token", "completion"))
-    causal_weight: float = key(0.0, "models with causal_text: weight of the autoregressive loss, in the same pass",
-                               NON_NEGATIVE)
 
     diffusion_steps: int = key(16, "denoising steps per completion; block_causal models: per block", POSITIVE_INT,
                                section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
@@ -280,15 +316,13 @@ class Config(model.Sections):
     keep_completions: int | None = key(None, "update on those with the largest advantages; None: all", POSITIVE_INT)
     minibatch_size: int | None = key(None, "most completions per update; None: all of them", POSITIVE_INT)
     score_after_end: bool = key(False, "include tokens after the end of text in the loss: only then trace is unbiased")
-    dynamic_sampling: int = key(0, "most times to resample groups whose rewards are all equal", NON_NEGATIVE)
-    hint_ratio: float = key(0.0, "dynamic_sampling: ask prompts whose completions are all wrong again, with up to this "
-                            "share of the tokens of their row's completion given; 0: draw other prompts", BELOW_1)
     fill_in: bool = key(False, "prompts are the rows' own completions, partly masked")
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
-    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact",
-                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities")
+    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact; also "
+                        "quadrature and strata of variants/",
+                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
     random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")
@@ -304,18 +338,15 @@ class Config(model.Sections):
                            choices=("sum", "each"))
     ratio_level: str = key("token", "ratio to the old policy per token, per sequence, or none",
                            choices=("token", "sequence", "none"))
-    loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper", choices=grpo.LOSSES)
+    loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper", choices=grpo.LOSSES,
+                         table=True)
     aggregation: str | None = key(None, "average tokens in another way than loss_type",
                                   choices={None: None} | grpo.AGGREGATIONS)
     clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
     clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
     cispo_cap: float = key(5.0, "loss_type=cispo: largest weight of a ratio", POSITIVE)
-    entropy_coef: float = key(0.0, "weight of the entropy bonus", NON_NEGATIVE)
-    nll_coef: float = key(0.0, "weight of the negative log-likelihood of right completions (LightningRL: 0.1): those "
-                          "whose first reward reaches pass_at; without pass_at, those with an advantage above 0; "
-                          "dpo: of the better answers, divided by max_new_tokens", NON_NEGATIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
-    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS)
+    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
     ref_mode: str = key("static", "the reference is static, ema (follows the policy) or periodic (is renewed)",
                         choices=("static", "ema", "periodic"))
@@ -335,7 +366,7 @@ class Config(model.Sections):
         return super().__new__(cls)
 
     def __post_init__(self):
-        checks.check_types(self)
+        settings.check_types(self)
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
@@ -418,6 +449,16 @@ def old_logp_by_gradient(cfg: Config) -> bool:
     return cfg.objective == "grpo" and cfg.model.dtype != "float32" and has_ratios(cfg)
 
 
+def has_frozen_base(cfg: Config) -> bool:
+    """True if the run trains new parameters beside a frozen base, as LoRA does."""
+    return any(section.freezes for section in cfg.use)
+
+
+def copies(cfg: Config) -> int:
+    """Return how many rows of a batch of pretraining are made of one text."""
+    return math.prod(section.copies for section in cfg.use)
+
+
 def tokens_per_iter(cfg: Config) -> int:
     """Return the number of tokens per iteration, padding included; grpo: of every completion and its prompt."""
     rows = cfg.batch_size * {"grpo": cfg.group_size, "judge": 2, "dpo": 2}.get(cfg.objective, 1)
@@ -445,25 +486,14 @@ def eval_rows(cfg: Config) -> int:
 
 def between_keys(c):
     """Yield (True if wrong, message) for everything that has to hold between keys."""
-    deciding, targets, known = c.rewards + c.eval_rewards, c.lora_targets, Config.lora_targets
+    deciding = c.rewards + c.eval_rewards
     yield from (
-        (not targets or len(set(targets)) < len(targets) or not set(targets) <= set(known),
-         f"lora_targets={targets}: expected one or more of {', '.join(known)}, each once"),
-        (targets != known and not (c.lora_rank or c.eval_only),
-         f"lora_targets={targets} changes nothing without lora_rank, the rank of the adapters: set that, or leave "
-         "lora_targets out"),
         (c.objective != "grpo" and c.batch_size % c.gradient_accumulation_steps,
          f"batch_size={c.batch_size} must be divisible by gradient_accumulation_steps={c.gradient_accumulation_steps}: "
          f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
         (c.rule == "quota" and c.diffusion_steps > max(c.max_new_tokens, Config.diffusion_steps),
          f"diffusion_steps={c.diffusion_steps}: the {c.max_new_tokens} tokens of max_new_tokens={c.max_new_tokens} are "
          f"filled in at most as many steps: diffusion_steps={c.max_new_tokens}"),
-        (c.paired and c.batch_size % 2,
-         f"paired=True uses every row twice: batch_size={c.batch_size} must be even"),
-        (c.paired and c.objective == "pretrain" and c.batch_size // 2 % c.gradient_accumulation_steps,
-         f"paired=True has {c.batch_size // 2} texts in batch_size={c.batch_size}, each with two noisy copies: "
-         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide {c.batch_size // 2}; "
-         f"--gradient_accumulation_steps={math.gcd(c.batch_size // 2, c.gradient_accumulation_steps)} does"),
         (c.judge_from and not {"judge", "coherence"} & {*deciding},
          f"judge_from={c.judge_from!r} is for the reward judge or coherence, but rewards are "
          f"{', '.join(deciding) or 'none'}"),
@@ -482,16 +512,11 @@ def between_keys(c):
         (c.adapt and (c.objective != "pretrain" or not c.init_from),
          "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
          f"init_from={c.init_from!r}, objective={c.objective!r}"),
-        (c.causal_weight and not c.max_prompt_len and not c.init_from,
-         f"causal_weight={c.causal_weight}: the first token of a text is predicted from its prompt, but "
-         "max_prompt_len=0 leaves none, so a model made from scratch would not learn it"),
         (c.on_collapse != "warn" and c.objective != "grpo",
          f"on_collapse={c.on_collapse!r}: only runs of objective='grpo' are watched, and this is {c.objective!r}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
     )  # fmt: skip
-    if c.lora_rank:
-        yield from between_keys_of_lora(c)
     if c.objective == "dpo":
         yield from between_keys_of_dpo(c)
     if c.objective == "grpo":
@@ -501,25 +526,12 @@ def between_keys(c):
            f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir")
 
 
-def between_keys_of_lora(c):
-    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of LoRA."""
-    return (
-        (c.adapt, f"adapt=True changes all weights, and lora_rank={c.lora_rank} keeps those in init_from: make the "
-         "denoiser first, then start from that"),
-        (not (c.init_from or c.resume or c.eval_only),
-         f"lora_rank={c.lora_rank} needs init_from: the folder of the base, or the config file that trains it"),
-        (c.ref_mode != "static" or c.ref_offload or c.ref_from,
-         f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the reference "
-         "is the base, which never changes and is always in use: 'static', False and None"),
-    )  # fmt: skip
-
-
 # Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
 IDLE_IN_DPO = (
-    "paired loss_norm causal_weight group_size rollout_steps early_end updates_per_rollout keep_completions "
-    "minibatch_size score_after_end dynamic_sampling fill_in mask_ratio_min mask_ratio_max random_masking "
+    "loss_norm group_size rollout_steps early_end updates_per_rollout keep_completions "
+    "minibatch_size score_after_end fill_in mask_ratio_min mask_ratio_max random_masking "
     "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
-    "clip_high cispo_cap entropy_coef kl_est hint_ratio"
+    "clip_high cispo_cap kl_est"
 )
 
 
@@ -571,8 +583,6 @@ def between_keys_of_grpo(c):
         (c.adv_norm == "mean" and c.reward_norm == "each",
          "adv_norm='mean' divides the sum of the rewards by its mean, which reward_norm='each' ignores: set "
          "reward_norm='sum'"),
-        (c.loss_type == "wd1" and c.ratio_level != "none",
-         f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})"),
         ("judge" in c.rewards + c.eval_rewards and not c.judge_from,
          "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
     )  # fmt: skip
@@ -589,11 +599,9 @@ def idle(c, keys, why):
 def idle_keys(c):
     """Yield (True if wrong, message) for keys of grpo that would have no effect."""
     for keys, has_effect, where in (
-        ("paired loss_norm causal_weight", False, "objective='pretrain'"),
+        ("loss_norm", False, "objective='pretrain'"),
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
-        ("hint_ratio", c.dynamic_sampling and c.pass_at is not None and not c.fill_in,
-         "dynamic_sampling=1 or more, with a pass_at that says what is right, and fill_in=False"),
         ("clip_low clip_high", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
         ("ref_mode ref_from", c.kl_beta, "kl_beta above 0: without it there is no reference"),
     ):
@@ -610,22 +618,24 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
     """Raise a ValueError if the keys of a run do not fit the shape of the model that it starts from.
 
     where: whose model it is, for the message: "of config/sudoku_base.py"."""
-    for f in dataclasses.fields(shape):
-        asked, there = getattr(c.model, f.name), getattr(shape, f.name)
-        if f.name not in ("dtype", "remat") and asked not in (f.default, there):
+    fields = [f for owner in (shape, *c.model.use, *shape.use) for f in dataclasses.fields(owner)]
+    for f in fields:
+        asked, there = (getattr(cfg, f.name, f.default) for cfg in (c.model, shape))
+        if f.name not in ("dtype", "remat", "use") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or "
                              "start from another model")
-    for wrong, message in (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where)):
+    of_variants = itertools.chain(*(section.fits(shape, where) for section in c.use))
+    rules = (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where), *of_variants)
+    for wrong, message in rules:
         if wrong:
             raise ValueError(message)
 
 
 def between_keys_and_causal(c, shape, where):
     """Yield (True if wrong, message) for keys that depend on whether a model is causal."""
-    for name, used in (("rule", c.rule == "drafts"), ("causal_weight", c.causal_weight > 0)):
-        yield (used and not shape.causal_text,
-               f"{name}={getattr(c, name)!r}, but the model {where} is not autoregressive and a denoiser at once: it "
-               "has causal_text=False")
+    yield (c.rule == "drafts" and not shape.causal_text,
+           f"rule={c.rule!r}, but the model {where} is not autoregressive and a denoiser at once: it has "
+           "causal_text=False")
     yield (c.objective == "dpo" and (c.logp_est == "exact") != shape.causal,
            f"logp_est={c.logp_est!r}, but the model {where} is " + ("causal, so its log-probs are known: take exact" if
            shape.causal else "a denoiser, which sees the tokens it should predict: take elbo"))
@@ -636,9 +646,8 @@ def between_keys_and_causal(c, shape, where):
                + ("does not write from left to right: take rule='drafts'" if shape.causal_text else
                   "is not causal: it sees the tokens it should predict, so take trace, coupled, elbo, ..."))
         return
-    needed = {"order": "left", "cache": "none", "score_after_end": False,  # nothing is sampled after an end
-              "hint_ratio": 0.0}
-    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {"paired": False} if shape.causal else {}
+    needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
+    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {}
     needed |= {"block_len": None, "repetition_penalty": 1.0} if c.rule == "drafts" else {}
     for name, value in needed.items():
         yield (getattr(c, name) != value, f"{name}={getattr(c, name)!r}: a causal model reads from left to right"
@@ -668,9 +677,9 @@ def is_inside(path: str, folder: str) -> bool:
 def parse(name: str, text: str, kind: Any) -> Any:
     """Parse the text of `--name=text` as a value of the annotated type."""
     for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
-        if checks.fits(value, kind):
+        if settings.fits(value, kind):
             return value
-    raise ValueError(f"--{name}={text}: expected {checks.describe(kind)}")
+    raise ValueError(f"--{name}={text}: expected {settings.describe(kind)}")
 
 
 def possible_values(text, kinds):
@@ -731,9 +740,6 @@ def foreign_keys():
 
 def unknown_key(name: str, known: Collection[str]) -> str:
     """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
-    if name in keys_of_variants():
-        of = keys_of_variants()[name]
-        return f"{name} is a key of variants/{of}.py: add --use={of}, in Python use=({of}.Keys({name}=...),)"
     message = f"unknown config key {name!r}"
     leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
     for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
@@ -747,6 +753,10 @@ def unknown_key(name: str, known: Collection[str]) -> str:
 
 def unknown_keyword(name):
     """Return the message for a keyword of Config(...) that does not exist."""
+    declared = keys_of_variants().get(name)
+    if declared:
+        return (f"{name} is a key of the model: model=ModelConfig(use=({declared.variant}.Shape({name}=...),)), with "
+                f"variants/{declared.variant}.py")
     if name in ModelConfig.__dataclass_fields__:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
     return unknown_key(name, flatten(Config()))
@@ -766,10 +776,14 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     init_from; if they are keys of the model, they also hold for the run that starts from it.
     """
     args = dict(args)
-    cfg = with_variants(cfg, args)
-    known = flatten(cfg)
     of_run: dict[str, Any] = {}
     of_model: dict[str, Any] = {}
+    of_run["use"], of_model["use"] = (with_sections(owner.use, variants_named(args), kind)
+                                      for owner, kind in ((cfg, "Keys"), (cfg.model, "Shape")))
+    args = {name: text for name, text in args.items() if name not in ("use", "model.use")}
+    known = flatten(cfg)
+    for prefix_of, use in (("", of_run["use"]), ("model.", of_model["use"])):
+        known |= {prefix_of + name: None for section in use for name in section.__dataclass_fields__}
     base = {name.removeprefix("base."): text for name, text in args.items() if name.startswith("base.")}
     typed = {name: f"{prefix}{name}" if name in args else f"base.{name}" for name in args | base}
     if base:
@@ -781,42 +795,36 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
         if name.startswith("base."):
             continue
         leaf = name.removeprefix("model.")
-        owners = [cfg, *cfg.use] if leaf == name and name in known else [cfg.model, *cfg.model.use]
+        values = of_run if leaf == name and name in known else of_model
+        owners = [cfg, *of_run["use"]] if values is of_run else [cfg.model, *of_model["use"]]
         owner = next(o for o in owners if leaf in o.__dataclass_fields__)
-        values = of_model if owner is cfg.model or owner in cfg.model.use else of_run
         if leaf in values:
             raise ValueError(f"--{leaf} is given twice")
         values[leaf] = parse(typed[name], text, typing.get_type_hints(type(owner))[leaf])
-    return with_values(cfg, of_run | {"model": with_values(cfg.model, of_model)})
+    of_shape = {name: of_model.pop(name) for name in keys_of_variants() if name in of_model}
+    of_model["use"] = with_values(of_model["use"], of_shape, "Shape")
+    return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
 
 
-def with_variants(cfg, args):
-    """Return cfg with the sections of the variants that --use, or a key that names one, asks for. Takes `use` out of
-    args."""
-    wanted = [part for part in terminal.parts(args.pop("use", "")) if part]
-    for name in wanted:
+def variants_named(args):
+    """List the variants that arguments {key: text} name: after --use, as the value of a key, or by one of their keys.
+    """
+    named = [part for key in ("use", "model.use") for part in terminal.parts(args.get(key, "")) if part]
+    for name in named:
         if not variant(name):
-            there = sorted({*keys_of_variants().values()})
+            there = sorted({declared.variant for declared in keys_of_variants().values()})
             raise ValueError(f"--use={name}: there is no variants/{name}.py; with keys of their own there are "
                              + ", ".join(there))
-    named = [args[f.name] for f in dataclasses.fields(Config) if f.metadata.get("table") and f.name in args]
-    named = [part for text in named for part in terminal.parts(text)]
-    return dataclasses.replace(cfg, use=with_sections(cfg.use, [*wanted, *named]))
-
-
-def with_values(cfg, values):
-    """Return a copy of a Config or ModelConfig with these values {key: value}, of its own or of its sections."""
-    own = {name: value for name, value in values.items() if name in cfg.__dataclass_fields__}
-
-    def changed(section):
-        return dataclasses.replace(section, **{k: values[k] for k in values if k in section.__dataclass_fields__})
-
-    return dataclasses.replace(cfg, use=tuple(map(changed, cfg.use)), **own)
+    tables = [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
+    named += [part for name in tables if name in args for part in terminal.parts(args[name])]
+    declared = [keys_of_variants().get(name.removeprefix("model.")) for name in args]
+    return named + [found.variant for found in declared if found]
 
 
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
     known = flatten(Config()) | {"model": None} | keys_of_variants()
+    known |= {f"model.{name}": None for name, found in keys_of_variants().items() if found.kind == "Shape"}
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
@@ -990,7 +998,7 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
 
 # Keys that a first run may change; --help lists them, --help=all lists every key.
 FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
-         "max_new_tokens batch_size learning_rate diffusion_steps temperature lora_rank rewards group_size kl_beta "
+         "max_new_tokens batch_size learning_rate diffusion_steps temperature use rewards group_size kl_beta "
          "n_layer d_model").split()  # fmt: skip
 
 
@@ -1016,10 +1024,15 @@ def help_text(everything: bool = False) -> str:
         if everything or field.name in FIRST:
             sections[-1].append(help_line(field.name, field.default, field.metadata["meaning"] + listed))
     sections.append(["model (a model key needs no prefix)"])
-    meanings = comments(ModelConfig.mro()[1]) | comments(ModelConfig)
+    meanings = comments(ModelConfig)
     for field in dataclasses.fields(ModelConfig):
-        if everything or field.name in FIRST:
+        if field.name != "use" and (everything or field.name in FIRST):
             sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
+    for of in sorted({*keys_of_variants().values()}) if everything else ():
+        section = getattr(variant(of.variant), of.kind, Section)
+        said = comments(section) | {f.name: f.metadata["meaning"] for f in dataclasses.fields(section) if f.metadata}
+        keys = [help_line(f.name, f.default, said.get(f.name, "")) for f in dataclasses.fields(section)]
+        sections.append([f"variants/{of.variant}.py, by --use={of.variant} or any of these keys", *keys])
     lines = [
         "usage: python train.py config/NAME.py [--key=value ...]",
         "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes",

@@ -10,6 +10,7 @@ from 17.6% to 27.7%, but the right answers alone teach as much in as many steps 
 from dataclasses import replace
 
 from config.countdown_base import config as base
+from variants import nll
 
 config = replace(
     base,
@@ -20,7 +21,7 @@ config = replace(
     logp_est="elbo",
     logp_views=2,
     kl_beta=0.1,
-    nll_coef=1.0,  # without it the right answers lose probability, too
+    use=(nll.Keys(nll_coef=1.0),),  # without it the right answers lose probability, too
     learning_rate=3e-4,
     lr_schedule="cosine",
     ema_decay=None,

@@ -154,18 +154,18 @@ def readable_prompt(row: dict[str, Any]) -> str:
     return row["prompt"] or row.get("masked", "").replace("<|mask|>", "_")
 
 
-def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[[int, int], EncodedRows]:
-    """Return draw(step, n), which chooses the prompts of a step from the rows that the curriculum allows.
+def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[..., EncodedRows]:
+    """Return draw(step, n, redraws), which chooses the prompts of a step from the rows that the curriculum allows.
 
-    n: 0 for the batch of the step, 1, 2, ... for the redraws of dynamic sampling. Redraws have a stream of their own,
-    so an epoch takes every row once, whatever was redrawn.
+    n: 0 for the batch of the step, 1, 2, ..., redraws for further ones, if a step has several. These have a stream of
+    their own, so an epoch takes every row once, whatever was redrawn.
     """
     allowed = data.curriculum(encoded.rows, cfg.curriculum)
     given = given_masks(encoded, cfg, tok) if cfg.fill_in else None
 
-    def draw(step, n):
+    def draw(step, n=0, redraws=0):
         index = allowed(step)
-        place = step * cfg.dynamic_sampling + n - 1 if n else step
+        place = step * redraws + n - 1 if n else step
         chosen = data.batch_indices(len(index), cfg.batch_size, place, cfg.seed, stream=int(n > 0))
         chosen = index[chosen]
         if cfg.fill_in and given is None:

@@ -67,7 +67,7 @@ def check_early(cfg: Any) -> None:
                 f"{cfg.dataset}/{split}: {marked} of {len(rows)} rows say in `masked` which tokens to fill: all rows "
                 "of a split should, or none"
             )
-        if cfg.hint_ratio and bare and split == "train":
+        if getattr(cfg, "hint_ratio", 0) and bare and split == "train":
             raise ValueError(
                 f"hint_ratio={cfg.hint_ratio} gives tokens of completions, and {len(bare)} rows of "
                 f"{cfg.dataset}/{split} have none: {str(bare[0])[:80]}"

@@ -4,7 +4,7 @@ Read and write adapters (LoRA) as PEFT folders.
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ import numpy as np
 import model
 from system import disk, huggingface
 from system.huggingface import ADAPTER_CONFIG, JUDGE_HEAD, Place
-from variants import lora
 
 PEFT_PREFIX = "base_model.model."  # of the names of the base's tensors
 PEFT_REQUIRES = {
@@ -25,6 +24,16 @@ PEFT_REQUIRES = {
     "rank_pattern": {},
     "alpha_pattern": {},
 }
+
+
+def adapter_shapes(cfg: model.ModelConfig, targets: Collection[str], rank: int) -> dict:
+    """List the adapters of the matrices in targets as {name: shape}, as `model.shapes` does, with a leading L axis."""
+    shapes = {}
+    for name in targets:
+        n_layer, n_in, n_out = model.shapes(cfg)["blocks"][name]
+        shapes[name + "_a"] = n_layer, n_in, rank
+        shapes[name + "_b"] = n_layer, rank, n_out
+    return shapes
 
 
 def adaptable(cfg: model.ModelConfig) -> list[str]:
@@ -122,7 +131,7 @@ def load_merged(
     n_out = 1 if PEFT_PREFIX + JUDGE_HEAD in files else None
     named = adapter_places(cfg, adaptable(cfg), None)
     targets = {place.path[-1][:-2] for place in named if place.name in files}
-    shapes = {"blocks": lora.adapter_shapes(cfg, targets, rank)} | ({"head": (cfg.d_model, 1)} if n_out else {})
+    shapes = {"blocks": adapter_shapes(cfg, targets, rank)} | ({"head": (cfg.d_model, 1)} if n_out else {})
     places = list(adapter_places(cfg, targets, n_out))
     described = f"LoRA of a {huggingface.family_of(cfg)} model", ADAPTER_CONFIG
     new = huggingface.load_tensors(folder, files, places, shapes, "float32", described)

@@ -176,7 +176,8 @@ FAMILIES |= {
         "huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     ),
     "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES
+        "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES,
+        variants=("moe",),
     ),
     "sdar_moe": Family(
         "SDARMoeForCausalLM",
@@ -185,6 +186,7 @@ FAMILIES |= {
         SDAR_MOE_KEYS,
         QWEN3_MOE_REQUIRES,
         "huggingface.co/JetLM/SDAR-30B-A3B-Chat",
+        ("moe",),
     ),
     "llada2_moe": Family(
         "LLaDA2MoeModelLM",
@@ -194,5 +196,6 @@ FAMILIES |= {
         LLADA2_KEYS,
         LLADA2_REQUIRES,
         "huggingface.co/inclusionAI/LLaDA2.0-mini",
+        ("moe",),
     ),
 }

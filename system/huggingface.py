@@ -12,6 +12,7 @@ import importlib
 import itertools
 import operator
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +82,7 @@ class Family(NamedTuple):
     keys: dict[str, str]
     requires: dict[str, Any]
     code: str = ""  # where the Python code of the class is; empty: in transformers
+    variants: tuple[str, ...] = ()  # files of variants/ whose Shape has some of the fields
 
 
 FAMILIES = {  # by the model_type in config.json
@@ -91,7 +93,7 @@ FAMILIES = {  # by the model_type in config.json
 # Keys of config.json that no folder of this family has: another program wrote it, or it is another network.
 UNUSUAL = {"quantization_config", "rope_scaling", "rope_parameters", "layer_types", "block_size", "bd_size",
            "block_length"}  # fmt: skip
-ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids")  # fields that do not tell families apart
+ANY_FAMILY = ("dtype", "remat", "d_head", "end_ids", "use")  # fields that do not tell families apart
 FLOATS = ("F32", "BF16", "F16", "F64")  # dtypes of tensors in a file that can be read
 NEEDED = (  # fields that a config.json must give, if the family has them
     "vocab_size", "n_layer", "n_head", "d_model", "d_ff", "n_experts", "experts_per_token", "d_expert", "routing_scale",
@@ -109,12 +111,13 @@ def plug_families() -> None:
 def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
     """True if a family and a configuration agree in two things: whether there are blocks, and experts."""
     fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
-    return fits_blocks and (cfg.n_experts is not None) == ("n_experts" in family.keys)
+    return fits_blocks and hasattr(cfg, "n_experts") == ("n_experts" in family.keys)
 
 
 def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
     """True if the folders of a family can hold this configuration."""
-    default = {f.name: f.default for f in dataclasses.fields(cfg) if f.name not in ANY_FAMILY}
+    fields = [f for owner in (cfg, *cfg.use) for f in dataclasses.fields(owner)]
+    default = {f.name: f.default for f in fields if f.name not in ANY_FAMILY}
     fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
     fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
     fits = fits_heads and is_of_kind(family, cfg)
@@ -138,7 +141,7 @@ def family_of(cfg: model.ModelConfig) -> str:
     )  # fmt: skip
     raise ValueError(
         "no Hugging Face family has these switches together: "
-        + ", ".join(f"{field}={getattr(cfg, field)}" for field in switches)
+        + ", ".join(f"{field}={getattr(cfg, field, None)}" for field in switches)
         + "; there are "
         + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
     )
@@ -174,12 +177,9 @@ def tensor_places(cfg: model.ModelConfig, n_out: int | None, kind: str | None = 
             matrix = leaf.removesuffix("_bias")
             name = names.get(leaf) or names[matrix] + ".bias"
             name += "" if name.endswith("bias") else ".weight"
-            at, experts = i, [()]
-            if cfg.n_experts is not None:
-                from variants import moe  # other models have no experts
-
-                at = i - moe.first_layer(leaf, cfg.first_dense)
-                experts = itertools.product(*map(range, shape[1:2] if moe.is_of_experts(leaf) else ()))
+            # Of a leaf that not all layers have: `dense_` is that of the first layers, others are of the last ones.
+            at = i if leaf.startswith("dense_") else i - (cfg.n_layer - shape[0])
+            experts = itertools.product(*map(range, shape[1:2] if leaf.startswith("expert") else ()))
             for expert in experts if 0 <= at < shape[0] else ():
                 yield Place(("blocks", leaf), (at, *expert), name.format(i, e=expert and expert[0]))
 
@@ -311,12 +311,25 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if missing:
         raise ValueError(f"{path}: missing {', '.join(missing)}")
     try:
-        cfg = model.ModelConfig(**fields)
+        cfg = made(fields, family.variants)
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None
     if others:
         foreign.check_layers(path, theirs, cfg)
     return cfg
+
+
+def made(fields, variants):
+    """Make the ModelConfig with these fields {name: value}, of its own or of the Shape of these variants."""
+    use = []
+    for name in variants:
+        if not model.plugged(model.MLPS, name):
+            raise ValueError(f"such a model needs variants/{name}.py, and there is no such file")
+        kind = sys.modules[f"variants.{name}"].Shape
+        use.append(kind(**{field: fields[field] for field in kind.__dataclass_fields__ if field in fields}))
+    theirs = {field for section in use for field in section.__dataclass_fields__}
+    own = {field: value for field, value in fields.items() if field not in theirs}
+    return model.ModelConfig(**own, use=tuple(use))
 
 
 def read_ends(folder, named):

@@ -27,7 +27,7 @@ def has_amx(cpu="/proc/cpuinfo"):
 def sixteen_bits_pay(m):
     """True if a model of this ModelConfig, in float32, would train much faster in bfloat16 here: on a CPU with AMX, if
     its width is 96 or more and it has no experts."""
-    wide = m.d_model >= 96 and not m.n_experts
+    wide = m.d_model >= 96 and not hasattr(m, "n_experts")
     return wide and m.dtype == "float32" and on_cpu() and has_amx()
 
 
@@ -118,12 +118,10 @@ def soft_cap(x, cap):
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def attention(q, k, v, mask, scale, cap=None, text=0):
+def attention(q, k, v, mask, scale, cap=None):
     """Return softmax(soft_cap(scale * q k) where mask) v: q (B, S, H, K), k and v (B, T, KV, K), mask (B or 1, S or 1,
-    T) or None -> (B, S, H*K). text: see `packed_attention`."""
+    T) or None -> (B, S, H*K)."""
     q = q.astype(k.dtype)  # keys from a cache may have 16 bits where queries have 32, see `between`
-    if text:
-        return packed_attention(q, k, v, mask, scale, cap, text)
     B, S, _, K = q.shape
     # cuDNN's kernel would copy the keys for a single query, and cannot be split over rows that do not divide.
     if fused(q.dtype, K, cap) and S > 1 and sharding.round_up(B) == B:
@@ -294,7 +292,7 @@ def cut_into_stretches(x, fill=NEVER):
 
 # Keep XLA from fusing what makes its argument with what reads it. (It would make one sum of a sum of sums.)
 alone = jax.lax.optimization_barrier
-KEPT = "log_total"  # the name of the only values that diffusion.wanted_in_chunks keeps for the gradient
+KEPT = "log_total"  # the name of the only values that `wanted_in_chunks` keeps for the gradient
 
 
 def stretches(x):
@@ -471,3 +469,35 @@ def nucleus(logits, top_p):
     one = jnp.full((*logits.shape[:-1], 1), 0x3F800000)  # the bits of 1.0
     _, least = jax.lax.fori_loop(0, 30, halve, (0 * one, one))
     return order >= least
+
+
+def wanted_in_chunks(fn, n, wanted, *trees):
+    """Compute fn(*trees) -> (N,) or a tuple of them, at most n of the N rows at a time; trees: arrays (N, ...). Results
+    that are not `wanted` (N,) may be 0, because chunks that have only such are skipped."""
+    N = len(wanted)
+    if N <= n:
+        return fn(*trees)
+    n_chunks = math.ceil(N / n)
+    n = math.ceil(N / n_chunks)  # as many chunks, but of equal size
+    order = jnp.argsort(~wanted)
+
+    def cut(a):
+        filling = [(0, -N % n)] + [(0, 0)] * (a.ndim - 1)
+        padded = jnp.pad(a[order], filling)
+        return padded.reshape(n_chunks, n, *a.shape[1:])
+
+    parts = jax.tree.map(cut, trees)
+    one = sharding.take(parts, 0)
+    shapes = jax.eval_shape(fn, *one)
+
+    def skip(*part):
+        return jax.tree.map(jnp.zeros_like, shapes)
+
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(KEPT))
+    def chunk(inputs):
+        i, part = inputs
+        return jax.lax.cond(i * n < wanted.sum(), fn, skip, *part)
+
+    out = jax.lax.map(chunk, (jnp.arange(n_chunks), parts))
+    back = jnp.argsort(order)
+    return sharding.take(sharding.joined(out), back)

@@ -21,7 +21,6 @@ import model
 from config import Config
 from model import ModelConfig
 from system import kernels, sharding
-from variants import lora
 
 
 class Rows(NamedTuple):  # on all devices together
@@ -49,7 +48,7 @@ def count_rows(cfg: Config) -> Rows:
 
 def copies_per_text(cfg):
     """Count the noisy copies of each text."""
-    return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else 1 + cfg.paired
+    return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else config.copies(cfg)
 
 
 def is_scored_exactly(cfg):
@@ -112,11 +111,14 @@ def weight_bytes(cfg):
     """Estimate the bytes of the parameters and of every array of their shape -> {purpose: bytes}, over all devices."""
     m, n, wide = cfg.model, n_params(cfg), bytes_per_number(cfg.model)
     trained, params = n, 4 * n + (2 * n if wide == 2 else 0)  # float32, and a copy cast to 16 bits
-    if cfg.lora_rank:
-        adapters = lora.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
-        trained = sum(map(math.prod, adapters.values())) + (m.d_model if cfg.objective == "judge" else 0)
+    if config.has_frozen_base(cfg):
+        from system import adapters  # other runs do not load them
+
+        shapes = adapters.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
+        trained = sum(map(math.prod, shapes.values())) + (m.d_model if cfg.objective == "judge" else 0)
         params = wide * n + 4 * trained
-    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload and not cfg.lora_rank
+    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload
+    has_reference = has_reference and not config.has_frozen_base(cfg)
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
     return {
         "params": params,
@@ -134,7 +136,7 @@ class Widths(NamedTuple):
 
 def mlp_widths(m):
     """Count the columns inside the mlps of a layer. With experts, a token goes through a few of them."""
-    if not m.n_experts:
+    if not hasattr(m, "n_experts"):
         return Widths(m.ff, m.ff)
     used = (m.experts_per_token + m.n_shared) * m.d_expert
     dense = m.first_dense / m.n_layer
@@ -144,7 +146,7 @@ def mlp_widths(m):
 def expert_bytes(m, T, wide):
     """Estimate the bytes that one layer's experts take beyond those of an mlp of their width (variants/moe.py) -> those
     of the tokens of one row of T columns, copied for each of their experts; those of matrices, copied for tiles."""
-    if not m.n_experts:
+    if not hasattr(m, "n_experts"):
         return 0, 0
     return 6 * T * m.experts_per_token * m.d_model * wide, 4 * m.n_experts * m.d_expert * m.d_model * wide
 
@@ -207,7 +209,7 @@ def pass_flops(cfg, rows, scored, width, keys, last=None):
     Q, KV, D = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model
     queries = (m.n_layer - 1) * width + (width if last is None or m.n_layer > model.UNROLLED else last)
     head = 0 if cfg.objective == "judge" else 2 * scored * D * m.vocab_size
-    mlp = 6 * D * mlp_widths(m).used + 2 * D * (m.n_experts or 0)
+    mlp = 6 * D * mlp_widths(m).used + 2 * D * getattr(m, "n_experts", 0)
     return rows * (queries * (4 * D * Q + mlp + 4 * keys * Q) + m.n_layer * width * 4 * D * KV + head)
 
 
@@ -231,9 +233,10 @@ def scoring_flops(cfg):
         return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)
     copies = rows / rows_per_copy(cfg)
     # A shifted model reads the first token of each block from the clean text.
-    text = new if cfg.model.shift or cfg.causal_weight else 0
+    next_tokens = getattr(cfg, "causal_weight", 0)  # variants/joint.py
+    text = new if cfg.model.shift or next_tokens else 0
     return pass_flops(cfg, copies, new, columns, T + columns, new) + pass_flops(
-        cfg, copies / copies_per_text(cfg), text if cfg.causal_weight else 0, T, T, text
+        cfg, copies / copies_per_text(cfg), text if next_tokens else 0, T, T, text
     )
 
 

@@ -66,7 +66,7 @@ def check(cfg):
 
 def check_shape(cfg, shape):
     """Refuse a run that a model of this shape cannot do or is too large for."""
-    if cfg.lora_rank:
+    if config.has_frozen_base(cfg):
         from system import adapters  # for a run with LoRA
 
         adapters.check_targets(shape, cfg.lora_targets)
@@ -83,7 +83,7 @@ def find_sources(cfg, train):
         folder = checkpoint.find(find_or_train(cfg.init_from, train, config.base_run(cfg)))
         cfg = dataclasses.replace(cfg, init_from=os.path.abspath(folder), base=())
     if cfg.eval_only:
-        cfg = dataclasses.replace(cfg, lora_rank=None, ema_decay=None)  # only the weights are used
+        cfg = dataclasses.replace(cfg, use=tuple(s for s in cfg.use if not s.freezes), ema_decay=None)  # only weights
         if not (resumed or cfg.init_from):
             raise ValueError(f"eval_only=True: there is no checkpoint in {cfg.out_dir!r}, and no init_from")
     return resumed, cfg
@@ -130,7 +130,7 @@ def find_checkpoint(cfg):
     if start and not config.is_inside(was["init_from"] or "", start):
         print(f"{cfg.out_dir} began from {was['init_from']}: init_from={cfg.init_from} is not looked at")
     start = was["init_from"]
-    if cfg.resume and cfg.lora_rank:
+    if cfg.resume and config.has_frozen_base(cfg):
         from system import adapters
 
         start = adapters.read_adapters(folder)[0]
@@ -161,7 +161,7 @@ def check_same_run(cfg, was, folder):
 
 def open_sources(resumed, cfg):
     """Open the model that `find_sources` found, or the tokenizer of a model made from scratch -> Prepared."""
-    if folder := cfg.init_from if cfg.lora_rank else resumed or cfg.init_from:
+    if folder := cfg.init_from if config.has_frozen_base(cfg) else resumed or cfg.init_from:
         params, tok, shape = open_model(cfg, folder, cfg.adapt and not resumed)
     else:
         params, tok = None, data.tokenizer(cfg.dataset)
@@ -178,7 +178,7 @@ def open_model(cfg, folder, adapting):
     """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
         check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, cfg.open_as)))
-    dtype = cfg.model.dtype if cfg.lora_rank else "float32"  # a frozen base is cast once
+    dtype = cfg.model.dtype if config.has_frozen_base(cfg) else "float32"  # a frozen base is cast once
     params, shape = checkpoint.load(folder, dtype, cfg.open_as)
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
@@ -242,7 +242,8 @@ def reference_dtype(cfg: Config) -> str:
 
 def has_reference(cfg: Config) -> bool:
     """True if the State of a run has a reference: grpo or dpo with a kl_beta. With LoRA the base is used instead."""
-    return cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0 and not cfg.lora_rank and not cfg.eval_only
+    compares = cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0
+    return compares and not config.has_frozen_base(cfg) and not cfg.eval_only
 
 
 def load_reference(cfg: Config) -> dict:
@@ -266,19 +267,19 @@ def count_params(params: Any) -> int:
 
 ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
     "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
-                "repetition_penalty fill_in dynamic_sampling hint_ratio",
+                "repetition_penalty fill_in",
     "rewards": "rewards reward_weights reward_clip",
     "estimator": "logp_est logp_views",
     "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
-    "loss": "loss_type aggregation ratio_level clip_low clip_high updates_per_rollout entropy_coef "
-            "nll_coef",
+    "loss": "loss_type aggregation ratio_level clip_low clip_high updates_per_rollout",
     "KL": "kl_beta kl_est ref_mode ref_from",
     "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
 
 
 def algorithm_lines(cfg):
     """Yield the lines of ALGORITHM, with the values as they are typed, without keys that are off."""
-    for name, keys in ALGORITHM.items():
+    of_variants = {config.variant_of(section): " ".join(section.__dataclass_fields__) for section in cfg.use}
+    for name, keys in (ALGORITHM | of_variants).items():
         values = {key: getattr(cfg, key) for key in keys.split()}
         listed = [f"{key}={config.as_typed(value)}" for key, value in values.items() if value not in (None, "", (), 0)]
         yield f"    {name:11} " + ("none" if name == "KL" and not cfg.kl_beta else "  ".join(listed))

@@ -194,14 +194,14 @@ def train(options):
 
 
 def train_one(torch, twin, rounds, rate, name, cfg, run, B, T, quick):
-    key, (tx, _), loss = jax.random.key(0), trainer.optimizer(run), functools.partial(diffusion.loss, cfg=cfg)
+    key, (tx, _), loss = jax.random.key(0), rl.optimizer(run), functools.partial(diffusion.loss, cfg=cfg)
     text = data.Batch(jax.random.randint(key, (B, T), 0, V - 1), np.ones((B, T), bool), None)
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
     params, batch = model.init(key, cfg), noise(key, text)
     state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
     say(f"{name}: compiling a step")
     begun = time.perf_counter()
-    update = trainer.make_update(loss, tx, run).lower(*state, 0, batch).compile()
+    update = rl.make_update(loss, tx, run).lower(*state, 0, batch).compile()
     compiling = {"jax": time.perf_counter() - begun}
 
     def step():
@@ -760,14 +760,14 @@ def prompts_of(run, N):
 
 def learner(run):
     """Config -> its params, step(batch): a whole one. Without a batch it is random text, noised anew each time."""
-    cfg, key, tx = run.model, jax.random.key(0), trainer.optimizer(run)[0]
+    cfg, key, tx = run.model, jax.random.key(0), rl.optimizer(run)[0]
     params = model.init(key, cfg)
     shape = run.batch_size, run.max_new_tokens
     text = data.Batch(jax.random.randint(key, shape, 0, cfg.eos_id), np.ones(shape, bool), None)
     noise = jax.jit(functools.partial(diffusion.noise, cfg=cfg))
     loss = (functools.partial(rl.policy_loss, cfg=run) if run.objective == "grpo" else
             functools.partial(diffusion.loss, cfg=cfg))  # fmt: skip
-    update = trainer.make_update(loss, tx, run)
+    update = rl.make_update(loss, tx, run)
     state = [jax.tree.map(np.array, params), tx.init(params), None]  # copies: a step overwrites its own
 
     def step(batch=None):
@@ -792,9 +792,10 @@ def growing(what, n, usual, shape):
         denoise = waiting(functools.partial(sampler.generate, params, key, z, cfg, plan))
         return {"step": step, "pass": denoise}, {"step": flops, "pass": flops / 3}
     tok, text = prompts_of(run, B)
-    state = trainer.State(0, params, None, None, None)
-    ((_, batch),) = rl.minibatches(state, key, key, rl.roll_out(params, key, text, run), run)
-    batch = batch._replace(advantage=jax.random.normal(key, batch.advantage.shape))
+    state = rl.State(0, params, None, None, None)
+    r = rl.roll_out(params, key, text, run)
+    adv = jax.random.normal(key, r.tokens.shape[:1])
+    (batch,) = rl.minibatches(state, (key, key), rl.Chosen(r, adv, jnp.arange(len(adv)), {}), run)
     return {"step": functools.partial(step, batch)}, {"step": flops}
 
 
@@ -897,14 +898,15 @@ def beside_torch(torch, twin, run, rounds):
     plan = sampler.Plan(steps=how[0], block_len=how[1], order=run.order)
     same_tokens(torch, twin, cfg, run.group_size, start + run.max_new_tokens, start, plan, 1, run.group_size)
     params, step = learner(run)
-    state, fns = trainer.State(0, params, None, None, None), {"length": lambda completions: [*map(len, completions)]}
+    state, fns = rl.State(0, params, None, None, None), {"length": lambda completions: [*map(len, completions)]}
     rollout = lambda run: rl.roll_out(params, key, text, run)
     r = rollout(run)
     judge = lambda: rl.score_rollout(r, text.rows, fns, run, tok)
-    scored = lambda: rl.minibatches(state, key, key, r, run)
     found = judge().rewards
     adv = group_advantages(found, **scores.advantage_settings(found, run)).reshape(-1)
-    batches = [b._replace(advantage=adv[rows]) for rows, b in scored()]
+    chosen = rl.Chosen(r, adv, jnp.arange(len(adv)), {})
+    scored = lambda: rl.minibatches(state, (key, key), chosen, run)
+    batches = scored()
 
     def tensors(b):
         cut = {"x": b.rollout.tokens, "M": b.views.masked, "w": b.views.weight, "adv": b.advantage}
@@ -990,7 +992,7 @@ def drafted(params, run, arrays, score, sizes, ways, options):
 
 
 def gpu(options):
-    """all that a GPU should be asked, in one call of less than 9 minutes; each part is a process of its own"""
+    """all that a GPU should be asked, in one call of about 10 minutes; each part is a process of its own"""
     import gpu as parts  # which uses this file
     parts.main(options)
 

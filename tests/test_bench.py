@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import bench
@@ -73,7 +74,7 @@ def test_the_flags_of_a_command_are_those_that_its_functions_read(command):
     places = {"compare": [compare.compare, compare.compare_jobs, compare.base_job, *kept],
               "ladder": [compare.ladder, compare.ladder_job, compare.base_job, *kept],
               "arms": [compare.arms, compare.arm_job, compare.ladder_job, compare.base_job, *kept],
-              "gpu": [gpu.main, gpu.run_part, gpu.print_table], "frontier": [bench.frontier, bench.curves],
+              "gpu": [gpu.main, gpu.begin, gpu.print_table], "frontier": [bench.frontier, bench.curves],
               "train": [bench.train, bench.matmul_rate], "drafts": [bench.drafts, bench.drafted]}  # fmt: skip
     source = "".join(map(inspect.getsource, places.get(command, [bench.COMMANDS[command]])))
     read = {*re.findall(r"options\.(\w+)", source)} | ({"toy", "quick"} if "some(options" in source else set())
@@ -274,7 +275,7 @@ def test_gpu_has_figures_of_every_part_in_one_json_and_one_table(tmp_path):
                          capture_output=True, text=True)  # fmt: skip
     assert run.returncode == 0, run.stderr
     parts, rows = json.loads((tmp_path / "gpu.json").read_text())["parts"], cells(run.stdout)
-    assert [*parts] == [*gpu.PARTS]
+    assert {*parts} == {*gpu.PARTS} and [file.name for file in tmp_path.iterdir()] == ["gpu.json"]
     for name, part in parts.items():
         if "torch" in name and not importlib.util.find_spec("torch"):
             assert "PyTorch is not installed" in rows[f"**{name}**"][1]
@@ -285,8 +286,9 @@ def test_gpu_has_figures_of_every_part_in_one_json_and_one_table(tmp_path):
     assert "only the form" in run.stdout and "no cuDNN on a CPU" in run.stdout and "no GPU here" in run.stdout
 
 
-def test_a_part_of_gpu_that_hangs_or_crashes_leaves_the_others_and_all_end_in_nine_minutes(tmp_path, monkeypatch):
-    assert sum(part.seconds for part in gpu.PARTS.values()) < 9 * 60
+def test_a_part_of_gpu_that_hangs_or_crashes_leaves_the_others_and_all_end_in_ten_minutes(tmp_path, monkeypatch):
+    assert sum(seconds for _, seconds in gpu.PHASES) <= 10 * 60
+    assert [name for names, _ in gpu.PHASES for name in names] == [*gpu.PARTS]
     script = tmp_path / "part.py"
     script.write_text("""
 import os, subprocess, sys, time
@@ -297,8 +299,8 @@ os.kill(os.getpid(), 9) if sys.argv[1] == "resume" else sys.exit(sys.argv[1] == 
 """)
     monkeypatch.setattr(gpu, "__file__", str(script))
     options = types.SimpleNamespace(json="-", toy=True)
-    limits = {"numbers": 1.5, "resume": 20, "step": 20, "learn": 20}
-    ended = {name: gpu.run_part(name, limit, options, str(tmp_path)) for name, limit in limits.items()}
+    phases = (["numbers"], 1.5), (["resume", "step", "learn"], 20)
+    ended = {name: how for phase in phases for name, how, _ in gpu.run_parts(*phase, options, str(tmp_path))}
     assert ended == {"numbers": "cut at its limit of 2 s", "resume": "killed by signal 9", "step": "failed",
                      "learn": "whole"}  # fmt: skip
     pid = (tmp_path / "part.py.pid").read_text().strip()
@@ -316,6 +318,22 @@ def test_a_figure_that_cannot_be_made_is_said_and_the_next_is_tried(tmp_path, ca
     for figure in gpu.attempted("second", fails()):
         gpu.tell(options, figure)
     said = capsys.readouterr().out.splitlines()
-    assert said == ["first: 1", "second: does not work here, WRONG (MemoryError: no room)"]
+    assert said == ["numbers: first: 1", "numbers: second: does not work here, WRONG (MemoryError: no room)"]
     (figures,) = gpu.read_report(options.json)["parts"].values()
     assert [figure["name"] for figure in figures["figures"]] == ["first", "second"]
+
+
+def test_parts_of_gpu_that_run_side_by_side_lose_no_figure(tmp_path):
+    (tmp_path / "a.json").write_text('{"parts": {}}')
+    add = lambda n: gpu.note_down(str(tmp_path / "a.json"), f"part {n % 8}", gpu.Figure(f"figure {n}", n))
+    with ThreadPoolExecutor(8) as pool:
+        [*pool.map(add, range(64))]
+    parts = gpu.read_report(str(tmp_path / "a.json"))["parts"]
+    assert sorted(figure["value"] for part in parts.values() for figure in part["figures"]) == [*range(64)]
+
+
+def test_gpu_repeats_the_runs_with_deterministic_operations_only_if_they_differ_and_time_is_left():
+    said = lambda value: {"resume": {"figures": [{"value": value}]}}
+    assert gpu.needless(29, {}) == gpu.needless(29, said("6.1e-03 away")) == "no time left"
+    assert gpu.needless(30, said("equal, bit for bit")) == "not needed"
+    assert gpu.needless(30, {}) is gpu.needless(30, said("6.1e-03 away")) is None

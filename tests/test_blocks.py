@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import batches_of, noise_of
 
 import checkpoint
 import config
@@ -22,7 +23,7 @@ import train
 from system import disk, huggingface, memory
 from system.start import adapt, prepare
 from tools import complete
-from variants import blocks, lora, speed
+from variants import blocks, joint, lora, quadrature, speed, strata  # noqa: F401  (estimators)
 
 SDAR, FAST = "tests/fixtures/sdar", "tests/fixtures/fastdllm2"
 KEY = jax.random.key(0)
@@ -63,7 +64,7 @@ def test_logits_equal_those_of_the_original_code(folder, kind):
 def test_shares_of_masks_are_spread_evenly_over_all_blocks_of_a_batch():
     cfg = of(block_causal=8)
     x = jnp.zeros((4, 16), int)
-    *_, t = diffusion.corrupt_blocks(KEY, KEY, x, x == 0, None, cfg)
+    *_, t = blocks.mask_blocks(KEY, x, x == 0, None, cfg)
     close(jnp.sort(t[:, ::8].reshape(-1)), np.arange(1, 9) / 8, 1e-6)
 
 
@@ -116,7 +117,7 @@ def test_a_block_of_the_whole_text_is_the_bidirectional_model():
     both = lambda cfg: model.logits(FAR, X, cfg), of(block_causal=6), of(block_causal=None)
     close(both[0](both[1]), both[0](both[2]), 2e-6)
     batch = data.Batch(X, jnp.ones(X.shape, bool), None)
-    a, b = (diffusion.noise(KEY, batch, cfg, paired=True) for cfg in both[1:])
+    a, b = (noise_of(KEY, batch, cfg, paired=True) for cfg in both[1:])
     np.testing.assert_array_equal(a.z, b.z)
     np.testing.assert_array_equal(a.weight, b.weight)
     close(diffusion.loss(FAR, a, both[1])[0], diffusion.loss(FAR, b, both[2])[0], 2e-6)
@@ -153,7 +154,7 @@ def test_the_loss_is_on_average_the_exact_bound(b, paired):
     cfg, x = of(block_causal=b), X[0, :5]
     rows = jnp.tile(x, (2048, 1))
     batch = data.Batch(rows, jnp.ones(rows.shape, bool), None)
-    got = diffusion.loss(FAR, diffusion.noise(KEY, batch, cfg, paired=paired), cfg)[0]
+    got = diffusion.loss(FAR, noise_of(KEY, batch, cfg, paired=paired), cfg)[0]
     close(got, -exact_bound(FAR, x, cfg) / 5, 0.012)
 
 
@@ -169,14 +170,14 @@ def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
     hole = jnp.arange(6) >= jnp.array([[0], [3], [5]])
     batch = data.Batch(X, hole, None)
     for paired in (False, True):
-        close(diffusion.loss(even, diffusion.noise(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
+        close(diffusion.loss(even, noise_of(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["elbo", "coupled_elbo"])
 def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
     x = jnp.tile(X[:1], (256, 1))
-    views = diffusion.views(KEY, method, jnp.ones(x.shape, bool), n=2, block=blocks.number(None, 6, CFG))
+    views = diffusion.views(KEY, method, jnp.ones(x.shape, bool), n=2, cfg=CFG)
     logp = (views.share * diffusion.token_logp(FAR, x, views, CFG)).sum(1)
     close(logp.mean(), exact_bound(FAR, X[0], CFG), 0.15)
 
@@ -185,7 +186,7 @@ def test_the_ratio_of_a_sequence_is_that_of_all_blocks_at_all_levels_of_noise():
     """EBPO, Eq. 5 of LLaDA2.1: one log-ratio for a completion, added up over its blocks and its masked copies. Ours is
     the mean over its tokens. Here every block has a pass of its own; the estimator needs one for each copy."""
     hole = jnp.broadcast_to(jnp.arange(6) >= 2, X.shape)
-    views = diffusion.views(KEY, "elbo", hole, n=2, block=blocks.number(None, 6, CFG))
+    views = diffusion.views(KEY, "elbo", hole, n=2, cfg=CFG)
     old = jax.tree.map(lambda w: 0.9 * w, FAR)
     new_logp, old_logp = (diffusion.token_logp(params, X, views, CFG) for params in (FAR, old))
     ratio = grpo.ratios(new_logp, old_logp, hole, "sequence", views.share)
@@ -200,7 +201,7 @@ def test_the_ratio_of_a_sequence_is_that_of_all_blocks_at_all_levels_of_noise():
 def test_trace_takes_the_same_step_of_every_block_as_one_view():
     step = jnp.array([[-1, 3, 7, 5, 9, 8]])
     hole = step >= 0
-    M, w, s = diffusion.views(KEY, "trace", hole, step=step, n=2, block=blocks.number(None, 6, CFG))
+    M, w, s = diffusion.views(KEY, "trace", hole, step=step, n=2, cfg=CFG)
     np.testing.assert_array_equal(M[:, 0], [[0, 1, 1, 1, 1, 1], [0, 0, 1, 0, 1, 0]])
     np.testing.assert_array_equal(w[:, 0], [[0, 1, 0, 1, 0, 1], [0, 0, 1, 0, 1, 0]])
     np.testing.assert_array_equal(s, hole)
@@ -210,9 +211,9 @@ def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
     """Its first token is drawn alone, from the text before, and scored there at no cost: exactly, with weight 1."""
     x, trace, z, valid = samples(dict(cache="prefix", steps=1), 2, shift=True, block_causal=4)
     cfg, hole = of(shift=True, block_causal=4), z == 4
-    more = dict(block=blocks.number(valid, 7, cfg), first_of_block=blocks.first_of_block(valid, 7, cfg))
+    more = dict(cfg=cfg, valid=valid)
     M, w, s = diffusion.views(KEY, "trace", hole, step=trace["step"], n=1, **more)
-    assert (more["first_of_block"] & hole).any() and (w[0] == hole).all() and (s == hole).all()
+    assert (blocks.first_of_block(valid, 7, cfg) & hole).any() and (w[0] == hole).all() and (s == hole).all()
     close(diffusion.token_logp(FAR, x, diffusion.Views(M, w, s), cfg, valid), trace["logp"], 1e-5)
 
 
@@ -221,7 +222,7 @@ def test_trace_gives_the_log_probs_of_sdars_sampler_on_its_canvas():
     params, cfg, e = fixture(SDAR)
     for r in range(5):
         x, step = jnp.array(e[f"canvas_{r}"])[None], jnp.array(e[f"canvas_step_{r}"])[None]
-        M, w, _ = diffusion.views(KEY, "trace", step >= 0, step=step, n=4, block=blocks.number(None, x.shape[1], cfg))
+        M, w, _ = diffusion.views(KEY, "trace", step >= 0, step=step, n=4, cfg=cfg)
         free = dataclasses.replace(cfg, mask_id=None)  # theirs keeps the mask in the softmax
         l = model.readout(params, blocks.hidden(params, x, jnp.where(M[:, 0], 308, x)[None], cfg)[0], free)
         logp = (w[:, 0] * diffusion.gather_logp(l, jnp.broadcast_to(x, M[:, 0].shape))).sum(0)
@@ -310,7 +311,7 @@ def test_the_cache_of_finished_blocks_changes_nothing(switches):
 def test_trace_scores_what_was_sampled_as_it_was_sampled(switches):
     x, trace, z, valid = samples(dict(cache="prefix", rule="dynamic", threshold=0.5), 2, **switches)
     cfg, hole = of(**switches), z == 4
-    views = diffusion.views(KEY, "trace", hole, step=trace["step"], n=4, block=blocks.number(valid, 7, cfg))
+    views = diffusion.views(KEY, "trace", hole, step=trace["step"], n=4, cfg=cfg, valid=valid)
     close(diffusion.token_logp(FAR, x, views, cfg, valid), trace["logp"], 1e-5)
 
 
@@ -446,10 +447,10 @@ def test_every_estimator_tunes_it(base, changes, tmp_path):
                         init_from=f"{base}/out", rewards=("exact",), group_size=2, **changes)  # fmt: skip
     cfg, tok, start, _ = prepare(cfg, train.train)
     params, frozen = lora.split(start, KEY, cfg)
-    state = lora.merged(train.State(0, params, (), None, None), frozen, cfg)
-    task = rl.tune(cfg, tok, start)
+    state = lora.merged(rl.State(0, params, (), None, None), frozen, cfg)
+    task = train.tune(cfg, tok, start)
     state = state if frozen else state._replace(reference=start)
-    b, notes = next(iter(task.batches(state, KEY)))
+    b, notes = next(iter(batches_of(task, state, KEY)))
     total, metrics = task.loss(state.params, b._replace(advantage=jnp.linspace(-1, 1, len(b.advantage))))
     assert np.isfinite(total) and notes["steps_per_token"] > 0
     if cfg.logp_est == "trace":  # 4 views are all steps of a block

@@ -23,7 +23,6 @@ import runs
 import sample
 import train
 from system import memory
-from variants import checks
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
@@ -66,7 +65,7 @@ def message(*argv):
 def test_every_run_can_be_loaded(path):
     for cfg in [config.read_file(path), config.load([path, "--model=tiny"])] if path in REAL else [config.load([path])]:
         for name in vars(cfg):
-            assert name == "model" or checks.fits(getattr(cfg, name), KINDS[name])
+            assert name == "model" or config.settings.fits(getattr(cfg, name), KINDS[name])
         ours = [name for name in cfg.rewards if ":" not in name]  # else a function in a file of the user's
         assert len(ours) == len(rewards.resolve(ours, judge=len))
         sample.plan(cfg, cfg.temperature)
@@ -253,7 +252,6 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("lora_rank=8, init_from='a', lora_targets=('q_proj',)", "--lora_rank=8 --init_from=a --lora_targets=q_proj",
      ("lora_targets=('q_proj',)", "one or more of q, k, v, o, gate, up, down")),
     ("lora_targets=('foo',)", "--lora_targets=foo", ("lora_targets=('foo',)", "one or more of q, k, v, o,")),
-    ("lora_targets=('q',)", "--lora_targets=q", ("lora_targets=('q',) changes nothing without lora_rank",)),
     ("lora_rank=8, init_from='a', ref_mode='ema'", "--lora_rank=8 --init_from=a --ref_mode=ema",
      ("ref_mode='ema'", "the reference is the base")),
     ("init_from='config/sudoky.py'", "--init_from=config/sudoky.py", ("no config file 'config/sudoky.py'", ", text,")),
@@ -400,7 +398,7 @@ KEYS = {name: keys.split() for name, keys in {
 
 @pytest.mark.parametrize("program", KEYS)
 def test_every_key_of_another_program_has_our_name_or_a_reason_why_there_is_none(program, file):
-    ours = {name.split(".")[-1] for name in config.flatten(config.Config())}
+    ours = {name.split(".")[-1] for name in config.flatten(config.Config())} | config.keys_of_variants().keys()
     foreign = [key for key in KEYS[program] if key not in ours]
     line = [word for key in foreign for word in (f"--{key}", "1")]  # typed with a space, as they do
     answers = dict(re.findall(r"unknown config key '(\w+)': (here it is \w+|there is no such thing here: \w+)",
@@ -615,6 +613,8 @@ def test_the_order_of_overrides_does_not_matter(file):
 
 def test_keys_of_a_run_and_of_its_model_do_not_share_names():
     names = [f.name for cls in (config.Config, model.ModelConfig) for f in dataclasses.fields(cls)]
+    names += config.keys_of_variants()
+    names.remove("use")  # both have the sections of variants
     assert len(set(names)) == len(names)
 
 
@@ -638,9 +638,9 @@ def test_the_printed_form_of_a_value_is_parsed_as_that_value(drawn):
     value = drawn.draw(values(KINDS[name]))
     if value == "None" and type(None) in typing.get_args(KINDS[name]):
         return  # the one text that cannot be meant where None can
-    assert checks.fits(value, KINDS[name])
+    assert config.settings.fits(value, KINDS[name])
     back = config.parse(name, str(value), KINDS[name])
-    assert back == value and checks.fits(back, KINDS[name])
+    assert back == value and config.settings.fits(back, KINDS[name])
 
 
 NASTY = ["", " ", "None", "True", "nan", "-inf", "1e999", "1" * 5000, "(" * 300, "-" * 5000 + "1", "[" * 99, "{[]: 1}",
@@ -660,7 +660,7 @@ def test_no_text_of_a_value_gives_a_traceback(name, text):
     except ValueError as e:
         assert name in str(e) and "expected" in str(e)
     else:
-        assert checks.fits(value, KINDS[name])
+        assert config.settings.fits(value, KINDS[name])
 
 
 @given(st.lists(st.one_of(st.text(max_size=20), st.builds("--{}={}".format, st.sampled_from(sorted(KINDS)), st.text())),
@@ -687,13 +687,15 @@ def test_all_help_lists_every_key_with_its_default_and_a_meaning():
     text = config.help_text(everything=True)
     for cls, prefix in ((config.Config, ""), (model.ModelConfig, "model.")):
         for f in dataclasses.fields(cls):
-            if f.name == "model":
+            if f.name == "model" or prefix + f.name == "model.use":
                 continue
             line = re.search(rf"^  --{re.escape(prefix + f.name)}=(.+?)  +(\S.*\S)$", text, re.M)
             assert line, f"{f.name} has no meaning"
             assert config.parse(f.name, line[1].strip('"'), KINDS[f.name]) == f.default
             assert len(line[2]) >= 8
-    assert len(re.findall(r"^  --", text, re.M)) == len(KINDS)
+    assert len(re.findall(r"^  --", text, re.M)) == len(KINDS) + len(config.keys_of_variants())
+    for name, of in config.keys_of_variants().items():
+        assert re.search(rf"^variants/{of.variant}.py, by --use={of.variant} .*$(\n  --.*)*\n  --{name}=", text, re.M)
 
 
 def test_a_field_without_a_comment_has_no_meaning_and_does_not_end_the_help(monkeypatch):

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared import noise_of
 
 import checkpoint
 import data
 import diffusion
 import model
+from variants import joint, quadrature, strata  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing, see variants/joint.py
@@ -30,7 +32,7 @@ HOLE = jnp.arange(10) >= jnp.array([2, 2, 3, 4, 5, 6, 8, 9])[:, None]  # complet
 BATCH = data.Batch(X, HOLE, None)
 
 sample_t = jax.jit(diffusion.sample_t)
-noise = jax.jit(diffusion.noise, static_argnames=("cfg", "norm", "paired"))
+noise = jax.jit(noise_of, static_argnames=("cfg", "norm", "paired"))
 loss = jax.jit(diffusion.loss, static_argnames=("cfg", "start"))
 views = jax.jit(diffusion.views, static_argnames=("name", "n", "t_range", "p_mask_prompt"))
 logits_of = jax.jit(model.logits, static_argnames="cfg")

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -174,12 +175,15 @@ def test_the_reward_of_the_page_is_one_from_a_file(tmp_path):
     assert rewards.call_reward("short", short, [""], ["abcdef"], {"target": [4]}) == [0.5]
 
 
-def test_the_attention_of_the_page_is_a_line_in_the_mask(monkeypatch):
-    new = changed("model.py", DIFFS[1]["model.py"], "changed_model", monkeypatch)
-    z = jnp.zeros((1, 4), int)
-    far = new.attention_mask(new.ModelConfig(local=2), None, z).far
+def test_the_attention_of_the_page_is_a_variant_that_adds_its_mask(monkeypatch):
+    monkeypatch.setattr(model, "MASKS", dict(model.MASKS))
+    local = types.ModuleType("variants.local")
+    monkeypatch.setitem(sys.modules, local.__name__, local)
+    exec(EXAMPLES["variants/local.py"], vars(local))
+    cfg, z = model.ModelConfig(use=(local.Shape(reach=2),)), jnp.zeros((1, 4), int)
+    far = model.attention_mask(cfg, None, z).far
     assert far[0].tolist() == (np.abs(np.subtract.outer(np.arange(4), np.arange(4))) < 2).tolist()
-    assert new.attention_mask(new.ModelConfig(), None, z).far is None
+    assert model.attention_mask(model.ModelConfig(), None, z).far is None
 
 
 def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
@@ -201,7 +205,8 @@ def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
 
 
 def test_the_page_has_no_other_examples():
-    assert {*EXAMPLES} == {"sample.py", "diffusion.py", "my.py", "grpo.py", "system/families.py"} and len(DIFFS) == 2
+    files = {"sample.py", "diffusion.py", "my.py", "grpo.py", "system/families.py", "variants/local.py"}
+    assert {*EXAMPLES} == files and len(DIFFS) == 1
     for kind, code in BLOCKS:
         assert kind == "diff" or ast.parse(code)
 

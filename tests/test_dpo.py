@@ -19,11 +19,12 @@ import checkpoint
 import config
 import data
 import model
+import rl
 import train
 from data.texts import EncodedRows, check_completions
 from system import huggingface
 from system.start import prepare
-from variants import dpo
+from variants import dpo, dynamic_sampling
 
 SHAPE = dict(vocab_size=9, n_layer=1, n_head=2, d_model=16, mask_id=8, eos_id=0, pad_id=0)
 DENOISER = model.ModelConfig(**SHAPE)
@@ -197,9 +198,9 @@ def test_micro_batches_and_chunks_add_up_to_the_whole(chunk):
     batch, outs = drawn(whole), []
     for cfg in (whole, parts):
         scored = batch._replace(reference=dpo.reference_likelihood(reference, batch, cfg))
-        tx, _ = train.optimizer(cfg)
+        tx, _ = rl.optimizer(cfg)
         loss = lambda params, batch, cfg=cfg: LOSS(params, batch, cfg)
-        grads, metrics, _ = train.make_gradient(loss, cfg)(policy, None, scored)
+        grads, metrics, _ = rl.make_gradient(loss, cfg)(policy, None, scored)
         outs.append((jax.flatten_util.ravel_pytree(grads)[0], metrics))
     (one, metrics), (two, others) = outs
     np.testing.assert_allclose(one, two, atol=1e-5)
@@ -301,7 +302,7 @@ def test_pairs_that_are_equal_or_do_not_fit_are_left_out_and_counted(tmp_path, c
 @pytest.mark.parametrize("changes, words", [
     (dict(kl_beta=0.0), "needs kl_beta above 0"), (dict(logp_est="trace"), "take elbo"),
     (dict(init_from=None), "needs init_from"), (dict(logp_views=2, logp_chunk=3), "32 masked copies"),
-    (dict(dynamic_sampling=2), "dynamic_sampling=2 changes nothing with objective='dpo': leave it out or set"),
+    (dict(use=(dynamic_sampling.Keys(),)), "use=dynamic_sampling is for objective='grpo', now 'dpo'"),
     (dict(curriculum=((0, 1.0),)), "in any order"), (dict(logp_est="exact"), "is a denoiser"),
     (dict(dataset="PLAIN"), "rows are no such pairs; the first of them has prompt, completion"),
     (dict(init_from="CAUSAL", order="left"), "known: take exact")])  # fmt: skip

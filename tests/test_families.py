@@ -232,8 +232,8 @@ def test_a_plan_reads_the_shape_of_it(denoiser, rows, capsys, tmp_path):
     keys = SECONDS | dict(dataset=rows, init_from=str(denoiser[0]))
     file.write_text(f"from config import Config\nconfig = Config(**{keys!r})\n")
     with pytest.raises(ValueError, match="--open_as=NAME"):
-        plan.plan_ahead([str(file)], "1xH100", train.abstract_run)
-    plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100", train.abstract_run)
+        plan.plan_ahead([str(file)], "1xH100")
+    plan.plan_ahead([str(file), "--open_as=Dream"], "1xH100")
     assert "1xH100" in capsys.readouterr().out
 
 
@@ -401,7 +401,7 @@ def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switc
     (x, plain), (y, cached) = found
     np.testing.assert_array_equal(x, y)
     np.testing.assert_allclose(plain["logp"], cached["logp"], atol=1e-5)
-    of_blocks = dict(block=blocks.number(valid, 7, cfg), first_of_block=blocks.first_of_block(valid, 7, cfg))
+    of_blocks = dict(cfg=cfg, valid=valid)
     views = diffusion.views(KEY, "trace", z == 4, step=cached["step"], n=4, **of_blocks)
     np.testing.assert_allclose(diffusion.token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)
 

@@ -26,6 +26,7 @@ import rl
 import sample
 from grpo import LossBatch, LossConfig, advantages
 from sample import Plan
+from variants import entropy, wd1
 
 # Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
 NEW = jnp.array([[-1.0, -0.5, -2.0, -0.1], [-0.3, -1.2, -0.7, -3.0], [-0.9, -0.2, -1.1, -0.6]])
@@ -198,21 +199,21 @@ def test_divided_by_the_groups_mean_the_gradient_is_that_of_the_first_terms_of_l
 
 def test_wd1s_weights_are_two_softmaxes_and_sum_to_0():
     a = np.array([[2.0, -1.0, 0.5, 0.0]])
-    w = grpo.wd1_weights(jnp.array(a, jnp.float32))
+    w = wd1.weights(jnp.array(a, jnp.float32))
     close(w / 4, np.exp(a) / np.exp(a).sum() - np.exp(-a) / np.exp(-a).sum())
     assert abs(float(w.sum())) < 1e-6 and w[0, 0] > 0 > w[0, 1]
     judged = np.array([[True, False, True, True]])
-    some = grpo.wd1_weights(jnp.array(a, jnp.float32), judged)
-    close(some[judged] / 4, grpo.wd1_weights(jnp.array(a[:, judged[0]], jnp.float32))[0] / 3)
+    some = wd1.weights(jnp.array(a, jnp.float32), judged)
+    close(some[judged] / 4, wd1.weights(jnp.array(a[:, judged[0]], jnp.float32))[0] / 3)
     assert some[0, 1] == 0 != some[0, 3]
 
 
 def test_groups_of_equal_rewards_have_no_weight_in_wd1_and_do_not_change_the_others():
     a = jnp.array([[2.0, -1.0, -1.0], [0, 0, 0]])
-    w = grpo.wd1_weights(a)
+    w = wd1.weights(a)
     assert not w[1].any()
-    close(w[0] / 6, grpo.wd1_weights(a[:1])[0] / 3)
-    assert not grpo.wd1_weights(a[1:]).any()
+    close(w[0] / 6, wd1.weights(a[:1])[0] / 3)
+    assert not wd1.weights(a[1:]).any()
 
 
 def test_the_kl_of_wd1_does_not_grow_with_the_batch():
@@ -469,20 +470,20 @@ def test_a_completion_that_is_masked_out_adds_nothing(name, level):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", grpo.LOSSES)
 def test_micro_batches_add_up_to_the_batch(name):
-    cfg = LossConfig(loss=name, kl_beta=0.1, entropy_coef=0.1)
+    cfg = LossConfig(loss=name, kl_beta=0.1)
     pairs = ((NEW, REF), (OLD, NEW), (REF, OLD), (ADV, -2 * ADV), (MASK, MASK[:, ::-1]))
     six = [jnp.concatenate(pair) for pair in pairs]
     mask, weight = six[-1], grpo.token_weights(name, six[-1], 4, micro_batches=2)
     data = (*six, weight, mask / mask.sum())
-    whole = evaluate(cfg, *data, entropy=-six[0])
-    parts = [evaluate(cfg, *(x[i : i + 3] for x in data), entropy=-six[0][i : i + 3]) for i in (0, 3)]
+    whole = evaluate(cfg, *data)
+    parts = [evaluate(cfg, *(x[i : i + 3] for x in data)) for i in (0, 3)]
     close(sum(p[0] for p in parts), whole[0], 1e-6)
     close(np.concatenate([p[1] for p in parts]), whole[1], 1e-6)
     summed = [k for k in whole[2] if not k.endswith(("_min", "_max"))]
     close([sum(p[2][k] for p in parts) for k in summed], [whole[2][k] for k in summed], 1e-6)
     of_loss = {grpo.clipped: {"clip_ratio/low_mean"}, grpo.cispo: {"cispo_clip_ratio"}}
     clips = of_loss.get(grpo.LOSSES[name].token_loss, set())
-    assert {"loss", "pg_loss", "kl", "entropy", "approx_kl", "logp"} | clips <= set(summed)
+    assert {"loss", "pg_loss", "kl", "approx_kl", "logp"} | clips <= set(summed)
 
 
 def test_what_the_weights_sum_to():
@@ -531,11 +532,10 @@ def test_wd1_weighs_log_p_itself_whatever_the_ratio():
 
 
 def test_entropy_is_a_bonus_on_the_tokens_that_count():
-    H = jnp.abs(REF)
-    plain, more = evaluate(LossConfig(), entropy=H), evaluate(LossConfig(entropy_coef=0.5), entropy=H)
-    mean = np.asarray(H)[COUNTS].mean()
-    close([plain[2]["entropy"], more[2]["entropy"], plain[0] - more[0]], [mean, mean, 0.5 * mean])
-    assert plain[0] == evaluate(LossConfig())[0]
+    H, weight = jnp.abs(REF), MASK / MASK.sum()
+    batch = LossBatch(ADV, MASK, weight, weight)
+    added, _ = entropy.loss(NEW, H, None, batch, config.Config(use=(entropy.Keys(entropy_coef=0.5),)))
+    close(added, -0.5 * np.asarray(H)[COUNTS].mean())
 
 
 # ---- the reference ----

@@ -10,148 +10,145 @@ import tokenize
 import types
 from typing import NamedTuple
 
+import jax
+import numpy as np
 import pytest
 
-# who may import whom; what a function imports only when it is called counts, too
-ARROWS = {
-    "system/sharding": set(), "system/terminal": set(), "grpo": set(), "system/hosts": set(), "system/report": set(),
-    "system/collapse": set(),
-    "judges/helper": set(), "judges/answers": {"judges/helper", "judges/rules"}, "judges/rules": set(),
-    "judges/fences": set(), "judges/small_pytest": set(), "judges/walls": set(), "judges/values": set(),
-    "judges/channel": set(),
-    "judges/operations": set(), "system/kernels": {"system/sharding"},
-    "system/disk": {"data/bpe", "system/hosts"},
-    "data": {"data/bpe", "data/known", "data/learn", "data/readers", "data/template", "system/terminal"},
-    "judges/languages": {"judges/channel", "judges/walls"}, "judges/stubs": {"judges/operations", "judges/values"},
-    "variants/checks": set(), "variants/rope": set(), "variants/speed": set(), "variants/uniform": set(),
-    "variants/moe": {"system/kernels", "system/sharding"},
-    "model": {"system/kernels", "system/sharding", "variants/checks", "variants/moe", "variants/rope",
-              "variants/uniform"},
-    "data/texts": {"data", "data/bpe", "system/hosts"},
-    "judges/peer": {"judges/channel", "judges/operations", "judges/stubs", "judges/values"},
-    "judges/asserts": {"judges/operations", "judges/small_pytest", "judges/stubs"},
-    "variants/lora": {"model"}, "variants/caches": {"model"},
-    "variants/blocks": {"model", "system/sharding"},
-    "judges/candidate": {"judges/operations", "judges/peer", "judges/stubs", "judges/values", "judges/walls"},
-    "system/huggingface": {"data/bpe", "model", "system/disk", "system/foreign", "system/hosts", "system/sharding",
-                           "variants/moe"},
-    "diffusion": {"model", "system/kernels", "system/sharding", "variants/blocks"},
-    "judges/zygote": {"judges/candidate", "judges/operations", "judges/peer", "judges/walls"},
-    "variants/joint": {"diffusion", "model"},
-    "variants/drafts": {"diffusion", "model", "system/kernels", "system/sharding", "variants/caches",
-                        "variants/joint"},
-    "sample": {"diffusion", "model", "system/kernels", "system/sharding", "system/terminal", "variants/blocks",
-               "variants/caches", "variants/checks", "variants/drafts", "variants/joint"},
-    "config": {"data", "diffusion", "grpo", "model", "system/terminal", "variants/checks"},
-    "judges/judge": {"judges/asserts", "judges/channel", "judges/languages", "judges/peer", "judges/values",
-                     "judges/walls", "judges/zygote"},
-    "variants/slots": {"sample", "system/sharding", "variants/speed"},
-    "variants/hints": {"data/texts", "judges/scores", "system/hosts"},
-    "checkpoint": {"config", "data/bpe", "model", "system/adapters", "system/disk", "system/hosts",
-                   "system/huggingface", "system/sharding"},
-    "judges/sandbox": {"judges/channel", "judges/judge", "judges/languages", "judges/values", "judges/walls"},
-    "judges/warden": {"judges/judge", "judges/languages", "judges/walls", "judges/zygote"},
-    "runs": {"checkpoint", "config", "data", "system/collapse", "system/disk", "system/hosts", "system/report",
-             "system/terminal"},
-    "judges/model_judge": {"checkpoint", "data", "diffusion", "model", "system/sharding"},
-    "tools/film": {"checkpoint", "data", "judges/rules", "sample", "system/report"},
-    "rewards": {"judges/rules", "system/terminal"},
-    "judges/programs": {"judges/fences", "judges/formats", "judges/languages", "judges/sandbox", "rewards"},
-    "judges/scores": {"data/texts", "grpo", "judges/model_judge", "judges/programs", "rewards", "system/hosts",
-                      "variants/speed"},
-    "tools/score": {"data", "judges/formats", "judges/model_judge", "judges/programs", "rewards", "system/terminal"},
-    "tools/compare": {"checkpoint", "runs", "system/disk", "system/report", "system/terminal"},
-    "tools/page": {"config", "data", "data/bpe", "data/texts", "model", "sample", "system/report", "variants/rope"},
-    "tools/complete": {"checkpoint", "config", "data", "rewards", "runs", "sample", "system/huggingface",
-                       "system/sharding", "system/terminal", "tools/doctor", "tools/options", "tools/page"},
-    "tools/options": set(),
-    "tools/doctor": {"checkpoint", "config", "data", "diffusion", "model", "system/adapters", "system/disk",
-                     "system/foreign", "system/huggingface", "system/memory"},
-    "rl": {"config", "data", "data/texts", "diffusion", "grpo", "judges/scores", "model", "rewards", "runs", "sample",
-           "system/evaluation", "system/sharding", "variants/blocks", "variants/dpo", "variants/hints",
-           "variants/joint", "variants/judge", "variants/slots"},
-    "system/memory": {"config", "diffusion", "model", "system/kernels", "system/sharding", "variants/lora"},
-    "system/start": {"checkpoint", "config", "data", "data/texts", "judges/scores", "model", "runs", "sample",
-                     "system/adapters", "system/disk", "system/hosts", "system/huggingface", "system/kernels",
-                     "system/memory", "variants/checks", "variants/dpo"},
-    "tools/plan": {"checkpoint", "config", "data", "rl", "sample", "system/huggingface", "system/memory",
-                   "system/sharding", "system/start", "variants/dpo", "variants/joint"},
-    "tools/anatomy": {"checkpoint", "config", "data/bpe", "data/texts", "diffusion", "grpo", "judges/scores", "rewards",
-                      "rl", "runs", "sample", "system/report", "system/sharding", "variants/blocks", "variants/drafts",
-                      "variants/lora"},
-    "data/bpe": set(),
-    "system/evaluation": {"config", "data/texts", "diffusion", "grpo", "judges/rules", "judges/scores", "rewards",
-                          "sample", "system/sharding", "variants/slots", "variants/speed"},
-    "system/in_memory": {"data", "rewards"},
-    "variants/dpo": {"data", "data/texts", "diffusion", "judges/scores", "runs", "system/evaluation",
-                     "system/sharding"},
-    "variants/judge": {"checkpoint", "config", "data", "data/texts", "judges/model_judge", "model", "sample",
-                       "system/sharding"},
-    "judges/formats": {"judges/answers", "judges/helper", "judges/rules", "rewards"},
-    "system/adapters": {"model", "system/disk", "system/huggingface", "variants/lora"},
-    "system/families": {"system/huggingface"},
-    "system/foreign": {"data/bpe", "data/foreign"},
-    "data/foreign": {"data/bpe"},
-    "data/learn": {"data/bpe"},
-    "data/known": {"system/terminal"},
-    "data/readers": {"data/bpe"},
-    "data/template": set(),
-}  # fmt: skip
+import model
+from system import huggingface
+from variants import moe
+
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
 # sample.py, rewards.py and runs.py launch tools/complete.py, score.py and compare.py, which stand above them.
 PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page",
             "tools/plan", "tools/score"}  # fmt: skip
-ARROWS["train"] = set(ARROWS) - PROGRAMS | {"tools/anatomy", "tools/plan"}
+# Where the core still imports a variant, instead of the other way round.
+LEFT = {
+    "sample": {"variants/blocks", "variants/caches", "variants/checks", "variants/drafts", "variants/joint"},
+    "rl": {"variants/joint", "variants/slots"}, "train": {"variants/joint"},
+}  # fmt: skip
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them
+CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
+FOLDERS = "", "data/", "judges/", "system/", "tools/", "variants/"
+FILES = {path.removesuffix(".py"): path for folder in FOLDERS for path in glob.glob(f"{folder}*.py")}
+FILES = {name.removesuffix("/__init__"): path for name, path in FILES.items()} | {"config": "config/__init__.py"}
 
 
 def imported(path):
-    """A file -> what it imports: packages, and of folders their files; also in functions and as a program."""
+    """A file -> what it imports, our files by their path; also in functions and as a program."""
     names = set()
     for n in ast.walk(ast.parse(open(path).read())):
         if isinstance(n, ast.Import):
             names |= {a.name for a in n.names}
         elif isinstance(n, ast.ImportFrom):
-            inside = lambda name, at=n.module: os.path.isfile(f"{at}/{name}.py")
+            inside = lambda name, at=n.module: os.path.isfile(f"{at.replace('.', '/')}/{name}.py")
             names |= {f"{n.module}.{a.name}" if inside(a.name) else n.module for a in n.names}
     names = {n.replace(".", "/") for n in names}
-    return {n if n in ARROWS else n.split("/")[0] for n in names}
+    return {n if n in FILES else n.split("/")[0] for n in names}
 
 
-FILES = {name: glob.glob(f"{name}.py") or [f"{name}/__init__.py"] for name in ARROWS}
+IMPORTED = {name: imported(path) - {name} for name, path in FILES.items()}
+OURS = {name: found & FILES.keys() for name, found in IMPORTED.items()}
+
+
+def of(folder, names):
+    """Those of these files that are in a folder."""
+    return {name for name in names if name.startswith(folder)}
+
+
+def test_no_import_leads_back():
+    graphlib.TopologicalSorter(OURS).prepare()
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_imports_go_one_way(name):
-    names = imported(FILES[name][0])
-    assert names & set(ARROWS) - {name} <= ARROWS.get(name, set())
-    others = names - set(ARROWS) - sys.stdlib_module_names
-    assert others <= PACKAGES, f"{name} needs {others - PACKAGES}"
+def test_few_packages_are_needed(name):
+    others = IMPORTED[name] - FILES.keys() - sys.stdlib_module_names
+    assert others <= PACKAGES | {"data", "judges", "system", "tools", "variants"}, f"{name} needs {others - PACKAGES}"
 
 
-def test_every_python_file_of_the_program_is_on_the_list():
-    folders = ("", "data/[a-z]", "judges/", "system/", "tools/", "variants/")
-    there = sum((glob.glob(f"{folder}*.py") for folder in folders), [])
-    assert {f.removesuffix(".py") for f in there} <= set(ARROWS)
+def test_the_core_stands_on_three_files_of_system_and_only_the_loop_on_what_wraps_it():
+    """A variant imports the core and adds itself to its tables."""
+    under = {"system/kernels", "system/settings", "system/sharding", "system/terminal"}
+    loop = {"system/setup", "system/hosts", "system/start", "system/evaluation", "system/in_memory"}
+    for name in (*CORE, "config"):
+        found = OURS[name] - of("variants/", OURS[name])
+        others = of("system/", found) | of("judges/", found) | of("tools/", found)
+        may = under | (loop | {"judges/scores", "tools/anatomy", "tools/plan"} if name == "train" else set())
+        assert others <= may | ({"judges/scores"} if name == "rl" else set()), name
+    assert {name: of("variants/", OURS[name]) for name in (*CORE, "config") if of("variants/", OURS[name])} == LEFT
 
 
 def test_nothing_imports_a_program():
-    assert {name: names & PROGRAMS for name, names in ARROWS.items() if names & PROGRAMS} == {
+    assert {name: names & PROGRAMS for name, names in OURS.items() if names & PROGRAMS} == {
         "train": {"tools/anatomy", "tools/plan"}, "tools/complete": {"tools/doctor", "tools/page"}}  # fmt: skip
 
 
 def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_nothing_else_then():
     found = {}
-    for name in ARROWS:
-        for n in ast.walk(ast.parse(open(FILES[name][0]).read())):
+    for name, path in FILES.items():
+        for n in ast.walk(ast.parse(open(path).read())):
             if isinstance(n, ast.Call) and ast.unparse(n.func) == "terminal.launch":
                 found[name] = ast.literal_eval(n.args[0])
     assert found == {"sample": "tools.complete", "runs": "tools.compare", "rewards": "tools.score"}
 
 
-def test_no_arrow_leads_back():
-    graphlib.TopologicalSorter(ARROWS).prepare()
+NEEDED = {  # a file of variants/ -> fields of a model that needs it
+    "moe": {"use": (moe.Shape(),), "block_causal": 4, "qk_norm": True}, "uniform": {"noise": "uniform"},
+    "rope": {"rope_scaling": (8.0, 1.0, 4.0, 64.0), "causal": True, "shift": True},
+    "causal": {"causal": True, "shift": True}, "blocks": {"block_causal": 4, "qk_norm": True},
+    "joint": {"block_causal": 4, "causal_text": True},
+}  # fmt: skip
+WITHOUT = """
+import sys
+import jax, jax.numpy as jnp
+
+class Hide:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.startswith(sys.argv[1]):
+            raise ModuleNotFoundError(f"No module named {name!r} (hidden)", name=name)
+
+sys.meta_path.insert(0, Hide)
+import diffusion, model
+
+key, x = jax.random.key(0), jnp.arange(24).reshape(4, 6) % 11
+cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11)
+
+def score(params):
+    batch = diffusion.noise(key, (x, x > 0, None), cfg)
+    value, gradient = jax.value_and_grad(lambda p: diffusion.loss(p, batch, cfg)[0])(params)
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+    views = diffusion.views(key, "coupled_elbo", x > 0)
+    return value - diffusion.loss(params, batch, cfg)[0], diffusion.token_logp(params, x, views, cfg)
+
+gain, logp = jax.jit(score)(model.init(key, cfg))
+assert gain > 0 and (logp[x > 0] < 0).all()
+if len(sys.argv) > 2:
+    from system import huggingface
+    try:
+        huggingface.read_config(sys.argv[2])
+    except ValueError as e:
+        print(e)
+"""
+
+
+@pytest.mark.slow
+def test_the_core_works_without_the_folder_of_variants():
+    done = subprocess.run([sys.executable, "-c", WITHOUT, "variants"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_a_variant_the_core_works_and_a_model_that_needs_it_says_so(name, tmp_path):
+    cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **NEEDED[name])
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
+    huggingface.save(tmp_path, params, cfg)
+    done = subprocess.run([sys.executable, "-c", WITHOUT, f"variants.{name}", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/config.json: such a model needs variants/{name}.py, and there is no such file\n"
 
 
 def test_a_function_fits_on_a_screen():
@@ -179,9 +176,6 @@ def amount(path):
     found = [t for t in found if t.type not in layout and t.start[0] not in doc]
     lines = {line for t in found for line in range(t.start[0], t.end[0] + 1)}
     return Amount(len(found), len(lines), sum(isinstance(n, ast.Lambda) for n in ast.walk(ast.parse(source))))
-
-
-CORE = "model", "diffusion", "sample", "grpo", "rl", "train"
 
 
 def test_what_is_to_be_read_first_is_read_in_an_afternoon():

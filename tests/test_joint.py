@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from shared import noise_of
 
 import checkpoint
 import config
@@ -63,16 +64,16 @@ def test_a_copy_sees_its_own_block_both_ways_and_the_text_before_it():
 def test_the_loss_is_that_of_the_denoiser_and_that_of_the_autoregressive_model(paired):
     maskable = VALID & (jnp.arange(9) >= 6)
     batch = X, maskable, VALID
-    total, metrics = diffusion.loss(FAR, joint.noise(KEY, batch, CFG, paired=paired, causal_weight=0.7), CFG)
-    denoising, _ = diffusion.loss(FAR, diffusion.noise(KEY, batch, CFG, paired=paired), CFG)
+    total, metrics = diffusion.loss(FAR, noise_of(KEY, batch, CFG, paired=paired, causal_weight=0.7), CFG)
+    denoising, _ = diffusion.loss(FAR, noise_of(KEY, batch, CFG, paired=paired), CFG)
     causal, _ = diffusion.loss(FAR, diffusion.noise(KEY, batch, AR), AR)
     close([total, metrics["nelbo"], metrics["causal_loss"]], [denoising + 0.7 * causal, denoising, 0.7 * causal])
-    same = joint.noise(KEY, batch, CFG, paired=paired)
+    same = noise_of(KEY, batch, CFG, paired=paired)
     assert same.weight.shape == (3, 1 + paired, 9), "without a causal_weight there is one loss"
 
 
 def test_a_text_without_a_prompt_has_no_loss_on_its_first_token():
-    noisy = joint.noise(KEY, (X, VALID, VALID), CFG, causal_weight=1.0)
+    noisy = noise_of(KEY, (X, VALID, VALID), CFG, causal_weight=1.0)
     first = np.argmax(np.asarray(VALID), 1)
     weight = np.asarray(noisy.weight)[:, 0]
     assert not weight[np.arange(3), first].any() and (weight[np.arange(3), first + 1] > 0).all()
@@ -174,7 +175,7 @@ def test_where_rounding_leaves_nothing_of_p_a_token_is_drawn_from_p():
 
 def test_the_loss_of_next_tokens_ends_at_the_first_end():
     x = X.at[0, 5:].set(CFG.eos_id)
-    weight = joint.noise(KEY, (x, jnp.arange(9) + 0 * x >= 3, None), CFG, causal_weight=1.0).weight[:, 0]
+    weight = noise_of(KEY, (x, jnp.arange(9) + 0 * x >= 3, None), CFG, causal_weight=1.0).weight[:, 0]
     np.testing.assert_array_equal(weight[0] > 0, (np.arange(9) >= 3) & (np.arange(9) < 6))
     assert (weight[1:, 3:] > 0).all()
 

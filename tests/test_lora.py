@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from shared import compiled_once, kept_in_16_bits
+from shared import as_iterate, batches_of, compiled_once, kept_in_16_bits
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
 import checkpoint
@@ -27,7 +27,7 @@ from tools import complete
 from variants import lora
 
 KEY = jax.random.key(0)
-ALL = config.Config.lora_targets
+ALL = lora.TARGETS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -373,11 +373,11 @@ def watch(monkeypatch, objective, each):
         task = made(cfg, tok, start)
 
         def batches(state, key):
-            for batch, notes in task.batches(state, key):
+            for batch, notes in batches_of(task, state, key):
                 each(start, state, batch)
                 yield batch, notes
 
-        return task._replace(batches=batches)
+        return task._replace(iterate=as_iterate(batches))
 
     monkeypatch.setitem(rl.OBJECTIVES, objective, watched)
 
@@ -494,11 +494,11 @@ def test_micro_batches_add_up_to_the_big_batch(tiny):
     outs = []
     for parts in (1, 2):
         cfg, tok, start, _ = prepare(tiny("pretrain", gradient_accumulation_steps=parts, adam_eps=1e-3), train.train)
-        task = rl.pretrain(cfg, tok, start)
+        task = train.pretrain(cfg, tok, start)
         params, base = lora.split(start, KEY, cfg)
-        tx, _ = train.optimizer(cfg)
-        ((batch, _),) = task.batches(lora.merged(train.State(0, params, (), None, None), base, cfg), KEY)
-        outs.append(train.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch, base)[0])
+        tx, _ = rl.optimizer(cfg)
+        ((batch, _),) = batches_of(task, lora.merged(rl.State(0, params, (), None, None), base, cfg), KEY)
+        outs.append(rl.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch, base)[0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *outs)
 
 
@@ -518,7 +518,7 @@ def test_the_optimizer_holds_two_numbers_for_each_of_an_adapter_and_none_for_the
     full = jax.eval_shape(lambda: model.init(KEY, shape))
     new, base = jax.eval_shape(lambda: lora.split(model.init(KEY, shape), KEY, cfg))
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-    state = lambda params: size(jax.eval_shape(train.optimizer(cfg)[0].init, params))
+    state = lambda params: size(jax.eval_shape(rl.optimizer(cfg)[0].init, params))
     assert base == full and size(new) == 4 * count_params(new) == 4 * 4 * 8 * (4 * 512 + 3 * (256 + 704))
     assert abs(state(new) - 2 * size(new)) < 64 and abs(state(full) - 2 * size(full)) < 64
     assert state(full) > 20 * state(new)
@@ -555,7 +555,7 @@ def test_a_run_is_resumed_with_its_own_adapters_or_not_at_all(tiny, place, tmp_p
     full = tiny("pretrain", lora_rank=None, out_dir=f"{tmp_path}/full")
     os.mkdir(full.out_dir)
     base, shape = checkpoint.load(place / "base")
-    state = train.State(1, base, (), None, None)
+    state = rl.State(1, base, (), None, None)
     checkpoint.save_run(dataclasses.replace(full, model=shape), state, data.Tokenizer.bytes(), None, False)
     with pytest.raises(ValueError, match=r"lora_rank=2 \(it was None\)"):
         train.train(dataclasses.replace(full, resume=True, lora_rank=2))

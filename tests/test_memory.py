@@ -11,8 +11,8 @@ import pytest
 import config
 import diffusion
 import model
+import rl
 import sample
-import train
 from system import huggingface, memory, sharding
 from tools import plan
 from variants import blocks, joint
@@ -37,12 +37,12 @@ def array(cfg, kind):
     dict(gradient_accumulation_steps=2, model=dataclasses.replace(SMALL.model, vocab_size=4000))])  # fmt: skip
 def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_allocates(changes):
     cfg = dataclasses.replace(SMALL, **changes)
-    params, (tx, _) = shapes_of(cfg), train.optimizer(cfg)
+    params, (tx, _) = shapes_of(cfg), rl.optimizer(cfg)
     x = array(cfg, int)
     copies = [jax.ShapeDtypeStruct((len(x), 1, x.shape[1]), dtype) for dtype in (int, float)]
     batch = diffusion.NoisyBatch(x, *copies, None)
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
-    update = train.make_update(loss, tx, cfg)
+    update = rl.make_update(loss, tx, cfg)
     used = update.lower(params, jax.eval_shape(tx.init, params), None, 0, batch).compile().memory_analysis()
     used = used.argument_size_in_bytes + used.temp_size_in_bytes
     estimate = memory.estimate_bytes(cfg)["peak"]
@@ -179,7 +179,7 @@ def test_unknown_devices_are_refused_with_a_list_of_known_ones(text):
 
 
 def planned(capsys, *argv, devices="8xH100"):
-    plan.plan_ahead(argv, devices, train.abstract_run)
+    plan.plan_ahead(argv, devices)
     return capsys.readouterr().out
 
 
@@ -210,7 +210,7 @@ def pretended(monkeypatch, peak):
     monkeypatch.setattr(plan, "topology", lambda text: Described(jax.devices() * plan.parse_devices(text)[1]))
     monkeypatch.setattr(sharding, "make", lambda sizes, devices: None)
 
-    def compiled_bytes(cfg, devices, outline):
+    def compiled_bytes(cfg, devices):
         asked.append(cfg)
         return {"params": 10**9}, {"update": peak(cfg) - 1e9}
 
@@ -263,7 +263,7 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
           gradient_accumulation_steps=8), {})])  # fmt: skip
 def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):
     cfg = config.Config(**keys, model=model.ModelConfig(**DEEP | changes))
-    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]), train.abstract_run)
+    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]))
     estimate, found = memory.estimate_bytes(cfg, 1)["peak"], sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate / found:.3f}")
     assert 0.85 < estimate / found < 1.15
@@ -275,8 +275,8 @@ def test_a_plan_for_a_gpu_has_its_attention_without_scores():
     cfg = config.Config(**ROWS, model=model.ModelConfig(**DEEP | dict(dtype="bfloat16")))
     devices = sharding.make(None, plan.topology("1xH100").devices)
     with plan.traced_for("1xH100"):
-        held, temporaries = plan.compiled_bytes(cfg, devices, train.abstract_run)
-        lower, arguments = plan.programs(cfg, train.abstract_run)[0]["update"]
+        held, temporaries = plan.compiled_bytes(cfg, devices)
+        lower, arguments = plan.programs(cfg)[0]["update"]
         assert "fmhaScaleBiasSoftmaxBackward" in lower(*arguments).as_text()
         estimate = memory.estimate_bytes(cfg, 1)["peak"]
     assert [*temporaries] == ["rollout", "scoring", "update"]

@@ -25,6 +25,7 @@ import config
 import data
 import diffusion
 import model
+import rl
 import runs
 import sample
 import train
@@ -210,7 +211,7 @@ BIG = model.ModelConfig(n_layer=2, n_head=8, n_kv_head=4, d_model=128, d_ff=256,
 def compiled(sizes):
     """Compile an update and a rollout for a mesh -> [(FLOPs per device, bytes of temporaries, HLO)]."""
     B, T, cfg = 16, 64, config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48, model=BIG)
-    tx, _ = train.optimizer(cfg)
+    tx, _ = rl.optimizer(cfg)
     array = lambda dtype: jax.ShapeDtypeStruct((B, T), dtype)
     with sharding.use(sizes):
         params = sharding.shard(model.init(jax.random.key(0), BIG))
@@ -218,7 +219,7 @@ def compiled(sizes):
         copies = [jax.ShapeDtypeStruct((B, 1, T), dtype) for dtype in (jnp.int32, jnp.float32)]
         batch = diffusion.NoisyBatch(array(jnp.int32), *copies, array(bool))
         loss = lambda params, batch: diffusion.loss(params, batch, BIG, 16)
-        update = train.make_update(loss, tx, cfg).lower(params, opt, None, 0, batch).compile()
+        update = rl.make_update(loss, tx, cfg).lower(params, opt, None, 0, batch).compile()
         keys, plan = sample.row_keys(jax.random.key(0), B), sample.Plan(steps=4, block_len=16, temperature=1.0)
         fill = sample.generate.lower(params, keys, array(jnp.int32), BIG, plan, array(bool), 2).compile()
     return [(x.cost_analysis()["flops"], x.memory_analysis().temp_size_in_bytes, x.as_text()) for x in (update, fill)]

@@ -19,7 +19,7 @@ import sample
 from system import huggingface, kernels, sharding
 from system.start import adapt
 from tools import plan
-from variants import blocks
+from variants import blocks, rope
 
 FIXTURE = "tests/fixtures/llada"
 TINY = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, d_model=32, mask_id=39, eos_id=38, pad_id=37)
@@ -403,7 +403,7 @@ def test_llama_31_slows_slow_turns_down_leaves_fast_ones_alone_and_goes_linearly
     between = (turns - 1) / 3
     expected = np.where(expected == 0, between * plain + (1 - between) * plain / 8, expected)
     assert (turns > 4).any() and (turns < 1).any() and ((1 < turns) & (turns < 4)).any()
-    cos, sin = model.rotary(jnp.array([[1]]), cfg)
+    cos, sin = rope.rotary(jnp.array([[1]]), cfg)
     close(np.arctan2(sin, cos).ravel(), expected, 1e-6)
 
 

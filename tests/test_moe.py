@@ -31,12 +31,21 @@ from variants import blocks, lora, moe
 LLADA2 = "tests/fixtures/llada2"
 KEY, SLOW = jax.random.key(0), pytest.mark.slow
 SMALL = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=48, qk_norm=True,
-                          mask_id=39, eos_id=38, pad_id=37, n_experts=8, experts_per_token=3, d_expert=24)  # fmt: skip
+                          mask_id=39, eos_id=38, pad_id=37,
+                          use=(moe.Shape(n_experts=8, experts_per_token=3, d_expert=24),))  # fmt: skip
 SIGMOID = dict(routing="sigmoid", norm_routing=True, routing_scale=2.5, expert_groups=4, groups_per_token=2, n_shared=1,
-               first_dense=1, rotary_share=0.5)  # fmt: skip
-QWEN3 = dataclasses.replace(SMALL, causal=True, shift=True, d_head=16, norm_routing=True, mask_id=40)
-SDAR = dataclasses.replace(SMALL, block_causal=4, d_head=16, norm_routing=True)
-OURS = dataclasses.replace(SMALL, block_causal=32, d_head=16, n_layer=3, **SIGMOID)
+               first_dense=1)  # fmt: skip
+
+
+def changed(cfg, **values):
+    """A copy with these values, of the ModelConfig or of its experts."""
+    own = {name: values.pop(name) for name in [*values] if name in model.ModelConfig.__dataclass_fields__}
+    return dataclasses.replace(cfg, **own, use=config.with_values(cfg.use, values, "Shape"))
+
+
+QWEN3 = changed(SMALL, causal=True, shift=True, d_head=16, norm_routing=True, mask_id=40)
+SDAR = changed(SMALL, block_causal=4, d_head=16, norm_routing=True)
+OURS = changed(SMALL, block_causal=32, d_head=16, n_layer=3, rotary_share=0.5, **SIGMOID)
 KINDS = {"qwen3_moe": QWEN3, "sdar_moe": SDAR, "llada2_moe": OURS}
 TOKENS = jax.random.randint(jax.random.key(1), (3, 12), 0, 37)
 
@@ -117,23 +126,23 @@ def picked(cfg, scores, bias=None):
 
 
 def test_softmax_routing_by_hand():
-    cfg = dataclasses.replace(SMALL, n_experts=4, experts_per_token=2)
+    cfg = changed(SMALL, n_experts=4, experts_per_token=2)
     p = np.exp([0, 1, 2, 0]) / np.exp([0, 1, 2, 0]).sum()
     assert picked(cfg, [0, 1, 2, 0]) == pytest.approx({2: p[2], 1: p[1]})
     shares = {2: p[2] / (p[1] + p[2]), 1: p[1] / (p[1] + p[2])}
-    assert picked(dataclasses.replace(cfg, norm_routing=True), [0, 1, 2, 0]) == pytest.approx(shares)
+    assert picked(changed(cfg, norm_routing=True), [0, 1, 2, 0]) == pytest.approx(shares)
 
 
 def test_sigmoid_routing_by_hand():
     """The bias picks and does not weigh; groups are ranked by their best two experts, not by the best one."""
-    cfg = dataclasses.replace(SMALL, n_experts=6, experts_per_token=2, routing="sigmoid")
+    cfg = changed(SMALL, n_experts=6, experts_per_token=2, routing="sigmoid")
     s = lambda x: 1 / (1 + math.exp(-x))
     scores = [3, -3, 1, 1, 0, 0]
     assert picked(cfg, scores, [0] * 6) == pytest.approx({0: s(3), 2: s(1)})
     assert picked(cfg, scores, [0, 0, 0, 0, 0, 2]) == pytest.approx({5: s(0), 0: s(3)})
-    grouped = dataclasses.replace(cfg, expert_groups=3, groups_per_token=1)
+    grouped = changed(cfg, expert_groups=3, groups_per_token=1)
     assert picked(grouped, scores, [0] * 6) == pytest.approx({2: s(1), 3: s(1)})  # s(3) + s(-3) = 1 < 2 s(1)
-    scaled = dataclasses.replace(grouped, norm_routing=True, routing_scale=2.5)
+    scaled = changed(grouped, norm_routing=True, routing_scale=2.5)
     assert picked(scaled, scores, [0] * 6) == pytest.approx({2: 1.25, 3: 1.25})
     assert [*picked(grouped, scores, [1, 0, 0, 0, 0, 0])] == [0, 1]
 
@@ -150,7 +159,7 @@ def test_the_router_learns_through_the_weights_and_its_bias_does_not():
 
 
 def test_in_16_bits_the_router_computes_in_32():
-    cfg = dataclasses.replace(SDAR, dtype="bfloat16")
+    cfg = changed(SDAR, dtype="bfloat16")
     params = model.prepared(start(cfg), cfg)["blocks"]
     assert params["router"].dtype == jnp.float32 and params["expert_up"].dtype == jnp.bfloat16
     stored = model.cast(start(OURS), "bfloat16")["blocks"]
@@ -176,7 +185,7 @@ def fixture():
 def test_logits_equal_those_of_llada2s_own_code(b):
     params, cfg, e = fixture()
     assert (cfg.block_causal, cfg.first_dense, cfg.expert_groups, cfg.rotary_share) == (32, 1, 4, 0.5)
-    ours = model.logits(params, e["ids"], dataclasses.replace(cfg, block_causal=b))
+    ours = model.logits(params, e["ids"], changed(cfg, block_causal=b))
     close(np.delete(ours, 63, -1), np.delete(e[f"logits_{b}"], 63, -1), 2e-5)
 
 
@@ -188,7 +197,7 @@ def as_stored(tree, name, cfg):
 
 def test_loss_and_gradients_equal_those_of_llada2s_own_code():
     params, cfg, e = fixture()
-    cfg = dataclasses.replace(cfg, block_causal=8)
+    cfg = changed(cfg, block_causal=8)
     loss = lambda params: -diffusion.gather_logp(model.logits(params, e["ids"], cfg), e["labels"]).mean()
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)
     close(value, e["loss"], 1e-6)
@@ -289,7 +298,7 @@ def test_save_and_load_are_inverse(name, n_out, tmp_path):
     assert disk.read_json(tmp_path / "config.json")["model_type"] == name == huggingface.family_of(cfg)
     loaded, again = checkpoint.load(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
-    assert again == dataclasses.replace(cfg, mask_id=again.mask_id)
+    assert again == changed(cfg, mask_id=again.mask_id)
     half, _ = checkpoint.load(tmp_path, "bfloat16")
     assert half["blocks"]["expert_up"].dtype == jnp.bfloat16 and half["blocks"]["router"].dtype == jnp.float32
 
@@ -355,31 +364,42 @@ def test_every_family_refuses_to_turn_a_share_of_a_head(kind, tmp_path):
 
 
 @pytest.mark.parametrize("changes, named", [
-    (dict(d_expert=None), "d_expert=None must"), (dict(d_expert=0), "d_expert=0"), (dict(n_experts=0), "n_experts=0"),
+    (dict(d_expert=None), "d_expert=None: expected a whole number"), (dict(d_expert=0), "d_expert=0"),
+    (dict(n_experts=0), "n_experts=0"),
     (dict(routing="top"), "routing='top': one of softmax, sigmoid"), (dict(n_shared=-1), "n_shared=-1"),
     (dict(experts_per_token=0), "experts_per_token=0"), (dict(first_dense=2), "first_dense=2: expected 0 to 1"),
     (dict(expert_groups=8), "each needs two experts"), (dict(expert_groups=0), "expert_groups=0"),
     (dict(expert_groups=4, experts_per_token=3), "experts_per_token=3: expected 1 to 2"),
-    (dict(n_experts=None), "experts_per_token=3 changes nothing without n_experts"),
     (dict(rotary_share=0.0), "0.0 of a head's 8 columns"), (dict(rotary_share=1.5), "1.5 of a head's"),
 ])  # fmt: skip
 def test_impossible_configurations_are_refused(changes, named):
     with pytest.raises(ValueError, match=named):
-        dataclasses.replace(SMALL, **changes)
+        changed(SMALL, **changes)
+
+
+def test_experts_are_asked_for_at_the_terminal_by_the_name_of_their_file():
+    words = ["config/text.py", "--use=moe", "--n_experts=4", "--model.d_expert=24"]
+    cfg = config.load(words)
+    assert cfg.model.use == (moe.Shape(n_experts=4, d_expert=24),)
+    assert config.flatten(cfg).items() >= {"model.use": ("moe",), "model.n_experts": 4, "model.first_dense": 0}.items()
+    for wrong, message in (("--first_dense=9", "first_dense=9: expected 0 to"), ("--routing=top", "one of softmax")):
+        with pytest.raises(ValueError, match=message):
+            config.load([*words, wrong])
+    assert config.load(["config/text.py", "--n_experts=4"]).model.use == (moe.Shape(n_experts=4),)
 
 
 def test_a_mixture_that_no_family_has_is_named_when_saving(tmp_path):
-    cfg = dataclasses.replace(SDAR, n_shared=1)
+    cfg = changed(SDAR, n_shared=1)
     with pytest.raises(ValueError, match="no Hugging Face family .*n_experts=8"):
         huggingface.save(tmp_path, start(cfg), cfg)
 
 
 def test_only_the_first_columns_of_a_head_are_turned():
-    cfg = dataclasses.replace(OURS, d_head=16)
+    cfg = changed(OURS, d_head=16)
     x = jax.random.normal(KEY, (1, 1, 1, 16))
     turned = model.rotate(x, *model.rotary(jnp.array([[5]]), cfg))
     np.testing.assert_array_equal(turned[..., 8:], x[..., 8:])
-    whole = dataclasses.replace(SMALL, d_head=8, rotary_share=1.0)
+    whole = changed(SMALL, d_head=8, rotary_share=1.0)
     close(turned[..., :8], model.rotate(x[..., :8], *model.rotary(jnp.array([[5]]), whole)), 1e-6)
 
 
@@ -394,7 +414,7 @@ def test_a_causal_mixture_becomes_a_block_model():
 def test_adapters_stand_where_a_folder_has_one_matrix():
     assert adapters.adaptable(QWEN3) == ["q", "k", "v", "o"] and adapters.adaptable(OURS) == ["o"]
     dense = model.ModelConfig(qk_norm=True, causal=True, shift=True)
-    assert adapters.adaptable(dense) == [*config.Config.lora_targets]
+    assert adapters.adaptable(dense) == [*lora.TARGETS]
 
 
 @pytest.mark.parametrize("name, targets", [("qwen3_moe", ("q", "v")), pytest.param("llada2_moe", ("o",), marks=SLOW)])
@@ -427,7 +447,7 @@ BIG = dict(vocab_size=1000, n_head=8, d_model=256, mask_id=999, eos_id=0)
 
 
 def test_the_estimates_know_that_a_token_goes_through_a_few_experts():
-    shape = dataclasses.replace(OURS, block_causal=None)
+    shape = changed(OURS, block_causal=None)
     cfg = config.Config(model=shape, batch_size=16, max_prompt_len=0, max_new_tokens=64)
     flops, T, D, Q, KV = memory.estimate_flops(cfg)["update"], 64, 32, 64, 32
     matrices = 3 * 2 * D * (Q + KV) + 3 * D * 48 + 2 * 3 * D * (3 + 1) * 24  # a dense layer, two of 3 + 1 experts
@@ -442,9 +462,10 @@ def test_the_estimates_know_that_a_token_goes_through_a_few_experts():
 @SLOW
 @pytest.mark.parametrize("n_layer, remat", [(2, False), (9, True), (9, False)])
 def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_finds(n_layer, remat):
-    shape = model.ModelConfig(**BIG, n_layer=n_layer, remat=remat, n_experts=16, experts_per_token=4, d_expert=128)
+    shape = model.ModelConfig(**BIG, n_layer=n_layer, remat=remat,
+                              use=(moe.Shape(n_experts=16, experts_per_token=4, d_expert=128),))
     cfg = config.Config(batch_size=64, max_prompt_len=16, max_new_tokens=48, model=shape)
-    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]), train.abstract_run)
+    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]))
     estimate, found = memory.estimate_bytes(cfg, 1), sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate['peak'] / found:.3f}")
     assert 2 / 3 < estimate["peak"] / found < 3 / 2
@@ -500,7 +521,7 @@ def test_a_mesh_gives_the_logits_and_gradients_of_one_device(n, sizes, name, row
 
 @pytest.mark.parametrize("name", ["sdar_moe", *(pytest.param(n, marks=SLOW) for n in ("llada2_moe", "qwen3_moe"))])
 def test_a_text_sampled_from_a_cache_is_the_text_sampled_without(name):
-    cfg = dataclasses.replace(KINDS[name], **({} if name == "qwen3_moe" else {"block_causal": 4}))
+    cfg = changed(KINDS[name], **({} if name == "qwen3_moe" else {"block_causal": 4}))
     z = jnp.concatenate([TOKENS[:, :4], jnp.full((3, 8), cfg.mask_id)], 1)
     if name == "qwen3_moe":
         x, trace = sample.generate(start(cfg), KEY, z, cfg, sample.Plan(order="left"))
@@ -516,7 +537,7 @@ def test_a_text_sampled_from_a_cache_is_the_text_sampled_without(name):
 @SLOW
 @pytest.mark.parametrize("remat", [False, True])
 def test_a_deep_mixture_is_one_loop_behind_its_dense_layers(remat, monkeypatch):
-    cfg = dataclasses.replace(OURS, n_layer=model.UNROLLED + 2, first_dense=2, block_causal=4, remat=remat)
+    cfg = changed(OURS, n_layer=model.UNROLLED + 2, first_dense=2, block_causal=4, remat=remat)
     read = lambda: jax.jit(functools.partial(model.logits, cfg=cfg, start=5, length=4))(start(cfg), TOKENS)[..., :37]
     loop = read()
     monkeypatch.setattr(model, "UNROLLED", 99)
@@ -525,7 +546,7 @@ def test_a_deep_mixture_is_one_loop_behind_its_dense_layers(remat, monkeypatch):
 
 @SLOW
 def test_one_clean_copy_serves_all_views():
-    cfg = dataclasses.replace(OURS, block_causal=4)
+    cfg = changed(OURS, block_causal=4)
     M = jax.random.uniform(KEY, (2, 3, 12)) < 0.5
     noisy = jnp.where(M, 39, TOKENS).swapaxes(0, 1)
     states = blocks.hidden(start(cfg), TOKENS, noisy, cfg)
@@ -541,8 +562,8 @@ RUN = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=4, log_sa
            log_interval=1)  # fmt: skip
 EXPERTS = dict(n_experts=4, experts_per_token=2, d_expert=16)
 SHAPES = {
-    "sdar_moe": dict(n_layer=1, **EXPERTS),
-    "llada2_moe": dict(n_layer=2, **EXPERTS | SIGMOID | dict(expert_groups=2)),
+    "sdar_moe": dict(n_layer=1, use=(moe.Shape(**EXPERTS),)),
+    "llada2_moe": dict(n_layer=2, rotary_share=0.5, use=(moe.Shape(**EXPERTS | SIGMOID | dict(expert_groups=2)),)),
 }
 
 

@@ -1,6 +1,5 @@
 """rl.py: what a rollout is made of, that every pass has masks of its own, and that GRPO learns and resumes."""
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import advantages, compiled_once, flat, kept_in_16_bits
+from shared import advantages, as_iterate, batches_of, compiled_once, flat, kept_in_16_bits
 
 import checkpoint
 import config
@@ -32,9 +31,9 @@ import train
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
 from judges import scores
-from system import collapse, evaluation, huggingface, in_memory
+from system import collapse, evaluation, huggingface, in_memory, setup
 from system.start import prepare, with_ids
-from variants import judge, slots
+from variants import dynamic_sampling, entropy, judge, quadrature, slots, strata  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing
@@ -62,7 +61,7 @@ def place(tmp_path_factory):
     (folder / "train.jsonl").write_text("".join(rows[:80]))
     (folder / "val.jsonl").write_text("".join(rows[80:]))
     (folder / "my.py").write_text(REWARD)
-    unmeasured = lambda *given: rl.pretrain(*given)._replace(evaluate=lambda *_: ({"val/sampled": 0.0}, []))
+    unmeasured = lambda *given: train.pretrain(*given)._replace(evaluate=lambda *_: ({"val/sampled": 0.0}, []))
     with pytest.MonkeyPatch.context() as m:
         m.setitem(rl.OBJECTIVES, "pretrain", unmeasured)
         train.train(config.Config(**SECONDS, dataset=str(folder), out_dir=f"{folder}/base", rewards=("exact",),
@@ -89,7 +88,7 @@ def begin(cfg):
     task = rl.OBJECTIVES["grpo"](cfg, tok, start)
     params = task.init(KEY)
     reference = jax.tree.map(jnp.copy, params) if cfg.kl_beta else None
-    return cfg, tok, task, train.State(0, params, (), None, reference)
+    return cfg, tok, task, rl.State(0, params, (), None, reference)
 
 
 ITERATIONS = {}
@@ -105,7 +104,7 @@ def one_iteration(cfg):
     key = os.stat(f"{cfg.dataset}/train.jsonl").st_mtime_ns, *((k, v) for k, v in vars(cfg).items() if k != "out_dir")
     if key not in ITERATIONS:
         cfg, tok, task, state = begin(cfg)
-        made = list(task.batches(state, KEY))
+        made = list(batches_of(task, state, KEY))
         notes = {k: v for _, notes in made for k, v in notes.items()}
         ITERATIONS[key] = cfg, tok, task._replace(loss=jax.jit(task.loss)), state, [b for b, _ in made], notes
     return ITERATIONS[key]
@@ -215,12 +214,12 @@ def test_one_update_needs_no_old_forward(tiny, method):
 def test_micro_batches_add_up_to_the_whole(tiny, name):
     cfg = tiny(loss_type=name, logp_est="elbo", ratio_level="token", logp_views=2, nll_coef=0.3)
     cfg, _, task, state, (b,), _ = one_iteration(cfg)
-    tx, _ = train.optimizer(cfg)
+    tx, _ = rl.optimizer(cfg)
     outs = {}
     for parts in (1, 4):
         more = dataclasses.replace(cfg, gradient_accumulation_steps=parts)
         params = jax.tree.map(jnp.copy, state.params)
-        *_, metrics = train.make_update(task.loss, tx, more)(params, tx.init(params), None, 0, b)
+        *_, metrics = rl.make_update(task.loss, tx, more)(params, tx.init(params), None, 0, b)
         outs[parts] = {k: float(v) for k, v in metrics.items()}
     for k, v in outs.get(4, {}).items():
         assert v == pytest.approx(outs[1][k], rel=2e-3, abs=2e-5), k
@@ -244,7 +243,7 @@ def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
     def loss(nll_coef):
         return lambda params: rl.policy_loss(params, b, dataclasses.replace(cfg, nll_coef=nll_coef))[0]
 
-    by_hand, with_it, without = (jax.jit(jax.grad(of))(state.params) for of in (nll, loss(0.5), loss(0.0)))
+    by_hand, with_it, without = (jax.jit(jax.grad(of))(state.params) for of in (nll, loss(1.0), loss(0.5)))
     assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(by_hand)) > 0.01
     for g, a, c in zip(*map(jax.tree.leaves, (by_hand, with_it, without)), strict=True):
         np.testing.assert_allclose(a - c, 0.5 * g, atol=1e-5)
@@ -266,7 +265,7 @@ def test_groups_that_agree_are_drawn_again_but_only_so_often(tiny, place):
     (place / "rare.py").write_text(
         "def rare(prompts, completions):\n    return [float(c[:1] > '6') if p < '50' else 0.0"
         " for p, c in zip(prompts, completions)]\n")  # fmt: skip
-    once, often = (tiny(rewards=(f"{place}/rare.py:rare",), dynamic_sampling=n) for n in (0, 8))
+    once, often = (tiny(rewards=(f"{place}/rare.py:rare",), **more) for more in ({}, {"dynamic_sampling": 8}))
     *_, before = one_iteration(once)
     cfg, tok, _, _, (b,), after = one_iteration(often)
     assert after["frac_reward_zero_std"] < before["frac_reward_zero_std"] and before["rollouts"] == 1
@@ -349,7 +348,8 @@ def test_rows_that_replace_others_bring_their_own_passes():
         return rl.Scored([0, 1], rollout, ["a"] * 4, np.array([rewards], float), {"exact": np.zeros(4)})
 
     cfg = config.Config(rewards=("exact",), group_size=2)
-    found = rl.replace_flat_groups(scored([[0, 0], [0, 1]], [1, 2, 3, 4]), scored([[1, 0], [1, 1]], [5, 6, 7, 8]), cfg)
+    old, new = scored([[0, 0], [0, 1]], [1, 2, 3, 4]), scored([[1, 0], [1, 1]], [5, 6, 7, 8])
+    found = dynamic_sampling.replace_flat_groups(old, new, cfg)
     np.testing.assert_array_equal(found.rollout.passes, [5, 6, 3, 4])
     np.testing.assert_array_equal(found.rewards, [[[1, 0], [0, 1]]])
 
@@ -364,14 +364,15 @@ def test_of_a_prompt_all_tokens_can_be_masked_but_not_its_padding():
         np.testing.assert_array_equal(masked, jnp.ones((2, 5), bool) if valid is None else valid)
 
 
-@pytest.mark.parametrize("coef", [0.0, 0.01])
-def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(coef):
+@pytest.mark.parametrize("bonus", [False, True])
+def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(bonus):
     tokens, zero = jnp.zeros((1, 2), int), jnp.zeros((1, 2))
     rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, zero, jnp.ones(1))
-    say = rl.as_drawn(rollout, config.Config(entropy_coef=coef, model=model.ModelConfig(vocab_size=5, mask_id=4)))
+    shape = model.ModelConfig(vocab_size=5, mask_id=4)
+    say = rl.as_drawn(rollout, config.Config(use=(entropy.Keys(),) * bonus, model=shape))
     place = diffusion.Place(jnp.zeros(1, int), jnp.zeros(1, int), tokens)
     slope = jax.grad(lambda logits: say(logits, jnp.array([1]), place)[1].sum())(jnp.array([[0.5, 1.0, 0.0]]))
-    assert slope.any() == (coef > 0)
+    assert slope.any() == bonus
 
 
 def test_only_grpo_in_16_bits_with_ratios_is_scored_by_the_gradient():
@@ -397,20 +398,6 @@ def test_log_probs_in_chunks_are_those_of_all_positions_at_once(monkeypatch):
     assert (whole[:, 2:] < 0).all() and not whole[:, :2].any()
 
 
-@pytest.mark.parametrize("keep", [None, 2])
-def test_minibatches_are_prepared_while_the_host_scores_unless_completions_are_dropped(keep, monkeypatch):
-    tokens, zero = jnp.zeros((4, 2), int), jnp.zeros((4, 2))
-    rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, zero, jnp.ones(4))
-    scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.array([[[0.0, 1.0], [1.0, 0.0]]]), {})
-    monkeypatch.setattr(rl, "roll_out", lambda *given: rollout)
-    monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
-    cfg = config.Config(rewards=("exact",), batch_size=2, group_size=2, keep_completions=keep)
-    state = train.State(0, {}, (), None, None)
-    draw = lambda step, n: types.SimpleNamespace(rows=[0, 1])
-    given = state, KEY, draw, {}, cfg, None, collections.defaultdict(float), lambda r: "ready"
-    assert rl.write_and_judge(*given) == (scored, "ready" if keep is None else None)
-
-
 def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
     """Three rollouts, because no group has a reward that differs; and the masks of the views."""
     tokens, zero, keys = jnp.zeros((4, 2), int), jnp.zeros((4, 2)), []
@@ -418,14 +405,15 @@ def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
     scored = rl.Scored([0, 1], rollout, ["a"] * 4, np.ones((1, 2, 2)), {})
     monkeypatch.setattr(rl, "roll_out", lambda params, key, *more: keys.append(key) or rollout)
     monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
-    monkeypatch.setattr(rl, "replace_flat_groups", lambda old, new, cfg: new)
+    monkeypatch.setattr(dynamic_sampling, "replace_flat_groups", lambda old, new, cfg: new)
     monkeypatch.setattr(scores, "rollout_metrics", lambda *given: {"skipped": False})
     monkeypatch.setattr(scores, "first_group", lambda *given: "")
-    monkeypatch.setattr(rl, "minibatches", lambda state, key, order_key, *more: keys.extend([key, order_key]) or [])
-    cfg = config.Config(rewards=("exact",), batch_size=2, group_size=2, dynamic_sampling=2)
-    draw = lambda step, n: types.SimpleNamespace(rows=[0, 1])
-    state = train.State(0, {}, (), None, None)
-    assert list(rl.iteration(state, KEY, None, draw, {}, cfg, None)) == []
+    monkeypatch.setattr(rl, "minibatches", lambda state, both, *more: keys.extend(both) or [])
+    cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), batch_size=2, group_size=2,
+                        use=(dynamic_sampling.Keys(dynamic_sampling=2),))  # fmt: skip
+    draw = lambda *given: types.SimpleNamespace(rows=[0, 1])
+    state = rl.State(0, {}, (), None, None)
+    train.iteration(state, KEY, None, draw, {}, cfg, None)
     data_of_keys = {tuple(jax.random.key_data(key).tolist()) for key in keys}
     assert len(keys) == len(data_of_keys) == 3 + 2
 
@@ -447,10 +435,11 @@ def test_redraws_of_dynamic_sampling_take_no_row_from_an_epoch():
     rows = [{"prompt": str(i)} for i in range(24)]
     text = texts.EncodedRows(rows, np.arange(24)[:, None], np.ones((24, 1), bool), None)
     for redraws in (0, 1, 3):
-        draw = texts.prompt_sampler(config.Config(batch_size=4, dynamic_sampling=redraws), data.Tokenizer.bytes(), text)
+        draw = texts.prompt_sampler(config.Config(batch_size=4), data.Tokenizer.bytes(), text)
         epoch = [row["prompt"] for step in range(6) for row in draw(step, 0).rows]
         assert len(epoch) == len(set(epoch)) == 24
-        again = [row["prompt"] for step in range(6) for n in range(1, redraws + 1) for row in draw(step, n).rows]
+        again = [row["prompt"] for step in range(6) for n in range(1, redraws + 1)
+                 for row in draw(step, n, redraws).rows]
         assert [again.count(str(i)) for i in range(24)] == [redraws] * 24
 
 
@@ -542,15 +531,15 @@ def test_killed_between_rollout_and_update_and_resumed_it_equals_the_unbroken_ru
         pass
 
     def killed(cfg, tok, start):
-        task = rl.tune(cfg, tok, start)
+        task = train.tune(cfg, tok, start)
 
         def batches(state, key):
-            for n, made in enumerate(task.batches(state, key)):
+            for n, made in enumerate(batches_of(task, state, key)):
                 if state.step == 3 and n == 2:
                     raise Killed
                 yield made
 
-        return task._replace(batches=batches)
+        return task._replace(iterate=as_iterate(batches))
 
     cfg = tiny(**options, out_dir=f"{tmp_path}/killed")
     with monkeypatch.context() as m:
@@ -594,7 +583,7 @@ def test_a_static_reference_is_kept_in_the_16_bits_that_it_computes_with_and_one
 @pytest.mark.parametrize("offload", [False, True])
 def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_start(tiny, monkeypatch, offload):
     """Of bytes, as `gate` and `up` have one shape: when it begins, after an iteration, and when it is resumed."""
-    cfg, alive, make = tiny(max_iters=2, kl_beta=0.1, ref_offload=offload, eval_interval=9), [], train.make_update
+    cfg, alive, make = tiny(max_iters=2, kl_beta=0.1, ref_offload=offload, eval_interval=9), [], rl.make_update
     size = lambda arrays: sum(x.nbytes for x in arrays)
     start = size(jax.tree.leaves(checkpoint.load(cfg.init_from)[0]))
     held = lambda: gc.collect() and 0 or size(jax.live_arrays())
@@ -626,10 +615,10 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
         def batches(state, key):
             if state.step == 3 and not cfg.resume:
                 raise Killed
-            yield from task.batches(state, key)
+            yield from batches_of(task, state, key)
 
-        task = rl.tune(cfg, tok, start)
-        return task._replace(evaluate=evaluate, batches=batches)
+        task = train.tune(cfg, tok, start)
+        return task._replace(evaluate=evaluate, iterate=as_iterate(batches))
 
     monkeypatch.setitem(rl.OBJECTIVES, "grpo", scripted)
     cfg = tiny(stop_at=0.5)
@@ -691,8 +680,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"mask_ratio_min": 0.9}, "mask_ratio_min=0.9"),
     ({"temperature": 0.0}, "temperature=0"),
     ({"top_k": 1}, "top_k=1: all completions of a group would be equal"),
-    ({"hint_ratio": 0.5, "pass_at": 1.0}, "hint_ratio=0.5 changes nothing here, it is for dynamic_sampling=1 or more"),
-    ({"hint_ratio": 0.5, "dynamic_sampling": 1}, "with a pass_at that says what is right, and fill_in=False"),
+    ({"hint_ratio": 0.5}, "hint_ratio=0.5: set a pass_at, which says what is right, and fill_in=False"),
     ({"kl_est": "k1", "kl_beta": 0.1}, "gradient that is 0 on average"),
     ({"loss_type": "wd1"}, "ratio_level='none'"),
     ({"logp_est": "exact", "init_from": "config/sudoku_base.py", "model": model.ModelConfig()}, "not causal"),
@@ -706,7 +694,7 @@ def test_it_learns_and_says_what_it_was_before_and_after(tiny, capsys):
     ({"max_prompt_len": 1}, "max_new_tokens=4: 80 left out: prompt longer than 1 tokens (the longest has 2)"),
     ({"logp_est": "coupled", "p_mask_prompt": 0.15}, "p_mask_prompt=0.15 changes nothing here"),
     ({"mask_ratio_min": 0.1}, "mask_ratio_min=0.1 changes nothing here, it is for fill_in=True or logp_est='coupled'"),
-    ({"paired": True}, "paired=True changes nothing here, it is for objective='pretrain'"),
+    ({"paired": True}, "paired=True changes nothing with objective='grpo': leave it out"),
     ({"loss_norm": "completion"}, "set loss_norm='token'"),
     ({"ratio_level": "none", "clip_high": 0.3}, "clip_high=0.3 changes nothing here, it is for a ratio"),
     ({"adv_norm": "mean", "reward_norm": "each"}, "set reward_norm='sum'"),
@@ -743,9 +731,9 @@ def test_bits_per_byte_counts_the_bytes_of_windows_that_cut_characters(tmp_path,
     (tmp_path / "rows.jsonl").write_text("".join(text))
     cfg = config.Config(**SECONDS | dict(max_prompt_len=0, max_new_tokens=7), dataset=f"{tmp_path}/rows.jsonl")
     cfg, tok, *_ = prepare(cfg, train.train)
-    monkeypatch.setattr(scores, "pass_rates", lambda *_: ({}, []))
-    task = rl.pretrain(cfg, tok, None)
-    out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
+    monkeypatch.setattr(evaluation, "pass_rates", lambda *_: ({}, []))
+    task = train.pretrain(cfg, tok, None)
+    out, _ = task.evaluate(rl.State(0, task.init(KEY), (), None, None), KEY)
     assert out["val/bits_per_byte"] == pytest.approx(out["val/nelbo"] / np.log(2))  # a token is a byte here
 
 
@@ -754,7 +742,7 @@ def test_rows_with_prompts_are_compared_with_their_answers_unless_a_reward_is_as
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "aa"}\n' * 20)
     cfg = config.Config(**SECONDS, dataset=f"{tmp_path}/rows.jsonl", rewards=asked)
     cfg, tok, *_ = prepare(cfg, train.train)
-    rl.pretrain(cfg, tok, None)
+    train.pretrain(cfg, tok, None)
     assert f"val/sampled: the mean of {used};" in capsys.readouterr().out
 
 
@@ -765,9 +753,9 @@ def test_held_out_rows_without_a_completion_are_filled_and_have_no_likelihood(tm
     asked = [*(rows[0] | more for more in completion), {"prompt": "e", "answer": "ee"}]
     (tmp_path / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     cfg, tok, *_ = prepare(config.Config(**SECONDS, dataset=str(tmp_path)), train.train)
-    monkeypatch.setattr(scores, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
-    task = rl.pretrain(cfg, tok, None)
-    out, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
+    monkeypatch.setattr(evaluation, "pass_rates", lambda *given: ({"rows": len(given[-1].rows)}, []))
+    task = train.pretrain(cfg, tok, None)
+    out, _ = task.evaluate(rl.State(0, task.init(KEY), (), None, None), KEY)
     assert out["rows"] == len(asked) and (5 < out["val/nelbo"] < 9 if completion else np.isnan(out["val/nelbo"]))
 
 
@@ -836,7 +824,7 @@ def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
     ({"order": "confidence"}, "order='confidence': a causal model reads from left to right and needs order='left'"),
     ({"logp_est": "trace"}, "needs logp_est='exact'"),
     ({"score_after_end": True}, "needs score_after_end=False"),
-    ({"hint_ratio": 0.5, "dynamic_sampling": 1, "pass_at": 1.0}, "needs hint_ratio=0.0"),
+    ({"hint_ratio": 0.5, "dynamic_sampling": 1, "pass_at": 1.0}, "cannot fill in around hints: hint_ratio=0"),
     ({"init_from": "BASE", "model": SECONDS["model"]}, "is not causal"),
 ])  # fmt: skip
 def test_causal_models_and_denoisers_are_not_mixed_up(tiny, causal, place, changes, words):
@@ -989,7 +977,7 @@ def test_the_config_is_on_disk_before_the_first_step_and_a_group_that_fills_in_s
 def test_a_best_step_that_is_the_start_is_called_that(tiny, monkeypatch, capsys):
     def scripted(cfg, tok, start):
         evaluate = lambda state, key: ({"val/greedy": 0.0, "val/sampled": 0.1 if state.step else 0.9}, [])
-        return rl.tune(cfg, tok, start)._replace(evaluate=evaluate)
+        return train.tune(cfg, tok, start)._replace(evaluate=evaluate)
 
     monkeypatch.setitem(rl.OBJECTIVES, "grpo", scripted)
     cfg = tiny(max_iters=2, eval_interval=1, save_interval=9)
@@ -1125,7 +1113,7 @@ def test_a_weight_of_nothing_judges_nothing(tiny, tmp_path):
                                     "def seen(prompts, completions):\n    return [0.5] * len(prompts)\n")  # fmt: skip
     cfg = tiny(rewards=tuple(f"{tmp_path}/my.py:{name}" for name in ("none", "seen")), reward_weights=(1.0, 0.0))
     *_, task, state = begin(cfg)
-    (made,) = task.batches(state, KEY)
+    (made,) = batches_of(task, state, KEY)
     assert made[0] is None and made[1]["skipped"] == 1 and made[1]["rewards/seen/mean"] == 0.5
 
 
@@ -1136,7 +1124,7 @@ def test_a_reference_longer_than_a_completion_may_be_leaves_no_row_out(tiny, tmp
     cfg = tiny(dataset=f"{tmp_path}/rows.jsonl", rewards=("exact",), batch_size=32, eval_size=2)
     *_, task, state = begin(cfg)
     assert {row["prompt"] for row in task.evaluate(state, KEY)[1]} == {"39", "40"}  # of 4 tokens at most are 1 to 4
-    (batch, _), *_ = task.batches(state, KEY)
+    (batch, _), *_ = batches_of(task, state, KEY)
     assert len({tuple(x) for x in np.asarray(batch.rollout.tokens)[:, :3].tolist()}) == 32
     assert len(encode_split(cfg, data.Tokenizer.bytes(), "train").rows) == 4  # to be learnt
 
@@ -1183,11 +1171,11 @@ def test_a_denoiser_may_learn_to_fill_in_the_masks_of_its_rows_and_is_judged_on_
     cfg, tok, start, _ = prepare(tiny(**keys), train.train)
     task = rl.OBJECTIVES["pretrain"](cfg, tok, start)
     params = task.init(KEY)
-    (batch, _), *_ = task.batches(train.State(0, params, (), None, None), KEY)
+    (batch, _), *_ = batches_of(task, rl.State(0, params, (), None, None), KEY)
     hidden = np.asarray(batch.z[:, 0] == tok.mask_id)
     assert hidden[:, 1].any() and hidden[:, 3].any() and not hidden[:, ::2].any()
     assert {tok.decode(row.tolist()) for row in np.asarray(batch.x)} == {f"1{i}34" for i in range(10)}
-    metrics, samples = task.evaluate(train.State(0, params, (), None, None), KEY)
+    metrics, samples = task.evaluate(rl.State(0, params, (), None, None), KEY)
     assert np.isfinite(metrics["val/nelbo"]) and "val/bits_per_byte" not in metrics
     assert all(re.match("1.*3", row["greedy"], re.S) and row["prompt"] == "1_3_" for row in samples)
     (tmp_path / "train.jsonl").write_text(lines.replace('"masked": "1', '"masked": "2'))
@@ -1212,7 +1200,7 @@ def test_a_reference_of_another_shape_is_refused(tiny, place, tmp_path):
     shape = dataclasses.replace(shape, n_layer=2)
     huggingface.save(f"{tmp_path}/other", model.init(KEY, shape), shape)
     with pytest.raises(ValueError, match="the model there has n_layer=2, the policy 1: the two must be of one shape"):
-        train.setup(tiny(kl_beta=0.1, ref_from=f"{tmp_path}/other"), contextlib.ExitStack())
+        setup.setup(tiny(kl_beta=0.1, ref_from=f"{tmp_path}/other"), contextlib.ExitStack(), train.train)
 
 
 FILTERS = [{"top_p": 0.7}, {"top_k": 3, "repetition_penalty": 1.5}]
@@ -1337,7 +1325,7 @@ def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_
                         out_dir=f"{tmp_path}/out")  # fmt: skip
     cfg, tok, *_ = prepare(cfg, train.train)
     task = rl.OBJECTIVES[objective](cfg, tok, None)
-    values, _ = task.evaluate(train.State(0, task.init(KEY), (), None, None), KEY)
+    values, _ = task.evaluate(rl.State(0, task.init(KEY), (), None, None), KEY)
     assert sizes == {size} and 5 < values.get("val/nelbo", 6) < 7  # log 259 = 5.56
 
 
@@ -1345,8 +1333,8 @@ def test_a_reference_off_the_device_is_the_same_reference(tiny):
     tree = lambda seed: {"w": jax.random.normal(jax.random.key(seed), (3, 2))}
     for mode in ("ema", "periodic"):
         cfg = tiny(kl_beta=0.1, ref_mode=mode, ref_sync_interval=2)
-        state = train.State(2, tree(0), (), None, tree(1))
-        here, away = (train.new_reference(state, dataclasses.replace(cfg, ref_offload=off)) for off in (False, True))
+        state = rl.State(2, tree(0), (), None, tree(1))
+        here, away = (setup.new_reference(state, dataclasses.replace(cfg, ref_offload=off)) for off in (False, True))
         assert isinstance(away["w"], np.ndarray) and (away["w"] == np.asarray(here["w"])).all()
 
 

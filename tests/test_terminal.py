@@ -21,6 +21,7 @@ import checkpoint
 import config
 import data
 import model
+import rl
 import runs
 import train
 from system import hosts, memory, terminal
@@ -80,7 +81,7 @@ def test_a_key_of_another_system_is_answered_with_ours_of_that_meaning(theirs, o
 
 
 def test_every_key_that_a_table_names_is_there():
-    known = {name.split(".")[-1] for name in config.flatten(config.Config())}
+    known = {name.split(".")[-1] for name in config.flatten(config.Config())} | config.keys_of_variants().keys()
     table = config.foreign_keys()
     assert {re.match(r"\w+", answer)[0] for _, sign, answer in table if sign == "="} <= known
     named = {word for *_, answer in table for word in re.findall(r"(?<![\w-])[a-z]+_[a-z_]+\b", answer)}
@@ -96,7 +97,7 @@ def test_other_keys_follow_where_that_is_what_was_meant():
     cfg = config.load(["config/sudoku_grpo.py", "--batch_size=2", "--learning_rate=1e-6"])
     assert (config.n_update(cfg), config.minibatch(cfg), config.updates_per_iter(cfg)) == (8, 8, 4)
     assert memory.count_rows(cfg).scored == 4 * 8 * 2
-    _, rate = train.optimizer(cfg)
+    _, rate = rl.optimizer(cfg)
     assert float(rate(4 * 200)) == pytest.approx(1e-6 / 60)
     assert config.minibatch(config.load(["config/smollm2_grpo.py", "--batch_size=2", "--init_from=x"])) == 16
 
@@ -181,7 +182,7 @@ def test_a_full_disk_is_said_with_the_checkpoint_that_is_whole_and_does_not_stay
                 raise OSError(errno.ENOSPC, "?", f"{out}/{checkpoint.WRITING}/model.safetensors")
             try:
                 shape = model.ModelConfig(n_layer=1, n_head=1, d_model=16, mask_id=1)
-                state = train.State(4, model.init(jax.random.key(0), shape), (), None, None)
+                state = rl.State(4, model.init(jax.random.key(0), shape), (), None, None)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
                 checkpoint.save_run(config.Config(out_dir=out, model=shape), state, None, None, False)
             finally:

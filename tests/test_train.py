@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import errno
+import functools
 import io
 import json
 import os
@@ -18,7 +19,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
-from shared import compiled_once, flat
+from shared import as_iterate, batches_of, compiled_once, flat
 
 import checkpoint
 import config
@@ -109,7 +110,11 @@ def change_task(monkeypatch, **changes):
 
     def altered(cfg, tok, start):
         task = made(cfg, tok, start)
-        return task._replace(**{name: new(getattr(task, name)) for name, new in changes.items()})
+        if "batches" in changes:
+            batches = changes["batches"](functools.partial(batches_of, task))
+            task = task._replace(iterate=as_iterate(batches))
+        others = {name: new(getattr(task, name)) for name, new in changes.items() if name != "batches"}
+        return task._replace(**others)
 
     monkeypatch.setitem(rl.OBJECTIVES, "pretrain", altered)
 
@@ -124,27 +129,27 @@ def scripted(scores):
 
 
 def test_the_rate_climbs_in_a_line_falls_in_half_a_cosine_and_ends_on_its_floor(tiny):
-    _, rate = train.optimizer(tiny(learning_rate=2e-3, lr_end=0.15, warmup_iters=10, max_iters=110))
+    _, rate = rl.optimizer(tiny(learning_rate=2e-3, lr_end=0.15, warmup_iters=10, max_iters=110))
     want = [2e-3 * (s + 1) / 10 if s < 10 else 3e-4 + (2e-3 - 3e-4) * (1 + np.cos(np.pi * (s - 10) / 100)) / 2
             for s in range(111)] + [3e-4, 3e-4]  # fmt: skip
     np.testing.assert_allclose([rate(s) for s in [*range(111), 111, 999]], want, rtol=1e-5)
 
 
 def test_a_constant_rate_stays_after_its_warm_up(tiny):
-    _, rate = train.optimizer(tiny(learning_rate=2e-3, lr_schedule="constant", warmup_iters=4, max_iters=20))
+    _, rate = rl.optimizer(tiny(learning_rate=2e-3, lr_schedule="constant", warmup_iters=4, max_iters=20))
     rates = [rate(s) for s in (0, 1, 2, 3, 4, 19, 10**6)]
     np.testing.assert_allclose(rates, [5e-4, 1e-3, 1.5e-3, *[2e-3] * 4], rtol=1e-5)
 
 
 def test_without_a_warm_up_the_first_step_has_the_full_rate(tiny):
     for schedule in ("cosine", "constant"):
-        _, rate = train.optimizer(tiny(learning_rate=2e-3, lr_schedule=schedule, warmup_iters=0))
+        _, rate = rl.optimizer(tiny(learning_rate=2e-3, lr_schedule=schedule, warmup_iters=0))
         assert rate(0) == np.float32(2e-3)
 
 
 def test_norms_biases_and_embeddings_do_not_decay_and_all_else_does(tiny):
     shape = model.ModelConfig(n_layer=1, n_head=2, d_model=16, qkv_bias=True, qk_norm=True, mask_id=258)
-    tx, _ = train.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
+    tx, _ = rl.optimizer(tiny(learning_rate=0.1, weight_decay=0.5, warmup_iters=0))
     params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), jax.eval_shape(lambda: model.init(KEY, shape)))
     updates = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p)[0])(params)
     moved = {k for k, u in flat(updates).items() if np.any(u != 0)}
@@ -161,9 +166,9 @@ def test_gradients_are_clipped_to_their_global_norm_and_reported_unclipped(tiny)
     loss = lambda params, batch: (jnp.sum(params["w"] * batch["x"].mean(0)), {})
     batch = {"x": jnp.tile(jnp.array([30.0, 40.0]), (8, 1))}  # a gradient of norm 50
     for clip, norm in ((1.0, 1.0), (60.0, 50.0), (None, 50.0)):
-        tx, _ = train.optimizer(cfg := tiny(grad_clip=clip, beta1=0.9))
+        tx, _ = rl.optimizer(cfg := tiny(grad_clip=clip, beta1=0.9))
         params = {"w": jnp.ones(2)}
-        *_, opt_state, _, metrics = train.make_update(loss, tx, cfg)(params, tx.init(params), None, 0, batch)
+        *_, opt_state, _, metrics = rl.make_update(loss, tx, cfg)(params, tx.init(params), None, 0, batch)
         assert float(metrics["grad_norm"]) == pytest.approx(50)
         mu = optax.tree_utils.tree_get(opt_state, "mu")["w"]
         np.testing.assert_allclose(mu, 0.1 * norm * np.array([0.6, 0.8]), rtol=1e-5)
@@ -172,8 +177,8 @@ def test_gradients_are_clipped_to_their_global_norm_and_reported_unclipped(tiny)
 def test_one_update_is_adamw_as_its_paper_writes_it(tiny):
     cfg = tiny(learning_rate=0.1, warmup_iters=0, lr_schedule="constant", weight_decay=0.2, beta1=0.8, beta2=0.95,
                grad_clip=None)  # fmt: skip
-    tx, _ = train.optimizer(cfg)
-    update = train.make_update(lambda p, b: (jnp.sum(p["w"] ** 2 * b["x"].mean(0)), {}), tx, cfg)
+    tx, _ = rl.optimizer(cfg)
+    update = rl.make_update(lambda p, b: (jnp.sum(p["w"] ** 2 * b["x"].mean(0)), {}), tx, cfg)
     w, m, v = np.array([1.0, -2.0]), 0, 0
     params = {"w": jnp.array(w)}
     state = params, tx.init(params), None
@@ -193,10 +198,10 @@ def one_step(cfg, objective="pretrain"):
     cfg, tok, start, _ = prepare(cfg, train.train)
     task = rl.OBJECTIVES[objective](cfg, tok, start)
     params = task.init(KEY)
-    tx, _ = train.optimizer(cfg)
-    state = train.State(0, params, tx.init(params), None, None)
-    ((batch, _),) = task.batches(state, jax.random.key(1))
-    return train.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch)
+    tx, _ = rl.optimizer(cfg)
+    state = rl.State(0, params, tx.init(params), None, None)
+    ((batch, _),) = batches_of(task, state, jax.random.key(1))
+    return rl.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch)
 
 
 def test_micro_batches_of_two_rows_are_summed_and_extremes_stay_extremes(tiny):
@@ -204,8 +209,8 @@ def test_micro_batches_of_two_rows_are_summed_and_extremes_stay_extremes(tiny):
         "rows": batch["x"].shape[0] * jnp.ones(()), "x_max": batch["x"].max(), "x_min": batch["x"].min()})  # fmt: skip
     params, batch, outs = {"w": jnp.array([1.0, -2.0])}, {"x": jnp.arange(16.0).reshape(8, 2)}, []
     for parts in (1, 4):
-        tx, _ = train.optimizer(cfg := tiny(gradient_accumulation_steps=parts, warmup_iters=0))
-        outs.append(train.make_update(loss, tx, cfg)(jax.tree.map(jnp.copy, params), tx.init(params), None, 0, batch))
+        tx, _ = rl.optimizer(cfg := tiny(gradient_accumulation_steps=parts, warmup_iters=0))
+        outs.append(rl.make_update(loss, tx, cfg)(jax.tree.map(jnp.copy, params), tx.init(params), None, 0, batch))
     (whole, state, _, metrics), (again, summed, _, others) = outs
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), (whole, state), (again, summed))
     assert {k: float(others[k]) for k in ("rows", "x_max", "x_min")} == {"rows": 8, "x_max": 15, "x_min": 0}
@@ -228,8 +233,8 @@ def test_micro_batches_add_up_to_the_big_batch(tiny, changes, splits):
 
 def test_a_pair_of_half_masks_covers_every_completion_once(tiny):
     cfg, tok, start, _ = prepare(tiny(paired=True), train.train)
-    task = rl.pretrain(cfg, tok, start)
-    ((batch, _),) = task.batches(train.State(3, {}, (), None, None), KEY)
+    task = train.pretrain(cfg, tok, start)
+    ((batch, _),) = batches_of(task, rl.State(3, {}, (), None, None), KEY)
     masked = np.asarray(batch.z == cfg.model.mask_id)
     assert masked.shape == (4, 2, 7) and np.array_equal(masked[:, 0, 3:], ~masked[:, 1, 3:])
     assert not masked[:, :, :3].any()
@@ -237,9 +242,9 @@ def test_a_pair_of_half_masks_covers_every_completion_once(tiny):
 
 def test_the_average_of_the_weights_is_what_numpy_computes(tiny):
     cfg = tiny(ema_decay=0.5, warmup_iters=0, lr_schedule="constant")
-    tx, _ = train.optimizer(cfg)
+    tx, _ = rl.optimizer(cfg)
     params = {"w": jnp.arange(3.0)}
-    update = train.make_update(lambda p, b: (jnp.sum(p["w"] ** 2), {}), tx, cfg)
+    update = rl.make_update(lambda p, b: (jnp.sum(p["w"] ** 2), {}), tx, cfg)
     state, want = (params, tx.init(params), {"w": jnp.arange(3.0)}), np.arange(3.0)
     for step in range(20):
         *state, _ = update(*state, step, {"x": jnp.zeros((8, 1))})
@@ -269,7 +274,7 @@ def test_the_log_has_loss_rate_and_gradient_norm_and_at_evaluations_nelbo_and_pa
     assert [r["tokens"] for r in training] == seen
     assert evaluations[0].keys() >= {"val/nelbo", "val/greedy", "val/sampled", "time"}
     assert training[0]["loss"] == pytest.approx(np.log(258), abs=0.5)  # an untrained model knows nothing
-    _, rate = train.optimizer(unbroken)
+    _, rate = rl.optimizer(unbroken)
     rates = [rate(r["step"] - 1) for r in training]
     np.testing.assert_allclose([r["learning_rate"] for r in training], rates, rtol=1e-6)
     assert [r["time"] for r in log] == sorted(r["time"] for r in log)
@@ -363,7 +368,7 @@ def test_it_starts_from_the_weights_of_a_folder_or_of_another_run(unbroken, tiny
     for path in (unbroken.out_dir, f"{unbroken.out_dir}/step-000012"):
         cfg, tok, start, resumed = prepare(tiny(init_from=path), train.train)
         assert resumed is None
-        params = flat(rl.pretrain(cfg, tok, start).init(KEY))
+        params = flat(train.pretrain(cfg, tok, start).init(KEY))
         assert params.keys() == want.keys()
         for name, x in want.items():
             np.testing.assert_array_equal(params[name], x)
@@ -404,10 +409,10 @@ def test_a_start_that_is_a_config_file_is_trained_first_and_only_once(tiny, tmp_
 
 def test_a_curriculum_begins_with_the_easy_rows(tiny):
     cfg, tok, start, _ = prepare(tiny(curriculum=((0, 3), (5, 6), (9, 9)), batch_size=32), train.train)
-    task = rl.pretrain(cfg, tok, start)
+    task = train.pretrain(cfg, tok, start)
     hardest = []
     for step in (0, 1, 4, 5, 8, 9, 10):
-        ((batch, _),) = task.batches(train.State(step, {}, (), None, None), KEY)
+        ((batch, _),) = batches_of(task, rl.State(step, {}, (), None, None), KEY)
         digits = [int(d) for row in np.asarray(batch.x)[:, 1:3].tolist() for d in tok.decode(row)]
         hardest.append(max(digits))
     assert hardest == [3, 3, 3, 6, 6, 9, 9]
@@ -816,9 +821,9 @@ def test_keys_of_the_base_of_a_base_go_through(tmp_path):
 
 def test_a_step_can_be_run_again_alone(tiny):
     cfg, tok, start, _ = prepare(tiny(), train.train)
-    one, other = (rl.pretrain(cfg, tok, start) for _ in range(2))
-    list(one.batches(train.State(0, {}, (), None, None), KEY))
-    ((a, _),), ((b, _),) = (t.batches(train.State(7, {}, (), None, None), jax.random.key(7)) for t in (one, other))
+    one, other = (train.pretrain(cfg, tok, start) for _ in range(2))
+    list(batches_of(one, rl.State(0, {}, (), None, None), KEY))
+    ((a, _),), ((b, _),) = (batches_of(t, rl.State(7, {}, (), None, None), jax.random.key(7)) for t in (one, other))
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 

@@ -9,7 +9,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import all_paths
+from shared import all_paths, noise_of
 
 import checkpoint
 import config
@@ -31,7 +31,7 @@ TEXTS = np.array([*itertools.product(range(3), repeat=3)])  # all completions of
 STATES = np.array([*itertools.product(range(4), repeat=3)])  # and all states on the way there
 CODE = np.array([16, 4, 1])  # STATES[z @ CODE] is z
 likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "n"))
-noise = jax.jit(diffusion.noise, static_argnames=("cfg", "paired"))
+noise = jax.jit(noise_of, static_argnames=("cfg", "paired"))
 loss = jax.jit(diffusion.loss, static_argnames="cfg")
 view_logp = jax.jit(diffusion.view_logp, static_argnames=("cfg", "chunk"))
 REWARD = np.random.default_rng(1).normal(size=(3, 3, 3)).astype(np.float32) + 1
@@ -351,7 +351,7 @@ def test_noise_is_for_models_that_see_the_whole_text(changes):
 
 
 def test_what_does_not_go_with_noise_is_named(tmp_path):
-    with pytest.raises(ValueError, match="noise='unifrom': expected one of mask, uniform"):
+    with pytest.raises(ValueError, match="needs variants/unifrom.py, and there is no such file"):
         dataclasses.replace(CFG, noise="unifrom")
     for cache in ("prefix", "dual"):
         with pytest.raises(ValueError, match=f"cache='{cache}' would keep keys of noise"):

@@ -38,7 +38,7 @@ import sample
 from data import bpe, texts
 from judges import scores
 from system import report, sharding
-from variants import blocks, drafts, lora
+from variants import blocks, drafts
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
@@ -85,12 +85,12 @@ def inside_loss(params, b, cfg):
     """
     with recorded(diffusion, "view_logp") as seen, recorded(grpo, "loss", "ratios") as in_loss:
         rl.policy_loss(params, b, cfg)
-    logp, batch, settings, entropy = in_loss["loss"][0].args
+    logp, batch, settings = in_loss["loss"][0].args
     ratio = in_loss["ratios"][0].result
     token_loss = grpo.LOSSES[settings.loss].token_loss(ratio, logp, batch.adv[:, None], settings)
 
     def pg_loss(logp):
-        return grpo.loss(logp, batch, settings, entropy)[1]["pg_loss"]
+        return grpo.loss(logp, batch, settings)[1]["pg_loss"]
 
     by_token = {
         "ratio": ratio,
@@ -132,25 +132,26 @@ def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
     made: list[Update] = []
 
     def update(params, opt_state, average, step, batch, base=None):
-        inside = jax.device_get(inside_loss(lora.whole(params, base, run.cfg), batch, run.cfg))
+        inside = jax.device_get(inside_loss(rl.whole(params, base, run.cfg), batch, run.cfg))
         rate = float(run.rate(int(opt_state[-1][0].count)))  # counted by the optimizer
         out = run.update(params, opt_state, average, step, batch, base)
-        after = inside_loss(lora.whole(out[0], base, run.cfg), batch, run.cfg)["logp"]
+        after = inside_loss(rl.whole(out[0], base, run.cfg), batch, run.cfg)["logp"]
         metrics = jax.device_get(out[-1]) | {"learning_rate": rate}
         made.append(Update(jax.device_get(batch), inside, np.asarray(after), metrics))
         return out
 
-    with recorded(rl, "write_and_judge", "select_completions", "minibatches") as calls:
+    with recorded(rl, "score_rollout", "select_completions") as calls:
         *_, notes = iterate(run._replace(update=update), state)
     if not made:
         raise ValueError(f"no reward has an opinion on any completion of step {state.step + 1}: there is no update")
     found, adv, _ = calls["select_completions"][0].args
-    in_loss, chosen = map(np.asarray, calls["select_completions"][0].result[1:])
-    which = [chosen[np.asarray(rows)] for rows, _ in calls["minibatches"][-1].result]
+    chosen = calls["select_completions"][0].result
+    which = [np.asarray(one.batch.which) for one in made]
     found = found._replace(rollout=jax.device_get(found.rollout))
     updates = list(zip(which, made, strict=True))
-    reward_fns = calls["write_and_judge"][0].args[3]
-    return Iteration(reward_fns, found, np.asarray(adv).reshape(-1), chosen, in_loss, updates, notes)
+    reward_fns = calls["score_rollout"][0].args[2]
+    learn = np.asarray(chosen.which), np.asarray(chosen.advantage)
+    return Iteration(reward_fns, found, np.asarray(adv).reshape(-1), *learn, updates, notes)
 
 
 # ---- choose what the page shows --------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ import model
 from data import bpe, texts
 from sample import Plan
 from system import report
-from variants import rope
+from variants import causal, rope
 
 LARGEST = 5_000_000  # parameters
 HELD_OUT = 100  # rows
@@ -147,7 +147,7 @@ def pack_model(one):
     shape = dataclasses.asdict(cfg) | {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
     frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, cfg.rope_scaling)
     return {
-        "config": shape | {"start_id": model.start_id(cfg)},
+        "config": shape | {"start_id": causal.start_id(cfg)},
         "frequencies": np.asarray(frequencies, float).tolist(),
         "tensors": [(name, array.size) for name, array in tensors],
         "weights": base64.b64encode(flat.astype("<f2").tobytes()).decode(),

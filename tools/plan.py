@@ -15,19 +15,22 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 import checkpoint
 import config
 import data
+import diffusion
+import model
 import rl
 import sample
 from config import Config
-from system import huggingface, memory, sharding, start
-from variants import dpo, joint
+from system import huggingface, memory, setup, sharding, start
+from variants import dpo, judge
 
 
 class Device(NamedTuple):
@@ -115,13 +118,32 @@ def topology(text):
     return topologies.get_topology_desc(name.lower(), platform="cuda", target_config=target, topology=shape)
 
 
-def programs(cfg, outline):
+def abstract_run(cfg):
+    """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
+    tx, width = rl.optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
+    loss = {"pretrain": functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len),
+            "judge": functools.partial(judge.loss, cfg=cfg.model),
+            "dpo": functools.partial(dpo.loss, cfg=cfg),
+            "grpo": functools.partial(rl.policy_loss, cfg=cfg)}[cfg.objective]  # fmt: skip
+
+    def make(key):
+        params = model.init(key, cfg.model, width)
+        if config.has_frozen_base(cfg):
+            params = model.cast(params, cfg.model.dtype)
+        params, base = rl.split(params, key, cfg)
+        state = setup.new_state(params, cfg, tx)._replace(step=jnp.int32(0))
+        return state, base, rl.merged(state, base, cfg)
+
+    state, base, merged = jax.eval_shape(make, jax.random.key(0))
+    return rl.make_update(loss, tx, cfg), state._replace(step=0), base, merged
+
+
+def programs(cfg):
     """Return {stage: (lower, arguments)} of an iteration, and what stays on the devices {part: tree}, all as shapes.
 
     lower(*arguments) gives the program that XLA compiles.
-    outline(cfg) -> the update, its State, the base of LoRA, and the State with LoRA merged (train.abstract_run).
     """
-    update, state, base, merged = outline(cfg)
+    update, state, base, merged = abstract_run(cfg)
     held = {"params": base, "adapters": state.params} if base else {"params": state.params}
     held |= {"moments": state.opt_state, "average": state.average}
     stages, batches = {}, [abstract_batch(cfg)]
@@ -154,15 +176,12 @@ def abstract_batch(cfg):
     if cfg.objective == "judge":
         pairs = {"better": "int32", "better_valid": bool, "worse": "int32", "worse_valid": bool}
         return abstract_text(cfg, cfg.batch_size, **pairs) | {"score": None}
-    rows = cfg.batch_size // (2 if cfg.paired and cfg.objective == "pretrain" else 1)
+    rows = cfg.batch_size // (config.copies(cfg) if cfg.objective == "pretrain" else 1)
     text = data.Batch(**abstract_text(cfg, rows, tokens="int32", maskable=bool, valid=bool))
     if cfg.objective == "dpo":
         batch = jax.eval_shape(functools.partial(dpo.draw_views, cfg=cfg), jax.random.key(0), text, text)
         return batch._replace(reference=jax.ShapeDtypeStruct((rows, 2), "float32"))
-    noise = functools.partial(
-        joint.noise, cfg=cfg.model, norm=cfg.loss_norm, paired=cfg.paired, causal_weight=cfg.causal_weight
-    )
-    return jax.eval_shape(noise, jax.random.key(0), text)
+    return jax.eval_shape(rl.noise(cfg), jax.random.key(0), text)
 
 
 def abstract_minibatches(cfg, state):
@@ -170,8 +189,15 @@ def abstract_minibatches(cfg, state):
     dtypes = {"tokens": "int32", "valid": bool, "completion": bool, "counts": bool, "step": "int32", "logp": "float32"}
     arrays, key = abstract_text(cfg, config.n_update(cfg), **dtypes), jax.random.key(0)
     rollout = rl.Rollout(**arrays, passes=jax.ShapeDtypeStruct((config.n_update(cfg),), "int32"))
-    pairs = jax.eval_shape(lambda *args: rl.minibatches(args[0], key, key, args[1], cfg), state, rollout)
-    return [minibatch for _, minibatch in pairs]
+    M = config.n_update(cfg)
+    terms = {name for name, term in rl.used(rl.TERMS, cfg).items() if term.of_completions}
+
+    def cut(state, rollout, adv, which, extra):
+        return rl.minibatches(state, (key, key), rl.Chosen(rollout, adv, which, extra), cfg)
+
+    adv, right = jax.ShapeDtypeStruct((M,), "float32"), jax.ShapeDtypeStruct((M,), bool)
+    which = jax.ShapeDtypeStruct((M,), "int32")
+    return jax.eval_shape(cut, state, rollout, adv, which, dict.fromkeys(terms, right))
 
 
 def abstract_rollout(cfg, params):
@@ -188,7 +214,7 @@ def abstract_rollout(cfg, params):
     return lower, (params, keys, abstract_text(cfg, rows, z="int32", valid=bool))
 
 
-def compiled_bytes(cfg, devices, outline):
+def compiled_bytes(cfg, devices):
     """Compile an iteration for a jax.sharding.Mesh of described devices.
 
     Return bytes per device: of what stays {part: bytes}, and of the temporaries of each program {stage: bytes}.
@@ -204,7 +230,7 @@ def compiled_bytes(cfg, devices, outline):
         """Count the bytes per device."""
         return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(place(tree)))
 
-    stages, held = programs(cfg, outline)
+    stages, held = programs(cfg)
     temporaries = {}
     with jax.sharding.use_abstract_mesh(devices.abstract_mesh) if devices.size > 1 else contextlib.nullcontext():
         for stage, (lower, arguments) in stages.items():
@@ -237,8 +263,8 @@ def memory_lines(held, temporaries, limit):
         yield f"    {stage:9} + temporaries {memory.amount(size):>9} = {memory.amount(stay + size):>9}  {fits}"
 
 
-def plan(cfg: Config, text: str, outline: Callable) -> Iterator[str]:
-    """Yield the lines of --plan=text for a Config with its model; outline: train.abstract_run."""
+def plan(cfg: Config, text: str) -> Iterator[str]:
+    """Yield the lines of --plan=text for a Config with its model."""
     (name, count), described = parse_devices(text), topology(text)
     device, version = DEVICES[name], jax.__version__
     head = f"{text}, data x fsdp x tensor = {' x '.join(map(str, cfg.mesh or (1, count, 1)))}"
@@ -250,7 +276,7 @@ def plan(cfg: Config, text: str, outline: Callable) -> Iterator[str]:
     if described:
         yield f"{head}: compiled ahead of time, by the compiler for it in jax {version}"
         yield time
-        yield from compiled_plan(cfg, count, device, described.devices, outline)
+        yield from compiled_plan(cfg, count, device, described.devices)
         return
     package = (
         f"--no-deps jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} nvidia-cudnn-cu12"
@@ -262,12 +288,12 @@ def plan(cfg: Config, text: str, outline: Callable) -> Iterator[str]:
     yield from memory.describe(cfg, usable(device), count)
 
 
-def compiled_plan(cfg, count, device, devices, outline):
+def compiled_plan(cfg, count, device, devices):
     """Compile a run, and change keys until it fits; yield the lines that say so."""
     limit, changes = usable(device), {}
     for attempt in range(4):
         sizes = cfg.mesh or (1, count, 1)
-        held, temporaries = compiled_bytes(dataclasses.replace(cfg, mesh=sizes), sharding.make(sizes, devices), outline)
+        held, temporaries = compiled_bytes(dataclasses.replace(cfg, mesh=sizes), sharding.make(sizes, devices))
         peak, estimate = sum(held.values()) + max(temporaries.values()), memory.estimate_bytes(cfg, count)["peak"]
         if peak <= limit or attempt == 0:
             yield from memory_lines(held, temporaries, limit)
@@ -287,7 +313,7 @@ def compiled_plan(cfg, count, device, devices, outline):
     yield "nothing that was tried fits: it needs more devices, larger ones, or a smaller model"
 
 
-def plan_ahead(argv: list[str], devices: str, outline: Callable) -> None:
+def plan_ahead(argv: list[str], devices: str) -> None:
     """Print what a run needs on devices that are not here, before anything is downloaded, made or trained."""
     parse_devices(devices)
     jax.config.update("jax_platforms", "cpu")
@@ -304,5 +330,5 @@ def plan_ahead(argv: list[str], devices: str, outline: Callable) -> None:
     else:
         raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
     with traced_for(devices):
-        for line in plan(config.with_model(cfg, shape), devices, outline):
+        for line in plan(config.with_model(cfg, shape), devices):
             print(line, flush=True)

@@ -9,10 +9,14 @@ who sees whom. The mask is that of a row with one copy; `kernels.packed_attentio
 
 Blocks begin where a text does: block n has the tokens n * block_causal and following, wherever padding has put them.
 """
+import functools
+
+import jax
 import jax.numpy as jnp
 
+import diffusion
 import model
-from system import sharding
+from system import kernels, sharding
 
 
 def number(valid, T, cfg):
@@ -32,12 +36,64 @@ def first_of_block(valid, T, cfg):
     return (at > 0) & (at % cfg.block_causal == 0)
 
 
+def check(cfg):
+    """Yield (True if wrong, message) for the fields of a ModelConfig with blocks."""
+    yield cfg.block_causal is not None and cfg.block_causal < 1, f"block_causal={cfg.block_causal} must be at least 1"
+
+
+def see_blocks(i, j, z, valid, cfg, part):
+    """A token sees its own block and all earlier ones. Blocks begin where a text does, not where its padding does."""
+    block = number(valid, z.shape[1], cfg)
+    own = model.columns(block, part)
+    return block[:, None] <= own[..., None]
+
+
 def within(block, related):
     """Count for each token i the tokens j of its block with related[:, i, j] -> (B, T).
 
     block (B, T): the number of each token's block. related (B, T or 1, T) bool."""
     same = block[:, None] == block[..., None]
     return (same & related).sum(-1)
+
+
+def mask_blocks(key, x, maskable, valid, cfg):
+    """Mask each block by itself, as diffusion.mask_rows masks a row -> z, masked, t (B, T), t being the share of masks
+    in the token's block. Blocks of 1 are all masked, so that the bound is the likelihood itself; with one t per row it
+    would be so only on average."""
+    t_key, mask_key = jax.random.split(key)
+    B, T = x.shape
+    block = jnp.broadcast_to(number(valid, T, cfg), x.shape)
+    blocks_per_row = -(-T // cfg.block_causal)
+    n = within(block, maskable[:, None])
+    place = jnp.arange(B)[:, None] * blocks_per_row + block
+    u = diffusion.strata(t_key, B * blocks_per_row)[place]
+    count = diffusion.random_count(u, n)
+    t = count / jnp.maximum(n, 1)
+    draws = jnp.where(maskable, jax.random.uniform(mask_key, x.shape), 2.0)
+    has_less = draws[:, None] < draws[..., None]
+    masked = maskable & (within(block, has_less) < count)
+    return jnp.where(masked, cfg.mask_id, x), masked, t
+
+
+def step_numbers(counts, inputs):
+    """Number the denoising steps as diffusion.step_numbers does, those of each block anew, so that one view serves the
+    first step of every block.
+
+    A shifted model predicts the first token of a block from the text before it. So that token needs no view of its own:
+    its step is not numbered, and a view scores it although it does not mask it."""
+    cfg, valid, T = inputs.cfg, inputs.valid, counts.shape[1]
+    begins = first_of_block(valid, T, cfg)
+    counts = counts & jnp.logical_not(begins)
+    block = jnp.broadcast_to(number(valid, T, cfg), counts.shape)
+    mine = inputs.step[..., None]
+    others = inputs.step[:, None]
+    further_left = jnp.tri(T, k=-1, dtype=bool)
+    same_step = (mine == others) & counts[:, None] & further_left
+    repeats = within(block, same_step)
+    leftmost = counts & (repeats == 0)  # of the tokens that one step committed
+    not_later = leftmost[:, None] & (others <= mine)
+    found = within(block, not_later) - 1
+    return found, jnp.where(begins, jnp.maximum(found, 0), found)
 
 
 def packed_mask(cfg, valid, T, first):
@@ -54,8 +110,6 @@ def packed_mask(cfg, valid, T, first):
         sees_text &= column <= column[:, None]
     sees_copy = same & query_is_copy
     far = jnp.where(is_copy, sees_copy, sees_text)
-    for rule in model.column_rules(cfg, column[:, None], column):
-        far &= rule
     if valid is not None:  # padding sees itself
         is_text = valid[:, None, column]
         far &= is_text | jnp.eye(len(column), dtype=bool)
@@ -64,6 +118,15 @@ def packed_mask(cfg, valid, T, first):
     distance = abs(column[:, None] - column)
     near = distance < cfg.window
     return model.Mask(far, far & near)
+
+
+def packed_attention(T, q, k, v, mask, part, scale, cap):
+    """Compute model.attention of packed rows, whose text has T columns: the mask of a row with one copy serves all."""
+    if part is not None:
+        first, n = part  # it reaches to the end of the row
+        not_in_mask = k.shape[1] - mask.shape[1]  # columns of copies 2, 3, ...: they see what copy 1 sees
+        mask = model.columns(mask, (first, n - not_in_mask))
+    return kernels.packed_attention(q, k, v, mask, scale, cap, T)
 
 
 def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
@@ -92,7 +155,8 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
     length = T - begin
     part = begin, length + n * C
     mask = packed_mask(cfg, valid, T, first)
-    h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, text=T)
+    attention = functools.partial(packed_attention, T)
+    h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, attention=attention)
     text = h[:, :length]
     copies = h[:, length:].reshape(B, n, C, -1)
     if with_text:
@@ -120,3 +184,10 @@ def shifted(text, begin, copies, first, cfg, valid, start):
     begins = first_of_block(valid, C + first, cfg)
     begins = begins[:, None, start:, None]
     return jnp.where(begins, before[:, None], own.reshape(B, n, length, D))
+
+
+model.MASKS["blocks"] = see_blocks
+model.CHECKS["blocks"] = check
+diffusion.NOISES["blocks"] = mask_blocks
+diffusion.COPIES["blocks"] = hidden
+diffusion.NUMBERS["blocks"] = step_numbers

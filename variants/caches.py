@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import model
+from variants.causal import moved_right
 
 
 def compute(params, z, cfg, valid, cache, part, write, wanted=None):
@@ -36,7 +37,7 @@ def prefill(params, z, cfg, valid, group):
     B, T = z.shape
     cache = model.new_cache(cfg, B, T)
     if cfg.causal:
-        z, valid = model.moved_right(z, valid, cfg)
+        z, valid = moved_right(z, valid, cfg)
     everything = 0, T
     _, cache = compute(params, z, cfg, valid, cache, everything, model.Write(0))
     return [jnp.repeat(a, group, 1) for a in cache]
@@ -44,8 +45,8 @@ def prefill(params, z, cfg, valid, group):
 
 def next_column(params, z, cfg, valid, cache, column):
     """Compute the state (B, 1, D) that a causal model predicts the token in `column` () from -> it, the cache with that
-    column. z (B, T) and valid are moved right by one here (model.moved_right): what is read is the token before."""
-    z, valid = model.moved_right(z, valid, cfg)
+    column. z (B, T) and valid are moved right by one here (causal.moved_right): what is read is the token before."""
+    z, valid = moved_right(z, valid, cfg)
     part = column, 1
     return compute(params, z, cfg, valid, cache, part, model.Write(column))
 

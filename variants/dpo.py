@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 import data
 import diffusion
+import rl
 import runs
 from data import texts
 from judges import scores
@@ -149,7 +150,7 @@ def loss(params: dict, batch: PairBatch, cfg: Any) -> tuple[jax.Array, dict[str,
     }
     metrics = {name: values.mean() / cfg.gradient_accumulation_steps for name, values in parts.items()}
     nll = -metrics["logp/chosen"] / cfg.max_new_tokens
-    return metrics["dpo_loss"] + cfg.nll_coef * nll, metrics
+    return metrics["dpo_loss"] + getattr(cfg, "nll_coef", 0.0) * nll, metrics
 
 
 def margins(E: Any, reference: Any, cfg: Any) -> Any:
@@ -173,9 +174,8 @@ def pair_metrics(E, reference, cfg):
     return {name: float(value) for name, value in metrics.items()}
 
 
-def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
-    """Make the task of learning from pairs, starting from a model that can already do a little -> the fields of Task.
-    """
+def dpo_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
+    """Make the task of learning from pairs, starting from a model that can already do a little."""
     train = encode_pairs(cfg, tok, "train")
     val = [texts.eval_subset(side, cfg) for side in encode_pairs(cfg, tok, "val")]
     asked = texts.eval_subset(texts.encode_split(cfg, tok, "val", with_completions=False), cfg)
@@ -188,11 +188,12 @@ def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
     def init(key):
         return start
 
-    def batches(state, key):
+    def iterate(state, key, update):
         index = data.batch_indices(len(train[0].rows), cfg.batch_size, state.step, cfg.seed)
         batch = draw_views(key, *(side.take(index) for side in train), cfg)
         reference = reference_likelihood(sharding.to_device(state.reference), batch, cfg)
-        yield batch._replace(reference=reference), {}
+        update(batch._replace(reference=reference))
+        return {}
 
     def evaluate(state, key):
         def bounds(params):  # with the same masks for both answers
@@ -204,4 +205,7 @@ def dpo_task(cfg: Any, tok: Any, start: Any) -> tuple:
         return metrics | rates, samples
 
     best_metric = "val/sampled" if fns or more else "val/pair_acc"
-    return init, batches, functools.partial(loss, cfg=cfg), evaluate, len(train[0].rows), best_metric
+    return rl.Task(init, iterate, functools.partial(loss, cfg=cfg), evaluate, len(train[0].rows), best_metric)
+
+
+rl.OBJECTIVES["dpo"] = dpo_task

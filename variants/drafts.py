@@ -14,7 +14,7 @@ tokens, b being the block length.
 Tokens that are given further right are kept. As in any causal model, what is written before them does not depend on
 them.
 
-Both passes read a text that is moved right by one column (model.moved_right), so that a causal state in column i is
+Both passes read a text that is moved right by one column (causal.moved_right), so that a causal state in column i is
 about token i. The cache is the causal model's; what a draft stores in it is thrown away.
 """
 from collections.abc import Callable
@@ -28,6 +28,7 @@ import diffusion
 import model
 from system import kernels, sharding
 from variants import caches, joint
+from variants.causal import moved_right
 
 
 class Window(NamedTuple):
@@ -72,7 +73,7 @@ def draft(params, z, w: Window, cfg, valid, cache):
     T, b = z.shape[1], w.z.shape[1]
     part = w.first, b
     causal = joint.autoregressive(cfg)
-    moved, is_text = model.moved_right(z, valid, causal)
+    moved, is_text = moved_right(z, valid, causal)
     no_later = jnp.arange(T) < (w.first + b)[:, None]
     mask = model.Mask((no_later & is_text)[:, None], None)
     positions = model.columns(model.positions_of(is_text, T), part)
@@ -85,7 +86,7 @@ def check(params, z, w: Window, cfg, valid, cache):
     """Read a window, guesses included, from left to right -> states (B, b, D), [:, i] about token first + i, from all
     before it; the cache with the window."""
     causal = joint.autoregressive(cfg)
-    moved, is_text = model.moved_right(z, valid, causal)
+    moved, is_text = moved_right(z, valid, causal)
     part = w.first, w.z.shape[1]
     return caches.compute(params, moved, causal, is_text, cache, part, model.Write(w.first))
 

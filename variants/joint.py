@@ -7,11 +7,57 @@ the same weights: one pass over
 gives the loss of both, next tokens on the text and masked tokens on its copies (Nemotron-Labs-Diffusion, TiDAR).
 """
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
+import config
 import diffusion
 import model
+from variants import blocks, paired  # noqa: F401  (pairs are drawn before next tokens are added)
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(config.Section):
+    causal_weight: float = config.key(0.0, "models with causal_text: weight of the autoregressive loss, in the same "
+                                      "pass", config.NON_NEGATIVE)  # fmt: skip
+
+    def between_keys(self, c):
+        weight = f"causal_weight={self.causal_weight}"
+        if self.causal_weight:
+            yield c.objective != "pretrain", f"{weight} changes nothing with objective={c.objective!r}: leave it out"
+            yield (not c.max_prompt_len and not c.init_from,
+                   f"{weight}: the first token of a text is predicted from its prompt, but max_prompt_len=0 leaves "
+                   "none, so a model made from scratch would not learn it")  # fmt: skip
+
+    def fits(self, shape, where):
+        yield (self.causal_weight > 0 and not shape.causal_text,
+               f"causal_weight={self.causal_weight!r}, but the model {where} is not autoregressive and a denoiser at "
+               "once: it has causal_text=False")  # fmt: skip
+
+
+def check(cfg):
+    """Yield (True if wrong, message) for the fields of a ModelConfig whose finished text is causal."""
+    yield cfg.causal_text and (not cfg.block_causal or cfg.shift), (
+        f"causal_text=True says how the blocks of a block_causal model without shift see each other, now "
+        f"block_causal={cfg.block_causal}, shift={cfg.shift}")
+
+
+def see_finished_text_from_left(i, j, z, valid, cfg, part):
+    """A token sees its own block and all earlier ones; in a block without masks only what is left of it."""
+    block = blocks.number(valid, z.shape[1], cfg)
+    own = model.columns(block, part)[..., None]
+    return blocks.see_blocks(i, j, z, valid, cfg, part) & ((j <= i) | is_open(z, block, own, cfg))
+
+
+def is_open(z, number, own, cfg):
+    """True (B, S, 1) for the query columns whose block still has masks.
+
+    z, number (B, T): the tokens of a text, and the number of each one's block. own (B, S, 1): the number of each
+    query's block."""
+    same_block = number[:, None] == own
+    masked = (z == cfg.mask_id)[:, None]
+    return (same_block & masked).any(-1, keepdims=True)
 
 
 def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
@@ -19,15 +65,18 @@ def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
     return dataclasses.replace(cfg, causal=True, shift=True, block_causal=None, causal_text=False)
 
 
-def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0) -> diffusion.NoisyBatch:
-    """Draw the masks of a batch as `diffusion.noise` does, and with a causal_weight also add the loss of next tokens,
-    times causal_weight: NoisyBatch.weight then is (B, 1 + copies, T), and [:, 0] weighs the tokens of the clean text.
+def with_next_tokens(draw, cfg):
+    """Make a noise that also adds the loss of next tokens, times causal_weight: NoisyBatch.weight then is
+    (B, 1 + copies, T), and [:, 0] weighs the tokens of the clean text.
 
     That loss has the tokens up to the first end, where a causal model stops, but not the first token of a text: there
-    is nothing before it to predict it from."""
-    noisy = diffusion.noise(key, batch, cfg, norm, paired)
-    if not causal_weight:
-        return noisy
+    is nothing before it to predict it from. draw: the noise of the copies. cfg: the Config of a run."""
+    return functools.partial(noise, draw=draw, causal_weight=cfg.causal_weight) if cfg.causal_weight else draw
+
+
+def noise(key, batch: tuple, cfg, norm="token", draw=diffusion.noise, causal_weight=0.0) -> diffusion.NoisyBatch:
+    """Draw the masks of a batch as `draw` does, with the weights of the next tokens in front."""
+    noisy = draw(key, batch, cfg, norm)
     x, maskable, valid = batch
     eos_id = -1 if cfg.eos_id is None else cfg.eos_id
     ends = maskable & (x == eos_id)
@@ -37,3 +86,12 @@ def noise(key, batch: tuple, cfg, norm="token", paired=False, causal_weight=0.0)
     text = diffusion.noise(key, batch, autoregressive(cfg), norm)
     weight = jnp.concatenate([causal_weight * text.weight, noisy.weight], 1)
     return noisy._replace(weight=weight)
+
+
+model.MASKS["joint"] = see_finished_text_from_left
+model.CHECKS["joint"] = check
+diffusion.NOISES["joint"] = blocks.mask_blocks
+diffusion.COPIES["joint"] = blocks.hidden
+diffusion.NUMBERS["joint"] = blocks.step_numbers
+diffusion.DRAWS["joint"] = with_next_tokens
+diffusion.READINGS["joint"] = {"val/causal_nll": autoregressive}

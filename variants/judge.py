@@ -19,6 +19,7 @@ import checkpoint
 import config
 import data
 import model
+import rl
 import sample
 from data import texts
 from judges.model_judge import encode, sigmoid
@@ -235,8 +236,8 @@ def find_generator(cfg, start):
     return None if start and model.width(start) else start
 
 
-def judge_task(cfg: Any, tok: Any, start: Any) -> tuple:
-    """Prepare the training of a judge on pairs of texts -> the fields of rl.Task.
+def judge_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
+    """Prepare the training of a judge on pairs of texts.
 
     start: the params that the run starts from, a judge's or a denoiser's, whose head is replaced; None: nothing."""
     generator = find_generator(cfg, start)
@@ -253,9 +254,10 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> tuple:
         known = start or {}
         return params | {name: w for name, w in known.items() if name != "head" or model.width(known)}
 
-    def batches(state, key):
+    def iterate(state, key, update):
         index = data.batch_indices(len(train["better"]), cfg.batch_size, state.step, cfg.seed)
-        yield {name: None if a is None else jnp.asarray(a[index]) for name, a in train.items()}, {}
+        update({name: None if a is None else jnp.asarray(a[index]) for name, a in train.items()})
+        return {}
 
     def part_loss(params, batch):
         # A mean over rows: the losses of micro-batches add up to that of the batch.
@@ -272,4 +274,7 @@ def judge_task(cfg: Any, tok: Any, start: Any) -> tuple:
         return pair_metrics(better, worse, val_pairs), [dict(zip(columns, row, strict=True)) for row in rows]
 
     best_metric = "val/pair_acc" if train["score"] is None else "val/correlation"
-    return init, batches, part_loss, evaluate, len(train["better"]), best_metric
+    return rl.Task(init, iterate, part_loss, evaluate, len(train["better"]), best_metric)
+
+
+rl.OBJECTIVES["judge"] = judge_task

@@ -1,21 +1,48 @@
 """
-LoRA (2106.09685): train two small matrices beside a frozen matrix W (I, O): W + alpha / r * A (I, r) B (r, O).
+LoRA (2106.09685): train two small matrices beside a frozen matrix W (I, O): W + alpha / r * A (I, r) B (r, O):
+
+    python train.py config/x.py --lora_rank=16
+
+The reference of a KL is the base. `model.linear` adds A and B where a layer has them.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 
+import config
 import model
+import rl
+from system.adapters import adapter_shapes
+
+TARGETS = "q", "k", "v", "o", "gate", "up", "down"
 
 
-def adapter_shapes(cfg, targets, rank: int) -> dict:
-    """List the adapters of the matrices in targets as {name: shape}, as `model.shapes` does, with a leading L axis."""
-    shapes = {}
-    for name in targets:
-        n_layer, n_in, n_out = model.shapes(cfg)["blocks"][name]
-        shapes[name + "_a"] = n_layer, n_in, rank
-        shapes[name + "_b"] = n_layer, rank, n_out
-    return shapes
+@dataclasses.dataclass(frozen=True)
+class Keys(config.Section):
+    lora_rank: int | None = config.key(16, "rank of the adapters; None: no LoRA, all parameters are trained",
+                                       config.POSITIVE_INT)  # fmt: skip
+    lora_alpha: float = config.key(16.0, "adapters are scaled by alpha / rank", config.POSITIVE)
+    lora_targets: tuple[str, ...] = config.key(TARGETS, "matrices that get adapters")
+
+    @property
+    def freezes(self):
+        return self.lora_rank is not None
+
+    def between_keys(self, c):
+        targets = self.lora_targets
+        yield (not targets or len({*targets}) < len(targets) or not {*targets} <= {*TARGETS},
+               f"lora_targets={targets}: expected one or more of {', '.join(TARGETS)}, each once")  # fmt: skip
+        if not self.lora_rank:
+            return
+        yield (c.adapt, f"adapt=True changes all weights, and lora_rank={self.lora_rank} keeps those in init_from: "
+               "make the denoiser first, then start from that")  # fmt: skip
+        yield (not (c.init_from or c.resume or c.eval_only),
+               f"lora_rank={self.lora_rank} needs init_from: the folder of the base, or the config file that trains it")
+        yield (c.ref_mode != "static" or c.ref_offload or c.ref_from,
+               f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the "
+               "reference is the base, which never changes and is always in use: 'static', False and None")  # fmt: skip
 
 
 def is_b(name):
@@ -48,7 +75,7 @@ def adapted(base: dict, adapters: dict, alpha: float) -> dict:
 
 
 def split(params: dict, key: jax.Array, cfg) -> tuple[dict, dict | None]:
-    """Split starting params into those that are trained and, with LoRA, the frozen base; without, the base is None."""
+    """Split starting params into new adapters and the frozen base; None without a lora_rank."""
     if not cfg.lora_rank:
         return params, None
     new = adapters(key, cfg.model, cfg.lora_targets, cfg.lora_rank)
@@ -58,19 +85,9 @@ def split(params: dict, key: jax.Array, cfg) -> tuple[dict, dict | None]:
     return new, base
 
 
-def whole(params: dict | None, base: dict | None, cfg) -> dict | None:
-    """Make the params of a model from the trained params and the base. Without LoRA (base None) they are the trained
-    ones; None stays None."""
-    if base is None or params is None:
-        return params
+def whole(params: dict, base: dict, cfg) -> dict:
+    """Make the params of a model from the adapters and their base."""
     return adapted(base, params, cfg.lora_alpha)
 
 
-def merged(state, base: dict | None, cfg):
-    """Make the State that a Task sees: with LoRA, params and average are those of the whole model, see `adapted`, and
-    the reference is the base."""
-    if base is None:
-        return state
-    params = whole(state.params, base, cfg)
-    average = whole(state.average, base, cfg)
-    return state._replace(params=params, average=average, reference=base)
+rl.FROZEN["lora"] = rl.Frozen(split, whole)

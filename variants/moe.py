@@ -12,18 +12,19 @@ import functools
 import jax
 import jax.numpy as jnp
 
+import model
 from system import kernels, sharding
 
 ROUTINGS = "softmax", "sigmoid"
 
 
 @dataclasses.dataclass(frozen=True)
-class Experts:
+class Shape:
     """The fields of a ModelConfig that describe its experts."""
 
-    n_experts: int | None = None  # E, experts per layer, of which each token takes a few; None: one mlp for all tokens
+    n_experts: int = 8  # E, experts per layer, of which each token takes a few
     experts_per_token: int = 2  # experts that each token goes through
-    d_expert: int | None = None  # the width inside an expert
+    d_expert: int = 64  # the width inside an expert
     routing: str = "softmax"  # how scores are made: softmax (Qwen3-MoE), or sigmoid, with a bias to pick by (LLaDA2)
     norm_routing: bool = False  # the weights of a token's experts are divided by their sum
     routing_scale: float = 1.0  # the weights of a token's experts are multiplied by this
@@ -32,31 +33,22 @@ class Experts:
     n_shared: int = 0  # experts that every token goes through as well
     first_dense: int = 0  # how many of the first layers have one mlp of width d_ff instead of experts
 
-    def __post_init__(self):
-        E = self.n_experts
-        for f in dataclasses.fields(Experts):
-            if E is None and getattr(self, f.name) != f.default:
-                raise ValueError(f"{f.name}={getattr(self, f.name)} changes nothing without n_experts")
-        if E is None:
-            return
+def check(cfg):
+    """Yield (True if wrong, message) for everything that has to hold between the fields of experts."""
+    for s in (section for section in cfg.use if isinstance(section, Shape)):
         for name in ("n_experts", "d_expert", "experts_per_token", "expert_groups", "groups_per_token"):
-            if (getattr(self, name) or 0) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1 in a mixture of experts")
-        if self.routing not in ROUTINGS:
-            raise ValueError(f"routing={self.routing!r}: one of {', '.join(ROUTINGS)}")
-        groups, taken = self.expert_groups, self.groups_per_token
-        for right, problem in (
-            (self.n_shared >= 0, f"n_shared={self.n_shared} must be at least 0"),
-            (0 <= self.first_dense < self.n_layer,
-             f"first_dense={self.first_dense}: expected 0 to {self.n_layer - 1}, for n_layer={self.n_layer}"),
-            (E % groups == 0, f"n_experts={E} must be divisible by expert_groups={groups}"),
-            (groups == 1 or E >= 2 * groups, f"expert_groups={groups}: each needs two experts, n_experts={E}"),
-            (taken <= groups, f"groups_per_token={taken}: expected 1 to expert_groups={groups}"),
-            (self.experts_per_token <= E // groups * taken,
-             f"experts_per_token={self.experts_per_token}: expected 1 to {E // groups * taken}, the experts in reach"),
-        ):  # fmt: skip
-            if not right:
-                raise ValueError(problem)
+            yield getattr(s, name) < 1, f"{name}={getattr(s, name)} must be at least 1"
+        E, groups, taken = s.n_experts, s.expert_groups, s.groups_per_token
+        yield s.routing not in ROUTINGS, f"routing={s.routing!r}: one of {', '.join(ROUTINGS)}"
+        yield s.n_shared < 0, f"n_shared={s.n_shared} must be at least 0"
+        yield not 0 <= s.first_dense < cfg.n_layer, (
+            f"first_dense={s.first_dense}: expected 0 to {cfg.n_layer - 1}, for n_layer={cfg.n_layer}")
+        yield E % groups, f"n_experts={E} must be divisible by expert_groups={groups}"
+        yield groups > 1 and E < 2 * groups, f"expert_groups={groups}: each needs two experts, n_experts={E}"
+        yield taken > groups, f"groups_per_token={taken}: expected 1 to expert_groups={groups}"
+        reach = E // groups * taken
+        yield s.experts_per_token > reach, (
+            f"experts_per_token={s.experts_per_token}: expected 1 to {reach}, the experts in reach")
 
 
 def shapes(cfg) -> dict:
@@ -78,32 +70,25 @@ def mlp_shapes(kind, axes, D, F):
     return {f"{kind}_gate": (*axes, D, F), f"{kind}_up": (*axes, D, F), f"{kind}_down": (*axes, F, D)}
 
 
-def first_layer(name, n):
-    """Return the number of the first layer that has this leaf, if the first n layers are dense."""
-    return n if name.startswith(("router", "expert", "shared")) else 0
-
-
-def is_of_experts(name):
-    """True for a leaf that is stacked over experts as well."""
-    return name.startswith("expert")
-
-
-def run_dense(layer, carry, blocks, n):
-    """Apply the first n layers, which have no experts -> carry, the stacked leaves of the other layers.
-
-    layer: as jax.lax.scan takes it. blocks: the stacked leaves of all layers."""
-    if not n:
-        return carry, blocks
+def stacks(weights, cfg):
+    """Cut the stacked leaves of all layers in two: those of the first layers, which have no experts, and the others ->
+    [(leaves, the numbers of their layers), ...]."""
+    n = cfg.first_dense
     dense, others = {}, {}
-    for name, w in blocks.items():
+    for name, w in weights.items():
         if name.startswith("dense_"):
             dense[name.removeprefix("dense_")] = w
-        elif first_layer(name, n):
+        elif name.startswith(("router", "expert", "shared")):
             others[name] = w
         else:
             dense[name], others[name] = w[:n], w[n:]
-    carry, _ = jax.lax.scan(layer, carry, (dense, jnp.arange(n)), unroll=True)
-    return carry, others
+    found = [(dense, jnp.arange(n)), (others, jnp.arange(n, cfg.n_layer))]
+    return found if n else [(weights, jnp.arange(cfg.n_layer))]
+
+
+def apply(h, w, cfg):
+    """Apply what a layer has: the experts, or one mlp: h (B, S, D) -> (B, S, D)."""
+    return mixture(h, w, cfg) if "router" in w else model.dense(h, w, cfg)
 
 
 def mixture(h, w, cfg):
@@ -183,3 +168,7 @@ def multiply_tiles(x, w, expert):
     """Multiply tiles x (M, rows, I) by the matrices w (E, I, O) of their experts (M,) -> (M, rows, O). The gradient
     reads the matrices anew, rather than to keep a copy per tile."""
     return jnp.einsum("mri,mio->mro", x, w[expert])
+
+
+model.MLPS["moe"] = model.Mlp(shapes, apply, stacks)
+model.CHECKS["moe"] = check

@@ -10,15 +10,26 @@ import math
 
 import jax.numpy as jnp
 
+import model
+
+
+def check(cfg):
+    """Yield (True if wrong, message) for cfg.rope_scaling, if there is one."""
+    numbers = cfg.rope_scaling
+    yield numbers is not None and (len(numbers) not in (4, 5, 6) or min(numbers) <= 0 or numbers[1] >= numbers[2]), (
+        f"rope_scaling={numbers}: expected four numbers above 0, as in 8,1,4,8192: factor, low_freq_factor < "
+        "high_freq_factor, original_max_position_embeddings; or five or six for YaRN: also attention_factor, "
+        "llama_4_scaling_beta")
+
 
 def rotary(positions, cfg):
-    """Tabulate the rotary angles: positions (B or 1, S) -> cos, sin (B or 1, S, 1, K/2) float32, K being the columns of
-    a head that are turned; and for Ministral 3 the scale of the queries (B or 1, S, 1, 1)."""
+    """Tabulate the rotary angles as `model.rotary` does; for Ministral 3 also the scale of the queries (B or 1, S, 1,
+    1)."""
     turned = int(cfg.head_dim * cfg.rotary_share)
     column = positions[:, :, None, None]
     angle = column * frequencies(cfg.rope_theta, turned, cfg.rope_scaling)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    if cfg.rope_scaling is None or len(cfg.rope_scaling) == 4:
+    if len(cfg.rope_scaling) == 4:
         return cos, sin
     length, attention_factor, *growth = cfg.rope_scaling[3:]
     cos, sin = cos * attention_factor, sin * attention_factor
@@ -49,3 +60,7 @@ def frequencies(theta, size, scaling):
         turns = length * frequency / (2 * jnp.pi)
         keep = jnp.clip((turns - low) / (high - low), 0, 1)
     return frequency * (keep + (1 - keep) / factor)
+
+
+model.ROTARY["rope"] = rotary
+model.CHECKS["rope"] = check

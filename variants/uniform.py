@@ -2,8 +2,9 @@
 Uniform noise: a denoiser that never sees a mask. Where a token is missing it reads a random one, and it is not told
 which tokens are noise (as DiffusionGemma and UDLM, 2412.10193).
 
-Everything outside the network keeps the mask: z says where tokens are missing, as in all other models. `model.hidden`
-replaces each mask just before the network reads it. The random tokens are picked by a hash of what stands in the row:
+Everything outside the network keeps the mask: z says where tokens are missing, as in all other models. The reading
+`state_in_noise` replaces each mask just before the network reads it. The random tokens are picked by a hash of what
+stands in the row:
 
     1 _ _ 4      the network reads      1 7 3 4
     1 2 _ 4                             1 2 9 4      another state, so all noise is new
@@ -14,18 +15,17 @@ the same noise, and nothing has to be stored for that. Other rows, padding and c
 import jax
 import jax.numpy as jnp
 
-NOISES = "mask", "uniform"
+import model
+
 SEED = 20  # of the hash; any number
 
 
 def check(cfg):
-    """Raise ValueError if a ModelConfig has a noise that is unknown, or that does not go with its other switches."""
-    if cfg.noise not in NOISES:
-        raise ValueError(f"noise={cfg.noise!r}: expected one of {', '.join(NOISES)}")
-    if cfg.noise == "uniform" and (cfg.causal or cfg.block_causal or cfg.shift):
-        raise ValueError("noise='uniform' is for denoisers that see the whole text and predict a token in its own "
-                         f"place, now causal={cfg.causal}, block_causal={cfg.block_causal}, shift={cfg.shift}: leave "
-                         "these out, or take noise='mask'")  # fmt: skip
+    """Yield (True if wrong, message) for the fields of a ModelConfig with this noise."""
+    yield cfg.noise == "uniform" and (cfg.causal or cfg.block_causal or cfg.shift), (
+        "noise='uniform' is for denoisers that see the whole text and predict a token in its own place, now "
+        f"causal={cfg.causal}, block_causal={cfg.block_causal}, shift={cfg.shift}: leave these out, or take "
+        "noise='mask'")
 
 
 def noisy(z, valid, cfg):
@@ -49,3 +49,12 @@ def noisy(z, valid, cfg):
     ids = jax.vmap(draw)(rows)[:, ::-1]
     ids += ids >= cfg.mask_id
     return jnp.where(z == cfg.mask_id, ids.astype(z.dtype), z)
+
+
+def state_in_noise(params, z, cfg, valid, start, length):
+    """Predict a token from the state in its own place, in a text with random tokens in place of masks."""
+    return model.own_state(params, noisy(z, valid, cfg), cfg, valid, start, length)
+
+
+model.READS["uniform"] = state_in_noise
+model.CHECKS["uniform"] = check

@@ -22,6 +22,7 @@ import data
 import model
 from data import bpe, foreign, learn
 from system import huggingface
+from variants import moe
 
 HERE = Path(__file__).parent
 SIZE = dict(n_layer=2, n_head=4, d_model=64, d_ff=128)
@@ -49,12 +50,13 @@ MODELS = {
                    dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|dlm_pad|>"), foreign.QWEN2_PATTERN),
     "llama": (dict(causal=True, shift=True, n_kv_head=2, rope_theta=5e5),
               ("<|begin_of_text|>", "<|end_of_text|>", *TURNS), dict(eos="<|eot_id|>"), LLAMA3),
-    "sdar_moe": (dict(block_causal=4, qk_norm=True, n_kv_head=2, d_head=32, rope_theta=1e6, norm_eps=1e-6, **EXPERTS),
+    "sdar_moe": (dict(block_causal=4, qk_norm=True, n_kv_head=2, d_head=32, rope_theta=1e6, norm_eps=1e-6,
+                      use=(moe.Shape(**EXPERTS),)),
                  (*QWEN, "<|MASK|>"), dict(mask="<|MASK|>", eos="<|im_end|>", pad="<|endoftext|>"),
                  foreign.QWEN2_PATTERN),
     "llada2_moe": (dict(block_causal=32, qk_norm=True, n_kv_head=2, rope_theta=6e5, norm_eps=1e-6, rotary_share=0.5,
-                        routing="sigmoid", routing_scale=2.5, expert_groups=4, groups_per_token=2, n_shared=1,
-                        first_dense=1, **EXPERTS),
+                        use=(moe.Shape(**EXPERTS, routing="sigmoid", routing_scale=2.5, expert_groups=4,
+                                       groups_per_token=2, n_shared=1, first_dense=1),)),
                    ("<|startoftext|>", "<|endoftext|>", "[CLS]", "[gMASK]", "<|mask|>", "<role>", "</role>"),
                    dict(mask="<|mask|>", eos="<|endoftext|>", pad="<|endoftext|>"), foreign.QWEN2_PATTERN),
     "gemma2": (dict(causal=True, shift=True, gemma=True, tie_embeddings=True, n_kv_head=2, d_head=16, norm_eps=1e-6,

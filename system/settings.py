@@ -1,0 +1,114 @@
+"""
+Settings are frozen dataclasses: how variants add to them, which types their fields have, and what has to hold.
+"""
+import importlib
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+# ---- what variants add -----------------------------------------------------------------------------------------------
+
+
+def plugged(table: Collection[str], name: Any) -> bool:
+    """Say if a table of functions has this name, after importing the file of this name in variants/ if there is one: a
+    variant adds its functions to the tables of the core when it is imported, and the core does not know its name."""
+    if name not in table and str(name).isidentifier():
+        try:
+            importlib.import_module(f"variants.{name}")
+        except ModuleNotFoundError as e:
+            if e.name not in ("variants", f"variants.{name}"):
+                raise
+    return name in table
+
+
+class Sections:
+    """Settings that variants add to. `use` holds a frozen dataclass of each variant that is used, and a field of one
+    reads as if it were one of these settings: cfg.hint_ratio is that of variants/hints.py. Without it there is none."""
+
+    use: tuple[Any, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        for section in self.__dict__.get("use", ()):
+            if name in section.__dataclass_fields__:
+                return getattr(section, name)
+        raise AttributeError(f"{type(self).__name__} has no {name}, nor has a variant that it uses")
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def check_types(cfg: Any) -> None:
+    """Raise a ValueError if a field of a dataclass has not its annotated type (an int will do for a float)."""
+    for name, kind in typing.get_type_hints(type(cfg)).items():
+        value = getattr(cfg, name)
+        if not fits(value, kind):
+            raise ValueError(f"{name}={value!r}: expected {describe(kind)}, got {type(value).__name__}")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Return True if a value has the annotated type."""
+    if kind is Any:
+        return True
+    if isinstance(kind, types.UnionType):
+        return any(fits(value, k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        inner = typing.get_args(kind)
+        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    if kind is float:  # neither inf nor nan, nor an int that is too large for a float
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) is kind
+
+
+NAMES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
+EXAMPLES = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}  # of tuples
+
+
+def describe(kind: Any) -> str:
+    """Describe an annotation in words."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(describe(k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        pairs = "((0, 1), (500, 2))"
+        shell, file = EXAMPLES.get(typing.get_args(kind)[0], (pairs, pairs))
+        return f"a tuple, as in {shell} on the command line or {file} in a file"
+    return NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+# ---- what has to hold ------------------------------------------------------------------------------------------------
+
+
+def check(cfg: Any, *rules: Callable) -> None:
+    """Raise a ValueError if a rule is broken. rules: each is called with cfg and yields (True if wrong, message)."""
+    for rule in rules:
+        for wrong, message in rule(cfg):
+            if wrong:
+                raise ValueError(message)
+
+
+def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
+    """Yield (True if wrong, message) for the fields of a model.ModelConfig that belong to no variant."""
+    for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window"):
+        value = getattr(cfg, name)
+        yield value is not None and value < 1, f"{name}={value} must be at least 1"
+    yield cfg.d_head is None and cfg.d_model % cfg.n_head, (
+        f"d_model={cfg.d_model} must be divisible by n_head={cfg.n_head} (or set d_head)")
+    yield cfg.n_kv_head is not None and (cfg.n_kv_head < 1 or cfg.n_head % cfg.n_kv_head), (
+        f"n_head={cfg.n_head} must be divisible by n_kv_head={cfg.n_kv_head}")
+    yield cfg.head_dim * cfg.rotary_share % 2 or not 0 < cfg.rotary_share <= 1, (
+        f"rotary positions turn pairs, but here {cfg.rotary_share} of a head's {cfg.head_dim} columns: make that an "
+        "even number")
+    yield cfg.dtype not in ("float32", "bfloat16"), f"dtype={cfg.dtype!r}: one of float32, bfloat16"
+    ids = [(name, getattr(cfg, name)) for name in ("mask_id", "eos_id", "pad_id", "bos_id")]
+    ids += [("end_ids", i) for i in cfg.end_ids]
+    for name, i in ids:
+        # A causal model never reads a mask, so its id may lie beyond the vocabulary: all others are text.
+        size = cfg.vocab_size + (cfg.causal and name == "mask_id")
+        yield i is not None and not 0 <= i < size, f"{name}={i} is outside the vocabulary of {cfg.vocab_size} ids"
+    yield cfg.mask_id is not None and cfg.mask_id in (*cfg.ends, cfg.pad_id, cfg.bos_id), (
+        f"mask_id={cfg.mask_id}, eos_id={cfg.eos_id}, end_ids={cfg.end_ids}, pad_id={cfg.pad_id}, "
+        f"bos_id={cfg.bos_id}: a mask must look like none of the tokens that can be there")

@@ -1,0 +1,145 @@
+"""
+What wraps the loop of train.py: a run is prepared or resumed, checked after each step, and saved when a reward fails.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import checkpoint
+import config
+import data
+import grpo
+import model
+import rl
+import runs
+from system import hosts, sharding, start
+
+
+def check_finite(step, updates, notes, last, cfg):
+    """Average the metrics of a step's updates -> {name: float}, with the notes and the step. Raises ValueError if a
+    loss or gradient norm is not finite; the message has those of the step before, `last`."""
+    updates = [{k: float(v) for k, v in metrics.items()} for metrics in updates]
+    bad = [m for m in updates if not np.isfinite([m["loss"], m["grad_norm"]]).all()]
+    if not bad:
+        mean = rl.combine_metrics({k: np.array([m[k] for m in updates]) for k in updates[0]}, "mean") if updates else {}
+        return {k: float(v) for k, v in mean.items()} | notes | {"step": step}
+    values = bad[0]
+    kept = checkpoint.steps(cfg.out_dir)
+    raise ValueError(
+        f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}. The last finite step was "
+        + (f"{last['step']}: loss {last['loss']:.4f}, gradient norm {last['grad_norm']:.3g}. "
+           if last and "loss" in last else "none. ")
+        + (f"The checkpoint before it is kept: {cfg.out_dir}/step-{kept[-1]:06d}. " if kept else "None was saved yet. ")
+        + f"Try a lower learning_rate (now {cfg.learning_rate}), more warmup_iters (now {cfg.warmup_iters}), "
+        + f"grad_clip=1.0 (now {cfg.grad_clip})" + (", dtype=float32" if cfg.model.dtype != "float32" else "")
+    )  # fmt: skip
+
+
+def new_state(params, cfg, tx, reference=True):
+    """Make the State of step 0. reference: whether to copy the parameters as the reference that a KL needs."""
+
+    def copy(dtype):
+        return model.cast(jax.tree.map(jnp.copy, params), dtype)
+
+    moments = () if cfg.eval_only else tx.init(params)
+    average = copy("float32") if cfg.ema_decay is not None else None
+    own = reference and start.has_reference(cfg)
+    return rl.State(0, params, moments, average, copy(start.reference_dtype(cfg)) if own else None)
+
+
+class Run(NamedTuple):
+    """What stays the same from the first step to the last."""
+
+    cfg: config.Config
+    tok: data.Tokenizer
+    task: rl.Task
+    base: dict | None  # the frozen parameters of LoRA
+    update: Callable  # see make_update
+    gradient: Callable | None  # see make_gradient; None unless old log-probs have to come from it
+    rate: Callable  # number of an update -> learning rate
+    key: jax.Array
+    log: runs.Log | None  # None: the run only evaluates, or another process writes
+
+
+def objective(name):
+    """Return what makes the Task of an objective, see rl.OBJECTIVES."""
+    if not model.plugged(rl.OBJECTIVES, name):
+        raise ValueError(f"objective={name!r}: one of {', '.join(rl.OBJECTIVES)}, or a file of variants/ that adds it")
+    return rl.OBJECTIVES[name]
+
+
+def setup(cfg, claims, train):
+    """Prepare a run -> Run, State, the best evaluation so far or None, and True if the run is already finished.
+
+    claims: the ExitStack of the locks that the run holds. If an old run is moved aside, the new folder is locked.
+    train: trains the run of a config file that this one starts from."""
+    cfg, tok, first_params, resumed = start.prepare(cfg, train)
+    task, key = objective(cfg.objective)(cfg, tok, first_params), jax.random.key(cfg.seed)
+    if cfg.num_epochs:
+        cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
+    tx, rate = rl.optimizer(cfg)
+    params, base = sharding.shard(rl.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
+    run, resuming = checkpoint.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
+    other = start.load_reference(cfg) if start.has_reference(cfg) and cfg.ref_from and not resuming else None
+
+    def create(params):
+        rest = jax.jit(lambda params: sharding.shard(new_state(params, cfg, tx, not other)[2:]))(params)
+        return rl.State(0, params, *rest)
+
+    state = jax.eval_shape(create, params) if resuming else create(params)
+    state = state._replace(reference=other) if other else state
+    task = task._replace(init=None)
+    del params, first_params  # nothing outside the state and the base may stay on the device; a task holds its start
+    if resuming:
+        state, run = checkpoint.restore(resumed, state)
+    elif resumed:
+        state = state._replace(step=checkpoint.step_in_name(resumed))
+    if cfg.ref_offload and start.has_reference(cfg):
+        state = state._replace(reference=sharding.to_host(state.reference))
+    best = run["best"] if resuming else None
+    passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
+    passed = passed and (best["step"] or state.step < run["config"]["max_iters"])  # by training, not from the start
+    done = state.step >= cfg.max_iters or bool(passed)
+    gradient = jax.jit(rl.make_gradient(task.loss, cfg)) if config.old_logp_by_gradient(cfg) else None
+    update = rl.make_update(task.loss, tx, cfg, gradient)
+    first = not hosts.processes()[1]
+    hosts.barrier(f"{cfg.out_dir} is read")
+    if first and not (cfg.resume or cfg.eval_only) and runs.move_aside(cfg.out_dir):
+        claims.enter_context(runs.locked(cfg.out_dir))
+    log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
+    hosts.barrier(f"{cfg.out_dir} is free")
+    return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
+
+
+def new_reference(state, cfg):
+    """Return the reference for the iteration after state.step, moved as ref_mode says."""
+    if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
+        return state.reference  # wherever it is stored
+    new = grpo.update_reference(
+        sharding.to_device(state.reference),
+        state.params,
+        state.step,
+        cfg.ref_mode,
+        cfg.ref_decay,
+        cfg.ref_sync_interval,
+        cfg.ref_sync_mix,
+    )
+    return sharding.to_host(new) if cfg.ref_offload else new
+
+
+def save_and_explain(run, state, best, where, error):
+    """Save the run when a reward fails, if it has taken a step and trains -> the error to raise, which says where it
+    failed and how to go on."""
+    if not state.step or run.cfg.eval_only:
+        return ValueError(f"{where}: {error}")
+    checkpoint.save_run(run.cfg, state, run.tok, best, finished=False)
+    return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
+                      "--resume=True")  # fmt: skip
+
+

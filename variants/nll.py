@@ -1,0 +1,34 @@
+"""
+The negative log-likelihood of right completions, added to the loss (LightningRL, weight 0.1):  --use=nll
+
+A completion is right if its first reward reaches pass_at; without pass_at, if its advantage is above 0. The objective
+dpo adds that of the better answers, divided by max_new_tokens.
+"""
+import dataclasses
+
+import jax.numpy as jnp
+
+import config
+import grpo
+import rl
+from judges import scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(config.Section):
+    nll_coef: float = config.key(0.1, "weight of the negative log-likelihood of right completions", config.NON_NEGATIVE)
+
+
+def weights(right, b, cfg):
+    """Weigh the tokens of the right completions, right (B,), so that they sum to 1 -> (B, T)."""
+    in_right = b.rollout.counts & right[:, None]
+    return grpo.per_token(in_right, cfg.max_new_tokens, 1)
+
+
+def loss(logp, entropy, weight, batch, cfg):
+    """Compute nll_coef * the negative log-likelihood of the right completions, per token -> scalar, metrics."""
+    nll = -jnp.sum(weight * batch.share * logp)
+    return cfg.nll_coef * nll, {"nll_loss": nll}
+
+
+rl.TERMS["nll"] = rl.Term(loss, scores.right, weights)

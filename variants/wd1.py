@@ -1,0 +1,54 @@
+"""
+wd1 (2507.08838): a weighted likelihood, without a ratio to an old policy:  --loss_type=wd1 --ratio_level=none
+
+Two softmax functions over the batch make weights of the advantages: one pulls the better completions up, the other
+pushes the worse ones down.
+"""
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import config
+import grpo
+import rl
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(config.Section):
+    """There are none: the name of the loss says it all."""
+
+    def between_keys(self, c):
+        yield (c.loss_type == "wd1" and c.ratio_level != "none",
+               f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})")  # fmt: skip
+        yield c.loss_type != "wd1", f"use=wd1 is for loss_type='wd1', now {c.loss_type!r}"
+
+
+def weights(adv, judged=True):
+    """Turn advantages into the weights of wd1's likelihood (Eq. 9).
+
+    adv (N, G), judged (N, G) True where a reward has an opinion -> (N, G): softmax of the advantages over the batch
+    minus softmax of their negatives, times the batch size (the loss averages). Groups whose rewards are all equal are
+    left out of both, or they would get 1 / Z+ - 1 / Z-.
+    """
+    counts = (adv != 0).any(1, keepdims=True) & judged
+
+    def softmax(values):
+        return jnp.where(counts, jax.nn.softmax(values, (0, 1), where=counts), 0)
+
+    return adv.size * (softmax(adv) - softmax(-adv))
+
+
+def credit(found, adv, cfg):
+    """Weigh the advantages (N, G) of a Scored."""
+    judged = ~jnp.isnan(jnp.asarray(found.rewards)).all(0)
+    return weights(adv, judged)
+
+
+def weighted_likelihood(ratio, logp, adv, cfg):
+    """-adv * log p, without a ratio."""
+    return -adv * logp
+
+
+grpo.LOSSES["wd1"] = grpo.Loss(weighted_likelihood, grpo.summed)
+rl.CREDIT["wd1"] = credit
