@@ -17,7 +17,7 @@ import checkpoint
 import model
 import sample
 from system import huggingface, kernels, sharding
-from system.start import adapt
+from system.adapt import adapt
 from tools import plan
 from variants import blocks, rope
 
