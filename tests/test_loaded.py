@@ -24,6 +24,7 @@ ONLY_IF_ASKED_FOR = {
     "rewards that run programs": ["judges/programs", "judges/sandbox", "judges/fences", "judges/languages"],
     "rules of mathematics and of forms": ["judges/formats", "judges/answers", "judges/helper"],
     "models as judges": ["judges/model_judge"],
+    "a user's own rewards": ["judges/own"],
     "other objectives": ["variants/judge", "variants/dpo"],
     "other people's folders": ["system/families", "system/foreign", "system/adapters", "system/adapt"],
     "other people's tokenizers, chats and rows": ["data/foreign", "data/template", "data/known", "data/readers"],
