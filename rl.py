@@ -27,7 +27,7 @@ import sample
 from data.texts import completion_ids
 from judges import scores
 from system import sharding
-from variants import joint, slots
+from variants import joint
 
 # ---- the records -----------------------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Rollout(NamedTuple):
     counts: jax.Array  # (B, T) True on tokens in the loss, see `loss_mask`
     step: jax.Array  # (B, T) the denoising step that committed each token; -1: given
     logp: jax.Array  # (B, T) log-prob of each token under the distribution it was drawn from; 0: given
-    passes: jax.Array  # (B,) denoising passes of each row, see variants/speed.py
+    passes: jax.Array  # (B,) forward passes of each row, see sample.generate
 
 
 class Scored(NamedTuple):
@@ -182,7 +182,7 @@ def roll_out(params, key, prompts, cfg) -> Rollout:
     completion, size = arrays.maskable, sharding.round_up(config.rollout_rows(cfg))
     plan = sample.plan(cfg, cfg.temperature, cfg.rollout_steps, cfg.early_end)
     keys = sample.row_keys(key, len(completion))
-    tokens, trace = slots.fill(params, keys, arrays, cfg, plan, size, cfg.group_size)
+    tokens, trace = sample.fill_rows(params, keys, arrays, cfg, plan, size, cfg.group_size)
     counts = loss_mask(tokens, completion, cfg.model.ends, cfg)
     return Rollout(tokens, arrays.valid, completion, counts, trace["step"], trace["logp"], trace["passes"])
 

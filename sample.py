@@ -3,8 +3,9 @@ Filling the masks of a text, some at each step, the surest first.
 
 Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`. A Plan says in which order
 masks are filled, and by which rule how many at a time: quota is LLaDA's rule, dream (with tempered=True) Dream's,
-threshold and factor Fast-dLLM's, entropy EB-Sampler's, dynamic and static SDAR's. An autoregressive model uses the
-order left, one token per step, and a KV cache. To add an order or a rule, add a function to ORDERS or RULES.
+threshold and factor Fast-dLLM's, entropy EB-Sampler's, dynamic and static SDAR's. To add an order, a rule or a way to
+sample, add a function to ORDERS, RULES or SAMPLERS. Autoregressive models, blocks, KV caches and drafts have files of
+their own in variants/.
 
     python sample.py out/code_grpo --prompt="def add(a, b):" --n=4
     python sample.py assets/sudoku_grpo --prompt="3_2__1________43" --show    # fill the gaps in place
@@ -20,6 +21,8 @@ if __name__ == "__main__":
 
 import dataclasses
 import functools
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -29,7 +32,6 @@ import numpy as np
 import diffusion
 import model
 from system import kernels, sharding
-from variants import blocks, caches, checks, drafts, joint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Plan:
     # exact. With `sampled`, the probability of the token just drawn (LLaDA's choice at temperature > 0), whether a
     # token stays depends on which one it is, so they are not.
     order: str = "confidence"  # which masks first: random, confidence, margin, entropy, left, sampled
-    # The rule `drafts` is a sampler of its own (variants/drafts.py), for models whose text is causal.
-    # `renoise` also takes tokens back; it is for models with noise="uniform" (variants/uniform.py).
+    # The rules `drafts`, for models whose text is causal, and `renoise`, which also takes tokens back, are samplers of
+    # their own (variants/drafts.py, variants/renoise.py).
     rule: str = "quota"  # how many at a step: quota (LLaDA), dream, threshold, factor, entropy, dynamic, static (SDAR)
     steps: int = 32  # forward passes, divided among the blocks; in a block_causal model, for each block or part
     block_len: int | None = None  # fill blocks of this many tokens from left to right; None: one block
@@ -57,7 +59,20 @@ class Plan:
     tempered: bool = False  # order by probabilities after temperature, top-k and top-p (Dream), not before (LLaDA)
 
     def __post_init__(self):
-        checks.plan(self, ORDERS, (*RULES, "drafts"), CACHES)
+        least = dict(steps=1, block_len=1, top_k=1, threshold=0, factor=0, budget=0, temperature=0)
+        for name, x in least.items():
+            value = getattr(self, name)
+            self.expect(name, value is None or value >= x, f"at least {x}")
+        for name, table in (("order", ORDERS), ("rule", RULES), ("cache", CACHES)):
+            known = model.plugged(table, getattr(self, name))
+            self.expect(name, known, "one of " + ", ".join(table))
+        self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
+        self.expect("repetition_penalty", self.repetition_penalty > 0, "above 0; 1 changes nothing")
+
+    def expect(self, name, holds, wanted):
+        """Raise a ValueError unless what a field needs holds."""
+        if not holds:
+            raise ValueError(f"{name}={getattr(self, name)!r}: expected {wanted}")
 
 
 class Filling(NamedTuple):
@@ -66,24 +81,19 @@ class Filling(NamedTuple):
     z: jax.Array  # (B, T) tokens, and the mask where there is none yet
     step: jax.Array  # (B, T) the step that committed each token; -1: given, or still masked
     logp: jax.Array  # (B, T) log-prob of each token when it was drawn; 0: given, masked, or filled in after an end
-    n: jax.Array  # () steps so far; a round of drafts counts as two
+    n: jax.Array  # () steps so far
     block: jax.Array  # (B,) the first column of each row's current block
     i: jax.Array  # (B,) steps so far in this block
-    cache: list | None = None  # keys and values, see model.new_cache
-    stored: jax.Array | None = None  # (B,) in a block model: the columns before it are in the cache for good
 
 
 class Window(NamedTuple):
     """What a step works on: the current block of each row, L columns."""
 
     block: jax.Array  # (B,) its first column
-    start: jax.Array  # (B,) the first of the L columns; less than `block` if the last block is shorter
-    steps: jax.Array  # (B,) how many steps the block may take
+    column: jax.Array  # (B, L) the last L columns of the row if the last block is shorter
+    masked: jax.Array  # (B, L) True where a token may be committed
     i: jax.Array  # (B,) the number of this step in the block
-    refresh: jax.Array | None = None  # () True if the cache is to be computed anew (Fast-dLLM)
-    may: jax.Array | None = None  # (B, T) True where a token may be committed now; None: in the whole block
-    stored: jax.Array | None = None  # (B,) in a block model: Filling.stored during this step
-    stored_next: jax.Array | None = None  # (B,) in a block model: Filling.stored after this step
+    steps: jax.Array  # (B,) how many steps the block may take
 
 
 class Block(NamedTuple):
@@ -93,7 +103,6 @@ class Block(NamedTuple):
     rank: jax.Array  # (B, L) 0 for the mask that goes first
     confidence: jax.Array  # (B, L) probability of the likeliest token (order sampled: of the drawn one)
     entropy: jax.Array  # (B, L) in nats
-    standing: jax.Array  # (B, L) probability of the token that stands there now, for rules in LOOKS_BACK
     i: jax.Array  # (B, 1) the number of this step in the block
     steps: jax.Array  # (B, 1) how many steps the block may take
 
@@ -143,15 +152,15 @@ ORDERS = {
 }
 
 
-# ---- rules: how many at a step. Block, Plan -> (B, L) True where a token is to stand after this step. A rule that says
-# ---- False where one stands already takes that token back.
+# ---- rules: how many at a step. Block, Plan -> (B, L) True where a mask gets a token in this step. What a rule says of
+# ---- other positions does not count.
 
 
 def quota(b, plan):
     """LLaDA: fill an equal share of the block's remaining masks in each of its remaining steps, rounded up."""
     steps_left = jnp.maximum(b.steps - b.i, 1)
     share = -(-b.masked.sum(1, keepdims=True) // steps_left)
-    return ~b.masked | (b.rank < share)
+    return b.rank < share
 
 
 def dream_fractions(steps):
@@ -167,7 +176,7 @@ def dream(b, plan):
     fraction = jnp.asarray(np.stack(by_steps))[b.steps - 1, b.i]
     share = b.masked.sum(1, keepdims=True) * fraction
     is_last = b.i >= b.steps - 1
-    return ~b.masked | is_last | (b.rank < share.astype(jnp.int32))
+    return is_last | (b.rank < share.astype(jnp.int32))
 
 
 def static(b, plan):
@@ -175,7 +184,7 @@ def static(b, plan):
     block, its masks are used up in fewer steps."""
     L = b.masked.shape[1]
     share = L // b.steps + (b.i < L % b.steps)
-    return ~b.masked | (b.rank < jnp.maximum(share, 1))
+    return (b.rank < jnp.maximum(share, 1))
 
 
 def dynamic(b, plan):
@@ -185,15 +194,7 @@ def dynamic(b, plan):
 
 def threshold(b, plan):
     """Fast-dLLM: every token at least as probable as plan.threshold, and always the first in plan.order."""
-    return ~b.masked | (b.confidence >= plan.threshold) | (b.rank == 0)
-
-
-def renoise(b, plan):
-    """DiffusionGemma's idea: after each step as many tokens stand as with `quota`, the most probable ones. A token that
-    stands and has become less probable than a new one elsewhere is taken back."""
-    n = quota(b, plan).sum(1, keepdims=True)
-    p = jnp.where(b.masked, b.confidence, b.standing)
-    return rank_of(without_noise(p)) < n
+    return (b.confidence >= plan.threshold) | (b.rank == 0)
 
 
 def factor(b, plan):
@@ -202,7 +203,7 @@ def factor(b, plan):
     too_unsure = (b.rank + 2) * (1 - b.confidence) > plan.factor
     fails = b.masked & (b.rank > 0) & too_unsure
     failing = jnp.where(fails, b.rank, b.masked.shape[1])
-    return ~b.masked | (b.rank < failing.min(1, keepdims=True))
+    return (b.rank < failing.min(1, keepdims=True))
 
 
 def entropy(b, plan):
@@ -211,7 +212,7 @@ def entropy(b, plan):
     not_later = b.rank[:, None] <= b.rank[..., None]  # (B, L, L)
     upto = jnp.where(not_later, b.entropy[:, None], 0)
     within = upto.sum(-1) - upto.max(-1) <= plan.budget
-    return ~b.masked | within | (b.rank == 0)
+    return within | (b.rank == 0)
 
 
 RULES = {
@@ -222,10 +223,7 @@ RULES = {
     "entropy": entropy,
     "dynamic": dynamic,
     "static": static,
-    "renoise": renoise,
 }
-# The rules that read Block.standing, to take tokens back. With any other rule, chunks without a mask are not scored.
-LOOKS_BACK = {"renoise"}
 CACHES = "none", "prefix", "dual"
 
 
@@ -295,85 +293,44 @@ def masked_at_start(s, cfg):
     return (s.z == cfg.mask_id) | (s.step >= 0)
 
 
-def current_block(s, cfg, plan, L):
-    """Find the block of L columns that each row works on -> Window.
-
-    Blocks tile a row from the column that was its first mask at the start. They divide the steps in proportion to
-    their masks: equally when everything is masked, as in LLaDA. With a cache all rows begin their next block together.
-    """
+def block_length(s, plan):
+    """Return the number of columns L that a step works on."""
     T = s.z.shape[1]
+    return min(plan.block_len or T, T)
+
+
+def next_block(s, cfg, plan):
+    """Find the first column (B,) of the block with each row's next mask. Blocks of L columns tile a row from the column
+    that was its first mask at the start."""
+    L = block_length(s, plan)
     masked = s.z == cfg.mask_id
-    unfinished = masked.any(1)
-    asked = masked_at_start(s, cfg)
-    first = jnp.argmax(asked, 1)
-    next_mask = jnp.where(unfinished, jnp.argmax(masked, 1), first)
-    block = first + (next_mask - first) // L * L
-    in_block = unfinished & (block == s.block)
-    refresh = ~in_block.any()
-    if plan.cache != "none":  # a row that has finished its block waits until all rows have
-        may_move = in_block | refresh & unfinished
-        block = jnp.where(may_move, block, jnp.maximum(s.block, 0))
+    first = jnp.argmax(masked_at_start(s, cfg), 1)
+    next_mask = jnp.where(masked.any(1), jnp.argmax(masked, 1), first)
+    return first + (next_mask - first) // L * L
+
+
+def block_window(s, block, cfg, plan):
+    """Make the Window of blocks that begin in columns `block` (B,). Blocks divide the steps in proportion to their
+    masks at the start: equally when everything is masked, as in LLaDA."""
+    L, asked = block_length(s, plan), masked_at_start(s, cfg)
 
     def steps_before(column):
         """Count the steps that fall to the columns before this one."""
-        before = jnp.arange(T) < column[:, None]
+        before = jnp.arange(asked.shape[1]) < column[:, None]
         share = (asked & before).sum(1)
         return plan.steps * share // jnp.maximum(asked.sum(1), 1)
 
     steps = jnp.maximum(steps_before(block + L) - steps_before(block), 1)
     i = jnp.where(block == s.block, s.i, 0)
-    return Window(block, jnp.minimum(block, T - L), steps, i, refresh)
+    return window(s.z, block, i, steps, cfg, L)
 
 
-def causal_column(s, cfg):
-    """Find the one column that all rows of a causal model are at -> Window. It goes right by one each step, from the
-    first column that any row has to fill. It also visits given tokens on its way, because the cache has to hold them.
-    """
-    B, T = s.z.shape
-    first = jnp.argmax(masked_at_start(s, cfg).any(0))
-    column = jnp.full(B, first + s.n)
-    zero = jnp.zeros(B, jnp.int32)
-    return Window(column, jnp.minimum(column, T - 1), zero + 1, zero)
-
-
-def next_block(s, cfg, plan, valid, L):
-    """Find the block of L columns, or the part of a block, that each row of a block model works on -> Window.
-
-    Two kinds of pass do not count as one of a block's steps. With a cache, a finished block gets one more pass, which
-    stores it. In a shifted model, with or without a cache, the first token of each block but the first gets a pass of
-    its own, because it is predicted from the finished block before it; with a cache this is the pass that stores."""
-    B, T = s.z.shape
-    size = cfg.block_causal
-    text = 0 if valid is None else jnp.argmax(valid, 1)  # where each row's text begins
-    first = jnp.argmax(s.z == cfg.mask_id, 1)
-    at = first - text
-    block = text + at // L * L
-    needed = text + jnp.maximum(at - cfg.shift, 0) // size * size  # the columns that must be in the cache
-    stored = jnp.where(s.n == 0, needed, s.stored)  # the prompt has been read
-    behind = (s.cache is not None) & (stored < needed)
-    alone = cfg.shift & (at > 0) & (at % size == 0)
-    is_first = jnp.arange(T) == first[:, None]
-    may = (is_first | ~alone[:, None]) & ~behind[:, None]
-    extra = alone | behind
-    i = jnp.where(block == s.block, s.i, 0) - extra
-    start = jnp.minimum(block, T - L)
-    steps = jnp.full(B, plan.steps)
-    stored_next = jnp.where(extra, stored + size, stored)
-    return Window(block, start, steps, i, may=may, stored=stored, stored_next=stored_next)
-
-
-def block_hidden(params, s, window, valid, cfg, plan, L):
-    """Compute the states of the L columns of a window -> (B, L, D), the updated cache."""
-    start, cache = window.start, s.cache
-    if cfg.causal:
-        h, cache = caches.next_column(params, s.z, cfg, valid, cache, start[0])
-    elif cache is not None and cfg.block_causal:
-        h, cache = caches.block_pass(params, s, window, cfg, plan, valid, L)
-    elif cache is not None:
-        h, cache = caches.approximate_pass(params, s, window, cfg, plan, valid, L)
-    else:
-        h = model.hidden(params, s.z, cfg, valid, start, L)
-    return h, cache
+def window(z, block, i, steps, cfg, L):
+    """Make the Window of L columns from `block` (B,) on, in which all masks may be filled."""
+    start = jnp.minimum(block, z.shape[1] - L)
+    column = start[:, None] + jnp.arange(L)
+    masked = jnp.take_along_axis(z, column, 1) == cfg.mask_id
+    return Window(block, column, masked, i, steps)
 
 
 def draw_tokens(logits, keys, plan):
@@ -390,17 +347,16 @@ def without_noise(score):
     return jax.lax.reduce_precision(score, exponent_bits=8, mantissa_bits=12)
 
 
-def score_positions(logits, keys, at, plan, drawn=None):
-    """Score the Positions `at` from their logits (N, V) -> four (N,): the score by which plan.order ranks them, and the
-    confidence, entropy and standing of Block. drawn (N,): the tokens drawn there, for the order `sampled`."""
+def score_positions(logits, keys, column, plan, drawn=None):
+    """Score positions from their logits (N, V) -> three (N,): the score by which plan.order ranks them, and the
+    confidence and entropy of Block. drawn (N,): the tokens drawn there, for the order `sampled`."""
     logits = filtered(logits, plan) if plan.tempered else logits
     token = kernels.likeliest(logits) if drawn is None else drawn
-    score = ORDERS[plan.order](logits, token, keys, at.column)
+    score = ORDERS[plan.order](logits, token, keys, column)
     if plan.order not in ("left", "random"):  # these two are exact
         score = without_noise(score)
     score = jnp.where(jnp.isnan(score), model.NEVER, score)  # nan: a broken model must not hang the loop
-    standing = probability(logits, at.z)
-    return score, probability(logits, token), -negative_entropy(logits), standing
+    return score, probability(logits, token), -negative_entropy(logits)
 
 
 def rank_of(score):
@@ -413,12 +369,10 @@ def rank_of(score):
     return before.sum(-1)
 
 
-def one_of_each_group(s, window, valid, group):
-    """Keep the first of every `group` rows, which are identical -> Filling, Window, valid of those."""
-    cache = s.cache and [a[:, ::group] for a in s.cache]
-    trees = s._replace(cache=None), window, valid
-    s, window, valid = sharding.take(trees, slice(None, None, group))
-    return s._replace(cache=cache), window, valid
+def states(params, z, w, cfg, valid, group):
+    """Compute the states (B / group, L, D) of a window of z (B, T), in which every `group` rows are identical."""
+    z, start, valid = sharding.take((z, w.column[:, 0], valid), slice(None, None, group))
+    return model.hidden(params, z, cfg, valid, start, w.column.shape[1])
 
 
 class Positions(NamedTuple):
@@ -428,25 +382,6 @@ class Positions(NamedTuple):
     row: jax.Array  # (N,)
     column: jax.Array  # (N,)
     number: jax.Array  # (N,) makes each position's random key from its row's key, see `row_key`; so does number + 1
-    z: jax.Array  # (N,) the token that stands there
-    masked: jax.Array  # (N,) True where a token may be committed
-
-
-def flat_positions(h, s, window, cfg):
-    """Make the Positions of a window from its states h (B, L, D), or from its logits (B, L, V)."""
-    B, T = s.z.shape
-    L = h.shape[1]
-    column = window.start[:, None] + jnp.arange(L)
-    z = jnp.take_along_axis(s.z, column, 1)
-    masked = z == cfg.mask_id
-    if window.may is not None:
-        masked &= jnp.take_along_axis(window.may, column, 1)
-    # A key for each row, column from the right end, and step: neither other rows nor padding change what a row gets.
-    from_right = T - column
-    number = (from_right * 2**15 + window.i[:, None]) * 2
-    row, _ = jnp.indices((B, L))
-    by_row = Positions(h, row, column, number, z, masked)
-    return sharding.joined(by_row)
 
 
 def positions_at_once(cfg):
@@ -454,26 +389,28 @@ def positions_at_once(cfg):
     return max(diffusion.LOGITS_BYTES // (16 * cfg.vocab_size), 1)
 
 
-def logits_at_positions(params, h, s, window, valid, cfg, plan):
+def logits_at_positions(params, h, z, w, valid, cfg, plan):
     """Prepare to read logits at the positions of a window with states h (B / group, L, D) -> its Positions; a function
     that computes the logits (N, V) of some of them; how many of them may be read at a time."""
-    B, L = len(s.z), h.shape[1]
+    B, L = w.column.shape
     group = B // len(h)
     params = model.gather_head(params, cfg)
-    present = ids_present(s.z, valid, cfg, plan)
+    present = ids_present(z, valid, cfg, plan)
     n = positions_at_once(cfg)
     at_once = B * L <= n
     if at_once:
         rows = jnp.arange(0, B, group).repeat(L)
-        flat = h.reshape(len(rows), -1)
-        logits = adjusted(params, flat, present, rows, cfg, plan)
+        logits = adjusted(params, sharding.joined(h), present, rows, cfg, plan)
         h = logits.reshape(len(h), L, -1)
 
     def logits_of(at):
         return at.source if at_once else adjusted(params, at.source, present, at.row, cfg, plan)
 
-    at = flat_positions(jnp.repeat(h, group, 0), s, window, cfg)
-    return at, logits_of, n
+    # A key for each row, column from the right end, and step: neither other rows nor padding change what a row gets.
+    number = ((z.shape[1] - w.column) * 2**15 + w.i[:, None]) * 2
+    row, _ = jnp.indices((B, L))
+    by_row = Positions(jnp.repeat(h, group, 0), row, w.column, number)
+    return sharding.joined(by_row), logits_of, n
 
 
 def draws_everywhere(plan, V):
@@ -483,36 +420,32 @@ def draws_everywhere(plan, V):
     return not plan.temperature or kernels.by_stretches(V) and not filters
 
 
-def choose(params, keys, h, s, window, valid, cfg, plan):
-    """Choose what to commit in a window with states h (B / group, L, D) -> masked, stands (B, L): where a token may be
-    committed, and where one is to stand; token, logp (B, L), of use only where both are True."""
-    B, L = len(s.z), h.shape[1]
-    at, logits_of, n = logits_at_positions(params, h, s, window, valid, cfg, plan)
+def choose(params, keys, h, z, w, valid, cfg, plan, rule):
+    """Choose what to commit in a window with states h (B / group, L, D) -> what the rule says (B, L); token, logp
+    (B, L), of use only where it says True of a mask."""
+    B, L = w.column.shape
+    at, logits_of, n = logits_at_positions(params, h, z, w, valid, cfg, plan)
 
     def draw(at):
         return draw_tokens(logits_of(at), row_key(keys, at.row, at.number), plan)
 
     def score(at):
-        """Score positions -> the 4 arrays of score_positions, and if draws_first the 2 of draw."""
+        """Score positions -> the 3 arrays of score_positions, and if draws_first the 2 of draw."""
         drawn = draw(at) if draws_first else ()
         token = drawn[0] if plan.order == "sampled" else None  # this order ranks positions by the token just drawn
-        return *score_positions(logits_of(at), row_key(keys, at.row, at.number + 1), at, plan, token), *drawn
+        return *score_positions(logits_of(at), row_key(keys, at.row, at.number + 1), at.column, plan, token), *drawn
 
     def by_row(values):
         return [a.reshape(B, L) for a in values]
 
     draws_first = plan.order == "sampled" or draws_everywhere(plan, cfg.vocab_size)
-    wanted = at.masked | (plan.rule in LOOKS_BACK)
-    order, *known = by_row(diffusion.wanted_in_chunks(score, n, wanted, at))
-    masked = at.masked.reshape(B, L)
-    order = jnp.where(masked, order, -jnp.inf)
-    block = Block(masked, rank_of(order), *known[:3], window.i[:, None], window.steps[:, None])
-    stands = apply_rule(block, cfg, plan)
-    drawn = known[3:]  # tokens and log-probs, or nothing yet
+    order, confidence, entropy, *drawn = by_row(diffusion.wanted_in_chunks(score, n, w.masked.reshape(-1), at))
+    rank = rank_of(jnp.where(w.masked, order, -jnp.inf))
+    chosen = rule(Block(w.masked, rank, confidence, entropy, w.i[:, None], w.steps[:, None]), plan)
     if not draws_first:  # draw only what is committed
-        committed = (masked & stands).reshape(-1)
+        committed = (w.masked & chosen).reshape(-1)
         drawn = by_row(diffusion.wanted_in_chunks(draw, min(n, max(B * L // 8, 256)), committed, at))
-    return masked, stands, *drawn
+    return chosen, *drawn
 
 
 def row_key(keys, row, number):
@@ -520,105 +453,58 @@ def row_key(keys, row, number):
     return jax.vmap(jax.random.fold_in)(keys[row], number)
 
 
-def apply_rule(block, cfg, plan):
-    """Say where a token is to stand after this step (B, L). A causal model fills the one column that it is at, and for
-    a block model `quota` means `static`."""
-    if cfg.causal:
-        return jnp.ones_like(block.masked)
-    rule = "static" if cfg.block_causal and plan.rule == "quota" else plan.rule  # their own way of equal shares
-    return RULES[rule](block, plan)
-
-
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
 def fill_step(params, keys, s, cfg, plan, valid, group=1):
     """Take one step: in each row's current block, the masks that the rule picks get a token -> the Filling after it.
 
     keys (B,): one per row. group: so many consecutive rows are identical; the model reads one of them."""
-    if plan.rule == "drafts":
-        return step_of_drafts(params, keys, s, cfg, plan, valid)
-    L = block_length(s.z.shape[1], cfg, plan)
     # 1  Find the block that each row works on.
-    if cfg.causal:
-        window = causal_column(s, cfg)
-    elif cfg.block_causal:
-        window = next_block(s, cfg, plan, valid, L)
-    else:
-        window = current_block(s, cfg, plan, L)
-    # 2  Compute its states.
-    rows = one_of_each_group(s, window, valid, group)
-    h, cache = block_hidden(params, *rows, cfg, plan, L)
-    cache = cache and [jnp.repeat(a, group, 1) for a in cache]
+    w = block_window(s, next_block(s, cfg, plan), cfg, plan)
+    # 2  Compute the states that its logits are read from.
+    h = states(params, s.z, w, cfg, valid, group)
     # 3  Choose positions and draw tokens.
-    masked, stands, token, logp = choose(params, keys, h, s, window, valid, cfg, plan)
-    # 4  Write them down.
-    column = window.start[:, None] + jnp.arange(L)
-    written = write(s, column, masked & stands, ~masked & ~stands, token, logp, cfg, plan, valid)
-    state = *written, s.n + 1, window.block, window.i + 1
-    return Filling(*sharding.replicate(state), cache, window.stored_next)
+    chosen, token, logp = choose(params, keys, h, s.z, w, valid, cfg, plan, RULES[plan.rule])
+    # 4  Commit them.
+    s = write(s, w, chosen, token, logp)
+    return fill_rest(s, behind_the_end, cfg) if plan.early_end else s
 
 
-def write(s, column, commit, retract, token, logp, cfg, plan, valid):
-    """Put tokens into columns (B, L) where `commit`, and masks back where `retract`, but never over given tokens -> z,
-    step, logp (B, T). In a causal model, or with plan.early_end, the masks after a row's end of text become ends, too:
-    they get the number of this step, and logp 0."""
-    here = jnp.arange(len(s.z))[:, None], column  # picks (B, L) of (B, T)
-    asked = masked_at_start(s, cfg)
-    retract = retract & asked[here]
+def write(s, w, commit, token, logp):
+    """Put tokens into the masks of a window where `commit` (B, L) says so -> the Filling after this step."""
+    here = jnp.arange(len(s.z))[:, None], w.column  # picks (B, L) of (B, T)
 
-    def put(old, new, nothing):
-        others = jnp.where(retract, nothing, old[here])
-        return old.at[here].set(jnp.where(commit, new, others))
+    def put(old, new):
+        return old.at[here].set(jnp.where(w.masked & commit, new, old[here]))
 
-    z = put(s.z, token.astype(s.z.dtype), cfg.mask_id)
-    step = put(s.step, s.n, -1)
-    if (cfg.causal or plan.early_end) and cfg.eos_id is not None:
-        rest = behind_the_end(z, step, asked, valid, cfg)
-        z = jnp.where(rest, cfg.eos_id, z)
-        step = jnp.where(rest, s.n, step)
-    return z, step, put(s.logp, logp, 0)
+    z = put(s.z, token.astype(s.z.dtype))
+    return sharding.replicate(Filling(z, put(s.step, s.n), put(s.logp, logp), s.n + 1, w.block, w.i + 1))
 
 
-def step_of_drafts(params, keys, s, cfg, plan, valid):
-    """Take a step with rule="drafts": a round of variants/drafts.py -> the Filling after it. It counts as two forward
-    passes; its tokens get the number of the second."""
-    params = model.gather_head(params, cfg)
-    causal = joint.autoregressive(cfg)
-
-    def logits(h):
-        return filtered(adjusted(params, h, None, None, cfg, plan), plan)
-
-    sampling = drafts.Sampling(logits, not plan.temperature, positions_at_once(cfg))
-    prompt_end = jnp.argmax(s.z == cfg.mask_id, 1)
-    stored = jnp.where(s.n == 0, prompt_end, s.stored)  # the prompt has been read
-    r = drafts.write_round(params, keys, s.z, stored, cfg, valid, s.cache, sampling)
-    s = s._replace(n=s.n + 1)
-    written = write(s, r.column, r.commit, False, r.token, r.logp, causal, plan, valid)
-    state = *written, s.n + 1, s.block, s.i
-    return Filling(*sharding.replicate(state), r.cache, r.stored)
-
-
-def block_length(T, cfg, plan):
-    """Return the number of columns that a step works on."""
-    return 1 if cfg.causal else min(plan.block_len or T, cfg.block_causal or T, T)
-
-
-def behind_the_end(z, step, asked, valid, cfg):
+def behind_the_end(s, cfg):
     """Find the masks (B, T) that need no more steps: those after an end of text that was written right of all given
-    tokens, if no mask is left of it. In a block model the whole block with the end has to be filled first."""
-    T = z.shape[1]
-    column = jnp.arange(T)
-    masked = z == cfg.mask_id
-    given = jnp.where(asked, -1, column)
-    ends = jnp.isin(z, jnp.array(cfg.ends)) & (step >= 0) & (column > given.max(1, keepdims=True))
-    if cfg.block_causal:
-        number = blocks.number(valid, T, cfg)
-
-        def first_block(there):
-            return jnp.where(there, number, T).min(1, keepdims=True)
-
-        return masked & (first_block(masked) > first_block(ends))
+    tokens, if no mask is left of it."""
+    masked = s.z == cfg.mask_id
+    ends = ends_written(s, cfg)
     behind = jnp.cumsum(ends, 1) > ends
     return masked & (behind | ~masked).all(1, keepdims=True)
+
+
+def ends_written(s, cfg):
+    """Find the ends of text (B, T) that were written right of all given tokens."""
+    column = jnp.arange(s.z.shape[1])
+    given = jnp.where(masked_at_start(s, cfg), -1, column)
+    is_end = jnp.isin(s.z, jnp.array(cfg.ends))
+    return is_end & (s.step >= 0) & (column > given.max(1, keepdims=True))
+
+
+def fill_rest(s, behind, cfg):
+    """Make ends of text of the masks that behind(s, cfg) finds. They get the number of the step just taken, and logp
+    0."""
+    if cfg.eos_id is None:
+        return s
+    rest = behind(s, cfg)
+    s = s._replace(z=jnp.where(rest, cfg.eos_id, s.z), step=jnp.where(rest, s.n - 1, s.step))
+    return sharding.replicate(s)
 
 
 # ---- all steps -------------------------------------------------------------------------------------------------------
@@ -630,37 +516,22 @@ def row_keys(key, n, first=0):
     return jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
 
-def begin(params, key, z, cfg, plan, valid, group=1):
-    """Check model and plan; make the keys (B,) of the rows and the Filling before step 0, with its cache. Arguments:
-    see `generate`."""
-    checks.model_and_plan(cfg, plan)
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
+def begin(z):
+    """Make the Filling of z (B, T) before step 0."""
     zero = jnp.zeros(len(z), jnp.int32)
-    cache = None
-    reader = joint.autoregressive(cfg) if plan.rule == "drafts" else cfg
-    if reader.causal or cfg.block_causal and plan.cache != "none":
-        cache = caches.prefill(params, z, reader, valid, group)
-    elif plan.cache != "none":
-        cache = model.new_cache(cfg, *z.shape)
     step = jnp.full(z.shape, -1, jnp.int32)
-    logp = jnp.zeros(z.shape, jnp.float32)
-    stored = zero if cfg.block_causal else None
-    s = Filling(z, step, logp, n=jnp.int32(0), block=zero - 1, i=zero, cache=cache, stored=stored)
-    return keys, s
+    return Filling(z, step, jnp.zeros(z.shape, jnp.float32), n=jnp.int32(0), block=zero - 1, i=zero)
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
-def generate(params, key, z, cfg, plan, valid=None, group=1):
-    """Fill the masks of z (B, T) -> x (B, T), and the trace, a dict: step (B, T), which committed each token, -1 if
-    given; logp (B, T), its log-prob under the distribution it was drawn from, 0 if given; n_steps (), the steps taken.
+def result(s, passes):
+    """Return what a sampler does: z, and the trace of `generate`. passes (B,): those of each row."""
+    return s.z, {"step": s.step, "logp": s.logp, "n_steps": s.n, "passes": passes}
 
-    Given tokens never change. A step is a forward pass. What follows an end of text may be filled
-    in all at once, see `write`: it has the number of that step, and logp 0.
-    key: one, or one per row (B,). valid (B, T): False on left padding. group: so many consecutive rows are identical.
-    A causal model then reads their prompt once, and a denoiser computes their first step once."""
-    keys, s = begin(params, key, z, cfg, plan, valid, group)
-    if group > 1 and not cfg.causal and plan.rule != "drafts":
+
+def fill_in_steps(params, keys, z, cfg, plan, valid, group):
+    """Fill the masks of z (B, T), a block and a step after the other."""
+    s = begin(z)
+    if group > 1:
         s = fill_step(params, keys, s, cfg, plan, valid, group)
 
     def unfinished(s):
@@ -670,8 +541,52 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
         return fill_step(params, keys, s, cfg, plan, valid)
 
     s = jax.lax.while_loop(unfinished, step, s)
-    trace = {"step": s.step, "logp": s.logp, "n_steps": s.n}
-    return sharding.replicate((s.z, trace))
+    return result(s, s.step.max(1) + 1)
+
+
+# Ways to sample. params, keys (B,), z (B, T), ModelConfig, Plan, valid, group: see `generate` -> z, the trace.
+SAMPLERS: dict[str, Callable] = {"steps": fill_in_steps}
+# What a sampler needs of a ModelConfig and a Plan, if it needs anything: a function of both that raises a ValueError.
+CHECKS: dict[str, Callable] = {}
+# Ways to fill N rows of which only some are computed at a time: as a sampler, with `size`, how many, before group.
+QUEUES: dict[str, Callable] = {}
+
+
+def sampler_of(cfg, plan):
+    """Name the sampler for a model and a plan. One that is not in this file has the name of its file in variants/."""
+    if plan.rule in SAMPLERS:
+        return plan.rule
+    if cfg.causal or cfg.block_causal:
+        return "causal_steps" if cfg.causal else "block_steps"
+    return "steps" if plan.cache == "none" else "caches"
+
+
+def check(cfg, plan):
+    """Raise a ValueError if a model cannot be sampled from by a plan."""
+    if cfg.mask_id is None:
+        raise ValueError("this model has no mask token, so nothing in z can be masked: set mask_id in its config")
+    name = sampler_of(cfg, plan)
+    if not model.plugged(SAMPLERS, name):
+        raise ValueError(f"this model and plan are sampled from by variants/{name}.py, and there is no such file")
+    if name in CHECKS:
+        CHECKS[name](cfg, plan)
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "plan", "group"))
+def generate(params, key, z, cfg, plan, valid=None, group=1):
+    """Fill the masks of z (B, T) -> x (B, T), and the trace, a dict: step (B, T), which committed each token, -1 if
+    given; logp (B, T), its log-prob under the distribution it was drawn from, 0 if given; n_steps (), the steps taken;
+    passes (B,), the forward passes that worked on each row.
+
+    Given tokens never change. A step is a forward pass. What follows an end of text may be filled
+    in all at once, see `fill_rest`: it has the number of that step, and logp 0.
+    key: one, or one per row (B,). valid (B, T): False on left padding. group: so many consecutive rows are identical.
+    A causal model then reads their prompt once, and a denoiser computes their first step once."""
+    check(cfg, plan)
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    keys = row_keys(key, len(z)) if key.ndim == 1 - typed else key
+    fill = SAMPLERS[sampler_of(cfg, plan)]
+    return sharding.replicate(fill(params, keys, z, cfg, plan, valid, group))
 
 
 # ---- for a run -------------------------------------------------------------------------------------------------------
@@ -697,3 +612,20 @@ def fill(params, keys, batch, cfg, plan, group=1):
     have the same prompt."""
     z = masked_tokens(batch, cfg.model)
     return generate(params, keys, z, cfg.model, plan, batch.valid, group)
+
+
+def fill_rows(params, keys, batch, cfg, plan, size, group=1):
+    """Fill N rows as `fill` does, `size` at a time -> x (N, T), the trace. Every `group` rows have one prompt.
+
+    Where rows need different numbers of passes and variants/slots.py is there, a full row makes room for the next one.
+    n_steps is the mean number of steps per chunk, or then per row."""
+    n, group = len(keys), math.gcd(size, group)
+    in_steps = sampler_of(cfg.model, plan) == "steps" and plan.rule not in ("quota", "dream")
+    if in_steps and size < n and n % size == 0 and not sharding.shape() and model.plugged(QUEUES, "slots"):
+        z = masked_tokens(batch, cfg.model)
+        return QUEUES["slots"](params, keys, z, cfg.model, plan, batch.valid, size, group)
+
+    def chunk(keys, batch):
+        return fill(params, keys, batch, cfg, plan, group)
+
+    return sharding.in_chunks(chunk, size, keys, batch)

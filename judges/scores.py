@@ -16,7 +16,6 @@ import grpo
 import rewards
 from data import texts
 from system import hosts
-from variants import speed
 
 # ---- which rewards ---------------------------------------------------------------------------------------------------
 
@@ -158,9 +157,24 @@ def already_scored(scores):
     return reward
 
 
+def written(tokens, completion, ends):
+    """Count the tokens that were written in each row (B,), up to and including the first end of text.
+
+    tokens (B, T); completion (B, T), True where a token was to be written. ends: the ids that end a text."""
+    completion = np.asarray(completion)
+    ends = completion & np.isin(tokens, ends)
+    to_end = ends.cumsum(1) - ends == 0
+    return (completion & to_end).sum(1)
+
+
+def written_per_pass(tokens, completion, passes, ends):
+    """Divide what `written` counts in each row by its passes (B,) -> (B,)."""
+    return written(tokens, completion, ends) / np.maximum(np.asarray(passes), 1)
+
+
 def tokens_per_pass(rollout, cfg):
     """Divide the number of tokens of each completion of a rollout by its passes -> (B,)."""
-    return speed.tokens_per_pass(rollout.tokens, rollout.completion, rollout.passes, cfg.model.ends)
+    return written_per_pass(rollout.tokens, rollout.completion, rollout.passes, cfg.model.ends)
 
 
 def score(
@@ -274,7 +288,7 @@ def repetition(tokens, counts):
 
 def length_metrics(rollout, cfg):
     """Measure the lengths of completions, and how many end in an end of text."""
-    length = speed.written(rollout.tokens, rollout.completion, cfg.model.ends)
+    length = written(rollout.tokens, rollout.completion, cfg.model.ends)
     ends = (np.asarray(rollout.completion) & np.isin(rollout.tokens, cfg.model.ends)).any(1)
     ends = cfg.fill_in | ends  # with fill_in the end of a text is given
     lengths = {f"{how}_length": value for how, value in stats(length, "mean", "min", "max").items()}

@@ -18,7 +18,6 @@ import sample
 from data import texts
 from judges import rules, scores
 from system import sharding
-from variants import slots, speed
 
 
 def distinct_ngrams(completions, n=3):
@@ -96,14 +95,14 @@ def pass_rates(
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):
         plan = sample.plan(cfg, temperature)
         keys = [sample.row_keys(jax.random.fold_in(key, i), n_rows) for i in range(n)]
-        filled = [slots.fill(params, row_keys, arrays, cfg, plan, size) for row_keys in keys]
+        filled = [sample.fill_rows(params, row_keys, arrays, cfg, plan, size) for row_keys in keys]
         columns = [texts.completion_ids(x, tok, cfg) for x, _ in filled]
         if name == "greedy":
             x, trace = filled[0]
             samples[0]["film"] = denoising_animation(x, trace, len(columns[0][0]), cfg, tok)
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
         fast = np.stack(
-            [speed.tokens_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends) for x, trace in filled], 1
+            [scores.written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends) for x, trace in filled], 1
         )
         scored = scores.score(fns, eval_only, cfg, tok, text.rows, ids, n, fast.reshape(-1))
         for i, shown in enumerate(samples):

@@ -19,7 +19,6 @@ from data import texts
 from judges import scores
 from model import ModelConfig
 from system import disk, hosts, huggingface, kernels, memory
-from variants import checks
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -49,7 +48,7 @@ def check(cfg):
         except ImportError:
             raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
     if cfg.objective == "grpo":
-        if cfg.rule in sample.LOOKS_BACK and cfg.logp_est == "trace":
+        if cfg.rule == "renoise" and cfg.logp_est == "trace":
             raise ValueError(f"rule={cfg.rule!r} takes tokens back, so logp_est='trace' would score other steps than "
                              "were taken: use a bound, such as logp_est='coupled_elbo'")  # fmt: skip
         scores.check_early(cfg)
@@ -186,7 +185,7 @@ def open_sources(resumed, cfg):
         check_fits(cfg, shape)
     huggingface.family_of(shape)  # refuse a model that no folder can hold before it is trained
     if cfg.objective != "judge":  # and one that could not be sampled from at the first evaluation
-        checks.model_and_plan(shape, sample.plan(cfg, cfg.temperature))
+        sample.check(shape, sample.plan(cfg, cfg.temperature))
     return Prepared(dataclasses.replace(cfg, model=shape), tok, params, resumed)
 
 

@@ -53,7 +53,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from judges import rules, scores
     from system import kernels, memory
     from system.start import find_or_train
-    from variants import joint, slots, speed
+    from variants import joint
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 V = 259  # the byte tokenizer's vocabulary
@@ -647,7 +647,7 @@ def curves(task, options, torch, twin, other=None):
     def ours(how):
         plan = sampler.Plan(**{"steps": own or n, "block_len": n, "early_end": True} | how)
         keys = sampler.row_keys(jax.random.key(0), len(z))  # a quarter of the rows at a time, as in a rollout
-        x, trace = jax.block_until_ready(slots.fill(params, keys, arrays, run, plan, len(z) // 4))
+        x, trace = jax.block_until_ready(sampler.fill_rows(params, keys, arrays, run, plan, len(z) // 4))
         return x, float(np.mean(trace["n_steps"])), trace["passes"]
 
     def theirs():
@@ -660,7 +660,7 @@ def curves(task, options, torch, twin, other=None):
         (x, passes, of_rows), wall, cpu = clocked(fn, 1 if quick or options.runs else some(options, 1, 1, 2))
         jax.clear_caches()  # a process may have 65,530 maps of memory, and a hundred programs have them
         accuracy, tokens = score(x)
-        fast = float(speed.tokens_per_pass(x, arrays.maskable, of_rows, run.model.ends).mean())
+        fast = float(scores.written_per_pass(x, arrays.maskable, of_rows, run.model.ends).mean())
         found.setdefault(way, []).append((passes / n, tokens / wall, accuracy, fast))
         cells = f"{accuracy:.1%}", f"{passes:.3g}", f"{passes / n:.3f}", f"{tokens / wall:.0f}", f"{tokens / cpu:.0f}"
         cells += (f"{fast:.2f}",)

@@ -116,23 +116,24 @@ def changed(file, diff, name, monkeypatch):
 def added(monkeypatch):
     """Run an example at the end of the file that it is for; the table that it extends is restored afterwards."""
 
-    def run(file, module, table):
-        monkeypatch.setattr(module, table, dict(getattr(module, table)))
+    def run(file, module, *tables):
+        for table in tables:
+            monkeypatch.setattr(module, table, dict(getattr(module, table)))
         exec(EXAMPLES[file], dict(vars(module)))
 
     return run
 
 
 def test_the_rule_of_the_page_takes_improbable_tokens_back(added):
-    added("sample.py", sample, "RULES")
+    added("variants/revise.py", sample, "RULES", "SAMPLERS")
     b = sample.Block(jnp.array([[True, False, False]]), jnp.zeros((1, 3), int), jnp.ones((1, 3)), jnp.zeros((1, 3)),
-                     jnp.array([[0.5, 0.01, 0.9]]), jnp.array([[0]]), jnp.array([[2]]))  # fmt: skip
-    assert sample.RULES["revise"](b, None).tolist() == [[True, False, True]]
+                     jnp.array([[0]]), jnp.array([[2]]))  # fmt: skip
+    assert sample.RULES["revise"](b, jnp.array([[0.5, 0.01, 0.9]]), None).tolist() == [[True, False, True]]
 
 
 @pytest.mark.slow
 def test_the_rule_of_the_page_fills_every_mask(added):
-    added("sample.py", sample, "RULES")
+    added("variants/revise.py", sample, "RULES", "SAMPLERS")
     z = jnp.full((2, 6), TINY.mask_id)
     x, trace = sample.generate(model.init(jax.random.key(0), TINY), jax.random.key(1), z, TINY,
                                sample.Plan(rule="revise", steps=4, temperature=1.0))  # fmt: skip
@@ -205,7 +206,7 @@ def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):
 
 
 def test_the_page_has_no_other_examples():
-    files = {"sample.py", "diffusion.py", "my.py", "grpo.py", "system/families.py", "variants/local.py"}
+    files = {"variants/revise.py", "diffusion.py", "my.py", "grpo.py", "system/families.py", "variants/local.py"}
     assert {*EXAMPLES} == files and len(DIFFS) == 1
     for kind, code in BLOCKS:
         assert kind == "diff" or ast.parse(code)

@@ -606,7 +606,8 @@ def choices(plan, length=3):
         size = lambda z, n: -(-(z == HOLE).sum() // (plan.steps - n))
         sets = lambda z, n: list(itertools.combinations(np.flatnonzero(z == HOLE), size(z, n)))
         return lambda z, n: [(1 / len(sets(z, n)), np.isin(range(length), s)) for s in sets(z, n)]
-    keys, s = sample.begin(None, jax.random.key(0), with_prompt(every_state(length), 1), CFG, plan, None)
+    s = sample.begin(with_prompt(every_state(length), 1))
+    keys = sample.row_keys(jax.random.key(0), len(s.z))
     table = []
     for n in range(length):  # one step from every state there is
         after = sample.fill_step(PARAMS, keys, s, CFG, plan, None)

@@ -24,8 +24,7 @@ PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", 
             "tools/plan", "tools/score"}  # fmt: skip
 # Where the core still imports a variant, instead of the other way round.
 LEFT = {
-    "sample": {"variants/blocks", "variants/caches", "variants/checks", "variants/drafts", "variants/joint"},
-    "rl": {"variants/joint", "variants/slots"},
+    "rl": {"variants/joint"},
 }  # fmt: skip
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
 PACKAGES |= {"tokenizers", "jinja2", "huggingface_hub", "pyarrow"}  # imported by what needs them

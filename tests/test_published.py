@@ -19,10 +19,10 @@ import model
 import sample
 from data import bpe
 from data.texts import completion_ids
+from judges import scores
 from rl import loss_mask
 from system import disk, huggingface
 from tools import complete
-from variants import speed
 
 SIZES = dict(vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2)  # fmt: skip
@@ -351,5 +351,5 @@ def test_what_is_written_behind_any_end_is_no_part_of_an_answer():
     tokens, completion = jnp.array([[1, 2, 3, 7, 4, 8]]), jnp.array([[False, False, True, True, True, True]])
     run = config.Config(max_prompt_len=2, max_new_tokens=4, model=cfg)
     assert completion_ids(tokens, bpe.Tokenizer.bytes(), run) == [[3]]
-    assert speed.written(tokens, completion, cfg.ends).tolist() == [2]
+    assert scores.written(tokens, completion, cfg.ends).tolist() == [2]
     assert loss_mask(tokens, completion, cfg.ends, run)[0].tolist() == [False, False, True, True, False, False]

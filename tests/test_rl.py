@@ -33,7 +33,7 @@ from data.texts import completion_ids, encode_split, split_rows
 from judges import own, scores
 from system import collapse, evaluation, huggingface, in_memory, setup
 from system.start import prepare, with_ids
-from variants import dynamic_sampling, entropy, judge, quadrature, slots, strata  # noqa: F401  (estimators)
+from variants import dynamic_sampling, entropy, judge, quadrature, strata  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing
@@ -1080,13 +1080,13 @@ def test_the_passes_of_every_row_reach_the_reward_in_evaluations(tiny, tmp_path)
 
 def test_the_speed_of_an_evaluated_text_is_its_own(tiny, tmp_path, monkeypatch):
     """Of four samples of a prompt only the first is right, and only the first took a single pass."""
-    fill, calls = slots.fill, itertools.count(-1)  # the first call is greedy
+    fill, calls = sample.fill_rows, itertools.count(-1)  # the first call is greedy
 
     def marked(*args):
         x, trace = fill(*args)
         return x, trace | {"passes": np.full(len(x), 10**next(calls) if args[4].temperature else next(calls) + 2)}
 
-    monkeypatch.setattr(slots, "fill", marked)
+    monkeypatch.setattr(sample, "fill_rows", marked)
     found = rates(tiny, tmp_path, "float(i % 4 == 0)", rewards=(f"{tmp_path}/my.py:mine", "passes(right=1)"), **FAST)
     assert found["val/sampled"] == 0.25 and found["val/sampled/passes"] > 1 > found["val/sampled/tokens_per_pass"] > 0
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import types
 
@@ -22,9 +23,9 @@ import diffusion
 import model
 import sample
 from sample import Plan, generate, row_keys
-from system import huggingface, kernels, terminal
+from system import huggingface, kernels, sharding, terminal
 from tools import complete
-from variants import caches, slots
+from variants import caches, renoise
 
 FIXTURE = "tests/fixtures/llada"
 V, EOS, MASK = 6, 4, 5
@@ -110,7 +111,7 @@ def test_with_a_threshold_and_a_cache_tokens_and_forward_passes_are_those_of_fas
 def test_random_order_is_lladas_when_it_gets_the_same_random_numbers(llada, monkeypatch):
     (params, cfg, e), plan = llada, Plan(order="random", steps=16, block_len=16)
     z = np.concatenate([e["prompt_full"], np.full((3, 32), cfg.mask_id)], 1).astype(np.int32)
-    keys, s = sample.begin(params, KEY, jnp.array(z), cfg, plan, None)
+    keys, s = row_keys(KEY, len(z)), sample.begin(jnp.array(z))
 
     @jax.jit
     def step(s, u):
@@ -127,7 +128,7 @@ def test_the_quota_is_lladas_get_num_transfer_tokens(llada):
     for (n, steps), expected in zip(e["ntt_args"], e["ntt_out"], strict=True):
         hole, counts = np.arange(n)[None] >= 0, []
         for i in range(steps):
-            block = sample.Block(hole, np.cumsum(hole, 1) - 1, None, None, None, i, steps)
+            block = sample.Block(hole, np.cumsum(hole, 1) - 1, None, None, i, steps)
             commit = hole & np.asarray(sample.quota(block, None))
             counts.append(int(commit.sum()))
             hole = hole & ~commit
@@ -185,7 +186,8 @@ def test_generate_follows_dreams_schedule(steps):
 # ---- every hole, and nothing but the holes ----
 
 plans = st.builds(
-    Plan, order=st.sampled_from(sorted(sample.ORDERS)), rule=st.sampled_from(sorted(sample.RULES)),
+    Plan, order=st.sampled_from(sorted(sample.ORDERS)),
+    rule=st.sampled_from(sorted({*sample.RULES} - {*sample.SAMPLERS})),
     early_end=st.booleans(), factor=st.floats(0, 3), steps=st.integers(1, 14),
     block_len=st.none() | st.integers(1, 12), threshold=st.floats(0, 1),
     budget=st.floats(0, 3), temperature=st.sampled_from([0.0, 0.7]), top_k=st.none() | st.integers(1, 9),
@@ -361,8 +363,7 @@ def test_a_step_of_a_large_vocabulary_never_needs_more_than_one_and_a_half_times
     cfg = model.ModelConfig(vocab_size=V, n_layer=1, n_head=1, d_model=8, d_ff=8, mask_id=V - 1)
 
     def step(params, key, z):
-        keys, s = sample.begin(params, key, z, cfg, plan, None)
-        return sample.fill_step(params, keys, s, cfg, plan, None)
+        return sample.fill_step(params, row_keys(key, B), sample.begin(z), cfg, plan, None)
 
     params = jax.eval_shape(lambda: model.init(KEY, cfg))
     memory = jax.jit(step).lower(params, KEY, jax.ShapeDtypeStruct((B, 64), jnp.int32)).compile().memory_analysis()
@@ -475,7 +476,7 @@ def test_the_entropy_rule_spends_its_budget():
     ("entropy", Plan(budget=0.25), [True, True, True])])  # 0 + 0.25 + 0.5, less the largest
 def test_a_rule_commits_what_is_exactly_on_its_bound_in_every_row(rule, plan, row):
     both = lambda row: jnp.array([row, row[::-1]])
-    block = sample.Block(both([True] * 3), both([0, 1, 2]), both([0.875, 0.75, 0.5]), both([0, 0.25, 0.5]), None, 0, 1)
+    block = sample.Block(both([True] * 3), both([0, 1, 2]), both([0.875, 0.75, 0.5]), both([0, 0.25, 0.5]), 0, 1)
     assert sample.RULES[rule](block, plan).tolist() == [row, row[::-1]]
 
 
@@ -605,16 +606,16 @@ def test_scores_that_differ_in_their_last_bits_are_equal():
 
 
 def test_a_rule_that_looks_back_takes_tokens_back_but_none_that_were_given(monkeypatch):
-    def regret(b, plan):  # fill all, then think better of the first and the third column
+    def regret(b, standing, plan):  # fill all, then think better of the first and the third column
         return (b.i != 1) | (jnp.arange(b.masked.shape[1]) % 2 == 1)
 
     monkeypatch.setitem(sample.RULES, "regret", regret)
-    monkeypatch.setattr(sample, "LOOKS_BACK", {"regret"})
+    monkeypatch.setitem(sample.SAMPLERS, "regret", renoise.fill_and_take_back)
     plan = Plan(rule="regret", temperature=1.0)
-    keys, s = sample.begin(PARAMS, KEY, holes("01____"), TINY, plan, None)
-    full = sample.fill_step(PARAMS, keys, s, TINY, plan, None)
+    keys, s = row_keys(KEY, 1), sample.begin(holes("01____"))
+    full = renoise.fill_step(PARAMS, keys, s, TINY, plan, None)
     assert (full.z != MASK).all() and (full.logp[0, 2:] < 0).all()
-    after = sample.fill_step(PARAMS, keys, full, TINY, plan, None)
+    after = renoise.fill_step(PARAMS, keys, full, TINY, plan, None)
     back = np.array([[False, False, True, False, True, False]])
     np.testing.assert_array_equal(after.z, np.where(back, MASK, full.z))
     np.testing.assert_array_equal(after.step, np.where(back, -1, full.step))
@@ -626,14 +627,14 @@ def test_sdars_quota_gives_what_is_left_over_to_the_first_steps():
     masked = jnp.ones((1, L), bool)
     for steps, shares in ((2, [3, 2]), (3, [2, 2, 1]), (8, [1] * 5 + [1] * 3)):
         for i, share in enumerate(shares):
-            b = sample.Block(masked, rank, *[rank] * 3, jnp.full((1, 1), i), jnp.full((1, 1), steps))
+            b = sample.Block(masked, rank, *[rank] * 2, jnp.full((1, 1), i), jnp.full((1, 1), steps))
             assert sample.static(b, Plan()).sum() == share
 
 
 def test_of_the_entropies_the_largest_is_free_wherever_it_stands():
     masked, rank = jnp.ones((1, 3), bool), jnp.arange(3)[None]
     for entropies, commits in (([1.0, 0.05, 0.05], 2), ([0.05, 1.0, 0.05], 2), ([0.05, 0.05, 1.0], 2), ([0.2] * 3, 1)):
-        b = sample.Block(masked, rank, rank, jnp.array([entropies]), rank, rank[:, :1], rank[:, :1])
+        b = sample.Block(masked, rank, rank, jnp.array([entropies]), rank[:, :1], rank[:, :1])
         assert sample.entropy(b, Plan(rule="entropy", budget=0.08)).sum() == commits
 
 
@@ -875,6 +876,64 @@ def test_an_impossible_plan_is_refused_in_one_sentence(wrong, message):
 def test_models_without_holes_are_refused():
     with pytest.raises(ValueError, match="no mask token"):
         generate(PARAMS, KEY, holes("0_"), dataclasses.replace(TINY, mask_id=None), Plan())
+
+
+WITHOUT = """
+import sys
+import jax, jax.numpy as jnp
+import model, sample
+
+class Gone:
+    names = set()
+    def find_spec(self, name, path, target=None):
+        if name in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def remove(*names):
+    Gone.names = {f"variants.{name}" for name in names}
+    for name in Gone.names:
+        sys.modules.pop(name, None)
+    jax.clear_caches()
+    for table in (sample.SAMPLERS, sample.RULES, sample.CHECKS, sample.QUEUES):
+        for name in {*table} & {*names}:
+            del table[name]
+
+def filled(plan=sample.Plan(rule="threshold", steps=2), **switches):
+    cfg = model.ModelConfig(vocab_size=6, n_layer=1, n_head=1, d_model=8, mask_id=5, eos_id=4, **switches)
+    z = jnp.full((2, 4), 5)
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
+    fill = lambda params: sample.generate(params, jax.random.key(0), z, cfg, plan)
+    return jax.eval_shape(fill, params)[0].shape == z.shape
+
+def asked_for():
+    yield "causal_steps", lambda: filled(sample.Plan(order="left"), causal=True, shift=True)
+    yield "caches", lambda: filled(sample.Plan(cache="dual"))
+    yield "block_steps", lambda: filled(block_causal=2)
+    yield "drafts", lambda: filled(sample.Plan(rule="drafts", order="left"), block_causal=2, causal_text=True)
+    yield "renoise", lambda: filled(sample.Plan(rule="renoise"))
+
+sys.meta_path.insert(0, Gone())
+missing = [name for name, _ in asked_for()]
+for name, ask in asked_for():
+    assert ask()
+    remove(name)
+    assert filled()
+    try:
+        ask()
+    except ValueError as e:
+        print(name, "|", e)
+remove(*missing, "slots", "joint")
+assert filled() and not model.plugged(sample.QUEUES, "slots")
+"""
+
+
+def test_a_way_to_sample_whose_file_is_gone_is_missed_by_what_needs_it_alone():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    errors = dict(line.split(" | ") for line in done.stdout.splitlines())
+    assert list(errors) == ["causal_steps", "caches", "block_steps", "drafts", "renoise"]
+    for name, error in errors.items():
+        assert f"variants/{name}.py" in error or error.startswith(f"rule={name!r}: expected one of quota")
 
 
 # ---- the program ----
@@ -1206,10 +1265,10 @@ def test_rows_that_are_full_make_room_and_get_the_tokens_they_would_have_got(pla
     arrays, keys = data.Batch(tokens, hole, valid), row_keys(KEY, n)
     run = types.SimpleNamespace(model=TINY)
     x, at_once = sample.fill(PARAMS, keys, arrays, run, plan, 2)
-    y, in_turn = slots.fill(PARAMS, keys, arrays, run, plan, 4, 2)
+    y, in_turn = sample.fill_rows(PARAMS, keys, arrays, run, plan, 4, 2)
     np.testing.assert_array_equal(y, x)
     np.testing.assert_array_equal(in_turn["step"], at_once["step"])
     np.testing.assert_allclose(in_turn["logp"], at_once["logp"], atol=1e-5)
     passes = np.asarray(at_once["step"]).max(1) + 1  # of each row
-    _, in_chunks = slots.sharding.in_chunks(lambda k, a: sample.fill(PARAMS, k, a, run, plan, 2), 4, keys, arrays)
+    _, in_chunks = sharding.in_chunks(lambda k, a: sample.fill(PARAMS, k, a, run, plan, 2), 4, keys, arrays)
     assert passes.mean() <= in_turn["n_steps"] < in_chunks["n_steps"]

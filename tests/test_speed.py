@@ -12,8 +12,8 @@ import config
 import data
 import model
 import sample
+from judges import scores
 from sample import Plan
-from variants import slots, speed
 
 V, EOS, MASK = 6, 4, 5
 TINY = model.ModelConfig(vocab_size=V, n_layer=1, n_head=2, d_model=16, rope_theta=3.0, mask_id=MASK, eos_id=EOS,
@@ -61,11 +61,11 @@ def test_a_row_took_as_many_passes_as_it_takes_when_all_rows_are_copies_of_it(na
     keys, plan = CASES[name]
     cfg, batch, row_keys = dataclasses.replace(TINY, **keys), rows_of_different_length(), sample.row_keys(KEY, 6)
     run, params = types.SimpleNamespace(model=cfg), sharp(cfg)
-    x, trace = slots.fill(params, row_keys, batch, run, plan, 6)
+    x, trace = sample.fill_rows(params, row_keys, batch, run, plan, 6)
     alone = []
     for i in range(6):
         copies = jax.tree.map(lambda a, i=i: a[jnp.full(6, i)], (row_keys, batch))
-        y, of_copies = slots.fill(params, *copies, run, plan, 6)
+        y, of_copies = sample.fill_rows(params, *copies, run, plan, 6)
         np.testing.assert_array_equal(y[0], x[i])
         alone.append(int(of_copies["n_steps"]))
     assert np.asarray(trace["passes"]).tolist() == alone
@@ -75,15 +75,15 @@ def test_a_row_took_as_many_passes_as_it_takes_when_all_rows_are_copies_of_it(na
 def test_rows_that_take_turns_in_slots_have_the_passes_that_they_have_in_one_batch():
     plan, batch, keys = Plan(rule="threshold", threshold=0.6), rows_of_different_length(), sample.row_keys(KEY, 6)
     run, params = types.SimpleNamespace(model=TINY), sharp(TINY)
-    together, in_turn = (slots.fill(params, keys, batch, run, plan, size)[1]["passes"] for size in (6, 2))
+    together, in_turn = (sample.fill_rows(params, keys, batch, run, plan, size)[1]["passes"] for size in (6, 2))
     np.testing.assert_array_equal(in_turn, together)
 
 
 def test_tokens_count_up_to_the_first_end_and_given_ones_do_not():
     completion = np.array([[0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1]], bool)
     tokens = jnp.array([[0, 1, 2, 3], [0, 1, EOS, EOS], [EOS, 1, EOS, 2]])
-    np.testing.assert_array_equal(speed.written(tokens, completion, EOS), [3, 2, 2])
-    np.testing.assert_allclose(speed.tokens_per_pass(tokens, completion, jnp.array([2, 1, 4]), EOS), [1.5, 2, 0.5])
+    np.testing.assert_array_equal(scores.written(tokens, completion, EOS), [3, 2, 2])
+    np.testing.assert_allclose(scores.written_per_pass(tokens, completion, jnp.array([2, 1, 4]), EOS), [1.5, 2, 0.5])
 
 
 # ---- correct and fast ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import train
 from sample import Plan
 from system import huggingface, start
 from tools import page
-from variants import checks, slots, uniform
+from variants import renoise, slots, uniform
 
 KEY = jax.random.key(0)
 MASK = 3
@@ -280,19 +280,20 @@ def test_views_in_chunks_are_read_with_the_same_noise():
 # ---- a rule that looks back ------------------------------------------------------------------------------------------
 
 
-def block(masked, confidence, standing, i, steps):
-    """Make the Block of one row, with what `renoise` reads."""
-    masked, confidence, standing = (jnp.array([a]) for a in (masked, confidence, standing))
+def block(masked, confidence, i, steps):
+    """Make the Block of one row."""
+    masked, confidence = jnp.array([masked]), jnp.array([confidence])
     rank = sample.rank_of(jnp.where(masked, confidence, -jnp.inf))
-    return sample.Block(masked, rank, confidence, confidence, standing, jnp.array([[i]]), jnp.array([[steps]]))
+    return sample.Block(masked, rank, confidence, confidence, jnp.array([[i]]), jnp.array([[steps]]))
 
 
 def test_renoise_keeps_as_many_tokens_as_quota_but_the_most_probable_ones():
-    b = block([False, True, True, False], [0.9, 0.8, 0.3, 0.9], [0.7, 0.0, 0.0, 0.1], 1, 3)
-    assert sample.quota(b, None).tolist() == [[True, True, False, True]]
-    assert sample.renoise(b, None).tolist() == [[True, True, True, False]], "the token that is 0.1 probable gives way"
+    b, standing = block([False, True, True, False], [0.9, 0.8, 0.3, 0.9], 1, 3), jnp.array([[0.7, 0.0, 0.0, 0.1]])
+    assert (b.masked & sample.quota(b, None)).tolist() == [[False, True, False, False]]
+    after = [[True, True, True, False]]
+    assert renoise.renoise(b, standing, None).tolist() == after, "the token that is 0.1 probable gives way"
     last = b._replace(i=jnp.array([[2]]))
-    assert sample.renoise(last, None).all()
+    assert renoise.renoise(last, standing, None).all()
 
 
 def test_with_renoise_all_steps_are_taken_and_given_tokens_stay():
@@ -300,10 +301,10 @@ def test_with_renoise_all_steps_are_taken_and_given_tokens_stay():
     plan = Plan(rule="renoise", steps=4, temperature=1.0)
     x, trace = sample.generate(PARAMS, KEY, z, CFG, plan)
     assert trace["n_steps"] == 4 and (x != MASK).all() and (x[:, 3] == 2).all()
-    keys, s = sample.begin(PARAMS, KEY, z, CFG, plan, None)
+    keys, s = sample.row_keys(KEY, 64), sample.begin(z)
     taken_back = 0
     for _ in range(4):
-        after = sample.fill_step(PARAMS, keys, s, CFG, plan, None)
+        after = renoise.fill_step(PARAMS, keys, s, CFG, plan, None)
         taken_back += int(((after.z == MASK) & (s.z != MASK)).sum())
         s = after
     assert taken_back > 20
@@ -355,7 +356,7 @@ def test_what_does_not_go_with_noise_is_named(tmp_path):
         dataclasses.replace(CFG, noise="unifrom")
     for cache in ("prefix", "dual"):
         with pytest.raises(ValueError, match=f"cache='{cache}' would keep keys of noise"):
-            checks.model_and_plan(CFG, Plan(cache=cache))
+            sample.check(CFG, Plan(cache=cache))
     with pytest.raises(ValueError, match="no Hugging Face family has these switches together: .*noise=uniform"):
         huggingface.save(tmp_path, PARAMS, dataclasses.replace(CFG, qk_norm=True))
     assert "noise" not in page.SWITCHES, "the page refuses every switch that it does not know"

@@ -174,7 +174,7 @@ def describe_function(fn: Any) -> dict[str, str]:
 
 
 def rule_of(cfg):
-    """Find the rule that says how many tokens a step fills, as sample.apply_rule does; None for a causal model."""
+    """Find the rule that says how many tokens a step fills, as a sampler does; None for a causal model."""
     if cfg.rule == "drafts" or cfg.model.causal:
         return None if cfg.model.causal else drafts.write_round
     return sample.RULES["static" if cfg.model.block_causal and cfg.rule == "quota" else cfg.rule]

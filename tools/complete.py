@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
@@ -97,11 +96,12 @@ def complete_texts(
 def denoising_steps(
     params: Any, key: jax.Array, z: Any, cfg: Any, plan: Plan, valid: Any = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Generate step by step, and yield tokens z (B, T) and new (B, T), True where this step filled one."""
-    keys, state = sample.begin(params, key, jnp.asarray(z), cfg, plan, valid)
-    while np.any(np.asarray(state.z) == cfg.mask_id):
-        state = sample.fill_step(params, keys, state, cfg, plan, valid)
-        yield np.asarray(state.z), np.asarray(state.step == state.n - 1)
+    """Generate, and yield the tokens z (B, T) after each step and new (B, T), True where this step filled one. Tokens
+    that were taken back later are not shown."""
+    x, trace = sample.generate(params, key, z, cfg, plan, valid)
+    x, step = np.asarray(x), np.asarray(trace["step"])
+    for n in range(int(trace["n_steps"])):
+        yield np.where(step > n, cfg.mask_id, x), step == n
 
 
 def styled_text(tokens, masked, new, tok, styles):

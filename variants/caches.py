@@ -1,16 +1,18 @@
 """
 What a sampler need not compute again: keys and values of columns that do not change, or not yet.
 
-A causal model and a block model have exact caches. A bidirectional one has Fast-dLLM's two approximate ones
-(sample.Plan.cache): the columns outside the current block are computed when the block begins, and then kept.
+A causal model and a block model have exact caches (causal_steps.py, block_steps.py). A bidirectional one has
+Fast-dLLM's two approximate ones (sample.Plan.cache), whose sampler is here: the columns outside the current block are
+computed when the block begins, and then kept. All rows begin their next block together.
 """
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
 
 import model
+import sample
+from system import sharding
 from variants.causal import moved_right
 
 
@@ -43,22 +45,37 @@ def prefill(params, z, cfg, valid, group):
     return [jnp.repeat(a, group, 1) for a in cache]
 
 
-def next_column(params, z, cfg, valid, cache, column):
-    """Compute the state (B, 1, D) that a causal model predicts the token in `column` () from -> it, the cache with that
-    column. z (B, T) and valid are moved right by one here (causal.moved_right): what is read is the token before."""
-    z, valid = moved_right(z, valid, cfg)
-    part = column, 1
-    return compute(params, z, cfg, valid, cache, part, model.Write(column))
+def distinct_steps(step):
+    """Count the steps (B,) that committed a token of each row, from step (B, T), -1 if given: with a cache a row may
+    wait for others, or a pass may only store it. (Steps in which the rule dream commits nothing are left out, too.)"""
+    step = jnp.pad(step, ((0, 0), (1, 0)), constant_values=-1)
+    ordered = jnp.sort(step, 1)
+    return (ordered[:, 1:] > ordered[:, :-1]).sum(1)
 
 
-def approximate_pass(params, s, window, cfg, plan, valid, L):
-    """Compute the states (B, L, D) of the current block with Fast-dLLM's cache, and update it.
+def one_of_each_group(rows, cache, group):
+    """Keep the first of every `group` rows, which are identical, of a tree of rows and of a cache."""
+    return sharding.take(rows, slice(None, None, group)), [a[:, ::group] for a in cache]
 
-    A refreshing pass computes and stores all columns. Others compute those of the block, with the prefix cache also all
-    on its right, rounded up to one of a few lengths, each compiled once. They attend to the cached rest, and store the
-    columns from the block's first on. A shifted model reads the first token of a block from the column before."""
-    T = s.z.shape[1]
-    first = jnp.maximum(window.start - cfg.shift, 0)
+
+def for_all_rows(cache, group):
+    """Repeat the rows of a cache of one row per group."""
+    return [jnp.repeat(a, group, 1) for a in cache]
+
+
+# ---- Fast-dLLM -------------------------------------------------------------------------------------------------------
+
+
+def approximate_pass(params, z, w, refresh, cfg, plan, valid, cache):
+    """Compute the states (B, L, D) of the window w of z (B, T) with Fast-dLLM's cache, and update it.
+
+    A pass with `refresh` () computes and stores all columns. Others compute those of the block, with the prefix cache
+    also all on its right, rounded up to one of a few lengths, each compiled once. They attend to the cached rest, and
+    store the columns from the block's first on. A shifted model reads the first token of a block from the column
+    before."""
+    T, L = z.shape[1], w.column.shape[1]
+    start = w.column[:, 0]
+    first = jnp.maximum(start - cfg.shift, 0)
     least = min(L + cfg.shift, T)
     if plan.cache == "dual":
         sizes = sorted({least, T})
@@ -67,56 +84,66 @@ def approximate_pass(params, s, window, cfg, plan, valid, L):
         step = max(L, T // 4)
         sizes = [*range(least, T, step), T]
         needed = T - first.min()
-    needed = jnp.where(window.refresh, T, needed)
-    low = jnp.where(window.refresh, 0, s.block)
+    needed = jnp.where(refresh, T, needed)
+    low = jnp.where(refresh, 0, w.block)
 
     def run(size, cache):
         at = 0 if size == T else jnp.minimum(first, T - size)
         part = at, size
         write = model.Write(at, low, T)
         wanted = None if size == least else (first - at, least)
-        h, cache = compute(params, s.z, cfg, valid, cache, part, write, wanted)
+        h, cache = compute(params, z, cfg, valid, cache, part, write, wanted)
         if cfg.shift:
-            h = model.shifted(h, first, window.start, L, valid)
+            h = model.shifted(h, first, start, L, valid)
         return h, cache
 
     runs = [functools.partial(run, size) for size in sizes]
     index = jnp.searchsorted(jnp.array(sizes), needed)
-    return jax.lax.switch(index, runs, s.cache)
+    return jax.lax.switch(index, runs, cache)
 
 
-def block_pass(params, s, window, cfg, plan, valid, L):
-    """Compute the states (B, L, D) of the current block of a block model, and update the cache.
+def check(cfg, plan):
+    """Refuse a model whose keys and values change at every step."""
+    if cfg.noise == "uniform":
+        raise ValueError(f"cache={plan.cache!r} would keep keys of noise, which a model with noise='uniform' redraws "
+                         "at every step: leave it out")
 
-    The block that is computed is the first that is not stored for good (Window.stored): the one being filled or, once
-    it is finished, the same one for the last time, from which a shifted model also predicts the next block's first
-    token. If a block is filled in parts of L columns, the first pass of a part computes the whole block, and with the
-    dual cache later ones only the part; but a shifted model computes the whole block until the part's first token,
-    which it reads from the column before, is filled."""
-    T = s.z.shape[1]
-    full = min(cfg.block_causal, T)
-    start = window.start
-    in_parts = plan.cache == "dual" and L < full
-    first_token = model.columns(s.z, (start, 1))[:, 0]
-    begins = window.i <= 0
-    whole = begins | cfg.shift & (first_token == cfg.mask_id)  # rows that need their whole block
 
-    def run(size, cache):
-        first = jnp.minimum(window.stored, T - size) if size == full else start
-        write = model.Write(first)
-        if in_parts:  # rows that need only their part keep the rest
-            low = jnp.where(whole, 0, start)
-            high = jnp.where(whole, T, start + L)
-            write = model.Write(first, low, high)
-        part = first, size
-        h, cache = compute(params, s.z, cfg, valid, cache, part, write)
-        at = start[:, None] + jnp.arange(L) - cfg.shift - first[:, None]
-        at = at.clip(0, size - 1)
-        return jax.vmap(operator.getitem)(h, at), cache
+def current_block(s, cfg, plan):
+    """Find the block that each row works on -> its Window, and if the cache is to be computed anew (). A row that has
+    finished its block waits until all rows have."""
+    block = sample.next_block(s, cfg, plan)
+    unfinished = (s.z == cfg.mask_id).any(1)
+    in_block = unfinished & (block == s.block)
+    refresh = ~in_block.any()
+    may_move = in_block | refresh & unfinished
+    block = jnp.where(may_move, block, jnp.maximum(s.block, 0))
+    return sample.block_window(s, block, cfg, plan), refresh
 
-    if not in_parts:
-        return run(full, s.cache)
-    run_block = functools.partial(run, full)
-    run_part = functools.partial(run, L)
-    return jax.lax.cond(whole.any(), run_block, run_part, s.cache)
 
+def fill_with_cache(params, keys, z, cfg, plan, valid, group):
+    """Fill the masks of z (B, T) as sample.fill_in_steps does, with one of Fast-dLLM's caches."""
+
+    def step(state, group=1):
+        s, cache = state
+        w, refresh = current_block(s, cfg, plan)
+        (z, one, of_text), cache = one_of_each_group((s.z, w, valid), cache, group)
+        h, cache = approximate_pass(params, z, one, refresh, cfg, plan, of_text, cache)
+        chosen = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, sample.RULES[plan.rule])
+        s = sample.write(s, w, *chosen)
+        if plan.early_end:
+            s = sample.fill_rest(s, sample.behind_the_end, cfg)
+        return s, for_all_rows(cache, group)
+
+    def unfinished(state):
+        return jnp.any(state[0].z == cfg.mask_id)
+
+    state = sample.begin(z), model.new_cache(cfg, *z.shape)
+    if group > 1:
+        state = step(state, group)
+    s, _ = jax.lax.while_loop(unfinished, step, state)
+    return sample.result(s, distinct_steps(s.step))
+
+
+sample.SAMPLERS["caches"] = fill_with_cache
+sample.CHECKS["caches"] = check

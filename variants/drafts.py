@@ -26,6 +26,7 @@ from jax.nn import softmax
 
 import diffusion
 import model
+import sample
 from system import kernels, sharding
 from variants import caches, joint
 from variants.causal import moved_right
@@ -154,3 +155,52 @@ def write_round(params, keys, z, stored, cfg, valid, cache, sampling: Sampling) 
     # A token is written if all before it keep the next: the first that does not is written itself.
     reached = jnp.cumsum(~keeps_next, 1) - ~keeps_next == 0
     return Round(column, w.masked & reached, token, logp, w.first + reached.sum(1), cache)
+
+
+# ---- the sampler -----------------------------------------------------------------------------------------------------
+
+
+def check_plan(cfg, plan):
+    """Raise ValueError if a model or a plan cannot be used with rule="drafts"."""
+    if not cfg.causal_text or cfg.block_causal < 2:
+        raise ValueError("rule='drafts' needs a model that is autoregressive and a denoiser at once: causal_text=True "
+                         f"with blocks of 2 or more, now causal_text={cfg.causal_text}, "
+                         f"block_causal={cfg.block_causal}; for other models take another rule, such as quota")
+    needed = {"order": "left", "cache": "none", "block_len": None, "repetition_penalty": 1}
+    for name, value in needed.items():
+        if getattr(plan, name) != value:
+            raise ValueError(f"{name}={getattr(plan, name)!r}: rule='drafts' writes from left to right, with a cache "
+                             f"of its own, what the causal model would write; it needs {name}={value!r}")
+
+
+def fill_by_drafts(params, keys, z, cfg, plan, valid, group):
+    """Fill the masks of z (B, T) in rounds, of which each counts as two steps; its tokens get the number of the second.
+    Every `group` rows have one prompt, which is read once."""
+    params = model.gather_head(params, cfg)
+    causal = joint.autoregressive(cfg)
+
+    def logits(h):
+        return sample.filtered(model.readout(params, h, cfg), plan)
+
+    sampling = Sampling(logits, not plan.temperature, sample.positions_at_once(cfg))
+
+    def step(state):
+        s, stored, cache = state
+        r = write_round(params, keys, s.z, stored, cfg, valid, cache, sampling)
+        w = sample.Window(s.block, r.column, r.commit, s.i, s.i)
+        s = sample.write(s._replace(n=s.n + 1), w, r.commit, r.token, r.logp)
+        s = sample.fill_rest(s, sample.behind_the_end, causal)
+        return s, sharding.replicate(r.stored), r.cache
+
+    def unfinished(state):
+        return jnp.any(state[0].z == cfg.mask_id)
+
+    prompt_end = jnp.argmax(z == cfg.mask_id, 1)
+    state = sample.begin(z), prompt_end, caches.prefill(params, z, causal, valid, group)
+    s, _, _ = jax.lax.while_loop(unfinished, step, state)
+    return sample.result(s, 2 * caches.distinct_steps(s.step))  # a draft and its check
+
+
+sample.RULES["drafts"] = write_round
+sample.SAMPLERS["drafts"] = fill_by_drafts
+sample.CHECKS["drafts"] = check_plan

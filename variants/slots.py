@@ -5,43 +5,13 @@ which is half of the work (docs/rollout-speed.md).
 """
 
 import functools
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 import sample
 from system import sharding
-from variants import speed
-
-
-def fill(params, keys, batch: Any, cfg, plan: sample.Plan, size: int, group: int = 1) -> tuple[jax.Array, dict]:
-    """Fill N rows as `sample.fill` does, `size` at a time -> x (N, T), the trace. Every `group` rows have one prompt.
-
-    Rows are filled in slots, if that saves passes, or else in chunks. The trace also has passes (N,), the denoising
-    passes of each row (see variants/speed.py). Its n_steps is the mean number of passes per chunk or, if finished rows
-    were replaced, per row."""
-    n = len(keys)
-    group = math.gcd(size, group)
-    one_device = not sharding.shape()
-
-    def chunk(keys, batch):
-        return sample.fill(params, keys, batch, cfg, plan, group)
-
-    if one_device and size < n and n % size == 0 and varies(cfg.model, plan):
-        z = sample.masked_tokens(batch, cfg.model)
-        x, trace = in_turn(params, keys, z, cfg.model, plan, batch.valid, size, group)
-    else:
-        x, trace = sharding.in_chunks(chunk, size, keys, batch)
-    passes = speed.passes(trace["step"], cfg.model, plan)
-    return x, trace | {"passes": passes}
-
-
-def varies(cfg, plan):
-    """True if rows need different numbers of passes, and no cache has to be made again for a row that moves in."""
-    cached = plan.cache != "none" or cfg.causal or cfg.block_causal
-    return plan.rule not in ("quota", "dream") and not cached
 
 
 class Slots(NamedTuple):
@@ -56,7 +26,9 @@ class Slots(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "size", "group"))
 def in_turn(params, keys, z, cfg, plan, valid, size, group):
-    """Fill z (N, T) as `sample.generate` does, in `size` slots, a divisor of N. keys (N,), valid (N, T) or None."""
+    """Fill z (N, T) as `sample.generate` does, in `size` slots, a divisor of N. keys (N,), valid (N, T) or None.
+    n_steps is the mean number of passes per row."""
+    sample.check(cfg, plan)
     N = len(z)
     start = first_steps(params, keys, z, cfg, plan, valid, size, group)
 
@@ -88,12 +60,12 @@ def in_turn(params, keys, z, cfg, plan, valid, size, group):
     slots = jax.lax.while_loop(busy, turn, slots)
     x, step, logp = slots.out
     n_steps = 1 + (slots.s.n - 1) * size / N
-    return x, {"step": step, "logp": logp, "n_steps": n_steps}
+    return x, {"step": step, "logp": logp, "n_steps": n_steps, "passes": step.max(1) + 1}
 
 
 def first_steps(params, keys, z, cfg, plan, valid, size, group):
     """Take the first step of all rows, which the rows of a group have in common -> Filling of N rows."""
-    _, start = sample.begin(params, keys, z, cfg, plan, valid)
+    start = sample.begin(z)
 
     def first(rows):
         row_keys, s, row_valid = sharding.take((keys, start, valid), rows)
@@ -122,3 +94,6 @@ def result(s, since):
     from step 0, which all rows take before the slots."""
     step = jnp.where(s.step > 0, s.step - since[:, None], s.step)
     return s.z, step, s.logp
+
+
+sample.QUEUES["slots"] = in_turn
