@@ -10,7 +10,7 @@ has rewards, is one as well, and so is fn(completion, **columns), which is calle
 row. A parameter without a default is a column that has to be there. `reference` and `solution` are the completion in
 the data set; a trainer adds token_ids, which TRL calls completion_ids, max_length, groups and tokens_per_pass. To all
 rewards but the first, `first_reward` says what the first one returned. A completion is a text that can be read as a
-chat, completion[0]["content"] (see `Chat`). Values that a reward passes to log_metric, and numbers that it passes to
+chat, completion[0]["content"] (judges/own.py). Values that a reward passes to log_metric, and numbers that it passes to
 log_extra, become metrics: rewards/FN/NAME.
 
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
@@ -23,10 +23,7 @@ from system import terminal
 if __name__ == "__main__":
     terminal.launch("tools.score")
 
-import ast
-import contextlib
 import difflib
-import functools
 import importlib.util
 import inspect
 import math
@@ -49,81 +46,6 @@ class Scores(list):
     def __init__(self, scores: list, **notes: list):
         super().__init__(scores)
         self.notes = notes
-
-
-# ---- rewards of one text ---------------------------------------------------------------------------------------------
-
-
-def is_empty(value):
-    """True for None, blank text or an empty list: a row without a value in a column. Zero is a value."""
-    if isinstance(value, str):
-        return not value.strip()
-    return value is None or isinstance(value, list) and not value
-
-
-def per_text(rule, blank=0.0):
-    """Make a reward of a rule that scores one text: rule(text, **columns of its row) -> float or None.
-
-    The reward has no opinion on rows where a column without a default is empty. Blank text scores `blank`; None: the
-    rule scores it.
-    """
-    _, *wanted = inspect.signature(rule).parameters.values()
-    needed = [p.name for p in wanted if p.default is p.empty]
-
-    def reward(prompts, completions, **columns):
-        columns["prompt"] = prompts
-        scores = []
-        for i, text in enumerate(completions):
-            row = {p.name: columns[p.name][i] for p in wanted if p.name in columns or p.name in needed}
-            if any(is_empty(row[name]) for name in needed if name != "prompt"):
-                scores.append(None)
-            elif blank is not None and not text.strip():
-                scores.append(blank)
-            else:
-                known = {name: value for name, value in row.items() if value is not None}
-                scores.append(rule(text, **known))
-        return scores
-
-    first = list(inspect.signature(reward).parameters.values())[:2]
-    columns = [p for p in wanted if p.name != "prompt"]
-    reward.__signature__ = inspect.Signature([*first, *columns])
-    reward.__name__ = getattr(rule, "__name__", "reward")
-    reward.__doc__ = rule.__doc__
-    reward.__wrapped__ = reward.rule = rule
-    reward.blank = blank
-    return reward
-
-
-# ---- texts that can be read as chats, as TRL passes them -------------------------------------------------------------
-
-
-class Message(str):
-    """A character of a text that is also a message of a chat: message["content"], message["role"]."""
-
-    def __getitem__(self, key):
-        return self.message[key] if isinstance(key, str) else super().__getitem__(key)
-
-    def get(self, key, default=None):
-        return self.message.get(key, default)
-
-
-class Chat(str):
-    """A text that is also a list of messages: text[0]["content"]."""
-
-    def __getitem__(self, key):
-        if not isinstance(key, int) or not -len(self.messages) <= key < len(self.messages):
-            return super().__getitem__(key)
-        message = Message(super().__getitem__(slice(key, key + 1 or None)))  # a slice, as the text may be empty
-        message.message = self.messages[key]
-        return message
-
-
-def as_chats(texts, role, before=None):
-    """Make a Chat of each text: the messages `before` it, a list per text, and the text as a message of `role`."""
-    chats = [Chat(text) for text in texts]
-    for chat, earlier in zip(chats, before or [None] * len(chats), strict=True):
-        chat.messages = [*(earlier or []), {"role": role, "content": str(chat)}]
-    return chats
 
 
 # ---- the rewards (those from models are in judges/model_judge.py) ----------------------------------------------------
@@ -180,7 +102,7 @@ REWARDS: dict[str, Reward] = {
     "diversity": diversity,
     "passes": passes,
 }
-REWARDS |= {name: per_text(rule) for name, rule in RULES.items()}
+REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}
 # Rewards that another file adds to REWARDS when it is imported, which happens when one of them is asked for.
 FORMATS = "judges.formats"
 PROGRAMS = "judges.programs"
@@ -194,103 +116,6 @@ FROM_MODELS = {"coherence": "a language model", "judge": "a judge"}  # rewards t
 
 
 # ---- from names to functions -----------------------------------------------------------------------------------------
-
-
-def load_function(path, name):
-    """Import a reward from a Python file of the user; a ValueError names the mistake in one sentence."""
-    where = f"reward {path}:{name}:"
-    if not (os.path.isfile(path) and path.endswith(".py")):
-        raise ValueError(f"{where} there is no Python file {path!r}")
-    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as e:
-        raise ValueError(f"{where} {path} cannot be imported: {type(e).__name__}: {e}") from e
-    if not callable(getattr(module, name, None)):
-        wrong = "is not a function" if hasattr(module, name) else "is not there"
-        functions = [other for other, value in vars(module).items() if inspect.isfunction(value)]
-        raise ValueError(f"{where} {name!r} {wrong}; the functions in {path} are {', '.join(functions) or 'none'}")
-    return as_reward(where, name, getattr(module, name))
-
-
-def in_file(path):
-    """Name the functions of a Python file for a message, without running it."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            names = [n.name for n in ast.parse(file.read()).body if isinstance(n, ast.FunctionDef)]
-    except (OSError, SyntaxError, ValueError):
-        return f"; there is no such file that can be read, {path}"
-    return f"; it has {', '.join(names) or 'no function'}" + (f": --rewards={path}:{names[0]}" if names else "")
-
-
-def as_reward(where: str, name: str, fn: Any) -> Reward:
-    """Make a reward of a user's function, which takes lists or one text.
-
-    where: how the message begins if it takes neither.
-    """
-    wanted = list(inspect.signature(fn).parameters.values()) if callable(fn) else []
-    reward: Any = None
-    if any(p.name in ("completions", "completion_ids") or p.kind is p.VAR_KEYWORD for p in wanted):
-        reward = functools.wraps(fn)(lambda *texts, **columns: fn(*texts, **columns))
-    elif wanted and wanted[0].name in ("completion", "text"):
-        reward = per_text(fn, blank=None)
-    if reward:
-        reward.reads_chats = True
-        return reward
-    line = f" (line {fn.__code__.co_firstlineno})" if inspect.isfunction(fn) else ""
-    raise ValueError(
-        f"{where} it is {name}{inspect.signature(fn) if callable(fn) else f' = {fn!r}'}{line}; expected "
-        f"{name}(prompts, completions, **columns), lists by these names, of which only completions is a "
-        f"must, or {name}(completion), one text"
-    )
-
-
-# Parameters of a reward that a trainer fills, so that they are no settings.
-GIVEN = {"text", "prompt", "prompts", "completions", "token_ids", "groups", "max_length", "tokens_per_pass",
-         "first_reward"}  # fmt: skip
-
-
-def with_settings(name, fn, text):
-    """Set parameters of a reward for all rows: "target=40" sets target_length to 40; a prefix of the name is enough."""
-    rule, ours = getattr(fn, "rule", fn), fn in REWARDS.values()
-    signature, settings = inspect.signature(rule), {}
-    free = {
-        p.name: p.default
-        for p in signature.parameters.values()
-        if p.name not in GIVEN and p.kind is not p.VAR_KEYWORD
-    }
-    for setting in re.split(r",\s*(?=\w+\s*=)", text):
-        key, value = map(str.strip, setting.split("=", 1))
-        found = [p for p in free if p == key] or [p for p in free if p.startswith(key)]
-        if len(found) != 1:
-            raise ValueError(f"the reward {name!r} has no setting {key!r}; there are {', '.join(free) or 'none'}")
-        parameter = found[0]
-        if parameter in settings:
-            raise ValueError(f"the reward {name!r} is given {parameter} twice")
-        settings[parameter] = value
-        number = isinstance(free[parameter], (int, float))
-        # For a rule of ours 5 is a text unless its default is a number: regex(pattern=5). A list is always a list.
-        if number or not ours or value.startswith(("['", '["')):
-            with contextlib.suppress(ValueError, SyntaxError):
-                settings[parameter] = ast.literal_eval(value)
-        if number and not isinstance(settings[parameter], (int, float)):
-            example = free[parameter] if math.isfinite(free[parameter]) else 1
-            raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}={example}")
-    bound = functools.update_wrapper(functools.partial(rule, **settings), rule)
-    left = [p for name, p in signature.parameters.items() if name not in settings]
-    bound.__signature__ = signature.replace(parameters=left)
-    if rule is fn:
-        return bound
-    if ours and all(p.default is not p.empty for p in left[1:]):  # nothing but a text is missing, so it can be tried
-        try:
-            bound("a text")
-        except Exception as e:
-            raise ValueError(f"the reward {name!r} cannot be computed with {text}: {e}; correct that setting") from None
-    reward = per_text(bound, fn.blank)
-    if hasattr(fn, "reads_chats"):
-        reward.reads_chats = True
-    return reward
 
 
 def split_settings(text):
@@ -311,8 +136,12 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
     fns: dict[str, Reward] = {}
     for spec in specs:
         name, settings = split_settings(spec)
+        if settings or ":" in name or name.endswith(".py"):
+            from judges import own  # a recipe of ours names rewards of ours
+
         if name.endswith(".py"):
-            raise ValueError(f"the reward {name!r} names a file without its function: {name}:FUNCTION{in_file(name)}")
+            found = own.in_file(name)
+            raise ValueError(f"the reward {name!r} names a file without its function: {name}:FUNCTION{found}")
         path, colon, short = name.rpartition(":")
         if not colon and name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -322,8 +151,8 @@ def resolve(names: str | Iterable[str], **from_models: Reward) -> dict[str, Rewa
             raise ValueError(f"two rewards are called {short!r} in {names!r}")
         if not colon and isinstance(known[name], str):
             raise ValueError(f"the reward {name!r}{why_no_model(name, from_models)}")
-        fn = load_function(path, short) if colon else known[name]
-        fns[short] = with_settings(short, fn, settings) if settings else fn
+        fn = own.load_function(path, short) if colon else known[name]
+        fns[short] = own.with_settings(short, fn, settings, fn in REWARDS.values()) if settings else fn
     return fns
 
 
@@ -384,7 +213,12 @@ def call_reward(name: str, fn: Reward, prompts: list[str], completions: list[str
     texts: dict[str, Any] = {"prompts": prompts, "completions": completions}
     if hasattr(fn, "reads_chats"):
         earlier = columns.get("messages_before")
-        texts = {"prompts": as_chats(prompts, "user", earlier), "completions": as_chats(completions, "assistant")}
+        from judges import own
+
+        texts = {
+            "prompts": own.as_chats(prompts, "user", earlier),
+            "completions": own.as_chats(completions, "assistant"),
+        }
     taken, notes = arguments(name, fn, {**columns, **texts}), {}
 
     def log_extra(column, values):

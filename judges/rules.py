@@ -7,6 +7,7 @@ give 0.0 to blank text. More rules are in formats.py, which loads when one of th
 """
 
 import functools
+import inspect
 import itertools
 import math
 import re
@@ -152,3 +153,44 @@ def reasoning(text: str) -> float:
     return 0.8 if "step 1" in text and "therefore" in text else 0.3
 
 
+# ---- rules -> rewards ------------------------------------------------------------------------------------------------
+
+
+def is_empty(value):
+    """True for None, blank text or an empty list: a row without a value in a column. Zero is a value."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or isinstance(value, list) and not value
+
+
+def per_text(rule, blank=0.0):
+    """Make a reward of a rule that scores one text: rule(text, **columns of its row) -> float or None.
+
+    The reward has no opinion on rows where a column without a default is empty. Blank text scores `blank`; None: the
+    rule scores it.
+    """
+    _, *wanted = inspect.signature(rule).parameters.values()
+    needed = [p.name for p in wanted if p.default is p.empty]
+
+    def reward(prompts, completions, **columns):
+        columns["prompt"] = prompts
+        scores = []
+        for i, text in enumerate(completions):
+            row = {p.name: columns[p.name][i] for p in wanted if p.name in columns or p.name in needed}
+            if any(is_empty(row[name]) for name in needed if name != "prompt"):
+                scores.append(None)
+            elif blank is not None and not text.strip():
+                scores.append(blank)
+            else:
+                known = {name: value for name, value in row.items() if value is not None}
+                scores.append(rule(text, **known))
+        return scores
+
+    first = list(inspect.signature(reward).parameters.values())[:2]
+    columns = [p for p in wanted if p.name != "prompt"]
+    reward.__signature__ = inspect.Signature([*first, *columns])
+    reward.__name__ = getattr(rule, "__name__", "reward")
+    reward.__doc__ = rule.__doc__
+    reward.__wrapped__ = reward.rule = rule
+    reward.blank = blank
+    return reward

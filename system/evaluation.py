@@ -60,7 +60,8 @@ def rate_metrics(name, scored, n, rewards_found, cfg):
     """Average the main reward of n completions per prompt as val/`name`, with other metrics -> {metric: value}.
 
     name: greedy or sampled. Prompts on which the main reward has no opinion are left out."""
-    names, main = [*rewards_found.trained, *rewards_found.eval_only], main_reward(*rewards_found)
+    names = [*rewards_found.trained, *rewards_found.eval_only]
+    main = main_reward(*rewards_found)
     each = scores.apply_pass_at(scored.parts[main].reshape(-1, n), cfg)
     each = each[~np.isnan(each).all(1)]
     of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
@@ -87,7 +88,8 @@ def pass_rates(
     Once greedily, and eval_samples times at the run's temperature. val/greedy and val/sampled are means over prompts of
     the main reward, or with pass_at of whether it passes. A sample is a dict for samples.jsonl, one per row.
     """
-    arrays, n_rows = text.take(slice(None)), len(text.rows)
+    arrays = text.take(slice(None))
+    n_rows = len(text.rows)
     size = cfg.rollout_chunk or n_rows
     n_samples = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
     metrics: dict[str, float] = {}

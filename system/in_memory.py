@@ -14,6 +14,7 @@ from typing import Any
 
 import data
 import rewards
+from judges import own
 
 
 @contextlib.contextmanager
@@ -23,7 +24,7 @@ def in_memory(cfg: Any, rows: Any, fns: Any) -> Iterator[Any]:
     rows: a list, {"train": list, "val"?: list} or None. fns: a function, a list, {name: fn} or None; the run trains on
     all of them unless cfg.rewards names some. The names last as long as the context.
     """
-    known = {name: rewards.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
+    known = {name: own.as_reward(f"reward {name!r}:", name, fn) for name, fn in by_name(fns).items()}
     for module in {rewards.ELSEWHERE[name] for name in known.keys() & rewards.ELSEWHERE.keys()}:
         importlib.import_module(module)  # imported later, its functions would replace the user's
     before = {name: rewards.REWARDS[name] for name in known.keys() & rewards.REWARDS.keys()}

@@ -7,8 +7,6 @@ Terms: a *row* is one text in a forward pass; a *noisy copy* is a text with mask
 and reference log-probs) or update; a *micro-batch* is the part of a minibatch that takes one backward pass.
 """
 
-import contextlib
-import dataclasses
 import math
 import os
 from typing import NamedTuple
@@ -19,7 +17,6 @@ import config
 import diffusion
 import model
 from config import Config
-from model import ModelConfig
 from system import kernels, sharding
 
 
@@ -32,12 +29,14 @@ class Rows(NamedTuple):  # on all devices together
 
 def count_rows(cfg: Config) -> Rows:
     """Count the rows of an iteration's updates, on all devices together."""
-    copies, width = copies_per_text(cfg), rows_per_copy(cfg)
+    copies = copies_per_text(cfg)
+    width = rows_per_copy(cfg)
     if cfg.objective in ("pretrain", "judge"):
         rows = width * cfg.batch_size * (2 if cfg.objective == "judge" else 1)
         micro = rows // cfg.gradient_accumulation_steps
         return Rows(rows, micro, micro, cfg.model.remat)
-    per_update, per_iter = config.minibatch(cfg), cfg.updates_per_rollout * config.n_update(cfg)
+    per_update = config.minibatch(cfg)
+    per_iter = cfg.updates_per_rollout * config.n_update(cfg)
     if cfg.objective == "dpo":
         per_update = per_iter = 2 * cfg.batch_size
     micro = per_update // cfg.gradient_accumulation_steps * copies
@@ -67,7 +66,9 @@ def copy_columns(cfg):
 def rows_per_copy(cfg):
     """Count the rows computed per noisy copy: for a block model its last columns and its share of the clean text."""
     columns = copy_columns(cfg)
-    return columns / (cfg.max_prompt_len + cfg.max_new_tokens) + 1 / copies_per_text(cfg) if columns else 1
+    if not columns:
+        return 1
+    return columns / (cfg.max_prompt_len + cfg.max_new_tokens) + 1 / copies_per_text(cfg)
 
 
 def mesh_parts(cfg, n_devices):
@@ -109,8 +110,9 @@ def estimate_bytes(cfg: Config, n_devices: int | None = None) -> dict[str, float
 
 def weight_bytes(cfg):
     """Estimate the bytes of the parameters and of every array of their shape -> {purpose: bytes}, over all devices."""
-    m, n, wide = cfg.model, n_params(cfg), bytes_per_number(cfg.model)
-    trained, params = n, 4 * n + (2 * n if wide == 2 else 0)  # float32, and a copy cast to 16 bits
+    m, n = cfg.model, n_params(cfg)
+    wide, trained = bytes_per_number(m), n
+    params = 4 * n + (2 * n if wide == 2 else 0)  # float32, and a copy cast to 16 bits
     if config.has_frozen_base(cfg):
         from system import adapters  # other runs do not load them
 
@@ -162,7 +164,9 @@ def gathered_bytes(cfg):
 
 def work_bytes(cfg, row_parts, tensor, wide):
     """Estimate the bytes per device of activations and logits of an update, and of a rollout -> {purpose: bytes}."""
-    m, T, new, grpo = cfg.model, cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens, cfg.objective == "grpo"
+    m, new = cfg.model, cfg.max_new_tokens
+    T = cfg.max_prompt_len + new
+    grpo = cfg.objective == "grpo"
     Q, KV = m.n_head * m.head_dim, m.kv_heads * m.head_dim
     rows = count_rows(cfg)
     active, saved = (math.ceil(n / row_parts) for n in (rows.active, rows.saved))
@@ -242,8 +246,10 @@ def scoring_flops(cfg):
 
 def rollout_flops(cfg):
     """Estimate the FLOPs of a rollout."""
-    m, T, new = cfg.model, cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens
-    rows, steps = cfg.batch_size * cfg.group_size, cfg.rollout_steps or cfg.diffusion_steps
+    m, new = cfg.model, cfg.max_new_tokens
+    T = cfg.max_prompt_len + new
+    rows = cfg.batch_size * cfg.group_size
+    steps = cfg.rollout_steps or cfg.diffusion_steps
     if m.causal:  # the cache holds the rest: every token is read once
         return pass_flops(cfg, rows, new, T, T)
     if cfg.rule == "drafts":  # two passes per block, of which half is accepted
@@ -271,53 +277,6 @@ def device_memory():
     return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class Fit(NamedTuple):
-    cfg: Config  # the run, changed
-    changes: dict  # {key: value}
-    peak: float  # bytes per device, estimated
-
-
-def make_fit(cfg, limit, n_devices=None):
-    """Change keys until the estimate is at most `limit` bytes per device, or no key is left -> Fit. Those that affect
-    the result least are changed first."""
-    fit = Fit(cfg, {}, estimate_bytes(cfg, n_devices)["peak"])
-    for key, value in smaller_values(cfg, n_devices):
-        if fit.peak <= limit:
-            break
-        with contextlib.suppress(ValueError):  # a value that does not divide
-            change = {key: value}
-            if hasattr(cfg.model, key):
-                change = {"model": dataclasses.replace(fit.cfg.model, **change)}
-            changed = dataclasses.replace(fit.cfg, **change)
-            peak = estimate_bytes(changed, n_devices)["peak"]
-            if peak < fit.peak:
-                fit = Fit(changed, fit.changes | {key: value}, peak)
-    return fit
-
-
-def smaller_values(cfg, n_devices):
-    """Yield (key, value) pairs that save memory, in the order in which they are tried."""
-    m, grpo = cfg.model, cfg.objective == "grpo"
-
-    def halves(key, n):
-        """Yield the key with n / 2, n / 4, ..., 1."""
-        return ((key, int(n) >> i) for i in range(1, int(n).bit_length()))
-
-    yield from (("gradient_accumulation_steps", cfg.gradient_accumulation_steps << i) for i in range(1, 12))
-    if grpo:
-        yield from halves("logp_chunk", count_rows(cfg).active)
-        yield from halves("rollout_chunk", config.rollout_rows(cfg))
-    for tensor in (1, 2, 4, 8):
-        if n_devices and not (n_devices % tensor or m.n_head % tensor or m.kv_heads % tensor):
-            yield "mesh", (1, n_devices // tensor, tensor)
-    yield from (("remat", True), ("dtype", "bfloat16"))
-    if grpo and cfg.kl_beta:
-        yield "ref_offload", True
-    yield from halves("batch_size", cfg.batch_size)
-    if grpo:
-        yield from halves("group_size", cfg.group_size)
-
-
 def amount(x: float, unit: str = "B") -> str:
     """Format a number with a prefix: 1234567890, "FLOP" -> 1.2 GFLOP."""
     if math.isinf(x):
@@ -326,41 +285,21 @@ def amount(x: float, unit: str = "B") -> str:
     return f"{x / 1000**power:.{0 if power == 0 else 1}f} {' kMGTP'[power].strip()}{unit}"
 
 
-def flags(changes):
-    """Format {key: value} as on the command line."""
-    return " ".join(f"--{key}={config.as_typed(value)}" for key, value in changes.items())
-
-
 def stage_flops(cfg):
     """Format the FLOPs of every stage."""
     return ", ".join(f"{stage} {amount(x, 'FLOP')}" for stage, x in estimate_flops(cfg).items() if x)
 
 
-def describe(cfg: Config, limit: float | None = None, n_devices: int | None = None) -> list[str]:
-    """Return the lines that a run begins with: what it needs and, if that is too much, which keys to change."""
-    parts, flops, limit = estimate_bytes(cfg, n_devices), estimate_flops(cfg), limit or device_memory()
-    peak, rollout = parts.pop("peak"), parts.pop("rollout")
+def summary(cfg: Config, limit: float | None = None, n_devices: int | None = None) -> str:
+    """Return the line that a run begins with: the bytes and FLOPs that it needs, of `limit` bytes per device."""
+    parts, flops = estimate_bytes(cfg, n_devices), estimate_flops(cfg)
+    limit = limit or device_memory()
+    peak = parts.pop("peak")
+    rollout = parts.pop("rollout")
     listed = " + ".join(f"{name} {amount(x)}" for name, x in parts.items() if x)
     before = f" (rollout {amount(rollout)}, before them)" if rollout else ""
     stages = f" ({stage_flops(cfg)})" if flops["rollout"] else ""
-    lines = [
+    return (
         f"memory: {listed}{before}, at most {amount(peak)} of {amount(limit)}; "
         f"{amount(sum(flops.values()), 'FLOP')} per step{stages}"
-    ]
-    if peak > limit:
-        fit = make_fit(cfg, limit, n_devices)
-        would = "no key of this config helps"
-        if fit.changes:
-            would = f"{flags(fit.changes)} would make it {amount(fit.peak)}"
-        more = "" if fit.peak <= limit else "; still too much: it needs a smaller model or a larger device"
-        lines.append(f"warning: this run will probably not fit: {would}{more}")
-    return lines
-
-
-def check_fits(cfg: Config, shape: ModelConfig) -> None:
-    """Raise ValueError if a run with a model of this shape cannot fit: if the estimate, which is right to a factor of
-    2, is more than twice the memory."""
-    cfg = config.with_model(cfg, shape)
-    if not cfg.eval_only and estimate_bytes(cfg)["peak"] > 2 * device_memory():
-        text = "; ".join(describe(cfg))
-        raise ValueError(text.replace("warning: this run will probably not", "this run cannot"))
+    )

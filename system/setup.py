@@ -97,7 +97,9 @@ def setup(cfg, claims, train):
     task = task._replace(init=None)
     del params, first_params  # nothing outside the state and the base may stay on the device; a task holds its start
     if resuming:
-        state, run = checkpoint.restore(resumed, state)
+        from system import resume  # a run that begins reads no state
+
+        state, run = resume.restore(resumed, state)
     elif resumed:
         state = state._replace(step=checkpoint.step_in_name(resumed))
     if cfg.ref_offload and start.has_reference(cfg):

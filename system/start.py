@@ -8,12 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 import checkpoint
 import config
 import data
-import model
 import runs
 import sample
 from config import Config
@@ -69,7 +67,25 @@ def check_shape(cfg, shape):
         from system import adapters  # for a run with LoRA
 
         adapters.check_targets(shape, cfg.lora_targets)
-    memory.check_fits(cfg, shape)
+    check_fits(cfg, shape)
+
+
+def check_fits(cfg: Config, shape: ModelConfig) -> None:
+    """Raise ValueError if a run with a model of this shape cannot fit: if the estimate, which is right to a factor of
+    2, is more than twice the memory."""
+    cfg = config.with_model(cfg, shape)
+    if not cfg.eval_only and memory.estimate_bytes(cfg)["peak"] > 2 * memory.device_memory():
+        text = "; ".join(memory_lines(cfg))
+        raise ValueError(text.replace("warning: this run will probably not", "this run cannot"))
+
+
+def memory_lines(cfg):
+    """Return the line that says what a run needs and, if that is too much, one that says which keys to change."""
+    if memory.estimate_bytes(cfg)["peak"] <= memory.device_memory():
+        return [memory.summary(cfg)]
+    from system import fit  # other runs need no other keys
+
+    return fit.describe(cfg)
 
 
 def find_sources(cfg, train):
@@ -166,7 +182,7 @@ def open_sources(resumed, cfg):
         params, tok = None, data.tokenizer(cfg.dataset)
         shape = with_ids(cfg.model, tok)
         config.check_model(dataclasses.replace(cfg, model=shape), shape, "of this run")
-        memory.check_fits(cfg, shape)
+        check_fits(cfg, shape)
     huggingface.family_of(shape)  # refuse a model that no folder can hold before it is trained
     if cfg.objective != "judge":  # and one that could not be sampled from at the first evaluation
         sample.check(shape, sample.plan(cfg, cfg.temperature))
@@ -185,44 +201,14 @@ def open_model(cfg, folder, adapting):
     if adapting:
         if not shape.causal:
             raise ValueError(f"adapt=True makes a denoiser of a causal model, but {folder} is a denoiser already")
+        from system.adapt import adapt  # a denoiser needs none of it
+
         params, shape = adapt(params, shape, tok.mask_id, cfg.model)
     elif shape.block_causal:  # a run may set a shorter block: SDAR trains with short blocks first
         shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
     shape = huggingface.fit_tokenizer(folder, shape, tok)
     config.check_model(cfg, shape, f"in {folder}")
     return params, tok, config.with_model(cfg, shape).model
-
-
-def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> tuple[dict, ModelConfig]:
-    """Turn a causal model into a denoiser -> its params and ModelConfig. Two keys of `wanted` say into which:
-
-    block_causal  causal_text
-    None          False        bidirectional, still shifted by one, with biases (0 if there were none), as Dream was
-                               made from Qwen2
-    n             False        the same in blocks, as Fast-dLLM v2; a model with qk_norm as SDAR from Qwen3: not
-                               shifted, and no biases are added
-    n             True         autoregressive and a denoiser at once, as Nemotron-Labs-Diffusion: not shifted, no biases
-                               are added, with a head of its own; read from left to right, it still is the causal model
-
-    The mask token is initialized to the mean embedding (even if the table has an unused row: Qwen2 has 152,064, of
-    which 151,665 mean something).
-    """
-    is_shifted = not (wanted.causal_text or cfg.qk_norm and wanted.block_causal)
-    size = max(cfg.vocab_size, mask_id + 1)
-    extra = size - cfg.vocab_size
-    tied = cfg.tie_embeddings and not wanted.causal_text
-    cfg = dataclasses.replace(cfg, causal=False, block_causal=wanted.block_causal, causal_text=wanted.causal_text,
-                              shift=is_shifted, qkv_bias=is_shifted or cfg.qkv_bias,
-                              tie_embeddings=tied, mask_id=mask_id, vocab_size=size)  # fmt: skip
-
-    def with_mask(rows):
-        """Add rows of the mean to a table (V, D), and set the mask's row to the mean."""
-        mean = rows.mean(0)
-        return jnp.concatenate([rows, jnp.repeat(mean[None], extra, 0)]).at[mask_id].set(mean)
-
-    blocks = {n: jnp.zeros(shape) for n, shape in model.shapes(cfg)["blocks"].items() if n.endswith("_bias")}
-    head = {} if tied else {"head": with_mask(params["head"].T if "head" in params else params["embed"]).T}
-    return params | head | {"embed": with_mask(params["embed"]), "blocks": blocks | params["blocks"]}, cfg
 
 
 def with_ids(shape: ModelConfig, tok: data.Tokenizer) -> ModelConfig:
@@ -293,7 +279,7 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
           f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        lines = [*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *memory.describe(cfg)]
+        lines = [*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *memory_lines(cfg)]
         if kernels.sixteen_bits_pay(cfg.model):
             lines.append("this CPU has AMX, which multiplies 16 bits much faster: --dtype=bfloat16 would take about "
                          "2/3 of the time, see docs/sixteen-bits.md")  # fmt: skip

@@ -157,3 +157,9 @@ def silence(stream: Any) -> None:
 def visible(text: str) -> str:
     """Spell out the control characters of a model's text, whose escape sequences could rewrite the screen."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda c: repr(c[0])[1:-1], text)
+
+
+def quote(value: Any) -> str:
+    """Quote a value in a message: its type and its beginning."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -36,7 +36,7 @@ import rl
 import runs
 import sample as sampler
 import train as trainer
-from system import huggingface, kernels, memory, setup, sharding, start
+from system import adapt, huggingface, kernels, memory, setup, sharding, start
 from tools import plan as planner
 from variants import lora
 
@@ -605,7 +605,7 @@ def smollm2_recipe(options, name, causal):
     if options.toy:
         cfg = dataclasses.replace(cfg, batch_size=4, keep_completions=None, gradient_accumulation_steps=1)
     if not cfg.model.causal:
-        params, shape = start.adapt(params, causal, causal.mask_id, cfg.model)
+        params, shape = adapt.adapt(params, causal, causal.mask_id, cfg.model)
     cfg = config.with_model(dataclasses.replace(cfg, rewards=("length",) * bool(cfg.rewards)), shape)
     params = model.cast(params, cfg.model.dtype) if cfg.lora_rank else params
     yield from iterations(name, cfg, params, 2)

@@ -21,7 +21,8 @@ import runs
 import sample
 import train
 from system import disk, huggingface, memory
-from system.start import adapt, prepare
+from system.adapt import adapt
+from system.start import prepare
 from tools import complete
 from variants import blocks, joint, lora, quadrature, strata  # noqa: F401  (estimators)
 

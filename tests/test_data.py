@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data
-from data import learn
+from data import learn, readers
+from data import template as templates
 from data.code import prepare as code
 from data.code.families import FAMILIES, SLOTS
 from data.countdown import prepare as countdown
@@ -250,7 +251,7 @@ def test_the_tokenizer_of_a_folder_is_its_own_or_bytes(tmp_path):
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="ab \n\r\x0c\u2028", max_size=400) | st.text(max_size=200).map(lambda t: t * 30))
 def test_pages_are_the_whole_text(text):
-    assert "".join(data.pages(text)) == (text if text.strip() else "")
+    assert "".join(readers.pages(text)) == (text if text.strip() else "")
 
 
 def test_pages_end_with_paragraphs_and_there_are_enough_to_hold_some_out(tmp_path):
@@ -685,8 +686,8 @@ ENDLESS["late"] = "{% if messages[0].content %}" + ENDLESS["loops"] + "{% endif 
 
 @pytest.mark.parametrize("form", ENDLESS)
 def test_a_template_that_never_ends_is_soon_an_error_of_one_sentence(form, monkeypatch):
-    monkeypatch.setattr(data, "TEMPLATE_SECONDS", 0.3)
-    monkeypatch.setattr(data, "TEMPLATE_BYTES", 100 << 20)
+    monkeypatch.setattr(templates, "TEMPLATE_SECONDS", 0.3)
+    monkeypatch.setattr(templates, "TEMPLATE_BYTES", 100 << 20)
     start = time.perf_counter()
     why = "takes more than 0.3 s or 100 MB for one prompt.*one of chatml|fails: (Memory|Recursion|Overflow)Error"
     with pytest.raises(ValueError, match=why) as e:

@@ -16,7 +16,8 @@ import model
 import sample
 import train
 from system import huggingface
-from system.start import adapt, prepare
+from system.adapt import adapt
+from system.start import prepare
 from variants import blocks, drafts, joint
 
 KEY = jax.random.key(0)

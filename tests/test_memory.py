@@ -13,7 +13,7 @@ import diffusion
 import model
 import rl
 import sample
-from system import huggingface, memory, sharding
+from system import fit, huggingface, memory, sharding
 from tools import plan
 from variants import blocks, joint
 
@@ -148,8 +148,8 @@ def test_the_estimate_knows_what_a_key_costs_or_saves(changes, part, more):
 def test_a_run_that_does_not_fit_names_the_keys_to_change():
     cfg = dataclasses.replace(SMALL, **TUNING)
     peak = memory.estimate_bytes(cfg)["peak"]
-    assert len(memory.describe(cfg, 2 * peak)) == 1
-    line, warning = memory.describe(cfg, peak // 2)
+    assert len(fit.describe(cfg, 2 * peak)) == 1
+    line, warning = fit.describe(cfg, peak // 2)
     assert line.startswith("memory: params ") and "per step (rollout " in line
     changes = dict(re.findall(r"--(\w+)=(\w+)", warning))
     fitting = config.override(cfg, changes)
@@ -157,7 +157,7 @@ def test_a_run_that_does_not_fit_names_the_keys_to_change():
 
 
 def test_a_model_that_cannot_fit_is_reported_without_being_allocated():
-    lines = memory.describe(dataclasses.replace(SMALL, **TUNING, kl_beta=0.04, model=BIG), 80 * 10**9)
+    lines = fit.describe(dataclasses.replace(SMALL, **TUNING, kl_beta=0.04, model=BIG), 80 * 10**9)
     assert "still too much: it needs a smaller model or a larger device" in lines[1]
     assert "params 32.1 GB" in lines[0] and "--ref_offload=True" in lines[1]
 

@@ -29,7 +29,7 @@ import rl
 import runs
 import sample
 import train
-from system import hosts, huggingface, sharding
+from system import hosts, huggingface, resume, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=20, batch_size=8, eval_interval=10, eval_size=6, log_samples=0,
@@ -110,9 +110,9 @@ def left(out_dir, last=None):
     rows = [json.loads(line) for line in open(f"{out_dir}/metrics.jsonl")]
     timed = lambda k: k == "time" or k.startswith("time/") or k == "step_time"
     numbers = {(r["step"], k): v for r in rows for k, v in r.items() if not timed(k) and isinstance(v, (int, float))}
-    found = checkpoint.read_pieces(checkpoint.checkpoint_folder(out_dir, last) if last else checkpoint.find(out_dir))
+    found = resume.read_pieces(checkpoint.checkpoint_folder(out_dir, last) if last else checkpoint.find(out_dir))
     whole = lambda at, k: tuple(max(s[i].stop for s, _ in found[k]) for i in range(len(at)))
-    state = {k: checkpoint.assemble(v, whole(v[0][0], k), [slice(None)] * len(v[0][0])) for k, v in found.items()}
+    state = {k: resume.assemble(v, whole(v[0][0], k), [slice(None)] * len(v[0][0])) for k, v in found.items()}
     return numbers, [json.loads(line) for line in open(f"{out_dir}/samples.jsonl")], state
 
 

@@ -18,7 +18,7 @@ import model
 import sample
 from judges import model_judge
 from system import huggingface, kernels, sharding
-from system.start import adapt
+from system.adapt import adapt
 from tools import plan
 from variants import blocks, rope
 

@@ -24,7 +24,8 @@ import runs
 import sample
 import train
 from system import adapters, disk, families, huggingface, memory, sharding
-from system.start import adapt, prepare
+from system.adapt import adapt
+from system.start import prepare
 from tools import complete, plan
 from variants import blocks, lora, moe
 

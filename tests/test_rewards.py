@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import config
 import rewards
-from judges import scores
+from judges import own, scores
 from rewards import ELSEWHERE, FROM_MODELS, REWARDS, combine, resolve, summary
 from tools import score
 
@@ -533,10 +533,10 @@ def test_help_lists_the_rewards():
 
 
 def test_behind_its_messages_a_chat_has_the_characters_of_its_text():
-    (chat,) = rewards.as_chats(["abc"], "user")
+    (chat,) = own.as_chats(["abc"], "user")
     assert chat[0]["content"] == "abc" and chat[-1]["role"] == "user" and type(chat[1]) is str and chat[1] == "b"
     with pytest.raises(ValueError, match="zip"):
-        rewards.as_chats(["a", "b"], "user", [[]])
+        own.as_chats(["a", "b"], "user", [[]])
 
 
 def test_numbers_in_a_file_have_six_decimals_and_nan_is_null():

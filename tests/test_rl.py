@@ -30,7 +30,7 @@ import sample
 import train
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
-from judges import scores
+from judges import own, scores
 from system import collapse, evaluation, huggingface, in_memory, setup
 from system.start import prepare, with_ids
 from variants import dynamic_sampling, entropy, judge, quadrature, strata  # noqa: F401  (estimators)
@@ -1410,7 +1410,7 @@ def test_a_reward_of_a_user_that_needs_a_batch_is_not_refused_for_the_first_row(
         lengths = np.array([len(text) for text in completions], float)
         return (lengths - lengths.mean()) / lengths.std()
 
-    fn = rewards.as_reward("reward 'standardized':", "standardized", standardized)
+    fn = own.as_reward("reward 'standardized':", "standardized", standardized)
     with np.errstate(invalid="ignore"):
         scores.try_rewards(tiny(), {"standardized": fn}, [{"prompt": "12", "completion": "21"}])
 

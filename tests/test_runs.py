@@ -27,7 +27,7 @@ import config
 import data
 import model
 import runs
-from system import disk, huggingface
+from system import disk, huggingface, resume
 from system.start import check_same_run
 
 TOK = data.Tokenizer.bytes()
@@ -65,7 +65,7 @@ def assert_whole(cfg, steps):
     assert checkpoint.steps(cfg.out_dir) == steps
     for step in steps:
         folder = f"{cfg.out_dir}/step-{step:06d}"
-        state, run = checkpoint.restore(folder, state_at(0))
+        state, run = resume.restore(folder, state_at(0))
         params, shape = checkpoint.load(folder)
         assert run["step"] == state.step == step and data.Tokenizer.load(folder) == TOK
         for kept in (state.params, state.opt_state[1]["mu"], params):
@@ -134,7 +134,7 @@ def test_a_checkpoint_written_in_the_background_is_not_changed_by_later_steps_an
         x += 1
     begun.set()
     assert checkpoint.steps(cfg.out_dir) == [5]  # who looks waits for it
-    again = flat(checkpoint.restore(checkpoint.checkpoint_folder(cfg.out_dir, 5), state)[0])
+    again = flat(resume.restore(checkpoint.checkpoint_folder(cfg.out_dir, 5), state)[0])
     assert all((again[k] == want[k]).all() for k in want if k != ".step")
     monkeypatch.setattr(disk, "write_files", lambda *files: write("/dev/null/nowhere", {}))
     checkpoint.save_run(cfg, state._replace(step=6), TOK, None, False, in_background=True)
@@ -231,7 +231,7 @@ def test_a_damaged_file_is_named_in_the_message(cfg, name, how):
         folder = checkpoint.find(cfg.out_dir)
         checkpoint.load(folder)
         data.Tokenizer.load(folder)
-        checkpoint.restore(folder, state_at(0))
+        resume.restore(folder, state_at(0))
     said = str(e.value)
     assert "step-000007" in said and "\n" not in said and len(said) < 600
     assert name in said or how == "gone"
@@ -240,9 +240,9 @@ def test_a_damaged_file_is_named_in_the_message(cfg, name, how):
 def test_a_truncated_checkpoint_is_refused_at_any_length(cfg):
     save(cfg, 7)
     folder = f"{cfg.out_dir}/step-000007"
-    for name, opens in (("state.safetensors", lambda: checkpoint.restore(folder, state_at(0))),
+    for name, opens in (("state.safetensors", lambda: resume.restore(folder, state_at(0))),
                         ("model.safetensors", lambda: checkpoint.load(folder)),
-                        ("run.json", lambda: checkpoint.restore(folder, state_at(0)))):  # fmt: skip
+                        ("run.json", lambda: resume.restore(folder, state_at(0)))):  # fmt: skip
         whole = open(f"{folder}/{name}", "rb").read()
         for size in {*range(0, len(whole), len(whole) // 23), 7, 8, 9, len(whole) - 1}:
             open(f"{folder}/{name}", "wb").write(whole[:size])
@@ -256,11 +256,11 @@ def test_somebody_elses_model_in_out_dir_is_not_resumed(cfg):
     huggingface.save(f"{cfg.out_dir}/step-000009", PARAMS, SHAPE)
     assert checkpoint.read_run(f"{cfg.out_dir}/step-000009") == {}
     with pytest.raises(ValueError, match="step-000009 has no run.json .* --init_from"):
-        checkpoint.restore(f"{cfg.out_dir}/step-000009", state_at(0))
+        resume.restore(f"{cfg.out_dir}/step-000009", state_at(0))
     for foreign in ("[1, 2]", '"text"', "3", "null", '{"step": 1}'):
         open(f"{cfg.out_dir}/step-000009/run.json", "w").write(foreign)
         with pytest.raises(ValueError, match="run.json"):
-            checkpoint.restore(f"{cfg.out_dir}/step-000009", state_at(0))
+            resume.restore(f"{cfg.out_dir}/step-000009", state_at(0))
 
 
 def test_a_state_of_another_model_or_optimizer_is_refused(cfg):
@@ -270,7 +270,7 @@ def test_a_state_of_another_model_or_optimizer_is_refused(cfg):
     for other in (state_at(0)._replace(params=wide), state_at(0)._replace(average=PARAMS),
                   state_at(0)._replace(opt_state=())):  # fmt: skip
         with pytest.raises(ValueError, match=r"of another model or optimizer than this config: \.\S+ and \d+ more"):
-            checkpoint.restore(folder, other)
+            resume.restore(folder, other)
 
 
 # ---- logs ----

@@ -38,7 +38,7 @@ import data
 import diffusion
 import model
 from model import ModelConfig
-from system import adapters, disk, foreign, huggingface, memory
+from system import adapters, disk, fit, foreign, huggingface
 
 WIDTH = 80  # tokens per text
 FEWEST_ROWS = 32  # texts, half of each kind
@@ -276,7 +276,7 @@ def costs(reader: Reader, stated: ModelConfig) -> Iterable[str]:
            f"{passes * width * per_token:.2g} s")  # fmt: skip
     order = "left" if stated.causal else "confidence"
     cfg = config.Config(batch_size=8, max_prompt_len=prompt, max_new_tokens=new, model=stated, order=order)
-    yield f"training 8 texts of {prompt + new} tokens per step: {memory.describe(cfg)[0]}"
+    yield f"training 8 texts of {prompt + new} tokens per step: {fit.describe(cfg)[0]}"
 
 
 class Compared(NamedTuple):

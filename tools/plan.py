@@ -29,7 +29,7 @@ import model
 import rl
 import sample
 from config import Config
-from system import huggingface, memory, setup, sharding, start
+from system import fit, huggingface, memory, setup, sharding, start
 
 
 class Device(NamedTuple):
@@ -292,7 +292,7 @@ def plan(cfg: Config, text: str) -> Iterator[str]:
     )
     yield f"{head}: estimated. To have it compiled as for the device itself: pip install {package}"
     yield time
-    yield from memory.describe(cfg, usable(device), count)
+    yield from fit.describe(cfg, usable(device), count)
 
 
 def compiled_plan(cfg, count, device, devices):
@@ -305,18 +305,18 @@ def compiled_plan(cfg, count, device, devices):
         if peak <= limit or attempt == 0:
             yield from memory_lines(held, temporaries, limit)
         if peak <= limit:
-            changed = f", with {memory.flags(changes)}" if changes else ""
+            changed = f", with {fit.flags(changes)}" if changes else ""
             yield f"it fits{changed}: {memory.amount(peak)} of {memory.amount(limit)}"
             return
         if device.chip and attempt == 0 and peak <= 0.95 * device.memory:
             yield f"it fits with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 in the environment: {memory.amount(peak)}"
             return
         # How far the estimate is off is known now, unless a program was refused, so that few runs have to be compiled.
-        fit = memory.make_fit(cfg, estimate / 2 if math.isinf(peak) else 0.97 * limit * estimate / peak, count)
-        if not fit.changes:
+        smaller = fit.make_fit(cfg, estimate / 2 if math.isinf(peak) else 0.97 * limit * estimate / peak, count)
+        if not smaller.changes:
             break
-        cfg, changes = fit.cfg, changes | fit.changes
-        yield f"{memory.amount(peak)} of {memory.amount(limit)}: does not fit; next {memory.flags(changes)}"
+        cfg, changes = smaller.cfg, changes | smaller.changes
+        yield f"{memory.amount(peak)} of {memory.amount(limit)}: does not fit; next {fit.flags(changes)}"
     yield "nothing that was tried fits: it needs more devices, larger ones, or a smaller model"
 
 

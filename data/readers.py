@@ -1,0 +1,73 @@
+"""
+Read files of rows other than .jsonl and .json: Parquet, tables, plain text, and .gz of any. A reader returns a list of
+rows in any format.
+"""
+
+import csv
+import gzip
+import io
+from pathlib import Path
+
+from data.bpe import regular_file
+
+MAX_RATIO = 200  # gzip makes no real text smaller by more than this factor
+
+
+def unzip(path: Path) -> bytes:
+    """Read a .gz file; a small file that would fill the memory is a ValueError."""
+    parts, size = [], 0
+    with gzip.open(regular_file(path)) as f:
+        while part := f.read(1 << 20):
+            parts.append(part)
+            size += len(part)
+            if size > max(64 << 20, MAX_RATIO * path.stat().st_size):
+                raise ValueError(
+                    f"{path} holds more than {MAX_RATIO} times its own size, as no real text does: if "
+                    "you trust it, unpack it with gunzip and name the file that this makes"
+                )
+    return b"".join(parts)
+
+
+def read_parquet(path: Path, raw: bytes) -> list:
+    """Read the bytes of a Parquet file, the format of most data sets on huggingface.co."""
+    try:
+        from pyarrow import BufferReader, lib, parquet
+    except ImportError:
+        raise ValueError(
+            f"{path}: Parquet is read by the package pyarrow: pip install pyarrow, or give the rows as JSONL"
+        ) from None
+    try:
+        return parquet.read_table(BufferReader(raw)).to_pylist()
+    except lib.ArrowException as e:
+        raise ValueError(f"{path} cannot be read: {e}") from e
+
+
+def read_csv(path: Path, text: str) -> list:
+    """Read a table with commas (.csv) or tabs (.tsv) whose first line names the columns; an empty cell is no value."""
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if ".tsv" in path.name else ",", strict=True)
+    try:
+        values = [{name: cell for name, cell in row.items() if cell} for row in rows]
+    except csv.Error as e:
+        raise ValueError(f"{path}, line {rows.line_num}: {e}") from e
+    if ragged := next((number for number, row in enumerate(values, 1) if None in row), None):
+        raise ValueError(f"{path}, row {ragged} has more cells than the first line has names of columns")
+    return values
+
+
+PAGE = 2000  # characters: long enough that few windows end with their page
+
+
+def pages(text: str) -> list[str]:
+    """Cut text into pages: a page ends with the paragraph in which it becomes long enough."""
+    size = min(PAGE, len(text) // 20)  # so that 5% of a short text are a page, too
+    out, page, length = [], [], 0
+    for line in text.splitlines(keepends=True):
+        page.append(line)
+        length += len(line.strip())
+        if length > 2 * size or length > size and not line.strip():  # without paragraphs, pages end with lines
+            out.append("".join(page))
+            page, length = [], 0
+    rest = "".join(page)
+    if rest.strip() or not out:
+        return [*out, rest] if rest.strip() else []
+    return [*out[:-1], out[-1] + rest]

@@ -1,0 +1,86 @@
+"""
+Run the chat template in a tokenizer's files, in a process with limits.
+"""
+
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# A template is a stranger's program. Jinja's sandbox limits what it can reach, the kernel its time and memory.
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 5, 1 << 30
+RENDERER = """
+import json, resource, signal, sys, time
+sys.path[:], text, given, seconds, memory = json.loads(sys.stdin.readline())
+from jinja2 import TemplateError, sandbox
+
+def refuse(why):
+    raise TemplateError(why)
+
+if sys.platform == "linux":
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+given |= {"raise_exception": refuse, "strftime_now": time.strftime}
+box = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                            extensions=["jinja2.ext.loopcontrols"])
+for line in sys.stdin:
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        answer = box.from_string(text).render(given, messages=json.loads(line))
+    except Exception as e:  # whatever a stranger's program raises
+        answer = [f"{type(e).__name__}: {e}"[:500]]
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def writer(tok: Any, names: list[str]) -> Callable:
+    """Return a writer of turns that runs the Jinja template in the tokenizer's files, in a process with limits.
+
+    The template is given the names that transformers gives it. names: the templates that data.chat knows, for messages
+    """
+    text = tok.extra.get("chat_template")
+    if isinstance(text, list):
+        text = {template["name"]: template["template"] for template in text}.get("default")
+    if not text:
+        raise ValueError(
+            "chat_template='own', but the tokenizer's files have none: a base model (None), or name one "
+            f"of {', '.join(names)}"
+        )
+    if importlib.util.find_spec("jinja2") is None:
+        raise ValueError("chat_template='own' needs the package jinja2, which is not installed: pip install jinja2")
+    given = {f"{role}_token": token for role, token in tok.roles.items()} | {"bos_token": "".join(tok.bos)}
+    given |= {"tools": None, "documents": None, "add_generation_prompt": True}
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", RENDERER],
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    one_at_a_time = threading.Lock()
+
+    def send(value):
+        print(json.dumps(value), file=process.stdin, flush=True)
+
+    def write(turns):
+        with one_at_a_time, contextlib.suppress(BrokenPipeError):
+            send([{"role": role, "content": text} for role, text in turns])
+            answer = json.loads(process.stdout.readline() or "null")
+            if isinstance(answer, str):
+                return answer
+            if answer:
+                raise ValueError(f"the chat template in the tokenizer's files fails: {answer[0]}")
+        raise ValueError(
+            f"the chat template in the tokenizer's files takes more than {TEMPLATE_SECONDS} s or "
+            f"{TEMPLATE_BYTES >> 20} MB for one prompt: it is a program, and this one does not end. "
+            f"Name the template yourself: one of {', '.join(name for name in names if name != 'own')}"
+        )
+
+    send([sys.path, text, given, TEMPLATE_SECONDS, TEMPLATE_BYTES])
+    write([("user", "")])
+    return write

@@ -1,0 +1,145 @@
+"""
+Rewards of the user's own: functions in a Python file, settings in parentheses, and texts that can be read as chats, as
+TRL passes them.
+"""
+
+import ast
+import contextlib
+import functools
+import importlib.util
+import inspect
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from judges import rules
+
+
+class Message(str):
+    """A character of a text that is also a message of a chat: message["content"], message["role"]."""
+
+    def __getitem__(self, key):
+        return self.message[key] if isinstance(key, str) else super().__getitem__(key)
+
+    def get(self, key, default=None):
+        return self.message.get(key, default)
+
+
+class Chat(str):
+    """A text that is also a list of messages: text[0]["content"]."""
+
+    def __getitem__(self, key):
+        if not isinstance(key, int) or not -len(self.messages) <= key < len(self.messages):
+            return super().__getitem__(key)
+        message = Message(super().__getitem__(slice(key, key + 1 or None)))  # a slice, as the text may be empty
+        message.message = self.messages[key]
+        return message
+
+
+def as_chats(texts, role, before=None):
+    """Make a Chat of each text: the messages `before` it, a list per text, and the text as a message of `role`."""
+    chats = [Chat(text) for text in texts]
+    for chat, earlier in zip(chats, before or [None] * len(chats), strict=True):
+        chat.messages = [*(earlier or []), {"role": role, "content": str(chat)}]
+    return chats
+
+
+def load_function(path, name):
+    """Import a reward from a Python file of the user; a ValueError names the mistake in one sentence."""
+    where = f"reward {path}:{name}:"
+    if not (os.path.isfile(path) and path.endswith(".py")):
+        raise ValueError(f"{where} there is no Python file {path!r}")
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as e:
+        raise ValueError(f"{where} {path} cannot be imported: {type(e).__name__}: {e}") from e
+    if not callable(getattr(module, name, None)):
+        wrong = "is not a function" if hasattr(module, name) else "is not there"
+        functions = [other for other, value in vars(module).items() if inspect.isfunction(value)]
+        raise ValueError(f"{where} {name!r} {wrong}; the functions in {path} are {', '.join(functions) or 'none'}")
+    return as_reward(where, name, getattr(module, name))
+
+
+def in_file(path):
+    """Name the functions of a Python file for a message, without running it."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            names = [n.name for n in ast.parse(file.read()).body if isinstance(n, ast.FunctionDef)]
+    except (OSError, SyntaxError, ValueError):
+        return f"; there is no such file that can be read, {path}"
+    return f"; it has {', '.join(names) or 'no function'}" + (f": --rewards={path}:{names[0]}" if names else "")
+
+
+def as_reward(where: str, name: str, fn: Any) -> Callable:
+    """Make a reward of a user's function, which takes lists or one text.
+
+    where: how the message begins if it takes neither.
+    """
+    wanted = list(inspect.signature(fn).parameters.values()) if callable(fn) else []
+    reward: Any = None
+    if any(p.name in ("completions", "completion_ids") or p.kind is p.VAR_KEYWORD for p in wanted):
+        reward = functools.wraps(fn)(lambda *texts, **columns: fn(*texts, **columns))
+    elif wanted and wanted[0].name in ("completion", "text"):
+        reward = rules.per_text(fn, blank=None)
+    if reward:
+        reward.reads_chats = True
+        return reward
+    line = f" (line {fn.__code__.co_firstlineno})" if inspect.isfunction(fn) else ""
+    raise ValueError(
+        f"{where} it is {name}{inspect.signature(fn) if callable(fn) else f' = {fn!r}'}{line}; expected "
+        f"{name}(prompts, completions, **columns), lists by these names, of which only completions is a "
+        f"must, or {name}(completion), one text"
+    )
+
+
+# Parameters of a reward that a trainer fills, so that they are no settings.
+GIVEN = {"text", "prompt", "prompts", "completions", "token_ids", "groups", "max_length", "tokens_per_pass",
+         "first_reward"}  # fmt: skip
+
+
+def with_settings(name: str, fn: Any, text: str, ours: bool) -> Any:
+    """Set parameters of a reward for all rows: "target=40" sets target_length to 40; a prefix of the name is enough.
+
+    ours: True for a reward of rewards.REWARDS: its settings are texts unless a default is a number, and are tried."""
+    rule = getattr(fn, "rule", fn)
+    signature, settings = inspect.signature(rule), {}
+    free = {
+        p.name: p.default
+        for p in signature.parameters.values()
+        if p.name not in GIVEN and p.kind is not p.VAR_KEYWORD
+    }
+    for setting in re.split(r",\s*(?=\w+\s*=)", text):
+        key, value = map(str.strip, setting.split("=", 1))
+        found = [p for p in free if p == key] or [p for p in free if p.startswith(key)]
+        if len(found) != 1:
+            raise ValueError(f"the reward {name!r} has no setting {key!r}; there are {', '.join(free) or 'none'}")
+        parameter = found[0]
+        if parameter in settings:
+            raise ValueError(f"the reward {name!r} is given {parameter} twice")
+        settings[parameter] = value
+        number = isinstance(free[parameter], (int, float))
+        # For a rule of ours 5 is a text unless its default is a number: regex(pattern=5). A list is always a list.
+        if number or not ours or value.startswith(("['", '["')):
+            with contextlib.suppress(ValueError, SyntaxError):
+                settings[parameter] = ast.literal_eval(value)
+        if number and not isinstance(settings[parameter], (int, float)):
+            example = free[parameter] if math.isfinite(free[parameter]) else 1
+            raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}={example}")
+    bound = functools.update_wrapper(functools.partial(rule, **settings), rule)
+    left = [p for name, p in signature.parameters.items() if name not in settings]
+    bound.__signature__ = signature.replace(parameters=left)
+    if rule is fn:
+        return bound
+    if ours and all(p.default is not p.empty for p in left[1:]):  # nothing but a text is missing, so it can be tried
+        try:
+            bound("a text")
+        except Exception as e:
+            raise ValueError(f"the reward {name!r} cannot be computed with {text}: {e}; correct that setting") from None
+    reward = rules.per_text(bound, fn.blank)
+    if hasattr(fn, "reads_chats"):
+        reward.reads_chats = True
+    return reward

@@ -1,0 +1,50 @@
+"""
+Turn a causal model into a denoiser, to train it further (adapt=True).
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+import model
+from model import ModelConfig
+
+
+def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> tuple[dict, ModelConfig]:
+    """Turn a causal model into a denoiser -> its params and ModelConfig. Two keys of `wanted` say into which:
+
+    block_causal  causal_text
+    None          False        bidirectional, still shifted by one, with biases (0 if there were none), as Dream was
+                               made from Qwen2
+    n             False        the same in blocks, as Fast-dLLM v2; a model with qk_norm as SDAR from Qwen3: not
+                               shifted, and no biases are added
+    n             True         autoregressive and a denoiser at once, as Nemotron-Labs-Diffusion: not shifted, no biases
+                               are added, with a head of its own; read from left to right, it still is the causal model
+
+    The mask token is initialized to the mean embedding (even if the table has an unused row: Qwen2 has 152,064, of
+    which 151,665 mean something).
+    """
+    is_shifted = not (wanted.causal_text or cfg.qk_norm and wanted.block_causal)
+    size = max(cfg.vocab_size, mask_id + 1)
+    extra = size - cfg.vocab_size
+    tied = cfg.tie_embeddings and not wanted.causal_text
+    cfg = dataclasses.replace(
+        cfg,
+        causal=False,
+        block_causal=wanted.block_causal,
+        causal_text=wanted.causal_text,
+        shift=is_shifted,
+        qkv_bias=is_shifted or cfg.qkv_bias,
+        tie_embeddings=tied,
+        mask_id=mask_id,
+        vocab_size=size,
+    )
+
+    def with_mask(rows):
+        """Add rows of the mean to a table (V, D), and set the mask's row to the mean."""
+        mean = rows.mean(0)
+        return jnp.concatenate([rows, jnp.repeat(mean[None], extra, 0)]).at[mask_id].set(mean)
+
+    blocks = {n: jnp.zeros(shape) for n, shape in model.shapes(cfg)["blocks"].items() if n.endswith("_bias")}
+    head = {} if tied else {"head": with_mask(params["head"].T if "head" in params else params["embed"]).T}
+    return params | head | {"embed": with_mask(params["embed"]), "blocks": blocks | params["blocks"]}, cfg
