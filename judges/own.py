@@ -131,7 +131,7 @@ def with_settings(name: str, fn: Any, text: str, ours: bool) -> Any:
             raise ValueError(f"the reward {name!r}: {key}={value} should be a number, as in {key}={example}")
     bound = functools.update_wrapper(functools.partial(rule, **settings), rule)
     left = [p for name, p in signature.parameters.items() if name not in settings]
-    bound.__signature__ = signature.replace(parameters=left)
+    bound.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
     if rule is fn:
         return bound
     if ours and all(p.default is not p.empty for p in left[1:]):  # nothing but a text is missing, so it can be tried
