@@ -142,7 +142,7 @@ def left(logits, token, keys, column):
     return -column.astype(jnp.float32)
 
 
-ORDERS = {
+ORDERS: dict[str, Callable] = {
     "random": random,
     "confidence": probability,
     "margin": margin,
@@ -215,7 +215,7 @@ def entropy(b, plan):
     return within | (b.rank == 0)
 
 
-RULES = {
+RULES: dict[str, Callable] = {
     "quota": quota,
     "dream": dream,
     "threshold": threshold,
