@@ -142,7 +142,7 @@ def left(logits, token, keys, column):
     return -column.astype(jnp.float32)
 
 
-ORDERS = {
+ORDERS: dict[str, Callable] = {
     "random": random,
     "confidence": probability,
     "margin": margin,
