@@ -29,7 +29,7 @@ import rl
 import runs
 import train
 from data import texts
-from system import disk, terminal
+from system import disk, resume, terminal
 from system.start import prepare
 from tools import complete
 
@@ -479,7 +479,7 @@ def test_eval_only_measures_the_newest_checkpoint_and_changes_nothing(unbroken, 
 
 
 def test_eval_only_loads_the_weights_alone(unbroken, monkeypatch, capsys):
-    monkeypatch.setattr(checkpoint, "restore", lambda *_: pytest.fail("the optimizer was asked for"))
+    monkeypatch.setattr(resume, "restore", lambda *_: pytest.fail("the optimizer was asked for"))
     change_task(monkeypatch, evaluate=scripted([0.5]))
     state, _ = train.train(dataclasses.replace(unbroken, eval_only=True, ema_decay=None, beta1=0.5))
     assert state.step == 12 and state.opt_state == () and "step     12  val/nelbo" in capsys.readouterr().out
