@@ -13,7 +13,6 @@ the tokens that count: those that the policy wrote, up to and including the firs
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -323,21 +322,3 @@ def loss(logp: Array, batch: LossBatch, cfg: LossConfig) -> tuple[Array, dict[st
         metrics["kl_loss"] = cfg.kl_beta * weighted_sum(KLS[cfg.kl_est](logr, ratio, batch))
         total += metrics["kl_loss"]
     return total, metrics | {"loss": total}
-
-
-# ---- the reference ---------------------------------------------------------------------------------------------------
-
-
-@functools.partial(jax.jit, static_argnames=("mode", "decay", "interval", "mix"))
-def update_reference(
-    ref: Any, params: Any, step: Any, mode: str, decay: float = 0.99, interval: int = 64, mix: float = 1.0
-) -> Any:
-    """Move the reference model of the KL after iteration `step`: ref, params -> the next ref.
-
-    mode "static": it never changes. "ema": decay * ref + (1 - decay) * params, after every iteration. "periodic": after
-    every `interval` iterations, mix * params + (1 - mix) * ref. (Two papers call the opposite fractions alpha.)
-    """
-    if mode == "static":
-        return ref
-    fraction = 1 - decay if mode == "ema" else jnp.where(step % interval == 0, mix, 0.0)
-    return jax.tree.map(lambda r, p: (1 - fraction) * r + fraction * p, ref, params)  # exact at 0 and 1

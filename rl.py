@@ -24,6 +24,7 @@ import config
 import diffusion
 import grpo
 import sample
+from config import used
 from data.texts import completion_ids
 from judges import scores
 from system import sharding
@@ -112,12 +113,6 @@ class Minibatch(NamedTuple):
 # ---- what variants change: the tables --------------------------------------------------------------------------------
 
 
-def used(table: dict[str, Any], cfg) -> dict[str, Any]:
-    """Return the entries of a table that belong to variants that the run uses, in the order of the table."""
-    names = [*map(config.variant_of, cfg.use)]
-    return {name: entry for name, entry in table.items() if name in names}
-
-
 class Term(NamedTuple):
     """Something that a variant adds to the loss."""
 
@@ -138,6 +133,7 @@ FROZEN: dict[str, Frozen] = {}
 COLLECT: dict[str, Callable] = {}  # step, draw, attempt, cfg, tok -> Scored, as `once`
 CREDIT: dict[str, Callable] = {}  # Scored, advantages (N, G), cfg -> advantages (N, G)
 TERMS: dict[str, Term] = {}
+REFERENCES: dict[str, Callable] = {}  # State after an iteration, cfg -> the reference of the next one
 
 
 def split(params, key, cfg):

@@ -134,11 +134,15 @@ def disk_errors_explained(out_dir):
 
 # Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
 # only for how long. Changing another key would make it another run.
-FREE = ("out_dir resume eval_only init_from open_as base log_interval eval_interval save_interval keep_checkpoints "
-        "on_collapse log_samples wandb_log wandb_project wandb_run_name wandb_entity reward_timeout reward_workers "
-        "sandbox_unsafe rollout_chunk logp_chunk ref_offload mesh coordinator processes process_id "
-        "model.dtype model.remat").split()  # fmt: skip
+FREE = ("use model.use out_dir resume eval_only init_from open_as base log_interval eval_interval save_interval "
+        "keep_checkpoints on_collapse log_samples wandb_log wandb_project wandb_run_name wandb_entity "
+        "reward_timeout reward_workers sandbox_unsafe rollout_chunk logp_chunk ref_offload mesh coordinator "
+        "processes process_id model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
+# Keys of variants as they are in a run that does not use the variant. (Older runs recorded them.)
+OFF = {"lora_rank": None, "paired": False, "causal_weight": 0.0, "dynamic_sampling": 0, "hint_ratio": 0.0,
+       "nll_coef": 0.0, "entropy_coef": 0.0, "ref_mode": "static", "ref_sync_interval": 64,
+       "ref_sync_mix": 1.0}  # fmt: skip
 
 
 def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
@@ -152,6 +156,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
             now[key] = config.read_file(now[key]).out_dir
     if cfg.num_epochs:
         free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
+    now, was = OFF | now, OFF | was
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
     keys = [k for k in keys if not (k.startswith("model.") and now[k] == default.get(k))]
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
@@ -171,6 +176,10 @@ def move_aside(out_dir: str) -> bool:
 # ---- logs ------------------------------------------------------------------------------------------------------------
 
 SAMPLES = 16  # completions per evaluation in samples.jsonl
+
+
+# Where variants also log to: {name: cfg -> an object with log(values, step), or None}.
+LOGGERS: dict[str, Any] = {}
 
 
 class Log:
@@ -193,12 +202,7 @@ class Log:
         self.watch = collapse.Watch(cfg, sorted(watched, key=operator.itemgetter("step")))
         self.begun = time.time() - seconds
         self.write_config()
-        self.wandb = None
-        if cfg.wandb_log:
-            import wandb
-
-            self.wandb = wandb.init(project=cfg.wandb_project, entity=cfg.wandb_entity, config=config.flatten(cfg),
-                                    name=cfg.wandb_run_name or os.path.basename(cfg.out_dir))  # fmt: skip
+        self.others = [begin(cfg) for begin in config.used(LOGGERS, cfg).values()]
 
     def write_config(self):
         """Write run.json."""
@@ -207,8 +211,8 @@ class Log:
     def metrics(self, step: int, values: dict[str, Any]) -> None:
         """Log the metrics of a step."""
         self.append("metrics.jsonl", {"step": step, "time": round(time.time() - self.begun, 2)} | values)
-        if self.wandb:
-            self.wandb.log(values, step=step)
+        for other in filter(None, self.others):
+            other.log(values, step=step)
 
     def samples(self, step: int, rows: Iterable[dict]) -> None:
         """Log the completions of an evaluation."""
@@ -499,7 +503,8 @@ def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collaps
     change = signs[0].change if signs else {}  # only the first process knows it
     keys = {"init_from": start, "out_dir": f"{cfg.out_dir}_again"} | change
     # The KL keeps its reference, the policy this run began with. (With lora_rank that is the base of the adapters.)
-    if keys.get("kl_beta", cfg.kl_beta) and cfg.ref_mode == "static" and not config.has_frozen_base(cfg):
+    stays = getattr(cfg, "ref_mode", "static") == "static" and not config.has_frozen_base(cfg)
+    if keys.get("kl_beta", cfg.kl_beta) and stays:
         keys["ref_from"] = cfg.ref_from or cfg.init_from
     typed = " ".join(f"--{key}={config.as_typed(value)}" for key, value in keys.items())
     text = f"step {state.step}: {'; '.join(map(collapse.message, signs))}. Saved {cfg.out_dir}/step-{state.step:06d}. "

@@ -76,7 +76,7 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
             notes["rollouts"] = n + 1
             return rl.score_rollout(r, prompts.rows, reward_fns, cfg, tok)
 
-    collect = [*rl.used(rl.COLLECT, cfg).values(), rl.once][0]
+    collect = [*config.used(rl.COLLECT, cfg).values(), rl.once][0]
     found = collect(policy.step, draw, attempt, cfg, tok)
     # 3  Compare them within each group, and choose those that learn.
     adv = grpo.advantages(found.rewards, **scores.advantage_settings(found.rewards, cfg))
@@ -195,8 +195,8 @@ def iterate(run, state):
     more = {"old_logp_of": old_logp_of} if run.gradient else {}
     notes = run.task.iterate(rl.merged(state, run.base, run.cfg), key, update, **more)
     state = state._replace(step=step + 1)
-    if state.reference is not None:
-        state = state._replace(reference=setup.new_reference(state, run.cfg))
+    for move in config.used(rl.REFERENCES, run.cfg).values() if state.reference is not None else ():
+        state = state._replace(reference=move(state, run.cfg))
     return state, updates, notes
 
 

@@ -236,10 +236,6 @@ class Config(settings.Sections, metaclass=Flat):
     on_collapse: str = key("warn", "grpo, at a sign of collapse (system/collapse.py): warn, stop, or restart from the "
                            "best checkpoint with the key changed", choices=("warn", "stop", "restart"))
     log_samples: int = key(3, "completions to print per evaluation (samples.jsonl gets 16) and group", NON_NEGATIVE)
-    wandb_log: bool = key(False, "also log to Weights & Biases")
-    wandb_project: str = key("unmask", "its project")
-    wandb_run_name: str | None = key(None, "its name for the run; None: the name of out_dir")
-    wandb_entity: str | None = key(None, "its account; None: your own")
 
     mesh: tuple[int, int, int] | None = key(None, "devices on data (whole models), fsdp and tensor; None: all on fsdp",
                                             section="many devices")
@@ -320,8 +316,8 @@ class Config(settings.Sections, metaclass=Flat):
     mask_ratio_min: float = key(0.2, "fill_in: smallest fraction of masked tokens; coupled: lowest t", MASK_RATIO)
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
-    logp_est: str = key("trace", "estimator of log-probs, see diffusion.py; causal models and drafts need exact; also "
-                        "quadrature and strata of variants/",
+    logp_est: str = key("coupled_elbo", "estimator of log-probs, see diffusion.py; causal models and drafts need "
+                        "exact; also quadrature and strata of variants/",
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
@@ -333,10 +329,10 @@ class Config(settings.Sections, metaclass=Flat):
     adv_norm: str = key("group", "divide by the standard deviation of the group, the batch, or none; mean: by the mean "
                         "reward of the group (MaxRL)", choices=("group", "batch", "none", "mean"))
     adv_eps: float = key(1e-4, "added to the standard deviation", NON_NEGATIVE)
-    adv_negative: float = key(1.0, "weight of negative advantages; 0: learn only from the better ones", NON_NEGATIVE)
+    adv_negative: float = key(0.0, "weight of negative advantages; 0: learn only from the better ones", NON_NEGATIVE)
     reward_norm: str = key("sum", "sum: add up several rewards, then normalize; each: normalize each first",
                            choices=("sum", "each"))
-    ratio_level: str = key("token", "ratio to the old policy per token, per sequence, or none",
+    ratio_level: str = key("none", "ratio to the old policy per token, per sequence, or none",
                            choices=("token", "sequence", "none"))
     loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper", choices=grpo.LOSSES,
                          table=True)
@@ -348,15 +344,8 @@ class Config(settings.Sections, metaclass=Flat):
     kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
     kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
-    ref_mode: str = key("static", "the reference is static, ema (follows the policy) or periodic (is renewed)",
-                        choices=("static", "ema", "periodic"))
-    ref_decay: float = key(0.99, "ref_mode=ema: weight of the old reference", FRACTION)
-    ref_sync_interval: int = key(64, "ref_mode=periodic: iterations between renewals", POSITIVE_INT)
-    ref_sync_mix: float = key(1.0, "ref_mode=periodic: weight of the policy in the new reference", FRACTION)
     ref_offload: bool = key(False, "keep the reference in host memory while it is not used")
 
-    judge_rows: int = key(8192, "train rows to make pairs from", POSITIVE_INT, section="judge")
-    judge_temperatures: tuple[float, ...] = key((0.5, 1.0, 1.5), "temperatures of the worse text of a pair")
     use: tuple[Any, ...] = key((), "variants whose keys are set, by the names of their files in variants/")
     model: ModelConfig = ModelConfig()
 
@@ -372,7 +361,8 @@ class Config(settings.Sections, metaclass=Flat):
                              "Use k2, whose gradient is that of the reverse KL, or k3")
         tables = [field for field in dataclasses.fields(self) if field.metadata.get("table")]
         named = [name for field in tables for name in as_tuple(getattr(self, field.name)) if name is not None]
-        object.__setattr__(self, "use", with_sections(self.use, named))
+        use = sorted(with_sections(self.use, named), key=variant_of)  # so that equal runs are equal
+        object.__setattr__(self, "use", tuple(use))
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
         of_variants = itertools.chain(*(section.between_keys(self) for section in self.use))
@@ -606,7 +596,7 @@ def idle_keys(c):
         ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
         ("clip_low clip_high", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
-        ("ref_mode ref_from", c.kl_beta, "kl_beta above 0: without it there is no reference"),
+        ("ref_from", c.kl_beta, "kl_beta above 0: without it there is no reference"),
     ):
         if not has_effect:
             yield from idle(c, keys, f"here, it is for {where};")
@@ -713,6 +703,12 @@ def as_typed(value: Any) -> str:
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def used(table: dict[str, Any], cfg: Config) -> dict[str, Any]:
+    """Return the entries of a table that belong to variants that the run uses, in the order of the table."""
+    names = [*map(variant_of, cfg.use)]
+    return {name: entry for name, entry in table.items() if name in names}
 
 
 def as_tuple(value: Any) -> tuple:

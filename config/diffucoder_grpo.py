@@ -46,6 +46,8 @@ config = Config(
     reward_timeout=5.0,
     # log-probabilities: from three copies: all tokens masked, a random half masked, and the other half masked
     logp_est="coupled",
+    ratio_level="token",
+    adv_negative=1.0,
     mask_ratio_min=0.2,
     mask_ratio_max=0.8,
     logp_chunk=15,

@@ -42,6 +42,7 @@ config = Config(
     pass_at=1.0,
     # log-probabilities: two pairs of complementary masks, new in each of eight passes
     logp_est="coupled_elbo",
+    adv_negative=1.0,
     logp_views=2,
     updates_per_rollout=8,
     logp_chunk=12,

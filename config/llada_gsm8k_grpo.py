@@ -42,6 +42,8 @@ config = Config(
     reward_weights=(2.0, 0.5, 0.5, 0.5, 1.0),
     # log-probabilities: the whole completion masked, and 15% of the prompt, with new masks in each of twelve passes
     logp_est="one_step",
+    ratio_level="token",
+    adv_negative=1.0,
     p_mask_prompt=0.15,
     updates_per_rollout=12,
     logp_chunk=6,
@@ -52,7 +54,6 @@ config = Config(
     clip_low=0.5,
     clip_high=0.5,
     kl_beta=0.04,
-    ref_mode="static",
     # optimizer, for a LoRA on a base in 16 bits (the paper: 4 bits)
     lora_rank=128,
     lora_alpha=64.0,

@@ -42,6 +42,8 @@ config = Config(
     reward_weights=(2.0, 1.0),
     # log-probabilities, advantages and loss
     logp_est="exact",
+    ratio_level="token",
+    adv_negative=1.0,
     logp_chunk=4,
     adv_baseline="mean",
     adv_norm="group",

@@ -36,6 +36,7 @@ config = Config(
     max_new_tokens=12,
     order="left",
     logp_est="exact",
+    adv_negative=1.0,
     temperature=0.7,
     rewards=("math",),
     batch_size=8,

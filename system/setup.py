@@ -14,7 +14,6 @@ import numpy as np
 import checkpoint
 import config
 import data
-import grpo
 import model
 import rl
 import runs
@@ -117,22 +116,6 @@ def setup(cfg, claims, train):
     log = runs.Log(cfg, state.step if resumed else -1) if first and not cfg.eval_only else None
     hosts.barrier(f"{cfg.out_dir} is free")
     return Run(cfg, tok, task, base, update, gradient, rate, key, log), state, best, done
-
-
-def new_reference(state, cfg):
-    """Return the reference for the iteration after state.step, moved as ref_mode says."""
-    if cfg.ref_mode == "static" or cfg.ref_mode == "periodic" and state.step % cfg.ref_sync_interval:
-        return state.reference  # wherever it is stored
-    new = grpo.update_reference(
-        sharding.to_device(state.reference),
-        state.params,
-        state.step,
-        cfg.ref_mode,
-        cfg.ref_decay,
-        cfg.ref_sync_interval,
-        cfg.ref_sync_mix,
-    )
-    return sharding.to_host(new) if cfg.ref_offload else new
 
 
 def save_and_explain(run, state, best, where, error):

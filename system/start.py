@@ -42,11 +42,6 @@ def prepare(cfg: Config, train: Callable) -> Prepared:
 def check(cfg):
     """Refuse what cannot work, as far as it is known before a base is trained."""
     sample.plan(cfg, cfg.temperature)  # else it would be refused at the first evaluation
-    if cfg.wandb_log:
-        try:
-            import wandb  # noqa: F401
-        except ImportError:
-            raise ValueError("wandb_log=True needs the package wandb: pip install wandb") from None
     if cfg.objective == "grpo":
         if cfg.rule == "renoise" and cfg.logp_est == "trace":
             raise ValueError(f"rule={cfg.rule!r} takes tokens back, so logp_est='trace' would score other steps than "
@@ -222,7 +217,7 @@ def with_ids(shape: ModelConfig, tok: data.Tokenizer) -> ModelConfig:
 
 def reference_dtype(cfg: Config) -> str:
     """Return the dtype of the reference: the model's; float32 if it moves, as 16 bits would lose its small steps."""
-    return cfg.model.dtype if cfg.ref_mode == "static" else "float32"
+    return cfg.model.dtype if getattr(cfg, "ref_mode", "static") == "static" else "float32"
 
 
 def has_reference(cfg: Config) -> bool:
@@ -257,7 +252,7 @@ ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
     "estimator": "logp_est logp_views",
     "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
     "loss": "loss_type aggregation ratio_level clip_low clip_high updates_per_rollout",
-    "KL": "kl_beta kl_est ref_mode ref_from",
+    "KL": "kl_beta kl_est ref_from",
     "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
 
 

@@ -881,6 +881,7 @@ completions, rewards and masks, in two updates. Best of several, in ms""")
     for name, (shape, (N, G), (prompt, new), (steps, block), estimator) in sizes.items():
         cfg = model.ModelConfig(**shape, mask_id=shape["vocab_size"] - 1, eos_id=shape["vocab_size"] - 2)
         run = config.Config(objective="grpo", init_from="x", rewards=("length",), batch_size=N, group_size=G,
+                            ratio_level="token", adv_negative=1.0,
                             max_prompt_len=prompt, max_new_tokens=new, diffusion_steps=steps, block_len=block,
                             order="sampled", logp_est=estimator, loss_type="dapo", updates_per_rollout=2,
                             learning_rate=1e-6, warmup_iters=0, lr_schedule="constant", rollout_chunk=64,

@@ -173,7 +173,8 @@ def small_run(options, name, **changes):
         shape = start.with_ids(model.ModelConfig(**size), tok)
         huggingface.save(base, model.init(jax.random.key(0), shape), shape)
         tok.save(base)
-    fixed = dict(objective="grpo", init_from=base, out_dir=f"{options.folder}/{name}", max_prompt_len=3,
+    fixed = dict(logp_est="trace", ratio_level="token", adv_negative=1.0)
+    fixed |= dict(objective="grpo", init_from=base, out_dir=f"{options.folder}/{name}", max_prompt_len=3,
                  max_new_tokens=4, batch_size=4, group_size=4, updates_per_rollout=2, diffusion_steps=4, eval_size=4,
                  eval_samples=1, eval_interval=1000, log_interval=1, log_samples=0, warmup_iters=0,
                  lr_schedule="constant", learning_rate=1e-3)  # fmt: skip

@@ -444,8 +444,9 @@ TUNINGS = [dict(logp_est=name) for name in diffusion.ESTIMATORS if name != "exac
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", TUNINGS)
 def test_every_estimator_tunes_it(base, changes, tmp_path):
-    cfg = config.Config(**SECONDS | dict(max_iters=1), objective="grpo", dataset=str(base), out_dir=f"{tmp_path}/out",
-                        init_from=f"{base}/out", rewards=("exact",), group_size=2, **changes)  # fmt: skip
+    keys = SECONDS | dict(max_iters=1, logp_est="trace", ratio_level="token", adv_negative=1.0) | changes
+    cfg = config.Config(**keys, objective="grpo", dataset=str(base), out_dir=f"{tmp_path}/out",
+                        init_from=f"{base}/out", rewards=("exact",), group_size=2)  # fmt: skip
     cfg, tok, start, _ = prepare(cfg, train.train)
     params, frozen = lora.split(start, KEY, cfg)
     state = lora.merged(rl.State(0, params, (), None, None), frozen, cfg)

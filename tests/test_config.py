@@ -150,7 +150,7 @@ def test_diffucoder_is_trained_as_in_its_paper():
 def test_llada_is_trained_as_in_d1():
     name = "llada_gsm8k_grpo"
     assert of(name, "batch_size group_size updates_per_rollout logp_est") == (16, 6, 12, "one_step")
-    assert of(name, "p_mask_prompt adv_baseline adv_norm kl_beta ref_mode") == (0.15, "mean", "none", 0.04, "static")
+    assert of(name, "p_mask_prompt adv_baseline adv_norm kl_beta lora_rank") == (0.15, "mean", "none", 0.04, 128)
     assert of(name, "loss_type clip_low clip_high ratio_level") == ("bnpo", 0.5, 0.5, "token")
     assert of(name, "learning_rate lr_schedule beta2 weight_decay grad_clip") == (3e-6, "constant", 0.99, 0.1, 0.2)
     assert of(name, "max_prompt_len max_new_tokens diffusion_steps block_len") == (200, 256, 128, 32)

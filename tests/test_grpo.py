@@ -26,7 +26,7 @@ import rl
 import sample
 from grpo import LossBatch, LossConfig, advantages
 from sample import Plan
-from variants import entropy, wd1
+from variants import entropy, moving_reference, wd1
 
 # Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
 NEW = jnp.array([[-1.0, -0.5, -2.0, -0.1], [-0.3, -1.2, -0.7, -3.0], [-0.9, -0.2, -1.1, -0.6]])
@@ -548,11 +548,12 @@ def test_the_reference_follows_the_policy_as_its_mode_says(mode, moves):
     policies = np.random.default_rng(0).normal(size=(7, 2, 3)).astype(np.float32)
     expected, ref = policies[0], {"w": jnp.array(policies[0])}
     for n in range(1, 7):
-        ref = grpo.update_reference(ref, {"w": jnp.array(policies[n])}, n, mode, decay=0.9, interval=3, mix=0.75)
+        how = dict(decay=0.9, interval=3, mix=0.75)
+        ref = moving_reference.update_reference(ref, {"w": jnp.array(policies[n])}, n, mode, **how)
         expected = moves(expected, policies[n], n)
         close(ref["w"], expected, 1e-6)
     assert (ref["w"] == policies[0]).all() == (mode == "static")
-    copy = grpo.update_reference(ref, {"w": jnp.array(policies[1])}, 8, "periodic", interval=4, mix=1.0)
+    copy = moving_reference.update_reference(ref, {"w": jnp.array(policies[1])}, 8, "periodic", interval=4, mix=1.0)
     assert (copy["w"] == policies[1]).all()
 
 
@@ -785,7 +786,7 @@ def test_a_default_that_is_said_twice_is_the_same_both_times():
     said = {f.name: f.default for f in dataclasses.fields(Plan)}
     same = said.keys() & keys.keys() - {"temperature", "early_end"}  # a run samples, a Plan alone is greedy
     assert {name: said[name] for name in same} == {name: keys[name] for name in same}
-    assert LossConfig() == rl.loss_config(config.Config())
-    reference = inspect.signature(grpo.update_reference).parameters
+    assert LossConfig() == rl.loss_config(config.Config(ratio_level="token"))  # a run has no ratios
+    reference = inspect.signature(moving_reference.update_reference).parameters
     for name, key in {"decay": "ref_decay", "interval": "ref_sync_interval", "mix": "ref_sync_mix"}.items():
-        assert reference[name].default == keys[key]
+        assert reference[name].default == getattr(moving_reference.Keys(), key)

@@ -324,7 +324,8 @@ SHAPE = model.ModelConfig(n_layer=1, n_head=2, d_model=16)
 OF = {
     "pretrain": dict(gradient_accumulation_steps=2, ema_decay=0.5),
     "judge": dict(rewards=()),
-    "grpo": dict(batch_size=2, group_size=4, kl_beta=0.1, rewards=("sorted.py:digits",), updates_per_rollout=2),
+    "grpo": dict(batch_size=2, group_size=4, kl_beta=0.1, rewards=("sorted.py:digits",), updates_per_rollout=2,
+                 logp_est="trace", ratio_level="token", adv_negative=1.0),
 }
 REWARD = """
 def digits(prompts, completions):

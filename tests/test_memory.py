@@ -19,7 +19,8 @@ from variants import blocks, joint
 
 SMALL = config.Config(batch_size=16, max_prompt_len=16, max_new_tokens=48,
                       model=model.ModelConfig(n_layer=4, d_model=64, mask_id=258))  # fmt: skip
-TUNING = dict(objective="grpo", init_from="x", rewards=("exact",), batch_size=8, group_size=4)
+TUNING = dict(objective="grpo", init_from="x", rewards=("exact",), batch_size=8, group_size=4,
+              logp_est="trace", ratio_level="token", adv_negative=1.0)  # fmt: skip
 BIG = model.ModelConfig(vocab_size=126464, n_layer=32, n_head=32, d_model=4096, d_ff=12288, mask_id=126336)
 
 
@@ -99,7 +100,7 @@ def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer
 @pytest.mark.parametrize("shift", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_counts(shift):
     shape = dataclasses.replace(SMALL.model, n_layer=2, block_causal=4, shift=shift)
-    cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, logp_est="trace", logp_views=4, model=shape)
+    cfg = dataclasses.replace(SMALL, **TUNING, kl_beta=0.1, logp_views=4, model=shape)
     x = array(cfg, int)
     z = jax.ShapeDtypeStruct((len(x), 4, 64), int)
     read = lambda params, x, z: blocks.hidden(params, x, z, cfg.model, start=cfg.max_prompt_len)
@@ -126,8 +127,8 @@ def test_the_estimated_flops_of_both_losses_in_one_pass_are_those_that_xla_count
 def test_drafts_are_in_the_estimate():
     shape = dataclasses.replace(SMALL.model, block_causal=4, causal_text=True)
     drafts = dict(rule="drafts", order="left", logp_est="exact")
-    cfg = dataclasses.replace(SMALL, **TUNING, **drafts, model=shape)
-    own = dataclasses.replace(SMALL, **TUNING, order="left", logp_est="exact", model=joint.autoregressive(shape))
+    cfg = dataclasses.replace(SMALL, **TUNING | drafts, model=shape)
+    own = dataclasses.replace(SMALL, **TUNING | dict(order="left", logp_est="exact", model=joint.autoregressive(shape)))
     assert memory.scoring_flops(cfg) == memory.scoring_flops(own)
     assert memory.rollout_flops(cfg) > memory.rollout_flops(own)
 

@@ -35,7 +35,8 @@ SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=20, batch_size=8, eval_interval=10, eval_size=6, log_samples=0,
            save_interval=10, log_interval=1, diffusion_steps=4, warmup_iters=2, keep_checkpoints=9,
            lr_schedule="constant")  # fmt: skip
-GRPO = dict(objective="grpo", init_from="base", rewards=("r.py:letters",), group_size=4, batch_size=6, logp_views=2)
+GRPO = dict(objective="grpo", init_from="base", rewards=("r.py:letters",), group_size=4, batch_size=6, logp_views=2,
+            logp_est="trace", ratio_level="token", adv_negative=1.0)  # fmt: skip
 KINDS = {
     "pretrain": dict(rewards=("exact",), ema_decay=0.9, gradient_accumulation_steps=2, model=SHAPE),
     "remat": dict(rewards=("exact",), model=dataclasses.replace(SHAPE, n_layer=model.UNROLLED + 1, remat=True)),

@@ -583,8 +583,9 @@ def test_a_mixture_is_pretrained_tuned_and_asked(name, tmp_path, monkeypatch, ca
     assert losses[-1] < losses[0] - 0.5
     reward = "def length(completions):\n    return [len(x) + sum(map(ord, x)) % 5 for x in completions]"
     (tmp_path / "r.py").write_text(reward)
-    train.train(config.Config(**RUN, objective="grpo", dataset=str(tmp_path), out_dir=f"{tmp_path}/tuned", group_size=4,
-                              init_from=f"{tmp_path}/base", rewards=(f"{tmp_path}/r.py:length",), kl_beta=0.1,
+    train.train(config.Config(**RUN, ratio_level="token", objective="grpo", dataset=str(tmp_path), group_size=4,
+                              out_dir=f"{tmp_path}/tuned", init_from=f"{tmp_path}/base", kl_beta=0.1,
+                              rewards=(f"{tmp_path}/r.py:length",),
                               temperature=1.0, pass_at=None))  # fmt: skip
     rows = runs.read_lines(f"{tmp_path}/tuned/metrics.jsonl")
     assert [row["grad_norm"] > 0 for row in rows if "grad_norm" in row] == [True]

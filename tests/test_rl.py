@@ -33,7 +33,7 @@ from data.texts import completion_ids, encode_split, split_rows
 from judges import own, scores
 from system import collapse, evaluation, huggingface, in_memory, setup
 from system.start import prepare, with_ids
-from variants import dynamic_sampling, entropy, judge, quadrature, strata  # noqa: F401  (estimators)
+from variants import dynamic_sampling, entropy, judge, moving_reference, quadrature, strata  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing
@@ -77,7 +77,8 @@ SECONDS = dict(max_prompt_len=3, max_new_tokens=4, batch_size=8, eval_size=8, lo
 @pytest.fixture
 def tiny(place, tmp_path):
     """tiny(key=value, ...) -> the Config of a GRPO run of seconds."""
-    fixed = dict(objective="grpo", dataset=str(place), init_from=f"{place}/base", rewards=(f"{place}/my.py:digits",),
+    fixed = dict(logp_est="trace", ratio_level="token", adv_negative=1.0)
+    fixed |= dict(objective="grpo", dataset=str(place), init_from=f"{place}/base", rewards=(f"{place}/my.py:digits",),
                  group_size=4, batch_size=4, max_iters=4, eval_interval=4, save_interval=2, log_interval=1)  # fmt: skip
     return lambda **changes: config.Config(**SECONDS | fixed | dict(out_dir=f"{tmp_path}/out") | changes)
 
@@ -377,7 +378,7 @@ def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(bonus):
 
 def test_only_grpo_in_16_bits_with_ratios_is_scored_by_the_gradient():
     in_16 = model.ModelConfig(dtype="bfloat16")
-    tuned = dict(objective="grpo", init_from="x", rewards=("exact",), updates_per_rollout=2)
+    tuned = dict(objective="grpo", init_from="x", rewards=("exact",), updates_per_rollout=2, ratio_level="token")
     assert config.old_logp_by_gradient(config.Config(**tuned, model=in_16))
     for changes in (dict(model=model.ModelConfig()), dict(ratio_level="none"), dict(updates_per_rollout=1)):
         assert not config.old_logp_by_gradient(config.Config(**tuned | dict(model=in_16) | changes))
@@ -924,7 +925,7 @@ def test_a_run_says_what_it_does_how_each_iteration_went_and_what_its_first_grou
     for line in (f"rewards     rewards=exact,{place}/my.py:short  reward_weights=1.0,0.5",
                  "estimator   logp_est=trace  logp_views=4",
                  "loss        loss_type=dapo  ratio_level=token  clip_low=0.2  clip_high=0.2  updates_per_rollout=1",
-                 "KL          kl_beta=0.1  kl_est=k3  ref_mode=static"):  # fmt: skip
+                 "KL          kl_beta=0.1  kl_est=k3"):  # fmt: skip
         assert f"    {line}\n" in out
     told = re.findall(r"^step +(\d)  reward (\S+)  ± \S+  pass (\S+)%  entropy \S+  kl \S+  (.*) s$", out, re.M)
     stages = r" \+ ".join(rf"{name} \d+\.\d" for name in ("rollout", "reward", "old_ref", "update"))
@@ -1334,7 +1335,7 @@ def test_a_reference_off_the_device_is_the_same_reference(tiny):
     for mode in ("ema", "periodic"):
         cfg = tiny(kl_beta=0.1, ref_mode=mode, ref_sync_interval=2)
         state = rl.State(2, tree(0), (), None, tree(1))
-        here, away = (setup.new_reference(state, dataclasses.replace(cfg, ref_offload=off)) for off in (False, True))
+        here, away = (moving_reference.moved(state, dataclasses.replace(cfg, ref_offload=off)) for off in (False, True))
         assert isinstance(away["w"], np.ndarray) and (away["w"] == np.asarray(here["w"])).all()
 
 

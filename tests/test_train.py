@@ -722,11 +722,10 @@ def test_a_rate_that_is_far_too_high_ends_in_one_sentence(tiny, monkeypatch, tmp
     assert "Try a lower learning_rate (now 1e+30)" in code and "\n" not in code
 
 
-def test_weights_and_biases_is_asked_for_by_name_when_it_is_missing(tiny, monkeypatch, tmp_path):
+def test_weights_and_biases_is_asked_for_by_name_when_it_is_missing(tiny, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("system.start.find_checkpoint", lambda cfg: pytest.fail("it was noticed too late"))
-    code = leave(tiny(wandb_log=True), monkeypatch, tmp_path)
-    assert code == "error: wandb_log=True needs the package wandb: pip install wandb"
+    with pytest.raises(ValueError, match="wandb_log=True needs the package wandb: pip install wandb"):
+        tiny(wandb_log=True)
 
 
 def test_weights_and_biases_gets_the_config_and_what_metrics_jsonl_gets(tiny, monkeypatch):

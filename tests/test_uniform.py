@@ -341,7 +341,8 @@ def test_a_resumed_run_equals_the_unbroken_one(tmp_path):
     run("broken", max_iters=2)
     resumed = run("broken", resume=True)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, unbroken.params)
-    tuned = run("tuned", objective="grpo", init_from=f"{tmp_path}/unbroken", rewards=("sudoku",), group_size=2)
+    tuned = run("tuned", logp_est="trace", objective="grpo", init_from=f"{tmp_path}/unbroken", rewards=("sudoku",),
+                group_size=2)  # fmt: skip
     assert tuned.step == 4 and checkpoint.load(checkpoint.find(f"{tmp_path}/tuned"))[1].noise == "uniform"
 
 

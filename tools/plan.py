@@ -197,7 +197,7 @@ def abstract_minibatches(cfg, state):
     arrays, key = abstract_text(cfg, config.n_update(cfg), **dtypes), jax.random.key(0)
     rollout = rl.Rollout(**arrays, passes=jax.ShapeDtypeStruct((config.n_update(cfg),), "int32"))
     M = config.n_update(cfg)
-    terms = {name for name, term in rl.used(rl.TERMS, cfg).items() if term.of_completions}
+    terms = {name for name, term in config.used(rl.TERMS, cfg).items() if term.of_completions}
 
     def cut(state, rollout, adv, which, extra):
         return rl.minibatches(state, (key, key), rl.Chosen(rollout, adv, which, extra), cfg)

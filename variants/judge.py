@@ -4,6 +4,7 @@ Train a judge (objective="judge"): a transformer with a head of width 1 learns f
 judges/model_judge.py makes a reward of a trained judge.
 """
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -24,6 +25,13 @@ import sample
 from data import texts
 from judges.model_judge import encode, rate, sigmoid
 from system import sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(config.Section):
+    judge_rows: int = config.key(8192, "train rows to make pairs from", config.POSITIVE_INT)
+    judge_temperatures: tuple[float, ...] = config.key((0.5, 1.0, 1.5), "temperatures of the worse text of a pair")
+
 
 # ---- pairs of texts --------------------------------------------------------------------------------------------------
 

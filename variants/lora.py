@@ -40,8 +40,9 @@ class Keys(config.Section):
                "make the denoiser first, then start from that")  # fmt: skip
         yield (not (c.init_from or c.resume or c.eval_only),
                f"lora_rank={self.lora_rank} needs init_from: the folder of the base, or the config file that trains it")
-        yield (c.ref_mode != "static" or c.ref_offload or c.ref_from,
-               f"ref_mode={c.ref_mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the "
+        mode = getattr(c, "ref_mode", "static")
+        yield (mode != "static" or c.ref_offload or c.ref_from,
+               f"ref_mode={mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the "
                "reference is the base, which never changes and is always in use: 'static', False and None")  # fmt: skip
 
 
