@@ -25,7 +25,7 @@ def plugged(table: Collection[str], name: Any) -> bool:
 
 class Sections:
     """Settings that variants add to. `use` holds a frozen dataclass of each variant that is used, and a field of one
-    reads as if it were one of these settings: cfg.hint_ratio is that of variants/dynamic_sampling.py. Without it there is none."""
+    reads as if it were one of these settings: cfg.nll_coef is that of variants/nll.py. Without it there is none."""
 
     use: tuple[Any, ...]
 
