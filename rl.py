@@ -4,7 +4,7 @@ The steps of reinforcement learning with GRPO. train.py puts them together: `tra
     prompts -> rollout -> rewards -> advantages -> views -> log-probs -> loss -> update
     (N, T)     (B, T)     (R, N, G)  (N, G)        (B,K,T)  (B, T)       ()               B = N * G
 
-From the advantages on, B is the number of completions that learn (`select_completions`).
+After `select_completions`, M completions learn. In a Minibatch and in the loss, B is the size of one.
 
 A variant changes a step from outside, by a function in COLLECT (which completions an iteration learns from), CREDIT
 (what their advantages become) or TERMS (what is added to the loss). It does so in the runs that use it.
@@ -186,7 +186,7 @@ def roll_out(params, key, prompts, cfg) -> Rollout:
 
 
 def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
-    """Judge the B completions of N rows, whose columns the rewards read."""
+    """Judge the B completions of N rows, whose fields the rewards read."""
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
     fast = scores.tokens_per_pass(rollout, cfg)
@@ -196,8 +196,8 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
 
 
 def once(step, draw, attempt, cfg, tok) -> Scored:
-    """Write and judge completions of the prompts of a step. draw(step) -> EncodedRows, attempt(n, prompts) -> Scored,
-    the n-th of the iteration."""
+    """Write and judge completions of the prompts of a step. draw: see data.texts.prompt_sampler. attempt(n,
+    prompts) -> Scored, the n-th of the iteration."""
     return attempt(0, draw(step))
 
 
@@ -205,7 +205,8 @@ def once(step, draw, attempt, cfg, tok) -> Scored:
 
 
 def select_completions(found: Scored, adv, cfg) -> Chosen:
-    """Weigh the advantages (N, G) (CREDIT, adv_negative), and keep the M completions with the largest absolute ones."""
+    """Apply CREDIT and adv_negative to the advantages (N, G), and keep the M completions whose are the largest in size.
+    What TERMS need is computed first, from the advantages as they were."""
     needed = {name: term.of_completions for name, term in used(TERMS, cfg).items()}
     extra = {name: of_completions(found, adv, cfg) for name, of_completions in needed.items() if of_completions}
     for credit in used(CREDIT, cfg).values():
@@ -306,7 +307,7 @@ def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
     extra: dict[str, Any] = {}
     for name, values in c.extra.items():
         of_tokens = TERMS[name].of_tokens
-        extra[name] = of_tokens(values, b, cfg) if of_tokens else values
+        extra[name] = of_tokens(values, b, cfg) if of_tokens else values[:, None]
     return b._replace(extra=extra)
 
 
@@ -315,8 +316,9 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
 
     keys: for the views, and for the order. Each pass has its own order, if it has several minibatches, and (unless
     random_masking=False) its own masks. A loss with ratios gets old log-probs: those of the policy that wrote the
-    completions, by `old_logp_of` (see Task) or, without it, by `logp_of`. In the first minibatch old = current: nan,
-    which the loss replaces by its own log-probs. A loss with a KL gets those of the reference."""
+    completions, by `old_logp_of` (see Task) or, without it, by `logp_of`. The first minibatch is met by the policy that
+    wrote it: its old log-probs are nan, for which the loss puts its own. A loss with a KL gets those of the reference.
+    """
     out: list = []
     M, size = len(c.advantage), config.minibatch(cfg)
     old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, without_logp(b), cfg))
@@ -329,7 +331,7 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
             if cfg.kl_beta:
                 b = b._replace(ref_logp=logp_of(sharding.to_device(policy.reference), without_logp(b), cfg))
             if config.has_ratios(cfg):
-                # A place for it first, so that old_logp_of(b) runs the very program of the update.
+                # None would compile another program, so nan stands there when old_logp_of(b) runs that of the update.
                 b = b._replace(old_logp=jnp.full(b.token_weight.shape, jnp.nan, jnp.float32))
                 b = b._replace(old_logp=old_logp_of(b)) if out else b
             out.append(b)

@@ -60,8 +60,8 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     """Run one iteration of GRPO: write completions, judge them, compare them, and make the better ones likelier ->
     numbers to log.
 
-    policy: the State that writes. update(minibatch): take a step with the gradient of `rl.policy_loss`.
-    draw(step): choose the N prompts of a step. old_logp_of: see Task."""
+    policy: the State before the updates; the first of them may reuse its memory. update(minibatch): take a step with
+    the gradient of `rl.policy_loss`. draw: see data.texts.prompt_sampler. old_logp_of: see Task."""
     notes = collections.defaultdict(float)
     rollout_key, order_key = jax.random.split(key)
     view_key = jax.random.fold_in(rollout_key, 1)
@@ -69,14 +69,14 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     def attempt(n, prompts):
         # 1  Write G completions of each prompt.
         with timed(notes, "time/rollout"):
-            own_key = jax.random.fold_in(rollout_key, n + (n > 0))
+            own_key = jax.random.fold_in(rollout_key, n + (n > 0))  # 1 is that of the views
             r = jax.block_until_ready(rl.roll_out(policy.params, own_key, prompts, cfg))
         # 2  Judge them.
         with timed(notes, "time/reward"):
             notes["rollouts"] = n + 1
             return rl.score_rollout(r, prompts.rows, reward_fns, cfg, tok)
 
-    collect = [*config.used(rl.COLLECT, cfg).values(), rl.once][0]
+    collect = [*config.used(rl.COLLECT, cfg).values(), rl.once][0]  # a variant's way to collect, or the plain one
     found = collect(policy.step, draw, attempt, cfg, tok)
     # 3  Compare them within each group, and choose those that learn.
     adv = grpo.advantages(found.rewards, **scores.advantage_settings(found.rewards, cfg))
@@ -87,7 +87,7 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
                    f"{adv.size} completions, so there is no update")  # fmt: skip
         return notes
     chosen = rl.select_completions(found, adv, cfg)
-    # 4, 5  Draw views, compute old and reference log-probs on them, cut into minibatches.
+    # 4, 5  For each pass draw views, cut into minibatches, and add the old and reference log-probs that the loss needs.
     with timed(notes, "time/old_ref"):
         ready = rl.minibatches(policy, (view_key, order_key), chosen, cfg, old_logp_of)
         jax.block_until_ready(ready)
@@ -190,7 +190,8 @@ def iterate(run, state):
 
     def old_logp_of(minibatch):
         """Compute log p of a minibatch under the policy that wrote it, by the program that is differentiated."""
-        return sharding.replicate(run.gradient(start, run.base, minibatch)[2])
+        _, _, logp = run.gradient(start, run.base, minibatch)
+        return sharding.replicate(logp)
 
     more = {"old_logp_of": old_logp_of} if run.gradient else {}
     notes = run.task.iterate(rl.merged(state, run.base, run.cfg), key, update, **more)

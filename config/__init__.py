@@ -319,7 +319,8 @@ class Config(settings.Sections, metaclass=Flat):
     logp_est: str = key("coupled_elbo", "estimator of log-probs, see diffusion.py; causal models and drafts need "
                         "exact; also quadrature and strata of variants/",
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
-    logp_views: int = key(4, "masked copies per completion, for estimators that leave the number open", POSITIVE_INT)
+    logp_views: int = key(4, "masked copies per completion (coupled_elbo: pairs), if the estimator leaves it open",
+                          POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
     random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")
     p_mask_prompt: float = key(0.0, "one_step: probability that a prompt token is masked", FRACTION)

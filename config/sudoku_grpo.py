@@ -9,7 +9,7 @@ mistake.
 mean of three seeds: greedy rises from 46.1% to 81.7%, sampled from 27.2% to 77.2%, pass@4 from 45.5% to 84.5%.
 
 This is GRPO at its simplest: advantages within a group, no KL, no ratio (not even after the first pass), and only
-completions that beat their group (see adv_negative below). Keys switch each of these on.
+completions that beat their group (see adv_negative below). Keys add the KL, the ratio and the worse completions.
 """
 from dataclasses import replace
 

@@ -1,10 +1,11 @@
 """
 Dynamic sampling (DAPO, 2503.14476): groups whose rewards are all equal, from which nothing is learnt, are replaced by
-groups of other prompts:  --use=dynamic_sampling --dynamic_sampling=3
+groups of further batches of prompts:  --dynamic_sampling=3
 
 Hints (IGPO, 2509.10396): a prompt whose completions are all wrong is asked again with parts of its answer in place. A
 denoiser can fill in around tokens that stand anywhere. So a redraw, instead of taking other prompts, gives some tokens
-of the row's own `completion`, at most the share `hint_ratio`, and lets the policy fill in the rest. How many and where
+of the row's own `completion`, at most the share `hint_ratio`, and lets the policy fill in the rest. (If fewer prompts
+are all wrong than a batch has, they are asked several times.) How many and where
 is random, but the same for all completions of a group, which are compared with each other. Hints are given like a
 prompt: they have no log-prob and no place in the loss.
 
@@ -28,7 +29,7 @@ from system import hosts
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    dynamic_sampling: int = config.key(1, "most times to resample groups whose rewards are all equal",
+    dynamic_sampling: int = config.key(1, "most further batches to write while some group has equal rewards",
                                        config.NON_NEGATIVE)  # fmt: skip
     hint_ratio: float = config.key(0.0, "ask prompts whose completions are all wrong again, with up to this share of "
                                    "the tokens of their row's completion given; 0: draw other prompts",
@@ -45,7 +46,8 @@ class Keys(config.Section):
 
 
 def collect(step: int, draw: Callable, attempt: Callable, cfg: Any, tok: Any) -> Any:
-    """Write and judge completions, as `rl.once`, then again for groups whose rewards are all equal -> Scored."""
+    """Write and judge completions, as `rl.once`, then further batches, whose groups take the places of those without a
+    signal -> Scored."""
     found = attempt(0, draw(step))
     for n in range(1, 1 + cfg.dynamic_sampling):
         if scores.has_signal(found, cfg).all():
@@ -58,9 +60,9 @@ def replace_flat_groups(old, new, cfg):
     """Replace groups of `old` whose rewards are all equal by groups of `new` whose rewards differ, as far as there are
     such -> N groups again."""
     _, N, G = old.rewards.shape
-    out, into = np.flatnonzero(~scores.has_signal(old, cfg)), np.flatnonzero(scores.has_signal(new, cfg))
+    flat, good = np.flatnonzero(~scores.has_signal(old, cfg)), np.flatnonzero(scores.has_signal(new, cfg))
     pick = np.arange(N)
-    pick[out[: len(into)]] = N + into[: len(out)]
+    pick[flat[: len(good)]] = N + good[: len(flat)]
     flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
     rollout = jax.tree.map(lambda a, b: jnp.concatenate([a, b])[flat], old.rollout, new.rollout)
     return old._replace(

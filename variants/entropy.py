@@ -1,5 +1,5 @@
 """
-The entropy bonus: the more evenly the policy spreads its probability, the smaller the loss:  --use=entropy
+The entropy bonus: the more evenly the policy spreads its probability, the smaller the loss:  --entropy_coef=0.01
 """
 import dataclasses
 

@@ -1,8 +1,9 @@
 """
-The negative log-likelihood of right completions, added to the loss (LightningRL, weight 0.1):  --use=nll
+The negative log-likelihood of right completions, added to the loss (LightningRL, weight 0.1):  --nll_coef=0.1
 
-A completion is right if its first reward reaches pass_at; without pass_at, if its advantage is above 0. The objective
-dpo adds that of the better answers, divided by max_new_tokens.
+A completion is right if its first reward reaches pass_at; without pass_at, if its advantage is above 0. Of these, those
+that learn (keep_completions) are in the loss, with the log-probs of the run's estimator. The objective dpo adds the
+negative log-likelihood of the better answers, divided by max_new_tokens.
 """
 import dataclasses
 
@@ -20,7 +21,8 @@ class Keys(config.Section):
 
 
 def weights(right, b, cfg):
-    """Weigh the tokens of the right completions, right (B,), so that they sum to 1 -> (B, T)."""
+    """Weigh the tokens of the right completions of a minibatch, right (B,), so that they sum to 1 -> (B, T); 0 if there
+    is none."""
     in_right = b.rollout.counts & right[:, None]
     return grpo.per_token(in_right, cfg.max_new_tokens, 1)
 
