@@ -307,7 +307,7 @@ def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
     extra: dict[str, Any] = {}
     for name, values in c.extra.items():
         of_tokens = TERMS[name].of_tokens
-        extra[name] = of_tokens(values, b, cfg) if of_tokens else values[:, None]
+        extra[name] = of_tokens(values, b, cfg) if of_tokens else jnp.broadcast_to(values[:, None], weights.shape)
     return b._replace(extra=extra)
 
 

@@ -156,6 +156,11 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
             now[key] = config.read_file(now[key]).out_dir
     if cfg.num_epochs:
         free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
+    names = {*now["use"]} ^ {*was.get("use", now["use"])}
+    known = {of.variant for key, of in config.keys_of_variants().items() if key in OFF or key in FREE}
+    if unlike := sorted(names - known):
+        return f"use of {', '.join(unlike)}"
+    free = [*free, *config.idle_names(cfg)]
     now, was = OFF | now, OFF | was
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
     keys = [k for k in keys if not (k.startswith("model.") and now[k] == default.get(k))]

@@ -29,7 +29,7 @@ import traceback
 import types
 import typing
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -147,7 +147,7 @@ class Section:
 
 
 def variant(name: str) -> types.ModuleType | None:
-    """Import the file of variants/ that has this name; None if there is none."""
+    """Import the file of variants/ that has this name; None if there is none. ValueError if it cannot be imported."""
     settings.plugged((), name)
     return sys.modules.get(f"variants.{name}")
 
@@ -169,13 +169,17 @@ def keys_of_variants() -> dict[str, Declared]:
     """Find the keys of all variants, used or not, in their source."""
     found: dict[str, Declared] = {}
     for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.dirname(__file__)), "variants", "*.py"))):
-        with open(path) as file:
+        name, classes = os.path.basename(path).removesuffix(".py"), []
+        with open(path) as file, contextlib.suppress(SyntaxError):  # importing it says what is wrong
             classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef)]
-        name = os.path.basename(path).removesuffix(".py")
         for kind in classes:
             if kind.name in ("Keys", "Shape"):
                 fields = [field.target for field in kind.body if isinstance(field, ast.AnnAssign)]
-                found |= {key.id: Declared(name, kind.name) for key in fields if isinstance(key, ast.Name)}
+                names = {key.id for key in fields if isinstance(key, ast.Name)}
+                others = {*found, *Config.__dataclass_fields__, *ModelConfig.__dataclass_fields__}
+                if twice := names & others:
+                    raise ValueError(f"{path}: there is a key {min(twice)} elsewhere, choose another name")
+                found |= dict.fromkeys(sorted(names), Declared(name, kind.name))
     return found
 
 
@@ -183,7 +187,12 @@ def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tup
     """Add to the sections of `use` those of the variants of these names, with their defaults, if they have keys.
 
     kind: see Declared."""
-    there = {variant_of(section) for section in use}
+    for section in use:
+        if not dataclasses.is_dataclass(section) or type(section).__name__ != kind:
+            raise ValueError(f"use={use!r}: expected {kind} of files of variants/, as in use=(nll.Keys(),)")
+    there = [variant_of(section) for section in use]
+    if len({*there}) < len(there):
+        raise ValueError(f"use={use!r} has a variant twice")
     kinds = [getattr(variant(name), kind, None) for name in dict.fromkeys(names) if name not in there]
     return *use, *(section() for section in kinds if section)
 
@@ -192,6 +201,8 @@ def with_values(use: tuple, values: dict[str, Any], kind: str = "Keys") -> tuple
     """Return the sections with these values {key: value}; those that are missing are added. kind: see Declared."""
     declared = [keys_of_variants()[name] for name in values]
     use = with_sections(use, [found.variant for found in declared if found.kind == kind], kind)
+    if lacking := {found.variant for found in declared} - {variant_of(section) for section in use}:
+        raise ValueError(f"variants/{min(lacking)}.py cannot be loaded: another folder of this name comes first")
 
     def changed(section):
         own = {name: value for name, value in values.items() if name in section.__dataclass_fields__}
@@ -200,12 +211,26 @@ def with_values(use: tuple, values: dict[str, Any], kind: str = "Keys") -> tuple
     return tuple(map(changed, use))
 
 
+def named_by_use(names: Iterable[str]) -> list[str]:
+    """Check names of variants after --use -> a list of them."""
+    names = [*names]
+    for name in names:
+        if not {"Keys", "Shape"} & {*vars(variant(name) or object)}:
+            there = sorted({declared.variant for declared in keys_of_variants().values()})
+            raise ValueError(f"use={name}: there is no variants/{name}.py with keys of its own (class Keys or Shape): "
+                             f"there are {', '.join(there)}")  # fmt: skip
+    return names
+
+
 class Flat(type):
     """The class of Config: it takes the keys of variants as it takes its own, and puts them into their sections."""
 
     def __call__(cls, **keys):
         declared = {name: found for name, found in keys_of_variants().items() if found.kind == "Keys"}
-        keys["use"] = with_values(keys.get("use", ()), {name: keys.pop(name) for name in declared if name in keys})
+        names = [name for name in as_tuple(keys.get("use", ())) if isinstance(name, str)]
+        use = tuple(section for section in as_tuple(keys.get("use", ())) if not isinstance(section, str))
+        use = with_sections(use, named_by_use(names))
+        keys["use"] = with_values(use, {name: keys.pop(name) for name in declared if name in keys})
         return super().__call__(**keys)
 
 
@@ -527,6 +552,14 @@ IDLE_IN_DPO = (
     "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
     "clip_high cispo_cap kl_est"
 )
+IDLE_ONLY_IN_DPO = {"loss_norm", "fill_in", "mask_ratio_min", "mask_ratio_max"}
+
+
+def idle_names(c: Config) -> list[str]:
+    """List the keys that a run never reads because of its objective."""
+    if c.objective == "dpo":
+        return IDLE_IN_DPO.split()
+    return [] if c.objective == "grpo" else ["logp_est", "logp_views", *set(IDLE_IN_DPO.split()) - IDLE_ONLY_IN_DPO]
 
 
 def between_keys_of_dpo(c):
@@ -612,6 +645,8 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
     """Raise a ValueError if the keys of a run do not fit the shape of the model that it starts from.
 
     where: whose model it is, for the message: "of config/sudoku_base.py"."""
+    if lacking := {variant_of(s) for s in c.model.use} - {variant_of(s) for s in shape.use}:
+        raise ValueError(f"use={min(lacking)}: the model {where} has none of that; leave it out, or start from another")
     fields = [f for owner in (shape, *c.model.use, *shape.use) for f in dataclasses.fields(owner)]
     for f in fields:
         asked, there = (getattr(cfg, f.name, f.default) for cfg in (c.model, shape))
@@ -789,7 +824,8 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     if base:
         others = tuple(pair for pair in cfg.base if pair.partition("=")[0] not in base)
         of_run["base"] = others + tuple(f"{name}={text}" for name, text in base.items())
-        args = {name: text for name, text in base.items() if f"model.{name}" in known.keys() - args.keys()} | args
+        of_both = {f"model.{name}" for name in base} & known.keys() - args.keys() - {"model.use"}
+        args = {name: text for name, text in base.items() if f"model.{name}" in of_both} | args
     refuse_unknown(args, known)
     for name, text in args.items():
         if name.startswith("base."):
@@ -809,12 +845,7 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
 def variants_named(args):
     """List the variants that arguments {key: text} name: after --use, as the value of a key, or by one of their keys.
     """
-    named = [part for key in ("use", "model.use") for part in terminal.parts(args.get(key, "")) if part]
-    for name in named:
-        if not variant(name):
-            there = sorted({declared.variant for declared in keys_of_variants().values()})
-            raise ValueError(f"--use={name}: there is no variants/{name}.py; with keys of their own there are "
-                             + ", ".join(there))
+    named = named_by_use(part for key in ("use", "model.use") for part in terminal.parts(args.get(key, "")) if part)
     tables = [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
     named += [part for name in tables if name in args for part in terminal.parts(args[name])]
     declared = [keys_of_variants().get(name.removeprefix("model.")) for name in args]
@@ -875,7 +906,7 @@ def run_file(name: str) -> dict[str, Any]:
             dataclasses.replace(defined["config"], **defined["tiny"])
     except Exception as e:  # whatever the file raises becomes one line, with the place in the file
         key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # from ModelConfig(...)
-        message = unknown_key(key[1], flatten(Config())) if key else str(e)
+        message = unknown_keyword(key[1]) if key else str(e)
         kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
         raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{message}") from None
@@ -1029,7 +1060,11 @@ def help_text(everything: bool = False) -> str:
         if field.name != "use" and (everything or field.name in FIRST):
             sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
     for of in sorted({*keys_of_variants().values()}) if everything else ():
-        section = getattr(variant(of.variant), of.kind, Section)
+        try:
+            section = getattr(variant(of.variant), of.kind, Section)
+        except ValueError as e:
+            sections.append([str(e)])
+            continue
         said = comments(section) | {f.name: f.metadata["meaning"] for f in dataclasses.fields(section) if f.metadata}
         keys = [help_line(f.name, f.default, said.get(f.name, "")) for f in dataclasses.fields(section)]
         sections.append([f"variants/{of.variant}.py, by --use={of.variant} or any of these keys", *keys])

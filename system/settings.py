@@ -17,9 +17,9 @@ def plugged(table: Collection[str], name: Any) -> bool:
     if name not in table and str(name).isidentifier():
         try:
             importlib.import_module(f"variants.{name}")
-        except ModuleNotFoundError as e:
-            if not (e.name or "").startswith("variants"):  # nor is there a variant that it needs
-                raise
+        except Exception as e:
+            if not (isinstance(e, ModuleNotFoundError) and e.name in ("variants", f"variants.{name}")):
+                raise ValueError(f"variants/{name}.py cannot be loaded: {type(e).__name__}: {e}") from e
     return name in table
 
 

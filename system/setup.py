@@ -69,7 +69,7 @@ class Run(NamedTuple):
 def objective(name):
     """Return what makes the Task of an objective, see rl.OBJECTIVES."""
     if not model.plugged(rl.OBJECTIVES, name):
-        raise ValueError(f"objective={name!r}: one of {', '.join(rl.OBJECTIVES)}, or a file of variants/ that adds it")
+        raise ValueError(f"objective={name!r}: one of {', '.join({**rl.OBJECTIVES, 'judge': 0, 'dpo': 0})}")
     return rl.OBJECTIVES[name]
 
 
@@ -78,8 +78,9 @@ def setup(cfg, claims, train):
 
     claims: the ExitStack of the locks that the run holds. If an old run is moved aside, the new folder is locked.
     train: trains the run of a config file that this one starts from."""
+    make_task, key = objective(cfg.objective), jax.random.key(cfg.seed)
     cfg, tok, first_params, resumed = start.prepare(cfg, train)
-    task, key = objective(cfg.objective)(cfg, tok, first_params), jax.random.key(cfg.seed)
+    task = make_task(cfg, tok, first_params)
     if cfg.num_epochs:
         cfg = dataclasses.replace(cfg, max_iters=math.ceil(cfg.num_epochs * task.rows / cfg.batch_size))
     tx, rate = rl.optimizer(cfg)

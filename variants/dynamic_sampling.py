@@ -36,9 +36,10 @@ class Keys(config.Section):
                                    config.BELOW_1)  # fmt: skip
 
     def between_keys(self, c):
-        if c.objective != "grpo":
+        if c.objective != "grpo" and self.dynamic_sampling:
             yield True, f"use=dynamic_sampling is for objective='grpo', now {c.objective!r}"
         if self.hint_ratio:
+            yield not self.dynamic_sampling, f"hint_ratio={self.hint_ratio}: set dynamic_sampling=1 or more"
             yield (c.pass_at is None or c.fill_in,
                    f"hint_ratio={self.hint_ratio}: set a pass_at, which says what is right, and fill_in=False")
             yield (c.logp_est == "exact", "hint_ratio: a causal model reads from left to right and cannot fill in "

@@ -11,6 +11,10 @@ import rl
 class Keys(config.Section):
     entropy_coef: float = config.key(0.01, "weight of the entropy bonus", config.NON_NEGATIVE)
 
+    def between_keys(self, c):
+        said = f"entropy_coef={self.entropy_coef} changes nothing with objective={c.objective!r}: leave it out"
+        yield c.objective != "grpo" and self.entropy_coef > 0, said
+
 
 def loss(logp, entropy, extra, batch, cfg):
     """Compute -entropy_coef * the mean entropy of the tokens that were predicted -> scalar, metrics."""

@@ -23,6 +23,9 @@ class Keys(config.Section):
                                      config.FRACTION)  # fmt: skip
 
     def between_keys(self, c):
+        for name in ("ref_sync_interval", "ref_sync_mix"):
+            yield (self.ref_mode != "periodic" and getattr(self, name) != getattr(Keys, name),
+                   f"{name}={getattr(self, name)} is for ref_mode='periodic', now {self.ref_mode!r}")  # fmt: skip
         yield (self.ref_mode != "static" and not c.kl_beta,
                f"ref_mode={self.ref_mode!r} changes nothing here, it is for kl_beta above 0: without it there is no "
                "reference; leave it out or set ref_mode='static'")  # fmt: skip

@@ -19,6 +19,10 @@ from judges import scores
 class Keys(config.Section):
     nll_coef: float = config.key(0.1, "weight of the negative log-likelihood of right completions", config.NON_NEGATIVE)
 
+    def between_keys(self, c):
+        yield (c.objective not in ("grpo", "dpo") and self.nll_coef > 0,
+               f"nll_coef={self.nll_coef} changes nothing with objective={c.objective!r}: leave it out")  # fmt: skip
+
 
 def weights(right, b, cfg):
     """Weigh the tokens of the right completions of a minibatch, right (B,), so that they sum to 1 -> (B, T); 0 if there

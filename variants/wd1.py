@@ -1,5 +1,5 @@
 """
-wd1 (2507.08838): a weighted likelihood, without a ratio to an old policy:  --loss_type=wd1 --ratio_level=none
+wd1 (2507.08838): a weighted likelihood, without a ratio to an old policy:  --loss_type=wd1 --adv_negative=1
 
 Two softmax functions over the batch make weights of the advantages: one pulls the better completions up, the other
 pushes the worse ones down.
@@ -21,7 +21,6 @@ class Keys(config.Section):
     def between_keys(self, c):
         yield (c.loss_type == "wd1" and c.ratio_level != "none",
                f"loss_type={c.loss_type!r} has no ratio: set ratio_level='none' (now {c.ratio_level!r})")  # fmt: skip
-        yield c.loss_type != "wd1", f"use=wd1 is for loss_type='wd1', now {c.loss_type!r}"
 
 
 def weights(adv, judged=True):
@@ -40,7 +39,9 @@ def weights(adv, judged=True):
 
 
 def credit(found, adv, cfg):
-    """Weigh the advantages (N, G) of a Scored."""
+    """Weigh the advantages (N, G) of a Scored, if the loss is wd1's."""
+    if cfg.loss_type != "wd1":
+        return adv
     judged = ~jnp.isnan(jnp.asarray(found.rewards)).all(0)
     return weights(adv, judged)
 
