@@ -38,7 +38,6 @@ import sample as sampler
 import train as trainer
 from system import adapt, huggingface, kernels, memory, setup, sharding, start
 from tools import plan as planner
-from variants import lora
 
 
 class Figure(NamedTuple):
@@ -538,7 +537,7 @@ def begun_run(cfg, params):
     loss = (functools.partial(rl.policy_loss, cfg=cfg) if cfg.objective == "grpo" else
             functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len))  # fmt: skip
     task = rl.Task(None, iterate, loss, None, len(text.rows), None)
-    trained, base = lora.split(params, key, cfg)
+    trained, base = rl.split(params, key, cfg)
     state = setup.new_state(trained, cfg, tx)
     gradient = jax.jit(rl.make_gradient(loss, cfg)) if config.old_logp_by_gradient(cfg) else None
     update = rl.make_update(loss, tx, cfg, gradient)
@@ -608,7 +607,7 @@ def smollm2_recipe(options, name, causal):
     if not cfg.model.causal:
         params, shape = adapt.adapt(params, causal, causal.mask_id, cfg.model)
     cfg = config.with_model(dataclasses.replace(cfg, rewards=("length",) * bool(cfg.rewards)), shape)
-    params = model.cast(params, cfg.model.dtype) if cfg.lora_rank else params
+    params = model.cast(params, cfg.model.dtype) if config.has_frozen_base(cfg) else params
     yield from iterations(name, cfg, params, 2)
 
 

@@ -448,8 +448,8 @@ def test_every_estimator_tunes_it(base, changes, tmp_path):
     cfg = config.Config(**keys, objective="grpo", dataset=str(base), out_dir=f"{tmp_path}/out",
                         init_from=f"{base}/out", rewards=("exact",), group_size=2)  # fmt: skip
     cfg, tok, start, _ = prepare(cfg, train.train)
-    params, frozen = lora.split(start, KEY, cfg)
-    state = lora.merged(rl.State(0, params, (), None, None), frozen, cfg)
+    params, frozen = rl.split(start, KEY, cfg)
+    state = rl.merged(rl.State(0, params, (), None, None), frozen, cfg)
     task = train.tune(cfg, tok, start)
     state = state if frozen else state._replace(reference=start)
     b, notes = next(iter(batches_of(task, state, KEY)))

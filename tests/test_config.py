@@ -634,7 +634,7 @@ def values(kind):
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_the_printed_form_of_a_value_is_parsed_as_that_value(drawn):
-    name = drawn.draw(st.sampled_from(sorted(KINDS)))
+    name = drawn.draw(st.sampled_from(sorted(KINDS.keys() - {"use"})))
     value = drawn.draw(values(KINDS[name]))
     if value == "None" and type(None) in typing.get_args(KINDS[name]):
         return  # the one text that cannot be meant where None can

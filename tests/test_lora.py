@@ -498,7 +498,7 @@ def test_micro_batches_add_up_to_the_big_batch(tiny):
         task = train.pretrain(cfg, tok, start)
         params, base = lora.split(start, KEY, cfg)
         tx, _ = rl.optimizer(cfg)
-        ((batch, _),) = batches_of(task, lora.merged(rl.State(0, params, (), None, None), base, cfg), KEY)
+        ((batch, _),) = batches_of(task, rl.merged(rl.State(0, params, (), None, None), base, cfg), KEY)
         outs.append(rl.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch, base)[0])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *outs)
 
