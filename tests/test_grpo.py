@@ -534,7 +534,8 @@ def test_wd1_weighs_log_p_itself_whatever_the_ratio():
 def test_entropy_is_a_bonus_on_the_tokens_that_count():
     H, weight = jnp.abs(REF), MASK / MASK.sum()
     batch = LossBatch(ADV, MASK, weight, weight)
-    added, _ = entropy.loss(NEW, H, None, batch, config.Config(use=(entropy.Keys(entropy_coef=0.5),)))
+    cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), entropy_coef=0.5)
+    added, _ = entropy.loss(NEW, H, None, batch, cfg)
     close(added, -0.5 * np.asarray(H)[COUNTS].mean())
 
 

@@ -370,7 +370,8 @@ def test_the_entropy_has_a_gradient_only_where_it_is_in_the_loss(bonus):
     tokens, zero = jnp.zeros((1, 2), int), jnp.zeros((1, 2))
     rollout = rl.Rollout(tokens, None, tokens == 0, tokens == 0, tokens, zero, jnp.ones(1))
     shape = model.ModelConfig(vocab_size=5, mask_id=4)
-    say = rl.as_drawn(rollout, config.Config(use=(entropy.Keys(),) * bonus, model=shape))
+    keys = dict(objective="grpo", init_from="x", rewards=("exact",), use=(entropy.Keys(),) * bonus, model=shape)
+    say = rl.as_drawn(rollout, config.Config(**keys))
     place = diffusion.Place(jnp.zeros(1, int), jnp.zeros(1, int), tokens)
     slope = jax.grad(lambda logits: say(logits, jnp.array([1]), place)[1].sum())(jnp.array([[0.5, 1.0, 0.0]]))
     assert slope.any() == bonus

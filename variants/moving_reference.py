@@ -15,7 +15,7 @@ from system import sharding
 
 @dataclasses.dataclass(frozen=True)
 class Keys(config.Section):
-    ref_mode: str = config.key("ema", "the reference is static, ema (follows the policy) or periodic (is renewed)",
+    ref_mode: str = config.key("static", "the reference is static, ema (follows the policy) or periodic (is renewed)",
                                choices=("static", "ema", "periodic"))  # fmt: skip
     ref_decay: float = config.key(0.99, "ref_mode=ema: weight of the old reference", config.FRACTION)
     ref_sync_interval: int = config.key(64, "ref_mode=periodic: iterations between renewals", config.POSITIVE_INT)
@@ -23,9 +23,6 @@ class Keys(config.Section):
                                      config.FRACTION)  # fmt: skip
 
     def between_keys(self, c):
-        for name in ("ref_sync_interval", "ref_sync_mix"):
-            yield (self.ref_mode != "periodic" and getattr(self, name) != getattr(Keys, name),
-                   f"{name}={getattr(self, name)} is for ref_mode='periodic', now {self.ref_mode!r}")  # fmt: skip
         yield (self.ref_mode != "static" and not c.kl_beta,
                f"ref_mode={self.ref_mode!r} changes nothing here, it is for kl_beta above 0: without it there is no "
                "reference; leave it out or set ref_mode='static'")  # fmt: skip
