@@ -212,7 +212,7 @@ SAME_FLAG = {"start": "prompt", "num_samples": "n", "group_size": "n"}  # in nan
 
 def unknown_flag(name: str, flags: Any) -> str:
     """Say in one sentence that a flag does not exist, and which one means the same here or in train.py."""
-    of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model"}
+    of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model", *config.keys_of_variants()}
     message = config.unknown_key(name, flags)
     if message.endswith("--help=all"):
         message = config.unknown_key(name, of_train).replace("=all", "")
