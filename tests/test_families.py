@@ -440,7 +440,7 @@ def test_it_learns_and_is_tuned(tmp_path):
     base = config.Config(**common | longer, out_dir=f"{tmp_path}/base")
     train.train(base)
     tuned = config.Config(**common, objective="grpo", init_from=base.out_dir, rewards=("exact",), group_size=2,
-                          ratio_level="token", adv_negative=1.0,
+                          logp_est="trace", ratio_level="token", adv_negative=1.0,
                           log_interval=1, out_dir=f"{tmp_path}/tuned")  # fmt: skip
     train.train(tuned)
     lines = [json.loads(line) for line in open(f"{tmp_path}/tuned/metrics.jsonl")]
