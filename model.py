@@ -46,7 +46,7 @@ def entries(cfg) -> Entries:
 
 def chosen(table, cfg, default):
     """Return the entry of a table that bears the name of a variant in cfg.use, or that of `default`."""
-    used = [type(section).__module__.rpartition(".")[2] for section in cfg.use]
+    used = map(settings.variant_of, cfg.use)
     return table[next((name for name in used if name in table), default)]
 
 

@@ -6,8 +6,8 @@ The steps of reinforcement learning with GRPO. train.py puts them together: `tra
 
 After `select_completions`, M completions learn. In a Minibatch and in the loss, B is the size of one.
 
-A variant changes a step from outside, by a function in COLLECT (which completions an iteration learns from), CREDIT
-(what their advantages become) or TERMS (what is added to the loss). It does so in the runs that use it.
+A variant changes one of these steps, in the runs that use it, by a function of its own in COLLECT (which completions an
+iteration learns from), CREDIT (what their advantages become) or TERMS (what is added to the loss).
 """
 
 import functools

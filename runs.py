@@ -508,7 +508,7 @@ def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collaps
     change = signs[0].change if signs else {}  # only the first process knows it
     keys = {"init_from": start, "out_dir": f"{cfg.out_dir}_again"} | change
     # The KL keeps its reference, the policy this run began with. (With lora_rank that is the base of the adapters.)
-    stays = getattr(cfg, "ref_mode", "static") == "static" and not config.has_frozen_base(cfg)
+    stays = config.reference_stays(cfg) and not config.has_frozen_base(cfg)
     if keys.get("kl_beta", cfg.kl_beta) and stays:
         keys["ref_from"] = cfg.ref_from or cfg.init_from
     typed = " ".join(f"--{key}={config.as_typed(value)}" for key, value in keys.items())

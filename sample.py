@@ -580,8 +580,8 @@ def generate(params, key, z, cfg, plan, valid=None, group=1):
     given; logp (B, T), its log-prob under the distribution it was drawn from, 0 if given; n_steps (), the steps taken;
     passes (B,), the forward passes that worked on each row.
 
-    Given tokens never change. A step is a forward pass. What follows an end of text may be filled
-    in all at once, see `fill_rest`: it has the number of that step, and logp 0.
+    Given tokens never change. A step is a forward pass. What follows an end of text may be filled in all at once, see
+    `fill_rest`: it has the number of that step, and logp 0.
     key: one, or one per row (B,). valid (B, T): False on left padding. group: so many consecutive rows are identical.
     A causal model then reads their prompt once, and a denoiser computes their first step once."""
     check(cfg, plan)

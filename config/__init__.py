@@ -40,6 +40,7 @@ import diffusion
 import grpo
 from model import ModelConfig
 from system import settings, terminal
+from system.settings import variant_of
 
 # ---- how a key is declared -------------------------------------------------------------------------------------------
 
@@ -120,15 +121,20 @@ def key(default: Any, meaning: str, check: Check | None = None, choices: Collect
 class Section:
     """The keys that a file of variants/ adds to a run, declared in its class Keys. They are read as those of Config."""
 
+    def __post_init__(self):
+        settings.check_types(self)
+        for field in dataclasses.fields(self):
+            check_value(field, getattr(self, field.name))
+
     @property
     def freezes(self) -> bool:
         """True if the run trains new parameters beside those that it starts from, which stay as they are."""
         return False
 
-    def __post_init__(self):
-        settings.check_types(self)
-        for field in dataclasses.fields(self):
-            check_value(field, getattr(self, field.name))
+    @property
+    def moves_reference(self) -> bool:
+        """True if the reference of the KL changes during the run."""
+        return False
 
     @property
     def copies(self) -> int:
@@ -150,11 +156,6 @@ def variant(name: str) -> types.ModuleType | None:
     """Import the file of variants/ that has this name; None if there is none. ValueError if it cannot be imported."""
     settings.plugged((), name)
     return sys.modules.get(f"variants.{name}")
-
-
-def variant_of(section: Any) -> str:
-    """Return the name of the file in variants/ that a section is declared in."""
-    return type(section).__module__.rpartition(".")[2]
 
 
 class Declared(NamedTuple):
@@ -473,6 +474,11 @@ def has_frozen_base(cfg: Config) -> bool:
     return any(section.freezes for section in cfg.use)
 
 
+def reference_stays(cfg: Config) -> bool:
+    """True if the reference of the KL is the same throughout the run."""
+    return not any(section.moves_reference for section in cfg.use)
+
+
 def copies(cfg: Config) -> int:
     """Return how many rows of a batch of pretraining are made of one text."""
     return math.prod(section.copies for section in cfg.use)
@@ -552,14 +558,16 @@ IDLE_IN_DPO = (
     "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
     "clip_high cispo_cap kl_est"
 )
-IDLE_ONLY_IN_DPO = {"loss_norm", "fill_in", "mask_ratio_min", "mask_ratio_max"}
+READ_IN_PRETRAINING = {"loss_norm", "fill_in", "mask_ratio_min", "mask_ratio_max"}  # of the keys in IDLE_IN_DPO
 
 
 def idle_names(c: Config) -> list[str]:
     """List the keys that a run never reads because of its objective."""
     if c.objective == "dpo":
         return IDLE_IN_DPO.split()
-    return [] if c.objective == "grpo" else ["logp_est", "logp_views", *set(IDLE_IN_DPO.split()) - IDLE_ONLY_IN_DPO]
+    if c.objective == "grpo":
+        return []
+    return ["logp_est", "logp_views", *set(IDLE_IN_DPO.split()) - READ_IN_PRETRAINING]
 
 
 def between_keys_of_dpo(c):
@@ -813,8 +821,9 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     args = dict(args)
     of_run: dict[str, Any] = {}
     of_model: dict[str, Any] = {}
-    of_run["use"], of_model["use"] = (with_sections(owner.use, variants_named(args), kind)
-                                      for owner, kind in ((cfg, "Keys"), (cfg.model, "Shape")))
+    named = variants_named(args)
+    of_run["use"] = with_sections(cfg.use, named, "Keys")
+    of_model["use"] = with_sections(cfg.model.use, named, "Shape")
     args = {name: text for name, text in args.items() if name not in ("use", "model.use")}
     known = flatten(cfg)
     for prefix_of, use in (("", of_run["use"]), ("model.", of_model["use"])):

@@ -126,7 +126,7 @@ def weight_bytes(cfg):
         "params": params,
         "optimizer": 8 * trained,
         "average": 0 if cfg.ema_decay is None else 4 * trained,
-        "reference": (wide if getattr(cfg, "ref_mode", "static") == "static" else 4) * n if has_reference else 0,
+        "reference": (wide if config.reference_stays(cfg) else 4) * n if has_reference else 0,
         "gradients": 4 * trained * (2 if has_sum else 1),
     }
 

@@ -23,6 +23,11 @@ def plugged(table: Collection[str], name: Any) -> bool:
     return name in table
 
 
+def variant_of(section: Any) -> str:
+    """Return the name of the file in variants/ that a section is declared in."""
+    return type(section).__module__.rpartition(".")[2]
+
+
 class Sections:
     """Settings that variants add to. `use` holds a frozen dataclass of each variant that is used, and a field of one
     reads as if it were one of these settings: cfg.nll_coef is that of variants/nll.py. Without it there is none."""

@@ -69,7 +69,8 @@ class Run(NamedTuple):
 def objective(name):
     """Return what makes the Task of an objective, see rl.OBJECTIVES."""
     if not model.plugged(rl.OBJECTIVES, name):
-        raise ValueError(f"objective={name!r}: one of {', '.join({**rl.OBJECTIVES, 'judge': 0, 'dpo': 0})}")
+        choices = config.Config.__dataclass_fields__["objective"].metadata["choices"]
+        raise ValueError(f"objective={name!r}: one of {', '.join(choices)}")
     return rl.OBJECTIVES[name]
 
 

@@ -217,7 +217,7 @@ def with_ids(shape: ModelConfig, tok: data.Tokenizer) -> ModelConfig:
 
 def reference_dtype(cfg: Config) -> str:
     """Return the dtype of the reference: the model's; float32 if it moves, as 16 bits would lose its small steps."""
-    return cfg.model.dtype if getattr(cfg, "ref_mode", "static") == "static" else "float32"
+    return cfg.model.dtype if config.reference_stays(cfg) else "float32"
 
 
 def has_reference(cfg: Config) -> bool:

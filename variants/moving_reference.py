@@ -22,6 +22,10 @@ class Keys(config.Section):
     ref_sync_mix: float = config.key(1.0, "ref_mode=periodic: weight of the policy in the new reference",
                                      config.FRACTION)  # fmt: skip
 
+    @property
+    def moves_reference(self):
+        return self.ref_mode != "static"
+
     def between_keys(self, c):
         yield (self.ref_mode != "static" and not c.kl_beta,
                f"ref_mode={self.ref_mode!r} changes nothing here, it is for kl_beta above 0: without it there is no "

@@ -1,9 +1,9 @@
 """
 The negative log-likelihood of right completions, added to the loss (LightningRL, weight 0.1):  --nll_coef=0.1
 
-A completion is right if its first reward reaches pass_at; without pass_at, if its advantage is above 0. Of these, those
-that learn (keep_completions) are in the loss, with the log-probs of the run's estimator. The objective dpo adds the
-negative log-likelihood of the better answers, divided by max_new_tokens.
+A completion is right if its first reward reaches pass_at; without pass_at, if its advantage is above 0. Only right
+completions that learn (keep_completions) are in the loss, with the log-probs of the run's estimator. The objective dpo
+adds the negative log-likelihood of the better answers, divided by max_new_tokens.
 """
 import dataclasses
 
