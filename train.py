@@ -14,7 +14,6 @@ if __name__ == "__main__":
 import collections
 import contextlib
 import functools
-import math
 import sys
 import time
 
@@ -135,12 +134,10 @@ def pretrain(cfg, tok, start) -> Task:
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
         tqdm.write(evaluation.describe_metric(cfg, fns, more))
+    else:
+        asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
     noise = rl.noise(cfg)
-    readings = {"val/nelbo": cfg.model}
-    others = diffusion.READINGS.get(model.entries(cfg.model).sees, {})
-    readings |= {name: other(cfg.model) for name, other in others.items()}
     allowed = data.curriculum(train.rows, cfg.curriculum)
-    known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
 
     def init(key):
@@ -152,18 +149,9 @@ def pretrain(cfg, tok, start) -> Task:
         return {}
 
     def evaluate(state, key):
-        out = dict.fromkeys(readings, math.nan)
-        n = len(known.rows)
-        for name, shape in readings.items() if n else ():
-            held_out = end_at_eos(known, tok) if shape.causal else known
-            bound = evaluation.likelihoods(state.weights, held_out, shape, cfg)
-            out[name] = -float(bound.sum() / held_out.maskable.sum())
-            if name == "val/nelbo" and not (cfg.max_prompt_len or cfg.fill_in):
-                size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
-                out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
-        scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
-        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
-        return out | rates, samples
+        bounds = evaluation.bounds(state.weights, shown, cfg, tok)
+        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, asked)
+        return bounds | rates, samples
 
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None

@@ -245,24 +245,21 @@ def count_params(params: Any) -> int:
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
-    "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
-                "repetition_penalty fill_in",
-    "rewards": "rewards reward_weights reward_clip",
-    "estimator": "logp_est logp_views",
-    "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
-    "loss": "loss_type aggregation ratio_level clip_low clip_high updates_per_rollout",
-    "KL": "kl_beta kl_est ref_from",
-    "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
-
-
-def algorithm_lines(cfg):
-    """Yield the lines of ALGORITHM, with the values as they are typed, without keys that are off."""
-    of_variants = {config.variant_of(section): " ".join(section.__dataclass_fields__) for section in cfg.use}
-    for name, keys in (ALGORITHM | of_variants).items():
-        values = {key: getattr(cfg, key) for key in keys.split()}
-        listed = [f"{key}={config.as_typed(value)}" for key, value in values.items() if value not in (None, "", (), 0)]
-        yield f"    {name:11} " + ("none" if name == "KL" and not cfg.kl_beta else "  ".join(listed))
+def changed_keys(cfg):
+    """Yield a line for each section of keys: those of a run that differ from the defaults, as they are typed."""
+    fields = [(f, f.metadata.get("section"), cfg) for f in dataclasses.fields(cfg) if f.name not in ("model", "use")]
+    fields += [(f, "model", cfg.model) for f in dataclasses.fields(cfg.model) if f.name != "use"]
+    for section in (*cfg.use, *cfg.model.use):
+        fields += [(f, config.variant_of(section), section) for f in dataclasses.fields(section)]
+    lines: dict[str, list[str]] = {}
+    title = ""
+    for field, section, owner in fields:
+        title = section.partition(":")[0] if section else title
+        value = getattr(owner, field.name)
+        if value != field.default:
+            lines.setdefault(title, []).append(f"{field.name}={config.as_typed(value)}")
+    for title, keys in lines.items():
+        yield f"    {title:13} " + "  ".join(keys)
 
 
 def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
@@ -274,7 +271,7 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
           f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        lines = [*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *memory_lines(cfg)]
+        lines = [*changed_keys(cfg), *memory_lines(cfg)]
         if kernels.sixteen_bits_pay(cfg.model):
             lines.append("this CPU has AMX, which multiplies 16 bits much faster: --dtype=bfloat16 would take about "
                          "2/3 of the time, see docs/sixteen-bits.md")  # fmt: skip
