@@ -37,7 +37,7 @@ import checkpoint
 import config
 from config import Config
 from data import cache_folder
-from system import collapse, disk, hosts, terminal
+from system import collapse, disk, hosts, sections, terminal
 from system import report as pages
 
 
@@ -157,14 +157,26 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     if cfg.num_epochs:
         free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
     names = {*now["use"]} ^ {*was.get("use", now["use"])}
-    known = {of.variant for key, of in config.keys_of_variants().items() if key in OFF or key in FREE}
+    declared = config.declared_keys()
+    known = {of.variant for key, of in declared.items() if key in OFF or not of.module.startswith("variants.")}
+    known |= {of.variant for key, of in declared.items() if key in FREE}
     if unlike := sorted(names - known):
         return f"use of {', '.join(unlike)}"
     free = [*free, *config.idle_names(cfg)]
-    now, was = OFF | now, OFF | was
+    off = OFF | {key: default for key, default in settings_off(now | was).items() if key not in OFF}
+    now, was = off | now, off | was
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
     keys = [k for k in keys if not (k.startswith("model.") and now[k] == default.get(k))]
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
+
+
+def settings_off(keys: Iterable[str]) -> dict[str, Any]:
+    """Return the defaults of those keys that a file outside variants/ declares, as JSON has them."""
+    found = {}
+    for key in keys:
+        if (of := config.declared_keys().get(key)) and not of.module.startswith("variants."):
+            found[key] = sections.file_of(of.variant).Keys.__dataclass_fields__[key].default
+    return json.loads(json.dumps(found))
 
 
 def move_aside(out_dir: str) -> bool:

@@ -301,7 +301,9 @@ def train(cfg, rows=None, rewards=None):
 
 def main():
     if asked := {"-h", "--help", "--help=all"} & {*sys.argv}:
-        print(config.help_text("--help=all" in asked))
+        from system import help
+
+        print(help.help_text("--help=all" in asked))
         return
     try:
         if flags := [word for word in sys.argv[1:] if word.startswith(("--plan=", "--anatomy="))]:

@@ -29,7 +29,7 @@ import model
 import rl
 import sample
 from config import Config
-from system import fit, huggingface, memory, setup, sharding, start
+from system import fit, huggingface, memory, sections, setup, sharding, start
 
 
 class Device(NamedTuple):
@@ -119,7 +119,7 @@ def topology(text):
 
 def variant(cfg):
     """Return the file of variants/ that has the objective of a run."""
-    return config.variant(cfg.objective)
+    return sections.file_of(cfg.objective)
 
 
 def abstract_run(cfg):
