@@ -41,12 +41,18 @@ from system import collapse, disk, hosts, sections, terminal
 from system import report as pages
 
 
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    log_samples: int = sections.key(3, "completions to print per evaluation (samples.jsonl gets 16) and group",
+                                    sections.NON_NEGATIVE)  # fmt: skip
+
+
 def prepare_process(cfg: Config | None = None) -> None:
     """Prepare the process, once, in main: memory, other processes, the device, and a cache of compiled programs."""
     keep_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if cfg:
-        hosts.join(cfg.coordinator, cfg.processes, cfg.process_id)
+        hosts.join(*dataclasses.astuple(hosts.Keys.of(cfg)))
     try:
         if hosts.processes().rank:
             terminal.silence(sys.stdout)
@@ -163,7 +169,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     if unlike := sorted(names - known):
         return f"use of {', '.join(unlike)}"
     free = [*free, *config.idle_names(cfg)]
-    off = OFF | {key: default for key, default in settings_off(now | was).items() if key not in OFF}
+    off = settings_off(now | was) | OFF
     now, was = off | now, off | was
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
     keys = [k for k in keys if not (k.startswith("model.") and now[k] == default.get(k))]
@@ -175,7 +181,8 @@ def settings_off(keys: Iterable[str]) -> dict[str, Any]:
     found = {}
     for key in keys:
         if (of := config.declared_keys().get(key)) and not of.module.startswith("variants."):
-            found[key] = sections.file_of(of.variant).Keys.__dataclass_fields__[key].default
+            kind = getattr(sections.file_of(of.variant), of.kind)
+            found[key] = kind.__dataclass_fields__[key].default
     return json.loads(json.dumps(found))
 
 
@@ -457,7 +464,7 @@ def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> 
         draw(run.cfg.out_dir)
         report(run.cfg)
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
-    for sample in samples[: run.cfg.log_samples]:
+    for sample in samples[: Keys.of(run.cfg).log_samples]:
         tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in sample.items() if k not in ("columns", "film")))
 
 
@@ -495,12 +502,18 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         group = last["group"]
         run.log.append("rollouts.jsonl", {"step": state.step} | group)
         prompt = group["masked" if "masked" in group else "prompt"].replace("<|mask|>", "_")
-        for text, advantage in [*zip(group["completions"], group["advantages"], strict=True)][: run.cfg.log_samples]:
+        pairs = [*zip(group["completions"], group["advantages"], strict=True)]
+        for text, advantage in pairs[: Keys.of(run.cfg).log_samples]:
             tqdm.write(f"    {prompt!r} -> {text!r}  advantage {advantage:+.2f}")
     return found
 
 
 RESTARTS = 3  # most times that on_collapse=restart begins anew
+
+
+def ends_at_collapse(cfg: Config) -> bool:
+    """True if a run that shows a sign of collapse is to end."""
+    return collapse.Keys.of(cfg).on_collapse != "warn"
 
 
 class Collapsed(ValueError):
@@ -527,7 +540,7 @@ def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collaps
     text = f"step {state.step}: {'; '.join(map(collapse.message, signs))}. Saved {cfg.out_dir}/step-{state.step:06d}. "
     text += f"To go on from the best checkpoint: {typed}"
     too_often = cfg.out_dir.endswith(RESTARTS * "_again")
-    if cfg.on_collapse == "stop" or too_often or hosts.processes().size > 1:
+    if collapse.Keys.of(cfg).on_collapse == "stop" or too_often or hosts.processes().size > 1:
         return Collapsed(text, None)
     left = cfg.max_iters - step  # also with num_epochs, which would count the epochs anew
     return Collapsed(text, dataclasses.replace(cfg, max_iters=left, num_epochs=None, resume=False, **keys))

@@ -39,6 +39,7 @@ from data.texts import (
     given_masks,
     masked_rows,
     prompt_sampler,
+    rows_of_steps,
 )
 from judges import scores
 from rl import State, Task
@@ -139,7 +140,7 @@ def pretrain(cfg, tok, start) -> Task:
     readings = {"val/nelbo": cfg.model}
     others = diffusion.READINGS.get(model.entries(cfg.model).sees, {})
     readings |= {name: other(cfg.model) for name, other in others.items()}
-    allowed = data.curriculum(train.rows, cfg.curriculum)
+    allowed = rows_of_steps(train.rows, cfg)
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
 
@@ -260,7 +261,7 @@ def loop(run, state, best, done):
             if leaving and not done:
                 tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise KeyboardInterrupt(int(leaving))
-            if cfg.on_collapse != "warn" and hosts.all_max(bool(signs)) and not done:
+            if runs.ends_at_collapse(cfg) and hosts.all_max(bool(signs)) and not done:
                 raise runs.leave_collapsed(run, state, best, signs)
     return state, best
 

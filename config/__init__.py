@@ -29,7 +29,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import data
 import diffusion
 import grpo
 from model import ModelConfig
@@ -86,9 +85,7 @@ class Config(settings.Sections, metaclass=Flat):
                          choices=("pretrain", "judge", "dpo", "grpo"), table=True, section="run")
     out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
     init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
-    open_as: str | None = key(None, "family of the folders in init_from and ref_from, if config.json says another")
     base: tuple[str, ...] = key((), "keys for the config file in init_from, as in seed=1,max_iters=9; or --base.seed=1")
-    adapt: bool = key(False, "pretrain: make a denoiser of the causal model in init_from, see system/start.py")
     resume: bool = key(False, "continue the run in out_dir; otherwise an earlier run there is moved aside")
     seed: int = key(0, "random seed: the same seed on the same machine gives the same run", SEED)
     max_iters: int = key(1000, "optimizer steps; grpo: rollouts, each with all its updates", POSITIVE_INT)
@@ -97,39 +94,18 @@ class Config(settings.Sections, metaclass=Flat):
     log_interval: int = key(10, "steps between lines of metrics.jsonl (grpo: and of rollouts.jsonl)", POSITIVE_INT)
     eval_interval: int = key(100, "steps between evaluations on val", POSITIVE_INT)
     eval_size: int = key(256, "number of val rows per evaluation", POSITIVE_INT)
-    eval_samples: int | None = key(None, "samples per val row at the run's temperature; None: 1, grpo 4", POSITIVE_INT)
     eval_rewards: tuple[str, ...] = key((), "rewards for evaluations only, never trained on; the first decides")
     pass_at: float | None = key(None, "lowest deciding reward that passes; None: pass rates are its mean", PASSING)
     save_interval: int = key(500, "steps between checkpoints", POSITIVE_INT)
-    keep_checkpoints: int = key(2, "number of newest checkpoints to keep, in addition to the best one", POSITIVE_INT)
-    on_collapse: str = key("warn", "grpo, at a sign of collapse (system/collapse.py): warn, stop, or restart from the "
-                           "best checkpoint with the key changed", choices=("warn", "stop", "restart"))
-    log_samples: int = key(3, "completions to print per evaluation (samples.jsonl gets 16) and group", NON_NEGATIVE)
 
     mesh: tuple[int, int, int] | None = key(None, "devices on data (whole models), fsdp and tensor; None: all on fsdp",
                                             section="many devices")
-    coordinator: str | None = key(None, "HOST:PORT of process 0; None: from SLURM or MPI, or a single process")
-    processes: int | None = key(None, "number of processes")
-    process_id: int | None = key(None, "number of this process, from 0")
 
     dataset: str = key("sudoku", "a folder in data/, your own folder or file (JSONL, JSON, txt, Parquet), or ORG/NAME",
                        section="data")
-    prompt_key: str | None = key(None, "column of the prompt; None: found by its name")
-    completion_key: str | None = key(None, "column of the completion")
-    answer_key: str | None = key(None, "column of the answer that rewards compare with")
-    tests_key: str | None = key(None, "column of the tests that a program has to pass")
-    language_key: str | None = key(None, "column of the programming language")
-    difficulty_key: str | None = key(None, "column of the difficulty, for the keys difficulty and curriculum")
-    limit: float | None = key(None, "largest number of train rows; below 1: a fraction of them; None: all", POSITIVE)
     num_epochs: float | None = key(None, "passes over the train rows, instead of max_iters", POSITIVE)
     max_prompt_len: int = key(20, "tokens per prompt, padded on the left", NON_NEGATIVE)
     max_new_tokens: int = key(20, "tokens per completion, padded with end-of-text", POSITIVE_INT)
-    chat_template: str | None = key(None, "format of prompts; chatml is that of Dream and Qwen, own the tokenizer's",
-                                    choices=data.CHAT)
-    system_prompt: str | None = key(None, "system message of the template; None: its usual one")
-    instruction: str | None = key(None, 'text before every prompt, in its turn; or around it, as in "{prompt} Think."')
-    difficulty: tuple[float, ...] = key((), "(lowest, highest): leave out rows of other difficulties")
-    curriculum: tuple[tuple[int, float], ...] = key((), "((step, highest difficulty from this step on), ...)")
 
     batch_size: int = key(32, "rows per step; grpo: prompts per rollout", POSITIVE_INT, section="optimizer")
     gradient_accumulation_steps: int = key(1, "micro-batches per batch", POSITIVE_INT)
@@ -167,9 +143,6 @@ class Config(settings.Sections, metaclass=Flat):
     rewards: tuple[str, ...] = key((), "names, path.py:function, length(target=40); the first decides at evaluations",
                                    section="rewards")
     reward_weights: tuple[float, ...] = key((), "one per reward; empty: all 1")
-    reward_timeout: float = key(1.0, "CPU seconds per program", POSITIVE)
-    reward_workers: int | None = key(None, "programs at a time; None: six per core, at most 64", POSITIVE_INT)
-    sandbox_unsafe: tuple[str, ...] = key((), "protections to do without on this machine, see judges/sandbox.py")
     reward_clip: float | None = key(None, "clip each reward to -clip .. clip", POSITIVE)
     judge_from: str | None = key(None, "model of the reward `judge`: a folder or a config file", SOURCE)
 
@@ -214,7 +187,6 @@ class Config(settings.Sections, metaclass=Flat):
     kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
     kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
-    ref_offload: bool = key(False, "keep the reference in host memory while it is not used")
 
     use: tuple[Any, ...] = key((), "variants whose keys are set, by the names of their files in variants/")
     model: ModelConfig = ModelConfig()
@@ -308,6 +280,11 @@ def reference_stays(cfg: Config) -> bool:
     return not any(section.moves_reference for section in cfg.use)
 
 
+def reshapes(cfg: Config) -> bool:
+    """True if the run makes a model of another shape of the one that it starts from."""
+    return any(section.reshapes for section in cfg.use)
+
+
 def copies(cfg: Config) -> int:
     """Return how many rows of a batch of pretraining are made of one text."""
     return math.prod(section.copies for section in cfg.use)
@@ -353,21 +330,9 @@ def between_keys(c):
          f"{', '.join(deciding) or 'none'}"),
         (c.base and not (c.init_from or "").endswith(".py"),
          f"base={c.base} is for the config file in init_from, now {c.init_from!r}"),
-        (c.open_as and (c.init_from or "").endswith(".py"),
-         f"open_as={c.open_as!r} is for other people's folders: a run, as of init_from={c.init_from!r}, writes its own "
-         "model under the right family"),
-        (c.difficulty and (len(c.difficulty) != 2 or c.difficulty[0] > c.difficulty[1]),
-         f"difficulty={c.difficulty}: two numbers, the lowest and the highest, as in 1,3"),
-        (c.curriculum and c.objective in ("judge", "dpo"),
-         f"curriculum={c.curriculum}: objective={c.objective!r} takes its rows in any order"),
         (c.reward_weights and len(c.reward_weights) != len(c.rewards),
          f"reward_weights={c.reward_weights} has {len(c.reward_weights)} numbers for {len(c.rewards)} rewards "
          f"{c.rewards}"),
-        (c.adapt and (c.objective != "pretrain" or not c.init_from),
-         "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
-         f"init_from={c.init_from!r}, objective={c.objective!r}"),
-        (c.on_collapse != "warn" and c.objective != "grpo",
-         f"on_collapse={c.on_collapse!r}: only runs of objective='grpo' are watched, and this is {c.objective!r}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
     )  # fmt: skip
@@ -800,7 +765,7 @@ def base_runs(cfg: Config) -> list[Config]:
             raise ValueError(f"init_from={chain[-1].init_from!r} writes into {base.out_dir!r}, where the run that "
                              "starts from it also writes: give that another out_dir")  # fmt: skip
         chain.append(base)
-    if not chain[-1].init_from and not any(run.adapt for run in chain):  # made from scratch: its shape is known now
+    if not chain[-1].init_from and not any(map(reshapes, chain)):  # made from scratch: its shape is known now
         for run in chain[:-1]:
             check_model(run, chain[-1].model, f"of {run.init_from}")
     if cfg.judge_from and cfg.judge_from.endswith(".py"):

@@ -25,6 +25,13 @@ def comments(cls: type) -> dict[str, str]:
     return dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.M))
 
 
+def meaning(field: dataclasses.Field) -> str:
+    """Return what a key means, and its values if they are a dict's; a tuple of them is in the meaning."""
+    offered = field.metadata["choices"]
+    listed = f": {', '.join(map(str, offered))}" if isinstance(offered, dict) else ""
+    return field.metadata["meaning"] + listed
+
+
 def help_text(everything: bool = False) -> str:
     """Return the keys of FIRST, or every key, each with its default and its meaning, in sections."""
     found: list[list[str]] = []
@@ -33,10 +40,8 @@ def help_text(everything: bool = False) -> str:
             continue
         if field.metadata["section"]:
             found.append([field.metadata["section"]])
-        offered = field.metadata["choices"]
-        listed = f": {', '.join(map(str, offered))}" if isinstance(offered, dict) else ""  # a tuple is in the meaning
         if everything or field.name in FIRST:
-            found[-1].append(help_line(field.name, field.default, field.metadata["meaning"] + listed))
+            found[-1].append(help_line(field.name, field.default, meaning(field)))
     found.append(["model (a model key needs no prefix)"])
     meanings = comments(ModelConfig)
     for field in dataclasses.fields(ModelConfig):
@@ -48,7 +53,7 @@ def help_text(everything: bool = False) -> str:
         except ValueError as e:
             found.append([str(e)])
             continue
-        said = comments(section) | {f.name: f.metadata["meaning"] for f in dataclasses.fields(section) if f.metadata}
+        said = comments(section) | {f.name: meaning(f) for f in dataclasses.fields(section) if f.metadata}
         keys = [help_line(f.name, f.default, said.get(f.name, "")) for f in dataclasses.fields(section)]
         found.append([f"{of.module.replace('.', '/')}.py, by --use={of.variant} or any of these keys", *keys])
     lines = [

@@ -155,7 +155,7 @@ def programs(cfg):
     held |= {"moments": state.opt_state, "average": state.average}
     stages, batches = {}, [abstract_batch(cfg)]
     if cfg.objective in ("grpo", "dpo"):
-        held["reference"] = None if base or cfg.ref_offload else state.reference
+        held["reference"] = None if base or memory.Keys.of(cfg).ref_offload else state.reference
     if cfg.objective == "dpo":
         stages["scoring"] = (
             functools.partial(variant(cfg).reference_likelihood.lower, cfg=cfg),
