@@ -38,6 +38,7 @@ from data.texts import (
     given_masks,
     masked_rows,
     prompt_sampler,
+    rows_of_steps,
 )
 from judges import scores
 from rl import State, Task
@@ -137,7 +138,7 @@ def pretrain(cfg, tok, start) -> Task:
     else:
         asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
     noise = rl.noise(cfg)
-    allowed = data.curriculum(train.rows, cfg.curriculum)
+    allowed = rows_of_steps(train.rows, cfg)
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
 
     def init(key):
@@ -248,7 +249,7 @@ def loop(run, state, best, done):
             if leaving and not done:
                 tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise KeyboardInterrupt(int(leaving))
-            if cfg.on_collapse != "warn" and hosts.all_max(bool(signs)) and not done:
+            if runs.ends_at_collapse(cfg) and hosts.all_max(bool(signs)) and not done:
                 raise runs.leave_collapsed(run, state, best, signs)
     return state, best
 
@@ -289,7 +290,9 @@ def train(cfg, rows=None, rewards=None):
 
 def main():
     if asked := {"-h", "--help", "--help=all"} & {*sys.argv}:
-        print(config.help_text("--help=all" in asked))
+        from system import help
+
+        print(help.help_text("--help=all" in asked))
         return
     try:
         if flags := [word for word in sys.argv[1:] if word.startswith(("--plan=", "--anatomy="))]:

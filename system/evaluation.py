@@ -2,6 +2,7 @@
 Evaluate a policy: sample completions of held-out prompts and score them, and bound the likelihood of held-out texts.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -18,7 +19,13 @@ import rewards
 import sample
 from data import texts
 from judges import rules, scores
-from system import sharding
+from system import sections, sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    eval_samples: int | None = sections.key(None, "samples per val row at the run's temperature; None: 1, grpo 4",
+                                            sections.POSITIVE_INT)  # fmt: skip
 
 
 def distinct_ngrams(completions, n=3):
@@ -92,7 +99,7 @@ def pass_rates(
     arrays = text.take(slice(None))
     n_rows = len(text.rows)
     size = cfg.rollout_chunk or n_rows
-    n_samples = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
+    n_samples = Keys.of(cfg).eval_samples or (4 if cfg.objective == "grpo" else 1)
     metrics: dict[str, float] = {}
     samples: list[dict] = [{"prompt": texts.readable_prompt(row)} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):

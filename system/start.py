@@ -144,7 +144,8 @@ def find_checkpoint(cfg):
         from system import adapters
 
         start = adapters.read_adapters(folder)[0]
-    return dataclasses.replace(cfg, init_from=start, open_as=was.get("open_as") or cfg.open_as, base=()), folder
+    family = {"open_as": was["open_as"]} if was.get("open_as") else {}
+    return dataclasses.replace(cfg, init_from=start, base=(), **family), folder
 
 
 # Keys that runs had once, with their defaults: a run with another value cannot go on.
@@ -172,7 +173,7 @@ def check_same_run(cfg, was, folder):
 def open_sources(resumed, cfg):
     """Open the model that `find_sources` found, or the tokenizer of a model made from scratch -> Prepared."""
     if folder := cfg.init_from if config.has_frozen_base(cfg) else resumed or cfg.init_from:
-        params, tok, shape = open_model(cfg, folder, cfg.adapt and not resumed)
+        params, tok, shape = open_model(cfg, folder, config.reshapes(cfg) and not resumed)
     else:
         params, tok = None, data.tokenizer(cfg.dataset)
         shape = with_ids(cfg.model, tok)
@@ -186,10 +187,11 @@ def open_sources(resumed, cfg):
 
 def open_model(cfg, folder, adapting):
     """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
+    family = checkpoint.Keys.of(cfg).open_as
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
-        check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, cfg.open_as)))
+        check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, family)))
     dtype = cfg.model.dtype if config.has_frozen_base(cfg) else "float32"  # a frozen base is cast once
-    params, shape = checkpoint.load(folder, dtype, cfg.open_as)
+    params, shape = checkpoint.load(folder, dtype, family)
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
@@ -228,7 +230,7 @@ def has_reference(cfg: Config) -> bool:
 
 def load_reference(cfg: Config) -> dict:
     """Return the parameters of the model in ref_from, which must have the policy's shape."""
-    params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), cfg.open_as)
+    params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), checkpoint.Keys.of(cfg).open_as)
     theirs, ours = vars(shape), vars(cfg.model)
     for key in ours:
         if ours[key] != theirs[key] and key not in ("dtype", "remat", "eos_id", "end_ids", "max_positions"):
