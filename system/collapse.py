@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 WINDOW, PATIENCE = 5, 5  # iterations
-NOISE = 5  # standard errors that a reward must fall by; docs/alarms.md has the false alarms and what is missed
+NOISE = 5  # standard errors that a reward must fall by; docs/watching.md has the false alarms and what is missed
 
 
 class Curve(NamedTuple):

@@ -277,5 +277,5 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
         lines = [*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *memory_lines(cfg)]
         if kernels.sixteen_bits_pay(cfg.model):
             lines.append("this CPU has AMX, which multiplies 16 bits much faster: --dtype=bfloat16 would take about "
-                         "2/3 of the time, see docs/sixteen-bits.md")  # fmt: skip
+                         "2/3 of the time, see docs/hardware.md")  # fmt: skip
         print(*lines, sep="\n")
