@@ -6,7 +6,7 @@ Learn from pairs of a better and a worse answer to a prompt, with neither rollou
 E is log p of an answer given its prompt, E_ref the same under the reference, the model that training started from. In a
 causal model E is exact. In a denoiser it is an estimate of the bound (ELBO) from a few masked copies, and its noise
 also biases a loss that is not linear in it. So policy and reference see the same masks, which matters most; as in VRPO
-(LLaDA-1.5, 2505.19223) so do both answers of a pair, which made no difference here (docs/preferences.md). A denoiser's
+(LLaDA-1.5, 2505.19223) so do both answers of a pair, which made no difference here (docs/lessons.md). A denoiser's
 answer is all max_new_tokens columns, ends of text included.
 """
 
