@@ -30,11 +30,11 @@ def bare(path):
         tokens = [t for t in tokenize.tokenize(f.readline) if t.type != tokenize.NL]
     before = tokenize.NEWLINE
     for t in tokens:
-        first, last = t.start[0], t.end[0] + 1
+        row, column = t.start
         if t.type == tokenize.COMMENT:
-            lines[first] = lines[first][: t.start[1]]
+            lines[row] = lines[row][:column]
         elif t.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
-            lines[first:last] = [""] * (last - first)
+            lines[row : t.end[0] + 1] = [""] * (t.end[0] + 1 - row)
         before = before if t.type in (tokenize.COMMENT, tokenize.ENCODING) else t.type
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
@@ -81,16 +81,16 @@ def table(short):
         if short:
             first = [dict([next(iter(metrics.items()))]) for metrics in reversed(batches) if recipe["readme"]]
             batches = sorted(first, key=lambda metrics: len([*metrics.values()][0]))[-1:]
-        lines += [cells(recipe, metrics) for metrics in batches]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        found = [cells(recipe, metrics) for metrics in batches]
+        lines += [line if line is found[0] else ["", "", *line[2:]] for line in found]
+    return "\n".join(f"|{'|'.join(line)}|" for line in lines)
 
 
 def written(path):
     """Read a page, and write its tables anew between their marks -> the page."""
-    text = open(path, encoding="utf-8").read()
     machines = "\n".join(f"* **{r['machine']}**: {r['description']}" for r in rows("machines"))
-    tables = {"six": table(True), "recipes": table(False), "machines": machines}
-    return re.sub(r"(?s)(<!-- results: (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{tables[m[2]]}\n{m[3]}", text)
+    new, text = {"six": table(True), "recipes": table(False), "machines": machines}, open(path, encoding="utf-8").read()
+    return re.sub(r"(?s)(<!-- results: (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{new[m[2]]}\n{m[3]}", text)
 
 
 if __name__ == "__main__":
