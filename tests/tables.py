@@ -18,8 +18,7 @@ CORE = "model.py", "diffusion.py", "sample.py", "grpo.py", "rl.py", "train.py", 
 
 def rows(name):
     """Read a file of results/ -> [{column: value}]."""
-    with open(f"results/{name}.csv", encoding="utf-8", newline="") as f:
-        return [*csv.DictReader(f)]
+    return [*csv.DictReader(open(f"results/{name}.csv", encoding="utf-8", newline=""))]
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tables
 
 import checkpoint
 import config
@@ -25,7 +26,6 @@ import model
 import rewards
 import rl
 import sample
-import tables
 import train
 from system import families, huggingface
 
