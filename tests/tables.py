@@ -78,10 +78,10 @@ def table(short):
                 found.setdefault((r["machine"], r["date"]), {}).setdefault(r["metric"], []).append(r)
         batches = [*found.values()]
         if short:
-            first = [dict([next(iter(metrics.items()))]) for metrics in reversed(batches) if recipe["readme"]]
+            first = [dict([next(iter(metrics.items()))]) for metrics in batches if recipe["readme"]]
             batches = sorted(first, key=lambda metrics: len([*metrics.values()][0]))[-1:]
-        found = [cells(recipe, metrics) for metrics in batches]
-        lines += [line if line is found[0] else ["", "", *line[2:]] for line in found]
+        new = [cells(recipe, metrics) for metrics in batches]
+        lines += [line if line is new[0] else ["", "", *line[2:]] for line in new]
     return "\n".join(f"|{'|'.join(line)}|" for line in lines)
 
 
