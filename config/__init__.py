@@ -39,17 +39,18 @@ from system.sections import (
     NON_NEGATIVE,
     POSITIVE,
     POSITIVE_INT,
+    TINY,
     Check,
     Flat,
     Section,
     at_least,
-    both,
     check_value,
     declared_keys,
     key,
     used,
     with_sections,
     with_values,
+    within,
 )
 from system.settings import variant_of
 
@@ -73,8 +74,8 @@ SOURCE = Check(bool, "None, a folder or a config file")
 START = Check(can_start, "None, a folder or a config file; --resume=True continues the run in out_dir")
 GROUP = at_least(2)._replace(expected="at least 2: a completion is compared with the others of its group")
 PASSING = POSITIVE._replace(expected="above 0: a completion that earns nothing would pass")
-SEED = Check(lambda seed: 0 <= seed < 2**32, "at least 0 and below 2**32")
-MASK_RATIO = both(POSITIVE, FRACTION)._replace(expected="above 0 and at most 1")
+SEED = within(0, 2**32 - 1, "at least 0 and below 2**32")
+MASK_RATIO = within(TINY, 1, "above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Config(settings.Sections, metaclass=Flat):
         if unknown := [name for name in keys if name not in cls.__dataclass_fields__]:
             from system import unknown as names  # reads the names of other programs
 
-            raise ValueError("; ".join(names.keyword(name, flatten(Config())) for name in unknown))
+            raise ValueError("; ".join(names.keyword(name, flatten(Config()), declared_keys()) for name in unknown))
         return super().__new__(cls)
 
     def __post_init__(self):
@@ -563,7 +564,7 @@ def refuse_unknown(names, known):
     if unknown:
         from system import unknown as names
 
-        raise ValueError("; ".join(names.key(name, known) for name in unknown))
+        raise ValueError("; ".join(names.key(name, known | declared_keys()) for name in unknown))
 
 
 def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
@@ -674,7 +675,7 @@ def run_file(name: str) -> dict[str, Any]:
         if key:
             from system import unknown
 
-            message = unknown.keyword(key[1], flatten(Config()))
+            message = unknown.keyword(key[1], flatten(Config()), declared_keys())
         kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
         raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{message}") from None

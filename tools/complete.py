@@ -213,7 +213,7 @@ SAME_FLAG = {"start": "prompt", "num_samples": "n", "group_size": "n"}  # in nan
 def unknown_flag(name: str, flags: Any) -> str:
     """Say in one sentence that a flag does not exist, and which one means the same here or in train.py."""
     of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model", *config.declared_keys()}
-    message = unknown.key(name, flags)
+    message = unknown.key(name, [*flags, *config.declared_keys()])
     if message.endswith("--help=all"):
         message = unknown.key(name, of_train).replace("=all", "")
     meant = re.search(r"(?:here it is |did you mean ')(\w+)", message)
