@@ -292,7 +292,8 @@ def split_weight(masked, w):
 
 def one_step(key, completion, inputs):
     """d1: mask the whole completion. (variants/masked_prompt.py also masks tokens of the prompt.)"""
-    return Views(completion[None], completion[None], completion)
+    masked = completion[None]
+    return Views(masked, masked, completion)
 
 
 def coupled(key, completion, inputs):

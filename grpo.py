@@ -21,8 +21,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from system import sections, settings
-
 # ---- advantages ------------------------------------------------------------------------------------------------------
 
 
@@ -97,7 +95,7 @@ def advantages(
 
 
 @dataclasses.dataclass(frozen=True)
-class LossConfig(settings.Sections, metaclass=sections.Flat):
+class LossConfig:
     """The settings of the loss; hashable, so that jit can compile one loss for each."""
 
     loss: str = "dapo"  # one of LOSSES
@@ -106,10 +104,7 @@ class LossConfig(settings.Sections, metaclass=sections.Flat):
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: no reference needed
     kl_est: str = "k3"  # one of KLS
-    use: tuple[Any, ...] = ()  # the settings of a loss in variants/, which are given as these are
-
-    def __post_init__(self):
-        object.__setattr__(self, "use", sections.with_sections(self.use, [self.loss]))
+    own: Any = None  # the settings of a loss in variants/
 
 
 def clamp(x, low, high):
@@ -191,19 +186,13 @@ LOSSES = {
 }
 
 
-def named(table: dict[str, Any], name: str) -> Any:
-    """Return the loss or the KL of this name. One that is not in this file has the name of its file in variants/."""
-    settings.plugged(table, name)
-    return table[name]
-
-
 def token_weights(
     loss: str, mask: Array, max_len: int, micro_batches: int = 1, aggregation: str | None = None
 ) -> Array:
     """Weigh every token of a batch as the loss of this name does, or as `aggregation`: mask (B, T) -> (B, T).
 
     max_len: the most tokens that a completion can have."""
-    weigh = AGGREGATIONS[aggregation] if aggregation else named(LOSSES, loss).token_weights
+    weigh = AGGREGATIONS[aggregation] if aggregation else LOSSES[loss].token_weights
     return weigh(mask, max_len, micro_batches)
 
 
@@ -270,7 +259,7 @@ def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, 
         "ratio_max": jnp.where(scored > 0, ratio, 0).max(),
         "approx_kl": batch.mean(k3(jnp.log(ratio), ratio, batch)),
     }
-    return metrics | named(LOSSES, cfg.loss).metrics(ratio, batch, cfg)
+    return metrics | LOSSES[cfg.loss].metrics(ratio, batch, cfg)
 
 
 def loss(logp: Array, batch: LossBatch, cfg: LossConfig) -> tuple[Array, dict[str, Array]]:
@@ -287,12 +276,12 @@ def loss(logp: Array, batch: LossBatch, cfg: LossConfig) -> tuple[Array, dict[st
         """Add terms up; terms of tokens (B, T) are multiplied by their share, those of sequences (B, 1) include it."""
         return jnp.sum(batch.weight * (batch.share * terms if terms.shape == logp.shape else terms))
 
-    pg_loss = weighted_sum(named(LOSSES, cfg.loss).token_loss(ratio, logp, batch.adv[:, None], cfg))
+    pg_loss = weighted_sum(LOSSES[cfg.loss].token_loss(ratio, logp, batch.adv[:, None], cfg))
     metrics = {"pg_loss": pg_loss, "logp": batch.mean(logp)} | ratio_metrics(ratio, batch, cfg)
     total = pg_loss
     if cfg.kl_beta:
         logr = batch.ref_logp - logp
         metrics["kl"] = batch.mean(k3(logr, ratio, batch))
-        metrics["kl_loss"] = cfg.kl_beta * weighted_sum(named(KLS, cfg.kl_est)(logr, ratio, batch))
+        metrics["kl_loss"] = cfg.kl_beta * weighted_sum(KLS[cfg.kl_est](logr, ratio, batch))
         total += metrics["kl_loss"]
     return total, metrics | {"loss": total}

@@ -353,7 +353,7 @@ def loss_config(cfg) -> grpo.LossConfig:
         clip_high=cfg.clip_high,
         kl_est=cfg.kl_est,
         kl_beta=cfg.kl_beta,
-        use=tuple(section for section in cfg.use if config.variant_of(section) == cfg.loss_type),
+        own=next((section for section in cfg.use if config.variant_of(section) == cfg.loss_type), None),
     )
 
 

@@ -141,7 +141,6 @@ class Config(settings.Sections, metaclass=Flat):
     rewards: tuple[str, ...] = key((), "names, path.py:function, length(target=40); the first decides at evaluations",
                                    section="rewards")
     reward_weights: tuple[float, ...] = key((), "one per reward; empty: all 1")
-    reward_clip: float | None = key(None, "clip each reward to -clip .. clip", POSITIVE)
     judge_from: str | None = key(None, "model of the reward `judge`: a folder or a config file", SOURCE)
 
     group_size: int = key(8, "completions per prompt, compared with each other", GROUP, section="grpo: rollouts")

@@ -250,7 +250,7 @@ def count_params(params: Any) -> int:
 ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
     "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
                 "fill_in",
-    "rewards": "rewards reward_weights reward_clip",
+    "rewards": "rewards reward_weights",
     "estimator": "logp_est logp_views",
     "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
     "loss": "loss_type aggregation ratio_level clip_low clip_high updates_per_rollout",

@@ -319,7 +319,8 @@ def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
 
 def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
     for A in (GOOD, BAD):
-        close(at(RHO, A, LossConfig("cispo", cispo_cap=3.0)), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
+        capped = LossConfig("cispo", own=cispo.Keys(cispo_cap=3.0))
+        close(at(RHO, A, capped), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
 
 
 def test_sapo_fades_where_others_clip_and_faster_for_a_bad_token():
@@ -340,7 +341,7 @@ def test_metrics_count_tokens_that_are_clipped_not_padding():
 def test_cispo_counts_the_good_tokens_above_its_cap():
     """The three of nine tokens whose ratio is e^0.3."""
     for A, share in ((1.0, 3 / 9), (-1.0, 0)):
-        _, _, metrics = evaluate(LossConfig("cispo", cispo_cap=1.2), adv=A * jnp.ones(3))
+        _, _, metrics = evaluate(LossConfig("cispo", own=cispo.Keys(cispo_cap=1.2)), adv=A * jnp.ones(3))
         close(metrics["cispo_clip_ratio"], share)
 
 
@@ -777,7 +778,7 @@ def test_cispo_counts_ratios_beyond_its_cap_on_completions_that_are_pushed_up():
     some = jnp.full((3, 2), 1 / 6)
     batch = LossBatch(jnp.array([1.0, 0.0, -1.0]), some > 0, some, some)
     ratio = jnp.array([[5.0, 5.1]] * 3)
-    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", cispo_cap=5.0))
+    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", own=cispo.Keys(cispo_cap=5.0)))
     close(metrics["cispo_clip_ratio"], 1 / 6)
 
 

@@ -42,6 +42,7 @@ from variants import (  # noqa: F401  (estimators)
     moving_reference,
     quadrature,
     repetition_penalty,
+    reward_clip,
     strata,
 )
 
@@ -261,10 +262,10 @@ def test_the_nll_of_right_completions_is_added_with_its_gradient(tiny):
 def test_a_right_completion_passes_whatever_its_advantage_or_beats_its_group_if_nothing_says_what_passes():
     parts = {"first": np.array([1.0, 0.5, np.nan, 0.0]), "second": np.array([0.0, 9.0, 9.0, 9.0])}
     found, adv = types.SimpleNamespace(parts=parts), jnp.array([[-1.0, 2.0], [0.0, 0.5]])
-    keys = types.SimpleNamespace(pass_at=None, reward_clip=None)
+    keys = types.SimpleNamespace(pass_at=None, use=())
     assert scores.right(found, adv, keys).tolist() == [False, True, False, True]
     for pass_at, clip, right in ((1.0, None, [True, False, False, False]), (1.0, 0.5, [True, True, False, False])):
-        keys = types.SimpleNamespace(pass_at=pass_at, reward_clip=clip)
+        keys = types.SimpleNamespace(pass_at=pass_at, reward_clip=clip, use=(reward_clip.Keys(reward_clip=clip),))
         assert scores.right(found, adv, keys).tolist() == right
 
 
@@ -1259,7 +1260,7 @@ def test_the_gap_says_how_far_off_a_cache_is_and_that_an_early_end_is_not(tiny, 
 
 
 def test_keys_of_a_run_reach_its_plan_and_only_rollouts_may_go_on_behind_an_end(tiny):
-    keys = dict(rule="factor", cache="dual", threshold=0.5, factor=0.3, budget=0.2, tempered=True, block_len=2)
+    keys = dict(rule="factor", cache="dual", threshold=0.5, factor=0.3, tempered=True, block_len=2)
     cfg = tiny(**keys)
     assert {k: getattr(sample.plan(cfg, 1.0), k) for k in keys} == keys
     assert sample.plan(cfg, 1.0).early_end and sample.plan(tiny(), 1.0).block_len == 4

@@ -8,14 +8,19 @@ import sample
 def dream_fractions(steps):
     """Return the fraction (steps,) of the remaining masks that Dream fills at each step; all of them at the last."""
     t = np.linspace(1, 1e-3, steps + 1, dtype=np.float32)  # not to 0: as many steps as masks fill 0, 1, 1, ..., 1, 2
-    return np.append(1 - t[1:-1] / t[:-2], np.float32(1))
+    fractions = 1 - t[1:-1] / t[:-2]
+    return np.append(fractions, np.float32(1))
 
 
 def dream(b, plan):
     """Dream: a growing fraction of a row's masks (in Dream, of their mean in the batch), rounded down; at the last step
     all of them."""
-    by_steps = [np.pad(dream_fractions(n), (0, plan.steps - n)) for n in range(1, plan.steps + 1)]
-    fraction = jnp.asarray(np.stack(by_steps))[b.steps - 1, b.i]
+    by_steps = []
+    for n in range(1, plan.steps + 1):
+        fractions = dream_fractions(n)
+        by_steps.append(np.pad(fractions, (0, plan.steps - n)))
+    table = jnp.asarray(np.stack(by_steps))
+    fraction = table[b.steps - 1, b.i]
     share = b.masked.sum(1, keepdims=True) * fraction
     is_last = b.i >= b.steps - 1
     return is_last | (b.rank < share.astype(jnp.int32))

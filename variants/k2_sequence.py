@@ -10,7 +10,8 @@ def k2_sequence(logr, ratio, batch):
     If all tokens drift equally, this is L times the mean of k2.
     """
     total = (logr * batch.mask * batch.share).sum(1, keepdims=True)
-    return total**2 / (2 * jnp.maximum(batch.mask.sum(1, keepdims=True), 1))
+    length = batch.mask.sum(1, keepdims=True)
+    return total**2 / (2 * jnp.maximum(length, 1))
 
 
 grpo.KLS["k2_sequence"] = k2_sequence

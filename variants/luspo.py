@@ -10,7 +10,9 @@ def by_length(mask, max_len, micro_batches):
     As in TRL, the mean is over all columns, so padding adds to the value of the loss (never to its gradient, see
     `loss`): use it with ratio="sequence".
     """
-    return jnp.broadcast_to(mask.sum(1, keepdims=True) / (len(mask) * max_len), mask.shape)
+    length = mask.sum(1, keepdims=True)
+    weight = length / (len(mask) * max_len)
+    return jnp.broadcast_to(weight, mask.shape)
 
 
 grpo.LOSSES["luspo"] = grpo.Loss(grpo.clipped, by_length, grpo.clip_metrics)

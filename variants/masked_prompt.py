@@ -12,7 +12,8 @@ class Keys(config.Section):
     p_mask_prompt: float = config.key(0.0, "one_step: probability that a prompt token is masked", config.FRACTION)
 
     def between_keys(self, c):
-        yield (self.p_mask_prompt and not (c.objective == "grpo" and c.logp_est == "one_step"),
+        is_read = c.objective == "grpo" and c.logp_est == "one_step" or c.objective == "pretrain"
+        yield (self.p_mask_prompt and not is_read,
                f"p_mask_prompt={self.p_mask_prompt} changes nothing here, it is for objective='grpo' with "
                "logp_est='one_step'; leave it out or set p_mask_prompt=0.0")  # fmt: skip
 
