@@ -263,7 +263,6 @@ def likelihood_masks(keys, maskable, n):
 # 1.2 ** 4. Without a ratio only the product matters. The ratio of a sequence is made from the mean of share * logp,
 # which is ESPO's definition.
 #
-# `exact` masks nothing, because a causal model never sees the token it predicts.
 # With the same key the same masks are drawn, so the current, old and reference policies are compared on equal views.
 
 
@@ -279,8 +278,6 @@ class EstimatorInputs(NamedTuple):
     step: jax.Array | None = None  # (B, T) int, the denoising step that committed a token; -1: given
     n: int = 1  # how many views, where the estimator leaves that open; coupled_elbo: how many pairs of views
     t_range: tuple[float, float] = (0.2, 0.8)  # coupled: the range of t
-    p_mask_prompt: float = 0.0  # one_step: the probability that a prompt token is masked
-    prompt: jax.Array | None = None  # (B, T) bool
     counts: jax.Array | None = None  # (B, T) bool, the tokens in the loss; None: the whole completion
     cfg: model.ModelConfig = model.ModelConfig()  # trace: the model that wrote the tokens
     valid: jax.Array | None = None  # (B, T) False on left padding
@@ -294,12 +291,9 @@ def split_weight(masked, w):
 
 
 def one_step(key, completion, inputs):
-    """d1: mask the whole completion, and each prompt token with probability p_mask_prompt."""
-    masked = completion
-    if inputs.p_mask_prompt:
-        draws = jax.random.uniform(key, completion.shape)
-        masked |= inputs.prompt & (draws < inputs.p_mask_prompt)
-    return Views(masked[None], completion[None], completion)
+    """d1: mask the whole completion. (variants/masked_prompt.py also masks tokens of the prompt.)"""
+    masked = completion[None]
+    return Views(masked, masked, completion)
 
 
 def coupled(key, completion, inputs):
@@ -388,25 +382,12 @@ def step_numbers(counts, inputs):
 NUMBERS = {"rows": step_numbers}  # blocks number the steps of each block anew
 
 
-def left_to_right(key, completion, inputs):
-    """JustGRPO: score as `trace` does, as if the completion had been written from left to right, a token per step."""
-    step = jnp.cumsum(completion, 1) - 1
-    return trace(key, completion, inputs._replace(step=step))
-
-
-def exact(key, completion, inputs):
-    """Every autoregressive GRPO: mask nothing, one pass."""
-    return Views(jnp.zeros_like(completion)[None], completion[None], completion)
-
-
 ESTIMATORS: dict[str, Callable[..., Views]] = {
     "one_step": one_step,
     "coupled": coupled,
     "elbo": elbo,
     "coupled_elbo": coupled_elbo,
     "trace": trace,
-    "left_to_right": left_to_right,
-    "exact": exact,
 }
 
 

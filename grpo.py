@@ -102,9 +102,9 @@ class LossConfig:
     ratio: str = "token"  # token, sequence or none
     clip_low: float = 0.2  # a ratio below 1 - clip_low is not pushed down further
     clip_high: float = 0.2  # a ratio above 1 + clip_high is not pushed up further
-    cispo_cap: float = 5.0  # cispo: the largest weight of a token
     kl_beta: float = 0.0  # weight of the KL to the reference; 0: no reference needed
     kl_est: str = "k3"  # one of KLS
+    own: Any = None  # the settings of a loss in variants/
 
 
 def clamp(x, low, high):
@@ -118,17 +118,6 @@ def clamp(x, low, high):
 def clipped(ratio, logp, adv, cfg):
     """PPO: -min(ratio * adv, clip(ratio) * adv)."""
     return -jnp.minimum(ratio * adv, clamp(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high) * adv)
-
-
-def cispo(ratio, logp, adv, cfg):
-    """CISPO: the ratio is a weight with a cap, so that log p never loses its gradient."""
-    return -jax.lax.stop_gradient(jnp.minimum(ratio, cfg.cispo_cap)) * adv * logp
-
-
-def sapo(ratio, logp, adv, cfg):
-    """SAPO: a sigmoid instead of the clip, steeper for negative advantages."""
-    tau = jnp.where(adv > 0, 1.0, 1.05)
-    return -adv * 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
 
 
 # ---- losses: the weight of each token in the sum, from mask (B, T) -> (B, T) -----------------------------------------
@@ -148,25 +137,9 @@ def per_token(mask, max_len, micro_batches):
     return mask / jnp.maximum(mask.sum(), 1)
 
 
-def per_token_of_micro_batch(mask, max_len, micro_batches):
-    """bnpo: weigh tokens (B, T) so that every micro-batch counts the same, and so do the tokens within one: the loss is
-    the mean over micro-batches of sum / number of tokens."""
-    parts = mask.reshape(micro_batches, -1)
-    return (parts / jnp.maximum(parts.sum(1, keepdims=True), 1) / micro_batches).reshape(mask.shape)
-
-
 def constant(mask, max_len, micro_batches):
     """Dr. GRPO: a fixed divisor, B * max_len, so that a mistake in a long completion costs no less."""
     return mask / (len(mask) * max_len)
-
-
-def by_length(mask, max_len, micro_batches):
-    """LUSPO: every completion counts in proportion to its length.
-
-    As in TRL, the mean is over all columns, so padding adds to the value of the loss (never to its gradient, see
-    `loss`): use it with ratio="sequence".
-    """
-    return jnp.broadcast_to(mask.sum(1, keepdims=True) / (len(mask) * max_len), mask.shape)
 
 
 def summed(mask, max_len, micro_batches):
@@ -174,22 +147,42 @@ def summed(mask, max_len, micro_batches):
     return mask / len(mask)
 
 
+def clip_metrics(ratio, batch, cfg):
+    """Measure how many ratios `clipped` clips, under TRL's names."""
+    adv, scored = batch.adv[:, None], batch.mask * batch.share
+
+    def per_completion(values):
+        return (values * scored).sum(1) / jnp.where(scored.any(1), scored.sum(1), 1)
+
+    low = (ratio < 1 - cfg.clip_low) & (adv < 0)
+    high = (ratio > 1 + cfg.clip_high) & (adv > 0)
+    return {
+        "clip_ratio/low_mean": batch.mean(low),
+        "clip_ratio/low_min": per_completion(low).min(),
+        "clip_ratio/high_mean": batch.mean(high),
+        "clip_ratio/high_max": per_completion(high).max(),
+        "clip_ratio/region_mean": batch.mean(low | high),
+    }
+
+
+def no_metrics(ratio, batch, cfg):
+    """Measure nothing: no ratio is clipped."""
+    return {}
+
+
 class Loss(NamedTuple):
     """A published loss: the sum over tokens of token_loss * token_weights."""
 
     token_loss: Callable  # ratio, logp, adv, LossConfig -> (B, T) or (B, 1)
     token_weights: Callable  # mask, max_len, micro_batches -> (B, T)
+    metrics: Callable = no_metrics  # ratio, LossBatch, LossConfig -> {name: scalar}
 
 
 AGGREGATIONS = {"token": per_token, "sequence": per_sequence, "constant": constant, "sum": summed}
 LOSSES = {
-    "grpo": Loss(clipped, per_sequence),
-    "bnpo": Loss(clipped, per_token_of_micro_batch),
-    "dapo": Loss(clipped, per_token),
-    "dr_grpo": Loss(clipped, constant),
-    "luspo": Loss(clipped, by_length),
-    "cispo": Loss(cispo, per_token),
-    "sapo": Loss(sapo, per_sequence),
+    "grpo": Loss(clipped, per_sequence, clip_metrics),
+    "dapo": Loss(clipped, per_token, clip_metrics),
+    "dr_grpo": Loss(clipped, constant, clip_metrics),
 }
 
 
@@ -256,47 +249,17 @@ def k3(logr, ratio, batch):
     return jnp.expm1(logr) - logr
 
 
-def k3_ratio(logr, ratio, batch):
-    """k3 times the ratio to the old policy, per token; its gradient is that of the reverse KL, also on old samples."""
-    return ratio * k3(logr, ratio, batch)
-
-
-def k2_sequence(logr, ratio, batch):
-    """ESPO, per completion (B, 1): (log p - log p_ref) ** 2 / 2L, where log p is the sum over its L tokens.
-
-    If all tokens drift equally, this is L times the mean of k2.
-    """
-    total = (logr * batch.mask * batch.share).sum(1, keepdims=True)
-    return total**2 / (2 * jnp.maximum(batch.mask.sum(1, keepdims=True), 1))
-
-
-KLS = {"k2": k2, "k3": k3, "k3_ratio": k3_ratio, "k2_sequence": k2_sequence}
+KLS = {"k2": k2, "k3": k3}
 
 
 def ratio_metrics(ratio: Array, batch: LossBatch, cfg: LossConfig) -> dict[str, Array]:
-    """Measure how far the policy is from the old one, and how many ratios are clipped (under TRL's names)."""
-    adv, scored = batch.adv[:, None], batch.mask * batch.share
+    """Measure how far the policy is from the old one, and what the loss has to say about it."""
+    scored = batch.mask * batch.share
     metrics = {
         "ratio_max": jnp.where(scored > 0, ratio, 0).max(),
         "approx_kl": batch.mean(k3(jnp.log(ratio), ratio, batch)),
     }
-    if cfg.loss == "cispo":
-        metrics["cispo_clip_ratio"] = batch.mean((ratio > cfg.cispo_cap) & (adv > 0))
-    if LOSSES[cfg.loss].token_loss is not clipped:
-        return metrics
-
-    def per_completion(values):
-        return (values * scored).sum(1) / jnp.where(scored.any(1), scored.sum(1), 1)
-
-    low = (ratio < 1 - cfg.clip_low) & (adv < 0)
-    high = (ratio > 1 + cfg.clip_high) & (adv > 0)
-    return metrics | {
-        "clip_ratio/low_mean": batch.mean(low),
-        "clip_ratio/low_min": per_completion(low).min(),
-        "clip_ratio/high_mean": batch.mean(high),
-        "clip_ratio/high_max": per_completion(high).max(),
-        "clip_ratio/region_mean": batch.mean(low | high),
-    }
+    return metrics | LOSSES[cfg.loss].metrics(ratio, batch, cfg)
 
 
 def loss(logp: Array, batch: LossBatch, cfg: LossConfig) -> tuple[Array, dict[str, Array]]:

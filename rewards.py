@@ -294,9 +294,9 @@ def combine(
     prompts: list[str],
     completions: list[str],
     columns: dict[str, list],
-    clip: float | None = None,
+    change: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> Combined:
-    """Score completions with every reward and add up, clipping each reward to [-clip, clip] before weighing it.
+    """Score completions with every reward, change its values, and add up.
 
     The total is nan if no reward with a weight other than 0 has an opinion. weights None: all 1.
     columns {name: one entry per completion}.
@@ -312,7 +312,7 @@ def combine(
     for weight, (name, fn) in zip(weights, fns.items(), strict=True):
         scores = call_reward(name, fn, prompts, completions, columns)
         part = np.array([math.nan if score is None else score for score in scores], float)
-        parts[name] = part.clip(-clip, clip) if clip else part
+        parts[name] = change(part)
         columns = {"first_reward": part.tolist()} | columns  # later rewards do not replace it
         for note, values in getattr(scores, "notes", {}).items():
             parts[f"{name}/{note}"] = np.array(values, float)

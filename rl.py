@@ -133,6 +133,8 @@ FROZEN: dict[str, Frozen] = {}
 COLLECT: dict[str, Callable] = {}  # step, draw, attempt, cfg, tok -> Scored, as `once`
 CREDIT: dict[str, Callable] = {}  # Scored, advantages (N, G), cfg -> advantages (N, G)
 TERMS: dict[str, Term] = {}
+VIEWS: dict[str, Callable] = {}  # key, diffusion.Views, Rollout, cfg -> diffusion.Views
+LOGITS: dict[str, Callable] = {}  # logits (N, V), diffusion.Place, Rollout, cfg -> logits, as they were when sampled
 REFERENCES: dict[str, Callable] = {}  # State after an iteration, cfg -> the reference of the next one
 
 
@@ -223,19 +225,20 @@ def select_completions(found: Scored, adv, cfg) -> Chosen:
 def draw_views(key, r: Rollout, cfg) -> diffusion.Views:
     """Draw the masks of one pass over a rollout -> Views with rows first: (B, K, T), (B, K, T), (B, T). Weights and
     shares are 0 outside the loss."""
-    masked, weight, share = diffusion.views(
+    views = diffusion.views(
         key,
         cfg.logp_est,
         r.completion,
         step=r.step,
         n=cfg.logp_views,
         t_range=(cfg.mask_ratio_min, cfg.mask_ratio_max),
-        p_mask_prompt=cfg.p_mask_prompt,
-        prompt=~r.completion & (True if r.valid is None else r.valid),
         counts=r.counts,
         cfg=cfg.model,
         valid=r.valid,
     )
+    for change in used(VIEWS, cfg).values():
+        views = change(key, views, r, cfg)
+    masked, weight, share = views
     weight = weight * r.counts
     return diffusion.Views(masked.swapaxes(0, 1), weight.swapaxes(0, 1), share * r.counts)
 
@@ -249,18 +252,13 @@ def as_drawn(r: Rollout, cfg):
     """Make the function say(logits (N, V), tokens (N,), diffusion.Place) -> log p, entropy (N,), under the distribution
     that tokens are drawn from."""
     plan = sample.plan(cfg, cfg.temperature)
-    filters = cfg.top_k or cfg.top_p or cfg.repetition_penalty != 1
     of_entropy = any(term.of_entropy for term in used(TERMS, cfg).values())
 
     def say(logits, x, place):
-        if filters:
-            there = (place.z != cfg.model.mask_id) & (True if r.valid is None else r.valid[place.row])
-            if scoring_model(cfg).causal:  # tokens of the completion were there if they are to the left
-                earlier = jnp.arange(place.z.shape[-1]) < place.column[..., None]
-                there &= ~r.completion[place.row] | earlier
-            logits = sample.as_drawn(logits, x, place.z, there, plan)
-        else:
-            logits = logits / cfg.temperature
+        for change in used(LOGITS, cfg).values():
+            logits = change(logits, place, r, cfg)
+        filters = cfg.top_k or cfg.top_p
+        logits = sample.as_drawn(logits, x, plan) if filters else logits / cfg.temperature
         # The gradient of the entropy needs memory: seven arrays of logits.
         bonus = logits if of_entropy else jax.lax.stop_gradient(logits)
         return diffusion.gather_logp(logits, x), diffusion.entropy(bonus)
@@ -314,8 +312,8 @@ def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
 def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
     """Cut M completions into the minibatches of all passes over them -> [Minibatch].
 
-    keys: for the views, and for the order. Each pass has its own order, if it has several minibatches, and (unless
-    random_masking=False) its own masks. A loss with ratios gets old log-probs: those of the policy that wrote the
+    keys: for the views, and for the order. Each pass has its own order, if it has several minibatches, and its own
+    masks. A loss with ratios gets old log-probs: those of the policy that wrote the
     completions, by `old_logp_of` (see Task) or, without it, by `logp_of`. The first minibatch is met by the policy that
     wrote it: its old log-probs are nan, for which the loss puts its own. A loss with a KL gets those of the reference.
     """
@@ -323,7 +321,7 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
     M, size = len(c.advantage), config.minibatch(cfg)
     old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, without_logp(b), cfg))
     for n in range(cfg.updates_per_rollout):
-        views = draw_views(jax.random.fold_in(keys[0], n if cfg.random_masking else 0), c.rollout, cfg)
+        views = draw_views(jax.random.fold_in(keys[0], n), c.rollout, cfg)
         order = jax.random.permutation(jax.random.fold_in(keys[1], n), M) if size < M else None
         for i in range(0, M, size):
             some, of_some = (c, views) if order is None else sharding.take((c, views), order[i : i + size])
@@ -353,9 +351,9 @@ def loss_config(cfg) -> grpo.LossConfig:
         ratio=cfg.ratio_level,
         clip_low=cfg.clip_low,
         clip_high=cfg.clip_high,
-        cispo_cap=cfg.cispo_cap,
         kl_est=cfg.kl_est,
         kl_beta=cfg.kl_beta,
+        own=next((section for section in cfg.use if config.variant_of(section) == cfg.loss_type), None),
     )
 
 

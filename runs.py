@@ -146,9 +146,11 @@ FREE = ("use model.use out_dir resume eval_only init_from open_as base log_inter
         "processes process_id model.dtype model.remat").split()  # fmt: skip
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
 # Keys of variants as they are in a run that does not use the variant. (Older runs recorded them.)
-OFF = {"lora_rank": None, "paired": False, "causal_weight": 0.0, "dynamic_sampling": 0, "hint_ratio": 0.0,
+OFF: dict[str, Any] = {
+       "lora_rank": None, "paired": False, "causal_weight": 0.0, "dynamic_sampling": 0, "hint_ratio": 0.0,
        "nll_coef": 0.0, "entropy_coef": 0.0, "ref_mode": "static", "ref_sync_interval": 64,
-       "ref_sync_mix": 1.0}  # fmt: skip
+       "ref_sync_mix": 1.0, "difficulty": [], "curriculum": [], "factor": 1.0, "budget": 0.1, "repetition_penalty": 1.0,
+       "p_mask_prompt": 0.0, "cispo_cap": 5.0, "reward_clip": None}  # fmt: skip
 
 
 def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:

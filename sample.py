@@ -2,10 +2,10 @@
 Filling the masks of a text, some at each step, the surest first.
 
 Prompting, infilling, fill-in tasks and left-to-right generation are one call, `generate`. A Plan says in which order
-masks are filled, and by which rule how many at a time: quota is LLaDA's rule, dream (with tempered=True) Dream's,
-threshold and factor Fast-dLLM's, entropy EB-Sampler's, dynamic and static SDAR's. To add an order, a rule or a way to
-sample, add a function to ORDERS, RULES or SAMPLERS. Autoregressive models, blocks, KV caches and drafts have files of
-their own in variants/.
+masks are filled, and by which rule how many at a time: quota is LLaDA's rule, threshold Fast-dLLM's. To add an order, a
+rule or a way to sample, add a function to ORDERS, RULES or SAMPLERS. In variants/ are the rules dream (with
+tempered=True), factor (Fast-dLLM's other), entropy (EB-Sampler's), dynamic and static (SDAR's), and autoregressive
+models, blocks, KV caches and drafts.
 
     python sample.py out/code_grpo --prompt="def add(a, b):" --n=4
     python sample.py assets/sudoku_grpo --prompt="3_2__1________43" --show    # fill the gaps in place
@@ -23,20 +23,19 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import diffusion
 import model
-from system import kernels, sharding
+from system import kernels, sections, settings, sharding
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How to fill masks."""
+class Plan(settings.Sections, metaclass=sections.Flat):
+    """How to fill masks. The settings of rules in variants/ are given as these are."""
 
     # `confidence`, the largest probability at a position, depends on the state alone, so the trace's log-probs are
     # exact. With `sampled`, the probability of the token just drawn (LLaDA's choice at temperature > 0), whether a
@@ -50,16 +49,14 @@ class Plan:
     cache: str = "none"  # reuse keys and values outside the block: none, prefix (left of it), dual (both sides)
     early_end: bool = False  # if a row has an end of text and no mask before it, fill the rest with it (causal: always)
     threshold: float = 0.9  # rules threshold, dynamic: commit every token at least this probable
-    factor: float = 1.0  # rule factor: commit n if the last of them is at least 1 - factor / (n + 1) probable
-    budget: float = 0.1  # rule entropy: commit while the sum of entropies, less the largest, is within this (nats)
     temperature: float = 0.0  # 0: the most probable token
     top_k: int | None = None  # draw from the k most probable tokens
     top_p: float | None = None  # draw from the most probable tokens that together reach this probability
-    repetition_penalty: float = 1.0  # above 1: tokens that a row already has become less likely
     tempered: bool = False  # order by probabilities after temperature, top-k and top-p (Dream), not before (LLaDA)
+    use: tuple[Any, ...] = ()  # the settings of variants, see system/sections.py
 
     def __post_init__(self):
-        least = dict(steps=1, block_len=1, top_k=1, threshold=0, factor=0, budget=0, temperature=0)
+        least = dict(steps=1, block_len=1, top_k=1, threshold=0, temperature=0)
         for name, x in least.items():
             value = getattr(self, name)
             self.expect(name, value is None or value >= x, f"at least {x}")
@@ -67,7 +64,8 @@ class Plan:
             known = model.plugged(table, getattr(self, name))
             self.expect(name, known, "one of " + ", ".join(table))
         self.expect("top_p", self.top_p is None or 0 < self.top_p <= 1, "None, or a number above 0 and up to 1")
-        self.expect("repetition_penalty", self.repetition_penalty > 0, "above 0; 1 changes nothing")
+        use = sections.with_sections(self.use, [self.rule])
+        object.__setattr__(self, "use", tuple(sorted(use, key=settings.variant_of)))
 
     def expect(self, name, holds, wanted):
         """Raise a ValueError unless what a field needs holds."""
@@ -163,101 +161,35 @@ def quota(b, plan):
     return b.rank < share
 
 
-def dream_fractions(steps):
-    """Return the fraction (steps,) of the remaining masks that Dream fills at each step; all of them at the last."""
-    t = np.linspace(1, 1e-3, steps + 1, dtype=np.float32)  # not to 0: as many steps as masks fill 0, 1, 1, ..., 1, 2
-    return np.append(1 - t[1:-1] / t[:-2], np.float32(1))
-
-
-def dream(b, plan):
-    """Dream: a growing fraction of a row's masks (in Dream, of their mean in the batch), rounded down; at the last step
-    all of them."""
-    by_steps = [np.pad(dream_fractions(n), (0, plan.steps - n)) for n in range(1, plan.steps + 1)]
-    fraction = jnp.asarray(np.stack(by_steps))[b.steps - 1, b.i]
-    share = b.masked.sum(1, keepdims=True) * fraction
-    is_last = b.i >= b.steps - 1
-    return is_last | (b.rank < share.astype(jnp.int32))
-
-
-def static(b, plan):
-    """SDAR: in each step an equal share of the block's length, at least one. If a prompt fills the beginning of the
-    block, its masks are used up in fewer steps."""
-    L = b.masked.shape[1]
-    share = L // b.steps + (b.i < L % b.steps)
-    return (b.rank < jnp.maximum(share, 1))
-
-
-def dynamic(b, plan):
-    """SDAR's other rule: what `static` says, and every other token that is more probable than plan.threshold."""
-    return static(b, plan) | (b.confidence > plan.threshold)
-
-
 def threshold(b, plan):
     """Fast-dLLM: every token at least as probable as plan.threshold, and always the first in plan.order."""
     return (b.confidence >= plan.threshold) | (b.rank == 0)
 
 
-def factor(b, plan):
-    """Fast-dLLM's other rule: tokens in plan.order, up to the first for which (n + 1) (1 - p) > plan.factor, p being
-    the probability of the n-th; at least one. (Its released loop fills the last mask even where that fails.)"""
-    too_unsure = (b.rank + 2) * (1 - b.confidence) > plan.factor
-    fails = b.masked & (b.rank > 0) & too_unsure
-    failing = jnp.where(fails, b.rank, b.masked.shape[1])
-    return (b.rank < failing.min(1, keepdims=True))
-
-
-def entropy(b, plan):
-    """EB-Sampler: tokens in plan.order, as long as the sum of their entropies, less the largest, is within plan.budget;
-    at least one."""
-    not_later = b.rank[:, None] <= b.rank[..., None]  # (B, L, L)
-    upto = jnp.where(not_later, b.entropy[:, None], 0)
-    within = upto.sum(-1) - upto.max(-1) <= plan.budget
-    return within | (b.rank == 0)
-
-
-RULES: dict[str, Callable] = {
-    "quota": quota,
-    "dream": dream,
-    "threshold": threshold,
-    "factor": factor,
-    "entropy": entropy,
-    "dynamic": dynamic,
-    "static": static,
-}
+RULES: dict[str, Callable] = {"quota": quota, "threshold": threshold}
+SCHEDULED = {"quota"}  # the rules that divide the steps before the first: all rows take as many
 CACHES = "none", "prefix", "dual"
 
 
 # ---- the distribution that tokens are drawn from ---------------------------------------------------------------------
 
 
-def ids_of(z, there, V):
-    """Say which ids a row z (..., T) has in the places where `there` (..., T) is True -> (..., V) bool."""
-    rows = jnp.indices(z.shape, sparse=True)[:-1]
-    nothing = jnp.zeros((*z.shape[:-1], V), bool)
-    return nothing.at[(*rows, z)].max(there)
+# What variants change in logits by what a row has already: z (B, T), valid, cfg, plan -> a function of logits (N, V)
+# and of the row (N,) that each is of.
+BY_ROW: dict[str, Callable] = {}
 
 
-def penalized(logits, present, plan):
-    """Make the ids that a row has already, present (..., V), less likely by plan.repetition_penalty."""
-    penalty = plan.repetition_penalty
-    lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
-    return jnp.where(present, lower, logits)
+def row_logits(params, z, valid, cfg, plan):
+    """Make the function that computes logits (N, V) from states (N, D) and the row (N,) of z (B, T) that each is of."""
+    changes = [make(z, valid, cfg, plan) for make in sections.used(BY_ROW, plan).values()]
 
+    def logits_of(h, row):
+        logits = model.readout(params, h, cfg)
+        for change in changes:
+            logits = change(logits, row)
+        return logits
 
-def ids_present(z, valid, cfg, plan):
-    """Say which ids each row has (B, V), padding and masks left out; None without a repetition penalty."""
-    if plan.repetition_penalty == 1:
-        return None
-    there = z != cfg.mask_id
-    return ids_of(z, there if valid is None else there & valid, cfg.vocab_size)
-
-
-def adjusted(params, h, present, row, cfg, plan):
-    """Compute logits (N, V) from states h (N, D), and apply the repetition penalty.
-
-    present (B, V): from `ids_present`. row (N,): which of its rows each state belongs to."""
-    logits = model.readout(params, h, cfg)
-    return logits if present is None else penalized(logits, present[row], plan)
+    return logits_of
 
 
 def filtered(logits, plan):
@@ -273,14 +205,11 @@ def filtered(logits, plan):
     return logits
 
 
-def as_drawn(logits, x, ids, there, plan):
-    """Apply penalty, temperature (above 0) and filters to logits (..., V), as when the tokens x (...) were drawn.
+def as_drawn(logits, x, plan):
+    """Apply temperature (above 0) and filters to logits (..., V), as when the tokens x (...) were drawn.
 
-    ids (..., T): the tokens of each x's row at that time; there (..., T): True on those that the penalty counts.
     If x would be filtered out now (by another policy than drew it, or in another view), it is kept: its log-prob is
     finite, has a gradient, and is exact wherever x could have been drawn."""
-    if plan.repetition_penalty != 1:
-        logits = penalized(logits, ids_of(ids, there, logits.shape[-1]), plan)
     drawn = jnp.arange(logits.shape[-1]) == x[..., None]
     return jnp.where(drawn, logits / plan.temperature, filtered(logits, plan))
 
@@ -395,16 +324,15 @@ def logits_at_positions(params, h, z, w, valid, cfg, plan):
     B, L = w.column.shape
     group = B // len(h)
     params = model.gather_head(params, cfg)
-    present = ids_present(z, valid, cfg, plan)
+    read = row_logits(params, z, valid, cfg, plan)
     n = positions_at_once(cfg)
     at_once = B * L <= n
     if at_once:
         rows = jnp.arange(0, B, group).repeat(L)
-        logits = adjusted(params, sharding.joined(h), present, rows, cfg, plan)
-        h = logits.reshape(len(h), L, -1)
+        h = read(sharding.joined(h), rows).reshape(len(h), L, -1)
 
     def logits_of(at):
-        return at.source if at_once else adjusted(params, at.source, present, at.row, cfg, plan)
+        return at.source if at_once else read(at.source, at.row)
 
     # A key for each row, column from the right end, and step: neither other rows nor padding change what a row gets.
     number = ((z.shape[1] - w.column) * 2**15 + w.i[:, None]) * 2
@@ -601,6 +529,7 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
     values = {name: getattr(cfg, name) for name in names}
     whole = None if cfg.model.block_causal else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
     values |= {"block_len": cfg.block_len or whole, "temperature": temperature, "early_end": early_end}
+    values["use"] = tuple(s for s in cfg.use if settings.variant_of(s) in (cfg.rule, *BY_ROW))
     return Plan(**values, steps=steps or cfg.diffusion_steps)
 
 
@@ -622,7 +551,7 @@ def fill_rows(params, keys, batch, cfg, plan, size, group=1):
     Where rows need different numbers of passes and variants/slots.py is there, a full row makes room for the next one.
     n_steps is the mean number of steps per chunk, or then per row."""
     n, group = len(keys), math.gcd(size, group)
-    in_steps = sampler_of(cfg.model, plan) == "steps" and plan.rule not in ("quota", "dream")
+    in_steps = sampler_of(cfg.model, plan) == "steps" and plan.rule not in SCHEDULED
     if in_steps and size < n and n % size == 0 and not sharding.shape() and model.plugged(QUEUES, "slots"):
         z = masked_tokens(batch, cfg.model)
         return QUEUES["slots"](params, keys, z, cfg.model, plan, batch.valid, size, group)

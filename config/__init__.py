@@ -39,17 +39,18 @@ from system.sections import (
     NON_NEGATIVE,
     POSITIVE,
     POSITIVE_INT,
+    TINY,
     Check,
     Flat,
     Section,
     at_least,
-    both,
     check_value,
     declared_keys,
     key,
     used,
     with_sections,
     with_values,
+    within,
 )
 from system.settings import variant_of
 
@@ -73,8 +74,8 @@ SOURCE = Check(bool, "None, a folder or a config file")
 START = Check(can_start, "None, a folder or a config file; --resume=True continues the run in out_dir")
 GROUP = at_least(2)._replace(expected="at least 2: a completion is compared with the others of its group")
 PASSING = POSITIVE._replace(expected="above 0: a completion that earns nothing would pass")
-SEED = Check(lambda seed: 0 <= seed < 2**32, "at least 0 and below 2**32")
-MASK_RATIO = both(POSITIVE, FRACTION)._replace(expected="above 0 and at most 1")
+SEED = within(0, 2**32 - 1, "at least 0 and below 2**32")
+MASK_RATIO = within(TINY, 1, "above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,22 +129,18 @@ class Config(settings.Sections, metaclass=Flat):
     order: str = key("confidence", "which masks to fill first: random, confidence, margin, entropy, left, sampled")
     rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic, static; "
                      "renoise: also takes tokens back; drafts: as the causal model of the same weights would write "
-                     "(variants/drafts.py)")
+                     "(variants/drafts.py)", table=True)
     block_len: int | None = key(None, "fill blocks of this length from left to right; None: one block", POSITIVE_INT)
     cache: str = key("none", "reuse keys and values outside the block: none, prefix (left), dual (both sides)")
     threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one")
-    factor: float = key(1.0, "rule=factor: fill n masks if the last is at least 1 - factor / (n + 1) probable")
-    budget: float = key(0.1, "rule=entropy: fill while the sum of entropies, less the largest, is within this (nats)")
     tempered: bool = key(False, "order and rule use probabilities after temperature, top_k and top_p; False: before")
     temperature: float = key(1.0, "for rollouts and samples; evaluations also decode greedily", NON_NEGATIVE)
     top_k: int | None = key(None, "sample from the k most probable tokens; None: from all")
     top_p: float | None = key(None, "sample from the most probable tokens that reach this probability; None: from all")
-    repetition_penalty: float = key(1.0, "above 1: make tokens that a row already has less likely")
 
     rewards: tuple[str, ...] = key((), "names, path.py:function, length(target=40); the first decides at evaluations",
                                    section="rewards")
     reward_weights: tuple[float, ...] = key((), "one per reward; empty: all 1")
-    reward_clip: float | None = key(None, "clip each reward to -clip .. clip", POSITIVE)
     judge_from: str | None = key(None, "model of the reward `judge`: a folder or a config file", SOURCE)
 
     group_size: int = key(8, "completions per prompt, compared with each other", GROUP, section="grpo: rollouts")
@@ -159,13 +156,11 @@ class Config(settings.Sections, metaclass=Flat):
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
     logp_est: str = key("coupled_elbo", "estimator of log-probs, see diffusion.py; causal models and drafts need "
-                        "exact; also quadrature and strata of variants/",
+                        "exact; also left_to_right, quadrature and strata of variants/",
                         choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion (coupled_elbo: pairs), if the estimator leaves it open",
                           POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
-    random_masking: bool = key(True, "new masks in every pass; False: reuse them, as a known bug does")
-    p_mask_prompt: float = key(0.0, "one_step: probability that a prompt token is masked", FRACTION)
 
     adv_baseline: str = key("mean", "mean: of the group; loo: of the other completions", choices=("mean", "loo"),
                             section="grpo: advantages and loss, see grpo.py")
@@ -177,15 +172,16 @@ class Config(settings.Sections, metaclass=Flat):
                            choices=("sum", "each"))
     ratio_level: str = key("none", "ratio to the old policy per token, per sequence, or none",
                            choices=("token", "sequence", "none"))
-    loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper", choices=grpo.LOSSES,
+    loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper; also bnpo, luspo, "
+                         "cispo and sapo of variants/", choices=grpo.LOSSES,
                          table=True)
     aggregation: str | None = key(None, "average tokens in another way than loss_type",
                                   choices={None: None} | grpo.AGGREGATIONS)
     clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
     clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
-    cispo_cap: float = key(5.0, "loss_type=cispo: largest weight of a ratio", POSITIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
-    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
+    kl_est: str = key("k3", "estimator of the KL; also k3_ratio and k2_sequence of variants/", choices=grpo.KLS,
+                      table=True)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
 
     use: tuple[Any, ...] = key((), "variants whose keys are set, by the names of their files in variants/")
@@ -195,7 +191,7 @@ class Config(settings.Sections, metaclass=Flat):
         if unknown := [name for name in keys if name not in cls.__dataclass_fields__]:
             from system import unknown as names  # reads the names of other programs
 
-            raise ValueError("; ".join(names.keyword(name, flatten(Config())) for name in unknown))
+            raise ValueError("; ".join(names.keyword(name, flatten(Config()), declared_keys()) for name in unknown))
         return super().__new__(cls)
 
     def __post_init__(self):
@@ -348,9 +344,9 @@ def between_keys(c):
 # Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
 IDLE_IN_DPO = (
     "loss_norm group_size rollout_steps early_end updates_per_rollout keep_completions "
-    "minibatch_size score_after_end fill_in mask_ratio_min mask_ratio_max random_masking "
-    "p_mask_prompt adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
-    "clip_high cispo_cap kl_est"
+    "minibatch_size score_after_end fill_in mask_ratio_min mask_ratio_max "
+    "adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
+    "clip_high kl_est"
 )
 READ_IN_PRETRAINING = {"loss_norm", "fill_in", "mask_ratio_min", "mask_ratio_max"}  # of the keys in IDLE_IN_DPO
 
@@ -429,7 +425,6 @@ def idle_keys(c):
     """Yield (True if wrong, message) for keys of grpo that would have no effect."""
     for keys, has_effect, where in (
         ("loss_norm", False, "objective='pretrain'"),
-        ("p_mask_prompt", c.logp_est == "one_step", "logp_est='one_step'"),
         ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
         ("clip_low clip_high", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
         ("ref_from", c.kl_beta, "kl_beta above 0: without it there is no reference"),
@@ -479,7 +474,7 @@ def between_keys_and_causal(c, shape, where):
         return
     needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
     needed |= {"logp_est": "exact"} if c.objective == "grpo" else {}
-    needed |= {"block_len": None, "repetition_penalty": 1.0} if c.rule == "drafts" else {}
+    needed |= {"block_len": None} if c.rule == "drafts" else {}
     for name, value in needed.items():
         yield (getattr(c, name) != value, f"{name}={getattr(c, name)!r}: a causal model reads from left to right"
                f"{', and so do drafts: set' if c.rule == 'drafts' else ' and needs'} {name}={value!r}")
@@ -492,9 +487,6 @@ def between_keys_and_blocks(c, shape, where):
     yield (shape.block_causal % min(c.block_len or shape.block_causal, shape.block_causal),
            f"block_len={c.block_len}: the model {where} has blocks of {shape.block_causal}, which are filled in parts "
            "of a length that divides it, or at once: None")
-    yield (c.objective == "grpo" and c.repetition_penalty != 1,
-           f"repetition_penalty={c.repetition_penalty}: grpo scores all blocks of a block_causal model at once, and "
-           "each was sampled with other tokens there: 1.0")
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -563,7 +555,7 @@ def refuse_unknown(names, known):
     if unknown:
         from system import unknown as names
 
-        raise ValueError("; ".join(names.key(name, known) for name in unknown))
+        raise ValueError("; ".join(names.key(name, known | declared_keys()) for name in unknown))
 
 
 def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
@@ -674,7 +666,7 @@ def run_file(name: str) -> dict[str, Any]:
         if key:
             from system import unknown
 
-            message = unknown.keyword(key[1], flatten(Config()))
+            message = unknown.keyword(key[1], flatten(Config()), declared_keys())
         kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
         raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{message}") from None

@@ -71,8 +71,12 @@ def rows_of_steps(rows: list[dict[str, Any]], cfg: Any) -> Callable[[int], np.nd
     """Return a function of the step that gives the indices (M,) of the rows that it may learn from: all."""
     for choose in sections.used(STEPS, cfg).values():
         return choose(rows, cfg)
-    everything = np.arange(len(rows))
-    return lambda step: everything
+
+
+    def everything(step):
+        return np.arange(len(rows))
+
+    return everything
 
 
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ Score the completions of a run: reward functions of a config, advantages, and me
 import itertools
 import math
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from tqdm import tqdm
 import grpo
 import rewards
 from data import texts
-from system import hosts
+from system import hosts, sections
 
 # ---- which rewards ---------------------------------------------------------------------------------------------------
 
@@ -148,6 +149,21 @@ class CompletionScores(NamedTuple):
     parts: dict[str, np.ndarray]  # each reward by name (B,), and everything it logged as NAME/NOTE (B,)
 
 
+# What variants change in the values of each reward: values, cfg -> values.
+VALUES: dict[str, Callable] = {}
+
+
+def changed(cfg):
+    """Make the function that changes the values of a reward (n,) as the variants of a run do."""
+
+    def change(values):
+        for of_variant in sections.used(VALUES, cfg).values():
+            values = of_variant(values, cfg)
+        return values
+
+    return change
+
+
 def already_scored(scores):
     """Make a reward that returns these scores."""
 
@@ -202,7 +218,7 @@ def score(
         fns |= {name: already_scored(rewards.call_reward(name, fns[name], prompts, completions, columns)[mine])}
     columns = {name: column[mine] for name, column in columns.items()}
     found = hosts.all_gather_objects(
-        lambda: rewards.combine(fns, weights, prompts[mine], completions[mine], columns, cfg.reward_clip)
+        lambda: rewards.combine(fns, weights, prompts[mine], completions[mine], columns, changed(cfg))
     )
     total = np.concatenate([one.total for one in found])
     parts = {}
@@ -254,8 +270,7 @@ def apply_pass_at(values, cfg):
     """Turn rewards into 1 (pass) or 0 if cfg.pass_at is set; nan, which is no opinion, stays."""
     if cfg.pass_at is None:
         return values
-    threshold = min(cfg.pass_at, cfg.reward_clip or math.inf)
-    return np.where(np.isnan(values), np.nan, values >= threshold)
+    return np.where(np.isnan(values), np.nan, values >= changed(cfg)(np.array(cfg.pass_at)))
 
 
 def right(scored: Any, adv: Any, cfg: Any) -> jax.Array:

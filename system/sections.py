@@ -10,8 +10,10 @@ import contextlib
 import dataclasses
 import functools
 import glob
+import math
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Self
@@ -29,28 +31,24 @@ class Check(NamedTuple):
     expected: str
 
 
-def at_least(n):
-    """Return the check that a value is at least n."""
-    return Check(lambda value: value >= n, f"at least {n}")
-
-
-def above(n):
-    """Return the check that a value is above n."""
-    return Check(lambda value: value > n, f"above {n}")
-
-
-def both(first, second):
-    """Return the check that two checks hold."""
+def within(low: float, high: float, expected: str) -> Check:
+    """Return the check that a value lies from low to high."""
 
     def holds(value):
-        return first.holds(value) and second.holds(value)
+        return low <= value <= high
 
-    return Check(holds, f"{first.expected} and {second.expected}")
+    return Check(holds, expected)
 
 
-NON_NEGATIVE, POSITIVE_INT, POSITIVE = at_least(0), at_least(1), above(0)
-BELOW_1 = both(NON_NEGATIVE, Check(lambda value: value < 1, "below 1"))
-FRACTION = Check(lambda value: 0 <= value <= 1, "from 0 to 1")
+def at_least(n: float) -> Check:
+    """Return the check that a value is at least n."""
+    return within(n, math.inf, f"at least {n}")
+
+
+TINY = sys.float_info.min
+NON_NEGATIVE, POSITIVE_INT, POSITIVE = at_least(0), at_least(1), within(TINY, math.inf, "above 0")
+BELOW_1 = within(0, math.nextafter(1, 0), "at least 0 and below 1")
+FRACTION = within(0, 1, "from 0 to 1")
 
 
 def key(default: Any, meaning: str, check: Check | None = None, choices: Collection = (), section: str = "",

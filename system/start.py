@@ -151,7 +151,7 @@ def find_checkpoint(cfg):
 # Keys that runs had once, with their defaults: a run with another value cannot go on.
 GONE = {"step_baseline": 0.0, "entropy_steps": None, "draft_coef": 0.0, "kl_in_reward": False, "rollout_weight": "none",
         "diversity_bonus": 0.0, "logp_scale": 1.0, "clip_cap": None, "mask_truncated": False,
-        "top_entropy_quantile": 1.0, "min_p": None}  # fmt: skip
+        "top_entropy_quantile": 1.0, "min_p": None, "random_masking": True}  # fmt: skip
 
 
 def check_same_run(cfg, was, folder):

@@ -7,15 +7,17 @@ import functools
 import itertools
 import os
 from collections.abc import Collection
+from typing import Any
 
 from model import ModelConfig
-from system import sections
+
+FILE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "config", "elsewhere.txt")
 
 
 @functools.cache
 def foreign_keys():
     """Read config/elsewhere.txt: [[key of another program, "=" or "-", our key or why there is none], ...]."""
-    with open(os.path.join(sections.ROOT, "config", "elsewhere.txt")) as file:
+    with open(FILE) as file:
         return [line.split(maxsplit=2) for line in file.read().splitlines() if line.strip() and line[0] != "#"]
 
 
@@ -33,18 +35,17 @@ def key(name: str, known: Collection[str]) -> str:
     for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
         if fnmatch.fnmatchcase(word, theirs):
             return f"{message}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
-    known = [*known, *sections.declared_keys()]
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     near = difflib.get_close_matches(name, names, 1, 0.7)
     return message + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
 
 
-def keyword(name: str, known: Collection[str]) -> str:
-    """Return the message for a keyword of Config(...) that does not exist."""
-    declared = sections.declared_keys().get(name)
-    if declared:
-        return (f"{name} is a key of the model: model=ModelConfig(use=({declared.variant}.Shape({name}=...),)), with "
-                f"variants/{declared.variant}.py")  # fmt: skip
+def keyword(name: str, known: Collection[str], declared: dict[str, Any]) -> str:
+    """Return the message for a keyword of Config(...) that does not exist. declared: from sections.declared_keys."""
+    if name in declared:
+        variant = declared[name].variant
+        return (f"{name} is a key of the model: model=ModelConfig(use=({variant}.Shape({name}=...),)), with "
+                f"variants/{variant}.py")  # fmt: skip
     if name in ModelConfig.__dataclass_fields__:
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
-    return key(name, known)
+    return key(name, [*known, *declared])

@@ -495,11 +495,6 @@ def test_a_missing_file_is_reported_with_a_list_of_existing_ones(tmp_path):
         assert ("did you mean config/sudoku.py?" in said) == ("sudok" in path)
 
 
-def test_masks_may_be_reused_if_there_is_only_one_pass():
-    line = ["config/sudoku_grpo.py", "--random_masking=False", "--updates_per_rollout=1"]
-    assert not config.load(line).random_masking
-
-
 def test_a_config_file_may_be_named_without_its_folder_and_its_ending(monkeypatch, tmp_path):
     expected = config.load(["config/sudoku.py"])
     assert config.load(["config/sudoku"]) == config.load(["sudoku"]) == expected

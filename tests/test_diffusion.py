@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ import checkpoint
 import data
 import diffusion
 import model
-from variants import joint, quadrature, strata  # noqa: F401  (estimators)
+from variants import exact as of_causal_models  # noqa: F401
+from variants import joint, left_to_right, masked_prompt, quadrature, strata  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing, see variants/joint.py
@@ -34,7 +36,7 @@ BATCH = data.Batch(X, HOLE, None)
 sample_t = jax.jit(diffusion.sample_t)
 noise = jax.jit(noise_of, static_argnames=("cfg", "norm", "paired"))
 loss = jax.jit(diffusion.loss, static_argnames=("cfg", "start"))
-views = jax.jit(diffusion.views, static_argnames=("name", "n", "t_range", "p_mask_prompt"))
+views = jax.jit(diffusion.views, static_argnames=("name", "n", "t_range"))
 logits_of = jax.jit(model.logits, static_argnames="cfg")
 likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "n", "start"))
 
@@ -369,7 +371,9 @@ def test_one_step_takes_every_token_alone():
 
 def test_one_step_can_mask_prompt_tokens_which_it_does_not_score():
     prompt = jnp.tile(~HOLES, (2000, 1))
-    M, w, _ = views(KEY, "one_step", ~prompt, p_mask_prompt=0.3, prompt=prompt)
+    M, w, _ = views(KEY, "one_step", ~prompt)
+    rollout, cfg = types.SimpleNamespace(completion=~prompt, valid=None), types.SimpleNamespace(p_mask_prompt=0.3)
+    M = masked_prompt.change(KEY, diffusion.Views(M, w, None), rollout, cfg).masked
     np.testing.assert_array_equal(w[0], ~prompt)
     assert abs(float((M[0] & prompt).sum(1).mean()) - 0.3) < 0.05 and (M[0] | prompt).all()
 

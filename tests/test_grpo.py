@@ -26,7 +26,18 @@ import rl
 import sample
 from grpo import LossBatch, LossConfig, advantages
 from sample import Plan
-from variants import entropy, moving_reference, wd1
+from variants import (  # noqa: F401
+    bnpo,
+    cispo,
+    entropy_bonus,
+    k2_sequence,
+    k3_ratio,
+    luspo,
+    moving_reference,
+    repetition_penalty,
+    sapo,
+    wd1,
+)
 
 # Three completions of four tokens, the rest of them padding; with them the numbers of GOLDEN were made.
 NEW = jnp.array([[-1.0, -0.5, -2.0, -0.1], [-0.3, -1.2, -0.7, -3.0], [-0.9, -0.2, -1.1, -0.6]])
@@ -308,7 +319,8 @@ def test_a_ratio_that_lies_on_a_bound_has_the_gradient_that_torch_gives_it(A):
 
 def test_cispos_weight_stops_at_its_cap_but_never_its_gradient():
     for A in (GOOD, BAD):
-        close(at(RHO, A, LossConfig("cispo", cispo_cap=3.0)), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
+        capped = LossConfig("cispo", own=cispo.Keys(cispo_cap=3.0))
+        close(at(RHO, A, capped), (A * np.minimum(RHO, 3), -A * np.minimum(RHO, 3)))
 
 
 def test_sapo_fades_where_others_clip_and_faster_for_a_bad_token():
@@ -329,7 +341,7 @@ def test_metrics_count_tokens_that_are_clipped_not_padding():
 def test_cispo_counts_the_good_tokens_above_its_cap():
     """The three of nine tokens whose ratio is e^0.3."""
     for A, share in ((1.0, 3 / 9), (-1.0, 0)):
-        _, _, metrics = evaluate(LossConfig("cispo", cispo_cap=1.2), adv=A * jnp.ones(3))
+        _, _, metrics = evaluate(LossConfig("cispo", own=cispo.Keys(cispo_cap=1.2)), adv=A * jnp.ones(3))
         close(metrics["cispo_clip_ratio"], share)
 
 
@@ -535,7 +547,7 @@ def test_entropy_is_a_bonus_on_the_tokens_that_count():
     H, weight = jnp.abs(REF), MASK / MASK.sum()
     batch = LossBatch(ADV, MASK, weight, weight)
     cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), entropy_coef=0.5)
-    added, _ = entropy.loss(NEW, H, None, batch, cfg)
+    added, _ = entropy_bonus.loss(NEW, H, None, batch, cfg)
     close(added, -0.5 * np.asarray(H)[COUNTS].mean())
 
 
@@ -660,7 +672,10 @@ def grpo_gradient(params, x, step, p, temperature, reward, counts=True, plan=Non
     M, w, _ = diffusion.views(jax.random.key(0), "trace", hole, step=order, n=3)
 
     def say(logits, x, place):
-        drawn = sample.as_drawn(logits, x, place.z, place.z != CFG.mask_id, plan) if plan else logits / temperature
+        if plan and (penalty := repetition_penalty.Keys.of(plan).repetition_penalty) != 1:
+            present = repetition_penalty.ids_of(place.z, place.z != CFG.mask_id, logits.shape[-1])
+            logits = repetition_penalty.penalized(logits, present, penalty)
+        drawn = sample.as_drawn(logits, x, plan) if plan else logits / temperature
         return diffusion.gather_logp(drawn, x), x
 
     logp = (w * diffusion.view_logp(params, x, M, CFG, say=say)[0]).sum(0)
@@ -704,7 +719,7 @@ FILTERED = [Plan(order="confidence", steps=3, temperature=1.2, top_p=0.7),
 def test_the_gradient_is_that_of_the_expected_reward_also_where_the_sampler_filters(plan):
     x, step, chance = paths(plan)
     T, reward = plan.temperature, REWARD[tuple(x.T)]
-    filters = plan.top_p or 1, plan.top_k or 4, plan.repetition_penalty
+    filters = plan.top_p or 1, plan.top_k or 4, repetition_penalty.Keys.of(plan).repetition_penalty
     p = chance * np.asarray(probabilities(PARAMS, x, step, T, filters)).prod(1)
     assert abs(p.sum() - 1) < 1e-5 and (p == 0).any()  # some paths cannot be gone
     exact = flat(exact_gradient(PARAMS, x, step, chance, T, reward, filters))
@@ -716,7 +731,7 @@ def test_the_gradient_is_that_of_the_expected_reward_also_where_the_sampler_filt
 def test_a_token_that_the_filter_bans_now_has_a_finite_log_prob_and_the_others_keep_theirs():
     """As at another view, or after an update: it counts as one of those that are kept."""
     logits, plan = jnp.log(jnp.array([0.5, 0.3, 0.15, 0.05])), Plan(temperature=1.0, top_p=0.6)
-    logp = lambda logits, x: diffusion.gather_logp(sample.as_drawn(logits, x, None, None, plan), x)
+    logp = lambda logits, x: diffusion.gather_logp(sample.as_drawn(logits, x, plan), x)
     tokens = jnp.arange(4)
     close(logp(jnp.tile(logits, (4, 1)), tokens), np.log([0.5 / 0.8, 0.3 / 0.8, 0.15 / 0.95, 0.05 / 0.85]))
     grads = jax.vmap(jax.grad(logp), (None, 0))(logits, tokens)
@@ -763,14 +778,14 @@ def test_cispo_counts_ratios_beyond_its_cap_on_completions_that_are_pushed_up():
     some = jnp.full((3, 2), 1 / 6)
     batch = LossBatch(jnp.array([1.0, 0.0, -1.0]), some > 0, some, some)
     ratio = jnp.array([[5.0, 5.1]] * 3)
-    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", cispo_cap=5.0))
+    metrics = grpo.ratio_metrics(ratio, batch, LossConfig(loss="cispo", own=cispo.Keys(cispo_cap=5.0)))
     close(metrics["cispo_clip_ratio"], 1 / 6)
 
 
 def test_sapo_is_steeper_where_a_completion_is_pushed_down():
     for adv, tau in ((0.5, 1.0), (-0.5, 1.05)):
         expected = -adv * 4 / tau / (1 + np.exp(-tau * 0.7))
-        close(grpo.sapo(jnp.array(1.7), None, jnp.array(adv), LossConfig()), expected, 1e-6)
+        close(sapo.sapo(jnp.array(1.7), None, jnp.array(adv), LossConfig()), expected, 1e-6)
 
 
 def test_of_two_completions_each_is_compared_with_the_other():

@@ -64,8 +64,9 @@ def test_few_packages_are_needed(name):
 
 def test_the_core_stands_on_a_few_small_files_of_system_and_only_the_loop_on_what_wraps_it():
     """A variant imports the core and adds itself to its tables."""
-    under = {"system/kernels", "system/settings", "system/sharding", "system/terminal"}
-    loop = {"system/setup", "system/hosts", "system/start", "system/evaluation", "system/in_memory"}
+    under = {"system/kernels", "system/sections", "system/settings", "system/sharding",
+             "system/terminal", "system/unknown"}
+    loop = {"system/setup", "system/hosts", "system/start", "system/evaluation", "system/in_memory", "system/help"}
     for name in (*CORE, "config"):
         found = OURS[name] - of("variants/", OURS[name])
         others = of("system/", found) | of("judges/", found) | of("tools/", found)
@@ -188,7 +189,7 @@ def amount(path):
 
 def test_what_is_to_be_read_first_is_read_in_an_afternoon():
     amounts = [amount(f"{name}.py") for name in CORE]
-    assert sum(a.tokens for a in amounts) <= 19_500
+    assert sum(a.tokens for a in amounts) <= 18_400
     assert max(a.tokens / a.lines for a in amounts) <= 12.5
 
 

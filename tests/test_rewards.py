@@ -121,7 +121,8 @@ def test_speed_counts_only_where_the_first_reward_says_that_the_answer_is_right(
     right = combine(resolve("exact,passes(right=1)"), None, ["p"] * 4, texts, columns)
     assert right.total.tolist() == [2, 0, 5, 0]
     np.testing.assert_array_equal(right.parts["passes"], [1, np.nan, 4, np.nan])
-    clipped = combine(resolve("exact,syntax,passes(right=1)"), None, ["p"] * 4, texts, columns, clip=0.5)
+    clip = lambda values: values.clip(-0.5, 0.5)
+    clipped = combine(resolve("exact,syntax,passes(right=1)"), None, ["p"] * 4, texts, columns, change=clip)
     np.testing.assert_array_equal(clipped.parts["passes"], [0.5, np.nan, 0.5, np.nan])
     shy = combine({"shy": of_rows(None, 1), **resolve("passes(right=0)")}, None, ["p"] * 2, ["a", "b"],
                   {"tokens_per_pass": [2.0, 3.0]})  # fmt: skip
@@ -311,7 +312,9 @@ def test_an_opinion_that_weighs_nothing_does_not_judge():
 
 
 def test_each_reward_is_clipped_before_it_is_weighed():
-    assert combine({"a": of_rows(100, -100, None)}, [2], ["p"] * 3, ["x"] * 3, {}, clip=5)[0][:2].tolist() == [10, -10]
+    clip = lambda values: values.clip(-5, 5)
+    found = combine({"a": of_rows(100, -100, None)}, [2], ["p"] * 3, ["x"] * 3, {}, change=clip)
+    assert found[0][:2].tolist() == [10, -10]
 
 
 def test_columns_reach_a_reward_by_parameter_name():

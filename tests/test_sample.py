@@ -25,7 +25,9 @@ import sample
 from sample import Plan, generate, row_keys
 from system import huggingface, kernels, sharding, terminal
 from tools import complete
-from variants import caches, renoise
+from variants import caches, dream, dynamic, renoise, repetition_penalty, static  # noqa: F401
+from variants import entropy as entropy_rule
+from variants import factor as factor_rule  # noqa: F401
 
 FIXTURE = "tests/fixtures/llada"
 V, EOS, MASK = 6, 4, 5
@@ -152,7 +154,7 @@ def test_a_temperature_draws_what_lladas_gumbel_noise_draws_as_often(llada, T):
 
 def dream_counts(n, steps):
     counts = []
-    for fraction in sample.dream_fractions(steps):
+    for fraction in dream.dream_fractions(steps):
         counts.append(int(np.float32(n - sum(counts)) * fraction))
     return counts
 
@@ -628,14 +630,14 @@ def test_sdars_quota_gives_what_is_left_over_to_the_first_steps():
     for steps, shares in ((2, [3, 2]), (3, [2, 2, 1]), (8, [1] * 5 + [1] * 3)):
         for i, share in enumerate(shares):
             b = sample.Block(masked, rank, *[rank] * 2, jnp.full((1, 1), i), jnp.full((1, 1), steps))
-            assert sample.static(b, Plan()).sum() == share
+            assert static.static(b, Plan()).sum() == share
 
 
 def test_of_the_entropies_the_largest_is_free_wherever_it_stands():
     masked, rank = jnp.ones((1, 3), bool), jnp.arange(3)[None]
     for entropies, commits in (([1.0, 0.05, 0.05], 2), ([0.05, 1.0, 0.05], 2), ([0.05, 0.05, 1.0], 2), ([0.2] * 3, 1)):
         b = sample.Block(masked, rank, rank, jnp.array([entropies]), rank[:, :1], rank[:, :1])
-        assert sample.entropy(b, Plan(rule="entropy", budget=0.08)).sum() == commits
+        assert entropy_rule.entropy(b, Plan(rule="entropy", budget=0.08)).sum() == commits
 
 
 def test_one_plan_and_shape_is_compiled_once():
@@ -1249,7 +1251,7 @@ def test_help_names_every_field_of_a_plan_with_its_meaning(flag, capsys):
         complete.main([flag])
     out = capsys.readouterr().out
     assert e.value.code == 0
-    for f in dataclasses.fields(Plan):
+    for f in [f for f in dataclasses.fields(Plan) if f.name != "use"]:
         assert f"--{f.name} " in out
     assert "EB-Sampler" in out
 

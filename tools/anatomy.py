@@ -37,7 +37,7 @@ import runs
 import sample
 from data import bpe, texts
 from judges import scores
-from system import hosts, report, sharding
+from system import hosts, report, settings, sharding
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
@@ -176,7 +176,9 @@ def rule_of(cfg):
     """Find the rule that says how many tokens a step fills, as a sampler does; None for a causal model."""
     if cfg.model.causal:
         return None
-    return sample.RULES["static" if cfg.model.block_causal and cfg.rule == "quota" else cfg.rule]
+    name = "static" if cfg.model.block_causal and cfg.rule == "quota" else cfg.rule
+    settings.plugged(sample.RULES, name)
+    return sample.RULES[name]
 
 
 def describe_functions(cfg, reward_fns):

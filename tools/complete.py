@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import time
+import typing
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -28,8 +29,8 @@ import checkpoint
 import config
 import sample
 from sample import Plan
-from system import huggingface, sharding, terminal, unknown
-from tools.options import HOLES, TRAINED, parser
+from system import huggingface, sections, sharding, terminal, unknown
+from tools.options import HOLES, PLAN, TRAINED, parser
 
 LONG = 4096  # tokens of a text above which there is a warning
 
@@ -183,6 +184,13 @@ class Request(NamedTuple):
     rows: list  # to complete, each as often as --n says
 
 
+def kind_of(name):
+    """Return the type of a field of Plan, or of the key of a variant that adds to it."""
+    own = name in Plan.__dataclass_fields__
+    owner = Plan if own else sections.file_of(sections.declared_keys()[name].variant).Keys
+    return typing.get_type_hints(owner)[name]
+
+
 def read_options(options):
     """Check the options of the command line and read the rows -> Request."""
     import data
@@ -192,8 +200,8 @@ def read_options(options):
     for name in ("folder", "beside", "data", "out", "rewards", "export", "page"):
         setattr(options, name, getattr(options, name) and os.path.expanduser(getattr(options, name)))
     check_options(options)
-    fields = [f for f in dataclasses.fields(Plan) if getattr(options, f.name) is not None]
-    plan = {f.name: config.parse(f.name, getattr(options, f.name), f.type) for f in fields}
+    typed = [f.name for f in PLAN if getattr(options, f.name) is not None]
+    plan = {name: config.parse(name, getattr(options, name), kind_of(name)) for name in typed}
     fns = rewards.resolve(options.rewards) if options.rewards else {}
     rows = [{"prompt": options.prompt or ""}]
     if options.data:
@@ -213,7 +221,7 @@ SAME_FLAG = {"start": "prompt", "num_samples": "n", "group_size": "n"}  # in nan
 def unknown_flag(name: str, flags: Any) -> str:
     """Say in one sentence that a flag does not exist, and which one means the same here or in train.py."""
     of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model", *config.declared_keys()}
-    message = unknown.key(name, flags)
+    message = unknown.key(name, [*flags, *config.declared_keys()])
     if message.endswith("--help=all"):
         message = unknown.key(name, of_train).replace("=all", "")
     meant = re.search(r"(?:here it is |did you mean ')(\w+)", message)

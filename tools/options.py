@@ -4,6 +4,7 @@ The options of `python sample.py`, read from the source of sample.py, so that --
 
 import argparse
 import ast
+import glob
 import os
 import re
 from typing import NamedTuple
@@ -18,16 +19,31 @@ class Field(NamedTuple):
 
 
 def read_plan(text):
-    """List the fields of Plan in the source of sample.py."""
+    """List the fields of Plan in the source of sample.py, but `use`."""
     (plan,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == "Plan")
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", ast.get_source_segment(text, plan) or "", re.M))
     fields = [node for node in plan.body if isinstance(node, ast.AnnAssign)]
+    fields = [f for f in fields if f.target.id != "use"]
     return [Field(f.target.id, ast.literal_eval(f.value), comments.get(f.target.id, "")) for f in fields]
 
 
-with open(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "sample.py")) as file:
+def read_variants():
+    """List the keys of the files of variants/ that add to the tables of sample.py, in their source."""
+    found = []
+    for path in sorted(glob.glob(os.path.join(ROOT, "variants", "*.py"))):
+        with open(path) as file:
+            text = file.read()
+        if re.search(r"^sample\.\w+\[", text, re.M):
+            kinds = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == "Keys"]
+            calls = [(f.target.id, f.value.args) for kind in kinds for f in kind.body if isinstance(f, ast.AnnAssign)]
+            found += [Field(name, *map(ast.literal_eval, args[:2])) for name, args in calls]
+    return found
+
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+with open(os.path.join(ROOT, "sample.py")) as file:
     TEXT = file.read()
-SOURCE, PLAN = ast.parse(TEXT), read_plan(TEXT)
+SOURCE, PLAN = ast.parse(TEXT), read_plan(TEXT) + read_variants()
 # TRAINED {config key: field of Plan}: settings taken from the config of the run. Those of its rollouts are not.
 OF_ROLLOUTS = "temperature", "early_end", "top_k", "top_p", "repetition_penalty"
 TRAINED = {"diffusion_steps": "steps"} | {f.name: f.name for f in PLAN if f.name not in OF_ROLLOUTS}

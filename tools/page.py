@@ -36,7 +36,7 @@ HELD_OUT = 100  # rows
 ORDERS = "confidence", "margin", "entropy", "left", "random", "sampled"
 RULES = "quota", "dream", "threshold", "factor", "entropy", "static", "dynamic"
 PLAN = set("order rule steps block_len early_end threshold factor budget temperature".split())
-PLAN |= {"cache"}  # which the page does without
+PLAN |= {"cache", "use"}  # which the page does without
 SWITCHES = set("vocab_size n_layer n_head n_kv_head d_model d_head d_ff causal block_causal causal_text shift".split())
 SWITCHES |= set("qkv_bias qk_norm tie_embeddings rope_theta rope_scaling norm_eps mask_id eos_id pad_id bos_id".split())
 SWITCHES |= {"dtype", "remat", "max_positions"}  # which change no result but by rounding
@@ -67,7 +67,7 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
         "models": [{"name": name} | pack_model(one) for name, one in zip(names, loaded, strict=True)],
         **pack_tokens(first),
         **pack_rows(loaded[-1], rows),
-        "plan": dataclasses.asdict(setting.plan),
+        "plan": flat(setting.plan),
         "block": max(one.cfg.block_causal or 1 for one in loaded),
         "orders": ORDERS,
         "rules": RULES,
@@ -108,6 +108,11 @@ def check_model(one):
             raise ValueError(f"{folder} was trained with {name}={one.trained[name]!r}, which the page cannot write")
 
 
+def flat(plan):
+    """List the settings of a plan and of its rule {name: value}."""
+    return {name: value for part in (plan, *plan.use) for name, value in vars(part).items() if name != "use"}
+
+
 def differing(values, known):
     """Collect the fields of a dataclass that are not in `known` and differ from their defaults -> {name: value}."""
     values = {field.name: (getattr(values, field.name), field.default) for field in dataclasses.fields(values)}
@@ -116,8 +121,9 @@ def differing(values, known):
 
 def check_plan(plan):
     """Raise an error that says which setting the page's sampler lacks."""
-    for name, value in differing(plan, PLAN).items():
-        default = getattr(Plan(), name)
+    wrong = [(part, name, value) for part in (plan, *plan.use) for name, value in differing(part, PLAN).items()]
+    for part, name, value in wrong:
+        default = part.__dataclass_fields__[name].default
         raise ValueError(f"{name}={value}: the page has no such setting, give --{name}={default}")
     for name, value, known in (("order", plan.order, ORDERS), ("rule", plan.rule, RULES)):
         if value not in known:

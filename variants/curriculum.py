@@ -40,6 +40,11 @@ def of_difficulty(rows, split, cfg):
     return rows
 
 
+def rows_of_steps(rows, cfg):
+    """Return the function of the step that cfg.curriculum makes."""
+    return curriculum(rows, cfg.curriculum)
+
+
 def curriculum(rows: Sequence[dict], schedule: Sequence[tuple[int, float]]) -> Callable[[int], np.ndarray]:
     """Return a function of the step that gives the indices (M,) of the rows that a curriculum allows.
 
@@ -66,4 +71,4 @@ def curriculum(rows: Sequence[dict], schedule: Sequence[tuple[int, float]]) -> C
 
 
 texts.ROWS["curriculum"] = of_difficulty
-texts.STEPS["curriculum"] = lambda rows, cfg: curriculum(rows, cfg.curriculum)
+texts.STEPS["curriculum"] = rows_of_steps

@@ -168,7 +168,7 @@ def check_plan(cfg, plan):
                          f"block_causal={cfg.block_causal}; for other models take another rule, such as quota")
     needed = {"order": "left", "cache": "none", "block_len": None, "repetition_penalty": 1}
     for name, value in needed.items():
-        if getattr(plan, name) != value:
+        if getattr(plan, name, value) != value:
             raise ValueError(f"{name}={getattr(plan, name)!r}: rule='drafts' writes from left to right, with a cache "
                              f"of its own, what the causal model would write; it needs {name}={value!r}")
 

@@ -1,25 +1,25 @@
-"""
-The entropy bonus: the more evenly the policy spreads its probability, the smaller the loss:  --entropy_coef=0.01
-"""
+"""EB-Sampler's rule:  --rule=entropy --budget=0.1. (The bonus for entropy in the loss is entropy_bonus.py.)"""
 import dataclasses
 
-import config
-import rl
+import jax.numpy as jnp
+
+import sample
+from system import sections
 
 
 @dataclasses.dataclass(frozen=True)
-class Keys(config.Section):
-    entropy_coef: float = config.key(0.01, "weight of the entropy bonus", config.NON_NEGATIVE)
-
-    def between_keys(self, c):
-        said = f"entropy_coef={self.entropy_coef} changes nothing with objective={c.objective!r}: leave it out"
-        yield c.objective != "grpo" and self.entropy_coef > 0, said
+class Keys(sections.Section):
+    budget: float = sections.key(0.1, "rule=entropy: fill while the sum of entropies, less the largest, is within this "
+                                 "(nats)", sections.NON_NEGATIVE)  # fmt: skip
 
 
-def loss(logp, entropy, extra, batch, cfg):
-    """Compute -entropy_coef * the mean entropy of the tokens that were predicted -> scalar, metrics."""
-    return -cfg.entropy_coef * batch.mean(entropy), {}
+def entropy(b, plan):
+    """EB-Sampler: tokens in plan.order, as long as the sum of their entropies, less the largest, is within plan.budget;
+    at least one."""
+    not_later = b.rank[:, None] <= b.rank[..., None]  # (B, L, L)
+    upto = jnp.where(not_later, b.entropy[:, None], 0)
+    within = upto.sum(-1) - upto.max(-1) <= plan.budget
+    return within | (b.rank == 0)
 
 
-# The gradient of the entropy needs memory: seven arrays of logits.
-rl.TERMS["entropy"] = rl.Term(loss, of_entropy=True)
+sample.RULES["entropy"] = entropy

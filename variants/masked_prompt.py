@@ -1,0 +1,30 @@
+"""d1 also masks tokens of the prompt, at random:  --logp_est=one_step --p_mask_prompt=0.15"""
+import dataclasses
+
+import jax
+
+import config
+import rl
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(config.Section):
+    p_mask_prompt: float = config.key(0.0, "one_step: probability that a prompt token is masked", config.FRACTION)
+
+    def between_keys(self, c):
+        is_read = c.objective == "grpo" and c.logp_est == "one_step" or c.objective == "pretrain"
+        yield (self.p_mask_prompt and not is_read,
+               f"p_mask_prompt={self.p_mask_prompt} changes nothing here, it is for objective='grpo' with "
+               "logp_est='one_step'; leave it out or set p_mask_prompt=0.0")  # fmt: skip
+
+
+def change(key, views, r, cfg):
+    """Mask each token of the prompts with probability p_mask_prompt in views of completions."""
+    if not cfg.p_mask_prompt:
+        return views
+    prompt = ~r.completion & (True if r.valid is None else r.valid)
+    draws = jax.random.uniform(key, prompt.shape)
+    return views._replace(masked=views.masked | prompt & (draws < cfg.p_mask_prompt))
+
+
+rl.VIEWS["masked_prompt"] = change
