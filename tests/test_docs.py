@@ -134,6 +134,8 @@ def test_every_recipe_is_in_the_list_of_recipes():
 @pytest.mark.parametrize("path", tables.PAGES)
 def test_the_tables_of_a_page_are_those_of_the_results(path):
     assert read(path) == tables.written(path), "python tests/tables.py writes them"
+    there = re.findall(r"<!-- results: (\w+) -->", read(path))
+    assert there == {"README.md": ["six"], "docs/results.md": ["recipes", "machines"]}[path]
 
 
 def test_every_result_says_what_was_run():
