@@ -304,8 +304,7 @@ def test_the_keyboard_reaches_every_station_completion_update_and_step(pages, br
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width, dark", [(1280, False), (400, True)])
 def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, pages, browser):
     browser.open(pages("block")[2], width=width, dark=dark)
     browser.run("document.querySelectorAll('details').forEach(d => { d.open = true })")

@@ -362,8 +362,7 @@ def test_a_grid_that_is_filled_in_place_is_typed_with_its_holes(browser, tmp_pat
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width, dark", [(1280, False), (400, True)])
 def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, browser, tmp_path):
     models = [loaded("plain", name, trained=SUDOKU) for name in ("before", "after_" + "x" * 30)]
     shown(browser, tmp_path / "fits.html", models, rows=ROWS, n_new=16, width=width, dark=dark)
