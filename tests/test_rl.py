@@ -299,14 +299,6 @@ def test_an_iteration_learns_from_groups_with_hints_and_not_from_the_hints(tiny)
         assert all(row[3 + j] == answer[j] for j in np.flatnonzero(mask[3:]))
 
 
-@pytest.mark.slow
-def test_several_rewards_a_reward_without_opinion_and_diversity(tiny, place):
-    some = (f"{place}/my.py:digits", f"{place}/my.py:short", "diversity")
-    *_, (b,), notes = one_iteration(tiny(rewards=some, reward_weights=(1.0, 0.5, 0.1), reward_norm="each"))
-    assert {"rewards/short/none_frac", "rewards/diversity/mean", "rewards/digits/std"} <= notes.keys()
-    assert np.isfinite(b.advantage).all() and abs(float(b.advantage.mean())) < 1e-3
-
-
 def test_a_completion_without_any_opinion_is_left_out(tiny, place):
     (place / "shy.py").write_text(
         "def shy(prompts, completions):\n    return [None if c[:1] < '3' else len(set(c)) for c in completions]\n"
@@ -426,11 +418,6 @@ def test_a_negative_reward_is_not_divided_by_the_mean_of_its_group():
     np.testing.assert_allclose(advantages(table, cfg), [[-1, 1]], atol=1e-3)
     with pytest.raises(ValueError, match="rewards must not be negative, but one is -0.5"):
         advantages(table - [[[0.0]], [[1.0]]], cfg)
-
-
-def grid_of_rewards(*groups):
-    """Rewards of groups -> (1, N, G), what one reward function says."""
-    return np.array([groups], float)
 
 
 def test_redraws_of_dynamic_sampling_take_no_row_from_an_epoch():
@@ -628,16 +615,6 @@ def test_what_the_base_could_do_before_does_not_end_a_resumed_run(tiny, monkeypa
         train.train(cfg)
     assert train.train(dataclasses.replace(cfg, resume=True))[0].step == 4
     assert train.train(dataclasses.replace(cfg, resume=True, max_iters=5))[0].step == 5
-
-
-def test_a_misspelt_reward_is_refused_before_its_base_is_trained(tiny, monkeypatch):
-    monkeypatch.setattr("system.start.find_or_train", lambda path, *_: pytest.fail(f"{path} was trained first"))
-    for changes, words in (({"rewards": ("exakt",)}, "Did you mean 'exact'"),
-                           ({"eval_rewards": ("keywords",)}, "needs the column 'keywords'"),
-                           ({"rewards": ("exact",), "eval_rewards": ("exact",)}, "in rewards and in eval_rewards")
-                           ):  # fmt: skip
-        with pytest.raises(ValueError, match=words):
-            prepare(tiny(init_from="config/sudoku_base.py", **changes), train.train)
 
 
 def test_filling_in_needs_completions(tiny, tmp_path):
@@ -1298,11 +1275,6 @@ def test_the_gradient_of_a_sample_of_steps_is_that_of_all_of_them_on_average(lev
     np.testing.assert_allclose(np.mean(grads, 0), whole, atol=1e-6)
 
 
-def test_lengths_are_counted_in_tokens_of_the_policy(tiny):
-    *_, notes = one_iteration(tiny(rewards=("overlong",), max_new_tokens=4))
-    assert -1 <= notes["rewards/overlong/mean"] <= 0
-
-
 @pytest.mark.slow
 def test_an_evaluation_in_chunks_is_the_evaluation(tiny):
     def samples(chunk):
@@ -1436,29 +1408,6 @@ def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
     thread.start()
     thread.join()
     assert states[0].step == 1
-
-
-LINES = """
-from config import Config
-from train import train
-
-def short(completion):  # or TRL's (completions, **kwargs); columns of the rows come by name
-    return 1 - len(completion) / 4
-
-sums = [{"prompt": f"{a}+{b}=", "completion": str(a + b)} for a in range(60) for b in range(60)]
-keys = dict(max_prompt_len=6, max_new_tokens=4, eval_size=64)
-state, base = train(Config(out_dir="out/sums", max_iters=1000, **keys), rows=sums)
-tuned = Config(objective="grpo", init_from=base, out_dir="out/short", max_iters=50, learning_rate=1e-4, **keys)
-state, folder = train(tuned, rows=sums, rewards={"short": short})
-"""
-
-
-@pytest.mark.slow
-def test_ten_lines_of_python_train_and_tune_a_model(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = re.sub(r"max_iters=\d+", "max_iters=2", LINES)
-    exec(code, names := {})  # noqa: S102
-    assert names["state"].step == 2 and os.path.isdir(names["folder"]) and names["folder"] == "out/short"
 
 
 # ---- how long, and on what ----
