@@ -14,7 +14,6 @@ if __name__ == "__main__":
 import collections
 import contextlib
 import functools
-import math
 import sys
 import time
 
@@ -39,6 +38,7 @@ from data.texts import (
     given_masks,
     masked_rows,
     prompt_sampler,
+    rows_of_steps,
 )
 from judges import scores
 from rl import State, Task
@@ -135,12 +135,10 @@ def pretrain(cfg, tok, start) -> Task:
         fns = {"exact": rewards.REWARDS["exact"]}
     if fns or more:
         tqdm.write(evaluation.describe_metric(cfg, fns, more))
+    else:
+        asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
     noise = rl.noise(cfg)
-    readings = {"val/nelbo": cfg.model}
-    others = diffusion.READINGS.get(model.entries(cfg.model).sees, {})
-    readings |= {name: other(cfg.model) for name, other in others.items()}
-    allowed = data.curriculum(train.rows, cfg.curriculum)
-    known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
+    allowed = rows_of_steps(train.rows, cfg)
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
 
     def init(key):
@@ -152,18 +150,9 @@ def pretrain(cfg, tok, start) -> Task:
         return {}
 
     def evaluate(state, key):
-        out = dict.fromkeys(readings, math.nan)
-        n = len(known.rows)
-        for name, shape in readings.items() if n else ():
-            held_out = end_at_eos(known, tok) if shape.causal else known
-            bound = evaluation.likelihoods(state.weights, held_out, shape, cfg)
-            out[name] = -float(bound.sum() / held_out.maskable.sum())
-            if name == "val/nelbo" and not (cfg.max_prompt_len or cfg.fill_in):
-                size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
-                out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
-        scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
-        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
-        return out | rates, samples
+        bounds = evaluation.bounds(state.weights, shown, cfg, tok)
+        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, asked)
+        return bounds | rates, samples
 
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
@@ -260,7 +249,7 @@ def loop(run, state, best, done):
             if leaving and not done:
                 tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
                 raise KeyboardInterrupt(int(leaving))
-            if cfg.on_collapse != "warn" and hosts.all_max(bool(signs)) and not done:
+            if runs.ends_at_collapse(cfg) and hosts.all_max(bool(signs)) and not done:
                 raise runs.leave_collapsed(run, state, best, signs)
     return state, best
 
@@ -301,7 +290,9 @@ def train(cfg, rows=None, rewards=None):
 
 def main():
     if asked := {"-h", "--help", "--help=all"} & {*sys.argv}:
-        print(config.help_text("--help=all" in asked))
+        from system import help
+
+        print(help.help_text("--help=all" in asked))
         return
     try:
         if flags := [word for word in sys.argv[1:] if word.startswith(("--plan=", "--anatomy="))]:

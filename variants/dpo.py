@@ -66,7 +66,7 @@ def encode_pairs(cfg: Any, tok: Any, split: str) -> list[texts.EncodedRows]:
     """Encode the pairs of a split whose two answers differ and fit -> [the better answers, the worse ones], row by row.
     """
     rows = pairs_of(cfg, split)
-    template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
+    template = texts.template_of(cfg, tok)
     keep = np.array([row["chosen"] != row["rejected"] for row in rows])
     equal = int((~keep).sum())
     sides = []
