@@ -117,14 +117,15 @@ def score(params):
     views = diffusion.views(key, "coupled_elbo", x > 0)
     return value - diffusion.loss(params, batch, cfg)[0], diffusion.token_logp(params, x, views, cfg)
 
-gain, logp = jax.jit(score)(model.init(key, cfg))
-assert gain > 0 and (logp[x > 0] < 0).all()
 if len(sys.argv) > 2:
     from system import huggingface
     try:
         huggingface.read_config(sys.argv[2])
     except ValueError as e:
         print(e)
+else:
+    gain, logp = jax.jit(score)(model.init(key, cfg))
+    assert gain > 0 and (logp[x > 0] < 0).all()
 """
 
 
@@ -149,7 +150,7 @@ def test_the_core_works_without_the_folder_of_variants():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDED)
-def test_without_a_variant_the_core_works_and_a_model_that_needs_it_says_so(name, tmp_path):
+def test_without_a_variant_a_model_that_needs_it_says_so(name, tmp_path):
     cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **NEEDED[name])
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)

@@ -166,6 +166,7 @@ def quick(place):
     return run_of(place, "pretrain", "quick", max_iters=2, eval_interval=2, model=dataclasses.replace(SHAPE, n_layer=1))
 
 
+@SLOW
 def test_a_mesh_of_2_x_2_x_2_gives_the_run_of_one_device_and_is_resumed_by_one(place):
     one = quick(place)
     train.train(one)

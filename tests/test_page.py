@@ -95,7 +95,7 @@ MORE = [Plan(rule="dream", steps=4), Plan(rule="factor", factor=1.5), Plan(rule=
         Plan(rule="entropy", order="entropy", budget=3.0), Plan(block_len=3, steps=5), Plan(order="sampled", steps=2),
         Plan(early_end=True, steps=7), Plan(order="random", steps=1)]  # fmt: skip
 CASES = [("plain", plan, ()) for plan in PLANS] + [("plain", plan, pytest.mark.slow) for plan in MORE]
-CASES += [(kind, plan, pytest.mark.slow) for kind in KINDS if kind not in ("plain", "causal") for plan in PLANS]
+CASES += [(kind, plan, pytest.mark.slow) for kind in KINDS if kind not in ("plain", "causal") for plan in PLANS[1:2]]
 CASES += [("causal", Plan(order="left"), pytest.mark.slow)]
 
 
