@@ -992,7 +992,7 @@ def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(ti
     assert "val/sampled: no opinion before, " in out
 
 
-@pytest.mark.parametrize("words", ["1 / 0", "exit(0)"])
+@pytest.mark.parametrize("words", ["1 / 0", pytest.param("exit(0)", marks=pytest.mark.slow)])
 def test_a_reward_that_fails_loses_no_step_and_is_named_with_its_row_and_step(tiny, tmp_path, words):
     (tmp_path / "my.py").write_text(MOODY.format(words=f"0.0 if len(calls) < 5 else {words}"))
     cfg = tiny(rewards=(f"{tmp_path}/my.py:moody",), max_iters=4, save_interval=99, eval_samples=1)
@@ -1337,6 +1337,7 @@ def test_rows_and_rewards_of_a_python_program_need_no_file(tiny):
     assert (dict(rewards.REWARDS), dict(data.MEMORY)) == before  # nothing is left of them for the next run
 
 
+@pytest.mark.slow
 def test_a_run_on_rows_in_memory_says_so_when_it_is_resumed(tiny, monkeypatch):
     rows = [{"prompt": f"{i:02d}", "completion": "7"} for i in range(40)]
     cfg = tiny(rewards=("short",), max_iters=1)
