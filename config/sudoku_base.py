@@ -1,6 +1,6 @@
 """
 Pretrain a denoiser that fills in 4x4 sudokus in place, 4 to 12 empty cells in four denoising steps, as the start for
-reinforcement learning. It stops once it solves 20% of them, so it is about equally good on any machine.
+reinforcement learning. It stops once it solves 20% of them, which is at another step on another kind of machine.
 
     python train.py config/sudoku_base.py
 

@@ -1,6 +1,6 @@
 """
 Pretrain a denoiser of the hardest 4x4 sudokus (12 empty cells), as the start for reinforcement learning. It stops once
-it solves 30% of them in four denoising steps, so it is equally good on any machine.
+it solves 30% of them in four denoising steps. Bases differ: 48% to 66% greedy were seen.
 
     python train.py config/sudoku_d1_base.py
 

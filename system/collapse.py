@@ -16,7 +16,7 @@ import numpy as np
 from system import sections
 
 WINDOW, PATIENCE = 5, 5  # iterations
-NOISE = 5  # standard errors that a reward must fall by; docs/alarms.md has the false alarms and what is missed
+NOISE = 5  # standard errors that a reward must fall by; docs/watching.md has the false alarms and what is missed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,6 +49,15 @@ def describe_metric(cfg: Any, fns: dict, eval_only: dict) -> str:
     return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
 
 
+def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = None) -> scores.RewardFunctions:
+    """Make the rewards of a run, and say which one decides. otherwise: the rewards of a run that names none."""
+    fns, more = scores.reward_functions(cfg, tok, rows)
+    fns = fns or otherwise or {}
+    if fns or more:
+        tqdm.write(describe_metric(cfg, fns, more))
+    return scores.RewardFunctions(fns, more)
+
+
 def denoising_animation(x, trace, length, cfg, tok):
     """List [text of a token, step, probability] for the first row of tokens x (B, T), up to and including its end.
 

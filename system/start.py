@@ -276,5 +276,5 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
         lines = [*changed_keys(cfg), *memory_lines(cfg)]
         if kernels.sixteen_bits_pay(cfg.model):
             lines.append("this CPU has AMX, which multiplies 16 bits much faster: --dtype=bfloat16 would take about "
-                         "2/3 of the time, see docs/sixteen-bits.md")  # fmt: skip
+                         "2/3 of the time, see docs/hardware.md")  # fmt: skip
         print(*lines, sep="\n")

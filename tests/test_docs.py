@@ -1,8 +1,9 @@
-"""The documents: short, linked, and true where that can be run."""
+"""The documents: few, short, linked, and true where that can be run."""
 import ast
 import glob
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tables
 
 import checkpoint
 import config
@@ -22,12 +24,16 @@ import diffusion
 import grpo
 import model
 import rewards
+import rl
 import sample
+import train
 from system import families, huggingface
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
 PAGES = sorted(glob.glob("docs/*.md"))
-LONGEST = dict.fromkeys(PAGES, 120) | {"README.md": 300, "config/README.md": 40}
+LONGEST = {"README.md": 150, "config/README.md": 40, "tests/README.md": 60}  # in lines
+MOST_PAGES, MOST_WORDS = 20, 23_000  # of docs/, the notebook and one_file.py apart
+READ = [*PAGES, *LONGEST]
 CODE = "checkpoint", "diffusion", "grpo", "model", "rewards", "rl", "runs", "sample", "train", "config"
 CODE = {name: name for name in CODE} | {
     "data": "data", "texts": "data.texts", "scores": "judges.scores", "blocks": "variants.blocks",
@@ -45,10 +51,34 @@ def test_a_page_is_short(path):
     assert len(read(path).splitlines()) <= LONGEST[path]
 
 
-@pytest.mark.parametrize("path", LONGEST)
+def test_the_shelf_has_few_pages_and_few_words():
+    assert len(PAGES) <= MOST_PAGES
+    assert sum(len(read(path).split()) for path in PAGES) <= MOST_WORDS
+
+
+def anchors(path):
+    """Return the names that links give to the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", read(path), flags=re.S), re.M)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_the_readme_is_read_in_a_few_minutes():
+    assert len(read("README.md").split()) <= 1500
+
+
+@pytest.mark.parametrize("path", READ)
 def test_every_link_and_picture_of_a_page_is_there(path):
-    for target in re.findall(r"\]\(([^)#\s]+)\)", re.sub(r"```.*?```", "", read(path), flags=re.S)):
-        assert os.path.exists(os.path.join(os.path.dirname(path), target)), target
+    text = re.sub(r"```.*?```", "", read(path), flags=re.S)
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+        file = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
+        assert os.path.exists(file), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+def test_every_page_that_the_program_names_is_there():
+    files = [*glob.glob("*.py"), *glob.glob("*/*.py"), *glob.glob("*/*.txt"), "docs/walkthrough.ipynb"]
+    named = {page for file in files for page in re.findall(r"\bdocs/[\w-]+\.(?:md|py|ipynb)", read(file))}
+    assert not [page for page in named if not os.path.exists(page)]
 
 
 def test_the_index_has_the_question_of_every_page():
@@ -59,7 +89,7 @@ def test_the_index_has_the_question_of_every_page():
         assert name == "README.md" or question.endswith("?")
 
 
-@pytest.mark.parametrize("path", LONGEST)
+@pytest.mark.parametrize("path", READ)
 def test_every_file_and_function_that_a_page_names_is_there(path):
     text = read(path)
     for file in re.findall(r"`((?:config|data|docs|judges|system|tests|tools|variants|assets)/[\w/]+\.\w+)`", text):
@@ -69,9 +99,16 @@ def test_every_file_and_function_that_a_page_names_is_there(path):
             assert hasattr(importlib.import_module(CODE[module]), name), f"{module}.{name}"
 
 
+def test_the_iteration_of_the_readme_calls_what_the_program_calls_in_this_order():
+    code = read("README.md").split("## The whole algorithm")[1].split("```python\n")[1].split("```")[0]
+    calls = re.findall(r"([\w.]+\()", re.sub(r" *#.*", "", code))
+    source = "".join(inspect.getsource(f) for f in (rl.once, train.iteration, rl.policy_loss))
+    assert re.search(".*?".join(map(re.escape, calls)), source, re.S) and len(calls) == 11
+
+
 @pytest.mark.slow
-def test_the_core_copied_into_another_folder_runs_the_lines_of_the_readme(tmp_path):
-    section = read("README.md").split("### In your own code")[1]
+def test_the_core_copied_into_another_folder_runs_the_lines_of_the_page(tmp_path):
+    section = read("docs/own-task.md").split("## In your own code")[1]
     words, code, _ = section.split("```", 2)
     for file in re.findall(r"`([\w/]+\.py|\w+/)`", words):
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -89,6 +126,34 @@ def test_grpo_copied_into_another_folder_is_imported(tmp_path):
 def test_every_recipe_is_in_the_list_of_recipes():
     listed = set(re.findall(r"`(\w+)`", read("config/README.md")))
     assert {os.path.basename(f)[:-3] for f in glob.glob("config/[a-z]*.py")} <= listed
+
+
+# ---- results/: the tables of the pages -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", tables.PAGES)
+def test_the_tables_of_a_page_are_those_of_the_results(path):
+    assert read(path) == tables.written(path), "python tests/tables.py writes them"
+
+
+def test_every_result_says_what_was_run():
+    recipes, machines = {r["recipe"] for r in tables.rows("recipes")}, {r["machine"] for r in tables.rows("machines")}
+    for r in tables.rows("runs"):
+        assert r["recipe"] in recipes and os.path.exists(f"config/{r['recipe']}.py")
+        assert r["command"].startswith(f"python train.py config/{r['recipe']}.py")
+        assert r["machine"] in machines | {""} and re.fullmatch(r"(\d{4}-\d\d-\d\d)?", r["date"])
+        assert float(r["after"].rstrip("%")) >= 0 and r["metric"]
+
+
+def test_the_hash_of_a_result_changes_with_its_code_and_not_with_prose(tmp_path):
+    def bare(text):
+        tables.bare.cache_clear()
+        (tmp_path / "a.py").write_text(text)
+        return tables.bare(str(tmp_path / "a.py"))
+
+    code = 'x = [\n    "a",\n    "b"]\ndef f():\n    return "c"\n'
+    prose = '"""Two\nlines."""\n\nx = [\n    "a",  # why\n    "b"]\ndef f():\n    # also\n    "Say."\n    return "c"\n'
+    assert bare(prose) == bare(code) != bare(code.replace('"b"', '"d"'))
 
 
 # ---- docs/adding.md: every example runs ------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 Write one iteration of GRPO as a page:  python train.py config/sudoku_grpo.py --anatomy=step.html
 
 train.py and rl.py run the iteration; `recorded` notes what their functions are given and return. The page shows these
-numbers in nine stations (anatomy.html). It is one file that fetches nothing. docs/anatomy.md says how to read it.
+numbers in nine stations (anatomy.html). It is one file that fetches nothing. docs/how-it-works.md says how to read it.
 
 Shapes: N prompts, G completions of each, B = N * G; K of them learn; V views; T columns, the prompt's first.
 """

@@ -1,0 +1,99 @@
+"""
+Write the tables of results into README.md and docs/results.md:  python tests/tables.py
+
+results/runs.csv has a row for each metric of each measured run, recipes.csv says what a recipe does, machines.csv where
+they ran. A new row gets the `code` that `python tests/tables.py sudoku_grpo` prints for its recipe: a hash of the files
+that a result depends on. Where a row has another one, or none, the tables say "older code".
+"""
+import csv
+import functools
+import hashlib
+import re
+import sys
+import tokenize
+
+PAGES = "README.md", "docs/results.md"
+CORE = "model.py", "diffusion.py", "sample.py", "grpo.py", "rl.py", "train.py", "config/__init__.py"
+
+
+def rows(name):
+    """Read a file of results/ -> [{column: value}]."""
+    return [*csv.DictReader(open(f"results/{name}.csv", encoding="utf-8", newline=""))]
+
+
+@functools.cache
+def bare(path):
+    """Read a file of Python without its comments, docstrings and empty lines."""
+    lines = ["", *open(path, encoding="utf-8").read().split("\n")]
+    with open(path, "rb") as f:
+        tokens = [t for t in tokenize.tokenize(f.readline) if t.type != tokenize.NL]
+    before = tokenize.NEWLINE
+    for t in tokens:
+        row, column = t.start
+        if t.type == tokenize.COMMENT:
+            lines[row] = lines[row][:column]
+        elif t.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            lines[row : t.end[0] + 1] = [""] * (t.end[0] + 1 - row)
+        before = before if t.type in (tokenize.COMMENT, tokenize.ENCODING) else t.type
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+def code(recipe):
+    """Hash the core, the config file of a recipe, and those that it starts from."""
+    found, left = {path: bare(path) for path in CORE}, [recipe]
+    while left:
+        path = f"config/{left.pop()}.py"
+        if path not in found:
+            found[path] = bare(path)
+            left += re.findall(r"config[./]([a-z]\w+)", found[path])
+    return hashlib.sha1(repr(sorted(found.items())).encode()).hexdigest()[:10]
+
+
+def mean(some, column):
+    """Average values such as 48.4% -> text, percentages with one decimal; empty if there are none."""
+    values = [row[column] for row in some if row[column]]
+    total = sum(float(v.rstrip("%")) for v in values)
+    return (f"{total / len(values):.1f}%" if "%" in values[0] else f"{total / len(values):.2f}") if values else ""
+
+
+def cells(recipe, metrics):
+    """Describe the runs of a recipe on one machine and day, {metric: their rows}, in a line of a table."""
+    some = next(iter(metrics.values()))
+    before = "; ".join(f"{name} {mean(found, 'before')}" for name, found in metrics.items() if mean(found, "before"))
+    each = {name: ", ".join(mean([r], "after").rstrip("%") for r in found) for name, found in metrics.items()}
+    after = (f"{name} {mean(found, 'after')}{f' ({each[name]})' * (len(found) > 1)}" for name, found in metrics.items())
+    minutes = ", ".join({r[column]: 0 for column in ("minutes", "note") for r in some if r[column]})
+    where = some[0]["machine"] + ", one core" * (some[0]["cores"] == "1")
+    age = "older code" * any(not r["code"] or r["code"] != code(recipe["recipe"]) for r in some)
+    return [f"`{recipe['recipe']}`", recipe["task"], before, "; ".join(after), minutes, where, some[0]["date"], age]
+
+
+def table(short):
+    """Make the table of all runs or, for the README, of some recipes: the last runs with the most seeds, one metric."""
+    lines = [["recipe", "task", "before", "after", "minutes", "machine", "date", ""], ["---"] * 8]
+    for recipe in rows("recipes"):
+        found = {}
+        for r in rows("runs"):
+            if r["recipe"] == recipe["recipe"]:
+                found.setdefault((r["machine"], r["date"]), {}).setdefault(r["metric"], []).append(r)
+        batches = [*found.values()]
+        if short:
+            first = [dict([next(iter(metrics.items()))]) for metrics in batches if recipe["readme"]]
+            batches = sorted(first, key=lambda metrics: len([*metrics.values()][0]))[-1:]
+        new = [cells(recipe, metrics) for metrics in batches]
+        lines += [line if line is new[0] else ["", "", *line[2:]] for line in new]
+    return "\n".join(f"|{'|'.join(line)}|" for line in lines)
+
+
+def written(path):
+    """Read a page, and write its tables anew between their marks -> the page."""
+    machines = "\n".join(f"* **{r['machine']}**: {r['description']}" for r in rows("machines"))
+    new, text = {"six": table(True), "recipes": table(False), "machines": machines}, open(path, encoding="utf-8").read()
+    return re.sub(r"(?s)(<!-- results: (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{new[m[2]]}\n{m[3]}", text)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(name, code(name))
+    for page, text in [(page, written(page)) for page in PAGES * (not sys.argv[1:])]:
+        open(page, "w", encoding="utf-8").write(text)
