@@ -140,13 +140,6 @@ def test_two_processes_at_once_both_see_whole_files(toy):
     assert sorted(p.name for p in toy.iterdir()) == ["prepare.py", "runs", *made]
 
 
-def test_train_is_written_last_because_it_stands_for_all(tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr(data, "write_whole", lambda path, text: written.append(path.name))
-    data.save(tmp_path, {"train": ROWS, "val": ROWS}, {b"a": 0})
-    assert written == ["tokenizer.tiktoken", "val.jsonl", "train.jsonl"]
-
-
 def test_a_folder_that_makes_a_model_is_no_data_set_and_is_made_once(toy, monkeypatch):
     monkeypatch.setattr(data, "MODELS", {"toy"})
     with pytest.raises(ValueError, match="no data set 'toy'"):

@@ -328,15 +328,6 @@ def test_nan_and_infinity_are_logged_as_null(cfg):
     assert lines(cfg, "samples.jsonl") == want
 
 
-def test_a_half_written_checkpoint_is_ignored_and_deleted_when_a_run_begins(cfg):
-    save(cfg, 3)
-    shutil.copytree(f"{cfg.out_dir}/step-000003", f"{cfg.out_dir}/{checkpoint.WRITING}")
-    os.remove(f"{cfg.out_dir}/{checkpoint.WRITING}/model.safetensors")
-    assert_whole(cfg, [3])
-    runs.Log(cfg, 3)
-    assert checkpoint.WRITING not in os.listdir(cfg.out_dir)
-
-
 def test_only_a_run_is_moved_aside_and_never_onto_another(cfg, tmp_path, capsys):
     runs.move_aside(cfg.out_dir)
     runs.Log(cfg, 0)  # empty logs: a run that never made a step
