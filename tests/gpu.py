@@ -766,6 +766,8 @@ def main(options):
     with tempfile.TemporaryDirectory() as folder:
         for names, seconds in PHASES:
             names = [name for name in names if PARTS[name][0].__name__ in asked]
+            if options.toy:  # whose compiled programs no later part needs
+                names = [name for name in names if not name.endswith("_first")]
             # A phase may also take what those before it left. With --tiny, a slow CPU is no reason to stop.
             allowed += seconds * sized(options, 5, 1) * bool(names)
             limit = begun + allowed - time.monotonic()

@@ -1,7 +1,8 @@
 """Right programs as people and models write them, with tests as data sets have them: each is to be paid.
 
 In ASSERTED an item is a name, a program, and its tests, with lines of dashes in between; in PROMPTED the prompt comes
-before the program; in PROGRAMS an item is a language and a program that prints twice its input."""
+before the program; in PROGRAMS an item is a language and a program that prints twice its input. Every branch of the
+judges that one of 144 such programs took is taken by two of these, where two took it."""
 
 ASSERTED = r'''
 # a class that extends OrderedDict
@@ -26,22 +27,6 @@ cache.put(3, 3)
 assert cache.get(2) == -1 and cache.get(3) == 3
 assert len(cache) == 2 and cache.capacity == 2
 ====
-# a class that extends list
-class Stack(list):
-    def push(self, x): self.append(x)
-    def peek(self): return self[-1]
-    def is_empty(self): return not self
-----
-s = Stack()
-assert s.is_empty()
-s.push(3); s.push(4)
-assert s.peek() == 4 and s == [3, 4] and len(s) == 2
-assert s.pop() == 4
-s.append(9)
-assert list(s) == [3, 9] and s[0] == 3 and isinstance(s, list) and s[-1:] == [9]
-s[0] = 1
-assert s == [1, 9] and sorted(s, reverse=True) == [9, 1] and sum(s) == 10
-====
 # a class that extends dict
 class Bag(dict):
     def __missing__(self, key): return 0
@@ -55,15 +40,6 @@ assert b == {"a": 2, "b": 1, "c": 1} and "a" in b and "q" not in b
 assert sorted(b.items()) == [("a", 2), ("b", 1), ("c", 1)]
 del b["a"]
 assert dict(b) == {"b": 1, "c": 1}
-====
-# a class that extends str
-class Name(str):
-    def initials(self): return "".join(w[0] for w in self.split())
-    def upper(self): return "<" + super().upper() + ">"
-----
-n = Name("ada lovelace")
-assert n == "ada lovelace" and n.initials() == "al" and n.upper() == "<ADA LOVELACE>"
-assert isinstance(n, str) and len(n) == 12 and ", ".join([n, n]).count("ada") == 2 and n[:3] == "ada"
 ====
 # a class that extends int
 class Money(int):
@@ -125,45 +101,6 @@ assert level_of(50) == Level.HIGH and level_of(50).name == "HIGH" and level_of(1
 assert level_of(50) == 3 and level_of(1) < level_of(50) and Level(3) is Level.HIGH or Level(3) == Level.HIGH
 assert [l.name for l in Level] == ["LOW", "HIGH"] and Level["LOW"] == 1 and len(Level) == 2
 ====
-# a str Enum
-from enum import Enum
-class Color(str, Enum):
-    RED = "red"
-    BLUE = "blue"
-def parse(text): return Color(text)
-----
-assert parse("red") == Color.RED and parse("red") == "red" and parse("blue").name == "BLUE"
-try:
-    parse("pink")
-    assert False
-except ValueError as e:
-    assert "pink" in str(e)
-====
-# an Enum with methods and auto
-from enum import Enum, auto
-class Light(Enum):
-    RED = auto()
-    GREEN = auto()
-    def next(self): return Light.GREEN if self is Light.RED else Light.RED
-----
-assert Light.RED.next() == Light.GREEN and Light.GREEN.next() is Light.RED and Light.RED != Light.GREEN
-assert Light.RED.name == "RED" and [m.value for m in Light] == [1, 2] and Light.RED in Light
-assert {Light.RED: "stop"}[Light.RED] == "stop" and str(Light.RED) == "Light.RED"
-====
-# an IntFlag
-from enum import IntFlag
-class Perm(IntFlag):
-    R = 4
-    W = 2
-    X = 1
-def allow(*perms):
-    total = Perm(0)
-    for p in perms: total |= p
-    return total
-----
-rw = allow(Perm.R, Perm.W)
-assert rw == 6 and Perm.R in rw and not rw & Perm.X and rw & Perm.W and int(rw) == 6
-====
 # a context manager class
 class Managed:
     def __init__(self): self.log = []
@@ -200,40 +137,6 @@ except KeyError: pass
 else: assert False
 with Suppress(ZeroDivisionError): 1 / 0
 ====
-# a context manager by its decorator
-from contextlib import contextmanager
-log = []
-@contextmanager
-def tag(name):
-    log.append(f"<{name}>")
-    try: yield name.upper()
-    finally: log.append(f"</{name}>")
-----
-with tag("b") as t:
-    assert t == "B"
-    log.append("x")
-assert log[0] == "<b>" and log[-1] == "</b>"
-====
-# a class with __contains__
-class Trie:
-    def __init__(self): self.root = {}
-    def insert(self, word):
-        node = self.root
-        for c in word: node = node.setdefault(c, {})
-        node["$"] = True
-    def __contains__(self, word):
-        node = self.root
-        for c in word:
-            if c not in node: return False
-            node = node[c]
-        return "$" in node
-----
-t = Trie()
-t.insert("apple")
-assert "apple" in t and "app" not in t
-t.insert("app")
-assert "app" in t
-====
 # an interval that contains
 class Interval:
     def __init__(self, low, high): self.low, self.high = low, high
@@ -243,32 +146,6 @@ class Interval:
 ----
 assert 3 in Interval(1, 5) and 7 not in Interval(1, 5)
 assert Interval(1, 5) & Interval(3, 9) == Interval(3, 5)
-====
-# a class that is reversed, indexed, sliced and iterated
-class Playlist:
-    def __init__(self, *songs): self.songs = list(songs)
-    def __len__(self): return len(self.songs)
-    def __getitem__(self, i): return self.songs[i]
-    def __setitem__(self, i, song): self.songs[i] = song
-    def __delitem__(self, i): del self.songs[i]
-    def __iter__(self): return iter(self.songs)
-    def __reversed__(self): return reversed(self.songs)
-----
-p = Playlist("a", "b", "c")
-assert list(reversed(p)) == ["c", "b", "a"] and list(p) == ["a", "b", "c"] and p[1:] == ["b", "c"] and len(p) == 3
-p[0] = "z"
-del p[1]
-assert p[0] == "z" and len(p) == 2 and "c" in list(p)
-====
-# a class without __reversed__, reversed
-class Countdown:
-    def __init__(self, n): self.n = n
-    def __len__(self): return self.n
-    def __getitem__(self, i):
-        if not 0 <= i < self.n: raise IndexError(i)
-        return self.n - i
-----
-assert list(reversed(Countdown(3))) == [1, 2, 3] and list(Countdown(3)) == [3, 2, 1] and 2 in Countdown(3)
 ====
 # copies
 import copy
@@ -307,17 +184,6 @@ with patch("builtins.input", return_value="5") as fake:
     assert fake.call_count == 2
     fake.assert_called_with("b? ")
 ====
-# input that is replaced by hand
-def greet():
-    name = input()
-    return f"hello {name}"
-----
-import builtins
-real = builtins.input
-builtins.input = lambda prompt="": "bob"
-try: assert greet() == "hello bob"
-finally: builtins.input = real
-====
 # standard input that is replaced
 import sys
 def total(): return sum(int(line) for line in sys.stdin)
@@ -325,19 +191,6 @@ def total(): return sum(int(line) for line in sys.stdin)
 import io, sys
 sys.stdin = io.StringIO("1\n2\n3\n")
 assert total() == 6
-====
-# what is printed, redirected
-def table(n):
-    for i in range(1, n + 1): print(i, i * i, sep=":")
-----
-import io
-from contextlib import redirect_stdout
-out = io.StringIO()
-with redirect_stdout(out): table(3)
-assert out.getvalue() == "1:1\n2:4\n3:9\n"
-out = io.StringIO()
-with redirect_stdout(out): print("start"); table(1); print("end")
-assert out.getvalue().split() == ["start", "1:1", "end"]
 ====
 # what is printed, captured by hand
 import sys
@@ -348,18 +201,6 @@ old, sys.stdout = sys.stdout, io.StringIO()
 hello("Ada")
 text, sys.stdout = sys.stdout.getvalue(), old
 assert text == "Hello, Ada!\n"
-====
-# what is printed, patched
-def shout(text): print(text.upper())
-----
-import io
-from unittest.mock import patch
-with patch("sys.stdout", new_callable=io.StringIO) as fake:
-    shout("hey")
-    assert fake.getvalue().strip() == "HEY"
-with patch("builtins.print") as printed:
-    shout("x")
-printed.assert_called_once_with("X")
 ====
 # what is printed to standard error
 import sys
@@ -383,14 +224,6 @@ assert roll(5) == a and all(1 <= x <= 6 for x in a)
 random.seed(42)
 assert a == [random.randint(1, 6) for _ in range(5)]
 ====
-# a random function that is patched
-import random
-def flip(): return "heads" if random.random() < 0.5 else "tails"
-----
-from unittest.mock import patch
-with patch("random.random", return_value=0.1): assert flip() == "heads"
-with patch("random.random", return_value=0.9): assert flip() == "tails"
-====
 # time that is patched
 import time
 def wait(seconds):
@@ -401,23 +234,6 @@ from unittest import mock
 with mock.patch("time.sleep") as nap, mock.patch("time.time", return_value=100.0):
     assert wait(60) == 100.0
 nap.assert_called_once_with(60)
-====
-# a coroutine that asyncio runs
-import asyncio
-async def fetch(x):
-    await asyncio.sleep(0)
-    return x * 2
-----
-import asyncio
-assert asyncio.run(fetch(4)) == 8
-async def main():
-    assert await fetch(1) == 2
-    assert await asyncio.gather(fetch(1), fetch(2)) == [2, 4]
-    assert await asyncio.wait_for(fetch(5), 1) == 10
-asyncio.run(main())
-----
-import asyncio
-assert asyncio.get_event_loop_policy().new_event_loop().run_until_complete(fetch(3)) == 6
 ====
 # coroutines that raise and await what the test gives
 import asyncio
@@ -513,30 +329,6 @@ try: raw("{")
 except json.JSONDecodeError as e: assert e.pos == 1 and "Expecting" in e.msg
 else: assert False
 ====
-# sys.exit that is expected
-import sys
-def main(args):
-    if not args: sys.exit(2)
-    if args[0] == "bad": sys.exit("no such thing")
-    return args[0]
-----
-try: main([])
-except SystemExit as e: assert e.code == 2
-else: assert False
-assert main(["ok"]) == "ok"
-----
-import unittest
-with unittest.TestCase().assertRaises(SystemExit) as caught: main(["bad"])
-assert caught.exception.code == "no such thing"
-====
-# errors of the operating system
-def read(path):
-    with open(path) as f: return f.read()
-----
-try: read("/no/such/file")
-except OSError as e: assert isinstance(e, (FileNotFoundError, PermissionError)) and e.errno in (2, 13)
-else: assert False
-====
 # results that are exceptions
 def attempt(function, *args):
     try: return function(*args)
@@ -583,153 +375,6 @@ class Cat(Animal):
     def sound(self): return "meow"
 assert Cat().speak() == "I say meow" and isinstance(Cat(), Animal)
 ====
-# data classes and their functions
-from dataclasses import dataclass, field
-@dataclass(order=True)
-class Item:
-    price: float
-    name: str = "x"
-    tags: list = field(default_factory=list)
-    def __post_init__(self):
-        if self.price < 0: raise ValueError("price")
-@dataclass(frozen=True)
-class Key:
-    id: int
-----
-from dataclasses import asdict, astuple, replace, is_dataclass, FrozenInstanceError
-i = Item(2.5, tags=["a"])
-assert asdict(i) == {"price": 2.5, "name": "x", "tags": ["a"]} and astuple(i) == (2.5, "x", ["a"])
-assert replace(i, price=1).price == 1 and is_dataclass(i) and repr(i) == "Item(price=2.5, name='x', tags=['a'])"
-assert Item(1) < Item(2) and sorted([Item(3), Item(1)])[0] == Item(1) and len({Key(1), Key(1)}) == 1
-try: Key(1).id = 3
-except FrozenInstanceError: pass
-else: assert False
-try: Item(-1)
-except ValueError: pass
-else: assert False
-====
-# arithmetic with plain numbers
-class Vector:
-    def __init__(self, *xs): self.xs = xs
-    def __add__(self, other): return Vector(*(a + b for a, b in zip(self.xs, other.xs)))
-    def __mul__(self, k): return Vector(*(k * x for x in self.xs)) if isinstance(k, (int, float)) else sum(a * b for a, b in zip(self.xs, k.xs))
-    __rmul__ = __mul__
-    def __matmul__(self, other): return sum(a * b for a, b in zip(self.xs, other.xs))
-    def __truediv__(self, k): return Vector(*(x / k for x in self.xs))
-    def __neg__(self): return Vector(*(-x for x in self.xs))
-    def __iadd__(self, other):
-        self.xs = tuple(a + b for a, b in zip(self.xs, other.xs))
-        return self
-    def __eq__(self, other): return isinstance(other, Vector) and self.xs == other.xs
-    def __hash__(self): return hash(self.xs)
-    def __bool__(self): return any(self.xs)
-    def __round__(self, n=None): return Vector(*(round(x, n) for x in self.xs))
-----
-v = Vector(1, 2)
-assert v * 3 == Vector(3, 6) and 3 * v == Vector(3, 6) and v @ Vector(3, 4) == 11 and v * Vector(3, 4) == 11
-assert v / 2 == Vector(0.5, 1.0) and -v == Vector(-1, -2) and v != Vector(2, 1) and not Vector(0, 0)
-w = v
-w += Vector(1, 1)
-assert w is v and v.xs == (2, 3) and round(Vector(1.26), 1).xs == (1.3,)
-====
-# numbers of one's own
-class Fixed:
-    def __init__(self, cents): self.cents = cents
-    def __float__(self): return self.cents / 100
-    def __int__(self): return self.cents // 100
-    def __index__(self): return self.cents
-    def __format__(self, spec): return format(float(self), spec or ".2f") + " EUR"
-    def __abs__(self): return Fixed(abs(self.cents))
-    def __invert__(self): return Fixed(-self.cents)
-    def __divmod__(self, other): return divmod(self.cents, other.cents)
-    def __lshift__(self, other): return Fixed(self.cents << other.cents)
-----
-f = Fixed(1234)
-assert float(f) == 12.34 and int(f) == 12 and f"{f}" == "12.34 EUR" and f"{f:.1f}" == "12.3 EUR"
-assert "abc"[Fixed(1)] == "b" and abs(Fixed(-3)).cents == 3 and (~f).cents == -1234
-assert divmod(Fixed(7), Fixed(2)) == (3, 1) and (Fixed(1) << Fixed(3)).cents == 8 and hex(Fixed(255)) == "0xff"
-====
-# a callable object, a descriptor, a property and slots
-class Positive:
-    def __set_name__(self, owner, name): self.name = "_" + name
-    def __get__(self, obj, kind=None): return getattr(obj, self.name)
-    def __set__(self, obj, value):
-        if value <= 0: raise ValueError(f"{self.name[1:]} must be positive")
-        setattr(obj, self.name, value)
-class Box:
-    __slots__ = ("_width",)
-    width = Positive()
-    def __init__(self, width): self.width = width
-    def __call__(self, k): return self.width * k
-    @property
-    def area(self): return self.width ** 2
-    @staticmethod
-    def unit(): return Box(1)
-----
-b = Box(3)
-assert b(2) == 6 and b.area == 9 and callable(b) and Box.unit().width == 1
-b.width = 4
-assert b.area == 16
-for bad in (0, -1):
-    try: b.width = bad
-    except ValueError as e: assert str(e) == "width must be positive"
-    else: assert False
-try: b.area = 3
-except AttributeError: pass
-else: assert False
-====
-# generators that are sent to, closed and delegated to
-def averager():
-    total, n, mean = 0, 0, None
-    while True:
-        x = yield mean
-        total, n = total + x, n + 1
-        mean = total / n
-def flatten(x):
-    for y in x:
-        if isinstance(y, list): yield from flatten(y)
-        else: yield y
-----
-g = averager()
-next(g)
-assert g.send(10) == 10 and g.send(20) == 15
-g.close()
-assert list(flatten([1, [2, [3]], 4])) == [1, 2, 3, 4]
-it = flatten([1])
-assert next(it) == 1 and next(it, "end") == "end"
-try: next(it)
-except StopIteration: pass
-else: assert False
-====
-# an iterator class
-class Fib:
-    def __init__(self, n): self.n, self.a, self.b = n, 0, 1
-    def __iter__(self): return self
-    def __next__(self):
-        if self.n == 0: raise StopIteration
-        self.n, value = self.n - 1, self.a
-        self.a, self.b = self.b, self.a + self.b
-        return value
-----
-assert list(Fib(6)) == [0, 1, 1, 2, 3, 5] and sum(Fib(5)) == 7 and max(Fib(7)) == 8
-assert [a + b for a, b in zip(Fib(3), Fib(3))] == [0, 2, 2] and list(enumerate(Fib(2))) == [(0, 0), (1, 1)]
-f = Fib(1)
-assert iter(f) is f and next(f) == 0 and next(f, None) is None
-====
-# a solution class with a tree
-class TreeNode:
-    def __init__(self, val=0, left=None, right=None): self.val, self.left, self.right = val, left, right
-class Solution:
-    def invertTree(self, root):
-        if root: root.left, root.right = self.invertTree(root.right), self.invertTree(root.left)
-        return root
-    def maxDepth(self, root): return 1 + max(self.maxDepth(root.left), self.maxDepth(root.right)) if root else 0
-----
-root = TreeNode(4, TreeNode(2), TreeNode(7, TreeNode(6)))
-assert Solution().maxDepth(root) == 3
-out = Solution().invertTree(root)
-assert out.left.val == 7 and out.right.val == 2 and out is root and out.left.right.val == 6 and out.right.left is None
-====
 # a solution class whose tests define the nodes
 from typing import Optional
 class ListNode:
@@ -771,45 +416,6 @@ nums = [1, 2, 3, 4]
 assert s.rotate(nums, 1) is None and nums == [4, 1, 2, 3]
 assert square(3) == 9 and square(3) == 9 and square.cache_info().hits == 1
 square.cache_clear()
-====
-# a design problem driven by lists of operations
-class MinStack:
-    def __init__(self): self.data = []
-    def push(self, x): self.data.append((x, min(x, self.data[-1][1] if self.data else x)))
-    def pop(self): self.data.pop()
-    def top(self): return self.data[-1][0]
-    def getMin(self): return self.data[-1][1]
-----
-ops = ["MinStack", "push", "push", "push", "getMin", "pop", "top", "getMin"]
-args = [[], [-2], [0], [-3], [], [], [], []]
-out, obj = [None], MinStack()
-for op, arg in zip(ops[1:], args[1:]): out.append(getattr(obj, op)(*arg))
-assert out == [None, None, None, None, -3, None, 0, -2]
-====
-# a unittest class, run by its loader
-def add(a, b): return a + b
-class Account:
-    def __init__(self): self.balance = 0
-    def deposit(self, x):
-        if x <= 0: raise ValueError("amount")
-        self.balance += x
-----
-import unittest
-class TestAll(unittest.TestCase):
-    def setUp(self): self.account = Account()
-    def test_add(self):
-        self.assertEqual(add(1, 2), 3)
-        for a, b in [(1, 1), (2, 5)]:
-            with self.subTest(a=a): self.assertEqual(add(a, b), a + b)
-    def test_deposit(self):
-        self.account.deposit(5)
-        self.assertEqual(self.account.balance, 5)
-        self.assertIsInstance(self.account, Account)
-        with self.assertRaises(ValueError): self.account.deposit(-1)
-        self.assertRaises(ValueError, self.account.deposit, 0)
-suite = unittest.defaultTestLoader.loadTestsFromTestCase(TestAll)
-result = unittest.TextTestRunner().run(suite)
-assert result.wasSuccessful() and result.testsRun == 2
 ====
 # a module that the test imports
 def add(a, b): return a + b
@@ -863,73 +469,6 @@ def hello(name):
     return f"hi {name}"
 assert hello("x") == ["hi x"] * 3 and hello.__name__ == "hello" and hello.__doc__ == "Says hello."
 assert compose(str, len)(12345) == 5 and adder(5) == 15 and list(map(adder, [1, 2])) == [11, 12]
-====
-# an observer with callbacks and test objects
-class Emitter:
-    def __init__(self): self.handlers = {}
-    def on(self, name, handler):
-        self.handlers.setdefault(name, []).append(handler)
-        return self
-    def emit(self, name, *args): return [h(*args) for h in self.handlers.get(name, [])]
-class Visitor:
-    def visit(self, node): return getattr(node, "accept")(self)
-----
-seen = []
-e = Emitter().on("x", seen.append).on("x", lambda v: v * 2)
-assert e.emit("x", 5) == [None, 10] and seen == [5] and e.emit("y") == []
-----
-class Leaf:
-    def __init__(self, v): self.v = v
-    def accept(self, visitor): return self.v + 1
-assert Visitor().visit(Leaf(4)) == 5
-====
-# a linked list class
-class Node:
-    def __init__(self, data): self.data, self.next = data, None
-class LinkedList:
-    def __init__(self, xs=()):
-        self.head, self.size = None, 0
-        for x in xs: self.append(x)
-    def append(self, x):
-        node, self.size = Node(x), self.size + 1
-        if not self.head: self.head = node; return
-        at = self.head
-        while at.next: at = at.next
-        at.next = node
-    def __iter__(self):
-        at = self.head
-        while at: yield at.data; at = at.next
-    def __len__(self): return self.size
-    def __str__(self): return " -> ".join(map(str, self))
-    def __eq__(self, other): return list(self) == list(other)
-    def __add__(self, other): return LinkedList([*self, *other])
-    def __getitem__(self, i): return list(self)[i]
-    def __contains__(self, x): return x in list(self)
-----
-l = LinkedList([1, 2, 3])
-assert list(l) == [1, 2, 3] and len(l) == 3 and str(l) == "1 -> 2 -> 3" and l.head.next.data == 2
-assert 2 in l and 9 not in l and l[0] == 1 and l[-1] == 3 and LinkedList([1]) + LinkedList([2]) == LinkedList([1, 2])
-assert [*l] == [1, 2, 3] and tuple(l) == (1, 2, 3) and dict.fromkeys(l) == {1: None, 2: None, 3: None}
-a, *rest = l
-assert a == 1 and rest == [2, 3]
-====
-# a matrix that extends nothing and is indexed by pairs
-class Matrix:
-    def __init__(self, rows): self.rows = [list(r) for r in rows]
-    @classmethod
-    def identity(cls, n): return cls([[int(i == j) for j in range(n)] for i in range(n)])
-    def __getitem__(self, ij): return self.rows[ij[0]][ij[1]]
-    def __setitem__(self, ij, x): self.rows[ij[0]][ij[1]] = x
-    def __matmul__(self, o): return Matrix([[sum(a * b for a, b in zip(r, c)) for c in zip(*o.rows)] for r in self.rows])
-    def __pow__(self, n): return self if n == 1 else self @ self ** (n - 1)
-    def __eq__(self, o): return self.rows == o.rows
-    @property
-    def T(self): return Matrix(zip(*self.rows))
-----
-m = Matrix([[1, 2], [3, 4]])
-assert m[0, 1] == 2 and m @ Matrix.identity(2) == m and (m ** 2).rows == [[7, 10], [15, 22]] and m.T.rows == [[1, 3], [2, 4]]
-m[0, 0] = 9
-assert m[0, 0] == 9
 ====
 # containers of the library as answers
 from collections import Counter, OrderedDict, defaultdict, deque, ChainMap
@@ -999,99 +538,6 @@ m = find(r"(\w+)@(\w+)", "me: ada@home")
 assert m and m.group(1) == "ada" and m.groups() == ("ada", "home") and m.start() == 4 and m[2] == "home"
 assert find("x", "abc") is None and compiled().findall("1 22") == ["1", "22"] and compiled().pattern == r"\d+"
 ====
-# text that the library makes
-import json
-import textwrap
-from string import Template
-def dump(x): return json.dumps(x, sort_keys=True)
-def wrap(t, n): return textwrap.fill(t, n)
-def render(t, **k): return Template(t).substitute(**k)
-----
-import json
-assert json.loads(dump({"b": [1, None], "a": True})) == {"a": True, "b": [1, None]} and dump({"b": 1, "a": 2}) == '{"a": 2, "b": 1}'
-assert wrap("aa bb cc", 5) == "aa bb\ncc" and render("$x!", x="hi") == "hi!"
-====
-# threads, locks and queues
-import queue, threading
-class Counter:
-    def __init__(self): self.n, self.lock = 0, threading.Lock()
-    def hit(self):
-        with self.lock: self.n += 1
-def run(counter, k):
-    threads = [threading.Thread(target=counter.hit) for _ in range(k)]
-    for t in threads: t.start()
-    for t in threads: t.join()
-    return counter.n
-def produce(xs):
-    q = queue.Queue()
-    for x in xs: q.put(x)
-    return q
-----
-c = Counter()
-assert run(c, 8) == 8 and c.n == 8
-q = produce([1, 2])
-assert q.get() == 1 and q.qsize() == 1 and not q.empty()
-with c.lock: assert c.lock.locked()
-====
-# a singleton by its metaclass, and a registry
-class Meta(type):
-    made = {}
-    def __call__(cls, *args):
-        if cls not in Meta.made: Meta.made[cls] = super().__call__(*args)
-        return Meta.made[cls]
-class Single(metaclass=Meta):
-    def __init__(self, x=0): self.x = x
-class Plugin:
-    registry = {}
-    def __init_subclass__(cls, key=None, **more):
-        super().__init_subclass__(**more)
-        if key: Plugin.registry[key] = cls
-class Csv(Plugin, key="csv"):
-    def run(self): return "csv"
-----
-assert Single(1) is Single(2) and Single().x == 1
-assert Plugin.registry["csv"]().run() == "csv" and Plugin.registry["csv"] is Csv and list(Plugin.registry) == ["csv"]
-====
-# attributes by name, made when they are asked for
-class Record:
-    def __init__(self, **fields): self.__dict__.update(fields)
-    def __getattr__(self, name):
-        if name.startswith("get_"): return lambda: self.__dict__[name[4:]]
-        raise AttributeError(f"no {name}")
-    def __eq__(self, other): return self.__dict__ == other.__dict__
-----
-r = Record(a=1, b=2)
-assert r.a == 1 and r.get_b() == 2 and r == Record(a=1, b=2) and vars(r) == {"a": 1, "b": 2} and r.__dict__["a"] == 1
-r.c = 5
-assert r.get_c() == 5 and getattr(r, "zz", None) is None
-delattr(r, "c")
-assert not hasattr(r, "c")
-setattr(r, "d", 4)
-assert r.d == 4
-try: r.nothing
-except AttributeError as e: assert "no nothing" in str(e)
-else: assert False
-====
-# total ordering, sorting and heaps
-import heapq
-from functools import total_ordering
-@total_ordering
-class Version:
-    def __init__(self, text): self.parts = tuple(map(int, text.split(".")))
-    def __eq__(self, other): return self.parts == other.parts
-    def __lt__(self, other): return self.parts < other.parts
-    def __hash__(self): return hash(self.parts)
-    def __repr__(self): return ".".join(map(str, self.parts))
-def latest(versions): return max(versions)
-----
-assert Version("1.10") > Version("1.9") and Version("2.0") >= Version("2.0") and Version("1.0") != Version("1.1")
-assert repr(latest([Version("1.2"), Version("1.10")])) == "1.10" and len({Version("1.0"), Version("1.0")}) == 1
-assert [repr(v) for v in sorted([Version("2.0"), Version("1.5")])] == ["1.5", "2.0"] and str(Version("1.0")) == "1.0"
-import heapq
-h = [Version("3.0"), Version("1.0"), Version("2.0")]
-heapq.heapify(h)
-assert repr(heapq.heappop(h)) == "1.0"
-====
 # the environment and the command line, patched
 import os, sys
 def home(): return os.environ.get("APP_HOME", "none")
@@ -1131,37 +577,6 @@ assert area.__annotations__["return"] == str and inspect.getdoc(area) == "Area w
 assert inspect.iscoroutinefunction(later) and inspect.isgeneratorfunction(gen) and inspect.isfunction(area)
 import types
 assert isinstance(gen(), types.GeneratorType)
-====
-# pattern matching on classes, and walrus
-from dataclasses import dataclass
-@dataclass
-class Circle:
-    r: float
-@dataclass
-class Rect:
-    w: float
-    h: float
-def area(shape):
-    match shape:
-        case Circle(r): return 3 * r * r
-        case Rect(w=w, h=h): return w * h
-        case _: raise TypeError(shape)
-----
-assert area(Circle(2)) == 12 and area(Rect(2, 3)) == 6
-try: area("x")
-except TypeError as e: assert e.args == ("x",)
-else: assert False
-====
-# weak tests of types, and truth
-def is_even(n): return n % 2 == 0
-def nothing(): pass
-def both(): return 1, "a"
-def floats(): return [0.1 + 0.2, float("nan"), float("inf")]
-----
-assert is_even(4) is True and nothing() is None and isinstance(both(), tuple) and type(both()[1]) is str
-import math
-a, b, c = floats()
-assert math.isclose(a, 0.3) and math.isnan(b) and math.isinf(c) and round(a, 2) == 0.3
 ====
 # unittest skip main guard
 class Calc:
@@ -1212,31 +627,6 @@ assert m.next(1) == 1.0 and m.next(3) == 2.0 and m.next(5) == 4.0 and list(m) ==
 m.appendleft(0)
 assert m[0] == 0
 ====
-# tuple subclass with new
-class Vec(tuple):
-    def __new__(cls, *xs): return super().__new__(cls, xs)
-    def __add__(self, o): return Vec(*(a + b for a, b in zip(self, o)))
-    def __mul__(self, k): return Vec(*(a * k for a in self))
-    __rmul__ = __mul__
-    def __abs__(self): return sum(a * a for a in self) ** 0.5
-    @property
-    def x(self): return self[0]
-----
-v = Vec(3, 4)
-assert v + Vec(1, 1) == (4, 5) and abs(v) == 5.0 and v * 2 == (6, 8) and 2 * v == Vec(6, 8) and v.x == 3 and len(v) == 2
-assert hash(v) == hash((3, 4)) and v[0] == 3 and list(v) == [3, 4] and v == (3, 4)
-====
-# float subclass
-class Celsius(float):
-    @property
-    def fahrenheit(self): return self * 9 / 5 + 32
-    def __repr__(self): return f"{float(self)}C"
-----
-c = Celsius(100)
-assert c == 100 and c.fahrenheit == 212 and repr(c) == "100.0C" and c > 50 and round(c) == 100
-import math
-assert math.sqrt(c) == 10 and max(c, 3) == 100
-====
 # enum functional and flags, dataclass enum
 from enum import Enum, IntEnum, Flag, auto, unique
 Weekday = Enum("Weekday", "MON TUE")
@@ -1263,86 +653,6 @@ assert Weekday.MON.name in Weekday.__members__
 try: Card(99)
 except ValueError as e: assert "99 is not a valid Card" in str(e)
 else: assert False
-====
-# timer context with exit raising
-import time
-class Timer:
-    def __enter__(self): self.t = time.perf_counter(); return self
-    def __exit__(self, *e): self.elapsed = time.perf_counter() - self.t
-class Tx:
-    def __init__(self): self.ops, self.state = [], "new"
-    def __enter__(self): self.state = "open"; return self
-    def add(self, x): self.ops.append(x)
-    def __exit__(self, t, v, tb):
-        if t: self.ops.clear(); self.state = "rolled back"
-        else: self.state = "committed"
-----
-with Timer() as t: x = sum(range(10))
-assert t.elapsed >= 0
-with Tx() as tx: tx.add(1)
-assert tx.state == "committed" and tx.ops == [1]
-tx = Tx()
-try:
-    with tx:
-        tx.add(2)
-        raise ValueError("boom")
-except ValueError as e: assert str(e) == "boom"
-assert tx.state == "rolled back" and tx.ops == []
-====
-# capture print by patch of print and StringIO
-class Printer:
-    def show(self, *items): print(*items, sep="-", end="!\n")
-def hello(): print("Hello"); return 1
-----
-import io, contextlib
-buf = io.StringIO()
-with contextlib.redirect_stdout(buf):
-    Printer().show(1, 2)
-    r = hello()
-assert buf.getvalue() == "1-2!\nHello\n" and r == 1
-import sys
-from io import StringIO
-captured = StringIO()
-sys.stdout = captured
-hello()
-sys.stdout = sys.__stdout__
-assert captured.getvalue() == "Hello\n"
-====
-# write to a given file object
-import csv, io
-def report(rows, out):
-    for r in rows: out.write(",".join(map(str, r)) + "\n")
-def parse(f): return [line.strip().split(",") for line in f]
-def table(f): return list(csv.reader(f))
-def make(): return io.StringIO("a\nb")
-----
-import io
-out = io.StringIO()
-report([(1, 2), (3, 4)], out)
-assert out.getvalue() == "1,2\n3,4\n"
-assert parse(io.StringIO("a,b\nc,d")) == [["a", "b"], ["c", "d"]] and table(io.StringIO("x,y\n")) == [["x", "y"]]
-assert make().read() == "a\nb"
-====
-# input loop game
-def main():
-    while True:
-        cmd = input("> ")
-        if cmd == "quit": break
-        print(cmd[::-1])
-----
-from unittest.mock import patch
-import io
-with patch("builtins.input", side_effect=["abc", "xyz", "quit"]), patch("sys.stdout", new_callable=io.StringIO) as out:
-    main()
-assert out.getvalue() == "cba\nzyx\n"
-====
-# input monkey and iter
-def ask(): return [input() for _ in range(2)]
-----
-import builtins
-answers = iter(["a", "b"])
-builtins.input = lambda *args: next(answers)
-assert ask() == ["a", "b"]
 ====
 # random choice with seed and Random object
 import random
@@ -1424,50 +734,6 @@ assert NotFound.code == 404 and issubclass(NotFound, AppError) and NotFound("x")
 try: raise NotFound("mine", details={"z": 1})
 except NotFound as e: assert e.to_dict()["z"] == 1
 ====
-# argparse exit and warnings
-import argparse, warnings
-def parse(argv):
-    p = argparse.ArgumentParser(prog="x")
-    p.add_argument("--n", type=int, required=True)
-    return p.parse_args(argv)
-def old(): warnings.warn("old", DeprecationWarning); return 1
-----
-assert parse(["--n", "3"]).n == 3
-try: parse([])
-except SystemExit as e: assert e.code == 2
-else: assert False, "no exit"
-assert old() == 1
-====
-# logging
-import logging
-logger = logging.getLogger("app")
-def work(x):
-    if x < 0: logger.warning("negative %d", x)
-    return abs(x)
-----
-import unittest
-assert work(-3) == 3
-====
-# generics and protocols
-from typing import Generic, TypeVar, Protocol, Optional
-T = TypeVar("T")
-class Stack(Generic[T]):
-    def __init__(self): self._items: list[T] = []
-    def push(self, item: T) -> None: self._items.append(item)
-    def pop(self) -> T: return self._items.pop()
-    def __len__(self) -> int: return len(self._items)
-    def __bool__(self): return bool(self._items)
-class Greeter(Protocol):
-    def greet(self) -> str: ...
-def use(g: Greeter) -> str: return g.greet()
-----
-s = Stack[int]()
-s.push(1); s.push(2)
-assert s.pop() == 2 and len(s) == 1 and s and s._items == [1]
-class En:
-    def greet(self): return "hi"
-assert use(En()) == "hi"
-====
 # ordering of objects passed from the test, with their methods
 def biggest(items): return max(items)
 def ordered(items): return sorted(items, key=lambda i: i.size(), reverse=True)
@@ -1489,25 +755,6 @@ class Item:
 a, b = Item(1), Item(2)
 assert biggest([a, b]) is b and [i.n for i in ordered([a, b])] == [2, 1] and total([a, b]) == 3
 assert same(a, Item(1)) and not same(a, b) and describe(a) == "<item 1>" and at(b, 1) == (3, 2, True)
-====
-# memoize class decorators, functools tools
-import functools, itertools, operator
-class memoize:
-    def __init__(self, f): self.f, self.cache, self.calls = f, {}, 0; functools.update_wrapper(self, f)
-    def __call__(self, *a):
-        if a not in self.cache: self.calls += 1; self.cache[a] = self.f(*a)
-        return self.cache[a]
-@memoize
-def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
-@functools.singledispatch
-def kind(x): return "other"
-@kind.register
-def _(x: int): return "int"
-@kind.register
-def _(x: list): return "list"
-----
-assert fib(30) == 832040 and fib.calls == 31 and fib.cache[(5,)] == 5 and fib.__name__ == "fib"
-assert kind(3) == "int" and kind([]) == "list" and kind("x") == "other"
 ====
 # retry decorator with a failing mock and sleep patched
 import time, functools
@@ -1544,113 +791,6 @@ with patch("solution.datetime") as fake:
     fake.now.return_value = datetime(2024, 1, 1, 20)
     assert greeting() == "evening"
 ====
-# a test with helper classes from typing and heap of records
-import heapq
-from collections import namedtuple
-from dataclasses import dataclass, field
-@dataclass(order=True)
-class Task:
-    priority: int
-    name: str = field(compare=False)
-class Scheduler:
-    def __init__(self): self.heap = []
-    def add(self, t): heapq.heappush(self.heap, t)
-    def run(self):
-        while self.heap: yield heapq.heappop(self.heap).name
-----
-s = Scheduler()
-for p, n in [(3, "c"), (1, "a"), (2, "b")]: s.add(Task(p, n))
-assert list(s.run()) == ["a", "b", "c"]
-assert Task(1, "x") == Task(1, "y") and Task(1, "x") < Task(2, "a") and Task(1, "z").name == "z"
-t = Task(priority=5, name="q")
-t.priority += 1
-assert t.priority == 6 and str(t) == "Task(priority=6, name='q')"
-====
-# chainable builder and fluent interface
-class Query:
-    def __init__(self): self.parts = []
-    def where(self, **k): self.parts += [f"{a}={b}" for a, b in k.items()]; return self
-    def __str__(self): return " AND ".join(self.parts)
-    def __len__(self): return len(self.parts)
-    def __add__(self, other): q = Query(); q.parts = self.parts + other.parts; return q
-    def __iadd__(self, text): self.parts.append(text); return self
-    def __call__(self): return tuple(self.parts)
-----
-q = Query().where(a=1).where(b=2)
-assert str(q) == "a=1 AND b=2" and len(q) == 2 and f"{q}" == "a=1 AND b=2" and "%s" % q == "a=1 AND b=2"
-q += "c=3"
-assert q() == ("a=1", "b=2", "c=3") and len(q + Query()) == 3
-====
-# polynomials with plain numbers on both sides
-class Poly:
-    def __init__(self, *c): self.c = list(c)
-    def __call__(self, x): return sum(a * x ** i for i, a in enumerate(self.c))
-    def __add__(self, o): o = o if isinstance(o, Poly) else Poly(o); n = max(len(self.c), len(o.c)); return Poly(*((self.c + [0] * n)[i] + (o.c + [0] * n)[i] for i in range(n)))
-    __radd__ = __add__
-    def __eq__(self, o): return self.c == o.c
-    def __repr__(self): return f"Poly({', '.join(map(str, self.c))})"
-    def __getitem__(self, i): return self.c[i]
-    def __neg__(self): return Poly(*(-a for a in self.c))
-    def __sub__(self, o): return self + -o
-    def __pow__(self, n): return n
-    def __floordiv__(self, n): return Poly(*(a // n for a in self.c))
-----
-p = Poly(1, 2)
-assert p(3) == 7 and p + 1 == Poly(2, 2) and 1 + p == Poly(2, 2) and p - Poly(1) == Poly(0, 2) and p[1] == 2
-assert repr(p + p) == "Poly(2, 4)" and sum([p, p], Poly(0)) == Poly(2, 4) and (p // 2).c == [0, 1] and -p == Poly(-1, -2)
-====
-# bisect, set and dict of candidate objects
-class Point:
-    def __init__(self, x, y): self.x, self.y = x, y
-    def __eq__(self, o): return isinstance(o, Point) and (self.x, self.y) == (o.x, o.y)
-    def __hash__(self): return hash((self.x, self.y))
-    def __iter__(self): yield self.x; yield self.y
-    def __repr__(self): return f"({self.x}, {self.y})"
-def neighbours(p): return {Point(p.x + 1, p.y), Point(p.x, p.y + 1)}
-def grid(n): return {Point(i, j): i * j for i in range(n) for j in range(n)}
-----
-assert neighbours(Point(0, 0)) == {Point(1, 0), Point(0, 1)} and Point(1, 0) in neighbours(Point(0, 0))
-assert grid(3)[Point(2, 2)] == 4 and len(grid(2)) == 4 and Point(1, 1) != (1, 1) and Point(1, 2) != None
-x, y = Point(3, 4)
-assert (x, y) == (3, 4) and tuple(Point(1, 2)) == (1, 2) and [Point(1, 2)].index(Point(1, 2)) == 0
-assert str([Point(1, 2)]) == "[(1, 2)]"
-====
-# weakrefs, slots, class attributes changed by the test
-class Counter:
-    total = 0
-    def __init__(self): Counter.total += 1; self.id = Counter.total
-    def __del__(self): pass
-    @classmethod
-    def reset(cls): cls.total = 0
-    @staticmethod
-    def version(): return "1.0"
-----
-Counter(); Counter()
-assert Counter.total == 2
-Counter.total = 10
-assert Counter().id == 11
-Counter.reset()
-assert Counter.total == 0 and Counter.version() == "1.0" and Counter().version() == "1.0"
-assert hasattr(Counter, "reset") and callable(Counter.reset) and not hasattr(Counter, "nope")
-====
-# global functions with mutable defaults, closures and nonlocal
-def make_counter(start=0):
-    n = start
-    def inc(by=1):
-        nonlocal n
-        n += by
-        return n
-    def reset(): nonlocal n; n = start
-    inc.reset = reset
-    return inc
-def accumulate(x, acc=[]): acc.append(x); return acc
-----
-c = make_counter(5)
-assert c() == 6 and c(4) == 10
-c.reset()
-assert c() == 6
-assert accumulate(1) == [1] and accumulate(2) == [1, 2]
-====
 # a matrix class extending list
 class Matrix(list):
     def __init__(self, rows): super().__init__([list(r) for r in rows])
@@ -1667,20 +807,6 @@ m[0] = [9, 9]
 assert m == [[9, 9], [3, 4]] and [sum(r) for r in m] == [18, 7]
 m[0][1] = 1
 assert isinstance(m, Matrix)
-====
-# sorted list that extends list
-import bisect
-class SortedList(list):
-    def add(self, x): bisect.insort(self, x)
-    def append(self, x): self.add(x)
-    def __contains__(self, x): i = bisect.bisect_left(self, x); return i < len(self) and self[i] == x
-----
-s = SortedList()
-for x in (3, 1, 2): s.add(x)
-s.append(0)
-assert s == [0, 1, 2, 3] and 2 in s and 7 not in s and s.index(2) == 2 and s[-1] == 3
-s.remove(1)
-assert s == [0, 2, 3] and s.pop(0) == 0 and s + [9] == [2, 3, 9] and s.copy() == [2, 3]
 ====
 # case insensitive dictionary
 class CaseDict(dict):
@@ -1712,111 +838,11 @@ else: assert False
 import json
 assert json.dumps(d, sort_keys=True) == '{"a": 1, "b": 2}'
 ====
-# tree with recursion returning nested objects and None checks
-class Node:
-    def __init__(self, key): self.key, self.left, self.right = key, None, None
-class BST:
-    def __init__(self): self.root = None
-    def insert(self, key):
-        def go(n):
-            if n is None: return Node(key)
-            if key < n.key: n.left = go(n.left)
-            elif key > n.key: n.right = go(n.right)
-            return n
-        self.root = go(self.root)
-    def inorder(self):
-        def go(n): return go(n.left) + [n.key] + go(n.right) if n else []
-        return go(self.root)
-    def __contains__(self, k):
-        n = self.root
-        while n and n.key != k: n = n.left if k < n.key else n.right
-        return n is not None
-    def height(self):
-        def go(n): return 1 + max(go(n.left), go(n.right)) if n else 0
-        return go(self.root)
-    def __iter__(self): return iter(self.inorder())
-----
-b = BST()
-for k in [5, 2, 8, 1]: b.insert(k)
-assert b.inorder() == [1, 2, 5, 8] and 8 in b and 7 not in b and b.root.key == 5 and b.root.left.left.key == 1
-assert b.root.right.left is None and b.height() == 3 and list(b) == [1, 2, 5, 8] and BST().root is None and 1 not in BST()
-====
-# bank with property setter, class constants, private
-class Account:
-    MIN = 10
-    def __init__(self, owner, balance=0): self.owner, self._balance, self.__pin = owner, balance, 1234
-    @property
-    def balance(self): return self._balance
-    @balance.setter
-    def balance(self, v):
-        if v < 0: raise ValueError("Balance cannot be negative")
-        self._balance = v
-    @balance.deleter
-    def balance(self): self._balance = 0
-    def check(self, pin): return pin == self.__pin
-----
-a = Account("x", 50)
-a.balance = 20
-assert a.balance == 20 and a._balance == 20 and a.check(1234) and a._Account__pin == 1234 and Account.MIN == 10
-a.balance += 5
-assert a.balance == 25
-del a.balance
-assert a.balance == 0
-try: a.balance = -1
-except ValueError as e: assert str(e) == "Balance cannot be negative"
-else: assert False
-====
-# iter with sentinel and zip longest, generators in tests
-def chunks(xs, n):
-    it = iter(xs)
-    import itertools
-    return iter(lambda: tuple(itertools.islice(it, n)), ())
-def primes():
-    n, found = 2, []
-    while True:
-        if all(n % p for p in found): found.append(n); yield n
-        n += 1
-----
-import itertools
-assert list(chunks(range(5), 2)) == [(0, 1), (2, 3), (4,)]
-assert list(itertools.islice(primes(), 5)) == [2, 3, 5, 7, 11]
-assert next(p for p in primes() if p > 20) == 23
-assert [a for a, b in zip(primes(), range(3))] == [2, 3, 5]
-g = primes()
-assert (next(g), next(g)) == (2, 3)
-assert list(itertools.takewhile(lambda p: p < 10, primes())) == [2, 3, 5, 7]
-====
 # type hints via get_type_hints and typing
 from typing import get_type_hints, List, Dict, Union
 def f(a: int, b: str = "x") -> List[int]: return [a]
 ----
 assert f(1) == [1] and f.__defaults__ == ("x",) and f.__name__ == "f" and f.__annotations__["a"] is int
-====
-# isinstance of abc and callables
-from collections.abc import Iterable, Callable, Mapping
-def flatten(x): return [z for y in x for z in (flatten(y) if isinstance(y, Iterable) and not isinstance(y, (str, bytes)) else [y])]
-class Reg(Mapping):
-    def __init__(self, d): self.d = d
-    def __getitem__(self, k): return self.d[k]
-    def __iter__(self): return iter(self.d)
-    def __len__(self): return len(self.d)
-----
-assert flatten([1, (2, [3]), "ab"]) == [1, 2, 3, "ab"]
-r = Reg({"a": 1})
-assert r["a"] == 1 and dict(r) == {"a": 1} and len(r) == 1 and "a" in r and r.get("z", 5) == 5 and list(r.items()) == [("a", 1)]
-====
-# proxies, delegation and rich repr
-class Proxy:
-    def __init__(self, obj): object.__setattr__(self, "_obj", obj)
-    def __getattr__(self, n): return getattr(self._obj, n)
-    def __setattr__(self, n, v): setattr(self._obj, n, v)
-class Real:
-    def __init__(self): self.v = 1
-    def double(self): return self.v * 2
-----
-p = Proxy(Real())
-p.v = 21
-assert p.double() == 42 and p.v == 21
 ====
 # pytest style with parametrised loops
 def fizz(n): return "FizzBuzz" if n % 15 == 0 else "Fizz" if n % 3 == 0 else "Buzz" if n % 5 == 0 else str(n)
@@ -1837,53 +863,6 @@ def join(*p): return pathlib.Path(*p)
 assert ext("a/b.txt") == ".txt" and stem("x/y.tar") == "y" and str(join("a", "b")) == "a/b"
 from pathlib import Path
 assert join("a", "b") == Path("a/b")
-====
-# exists patched
-import os
-def find(p): return "yes" if os.path.exists(p) else "no"
-def files(d): return sorted(f for f in os.listdir(d) if f.endswith(".py"))
-----
-from unittest.mock import patch
-with patch("os.path.exists", return_value=True): assert find("/nope") == "yes"
-with patch("os.listdir", return_value=["b.py", "a.py", "c.txt"]): assert files(".") == ["a.py", "b.py"]
-====
-# patch object on a class
-class Api:
-    def get(self): raise RuntimeError("network")
-    def name(self): return self.get()["name"].upper()
-----
-from unittest.mock import patch, MagicMock
-with patch.object(Api, "get", return_value={"name": "bob"}) as g:
-    assert Api().name() == "BOB"
-    g.assert_called_once()
-a = Api()
-a.get = MagicMock(return_value={"name": "x"})
-assert a.name() == "X"
-a.get.assert_called_once_with()
-try: Api().name()
-except RuntimeError: pass
-else: assert False
-====
-# threading timers and thread results
-import threading
-from concurrent.futures import ThreadPoolExecutor
-class Safe:
-    def __init__(self): self.v, self.lock = 0, threading.RLock()
-    def add(self):
-        with self.lock:
-            v = self.v
-            self.v = v + 1
-def run(n):
-    s = Safe()
-    with ThreadPoolExecutor(4) as ex: list(ex.map(lambda _: s.add(), range(n)))
-    return s
-----
-import threading
-assert run(50).v == 50
-s = Safe()
-ts = [threading.Thread(target=s.add) for _ in range(5)]
-[t.start() for t in ts]; [t.join() for t in ts]
-assert s.v == 5
 ====
 # reflection
 from abc import ABC, abstractmethod
@@ -1909,25 +888,6 @@ r = weakref.ref(s)
 assert r() is s and json.dumps(s, default=lambda o: o.__dict__) == '{"side": 2}' and to_json([s]) == '[{"side": 2}]'
 assert json.dumps(s.__dict__) == '{"side": 2}' and s.__class__.__qualname__ == "Sq" and Sq.area(s) == 4
 ====
-# parameters of the library from the test
-import re, queue, random
-from types import SimpleNamespace
-def find(p, t): return p.findall(t)
-def drain(q):
-    out = []
-    while not q.empty(): out.append(q.get())
-    return out
-def full(u): return f"{u.first} {u.last}"
-def roll(rng): return rng.randint(1, 6)
-----
-import re, queue, random
-from types import SimpleNamespace
-from argparse import Namespace
-assert find(re.compile(r"\d+"), "a1b22") == ["1", "22"]
-q = queue.Queue(); q.put(1); q.put(2)
-assert drain(q) == [1, 2] and full(SimpleNamespace(first="a", last="b")) == "a b" and full(Namespace(first="x", last="y")) == "x y"
-assert roll(random.Random(3)) == random.Random(3).randint(1, 6)
-====
 # test passes lambdas, classes, builtins and operators
 import operator
 def apply(f, *a, **k): return f(*a, **k)
@@ -1946,18 +906,6 @@ class A:
     def __init__(self): self.v = 7
 assert [a.v for a in make(A, 2)] == [7, 7] and conv(["1", "2"], int) == [1, 2] and chain(str.upper, len)("abc") == 3
 assert chain(lambda x: x + 1, math.sqrt)(3) == 2 and is_kind(3, int) and not is_kind("a", (int, float)) and conv([1], str) == ["1"]
-====
-# sorting with key and cmp from the test
-from functools import cmp_to_key
-def by(xs, key, reverse=False): return sorted(xs, key=key, reverse=reverse)
-def cmp_sort(xs, c): return sorted(xs, key=cmp_to_key(c))
-def group(xs, key):
-    out = {}
-    for x in xs: out.setdefault(key(x), []).append(x)
-    return out
-----
-assert by(["bb", "a"], len) == ["a", "bb"] and by([1, -2], abs, True) == [-2, 1] and cmp_sort([1, 3, 2], lambda a, b: b - a) == [3, 2, 1]
-assert group([1, 2, 3], lambda x: x % 2) == {1: [1, 3], 0: [2]}
 ====
 # errors inside callbacks come back as they were
 class Bus:
@@ -1983,23 +931,6 @@ assert b.pub(1) == []
 try: call(lambda: bad(9))
 except Boom as e: assert e.n == 9
 else: assert False
-====
-# custom sequence with slices and negative, equality with lists by method
-class Poly2:
-    def __init__(self, xs): self.xs = list(xs)
-    def __getitem__(self, i): return Poly2(self.xs[i]) if isinstance(i, slice) else self.xs[i]
-    def __len__(self): return len(self.xs)
-    def to_list(self): return self.xs
-    def __iter__(self): return iter(self.xs)
-    def __eq__(self, o): return list(self) == list(o)
-    def index(self, x): return self.xs.index(x)
-    def __matmul__(self, o): return sum(a * b for a, b in zip(self, o))
-    def __divmod__(self, k): return Poly2(x // k for x in self), Poly2(x % k for x in self)
-----
-p = Poly2([1, 2, 3, 4])
-assert p[1:3].to_list() == [2, 3] and p[-1] == 4 and len(p[::2]) == 2 and list(p[::-1]) == [4, 3, 2, 1] and p.index(3) == 2
-assert p @ p == 30 and p == Poly2([1, 2, 3, 4]) and p != Poly2([1]) and divmod(p, 2)[0].to_list() == [0, 1, 1, 2]
-assert max(p) == 4 and sum(p) == 10 and sorted(p, reverse=True) == [4, 3, 2, 1] and any(x > 3 for x in p) and 3 in p
 ====
 # money with comparison to its own kind and formats
 from decimal import Decimal
@@ -2054,28 +985,6 @@ try: Rational(1, 0)
 except ZeroDivisionError as e: assert "zero" in str(e)
 else: assert False
 ====
-# state machine with enum keys and dict answers
-from enum import Enum
-class S(Enum):
-    IDLE = "idle"
-    RUN = "run"
-class Machine:
-    table = {(S.IDLE, "start"): S.RUN, (S.RUN, "stop"): S.IDLE}
-    def __init__(self): self.state, self.history = S.IDLE, []
-    def fire(self, ev):
-        if (self.state, ev) not in self.table: raise KeyError(ev)
-        self.history.append(self.state)
-        self.state = self.table[self.state, ev]
-        return self.state
-----
-m = Machine()
-assert m.fire("start") == S.RUN and m.state is S.RUN and m.state.value == "run" and m.history == [S.IDLE]
-assert {S.IDLE: 1}[m.history[0]] == 1 and Machine.table[(S.RUN, "stop")] == S.IDLE and m.state in (S.RUN, S.IDLE)
-try: m.fire("start")
-except KeyError as e: assert e.args[0] == "start"
-else: assert False
-assert str(m.state) == "S.RUN" and S("idle") is S.IDLE and isinstance(m.state, S)
-====
 # generators that are contexts, exit stacks
 from contextlib import contextmanager, suppress, ExitStack, closing
 @contextmanager
@@ -2121,28 +1030,6 @@ class Child(Base):
 c = Child("bob")
 assert c.template() == "BOB!" and c.hello() == "hi bob" and isinstance(c, Base) and issubclass(Child, Base)
 ====
-# hooks on attribute access and class creation
-class Temp:
-    def __init__(self, c): self.c = c
-    @property
-    def f(self): return self.c * 9 / 5 + 32
-    @f.setter
-    def f(self, v): self.c = (v - 32) * 5 / 9
-    @classmethod
-    def from_f(cls, f): return cls((f - 32) * 5 / 9)
-    def __setattr__(self, k, v):
-        if k == "c" and v < -273.15: raise ValueError("below zero")
-        super().__setattr__(k, v)
-----
-t = Temp(100)
-assert t.f == 212
-t.f = 32
-assert t.c == 0 and Temp.from_f(212).c == 100
-try: t.c = -300
-except ValueError as e: assert "below" in str(e)
-else: assert False
-assert not isinstance(t, int) and "c" in t.__dict__ and "f" in dir(t) and getattr(Temp, "f") is not None
-====
 # numbers in text, huge ints, floats, bytes, complex answers
 def fact(n):
     r = 1
@@ -2155,37 +1042,6 @@ def mixed(): return [1, 2.5, "x", None, True, (1, {2}), {"k": [frozenset({3})]},
 assert fact(100) % (10 ** 9 + 7) == 437918130 and len(str(fact(200))) == 375 and stats([3, 1, 2]) == {"mean": 2.0, "max": 3, "sorted": (1, 2, 3)}
 assert enc("é")[0] == b"\xc3\xa9" and enc("a")[1] == bytearray(b"a") and mixed()[5] == (1, {2}) and mixed()[6]["k"] == [frozenset({3})]
 assert mixed()[4] is True and mixed()[3] is None and list(mixed()[9]) == [0, 1, 2] and type(mixed()[1]) is float
-====
-# virtual classes
-from collections.abc import MutableMapping, Sequence, Iterator
-class Lru(MutableMapping):
-    def __init__(self, n): self.n, self.d = n, {}
-    def __getitem__(self, k): v = self.d.pop(k); self.d[k] = v; return v
-    def __setitem__(self, k, v):
-        self.d.pop(k, None); self.d[k] = v
-        if len(self.d) > self.n: self.d.pop(next(iter(self.d)))
-    def __delitem__(self, k): del self.d[k]
-    def __iter__(self): return iter(self.d)
-    def __len__(self): return len(self.d)
-class Rng(Sequence):
-    def __init__(self, n): self.n = n
-    def __len__(self): return self.n
-    def __getitem__(self, i):
-        if i >= self.n: raise IndexError
-        return i * i
-----
-c = Lru(2)
-c["a"] = 1; c["b"] = 2
-assert c["a"] == 1
-c["c"] = 3
-assert "b" not in c and "a" in c and len(c) == 2 and sorted(c) == ["a", "c"] and c.get("zz") is None and c.setdefault("a", 9) == 1
-del c["a"]
-assert list(c.keys()) == ["c"] and c.pop("c") == 3 and not c
-r = Rng(4)
-assert list(r) == [0, 1, 4, 9] and 4 in r and r.index(9) == 3 and list(reversed(r)) == [9, 4, 1, 0] and r.count(1) == 1
-try: c["nope"]
-except KeyError: pass
-else: assert False
 ====
 # unittest with mocks by decorator and setUp
 import random, time
@@ -2216,39 +1072,6 @@ class TestGame(unittest.TestCase):
         p.assert_called_with("lose")
     def test_bad(self):
         with patch("builtins.input", return_value="x"), self.assertRaises(ValueError): self.game.play()
-====
-# sys.exit by a message and by a nested function; keyboard
-import sys
-def fail(msg): sys.exit(msg)
-def quiet(): sys.exit()
-def raises(): raise SystemExit(7)
-----
-for f, code in ((lambda: fail("oops"), "oops"), (quiet, None), (raises, 7)):
-    try: f()
-    except SystemExit as e: assert e.code == code, (e.code, code)
-    else: assert False
-====
-# deep structures that are changed in place
-def mutate(d): d["a"]["b"].append(3); d["s"].add(2); d.pop("x"); return d
-def spiral(m):
-    out = []
-    while m:
-        out += m.pop(0)
-        m = [list(r) for r in zip(*m)][::-1]
-    return out
-def rotate(m): m[:] = [list(r)[::-1] for r in zip(*m)]
-def fill(a, v):
-    for i in range(len(a)): a[i] = v
-----
-d = {"a": {"b": [1]}, "s": {1}, "x": 0}
-r = mutate(d)
-assert d == {"a": {"b": [1, 3]}, "s": {1, 2}} and r == d
-m = [[1, 2], [3, 4]]
-rotate(m)
-assert m == [[3, 1], [4, 2]] and spiral([[1, 2], [3, 4]]) == [1, 2, 4, 3]
-a = [0] * 3
-fill(a, 7)
-assert a == [7, 7, 7]
 ====
 # pytest: raises, approx, parametrize, fixtures and classes
 class NegativeError(ValueError): pass
@@ -2294,50 +1117,6 @@ assert {"a": root(4)} == pytest.approx({"a": 2.0}) and (root(4), 1) == pytest.ap
 '''  # noqa: E501
 
 PROMPTED = r'''
-# a future import behind a prompt
-from typing import List
-
-
-def total(xs: List[int]) -> int:
-    """Sum of xs."""
-----
-```python
-from __future__ import annotations
-
-def total(xs: list[int] | None) -> int:
-    return sum(xs or [])
-```
-----
-assert total([1, 2]) == 3 and total(None) == 0
-====
-# a future import in the prompt, and again
-from __future__ import annotations
-import math
-
-
-def hyp(a: float, b: float) -> float:
-    """Hypotenuse."""
-----
-from __future__ import annotations
-import math
-
-def hyp(a: float, b: float) -> float:
-    return math.sqrt(a * a + b * b)
-----
-assert hyp(3, 4) == 5.0
-====
-# a helper of the prompt that its tests use
-def encode(s: str):
-    return "".join(chr((ord(c) - 97 + 5) % 26 + 97) for c in s)
-
-
-def decode(s: str):
-    """Undoes encode."""
-----
-    return "".join(chr((ord(c) - 97 - 5) % 26 + 97) for c in s)
-----
-for text in ("abc", "xyz", ""): assert decode(encode(text)) == text
-====
 # a dataclass of the prompt, returned, compared, changed and shown
 from dataclasses import dataclass
 
@@ -2386,51 +1165,6 @@ def add(a, b):
 ----
 assert add(Money(1), Money(2)) == Money(3) == add(Money(2), Money(1)) and repr(add(Money(1), Money(2))) == "Money(3)"
 assert add(Money(1), Money(2)) != Money(4) and Money(3) in [add(Money(1), Money(2))]
-====
-# a list node of the prompt
-class Node:
-    def __init__(self, val, next=None): self.val, self.next = val, next
-
-def reverse(head):
-    """Reverse a linked list."""
-----
-    last = None
-    while head: head.next, last, head = last, head, head.next
-    return last
-----
-n = reverse(Node(1, Node(2, Node(3))))
-assert (n.val, n.next.val, n.next.next.val, n.next.next.next) == (3, 2, 1, None)
-====
-# constants, tables and places for results of the prompt
-from collections import defaultdict
-MOD = 10**9 + 7
-PRIMES = [2, 3, 5, 7]
-NAMES: dict = {"a": 1}
-squares = {i: i * i for i in range(10)}
-calls = []
-counts: dict = defaultdict(int)
-
-def power(a: int, b: int) -> int:
-    """a ** b modulo MOD; notes a in calls and counts it in counts."""
-----
-    calls.append(a)
-    counts[a] += 1
-    return pow(a, b, MOD)
-----
-assert all(power(p, 2) == squares[p] for p in PRIMES) and power(2, 100) == 2 ** 100 % MOD and NAMES["a"] == 1
-assert calls[:4] == PRIMES and counts[2] == 2
-====
-# an account of the prompt that a call changes
-ACCOUNTS = {"ann": 10}
-
-def deposit(name, n):
-    """Add n to an account."""
-----
-    ACCOUNTS[name] = ACCOUNTS.get(name, 0) + n
-----
-deposit("ann", 5)
-deposit("bob", 1)
-assert ACCOUNTS == {"ann": 15, "bob": 1}
 ====
 # LeetCodeDataset's form, asked for Solution().twoSum
 from typing import *

@@ -1,6 +1,7 @@
 """For the tests that run train.train many times: to trace and compile a step costs as much as hundreds of them."""
 import contextlib
 import functools
+import inspect
 import itertools
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 import checkpoint
 import diffusion
 import grpo
+import model
 import rl
 import runs
 from judges import scores
@@ -19,6 +21,16 @@ from variants import paired as pairs
 # Keys that no compiled function depends on: where a run reads and writes, and when it does what.
 FREE = ("out_dir dataset init_from resume eval_only seed rewards eval_rewards eval_interval save_interval log_interval "
         "keep_checkpoints stop_at eval_size log_samples wandb_log wandb_project wandb_entity").split()  # fmt: skip
+
+
+def compiled(f):
+    """Compile a function whole: op by op, a first call compiles some hundred small programs."""
+    settings = {"cfg", "start", "length", "chunk", "say", "n"} & inspect.signature(f).parameters.keys()
+    return jax.jit(f, static_argnames=sorted(settings))
+
+
+loss, view_logp, token_logp = map(compiled, (diffusion.loss, diffusion.view_logp, diffusion.token_logp))
+likelihood, logits_of = map(compiled, (diffusion.likelihood, model.logits))
 
 
 def known(f):
@@ -42,6 +54,7 @@ def flat(tree):
     return {path: np.asarray(x) for path, x in checkpoint.leaves(tree).items()}
 
 
+@functools.partial(jax.jit, static_argnames=("cfg", "norm", "paired", "causal_weight"))
 def noise_of(key, batch, cfg, norm="token", paired=False, causal_weight=0.0):
     """Draw the masks of a batch as a run with these keys does."""
     draw = pairs.noise if paired else diffusion.noise

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import batches_of, noise_of
+from shared import batches_of, likelihood, logits_of, loss, noise_of, token_logp, view_logp
 
 import checkpoint
 import config
@@ -58,7 +58,7 @@ def close(a, b, tol=1e-4):
                                           for x in ((SDAR, "full"), (FAST, "odd")))])  # fmt: skip
 def test_logits_equal_those_of_the_original_code(folder, kind):
     params, cfg, e = fixture(folder)
-    ours, theirs = model.logits(params, e[f"ids_{kind}"], cfg), e[f"logits_{kind}"]
+    ours, theirs = logits_of(params, e[f"ids_{kind}"], cfg), e[f"logits_{kind}"]
     close(but_mask(ours[:, 1:]), but_mask(theirs[:, :-1] if cfg.shift else theirs[:, 1:]))
 
 
@@ -75,7 +75,7 @@ def test_the_loss_of_a_noisy_copy_beside_the_clean_one_equals_sdars():
     weight = e["train_hole"] / np.where(e["train_p"], e["train_p"], 1) / (labels != -100).sum()
     z, weight = e["train_noisy"][:, None], weight.astype(np.float32)[:, None]
     batch = diffusion.NoisyBatch(e["train_ids"], z, weight, None)
-    close(diffusion.loss(params, batch, cfg)[0], e["train_loss_no_mask_id"])
+    close(loss(params, batch, cfg)[0], e["train_loss_no_mask_id"])
 
 
 @functools.partial(jax.jit, static_argnames="cfg")
@@ -104,24 +104,24 @@ def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches
     # All views of all texts, half of those of one, all of one and half of the next; and from a column on.
     for chunk, start in ((2, 0), (6, 0), (None, 4), (None, 3)):
         read = M & (jnp.arange(6) >= start)
-        logp = diffusion.view_logp(params, X, M, cfg, valid, start, chunk)[0]
+        logp = view_logp(params, X, M, cfg, valid, start, chunk)[0]
         close(np.where(read, logp, 0), np.where(read, want, 0), 2e-5)
 
 
 def test_padding_on_the_left_does_not_move_the_blocks():
     padded = jnp.pad(X, ((0, 0), (3, 0)))
     valid = jnp.broadcast_to(jnp.arange(9) >= 3, padded.shape)
-    close(model.logits(FAR, padded, CFG, valid)[:, 3:], model.logits(FAR, X, CFG), 1e-5)
+    close(logits_of(FAR, padded, CFG, valid)[:, 3:], logits_of(FAR, X, CFG), 1e-5)
 
 
 def test_a_block_of_the_whole_text_is_the_bidirectional_model():
-    both = lambda cfg: model.logits(FAR, X, cfg), of(block_causal=6), of(block_causal=None)
+    both = lambda cfg: logits_of(FAR, X, cfg), of(block_causal=6), of(block_causal=None)
     close(both[0](both[1]), both[0](both[2]), 2e-6)
     batch = data.Batch(X, jnp.ones(X.shape, bool), None)
     a, b = (noise_of(KEY, batch, cfg, paired=True) for cfg in both[1:])
     np.testing.assert_array_equal(a.z, b.z)
-    np.testing.assert_array_equal(a.weight, b.weight)
-    close(diffusion.loss(FAR, a, both[1])[0], diffusion.loss(FAR, b, both[2])[0], 2e-6)
+    close(a.weight, b.weight, 1e-7)
+    close(loss(FAR, a, both[1])[0], loss(FAR, b, both[2])[0], 2e-6)
 
 
 # ---- the bound -------------------------------------------------------------------------------------------------------
@@ -132,8 +132,8 @@ def test_blocks_of_one_are_an_autoregressive_model():
     batch = data.Batch(texts, jnp.ones(texts.shape, bool), None)
     noisy = diffusion.noise(KEY, batch, cfg)
     assert (noisy.z == cfg.mask_id).all()  # the bound needs no luck
-    nll = -diffusion.view_logp(FAR, texts, jnp.ones((1, *texts.shape), bool), cfg)[0][0].sum(1)
-    close(diffusion.loss(FAR, noisy, cfg)[0], nll.sum() / texts.size, 1e-5)
+    nll = -view_logp(FAR, texts, jnp.ones((1, *texts.shape), bool), cfg)[0][0].sum(1)
+    close(loss(FAR, noisy, cfg)[0], nll.sum() / texts.size, 1e-5)
     close(jnp.exp(-nll).sum(), 1, 1e-5)  # it is a distribution over all texts
     close(nll, -alone(FAR, texts, True, cfg).sum(1), 1e-5)
 
@@ -155,14 +155,14 @@ def test_the_loss_is_on_average_the_exact_bound(b, paired):
     cfg, x = of(block_causal=b), X[0, :5]
     rows = jnp.tile(x, (2048, 1))
     batch = data.Batch(rows, jnp.ones(rows.shape, bool), None)
-    got = diffusion.loss(FAR, noise_of(KEY, batch, cfg, paired=paired), cfg)[0]
+    got = loss(FAR, noise_of(KEY, batch, cfg, paired=paired), cfg)[0]
     close(got, -exact_bound(FAR, x, cfg) / 5, 0.012)
 
 
 def test_the_likelihood_is_on_average_the_exact_bound_of_each_text():
     rows = jnp.tile(X[:, :5], (1024, 1))
     batch = data.Batch(rows, jnp.ones(rows.shape, bool), None)
-    bound = diffusion.likelihood(FAR, batch, jax.random.split(KEY, len(rows)), CFG).reshape(1024, 3)
+    bound = likelihood(FAR, batch, jax.random.split(KEY, len(rows)), CFG).reshape(1024, 3)
     assert (abs(bound.mean(0) - np.array([exact_bound(FAR, x, CFG) for x in X[:, :5]])) < bound.std(0) / 8).all()
 
 
@@ -171,7 +171,7 @@ def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
     hole = jnp.arange(6) >= jnp.array([[0], [3], [5]])
     batch = data.Batch(X, hole, None)
     for paired in (False, True):
-        close(diffusion.loss(even, noise_of(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
+        close(loss(even, noise_of(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
 def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
     x = jnp.tile(X[:1], (256, 1))
     views = diffusion.views(KEY, method, jnp.ones(x.shape, bool), n=2, cfg=CFG)
-    logp = (views.share * diffusion.token_logp(FAR, x, views, CFG)).sum(1)
+    logp = (views.share * token_logp(FAR, x, views, CFG)).sum(1)
     close(logp.mean(), exact_bound(FAR, X[0], CFG), 0.15)
 
 
@@ -189,7 +189,7 @@ def test_the_ratio_of_a_sequence_is_that_of_all_blocks_at_all_levels_of_noise():
     hole = jnp.broadcast_to(jnp.arange(6) >= 2, X.shape)
     views = diffusion.views(KEY, "elbo", hole, n=2, cfg=CFG)
     old = jax.tree.map(lambda w: 0.9 * w, FAR)
-    new_logp, old_logp = (diffusion.token_logp(params, X, views, CFG) for params in (FAR, old))
+    new_logp, old_logp = (token_logp(params, X, views, CFG) for params in (FAR, old))
     ratio = grpo.ratios(new_logp, old_logp, hole, "sequence", views.share)
     log_ratio = 0
     for masked, weight in zip(views.masked, views.weight, strict=True):
@@ -215,7 +215,7 @@ def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
     more = dict(cfg=cfg, valid=valid)
     M, w, s = diffusion.views(KEY, "trace", hole, step=trace["step"], n=1, **more)
     assert (blocks.first_of_block(valid, 7, cfg) & hole).any() and (w[0] == hole).all() and (s == hole).all()
-    close(diffusion.token_logp(FAR, x, diffusion.Views(M, w, s), cfg, valid), trace["logp"], 1e-5)
+    close(token_logp(FAR, x, diffusion.Views(M, w, s), cfg, valid), trace["logp"], 1e-5)
 
 
 @pytest.mark.slow
@@ -313,7 +313,7 @@ def test_trace_scores_what_was_sampled_as_it_was_sampled(switches):
     x, trace, z, valid = samples(dict(cache="prefix", rule="dynamic", threshold=0.5), 2, **switches)
     cfg, hole = of(**switches), z == 4
     views = diffusion.views(KEY, "trace", hole, step=trace["step"], n=4, cfg=cfg, valid=valid)
-    close(diffusion.token_logp(FAR, x, views, cfg, valid), trace["logp"], 1e-5)
+    close(token_logp(FAR, x, views, cfg, valid), trace["logp"], 1e-5)
 
 
 def test_a_text_ends_with_the_block_that_has_its_end():
@@ -388,7 +388,7 @@ def test_a_causal_model_becomes_a_block_model_as_those_of_the_field_did(switches
     params, new = adapt(model.init(KEY, cfg), cfg, 4, model.ModelConfig(block_causal=4))
     assert huggingface.family_of(new) == name and new.block_causal == 4 and new.shift == (name != "sdar")
     close(params["embed"][4], model.init(KEY, cfg)["embed"].mean(0), 1e-6)
-    assert np.isfinite(model.logits(params, X, new)).all()
+    assert np.isfinite(logits_of(params, X, new)).all()
 
 
 def test_a_model_is_causal_over_tokens_or_over_blocks():

@@ -154,12 +154,6 @@ def test_a_result_that_is_kept_counts_as_finished_until_its_command_changes(tmp_
     assert found(options(out=elsewhere.out, fresh=True))[0] == {}
 
 
-def test_no_seeds_are_an_error():
-    command = [sys.executable, "tests/bench.py", "compare", "--seeds=0"]
-    failed = subprocess.run(command, capture_output=True, text=True)
-    assert failed.returncode == 1 and failed.stderr == "error: --seeds=0: expected at least 1\n"
-
-
 @pytest.mark.parametrize(("change", "message"), [
     ({"tasks": "chess"}, "--tasks=chess: there is no 'chess', only sudoku, countdown, arith"),
     ({"methods": "one_step,x"}, "there is no 'x', only one_step"),

@@ -267,7 +267,7 @@ def test_elbo_estimators_average_over_all_orders(method, n):
 def test_log_p_is_a_mean_over_views_and_what_was_drawn_is_in_the_share_of_the_loss(method):
     """Whatever the number of views, so that a ratio, a KL and a clip mean the same with one view and with many."""
     hole, order = jnp.tile(HOLES, (3000, 1)), jnp.tile(jnp.array([[-1, 1, 0, 1]]), (3000, 1))
-    for n in (1, 2, 3):
+    for n in (1, 3):
         _, w, s = (np.asarray(a) for a in views(jax.random.key(n), method, hole, step=order, n=n))
         close(w.sum(0), s > 0)
         agrees(s, np.asarray(HOLES[0], float))  # 1 on average: nothing has a bias
@@ -297,10 +297,16 @@ def test_strata_score_every_token_once_given_all_other_strata(n):
     assert (sizes.max(0) - sizes.min(0) <= 1).all()
 
 
+@functools.cache
+def quadrature_views(L, n, rows):
+    """The views of completions of L tokens, drawn once."""
+    return [np.asarray(a, float) for a in views(KEY, "quadrature", jnp.ones((rows, L), bool), n=n)]
+
+
 def quadrature_of(f, L, n, rows=2000):
     """What `quadrature` makes of a completion whose tokens have log p = f(l) / L each in a view with l masks: (rows,).
     """
-    M, w, s = (np.asarray(a, float) for a in views(KEY, "quadrature", jnp.ones((rows, L), bool), n=n))
+    M, w, s = quadrature_views(L, n, rows)
     return (s * (w * f(M.sum(-1, keepdims=True)) / L).sum(0)).sum(1)
 
 
@@ -507,7 +513,8 @@ def test_temperature_divides_the_logits_before_they_are_normalised():
     logits = logits_of(WILD, jnp.where(HOLES, 3, TEXT), SMALL)
     expected = jnp.where(HOLES, diffusion.gather_logp(logits / 0.7, TEXT), 0)
     say = lambda logits, x, place: (diffusion.gather_logp(logits / 0.7, x), x)
-    close((w * diffusion.view_logp(WILD, TEXT, M, SMALL, scored=w != 0, say=say)[0]).sum(0), expected)
+    score = jax.jit(lambda params: diffusion.view_logp(params, TEXT, M, SMALL, scored=w != 0, say=say)[0])
+    close((w * score(WILD)).sum(0), expected)
 
 
 # ---- logits in chunks ----
@@ -636,5 +643,5 @@ def test_accuracy_counts_masked_tokens_that_are_the_likeliest():
     x = jnp.array([[1, 1, 2, 1], [0, 1, 1, 2]])
     weight = jnp.array([[[0.1, 0.2, 0.4, 0.0]], [[0.05, 0.1, 0.0, 0.15]]])
     batch = diffusion.NoisyBatch(x, jnp.full((2, 1, 4), 3), weight, None)
-    _, metrics = diffusion.loss(params, batch, cfg)
+    _, metrics = loss(params, batch, cfg)
     np.testing.assert_allclose(metrics["hole_acc"], 0.1 + 0.2 + 0.1, rtol=1e-6)  # it always says 1

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from shared import likelihood, logits_of, token_logp, view_logp
 
 import checkpoint
 import config
@@ -91,7 +92,7 @@ def test_a_folder_of_dllm_opens_with_its_logits(kind, name, block, tmp_path):
     z, T = with_masks(3, 40), 40
     number = np.arange(T) // (block or T)
     expected = torch_logits(theirs, z, (number <= number[:, None])[None])
-    assert difference(model.logits(params, z, cfg), expected) < 2e-5
+    assert difference(logits_of(params, z, cfg), expected) < 2e-5
     huggingface.save(tmp_path / "bd3lm", params, cfg)  # the name of our own folder says nothing
     again, same = checkpoint.load(tmp_path / "bd3lm")
     assert dataclasses.replace(same, d_head=cfg.head_dim) == dataclasses.replace(cfg, d_head=cfg.head_dim)
@@ -106,7 +107,7 @@ def test_illada_is_a_llama_that_sees_both_sides(tmp_path):
     params, cfg = checkpoint.load(tmp_path)
     assert (cfg.causal, cfg.shift, cfg.tie_embeddings) == (False, False, True)
     z = with_masks(2, 20)
-    assert difference(model.logits(params, z, cfg), torch_logits(theirs, z, np.ones((1, 20, 20), bool))) < 2e-5
+    assert difference(logits_of(params, z, cfg), torch_logits(theirs, z, np.ones((1, 20, 20), bool))) < 2e-5
 
 
 def config_only(folder, **changes):
@@ -289,7 +290,7 @@ def test_a_folder_of_nemotron_opens_with_the_logits_of_ministral_under_its_mask(
     z = with_masks(4, 22).at[:, :8].set(5)  # the first two blocks are finished, others are not
     z = z.at[1, :].set(jnp.arange(22)).at[2, 12:16].set(jnp.arange(4))
     expected = torch_logits(theirs, z, visible(np.asarray(z), 4, MASK))
-    assert difference(model.logits(params, z, cfg), expected) < 3e-5
+    assert difference(logits_of(params, z, cfg), expected) < 3e-5
     huggingface.save(tmp_path / "again", params, cfg)
     assert checkpoint.load(tmp_path / "again")[1] == cfg
 
@@ -304,9 +305,9 @@ def test_yarn_is_that_of_transformers_in_other_families(kind, rope, tmp_path):
     params, cfg = checkpoint.load(tmp_path)
     z = jax.random.randint(KEY, (2, 50), 0, 37)
     expected = torch_logits(theirs, z, np.tril(np.ones((1, 50, 50), bool)))
-    assert np.abs(model.logits(params, z, cfg)[:, 1:] - expected[:, :-1]).max() < 1e-4
+    assert np.abs(logits_of(params, z, cfg)[:, 1:] - expected[:, :-1]).max() < 1e-4
     plain = dataclasses.replace(cfg, rope_scaling=None)
-    assert np.abs(model.logits(params, z, plain)[:, 1:] - expected[:, :-1]).max() > 0.1
+    assert np.abs(logits_of(params, z, plain)[:, 1:] - expected[:, :-1]).max() > 0.1
 
 
 @pytest.mark.parametrize("change, named", [
@@ -403,7 +404,7 @@ def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switc
     np.testing.assert_allclose(plain["logp"], cached["logp"], atol=1e-5)
     of_blocks = dict(cfg=cfg, valid=valid)
     views = diffusion.views(KEY, "trace", z == 4, step=cached["step"], n=4, **of_blocks)
-    np.testing.assert_allclose(diffusion.token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)
+    np.testing.assert_allclose(token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)
 
 
 def test_stored_keys_are_those_of_the_text_read_from_left_to_right():
@@ -424,9 +425,9 @@ def test_likelihoods_of_all_texts_sum_to_one():
     cfg = tall(block_causal=1)
     every = jnp.stack(jnp.meshgrid(*[jnp.arange(4)] * 3, indexing="ij"), -1).reshape(-1, 3)
     masked = jnp.ones((1, *every.shape), bool)
-    logp, _ = diffusion.view_logp(FAR, every, masked, cfg)
+    logp, _ = view_logp(FAR, every, masked, cfg)
     assert abs(jnp.exp(logp.sum((0, 2))).sum() - 1) < 1e-5
-    one = diffusion.likelihood(FAR, (every[:, :1], masked[0, :, :1], None), KEY, cfg, n=1)
+    one = likelihood(FAR, (every[:, :1], masked[0, :, :1], None), KEY, cfg, n=1)
     np.testing.assert_allclose(one, logp[0, :, 0], atol=1e-5)
 
 

@@ -118,14 +118,15 @@ def score(params):
     views = diffusion.views(key, "coupled_elbo", x > 0)
     return value - diffusion.loss(params, batch, cfg)[0], diffusion.token_logp(params, x, views, cfg)
 
-gain, logp = jax.jit(score)(model.init(key, cfg))
-assert gain > 0 and (logp[x > 0] < 0).all()
 if len(sys.argv) > 2:
     from system import huggingface
     try:
         huggingface.read_config(sys.argv[2])
     except ValueError as e:
         print(e)
+else:
+    gain, logp = jax.jit(score)(model.init(key, cfg))
+    assert gain > 0 and (logp[x > 0] < 0).all()
 """
 
 
@@ -150,7 +151,7 @@ def test_the_core_works_without_the_folder_of_variants():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDED)
-def test_without_a_variant_the_core_works_and_a_model_that_needs_it_says_so(name, tmp_path):
+def test_without_a_variant_a_model_that_needs_it_says_so(name, tmp_path):
     cfg = model.ModelConfig(vocab_size=12, n_layer=1, n_head=2, d_model=16, mask_id=11, **NEEDED[name])
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), cfg))
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
@@ -209,22 +210,13 @@ def test_functions_of_the_core_have_few_parameters():
     assert max(len(n.args.args) + len(n.args.kwonlyargs) for n in functions) <= 9
 
 
-def test_the_sandbox_starts_without_jax_and_imports_print_nothing():
-    code = "import sys; from judges import rules, sandbox, warden; sys.exit(bool({'jax', 'numpy'} & {*sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
-    assert done.returncode == 0 and done.stdout == done.stderr == b""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("packages", ["huggingface_hub", "pyarrow,wandb"])  # CI's first stage lacks all but the first
-def test_the_quick_tests_pass_without_an_optional_package(packages):
-    """In the files that name it, and in those of data sets and tiny models, which open what it might be needed for."""
-    named = [f for f in glob.glob("tests/test_*.py") if any(p in open(f).read() for p in packages.split(","))]
-    files = {*named} - {"tests/test_imports.py"}
-    files |= {"tests/test_data.py", "tests/test_tiny.py"}
-    env = {k: v for k, v in os.environ.items() if k != "UNMASK_ORACLES"}
-    env |= {"UNMASK_HIDDEN": packages, "PYTHONPATH": "tests/hidden"}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", *sorted(files)], env=env,
+def test_the_quick_tests_of_data_sets_pass_without_the_package_that_fetches_them():
+    """The other optional packages are not there in CI's first stage, which runs all quick tests."""
+    env = {k: v for k, v in os.environ.items() if k not in ("UNMASK_ORACLES", "UNMASK_PASSED")}
+    env |= {"UNMASK_HIDDEN": "huggingface_hub", "PYTHONPATH": "tests/hidden"}
+    files = "tests/test_data.py", "tests/test_tiny.py"
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", *files], env=env,
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
 
@@ -244,13 +236,6 @@ def test_a_hidden_package_cannot_be_imported():
     code = "import pytest\ntry: import jinja2\nexcept ModuleNotFoundError as e: print(e.name)"
     env = os.environ | {"UNMASK_HIDDEN": "jinja2", "PYTHONPATH": "tests/hidden"}
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "jinja2\n"
-
-
-def test_ci_runs_the_test_command_before_it_installs_anything_else():
-    lines = open(".ci/run").read().splitlines()
-    first = next(i for i, line in enumerate(lines) if 'bash -c "$command"' in line)
-    assert not any("pip install" in line and "sed" not in line for line in lines[:first])
-    assert sum("python -m pytest" in line and "pip install" in line for line in open("README.md")) == 1
 
 
 def test_functions_of_the_core_have_few_names_of_their_own():

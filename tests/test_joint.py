@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import noise_of
+from shared import loss, noise_of
 
 import checkpoint
 import config
@@ -29,6 +29,11 @@ X = jax.random.randint(jax.random.key(1), (3, 9), 0, 4)
 VALID = jnp.arange(9) >= jnp.array([[0], [2], [5]])  # two rows are padded on their left
 
 
+hidden = jax.jit(blocks.hidden, static_argnames=("cfg", "start", "with_text"))
+hidden_ar = jax.jit(model.hidden, static_argnames=("cfg", "start"))
+slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
+
+
 def close(a, b, tol=2e-5):
     np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tol, rtol=0)
 
@@ -40,20 +45,19 @@ def plan(**keys):
 # ---- both losses in one pass -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", [0, 5])
-@pytest.mark.parametrize("valid", [None, VALID])
+@pytest.mark.parametrize("valid, start", [(VALID, 5), slow(None, 5), slow(VALID, 0), slow(None, 0)])
 def test_the_text_of_a_packed_row_is_read_as_the_autoregressive_model_reads_it(valid, start):
     noisy = jnp.where(jax.random.bernoulli(KEY, 0.5, (3, 2, 9)), CFG.mask_id, X[:, None])
-    both = blocks.hidden(FAR, X, noisy, CFG, valid, start, with_text=True)
+    both = hidden(FAR, X, noisy, CFG, valid, start, with_text=True)
     has_left = jnp.broadcast_to(model.positions_of(valid, 9) > 0, X.shape)[:, start:, None]
-    close(both[:, 0] * has_left, model.hidden(FAR, X, AR, valid, start) * has_left)
+    close(both[:, 0] * has_left, hidden_ar(FAR, X, AR, valid, start) * has_left)
     there = True if valid is None else valid[:, None, start:, None]
-    close(both[:, 1:] * there, blocks.hidden(FAR, X, noisy, CFG, valid, start) * there)
+    close(both[:, 1:] * there, hidden(FAR, X, noisy, CFG, valid, start) * there)
 
 
 def test_a_copy_sees_its_own_block_both_ways_and_the_text_before_it():
     noisy = jnp.where(jnp.arange(9) % 3 > 0, CFG.mask_id, X)
-    h = blocks.hidden(FAR, X, noisy[:, None], CFG)[:, 0]
+    h = hidden(FAR, X, noisy[:, None], CFG)[:, 0]
     i, j = jnp.arange(8)[:, None], jnp.arange(8)
     sees = jnp.where(i < 4, j <= i, True)[None]  # block 1 behind the text of block 0, which is causal
     row = jnp.concatenate([X[:, :4], noisy[:, 4:8]], 1)
@@ -61,13 +65,13 @@ def test_a_copy_sees_its_own_block_both_ways_and_the_text_before_it():
     close(h[:, 4:8], alone[:, 4:])
 
 
-@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("paired", [slow(False), True])
 def test_the_loss_is_that_of_the_denoiser_and_that_of_the_autoregressive_model(paired):
     maskable = VALID & (jnp.arange(9) >= 6)
     batch = X, maskable, VALID
-    total, metrics = diffusion.loss(FAR, noise_of(KEY, batch, CFG, paired=paired, causal_weight=0.7), CFG)
-    denoising, _ = diffusion.loss(FAR, noise_of(KEY, batch, CFG, paired=paired), CFG)
-    causal, _ = diffusion.loss(FAR, diffusion.noise(KEY, batch, AR), AR)
+    total, metrics = loss(FAR, noise_of(KEY, batch, CFG, paired=paired, causal_weight=0.7), CFG)
+    denoising, _ = loss(FAR, noise_of(KEY, batch, CFG, paired=paired), CFG)
+    causal, _ = loss(FAR, diffusion.noise(KEY, batch, AR), AR)
     close([total, metrics["nelbo"], metrics["causal_loss"]], [denoising + 0.7 * causal, denoising, 0.7 * causal])
     same = noise_of(KEY, batch, CFG, paired=paired)
     assert same.weight.shape == (3, 1 + paired, 9), "without a causal_weight there is one loss"
@@ -102,7 +106,7 @@ def prompts():
     return z.at[2, 8].set(1), jnp.arange(14) >= jnp.array([[0], [2], [4]])
 
 
-@pytest.mark.parametrize("block", [2, 4, 32])
+@pytest.mark.parametrize("block", [2, 4, slow(32)])
 def test_greedy_drafts_write_what_the_autoregressive_model_writes(block):
     z, valid = prompts()
     cfg = dataclasses.replace(CFG, block_causal=block)
@@ -127,7 +131,7 @@ def test_a_good_draft_saves_passes():
     np.testing.assert_array_equal(steps, [-1, *np.repeat([1, 3, 5, 7], 4)])
 
 
-@pytest.mark.parametrize("keys", [{}, dict(top_p=0.8), dict(temperature=0.6, top_k=3)])
+@pytest.mark.parametrize("keys", [slow({}), slow(dict(top_p=0.8)), dict(temperature=0.6, top_k=3)])
 def test_sampled_drafts_have_the_distribution_of_the_autoregressive_model(keys):
     """All completions of three tokens, counted, beside their probabilities by enumeration."""
     n, asked = 4096, plan(**dict(temperature=1.0) | keys)

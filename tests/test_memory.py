@@ -1,6 +1,5 @@
 """system/memory.py, tools/plan.py: estimates against XLA's own account, and plans for devices that are not here."""
 import dataclasses
-import functools
 import math
 import re
 from typing import NamedTuple
@@ -11,8 +10,6 @@ import pytest
 import config
 import diffusion
 import model
-import rl
-import sample
 from system import fit, huggingface, memory, sharding
 from tools import plan
 from variants import blocks, joint
@@ -30,36 +27,6 @@ def shapes_of(cfg):
 
 def array(cfg, kind):
     return jax.ShapeDtypeStruct((cfg.batch_size * (cfg.group_size if cfg.objective == "grpo" else 1), 64), kind)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [
-    {}, dict(model=dataclasses.replace(SMALL.model, n_layer=12, dtype="bfloat16")),
-    dict(gradient_accumulation_steps=2, model=dataclasses.replace(SMALL.model, vocab_size=4000))])  # fmt: skip
-def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_allocates(changes):
-    cfg = dataclasses.replace(SMALL, **changes)
-    params, (tx, _) = shapes_of(cfg), rl.optimizer(cfg)
-    x = array(cfg, int)
-    copies = [jax.ShapeDtypeStruct((len(x), 1, x.shape[1]), dtype) for dtype in (int, float)]
-    batch = diffusion.NoisyBatch(x, *copies, None)
-    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
-    update = rl.make_update(loss, tx, cfg)
-    used = update.lower(params, jax.eval_shape(tx.init, params), None, 0, batch).compile().memory_analysis()
-    used = used.argument_size_in_bytes + used.temp_size_in_bytes
-    estimate = memory.estimate_bytes(cfg)["peak"]
-    print(f"estimate / real: {estimate / used:.2f}")
-    assert 2 / 3 < estimate / used < 3 / 2
-
-
-@pytest.mark.slow
-def test_the_memory_of_a_rollout_is_estimated_within_a_factor_of_two():
-    cfg = dataclasses.replace(SMALL, **TUNING)
-    plan = sample.Plan(temperature=1.0, block_len=cfg.max_new_tokens)
-    rollout = functools.partial(sample.generate.lower, cfg=cfg.model, plan=plan, group=cfg.group_size)
-    used = rollout(shapes_of(cfg), jax.random.key(0), array(cfg, int)).compile().memory_analysis().temp_size_in_bytes
-    estimate = memory.estimate_bytes(cfg)["rollout"]
-    print(f"estimate / real: {estimate / used:.2f}")
-    assert 0.5 < estimate / used < 2
 
 
 def test_a_training_step_takes_three_forward_passes_of_two_flops_per_weight_and_token():
@@ -257,9 +224,8 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys, changes", [
-    (ROWS, dict(dtype="bfloat16")), (ROWS, {}), (ROWS | dict(lora_rank=8, logp_chunk=8), {}),
+    (ROWS, dict(dtype="bfloat16")), (ROWS | dict(lora_rank=8, logp_chunk=8), {}),
     (dict(batch_size=16, max_prompt_len=16, max_new_tokens=48, ema_decay=0.99, gradient_accumulation_steps=8), {}),
-    (dict(objective="judge", init_from="x", max_prompt_len=16, max_new_tokens=48), {}),
     (dict(objective="dpo", init_from="x", max_prompt_len=16, max_new_tokens=48, kl_beta=0.1, logp_est="elbo",
           gradient_accumulation_steps=8), {})])  # fmt: skip
 def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):

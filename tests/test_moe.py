@@ -16,6 +16,8 @@ import pytest
 if __name__ == "__main__":  # this file is also a program that runs on more devices: see `on_devices`
     import conftest  # noqa: F401
 
+from shared import compiled, logits_of
+
 import checkpoint
 import config
 import diffusion
@@ -108,7 +110,7 @@ def test_all_tokens_may_go_through_the_same_experts():
     w["router"] = jnp.zeros_like(w["router"]).at[:, 2:5].add(jnp.sign(w["router"][:, :1]))
     h = jnp.abs(h) * jnp.sign(w["router"][:, 2])
     assert set(np.unique(moe.route(h, w, SMALL)[0])) == {2, 3, 4}
-    close(moe.mixture(h, w, SMALL), every_expert(h, w, SMALL), 2e-5)
+    close(compiled(moe.mixture)(h, w, SMALL), compiled(every_expert)(h, w, SMALL), 2e-5)
 
 
 @pytest.mark.parametrize("sizes", [[3, 0, 5, 1], [9, 0, 0, 0], [0, 0, 0, 9], [2, 2, 2, 3], [1, 0, 0, 0]], ids=str)
@@ -170,8 +172,8 @@ def test_in_16_bits_the_router_computes_in_32():
     expert, weight = moe.route(h, w, SMALL)
     assert weight.dtype == jnp.float32
     np.testing.assert_array_equal(expert, moe.route(h.astype("float32"), w, SMALL)[0])
-    low = model.logits(start(SDAR), TOKENS, cfg)
-    close(np.delete(low, 39, -1), np.delete(model.logits(start(SDAR), TOKENS, SDAR), 39, -1), 0.2)
+    low = logits_of(start(SDAR), TOKENS, cfg)
+    close(np.delete(low, 39, -1), np.delete(logits_of(start(SDAR), TOKENS, SDAR), 39, -1), 0.2)
 
 
 # ---- LLaDA2's own outputs --------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ def fixture():
 def test_logits_equal_those_of_llada2s_own_code(b):
     params, cfg, e = fixture()
     assert (cfg.block_causal, cfg.first_dense, cfg.expert_groups, cfg.rotary_share) == (32, 1, 4, 0.5)
-    ours = model.logits(params, e["ids"], changed(cfg, block_causal=b))
+    ours = logits_of(params, e["ids"], changed(cfg, block_causal=b))
     close(np.delete(ours, 63, -1), np.delete(e[f"logits_{b}"], 63, -1), 2e-5)
 
 
@@ -425,9 +427,9 @@ def test_a_folder_of_adapters_loads_as_their_base_with_them_merged(name, targets
     new = {"blocks": {n: x if n.endswith("_a") else 0.1 + x for n, x in new["blocks"].items()}}
     disk.write_files(tmp_path / "lora", adapters.adapter_files(new, cfg, str(folder), 4.0))
     merged, shape = checkpoint.load(tmp_path / "lora")
-    want = model.logits(lora.adapted(start(cfg), new, 4.0), TOKENS, cfg)[..., :37]
-    close(model.logits(merged, TOKENS, shape)[..., :37], want, 1e-5)
-    assert float(abs(want - model.logits(start(cfg), TOKENS, cfg)[..., :37]).max()) > 1e-3
+    want = logits_of(lora.adapted(start(cfg), new, 4.0), TOKENS, cfg)[..., :37]
+    close(logits_of(merged, TOKENS, shape)[..., :37], want, 1e-5)
+    assert float(abs(want - logits_of(start(cfg), TOKENS, cfg)[..., :37]).max()) > 1e-3
 
 
 @pytest.mark.parametrize("name, targets, known", [("qwen3_moe", ("q", "gate"), "q, k, v, o"),

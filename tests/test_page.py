@@ -95,7 +95,7 @@ MORE = [Plan(rule="dream", steps=4), Plan(rule="factor", factor=1.5), Plan(rule=
         Plan(rule="entropy", order="entropy", budget=3.0), Plan(block_len=3, steps=5), Plan(order="sampled", steps=2),
         Plan(early_end=True, steps=7), Plan(order="random", steps=1)]  # fmt: skip
 CASES = [("plain", plan, ()) for plan in PLANS] + [("plain", plan, pytest.mark.slow) for plan in MORE]
-CASES += [(kind, plan, pytest.mark.slow) for kind in KINDS if kind not in ("plain", "causal") for plan in PLANS]
+CASES += [(kind, plan, pytest.mark.slow) for kind in KINDS if kind not in ("plain", "causal") for plan in PLANS[1:2]]
 CASES += [("causal", Plan(order="left"), pytest.mark.slow)]
 
 
@@ -362,8 +362,7 @@ def test_a_grid_that_is_filled_in_place_is_typed_with_its_holes(browser, tmp_pat
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width, dark", [(1280, False), (400, True)])
 def test_the_page_fits_wide_and_narrow_light_and_dark(width, dark, browser, tmp_path):
     models = [loaded("plain", name, trained=SUDOKU) for name in ("before", "after_" + "x" * 30)]
     shown(browser, tmp_path / "fits.html", models, rows=ROWS, n_new=16, width=width, dark=dark)
@@ -399,20 +398,6 @@ def test_the_committed_page_is_what_the_command_writes_now():
     words = re.split("%(?:title|data|model)%", open("tools/page.html", encoding="utf-8").read())
     assert all(word in source for word in [*words, open("tools/page.js", encoding="utf-8").read()]), (
         f"write it anew: python sample.py assets/sudoku_base assets/sudoku_grpo --page={COMMITTED}")  # fmt: skip
-
-
-@needs_browser
-@pytest.mark.slow
-def test_in_the_committed_page_grpo_has_helped(browser):
-    browser.open(COMMITTED)
-    browser.run("while (!runs.every(isDone)) onePass()")
-    assert browser.run("runs.map(run => run.status.className)") == ["bad", "good"]
-    browser.run("find('start').click()")
-    browser.wait("find('start').textContent === 'Count again'", seconds=300)
-    bars = browser.run("[...find('bars').children].map(e => e.textContent)")
-    counts = [int(re.fullmatch(r"sudoku_(?:base|grpo): (\d+) right of 100", bar)[1]) for bar in bars if bar]
-    assert 45 <= counts[0] <= 49 and 80 <= counts[1] <= 84, "in JAX 47 and 82; 48 and 83% of 512 in the run's log"
-    assert not browser.errors and len(browser.requests) == 1
 
 
 # ---- what is written, and what is refused ----

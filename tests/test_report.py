@@ -14,7 +14,7 @@ import checkpoint
 import config
 import runs
 from system import report
-from tools import compare, film
+from tools import compare
 
 HOSTILE = "</script><script>alert(1)</script>\x00\x1b &amp; ]]> ⏎ \ud800 \"'"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -288,22 +288,11 @@ def test_runs_py_is_the_program():
 # ---- the animation of the README ----
 
 
-def test_the_animation_has_a_background_of_its_own_on_light_and_on_dark_pages():
-    """An image follows the system, not the page that it stands on, so it must not show the page behind it."""
-    picture = ElementTree.parse("assets/film.svg").getroot()
-    first = next(child for child in picture if not child.tag.endswith("style"))
-    assert first.tag == f"{SVG}rect" and (first.get("width"), first.get("height")) == ("100%", "100%")
-    light, dark = film.STYLE.split("@media (prefers-color-scheme: dark)")
-    assert all(f".{first.get('class')} {{ fill:" in part for part in (light, dark))
-    assert film.STYLE in open("assets/film.svg").read()
-
-
 # ---- in a browser ----
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width, dark", [(1280, False), (400, True)])
 def test_the_page_fits_wide_and_narrow_light_and_dark_and_runs_nothing_of_a_text(width, dark, cfg, browser):
     browser.open(f"{cfg.out_dir}/report.html", width=width, dark=dark)
     assert browser.run("document.documentElement.scrollWidth") <= width

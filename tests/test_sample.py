@@ -308,7 +308,7 @@ def test_a_batch_in_chunks_gets_the_tokens_it_gets_at_once(plan):
 
 
 @pytest.mark.parametrize("rule, plan", [
-    ("quota", dict(steps=5, block_len=3)), ("dream", dict(steps=4, block_len=4)), slow("dream", dict(steps=6)),
+    ("quota", dict(steps=5, block_len=3)), slow("dream", dict(steps=4, block_len=4)), slow("dream", dict(steps=6)),
     slow("threshold", dict(threshold=0.4, block_len=3, order="sampled"))])
 def test_holes_of_other_rows_change_nothing_in_a_row_neither_its_blocks_nor_its_share_of_the_steps(rule, plan):
     plan, rows = Plan(rule=rule, temperature=1.0, **plan), ["01______", "__2301_2", "0123_1_2", "01230123", "_12__0_3"]
@@ -332,7 +332,8 @@ def test_a_window_that_begins_elsewhere_in_each_row_has_the_logits_of_the_whole(
             np.testing.assert_allclose(l, row[first:first + 3], atol=2e-5)
 
 
-@pytest.mark.parametrize("order", ["margin", slow("entropy"), slow("confidence")])
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["margin", "entropy", "confidence"])
 def test_without_a_prompt_a_row_gets_the_tokens_it_gets_alone(order):
     """All masks are alike then, so scores tie and rounding must not decide the order."""
     cfg = model.ModelConfig(vocab_size=259, n_layer=4, d_model=64, mask_id=258, eos_id=257)
@@ -520,7 +521,8 @@ def test_blocks_are_filled_from_left_to_right_and_share_the_steps():
 
 # ---- a cache, and an early end ----
 
-@pytest.mark.parametrize("shift, cache", [(False, "prefix"), slow(False, "dual"), slow(True, "prefix"), (True, "dual")])
+@pytest.mark.parametrize("shift, cache", [(False, "prefix"), slow(False, "dual"), slow(True, "prefix"),
+                                          slow(True, "dual")])  # fmt: skip
 def test_of_one_layer_a_cache_changes_nothing_for_its_keys_and_values_know_their_own_token_only(shift, cache):
     cfg = dataclasses.replace(TINY, shift=shift)
     plan = Plan(rule="threshold", threshold=0.4, temperature=1.0, block_len=4)
@@ -929,6 +931,7 @@ assert filled() and not model.plugged(sample.QUEUES, "slots")
 """
 
 
+@pytest.mark.slow
 def test_a_way_to_sample_whose_file_is_gone_is_missed_by_what_needs_it_alone():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -1271,6 +1274,8 @@ def test_rows_that_are_full_make_room_and_get_the_tokens_they_would_have_got(pla
     np.testing.assert_array_equal(y, x)
     np.testing.assert_array_equal(in_turn["step"], at_once["step"])
     np.testing.assert_allclose(in_turn["logp"], at_once["logp"], atol=1e-5)
+    if padded:
+        return
     passes = np.asarray(at_once["step"]).max(1) + 1  # of each row
     _, in_chunks = sharding.in_chunks(lambda k, a: sample.fill(PARAMS, k, a, run, plan, 2), 4, keys, arrays)
     assert passes.mean() <= in_turn["n_steps"] < in_chunks["n_steps"]

@@ -326,9 +326,8 @@ def test_a_class_that_says_yes_earns_nothing_by_extending_a_plain_one(box, base)
     assert verdict["passed"] == [False] * len(WANTED)
 
 
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("zero", ["0", "{name}()", "self"])
-def test_a_difference_from_a_plain_value_is_not_the_objects_to_make(box, base, zero):
+@pytest.mark.parametrize("zero, base", [*(("0", base) for base in BASES), ("{name}()", ""), ("self", "(int)"), ("self", "(list)")])
+def test_a_difference_from_a_plain_value_is_not_the_objects_to_make(box, zero, base):
     code = textwrap.dedent(YES.format(name="Yes", base=base, zero=zero.format(name="Yes")))
     tests = ["abs(f() - 3) < 1", "abs(3 - f()) < 1", "not (f() - 3)", "abs(Yes() - 3) < 1", "abs(3 - Yes()) < 1",
              "Yes() - 3 == 0", "sum([f(), -3]) == 0", "round(f() - 3, 2) == 0", "float(f()) == 3", "int(f()) == 3", "f() > 2",
@@ -749,12 +748,6 @@ def test_a_verdict_does_not_depend_on_the_neighbours(workers, count, seconds, ti
         assert verdict["passed"] == [False] and verdict["error"] == "out of time"
 
 
-def test_the_default_number_of_workers_is_the_one_of_the_documents():
-    with open(f"{ROOT}/config/__init__.py") as f:
-        assert "None: six per core, at most 64" in f.read()
-    assert Sandbox().workers == min(64, 6 * module.usable_cores())
-
-
 @pytest.mark.parametrize("files, cores", [
     ({}, 8), ({"cpu.max": "max 100000"}, 8), ({"cpu.max": "250000 100000"}, 3), ({"a/b/cpu.max": "10000 100000"}, 1),
     ({"a/cpu.max": "400000 100000", "a/b/cpu.max": "max 100000"}, 4), ({"cpu.max": "nonsense"}, 8),
@@ -963,7 +956,7 @@ def manifest(*kinds):
                         yield code, case["tests"], case["entry"]
 
 
-@pytest.mark.parametrize("share", [12, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [12, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_crowd_gets_the_verdicts_that_each_got_alone(share):
     jobs = list(manifest("honest", "cheat"))[::share]
     with Sandbox(workers=1, timeout=5) as box:
@@ -1123,7 +1116,7 @@ def test_every_attack_fails_and_the_honest_are_paid():
 
 
 @pytest.mark.slow
-def test_a_quarter_of_them_as_an_ordinary_user():
+def test_some_of_them_as_an_ordinary_user():
     if os.getuid() or not shutil.which("setpriv") or not os.path.exists("/usr/bin/python3"):
         pytest.skip("takes root, setpriv and a Python that others can read")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -1131,4 +1124,4 @@ def test_a_quarter_of_them_as_an_ordinary_user():
         shutil.copytree(f"{ROOT}/judges", f"{root}/judges")
         shutil.copytree(ATTACKS, f"{root}/tests/attacks")
         subprocess.run(["chmod", "-R", "a+rX", root], check=True)
-        attack("--timeout=1.5", "--slack=3", "--every=4", prefix=nobody, python="/usr/bin/python3", root=root)
+        attack("--timeout=1.5", "--slack=3", "--every=12", prefix=nobody, python="/usr/bin/python3", root=root)

@@ -1,7 +1,6 @@
 """At the terminal: what a person may type, send or lack is answered with one sentence and an exit code, never lost."""
 import ast
 import contextlib
-import dataclasses
 import errno
 import fnmatch
 import gc
@@ -38,16 +37,12 @@ WRONG = [  # a command line, and what must be in the one sentence that answers i
     ("config/sudoku_grpo.py --judge_from=out/j", "is for the reward judge or coherence, but rewards are sudoku_all"),
     ("config/sudoku.py --resume=True --out_dir=TMP/typo", "there is no run in 'TMP/typo'"),
     ("config/sudoku.py --out_dir=TMP/FILE/x", "Not a directory"),
-    ("config/sudoku.py --init_from=resume", "--resume=True continues the run in out_dir"),
-    ("config/sudoku.py max_iters=3", "write it as --max_iters=3"),
-    ("config/sudoku.py -max_iters=3", "write it as --max_iters=3"),
     ("config/sudoku_grpo.py --rewards=regex(pattern=()",
      "the reward 'regex' cannot be computed with pattern=(: missing ), unterminated subpattern"),
     ("config/sudoku_grpo.py --base.max_iters=x", "--base.max_iters=x: expected a whole number"),
     ("config/sudoku_grpo.py --base.n_layer=x", "--base.n_layer=x: expected a whole number"),
     ("config/sudoku_grpo.py --step_baseline=0.5",
      "'step_baseline': there is no such thing here: credit per step gained nothing"),
-    ("config/sudoku.py --block_len=0", "block_len=0 must be at least 1"),
 ]
 
 
@@ -107,12 +102,6 @@ def test_a_causal_base_is_known_by_its_config_file():
     assert config.load((line + "exact").split()).logp_est == "exact"
     with pytest.raises(ValueError, match="needs logp_est='exact'"):
         config.load((line + "trace").split())
-
-
-def test_a_model_key_in_a_file_is_answered_with_python_that_works(tmp_path):
-    (tmp_path / "x.py").write_text("from config import Config\nconfig = Config(n_layer=2)\n")
-    with pytest.raises(ValueError, match=r"x.py, line 2: n_layer is a key of the model: model=ModelConfig\(n_layer="):
-        config.read_file(str(tmp_path / "x.py"))
 
 
 def test_the_program_runs_from_any_folder_and_writes_where_one_is(tmp_path, monkeypatch):
@@ -287,12 +276,6 @@ def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
     _, err = process.communicate()
     assert process.returncode == 141 and b"Traceback" not in err
     assert checkpoint.steps(f"{tmp_path}/out") and b"Exception" not in err
-
-
-def test_the_costs_of_a_rollout_grow_with_its_completions():
-    cfg = dataclasses.replace(config.read_file("config/sudoku_d1_grpo.py"), model=model.ModelConfig(mask_id=258))
-    many = dataclasses.replace(cfg, group_size=1_000_000)
-    assert memory.estimate_bytes(cfg)["peak"] < 1e9 < 1e11 < memory.estimate_bytes(many)["peak"]
 
 
 # ---- signals and streams, from the first line to the last ----

@@ -91,11 +91,6 @@ def test_a_trained_vocabulary_has_the_size_that_was_asked_for():
         learn.tokenizer(SAMPLE, 258)
 
 
-def test_our_pattern_leaves_no_character_out():
-    every = "".join(map(chr, [*range(0x3000), *range(0xFE00, 0xFFFF), *range(0x1F600, 0x1F650)]))
-    assert "".join(re.findall(bpe.OWN_PATTERN, every)) == every
-
-
 def test_numbers_are_written_in_two_digits_at_most():
     tok = learn.tokenizer(["123 456 789 " * 50], 400)
     assert [tok.decode([i]) for i in tok.encode("123 456")] == ["12", "3", " 45", "6"]
@@ -140,11 +135,6 @@ def test_what_we_save_is_read_back_identically(tok, tmp_path):
     assert all((tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
     assert all(again.encode(text, specials=True) == tok.encode(text, specials=True) for text in SAMPLE)
     assert (again.mask_id, again.eos_id, again.pad_id) == (tok.mask_id, tok.eos_id, tok.pad_id)
-
-
-def test_saved_llada_merges_are_those_of_the_original(tmp_path):
-    FIXTURE.save(tmp_path)
-    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["merges"] == spec()["model"]["merges"]
 
 
 @pytest.mark.slow
@@ -347,7 +337,7 @@ def cut_with(pattern, nfc=True):
 
 @pytest.mark.parametrize("tok", [TRAINED, cut_with(bpe.OWN_PATTERN), cut_with(foreign.QWEN2_PATTERN), cut_with(None)],
                          ids=["own", "own pattern", "qwen2", "gpt2"])  # fmt: skip
-@pytest.mark.parametrize("text", [" " * 1_000_000 + "x", "a" * 100_000, " \n" * 50_000], ids=["spaces", "as", "lines"])
+@pytest.mark.parametrize("text", [" " * 200_000 + "x", "a" * 30_000, " \n" * 20_000], ids=["spaces", "as", "lines"])
 def test_very_long_runs_neither_crash_nor_get_lost(tok, text):
     assert tok.decode(tok.encode(text)) == text
 
