@@ -62,29 +62,9 @@ NOT_HERE = {name: importlib.util.find_spec(name) is None for name in ("tokenizer
 LONG = "walkthrough mesh imports faults sandbox anatomy doctor bench".split()  # files whose single tests take longest
 
 
-# A file: if it is not there, the names of the tests that pass are written to it; if it is, they are not run again. So
-# CI, which runs the quick tests without the oracles first, then runs only the slow ones and those that were skipped.
-PASSED, passed = os.environ.get("UNMASK_PASSED", ""), []
-
-
-def pytest_runtest_logreport(report):
-    if report.when == "call" and report.passed:
-        passed.append(report.nodeid)
-
-
-def pytest_sessionfinish(session):
-    if PASSED and not os.path.exists(PASSED) and not hasattr(session.config, "workerinput"):  # a worker knows a part
-        with open(PASSED, "w") as f:
-            f.write("\n".join(passed))
-
-
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     """Begin with the longest files, then those of most tests: a file stays with one worker, and a long one that begins
     last would leave the other workers idle."""
-    if os.path.exists(PASSED):
-        before = set(open(PASSED).read().splitlines())
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in before])
-        items[:] = [item for item in items if item.nodeid not in before]
     tests_in = collections.Counter(item.path for item in items)
 
     def order(item):
