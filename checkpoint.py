@@ -5,6 +5,7 @@ A checkpoint is a Hugging Face folder with two more files: state.safetensors (ev
 and run.json (the step, the best step so far, the config). A checkpoint appears whole or not at all.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -21,7 +22,21 @@ import config
 import model
 from data import bpe
 from data.bpe import Tokenizer
-from system import disk, hosts, huggingface
+from system import disk, hosts, huggingface, sections
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    open_as: str | None = sections.key(None, "family of the folders in init_from and ref_from, if config.json says "
+                                       "another")  # fmt: skip
+    keep_checkpoints: int = sections.key(2, "number of newest checkpoints to keep, in addition to the best one",
+                                         sections.POSITIVE_INT)  # fmt: skip
+
+    def between_keys(self, c):
+        yield (self.open_as and (c.init_from or "").endswith(".py"),
+               f"open_as={self.open_as!r} is for other people's folders: a run, as of init_from={c.init_from!r}, "
+               "writes its own model under the right family")  # fmt: skip
+
 
 LOGS = "metrics.jsonl", "samples.jsonl", "rollouts.jsonl", "watched.jsonl"
 WRITING = ".writing"  # the folder in out_dir of a checkpoint that is being written or deleted
@@ -235,7 +250,7 @@ def publish(cfg, temporary, final, best, files):
         disk.sync(os.path.join(cfg.out_dir, name))
     os.rename(temporary, final)
     disk.sync(cfg.out_dir)
-    to_keep = steps(cfg.out_dir)[-cfg.keep_checkpoints :] + [best and best["step"]]
+    to_keep = steps(cfg.out_dir)[-Keys.of(cfg).keep_checkpoints :] + [best and best["step"]]
     for step in steps(cfg.out_dir):
         if step not in to_keep:  # renamed first: a half deleted folder must not look like a checkpoint
             os.rename(checkpoint_folder(cfg.out_dir, step), temporary)

@@ -108,6 +108,10 @@ class ModelConfig(Sections):
         return self.d_head or self.d_model // self.n_head
 
     @property
+    def query_factor(self):
+        return (self.query_scale or self.head_dim) ** -0.5
+
+    @property
     def ff(self):
         return self.d_ff or -(-8 * self.d_model // 96) * 32
 
@@ -242,11 +246,11 @@ def columns(x, part):
 
 
 def block(x, w, cfg, rotation, attend, part=None):
-    """Apply one transformer block: x (B, S, D) -> (B, S, D), and the cache that `attend` returns.
+    """Apply one transformer block: x (B, S, D) -> (B, S, D).
 
-    w: the weights of this block. attend(q, k, v) -> the mixed values (B, S, H*K), the cache. rotation: the tables of
-    `rotary`. part (first, how many): compute the result for these columns only, (B, how many,
-    D); all columns still serve as keys and values."""
+    w: the weights of this block. attend(q, k, v) -> the mixed values (B, S, H*K). rotation: the tables of `rotary`.
+    part (first, how many): compute the result for these columns only, (B, how many, D); all columns still serve as keys
+    and values."""
 
     def norm(x, name):
         return rms_norm(x, w[name], cfg.norm_eps)
@@ -258,11 +262,11 @@ def block(x, w, cfg, rotation, attend, part=None):
     h = norm(x, "attn_norm")
     q = rotate(heads(columns(h, part), "q"), *(columns(a, part) for a in rotation))
     k = rotate(heads(h, "k"), *rotation[:2])
-    mixed, cache = attend(q, k, heads(h, "v"))
+    mixed = attend(q, k, heads(h, "v"))
     out = linear(mixed, w, "o")
     x = columns(x, part) + (norm(out, "attn_out_norm") if cfg.gemma else out)
     out = chosen(MLPS, cfg, "dense").apply(norm(x, "mlp_norm"), w, cfg)
-    return x + (norm(out, "mlp_out_norm") if cfg.gemma else out), cache
+    return x + (norm(out, "mlp_out_norm") if cfg.gemma else out)
 
 
 class Mlp(NamedTuple):
@@ -303,6 +307,9 @@ class Mask(NamedTuple):
     far: jax.Array | None  # in layers without a sliding window; None: everyone to everyone
     near: jax.Array | None  # in layers with one, which are 0, 2, 4, ...; None: no layer has one
 
+    def of_layer(self, i):
+        return self.far if self.near is None else jnp.where(i % 2 == 0, self.near, self.far)
+
 
 def positions_of(valid, T):
     """Number the tokens of each text from 0: valid (B, T) or None -> (B or 1, T). Padding on the left is not counted
@@ -337,60 +344,37 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part
     return Mask(far, near & far)
 
 
-def attention(q, k, v, mask, part, scale, cap):
+def attention(q, k, v, mask, part, cfg):
     """Mix the values v that queries may see: q (B, S, H, K) of the columns `part`, k and v (B, T, KV, K), mask as
     `attention_mask` says it for all queries -> (B, S, H*K)."""
     if mask is not None and mask.shape[1] > 1:
         mask = columns(mask, part)
-    return kernels.attention(q, k, v, mask, scale, cap)
+    return kernels.attention(q, k, v, mask, cfg.query_factor, cfg.attn_cap)
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
 
 
-class Write(NamedTuple):
-    """Where new keys and values go in a cache."""
+def forward(params, tokens, cfg, positions, mask, part=None, attention=attention):
+    """Run the network over tokens (B, S) -> hidden states (B, S, D).
 
-    first: jax.Array | int  # the column of the first of them; (B,) if rows differ
-    low: jax.Array | int = 0  # columns before it are not overwritten; (B,) if rows differ
-    high: jax.Array | int | None = None  # nor is this one or any behind it; None: no limit, by `low` neither
-
-
-def forward(params, tokens, cfg, positions, mask, cache=None, write=None, part=None, attention=attention):
-    """Run the network over tokens (B, S) -> hidden states (B, S, D), and the cache with their keys and values (None if
-    none was given).
-
-    positions (B or 1, S): from `positions_of`. mask: a Mask over the S columns themselves, or with a cache
-    (`new_cache`) over its T columns. write: where to store the new keys and values in the cache. part (first, how
-    many): only the states of these columns are returned (and, with up to UNROLLED blocks, computed in the last one).
-    attention: that of packed rows is another (variants/blocks.py)."""
+    positions (B or 1, S): from `positions_of`. mask: a Mask over the S columns. part (first, how many): only the states
+    of these columns are returned (and, with up to UNROLLED blocks, computed in the last one). attention: that of packed
+    rows is another (variants/blocks.py)."""
     params = prepared(params, cfg)
     rotation = chosen(ROTARY, cfg, entries(cfg).turns)(positions, cfg)
-    scale = (cfg.query_scale or cfg.head_dim) ** -0.5
 
-    def layer(carry, inputs, part=None):
-        x, cache = carry
+    def layer(x, inputs, part=None):
         w, i = inputs
-        seen = mask.far if mask.near is None else jnp.where(i % 2 == 0, mask.near, mask.far)
 
         def attend(q, k, v):
-            stored = cache
-            if cache is not None:  # store the new keys and values, attend to all
-                keys, values = cache
-                stored = [kernels.store(keys, k, i, write), kernels.store(values, v, i, write)]
-                k, v = (kernels.stored(a, i) for a in stored)
-            return attention(q, k, v, seen, part, scale, cfg.attn_cap), stored
+            return attention(q, k, v, mask.of_layer(i), part, cfg)
 
-        w = jax.tree.map(kernels.numbers, sharding.gather_weights(w))
-        x, cache = block(x, w, cfg, rotation, attend, part)
-        return (sharding.shard_rows(x), cache), None
+        x = block(x, sharding.gather_weights(w), cfg, rotation, attend, part)
+        return sharding.shard_rows(x), None
 
-    weights = params["blocks"]
-    if cache is not None:
-        weights = jax.tree.map(kernels.bits, weights)
-    carry = embed(params, tokens, cfg), cache
-    x, cache = run_layers(layer, carry, weights, cfg, part)
-    return rms_norm(x, params["norm"], cfg.norm_eps), cache
+    x = run_layers(layer, embed(params, tokens, cfg), params["blocks"], cfg, part)
+    return rms_norm(left_of(x, part), params["norm"], cfg.norm_eps)
 
 
 def prepared(params, cfg):
@@ -417,8 +401,8 @@ def embed(params, tokens, cfg):
 
 
 def run_layers(layer, carry, weights, cfg, part):
-    """Apply layer((x, cache), (weights, number), part) L times -> x of the columns `part`, cache. If there are up to
-    UNROLLED layers, the last one computes no other columns."""
+    """Apply layer(carry, (weights, number), part) -> carry, None L times -> the carry. If there are up to UNROLLED
+    layers, the last one computes no other columns than `part`."""
     unroll = cfg.n_layer <= UNROLLED
     last_layer = functools.partial(layer, part=part)
     if cfg.remat:
@@ -428,19 +412,16 @@ def run_layers(layer, carry, weights, cfg, part):
     for others in first_layers:
         carry, _ = jax.lax.scan(layer, carry, others, unroll=True)
     if part is None or not unroll:
-        (x, cache), _ = jax.lax.scan(layer, carry, layers, unroll=unroll)
-        return columns(x, part), cache
+        return jax.lax.scan(layer, carry, layers, unroll=unroll)[0]
     most = sharding.take(layers, slice(-1))
     last = sharding.take(layers, -1)
     carry, _ = jax.lax.scan(layer, carry, most, unroll=True)
-    carry, _ = last_layer(carry, last)
-    return carry
+    return last_layer(carry, last)[0]
 
 
-def new_cache(cfg, B, T):
-    """Make an empty cache for B rows of T columns -> [keys, values], each (layers, B, KV heads, T, head_dim)."""
-    shape = cfg.n_layer, B, cfg.kv_heads, T, cfg.head_dim
-    return [kernels.bits(jnp.zeros(shape, cfg.dtype)) for _ in "kv"]
+def left_of(x, part):
+    """Cut out the columns `part` of x, the result of `run_layers`, unless the last layer computed no others."""
+    return x if part is None or x.shape[1] == part[1] else columns(x, part)
 
 
 def trunk(params, tokens, cfg, valid=None, part=None):
@@ -448,8 +429,7 @@ def trunk(params, tokens, cfg, valid=None, part=None):
     of the columns `part` (first, how many)."""
     positions = positions_of(valid, tokens.shape[1])
     mask = attention_mask(cfg, valid, tokens)
-    h, _ = forward(params, tokens, cfg, positions, mask, part=part)
-    return h
+    return forward(params, tokens, cfg, positions, mask, part)
 
 
 # ---- the state that a token is predicted from ------------------------------------------------------------------------

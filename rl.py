@@ -324,9 +324,9 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
     old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, without_logp(b), cfg))
     for n in range(cfg.updates_per_rollout):
         views = draw_views(jax.random.fold_in(keys[0], n if cfg.random_masking else 0), c.rollout, cfg)
-        order = jax.random.permutation(jax.random.fold_in(keys[1], n), M)
+        order = jax.random.permutation(jax.random.fold_in(keys[1], n), M) if size < M else None
         for i in range(0, M, size):
-            some, of_some = (c, views) if size == M else sharding.take((c, views), order[i : i + size])
+            some, of_some = (c, views) if order is None else sharding.take((c, views), order[i : i + size])
             b = new_minibatch(some, of_some, cfg)
             if cfg.kl_beta:
                 b = b._replace(ref_logp=logp_of(sharding.to_device(policy.reference), without_logp(b), cfg))

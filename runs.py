@@ -37,8 +37,14 @@ import checkpoint
 import config
 from config import Config
 from data import cache_folder
-from system import collapse, disk, hosts, terminal
+from system import collapse, disk, hosts, sections, terminal
 from system import report as pages
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    log_samples: int = sections.key(3, "completions to print per evaluation (samples.jsonl gets 16) and group",
+                                    sections.NON_NEGATIVE)  # fmt: skip
 
 
 def prepare_process(cfg: Config | None = None) -> None:
@@ -46,7 +52,7 @@ def prepare_process(cfg: Config | None = None) -> None:
     keep_memory()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if cfg:
-        hosts.join(cfg.coordinator, cfg.processes, cfg.process_id)
+        hosts.join(*dataclasses.astuple(hosts.Keys.of(cfg)))
     try:
         if hosts.processes().rank:
             terminal.silence(sys.stdout)
@@ -157,14 +163,27 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     if cfg.num_epochs:
         free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
     names = {*now["use"]} ^ {*was.get("use", now["use"])}
-    known = {of.variant for key, of in config.keys_of_variants().items() if key in OFF or key in FREE}
+    declared = config.declared_keys()
+    known = {of.variant for key, of in declared.items() if key in OFF or not of.module.startswith("variants.")}
+    known |= {of.variant for key, of in declared.items() if key in FREE}
     if unlike := sorted(names - known):
         return f"use of {', '.join(unlike)}"
     free = [*free, *config.idle_names(cfg)]
-    now, was = OFF | now, OFF | was
+    off = settings_off(now | was) | OFF
+    now, was = off | now, off | was
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
     keys = [k for k in keys if not (k.startswith("model.") and now[k] == default.get(k))]
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
+
+
+def settings_off(keys: Iterable[str]) -> dict[str, Any]:
+    """Return the defaults of those keys that a file outside variants/ declares, as JSON has them."""
+    found = {}
+    for key in keys:
+        if (of := config.declared_keys().get(key)) and not of.module.startswith("variants."):
+            kind = getattr(sections.file_of(of.variant), of.kind)
+            found[key] = kind.__dataclass_fields__[key].default
+    return json.loads(json.dumps(found))
 
 
 def move_aside(out_dir: str) -> bool:
@@ -445,7 +464,7 @@ def show(run: Any, step: int, values: dict[str, float], samples: list[dict]) -> 
         draw(run.cfg.out_dir)
         report(run.cfg)
     tqdm.write(f"step {step:6d}  " + "  ".join(f"{k} {v:.4f}" for k, v in values.items() if not np.isnan(v)))
-    for sample in samples[: run.cfg.log_samples]:
+    for sample in samples[: Keys.of(run.cfg).log_samples]:
         tqdm.write("    " + " | ".join(f"{k}: {v!r}" for k, v in sample.items() if k not in ("columns", "film")))
 
 
@@ -483,12 +502,18 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         group = last["group"]
         run.log.append("rollouts.jsonl", {"step": state.step} | group)
         prompt = group["masked" if "masked" in group else "prompt"].replace("<|mask|>", "_")
-        for text, advantage in [*zip(group["completions"], group["advantages"], strict=True)][: run.cfg.log_samples]:
+        pairs = [*zip(group["completions"], group["advantages"], strict=True)]
+        for text, advantage in pairs[: Keys.of(run.cfg).log_samples]:
             tqdm.write(f"    {prompt!r} -> {text!r}  advantage {advantage:+.2f}")
     return found
 
 
 RESTARTS = 3  # most times that on_collapse=restart begins anew
+
+
+def ends_at_collapse(cfg: Config) -> bool:
+    """True if a run that shows a sign of collapse is to end."""
+    return collapse.Keys.of(cfg).on_collapse != "warn"
 
 
 class Collapsed(ValueError):
@@ -515,7 +540,7 @@ def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collaps
     text = f"step {state.step}: {'; '.join(map(collapse.message, signs))}. Saved {cfg.out_dir}/step-{state.step:06d}. "
     text += f"To go on from the best checkpoint: {typed}"
     too_often = cfg.out_dir.endswith(RESTARTS * "_again")
-    if cfg.on_collapse == "stop" or too_often or hosts.processes().size > 1:
+    if collapse.Keys.of(cfg).on_collapse == "stop" or too_often or hosts.processes().size > 1:
         return Collapsed(text, None)
     left = cfg.max_iters - step  # also with num_epochs, which would count the epochs anew
     return Collapsed(text, dataclasses.replace(cfg, max_iters=left, num_epochs=None, resume=False, **keys))

@@ -14,7 +14,6 @@ if __name__ == "__main__":
 import collections
 import contextlib
 import functools
-import math
 import sys
 import time
 
@@ -39,6 +38,7 @@ from data.texts import (
     given_masks,
     masked_rows,
     prompt_sampler,
+    rows_of_steps,
 )
 from judges import scores
 from rl import State, Task
@@ -83,8 +83,7 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     notes |= scores.rollout_metrics(found, adv, cfg, tok)
     notes["group"] = scores.first_group(found, adv, cfg, tok)
     if notes["skipped"]:
-        tqdm.write(f"step {policy.step + 1}: no reward ({', '.join(reward_fns)}) has an opinion on any of the "
-                   f"{adv.size} completions, so there is no update")  # fmt: skip
+        tqdm.write(f"step {policy.step + 1}: no update, {', '.join(reward_fns)} had no opinion on any completion")
         return notes
     chosen = rl.select_completions(found, adv, cfg)
     # 4, 5  For each pass draw views, cut into minibatches, and add the old and reference log-probs that the loss needs.
@@ -101,8 +100,7 @@ def tune(cfg, tok, start) -> Task:
     """Make the task of GRPO on the prompts of the rows, or on masks in their completions."""
     train = encode_split(cfg, tok, "train", with_completions=cfg.fill_in)
     shown = eval_subset(encode_split(cfg, tok, "val", with_completions=cfg.fill_in), cfg)
-    reward_fns, more = scores.reward_functions(cfg, tok, train.rows + shown.rows)
-    tqdm.write(evaluation.describe_metric(cfg, reward_fns, more))
+    reward_fns, more = evaluation.reward_functions(cfg, tok, train.rows + shown.rows)
     draw = prompt_sampler(cfg, tok, train)
     if cfg.fill_in:
         shown = masked_rows(shown, cfg, tok)
@@ -130,17 +128,13 @@ def pretrain(cfg, tok, start) -> Task:
     asked = shown  # the texts that samples are drawn for
     if cfg.max_prompt_len and not cfg.fill_in:
         asked = eval_subset(encode_split(cfg, tok, "val", with_completions=False), cfg)
-    fns, more = scores.reward_functions(cfg, tok, asked.rows)
-    if not fns and cfg.max_prompt_len:  # without rewards: is the answer the one in the data?
-        fns = {"exact": rewards.REWARDS["exact"]}
-    if fns or more:
-        tqdm.write(evaluation.describe_metric(cfg, fns, more))
+    # Without rewards: is the answer the one in the data?
+    exact = {"exact": rewards.REWARDS["exact"]} if cfg.max_prompt_len else {}
+    fns, more = evaluation.reward_functions(cfg, tok, asked.rows, exact)
+    if not fns and not more:
+        asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
     noise = rl.noise(cfg)
-    readings = {"val/nelbo": cfg.model}
-    others = diffusion.READINGS.get(model.entries(cfg.model).sees, {})
-    readings |= {name: other(cfg.model) for name, other in others.items()}
-    allowed = data.curriculum(train.rows, cfg.curriculum)
-    known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])  # others have no likelihood
+    allowed = rows_of_steps(train.rows, cfg)
     learnt = end_at_eos(train, tok) if cfg.model.causal else train
 
     def init(key):
@@ -152,18 +146,9 @@ def pretrain(cfg, tok, start) -> Task:
         return {}
 
     def evaluate(state, key):
-        out = dict.fromkeys(readings, math.nan)
-        n = len(known.rows)
-        for name, shape in readings.items() if n else ():
-            held_out = end_at_eos(known, tok) if shape.causal else known
-            bound = evaluation.likelihoods(state.weights, held_out, shape, cfg)
-            out[name] = -float(bound.sum() / held_out.maskable.sum())
-            if name == "val/nelbo" and not (cfg.max_prompt_len or cfg.fill_in):
-                size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
-                out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
-        scored = asked if fns or more else asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
-        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, scored)
-        return out | rates, samples
+        bounds = evaluation.bounds(state.weights, shown, cfg, tok)
+        rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, asked)
+        return bounds | rates, samples
 
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
@@ -218,13 +203,10 @@ def evaluate(run, state, best):
 
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
-    cfg, last, pending, signs = run.cfg, None, None, []
-    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
-               disable=bool(hosts.processes()[1]) or None)  # None: without a terminal
-    bar.set_description_str("compiling, once: 10 to 60 s")
+    cfg, last, unread, signs = run.cfg, None, None, []
     if cfg.objective in ("grpo", "dpo") and state.step == 0:
         _, best = evaluate(run, state, best)
-    with runs.StopRequested() as asked, bar:
+    with runs.StopRequested() as asked, progress_bar(cfg, state) as bar:
         while not done:
             if cfg.objective == "grpo":  # wait for the last update, so that it is not counted as rollout time
                 jax.block_until_ready(state.params)
@@ -232,22 +214,19 @@ def loop(run, state, best, done):
             try:
                 state, updates, notes = iterate(run, state)
             except ValueError as e:  # a reward fails before anything is updated
-                if pending:
-                    setup.check_finite(*pending, last, cfg)  # so that nothing broken is saved
+                if unread:
+                    setup.check_finite(*unread, last, cfg)  # so that nothing broken is saved
                 raise setup.save_and_explain(run, state, best, f"step {state.step + 1}", e) from e
             # Read the metrics of the step before, while the device works on this one. (grpo reads its own below.)
-            if pending:
-                last = setup.check_finite(*pending, last, cfg)
-            pending = state.step, updates, notes
+            last = setup.check_finite(*unread, last, cfg) if unread else last
+            unread = state.step, updates, notes
             intervals = cfg.log_interval, cfg.eval_interval, cfg.save_interval
             log, evaluates, saves = (state.step % n == 0 for n in intervals)
-            done = state.step >= cfg.max_iters
-            logged = log or not updates
+            done, logged = state.step >= cfg.max_iters, log or not updates
             leaving = hosts.all_max(asked.signal or 0)  # if any process was
             if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
-                last, pending = setup.check_finite(*pending, last, cfg), None
-                if run.log:
-                    signs = runs.write(run, state, last, time.perf_counter() - clock, logged)
+                last, unread = setup.check_finite(*unread, last, cfg), None
+                signs = runs.write(run, state, last, time.perf_counter() - clock, logged) if run.log else []
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
             bar.update(1)
@@ -257,12 +236,25 @@ def loop(run, state, best, done):
                 done = done or cfg.stop_at is not None and values[run.task.best_metric] > cfg.stop_at
             if done or best is not before or saves or leaving:
                 checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
-            if leaving and not done:
-                tqdm.write(f"saved {cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
-                raise KeyboardInterrupt(int(leaving))
-            if cfg.on_collapse != "warn" and hosts.all_max(bool(signs)) and not done:
-                raise runs.leave_collapsed(run, state, best, signs)
+            if not done:
+                leave_if_asked(run, state, best, leaving, signs)
     return state, best
+
+
+def progress_bar(cfg, state):
+    """Make the bar of a run; its text holds until the first step is done."""
+    return tqdm(total=cfg.max_iters, initial=state.step, desc="compiling, once: 10 to 60 s", unit="step",
+                dynamic_ncols=True, smoothing=0.1, disable=bool(hosts.processes()[1]) or None)  # None: in a terminal
+
+
+def leave_if_asked(run, state, best, leaving, signs):
+    """Leave the loop if a signal asked for it (leaving: its number, or 0), or if a run that shows signs of collapse is
+    to end."""
+    if leaving:
+        tqdm.write(f"saved {run.cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
+        raise KeyboardInterrupt(int(leaving))
+    if runs.ends_at_collapse(run.cfg) and hosts.all_max(bool(signs)):
+        raise runs.leave_collapsed(run, state, best, signs)
 
 
 def train(cfg, rows=None, rewards=None):
@@ -301,7 +293,9 @@ def train(cfg, rows=None, rewards=None):
 
 def main():
     if asked := {"-h", "--help", "--help=all"} & {*sys.argv}:
-        print(config.help_text("--help=all" in asked))
+        from system import help
+
+        print(help.help_text("--help=all" in asked))
         return
     try:
         if flags := [word for word in sys.argv[1:] if word.startswith(("--plan=", "--anatomy="))]:

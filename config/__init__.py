@@ -14,71 +14,48 @@ import ast
 import contextlib
 import dataclasses
 import difflib
-import fnmatch
 import functools
-import glob
-import inspect
 import itertools
 import math
 import os
 import re
 import runpy
-import sys
-import textwrap
 import traceback
 import types
 import typing
 import warnings
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-import data
 import diffusion
 import grpo
 from model import ModelConfig
-from system import settings, terminal
+from system import sections, settings, terminal
+from system.sections import (
+    BELOW_1,
+    FRACTION,
+    NON_NEGATIVE,
+    POSITIVE,
+    POSITIVE_INT,
+    Check,
+    Flat,
+    Section,
+    at_least,
+    both,
+    check_value,
+    declared_keys,
+    key,
+    used,
+    with_sections,
+    with_values,
+)
 from system.settings import variant_of
 
-# ---- how a key is declared -------------------------------------------------------------------------------------------
+__all__ = ["Section", "key", "used", "variant_of"]  # for the files that declare keys
 
-
-class Check(NamedTuple):
-    """A condition on a value, and what a message says the value must be."""
-
-    holds: Callable[[Any], bool]  # None always passes
-    expected: str
-
-
-def at_least(n):
-    """Return the check that a value is at least n."""
-    return Check(lambda value: value >= n, f"at least {n}")
-
-
-def above(n):
-    """Return the check that a value is above n."""
-    return Check(lambda value: value > n, f"above {n}")
-
-
-def at_most(n):
-    """Return the check that a value is at most n."""
-    return Check(lambda value: value <= n, f"at most {n}")
-
-
-def below(n):
-    """Return the check that a value is below n."""
-    return Check(lambda value: value < n, f"below {n}")
-
-
-def both(first, second):
-    """Return the check that two checks hold."""
-
-    def holds(value):
-        return first.holds(value) and second.holds(value)
-
-    return Check(holds, f"{first.expected} and {second.expected}")
+# ---- the keys --------------------------------------------------------------------------------------------------------
 
 
 def can_start(path):
@@ -86,10 +63,6 @@ def can_start(path):
     return path not in ("", "resume", "scratch")
 
 
-NON_NEGATIVE, POSITIVE_INT, POSITIVE = at_least(0), at_least(1), above(0)
-BELOW_1 = both(NON_NEGATIVE, below(1))
-FRACTION = both(NON_NEGATIVE, at_most(1))._replace(expected="from 0 to 1")
-MASK_RATIO = both(POSITIVE, at_most(1))
 def may_be_filled(path):
     """False for an empty path, and for / and the home, which no run may fill."""
     return bool(path) and os.path.abspath(os.path.expanduser(path)) not in ("/", os.path.expanduser("~"))
@@ -100,139 +73,8 @@ SOURCE = Check(bool, "None, a folder or a config file")
 START = Check(can_start, "None, a folder or a config file; --resume=True continues the run in out_dir")
 GROUP = at_least(2)._replace(expected="at least 2: a completion is compared with the others of its group")
 PASSING = POSITIVE._replace(expected="above 0: a completion that earns nothing would pass")
-SEED = both(NON_NEGATIVE, below(2**32))._replace(expected="at least 0 and below 2**32")
-
-
-def key(default: Any, meaning: str, check: Check | None = None, choices: Collection = (), section: str = "",
-        table: bool = False) -> Any:
-    """Declare a key of Config: its default, its line in --help, and which values are allowed.
-
-    choices: the values, a dict of functions or their names; --help lists those of a dict. section: the title above this
-    key in --help. table: True if a file of variants/ may add to the choices; its name is a value, too.
-    """
-    metadata = dict(meaning=meaning, check=check, choices=choices, section=section, table=table)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-# ---- the keys of variants --------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """The keys that a file of variants/ adds to a run, declared in its class Keys. They are read as those of Config."""
-
-    def __post_init__(self):
-        settings.check_types(self)
-        for field in dataclasses.fields(self):
-            check_value(field, getattr(self, field.name))
-
-    @property
-    def freezes(self) -> bool:
-        """True if the run trains new parameters beside those that it starts from, which stay as they are."""
-        return False
-
-    @property
-    def moves_reference(self) -> bool:
-        """True if the reference of the KL changes during the run."""
-        return False
-
-    @property
-    def copies(self) -> int:
-        """Return how many rows of a batch of pretraining are made of one text."""
-        return 1
-
-    def between_keys(self, c):
-        """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
-        """
-        yield from ()
-
-    def fits(self, shape, where):
-        """Yield (True if wrong, message) for everything that has to hold between these keys and the ModelConfig that a
-        run starts from. where: whose model it is."""
-        yield from ()
-
-
-def variant(name: str) -> types.ModuleType | None:
-    """Import the file of variants/ that has this name; None if there is none. ValueError if it cannot be imported."""
-    settings.plugged((), name)
-    return sys.modules.get(f"variants.{name}")
-
-
-class Declared(NamedTuple):
-    """Where a key of a variant is declared."""
-
-    variant: str  # the name of its file
-    kind: str  # its class: Keys for the keys of a run, Shape for those of its model
-
-
-@functools.cache
-def keys_of_variants() -> dict[str, Declared]:
-    """Find the keys of all variants, used or not, in their source."""
-    found: dict[str, Declared] = {}
-    for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.dirname(__file__)), "variants", "*.py"))):
-        name, classes = os.path.basename(path).removesuffix(".py"), []
-        with open(path) as file, contextlib.suppress(SyntaxError):  # importing it says what is wrong
-            classes = [n for n in ast.parse(file.read()).body if isinstance(n, ast.ClassDef)]
-        for kind in classes:
-            if kind.name in ("Keys", "Shape"):
-                fields = [field.target for field in kind.body if isinstance(field, ast.AnnAssign)]
-                names = {key.id for key in fields if isinstance(key, ast.Name)}
-                others = {*found, *Config.__dataclass_fields__, *ModelConfig.__dataclass_fields__}
-                if twice := names & others:
-                    raise ValueError(f"{path}: there is a key {min(twice)} elsewhere, choose another name")
-                found |= dict.fromkeys(sorted(names), Declared(name, kind.name))
-    return found
-
-
-def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tuple:
-    """Add to the sections of `use` those of the variants of these names, with their defaults, if they have keys.
-
-    kind: see Declared."""
-    for section in use:
-        if not dataclasses.is_dataclass(section) or type(section).__name__ != kind:
-            raise ValueError(f"use={use!r}: expected {kind} of files of variants/, as in use=(nll.Keys(),)")
-    there = [variant_of(section) for section in use]
-    if len({*there}) < len(there):
-        raise ValueError(f"use={use!r} has a variant twice")
-    kinds = [getattr(variant(name), kind, None) for name in dict.fromkeys(names) if name not in there]
-    return *use, *(section() for section in kinds if section)
-
-
-def with_values(use: tuple, values: dict[str, Any], kind: str = "Keys") -> tuple:
-    """Return the sections with these values {key: value}; those that are missing are added. kind: see Declared."""
-    declared = [keys_of_variants()[name] for name in values]
-    use = with_sections(use, [found.variant for found in declared if found.kind == kind], kind)
-    if lacking := {found.variant for found in declared} - {variant_of(section) for section in use}:
-        raise ValueError(f"variants/{min(lacking)}.py cannot be loaded: another folder of this name comes first")
-
-    def changed(section):
-        own = {name: value for name, value in values.items() if name in section.__dataclass_fields__}
-        return dataclasses.replace(section, **own)
-
-    return tuple(map(changed, use))
-
-
-def named_by_use(names: Iterable[str]) -> list[str]:
-    """Check names of variants after --use -> a list of them."""
-    names = [*names]
-    for name in names:
-        if not {"Keys", "Shape"} & {*vars(variant(name) or object)}:
-            there = sorted({declared.variant for declared in keys_of_variants().values()})
-            raise ValueError(f"use={name}: there is no variants/{name}.py with keys of its own (class Keys or Shape): "
-                             f"there are {', '.join(there)}")  # fmt: skip
-    return names
-
-
-class Flat(type):
-    """The class of Config: it takes the keys of variants as it takes its own, and puts them into their sections."""
-
-    def __call__(cls, **keys):
-        declared = {name: found for name, found in keys_of_variants().items() if found.kind == "Keys"}
-        names = [name for name in as_tuple(keys.get("use", ())) if isinstance(name, str)]
-        use = tuple(section for section in as_tuple(keys.get("use", ())) if not isinstance(section, str))
-        use = with_sections(use, named_by_use(names))
-        keys["use"] = with_values(use, {name: keys.pop(name) for name in declared if name in keys})
-        return super().__call__(**keys)
+SEED = Check(lambda seed: 0 <= seed < 2**32, "at least 0 and below 2**32")
+MASK_RATIO = both(POSITIVE, FRACTION)._replace(expected="above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,9 +85,7 @@ class Config(settings.Sections, metaclass=Flat):
                          choices=("pretrain", "judge", "dpo", "grpo"), table=True, section="run")
     out_dir: str = key("out/run", "folder for checkpoints, logs, curves.png and report.html", FOLDER)
     init_from: str | None = key(None, "a model (folder or ORG/NAME), out_dir or config file (trained first)", START)
-    open_as: str | None = key(None, "family of the folders in init_from and ref_from, if config.json says another")
     base: tuple[str, ...] = key((), "keys for the config file in init_from, as in seed=1,max_iters=9; or --base.seed=1")
-    adapt: bool = key(False, "pretrain: make a denoiser of the causal model in init_from, see system/start.py")
     resume: bool = key(False, "continue the run in out_dir; otherwise an earlier run there is moved aside")
     seed: int = key(0, "random seed: the same seed on the same machine gives the same run", SEED)
     max_iters: int = key(1000, "optimizer steps; grpo: rollouts, each with all its updates", POSITIVE_INT)
@@ -254,39 +94,18 @@ class Config(settings.Sections, metaclass=Flat):
     log_interval: int = key(10, "steps between lines of metrics.jsonl (grpo: and of rollouts.jsonl)", POSITIVE_INT)
     eval_interval: int = key(100, "steps between evaluations on val", POSITIVE_INT)
     eval_size: int = key(256, "number of val rows per evaluation", POSITIVE_INT)
-    eval_samples: int | None = key(None, "samples per val row at the run's temperature; None: 1, grpo 4", POSITIVE_INT)
     eval_rewards: tuple[str, ...] = key((), "rewards for evaluations only, never trained on; the first decides")
     pass_at: float | None = key(None, "lowest deciding reward that passes; None: pass rates are its mean", PASSING)
     save_interval: int = key(500, "steps between checkpoints", POSITIVE_INT)
-    keep_checkpoints: int = key(2, "number of newest checkpoints to keep, in addition to the best one", POSITIVE_INT)
-    on_collapse: str = key("warn", "grpo, at a sign of collapse (system/collapse.py): warn, stop, or restart from the "
-                           "best checkpoint with the key changed", choices=("warn", "stop", "restart"))
-    log_samples: int = key(3, "completions to print per evaluation (samples.jsonl gets 16) and group", NON_NEGATIVE)
 
     mesh: tuple[int, int, int] | None = key(None, "devices on data (whole models), fsdp and tensor; None: all on fsdp",
                                             section="many devices")
-    coordinator: str | None = key(None, "HOST:PORT of process 0; None: from SLURM or MPI, or a single process")
-    processes: int | None = key(None, "number of processes")
-    process_id: int | None = key(None, "number of this process, from 0")
 
     dataset: str = key("sudoku", "a folder in data/, your own folder or file (JSONL, JSON, txt, Parquet), or ORG/NAME",
                        section="data")
-    prompt_key: str | None = key(None, "column of the prompt; None: found by its name")
-    completion_key: str | None = key(None, "column of the completion")
-    answer_key: str | None = key(None, "column of the answer that rewards compare with")
-    tests_key: str | None = key(None, "column of the tests that a program has to pass")
-    language_key: str | None = key(None, "column of the programming language")
-    difficulty_key: str | None = key(None, "column of the difficulty, for the keys difficulty and curriculum")
-    limit: float | None = key(None, "largest number of train rows; below 1: a fraction of them; None: all", POSITIVE)
     num_epochs: float | None = key(None, "passes over the train rows, instead of max_iters", POSITIVE)
     max_prompt_len: int = key(20, "tokens per prompt, padded on the left", NON_NEGATIVE)
     max_new_tokens: int = key(20, "tokens per completion, padded with end-of-text", POSITIVE_INT)
-    chat_template: str | None = key(None, "format of prompts; chatml is that of Dream and Qwen, own the tokenizer's",
-                                    choices=data.CHAT)
-    system_prompt: str | None = key(None, "system message of the template; None: its usual one")
-    instruction: str | None = key(None, 'text before every prompt, in its turn; or around it, as in "{prompt} Think."')
-    difficulty: tuple[float, ...] = key((), "(lowest, highest): leave out rows of other difficulties")
-    curriculum: tuple[tuple[int, float], ...] = key((), "((step, highest difficulty from this step on), ...)")
 
     batch_size: int = key(32, "rows per step; grpo: prompts per rollout", POSITIVE_INT, section="optimizer")
     gradient_accumulation_steps: int = key(1, "micro-batches per batch", POSITIVE_INT)
@@ -324,9 +143,6 @@ class Config(settings.Sections, metaclass=Flat):
     rewards: tuple[str, ...] = key((), "names, path.py:function, length(target=40); the first decides at evaluations",
                                    section="rewards")
     reward_weights: tuple[float, ...] = key((), "one per reward; empty: all 1")
-    reward_timeout: float = key(1.0, "CPU seconds per program", POSITIVE)
-    reward_workers: int | None = key(None, "programs at a time; None: six per core, at most 64", POSITIVE_INT)
-    sandbox_unsafe: tuple[str, ...] = key((), "protections to do without on this machine, see judges/sandbox.py")
     reward_clip: float | None = key(None, "clip each reward to -clip .. clip", POSITIVE)
     judge_from: str | None = key(None, "model of the reward `judge`: a folder or a config file", SOURCE)
 
@@ -371,14 +187,15 @@ class Config(settings.Sections, metaclass=Flat):
     kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
     kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
-    ref_offload: bool = key(False, "keep the reference in host memory while it is not used")
 
     use: tuple[Any, ...] = key((), "variants whose keys are set, by the names of their files in variants/")
     model: ModelConfig = ModelConfig()
 
     def __new__(cls, *_, **keys):
         if unknown := [name for name in keys if name not in cls.__dataclass_fields__]:
-            raise ValueError("; ".join(map(unknown_keyword, unknown)))
+            from system import unknown as names  # reads the names of other programs
+
+            raise ValueError("; ".join(names.keyword(name, flatten(Config())) for name in unknown))
         return super().__new__(cls)
 
     def __post_init__(self):
@@ -387,7 +204,7 @@ class Config(settings.Sections, metaclass=Flat):
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
         tables = [field for field in dataclasses.fields(self) if field.metadata.get("table")]
-        named = [name for field in tables for name in as_tuple(getattr(self, field.name)) if name is not None]
+        named = [name for field in tables for name in sections.as_tuple(getattr(self, field.name)) if name is not None]
         use = sorted(with_sections(self.use, named), key=variant_of)  # so that equal runs are equal
         object.__setattr__(self, "use", tuple(use))
         for field in dataclasses.fields(self):
@@ -396,22 +213,6 @@ class Config(settings.Sections, metaclass=Flat):
         for wrong, message in itertools.chain(between_keys(self), of_variants):
             if wrong:
                 raise ValueError(message)
-
-
-def check_value(field, value):
-    """Raise a ValueError if a value is not one that the key's declaration allows."""
-    choices, check = field.metadata.get("choices"), field.metadata.get("check")
-    if field.metadata.get("table"):
-        found = variant(value)
-        if found and not isinstance(choices, dict):
-            return  # its table is above this file: rl.OBJECTIVES
-    if choices and value not in choices:
-        spelled = str(value).lower().replace(".", "_").replace("-", "_")
-        known = [answer for theirs, sign, answer in foreign_keys() if theirs == f"{field.name}:{spelled}"]
-        hint = f"; here it is {known[0]}" if known else f"; did you mean {spelled!r}?" if spelled in choices else ""
-        raise ValueError(f"{field.name}={value!r}: one of {', '.join(map(str, choices))}{hint}")
-    if check and value is not None and not check.holds(value):
-        raise ValueError(f"{field.name}={value!r} must be {check.expected}")
 
 
 # ---- what follows from the keys --------------------------------------------------------------------------------------
@@ -479,6 +280,11 @@ def reference_stays(cfg: Config) -> bool:
     return not any(section.moves_reference for section in cfg.use)
 
 
+def reshapes(cfg: Config) -> bool:
+    """True if the run makes a model of another shape of the one that it starts from."""
+    return any(section.reshapes for section in cfg.use)
+
+
 def copies(cfg: Config) -> int:
     """Return how many rows of a batch of pretraining are made of one text."""
     return math.prod(section.copies for section in cfg.use)
@@ -524,21 +330,9 @@ def between_keys(c):
          f"{', '.join(deciding) or 'none'}"),
         (c.base and not (c.init_from or "").endswith(".py"),
          f"base={c.base} is for the config file in init_from, now {c.init_from!r}"),
-        (c.open_as and (c.init_from or "").endswith(".py"),
-         f"open_as={c.open_as!r} is for other people's folders: a run, as of init_from={c.init_from!r}, writes its own "
-         "model under the right family"),
-        (c.difficulty and (len(c.difficulty) != 2 or c.difficulty[0] > c.difficulty[1]),
-         f"difficulty={c.difficulty}: two numbers, the lowest and the highest, as in 1,3"),
-        (c.curriculum and c.objective in ("judge", "dpo"),
-         f"curriculum={c.curriculum}: objective={c.objective!r} takes its rows in any order"),
         (c.reward_weights and len(c.reward_weights) != len(c.rewards),
          f"reward_weights={c.reward_weights} has {len(c.reward_weights)} numbers for {len(c.rewards)} rewards "
          f"{c.rewards}"),
-        (c.adapt and (c.objective != "pretrain" or not c.init_from),
-         "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
-         f"init_from={c.init_from!r}, objective={c.objective!r}"),
-        (c.on_collapse != "warn" and c.objective != "grpo",
-         f"on_collapse={c.on_collapse!r}: only runs of objective='grpo' are watched, and this is {c.objective!r}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
     )  # fmt: skip
@@ -661,7 +455,7 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
         if f.name not in ("dtype", "remat", "use") and asked not in (f.default, there):
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or "
                              "start from another model")
-    of_variants = itertools.chain(*(section.fits(shape, where) for section in c.use))
+    of_variants = itertools.chain(*(section.fits(c, shape, where) for section in c.use))
     rules = (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where), *of_variants)
     for wrong, message in rules:
         if wrong:
@@ -749,17 +543,6 @@ def as_typed(value: Any) -> str:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-def used(table: dict[str, Any], cfg: Config) -> dict[str, Any]:
-    """Return the entries of a table that belong to variants that the run uses, in the order of the table."""
-    names = [*map(variant_of, cfg.use)]
-    return {name: entry for name, entry in table.items() if name in names}
-
-
-def as_tuple(value: Any) -> tuple:
-    """Return a tuple as it is, and another value as a tuple of one."""
-    return value if isinstance(value, tuple) else (value,)
-
-
 def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
     """Return {"max_iters": 1000, ..., "model.n_layer": 4, ...}. The keys of variants follow `use`, which has names."""
     out: dict[str, Any] = {}
@@ -774,42 +557,13 @@ def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
     return out
 
 
-@functools.cache
-def foreign_keys():
-    """Read config/elsewhere.txt: [[key of another program, "=" or "-", our key or why there is none], ...]."""
-    with open(os.path.join(os.path.dirname(__file__), "elsewhere.txt")) as file:
-        return [line.split(maxsplit=2) for line in file.read().splitlines() if line.strip() and line[0] != "#"]
-
-
-def unknown_key(name: str, known: Collection[str]) -> str:
-    """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
-    message = f"unknown config key {name!r}"
-    leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
-    for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
-        if fnmatch.fnmatchcase(word, theirs):
-            return f"{message}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
-    known = [*known, *keys_of_variants()]
-    names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
-    near = difflib.get_close_matches(name, names, 1, 0.7)
-    return message + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
-
-
-def unknown_keyword(name):
-    """Return the message for a keyword of Config(...) that does not exist."""
-    declared = keys_of_variants().get(name)
-    if declared:
-        return (f"{name} is a key of the model: model=ModelConfig(use=({declared.variant}.Shape({name}=...),)), with "
-                f"variants/{declared.variant}.py")
-    if name in ModelConfig.__dataclass_fields__:
-        return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
-    return unknown_key(name, flatten(Config()))
-
-
 def refuse_unknown(names, known):
     """Raise a ValueError with a message for every name that is no key."""
     unknown = [name for name in names if not {name, f"model.{name}"} & known.keys() and not name.startswith("base.")]
     if unknown:
-        raise ValueError("; ".join(unknown_key(name, known) for name in unknown))
+        from system import unknown as names
+
+        raise ValueError("; ".join(names.key(name, known) for name in unknown))
 
 
 def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
@@ -846,7 +600,7 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
         if leaf in values:
             raise ValueError(f"--{leaf} is given twice")
         values[leaf] = parse(typed[name], text, typing.get_type_hints(type(owner))[leaf])
-    of_shape = {name: of_model.pop(name) for name in keys_of_variants() if name in of_model}
+    of_shape = {name: of_model.pop(name) for name in declared_keys() if name in of_model}
     of_model["use"] = with_values(of_model["use"], of_shape, "Shape")
     return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
 
@@ -854,17 +608,18 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
 def variants_named(args):
     """List the variants that arguments {key: text} name: after --use, as the value of a key, or by one of their keys.
     """
-    named = named_by_use(part for key in ("use", "model.use") for part in terminal.parts(args.get(key, "")) if part)
+    typed = [part for use in ("use", "model.use") for part in terminal.parts(args.get(use, "")) if part]
+    named = sections.named_by_use(typed)
     tables = [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
     named += [part for name in tables if name in args for part in terminal.parts(args[name])]
-    declared = [keys_of_variants().get(name.removeprefix("model.")) for name in args]
+    declared = [declared_keys().get(name.removeprefix("model.")) for name in args]
     return named + [found.variant for found in declared if found]
 
 
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
-    known = flatten(Config()) | {"model": None} | keys_of_variants()
-    known |= {f"model.{name}": None for name, found in keys_of_variants().items() if found.kind == "Shape"}
+    known = flatten(Config()) | {"model": None} | declared_keys()
+    known |= {f"model.{name}": None for name, found in declared_keys().items() if found.kind == "Shape"}
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
@@ -915,7 +670,11 @@ def run_file(name: str) -> dict[str, Any]:
             dataclasses.replace(defined["config"], **defined["tiny"])
     except Exception as e:  # whatever the file raises becomes one line, with the place in the file
         key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # from ModelConfig(...)
-        message = unknown_keyword(key[1]) if key else str(e)
+        message = str(e)
+        if key:
+            from system import unknown
+
+            message = unknown.keyword(key[1], flatten(Config()))
         kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
         raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{message}") from None
@@ -956,8 +715,8 @@ def resolve_paths(cfg: Config) -> Config:
         raise ValueError(f"{cfg!r} is no Config: expected one, as in train(config.load([{str(cfg)!r}]))")
     changes: dict[str, Any] = {"out_dir": os.path.normpath(os.path.expanduser(cfg.out_dir))}
     changes |= {key: tuple(map(in_name, getattr(cfg, key))) for key in ("rewards", "eval_rewards")}
-    for key in ("init_from", "judge_from", "ref_from", "dataset"):
-        changes[key] = getattr(cfg, key) and resolve_path(getattr(cfg, key))
+    for name in ("init_from", "judge_from", "ref_from", "dataset"):
+        changes[name] = getattr(cfg, name) and resolve_path(getattr(cfg, name))
     return dataclasses.replace(cfg, **changes)
 
 
@@ -975,9 +734,9 @@ def recipe_size(file, defined, size):
 def check_downloads(file, defined, cfg):
     """Raise a ValueError if the model or data of a recipe is not there."""
     lacking = []
-    for key, source in defined.get("downloads", {}).items():
-        path = getattr(cfg, key)
-        if path == getattr(defined["config"], key) and not os.path.exists(resolve_path(path)):
+    for name, source in defined.get("downloads", {}).items():
+        path = getattr(cfg, name)
+        if path == getattr(defined["config"], name) and not os.path.exists(resolve_path(path)):
             lacking.append(f"{path} ({source})")
     if lacking:
         raise ValueError(f"{file} needs {' and '.join(lacking)}, which you have to download to that place, or to "
@@ -1006,7 +765,7 @@ def base_runs(cfg: Config) -> list[Config]:
             raise ValueError(f"init_from={chain[-1].init_from!r} writes into {base.out_dir!r}, where the run that "
                              "starts from it also writes: give that another out_dir")  # fmt: skip
         chain.append(base)
-    if not chain[-1].init_from and not any(run.adapt for run in chain):  # made from scratch: its shape is known now
+    if not chain[-1].init_from and not any(map(reshapes, chain)):  # made from scratch: its shape is known now
         for run in chain[:-1]:
             check_model(run, chain[-1].model, f"of {run.init_from}")
     if cfg.judge_from and cfg.judge_from.endswith(".py"):
@@ -1034,62 +793,3 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
     return base_runs(resolve_paths(cfg))[0]
 
 
-# ---- help ------------------------------------------------------------------------------------------------------------
-
-# Keys that a first run may change; --help lists them, --help=all lists every key.
-FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
-         "max_new_tokens batch_size learning_rate diffusion_steps temperature use rewards group_size kl_beta "
-         "n_layer d_model").split()  # fmt: skip
-
-
-def comments(cls: type) -> dict[str, str]:
-    """Read the comments beside the fields of a dataclass, each on one line, from its source; {} if there is none."""
-    try:
-        source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):
-        return {}
-    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.M))
-
-
-def help_text(everything: bool = False) -> str:
-    """Return the keys of FIRST, or every key, each with its default and its meaning, in sections."""
-    sections: list[list[str]] = []
-    for field in dataclasses.fields(Config):
-        if field.name == "model":
-            continue
-        if field.metadata["section"]:
-            sections.append([field.metadata["section"]])
-        offered = field.metadata["choices"]
-        listed = f": {', '.join(map(str, offered))}" if isinstance(offered, dict) else ""  # a tuple is in the meaning
-        if everything or field.name in FIRST:
-            sections[-1].append(help_line(field.name, field.default, field.metadata["meaning"] + listed))
-    sections.append(["model (a model key needs no prefix)"])
-    meanings = comments(ModelConfig)
-    for field in dataclasses.fields(ModelConfig):
-        if field.name != "use" and (everything or field.name in FIRST):
-            sections[-1].append(help_line(f"model.{field.name}", field.default, meanings.get(field.name, "")))
-    for of in sorted({*keys_of_variants().values()}) if everything else ():
-        try:
-            section = getattr(variant(of.variant), of.kind, Section)
-        except ValueError as e:
-            sections.append([str(e)])
-            continue
-        said = comments(section) | {f.name: f.metadata["meaning"] for f in dataclasses.fields(section) if f.metadata}
-        keys = [help_line(f.name, f.default, said.get(f.name, "")) for f in dataclasses.fields(section)]
-        sections.append([f"variants/{of.variant}.py, by --use={of.variant} or any of these keys", *keys])
-    lines = [
-        "usage: python train.py config/NAME.py [--key=value ...]",
-        "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes",
-        "--plan=8xH100 says what a run would take on such devices, which need not be there",
-        "--anatomy=step.html writes one iteration of GRPO, with all its numbers, as a page",
-    ]
-    for title, *keys in sections:
-        lines += ["", title, *keys] if keys else []
-    if not everything:
-        lines += ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
-    return "\n".join(lines)
-
-
-def help_line(name, default, meaning):
-    """Format one line of help."""
-    return f"  --{name}={as_typed(default)}".ljust(42) + f"  {meaning}"

@@ -5,7 +5,7 @@ Train with DPO on countdown: of two answers to a puzzle, one right and one wrong
 
 200 steps, 10 minutes on 2 cores of an Intel Xeon that other work shared, one seed, 256 held-out rows: the policy
 prefers the right one of 95.3% of held-out pairs more than the base does. Greedy rises from 22.7% to 33.2% and sampled
-from 17.6% to 27.7%, but the right answers alone teach as much in as many steps (docs/preferences.md).
+from 17.6% to 27.7%, but the right answers alone teach as much in as many steps (docs/lessons.md).
 """
 from dataclasses import replace
 

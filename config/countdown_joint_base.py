@@ -6,7 +6,7 @@ replaces them, and what is written is what the autoregressive model would have w
     python train.py config/countdown_joint_base.py
 
 600 steps, 81 seconds on 2 cores of an Intel Xeon: 23.0% sampled and 40.6% greedy; 0.203 nats per token from left to
-right, at most 0.307 as a denoiser. docs/joint.md has its speed beside one token at a time.
+right, at most 0.307 as a denoiser. docs/models.md has its speed beside one token at a time.
 """
 from dataclasses import replace
 

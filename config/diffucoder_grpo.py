@@ -4,7 +4,7 @@ is the fraction of their tests that a single fenced block passes.
 
     python train.py config/diffucoder_grpo.py
     python train.py config/diffucoder_grpo.py --model=tiny      on a random DiffuCoder: does the recipe run?
-    python train.py config/diffucoder_grpo.py --model=small   countdown, from a base of minutes: does it learn?
+    python train.py config/diffucoder_grpo.py --model=small   countdown, on a base trained first: does it learn?
     python train.py config/diffucoder_grpo.py --lora_rank=128 --lora_alpha=64 --ref_mode=static --ref_offload=False
 
 The first trains all parameters, as the paper does. By the estimate that every run prints it needs 172 GB on one

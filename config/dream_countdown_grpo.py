@@ -5,7 +5,7 @@ masks.
 
     python train.py config/dream_countdown_grpo.py
     python train.py config/dream_countdown_grpo.py --model=tiny      on a random Dream: does the recipe run?
-    python train.py config/dream_countdown_grpo.py --model=small   countdown, from a base of minutes: does it learn?
+    python train.py config/dream_countdown_grpo.py --model=small   countdown, on a base trained first: does it learn?
 
 The LoRA needs 31 GB and fits one card of 80 GB; training all parameters (--lora_rank=None) fits 8 cards, at 42 GB each
 (--plan=8xH100).

@@ -4,7 +4,7 @@ pass for all log-probabilities.
 
     python train.py config/llada_gsm8k_grpo.py
     python train.py config/llada_gsm8k_grpo.py --model=tiny      on a random LLaDA: does the recipe run?
-    python train.py config/llada_gsm8k_grpo.py --model=small   countdown, from a base of minutes: does it learn?
+    python train.py config/llada_gsm8k_grpo.py --model=small   countdown, on a base trained first: does it learn?
 
 The LoRA fits one card of 40 GB; training all parameters (--lora_rank=None) fits 8 cards of 80 GB, at 27 GB each
 (--plan=8xH100).

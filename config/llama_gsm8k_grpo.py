@@ -4,7 +4,7 @@ exact log-probabilities. The settings are those of EasyDeL's GSM8K script, the l
 
     python train.py config/llama_gsm8k_grpo.py
     python train.py config/llama_gsm8k_grpo.py --model=tiny      on a random Llama: does the recipe run?
-    python train.py config/llama_gsm8k_grpo.py --model=small   countdown, from a base of minutes: does it learn?
+    python train.py config/llama_gsm8k_grpo.py --model=small   countdown, on a base trained first: does it learn?
     python train.py config/llama_gsm8k_grpo.py --lora_rank=128 --lora_alpha=64 --ref_offload=False
 
 The first trains all parameters. By the estimate that every run prints it needs 180 GB on one device, more than a card

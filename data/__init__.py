@@ -38,7 +38,7 @@ import numpy as np
 from data.bpe import Tokenizer, regular_file, write_whole
 from system.terminal import quote
 
-__all__ = ["Tokenizer", "batch_indices", "chat", "curriculum", "encode", "load", "packaged", "save", "tokenizer"]
+__all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "packaged", "save", "tokenizer"]
 ROOT = Path(__file__).parent
 Row = dict[str, Any]
 HELD_OUT = 0.05
@@ -597,28 +597,3 @@ def batch_indices(n: int, batch_size: int, step: int, seed: int, stream: int = 0
 def permutation(n: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
     """Shuffle the n rows for one epoch -> (n,) int64."""
     return np.random.default_rng([seed, epoch, stream]).permutation(n)
-
-
-def curriculum(rows: Sequence[Row], schedule: Sequence[tuple[int, float]]) -> Callable[[int], np.ndarray]:
-    """Return a function of the step that gives the indices (M,) of the rows that a curriculum allows.
-
-    schedule ((from step, highest difficulty), ...): before its first step, the first difficulty holds; empty: all rows.
-    Rows without a difficulty are always allowed.
-    """
-    allowed = {}
-    for step, highest in sorted(schedule):
-        index = [i for i, row in enumerate(rows) if "difficulty" not in row or row["difficulty"] <= highest]
-        if not index:
-            raise ValueError(
-                f"the curriculum allows difficulty {highest} at step {step}, "
-                f"but the easiest row has {min(row['difficulty'] for row in rows)}"
-            )
-        allowed[step] = np.array(index)
-
-    def allowed_at(step):
-        if not allowed:
-            return np.arange(len(rows))
-        begun = [start for start in allowed if start <= step]
-        return allowed[max(begun, default=min(allowed))]
-
-    return allowed_at

@@ -4,6 +4,7 @@ Turn the rows of a data set into arrays of one length, choose the rows of a step
 `maskable` is True at the positions that are to be filled: the completion or, in a fill-in task, some of its tokens.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 import data
 from data.bpe import Tokenizer
-from system import hosts
+from system import hosts, sections
 
 
 class EncodedRows(NamedTuple):
@@ -37,25 +38,57 @@ class EncodedRows(NamedTuple):
         return jax.tree.map(jnp.asarray, arrays)
 
 
+RENAMED = "prompt", "completion", "answer", "tests", "language", "difficulty"
+# What variants change: which rows a run uses (rows, split, cfg -> rows), and when (rows, cfg -> step -> indices (M,)).
+ROWS: dict[str, Callable] = {}
+STEPS: dict[str, Callable] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    prompt_key: str | None = sections.key(None, "column of the prompt; None: found by its name")
+    completion_key: str | None = sections.key(None, "column of the completion")
+    answer_key: str | None = sections.key(None, "column of the answer that rewards compare with")
+    tests_key: str | None = sections.key(None, "column of the tests that a program has to pass")
+    language_key: str | None = sections.key(None, "column of the programming language")
+    difficulty_key: str | None = sections.key(None, "column of the difficulty, for the keys difficulty and curriculum")
+    limit: float | None = sections.key(None, "largest number of train rows; below 1: a fraction of them; None: all",
+                                       sections.POSITIVE)  # fmt: skip
+    chat_template: str | None = sections.key(None, "format of prompts; chatml is that of Dream and Qwen, own the "
+                                             "tokenizer's", choices=data.CHAT)  # fmt: skip
+    system_prompt: str | None = sections.key(None, "system message of the template; None: its usual one")
+    instruction: str | None = sections.key(None, 'text before every prompt, in its turn; or around it, as in '
+                                           '"{prompt} Think."')  # fmt: skip
+
+
+def template_of(cfg: Any, tok: Tokenizer) -> Callable[..., str] | None:
+    """Return what writes the prompts of a run, see data.chat."""
+    keys = Keys.of(cfg)
+    return data.chat(keys.chat_template, keys.system_prompt, tok, keys.instruction)
+
+
+def rows_of_steps(rows: list[dict[str, Any]], cfg: Any) -> Callable[[int], np.ndarray]:
+    """Return a function of the step that gives the indices (M,) of the rows that it may learn from: all."""
+    for choose in sections.used(STEPS, cfg).values():
+        return choose(rows, cfg)
+    everything = np.arange(len(rows))
+    return lambda step: everything
+
+
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:
-    """Read the rows of a split that this run uses: those of cfg.difficulty, or without a difficulty.
+    """Read the rows of a split that this run uses.
 
     Of the train rows `limit` are chosen at random, the same in every run."""
-    renamed = {}
-    for ours in ("prompt", "completion", "answer", "tests", "language", "difficulty"):
-        theirs = getattr(cfg, f"{ours}_key")
-        if theirs:
-            renamed[ours] = theirs
-    rows = data.load(cfg.dataset, split, renamed)
-    if cfg.difficulty:
-        low, high = cfg.difficulty
-        rows = [row for row in rows if low <= row.get("difficulty", low) <= high]
-        if not rows:
-            raise ValueError(f"{cfg.dataset}/{split}: no row has difficulty={cfg.difficulty}")
-    if cfg.limit and split == "train":
-        n = round(cfg.limit * len(rows) if cfg.limit < 1 else cfg.limit)
+    keys = Keys.of(cfg)
+    columns = {ours: getattr(keys, f"{ours}_key") for ours in RENAMED}
+    rows = data.load(cfg.dataset, split, {ours: theirs for ours, theirs in columns.items() if theirs})
+    for choose in sections.used(ROWS, cfg).values():
+        rows = choose(rows, split, cfg)
+    limit = keys.limit
+    if limit and split == "train":
+        n = round(limit * len(rows) if limit < 1 else limit)
         if not n:
-            raise ValueError(f"limit={cfg.limit} of the {len(rows)} rows of {cfg.dataset}/{split} is not one row")
+            raise ValueError(f"limit={limit} of the {len(rows)} rows of {cfg.dataset}/{split} is not one row")
         order = np.random.default_rng(0).permutation(len(rows))
         rows = [rows[i] for i in sorted(order[:n])]  # from the whole file, which can be sorted
     return rows
@@ -77,7 +110,7 @@ def encode_split(cfg: Any, tok: Tokenizer, split: str, with_completions: bool = 
     with_completions: encode the completions, which then have to fit as well; False: put masks in their place
     """
     rows = split_rows(cfg, split)
-    template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
+    template = template_of(cfg, tok)
     used = rows if with_completions else [{"prompt": row["prompt"]} for row in rows]
     arrays, index, notes = data.encode(used, tok, cfg.max_prompt_len, cfg.max_new_tokens, template)
     if not len(index):
@@ -155,12 +188,12 @@ def readable_prompt(row: dict[str, Any]) -> str:
 
 
 def prompt_sampler(cfg: Any, tok: Tokenizer, encoded: EncodedRows) -> Callable[..., EncodedRows]:
-    """Return draw(step, n, redraws), which chooses the prompts of a step from the rows that the curriculum allows.
+    """Return draw(step, n, redraws), which chooses the prompts of a step from the rows of that step.
 
     n: 0 for the batch of the step, 1, 2, ..., redraws for further ones, if a step has several. These have a stream of
     their own, so an epoch takes every row once, whatever was redrawn.
     """
-    allowed = data.curriculum(encoded.rows, cfg.curriculum)
+    allowed = rows_of_steps(encoded.rows, cfg)
     given = given_masks(encoded, cfg, tok) if cfg.fill_in else None
 
     def draw(step, n=0, redraws=0):

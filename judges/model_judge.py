@@ -139,6 +139,6 @@ def rewards_of(cfg: Any, tok: Any, names: tuple[str, ...]) -> dict[str, Callable
             + f", but rewards are {', '.join(names) or 'none'}"
         )
     if "coherence" in names and "coherence" not in made and cfg.init_from:
-        params, _ = checkpoint.load(cfg.init_from, cfg.model.dtype, cfg.open_as)
+        params, _ = checkpoint.load(cfg.init_from, cfg.model.dtype, checkpoint.Keys.of(cfg).open_as)
         made["coherence"] = coherence(params, cfg.model, tok)
     return made

@@ -8,6 +8,7 @@ sandbox.py, all of a batch in one call. rewards.py describes the type of the fun
 import ast
 import builtins
 import collections
+import dataclasses
 import itertools
 import json
 import re
@@ -20,6 +21,22 @@ from judges.fences import DEFINITIONS, MAX_SOURCE, PARTS, parse
 from judges.languages import LANGUAGES, SYNTAX
 from judges.sandbox import Sandbox, check_job
 from rewards import Scores
+from system import sections
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    reward_timeout: float = sections.key(1.0, "CPU seconds per program", sections.POSITIVE)
+    reward_workers: int | None = sections.key(None, "programs at a time; None: six per core, at most 64",
+                                              sections.POSITIVE_INT)  # fmt: skip
+    sandbox_unsafe: tuple[str, ...] = sections.key((), "protections to do without on this machine, see "
+                                                   "judges/sandbox.py")  # fmt: skip
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of `sandbox`."""
+        return {"timeout": self.reward_timeout, "workers": self.reward_workers, "unsafe": self.sandbox_unsafe}
+
 
 NONE = itertools.repeat(None)  # the default of an optional column: None in every row
 ALIASES = {

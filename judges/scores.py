@@ -126,7 +126,7 @@ def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
     if tested or {"syntax", "fenced"} & used:
         from judges import programs
 
-        box = programs.sandbox(timeout=cfg.reward_timeout, workers=cfg.reward_workers, unsafe=cfg.sandbox_unsafe)
+        box = programs.sandbox(**programs.Keys.of(cfg).settings)
         try:  # a machine without walls is refused before the run begins
             box.run([("", ["assert True"], "")] if tested else [])
             unknown = programs.check(rows) if tested else {}

@@ -8,6 +8,21 @@ import jax.numpy as jnp
 
 import model
 from model import ModelConfig
+from system import sections
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    adapt: bool = sections.key(False, "pretrain: make a denoiser of the causal model in init_from")
+
+    @property
+    def reshapes(self):
+        return self.adapt
+
+    def between_keys(self, c):
+        yield (self.adapt and (c.objective != "pretrain" or not c.init_from),
+               "adapt=True turns the causal model in init_from into a denoiser by objective='pretrain', now "
+               f"init_from={c.init_from!r}, objective={c.objective!r}")  # fmt: skip
 
 
 def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> tuple[dict, ModelConfig]:

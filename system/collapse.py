@@ -7,13 +7,27 @@ over longer windows as well, because a small fall, or one of a rare success, tak
 that holds for PATIENCE iterations is told once, with the iteration at which it began.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from system import sections
+
 WINDOW, PATIENCE = 5, 5  # iterations
-NOISE = 5  # standard errors that a reward must fall by; docs/alarms.md has the false alarms and what is missed
+NOISE = 5  # standard errors that a reward must fall by; docs/watching.md has the false alarms and what is missed
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    on_collapse: str = sections.key("warn", "grpo, at a sign of collapse: warn, stop, or restart from the best "
+                                    "checkpoint with the key changed", choices=("warn", "stop", "restart"))  # fmt: skip
+
+    def between_keys(self, c):
+        yield (self.on_collapse != "warn" and c.objective != "grpo",
+               f"on_collapse={self.on_collapse!r}: only runs of objective='grpo' are watched, and this is "
+               f"{c.objective!r}")  # fmt: skip
 
 
 class Curve(NamedTuple):
@@ -253,7 +267,8 @@ class Watch:
             return []
         for name in METRICS & row.keys():
             self.values[name].append(row[name])
-        if row["step"] - 1 in [start for start, _ in self.cfg.curriculum]:  # other prompts, so another reward
+        stages = [step for section in getattr(self.cfg, "use", ()) for step in section.stages]
+        if row["step"] - 1 in stages:  # other prompts, so another reward
             self.since_stage = len(self.values["reward"]) - 1
         curves = {name: curve for name, values in self.values.items() if (curve := curve_of(values))}
         seen = Seen(curves, finite(self.values["reward"][self.since_stage :]), self.evaluations)

@@ -2,6 +2,7 @@
 Evaluate a policy: sample completions of held-out prompts and score them, and bound the likelihood of held-out texts.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -13,11 +14,18 @@ from tqdm import tqdm
 import config
 import diffusion
 import grpo
+import model
 import rewards
 import sample
 from data import texts
 from judges import rules, scores
-from system import sharding
+from system import sections, sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    eval_samples: int | None = sections.key(None, "samples per val row at the run's temperature; None: 1, grpo 4",
+                                            sections.POSITIVE_INT)  # fmt: skip
 
 
 def distinct_ngrams(completions, n=3):
@@ -39,6 +47,15 @@ def describe_metric(cfg: Any, fns: dict, eval_only: dict) -> str:
     if cfg.pass_at is None:
         return f"val/greedy, val/sampled: the mean of {name}; with pass_at=1.0 the share of completions that earn 1"
     return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
+
+
+def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = None) -> scores.RewardFunctions:
+    """Make the rewards of a run, and say which one decides. otherwise: the rewards of a run that names none."""
+    fns, more = scores.reward_functions(cfg, tok, rows)
+    fns = fns or otherwise or {}
+    if fns or more:
+        tqdm.write(describe_metric(cfg, fns, more))
+    return scores.RewardFunctions(fns, more)
 
 
 def denoising_animation(x, trace, length, cfg, tok):
@@ -91,7 +108,7 @@ def pass_rates(
     arrays = text.take(slice(None))
     n_rows = len(text.rows)
     size = cfg.rollout_chunk or n_rows
-    n_samples = cfg.eval_samples or (4 if cfg.objective == "grpo" else 1)
+    n_samples = Keys.of(cfg).eval_samples or (4 if cfg.objective == "grpo" else 1)
     metrics: dict[str, float] = {}
     samples: list[dict] = [{"prompt": texts.readable_prompt(row)} for row in text.rows]
     for name, temperature, n in (("greedy", 0.0, 1), ("sampled", cfg.temperature, n_samples)):
@@ -155,3 +172,21 @@ def likelihoods(params: Any, held_out: texts.EncodedRows, shape: Any, cfg: Any):
     keys = sample.row_keys(jax.random.key(0), len(held_out.rows))
     arrays = held_out.take(slice(None))
     return np.asarray(sharding.in_chunks(some, config.eval_rows(cfg), arrays, keys), float)
+
+
+def bounds(params: Any, shown: texts.EncodedRows, cfg: Any, tok: Any) -> dict[str, float]:
+    """Bound the loss of held-out texts, in nats per token, under each of the model's readings -> {metric: value}; nan
+    if none has a completion."""
+    readings = {"val/nelbo": cfg.model}
+    others = diffusion.READINGS.get(model.entries(cfg.model).sees, {})
+    readings |= {name: other(cfg.model) for name, other in others.items()}
+    known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])
+    out = dict.fromkeys(readings, math.nan)
+    for name, shape in readings.items() if len(known.rows) else ():
+        held_out = texts.end_at_eos(known, tok) if shape.causal else known
+        bound = likelihoods(params, held_out, shape, cfg)
+        out[name] = -float(bound.sum() / held_out.maskable.sum())
+        if name == "val/nelbo" and not (cfg.max_prompt_len or cfg.fill_in):
+            size = np.mean([len(tok.decode_bytes(row)) for row in held_out.tokens])
+            out["val/bits_per_byte"] = -float(bound.mean()) / size / np.log(2)
+    return out

@@ -5,6 +5,7 @@ All run the same program, and each has the devices that it sees. Process 0 write
 """
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import select
@@ -21,6 +22,8 @@ import numpy as np
 from jax._src import distributed  # its barriers are no collectives of devices; JAX's own checkpoints use them, too
 from jax.experimental import multihost_utils
 
+from system import sections
+
 LOST = 30  # seconds within which `watch` finds that another process has ended, even if its machine lost power
 LEAVING = threading.Event()  # this process is about to end
 
@@ -33,6 +36,13 @@ class Processes(NamedTuple):
 def processes() -> Processes:
     """Return how many processes there are, and which one this is."""
     return Processes(jax.process_count(), jax.process_index())
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    coordinator: str | None = sections.key(None, "HOST:PORT of process 0; None: from SLURM or MPI, or a single process")
+    processes: int | None = sections.key(None, "number of processes")
+    process_id: int | None = sections.key(None, "number of this process, from 0")
 
 
 def join(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> None:

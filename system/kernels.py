@@ -239,7 +239,7 @@ def numbers(x):
 
 
 def store(cache, new, layer, write):
-    """Put new (B, S, KV, K) into a layer of cache (L, B, KV, T, K), in the columns that write (model.Write) names.
+    """Put new (B, S, KV, K) into a layer of cache (L, B, KV, T, K), in the columns that write (caches.Write) names.
 
     The cache lies as `attention` multiplies it: to transpose it takes a quarter of a step with texts of 470 tokens."""
     dtype = jnp.bfloat16 if cache.dtype == jnp.uint16 else cache.dtype  # uint16: see `bits`

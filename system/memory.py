@@ -7,6 +7,7 @@ Terms: a *row* is one text in a forward pass; a *noisy copy* is a text with mask
 and reference log-probs) or update; a *micro-batch* is the part of a minibatch that takes one backward pass.
 """
 
+import dataclasses
 import math
 import os
 from typing import NamedTuple
@@ -17,7 +18,13 @@ import config
 import diffusion
 import model
 from config import Config
-from system import kernels, sharding
+from system import kernels, sections, sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(sections.Section):
+    ref_offload: bool = sections.key(False, "keep the reference in host memory while it is not used")
+
 
 
 class Rows(NamedTuple):  # on all devices together
@@ -119,7 +126,7 @@ def weight_bytes(cfg):
         shapes = adapters.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
         trained = sum(map(math.prod, shapes.values())) + (m.d_model if cfg.objective == "judge" else 0)
         params = wide * n + 4 * trained
-    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not cfg.ref_offload
+    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not Keys.of(cfg).ref_offload
     has_reference = has_reference and not config.has_frozen_base(cfg)
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
     return {

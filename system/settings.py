@@ -11,15 +11,24 @@ from typing import Any
 # ---- what variants add -----------------------------------------------------------------------------------------------
 
 
+def load(module: str) -> types.ModuleType | None:
+    """Import a file of ours; None if it is not there. ValueError if it cannot be imported."""
+    folder, _, name = module.rpartition(".")
+    if not name.isidentifier():
+        return None
+    try:
+        return importlib.import_module(module)
+    except Exception as e:
+        if not (isinstance(e, ModuleNotFoundError) and e.name in (folder, module)):
+            raise ValueError(f"{module.replace('.', '/')}.py cannot be loaded: {type(e).__name__}: {e}") from e
+    return None
+
+
 def plugged(table: Collection[str], name: Any) -> bool:
     """Say if a table of functions has this name, after importing the file of this name in variants/ if there is one: a
     variant adds its functions to the tables of the core when it is imported, and the core does not know its name."""
-    if name not in table and str(name).isidentifier():
-        try:
-            importlib.import_module(f"variants.{name}")
-        except Exception as e:
-            if not (isinstance(e, ModuleNotFoundError) and e.name in ("variants", f"variants.{name}")):
-                raise ValueError(f"variants/{name}.py cannot be loaded: {type(e).__name__}: {e}") from e
+    if name not in table:
+        load(f"variants.{name}")
     return name in table
 
 

@@ -17,7 +17,7 @@ import data
 import model
 import rl
 import runs
-from system import hosts, sharding, start
+from system import hosts, memory, sharding, start
 
 
 def check_finite(step, updates, notes, last, cfg):
@@ -103,7 +103,7 @@ def setup(cfg, claims, train):
         state, run = resume.restore(resumed, state)
     elif resumed:
         state = state._replace(step=checkpoint.step_in_name(resumed))
-    if cfg.ref_offload and start.has_reference(cfg):
+    if memory.Keys.of(cfg).ref_offload and start.has_reference(cfg):
         state = state._replace(reference=sharding.to_host(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at

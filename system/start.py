@@ -144,7 +144,8 @@ def find_checkpoint(cfg):
         from system import adapters
 
         start = adapters.read_adapters(folder)[0]
-    return dataclasses.replace(cfg, init_from=start, open_as=was.get("open_as") or cfg.open_as, base=()), folder
+    family = {"open_as": was["open_as"]} if was.get("open_as") else {}
+    return dataclasses.replace(cfg, init_from=start, base=(), **family), folder
 
 
 # Keys that runs had once, with their defaults: a run with another value cannot go on.
@@ -172,7 +173,7 @@ def check_same_run(cfg, was, folder):
 def open_sources(resumed, cfg):
     """Open the model that `find_sources` found, or the tokenizer of a model made from scratch -> Prepared."""
     if folder := cfg.init_from if config.has_frozen_base(cfg) else resumed or cfg.init_from:
-        params, tok, shape = open_model(cfg, folder, cfg.adapt and not resumed)
+        params, tok, shape = open_model(cfg, folder, config.reshapes(cfg) and not resumed)
     else:
         params, tok = None, data.tokenizer(cfg.dataset)
         shape = with_ids(cfg.model, tok)
@@ -186,10 +187,11 @@ def open_sources(resumed, cfg):
 
 def open_model(cfg, folder, adapting):
     """Return the parameters, the tokenizer and the ModelConfig of a model's folder, as this run computes with it."""
+    family = checkpoint.Keys.of(cfg).open_as
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
-        check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, cfg.open_as)))
+        check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, family)))
     dtype = cfg.model.dtype if config.has_frozen_base(cfg) else "float32"  # a frozen base is cast once
-    params, shape = checkpoint.load(folder, dtype, cfg.open_as)
+    params, shape = checkpoint.load(folder, dtype, family)
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
@@ -228,7 +230,7 @@ def has_reference(cfg: Config) -> bool:
 
 def load_reference(cfg: Config) -> dict:
     """Return the parameters of the model in ref_from, which must have the policy's shape."""
-    params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), cfg.open_as)
+    params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), checkpoint.Keys.of(cfg).open_as)
     theirs, ours = vars(shape), vars(cfg.model)
     for key in ours:
         if ours[key] != theirs[key] and key not in ("dtype", "remat", "eos_id", "end_ids", "max_positions"):
@@ -245,24 +247,21 @@ def count_params(params: Any) -> int:
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-ALGORITHM = {  # the lines that describe a run of grpo, each by its keys
-    "rollouts": "batch_size group_size diffusion_steps rollout_steps order rule block_len temperature top_k top_p "
-                "repetition_penalty fill_in",
-    "rewards": "rewards reward_weights reward_clip",
-    "estimator": "logp_est logp_views",
-    "advantages": "adv_baseline adv_norm adv_negative reward_norm keep_completions",
-    "loss": "loss_type aggregation ratio_level clip_low clip_high updates_per_rollout",
-    "KL": "kl_beta kl_est ref_from",
-    "validation": "eval_size eval_interval eval_samples eval_rewards pass_at"}  # fmt: skip
-
-
-def algorithm_lines(cfg):
-    """Yield the lines of ALGORITHM, with the values as they are typed, without keys that are off."""
-    of_variants = {config.variant_of(section): " ".join(section.__dataclass_fields__) for section in cfg.use}
-    for name, keys in (ALGORITHM | of_variants).items():
-        values = {key: getattr(cfg, key) for key in keys.split()}
-        listed = [f"{key}={config.as_typed(value)}" for key, value in values.items() if value not in (None, "", (), 0)]
-        yield f"    {name:11} " + ("none" if name == "KL" and not cfg.kl_beta else "  ".join(listed))
+def changed_keys(cfg):
+    """Yield a line for each section of keys: those of a run that differ from the defaults, as they are typed."""
+    fields = [(f, f.metadata.get("section"), cfg) for f in dataclasses.fields(cfg) if f.name not in ("model", "use")]
+    fields += [(f, "model", cfg.model) for f in dataclasses.fields(cfg.model) if f.name != "use"]
+    for section in (*cfg.use, *cfg.model.use):
+        fields += [(f, config.variant_of(section), section) for f in dataclasses.fields(section)]
+    lines: dict[str, list[str]] = {}
+    title = ""
+    for field, section, owner in fields:
+        title = section.partition(":")[0] if section else title
+        value = getattr(owner, field.name)
+        if value != field.default:
+            lines.setdefault(title, []).append(f"{field.name}={config.as_typed(value)}")
+    for title, keys in lines.items():
+        yield f"    {title:13} " + "  ".join(keys)
 
 
 def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
@@ -274,8 +273,8 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
           f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        lines = [*(algorithm_lines(cfg) if cfg.objective == "grpo" else []), *memory_lines(cfg)]
+        lines = [*changed_keys(cfg), *memory_lines(cfg)]
         if kernels.sixteen_bits_pay(cfg.model):
             lines.append("this CPU has AMX, which multiplies 16 bits much faster: --dtype=bfloat16 would take about "
-                         "2/3 of the time, see docs/sixteen-bits.md")  # fmt: skip
+                         "2/3 of the time, see docs/hardware.md")  # fmt: skip
         print(*lines, sep="\n")

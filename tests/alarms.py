@@ -1,6 +1,6 @@
 """
-How often `reward_fell` is a false alarm, and which falls it misses:  python tests/alarms.py    writes the tables of
-docs/alarms.md, from runs of 300 iterations whose rewards are the pass rates of n completions.
+How often `reward_fell` is a false alarm, and which falls it misses:  python tests/alarms.py    prints tables, which
+docs/watching.md sums up, from runs of 300 iterations whose rewards are the pass rates of n completions.
 """
 import os
 import sys

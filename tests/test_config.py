@@ -22,7 +22,7 @@ import rewards
 import runs
 import sample
 import train
-from system import memory
+from system import help, memory
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
@@ -398,7 +398,7 @@ KEYS = {name: keys.split() for name, keys in {
 
 @pytest.mark.parametrize("program", KEYS)
 def test_every_key_of_another_program_has_our_name_or_a_reason_why_there_is_none(program, file):
-    ours = {name.split(".")[-1] for name in config.flatten(config.Config())} | config.keys_of_variants().keys()
+    ours = {name.split(".")[-1] for name in config.flatten(config.Config())} | config.declared_keys().keys()
     foreign = [key for key in KEYS[program] if key not in ours]
     line = [word for key in foreign for word in (f"--{key}", "1")]  # typed with a space, as they do
     answers = dict(re.findall(r"unknown config key '(\w+)': (here it is \w+|there is no such thing here: \w+)",
@@ -427,7 +427,7 @@ def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key
         config.Config(**{key: "mine"})
     monkeypatch.setitem(offers, "mine", lambda *_: None)
     assert getattr(config.Config(**{key: "mine"}), key) == "mine"
-    assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", config.help_text(everything=True), re.M)
+    assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", help.help_text(everything=True), re.M)
 
 
 def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
@@ -613,7 +613,7 @@ def test_the_order_of_overrides_does_not_matter(file):
 
 def test_keys_of_a_run_and_of_its_model_do_not_share_names():
     names = [f.name for cls in (config.Config, model.ModelConfig) for f in dataclasses.fields(cls)]
-    names += config.keys_of_variants()
+    names += config.declared_keys()
     names.remove("use")  # both have the sections of variants
     assert len(set(names)) == len(names)
 
@@ -684,7 +684,7 @@ def test_keys_of_other_peoples_models_are_checked_by_type(tmp_path):
 
 
 def test_all_help_lists_every_key_with_its_default_and_a_meaning():
-    text = config.help_text(everything=True)
+    text = help.help_text(everything=True)
     for cls, prefix in ((config.Config, ""), (model.ModelConfig, "model.")):
         for f in dataclasses.fields(cls):
             if f.name == "model" or prefix + f.name == "model.use":
@@ -693,9 +693,10 @@ def test_all_help_lists_every_key_with_its_default_and_a_meaning():
             assert line, f"{f.name} has no meaning"
             assert config.parse(f.name, line[1].strip('"'), KINDS[f.name]) == f.default
             assert len(line[2]) >= 8
-    assert len(re.findall(r"^  --", text, re.M)) == len(KINDS) + len(config.keys_of_variants())
-    for name, of in config.keys_of_variants().items():
-        assert re.search(rf"^variants/{of.variant}.py, by --use={of.variant} .*$(\n  --.*)*\n  --{name}=", text, re.M)
+    assert len(re.findall(r"^  --", text, re.M)) == len(KINDS) + len(config.declared_keys())
+    for name, of in config.declared_keys().items():
+        path = of.module.replace(".", "/")
+        assert re.search(rf"^{path}.py, by --use={of.variant} .*$(\n  --.*)*\n  --{name}=", text, re.M)
 
 
 def test_a_field_without_a_comment_has_no_meaning_and_does_not_end_the_help(monkeypatch):
@@ -704,17 +705,17 @@ def test_a_field_without_a_comment_has_no_meaning_and_does_not_end_the_help(monk
         n_layer: int = 3
         d_model: tuple[int, ...] = (1, 2)  # the width # of a layer  # fmt: skip
 
-    assert config.comments(Shape) == {"d_model": "the width # of a layer  # fmt: skip"}
-    monkeypatch.setattr(config, "ModelConfig", Shape)
-    text = config.help_text(everything=True)
+    assert help.comments(Shape) == {"d_model": "the width # of a layer  # fmt: skip"}
+    monkeypatch.setattr(help, "ModelConfig", Shape)
+    text = help.help_text(everything=True)
     assert re.search(r"^  --model.n_layer=3 *$", text, re.M) and "  --model.d_model=1,2  " in text
-    assert config.comments(dataclasses.make_dataclass("NoSource", ["a"])) == {}
+    assert help.comments(dataclasses.make_dataclass("NoSource", ["a"])) == {}
 
 
 def test_help_lists_the_keys_of_a_first_run_and_names_the_command_for_the_rest():
-    first, text = config.help_text(), config.help_text(everything=True)
+    first, text = help.help_text(), help.help_text(everything=True)
     names = [line.split("=")[0].removeprefix("  --").removeprefix("model.") for line in first.split("\n  --")[1:]]
-    assert sorted(names) == sorted(set(config.FIRST)) and 18 <= len(names) <= 22 and set(names) <= set(KINDS)
+    assert sorted(names) == sorted(set(help.FIRST)) and 18 <= len(names) <= 22 and set(names) <= set(KINDS)
     assert {line for line in first.splitlines() if line.startswith("  --")} < set(text.splitlines())
     assert first.endswith("--help=all prints them all") and len(first.splitlines()) <= 45  # a screen
 
@@ -723,7 +724,7 @@ def test_help_lists_the_keys_of_a_first_run_and_names_the_command_for_the_rest()
 def test_help_ignores_all_other_arguments(argv, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", *argv])
     train.main()
-    assert capsys.readouterr().out == config.help_text("all" in argv[-1]) + "\n"
+    assert capsys.readouterr().out == help.help_text("all" in argv[-1]) + "\n"
 
 
 def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):

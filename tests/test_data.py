@@ -30,6 +30,7 @@ from data.sudoku_grid import prepare as sudoku_grid
 from data.text import prepare as text
 from data.words import prepare as words
 from rewards import REWARDS
+from variants import curriculum
 
 REPOSITORY = str(data.ROOT.parent)
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
@@ -791,12 +792,12 @@ def test_a_batch_depends_on_step_and_seed_alone():
 def test_a_curriculum_raises_the_difficulty_with_the_steps():
     rows = [{"difficulty": 1}, {"difficulty": 3}, {}, {"difficulty": 2}]
     schedule = ((200, 3), (10, 1), (100, 2))
-    allowed_at = data.curriculum(rows, schedule)
+    allowed_at = curriculum.curriculum(rows, schedule)
     allowed = {step: allowed_at(step).tolist() for step in (0, 10, 99, 100, 200, 10**6)}
     assert allowed == {0: [0, 2], 10: [0, 2], 99: [0, 2], 100: [0, 2, 3], 200: [0, 1, 2, 3], 10**6: [0, 1, 2, 3]}
     with pytest.raises(ValueError, match="allows difficulty 0 at step 5, but the easiest row has 1"):
-        data.curriculum(rows[:2], ((5, 0),))
-    assert data.curriculum(rows, ())(7).tolist() == [0, 1, 2, 3]
+        curriculum.curriculum(rows[:2], ((5, 0),))
+    assert curriculum.curriculum(rows, ())(7).tolist() == [0, 1, 2, 3]
 
 
 # ---- the data sets ----

@@ -1,4 +1,4 @@
-"""The documents: short, linked, and true where that can be run."""
+"""The documents: few, short, linked, and true where that can be run."""
 import ast
 import glob
 import importlib
@@ -31,7 +31,9 @@ from system import families, huggingface
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
 PAGES = sorted(glob.glob("docs/*.md"))
-LONGEST = dict.fromkeys(PAGES, 120) | {"README.md": 150, "config/README.md": 40}
+LONGEST = {"README.md": 150, "config/README.md": 40, "tests/README.md": 60}  # in lines
+MOST_PAGES, MOST_WORDS = 20, 23_000  # of docs/, the notebook and one_file.py apart
+READ = [*PAGES, *LONGEST]
 CODE = "checkpoint", "diffusion", "grpo", "model", "rewards", "rl", "runs", "sample", "train", "config"
 CODE = {name: name for name in CODE} | {
     "data": "data", "texts": "data.texts", "scores": "judges.scores", "blocks": "variants.blocks",
@@ -49,14 +51,34 @@ def test_a_page_is_short(path):
     assert len(read(path).splitlines()) <= LONGEST[path]
 
 
+def test_the_shelf_has_few_pages_and_few_words():
+    assert len(PAGES) <= MOST_PAGES
+    assert sum(len(read(path).split()) for path in PAGES) <= MOST_WORDS
+
+
+def anchors(path):
+    """Return the names that links give to the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", read(path), flags=re.S), re.M)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
 def test_the_readme_is_read_in_a_few_minutes():
     assert len(read("README.md").split()) <= 1500
 
 
-@pytest.mark.parametrize("path", LONGEST)
+@pytest.mark.parametrize("path", READ)
 def test_every_link_and_picture_of_a_page_is_there(path):
-    for target in re.findall(r"\]\(([^)#\s]+)\)", re.sub(r"```.*?```", "", read(path), flags=re.S)):
-        assert os.path.exists(os.path.join(os.path.dirname(path), target)), target
+    text = re.sub(r"```.*?```", "", read(path), flags=re.S)
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+        file = os.path.normpath(os.path.join(os.path.dirname(path), target)) if target else path
+        assert os.path.exists(file), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
+
+
+def test_every_page_that_the_program_names_is_there():
+    files = [*glob.glob("*.py"), *glob.glob("*/*.py"), *glob.glob("*/*.txt"), "docs/walkthrough.ipynb"]
+    named = {page for file in files for page in re.findall(r"\bdocs/[\w-]+\.(?:md|py|ipynb)", read(file))}
+    assert not [page for page in named if not os.path.exists(page)]
 
 
 def test_the_index_has_the_question_of_every_page():
@@ -67,7 +89,7 @@ def test_the_index_has_the_question_of_every_page():
         assert name == "README.md" or question.endswith("?")
 
 
-@pytest.mark.parametrize("path", LONGEST)
+@pytest.mark.parametrize("path", READ)
 def test_every_file_and_function_that_a_page_names_is_there(path):
     text = read(path)
     for file in re.findall(r"`((?:config|data|docs|judges|system|tests|tools|variants|assets)/[\w/]+\.\w+)`", text):

@@ -411,8 +411,8 @@ def test_stored_keys_are_those_of_the_text_read_from_left_to_right():
     z = jnp.concatenate([X[:, :4], jnp.full((3, 2), 4)], 1)
     causal = dataclasses.replace(TALL, block_causal=None, causal_text=False, causal=True, shift=True)
     ours = caches.prefill(FAR, z, TALL, None, 1)
-    _, theirs = model.forward(FAR, z, causal, jnp.arange(6)[None], model.attention_mask(causal, None, z),
-                              model.new_cache(causal, 3, 6), model.Write(0))  # fmt: skip
+    _, theirs = caches.forward(FAR, z, causal, jnp.arange(6)[None], model.attention_mask(causal, None, z),
+                              caches.new_cache(causal, 3, 6), caches.Write(0))  # fmt: skip
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a[:, :, :, :4], b[:, :, :, :4], atol=1e-6)
         assert np.abs(a[1, :, :, 4] - b[1, :, :, 4]).max() > 1e-3  # the open block sees itself

@@ -254,7 +254,9 @@ def processes(place, out, *arguments, n=2, devices=2):
     own = environment(devices, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     command = [sys.executable, "train.py", f"{place}/run.py", f"--out_dir={place}/{out}", *arguments]
     cfg = run_of(place, "few", out)
-    fields = ", ".join(f"{k}={v!r}" for k, v in vars(cfg).items())
+    keys = {k: v for k, v in vars(cfg).items() if k != "use"}
+    keys |= {k: v for section in cfg.use for k, v in vars(section).items()}
+    fields = ", ".join(f"{k}={v!r}" for k, v in keys.items())
     said = f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n"
     (place / "run.py").write_text(said)
     return [subprocess.Popen([*command, f"--coordinator=127.0.0.1:{port}", f"--processes={n}", f"--process_id={i}"],

@@ -20,7 +20,7 @@ from judges import model_judge
 from system import huggingface, kernels, sharding
 from system.adapt import adapt
 from tools import plan
-from variants import blocks, rope
+from variants import blocks, caches, rope
 
 FIXTURE = "tests/fixtures/llada"
 TINY = model.ModelConfig(vocab_size=40, n_layer=2, n_head=4, d_model=32, mask_id=39, eos_id=38, pad_id=37)
@@ -35,7 +35,7 @@ def extend(params, tokens, cfg, valid, cache, start):
     T, part = cache[0].shape[3], (start, tokens.shape[1])
     positions = model.columns(model.positions_of(valid, T), part)
     mask = model.attention_mask(cfg, valid, jnp.zeros((1, T), int), part)
-    return model.forward(params, tokens, cfg, positions, mask, cache, model.Write(start))
+    return caches.forward(params, tokens, cfg, positions, mask, cache, caches.Write(start))
 
 
 def close(a, b, tol=1e-4):
@@ -380,7 +380,7 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
         assert not fused(dataclasses.replace(low, attn_cap=50.0))
         assert not fused(dataclasses.replace(low, d_head=12)) and sharding.platform() == "gpu"
         assert not sharding.shape()  # and nothing is split
-        params, cache = jax.eval_shape(lambda: (model.init(KEY, low), model.new_cache(low, 1, 4)))
+        params, cache = jax.eval_shape(lambda: (model.init(KEY, low), caches.new_cache(low, 1, 4)))
         read = lambda params, cache: extend(params, one, low, None, cache, 3)
         jax.eval_shape(read, params, cache)  # one query: the plain one, which runs here
         for version, known in (("7.5", False), ("9.0", True), ("12.0", True), ("gfx942", False)):  # T4, H100, AMD
@@ -486,11 +486,11 @@ def test_a_step_from_a_cache_makes_no_32_bits_of_a_deep_model_of_16_and_turns_no
     cfg = dataclasses.replace(TINY, n_layer=model.UNROLLED + 3, dtype="bfloat16", causal=True, shift=True)
     params = jax.tree.map(lambda x: x.astype("bfloat16"), model.init(jax.random.key(0), cfg))
     step = jax.jit(lambda params, cache: extend(params, jnp.zeros((2, 1), int), cfg, None, cache, 3))
-    text = step.lower(params, model.new_cache(cfg, 2, 8)).compile().as_text()
+    text = step.lower(params, caches.new_cache(cfg, 2, 8)).compile().as_text()
     assert not re.search(rf"f32\[{cfg.n_layer},\d+,", text)
     low, params = dataclasses.replace(cfg, dtype="float32"), jax.tree.map(lambda x: x.astype("float32"), params)
     step = jax.jit(lambda params, cache: extend(params, jnp.zeros((2, 1), int), low, None, cache, 3))
-    text = step.lower(params, model.new_cache(low, 2, 50)).compile().as_text()
+    text = step.lower(params, caches.new_cache(low, 2, 50)).compile().as_text()
     assert "while" in text and not re.search(r"\[[\d,]*\b50,[^\]]*\]\S* transpose\(", text)
 
 
@@ -528,7 +528,7 @@ def test_a_text_read_piece_by_piece_has_the_features_of_the_text_read_at_once(na
     params, valid = model.init(KEY, cfg), jnp.arange(12) >= jnp.array([[0], [3], [1]])
     params = jax.tree.map(lambda w: w + 0.1 * jax.random.normal(KEY, w.shape), params)
     whole = jax.jit(model.trunk, static_argnums=2)(params, TOKENS, cfg, valid)
-    cache, parts = model.new_cache(cfg, 3, 12), []
+    cache, parts = caches.new_cache(cfg, 3, 12), []
     step = jax.jit(lambda tokens, cache, start: extend(params, tokens, cfg, valid, cache, start))
     for start, stop in ((0, 5), (5, 6), (6, 7), (7, 12)):
         h, cache = step(TOKENS[:, start:stop], cache, start)

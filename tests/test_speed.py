@@ -108,7 +108,7 @@ def test_a_right_and_a_fast_answer_have_the_advantages_of_lightningrl():
 
 
 def test_what_a_wrong_and_fast_answer_gets():
-    """The table of docs/fast.md: passes, and passes(right=1)."""
+    """Also the numbers of docs/sampling.md: passes, and passes(right=1)."""
     right = np.array([[1.0, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0]])
     fast = np.array([[2.0, 4, 8, 8], [2, 4, 8, 8], [2, 4, 8, 8], [2, 4, 2, 4]])
     cfg = config.Config(rewards=("countdown", "passes"), reward_norm="each")

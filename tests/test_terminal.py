@@ -24,7 +24,7 @@ import model
 import rl
 import runs
 import train
-from system import hosts, memory, terminal
+from system import hosts, memory, terminal, unknown
 from tools import complete, score
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
@@ -81,8 +81,8 @@ def test_a_key_of_another_system_is_answered_with_ours_of_that_meaning(theirs, o
 
 
 def test_every_key_that_a_table_names_is_there():
-    known = {name.split(".")[-1] for name in config.flatten(config.Config())} | config.keys_of_variants().keys()
-    table = config.foreign_keys()
+    known = {name.split(".")[-1] for name in config.flatten(config.Config())} | config.declared_keys().keys()
+    table = unknown.foreign_keys()
     assert {re.match(r"\w+", answer)[0] for _, sign, answer in table if sign == "="} <= known
     named = {word for *_, answer in table for word in re.findall(r"(?<![\w-])[a-z]+_[a-z_]+\b", answer)}
     of_others = {"xml_tags", "xml_answer", "k3_ratio", "grad_norm", "update_norm", "update_ratio"}  # rewards, metrics

@@ -16,9 +16,11 @@ import model
 import rewards
 import runs
 import train
+from data import texts
 from data.tiny import prepare as tiny
 from judges import formats
 from system import huggingface
+from variants import curriculum
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
            "llama_gsm8k_grpo": "llama", "gemma2_gsm8k_grpo": "gemma2"}  # fmt: skip
@@ -100,7 +102,7 @@ def test_a_tiny_tokenizer_is_that_of_transformers(name, folders):
 def test_every_tiny_row_fits_its_recipe(name, folders):
     cfg = config.load([f"config/{name}.py", "--model=tiny"])
     tok = tiny.tokenizer(os.path.basename(cfg.init_from))
-    template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
+    template = texts.template_of(cfg, tok)
     rows = {split: [data.normalize_row(row) for row in part] for split, part in
             tiny.rows(os.path.basename(cfg.dataset)).items()}  # fmt: skip
     for part in rows.values():
@@ -108,7 +110,8 @@ def test_every_tiny_row_fits_its_recipe(name, folders):
         for row in part:
             assert len(tok.encode(template(row["prompt"]), specials=True)) <= cfg.max_prompt_len
             assert len(tok.encode(row.get("completion", ""))) <= cfg.max_new_tokens
-            assert not cfg.difficulty or cfg.difficulty[0] <= row["difficulty"] <= cfg.difficulty[1]
+            difficulty = curriculum.Keys.of(cfg).difficulty
+            assert not difficulty or difficulty[0] <= row["difficulty"] <= difficulty[1]
     assert {split: len(part) for split, part in rows.items()} == {"train": 16, "test": 8}
 
 

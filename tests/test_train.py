@@ -76,7 +76,9 @@ def unbroken(rows, tmp_path_factory):
 
 def written(cfg, path):
     """A config file that says cfg -> its path."""
-    fields = ", ".join(f"{k}={v!r}" for k, v in vars(cfg).items())
+    keys = {k: v for k, v in vars(cfg).items() if k != "use"}
+    keys |= {k: v for section in cfg.use for k, v in vars(section).items()}
+    fields = ", ".join(f"{k}={v!r}" for k, v in keys.items())
     path.write_text(f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n")
     return str(path)
 

@@ -2,7 +2,7 @@
 Write one iteration of GRPO as a page:  python train.py config/sudoku_grpo.py --anatomy=step.html
 
 train.py and rl.py run the iteration; `recorded` notes what their functions are given and return. The page shows these
-numbers in nine stations (anatomy.html). It is one file that fetches nothing. docs/anatomy.md says how to read it.
+numbers in nine stations (anatomy.html). It is one file that fetches nothing. docs/how-it-works.md says how to read it.
 
 Shapes: N prompts, G completions of each, B = N * G; K of them learn; V views; T columns, the prompt's first.
 """
@@ -37,7 +37,7 @@ import runs
 import sample
 from data import bpe, texts
 from judges import scores
-from system import report, sharding
+from system import hosts, report, sharding
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
@@ -321,8 +321,9 @@ def check(path: str, cfg: config.Config) -> None:
             f"--anatomy={path} shows an iteration of objective='grpo', and this config has {cfg.objective!r}: take one "
             "of GRPO, such as config/sudoku_grpo.py"
         )
-    if (cfg.processes or 1) > 1:
-        raise ValueError(f"--anatomy={path} works in one process, and this config has processes={cfg.processes}")
+    processes = hosts.Keys.of(cfg).processes or 1
+    if processes > 1:
+        raise ValueError(f"--anatomy={path} works in one process, and this config has processes={processes}")
     folder = Path(path).absolute().parent
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ import checkpoint
 import config
 import sample
 from sample import Plan
-from system import huggingface, sharding, terminal
+from system import huggingface, sharding, terminal, unknown
 from tools.options import HOLES, TRAINED, parser
 
 LONG = 4096  # tokens of a text above which there is a warning
@@ -212,10 +212,10 @@ SAME_FLAG = {"start": "prompt", "num_samples": "n", "group_size": "n"}  # in nan
 
 def unknown_flag(name: str, flags: Any) -> str:
     """Say in one sentence that a flag does not exist, and which one means the same here or in train.py."""
-    of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model", *config.keys_of_variants()}
-    message = config.unknown_key(name, flags)
+    of_train = {key.split(".")[-1] for key in config.flatten(config.Config())} | {"model", *config.declared_keys()}
+    message = unknown.key(name, flags)
     if message.endswith("--help=all"):
-        message = config.unknown_key(name, of_train).replace("=all", "")
+        message = unknown.key(name, of_train).replace("=all", "")
     meant = re.search(r"(?:here it is |did you mean ')(\w+)", message)
     ours = name if name in of_train else meant[1] if meant else name
     if ours in SAME_FLAG:

@@ -2,7 +2,7 @@
 Write one HTML file in which a model runs: `python sample.py out/sudoku_base out/sudoku_grpo --page=play.html`.
 
 The file holds the weights (float16, base64), held-out rows, a transformer and a sampler in plain JavaScript (page.js)
-and what one sees (page.html). It fetches nothing, so it works from a mail attachment. docs/page.md shows it.
+and what one sees (page.html). It fetches nothing, so it works from a mail attachment. docs/sampling.md shows it.
 
 Below, `one` is a complete.Model, and `pack_` functions return what becomes JSON in the page.
 """

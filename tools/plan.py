@@ -29,7 +29,7 @@ import model
 import rl
 import sample
 from config import Config
-from system import fit, huggingface, memory, setup, sharding, start
+from system import fit, huggingface, memory, sections, setup, sharding, start
 
 
 class Device(NamedTuple):
@@ -119,7 +119,7 @@ def topology(text):
 
 def variant(cfg):
     """Return the file of variants/ that has the objective of a run."""
-    return config.variant(cfg.objective)
+    return sections.file_of(cfg.objective)
 
 
 def abstract_run(cfg):
@@ -155,7 +155,7 @@ def programs(cfg):
     held |= {"moments": state.opt_state, "average": state.average}
     stages, batches = {}, [abstract_batch(cfg)]
     if cfg.objective in ("grpo", "dpo"):
-        held["reference"] = None if base or cfg.ref_offload else state.reference
+        held["reference"] = None if base or memory.Keys.of(cfg).ref_offload else state.reference
     if cfg.objective == "dpo":
         stages["scoring"] = (
             functools.partial(variant(cfg).reference_likelihood.lower, cfg=cfg),

@@ -69,11 +69,11 @@ def block_pass(params, z, w, stored, cfg, plan, valid, cache):
 
     def run(size, cache):
         first = jnp.minimum(stored, T - size) if size == full else start
-        write = model.Write(first)
+        write = caches.Write(first)
         if in_parts:  # rows that need only their part keep the rest
             low = jnp.where(whole, 0, start)
             high = jnp.where(whole, T, start + L)
-            write = model.Write(first, low, high)
+            write = caches.Write(first, low, high)
         part = first, size
         h, cache = caches.compute(params, z, cfg, valid, cache, part, write)
         at = start[:, None] + jnp.arange(L) - cfg.shift - first[:, None]

@@ -120,13 +120,13 @@ def packed_mask(cfg, valid, T, first):
     return model.Mask(far, far & near)
 
 
-def packed_attention(T, q, k, v, mask, part, scale, cap):
+def packed_attention(T, q, k, v, mask, part, cfg):
     """Compute model.attention of packed rows, whose text has T columns: the mask of a row with one copy serves all."""
     if part is not None:
         first, n = part  # it reaches to the end of the row
         not_in_mask = k.shape[1] - mask.shape[1]  # columns of copies 2, 3, ...: they see what copy 1 sees
         mask = model.columns(mask, (first, n - not_in_mask))
-    return kernels.packed_attention(q, k, v, mask, scale, cap, T)
+    return kernels.packed_attention(q, k, v, mask, cfg.query_factor, cfg.attn_cap, T)
 
 
 def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
@@ -156,7 +156,7 @@ def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):
     part = begin, length + n * C
     mask = packed_mask(cfg, valid, T, first)
     attention = functools.partial(packed_attention, T)
-    h, _ = model.forward(params, tokens, cfg, positions, mask, part=part, attention=attention)
+    h = model.forward(params, tokens, cfg, positions, mask, part, attention)
     text = h[:, :length]
     copies = h[:, length:].reshape(B, n, C, -1)
     if with_text:

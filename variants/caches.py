@@ -6,14 +6,29 @@ Fast-dLLM's two approximate ones (sample.Plan.cache), whose sampler is here: the
 computed when the block begins, and then kept. All rows begin their next block together.
 """
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 import model
 import sample
-from system import sharding
+from system import kernels, sharding
 from variants.causal import moved_right
+
+
+class Write(NamedTuple):
+    """Where new keys and values go in a cache."""
+
+    first: jax.Array | int  # the column of the first of them; (B,) if rows differ
+    low: jax.Array | int = 0  # columns before it are not overwritten; (B,) if rows differ
+    high: jax.Array | int | None = None  # nor is this one or any behind it; None: no limit, by `low` neither
+
+
+def new_cache(cfg, B, T):
+    """Make an empty cache for B rows of T columns -> [keys, values], each (layers, B, KV heads, T, head_dim)."""
+    shape = cfg.n_layer, B, cfg.kv_heads, T, cfg.head_dim
+    return [kernels.bits(jnp.zeros(shape, cfg.dtype)) for _ in "kv"]
 
 
 def compute(params, z, cfg, valid, cache, part, write, wanted=None):
@@ -24,7 +39,33 @@ def compute(params, z, cfg, valid, cache, part, write, wanted=None):
     positions = model.positions_of(valid, z.shape[1])
     positions = model.columns(positions, part)
     mask = model.attention_mask(cfg, valid, z, part)
-    return model.forward(params, tokens, cfg, positions, mask, cache, write, wanted)
+    return forward(params, tokens, cfg, positions, mask, cache, write, wanted)
+
+
+def forward(params, tokens, cfg, positions, mask, cache, write, part=None):
+    """Run the network over tokens (B, S), as model.forward does, whose columns also see those in the cache -> hidden
+    states (B, S, D), and the cache with their keys and values. mask: a model.Mask over the T columns of the cache."""
+    params = model.prepared(params, cfg)
+    rotation = model.chosen(model.ROTARY, cfg, model.entries(cfg).turns)(positions, cfg)
+
+    def layer(carry, inputs, part=None):
+        x, cache = carry
+        w, i = inputs
+
+        def attend(q, k, v):
+            nonlocal cache
+            cache = [kernels.store(old, new, i, write) for old, new in zip(cache, (k, v), strict=True)]
+            k, v = (kernels.stored(a, i) for a in cache)
+            return model.attention(q, k, v, mask.of_layer(i), part, cfg)
+
+        w = jax.tree.map(kernels.numbers, sharding.gather_weights(w))
+        x = model.block(x, w, cfg, rotation, attend, part)
+        return (sharding.shard_rows(x), cache), None
+
+    carry = model.embed(params, tokens, cfg), cache
+    weights = jax.tree.map(kernels.bits, params["blocks"])
+    x, cache = model.run_layers(layer, carry, weights, cfg, part)
+    return model.rms_norm(model.left_of(x, part), params["norm"], cfg.norm_eps), cache
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))
@@ -37,11 +78,11 @@ def prefill(params, z, cfg, valid, group):
     if valid is not None:
         valid = valid[::group]
     B, T = z.shape
-    cache = model.new_cache(cfg, B, T)
+    cache = new_cache(cfg, B, T)
     if cfg.causal:
         z, valid = moved_right(z, valid, cfg)
     everything = 0, T
-    _, cache = compute(params, z, cfg, valid, cache, everything, model.Write(0))
+    _, cache = compute(params, z, cfg, valid, cache, everything, Write(0))
     return [jnp.repeat(a, group, 1) for a in cache]
 
 
@@ -90,7 +131,7 @@ def approximate_pass(params, z, w, refresh, cfg, plan, valid, cache):
     def run(size, cache):
         at = 0 if size == T else jnp.minimum(first, T - size)
         part = at, size
-        write = model.Write(at, low, T)
+        write = Write(at, low, T)
         wanted = None if size == least else (first - at, least)
         h, cache = compute(params, z, cfg, valid, cache, part, write, wanted)
         if cfg.shift:
@@ -138,7 +179,7 @@ def fill_with_cache(params, keys, z, cfg, plan, valid, group):
     def unfinished(state):
         return jnp.any(state[0].z == cfg.mask_id)
 
-    state = sample.begin(z), model.new_cache(cfg, *z.shape)
+    state = sample.begin(z), new_cache(cfg, *z.shape)
     if group > 1:
         state = step(state, group)
     s, _ = jax.lax.while_loop(unfinished, step, state)

@@ -4,7 +4,6 @@ How an autoregressive model is sampled from: one column of all rows after the ot
 import jax
 import jax.numpy as jnp
 
-import model
 import sample
 from variants import caches, causal
 
@@ -22,7 +21,7 @@ def next_column(params, z, cfg, valid, cache, column):
     column. z (B, T) and valid are moved right by one here (causal.moved_right): what is read is the token before."""
     z, valid = causal.moved_right(z, valid, cfg)
     part = column, 1
-    return caches.compute(params, z, cfg, valid, cache, part, model.Write(column))
+    return caches.compute(params, z, cfg, valid, cache, part, caches.Write(column))
 
 
 def commit_all(block, plan):

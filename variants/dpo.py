@@ -6,7 +6,7 @@ Learn from pairs of a better and a worse answer to a prompt, with neither rollou
 E is log p of an answer given its prompt, E_ref the same under the reference, the model that training started from. In a
 causal model E is exact. In a denoiser it is an estimate of the bound (ELBO) from a few masked copies, and its noise
 also biases a loss that is not linear in it. So policy and reference see the same masks, which matters most; as in VRPO
-(LLaDA-1.5, 2505.19223) so do both answers of a pair, which made no difference here (docs/preferences.md). A denoiser's
+(LLaDA-1.5, 2505.19223) so do both answers of a pair, which made no difference here (docs/lessons.md). A denoiser's
 answer is all max_new_tokens columns, ends of text included.
 """
 
@@ -24,7 +24,6 @@ import diffusion
 import rl
 import runs
 from data import texts
-from judges import scores
 from system import evaluation, sharding
 
 SIDES = "chosen", "rejected"  # the better and the worse answer
@@ -66,7 +65,7 @@ def encode_pairs(cfg: Any, tok: Any, split: str) -> list[texts.EncodedRows]:
     """Encode the pairs of a split whose two answers differ and fit -> [the better answers, the worse ones], row by row.
     """
     rows = pairs_of(cfg, split)
-    template = data.chat(cfg.chat_template, cfg.system_prompt, tok, cfg.instruction)
+    template = texts.template_of(cfg, tok)
     keep = np.array([row["chosen"] != row["rejected"] for row in rows])
     equal = int((~keep).sum())
     sides = []
@@ -179,10 +178,8 @@ def dpo_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
     train = encode_pairs(cfg, tok, "train")
     val = [texts.eval_subset(side, cfg) for side in encode_pairs(cfg, tok, "val")]
     asked = texts.eval_subset(texts.encode_split(cfg, tok, "val", with_completions=False), cfg)
-    fns, more = scores.reward_functions(cfg, tok, asked.rows)
-    if fns or more:
-        tqdm.write(evaluation.describe_metric(cfg, fns, more))
-    else:  # a few answers to be looked at
+    fns, more = evaluation.reward_functions(cfg, tok, asked.rows)
+    if not fns and not more:  # a few answers to be looked at
         asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))
 
     def init(key):

@@ -79,7 +79,7 @@ def draft(params, z, w: Window, cfg, valid, cache):
     mask = model.Mask((no_later & is_text)[:, None], None)
     positions = model.columns(model.positions_of(is_text, T), part)
     tokens = model.columns(moved, part)
-    h, _ = model.forward(params, tokens, causal, positions, mask, cache, model.Write(w.first))
+    h, _ = caches.forward(params, tokens, causal, positions, mask, cache, caches.Write(w.first))
     return jnp.roll(h, -1, 1)
 
 
@@ -89,7 +89,7 @@ def check(params, z, w: Window, cfg, valid, cache):
     causal = joint.autoregressive(cfg)
     moved, is_text = moved_right(z, valid, causal)
     part = w.first, w.z.shape[1]
-    return caches.compute(params, moved, causal, is_text, cache, part, model.Write(w.first))
+    return caches.compute(params, moved, causal, is_text, cache, part, caches.Write(w.first))
 
 
 def accept_or_replace(p, q, token, accept_key, replace_key):

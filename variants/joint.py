@@ -30,7 +30,7 @@ class Keys(config.Section):
                    f"{weight}: the first token of a text is predicted from its prompt, but max_prompt_len=0 leaves "
                    "none, so a model made from scratch would not learn it")  # fmt: skip
 
-    def fits(self, shape, where):
+    def fits(self, c, shape, where):
         yield (self.causal_weight > 0 and not shape.causal_text,
                f"causal_weight={self.causal_weight!r}, but the model {where} is not autoregressive and a denoiser at "
                "once: it has causal_text=False")  # fmt: skip

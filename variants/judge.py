@@ -240,7 +240,8 @@ def find_generator(cfg, start):
     start: the params that the run starts from, or None. If they are a judge's, as in a resumed run, the model in
     init_from is loaded instead."""
     if start and model.width(start):
-        start = checkpoint.load(cfg.init_from, open_as=cfg.open_as)[0] if cfg.init_from else None
+        family = checkpoint.Keys.of(cfg).open_as
+        start = checkpoint.load(cfg.init_from, open_as=family)[0] if cfg.init_from else None
     return None if start and model.width(start) else start
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import config
 import model
 import rl
+from system import memory
 from system.adapters import adapter_shapes
 
 TARGETS = "q", "k", "v", "o", "gate", "up", "down"
@@ -36,13 +37,15 @@ class Keys(config.Section):
                f"lora_targets={targets}: expected one or more of {', '.join(TARGETS)}, each once")  # fmt: skip
         if not self.lora_rank:
             return
-        yield (c.adapt, f"adapt=True changes all weights, and lora_rank={self.lora_rank} keeps those in init_from: "
-               "make the denoiser first, then start from that")  # fmt: skip
+        yield (config.reshapes(c),
+               f"adapt=True changes all weights, and lora_rank={self.lora_rank} keeps those in init_from: make the "
+               " denoiser first, then start from that")  # fmt: skip
         yield (not (c.init_from or c.resume or c.eval_only),
                f"lora_rank={self.lora_rank} needs init_from: the folder of the base, or the config file that trains it")
         mode = getattr(c, "ref_mode", "static")
-        yield (mode != "static" or c.ref_offload or c.ref_from,
-               f"ref_mode={mode!r}, ref_offload={c.ref_offload}, ref_from={c.ref_from!r}: with lora_rank the "
+        offload = memory.Keys.of(c).ref_offload
+        yield (mode != "static" or offload or c.ref_from,
+               f"ref_mode={mode!r}, ref_offload={offload}, ref_from={c.ref_from!r}: with lora_rank the "
                "reference is the base, which never changes and is always in use: 'static', False and None")  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import config
 import rl
-from system import sharding
+from system import memory, sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def moved(state: Any, cfg: Any) -> Any:
         return state.reference  # wherever it is stored
     old, how = sharding.to_device(state.reference), (cfg.ref_decay, cfg.ref_sync_interval, cfg.ref_sync_mix)
     new = update_reference(old, state.params, state.step, cfg.ref_mode, *how)
-    return sharding.to_host(new) if cfg.ref_offload else new
+    return sharding.to_host(new) if memory.Keys.of(cfg).ref_offload else new
 
 
 rl.REFERENCES["moving_reference"] = moved

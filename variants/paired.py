@@ -17,7 +17,7 @@ class Keys(config.Section):
     def copies(self):
         return 1 + self.paired
 
-    def fits(self, shape, where):
+    def fits(self, c, shape, where):
         yield (self.paired and shape.causal, f"paired={self.paired}: a causal model reads from left to right and needs "
                "paired=False")  # fmt: skip
 

@@ -1,0 +1,240 @@
+"""
+Settings that are declared in the file that uses them.
+
+A file outside the core declares its keys in `class Keys(Section)`; a variant of a model, in `class Shape`. Config reads
+them as its own: somebody who types a key, or writes it in a config file, uses the section that has it, and `use` says
+which these are. A file reads its keys with `Keys.of(cfg)`: what the run has set, or the defaults.
+"""
+import ast
+import contextlib
+import dataclasses
+import functools
+import glob
+import os
+import re
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple, Self
+
+from system import settings
+from system.settings import variant_of
+
+# ---- how a key is declared -------------------------------------------------------------------------------------------
+
+
+class Check(NamedTuple):
+    """A condition on a value, and what a message says the value must be."""
+
+    holds: Callable[[Any], bool]  # None always passes
+    expected: str
+
+
+def at_least(n):
+    """Return the check that a value is at least n."""
+    return Check(lambda value: value >= n, f"at least {n}")
+
+
+def above(n):
+    """Return the check that a value is above n."""
+    return Check(lambda value: value > n, f"above {n}")
+
+
+def both(first, second):
+    """Return the check that two checks hold."""
+
+    def holds(value):
+        return first.holds(value) and second.holds(value)
+
+    return Check(holds, f"{first.expected} and {second.expected}")
+
+
+NON_NEGATIVE, POSITIVE_INT, POSITIVE = at_least(0), at_least(1), above(0)
+BELOW_1 = both(NON_NEGATIVE, Check(lambda value: value < 1, "below 1"))
+FRACTION = Check(lambda value: 0 <= value <= 1, "from 0 to 1")
+
+
+def key(default: Any, meaning: str, check: Check | None = None, choices: Collection = (), section: str = "",
+        table: bool = False) -> Any:
+    """Declare a key: its default, its line in --help, and which values are allowed.
+
+    choices: the values, a dict of functions or their names; --help lists those of a dict. section: the title above this
+    key in --help. table: True if a file of variants/ may add to the choices; its name is a value, too.
+    """
+    metadata = dict(meaning=meaning, check=check, choices=choices, section=section, table=table)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_value(field, value):
+    """Raise a ValueError if a value is not one that the key's declaration allows."""
+    choices, check = field.metadata.get("choices"), field.metadata.get("check")
+    if field.metadata.get("table"):
+        found = settings.load(f"variants.{value}")
+        if found and not isinstance(choices, dict):
+            return  # its table is above this file: rl.OBJECTIVES
+    if choices and value not in choices:
+        from system import unknown  # reads the names of other programs
+
+        raise ValueError(f"{field.name}={value!r}: one of {', '.join(map(str, choices))}"
+                         f"{unknown.value(field.name, value, choices)}")  # fmt: skip
+    if check and value is not None and not check.holds(value):
+        raise ValueError(f"{field.name}={value!r} must be {check.expected}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """The keys of a file, declared in its class Keys."""
+
+    def __post_init__(self):
+        settings.check_types(self)
+        for field in dataclasses.fields(self):
+            check_value(field, getattr(self, field.name))
+
+    @classmethod
+    def of(cls, cfg: Any) -> Self:
+        """Return the section of this class that a run uses, or its defaults."""
+        return next((section for section in getattr(cfg, "use", ()) if isinstance(section, cls)), cls())
+
+    @property
+    def freezes(self) -> bool:
+        """True if the run trains new parameters beside those that it starts from, which stay as they are."""
+        return False
+
+    @property
+    def moves_reference(self) -> bool:
+        """True if the reference of the KL changes during the run."""
+        return False
+
+    @property
+    def reshapes(self) -> bool:
+        """True if the run makes a model of another shape of the one that it starts from."""
+        return False
+
+    @property
+    def copies(self) -> int:
+        """Return how many rows of a batch of pretraining are made of one text."""
+        return 1
+
+    @property
+    def stages(self) -> list[int]:
+        """List the steps from which on other rows are learnt from."""
+        return []
+
+    def between_keys(self, c: Any) -> Iterator[tuple[Any, str]]:
+        """Yield (True if wrong, message) for everything that has to hold between these keys and those of the Config c.
+        """
+        yield from ()
+
+    def fits(self, c: Any, shape: Any, where: str) -> Iterator[tuple[Any, str]]:
+        """Yield (True if wrong, message) for everything that has to hold between these keys, the Config c and the
+        ModelConfig that the run starts from. where: whose model it is."""
+        yield from ()
+
+
+# ---- the keys of all files -------------------------------------------------------------------------------------------
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FOLDERS = "variants", "data", "judges", "system", ""
+
+
+class Declared(NamedTuple):
+    """Where a key is declared."""
+
+    module: str
+    kind: str  # its class: Keys for the keys of a run, Shape for those of its model
+
+    @property
+    def variant(self) -> str:
+        """Return the name that is typed after --use."""
+        return self.module.rpartition(".")[2]
+
+
+@functools.cache
+def declared_keys() -> dict[str, Declared]:
+    """Find the keys of all files, used or not, in their source."""
+    found: dict[str, Declared] = {}
+    for path in (path for folder in FOLDERS for path in sorted(glob.glob(os.path.join(ROOT, folder, "*.py")))):
+        with open(path) as file:
+            source = file.read()
+        if not re.search(r"^class (Keys|Shape)\b", source, re.M):
+            continue
+        module, classes = os.path.relpath(path, ROOT).removesuffix(".py").replace(os.sep, "."), []
+        with contextlib.suppress(SyntaxError):  # importing it says what is wrong
+            classes = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)]
+        for kind in classes:
+            if kind.name in ("Keys", "Shape"):
+                fields = [field.target for field in kind.body if isinstance(field, ast.AnnAssign)]
+                names = {key.id for key in fields if isinstance(key, ast.Name)}
+                if twice := names & found.keys():
+                    raise ValueError(f"{path}: there is a key {min(twice)} elsewhere, choose another name")
+                found |= dict.fromkeys(sorted(names), Declared(module, kind.name))
+    return found
+
+
+def file_of(name: str) -> types.ModuleType | None:
+    """Import the file that declares the section of this name, or a file of variants/; None if there is none."""
+    modules = {found.variant: found.module for found in declared_keys().values()}
+    return settings.load(modules.get(name, f"variants.{name}"))
+
+
+def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tuple:
+    """Add to the sections of `use` those of these names, with their defaults, if their files have keys.
+
+    kind: see Declared."""
+    for section in use:
+        if not dataclasses.is_dataclass(section) or type(section).__name__ != kind:
+            raise ValueError(f"use={use!r}: expected {kind} of files of variants/, as in use=(nll.Keys(),)")
+    there = [variant_of(section) for section in use]
+    if len({*there}) < len(there):
+        raise ValueError(f"use={use!r} has a variant twice")
+    kinds = [getattr(file_of(name), kind, None) for name in dict.fromkeys(names) if name not in there]
+    return *use, *(section() for section in kinds if section)
+
+
+def with_values(use: tuple, values: dict[str, Any], kind: str = "Keys") -> tuple:
+    """Return the sections with these values {key: value}; those that are missing are added. kind: see Declared."""
+    declared = [declared_keys()[name] for name in values]
+    use = with_sections(use, [found.variant for found in declared if found.kind == kind], kind)
+    if lacking := {found.module for found in declared} - {type(section).__module__ for section in use}:
+        raise ValueError(f"{min(lacking)} cannot be loaded: another folder of this name comes first")
+
+    def changed(section):
+        own = {name: value for name, value in values.items() if name in section.__dataclass_fields__}
+        return dataclasses.replace(section, **own)
+
+    return tuple(map(changed, use))
+
+
+def named_by_use(names: Iterable[str]) -> list[str]:
+    """Check names of variants after --use -> a list of them."""
+    names = [*names]
+    for name in names:
+        if not {"Keys", "Shape"} & {*vars(file_of(name) or object)}:
+            there = sorted({declared.variant for declared in declared_keys().values()})
+            raise ValueError(f"use={name}: there is no variants/{name}.py with keys of its own (class Keys or Shape): "
+                             f"there are {', '.join(there)}")  # fmt: skip
+    return names
+
+
+def as_tuple(value: Any) -> tuple:
+    """Return a tuple as it is, and another value as a tuple of one."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+class Flat(type):
+    """The class of settings that take the keys of sections as they take their own, and put them into `use`."""
+
+    def __call__(cls, *args, **keys):
+        if twice := cls.__dataclass_fields__.keys() & declared_keys().keys():
+            raise ValueError(f"{declared_keys()[min(twice)].module}: there is a key {min(twice)} elsewhere: rename it")
+        declared = [name for name, found in declared_keys().items() if found.kind == "Keys" and name in keys]
+        names = [name for name in as_tuple(keys.get("use", ())) if isinstance(name, str)]
+        use = tuple(section for section in as_tuple(keys.get("use", ())) if not isinstance(section, str))
+        use = with_sections(use, named_by_use(names))
+        keys["use"] = with_values(use, {name: keys.pop(name) for name in declared})
+        return super().__call__(*args, **keys)
+
+
+def used(table: dict[str, Any], cfg: Any) -> dict[str, Any]:
+    """Return the entries of a table that belong to sections that settings use, in the order of the table."""
+    names = [*map(variant_of, cfg.use)]
+    return {name: entry for name, entry in table.items() if name in names}

@@ -1,0 +1,50 @@
+"""
+What to say about a name that is none of ours: the key of another program, or one that is misspelt.
+"""
+import difflib
+import fnmatch
+import functools
+import itertools
+import os
+from collections.abc import Collection
+
+from model import ModelConfig
+from system import sections
+
+
+@functools.cache
+def foreign_keys():
+    """Read config/elsewhere.txt: [[key of another program, "=" or "-", our key or why there is none], ...]."""
+    with open(os.path.join(sections.ROOT, "config", "elsewhere.txt")) as file:
+        return [line.split(maxsplit=2) for line in file.read().splitlines() if line.strip() and line[0] != "#"]
+
+
+def value(name: str, value: object, choices: Collection) -> str:
+    """Return the end of a message for a value that a key cannot have: ours for it, or one that is spelled almost so."""
+    spelled = str(value).lower().replace(".", "_").replace("-", "_")
+    known = [answer for theirs, sign, answer in foreign_keys() if theirs == f"{name}:{spelled}"]
+    return f"; here it is {known[0]}" if known else f"; did you mean {spelled!r}?" if spelled in choices else ""
+
+
+def key(name: str, known: Collection[str]) -> str:
+    """Return the message for a key that does not exist: our name for it, or the key that is spelled almost so."""
+    message = f"unknown config key {name!r}"
+    leaf = name.rpartition(".")[2]  # actor_rollout_ref.actor.kl_loss_coef
+    for word, (theirs, sign, answer) in itertools.product(dict.fromkeys((name, leaf)), foreign_keys()):
+        if fnmatch.fnmatchcase(word, theirs):
+            return f"{message}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
+    known = [*known, *sections.declared_keys()]
+    names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
+    near = difflib.get_close_matches(name, names, 1, 0.7)
+    return message + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
+
+
+def keyword(name: str, known: Collection[str]) -> str:
+    """Return the message for a keyword of Config(...) that does not exist."""
+    declared = sections.declared_keys().get(name)
+    if declared:
+        return (f"{name} is a key of the model: model=ModelConfig(use=({declared.variant}.Shape({name}=...),)), with "
+                f"variants/{declared.variant}.py")  # fmt: skip
+    if name in ModelConfig.__dataclass_fields__:
+        return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
+    return key(name, known)
