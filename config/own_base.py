@@ -5,8 +5,7 @@ mine.jsonl, in the working folder. Copy this file and own_grpo.py, or add keys t
     python train.py config/own_base.py
 
 It stops once a quarter of its sampled held-out completions are right. The README's example, eight letters to be sorted,
-takes 150 steps, 84 seconds on one of 2 cores of an AMD EPYC (Zen 4): val/sampled 62.0% (17.7% after 125), val/greedy
-95.3%.
+takes 250, 250 and 225 steps with three seeds: val/sampled 28.6%, val/greedy 66.7 to 69.3%.
 """
 from dataclasses import replace
 

@@ -4,8 +4,9 @@ working folder. The base is trained first if it is not there.
 
     python train.py config/own_grpo.py
 
-40 iterations of the README's example, 3 minutes on one of 2 cores of an AMD EPYC (Zen 4): the fraction of letters in
-their places rises from 92.2% to 97.9% sampled, and from 99.4% to 99.7% greedily.
+40 iterations of the README's example and its base, 3 minutes of processor time on one core of an AMD EPYC (Zen 4): the
+share of held-out rows that are sorted rightly rises from 27.3% to 63.2% sampled and from 68.3% to 89.4% greedily, the
+mean of three seeds.
 """
 from dataclasses import replace
 
