@@ -394,7 +394,7 @@ PAPERS = {"d1": "llada_gsm8k_grpo", "DiffuCoder": "diffucoder_grpo", "ESPO": "dr
 # all of them (order, passes, temperature), so that all are evaluated alike.
 RUNGS = {
     "as published": "",
-    "no KL": "kl_beta kl_est ref_mode ref_sync_interval ref_sync_mix ref_offload",
+    "no KL": "kl_beta kl_est ref_mode ref_sync_interval ref_sync_mix",
     "our estimator": "logp_est logp_views p_mask_prompt mask_ratio_min mask_ratio_max",
     "our ratio, loss, updates": "ratio_level loss_type clip_low clip_high updates_per_rollout",
     "our prompts, groups": "batch_size group_size",
