@@ -488,6 +488,8 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
         shown = [form.format(values[k]) for k, form in FORMS.items() if k in values and np.isfinite(values[k])]
         stages = [f"{k.removeprefix('time/')} {v:.1f}" for k, v in values.items() if k.startswith("time/")]
         tqdm.write(f"step {state.step:6d}  reward {'  '.join(shown) or 'none'}  {' + '.join(stages)} s")
+        if values["skipped"]:
+            tqdm.write(f"step {state.step:6d}  no update: no reward has an opinion on any completion")
     found = run.log.watch.see({"step": state.step} | values)
     for text in map(collapse.message, found):
         tqdm.write(f"step {state.step:6d}  {text}")

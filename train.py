@@ -57,8 +57,7 @@ def timed(notes, name):
 
 
 def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None):
-    """Run one iteration of GRPO: write completions, judge them, compare them, and make the better ones likelier ->
-    numbers to log.
+    """Run an iteration: write completions, judge and compare them, make the better ones likelier -> numbers to log.
 
     policy: the State before the updates; the first of them may reuse its memory. update(minibatch): take a step with
     the gradient of `rl.policy_loss`. draw: see data.texts.prompt_sampler. old_logp_of: see Task."""
@@ -80,16 +79,13 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     found = collect(policy.step, draw, attempt, cfg, tok)
     # 3  Compare them within each group, and choose those that learn.
     adv = grpo.advantages(found.rewards, **scores.advantage_settings(found.rewards, cfg))
-    notes |= scores.rollout_metrics(found, adv, cfg, tok)
-    notes["group"] = scores.first_group(found, adv, cfg, tok)
-    if notes["skipped"]:
-        tqdm.write(f"step {policy.step + 1}: no update, {', '.join(reward_fns)} had no opinion on any completion")
+    notes |= scores.rollout_metrics(found, adv, cfg, tok) | {"group": scores.first_group(found, adv, cfg, tok)}
+    if notes["skipped"]:  # no reward has an opinion on any completion
         return notes
     chosen = rl.select_completions(found, adv, cfg)
     # 4, 5  For each pass draw views, cut into minibatches, and add the old and reference log-probs that the loss needs.
     with timed(notes, "time/old_ref"):
-        ready = rl.minibatches(policy, (view_key, order_key), chosen, cfg, old_logp_of)
-        jax.block_until_ready(ready)
+        ready = jax.block_until_ready(rl.minibatches(policy, (view_key, order_key), chosen, cfg, old_logp_of))
     # 6, 7  Each minibatch is one update of the policy.
     for minibatch in ready:
         update(minibatch)
@@ -118,8 +114,7 @@ def tune(cfg, tok, start) -> Task:
 
 
 def pretrain(cfg, tok, start) -> Task:
-    """Make the task of masked diffusion on completions (in a causal model: of predicting the next token). It is
-    pre-training if prompts are empty, and fine-tuning if not."""
+    """Make the task of masked diffusion on completions (of a causal model: of next tokens), with or without prompts."""
     train, shown = encode_split(cfg, tok, "train"), eval_subset(encode_split(cfg, tok, "val"), cfg)
     check_completions(cfg, train.rows)
     if cfg.fill_in:  # learn what the masks of the rows hide; or any token, and fill in some
@@ -128,8 +123,7 @@ def pretrain(cfg, tok, start) -> Task:
     asked = shown  # the texts that samples are drawn for
     if cfg.max_prompt_len and not cfg.fill_in:
         asked = eval_subset(encode_split(cfg, tok, "val", with_completions=False), cfg)
-    # Without rewards: is the answer the one in the data?
-    exact = {"exact": rewards.REWARDS["exact"]} if cfg.max_prompt_len else {}
+    exact = {"exact": rewards.REWARDS["exact"]} if cfg.max_prompt_len else {}  # without rewards: as in the data?
     fns, more = evaluation.reward_functions(cfg, tok, asked.rows, exact)
     if not fns and not more:
         asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
@@ -208,24 +202,22 @@ def loop(run, state, best, done):
         _, best = evaluate(run, state, best)
     with runs.StopRequested() as asked, progress_bar(cfg, state) as bar:
         while not done:
-            if cfg.objective == "grpo":  # wait for the last update, so that it is not counted as rollout time
-                jax.block_until_ready(state.params)
+            jax.block_until_ready(state.params if cfg.objective == "grpo" else ())  # an update is no rollout time
             clock = time.perf_counter()
             try:
                 state, updates, notes = iterate(run, state)
             except ValueError as e:  # a reward fails before anything is updated
-                if unread:
-                    setup.check_finite(*unread, last, cfg)  # so that nothing broken is saved
+                setup.check_finite(unread, last, cfg)  # so that nothing broken is saved
                 raise setup.save_and_explain(run, state, best, f"step {state.step + 1}", e) from e
             # Read the metrics of the step before, while the device works on this one. (grpo reads its own below.)
-            last = setup.check_finite(*unread, last, cfg) if unread else last
+            last = setup.check_finite(unread, last, cfg)
             unread = state.step, updates, notes
             intervals = cfg.log_interval, cfg.eval_interval, cfg.save_interval
             log, evaluates, saves = (state.step % n == 0 for n in intervals)
             done, logged = state.step >= cfg.max_iters, log or not updates
             leaving = hosts.all_max(asked.signal or 0)  # if any process was
             if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
-                last, unread = setup.check_finite(*unread, last, cfg), None
+                last, unread = setup.check_finite(unread, last, cfg), None
                 signs = runs.write(run, state, last, time.perf_counter() - clock, logged) if run.log else []
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)
@@ -236,8 +228,7 @@ def loop(run, state, best, done):
                 done = done or cfg.stop_at is not None and values[run.task.best_metric] > cfg.stop_at
             if done or best is not before or saves or leaving:
                 checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
-            if not done:
-                leave_if_asked(run, state, best, leaving, signs)
+            leave_if_asked(run, state, best, done, leaving, signs)
     return state, best
 
 
@@ -247,13 +238,13 @@ def progress_bar(cfg, state):
                 dynamic_ncols=True, smoothing=0.1, disable=bool(hosts.processes()[1]) or None)  # None: in a terminal
 
 
-def leave_if_asked(run, state, best, leaving, signs):
-    """Leave the loop if a signal asked for it (leaving: its number, or 0), or if a run that shows signs of collapse is
-    to end."""
-    if leaving:
+def leave_if_asked(run, state, best, done, leaving, signs):
+    """Leave the loop before it is done if a signal asked for it (leaving: its number, or 0), or if a run that shows
+    signs of collapse is to end."""
+    if leaving and not done:
         tqdm.write(f"saved {run.cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
         raise KeyboardInterrupt(int(leaving))
-    if runs.ends_at_collapse(run.cfg) and hosts.all_max(bool(signs)):
+    if runs.ends_at_collapse(run.cfg) and hosts.all_max(bool(signs)) and not done:
         raise runs.leave_collapsed(run, state, best, signs)
 
 

@@ -20,9 +20,14 @@ import runs
 from system import hosts, memory, sharding, start
 
 
-def check_finite(step, updates, notes, last, cfg):
+def check_finite(unread, last, cfg):
     """Average the metrics of a step's updates -> {name: float}, with the notes and the step. Raises ValueError if a
-    loss or gradient norm is not finite; the message has those of the step before, `last`."""
+    loss or gradient norm is not finite; the message has those of the step before, `last`.
+
+    unread: step, metrics of its updates, notes; None: there is nothing to read, and `last` is returned."""
+    if not unread:
+        return last
+    step, updates, notes = unread
     updates = [{k: float(v) for k, v in metrics.items()} for metrics in updates]
     bad = [m for m in updates if not np.isfinite([m["loss"], m["grad_norm"]]).all()]
     if not bad:

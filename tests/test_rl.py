@@ -996,7 +996,7 @@ def test_a_step_that_nobody_judged_is_skipped_and_counted_and_the_run_goes_on(ti
     assert "loss" not in rows[1] and rows[1]["reward"] is None and rows[0]["val/greedy"] is None
     assert rows[2]["learning_rate"] == pytest.approx(cfg.learning_rate * 2 / 4)  # that of the second update, in step 3
     out = capsys.readouterr().out
-    assert "step 2: no update, moody had no opinion on any completion" in out
+    assert "step      2  no update: no reward has an opinion on any completion" in out
     assert "moody has no opinion on any of the 8 greedy completions" in out
     assert "val/sampled: no opinion before, " in out
 
