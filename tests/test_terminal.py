@@ -86,7 +86,7 @@ def test_every_key_that_a_table_names_is_there():
     assert {re.match(r"\w+", answer)[0] for _, sign, answer in table if sign == "="} <= known
     named = {word for *_, answer in table for word in re.findall(r"(?<![\w-])[a-z]+_[a-z_]+\b", answer)}
     of_others = {"xml_tags", "xml_answer", "k3_ratio", "grad_norm", "update_norm", "update_ratio"}  # rewards, metrics
-    of_others |= {"dr_grpo"}  # values
+    of_others |= {"dr_grpo", "entropy_bonus"}  # values
     assert named - known <= of_others and {sign for _, sign, _ in table} == {"=", "-"}
     assert not [name for name in known for theirs, *_ in table if fnmatch.fnmatchcase(name, theirs)]
     assert len({theirs for theirs, *_ in table}) == len(table)
@@ -105,7 +105,7 @@ def test_other_keys_follow_where_that_is_what_was_meant():
 def test_a_causal_base_is_known_by_its_config_file():
     line = "config/sudoku_d1_grpo.py --init_from=config/arith_ar_base.py --order=left --logp_est="
     assert config.load((line + "exact").split()).logp_est == "exact"
-    with pytest.raises(ValueError, match="needs logp_est='exact'"):
+    with pytest.raises(ValueError, match="log-probs are known: take exact"):
         config.load((line + "trace").split())
 
 
