@@ -170,7 +170,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     known |= {of.variant for key, of in declared.items() if key in FREE}
     if unlike := sorted(names - known):
         return f"use of {', '.join(unlike)}"
-    free = [*free, *config.idle_names(cfg)]
+    free = [*free, *config.keys_not_read(cfg)]
     off = settings_off(now | was) | OFF
     now, was = off | now, off | was
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]

@@ -495,6 +495,11 @@ def check(cfg, plan):
     """Raise a ValueError if a model cannot be sampled from by a plan."""
     if cfg.mask_id is None:
         raise ValueError("this model has no mask token, so nothing in z can be masked: set mask_id in its config")
+    check_plan(cfg, plan)
+
+
+def check_plan(cfg, plan):
+    """Raise a ValueError if a plan does not fit the kind of a model."""
     name = sampler_of(cfg, plan)
     if not model.plugged(SAMPLERS, name):
         raise ValueError(f"this model and plan are sampled from by variants/{name}.py, and there is no such file")

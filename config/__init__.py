@@ -24,6 +24,7 @@ import traceback
 import types
 import typing
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ import numpy as np
 
 import diffusion
 import grpo
+import sample
 from model import ModelConfig
 from system import sections, settings, terminal
 from system.sections import (
@@ -313,17 +315,22 @@ def eval_rows(cfg: Config) -> int:
 
 def between_keys(c):
     """Yield (True if wrong, message) for everything that has to hold between keys."""
-    deciding = c.rewards + c.eval_rewards
+    deciding, reinforces = c.rewards + c.eval_rewards, c.objective == "grpo"
+    rows, parts = minibatch(c) if reinforces else c.batch_size, c.gradient_accumulation_steps
     yield from (
-        (c.objective != "grpo" and c.batch_size % c.gradient_accumulation_steps,
-         f"batch_size={c.batch_size} must be divisible by gradient_accumulation_steps={c.gradient_accumulation_steps}: "
-         f"--gradient_accumulation_steps={math.gcd(c.batch_size, c.gradient_accumulation_steps)} works"),
+        (c.objective in ("grpo", "dpo") and not (c.init_from or c.resume or c.eval_only),
+         f"objective={c.objective!r} needs init_from: a folder, or the config file that trains what it starts from"),
+        (rows % parts, f"gradient_accumulation_steps={parts} must divide "
+         f"{f'the {rows} completions per update' if reinforces else f'batch_size={rows}'}: "
+         f"--gradient_accumulation_steps={math.gcd(rows, parts)} does"),
         (c.rule == "quota" and c.diffusion_steps > max(c.max_new_tokens, Config.diffusion_steps),
          f"diffusion_steps={c.diffusion_steps}: the {c.max_new_tokens} tokens of max_new_tokens={c.max_new_tokens} are "
          f"filled in at most as many steps: diffusion_steps={c.max_new_tokens}"),
         (c.judge_from and not {"judge", "coherence"} & {*deciding},
          f"judge_from={c.judge_from!r} is for the reward judge or coherence, but rewards are "
          f"{', '.join(deciding) or 'none'}"),
+        (reinforces and "judge" in deciding and not c.judge_from,
+         "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
         (c.base and not (c.init_from or "").endswith(".py"),
          f"base={c.base} is for the config file in init_from, now {c.init_from!r}"),
         (c.reward_weights and len(c.reward_weights) != len(c.rewards),
@@ -331,17 +338,44 @@ def between_keys(c):
          f"{c.rewards}"),
         (c.stop_at is not None and c.objective == "pretrain" and not c.rewards,
          f"stop_at={c.stop_at} needs rewards: the first of them decides what passes"),
-    )  # fmt: skip
-    if c.objective == "dpo":
-        yield from between_keys_of_dpo(c)
-    if c.objective == "grpo":
-        yield from between_keys_of_grpo(c)
-        yield from idle_keys(c)
-    yield (c.init_from and not (c.resume or c.eval_only) and is_inside(c.init_from, c.out_dir),
-           f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir")
+        (c.init_from and not (c.resume or c.eval_only) and is_inside(c.init_from, c.out_dir),
+         f"init_from={c.init_from!r} lies in out_dir={c.out_dir!r}, where this run writes: give it another out_dir"),
+        *(RULES[c.objective](c) if c.objective in RULES else ()), *idle(c))  # fmt: skip
 
 
-# Keys that dpo does not look at. It shares those of the log-probs and of the reference with grpo.
+def between_keys_of_grpo(c):
+    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of grpo."""
+    updated, size = n_update(c), minibatch(c)
+    all_of_them = f"batch_size={c.batch_size} x group_size={c.group_size} = {c.batch_size * c.group_size} completions"
+    of = all_of_them if updated == c.batch_size * c.group_size else f"keep_completions={updated}"
+    return (
+        (updated % size, f"minibatch_size={size} must divide {of}: --minibatch_size={math.gcd(size, updated)} does"),
+        chunks_of_views(c, size // c.gradient_accumulation_steps, "completions", updated),
+        (c.mask_ratio_min > c.mask_ratio_max or c.logp_est == "coupled" and c.mask_ratio_max == 1,
+         f"mask_ratio_min={c.mask_ratio_min} must be at most mask_ratio_max={c.mask_ratio_max}, and that below 1 for "
+         "logp_est='coupled', which divides by 1 - t"),
+        (c.early_end and c.score_after_end,
+         "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
+        (c.temperature == 0 or c.top_k == 1,
+         f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
+        (c.adv_norm == "mean" and c.reward_norm == "each",
+         "adv_norm='mean' divides the sum of the rewards by its mean, which reward_norm='each' ignores: set "
+         "reward_norm='sum'"))  # fmt: skip
+
+
+def chunks_of_views(c, micro, what, updated=0):
+    """Return (True if logp_chunk is wrong, message): it has to divide the noisy copies of a micro-batch, `micro` of
+    `what`, and of all that are updated on."""
+    views, chunk = n_views(c), c.logp_chunk
+    return (chunk and (micro * views % chunk or updated * views % chunk),
+            f"logp_chunk={chunk} must divide the {micro * views} masked copies of a micro-batch: {micro} {what} x "
+            f"{views} views")  # fmt: skip
+
+
+# What has to hold between the keys of an objective: Config -> pairs (True if wrong, message). Variants add theirs.
+RULES: dict[str, Callable] = {"grpo": between_keys_of_grpo}
+
+# Keys that some objectives do not look at. (dpo shares those of the log-probs and of the reference with grpo.)
 IDLE_IN_DPO = (
     "loss_norm group_size rollout_steps early_end updates_per_rollout keep_completions "
     "minibatch_size score_after_end fill_in mask_ratio_min mask_ratio_max "
@@ -351,86 +385,27 @@ IDLE_IN_DPO = (
 READ_IN_PRETRAINING = {"loss_norm", "fill_in", "mask_ratio_min", "mask_ratio_max"}  # of the keys in IDLE_IN_DPO
 
 
-def idle_names(c: Config) -> list[str]:
+def keys_not_read(c: Config) -> list[str]:
     """List the keys that a run never reads because of its objective."""
-    if c.objective == "dpo":
-        return IDLE_IN_DPO.split()
-    if c.objective == "grpo":
-        return []
-    return ["logp_est", "logp_views", *set(IDLE_IN_DPO.split()) - READ_IN_PRETRAINING]
+    in_pretraining = ["logp_est", "logp_views", *set(IDLE_IN_DPO.split()) - READ_IN_PRETRAINING]
+    return {"dpo": IDLE_IN_DPO.split(), "grpo": []}.get(c.objective, in_pretraining)
 
 
-def between_keys_of_dpo(c):
-    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of dpo."""
-    micro, views = 2 * c.batch_size // c.gradient_accumulation_steps, n_views(c)
-    return (
-        (not (c.init_from or c.resume or c.eval_only),
-         "objective='dpo' needs init_from: a folder, or the config file that trains the model to start from"),
-        (not c.kl_beta,
-         "objective='dpo' needs kl_beta above 0 (0.1 is usual): the smaller it is, the further the policy may go from "
-         "the model in init_from"),
-        (c.logp_est not in ("elbo", "coupled_elbo", "quadrature", "exact"),
-         f"logp_est={c.logp_est!r}: objective='dpo' needs the log-likelihood of given texts: take elbo, coupled_elbo "
-         "or quadrature for a denoiser, and exact for a causal model"),
-        (c.logp_chunk and micro * views % c.logp_chunk,
-         f"logp_chunk={c.logp_chunk} must divide the {micro * views} masked copies of a micro-batch: {micro} answers x "
-         f"{views} views"),
-        *idle(c, IDLE_IN_DPO, "with objective='dpo':"),
-    )  # fmt: skip
-
-
-def between_keys_of_grpo(c):
-    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of grpo."""
-    completions = c.batch_size * c.group_size
-    updated, size, views = n_update(c), minibatch(c), n_views(c)
-    micro = size // c.gradient_accumulation_steps
-    of = f"batch_size={c.batch_size} x group_size={c.group_size} = {completions} completions"
-    of = of if updated == completions else f"keep_completions={updated}"
-    return (
-        (not (c.init_from or c.resume or c.eval_only),
-         "objective='grpo' needs init_from: a folder, or the config file that trains the model to start from"),
-        (updated % size,
-         f"minibatch_size={size} must divide {of}: --minibatch_size={math.gcd(size, updated)} does"),
-        (size % c.gradient_accumulation_steps,
-         f"gradient_accumulation_steps={c.gradient_accumulation_steps} must divide the {size} completions per update: "
-         f"--gradient_accumulation_steps={math.gcd(size, c.gradient_accumulation_steps)} does"),
-        (c.logp_chunk and (micro * views % c.logp_chunk or updated * views % c.logp_chunk),
-         f"logp_chunk={c.logp_chunk} must divide the {micro * views} masked copies of a micro-batch: "
-         f"{micro} completions x {views} views"),
-        (c.mask_ratio_min > c.mask_ratio_max,
-         f"mask_ratio_min={c.mask_ratio_min} must be at most mask_ratio_max={c.mask_ratio_max}"),
-        (c.logp_est == "coupled" and c.mask_ratio_max == 1,
-         "logp_est='coupled' divides by 1 - t: mask_ratio_max must be below 1"),
-        (c.early_end and c.score_after_end,
-         "early_end=True samples nothing after an end of text, and score_after_end=True trains on that: leave one out"),
-        (c.temperature == 0 or c.top_k == 1,
-         f"temperature={c.temperature}, top_k={c.top_k}: all completions of a group would be equal; use 1.0 and None"),
-        (c.adv_norm == "mean" and c.reward_norm == "each",
-         "adv_norm='mean' divides the sum of the rewards by its mean, which reward_norm='each' ignores: set "
-         "reward_norm='sum'"),
-        ("judge" in c.rewards + c.eval_rewards and not c.judge_from,
-         "the reward 'judge' needs judge_from: the folder of a judge, or the config file that trains one"),
-    )  # fmt: skip
-
-
-def idle(c, keys, why):
-    """Yield, for each of `keys` (names, with blanks between), True if it is not at its default, and a message. The
-    caller knows that they have no effect. why: the words between "changes nothing" and "leave it out"."""
-    for name in keys.split():
-        value, default = getattr(c, name), getattr(Config, name)
-        yield value != default, f"{name}={value!r} changes nothing {why} leave it out or set {name}={default!r}"
-
-
-def idle_keys(c):
-    """Yield (True if wrong, message) for keys of grpo that would have no effect."""
-    for keys, has_effect, where in (
-        ("loss_norm", False, "objective='pretrain'"),
-        ("mask_ratio_min mask_ratio_max", c.fill_in or c.logp_est == "coupled", "fill_in=True or logp_est='coupled'"),
-        ("clip_low clip_high", c.ratio_level != "none", "a ratio: ratio_level='token' or 'sequence'"),
-        ("ref_from", c.kl_beta, "kl_beta above 0: without it there is no reference"),
-    ):
-        if not has_effect:
-            yield from idle(c, keys, f"here, it is for {where};")
+def idle(c):
+    """Yield (True if wrong, message) for keys that are set and would have no effect."""
+    grpo = c.objective == "grpo"
+    for keys, has_no_effect, why in (
+        (IDLE_IN_DPO, c.objective == "dpo", "with objective='dpo':"),
+        ("loss_norm", grpo, "here, it is for objective='pretrain';"),
+        ("mask_ratio_min mask_ratio_max", grpo and not c.fill_in and c.logp_est != "coupled",
+         "here, it is for fill_in=True or logp_est='coupled';"),
+        ("clip_low clip_high", grpo and c.ratio_level == "none",
+         "here, it is for a ratio: ratio_level='token' or 'sequence';"),
+        ("ref_from", grpo and not c.kl_beta, "here, it is for kl_beta above 0: without it there is no reference;"),
+    ):  # fmt: skip
+        for name in keys.split() if has_no_effect else ():
+            value, default = getattr(c, name), getattr(Config, name)
+            yield value != default, f"{name}={value!r} changes nothing {why} leave it out or set {name}={default!r}"
 
 
 def with_model(cfg: Config, shape: ModelConfig) -> Config:
@@ -451,42 +426,23 @@ def check_model(c: Config, shape: ModelConfig, where: str) -> None:
             raise ValueError(f"{f.name}={asked}, but the model {where} has {f.name}={there}: leave {f.name} out, or "
                              "start from another model")
     of_variants = itertools.chain(*(section.fits(c, shape, where) for section in c.use))
-    rules = (*between_keys_and_causal(c, shape, where), *between_keys_and_blocks(c, shape, where), *of_variants)
-    for wrong, message in rules:
+    for wrong, message in (*between_keys_and_model(c, shape, where), *of_variants):
         if wrong:
             raise ValueError(message)
+    if c.objective != "judge":
+        sample.check_plan(shape, sample.plan(with_model(c, shape), c.temperature))
 
 
-def between_keys_and_causal(c, shape, where):
-    """Yield (True if wrong, message) for keys that depend on whether a model is causal."""
-    yield (c.rule == "drafts" and not shape.causal_text,
-           f"rule={c.rule!r}, but the model {where} is not autoregressive and a denoiser at once: it has "
-           "causal_text=False")
-    yield (c.objective == "dpo" and (c.logp_est == "exact") != shape.causal,
-           f"logp_est={c.logp_est!r}, but the model {where} is " + ("causal, so its log-probs are known: take exact" if
-           shape.causal else "a denoiser, which sees the tokens it should predict: take elbo"))
-    writes_left_to_right = shape.causal or c.rule == "drafts"
-    if not writes_left_to_right:
-        yield (c.objective == "grpo" and c.logp_est == "exact",
-               f"logp_est='exact', but the model {where} "
-               + ("does not write from left to right: take rule='drafts'" if shape.causal_text else
-                  "is not causal: it sees the tokens it should predict, so take trace, coupled, elbo, ..."))
-        return
-    needed = {"order": "left", "cache": "none", "score_after_end": False}  # nothing is sampled after an end
-    needed |= {"logp_est": "exact"} if c.objective == "grpo" else {}
-    needed |= {"block_len": None} if c.rule == "drafts" else {}
-    for name, value in needed.items():
-        yield (getattr(c, name) != value, f"{name}={getattr(c, name)!r}: a causal model reads from left to right"
-               f"{', and so do drafts: set' if c.rule == 'drafts' else ' and needs'} {name}={value!r}")
-
-
-def between_keys_and_blocks(c, shape, where):
-    """Yield (True if wrong, message) for the keys of a block diffusion model."""
-    if not shape.block_causal:
-        return
-    yield (shape.block_causal % min(c.block_len or shape.block_causal, shape.block_causal),
-           f"block_len={c.block_len}: the model {where} has blocks of {shape.block_causal}, which are filled in parts "
-           "of a length that divides it, or at once: None")
+def between_keys_and_model(c, shape, where):
+    """Yield (True if wrong, message) for keys that depend on whether a model reads from left to right."""
+    to_the_right = shape.causal or c.rule == "drafts" and c.objective == "grpo"
+    what = ("one that reads from left to right, so its log-probs are known: take exact" if to_the_right else
+            "not causal: it sees the tokens that it should predict, so take coupled_elbo, elbo, trace, ..."
+            + shape.causal_text * " (or rule='drafts', which writes from left to right)")  # fmt: skip
+    yield (c.objective in ("grpo", "dpo") and (c.logp_est == "exact") != to_the_right,
+           f"logp_est={c.logp_est!r}, but the model {where} is {what}")  # fmt: skip
+    yield (to_the_right and c.score_after_end,
+           "score_after_end=True: what reads from left to right writes nothing after an end of text; leave it out")
 
 
 def is_inside(path: str, folder: str) -> bool:

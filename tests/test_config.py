@@ -202,7 +202,7 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("objective='grop'", "--objective=grop", ("objective='grop'", "pretrain, judge")),
     ("lr_schedule='linear'", "--lr_schedule=linear", ("cosine, constant",)),
     ("batch_size=10, gradient_accumulation_steps=4", "--batch_size=10 --gradient_accumulation_steps=4",
-     ("batch_size=10", "divisible", "gradient_accumulation_steps=4", "--gradient_accumulation_steps=2 works")),
+     ("batch_size=10", "must divide", "gradient_accumulation_steps=4", "--gradient_accumulation_steps=2 does")),
     ("batch_size=7, paired=True", "--batch_size=7 --paired=True", ("paired=True", "batch_size=7 must be even")),
     ("rewards=('exact',), reward_weights=(1.0, 2.0)", "--rewards=exact --reward_weights=1,2",
      ("reward_weights", "2 numbers for 1 rewards")),

@@ -303,7 +303,7 @@ def test_pairs_that_are_equal_or_do_not_fit_are_left_out_and_counted(tmp_path, c
     (dict(kl_beta=0.0), "needs kl_beta above 0"), (dict(logp_est="trace"), "take elbo"),
     (dict(init_from=None), "needs init_from"), (dict(logp_views=2, logp_chunk=3), "32 masked copies"),
     (dict(use=(dynamic_sampling.Keys(),)), "use=dynamic_sampling is for objective='grpo', now 'dpo'"),
-    (dict(curriculum=((0, 1.0),)), "in any order"), (dict(logp_est="exact"), "is a denoiser"),
+    (dict(curriculum=((0, 1.0),)), "in any order"), (dict(logp_est="exact"), "is not causal"),
     (dict(dataset="PLAIN"), "rows are no such pairs; the first of them has prompt, completion"),
     (dict(init_from="CAUSAL", order="left"), "known: take exact")])  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_compiles(tiny, place, changes, words):

@@ -810,9 +810,9 @@ def test_a_causal_model_is_tuned_like_any_other(tiny, causal, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes, words", [
-    ({"order": "confidence"}, "order='confidence': a causal model reads from left to right and needs order='left'"),
-    ({"logp_est": "trace"}, "needs logp_est='exact'"),
-    ({"score_after_end": True}, "needs score_after_end=False"),
+    ({"order": "confidence"}, "order='confidence': a causal model sees only what is left of a mask; use order='left'"),
+    ({"logp_est": "trace"}, "its log-probs are known: take exact"),
+    ({"score_after_end": True}, "writes nothing after an end of text; leave it out"),
     ({"hint_ratio": 0.5, "dynamic_sampling": 1, "pass_at": 1.0}, "cannot fill in around hints: hint_ratio=0"),
     ({"init_from": "BASE", "model": SECONDS["model"]}, "is not causal"),
 ])  # fmt: skip
@@ -866,10 +866,10 @@ def test_a_run_with_drafts_is_resumed_bit_for_bit(tiny, both, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes, words", [
-    ({"order": "confidence"}, "order='confidence': a causal model reads from left to right, and so do drafts"),
+    ({"order": "confidence"}, "order='confidence': rule='drafts' writes from left to right"),
     ({"logp_est": "trace"}, "logp_est='trace'"),
-    ({"rule": "dynamic", "cache": "prefix"}, "does not write from left to right: take rule='drafts'"),
-    ({"init_from": "BASE", "model": SECONDS["model"]}, "is not autoregressive and a denoiser at once"),
+    ({"rule": "dynamic", "cache": "prefix"}, "(or rule='drafts', which writes from left to right)"),
+    ({"init_from": "BASE", "model": SECONDS["model"]}, "needs a model that is autoregressive and a denoiser at once"),
 ])  # fmt: skip
 def test_what_does_not_go_with_drafts_is_named(tiny, both, place, changes, words):
     changes = {k: f"{place}/base" if v == "BASE" else v for k, v in changes.items()}

@@ -100,7 +100,7 @@ def test_other_keys_follow_where_that_is_what_was_meant():
 def test_a_causal_base_is_known_by_its_config_file():
     line = "config/sudoku_d1_grpo.py --init_from=config/arith_ar_base.py --order=left --logp_est="
     assert config.load((line + "exact").split()).logp_est == "exact"
-    with pytest.raises(ValueError, match="needs logp_est='exact'"):
+    with pytest.raises(ValueError, match="log-probs are known: take exact"):
         config.load((line + "trace").split())
 
 

@@ -29,6 +29,7 @@ import model
 from data import bpe, texts
 from sample import Plan
 from system import report
+from variants import entropy, factor
 
 LARGEST = 5_000_000  # parameters
 HELD_OUT = 100  # rows
@@ -109,8 +110,9 @@ def check_model(one):
 
 
 def flat(plan):
-    """List the settings of a plan and of its rule {name: value}."""
-    return {name: value for part in (plan, *plan.use) for name, value in vars(part).items() if name != "use"}
+    """List the settings of a plan and of the rules that one may choose in the page {name: value}."""
+    parts = plan, factor.Keys.of(plan), entropy.Keys.of(plan)
+    return {name: value for part in parts for name, value in vars(part).items() if name != "use"}
 
 
 def differing(values, known):

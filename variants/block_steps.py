@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import model
 import sample
 from variants import blocks, caches
+from variants.static import static
 
 
 def check(cfg, plan):
@@ -105,7 +106,7 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
     computes one."""
     B, T = z.shape
     L = min(plan.block_len or T, cfg.block_causal, T)
-    rule = sample.RULES["static" if plan.rule == "quota" else plan.rule]  # their own way of equal shares
+    rule = static if plan.rule == "quota" else sample.RULES[plan.rule]  # their own way of equal shares
     behind = functools.partial(behind_the_end, valid=valid)
 
     def step(state, group=1):

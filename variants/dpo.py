@@ -19,6 +19,7 @@ import numpy as np
 from jax.nn import log_sigmoid
 from tqdm import tqdm
 
+import config
 import data
 import diffusion
 import rl
@@ -53,6 +54,18 @@ def pairs_of(cfg: Any, split: str) -> list[dict]:
             f"has {', '.join(lacking[0])}"
         )
     return rows
+
+
+def between_keys(c):
+    """Return a pair (True if wrong, message) for each thing that has to hold between the keys of dpo."""
+    return (
+        (not c.kl_beta,
+         "objective='dpo' needs kl_beta above 0 (0.1 is usual): the smaller it is, the further the policy may go from "
+         "the model in init_from"),
+        (c.logp_est not in ("elbo", "coupled_elbo", "quadrature", "exact"),
+         f"logp_est={c.logp_est!r}: objective='dpo' needs the log-likelihood of given texts: take elbo, coupled_elbo "
+         "or quadrature for a denoiser, and exact for a causal model"),
+        config.chunks_of_views(c, 2 * c.batch_size // c.gradient_accumulation_steps, "answers"))  # fmt: skip
 
 
 def check_early(cfg: Any) -> None:
@@ -206,3 +219,4 @@ def dpo_task(cfg: Any, tok: Any, start: Any) -> rl.Task:
 
 
 rl.OBJECTIVES["dpo"] = dpo_task
+config.RULES["dpo"] = between_keys
