@@ -290,7 +290,7 @@ def test_a_future_import_goes_to_the_top():
 def test_a_loop_without_end_costs_no_test_before_it():
     text = "```python\ndef add(a, b):\n    while a == 0: pass\n    return a + b\n```"
     tests = ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(0, 2) == 2", "assert add(1, 1) == 2"]
-    programs.sandbox(timeout=1.0)
+    programs.sandbox(timeout=0.5)
     assert programs.tests_fenced([""], [text], [tests]) == [0.5]
     programs.sandbox(timeout=5.0)
 
@@ -307,7 +307,7 @@ def test_without_tests_there_is_no_reward_but_a_note():
 
 
 def test_a_time_out_is_noted():
-    programs.sandbox(timeout=1.0)
+    programs.sandbox(timeout=0.5)
     scores = programs.tests([CHAT] * 2, ["def add(a, b):\n    while True: pass", "def add(a, b): return a + b"],
     [TESTS] * 2)
     assert scores == [0, 1]

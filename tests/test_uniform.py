@@ -220,6 +220,7 @@ def test_neither_padding_nor_rows_nor_groups_change_tokens():
     assert (whole[0] != whole[1]).any(), "otherwise this says little"
 
 
+@pytest.mark.slow
 def test_rows_that_make_room_for_others_get_the_same_tokens():
     z = jnp.full((6, 9), MASK).at[:, 0].set(jnp.arange(6) % 3)
     keys = sample.row_keys(KEY, 6)
