@@ -178,7 +178,7 @@ def test_rewards_say_what_they_looked_at_and_functions_where_they_are(pages):
     assert page["functions"]["token_loss"]["says"].startswith("PPO")
     rules = {kind: pages(kind)[1]["functions"]["rule"] for kind in KINDS}
     assert rules["denoiser"]["at"] == "sample.py: quota" and rules["causal"] is None
-    assert rules["block"]["at"] == "sample.py: static"  # its own way of equal shares
+    assert rules["block"]["at"] == "variants/static.py: static"  # its own way of equal shares
     assert not {"out_dir", "init_from"} & page["keys"].keys()
 
 
