@@ -505,6 +505,13 @@ def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
     return out
 
 
+def recorded(was: dict[str, Any]) -> types.SimpleNamespace:
+    """Return the config in a run.json {key: value}, also one with keys that are gone, to be read as a Config."""
+    values = {name: to_tuples(value) for name, value in was.items()}
+    own = {name: values[name] for name, of in declared_keys().items() if of.kind == "Keys" and name in values}
+    return types.SimpleNamespace(**vars(Config()) | values | {"use": with_values((), own)})
+
+
 def refuse_unknown(names, known):
     """Raise a ValueError with a message for every name that is no key."""
     unknown = [name for name in names if not {name, f"model.{name}"} & known.keys() and not name.startswith("base.")]

@@ -16,7 +16,6 @@ import dataclasses
 import os
 import re
 import sys
-import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,7 +184,7 @@ def pack_tokens(one):
 def pack_rows(one, rows):
     """Collect up to HELD_OUT rows to pick in the page (None: those of the run's evaluations) -> {"rows", "exact": only
     their answers are right, "sudoku": the reward is one, "longest": tokens in training}."""
-    run = types.SimpleNamespace(**vars(config.Config()) | one.trained)
+    run = config.recorded(one.trained)
     reward = [*run.eval_rewards, *run.rewards, ""][0] if one.trained else ""
     if rows is None:
         rows = held_out_rows(one, run) if one.trained else []
