@@ -21,7 +21,6 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-import checkpoint
 import config
 import data
 import diffusion
@@ -29,7 +28,6 @@ import grpo
 import model
 import rewards
 import rl
-import runs
 from data.texts import (
     check_completions,
     encode_split,
@@ -42,7 +40,7 @@ from data.texts import (
 )
 from judges import scores
 from rl import State, Task
-from system import evaluation, hosts, setup, sharding
+from system import checkpoint, evaluation, hosts, runs, setup, sharding
 from system.start import announce
 
 # ---- GRPO ------------------------------------------------------------------------------------------------------------

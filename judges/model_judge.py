@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import checkpoint
 import data
 import diffusion
 import model
-from system import sharding
+from system import checkpoint, sharding
 
 MAX_LEN = 4096  # the most tokens of prompt and completion that a judge reads
 WIDTHS = [8 * w << i for i in range(16) for w in (2, 3)]  # of token arrays, each compiled once: 16, 24, 32, 48, 64, ...

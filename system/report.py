@@ -2,8 +2,8 @@
 Write report.html, the page of a run, or of several runs over each other: curves, samples, rollouts, all config keys.
 
 One file that fetches nothing. This module collects what is to be seen; report.html draws it. `runs.report` writes the
-page of a run while it goes on, `python runs.py out/a out/b` one of several runs. Texts of a model stay data: the page
-shows them as text.
+page of a run while it goes on, `python tools/compare.py out/a out/b` one of several runs. Texts of a model stay data:
+the page shows them as text.
 """
 
 import difflib

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import checkpoint
-from system import disk, sharding
+from system import checkpoint, disk, sharding
 
 
 class Piece(NamedTuple):

@@ -11,13 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import checkpoint
 import config
 import data
 import model
 import rl
-import runs
-from system import hosts, memory, sharding, start
+from system import checkpoint, hosts, memory, runs, sharding, start
 
 
 def check_finite(unread, last, cfg):

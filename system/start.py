@@ -9,16 +9,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-import checkpoint
 import config
 import data
-import runs
 import sample
 from config import Config
 from data import texts
 from judges import scores
 from model import ModelConfig
-from system import disk, hosts, huggingface, kernels, memory
+from system import checkpoint, disk, hosts, huggingface, kernels, memory, runs
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 

@@ -39,19 +39,17 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import jax.numpy as jnp
     import numpy as np
 
-    import checkpoint
     import config
     import data
     import diffusion
     import model
     import rl
-    import runs
     import sample as sampler
     import train as trainer
     from data import texts
     from grpo import advantages as group_advantages
     from judges import rules, scores
-    from system import kernels, memory
+    from system import checkpoint, kernels, memory, runs
     from system.start import find_or_train
     from variants import joint
 

@@ -24,9 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-import checkpoint
 import config
-import runs
+from system import checkpoint, runs
 from tools.compare import DRAWS, interquartile_mean
 
 # ---- the methods -----------------------------------------------------------------------------------------------------

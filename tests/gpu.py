@@ -33,10 +33,9 @@ import data
 import diffusion
 import model
 import rl
-import runs
 import sample as sampler
 import train as trainer
-from system import adapt, huggingface, kernels, memory, setup, sharding, start
+from system import adapt, huggingface, kernels, memory, runs, setup, sharding, start
 from tools import plan as planner
 
 

@@ -8,13 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-import checkpoint
 import diffusion
 import grpo
 import model
 import rl
-import runs
 from judges import scores
+from system import checkpoint, runs
 from variants import joint
 from variants import paired as pairs
 

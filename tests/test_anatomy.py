@@ -12,13 +12,12 @@ import pytest
 from browser import needs_browser
 from shared import compiled_once
 
-import checkpoint
 import config
 import data
 import diffusion
 import model
 import train
-from system import huggingface, setup
+from system import checkpoint, huggingface, setup
 from tools import anatomy
 
 TOK = data.Tokenizer.bytes()

@@ -13,12 +13,11 @@ import gpu
 import jax
 import pytest
 
-import checkpoint
 import data
 import model
-import runs
 from config import countdown_joint_base
 from config.sudoku_d1 import config
+from system import checkpoint, runs
 from train import State
 
 

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 from shared import batches_of, likelihood, logits_of, loss, noise_of, token_logp, view_logp
 
-import checkpoint
 import config
 import data
 import diffusion
 import grpo
 import model
 import rl
-import runs
 import sample
 import train
-from system import disk, huggingface, memory
+from system import checkpoint, disk, huggingface, memory, runs
 from system.adapt import adapt
 from system.start import prepare
 from tools import complete

@@ -9,10 +9,9 @@ import pytest
 import scipy.stats
 from test_bench import small_run
 
-import checkpoint
 import config
-import runs
 from config.sudoku_d1_grpo import config as grpo_config
+from system import checkpoint, runs
 
 OPTIONS = types.SimpleNamespace(
     tasks=None, bases="30", methods=None, seeds=1, signs="positive", out="out/x", flags="", toy=False, show=True,

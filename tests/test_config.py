@@ -19,10 +19,9 @@ import diffusion
 import grpo
 import model
 import rewards
-import runs
 import sample
 import train
-from system import help, memory
+from system import help, memory, runs
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)

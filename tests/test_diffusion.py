@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared import noise_of
 
-import checkpoint
 import data
 import diffusion
 import model
+from system import checkpoint
 from variants import exact as of_causal_models  # noqa: F401
 from variants import joint, left_to_right, masked_prompt, quadrature, strata  # noqa: F401  (estimators)
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import tables
 
-import checkpoint
 import config
 import diffusion
 import grpo
@@ -27,15 +26,16 @@ import rewards
 import rl
 import sample
 import train
-from system import families, huggingface
+from system import checkpoint, families, huggingface
 
 TINY = model.ModelConfig(vocab_size=7, n_layer=1, n_head=2, d_model=16, mask_id=6)
 PAGES = sorted(glob.glob("docs/*.md"))
 LONGEST = {"README.md": 150, "config/README.md": 40, "tests/README.md": 60}  # in lines
 MOST_PAGES, MOST_WORDS = 20, 23_000  # of docs/, the notebook and one_file.py apart
 READ = [*PAGES, *LONGEST]
-CODE = "checkpoint", "diffusion", "grpo", "model", "rewards", "rl", "runs", "sample", "train", "config"
+CODE = "diffusion", "grpo", "model", "rewards", "rl", "sample", "train", "config"
 CODE = {name: name for name in CODE} | {
+    "checkpoint": "system.checkpoint", "runs": "system.runs",
     "data": "data", "texts": "data.texts", "scores": "judges.scores", "blocks": "variants.blocks",
     "caches": "variants.caches", "kernels": "system.kernels", "slots": "variants.slots",
     "huggingface": "system.huggingface", "memory": "system.memory"}  # fmt: skip

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 from shared import compiled_once
 
-import checkpoint
 import config
 import data
 import model
 import rl
 import train
 from data.texts import EncodedRows, check_completions
-from system import huggingface
+from system import checkpoint, huggingface
 from system.start import prepare
 from variants import dpo, dynamic_sampling
 

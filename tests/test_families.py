@@ -9,14 +9,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from shared import likelihood, logits_of, token_logp, view_logp
 
-import checkpoint
 import config
 import diffusion
 import model
 import sample
 import train
 from data import bpe
-from system import families, huggingface, start
+from system import checkpoint, families, huggingface, start
 from tools import complete, plan
 from variants import blocks, caches
 

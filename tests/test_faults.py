@@ -13,12 +13,10 @@ from faults import KINDS, Disk, Killed, faulty
 from shared import compiled_once
 from test_train import left, written
 
-import checkpoint
 import config
 import model
-import runs
 import train
-from system import disk
+from system import checkpoint, disk, runs
 
 
 @pytest.fixture(scope="module", autouse=True)

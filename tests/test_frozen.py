@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import checkpoint
 import config
-import runs
 import sample
 import train
+from system import checkpoint, runs
 
 RECORD = "tests/fixtures/frozen.json"
 FREEZE = bool(os.environ.get("UNMASK_FREEZE"))

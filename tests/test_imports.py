@@ -19,7 +19,7 @@ from system import huggingface
 from variants import moe
 
 # Programs, that nothing imports but for a flag: train.py for --anatomy and --plan, sample.py for --explain and --page.
-# sample.py, rewards.py and runs.py launch tools/complete.py, score.py and compare.py, which stand above them.
+# sample.py and rewards.py launch tools/complete.py and score.py, which stand above them.
 PROGRAMS = {"tools/anatomy", "tools/compare", "tools/complete", "tools/doctor", "tools/film", "tools/page",
             "tools/plan", "tools/score"}  # fmt: skip
 PACKAGES = {"jax", "numpy", "optax", "tiktoken", "tqdm", "safetensors", "matplotlib", "wandb"}
@@ -66,7 +66,8 @@ def test_the_core_stands_on_a_few_small_files_of_system_and_only_the_loop_on_wha
     """A variant imports the core and adds itself to its tables."""
     under = {"system/kernels", "system/sections", "system/settings", "system/sharding",
              "system/terminal", "system/unknown"}
-    loop = {"system/setup", "system/hosts", "system/start", "system/evaluation", "system/in_memory", "system/help"}
+    loop = {"system/checkpoint", "system/runs", "system/setup", "system/hosts", "system/start", "system/evaluation",
+            "system/in_memory", "system/help"}  # fmt: skip
     for name in (*CORE, "config"):
         found = OURS[name] - of("variants/", OURS[name])
         others = of("system/", found) | of("judges/", found) | of("tools/", found)
@@ -86,7 +87,7 @@ def test_only_a_file_that_is_typed_as_a_command_launches_a_program_and_does_noth
         for n in ast.walk(ast.parse(open(path).read())):
             if isinstance(n, ast.Call) and ast.unparse(n.func) == "terminal.launch":
                 found[name] = ast.literal_eval(n.args[0])
-    assert found == {"sample": "tools.complete", "runs": "tools.compare", "rewards": "tools.score"}
+    assert found == {"sample": "tools.complete", "rewards": "tools.score"}
 
 
 NEEDED = {  # a file of variants/ -> fields of a model that needs it

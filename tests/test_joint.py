@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from shared import loss, noise_of
 
-import checkpoint
 import config
 import diffusion
 import model
 import sample
 import train
-from system import huggingface
+from system import checkpoint, huggingface
 from system.adapt import adapt
 from system.start import prepare
 from variants import blocks, drafts, joint

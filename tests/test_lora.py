@@ -13,7 +13,6 @@ import safetensors.numpy
 from shared import as_iterate, batches_of, compiled_once, kept_in_16_bits
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
-import checkpoint
 import config
 import data
 import diffusion
@@ -21,7 +20,7 @@ import model
 import rl
 import train
 from judges import model_judge
-from system import adapters, disk, huggingface
+from system import adapters, checkpoint, disk, huggingface
 from system.start import count_params, prepare
 from tools import complete
 from variants import lora

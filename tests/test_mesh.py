@@ -20,16 +20,14 @@ import pytest
 if __name__ == "__main__":  # this file is also the program that they run, with more devices: see `elsewhere`
     import conftest  # noqa: F401
 
-import checkpoint
 import config
 import data
 import diffusion
 import model
 import rl
-import runs
 import sample
 import train
-from system import hosts, huggingface, resume, sharding
+from system import checkpoint, hosts, huggingface, resume, runs, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6, log_samples=0,

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from shared import logits_of
 
-import checkpoint
 import model
 import sample
 from judges import model_judge
-from system import huggingface, kernels, sharding
+from system import checkpoint, huggingface, kernels, sharding
 from system.adapt import adapt
 from tools import plan
 from variants import blocks, caches, rope

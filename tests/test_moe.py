@@ -18,14 +18,12 @@ if __name__ == "__main__":  # this file is also a program that runs on more devi
 
 from shared import compiled, logits_of
 
-import checkpoint
 import config
 import diffusion
 import model
-import runs
 import sample
 import train
-from system import adapters, disk, families, huggingface, memory, sharding
+from system import adapters, checkpoint, disk, families, huggingface, memory, runs, sharding
 from system.adapt import adapt
 from system.start import prepare
 from tools import complete, plan

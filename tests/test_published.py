@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import checkpoint
 import config
 import model
 import sample
@@ -21,7 +20,7 @@ from data import bpe
 from data.texts import completion_ids
 from judges import scores
 from rl import loss_mask
-from system import disk, huggingface
+from system import checkpoint, disk, huggingface
 from tools import complete
 
 SIZES = dict(vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from browser import needs_browser
 
-import checkpoint
 import config
-import runs
-from system import report
+from system import checkpoint, report, runs
 from tools import compare
 
 HOSTILE = "</script><script>alert(1)</script>\x00\x1b &amp; ]]> ⏎ \ud800 \"'"
@@ -218,7 +216,7 @@ def seeds(tmp_path):
 
 
 def test_seeds_of_a_recipe_are_one_curve_with_a_band_and_others_are_apart(seeds, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["runs.py", *seeds, f"--out={tmp_path}/all.html"])
+    monkeypatch.setattr(sys, "argv", ["tools/compare.py", *seeds, f"--out={tmp_path}/all.html"])
     compare.main()
     assert capsys.readouterr().out == f"{tmp_path}/all.html shows 5 runs\n"
     panels = {panel["title"]: panel["lines"] for panel in content(f"{tmp_path}/all.html")["panels"]}
@@ -241,7 +239,7 @@ def test_a_run_has_the_same_colour_in_every_chart(seeds):
 
 def test_a_run_that_is_named_twice_counts_once(seeds, tmp_path, monkeypatch, capsys):
     again = [seeds[0], f"{seeds[0]}/", os.path.relpath(seeds[0])]
-    monkeypatch.setattr(sys, "argv", ["runs.py", *again, f"--out={tmp_path}/once.html"])
+    monkeypatch.setattr(sys, "argv", ["tools/compare.py", *again, f"--out={tmp_path}/once.html"])
     compare.main()
     assert capsys.readouterr().out == f"{tmp_path}/once.html shows 1 run\n"
     assert content(f"{tmp_path}/once.html")["panels"][0]["lines"][0]["name"] == "run_0"
@@ -260,7 +258,7 @@ def test_what_cannot_be_compared_or_written_is_one_sentence(lacks, sentence, see
     out = f"{tmp_path}/{'x' if lacks == 'run.json' else 'no/x'}.html"
     if lacks == "run.json":
         os.remove(f"{seeds[0]}/run.json")
-    monkeypatch.setattr(sys, "argv", ["runs.py", seeds[0], f"--out={out}"])
+    monkeypatch.setattr(sys, "argv", ["tools/compare.py", seeds[0], f"--out={out}"])
     with pytest.raises(SystemExit) as e:
         compare.main()
     assert e.value.code.startswith(sentence.replace("TMP", str(tmp_path)))
@@ -275,13 +273,13 @@ def test_the_interval_is_that_of_the_bootstrap():
 
 
 def test_a_folder_without_a_run_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["runs.py", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["tools/compare.py", str(tmp_path)])
     with pytest.raises(SystemExit, match="holds no run: there are no metrics in"):
         compare.main()
 
 
 def test_runs_py_is_the_program():
-    done = subprocess.run([sys.executable, "runs.py", "--help"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "tools/compare.py", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "Lay the curves of several runs over each other" in done.stdout
 
 

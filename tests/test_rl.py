@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from shared import advantages, as_iterate, batches_of, compiled_once, flat, kept_in_16_bits
 
-import checkpoint
 import config
 import data
 import diffusion
@@ -25,13 +24,12 @@ import grpo
 import model
 import rewards
 import rl
-import runs
 import sample
 import train
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
 from judges import own, scores
-from system import collapse, evaluation, huggingface, in_memory, setup
+from system import checkpoint, collapse, evaluation, huggingface, in_memory, runs, setup
 from system.start import prepare, with_ids
 from variants import (  # noqa: F401  (estimators)
     dynamic_sampling,

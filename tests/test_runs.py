@@ -1,4 +1,4 @@
-"""runs.py: checkpoints that appear whole or not at all, logs that lose nothing, and runs that are really killed."""
+"""system/runs.py: checkpoints appear whole or not at all, logs lose nothing, and runs are really killed."""
 import builtins
 import contextlib
 import dataclasses
@@ -22,12 +22,10 @@ import pytest
 import safetensors.numpy
 from shared import flat
 
-import checkpoint
 import config
 import data
 import model
-import runs
-from system import disk, huggingface, resume
+from system import checkpoint, disk, huggingface, resume, runs
 from system.start import check_same_run
 
 TOK = data.Tokenizer.bytes()
@@ -489,7 +487,8 @@ def test_sigterm_and_ctrl_c_save_the_current_step_and_exit_with_their_codes(kill
 @pytest.mark.skipif(sys.platform != "linux", reason="of other systems it keeps nothing")
 def test_used_memory_is_not_given_back():
     program = """if True:
-        import resource, runs
+        import resource
+        from system import runs
         runs.prepare_process()
         import jax, jax.numpy as jnp
         f = jax.jit(lambda x: jnp.sin(x @ x) @ x)  # 3 times 16 MB, and as much for what is between

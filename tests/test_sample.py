@@ -16,14 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import checkpoint
 import config
 import data
 import diffusion
 import model
 import sample
 from sample import Plan, generate, row_keys
-from system import huggingface, kernels, sharding, terminal
+from system import checkpoint, huggingface, kernels, sharding, terminal
 from tools import complete
 from variants import caches, dream, dynamic, renoise, repetition_penalty, static  # noqa: F401
 from variants import entropy as entropy_rule
@@ -1210,7 +1209,7 @@ def test_each_line_of_a_text_file_is_a_prompt(folder, capsys, tmp_path):
 
 def test_the_program_prepares_its_process_takes_the_name_of_a_config_and_warns_of_a_long_prompt(
         folder, capsys, monkeypatch):
-    import runs
+    from system import runs
     prepared = []
     monkeypatch.setattr(runs, "prepare_process", lambda: prepared.append(1))
     monkeypatch.setattr(complete, "LONG", 5)

@@ -16,14 +16,12 @@ import jax
 import pytest
 from tqdm import tqdm
 
-import checkpoint
 import config
 import data
 import model
 import rl
-import runs
 import train
-from system import hosts, memory, terminal, unknown
+from system import checkpoint, hosts, memory, runs, terminal, unknown
 from tools import complete, score
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
@@ -138,7 +136,7 @@ def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys)
 
 
 def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
-    for program in ("system/terminal.py", "train.py", "sample.py", "rewards.py", "runs.py"):
+    for program in ("system/terminal.py", "train.py", "sample.py", "rewards.py", "tools/compare.py"):
         first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]
         begins = [call for call in ("terminal.begin()", "terminal.launch(") for n in first if call in ast.unparse(n)]
         assert program == "system/terminal.py" or begins

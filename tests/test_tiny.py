@@ -9,17 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import checkpoint
 import config
 import data
 import model
 import rewards
-import runs
 import train
 from data import texts
 from data.tiny import prepare as tiny
 from judges import formats
-from system import huggingface
+from system import checkpoint, huggingface, runs
 from variants import curriculum
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",

@@ -21,15 +21,13 @@ import pytest
 import safetensors.numpy
 from shared import as_iterate, batches_of, compiled_once, flat
 
-import checkpoint
 import config
 import data
 import model
 import rl
-import runs
 import train
 from data import texts
-from system import disk, resume, terminal
+from system import checkpoint, disk, resume, runs, terminal
 from system.start import prepare
 from tools import complete
 

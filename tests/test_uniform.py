@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from shared import all_paths, noise_of
 
-import checkpoint
 import config
 import diffusion
 import model
 import sample
 import train
 from sample import Plan
-from system import huggingface, start
+from system import checkpoint, huggingface, start
 from tools import page
 from variants import renoise, slots, uniform
 

@@ -27,17 +27,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import checkpoint
 import config
 import diffusion
 import grpo
 import rewards
 import rl
-import runs
 import sample
 from data import bpe, texts
 from judges import scores
-from system import hosts, report, settings, sharding
+from system import checkpoint, hosts, report, runs, settings, sharding
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent

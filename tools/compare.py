@@ -1,23 +1,24 @@
 """
-Lay the curves of several runs over each other: `python runs.py out/a out/b ... [--out=compare.html]`.
+Lay the curves of several runs over each other: `python tools/compare.py out/a out/b ... [--out=compare.html]`.
 
 Runs whose configs differ only in the seed (and in where they are stored) are one curve: the interquartile mean, which
 leaves out the lowest and the highest quarter of the seeds, in a band that is its 95% interval over seeds drawn again
 and again (bootstrap), as rliable does it (2108.13264).
 """
 
-if __name__ == "__main__":
-    raise SystemExit("error: type python runs.py OUT_DIR OUT_DIR")
-
-
 import argparse
 import os
+import sys
+
+if __name__ == "__main__":  # as a script: imports come from the project's folder, not from this one
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    from system import terminal
+
+    terminal.begin()
 
 import numpy as np
 
-import checkpoint
-import runs
-from system import disk, terminal
+from system import checkpoint, disk, runs, terminal
 from system import report as pages
 
 APART = "seed", "out_dir", "init_from", "base"  # keys that may differ between seeds of one recipe
@@ -112,3 +113,7 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """Average over seeds without their lowest and highest quarter: (seeds, ...) -> (...). Of up to three: the mean."""
     cut = len(values) // 4
     return np.sort(values, 0)[cut : len(values) - cut].mean(0)
+
+
+if __name__ == "__main__":
+    terminal.run(main)

@@ -25,11 +25,10 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-import checkpoint
 import config
 import sample
 from sample import Plan
-from system import huggingface, sections, sharding, terminal, unknown
+from system import checkpoint, huggingface, sections, sharding, terminal, unknown
 from tools.options import HOLES, PLAN, TRAINED, parser
 
 LONG = 4096  # tokens of a text above which there is a warning
@@ -384,7 +383,7 @@ def run(options: argparse.Namespace) -> int:
     """Export, explain or show the model on a page, or complete prompts or rows and print or write them, as the options
     say -> exit code."""
     import data
-    import runs
+    from system import runs
 
     asked = read_options(options)
     runs.prepare_process()

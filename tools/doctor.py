@@ -32,13 +32,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import checkpoint
 import config
 import data
 import diffusion
 import model
 from model import ModelConfig
-from system import adapters, disk, fit, foreign, huggingface
+from system import adapters, checkpoint, disk, fit, foreign, huggingface
 
 WIDTH = 80  # tokens per text
 FEWEST_ROWS = 32  # texts, half of each kind

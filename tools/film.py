@@ -16,10 +16,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import jax
 import numpy as np
 
-import checkpoint
 import data
 import sample
 from judges import rules
+from system import checkpoint
 from system.report import PAUSE, SECONDS, appear
 
 CELL, GAP, TITLE = 34, 28, 30  # pixels

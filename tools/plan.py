@@ -21,7 +21,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-import checkpoint
 import config
 import data
 import diffusion
@@ -29,7 +28,7 @@ import model
 import rl
 import sample
 from config import Config
-from system import fit, huggingface, memory, sections, setup, sharding, start
+from system import checkpoint, fit, huggingface, memory, sections, setup, sharding, start
 
 
 class Device(NamedTuple):

@@ -23,9 +23,8 @@ import config
 import data
 import diffusion
 import rl
-import runs
 from data import texts
-from system import evaluation, sharding
+from system import evaluation, runs, sharding
 
 SIDES = "chosen", "rejected"  # the better and the worse answer
 

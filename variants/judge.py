@@ -16,7 +16,6 @@ import numpy as np
 from jax.nn import log_sigmoid
 from tqdm import tqdm
 
-import checkpoint
 import config
 import data
 import model
@@ -24,7 +23,7 @@ import rl
 import sample
 from data import texts
 from judges.model_judge import encode, rate, sigmoid
-from system import sharding
+from system import checkpoint, sharding
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import dataclasses
 import os
 
 import config
-import runs
+from system import runs
 
 
 @dataclasses.dataclass(frozen=True)

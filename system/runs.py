@@ -2,13 +2,8 @@
 Prepare the process of a run, and write what the run leaves in its folder next to the checkpoints (checkpoint.py):
 metrics.jsonl, samples.jsonl, rollouts.jsonl, run.json, curves.png, report.html.
 
-    python runs.py out/a out/b                # both curves on one page
+    python tools/compare.py out/a out/b       # both curves on one page
 """
-
-if __name__ == "__main__":
-    from system import terminal
-
-    terminal.launch("tools.compare")
 
 import contextlib
 import ctypes
@@ -33,11 +28,10 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-import checkpoint
 import config
 from config import Config
 from data import cache_folder
-from system import collapse, disk, hosts, sections, terminal
+from system import checkpoint, collapse, disk, hosts, sections, terminal
 from system import report as pages
 
 
