@@ -6,15 +6,17 @@ leaves out the lowest and the highest quarter of the seeds, in a band that is it
 and again (bootstrap), as rliable does it (2108.13264).
 """
 
-import argparse
-import os
-import sys
-
 if __name__ == "__main__":  # as a script: imports come from the project's folder, not from this one
+    import os
+    import sys
+
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     from system import terminal
 
     terminal.begin()
+
+import argparse
+import os
 
 import numpy as np
 
