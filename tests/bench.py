@@ -1006,7 +1006,7 @@ FLAGS = {
     "ladder": "tasks seeds minutes show record fresh out flags",
     "arms": "tasks seeds minutes show record fresh out flags", "truth": "picture quick",
     "frontier": "tasks runs picture quick", "growth": "rounds picture quick", "grpo": "rounds quick",
-    "drafts": "run recipe rounds quick", "gpu": "tasks plan json",
+    "drafts": "run recipe rounds quick", "gpu": "tasks json",
 }  # fmt: skip
 
 
@@ -1047,7 +1047,6 @@ def main():
                         help="for compare, ladder and arms: where runs are, and are found again")  # fmt: skip
     parser.add_argument("--flags", default="", help="for compare, ladder and arms: more for train.py, in quotes")
     parser.add_argument("--quick", action="store_true", help="two or three rows, in two minutes: those that matter")
-    parser.add_argument("--plan", help="for gpu: only compile its largest parts, for a device such as 1xH100")
     parser.add_argument("--json", default="out/gpu.json", help="for gpu: where its figures are written")
     parser.add_argument("--toy", "--tiny", action="store_true", help="tiny sizes: does it run at all")
     options = parser.parse_args()

@@ -35,7 +35,7 @@ import model
 import rl
 import sample as sampler
 import train as trainer
-from system import adapt, huggingface, kernels, memory, runs, setup, sharding, start
+from system import adapt, huggingface, kernels, memory, runs, setup, start
 from tools import plan as planner
 
 
@@ -610,43 +610,6 @@ def smollm2_recipe(options, name, causal):
     yield from iterations(name, cfg, params, 2)
 
 
-# ---- for a device that is not here -----------------------------------------------------------------------------------
-
-def planned(devices):
-    """Compile the programs of the largest parts for a device that is not here, and print how much memory they take."""
-    jax.config.update("jax_platforms", "cpu")
-    described, whole = planner.topology(devices), argparse.Namespace(toy=False)
-    if described is None:
-        raise ValueError(f"--plan={devices}: the compiler for it is not here; python train.py sudoku --plan={devices} "
-                         "says what to install")  # fmt: skip
-    mesh, s = sharding.make(None, described.devices[:1]), sizes_of_sampling(whole)
-    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-
-    def placed(tree):
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
-
-    def rows():
-        for name, cfg in (("step", billion(whole)), ("iteration", llada_config(whole))):
-            held, temporaries = planner.compiled_bytes(cfg, mesh)
-            for stage, size in temporaries.items():
-                yield f"{name}: {stage}", *map(memory.amount, (sum(held.values()), size))
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        draw = jax.jit(lambda key: model.cast(model.init(key, s.cfg), "bfloat16"))
-        params = jax.eval_shape(draw, key)
-        programs = {"to draw 8B weights": draw.lower(placed(key))}
-        for B, name, plan in s.jobs():
-            args = placed((params, key, jax.eval_shape(functools.partial(s.masked, B))))
-            programs[f"{name}, {B} at a time"] = sampler.generate.lower(*args, s.cfg, plan)
-        for name, lowered in programs.items():
-            program = lowered.compile()
-            stays = program.memory_analysis().argument_size_in_bytes
-            yield f"sampling: {name}", memory.amount(stays), memory.amount(program_bytes(program) - stays)
-
-    print(f"compiled for {devices} by jax {jax.__version__}, not run\n")
-    with planner.traced_for(devices):
-        bench.table(["", "stays", "besides"], ["sampling: prefix cache, 8 at a time"], rows())
-
-
 # ---- all parts -------------------------------------------------------------------------------------------------------
 
 BESIDE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -751,8 +714,6 @@ def run_parts(names, limit, options, folder):
 
 def main(options):
     """Run all parts, phase by phase; print the table of all figures."""
-    if options.plan:
-        return planned(options.plan)
     there = dict.fromkeys(run.__name__ for run, _ in PARTS.values())
     asked = options.tasks.split(",") if options.tasks else there
     if strange := [name for name in asked if name not in there]:

@@ -105,7 +105,7 @@ def prompts():
     return z.at[2, 8].set(1), jnp.arange(14) >= jnp.array([[0], [2], [4]])
 
 
-@pytest.mark.parametrize("block", [2, 4, slow(32)])
+@pytest.mark.parametrize("block", [slow(2), 4, slow(32)])
 def test_greedy_drafts_write_what_the_autoregressive_model_writes(block):
     z, valid = prompts()
     cfg = dataclasses.replace(CFG, block_causal=block)
@@ -151,6 +151,7 @@ def test_sampled_drafts_have_the_distribution_of_the_autoregressive_model(keys):
     close(np.asarray(trace["logp"]).sum(1), np.log(p[number]), 1e-4)
 
 
+@pytest.mark.slow
 def test_so_do_texts_of_several_rounds_with_an_end_and_a_given_token():
     """Tokens 1, 2, 4 and 5, of which an end stops only the last, because token 3 is given."""
     n, cfg = 8192, dataclasses.replace(CFG, block_causal=2)
@@ -217,6 +218,7 @@ def test_nothing_is_written_behind_an_end():
     assert (ends[:, 1:] >= ends[:, :-1]).all()
 
 
+@pytest.mark.slow
 def test_logits_in_chunks_are_the_same(monkeypatch):
     z, valid = prompts()
     whole, _ = sample.generate(FAR, KEY, z, CFG, plan(temperature=1.0), valid)

@@ -348,7 +348,7 @@ def test_what_a_terminal_cannot_show_is_escaped(encoding, shown, tmp_path, monke
     assert e.value.code is None and (tmp_path / "out").read_text(encoding=encoding) == shown + "\n"
 
 
-@pytest.mark.parametrize("name", ["anatomy", "compare", "complete", "doctor", "page", "plan"])
+@pytest.mark.parametrize("name", ["anatomy", "complete", "doctor", "page", "plan"])
 def test_a_tool_that_is_run_as_a_program_says_what_to_type(name):
     done = subprocess.run([sys.executable, f"tools/{name}.py"], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("error: type python ") and done.stderr.count("\n") == 1

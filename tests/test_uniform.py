@@ -190,7 +190,7 @@ def test_on_a_uniform_model_every_bound_is_the_log_of_the_number_of_tokens():
 # ---- what is written -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", [RANDOM, SUREST], ids=["random", "confidence"])
+@pytest.mark.parametrize("plan", [pytest.param(RANDOM, marks=pytest.mark.slow), SUREST], ids=["random", "confidence"])
 def test_completions_have_the_enumerated_distribution(plan):
     n = 8192
     p = text_probability(plan)
@@ -203,6 +203,7 @@ def test_completions_have_the_enumerated_distribution(plan):
     close(logp, np.log(path_probability(PARAMS, np.asarray(x)[:, 1:], steps)), 1e-4)
 
 
+@pytest.mark.slow
 def test_neither_padding_nor_rows_nor_groups_change_tokens():
     z = jnp.full((4, 9), MASK).at[:, :2].set(jnp.array([[0, 1], [0, 1], [2, 1], [2, 1]]))
     keys = sample.row_keys(KEY, 4)
