@@ -1272,6 +1272,7 @@ def test_a_drift_has_the_same_ratio_clip_and_kl_however_many_steps_are_drawn(lev
 @pytest.mark.parametrize("level, loss", [("token", "dapo"), ("token", "cispo"), ("token", "sapo"), ("none", "dapo")])
 def test_the_gradient_of_a_sample_of_steps_is_that_of_all_of_them_on_average(level, loss, monkeypatch):
     """Also away from the old policy, clipped and with a KL. One step of eight is drawn: all eight of them."""
+    assert model.plugged(grpo.LOSSES, loss)
     old = -jnp.abs(jax.random.normal(KEY, (6, 16)))
     logp = old + 0.3 * jax.random.normal(jax.random.key(1), old.shape)
     _, whole, _ = drifted(logp, old, 8, level, loss)

@@ -328,7 +328,7 @@ def plan_ahead(argv: list[str], devices: str) -> None:
     folder = data.prepare(first.init_from or "")
     folder = checkpoint.find(folder) if checkpoint.steps(folder) else folder
     if os.path.exists(os.path.join(folder, "config.json")):
-        shape = huggingface.read_config(folder, checkpoint.family_to_open(folder, first.open_as))
+        shape = huggingface.read_config(folder, checkpoint.family_to_open(folder, checkpoint.Keys.of(first).open_as))
     elif not first.init_from:
         shape = start.with_ids(first.model, data.tokenizer(first.dataset))
     elif first.model.mask_id is not None:  # the recipe states the shape
