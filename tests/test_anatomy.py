@@ -107,8 +107,8 @@ def test_the_page_has_the_numbers_that_the_run_logged(kind, pages):
     out, page, _ = pages(kind)
     logged = next(row for row in rows_of(out, "metrics.jsonl") if row["step"] == 2 and "loss" in row)
     assert page["iteration"] == 2 and page["kind"] == kind and len(page["updates"]) == 4
-    rule = {"denoiser": "sample.py: quota", "block": "variants/static.py: static"}.get(kind)  # its own way of equal shares
     rule = {"denoiser": "sample.py: quota", "block": "variants/static.py: static"}.get(kind)
+    assert (page["functions"]["rule"] or {}).get("at") == rule
     for name in ("loss", "pg_loss", "grad_norm", "logp", "update_ratio", "clip_ratio/region_mean"):
         np.testing.assert_allclose(np.mean([u[name] for u in page["updates"]]), logged[name], rtol=1e-4, atol=1e-7)
     for name in ("reward", "reward_std", "adv/std", "completions/mean_length"):

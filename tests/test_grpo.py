@@ -493,7 +493,7 @@ def test_micro_batches_add_up_to_the_batch(name):
     close(np.concatenate([p[1] for p in parts]), whole[1], 1e-6)
     summed = [k for k in whole[2] if not k.endswith(("_min", "_max"))]
     close([sum(p[2][k] for p in parts) for k in summed], [whole[2][k] for k in summed], 1e-6)
-    of_loss = {grpo.clipped: {"clip_ratio/low_mean"}, grpo.cispo: {"cispo_clip_ratio"}}
+    of_loss = {grpo.clipped: {"clip_ratio/low_mean"}, cispo.cispo: {"cispo_clip_ratio"}}
     clips = of_loss.get(grpo.LOSSES[name].token_loss, set())
     assert {"loss", "pg_loss", "kl", "approx_kl", "logp"} | clips <= set(summed)
 
