@@ -158,8 +158,7 @@ class Config(settings.Sections, metaclass=Flat):
     mask_ratio_max: float = key(0.8, "fill_in: largest fraction; coupled: highest t", MASK_RATIO)
 
     logp_est: str = key("coupled_elbo", "estimator of log-probs, see diffusion.py; causal models and drafts need "
-                        "exact; also left_to_right, quadrature and strata of variants/",
-                        choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
+                        "exact", choices=diffusion.ESTIMATORS, section="grpo: log-probabilities", table=True)
     logp_views: int = key(4, "masked copies per completion (coupled_elbo: pairs), if the estimator leaves it open",
                           POSITIVE_INT)
     logp_chunk: int | None = key(None, "masked copies computed at a time; None: all", POSITIVE_INT)
@@ -174,16 +173,14 @@ class Config(settings.Sections, metaclass=Flat):
                            choices=("sum", "each"))
     ratio_level: str = key("none", "ratio to the old policy per token, per sequence, or none",
                            choices=("token", "sequence", "none"))
-    loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper; also bnpo, luspo, "
-                         "cispo and sapo of variants/", choices=grpo.LOSSES,
+    loss_type: str = key("dapo", "how tokens are clipped and averaged, by the name of its paper", choices=grpo.LOSSES,
                          table=True)
     aggregation: str | None = key(None, "average tokens in another way than loss_type",
                                   choices={None: None} | grpo.AGGREGATIONS)
     clip_low: float = key(0.2, "ratios are clipped below 1 - clip_low", FRACTION)
     clip_high: float = key(0.2, "ratios are clipped above 1 + clip_high", POSITIVE)
     kl_beta: float = key(0.0, "weight of the KL to the reference, the beta of dpo; 0: no reference", NON_NEGATIVE)
-    kl_est: str = key("k3", "estimator of the KL; also k3_ratio and k2_sequence of variants/", choices=grpo.KLS,
-                      table=True)
+    kl_est: str = key("k3", "estimator of the KL", choices=grpo.KLS, table=True)
     ref_from: str | None = key(None, "reference: a folder or a config file; None: the initial policy", SOURCE)
 
     use: tuple[Any, ...] = key((), "variants whose keys are set, by the names of their files in variants/")
@@ -589,7 +586,7 @@ def parse_arguments(argv):
             continue
         if not equals:
             has_value = bool(words) and words[0][:2] != "--" and not words[0].endswith(".py")
-            value = "True" if type(known.get(name)) is bool else words[0] if has_value else "value"
+            value = "True" if type(default_of(name, known)) is bool else words[0] if has_value else "value"
             del words[:has_value]
             misspelt.append(f"{word}: write it as {word}={value}")
         elif name in args:
@@ -599,6 +596,15 @@ def parse_arguments(argv):
     if misspelt:
         raise ValueError(misspelt[0])
     return files, args
+
+
+def default_of(name, known):
+    """Return the default of a key that was typed. known: {key: its default, or where it is declared}."""
+    found = known.get(name)
+    if not isinstance(found, sections.Declared):
+        return found
+    section = getattr(sections.file_of(found.variant), found.kind)
+    return section.__dataclass_fields__[name.rpartition(".")[2]].default
 
 
 # ---- config files ----------------------------------------------------------------------------------------------------

@@ -1,14 +1,17 @@
 """
 What --help prints: the keys of a run, each with its default and its meaning.
 """
+import contextlib
 import dataclasses
+import glob
 import inspect
+import os
 import re
 import textwrap
 
 import config
 from model import ModelConfig
-from system import sections
+from system import sections, settings
 
 # Keys that a first run may change; --help lists them, --help=all lists every key.
 FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_size dataset max_prompt_len "
@@ -35,6 +38,9 @@ def meaning(field: dataclasses.Field) -> str:
 def help_text(everything: bool = False) -> str:
     """Return the keys of FIRST, or every key, each with its default and its meaning, in sections."""
     found: list[list[str]] = []
+    for path in sorted(glob.glob(os.path.join(sections.ROOT, "variants", "*.py"))) if everything else ():
+        with contextlib.suppress(ValueError):  # a file that cannot be loaded is named below, if it has keys
+            settings.load("variants." + os.path.basename(path).removesuffix(".py"))
     for field in dataclasses.fields(config.Config):
         if field.name == "model":
             continue

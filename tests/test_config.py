@@ -280,7 +280,8 @@ def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key
         config.Config(**{key: "mine"})
     monkeypatch.setitem(offers, "mine", lambda *_: None)
     assert getattr(config.Config(**{key: "mine"}), key) == "mine"
-    assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", help.help_text(everything=True), re.M)
+    text = help.help_text(everything=True)  # which loads all variants, so that their names are there, too
+    assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", text, re.M)
 
 
 def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
