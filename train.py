@@ -78,10 +78,10 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     # 3  Compare them within each group, and choose those that learn.
     adv = grpo.advantages(found.rewards, **scores.advantage_settings(found.rewards, cfg))
     notes |= scores.rollout_metrics(found, adv, cfg, tok) | {"group": scores.first_group(found, adv, cfg, tok)}
-    if notes["skipped"]:  # no reward has an opinion on any completion
+    if notes["skipped"]:  # all rewards of all completions are None
         return notes
     chosen = rl.select_completions(found, adv, cfg)
-    # 4, 5  For each pass draw views, cut into minibatches, and add the old and reference log-probs that the loss needs.
+    # 4, 5  For each pass draw views (masked copies), cut minibatches, and add the log-probs that the loss needs.
     with timed(notes, "time/old_ref"):
         ready = jax.block_until_ready(rl.minibatches(policy, (view_key, order_key), chosen, cfg, old_logp_of))
     # 6, 7  Each minibatch is one update of the policy.
@@ -115,13 +115,13 @@ def pretrain(cfg, tok, start) -> Task:
     """Make the task of masked diffusion on completions (of a causal model: of next tokens), with or without prompts."""
     train, shown = encode_split(cfg, tok, "train"), eval_subset(encode_split(cfg, tok, "val"), cfg)
     check_completions(cfg, train.rows)
-    if cfg.fill_in:  # learn what the masks of the rows hide; or any token, and fill in some
+    if cfg.fill_in:  # learn what the masks of the rows hide or, where rows have none, any token
         train = given_masks(train, cfg, tok) or train
         shown = masked_rows(shown, cfg, tok)
     asked = shown  # the texts that samples are drawn for
     if cfg.max_prompt_len and not cfg.fill_in:
         asked = eval_subset(encode_split(cfg, tok, "val", with_completions=False), cfg)
-    exact = {"exact": rewards.REWARDS["exact"]} if cfg.max_prompt_len else {}  # without rewards: as in the data?
+    exact = {"exact": rewards.REWARDS["exact"]} if cfg.max_prompt_len else {}  # without rewards: equal to the data
     fns, more = evaluation.reward_functions(cfg, tok, asked.rows, exact)
     if not fns and not more:
         asked = asked.part(np.arange(min(runs.SAMPLES, len(asked.rows))))  # a few to show
@@ -144,7 +144,7 @@ def pretrain(cfg, tok, start) -> Task:
 
     loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
-    n = len(train.rows) * config.copies(cfg)  # a batch has fewer rows than texts
+    n = len(train.rows) * config.copies(cfg)  # a text may fill several rows of a batch
     return Task(init, iterate, loss, evaluate, n, best_metric)
 
 
@@ -166,7 +166,8 @@ def iterate(run, state):
         updates.append(metrics)
 
     def old_logp_of(minibatch):
-        """Compute log p of a minibatch under the policy that wrote it, by the program that is differentiated."""
+        """Compute log p of a minibatch under the policy that wrote it, by the program that is differentiated: in 16
+        bits another one rounds otherwise, and no ratio would be 1."""
         _, _, logp = run.gradient(start, run.base, minibatch)
         return sharding.replicate(logp)
 
@@ -200,22 +201,22 @@ def loop(run, state, best, done):
         _, best = evaluate(run, state, best)
     with runs.StopRequested() as asked, progress_bar(cfg, state) as bar:
         while not done:
-            jax.block_until_ready(state.params if cfg.objective == "grpo" else ())  # an update is no rollout time
+            jax.block_until_ready(state.params if cfg.objective == "grpo" else ())  # not to be timed as rollout
             clock = time.perf_counter()
             try:
                 state, updates, notes = iterate(run, state)
             except ValueError as e:  # a reward fails before anything is updated
-                setup.check_finite(unread, last, cfg)  # so that nothing broken is saved
+                setup.read_metrics(unread, last, cfg)  # so that nothing broken is saved
                 raise setup.save_and_explain(run, state, best, f"step {state.step + 1}", e) from e
             # Read the metrics of the step before, while the device works on this one. (grpo reads its own below.)
-            last = setup.check_finite(unread, last, cfg)
+            last = setup.read_metrics(unread, last, cfg)
             unread = state.step, updates, notes
             intervals = cfg.log_interval, cfg.eval_interval, cfg.save_interval
             log, evaluates, saves = (state.step % n == 0 for n in intervals)
             done, logged = state.step >= cfg.max_iters, log or not updates
             leaving = hosts.all_max(asked.signal or 0)  # if any process was
             if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
-                last, unread = setup.check_finite(unread, last, cfg), None
+                last, unread = setup.read_metrics(unread, last, cfg), None
                 signs = runs.write(run, state, last, time.perf_counter() - clock, logged) if run.log else []
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)

@@ -18,7 +18,7 @@ import rl
 from system import checkpoint, hosts, memory, runs, sharding, start
 
 
-def check_finite(unread, last, cfg):
+def read_metrics(unread, last, cfg):
     """Average the metrics of a step's updates -> {name: float}, with the notes and the step. Raises ValueError if a
     loss or gradient norm is not finite; the message has those of the step before, `last`.
 
