@@ -374,7 +374,7 @@ def forward(params, tokens, cfg, positions, mask, part=None, attention=attention
         return sharding.shard_rows(x), None
 
     x = run_layers(layer, embed(params, tokens, cfg), params["blocks"], cfg, part)
-    return rms_norm(left_of(x, part), params["norm"], cfg.norm_eps)
+    return rms_norm(wanted_columns(x, part), params["norm"], cfg.norm_eps)
 
 
 def prepared(params, cfg):
@@ -419,7 +419,7 @@ def run_layers(layer, carry, weights, cfg, part):
     return last_layer(carry, last)[0]
 
 
-def left_of(x, part):
+def wanted_columns(x, part):
     """Cut out the columns `part` of x, the result of `run_layers`, unless the last layer computed no others."""
     return x if part is None or x.shape[1] == part[1] else columns(x, part)
 

@@ -313,10 +313,9 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
     """Cut M completions into the minibatches of all passes over them -> [Minibatch].
 
     keys: for the views, and for the order. Each pass has its own order, if it has several minibatches, and its own
-    masks. A loss with ratios gets old log-probs: those of the policy that wrote the
-    completions, by `old_logp_of` (see Task) or, without it, by `logp_of`. The first minibatch is met by the policy that
-    wrote it: its old log-probs are nan, for which the loss puts its own. A loss with a KL gets those of the reference.
-    """
+    masks. A loss with ratios gets old log-probs: those of the policy that wrote the completions, by `old_logp_of` (see
+    Task) or, without it, by `logp_of`. The first minibatch is met by the policy that wrote it: its old log-probs are
+    nan, for which the loss puts its own. A loss with a KL gets those of the reference."""
     out: list = []
     M, size = len(c.advantage), config.minibatch(cfg)
     old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, without_logp(b), cfg))

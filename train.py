@@ -196,10 +196,10 @@ def evaluate(run, state, best):
 
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
-    cfg, last, unread, signs = run.cfg, None, None, []
+    cfg, bar, last, unread, signs = run.cfg, progress_bar(run.cfg, state), None, None, []
     if cfg.objective in ("grpo", "dpo") and state.step == 0:
         _, best = evaluate(run, state, best)
-    with runs.StopRequested() as asked, progress_bar(cfg, state) as bar:
+    with runs.StopRequested() as asked, bar:
         while not done:
             jax.block_until_ready(state.params if cfg.objective == "grpo" else ())  # not to be timed as rollout
             clock = time.perf_counter()
@@ -219,7 +219,7 @@ def loop(run, state, best, done):
                 last, unread = setup.read_metrics(unread, last, cfg), None
                 signs = runs.write(run, state, last, time.perf_counter() - clock, logged) if run.log else []
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
-            bar.set_description_str(refresh=False)
+            bar.set_description_str(refresh=False)  # nothing compiles any more
             bar.update(1)
             before = best
             if evaluates or done:
@@ -233,8 +233,10 @@ def loop(run, state, best, done):
 
 def progress_bar(cfg, state):
     """Make the bar of a run; its text holds until the first step is done."""
-    return tqdm(total=cfg.max_iters, initial=state.step, desc="compiling, once: 10 to 60 s", unit="step",
-                dynamic_ncols=True, smoothing=0.1, disable=bool(hosts.processes()[1]) or None)  # None: in a terminal
+    bar = tqdm(total=cfg.max_iters, initial=state.step, unit="step", dynamic_ncols=True, smoothing=0.1,
+               disable=bool(hosts.processes()[1]) or None)  # None: shown in a terminal only
+    bar.set_description_str("compiling, once: 10 to 60 s")
+    return bar
 
 
 def leave_if_asked(run, state, best, done, leaving, signs):

@@ -41,7 +41,7 @@ from system.sections import (
     NON_NEGATIVE,
     POSITIVE,
     POSITIVE_INT,
-    TINY,
+    SMALLEST,
     Check,
     Flat,
     Section,
@@ -77,7 +77,7 @@ START = Check(can_start, "None, a folder or a config file; --resume=True continu
 GROUP = at_least(2)._replace(expected="at least 2: a completion is compared with the others of its group")
 PASSING = POSITIVE._replace(expected="above 0: a completion that earns nothing would pass")
 SEED = within(0, 2**32 - 1, "at least 0 and below 2**32")
-MASK_RATIO = within(TINY, 1, "above 0 and at most 1")
+MASK_RATIO = within(SMALLEST, 1, "above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -600,11 +600,9 @@ def parse_arguments(argv):
 
 def default_of(name, known):
     """Return the default of a key that was typed. known: {key: its default, or where it is declared}."""
-    found = known.get(name)
-    if not isinstance(found, sections.Declared):
-        return found
-    section = getattr(sections.file_of(found.variant), found.kind)
-    return section.__dataclass_fields__[name.rpartition(".")[2]].default
+    found, leaf = known.get(name), name.rpartition(".")[2]
+    is_declared = isinstance(found, sections.Declared)
+    return sections.section_of(leaf).__dataclass_fields__[leaf].default if is_declared else found
 
 
 # ---- config files ----------------------------------------------------------------------------------------------------

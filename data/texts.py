@@ -68,15 +68,14 @@ def template_of(cfg: Any, tok: Tokenizer) -> Callable[..., str] | None:
 
 
 def rows_of_steps(rows: list[dict[str, Any]], cfg: Any) -> Callable[[int], np.ndarray]:
-    """Return a function of the step that gives the indices (M,) of the rows that it may learn from: all."""
-    for choose in sections.used(STEPS, cfg).values():
-        return choose(rows, cfg)
-
+    """Return a function of the step that gives the indices (M,) of the rows that it may learn from: all of them, or
+    those that a variant chooses."""
 
     def everything(step):
         return np.arange(len(rows))
 
-    return everything
+    of_variants = [choose(rows, cfg) for choose in sections.used(STEPS, cfg).values()]
+    return [*of_variants, everything][0]
 
 
 def split_rows(cfg: Any, split: str) -> list[dict[str, Any]]:

@@ -160,8 +160,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
         free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
     names = {*now["use"]} ^ {*was.get("use", now["use"])}
     declared = config.declared_keys()
-    known = {of.variant for key, of in declared.items() if key in OFF or not of.module.startswith("variants.")}
-    known |= {of.variant for key, of in declared.items() if key in FREE}
+    known = {of.variant for key, of in declared.items() if key in OFF or key in FREE or is_outside_variants(of)}
     if unlike := sorted(names - known):
         return f"use of {', '.join(unlike)}"
     free = [*free, *config.keys_not_read(cfg)]
@@ -174,12 +173,14 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
 
 def settings_off(keys: Iterable[str]) -> dict[str, Any]:
     """Return the defaults of those keys that a file outside variants/ declares, as JSON has them."""
-    found = {}
-    for key in keys:
-        if (of := config.declared_keys().get(key)) and not of.module.startswith("variants."):
-            kind = getattr(sections.file_of(of.variant), of.kind)
-            found[key] = kind.__dataclass_fields__[key].default
-    return json.loads(json.dumps(found))
+    declared = config.declared_keys()
+    found = [key for key in keys if key in declared and is_outside_variants(declared[key])]
+    return json.loads(json.dumps({key: sections.section_of(key).__dataclass_fields__[key].default for key in found}))
+
+
+def is_outside_variants(declared: sections.Declared) -> bool:
+    """True if a key belongs to no variant, so that every run has it."""
+    return not declared.module.startswith("variants.")
 
 
 def move_aside(out_dir: str) -> bool:

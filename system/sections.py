@@ -45,8 +45,8 @@ def at_least(n: float) -> Check:
     return within(n, math.inf, f"at least {n}")
 
 
-TINY = sys.float_info.min
-NON_NEGATIVE, POSITIVE_INT, POSITIVE = at_least(0), at_least(1), within(TINY, math.inf, "above 0")
+SMALLEST = sys.float_info.min  # the smallest number above 0
+NON_NEGATIVE, POSITIVE_INT, POSITIVE = at_least(0), at_least(1), within(SMALLEST, math.inf, "above 0")
 BELOW_1 = within(0, math.nextafter(1, 0), "at least 0 and below 1")
 FRACTION = within(0, 1, "from 0 to 1")
 
@@ -131,7 +131,7 @@ class Section:
 # ---- the keys of all files -------------------------------------------------------------------------------------------
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-FOLDERS = "variants", "data", "judges", "system", ""
+FOLDERS = "variants", "data", "judges", "system"
 
 
 class Declared(NamedTuple):
@@ -172,6 +172,12 @@ def file_of(name: str) -> types.ModuleType | None:
     """Import the file that declares the section of this name, or a file of variants/; None if there is none."""
     modules = {found.variant: found.module for found in declared_keys().values()}
     return settings.load(modules.get(name, f"variants.{name}"))
+
+
+def section_of(name: str) -> Any:
+    """Return the class that declares a key."""
+    found = declared_keys()[name]
+    return getattr(file_of(found.variant), found.kind)
 
 
 def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tuple:

@@ -245,7 +245,7 @@ def count_params(params: Any) -> int:
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-def changed_keys(cfg):
+def lines_of_keys(cfg):
     """Yield a line for each section of keys: those of a run that differ from the defaults, as they are typed."""
     fields = [(f, f.metadata.get("section"), cfg) for f in dataclasses.fields(cfg) if f.name not in ("model", "use")]
     fields += [(f, "model", cfg.model) for f in dataclasses.fields(cfg.model) if f.name != "use"]
@@ -271,7 +271,7 @@ def announce(cfg: Config, state: Any, base: dict | None, done: bool) -> None:
     print(f"{cfg.objective} on {cfg.dataset}: {count_params(state.params):,} parameters{frozen}, {cfg.max_iters} steps "
           f"of {rows} x {cfg.max_prompt_len + cfg.max_new_tokens} tokens, into {cfg.out_dir}")  # fmt: skip
     if not cfg.eval_only:
-        lines = [*changed_keys(cfg), *memory_lines(cfg)]
+        lines = [*lines_of_keys(cfg), *memory_lines(cfg)]
         if kernels.sixteen_bits_pay(cfg.model):
             lines.append("this CPU has AMX, which multiplies 16 bits much faster: --dtype=bfloat16 would take about "
                          "2/3 of the time, see docs/hardware.md")  # fmt: skip

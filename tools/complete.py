@@ -186,7 +186,7 @@ class Request(NamedTuple):
 def kind_of(name):
     """Return the type of a field of Plan, or of the key of a variant that adds to it."""
     own = name in Plan.__dataclass_fields__
-    owner = Plan if own else sections.file_of(sections.declared_keys()[name].variant).Keys
+    owner = Plan if own else sections.section_of(name)
     return typing.get_type_hints(owner)[name]
 
 

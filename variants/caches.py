@@ -65,7 +65,7 @@ def forward(params, tokens, cfg, positions, mask, cache, write, part=None):
     carry = model.embed(params, tokens, cfg), cache
     weights = jax.tree.map(kernels.bits, params["blocks"])
     x, cache = model.run_layers(layer, carry, weights, cfg, part)
-    return model.rms_norm(model.left_of(x, part), params["norm"], cfg.norm_eps), cache
+    return model.rms_norm(model.wanted_columns(x, part), params["norm"], cfg.norm_eps), cache
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "group"))

@@ -39,7 +39,7 @@ class Keys(config.Section):
             return
         yield (config.reshapes(c),
                f"adapt=True changes all weights, and lora_rank={self.lora_rank} keeps those in init_from: make the "
-               " denoiser first, then start from that")  # fmt: skip
+               "denoiser first, then start from that")  # fmt: skip
         yield (not (c.init_from or c.resume or c.eval_only),
                f"lora_rank={self.lora_rank} needs init_from: the folder of the base, or the config file that trains it")
         mode = getattr(c, "ref_mode", "static")
