@@ -21,7 +21,7 @@ import diffusion
 import model
 from system import checkpoint
 from variants import exact as of_causal_models  # noqa: F401
-from variants import joint, left_to_right, masked_prompt, quadrature, strata  # noqa: F401  (estimators)
+from variants import joint, left_to_right, masked_prompt, quadrature, strata, trace  # noqa: F401  (estimators)
 
 KEY = jax.random.key(0)
 NO_MASKS = ("exact",)  # estimators that mask nothing, see variants/joint.py

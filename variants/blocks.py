@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import diffusion
 import model
 from system import kernels, sharding
+from variants import trace
 
 
 def number(valid, T, cfg):
@@ -76,7 +77,7 @@ def mask_blocks(key, x, maskable, valid, cfg):
 
 
 def step_numbers(counts, inputs):
-    """Number the denoising steps as diffusion.step_numbers does, those of each block anew, so that one view serves the
+    """Number the denoising steps as trace.step_numbers does, those of each block anew, so that one view serves the
     first step of every block.
 
     A shifted model predicts the first token of a block from the text before it. So that token needs no view of its own:
@@ -190,4 +191,4 @@ model.MASKS["blocks"] = see_blocks
 model.CHECKS["blocks"] = check
 diffusion.NOISES["blocks"] = mask_blocks
 diffusion.COPIES["blocks"] = hidden
-diffusion.NUMBERS["blocks"] = step_numbers
+trace.NUMBERS["blocks"] = step_numbers

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import config
 import diffusion
 import model
-from variants import blocks, paired  # noqa: F401  (pairs are drawn before next tokens are added)
+from variants import blocks, paired, trace  # noqa: F401  (pairs are drawn before next tokens are added)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +92,6 @@ model.MASKS["joint"] = see_finished_text_from_left
 model.CHECKS["joint"] = check
 diffusion.NOISES["joint"] = blocks.mask_blocks
 diffusion.COPIES["joint"] = blocks.hidden
-diffusion.NUMBERS["joint"] = blocks.step_numbers
+trace.NUMBERS["joint"] = blocks.step_numbers
 diffusion.DRAWS["joint"] = with_next_tokens
 diffusion.READINGS["joint"] = {"val/causal_nll": autoregressive}

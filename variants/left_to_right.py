@@ -2,12 +2,13 @@
 import jax.numpy as jnp
 
 import diffusion
+from variants import trace
 
 
 def left_to_right(key, completion, inputs):
     """JustGRPO: score as `trace` does, as if the completion had been written from left to right, a token per step."""
     step = jnp.cumsum(completion, 1) - 1
-    return diffusion.trace(key, completion, inputs._replace(step=step))
+    return trace.trace(key, completion, inputs._replace(step=step))
 
 
 diffusion.ESTIMATORS["left_to_right"] = left_to_right
