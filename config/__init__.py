@@ -680,10 +680,15 @@ def resolve_paths(cfg: Config) -> Config:
 
 
 def recipe_size(file, defined, size):
-    """Return the config of a recipe for --model=tiny or --model=small."""
-    if size not in ("tiny", "small"):
-        raise ValueError(f"--model={size}: only tiny and small are names; to start from another model, write "
+    """Return the config of a recipe for --model=tiny, small or random. A random model has the shape of the real one."""
+    if size not in ("tiny", "small", "random"):
+        raise ValueError(f"--model={size}: only tiny, small and random are names; to start from another model, write "
                          "--init_from=FOLDER")  # fmt: skip
+    if size == "random" and "shape" in defined:
+        name = os.path.basename(file).removesuffix(".py")
+        dtype = {"model": dataclasses.replace(defined["tiny"]["model"], dtype="bfloat16", remat=True)}
+        changes = defined["tiny"] | dtype | {"init_from": f"data/tiny/{name}", "out_dir": f"out/random/{name}"}
+        return dataclasses.replace(defined["config"], **changes)
     if size not in defined:
         why = "is no recipe for a model that has to be downloaded: it needs nothing but its own command"
         raise ValueError(f"--model={size}: {file} {'has only --model=tiny' if 'tiny' in defined else why}")

@@ -135,7 +135,7 @@ def test_a_model_that_cannot_fit_is_reported_without_being_allocated():
 
 @pytest.mark.parametrize("text, expected", [
     ("1xA100-40", ("A100-40", 1)), ("8xH100", ("H100", 8)), ("64xH200", ("H200", 64)), ("8xB200", ("B200", 8)),
-    ("v5p:4x4x4", ("v5p", 64)), ("v5e:2x4", ("v5e", 8))])  # fmt: skip
+    ("v5p:4x4x4", ("v5p", 64)), ("v5e:2x4", ("v5e", 8)), ("1xRTX4090", ("4090", 1))])  # fmt: skip
 def test_devices_are_named_by_their_number_or_by_the_shape_of_a_slice(text, expected):
     assert plan.parse_devices(text) == expected
 

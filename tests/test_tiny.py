@@ -2,12 +2,14 @@
 import functools
 import json
 import os
+import shutil
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import config
 import data
@@ -17,7 +19,7 @@ import train
 from data import texts
 from data.tiny import prepare as tiny
 from judges import formats
-from system import checkpoint, huggingface, runs
+from system import checkpoint, disk, drawn, huggingface, runs
 from variants import curriculum
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
@@ -94,6 +96,40 @@ def test_a_tiny_tokenizer_is_that_of_transformers(name, folders):
     theirs = kind.from_pretrained(folders / name)
     ours = data.Tokenizer.load(folders / name)
     assert theirs.encode(TEXT, add_special_tokens=False) == ours.encode(TEXT, specials=True)
+
+
+def test_weights_that_are_made_when_they_are_read_are_the_same_in_parts_and_as_a_whole(monkeypatch):
+    monkeypatch.setattr(drawn, "POOL", 1000)
+    matrix = drawn.Drawn("q.weight", (64, 50))
+    whole = np.asarray(matrix[:, :], np.float32)
+    assert abs(whole.std() * 50**0.5 - 1) < 0.05
+    np.testing.assert_array_equal(matrix[7:30, 10:20], whole[7:30, 10:20])
+    assert (drawn.Drawn("k.weight", (64, 50))[:, :] != matrix[:, :]).mean() > 0.9
+    for name, value in (("norm.weight", 1), ("q.bias", 0)):
+        assert (drawn.Drawn(name, (5,))[(slice(1, 3),)] == [value] * 2).all()
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "gemma2_gsm8k_grpo"])
+def test_a_random_model_has_the_shape_of_the_real_one(name, tmp_path):
+    said = config.load([f"config/{name}.py", "--model=random"])
+    assert said.init_from.endswith(f"data/tiny/{name}") and said.model.dtype == "bfloat16"
+    assert tiny.shapes_of_recipe(tmp_path, name) > 7e9
+    shape = config.run_file(f"config/{name}.py")["shape"]
+    cfg = huggingface.read_config(tmp_path)
+    sizes = {key: value for key, value in shape.items() if not key.endswith("_id")}
+    assert {key: getattr(cfg, key) for key in sizes} == sizes
+    assert huggingface.family_of(cfg) == RECIPES[name] and sum(f.stat().st_size for f in tmp_path.iterdir()) < 2e6
+
+
+def test_a_folder_without_weights_opens(folders, tmp_path):
+    made = {name: x.shape for name, x in safetensors.numpy.load_file(folders / "llada/model.safetensors").items()}
+    shutil.copytree(folders / "llada", tmp_path / "drawn", ignore=shutil.ignore_patterns("*.safetensors"))
+    index = {"weight_map": dict.fromkeys(made, drawn.FILE)}
+    disk.write_files(tmp_path / "drawn", {drawn.FILE: made, tiny.INDEX: index})
+    params, cfg = checkpoint.load(tmp_path / "drawn")
+    assert np.isfinite(model.logits(params, jnp.arange(9)[None], cfg)).all()
+    stacked = np.asarray(params["blocks"]["q"])
+    assert not (stacked[0] == stacked[1]).all() and (params["norm"] == 1).all()
 
 
 @pytest.mark.parametrize("name", RECIPES)

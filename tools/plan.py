@@ -65,9 +65,10 @@ DEVICES = {
 
 
 def parse_devices(text: str) -> tuple[str, int]:
-    """Parse 8xH100 or v5p:4x4x4 into the name of a device and how many there are."""
+    """Parse 8xH100, 1xRTX4090 or v5p:4x4x4 into the name of a device and how many there are."""
     is_slice = ":" in text
     name, shape = text.split(":", 1) if is_slice else text.partition("x")[::-2]
+    name = name.removeprefix("RTX")
     well_formed = re.fullmatch(r"\d+(x\d+)*" if is_slice else r"\d+", shape)
     count = math.prod(map(int, shape.split("x"))) if well_formed else 0
     is_gpu = name in DEVICES and DEVICES[name].chip is not None
@@ -320,8 +321,10 @@ def compiled_plan(cfg, count, device, devices):
 
 
 def plan_ahead(argv: list[str], devices: str) -> None:
-    """Print what a run needs on devices that are not here, before anything is downloaded, made or trained."""
-    parse_devices(devices)
+    """Print what a run needs on devices that are not here, before anything is downloaded, made or trained. devices: one
+    or several, as in 1x4090,8xH100."""
+    for text in devices.split(","):
+        parse_devices(text)
     jax.config.update("jax_platforms", "cpu")
     cfg = config.load(argv, for_plan=True)
     first = config.base_runs(cfg)[-1]
@@ -335,6 +338,7 @@ def plan_ahead(argv: list[str], devices: str) -> None:
         shape = first.model
     else:
         raise ValueError(f"--plan needs the shape of the model in {first.init_from}, which is not there")
-    with traced_for(devices):
-        for line in plan(config.with_model(cfg, shape), devices):
-            print(line, flush=True)
+    for text in devices.split(","):
+        with traced_for(text):
+            for line in plan(config.with_model(cfg, shape), text):
+                print(line, flush=True)
