@@ -153,7 +153,7 @@ rl.OBJECTIVES |= {"pretrain": pretrain, "grpo": tune}
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
-def iterate(run, state):
+def advance(run, state):
     """Run one iteration -> State, the metrics of its updates (on the device), other numbers to log."""
     step, updates, start = state.step, [], state.params
     key = jax.random.fold_in(jax.random.fold_in(run.key, 2), step)
@@ -179,7 +179,7 @@ def iterate(run, state):
     return state, updates, notes
 
 
-def evaluate(run, state, best):
+def evaluate_and_log(run, state, best):
     """Evaluate, log and show a State -> metrics, and the better of `best` and this evaluation, {step, score, ...}."""
     k_eval = jax.random.fold_in(jax.random.fold_in(run.key, 1), state.step)
     try:
@@ -196,15 +196,15 @@ def evaluate(run, state, best):
 
 def loop(run, state, best, done):
     """Iterate, evaluate and save up to the end -> the last State, the best evaluation."""
-    cfg, bar, last, unread, signs = run.cfg, progress_bar(run.cfg, state), None, None, []
+    cfg, bar, last, unread, alarms = run.cfg, progress_bar(run.cfg, state), None, None, []
     if cfg.objective in ("grpo", "dpo") and state.step == 0:
-        _, best = evaluate(run, state, best)
+        _, best = evaluate_and_log(run, state, best)
     with runs.StopRequested() as asked, bar:
         while not done:
             jax.block_until_ready(state.params if cfg.objective == "grpo" else ())  # not to be timed as rollout
             clock = time.perf_counter()
             try:
-                state, updates, notes = iterate(run, state)
+                state, updates, notes = advance(run, state)
             except ValueError as e:  # a reward fails before anything is updated
                 setup.read_metrics(unread, last, cfg)  # so that nothing broken is saved
                 raise setup.save_and_explain(run, state, best, f"step {state.step + 1}", e) from e
@@ -217,17 +217,17 @@ def loop(run, state, best, done):
             leaving = hosts.all_max(asked.signal or 0)  # if any process was
             if cfg.objective == "grpo" or done or leaving or logged or evaluates or saves:
                 last, unread = setup.read_metrics(unread, last, cfg), None
-                signs = runs.write(run, state, last, time.perf_counter() - clock, logged) if run.log else []
+                alarms = runs.write(run, state, last, time.perf_counter() - clock, logged) if run.log else []
                 bar.set_postfix({k: f"{last[k]:.3f}" for k in ("reward", "loss") if k in last}, refresh=False)
             bar.set_description_str(refresh=False)  # nothing compiles any more
             bar.update(1)
             before = best
             if evaluates or done:
-                values, best = evaluate(run, state, best)
+                values, best = evaluate_and_log(run, state, best)
                 done = done or cfg.stop_at is not None and values[run.task.best_metric] > cfg.stop_at
             if done or best is not before or saves or leaving:
                 checkpoint.save_run(cfg, state, run.tok, best, finished=done, in_background=not (done or leaving))
-            leave_if_asked(run, state, best, done, leaving, signs)
+            leave_if_asked(run, state, best, done, leaving, alarms)
     return state, best
 
 
@@ -239,14 +239,14 @@ def progress_bar(cfg, state):
     return bar
 
 
-def leave_if_asked(run, state, best, done, leaving, signs):
+def leave_if_asked(run, state, best, done, leaving, alarms):
     """Leave the loop before it is done if a signal asked for it (leaving: its number, or 0), or if a run that shows
     signs of collapse is to end."""
     if leaving and not done:
         tqdm.write(f"saved {run.cfg.out_dir}/step-{state.step:06d}; continue with --resume=True")
         raise KeyboardInterrupt(int(leaving))
-    if runs.ends_at_collapse(run.cfg) and hosts.all_max(bool(signs)) and not done:
-        raise runs.leave_collapsed(run, state, best, signs)
+    if runs.ends_at_collapse(run.cfg) and hosts.all_max(bool(alarms)) and not done:
+        raise runs.leave_collapsed(run, state, best, alarms)
 
 
 def train(cfg, rows=None, rewards=None):
@@ -267,7 +267,7 @@ def train(cfg, rows=None, rewards=None):
         run, state, best, done = setup.setup(cfg, claims, train)
         announce(run.cfg, state, run.base, done)
         if cfg.eval_only:
-            evaluate(run, state, best)
+            evaluate_and_log(run, state, best)
             return state, cfg.out_dir
         try:
             state, best = loop(run, state, best, done)
@@ -297,7 +297,7 @@ def main():
 
             if flag == "--plan":
                 return plan.plan_ahead(others, value)
-            return anatomy.write(others, value, functools.partial(setup.setup, train=train), iterate)
+            return anatomy.write(others, value, functools.partial(setup.setup, train=train), advance)
         cfg = config.load(sys.argv[1:])
         runs.prepare_process(cfg)
         train(cfg)

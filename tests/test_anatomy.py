@@ -83,7 +83,7 @@ def content_of(path):
 
 
 def write(path, argv):
-    anatomy.write(argv, str(path), SETUP, train.iterate)
+    anatomy.write(argv, str(path), SETUP, train.advance)
     return content_of(path)
 
 
@@ -242,7 +242,7 @@ def test_what_cannot_work_is_refused(flag, changes, message, pages, place):
     else:
         argv = arguments(place, "causal", **{"out_dir": out} | changes)
     with pytest.raises(ValueError, match=re.escape(message)):
-        anatomy.write(argv, str(place / flag), SETUP, train.iterate)
+        anatomy.write(argv, str(place / flag), SETUP, train.advance)
 
 
 def test_the_flag_is_one_of_train_py(monkeypatch, place):
@@ -251,7 +251,7 @@ def test_the_flag_is_one_of_train_py(monkeypatch, place):
     monkeypatch.setattr("sys.argv", ["train.py", "recipe", "--anatomy=a.html", "--seed=1"])
     train.main()
     (found,) = called
-    assert found[:2] == (["recipe", "--seed=1"], "a.html") and found[3] is train.iterate
+    assert found[:2] == (["recipe", "--seed=1"], "a.html") and found[3] is train.advance
 
 
 # ---- what one sees ----

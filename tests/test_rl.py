@@ -949,7 +949,7 @@ def test_the_end_of_a_run_takes_no_small_mean_of_large_rewards_for_a_share(tmp_p
 
 def test_the_config_is_on_disk_before_the_first_step_and_a_group_that_fills_in_shows_its_holes(tiny, monkeypatch):
     cfg, seen = tiny(fill_in=True, mask_ratio_min=0.5, mask_ratio_max=0.5, max_iters=1, eval_interval=9), []
-    monkeypatch.setattr(train, "iterate", lambda run, state, old=train.iterate: (
+    monkeypatch.setattr(train, "advance", lambda run, state, old=train.advance: (
         seen.append(json.load(open(f"{cfg.out_dir}/run.json"))["config"]), old(run, state))[1])  # fmt: skip
     train.train(cfg)
     assert seen[0]["mask_ratio_min"] == 0.5 and seen[0]["model.mask_id"] == 256

@@ -125,7 +125,7 @@ class Iteration(NamedTuple):
 
 
 def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
-    """Run the iteration that follows a State, and record it. iterate: train.iterate."""
+    """Run the iteration that follows a State, and record it. iterate: train.advance."""
     made: list[Update] = []
 
     def update(params, opt_state, average, step, batch, base=None):
