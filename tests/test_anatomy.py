@@ -178,7 +178,7 @@ def test_rewards_say_what_they_looked_at_and_functions_where_they_are(pages):
     low, near = prompt["reads"].values()
     assert low == {"completions": None, "token_ids": None}
     assert near == {"completions": None, "answer": chr(65 + int(prompt["text"].split()[0]))}
-    assert page["functions"]["estimator"]["at"] == "diffusion.py: trace"
+    assert page["functions"]["estimator"]["at"] == "variants/trace.py: trace"
     assert page["functions"]["token_loss"]["says"].startswith("PPO")
     assert not {"out_dir", "init_from"} & page["keys"].keys()
 
