@@ -382,6 +382,8 @@ def prepared(params, cfg):
     the dtype that they are added and multiplied in, see `kernels.between` -> params without the head."""
 
     def leaf(path, w):
+        if kernels.is_packed(w):
+            return w
         if cfg.gemma and path[-1].key.endswith("norm"):
             w = w + 1
         if path[-1].key.startswith("router"):
@@ -390,7 +392,7 @@ def prepared(params, cfg):
         return w if w.ndim > 2 else w.astype(kernels.between(cfg.dtype))  # matrices are (L, I, O) or (L, E, I, O)
 
     trunk = {name: params[name] for name in ("embed", "blocks", "norm")}
-    return jax.tree_util.tree_map_with_path(leaf, trunk)
+    return jax.tree_util.tree_map_with_path(leaf, trunk, is_leaf=kernels.is_packed)
 
 
 def embed(params, tokens, cfg):

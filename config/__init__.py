@@ -270,6 +270,11 @@ def has_frozen_base(cfg: Config) -> bool:
     return any(section.freezes for section in cfg.use)
 
 
+def pack_of(cfg: Config) -> Callable | None:
+    """Return what stores the matrices of a frozen base in another form while they are read, see Section.pack."""
+    return next((section.pack for section in cfg.use if section.pack), None)
+
+
 def reference_stays(cfg: Config) -> bool:
     """True if the reference of the KL is the same throughout the run."""
     return not any(section.moves_reference for section in cfg.use)

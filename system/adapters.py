@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import model
-from system import disk, huggingface
+from system import disk, huggingface, kernels
 from system.huggingface import ADAPTER_CONFIG, JUDGE_HEAD, Place
 
 PEFT_PREFIX = "base_model.model."  # of the names of the base's tensors
@@ -107,11 +107,17 @@ def read_adapters(folder: str) -> tuple[str, int, Any]:
 
 
 def load_merged(
-    folder: str, dtype: str | None, find_base: Callable[[str], str], open_as: str | None = None, above: tuple = ()
+    folder: str,
+    dtype: str | None,
+    find_base: Callable[[str], str],
+    open_as: str | None = None,
+    pack: Callable | None = None,
+    above: tuple = (),
 ) -> tuple[Any, Any]:
-    """Load a folder of adapters -> params of the base with the adapters merged in, ModelConfig.
+    """Load a folder of adapters -> params of the base with the adapters merged in, ModelConfig. Beside matrices that
+    `pack` has stored as codes, adapters stay adapters.
 
-    dtype, open_as: of the base, as `huggingface.load_folder` takes them
+    dtype, open_as, pack: of the base, as `huggingface.load_folder` takes them
     find_base: finds the folder of the base from the path that adapters give
     above: the folders of adapters whose base this is
     """
@@ -124,9 +130,12 @@ def load_merged(
             f"model that they were trained on into {os.path.join(folder, ADAPTER_CONFIG)}"
         )
     if os.path.exists(os.path.join(base, ADAPTER_CONFIG)):
-        params, cfg = load_merged(base, dtype, find_base, open_as, above)
+        params, cfg = load_merged(base, dtype, find_base, open_as, None, above)
+        if pack:
+            raise ValueError(f"{folder}: the base of these adapters, {base}, is adapters itself, which cannot be merged "
+                             "into codes: write the merged base with sample.py --export=FOLDER first")  # fmt: skip
     else:
-        params, cfg = huggingface.load_folder(base, dtype, open_as)
+        params, cfg = huggingface.load_folder(base, dtype, open_as, pack)
     files = disk.open_tensors(os.path.join(folder, "adapter_model.safetensors"))
     n_out = 1 if PEFT_PREFIX + JUDGE_HEAD in files else None
     named = adapter_places(cfg, adaptable(cfg), None)
@@ -137,6 +146,9 @@ def load_merged(
     new = huggingface.load_tensors(folder, files, places, shapes, "float32", described)
     for leaf in targets:  # one after the other, so that memory never holds two copies of all
         a, b = (new["blocks"][leaf + end] for end in ("_a", "_b"))
+        if kernels.is_packed(params["blocks"][leaf]):
+            params["blocks"] |= {leaf + "_a": a, leaf + "_b": b * (alpha / rank)}
+            continue
         merged = params["blocks"][leaf] + jnp.matmul(a, b * (alpha / rank), precision="highest")
         params["blocks"][leaf] = merged.astype(cfg.dtype)
     return params | {leaf: x for leaf, x in new.items() if leaf != "blocks"}, cfg

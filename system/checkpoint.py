@@ -111,15 +111,17 @@ def retry_if_deleted(choose: Callable[[], Any], read: Callable[..., Any]) -> Any
                 raise
 
 
-def load(path: str, dtype: str | None = "float32", open_as: str | None = None) -> tuple[Any, model.ModelConfig]:
+def load(
+    path: str, dtype: str | None = "float32", open_as: str | None = None, pack: Callable | None = None
+) -> tuple[Any, model.ModelConfig]:
     """Load a model's folder, or the newest checkpoint in a run's out_dir -> params, ModelConfig (`load_folder`)."""
     folder = find(path)
     kind = family_to_open(folder, open_as)
     if not os.path.exists(os.path.join(folder, huggingface.ADAPTER_CONFIG)):
-        return huggingface.load_folder(folder, dtype, kind)
+        return huggingface.load_folder(folder, dtype, kind, pack)
     from system import adapters  # a folder without them needs none of it
 
-    return adapters.load_merged(folder, dtype, find, kind)
+    return adapters.load_merged(folder, dtype, find, kind, pack)
 
 
 def family_to_open(folder: str, open_as: str | None) -> str | None:

@@ -13,7 +13,7 @@ import itertools
 import operator
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -371,13 +371,16 @@ def fit_tokenizer(folder: str, cfg: model.ModelConfig, tok: Tokenizer) -> model.
     return dataclasses.replace(cfg, eos_id=first, end_ids=tuple(i for i in ends if i != first))
 
 
-def load_folder(folder: str, dtype: str | None, open_as: str | None = None) -> tuple[Any, Any]:
+def load_folder(
+    folder: str, dtype: str | None, open_as: str | None = None, pack: Callable | None = None
+) -> tuple[Any, Any]:
     """Load a model's folder -> params, ModelConfig.
 
     Every device reads only its part of each leaf, one leaf (a matrix of all layers) after the other.
 
     dtype: of the params, and of the products of the ModelConfig; None: 32 or 16 bits (bfloat16), as in the folder
     open_as: the family of the model, see `read_config`
+    pack: stores matrices in another form, see sections.Section.pack
     """
     kind, cfg = read_kind(folder, open_as), read_config(folder, open_as)
     index = os.path.join(folder, "model.safetensors.index.json")
@@ -399,7 +402,7 @@ def load_folder(folder: str, dtype: str | None, open_as: str | None = None) -> t
         from system import foreign
 
         files = foreign.without_copies(folder, files, places, FAMILIES[kind].tensors)
-    params = load_tensors(folder, files, places, shapes, dtype, (f"{kind} model", "config.json"))
+    params = load_tensors(folder, files, places, shapes, dtype, (f"{kind} model", "config.json"), pack)
     return params, dataclasses.replace(cfg, dtype=dtype)
 
 
@@ -410,12 +413,13 @@ def dtype_in(files, places):
     return "bfloat16" if first and files[first].get_slice(first).get_dtype() in ("BF16", "F16") else "float32"
 
 
-def load_tensors(folder, files, places, shapes, dtype, described):
+def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
     """Load tensors from open files -> a tree of arrays; ValueError if one is missing, unknown or of another shape.
 
     files {name of a tensor: open file}, places: of all tensors that should be there
     shapes: the tree, with a shape for each leaf
     described (kind, file): what the folder should hold, and the file that says so
+    pack: see `load_folder`
     """
     kind, file = described
     check_names(f"{folder} is not the {kind} that its {file} describes", set(files), {place.name for place in places})
@@ -447,7 +451,11 @@ def load_tensors(folder, files, places, shapes, dtype, described):
             x = np.stack(parts).reshape(*map(len, places[:n]), *parts[0].shape) if n else parts[0]
             return x.swapaxes(-1, -2) if transposed else x
 
-        return sharding.make_array(path[-1], shape, fetch)
+        def matrix(layer):
+            return fetch((slice(layer, layer + 1), slice(None), slice(None)))[0]
+
+        stored = pack and path[0] == "blocks" and pack(path[-1], shape, matrix, dtype)
+        return stored or sharding.make_array(path[-1], shape, fetch)
 
     return jax.tree_util.tree_map_with_path(leaf, shapes, is_leaf=is_shape)
 

@@ -108,6 +108,12 @@ class Section:
         return False
 
     @property
+    def pack(self) -> Any:
+        """Return pack(name, shape, fetch, dtype), which stores the matrices of a frozen base in another form while they
+        are read (variants/quantized.py); None: they are read as they are."""
+        return None
+
+    @property
     def copies(self) -> int:
         """Return how many rows of a batch of pretraining are made of one text."""
         return 1

@@ -3,6 +3,7 @@ Start a run: find the model it starts from (trained first if need be), refuse wh
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -189,7 +190,7 @@ def open_model(cfg, folder, adapting):
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
         check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, family)))
     dtype = cfg.model.dtype if config.has_frozen_base(cfg) else "float32"  # a frozen base is cast once
-    params, shape = checkpoint.load(folder, dtype, family)
+    params, shape = checkpoint.load(folder, dtype, family, config.pack_of(cfg))
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)
@@ -242,7 +243,7 @@ def load_reference(cfg: Config) -> dict:
 
 def count_params(params: Any) -> int:
     """Count the parameters of a tree."""
-    return sum(x.size for x in jax.tree.leaves(params))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(params, is_leaf=kernels.is_packed))
 
 
 def lines_of_keys(cfg):

@@ -1,0 +1,196 @@
+"""
+A frozen base in 8 or 4 bits, with LoRA beside it (QLoRA, 2305.14314):
+
+    python train.py config/llada_gsm8k_grpo.py --base_bits=4
+    python sample.py FOLDER --base_bits=8 --prompt=...
+
+The matrices of the layers become codes while their folder is read, one matrix after the other. Each product makes
+numbers of them again (`kernels.matmul`), also in the backward pass. Embeddings, head, norms and biases stay as they are.
+
+    8 bits    w = code * scale, with one scale for each output: its largest |w| / 127.5. Equals torchao's
+    4 bits    w = NF4[code] * scale, with one scale for each 64 inputs of an output: their largest |w|. NF4 are quantiles
+              of a normal distribution. scale = offset + CODES_8[code] * outer, the offset being the mean of all scales,
+              with one `outer` for each 256 of them. Equals bitsandbytes'
+
+Shapes: L layers, I inputs, O outputs. A folder has matrices (O, I), and scales are counted along their rows.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import config
+from system import kernels, sharding
+
+BLOCK = 64  # numbers that share a scale
+GROUP = 256  # scales that share an outer scale
+ROWS = 512  # rows of a matrix that are made codes at a time
+NF4 = np.float32([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+])  # fmt: skip
+
+
+def codes_of_8_bits():
+    """List the 256 values of 1511.04561's dynamic type, ascending: 0, 1 and, for e = 0..6, the middles of 2^e equal
+    parts of 0.1..1, times 10^(e - 6), with both signs."""
+    values = [0.0, 1.0]
+    for e in range(7):
+        edges = np.linspace(0.1, 1, 2**e + 1, dtype=np.float32)
+        middles = 10.0 ** (e - 6) * ((edges[:-1] + edges[1:]) / np.float32(2)).astype(float)
+        values += [*middles, *-middles]
+    return np.sort(np.float32(values))
+
+
+CODES_8 = codes_of_8_bits()
+
+
+# ---- how a matrix is stored ------------------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Int8(kernels.Packed):
+    """Matrices in 8 bits. A scan over layers cuts off the leading axis."""
+
+    codes: Any  # (L, I, O) int8
+    scale: Any  # (L, 1, O) float32
+    dtype: str = dataclasses.field(metadata=dict(static=True))  # of the numbers
+
+    @property
+    def shape(self):
+        return self.codes.shape
+
+    def numbers(self):
+        return (self.codes * self.scale).astype(self.dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Int4(kernels.Packed):
+    """Matrices in 4 bits, two codes in a byte. A scan over layers cuts off the leading axis."""
+
+    codes: Any  # (L, I / 2, O) uint8: that of input 2 i times 16, and that of input 2 i + 1
+    scale: Any  # (L, I / 64, O) uint8
+    outer: Any  # (L, I O / 64 / 256, rounded up) float32
+    offset: Any  # (L,) float32
+    dtype: str = dataclasses.field(metadata=dict(static=True))  # of the numbers
+
+    @property
+    def shape(self):
+        *sides, half, n_out = self.codes.shape
+        return *sides, 2 * half, n_out
+
+    def numbers(self):
+        *_, half, n_out = self.codes.shape
+        n_blocks = 2 * half // BLOCK
+        number = jnp.arange(n_out) * n_blocks + jnp.arange(n_blocks)[:, None]  # of each scale, along the rows (O, I)
+        scale = jnp.asarray(CODES_8)[self.scale] * self.outer[number // GROUP] + self.offset
+        codes = jnp.stack([self.codes >> 4, self.codes & 15], 1).reshape(n_blocks, BLOCK, n_out)
+        return (jnp.asarray(NF4)[codes] * scale[:, None]).astype(self.dtype).reshape(2 * half, n_out)
+
+
+def nearest(values, x):
+    """Find the number of the nearest of ascending values for each of x -> uint8, in the shape of x."""
+    middles = (values[:-1] + values[1:]) / 2
+    if len(middles) > 16:
+        return np.searchsorted(middles, x).astype(np.uint8)
+    codes = np.zeros(x.shape, np.uint8)  # counting is 6 times as fast where there are few
+    for middle in middles:
+        codes += x > middle
+    return codes
+
+
+def in_8_bits(rows):
+    """Make codes of a matrix (O, I) -> {field of Int8: array without the axis L}."""
+    smallest = np.finfo(np.float32).eps
+    scale = np.maximum(np.abs(rows).max(1, keepdims=True) / np.float32(127.5), smallest)
+    codes = np.clip(np.rint(rows * (1 / scale)), -128, 127).astype(np.int8)
+    return {"codes": codes.T, "scale": scale.T}
+
+
+def in_4_bits(rows):
+    """Make codes of some rows (O, I) of a matrix -> {"codes": (I / 2, O), "scale": (I / 64, O) not yet codes}."""
+    blocks = rows.reshape(len(rows), -1, BLOCK)
+    scale = np.abs(blocks).max(-1)
+    codes = nearest(NF4, blocks / np.where(scale > 0, scale, 1)[..., None]).reshape(rows.shape)
+    return {"codes": (codes[:, ::2] << 4 | codes[:, 1::2]).T, "scale": scale.T}
+
+
+def scales_in_8_bits(scale):
+    """Make codes of the scales (I / 64, O) of a matrix -> {field of Int4: array without the axis L}."""
+    along_rows = scale.T.reshape(-1)
+    offset = along_rows.mean(dtype=np.float32)
+    groups = np.zeros((-(-along_rows.size // GROUP), GROUP), np.float32)
+    groups.reshape(-1)[: along_rows.size] = along_rows - offset
+    outer = np.abs(groups).max(1)
+    codes = nearest(CODES_8, groups / np.where(outer > 0, outer, 1)[:, None]).reshape(-1)[: along_rows.size]
+    return {"scale": codes.reshape(scale.T.shape).T, "outer": outer, "offset": offset}
+
+
+def packed(fetch, shape, bits, dtype) -> kernels.Packed:
+    """Make codes of matrices (L, I, O), one after the other. fetch(layer) -> that matrix, (I, O) in 16 or 32 bits."""
+    fields: dict[str, np.ndarray] = {}
+    for layer in range(shape[0]):
+        rows, of_rows = fetch(layer).T, in_8_bits if bits == 8 else in_4_bits
+        parts = [of_rows(np.asarray(rows[i : i + ROWS], np.float32)) for i in range(0, len(rows), ROWS)]
+        found = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
+        found |= scales_in_8_bits(found["scale"]) if bits == 4 else {}
+        for name, values in found.items():
+            fields.setdefault(name, np.empty((shape[0], *np.shape(values)), np.asarray(values).dtype))[layer] = values
+    arrays = {name: jnp.asarray(values) for name, values in fields.items()}
+    return Int8(**arrays, dtype=dtype) if bits == 8 else Int4(**arrays, dtype=dtype)
+
+
+def check_shape(name, shape):
+    """Raise a ValueError if the matrices of this name cannot be stored in 4 bits."""
+    if shape[1] % BLOCK:
+        raise ValueError(f"base_bits=4: {name} has {shape[1]} inputs, and {BLOCK} of them share a scale: take "
+                         "base_bits=8")  # fmt: skip
+
+
+def packing(bits) -> Callable | None:
+    """Make pack(name, shape, fetch, dtype) -> the matrices of this name as codes; None: they stay numbers. bits None:
+    there is no such function."""
+    if bits is None:
+        return None
+
+    def pack(name, shape, fetch, dtype):
+        if name.startswith(("router", "expert")) or len(shape) != 3:
+            return None
+        if bits == 4:
+            check_shape(name, shape)
+        return packed(fetch, shape, bits, dtype)
+
+    return pack
+
+
+# ---- the key ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys(config.Section):
+    base_bits: int | None = config.key(4, "bits of the frozen matrices beside LoRA, 8 or 4; None: those of dtype",
+                                       choices=(None, 8, 4))  # fmt: skip
+
+    @property
+    def pack(self):
+        return packing(self.base_bits)
+
+    def between_keys(self, c):
+        bits = f"base_bits={self.base_bits}"
+        if self.base_bits:
+            yield (not (config.has_frozen_base(c) or c.eval_only),
+                   f"{bits} is for a base that stays as it is: set lora_rank, as in --lora_rank=16, or --eval_only=True")
+            yield c.objective == "judge", f"{bits}: a judge is made of a model in 16 or 32 bits; leave it out"
+            yield (bool(sharding.shape()) or c.mesh and max(c.mesh) > 1,
+                   f"{bits} is for one device: over several, --mesh splits a base in 16 bits; leave it out")
+
+    def fits(self, c, shape, where):
+        yield (self.base_bits and hasattr(shape, "n_experts"),
+               f"base_bits={self.base_bits}: the model {where} has experts, which would stay in 16 bits; leave it out")
