@@ -132,8 +132,8 @@ def load_merged(
     if os.path.exists(os.path.join(base, ADAPTER_CONFIG)):
         params, cfg = load_merged(base, dtype, find_base, open_as, None, above)
         if pack:
-            raise ValueError(f"{folder}: the base of these adapters, {base}, is adapters itself, which cannot be merged "
-                             "into codes: write the merged base with sample.py --export=FOLDER first")  # fmt: skip
+            raise ValueError(f"{folder}: the base of these adapters, {base}, is adapters itself, which cannot be "
+                             "merged into codes: write the merged base with sample.py --export=FOLDER first")
     else:
         params, cfg = huggingface.load_folder(base, dtype, open_as, pack)
     files = disk.open_tensors(os.path.join(folder, "adapter_model.safetensors"))

@@ -457,7 +457,11 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
         stored = pack and path[0] == "blocks" and pack(path[-1], shape, matrix, dtype)
         return stored or sharding.make_array(path[-1], shape, fetch)
 
-    return jax.tree_util.tree_map_with_path(leaf, shapes, is_leaf=is_shape)
+    places_of, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=is_shape)
+    read = {}
+    for path, shape in reversed(places_of):  # the blocks last: beside them there is no room for two embeddings
+        read[path] = leaf(path, shape)
+    return jax.tree.unflatten(tree, [read[path] for path, _ in places_of])
 
 
 def read_part(x, first, places):

@@ -5,17 +5,18 @@ A frozen base in 8 or 4 bits, with LoRA beside it (QLoRA, 2305.14314):
     python sample.py FOLDER --base_bits=8 --prompt=...
 
 The matrices of the layers become codes while their folder is read, one matrix after the other. Each product makes
-numbers of them again (`kernels.matmul`), also in the backward pass. Embeddings, head, norms and biases stay as they are.
+numbers of them again (`kernels.matmul`), also in the backward pass. Embeddings, head, norms and biases stay numbers.
 
     8 bits    w = code * scale, with one scale for each output: its largest |w| / 127.5. Equals torchao's
-    4 bits    w = NF4[code] * scale, with one scale for each 64 inputs of an output: their largest |w|. NF4 are quantiles
-              of a normal distribution. scale = offset + CODES_8[code] * outer, the offset being the mean of all scales,
-              with one `outer` for each 256 of them. Equals bitsandbytes'
+    4 bits    w = NF4[code] * scale, with one scale for each 64 inputs of an output: their largest |w|. NF4 are
+              quantiles of a normal distribution. scale = offset + CODES_8[code] * outer, the offset being the mean of
+              all scales, with one `outer` for each 256 of them. Equals bitsandbytes'
 
 Shapes: L layers, I inputs, O outputs. A folder has matrices (O, I), and scales are counted along their rows.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -133,17 +134,24 @@ def scales_in_8_bits(scale):
     return {"scale": codes.reshape(scale.T.shape).T, "outer": outer, "offset": offset}
 
 
+@functools.partial(jax.jit, donate_argnums=0)
+def put(whole, part, layer):
+    """Write one layer into a stack of all, in its memory."""
+    return jax.lax.dynamic_update_index_in_dim(whole, part, layer, 0)
+
+
 def packed(fetch, shape, bits, dtype) -> kernels.Packed:
     """Make codes of matrices (L, I, O), one after the other. fetch(layer) -> that matrix, (I, O) in 16 or 32 bits."""
-    fields: dict[str, np.ndarray] = {}
+    arrays: dict[str, jax.Array] = {}
     for layer in range(shape[0]):
         rows, of_rows = fetch(layer).T, in_8_bits if bits == 8 else in_4_bits
         parts = [of_rows(np.asarray(rows[i : i + ROWS], np.float32)) for i in range(0, len(rows), ROWS)]
         found = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
         found |= scales_in_8_bits(found["scale"]) if bits == 4 else {}
         for name, values in found.items():
-            fields.setdefault(name, np.empty((shape[0], *np.shape(values)), np.asarray(values).dtype))[layer] = values
-    arrays = {name: jnp.asarray(values) for name, values in fields.items()}
+            if not layer:
+                arrays[name] = jnp.zeros((shape[0], *np.shape(values)), values.dtype)
+            arrays[name] = put(arrays[name], values, layer)
     return Int8(**arrays, dtype=dtype) if bits == 8 else Int4(**arrays, dtype=dtype)
 
 
@@ -186,7 +194,8 @@ class Keys(config.Section):
         bits = f"base_bits={self.base_bits}"
         if self.base_bits:
             yield (not (config.has_frozen_base(c) or c.eval_only),
-                   f"{bits} is for a base that stays as it is: set lora_rank, as in --lora_rank=16, or --eval_only=True")
+                   f"{bits} is for a base that stays as it is: set lora_rank, as in --lora_rank=16, or "
+                   "--eval_only=True")
             yield c.objective == "judge", f"{bits}: a judge is made of a model in 16 or 32 bits; leave it out"
             yield (bool(sharding.shape()) or c.mesh and max(c.mesh) > 1,
                    f"{bits} is for one device: over several, --mesh splits a base in 16 bits; leave it out")
