@@ -93,7 +93,8 @@ def check_model(one):
         )
     if model.width(one.params):
         raise ValueError(f"{folder} is a judge, which rates texts and fills nothing")
-    for name, value in differing(cfg, SWITCHES).items():
+    of_variants = {name: value for section in cfg.use for name, value in vars(section).items() if name not in SWITCHES}
+    for name, value in (of_variants | differing(cfg, SWITCHES)).items():
         raise ValueError(f"{folder} has {name}={value}, which the page's network lacks")
     if len(cfg.rope_scaling or ()) > 4:
         raise ValueError(f"{folder} has rope_scaling={cfg.rope_scaling}: the page's network knows no YaRN")
