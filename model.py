@@ -30,11 +30,10 @@ NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
 class Entries(NamedTuple):
-    """The names of a model's entries in READS, MASKS and ROTARY."""
+    """The names of a model's entries in READS and MASKS."""
 
     reads: str
     sees: str
-    turns: str
 
 
 def entries(cfg) -> Entries:
@@ -42,7 +41,7 @@ def entries(cfg) -> Entries:
     reads = "causal" if cfg.causal else "shifted" if cfg.shift else "own"
     reads = reads if cfg.noise == "mask" else cfg.noise
     blocks = "joint" if cfg.causal_text else "blocks" if cfg.block_causal is not None else "all"
-    return Entries(reads, "causal" if cfg.causal else blocks, "plain" if cfg.rope_scaling is None else "rope")
+    return Entries(reads, "causal" if cfg.causal else blocks)
 
 
 def chosen(table, cfg, default):
@@ -70,7 +69,6 @@ class ModelConfig(Sections, metaclass=sections.Shaped):
     rope_theta: float = 10000.0  # the longest wavelength of the rotary positions, over 2 pi
     rotary_share: float = 1.0  # the share of a head's columns that rotary positions turn, the first of them (LLaDA2)
     max_positions: int | None = None  # the longest text for other programs, written into config.json; none here
-    rope_scaling: tuple[float, ...] | None = None  # stretched positions (Llama 3.1, YaRN), see variants/rope.py
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of matmuls; params, norms, softmax, logits stay float32, on a CPU more: kernels.between
     noise: str = "mask"  # what the network reads where a token is missing: mask, or uniform: a random token
@@ -86,7 +84,7 @@ class ModelConfig(Sections, metaclass=sections.Shaped):
         for owner in (self, *self.use):
             settings.check_types(owner)
         settings.check(self, settings.rules_of_a_model)
-        for table, name in zip((READS, MASKS, ROTARY), entries(self), strict=True):
+        for table, name in zip((READS, MASKS), entries(self), strict=True):
             if not plugged(table, name):
                 raise ValueError(f"no variants/{name}.py adds {name!r}, which such a model needs")
         settings.check(self, *CHECKS.values(), *(section.between_keys for section in self.use))
@@ -377,7 +375,7 @@ def forward(params, tokens, cfg, positions, mask, part=None, attention=attention
     of these columns are returned (and, with up to UNROLLED blocks, computed in the last one). attention: that of packed
     rows is another (variants/blocks.py)."""
     params = prepared(params, cfg)
-    rotation = chosen(ROTARY, cfg, entries(cfg).turns)(positions, cfg)
+    rotation = chosen(ROTARY, cfg, "plain")(positions, cfg)
 
     def layer(x, inputs, part=None):
         w, i = inputs

@@ -231,7 +231,7 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
         theirs["eos_token_id"] = list(cfg.ends)
     if cfg.max_positions is None:  # others do not read null
         del theirs[family.keys["max_positions"]]
-    if cfg.rope_scaling is not None:
+    if hasattr(cfg, "rope_scaling"):
         from system import foreign  # which knows how others say it
 
         theirs["rope_scaling"] = foreign.written_rope(cfg.rope_scaling)

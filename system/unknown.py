@@ -35,7 +35,8 @@ def key(name: str, known: Collection[str]) -> str:
             return f"{message}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     near = difflib.get_close_matches(name, names, 1, 0.7)
-    return message + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
+    question = f", did you mean {names[near[0]]!r}?" if near else "; see --help=all"
+    return message + question
 
 
 def keyword(name: str, known: Collection[str], declared: dict[str, Any]) -> str:

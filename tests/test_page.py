@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from browser import needs_browser
 
+import config
 import data
 import model
 import sample
@@ -419,7 +420,7 @@ def test_a_switch_or_setting_that_is_added_later_is_refused():
 
     assert page.differing(Later(order="left"), page.PLAN) == {}
     assert page.differing(Later(new=4), page.PLAN) == {"new": 4}
-    fields = {field.name for field in dataclasses.fields(model.ModelConfig)}
+    fields = {field.name for field in dataclasses.fields(model.ModelConfig)} | config.declared_keys().keys()
     assert page.SWITCHES <= fields and page.PLAN <= page.flat(Plan()).keys() | {"use"}
 
 
