@@ -3,10 +3,11 @@ A transformer in plain JAX: params are a nested dict, every function is pure. Wh
 attention, cache writes) is in system/kernels.py.
 
 One Llama-family block serves denoisers (bidirectional, with a mask token), judges (a head of width 1) and
-autoregressive models. LLaDA, Dream, Llama, Qwen2, Qwen3 and Gemma 2 are this network with other switches and under
-other tensor names (system/huggingface.py). Models that differ in more have another entry in one of four tables: who
-sees whom (MASKS), which state a token is predicted from (READS), what stands in place of the mlp (MLPS), and how
-positions turn (ROTARY). A file of variants/ adds its entries when a model needs it.
+autoregressive models. LLaDA, Dream, Llama, Qwen2 and Qwen3 are this network with other switches and under other tensor
+names (system/huggingface.py). Models that differ in more have another entry in one of five tables: who sees whom
+(MASKS), which state a token is predicted from (READS), what stands in place of the mlp (MLPS), how positions turn
+(ROTARY), and what is scaled or capped around all of that (NETWORKS). A file of variants/ adds its entries when a model
+needs it.
 
 Shape letters used in the whole repository:
   B batch   T sequence   D width   H heads   K head width   F mlp width   L layers   V vocabulary   N prompts   G group
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from system import kernels, settings, sharding
+from system import kernels, sections, settings, sharding
 from system.settings import Sections, plugged
 
 # Up to this many blocks are compiled one by one. A loop over them costs a small model 15% on a CPU; with more blocks it
@@ -29,11 +30,10 @@ NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
 class Entries(NamedTuple):
-    """The names of a model's entries in READS, MASKS and ROTARY."""
+    """The names of a model's entries in READS and MASKS."""
 
     reads: str
     sees: str
-    turns: str
 
 
 def entries(cfg) -> Entries:
@@ -41,7 +41,7 @@ def entries(cfg) -> Entries:
     reads = "causal" if cfg.causal else "shifted" if cfg.shift else "own"
     reads = reads if cfg.noise == "mask" else cfg.noise
     blocks = "joint" if cfg.causal_text else "blocks" if cfg.block_causal is not None else "all"
-    return Entries(reads, "causal" if cfg.causal else blocks, "plain" if cfg.rope_scaling is None else "rope")
+    return Entries(reads, "causal" if cfg.causal else blocks)
 
 
 def chosen(table, cfg, default):
@@ -51,7 +51,7 @@ def chosen(table, cfg, default):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig(Sections):
+class ModelConfig(Sections, metaclass=sections.Shaped):
     vocab_size: int = 259  # V: every id there is, mask, padding and end of text included
     n_layer: int = 4  # L, blocks
     n_head: int = 4  # H, attention heads
@@ -65,16 +65,10 @@ class ModelConfig(Sections):
     shift: bool = False  # True: position i-1 predicts token i (Dream, and every autoregressive model)
     qkv_bias: bool = False  # queries, keys and values have biases (Dream, Qwen2)
     qk_norm: bool = False  # queries and keys are normalised (Qwen3)
-    gemma: bool = False  # norms also after attention and mlp, gains of 1 + w, GELU, embeddings times sqrt(D) (Gemma 2)
-    window: int | None = None  # blocks 0, 2, 4, ... see only tokens less than this far away (Gemma 2)
-    query_scale: int | None = None  # queries are divided by the square root of this; None: of d_head
-    attn_cap: float | None = None  # attention scores s become cap * tanh(s / cap) (Gemma 2)
-    logit_cap: float | None = None  # logits l become cap * tanh(l / cap) (Gemma 2)
     tie_embeddings: bool = False  # one matrix embeds tokens and computes logits
     rope_theta: float = 10000.0  # the longest wavelength of the rotary positions, over 2 pi
     rotary_share: float = 1.0  # the share of a head's columns that rotary positions turn, the first of them (LLaDA2)
     max_positions: int | None = None  # the longest text for other programs, written into config.json; none here
-    rope_scaling: tuple[float, ...] | None = None  # stretched positions (Llama 3.1, YaRN), see variants/rope.py
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of matmuls; params, norms, softmax, logits stay float32, on a CPU more: kernels.between
     noise: str = "mask"  # what the network reads where a token is missing: mask, or uniform: a random token
@@ -90,10 +84,10 @@ class ModelConfig(Sections):
         for owner in (self, *self.use):
             settings.check_types(owner)
         settings.check(self, settings.rules_of_a_model)
-        for table, name in zip((READS, MASKS, ROTARY), entries(self), strict=True):
+        for table, name in zip((READS, MASKS), entries(self), strict=True):
             if not plugged(table, name):
                 raise ValueError(f"no variants/{name}.py adds {name!r}, which such a model needs")
-        settings.check(self, *CHECKS.values())
+        settings.check(self, *CHECKS.values(), *(section.between_keys for section in self.use))
 
     @property
     def ends(self):
@@ -106,10 +100,6 @@ class ModelConfig(Sections):
     @property
     def head_dim(self):
         return self.d_head or self.d_model // self.n_head
-
-    @property
-    def query_factor(self):
-        return (self.query_scale or self.head_dim) ** -0.5
 
     @property
     def ff(self):
@@ -137,8 +127,6 @@ def shapes(cfg: ModelConfig, n_out: int | None = None) -> dict:
         blocks |= {"q_bias": (L, Q), "k_bias": (L, KV), "v_bias": (L, KV)}
     if cfg.qk_norm:
         blocks |= {"q_norm": (L, cfg.head_dim), "k_norm": (L, cfg.head_dim)}
-    if cfg.gemma:
-        blocks |= {"attn_out_norm": (L, D), "mlp_out_norm": (L, D)}
     head = {} if cfg.tie_embeddings and n_out is None else {"head": (D, n_out or V)}
     return {"embed": (V, D), "blocks": blocks, "norm": (D,)} | head
 
@@ -149,7 +137,7 @@ def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
     def leaf(path, shape):
         name = path[-1].key
         if name.endswith("norm"):
-            return jnp.full(shape, 0.0 if cfg.gemma else 1.0, jnp.float32)  # a weak type would compile twice
+            return jnp.full(shape, 1.0 - network(cfg).gain, jnp.float32)  # a weak type would compile twice
         if name.endswith("bias"):
             return jnp.zeros(shape)
         # Embeddings of 0.5: at 0.02 sudoku had 43% instead of 54% after 800 steps. A head near zero: a uniform start.
@@ -166,8 +154,8 @@ def init(key: jax.Array, cfg: ModelConfig, n_out: int | None = None) -> dict:
 
 
 def stored_dtype(name: str, dtype: str) -> str:
-    """Return the dtype of the parameter `name` in a model that is stored in `dtype`. Gains of norms stay float32,
-    because Gemma adds 1 to them, which has to happen before rounding; routers do, because they compute in float32."""
+    """Return the dtype of the parameter `name` in a model that is stored in `dtype`. Gains of norms stay float32, as a
+    network may add 1 to them, which has to happen before rounding; routers do, because they compute in float32."""
     return "float32" if name.endswith("norm") or name.startswith("router") else dtype
 
 
@@ -248,9 +236,9 @@ def columns(x, part):
 def block(x, w, cfg, rotation, attend, part=None):
     """Apply one transformer block: x (B, S, D) -> (B, S, D).
 
-    w: the weights of this block. attend(q, k, v) -> the mixed values (B, S, H*K). rotation: the tables of `rotary`.
-    part (first, how many): compute the result for these columns only, (B, how many, D); all columns still serve as keys
-    and values."""
+    w: the weights of this block, perhaps with gains attn_out_norm for a norm of what attention adds. attend(q, k, v) ->
+    the mixed values (B, S, H*K). rotation: the tables of `rotary`. part (first, how many): compute the result for these
+    columns only, (B, how many, D); all columns still serve as keys and values."""
 
     def norm(x, name):
         return rms_norm(x, w[name], cfg.norm_eps)
@@ -264,9 +252,8 @@ def block(x, w, cfg, rotation, attend, part=None):
     k = rotate(heads(h, "k"), *rotation[:2])
     mixed = attend(q, k, heads(h, "v"))
     out = linear(mixed, w, "o")
-    x = columns(x, part) + (norm(out, "attn_out_norm") if cfg.gemma else out)
-    out = chosen(MLPS, cfg, "dense").apply(norm(x, "mlp_norm"), w, cfg)
-    return x + (norm(out, "mlp_out_norm") if cfg.gemma else out)
+    x = columns(x, part) + (norm(out, "attn_out_norm") if "attn_out_norm" in w else out)
+    return x + chosen(MLPS, cfg, "dense").apply(norm(x, "mlp_norm"), w, cfg)
 
 
 class Mlp(NamedTuple):
@@ -285,8 +272,7 @@ def dense_shapes(cfg):
 
 def dense(h, w, cfg):
     """Apply an mlp with a gate: h (B, S, D) -> (B, S, D)."""
-    activation = jax.nn.gelu if cfg.gemma else jax.nn.silu  # JAX's gelu is the tanh form, as Gemma's
-    inner = activation(linear(h, w, "gate")) * linear(h, w, "up")
+    inner = jax.nn.silu(linear(h, w, "gate")) * linear(h, w, "up")
     return linear(inner, w, "down")
 
 
@@ -299,16 +285,6 @@ MLPS = {"dense": Mlp(dense_shapes, dense, one_stack)}
 
 
 # ---- who sees whom ---------------------------------------------------------------------------------------------------
-
-
-class Mask(NamedTuple):
-    """Who may attend to whom, (B or 1, S or 1, T) bool: query column by key column."""
-
-    far: jax.Array | None  # in layers without a sliding window; None: everyone to everyone
-    near: jax.Array | None  # in layers with one, which are 0, 2, 4, ...; None: no layer has one
-
-    def of_layer(self, i):
-        return self.far if self.near is None else jnp.where(i % 2 == 0, self.near, self.far)
 
 
 def positions_of(valid, T):
@@ -329,27 +305,64 @@ def see_all(i, j, z, valid, cfg, part):
 MASKS = {"all": see_all}
 
 
-def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part=None) -> Mask:
-    """Say to which columns of the tokens z (B, T) each column of `part` (first, how many; None: all) may attend."""
+def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part=None) -> Callable:
+    """Say to which columns of the tokens z (B, T) each column of `part` (first, how many; None: all) may attend -> a
+    function of a layer's number that returns its Scores."""
     j = jnp.arange(z.shape[1])[None, None]
     i = columns(j[0], part)[..., None]
     far = chosen(MASKS, cfg, entries(cfg).sees)(i, j, z, valid, cfg, part)
     if valid is not None:  # padding sees itself: a softmax over nothing would be 0 / 0
         text = valid[:, None]
         far = text if far is None else far & (text | (i == j))
-    if cfg.window is None:
-        return Mask(far, None)
-    near = jnp.abs(i - j) < cfg.window
-    far = jnp.ones_like(near) if far is None else far
-    return Mask(far, near & far)
+    return network(cfg).scores(far, i - j, cfg)
 
 
-def attention(q, k, v, mask, part, cfg):
-    """Mix the values v that queries may see: q (B, S, H, K) of the columns `part`, k and v (B, T, KV, K), mask as
-    `attention_mask` says it for all queries -> (B, S, H*K)."""
+def attention(q, k, v, scores, part):
+    """Mix the values v that queries may see: q (B, S, H, K) of the columns `part`, k and v (B, T, KV, K), the Scores of
+    all queries in this layer -> (B, S, H*K)."""
+    mask, *others = scores
     if mask is not None and mask.shape[1] > 1:
         mask = columns(mask, part)
-    return kernels.attention(q, k, v, mask, cfg.query_factor, cfg.attn_cap)
+    return kernels.attention(q, k, v, mask, *others)
+
+
+# ---- what is scaled and capped ---------------------------------------------------------------------------------------
+
+
+class Scores(NamedTuple):
+    """How the scores of one layer's attention are made of queries and keys."""
+
+    mask: jax.Array | None  # (B or 1, S or 1, T) bool: which key columns each query column sees; None: all
+    scale: float  # products of queries and keys are multiplied by it
+    cap: float | None  # see kernels.soft_cap
+
+
+class Network(NamedTuple):
+    """What a kind of network does with its numbers."""
+
+    gain: float  # is added to the gains of norms as they are stored
+    embedded: Callable  # embeddings (B, S, D), cfg -> what the first block reads
+    scores: Callable  # mask, distance of query and key columns, cfg -> a function of a layer's number -> its Scores
+    logits: Callable  # logits (..., V), cfg -> (..., V)
+
+
+def unchanged(x, cfg):
+    """Return x."""
+    return x
+
+
+def equal_layers(mask, distance, cfg):
+    """Give all layers the same Scores."""
+    scores = Scores(mask, cfg.head_dim**-0.5, None)
+    return lambda layer: scores
+
+
+NETWORKS = {"plain": Network(0, unchanged, equal_layers, unchanged)}
+
+
+def network(cfg):
+    """Return the Network of a ModelConfig."""
+    return chosen(NETWORKS, cfg, "plain")
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------
@@ -358,17 +371,17 @@ def attention(q, k, v, mask, part, cfg):
 def forward(params, tokens, cfg, positions, mask, part=None, attention=attention):
     """Run the network over tokens (B, S) -> hidden states (B, S, D).
 
-    positions (B or 1, S): from `positions_of`. mask: a Mask over the S columns. part (first, how many): only the states
+    positions (B or 1, S): from `positions_of`. mask: from `attention_mask`. part (first, how many): only the states
     of these columns are returned (and, with up to UNROLLED blocks, computed in the last one). attention: that of packed
     rows is another (variants/blocks.py)."""
     params = prepared(params, cfg)
-    rotation = chosen(ROTARY, cfg, entries(cfg).turns)(positions, cfg)
+    rotation = chosen(ROTARY, cfg, "plain")(positions, cfg)
 
     def layer(x, inputs, part=None):
         w, i = inputs
 
         def attend(q, k, v):
-            return attention(q, k, v, mask.of_layer(i), part, cfg)
+            return attention(q, k, v, mask(i), part)
 
         x = block(x, sharding.gather_weights(w), cfg, rotation, attend, part)
         return sharding.shard_rows(x), None
@@ -378,14 +391,15 @@ def forward(params, tokens, cfg, positions, mask, part=None, attention=attention
 
 
 def prepared(params, cfg):
-    """Add 1 to Gemma's gains, then round all parameters but routers to cfg.dtype. Embeddings, norms and biases then get
-    the dtype that they are added and multiplied in, see `kernels.between` -> params without the head."""
+    """Add to gains what the network adds, then round all parameters but routers to cfg.dtype. Embeddings, norms and
+    biases then get the dtype that they are added and multiplied in, see `kernels.between` -> params without the head.
+    """
 
     def leaf(path, w):
         if kernels.is_packed(w):
             return w
-        if cfg.gemma and path[-1].key.endswith("norm"):
-            w = w + 1
+        if path[-1].key.endswith("norm"):
+            w = w + network(cfg).gain
         if path[-1].key.startswith("router"):
             return w
         w = w.astype(cfg.dtype)
@@ -399,7 +413,7 @@ def embed(params, tokens, cfg):
     """Look up the embeddings of tokens (B, S) -> (B, S, D)."""
     # A causal model's mask_id may lie outside its vocabulary: the state there is never used.
     x = sharding.shard_rows(params["embed"].at[tokens].get(mode="clip"), embedded=True)
-    return x * cfg.d_model**0.5 if cfg.gemma else x
+    return network(cfg).embedded(x, cfg)
 
 
 def run_layers(layer, carry, weights, cfg, part):
@@ -483,7 +497,7 @@ def readout(params: dict, h: jax.Array, cfg: ModelConfig) -> jax.Array:
     """Compute logits (..., V) float32 from states h (..., D); the mask itself can never be predicted."""
     head = params["embed"].T if cfg.tie_embeddings else params["head"]
     out = kernels.matmul(h, head.astype(cfg.dtype), jnp.float32)
-    out = kernels.soft_cap(out, cfg.logit_cap)
+    out = network(cfg).logits(out, cfg)
     return out if cfg.mask_id is None else kernels.without(out, cfg.mask_id)
 
 

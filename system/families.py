@@ -177,7 +177,6 @@ FAMILIES |= {
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM", CAUSAL | {"qk_norm": True}, QWEN3_MOE_TENSORS, QWEN3_MOE_KEYS, QWEN3_MOE_REQUIRES,
-        variants=("moe",),
     ),
     "sdar_moe": Family(
         "SDARMoeForCausalLM",
@@ -186,7 +185,6 @@ FAMILIES |= {
         SDAR_MOE_KEYS,
         QWEN3_MOE_REQUIRES,
         "huggingface.co/JetLM/SDAR-30B-A3B-Chat",
-        ("moe",),
     ),
     "llada2_moe": Family(
         "LLaDA2MoeModelLM",
@@ -196,6 +194,5 @@ FAMILIES |= {
         LLADA2_KEYS,
         LLADA2_REQUIRES,
         "huggingface.co/inclusionAI/LLaDA2.0-mini",
-        ("moe",),
     ),
 }

@@ -46,7 +46,8 @@ def understand(folder: str, theirs: dict[str, Any], kind: str, open_as: str | No
 
 def check_layers(path: str, theirs: dict[str, Any], cfg: Any) -> None:
     """Raise ValueError unless the layers that a config.json lists are those that a ModelConfig computes."""
-    types = ["sliding_attention" if cfg.window and i % 2 == 0 else "full_attention" for i in range(cfg.n_layer)]
+    near = "sliding_attention" if getattr(cfg, "window", None) else "full_attention"
+    types = ["full_attention" if i % 2 else near for i in range(cfg.n_layer)]
     if theirs.get("layer_types") not in (None, types):
         raise ValueError(f"{path}: layer_types={theirs['layer_types']} is not supported; this code computes {types}")
 

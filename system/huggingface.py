@@ -12,7 +12,6 @@ import importlib
 import itertools
 import operator
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import numpy as np
 import model
 from data import bpe
 from data.bpe import Tokenizer
-from system import disk, hosts, sharding
+from system import disk, hosts, sections, sharding
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
 # several tensors have one name, their rows are one tensor in the file.
@@ -82,7 +81,6 @@ class Family(NamedTuple):
     keys: dict[str, str]
     requires: dict[str, Any]
     code: str = ""  # where the Python code of the class is; empty: in transformers
-    variants: tuple[str, ...] = ()  # files of variants/ whose Shape has some of the fields
 
 
 FAMILIES = {  # by the model_type in config.json
@@ -109,9 +107,11 @@ def plug_families() -> None:
 
 
 def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
-    """True if a family and a configuration agree in two things: whether there are blocks, and experts."""
+    """True if a family and a configuration agree in whether there are blocks, and which variants the model uses."""
     fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
-    return fits_blocks and hasattr(cfg, "n_experts") == ("n_experts" in family.keys)
+    has_all = all(hasattr(cfg, field) for field in NEEDED if field in family.keys)
+    known = family.keys.keys() | family.fields.keys()
+    return fits_blocks and has_all and all(known & vars(section).keys() for section in cfg.use)
 
 
 def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
@@ -121,7 +121,7 @@ def can_hold(family: Family, cfg: model.ModelConfig) -> bool:
     fits_heads = "d_head" in family.keys or cfg.head_dim * cfg.n_head == cfg.d_model
     fixed = {field: v for field, v in (default | family.fields).items() if field not in family.keys}
     fits = fits_heads and is_of_kind(family, cfg)
-    return fits and all(getattr(cfg, field) == v for field, v in fixed.items())
+    return fits and all(getattr(cfg, field, None) == v for field, v in fixed.items())
 
 
 def family_of(cfg: model.ModelConfig) -> str:
@@ -217,22 +217,21 @@ def model_files(params: Any, cfg: model.ModelConfig) -> dict[str, Any]:
     """Make the files of a Hugging Face folder, {name: content} as `disk.write_files` takes them."""
     n_out, kind = model.width(params), family_of(cfg)
     family = FAMILIES[kind]
-    filled = dataclasses.replace(
-        cfg, d_head=cfg.head_dim, n_kv_head=cfg.kv_heads, d_ff=cfg.ff, query_scale=cfg.query_scale or cfg.head_dim
-    )
+    filled = {"d_head": cfg.head_dim, "n_kv_head": cfg.kv_heads, "d_ff": cfg.ff}
+    filled["query_scale"] = getattr(cfg, "query_scale", None) or cfg.head_dim
     dtype = str(params["embed"].dtype)
     theirs: dict[str, Any] = {"model_type": kind, "architectures": [family.architecture], "torch_dtype": dtype}
     theirs |= {key: value for key, value in family.requires.items() if value is not None}
     if n_out:
         theirs["num_labels"] = 1
-    theirs |= {key: getattr(filled, field) for field, key in family.keys.items()}
+    theirs |= {key: filled.get(field, getattr(cfg, field, None)) for field, key in family.keys.items()}
     theirs["vocab_size"] = cfg.vocab_size
     theirs["mask_token_id"] = None if cfg.mask_id == cfg.vocab_size else cfg.mask_id
     if cfg.end_ids:
         theirs["eos_token_id"] = list(cfg.ends)
     if cfg.max_positions is None:  # others do not read null
         del theirs[family.keys["max_positions"]]
-    if cfg.rope_scaling is not None:
+    if hasattr(cfg, "rope_scaling"):
         from system import foreign  # which knows how others say it
 
         theirs["rope_scaling"] = foreign.written_rope(cfg.rope_scaling)
@@ -311,7 +310,7 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     if missing:
         raise ValueError(f"{path}: missing {', '.join(missing)}")
     try:
-        cfg = made(fields, family.variants)
+        cfg = made(fields)
     except ValueError as e:
         raise ValueError(f"{path}: {e}") from None
     if others:
@@ -319,17 +318,12 @@ def read_config(folder: str, open_as: str | None = None) -> model.ModelConfig:
     return cfg
 
 
-def made(fields, variants):
-    """Make the ModelConfig with these fields {name: value}, of its own or of the Shape of these variants."""
-    use = []
-    for name in variants:
-        if not model.plugged(model.MLPS, name):
-            raise ValueError(f"no variants/{name}.py adds {name!r}, which such a model needs")
-        kind = sys.modules[f"variants.{name}"].Shape
-        use.append(kind(**{field: fields[field] for field in kind.__dataclass_fields__ if field in fields}))
-    theirs = {field for section in use for field in section.__dataclass_fields__}
-    own = {field: value for field, value in fields.items() if field not in theirs}
-    return model.ModelConfig(**own, use=tuple(use))
+def made(fields):
+    """Make the ModelConfig with these fields {name: value}, of its own or of the Shapes of variants."""
+    known = model.ModelConfig.__dataclass_fields__.keys() | sections.declared_keys().keys()
+    if lacking := fields.keys() - known:
+        raise ValueError(f"no file of variants/ has {min(lacking)}, which such a model needs")
+    return model.ModelConfig(**fields)
 
 
 def read_ends(folder, named):

@@ -178,7 +178,8 @@ def work_bytes(cfg, row_parts, tensor, wide):
     rows = count_rows(cfg)
     active, saved = (math.ceil(n / row_parts) for n in (rows.active, rows.saved))
     # A layer keeps its norms, q, k, v before and after the rotation, the inside of the mlp, and scores in float32.
-    scores = 0 if kernels.fused(m.dtype, m.head_dim, m.attn_cap) else 4 * 2 * m.n_head * (T + copy_columns(cfg))
+    fused = kernels.fused(m.dtype, m.head_dim, getattr(m, "attn_cap", None))  # variants/gemma.py
+    scores = 0 if fused else 4 * 2 * m.n_head * (T + copy_columns(cfg))
     layer = T * (wide * (6 * m.d_model + 4 * Q + 4 * KV + 4 * mlp_widths(m).used) + scores) // tensor
     copies, tiles = expert_bytes(m, T, wide)
     layer += copies

@@ -1,9 +1,10 @@
 """
 Settings that are declared in the file that uses them.
 
-A file outside the core declares its keys in `class Keys(Section)`; a variant of a model, in `class Shape`. Config reads
-them as its own: somebody who types a key, or writes it in a config file, uses the section that has it, and `use` says
-which these are. A file reads its keys with `Keys.of(cfg)`: what the run has set, or the defaults.
+A file outside the core declares its keys in `class Keys(Section)`; a variant of a model, in `class Shape(Section)`.
+Config and ModelConfig read them as their own: somebody who types a key, or writes it in a config file, uses the section
+that has it, and `use` says which these are. A file reads its keys with `Keys.of(cfg)`: what the run has set, or the
+defaults. The first field of a Shape is its switch: with False or None a model goes without that variant.
 """
 import ast
 import contextlib
@@ -201,17 +202,31 @@ def with_sections(use: tuple, names: Collection[str], kind: str = "Keys") -> tup
 
 
 def with_values(use: tuple, values: dict[str, Any], kind: str = "Keys") -> tuple:
-    """Return the sections with these values {key: value}; those that are missing are added. kind: see Declared."""
-    declared = [declared_keys()[name] for name in values]
-    use = with_sections(use, [found.variant for found in declared if found.kind == kind], kind)
-    if lacking := {found.module for found in declared} - {type(section).__module__ for section in use}:
-        raise ValueError(f"{min(lacking)} cannot be loaded: another folder of this name comes first")
+    """Return the sections with these values {key: value}, sorted by name; those that are missing are added, and those
+    that are switched off are left out. kind: see Declared."""
+    declared = {name: declared_keys()[name] for name in values}
+    off = {found.variant for name, found in declared.items() if is_off(name, values[name])}
+    use = tuple(section for section in use if variant_of(section) not in off)
+    wanted = {found.variant: found.module for found in declared.values() if found.variant not in off}
+    use = with_sections(use, wanted, kind)
+    if lacking := {*wanted.values()} - {type(section).__module__ for section in use}:
+        path = min(lacking).replace(".", "/")
+        raise ValueError(f"{path}.py cannot be loaded: it is not there, or another folder of this name comes first")
 
     def changed(section):
         own = {name: value for name, value in values.items() if name in section.__dataclass_fields__}
         return dataclasses.replace(section, **own)
 
-    return tuple(map(changed, use))
+    return tuple(sorted(map(changed, use), key=variant_of))
+
+
+def is_off(name: str, value: Any) -> bool:
+    """True if a value says that a model goes without the variant with this key: None or False for its first one."""
+    found = declared_keys()[name]
+    if found.kind == "Keys" or not (value is None or value is False):
+        return False
+    section = getattr(file_of(found.variant), "Shape", None)
+    return section is None or name == next(iter(section.__dataclass_fields__))
 
 
 def named_by_use(names: Iterable[str]) -> list[str]:
@@ -233,15 +248,23 @@ def as_tuple(value: Any) -> tuple:
 class Flat(type):
     """The class of settings that take the keys of sections as they take their own, and put them into `use`."""
 
+    kind = "Keys"
+
     def __call__(cls, *args, **keys):
         if twice := cls.__dataclass_fields__.keys() & declared_keys().keys():
             raise ValueError(f"{declared_keys()[min(twice)].module}: there is a key {min(twice)} elsewhere: rename it")
-        declared = [name for name, found in declared_keys().items() if found.kind == "Keys" and name in keys]
+        declared = [name for name, found in declared_keys().items() if found.kind == cls.kind and name in keys]
         names = [name for name in as_tuple(keys.get("use", ())) if isinstance(name, str)]
         use = tuple(section for section in as_tuple(keys.get("use", ())) if not isinstance(section, str))
-        use = with_sections(use, named_by_use(names))
-        keys["use"] = with_values(use, {name: keys.pop(name) for name in declared})
+        use = with_sections(use, named_by_use(names), cls.kind)
+        keys["use"] = with_values(use, {name: keys.pop(name) for name in declared}, cls.kind)
         return super().__call__(*args, **keys)
+
+
+class Shaped(Flat):
+    """The class of settings of a model, whose sections are the Shapes of variants."""
+
+    kind = "Shape"
 
 
 def used(table: dict[str, Any], cfg: Any) -> dict[str, Any]:

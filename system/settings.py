@@ -106,7 +106,7 @@ def check(cfg: Any, *rules: Callable) -> None:
 
 def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
     """Yield (True if wrong, message) for the fields of a model.ModelConfig that belong to no variant."""
-    for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff", "window"):
+    for name in ("vocab_size", "n_layer", "n_head", "d_model", "d_head", "d_ff"):
         value = getattr(cfg, name)
         yield value is not None and value < 1, f"{name}={value} must be at least 1"
     yield cfg.d_head is None and cfg.d_model % cfg.n_head, (

@@ -9,8 +9,6 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from model import ModelConfig
-
 FILE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "config", "elsewhere.txt")
 
 
@@ -37,15 +35,12 @@ def key(name: str, known: Collection[str]) -> str:
             return f"{message}: " + ("here it is " if sign == "=" else "there is no such thing here: ") + answer
     names = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     near = difflib.get_close_matches(name, names, 1, 0.7)
-    return message + (f", did you mean {names[near[0]]!r}?" if near else "; see --help=all")
+    question = f", did you mean {names[near[0]]!r}?" if near else "; see --help=all"
+    return message + question
 
 
 def keyword(name: str, known: Collection[str], declared: dict[str, Any]) -> str:
     """Return the message for a keyword of Config(...) that does not exist. declared: from sections.declared_keys."""
-    if name in declared:
-        variant = declared[name].variant
-        return (f"{name} is a key of the model: model=ModelConfig(use=({variant}.Shape({name}=...),)), with "
-                f"variants/{variant}.py")  # fmt: skip
-    if name in ModelConfig.__dataclass_fields__:
+    if f"model.{name}" in known or name in declared and declared[name].kind == "Shape":
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
     return key(name, [*known, *declared])

@@ -241,9 +241,9 @@ def test_the_attention_of_the_page_is_a_variant_that_adds_its_mask(monkeypatch):
     monkeypatch.setitem(sys.modules, local.__name__, local)
     exec(EXAMPLES["variants/local.py"], vars(local))
     cfg, z = model.ModelConfig(use=(local.Shape(reach=2),)), jnp.zeros((1, 4), int)
-    far = model.attention_mask(cfg, None, z).far
+    far = model.attention_mask(cfg, None, z)(0).mask
     assert far[0].tolist() == (np.abs(np.subtract.outer(np.arange(4), np.arange(4))) < 2).tolist()
-    assert model.attention_mask(model.ModelConfig(), None, z).far is None
+    assert model.attention_mask(model.ModelConfig(), None, z)(0).mask is None
 
 
 def test_the_family_of_the_page_opens(added, tmp_path, monkeypatch):

@@ -351,7 +351,7 @@ VALID = jnp.arange(7) >= jnp.array([[0], [2], [1]])
 @pytest.mark.parametrize("valid", [None, VALID], ids=["no padding", "padding"])
 def test_the_mask_is_that_of_the_words(valid):
     z = X.at[0, 3].set(4).at[1, 5:].set(4)
-    far = model.attention_mask(TALL, valid, z).far
+    far = model.attention_mask(TALL, valid, z)(0).mask
     for b, pads in enumerate((0, 0, 0) if valid is None else (0, 2, 1)):
         expected = visible(np.asarray(z[b : b + 1, pads:]), 2, 4)[0]
         np.testing.assert_array_equal(far[b, pads:, pads:], expected)

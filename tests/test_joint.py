@@ -60,7 +60,7 @@ def test_a_copy_sees_its_own_block_both_ways_and_the_text_before_it():
     i, j = jnp.arange(8)[:, None], jnp.arange(8)
     sees = jnp.where(i < 4, j <= i, True)[None]  # block 1 behind the text of block 0, which is causal
     row = jnp.concatenate([X[:, :4], noisy[:, 4:8]], 1)
-    alone = model.forward(FAR, row, CFG, j[None], model.Mask(sees, None))
+    alone = model.forward(FAR, row, CFG, j[None], model.equal_layers(sees, None, CFG))
     close(h[:, 4:8], alone[:, 4:])
 
 

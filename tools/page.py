@@ -93,9 +93,10 @@ def check_model(one):
         )
     if model.width(one.params):
         raise ValueError(f"{folder} is a judge, which rates texts and fills nothing")
-    for name, value in differing(cfg, SWITCHES).items():
+    of_variants = {name: value for section in cfg.use for name, value in vars(section).items() if name not in SWITCHES}
+    for name, value in (of_variants | differing(cfg, SWITCHES | {"use"})).items():
         raise ValueError(f"{folder} has {name}={value}, which the page's network lacks")
-    if len(cfg.rope_scaling or ()) > 4:
+    if len(getattr(cfg, "rope_scaling", ())) > 4:
         raise ValueError(f"{folder} has rope_scaling={cfg.rope_scaling}: the page's network knows no YaRN")
     if cfg.block_causal and cfg.shift:
         raise ValueError(f"{folder} has block_causal={cfg.block_causal} and shift=True, which the page cannot sample")
@@ -153,7 +154,7 @@ def pack_model(one):
     shape = dataclasses.asdict(cfg) | {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
     from variants import causal, rope  # a page has all kinds of models
 
-    frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, cfg.rope_scaling)
+    frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, getattr(cfg, "rope_scaling", None))
     return {
         "config": shape | {"start_id": causal.start_id(cfg)},
         "frequencies": np.asarray(frequencies, float).tolist(),

@@ -98,8 +98,8 @@ def step_numbers(counts, inputs):
 
 
 def packed_mask(cfg, valid, T, first):
-    """Say who sees whom in a row of a text and one copy of its columns from `first` on -> model.Mask (B or 1, S, S),
-    where S = T + (T - first)."""
+    """Say who sees whom in a row of a text and one copy of its columns from `first` on, as model.attention_mask does:
+    (B or 1, S, S), where S = T + (T - first)."""
     column = jnp.concatenate([jnp.arange(T), jnp.arange(first, T)])
     is_copy = jnp.arange(len(column)) >= T
     block = number(valid, T, cfg)[:, column]
@@ -114,20 +114,17 @@ def packed_mask(cfg, valid, T, first):
     if valid is not None:  # padding sees itself
         is_text = valid[:, None, column]
         far &= is_text | jnp.eye(len(column), dtype=bool)
-    if cfg.window is None:
-        return model.Mask(far, None)
-    distance = abs(column[:, None] - column)
-    near = distance < cfg.window
-    return model.Mask(far, far & near)
+    return model.network(cfg).scores(far, column[:, None] - column, cfg)
 
 
-def packed_attention(T, q, k, v, mask, part, cfg):
+def packed_attention(T, q, k, v, scores, part):
     """Compute model.attention of packed rows, whose text has T columns: the mask of a row with one copy serves all."""
+    mask, *others = scores
     if part is not None:
         first, n = part  # it reaches to the end of the row
         not_in_mask = k.shape[1] - mask.shape[1]  # columns of copies 2, 3, ...: they see what copy 1 sees
         mask = model.columns(mask, (first, n - not_in_mask))
-    return kernels.packed_attention(q, k, v, mask, cfg.query_factor, cfg.attn_cap, T)
+    return kernels.packed_attention(q, k, v, mask, *others, T)
 
 
 def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):

@@ -44,9 +44,10 @@ def compute(params, z, cfg, valid, cache, part, write, wanted=None):
 
 def forward(params, tokens, cfg, positions, mask, cache, write, part=None):
     """Run the network over tokens (B, S), as model.forward does, whose columns also see those in the cache -> hidden
-    states (B, S, D), and the cache with their keys and values. mask: a model.Mask over the T columns of the cache."""
+    states (B, S, D), and the cache with their keys and values. mask: from model.attention_mask, over the T columns of
+    the cache."""
     params = model.prepared(params, cfg)
-    rotation = model.chosen(model.ROTARY, cfg, model.entries(cfg).turns)(positions, cfg)
+    rotation = model.chosen(model.ROTARY, cfg, "plain")(positions, cfg)
 
     def layer(carry, inputs, part=None):
         x, cache = carry
@@ -56,7 +57,7 @@ def forward(params, tokens, cfg, positions, mask, cache, write, part=None):
             nonlocal cache
             cache = [kernels.store(old, new, i, write) for old, new in zip(cache, (k, v), strict=True)]
             k, v = (kernels.stored(a, i) for a in cache)
-            return model.attention(q, k, v, mask.of_layer(i), part, cfg)
+            return model.attention(q, k, v, mask(i), part)
 
         w = jax.tree.map(kernels.numbers, sharding.gather_weights(w))
         x = model.block(x, w, cfg, rotation, attend, part)

@@ -76,7 +76,7 @@ def draft(params, z, w: Window, cfg, valid, cache):
     causal = joint.autoregressive(cfg)
     moved, is_text = moved_right(z, valid, causal)
     no_later = jnp.arange(T) < (w.first + b)[:, None]
-    mask = model.Mask((no_later & is_text)[:, None], None)
+    mask = model.equal_layers((no_later & is_text)[:, None], None, causal)
     positions = model.columns(model.positions_of(is_text, T), part)
     tokens = model.columns(moved, part)
     h, _ = caches.forward(params, tokens, causal, positions, mask, cache, caches.Write(w.first))

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 
 import model
 from system import kernels, sharding
+from system.sections import Section
 
 ROUTINGS = "softmax", "sigmoid"
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class Shape(Section):
     """The fields of a ModelConfig that describe its experts."""
 
     n_experts: int = 8  # E, experts per layer, of which each token takes a few
@@ -33,22 +34,20 @@ class Shape:
     n_shared: int = 0  # experts that every token goes through as well
     first_dense: int = 0  # how many of the first layers have one mlp of width d_ff instead of experts
 
-def check(cfg):
-    """Yield (True if wrong, message) for everything that has to hold between the fields of experts."""
-    for s in (section for section in cfg.use if isinstance(section, Shape)):
+    def between_keys(self, c):
         for name in ("n_experts", "d_expert", "experts_per_token", "expert_groups", "groups_per_token"):
-            yield getattr(s, name) < 1, f"{name}={getattr(s, name)} must be at least 1"
-        E, groups, taken = s.n_experts, s.expert_groups, s.groups_per_token
-        yield s.routing not in ROUTINGS, f"routing={s.routing!r}: one of {', '.join(ROUTINGS)}"
-        yield s.n_shared < 0, f"n_shared={s.n_shared} must be at least 0"
-        yield not 0 <= s.first_dense < cfg.n_layer, (
-            f"first_dense={s.first_dense}: expected 0 to {cfg.n_layer - 1}, for n_layer={cfg.n_layer}")
+            yield getattr(self, name) < 1, f"{name}={getattr(self, name)} must be at least 1"
+        E, groups, taken = self.n_experts, self.expert_groups, self.groups_per_token
+        yield self.routing not in ROUTINGS, f"routing={self.routing!r}: one of {', '.join(ROUTINGS)}"
+        yield self.n_shared < 0, f"n_shared={self.n_shared} must be at least 0"
+        yield not 0 <= self.first_dense < c.n_layer, (
+            f"first_dense={self.first_dense}: expected 0 to {c.n_layer - 1}, for n_layer={c.n_layer}")
         yield E % groups, f"n_experts={E} must be divisible by expert_groups={groups}"
         yield groups > 1 and E < 2 * groups, f"expert_groups={groups}: each needs two experts, n_experts={E}"
         yield taken > groups, f"groups_per_token={taken}: expected 1 to expert_groups={groups}"
         reach = E // groups * taken
-        yield s.experts_per_token > reach, (
-            f"experts_per_token={s.experts_per_token}: expected 1 to {reach}, the experts in reach")
+        yield self.experts_per_token > reach, (
+            f"experts_per_token={self.experts_per_token}: expected 1 to {reach}, the experts in reach")
 
 
 def shapes(cfg) -> dict:
@@ -171,4 +170,3 @@ def multiply_tiles(x, w, expert):
 
 
 model.MLPS["moe"] = model.Mlp(shapes, apply, stacks)
-model.CHECKS["moe"] = check

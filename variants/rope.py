@@ -3,23 +3,30 @@ Rotary positions, and how they are stretched for texts longer than those a model
 and YaRN (arXiv 2309.00071) with the query scale of Ministral 3.
 
 Both keep the frequencies of columns that turn often within the first trained length, divide those of slow columns by a
-factor, and blend in between. `scaling` is ModelConfig.rope_scaling: (factor, low, high, length), where low and high are
-numbers of turns within the length; for YaRN also (attention factor, and for Ministral 3 the growth of the query scale).
+factor, and blend in between. The numbers are (factor, low, high, length), where low and high are numbers of turns
+within the length; for YaRN also (attention factor, and for Ministral 3 the growth of the query scale).
 """
+import dataclasses
 import math
 
 import jax.numpy as jnp
 
 import model
+from system.sections import Section
 
 
-def check(cfg):
-    """Yield (True if wrong, message) for cfg.rope_scaling, if there is one."""
-    numbers = cfg.rope_scaling
-    yield numbers is not None and (len(numbers) not in (4, 5, 6) or min(numbers) <= 0 or numbers[1] >= numbers[2]), (
-        f"rope_scaling={numbers}: expected four numbers above 0, as in 8,1,4,8192: factor, low_freq_factor < "
-        "high_freq_factor, original_max_position_embeddings; or five or six for YaRN: also attention_factor, "
-        "llama_4_scaling_beta")
+@dataclasses.dataclass(frozen=True)
+class Shape(Section):
+    """The field of a ModelConfig that stretches its positions."""
+
+    rope_scaling: tuple[float, ...] | None = (8.0, 1.0, 4.0, 8192.0)  # stretched positions: these are Llama 3.1's
+
+    def between_keys(self, c):
+        numbers = self.rope_scaling or ()
+        yield len(numbers) not in (4, 5, 6) or min(numbers) <= 0 or numbers[1] >= numbers[2], (
+            f"rope_scaling={self.rope_scaling}: expected four numbers above 0, as in 8,1,4,8192: factor, "
+            "low_freq_factor < high_freq_factor, original_max_position_embeddings; or five or six for YaRN: also "
+            "attention_factor, llama_4_scaling_beta")
 
 
 def rotary(positions, cfg):
@@ -63,4 +70,3 @@ def frequencies(theta, size, scaling):
 
 
 model.ROTARY["rope"] = rotary
-model.CHECKS["rope"] = check
