@@ -110,8 +110,8 @@ class Section:
 
     @property
     def pack(self) -> Any:
-        """Return pack(name, shape, fetch, dtype), which stores the matrices of a frozen base in another form while they
-        are read (variants/quantized.py); None: they are read as they are."""
+        """Return pack(name, shape, fetch, dtype), which stores the matrices (L, I, O) of a frozen base in another form
+        while they are read (variants/quantized.py); None: they are read as they are."""
         return None
 
     @property

@@ -189,8 +189,9 @@ def open_model(cfg, folder, adapting):
     family = checkpoint.Keys.of(cfg).open_as
     if os.path.exists(os.path.join(folder, "config.json")):  # a folder of adapters has none
         check_shape(cfg, huggingface.read_config(folder, checkpoint.family_to_open(folder, family)))
-    dtype = cfg.model.dtype if config.has_frozen_base(cfg) else "float32"  # a frozen base is cast once
-    params, shape = checkpoint.load(folder, dtype, family, config.pack_of(cfg))
+    pack = config.pack_of(cfg)
+    dtype = cfg.model.dtype if config.has_frozen_base(cfg) or pack else "float32"  # a frozen base is cast once
+    params, shape = checkpoint.load(folder, dtype, family, pack)
     check_shape(cfg, shape)  # again: a folder of adapters says only now what its base is
     with disk.naming(folder):
         tok = data.Tokenizer.load(folder, shape.vocab_size)

@@ -156,6 +156,9 @@ def check_options(options):
         raise ValueError(f"--export={options.export} is there already, and nothing is overwritten: name a new folder")
     if options.explain and given & {"prompt", "data", "show", "export"}:
         raise ValueError("--explain fills nothing: it goes without --prompt, --data, --show and --export")
+    if options.base_bits and given & {"export", "explain", "page"}:
+        raise ValueError(f"--base_bits={options.base_bits} is for sampling: an export and a page have numbers of 16 or "
+                         "32 bits; leave it out")  # fmt: skip
     if options.export and given & {"prompt", "data", "show"}:
         raise ValueError("--export fills nothing: it goes without --prompt, --data and --show")
     check_page(options, given)
@@ -246,16 +249,23 @@ class Model(NamedTuple):
     trained: dict  # the config of the run that trained it
 
 
-def open_model(folder: Any, why: str, open_as: str | None = None, dtype: str | None = None) -> Model:
-    """Load the checkpoint that `checkpoint.best` chose; `why` is printed unless the folder was asked for by name."""
+def open_model(
+    folder: Any, why: str, open_as: str | None = None, dtype: str | None = None, base_bits: int | None = None
+) -> Model:
+    """Load the checkpoint that `checkpoint.best` chose; `why` is printed unless the folder was asked for by name.
+
+    base_bits: see variants/quantized.py; None: as in training; 0: those of dtype"""
     import data
 
     if why != "asked for":
         print(f"{folder}: {why}", file=sys.stderr)
-    params, cfg = checkpoint.load(folder, dtype, open_as)
+    trained = checkpoint.read_run(folder).get("config", {})
+    bits = trained.get("base_bits") if base_bits is None else base_bits
+    pack = sections.section_of("base_bits")(bits).pack if bits else None
+    params, cfg = checkpoint.load(folder, dtype, open_as, pack)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
     cfg = huggingface.fit_tokenizer(folder, cfg, tok)
-    return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, checkpoint.read_run(folder).get("config", {}))
+    return Model(folder, os.stat(folder).st_mtime_ns, params, cfg, tok, trained)
 
 
 def check_open_as(folder: str, open_as: str) -> None:
@@ -269,12 +279,14 @@ def check_open_as(folder: str, open_as: str) -> None:
                          f"{f', {known}' if known else ''}: leave --open_as out")  # fmt: skip
 
 
-def find_model(folder: str, open_as: str | None = None, dtype: str | None = None) -> Model:
+def find_model(
+    folder: str, open_as: str | None = None, dtype: str | None = None, base_bits: int | None = None
+) -> Model:
     """Open the best checkpoint in a folder; it is downloaded or made first if need be."""
     import data
 
     path = data.local_copy(data.prepare(folder))
-    open_it = functools.partial(open_model, open_as=open_as, dtype=dtype)
+    open_it = functools.partial(open_model, open_as=open_as, dtype=dtype, base_bits=base_bits)
     return checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_it)
 
 
@@ -395,7 +407,8 @@ def run(options: argparse.Namespace) -> int:
 
         path = data.local_copy(data.prepare(options.folder))
         return doctor.explain(checkpoint.best(path).folder, options.open_as, options.dtype)
-    loaded = find_model(options.folder, options.open_as, options.dtype)
+    bits = 0 if options.export or options.page else options.base_bits  # these have numbers
+    loaded = find_model(options.folder, options.open_as, options.dtype, bits)
     if options.page:
         write_page(options, asked, loaded)
         return 0
@@ -422,7 +435,7 @@ def run(options: argparse.Namespace) -> int:
         print(*map(terminal.visible, texts), sep="\n---\n")
     else:
         # Other weights, rows or flags make another file.
-        identity = repr((loaded.folder, loaded.written, (plan, prompts, options.seed)))
+        identity = repr((loaded.folder, loaded.written, (plan, prompts, options.seed, options.base_bits)))
         part = options.out and f"{options.out}.{zlib.crc32(identity.encode()):08x}.part"
         completions = complete_rows(options, asked.rows, todo, part)
         if part:

@@ -82,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     add("--explain", action="store_true", help="only say how the folder is read and what that costs, and test it")
     add("--open_as", metavar="FAMILY", help="family of the model, if config.json says another, as in --open_as=Dream")
     add("--dtype", choices=("float32", "bfloat16"), help="what weights are kept and multiplied in; default: as stored")
+    add("--base_bits", type=int, choices=(8, 4), help="matrices of the layers in 8 or 4 bits; default: as in training")
     add("--page", metavar="FILE", help="only write one HTML file in which the model runs: open it in a browser")
     add("--holes", choices=HOLES, help=holes)
     add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")

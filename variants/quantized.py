@@ -30,11 +30,10 @@ from system import kernels, sharding
 BLOCK = 64  # numbers that share a scale
 GROUP = 256  # scales that share an outer scale
 ROWS = 512  # rows of a matrix that are made codes at a time
-NF4 = np.float32([
+NF4 = np.array([
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-])  # fmt: skip
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0], np.float32)  # fmt: skip
 
 
 def codes_of_8_bits():
@@ -140,19 +139,27 @@ def put(whole, part, layer):
     return jax.lax.dynamic_update_index_in_dim(whole, part, layer, 0)
 
 
-def packed(fetch, shape, bits, dtype) -> kernels.Packed:
+def empty(shape, bits, dtype) -> Int8 | Int4:
+    """Make matrices (L, I, O) of codes that are 0."""
+    L, n_in, n_out = shape
+    if bits == 8:
+        return Int8(jnp.zeros(shape, jnp.int8), jnp.zeros((L, 1, n_out)), dtype)
+    n_scales = n_in // BLOCK * n_out
+    codes = jnp.zeros((L, n_in // 2, n_out), jnp.uint8)
+    scale = jnp.zeros((L, n_in // BLOCK, n_out), jnp.uint8)
+    return Int4(codes, scale, jnp.zeros((L, -(-n_scales // GROUP))), jnp.zeros(L), dtype)
+
+
+def packed(fetch, shape, bits, dtype) -> Int8 | Int4:
     """Make codes of matrices (L, I, O), one after the other. fetch(layer) -> that matrix, (I, O) in 16 or 32 bits."""
-    arrays: dict[str, jax.Array] = {}
+    stack = empty(shape, bits, dtype)
     for layer in range(shape[0]):
         rows, of_rows = fetch(layer).T, in_8_bits if bits == 8 else in_4_bits
         parts = [of_rows(np.asarray(rows[i : i + ROWS], np.float32)) for i in range(0, len(rows), ROWS)]
         found = {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]}
         found |= scales_in_8_bits(found["scale"]) if bits == 4 else {}
-        for name, values in found.items():
-            if not layer:
-                arrays[name] = jnp.zeros((shape[0], *np.shape(values)), values.dtype)
-            arrays[name] = put(arrays[name], values, layer)
-    return Int8(**arrays, dtype=dtype) if bits == 8 else Int4(**arrays, dtype=dtype)
+        stack = dataclasses.replace(stack, **{name: put(getattr(stack, name), x, layer) for name, x in found.items()})
+    return stack
 
 
 def check_shape(name, shape):
@@ -163,8 +170,8 @@ def check_shape(name, shape):
 
 
 def packing(bits) -> Callable | None:
-    """Make pack(name, shape, fetch, dtype) -> the matrices of this name as codes; None: they stay numbers. bits None:
-    there is no such function."""
+    """Make pack(name, shape, fetch, dtype) -> the matrices of this name as codes; None: they stay numbers. fetch None:
+    codes that are 0. bits None: there is no such function."""
     if bits is None:
         return None
 
@@ -173,7 +180,7 @@ def packing(bits) -> Callable | None:
             return None
         if bits == 4:
             check_shape(name, shape)
-        return packed(fetch, shape, bits, dtype)
+        return packed(fetch, shape, bits, dtype) if fetch else empty(shape, bits, dtype)
 
     return pack
 
