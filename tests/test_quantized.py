@@ -78,6 +78,7 @@ def folder(tmp_path_factory):
     huggingface.save(place / "base", model.init(KEY, shape), shape)
     tok.save(place / "base")
     rows = [json.dumps({"prompt": f"{i:02d}", "completion": f"{i:02d}"[::-1]}) + "\n" for i in range(100)]
+    (place / "own.py").write_text("def first(completion): return ord(completion[:1] or 'a') / 1e3")
     for split, lines in (("train", rows[:80]), ("val", rows[80:])):
         (place / f"{split}.jsonl").write_text("".join(lines))
     return place
@@ -154,7 +155,7 @@ def test_numbers_are_made_for_one_product_at_a_time_also_in_the_backward_pass():
 
 RUN = dict(objective="grpo", max_prompt_len=3, max_new_tokens=4, max_iters=4, batch_size=2, group_size=4,
            eval_interval=4, eval_size=8, save_interval=2, log_interval=1, log_samples=0, diffusion_steps=4,
-           warmup_iters=0, keep_checkpoints=9, lr_schedule="constant", learning_rate=1e-2, rewards=("diversity",),
+           warmup_iters=0, keep_checkpoints=9, lr_schedule="constant", learning_rate=1e-2, rewards=("exact",),
            kl_beta=0.1, lora_rank=2, updates_per_rollout=2, ratio_level="token", adv_negative=1.0)  # fmt: skip
 
 
@@ -162,6 +163,7 @@ RUN = dict(objective="grpo", max_prompt_len=3, max_new_tokens=4, max_iters=4, ba
 @pytest.mark.parametrize("bits", BITS)
 def test_a_run_keeps_its_base_and_goes_on_to_the_bit(bits, folder, tmp_path):
     given = RUN | dict(dataset=str(folder), init_from=f"{folder}/base", base_bits=bits)
+    given |= dict(rewards=(f"{folder}/own.py:first",))
     whole, _ = train.train(config.Config(**given, out_dir=f"{tmp_path}/whole"))
     part = config.Config(**given | dict(max_iters=2), out_dir=f"{tmp_path}/part")
     train.train(part)
