@@ -27,10 +27,10 @@ SEED = 20  # of the hash; any number
 class Shape(Section):
     """The field of a ModelConfig that says what the network reads where a token is missing."""
 
-    noise: str = "uniform"  # where a token is missing the network reads a random one, not a mask
+    noise: str | None = "uniform"  # where a token is missing the network reads a random one, not a mask
 
     def between_keys(self, c):
-        yield self.noise != "uniform", f"noise={self.noise!r}: expected uniform; a model that reads masks has no noise"
+        yield self.noise != "uniform", f"noise={self.noise!r}: expected uniform, or None for masks"
         block = getattr(c, "block_causal", None)
         yield c.causal or block or c.shift, (
             "noise='uniform' is for denoisers that see the whole text and predict a token in its own place, now "
