@@ -64,8 +64,7 @@ class ModelConfig(Sections, metaclass=sections.Shaped):
     use: tuple[Any, ...] = ()  # the settings of variants, see Sections
 
     def __post_init__(self):
-        for owner in (self, *self.use):
-            settings.check_types(owner)
+        settings.check_types(self)
         settings.check(self, settings.rules_of_a_model, *(section.between_keys for section in self.use))
         if self.causal and not plugged(READS, "causal"):
             raise ValueError("no variants/causal.py adds 'causal', which such a model needs")

@@ -605,7 +605,7 @@ def test_a_model_takes_the_keys_of_its_variants_as_its_own():
     both = config.load(["config/sudoku_grpo.py", "--base.block_causal=4", "--logp_views=2"])
     assert both.base == ("block_causal=4",) and both.model.block_causal == 4
     weighted = config.load([*recipe, "--causal_text=True", "--causal_weight=0.5", "--block_causal=2"])
-    assert weighted.model.use == (blocks.Shape(2), joint.Shape()) and weighted.use[0].causal_weight == 0.5
+    assert weighted.model.use == (blocks.Shape(2), joint.Shape()) and weighted.causal_weight == 0.5
     with pytest.raises(ValueError, match="window=0 must be at least 1"):
         model.ModelConfig(window=0)
 
