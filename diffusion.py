@@ -129,13 +129,12 @@ NOISES = {"rows": mask_rows}
 # What variants change in a run, in this order: a noise, the Config of the run -> another noise.
 DRAWS: dict[str, Callable] = {}
 # Other ways to read the same parameters, by the name of the model's mask: {name of the loss: cfg -> cfg}.
-READINGS: dict[str, dict[str, Callable]] = {}
+READINGS: dict[str, dict[str, Callable]] = {"rows": {}}
 
 
 def chosen(table, cfg):
-    """Return the entry of a table that bears the name of the model's mask (in model.MASKS), or that of "rows"."""
-    name = model.entries(cfg).sees
-    return model.chosen(table, cfg, name if name in table else "rows")
+    """Return the entry of a table that bears the name of a variant of the model, or that of "rows"."""
+    return model.chosen(table, cfg, "rows")
 
 
 def draw_masks(key, batch, cfg, norm):

@@ -29,25 +29,11 @@ UNROLLED = 8
 NEVER = kernels.NEVER  # the logit of a token that must not be chosen
 
 
-class Entries(NamedTuple):
-    """The names of a model's entries in READS and MASKS."""
-
-    reads: str
-    sees: str
-
-
-def entries(cfg) -> Entries:
-    """Say which entries the fields of a ModelConfig ask for."""
-    reads = "causal" if cfg.causal else "shifted" if cfg.shift else "own"
-    reads = reads if cfg.noise == "mask" else cfg.noise
-    blocks = "joint" if cfg.causal_text else "blocks" if cfg.block_causal is not None else "all"
-    return Entries(reads, "causal" if cfg.causal else blocks)
-
-
 def chosen(table, cfg, default):
-    """Return the entry of a table that bears the name of a variant in cfg.use, or that of `default`."""
-    used = map(settings.variant_of, cfg.use)
-    return table[next((name for name in used if name in table), default)]
+    """Return the entry of a table that bears the name of a variant of the model, or else that of `default`. Of several
+    it is the last: a variant that builds on another one imports it first."""
+    names = default, cfg.causal and "causal", *map(settings.variant_of, cfg.use)
+    return [entry for name, entry in table.items() if name in names][-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +46,6 @@ class ModelConfig(Sections, metaclass=sections.Shaped):
     d_head: int | None = None  # K, the width of a head; None: d_model / n_head
     d_ff: int | None = None  # F, the width inside the mlp; None: 8/3 of d_model, rounded up to a multiple of 32
     causal: bool = False  # True: an autoregressive model, each position sees only what is left of it
-    block_causal: int | None = None  # length of a block: tokens see their own and all earlier ones (SDAR); None: all
-    causal_text: bool = False  # block_causal: finished blocks are read from left to right (Nemotron-Labs-Diffusion)
     shift: bool = False  # True: position i-1 predicts token i (Dream, and every autoregressive model)
     qkv_bias: bool = False  # queries, keys and values have biases (Dream, Qwen2)
     qk_norm: bool = False  # queries and keys are normalised (Qwen3)
@@ -71,7 +55,6 @@ class ModelConfig(Sections, metaclass=sections.Shaped):
     max_positions: int | None = None  # the longest text for other programs, written into config.json; none here
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     dtype: str = "float32"  # of matmuls; params, norms, softmax, logits stay float32, on a CPU more: kernels.between
-    noise: str = "mask"  # what the network reads where a token is missing: mask, or uniform: a random token
     remat: bool = False  # recompute the blocks in the backward pass: less memory, a third more time
     mask_id: int | None = None  # stands for a missing token; a data set's tokenizer sets this and the next three
     eos_id: int | None = None  # ends a text, and fills what is behind its end
@@ -81,13 +64,10 @@ class ModelConfig(Sections, metaclass=sections.Shaped):
     use: tuple[Any, ...] = ()  # the settings of variants, see Sections
 
     def __post_init__(self):
-        for owner in (self, *self.use):
-            settings.check_types(owner)
-        settings.check(self, settings.rules_of_a_model)
-        for table, name in zip((READS, MASKS), entries(self), strict=True):
-            if not plugged(table, name):
-                raise ValueError(f"no variants/{name}.py adds {name!r}, which such a model needs")
-        settings.check(self, *CHECKS.values(), *(section.between_keys for section in self.use))
+        settings.check_types(self)
+        settings.check(self, settings.rules_of_a_model, *(section.between_keys for section in self.use))
+        if self.causal and not plugged(READS, "causal"):
+            raise ValueError("no variants/causal.py adds 'causal', which such a model needs")
 
     @property
     def ends(self):
@@ -104,10 +84,6 @@ class ModelConfig(Sections, metaclass=sections.Shaped):
     @property
     def ff(self):
         return self.d_ff or -(-8 * self.d_model // 96) * 32
-
-
-# What has to hold between the fields of a ModelConfig, cfg -> (True if wrong, message), ...; a variant adds its own.
-CHECKS: dict[str, Callable] = {}
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------
@@ -310,7 +286,7 @@ def attention_mask(cfg: ModelConfig, valid: jax.Array | None, z: jax.Array, part
     function of a layer's number that returns its Scores."""
     j = jnp.arange(z.shape[1])[None, None]
     i = columns(j[0], part)[..., None]
-    far = chosen(MASKS, cfg, entries(cfg).sees)(i, j, z, valid, cfg, part)
+    far = chosen(MASKS, cfg, "all")(i, j, z, valid, cfg, part)
     if valid is not None:  # padding sees itself: a softmax over nothing would be 0 / 0
         text = valid[:, None]
         far = text if far is None else far & (text | (i == j))
@@ -474,7 +450,7 @@ def hidden(params, z, cfg, valid=None, start=0, length=None):
 
     length None: up to the end. `start` may be traced, and (B,) if rows differ (then give length)."""
     length = z.shape[1] - start if length is None else length
-    return chosen(READS, cfg, entries(cfg).reads)(params, z, cfg, valid, start, length)
+    return chosen(READS, cfg, "shifted" if cfg.shift else "own")(params, z, cfg, valid, start, length)
 
 
 def shifted(h, first, start, length, valid):

@@ -476,6 +476,8 @@ def fill_in_steps(params, keys, z, cfg, plan, valid, group):
 SAMPLERS: dict[str, Callable] = {"steps": fill_in_steps}
 # What a sampler needs of a ModelConfig and a Plan, if it needs anything: a function of both that raises a ValueError.
 CHECKS: dict[str, Callable] = {}
+# The sampler of models that use a variant {its name: the name of the sampler}.
+STEPS: dict[str, str] = {}
 # Ways to fill N rows of which only some are computed at a time: as a sampler, with `size`, how many, before group.
 QUEUES: dict[str, Callable] = {}
 # How log-probs of what a rule filled in are computed, if not with the model as it is: {rule: cfg -> cfg}.
@@ -486,9 +488,8 @@ def sampler_of(cfg, plan):
     """Name the sampler for a model and a plan. One that is not in this file has the name of its file in variants/."""
     if plan.rule in SAMPLERS:
         return plan.rule
-    if cfg.causal or cfg.block_causal:
-        return "causal_steps" if cfg.causal else "block_steps"
-    return "steps" if plan.cache == "none" else "caches"
+    own = "steps" if plan.cache == "none" else "caches"
+    return model.chosen({own: own} | STEPS, cfg, own)
 
 
 def check(cfg, plan):
@@ -532,7 +533,8 @@ def plan(cfg, temperature, steps=None, early_end=True) -> Plan:
     block_len of None becomes max_new_tokens, except in a block model."""
     names = [f.name for f in dataclasses.fields(Plan) if hasattr(cfg, f.name)]
     values = {name: getattr(cfg, name) for name in names}
-    whole = None if cfg.model.block_causal else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
+    has_blocks = hasattr(cfg.model, "block_causal")
+    whole = None if has_blocks else cfg.max_new_tokens  # one block of all masks: no logits of the prompt
     values |= {"block_len": cfg.block_len or whole, "temperature": temperature, "early_end": early_end}
     values["use"] = tuple(s for s in cfg.use if settings.variant_of(s) in (cfg.rule, *BY_ROW))
     return Plan(**values, steps=steps or cfg.diffusion_steps)

@@ -440,7 +440,7 @@ def between_keys_and_model(c, shape, where):
     to_the_right = shape.causal or c.rule == "drafts" and c.objective == "grpo"
     what = ("one that reads from left to right, so its log-probs are known: take exact" if to_the_right else
             "not causal: it sees the tokens that it should predict, so take coupled_elbo, elbo, trace, ..."
-            + shape.causal_text * " (or rule='drafts', which writes from left to right)")  # fmt: skip
+            + hasattr(shape, "causal_text") * " (or rule='drafts', which writes from left to right)")  # fmt: skip
     yield (c.objective in ("grpo", "dpo") and (c.logp_est == "exact") != to_the_right,
            f"logp_est={c.logp_est!r}, but the model {where} is {what}")  # fmt: skip
     yield (to_the_right and c.score_after_end,
@@ -532,9 +532,8 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     args = dict(args)
     of_run: dict[str, Any] = {}
     of_model: dict[str, Any] = {}
-    named = variants_named(args)
-    of_run["use"] = with_sections(cfg.use, named, "Keys")
-    of_model["use"] = with_sections(cfg.model.use, named, "Shape")
+    of_run["use"] = with_sections(cfg.use, variants_named(args, "Keys"), "Keys")
+    of_model["use"] = with_sections(cfg.model.use, variants_named(args, "Shape"), "Shape")
     args = {name: text for name, text in args.items() if name not in ("use", "model.use")}
     known = flatten(cfg)
     for prefix_of, use in (("", of_run["use"]), ("model.", of_model["use"])):
@@ -562,15 +561,16 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
 
 
-def variants_named(args):
-    """List the variants that arguments {key: text} name: after --use, as the value of a key, or by one of their keys.
-    """
+def variants_named(args, kind):
+    """List the variants that arguments {key: text} name: after --use, as the value of a key, or by one of their keys of
+    this kind, see sections.Declared. (A key of the model after base. is one of the run's model, too.)"""
     typed = [part for use in ("use", "model.use") for part in terminal.parts(args.get(use, "")) if part]
     named = sections.named_by_use(typed)
     tables = [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
     named += [part for name in tables if name in args for part in terminal.parts(args[name])]
-    declared = [declared_keys().get(name.removeprefix("model.")) for name in args]
-    return named + [found.variant for found in declared if found]
+    prefix = "base." if kind == "Shape" else ""
+    declared = [declared_keys().get(name.removeprefix("model.").removeprefix(prefix)) for name in args]
+    return named + [found.variant for found in declared if found and found.kind == kind]
 
 
 def parse_arguments(argv):

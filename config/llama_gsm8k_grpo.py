@@ -23,7 +23,7 @@ from model import ModelConfig
 config = Config(
     objective="grpo",
     out_dir="out/llama_gsm8k_grpo",
-    init_from="models/Meta-Llama-3-8B-Instruct",  # or a later one: model.py has the rope_scaling of 3.1
+    init_from="models/Meta-Llama-3-8B-Instruct",  # or a later one: variants/rope.py has the rope_scaling of 3.1
     # data
     dataset="gsm8k",
     chat_template="llama3",

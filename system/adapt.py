@@ -39,15 +39,15 @@ def adapt(params: dict, cfg: ModelConfig, mask_id: int, wanted: ModelConfig) -> 
     The mask token is initialized to the mean embedding (even if the table has an unused row: Qwen2 has 152,064, of
     which 151,665 mean something).
     """
-    is_shifted = not (wanted.causal_text or cfg.qk_norm and wanted.block_causal)
+    is_joint = hasattr(wanted, "causal_text")
+    is_shifted = not (is_joint or cfg.qk_norm and hasattr(wanted, "block_causal"))
     size = max(cfg.vocab_size, mask_id + 1)
     extra = size - cfg.vocab_size
-    tied = cfg.tie_embeddings and not wanted.causal_text
+    tied = cfg.tie_embeddings and not is_joint
     cfg = dataclasses.replace(
         cfg,
         causal=False,
-        block_causal=wanted.block_causal,
-        causal_text=wanted.causal_text,
+        **{name: getattr(wanted, name) for name in ("block_causal", "causal_text") if hasattr(wanted, name)},
         shift=is_shifted,
         qkv_bias=is_shifted or cfg.qkv_bias,
         tie_embeddings=tied,

@@ -14,7 +14,6 @@ from tqdm import tqdm
 import config
 import diffusion
 import grpo
-import model
 import rewards
 import sample
 from data import texts
@@ -178,7 +177,7 @@ def bounds(params: Any, shown: texts.EncodedRows, cfg: Any, tok: Any) -> dict[st
     """Bound the loss of held-out texts, in nats per token, under each of the model's readings -> {metric: value}; nan
     if none has a completion."""
     readings = {"val/nelbo": cfg.model}
-    others = diffusion.READINGS.get(model.entries(cfg.model).sees, {})
+    others = diffusion.chosen(diffusion.READINGS, cfg.model)
     readings |= {name: other(cfg.model) for name, other in others.items()}
     known = shown.part([i for i, row in enumerate(shown.rows) if "completion" in row])
     out = dict.fromkeys(readings, math.nan)

@@ -108,7 +108,7 @@ def plug_families() -> None:
 
 def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
     """True if a family and a configuration agree in whether there are blocks, and which variants the model uses."""
-    fits_blocks = "block_causal" in family.keys if cfg.block_causal else "block_causal" not in family.fields
+    fits_blocks = hasattr(cfg, "block_causal") or "block_causal" not in family.fields
     has_all = all(hasattr(cfg, field) for field in NEEDED if field in family.keys)
     known = family.keys.keys() | family.fields.keys()
     return fits_blocks and has_all and all(known & vars(section).keys() for section in cfg.use)

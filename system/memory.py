@@ -65,7 +65,7 @@ def is_scored_exactly(cfg):
 
 def copy_columns(cfg):
     """Count the columns computed per noisy copy of a block model, next to the clean text. 0: not a block model."""
-    block = cfg.model.block_causal
+    block = getattr(cfg.model, "block_causal", None)
     if not block or cfg.objective == "judge" or is_scored_exactly(cfg):
         return 0
     return cfg.max_new_tokens + min(block - 1 + cfg.model.shift, cfg.max_prompt_len)
@@ -275,7 +275,7 @@ def rollout_flops(cfg):
     if cfg.rule == "drafts":  # two passes per block, of which half is accepted
         b = min(m.block_causal, new)
         return pass_flops(cfg, cfg.batch_size, 0, T, T) + 4 * new / (b + 1) * pass_flops(cfg, rows, b, b, T)
-    if m.block_causal and cfg.cache != "none":  # each prompt once, and one more pass per block, to cache it
+    if hasattr(m, "block_causal") and cfg.cache != "none":  # each prompt once, and one more pass per block, to cache it
         b = m.block_causal
         passes = (min(steps, b) + 1) * -(-new // b)
         return pass_flops(cfg, cfg.batch_size, 0, T, T) + passes * pass_flops(cfg, rows, b, b, T, b)

@@ -144,7 +144,8 @@ OFF: dict[str, Any] = {
        "lora_rank": None, "paired": False, "causal_weight": 0.0, "dynamic_sampling": 0, "hint_ratio": 0.0,
        "nll_coef": 0.0, "entropy_coef": 0.0, "ref_mode": "static", "ref_sync_interval": 64,
        "ref_sync_mix": 1.0, "difficulty": [], "curriculum": [], "factor": 1.0, "budget": 0.1, "repetition_penalty": 1.0,
-       "p_mask_prompt": 0.0, "cispo_cap": 5.0, "reward_clip": None}  # fmt: skip
+       "p_mask_prompt": 0.0, "cispo_cap": 5.0, "reward_clip": None, "model.block_causal": None,
+       "model.causal_text": False, "model.noise": "mask", "model.rope_scaling": None, "model.gemma": False}  # fmt: skip
 
 
 def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
@@ -167,7 +168,7 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     off = settings_off(now | was) | OFF
     now, was = off | now, off | was
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
-    keys = [k for k in keys if not (k.startswith("model.") and now[k] == default.get(k))]
+    keys = [k for k in keys if not (k.startswith("model.") and now[k] == (off | default).get(k))]
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
 
 

@@ -225,8 +225,8 @@ def is_off(name: str, value: Any) -> bool:
     found = declared_keys()[name]
     if found.kind == "Keys" or not (value is None or value is False):
         return False
-    section = getattr(file_of(found.variant), "Shape", None)
-    return section is None or name == next(iter(section.__dataclass_fields__))
+    section = getattr(file_of(found.variant), "Shape", Section)
+    return name in [*section.__dataclass_fields__][:1]
 
 
 def named_by_use(names: Iterable[str]) -> list[str]:

@@ -116,7 +116,8 @@ def rules_of_a_model(cfg: Any) -> Iterator[tuple[Any, str]]:
     yield cfg.head_dim * cfg.rotary_share % 2 or not 0 < cfg.rotary_share <= 1, (
         f"rotary positions turn pairs, but here {cfg.rotary_share} of a head's {cfg.head_dim} columns: make that an "
         "even number")
-    yield cfg.noise in ("own", "shifted", "causal"), f"noise={cfg.noise!r}: expected mask, or the noise of a variant"
+    yield cfg.causal and not cfg.shift, (
+        "causal=True needs shift=True: a position that sees its own token cannot predict it")
     yield cfg.dtype not in ("float32", "bfloat16"), f"dtype={cfg.dtype!r}: one of float32, bfloat16"
     ids = [(name, getattr(cfg, name)) for name in ("mask_id", "eos_id", "pad_id", "bos_id")]
     ids += [("end_ids", i) for i in cfg.end_ids]

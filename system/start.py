@@ -201,8 +201,9 @@ def open_model(cfg, folder, adapting):
         from system.adapt import adapt  # a denoiser needs none of it
 
         params, shape = adapt(params, shape, tok.mask_id, cfg.model)
-    elif shape.block_causal:  # a run may set a shorter block: SDAR trains with short blocks first
-        shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal or shape.block_causal)
+    elif hasattr(shape, "block_causal") and hasattr(cfg.model, "block_causal"):
+        # A run may set a shorter block: SDAR trains with short blocks first.
+        shape = dataclasses.replace(shape, block_causal=cfg.model.block_causal)
     shape = huggingface.fit_tokenizer(folder, shape, tok)
     config.check_model(cfg, shape, f"in {folder}")
     return params, tok, config.with_model(cfg, shape).model

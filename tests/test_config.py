@@ -22,7 +22,7 @@ import rewards
 import sample
 import train
 from system import help, memory, runs
-from variants import curriculum
+from variants import blocks, curriculum, gemma, joint
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
 KINDS = {name: kind for cls in (config.Config, model.ModelConfig)
@@ -590,3 +590,32 @@ def test_a_slash_at_the_end_of_out_dir_changes_no_name(file):
     assert config.load([file, "--out_dir=out/x/"]).out_dir == "out/x"
     base = config.base_run(config.load(["config/sudoku_grpo.py", "--out_dir=./out/x/", "--base.seed=1"]))
     assert base.out_dir == "out/x_base"
+
+
+def test_a_model_takes_the_keys_of_its_variants_as_its_own():
+    cfg = model.ModelConfig(block_causal=8, causal_text=True, window=3)
+    assert cfg.use == (blocks.Shape(8), gemma.Shape(window=3), joint.Shape())
+    assert model.ModelConfig(use=("joint", blocks.Shape(8), gemma.Shape(window=3))) == cfg
+    assert dataclasses.replace(cfg, block_causal=None, causal_text=False, gemma=False) == model.ModelConfig()
+    assert dataclasses.replace(cfg, block_causal=4).block_causal == 4
+    recipe = ["config/countdown_joint_base.py"]
+    assert config.load(recipe).model.use == (blocks.Shape(8), joint.Shape())
+    assert not config.load([*recipe, "--block_causal=None", "--causal_text=False"]).model.use
+    assert config.load(["config/text.py", "--model.window=9", "--noise=None"]).model.use == (gemma.Shape(window=9),)
+    both = config.load(["config/sudoku_grpo.py", "--base.block_causal=4", "--logp_views=2"])
+    assert both.base == ("block_causal=4",) and both.model.block_causal == 4
+    weighted = config.load([*recipe, "--causal_text=True", "--causal_weight=0.5", "--block_causal=2"])
+    assert weighted.model.use == (blocks.Shape(2), joint.Shape()) and weighted.causal_weight == 0.5
+    with pytest.raises(ValueError, match="window=0 must be at least 1"):
+        model.ModelConfig(window=0)
+
+
+@pytest.mark.parametrize("now, was, changed", [
+    ({}, {"model.block_causal": None, "model.causal_text": False, "model.noise": "mask", "model.gemma": False}, ""),
+    ({"block_causal": 4}, {"model.block_causal": 4, "model.causal_text": False}, ""),
+    ({}, {"model.noise": "uniform"}, ""),
+    ({"block_causal": 4}, {"model.block_causal": None}, "model.block_causal=4 (it was None)"),
+    ({"noise": "uniform"}, {}, "model.noise='uniform' (it was 'mask')"),
+])  # fmt: skip
+def test_a_run_of_older_code_has_the_fields_of_variants_that_it_does_not_use(now, was, changed):
+    assert runs.changed_keys(config.Config(model=model.ModelConfig(**now)), was, []) == changed

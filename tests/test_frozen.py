@@ -50,8 +50,8 @@ def test_the_likeliest_tokens_and_their_steps(fixture, rule):
     params, cfg = checkpoint.load(f"tests/fixtures/{fixture}")
     rows = jax.random.randint(jax.random.key(1), (3, 24), 5, 200)
     z = jnp.where(jnp.arange(24) < 8, rows, cfg.mask_id).at[2, 13].set(77)
-    plan = sample.Plan(rule=rule, steps=2 if cfg.block_causal else 6, threshold=0.3, factor=1.5, budget=1.0,
-                       cache="prefix" if cfg.block_causal else "none")  # fmt: skip
+    plan = sample.Plan(rule=rule, steps=2 if hasattr(cfg, "block_causal") else 6, threshold=0.3, factor=1.5, budget=1.0,
+                       cache="prefix" if hasattr(cfg, "block_causal") else "none")  # fmt: skip
     x, trace = sample.generate(params, jax.random.key(0), z, cfg, plan)
     same(f"tokens {fixture} {rule}", [np.asarray(a)[:, 8:].tolist() for a in (x, trace["step"])])
     same(f"logp {fixture} {rule}", np.asarray(trace["logp"])[:, 8:].tolist(), atol=2e-5)

@@ -55,7 +55,7 @@ def test_a_tiny_model_opens_as_one_of_its_family(name, folders):
     causal = kind in ("llama", "gemma2")
     assert (cfg.shift, cfg.qkv_bias, cfg.causal) == (causal or kind == "Dream", kind == "Dream", causal)
     block = {"nemotron": 32, "sdar_moe": 4, "llada2_moe": 32}.get(name)
-    assert (cfg.block_causal, cfg.causal_text) == (block, name == "nemotron")
+    assert (getattr(cfg, "block_causal", None), hasattr(cfg, "causal_text")) == (block, name == "nemotron")
     tok = data.Tokenizer.load(folders / name, cfg.vocab_size)
     out = jax.jit(functools.partial(model.logits, cfg=cfg))(params, jnp.array([tok.encode("2+3")]))
     assert out.shape[-1] == cfg.vocab_size and np.isfinite(out).all()

@@ -24,7 +24,7 @@ from variants import renoise, slots, uniform
 KEY = jax.random.key(0)
 MASK = 3
 CFG = model.ModelConfig(vocab_size=4, n_layer=2, n_head=2, d_model=16, d_ff=32, mask_id=MASK, noise="uniform")
-PLAIN = dataclasses.replace(CFG, noise="mask")  # the same network, which reads what it is given
+PLAIN = dataclasses.replace(CFG, noise=None)  # the same network, which reads what it is given
 PARAMS = jax.tree.map(lambda w: w + 0.4 * jax.random.normal(KEY, w.shape), model.init(KEY, CFG))  # sure of something
 TEXTS = np.array([*itertools.product(range(3), repeat=3)])  # all completions of the prompt 1
 STATES = np.array([*itertools.product(range(4), repeat=3)])  # and all states on the way there
@@ -354,7 +354,7 @@ def test_noise_is_for_models_that_see_the_whole_text(changes):
 
 
 def test_what_does_not_go_with_noise_is_named(tmp_path):
-    with pytest.raises(ValueError, match="no variants/unifrom.py adds 'unifrom'"):
+    with pytest.raises(ValueError, match="noise='unifrom': expected uniform"):
         dataclasses.replace(CFG, noise="unifrom")
     for cache in ("prefix", "dual"):
         with pytest.raises(ValueError, match=f"cache='{cache}' would keep keys of noise"):
@@ -362,5 +362,5 @@ def test_what_does_not_go_with_noise_is_named(tmp_path):
     with pytest.raises(ValueError, match="no Hugging Face family has these switches together: .*noise=uniform"):
         huggingface.save(tmp_path, PARAMS, dataclasses.replace(CFG, qk_norm=True))
     assert "noise" not in page.SWITCHES, "the page refuses every switch that it does not know"
-    with pytest.raises(ValueError, match="noise=uniform, but the model .* has noise=mask"):
+    with pytest.raises(ValueError, match="use=uniform: the model .* has none of that"):
         config.check_model(config.Config(model=CFG), PLAIN, "in out/x")

@@ -174,7 +174,7 @@ def rule_of(cfg):
     """Find the rule that says how many tokens a step fills, as a sampler does; None for a causal model."""
     if cfg.model.causal:
         return None
-    name = "static" if cfg.model.block_causal and cfg.rule == "quota" else cfg.rule
+    name = "static" if hasattr(cfg.model, "block_causal") and cfg.rule == "quota" else cfg.rule
     settings.plugged(sample.RULES, name)
     return sample.RULES[name]
 
@@ -228,7 +228,7 @@ def pack_completion(run, one, c):
     """Collect completion c, and its updates."""
     r, start = one.found.rollout, run.cfg.max_prompt_len
     block = None
-    if run.cfg.model.block_causal:
+    if hasattr(run.cfg.model, "block_causal"):
         from variants import blocks  # other models have none
 
         block = blocks.number(None if r.valid is None else jnp.asarray(r.valid[[c]]), r.tokens.shape[1], run.cfg.model)
@@ -271,7 +271,7 @@ def kind_of(cfg):
     """Name how the policy writes: causal, drafts, block or denoiser."""
     if cfg.model.causal or cfg.rule == "drafts":
         return "causal" if cfg.model.causal else "drafts"
-    return "block" if cfg.model.block_causal else "denoiser"
+    return "block" if hasattr(cfg.model, "block_causal") else "denoiser"
 
 
 def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:

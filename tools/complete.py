@@ -322,7 +322,7 @@ def encode_rows(options, rows, loaded):
             raise ValueError(f"{loaded.folder} fills in texts in place, and {text[:80]!r} has nothing to fill in: "
                              "write a _ for each token that is missing")  # fmt: skip
     drafts = options.rule == "drafts" if options.rule else loaded.trained.get("rule") == "drafts"
-    if not cfg.block_causal or drafts:
+    if not hasattr(cfg, "block_causal") or drafts:
         return prompts
 
     def whole_blocks(ids, start):
@@ -340,9 +340,10 @@ def make_plan(asked, n, prompts, loaded):
         "early_end": True,
     }
     drafts = asked.get("rule", loaded.trained.get("rule")) == "drafts"
-    plan |= {"order": "left"} if cfg.causal or drafts else {"cache": "prefix"} if cfg.block_causal else {}
+    plan |= {"order": "left"} if cfg.causal or drafts else {"cache": "prefix"} if hasattr(cfg, "block_causal") else {}
     plan |= {ours: loaded.trained[name] for name, ours in TRAINED.items() if name in loaded.trained} | asked
-    if not cfg.block_causal and plan.get("block_len") is None and all(start for _, start in prompts):
+    is_one_block = not hasattr(cfg, "block_causal") and plan.get("block_len") is None
+    if is_one_block and all(start for _, start in prompts):
         plan["block_len"] = max(len(ids) - start for ids, start in prompts)  # no logits of the prompt are needed
     return Plan(**plan)
 

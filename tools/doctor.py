@@ -164,6 +164,11 @@ def is_sure(margin: tuple[float, float]) -> bool:
     return mean > max(3 * error, 0.005)
 
 
+def block_of(cfg: ModelConfig) -> int | None:
+    """Return the length of the blocks of a reading; None: it has none."""
+    return getattr(cfg, "block_causal", None)
+
+
 def changed(cfg: ModelConfig, **changes: Any) -> ModelConfig:
     """Return another reading: cfg with these changes, and without fields that contradict them.
 
@@ -173,7 +178,7 @@ def changed(cfg: ModelConfig, **changes: Any) -> ModelConfig:
         values |= {"shift": True, "block_causal": None, "causal_text": False}
     if values.get("shift", cfg.shift):
         values["causal_text"] = False
-    if not values.get("block_causal", cfg.block_causal):
+    if not values.get("block_causal", block_of(cfg)):
         values["causal_text"] = False
     return dataclasses.replace(cfg, **values)
 
@@ -185,7 +190,7 @@ def alternatives(cfg: ModelConfig, stated: ModelConfig, masks: list[int], field:
         return [changed(cfg, mask_id=mask) for mask in masks]
     if field == "shift":
         return [changed(cfg, shift=shift) for shift in (False, True)]
-    sizes = sorted({*BLOCKS, stated.block_causal or BLOCKS[0]})
+    sizes = sorted({*BLOCKS, block_of(stated) or BLOCKS[0]})
     blocks = [changed(cfg, block_causal=size, causal_text=text) for text in (False, True) for size in sizes]
     return list(dict.fromkeys([changed(cfg, block_causal=None), *blocks]))
 
@@ -219,9 +224,9 @@ def describe_attention(cfg: ModelConfig) -> str:
     """Say who sees whom."""
     if cfg.causal:
         return "causal"
-    if cfg.block_causal is None:
+    if block_of(cfg) is None:
         return "bidirectional"
-    return f"blocks of {cfg.block_causal}" + (", finished text causal" if cfg.causal_text else "")
+    return f"blocks of {block_of(cfg)}" + (", finished text causal" if hasattr(cfg, "causal_text") else "")
 
 
 def value(cfg: ModelConfig, field: str, tok: Any) -> str:
@@ -245,9 +250,9 @@ def sources(folder: str, cfg: ModelConfig, kind: str, asked: str | None) -> dict
     if cfg.causal:
         found["mask_id"] = f"family {kind}"
     found["attention"] = f"family {kind}"
-    if cfg.block_causal and theirs.get(block_key) is not None:
+    if block_of(cfg) and theirs.get(block_key) is not None:
         found["attention"] = f"config.json: {block_key}"
-    elif cfg.block_causal and cfg.block_causal != family.fields.get("block_causal"):
+    elif block_of(cfg) and block_of(cfg) != family.fields.get("block_causal"):
         found["attention"] = f"the folder's name, {foreign.name_of(folder)}"
     return found
 
@@ -268,9 +273,9 @@ def costs(reader: Reader, stated: ModelConfig) -> Iterable[str]:
     per_token = (time.perf_counter() - start) / x.size
     new, prompt = 128, WIDTH
     passes = new if stated.causal else 32
-    width = 1 if stated.causal else stated.block_causal or prompt + new
-    if stated.block_causal:
-        passes = max(passes, -(-new // stated.block_causal))
+    width = 1 if stated.causal else block_of(stated) or prompt + new
+    if block := block_of(stated):
+        passes = max(passes, -(-new // block))
     yield (f"sampling: {1 / per_token:,.0f} tokens per second in a pass; {new} tokens in {passes} passes take at least "
            f"{passes * width * per_token:.2g} s")  # fmt: skip
     order = "left" if stated.causal else "confidence"
@@ -308,10 +313,10 @@ def compare(reader: Reader, found: ModelConfig, masks: list[int], tok: Any) -> I
     for field in ("mask_id", "shift"):
         if others := [c for c in alternatives(found, found, masks, field) if c != found]:
             yield nearest(field.removesuffix("_id"), field, others)
-    sizes = [c for c in alternatives(found, found, masks, "attention") if c.block_causal != found.block_causal]
+    sizes = [c for c in alternatives(found, found, masks, "attention") if block_of(c) != block_of(found)]
     causal = [] if is_sure(reader.fills_masks(found)) else [changed(found, causal=True)]
     yield nearest("attention", "attention", [*sizes, *causal])
-    text = changed(found, causal_text=not found.causal_text)
+    text = changed(found, causal_text=not hasattr(found, "causal_text"))
     if text != found:
         yield nearest("old blocks", "attention", [text])
 
@@ -331,8 +336,8 @@ def advice(found: ModelConfig, stated: ModelConfig, kind: str) -> str:
         none = f"add a family to system/families.py: none with the tensors of {kind} has these switches together"
         todo.append(f"--open_as={fits[0]}, or that as model_type in config.json" if fits else none)
         family = huggingface.FAMILIES[fits[0]] if fits else family
-    if "block_causal" in family.keys and found.block_causal != stated.block_causal:
-        todo.append(f'"{family.keys["block_causal"]}": {json.dumps(found.block_causal)} in config.json')
+    if "block_causal" in family.keys and block_of(found) != block_of(stated):
+        todo.append(f'"{family.keys["block_causal"]}": {json.dumps(block_of(found))} in config.json')
     return "; ".join(todo)
 
 
@@ -347,7 +352,7 @@ def explain(folder: str, open_as: str | None = None, dtype: str | None = None) -
         base = checkpoint.find(adapters.read_adapters(base)[0])
     kind = huggingface.read_kind(base, asked)
     params, cfg = checkpoint.load(folder, dtype, kind if base == folder else asked)
-    if cfg.noise != "mask":
+    if hasattr(cfg, "noise"):
         raise ValueError(f"{folder} has noise={cfg.noise!r}: --explain compares ways to read masks, and it reads none")
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
     places = sources(base, cfg, kind, asked)

@@ -68,7 +68,7 @@ def write(path: str, loaded: list[Any], setting: Setting, rows: list[dict] | Non
         **pack_tokens(first),
         **pack_rows(loaded[-1], rows),
         "plan": flat(setting.plan),
-        "block": max(one.cfg.block_causal or 1 for one in loaded),
+        "block": max(getattr(one.cfg, "block_causal", 1) for one in loaded),
         "orders": ORDERS,
         "rules": RULES,
         "n_new": setting.n_new,
@@ -98,7 +98,7 @@ def check_model(one):
         raise ValueError(f"{folder} has {name}={value}, which the page's network lacks")
     if len(getattr(cfg, "rope_scaling", ())) > 4:
         raise ValueError(f"{folder} has rope_scaling={cfg.rope_scaling}: the page's network knows no YaRN")
-    if cfg.block_causal and cfg.shift:
+    if hasattr(cfg, "block_causal") and cfg.shift:
         raise ValueError(f"{folder} has block_causal={cfg.block_causal} and shift=True, which the page cannot sample")
     if cfg.mask_id is None:
         raise ValueError(f"{folder} has no mask token, so nothing can be masked")
@@ -151,7 +151,8 @@ def pack_model(one):
     flat = np.concatenate([array.ravel() for _, array in tensors])
     if not (np.abs(flat) <= np.finfo(np.float16).max).all():
         raise ValueError(f"{one.folder} has weights that float16 cannot hold: not finite, or above 65,504")
-    shape = dataclasses.asdict(cfg) | {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
+    shape = {name: value for part in (cfg, *cfg.use) for name, value in vars(part).items() if name != "use"}
+    shape |= {"kv_heads": cfg.kv_heads, "head_dim": cfg.head_dim, "ff": cfg.ff}
     from variants import causal, rope  # a page has all kinds of models
 
     frequencies = rope.frequencies(cfg.rope_theta, cfg.head_dim, getattr(cfg, "rope_scaling", None))

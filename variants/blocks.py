@@ -9,6 +9,7 @@ who sees whom. The mask is that of a row with one copy; `kernels.packed_attentio
 
 Blocks begin where a text does: block n has the tokens n * block_causal and following, wherever padding has put them.
 """
+import dataclasses
 import functools
 
 import jax
@@ -16,30 +17,38 @@ import jax.numpy as jnp
 
 import diffusion
 import model
+import sample
 from system import kernels, sharding
+from system.sections import Section
 from variants import trace
 
 
+@dataclasses.dataclass(frozen=True)
+class Shape(Section):
+    """The field of a ModelConfig with blocks."""
+
+    block_causal: int | None = 4  # length of a block: tokens see their own and all earlier ones (SDAR)
+
+    def between_keys(self, c):
+        length = self.block_causal
+        yield length is None or length < 1, f"block_causal={length} must be at least 1"
+        yield c.causal, (
+            f"causal=True and block_causal={length}: set only one of them (block_causal=1 is another model: it "
+            "predicts token i from a mask in place i)")
+
+
 def number(valid, T, cfg):
-    """Number the block that each token is in, from 0: valid (B, T) or None -> (B or 1, T); None for a model without
-    blocks."""
-    if cfg.block_causal is None:
-        return None
+    """Number the block that each token is in, from 0: valid (B, T) or None -> (B or 1, T)."""
     return model.positions_of(valid, T) // cfg.block_causal
 
 
 def first_of_block(valid, T, cfg):
     """True (B or 1, T) at the tokens that a shifted block model predicts from the clean text before their block: the
-    first token of each block but the first. False for other models."""
-    if cfg.block_causal is None or not cfg.shift:
+    first token of each block but the first. False if the model is not shifted."""
+    if not cfg.shift:
         return False
     at = model.positions_of(valid, T)
     return (at > 0) & (at % cfg.block_causal == 0)
-
-
-def check(cfg):
-    """Yield (True if wrong, message) for the fields of a ModelConfig with blocks."""
-    yield cfg.block_causal is not None and cfg.block_causal < 1, f"block_causal={cfg.block_causal} must be at least 1"
 
 
 def see_blocks(i, j, z, valid, cfg, part):
@@ -107,7 +116,7 @@ def packed_mask(cfg, valid, T, first):
     same = block[:, None] == block[..., None]
     query_is_copy = is_copy[:, None]
     sees_text = earlier | same & ~query_is_copy
-    if cfg.causal_text:
+    if hasattr(cfg, "causal_text"):  # variants/joint.py
         sees_text &= column <= column[:, None]
     sees_copy = same & query_is_copy
     far = jnp.where(is_copy, sees_copy, sees_text)
@@ -185,7 +194,7 @@ def shifted(text, begin, copies, first, cfg, valid, start):
 
 
 model.MASKS["blocks"] = see_blocks
-model.CHECKS["blocks"] = check
+sample.STEPS["blocks"] = "block_steps"
 diffusion.NOISES["blocks"] = mask_blocks
 diffusion.COPIES["blocks"] = hidden
 trace.NUMBERS["blocks"] = step_numbers

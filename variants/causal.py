@@ -8,15 +8,7 @@ import jax.numpy as jnp
 
 import diffusion
 import model
-
-
-def check(cfg):
-    """Yield (True if wrong, message) for the fields of a causal ModelConfig."""
-    yield cfg.causal and not cfg.shift, (
-        "causal=True needs shift=True: a position that sees its own token cannot predict it")
-    yield cfg.causal and (cfg.block_causal or cfg.causal_text), (
-        f"causal=True and block_causal={cfg.block_causal}: set only one of them (block_causal=1 is another model: it "
-        "predicts token i from a mask in place i)")
+import sample
 
 
 def start_id(cfg):
@@ -56,5 +48,5 @@ def mask_nothing(key, x, maskable, valid, cfg):
 
 model.READS["causal"] = state_left
 model.MASKS["causal"] = see_left
-model.CHECKS["causal"] = check
+sample.STEPS["causal"] = "causal_steps"
 diffusion.NOISES["causal"] = mask_nothing

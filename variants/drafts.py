@@ -162,10 +162,11 @@ def write_round(params, keys, z, stored, cfg, valid, cache, sampling: Sampling) 
 
 def check_plan(cfg, plan):
     """Raise ValueError if a model or a plan cannot be used with rule="drafts"."""
-    if not cfg.causal_text or cfg.block_causal < 2:
+    text, block = (getattr(cfg, name, None) for name in ("causal_text", "block_causal"))
+    if not text or block < 2:
         raise ValueError("rule='drafts' needs a model that is autoregressive and a denoiser at once: causal_text=True "
-                         f"with blocks of 2 or more, now causal_text={cfg.causal_text}, "
-                         f"block_causal={cfg.block_causal}; for other models take another rule, such as quota")
+                         f"with blocks of 2 or more, now causal_text={text}, block_causal={block}; for other models "
+                         "take another rule, such as quota")
     needed = {"order": "left", "cache": "none", "block_len": None, "repetition_penalty": 1}
     for name, value in needed.items():
         if getattr(plan, name, value) != value:

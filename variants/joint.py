@@ -8,13 +8,27 @@ gives the loss of both, next tokens on the text and masked tokens on its copies 
 """
 import dataclasses
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 
 import config
 import diffusion
 import model
-from variants import blocks, paired, trace  # noqa: F401  (pairs are drawn before next tokens are added)
+from variants import blocks, paired  # noqa: F401  (pairs are drawn before next tokens are added)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape(config.Section):
+    """The field of a ModelConfig whose finished text is causal."""
+
+    causal_text: bool = True  # finished blocks are read from left to right (Nemotron-Labs-Diffusion)
+
+    def between_keys(self, c):
+        block = getattr(c, "block_causal", None)
+        yield not block or c.shift, (
+            "causal_text=True says how the blocks of a block_causal model without shift see each other, now "
+            f"block_causal={block}, shift={c.shift}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +45,9 @@ class Keys(config.Section):
                    "none, so a model made from scratch would not learn it")  # fmt: skip
 
     def fits(self, c, shape, where):
-        yield (self.causal_weight > 0 and not shape.causal_text,
+        yield (self.causal_weight > 0 and not hasattr(shape, "causal_text"),
                f"causal_weight={self.causal_weight!r}, but the model {where} is not autoregressive and a denoiser at "
-               "once: it has causal_text=False")  # fmt: skip
-
-
-def check(cfg):
-    """Yield (True if wrong, message) for the fields of a ModelConfig whose finished text is causal."""
-    yield cfg.causal_text and (not cfg.block_causal or cfg.shift), (
-        f"causal_text=True says how the blocks of a block_causal model without shift see each other, now "
-        f"block_causal={cfg.block_causal}, shift={cfg.shift}")
+               "once: it has no causal_text")  # fmt: skip
 
 
 def see_finished_text_from_left(i, j, z, valid, cfg, part):
@@ -62,7 +69,8 @@ def is_open(z, number, own, cfg):
 
 def autoregressive(cfg: model.ModelConfig) -> model.ModelConfig:
     """Return the configuration that reads the same parameters from left to right."""
-    return dataclasses.replace(cfg, causal=True, shift=True, block_causal=None, causal_text=False)
+    no_blocks: dict[str, Any] = {"block_causal": None, "causal_text": False}
+    return dataclasses.replace(cfg, causal=True, shift=True, **no_blocks)
 
 
 def with_next_tokens(draw, cfg):
@@ -89,9 +97,5 @@ def noise(key, batch: tuple, cfg, norm="token", draw=diffusion.noise, causal_wei
 
 
 model.MASKS["joint"] = see_finished_text_from_left
-model.CHECKS["joint"] = check
-diffusion.NOISES["joint"] = blocks.mask_blocks
-diffusion.COPIES["joint"] = blocks.hidden
-trace.NUMBERS["joint"] = blocks.step_numbers
 diffusion.DRAWS["joint"] = with_next_tokens
 diffusion.READINGS["joint"] = {"val/causal_nll": autoregressive}

@@ -22,7 +22,7 @@ class Keys(sections.Section):
         penalty = self.repetition_penalty
         yield (penalty != 1 and c.rule == "drafts", f"repetition_penalty={penalty}: a causal model reads from left to "
                "right, and so do drafts: set repetition_penalty=1.0")  # fmt: skip
-        yield (penalty != 1 and shape.block_causal and c.objective == "grpo",
+        yield (penalty != 1 and hasattr(shape, "block_causal") and c.objective == "grpo",
                f"repetition_penalty={penalty}: grpo scores all blocks of a block_causal model at once, and each was "
                "sampled with other tokens there: 1.0")  # fmt: skip
 

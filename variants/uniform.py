@@ -12,20 +12,29 @@ stands in the row:
 So a model still is one function of z. It reads a state in the sampler, in training and when log-probs are computed with
 the same noise, and nothing has to be stored for that. Other rows, padding and chunks change nothing.
 """
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 import model
+from system.sections import Section
 
 SEED = 20  # of the hash; any number
 
 
-def check(cfg):
-    """Yield (True if wrong, message) for the fields of a ModelConfig with this noise."""
-    yield cfg.noise == "uniform" and (cfg.causal or cfg.block_causal or cfg.shift), (
-        "noise='uniform' is for denoisers that see the whole text and predict a token in its own place, now "
-        f"causal={cfg.causal}, block_causal={cfg.block_causal}, shift={cfg.shift}: leave these out, or take "
-        "noise='mask'")
+@dataclasses.dataclass(frozen=True)
+class Shape(Section):
+    """The field of a ModelConfig that says what the network reads where a token is missing."""
+
+    noise: str | None = "uniform"  # where a token is missing the network reads a random one, not a mask
+
+    def between_keys(self, c):
+        yield self.noise != "uniform", f"noise={self.noise!r}: expected uniform, or None for masks"
+        block = getattr(c, "block_causal", None)
+        yield c.causal or block or c.shift, (
+            "noise='uniform' is for denoisers that see the whole text and predict a token in its own place, now "
+            f"causal={c.causal}, block_causal={block}, shift={c.shift}: leave these out, or leave noise out")
 
 
 def noisy(z, valid, cfg):
@@ -57,4 +66,3 @@ def state_in_noise(params, z, cfg, valid, start, length):
 
 
 model.READS["uniform"] = state_in_noise
-model.CHECKS["uniform"] = check
