@@ -97,7 +97,7 @@ def test_one_clean_copy_serves_all_views_as_a_pass_for_every_block_does(switches
     cfg, valid = of(**switches), jnp.arange(6) >= jnp.array([[0], [1], [2]])  # padding: columns are no positions
     M = valid & (jax.random.uniform(KEY, (4, 3, 6)) < 0.6)
     four = lambda a: jnp.tile(a, (4, 1))
-    params = FAR if cfg.n_layer == CFG.n_layer else model.init(KEY, cfg)
+    params = FAR if not {"n_layer", "window"} & {*switches} else model.init(KEY, cfg)
     want = alone(params, four(X), M.reshape(12, 6), cfg, four(valid)).reshape(M.shape)
     # All views of all texts, half of those of one, all of one and half of the next; and from a column on.
     for chunk, start in ((2, 0), (6, 0), (None, 4), (None, 3)):
