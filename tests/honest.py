@@ -2,56 +2,9 @@
 
 In ASSERTED an item is a name, a program, and its tests, with lines of dashes in between; in PROMPTED the prompt comes
 before the program; in PROGRAMS an item is a language and a program that prints twice its input. Every branch of the
-judges that one of 144 such programs took is taken by two of these, where two took it."""
+judges that one of 144 such programs took is taken by one of these."""
 
 ASSERTED = r'''
-# a class that extends OrderedDict
-from collections import OrderedDict
-class LRUCache(OrderedDict):
-    def __init__(self, capacity):
-        super().__init__()
-        self.capacity = capacity
-    def get(self, key):
-        if key not in self: return -1
-        self.move_to_end(key)
-        return self[key]
-    def put(self, key, value):
-        self[key] = value
-        self.move_to_end(key)
-        if len(self) > self.capacity: self.popitem(last=False)
-----
-cache = LRUCache(2)
-cache.put(1, 1); cache.put(2, 2)
-assert cache.get(1) == 1
-cache.put(3, 3)
-assert cache.get(2) == -1 and cache.get(3) == 3
-assert len(cache) == 2 and cache.capacity == 2
-====
-# a class that extends dict
-class Bag(dict):
-    def __missing__(self, key): return 0
-    def add(self, key): self[key] += 1
-    def most(self): return max(self, key=self.get)
-----
-b = Bag()
-for c in "abca": b.add(c)
-assert b["a"] == 2 and b["zzz"] == 0 and b.most() == "a"
-assert b == {"a": 2, "b": 1, "c": 1} and "a" in b and "q" not in b
-assert sorted(b.items()) == [("a", 2), ("b", 1), ("c", 1)]
-del b["a"]
-assert dict(b) == {"b": 1, "c": 1}
-====
-# a class that extends int
-class Money(int):
-    def __str__(self): return f"${int(self)}"
-    def __add__(self, other): return Money(int(self) + int(other))
-    @property
-    def cents(self): return self * 100
-----
-m = Money(5) + Money(2)
-assert m == 7 and str(m) == "$7" and m.cents == 700 and f"{Money(3)}" == "$3" and isinstance(m, int)
-assert isinstance(m, Money) and [10, 20, 30][Money(1)] == 20
-====
 # a class that extends set
 class Vocabulary(set):
     def known(self, text): return [w for w in text.split() if w in self]
@@ -90,36 +43,6 @@ def best(cards): return max(cards, key=lambda c: c.rank)
 assert best([Card(3, "h"), Card(9, "s")]) == Card(9, "s")
 assert best([Card(3, "h")]).suit == "h" and isinstance(best([Card(1, "h")]), tuple) and Card._fields == ("rank", "suit")
 ====
-# an IntEnum and its names
-from enum import IntEnum
-class Level(IntEnum):
-    LOW = 1
-    HIGH = 3
-def level_of(n): return Level.HIGH if n > 10 else Level.LOW
-----
-assert level_of(50) == Level.HIGH and level_of(50).name == "HIGH" and level_of(1).value == 1
-assert level_of(50) == 3 and level_of(1) < level_of(50) and Level(3) is Level.HIGH or Level(3) == Level.HIGH
-assert [l.name for l in Level] == ["LOW", "HIGH"] and Level["LOW"] == 1 and len(Level) == 2
-====
-# a context manager class
-class Managed:
-    def __init__(self): self.log = []
-    def __enter__(self):
-        self.log.append("enter")
-        return self
-    def __exit__(self, kind, value, trace):
-        self.log.append(kind.__name__ if kind else "exit")
-        return False
-----
-m = Managed()
-with m as inside:
-    assert inside is m and m.log == ["enter"]
-assert m.log == ["enter", "exit"]
-try:
-    with m: raise KeyError("x")
-except KeyError: pass
-assert m.log[-1] == "KeyError"
-====
 # a context manager that suppresses
 class Suppress:
     def __init__(self, *kinds): self.kinds, self.error = kinds, None
@@ -136,16 +59,6 @@ try:
 except KeyError: pass
 else: assert False
 with Suppress(ZeroDivisionError): 1 / 0
-====
-# an interval that contains
-class Interval:
-    def __init__(self, low, high): self.low, self.high = low, high
-    def __contains__(self, x): return self.low <= x <= self.high
-    def __and__(self, other): return Interval(max(self.low, other.low), min(self.high, other.high))
-    def __eq__(self, other): return (self.low, self.high) == (other.low, other.high)
-----
-assert 3 in Interval(1, 5) and 7 not in Interval(1, 5)
-assert Interval(1, 5) & Interval(3, 9) == Interval(3, 5)
 ====
 # copies
 import copy
@@ -202,16 +115,6 @@ hello("Ada")
 text, sys.stdout = sys.stdout.getvalue(), old
 assert text == "Hello, Ada!\n"
 ====
-# what is printed to standard error
-import sys
-def warn(text): print("warning:", text, file=sys.stderr)
-----
-import io
-from contextlib import redirect_stderr
-err = io.StringIO()
-with redirect_stderr(err): warn("low")
-assert err.getvalue() == "warning: low\n"
-====
 # a seed that the test sets
 import random
 def roll(n): return [random.randint(1, 6) for _ in range(n)]
@@ -223,17 +126,6 @@ random.seed(42)
 assert roll(5) == a and all(1 <= x <= 6 for x in a)
 random.seed(42)
 assert a == [random.randint(1, 6) for _ in range(5)]
-====
-# time that is patched
-import time
-def wait(seconds):
-    time.sleep(seconds)
-    return time.time()
-----
-from unittest import mock
-with mock.patch("time.sleep") as nap, mock.patch("time.time", return_value=100.0):
-    assert wait(60) == 100.0
-nap.assert_called_once_with(60)
 ====
 # coroutines that raise and await what the test gives
 import asyncio
@@ -275,44 +167,6 @@ async def main():
     assert not c.open
 asyncio.run(main())
 ====
-# attributes of an exception
-class BankError(Exception):
-    def __init__(self, balance, amount):
-        super().__init__(f"need {amount}, have {balance}")
-        self.balance, self.amount = balance, amount
-    def missing(self): return self.amount - self.balance
-def withdraw(balance, amount):
-    if amount > balance: raise BankError(balance, amount)
-    return balance - amount
-----
-try: withdraw(10, 25)
-except BankError as e:
-    assert e.balance == 10 and e.amount == 25 and e.missing() == 15 and str(e) == "need 25, have 10"
-else: assert False
-assert withdraw(10, 4) == 6 and issubclass(BankError, Exception)
-----
-import unittest
-case = unittest.TestCase()
-with case.assertRaises(BankError) as caught: withdraw(1, 2)
-assert caught.exception.amount == 2
-with case.assertRaisesRegex(BankError, "need 2"): withdraw(1, 2)
-====
-# an exception with its own text
-class ParseError(ValueError):
-    def __init__(self, line, why):
-        self.line, self.why = line, why
-    def __str__(self): return f"line {self.line}: {self.why}"
-def parse(text):
-    for i, line in enumerate(text.split("\n"), 1):
-        if "=" not in line: raise ParseError(i, "no =")
-    return dict(line.split("=") for line in text.split("\n"))
-----
-try: parse("a=1\nb")
-except ValueError as e: assert str(e) == "line 2: no =" and e.line == 2 and isinstance(e, ParseError)
-else: assert False
-assert parse("a=1") == {"a": "1"}
-assert str(ParseError(3, "x")) == "line 3: x" and ParseError(3, "x").why == "x"
-====
 # exceptions of the library, and their cause
 import json
 class ConfigError(Exception): pass
@@ -328,34 +182,6 @@ else: assert False
 try: raw("{")
 except json.JSONDecodeError as e: assert e.pos == 1 and "Expecting" in e.msg
 else: assert False
-====
-# results that are exceptions
-def attempt(function, *args):
-    try: return function(*args)
-    except Exception as e: return e
-----
-e = attempt(lambda: {}["k"])
-assert isinstance(e, KeyError) and e.args == ("k",) and attempt(len, "abc") == 3
-assert type(attempt(int, "x")) is ValueError and "invalid literal" in str(attempt(int, "x"))
-====
-# the name of a class and of its type
-class Shape:
-    def area(self): raise NotImplementedError
-    def __repr__(self): return f"{type(self).__name__}({self.area()})"
-class Square(Shape):
-    """A square."""
-    def __init__(self, side): self.side = side
-    def area(self): return self.side ** 2
-def biggest(*shapes): return max(shapes, key=lambda s: s.area())
-----
-s = Square(3)
-assert type(s).__name__ == "Square" and s.__class__.__name__ == "Square" and s.__class__ is Square
-assert isinstance(s, Shape) and issubclass(Square, Shape) and repr(s) == "Square(9)" and Square.__doc__ == "A square."
-assert type(s) is Square and type(s) == type(Square(1)) and type(s) != type(Shape())
-try: Shape().area()
-except NotImplementedError: pass
-else: assert False
-assert biggest(s, Square(5), Square(1)).side == 5 and hasattr(s, "side") and not hasattr(s, "radius")
 ====
 # an abstract class
 from abc import ABC, abstractmethod
@@ -529,15 +355,6 @@ assert clock(9, 5) == datetime.time(9, 5) and clock(9, 5).isoformat() == "09:05:
 assert path("a", "b.txt") == PurePosixPath("a/b.txt") and path("a", "b.txt").suffix == ".txt" and str(path("a")) == "a"
 assert ident(5) == uuid.UUID(int=5) and utc() == datetime.timezone.utc
 ====
-# regular expressions and their matches
-import re
-def find(pattern, text): return re.search(pattern, text)
-def compiled(): return re.compile(r"\d+")
-----
-m = find(r"(\w+)@(\w+)", "me: ada@home")
-assert m and m.group(1) == "ada" and m.groups() == ("ada", "home") and m.start() == 4 and m[2] == "home"
-assert find("x", "abc") is None and compiled().findall("1 22") == ["1", "22"] and compiled().pattern == r"\d+"
-====
 # the environment and the command line, patched
 import os, sys
 def home(): return os.environ.get("APP_HOME", "none")
@@ -577,24 +394,6 @@ assert area.__annotations__["return"] == str and inspect.getdoc(area) == "Area w
 assert inspect.iscoroutinefunction(later) and inspect.isgeneratorfunction(gen) and inspect.isfunction(area)
 import types
 assert isinstance(gen(), types.GeneratorType)
-====
-# unittest skip main guard
-class Calc:
-    def div(self, a, b):
-        if b == 0: raise ZeroDivisionError("no")
-        return a / b
-----
-import unittest
-from solution import Calc
-class TestCalc(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls): cls.calc = Calc()
-    def test_div(self):
-        self.assertEqual(self.calc.div(6, 3), 2)
-        self.assertAlmostEqual(self.calc.div(1, 3), 0.3333, places=3)
-        with self.assertRaisesRegex(ZeroDivisionError, "no"): self.calc.div(1, 0)
-if __name__ == "__main__":
-    unittest.main()
 ====
 # defaultdict subclass
 from collections import defaultdict, UserDict, UserList, UserString
@@ -653,21 +452,6 @@ assert Weekday.MON.name in Weekday.__members__
 try: Card(99)
 except ValueError as e: assert "99 is not a valid Card" in str(e)
 else: assert False
-====
-# random choice with seed and Random object
-import random
-class Deck:
-    def __init__(self, rng=None): self.rng = rng or random; self.cards = list(range(5))
-    def shuffle(self): self.rng.shuffle(self.cards); return self.cards
-def pick(xs): return random.choice(xs)
-----
-import random
-random.seed(7)
-a = Deck().shuffle()
-random.seed(7)
-assert Deck().shuffle() == a and sorted(a) == list(range(5))
-random.seed(1); e = random.choice("abc"); random.seed(1)
-assert pick("abc") == e
 ====
 # async class with gather, timeout and queue
 import asyncio
@@ -734,28 +518,6 @@ assert NotFound.code == 404 and issubclass(NotFound, AppError) and NotFound("x")
 try: raise NotFound("mine", details={"z": 1})
 except NotFound as e: assert e.to_dict()["z"] == 1
 ====
-# ordering of objects passed from the test, with their methods
-def biggest(items): return max(items)
-def ordered(items): return sorted(items, key=lambda i: i.size(), reverse=True)
-def total(items): return sum(i.size() for i in items)
-def same(a, b): return a == b
-def describe(x): return f"<{x}>"
-def at(x, i): return x[i], len(x), i in x
-----
-class Item:
-    def __init__(self, n): self.n = n
-    def size(self): return self.n
-    def __lt__(self, o): return self.n < o.n
-    def __gt__(self, o): return self.n > o.n
-    def __eq__(self, o): return self.n == o.n
-    def __str__(self): return f"item {self.n}"
-    def __getitem__(self, i): return self.n + i
-    def __len__(self): return self.n
-    def __contains__(self, i): return i < self.n
-a, b = Item(1), Item(2)
-assert biggest([a, b]) is b and [i.n for i in ordered([a, b])] == [2, 1] and total([a, b]) == 3
-assert same(a, Item(1)) and not same(a, b) and describe(a) == "<item 1>" and at(b, 1) == (3, 2, True)
-====
 # retry decorator with a failing mock and sleep patched
 import time, functools
 def retry(times, delay=1):
@@ -776,37 +538,6 @@ f.__name__ = "f"
 with patch("time.sleep") as nap: assert retry(3, delay=2)(f)(1) == 42
 assert f.call_count == 3 and nap.call_count == 2
 nap.assert_called_with(2)
-====
-# datetime now patched in the module
-from datetime import datetime, date
-def greeting(now=None):
-    h = (now or datetime.now()).hour
-    return "morning" if h < 12 else "evening"
-def age(born, today): return today.year - born.year - ((today.month, today.day) < (born.month, born.day))
-----
-from datetime import datetime, date
-assert greeting(datetime(2024, 1, 1, 9)) == "morning" and age(date(2000, 5, 5), date(2024, 5, 4)) == 23
-from unittest.mock import patch
-with patch("solution.datetime") as fake:
-    fake.now.return_value = datetime(2024, 1, 1, 20)
-    assert greeting() == "evening"
-====
-# a matrix class extending list
-class Matrix(list):
-    def __init__(self, rows): super().__init__([list(r) for r in rows])
-    def transpose(self): return Matrix(zip(*self))
-    def __mul__(self, o): return Matrix([[sum(a * b for a, b in zip(r, c)) for c in zip(*o)] for r in self])
-    @property
-    def shape(self): return len(self), len(self[0])
-    def __str__(self): return "\n".join(" ".join(map(str, r)) for r in self)
-----
-m = Matrix([[1, 2], [3, 4]])
-assert m.shape == (2, 2) and m.transpose() == [[1, 3], [2, 4]] and m * Matrix([[1, 0], [0, 1]]) == m
-assert str(m) == "1 2\n3 4" and m[1][0] == 3 and len(m) == 2
-m[0] = [9, 9]
-assert m == [[9, 9], [3, 4]] and [sum(r) for r in m] == [18, 7]
-m[0][1] = 1
-assert isinstance(m, Matrix)
 ====
 # case insensitive dictionary
 class CaseDict(dict):
@@ -838,100 +569,6 @@ else: assert False
 import json
 assert json.dumps(d, sort_keys=True) == '{"a": 1, "b": 2}'
 ====
-# type hints via get_type_hints and typing
-from typing import get_type_hints, List, Dict, Union
-def f(a: int, b: str = "x") -> List[int]: return [a]
-----
-assert f(1) == [1] and f.__defaults__ == ("x",) and f.__name__ == "f" and f.__annotations__["a"] is int
-====
-# pytest style with parametrised loops
-def fizz(n): return "FizzBuzz" if n % 15 == 0 else "Fizz" if n % 3 == 0 else "Buzz" if n % 5 == 0 else str(n)
-----
-def test_fizz():
-    for n, want in [(3, "Fizz"), (5, "Buzz"), (15, "FizzBuzz"), (1, "1")]:
-        assert fizz(n) == want, f"{n}: {fizz(n)}"
-def test_type():
-    assert isinstance(fizz(2), str)
-test_fizz()
-====
-# tempfile free path work
-import os.path, pathlib
-def ext(p): return os.path.splitext(p)[1]
-def stem(p): return pathlib.Path(p).stem
-def join(*p): return pathlib.Path(*p)
-----
-assert ext("a/b.txt") == ".txt" and stem("x/y.tar") == "y" and str(join("a", "b")) == "a/b"
-from pathlib import Path
-assert join("a", "b") == Path("a/b")
-====
-# reflection
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-import json
-class Shape(ABC):
-    @abstractmethod
-    def area(self): ...
-@dataclass
-class Sq(Shape):
-    side: float
-    def area(self): return self.side ** 2
-class Enc(json.JSONEncoder):
-    def default(self, o): return {"side": o.side} if isinstance(o, Sq) else super().default(o)
-def to_json(x): return json.dumps(x, cls=Enc)
-----
-import inspect, json, weakref, dataclasses
-from abc import ABC
-assert inspect.isabstract(Shape) and inspect.isclass(Sq) and [f.name for f in dataclasses.fields(Sq)] == ["side"]
-assert Sq.__mro__[1] is Shape and Sq.__bases__ == (Shape,) and Sq.__name__ == "Sq" and Shape.__abstractmethods__ == {"area"}
-s = Sq(2)
-r = weakref.ref(s)
-assert r() is s and json.dumps(s, default=lambda o: o.__dict__) == '{"side": 2}' and to_json([s]) == '[{"side": 2}]'
-assert json.dumps(s.__dict__) == '{"side": 2}' and s.__class__.__qualname__ == "Sq" and Sq.area(s) == 4
-====
-# test passes lambdas, classes, builtins and operators
-import operator
-def apply(f, *a, **k): return f(*a, **k)
-def make(cls, n): return [cls() for _ in range(n)]
-def conv(xs, t): return [t(x) for x in xs]
-def chain(*fs):
-    def g(x):
-        for f in fs: x = f(x)
-        return x
-    return g
-def is_kind(x, t): return isinstance(x, t)
-----
-import operator, math
-assert apply(operator.add, 1, 2) == 3 and apply(max, [3, 1]) == 3 and apply(sorted, [2, 1], reverse=True) == [2, 1]
-class A:
-    def __init__(self): self.v = 7
-assert [a.v for a in make(A, 2)] == [7, 7] and conv(["1", "2"], int) == [1, 2] and chain(str.upper, len)("abc") == 3
-assert chain(lambda x: x + 1, math.sqrt)(3) == 2 and is_kind(3, int) and not is_kind("a", (int, float)) and conv([1], str) == ["1"]
-====
-# errors inside callbacks come back as they were
-class Bus:
-    def __init__(self): self.subs = []
-    def sub(self, f): self.subs.append(f); return lambda: self.subs.remove(f)
-    def pub(self, x):
-        errors = []
-        for f in list(self.subs):
-            try: f(x)
-            except Exception as e: errors.append(e)
-        return errors
-def call(f): return f()
-----
-class Boom(Exception):
-    def __init__(self, n): super().__init__(f"boom {n}"); self.n = n
-def bad(x): raise Boom(x)
-b = Bus()
-off = b.sub(bad)
-errors = b.pub(5)
-assert len(errors) == 1 and isinstance(errors[0], Boom) and errors[0].n == 5 and str(errors[0]) == "boom 5"
-off()
-assert b.pub(1) == []
-try: call(lambda: bad(9))
-except Boom as e: assert e.n == 9
-else: assert False
-====
 # money with comparison to its own kind and formats
 from decimal import Decimal
 class Money:
@@ -955,80 +592,6 @@ assert sorted([Money(3), Money(1)])[0] == Money(1) and sum([Money(1), Money(2)],
 try: Money(1) + Money(1, "EUR")
 except ValueError as e: assert str(e) == "Currency mismatch"
 else: assert False
-====
-# rational numbers
-from math import gcd
-class Rational:
-    def __init__(self, n, d=1):
-        if d == 0: raise ZeroDivisionError("zero denominator")
-        g = gcd(n, d) or 1
-        self.n, self.d = n // g, d // g
-    def _w(self, o): return o if isinstance(o, Rational) else Rational(o)
-    def __add__(self, o): o = self._w(o); return Rational(self.n * o.d + o.n * self.d, self.d * o.d)
-    __radd__ = __add__
-    def __sub__(self, o): o = self._w(o); return Rational(self.n * o.d - o.n * self.d, self.d * o.d)
-    def __truediv__(self, o): o = self._w(o); return Rational(self.n * o.d, self.d * o.n)
-    def __rtruediv__(self, o): return Rational(o) / self
-    def __eq__(self, o): o = self._w(o); return (self.n, self.d) == (o.n, o.d)
-    def __float__(self): return self.n / self.d
-    def __repr__(self): return f"{self.n}/{self.d}"
-    def __neg__(self): return Rational(-self.n, self.d)
-    def __pow__(self, k): return Rational(self.n ** k, self.d ** k)
-----
-a = Rational(2, 4)
-assert repr(a) == "1/2" and a + Rational(1, 3) == Rational(5, 6) and float(a) == 0.5 and repr(a + 1) == "3/2" and repr(1 + a) == "3/2"
-assert repr(1 / a) == "2/1" and repr(-a) == "-1/2" and a ** 2 == Rational(1, 4) and repr(a - 1) == "-1/2" and repr(a / 2) == "1/4"
-assert sum([Rational(1, 2), Rational(1, 2)]).n == 1
-import math
-assert math.isclose(Rational(1, 3), 0.3333, abs_tol=1e-3)
-try: Rational(1, 0)
-except ZeroDivisionError as e: assert "zero" in str(e)
-else: assert False
-====
-# generators that are contexts, exit stacks
-from contextlib import contextmanager, suppress, ExitStack, closing
-@contextmanager
-def swap(d, k, v):
-    old = d.get(k)
-    d[k] = v
-    try: yield d
-    finally: d[k] = old
-@contextmanager
-def ignoring(*kinds):
-    try: yield
-    except kinds: pass
-class Res:
-    def __init__(self, log, n): self.log, self.n = log, n
-    def __enter__(self): self.log.append(("in", self.n)); return self
-    def __exit__(self, *e): self.log.append(("out", self.n))
-def run(log):
-    with ExitStack() as s:
-        for i in range(2): s.enter_context(Res(log, i))
-    return log
-----
-with ignoring(ZeroDivisionError): 1 / 0
-with ignoring(KeyError):
-    {}["x"]
-assert run([]) == [("in", 0), ("in", 1), ("out", 1), ("out", 0)]
-import contextlib
-log = []
-with contextlib.ExitStack() as s:
-    r = s.enter_context(Res(log, 5))
-    assert r.n == 5
-assert r.log == [("in", 5), ("out", 5)]
-with swap({"a": 1}, "a", 2) as d: assert d["a"] == 2
-====
-# test with subclass of the candidate's class with super
-class Base:
-    def __init__(self, name): self.name = name
-    def hello(self): return f"hi {self.name}"
-    def template(self): return self.step() + "!"
-    def step(self): raise NotImplementedError
-----
-class Child(Base):
-    def step(self): return self.name.upper()
-c = Child("bob")
-assert c.template() == "BOB!" and c.hello() == "hi bob" and isinstance(c, Base) and issubclass(Child, Base)
 ====
 # numbers in text, huge ints, floats, bytes, complex answers
 def fact(n):
@@ -1151,20 +714,6 @@ assert mirror(Point(1, 2), q) == Point(2, 1) and Point(2, 1) == mirror(Point(1, 
 assert q.x == 9 and q._seen == 1 and isinstance(mirror(Point(1), Point(1)), Point)
 assert mirror(Point(1, 2), Point(3)).x == 2
 assert [mirror(Point(1, 2), Point(3))] == [Point(2, 1)] != [Point(2, 2)]
-====
-# a class of the prompt with __eq__
-class Money:
-    def __init__(self, cents): self.cents = cents
-    def __eq__(self, other): return isinstance(other, Money) and self.cents == other.cents
-    def __repr__(self): return f"Money({self.cents})"
-
-def add(a, b):
-    """Add two amounts."""
-----
-    return Money(a.cents + b.cents)
-----
-assert add(Money(1), Money(2)) == Money(3) == add(Money(2), Money(1)) and repr(add(Money(1), Money(2))) == "Money(3)"
-assert add(Money(1), Money(2)) != Money(4) and Money(3) in [add(Money(1), Money(2))]
 ====
 # LeetCodeDataset's form, asked for Solution().twoSum
 from typing import *
