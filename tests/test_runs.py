@@ -463,27 +463,6 @@ def test_a_run_killed_five_times_at_random_and_resumed_equals_the_unbroken_one_b
 
 
 @pytest.mark.slow
-def test_sigterm_and_ctrl_c_save_the_current_step_and_exit_with_their_codes(killable):
-    folder = killable
-    reached = 0
-    for asked, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-        process = start(folder, f"--out_dir={folder}/asked", f"--resume={reached > 0}", "--save_interval=100000")
-        while process.poll() is None and not os.path.exists(f"{folder}/asked/samples.jsonl"):
-            time.sleep(0.02)
-        size = os.path.getsize(f"{folder}/asked/metrics.jsonl")
-        while process.poll() is None and os.path.getsize(f"{folder}/asked/metrics.jsonl") <= size:
-            time.sleep(0.002)
-        process.send_signal(asked)
-        out, err = process.communicate()
-        assert process.returncode == code and "Traceback" not in err, err
-        newest = max(checkpoint.steps(f"{folder}/asked"))
-        assert newest > reached and f"saved {folder}/asked/step-{newest:06d}; continue with --resume=True" in out
-        reached = newest
-    out, err = (process := start(folder, f"--out_dir={folder}/asked", "--resume=True")).communicate()
-    assert process.returncode == 0, err
-    assert remains(f"{folder}/asked") == remains(f"{folder}/unbroken")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="of other systems it keeps nothing")
 def test_used_memory_is_not_given_back():
     program = """if True:
