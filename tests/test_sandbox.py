@@ -27,6 +27,7 @@ from judges import languages, programs, values
 from judges import sandbox as module
 from judges.sandbox import Sandbox
 from tests import honest
+from tests.attacks.run import completions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has what contains a candidate")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(module.__file__)))
@@ -948,12 +949,11 @@ def test_answers_that_kill_the_judge_are_the_candidates_failure(tmp_path, capfd)
 
 # ---- the same in company ---------------------------------------------------------------------------------------------
 def manifest(*kinds):
+    codes = completions()
     with open(f"{ATTACKS}/manifest.json") as f:
         for case in json.load(f):
-            if case["kind"] in kinds and "language" not in case and case["expect"]:
-                with open(f"{ATTACKS}/completions/{case['file']}", errors="surrogateescape") as f:
-                    if "@" not in (code := f.read()):
-                        yield code, case["tests"], case["entry"]
+            if case["kind"] in kinds and "language" not in case and case["expect"] and "@" not in codes[case["file"]]:
+                yield codes[case["file"]], case["tests"], case["entry"]
 
 
 @pytest.mark.parametrize("share", [12, pytest.param(3, marks=pytest.mark.slow)])
