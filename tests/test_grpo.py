@@ -501,35 +501,6 @@ def test_the_reference_follows_the_policy_as_its_mode_says(mode, moves):
     assert (copy["w"] == policies[1]).all()
 
 
-# ---- regression on the advantage, which needs no loss of its own ----
-
-
-def sums(logp, ref=REF):
-    """log p - log p_ref of whole completions (B,)."""
-    return ((logp - ref) * MASK).sum(1)
-
-
-def reinforce(logp, adv, beta, ref=REF):
-    """The loss without a ratio, summed over tokens, with the KL of whole completions: value and gradient."""
-    weight = grpo.token_weights("grpo", MASK, 4, aggregation="sum")
-    batch = LossBatch(adv, MASK, weight, MASK / MASK.sum(), None, ref)
-    cfg = LossConfig("grpo", "none", kl_beta=beta, kl_est="k2_sequence")
-    return jax.value_and_grad(lambda logp: grpo.loss(logp, batch, cfg)[0])(logp)
-
-
-@pytest.mark.parametrize("beta", [0.01, 0.5])
-def test_regressing_the_log_ratio_on_the_advantage_is_reinforce_with_the_k2_of_sequences(beta):
-    """RSPO: (d - A / beta) ** 2, where d = log p - log p_ref of a completion, has 2 / beta times its gradient, also by
-    finite differences; and where the policy is the reference, that of -2 / beta * A * log p alone."""
-    rspo = lambda logp: ((sums(logp) - ADV / beta) ** 2).mean()
-    gradient = 2 / beta * reinforce(NEW, ADV, beta)[1]
-    close(gradient, jax.grad(rspo)(NEW), 1e-4)
-    for i in np.argwhere(COUNTS):
-        step = jnp.zeros(NEW.shape).at[tuple(i)].set(1e-1)  # exact for a square, whatever its size
-        close(gradient[tuple(i)], (rspo(NEW + step) - rspo(NEW - step)) / 0.2, 1e-3)
-    close(reinforce(REF, ADV, beta)[1], -ADV[:, None] * MASK / 3, 1e-6)
-
-
 # ---- all of it, exactly: three real tokens, three holes, every path of the sampler ----
 
 HOLE = 3

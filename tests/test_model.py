@@ -498,14 +498,6 @@ def test_bfloat16_is_close_and_its_logits_are_float32():
 # ---- judges ----
 
 
-def test_a_judge_gives_one_number_a_row_and_ignores_padding():
-    params = model.init(KEY, DENOISER, n_out=1)
-    scores = model_judge.rate(params, TOKENS, DENOISER)
-    assert scores.shape == (3,)
-    padded = jnp.concatenate([jnp.full((3, 5), 37), TOKENS], 1)
-    close(model_judge.rate(params, padded, DENOISER, jnp.arange(17) >= jnp.full((3, 1), 5)), scores, 1e-5)
-
-
 def test_a_causal_judge_reads_the_last_token():
     params = model.init(KEY, CAUSAL, n_out=1)
     last = model.trunk(params, TOKENS, CAUSAL)[:, -1] @ params["head"][:, 0]

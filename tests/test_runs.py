@@ -175,12 +175,12 @@ def moments(monkeypatch, act):
 
 
 def test_a_kill_at_any_moment_of_saving_leaves_whole_checkpoints_and_the_next_save_cleans_up(cfg, monkeypatch):
-    """At every second one; test_faults.py has every operation of whole runs."""
+    """At every fourth one; test_faults.py has every operation of whole runs."""
     for step in (5, 10):
         save(cfg, step)
     shutil.copytree(cfg.out_dir, f"{cfg.out_dir}.copy")
     found = set()
-    for n in range(0, moments(monkeypatch, lambda: save(cfg, 15)), 2):
+    for n in range(0, moments(monkeypatch, lambda: save(cfg, 15)), 4):
         shutil.rmtree(cfg.out_dir)
         shutil.copytree(f"{cfg.out_dir}.copy", cfg.out_dir)
         with killed_at(monkeypatch, n):

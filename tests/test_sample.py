@@ -398,24 +398,10 @@ def test_an_order_commits_the_holes_that_score_highest(order, score):
     assert sorted(at) == sorted(hole[np.argsort(-score(softmax(l))[hole])[:3]])
 
 
-def test_random_order_chooses_every_hole_equally_often():
-    z = jnp.tile(holes("0____1"), (2000, 1))
-    _, new = next(complete.denoising_steps(PARAMS, KEY, z, TINY, Plan(order="random", steps=4)))
-    np.testing.assert_allclose(new.mean(0), [0, 0.25, 0.25, 0.25, 0.25, 0], atol=0.04)  # 4 standard errors
-
-
 def test_equal_scores_go_from_left_to_right():
     flat = jax.tree.map(jnp.zeros_like, PARAMS)
     for order in ("confidence", "margin", "entropy"):
         assert committed("01________", Plan(order=order, steps=3), flat)[0].tolist() == [2, 3, 4]
-
-
-@pytest.mark.parametrize("threshold", [0.3, slow(0.5), 1.0])
-def test_the_threshold_rule_commits_what_is_probable_enough_and_always_the_best(threshold):
-    at, l = committed("01________", Plan(rule="threshold", threshold=threshold))
-    p = softmax(l).max(-1)
-    p[:2] = 0
-    assert set(at) == set(np.flatnonzero(p >= threshold)) | {p.argmax()}
 
 
 def test_the_factor_rule_commits_n_while_the_last_of_them_is_as_probable_as_it_asks_of_n():
@@ -471,13 +457,6 @@ def test_the_order_sees_probabilities_before_or_after_top_k_as_it_is_told():
     slow(3, "0__000000_", dict(steps=6, block_len=2))])  # fmt: skip
 def test_steps_are_spent_exactly_and_end_when_nothing_is_left(n, row, plan):
     assert int(generate(PARAMS, KEY, holes(row), TINY, Plan(**plan))[1]["n_steps"]) == n
-
-
-def test_blocks_are_filled_from_left_to_right_and_share_the_steps():
-    _, trace = generate(PARAMS, KEY, holes("01__________"), TINY, Plan(steps=5, block_len=4))  # 10 holes: 4, 4, 2
-    step = np.asarray(trace["step"])[0]
-    assert step[2:6].max() < step[6:10].min() and step[6:10].max() < step[10:].min()
-    assert [len(set(s)) for s in (step[2:6], step[6:10], step[10:])] == [2, 2, 1]
 
 
 # ---- a cache, and an early end ----
@@ -1102,18 +1081,6 @@ def test_the_program_prepares_its_process_takes_the_name_of_a_config_and_warns_o
     monkeypatch.setattr(complete, "LONG", 5)
     _, shown, err = run(capsys, folder, "--prompt=abc", "--diffusion_steps=2", "--show")
     assert len(shown.splitlines()) == 2 and prepared and "the longest of these texts has 9 tokens" in err
-
-
-@pytest.mark.slow
-def test_texts_do_not_depend_on_the_batch_size_wherever_their_holes_are():
-    tok = data.Tokenizer.bytes()
-    cfg = dataclasses.replace(TINY, vocab_size=259, mask_id=tok.mask_id, eos_id=tok.eos_id, pad_id=tok.pad_id)
-    # (Nothing but holes would be all ties: alike tokens have alike features wherever they are, and rounding decides.)
-    texts = ["a__b_c", "_____d", "abcdef__ghij_", "x", "_0___0_0_0_0_1111111111"]
-    rows = [complete.encode(text, tok, cfg.mask_id, "auto", 4) for text in texts]
-    for plan in (Plan(steps=5, block_len=3, temperature=1.0), Plan(rule="dream", steps=4, temperature=1.0)):
-        filled = [list(complete.complete_texts(sharp(cfg, 0), cfg, tok, plan, rows, 0, size)) for size in (1, 2, 5)]
-        assert filled[0] == filled[1] == filled[2]
 
 
 def test_a_run_that_is_still_to_come_is_answered_with_the_command_that_makes_it(capsys, tmp_path, monkeypatch):

@@ -338,16 +338,6 @@ def test_it_learns(tiny):
 # ---- beginnings ----
 
 
-def test_an_earlier_run_is_moved_aside_and_nothing_of_it_is_lost(tiny, capsys):
-    cfg = tiny(log_interval=6, save_interval=12, eval_interval=12)
-    for n in range(3):
-        train.train(dataclasses.replace(cfg, seed=n))
-    assert f"moved to {cfg.out_dir}.2" in capsys.readouterr().out
-    seeds = [json.load(open(f"{cfg.out_dir}{end}/step-000012/run.json"))["config"]["seed"] for end in (".1", ".2", "")]
-    assert seeds == [0, 1, 2]
-    assert all(len(lines(cfg.out_dir + end)) == 3 for end in (".1", ".2", ""))
-
-
 def test_a_run_that_cannot_start_moves_nothing(tiny, monkeypatch, tmp_path):
     cfg = tiny()
     train.train(cfg)
@@ -367,13 +357,6 @@ def test_it_starts_from_the_weights_of_a_folder_or_of_another_run(unbroken, tiny
         assert params.keys() == want.keys()
         for name, x in want.items():
             np.testing.assert_array_equal(params[name], x)
-    first = lines_of(tiny(init_from=unbroken.out_dir, log_interval=1))
-    assert first[0]["loss"] < lines(unbroken.out_dir)[0]["loss"]
-
-
-def lines_of(cfg):
-    train.train(cfg)
-    return lines(cfg.out_dir)
 
 
 def test_a_start_that_contradicts_the_config_is_refused(unbroken, tiny, monkeypatch, tmp_path):
