@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import config
 import data
 import diffusion
 import model
@@ -531,16 +530,6 @@ def test_steps_of_a_causal_model_can_be_watched_for_several_prompts_at_once():
     *_, (last, _) = complete.denoising_steps(params, KEY, z, cfg, plan)
     np.testing.assert_array_equal(last, generate(params, KEY, z, cfg, plan)[0])
     assert (last[0, 2:] != last[1, 2:]).any(), "otherwise a mixed-up prompt would not be seen"
-
-
-def test_a_batch_is_filled_as_its_masked_tokens_are():
-    maskable = jnp.arange(6)[None] >= jnp.array([[2], [2]])
-    batch, plan = data.Batch(holes("012301", "321032"), maskable), Plan(steps=1)
-    x, trace = sample.fill(PARAMS, KEY, batch, config.Config(model=TINY), plan)
-    z = holes("01____", "32____")
-    np.testing.assert_array_equal(x, generate(PARAMS, KEY, z, TINY, plan)[0])
-    np.testing.assert_array_equal(trace["step"] >= 0, z == MASK)
-    assert (x[0, 2:] != x[1, 2:]).any(), "otherwise rows that are mixed up would not be seen"
 
 
 def test_scores_that_differ_in_their_last_bits_are_equal():

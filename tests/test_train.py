@@ -19,7 +19,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
-from shared import as_iterate, batches_of, compiled_once, flat
+from shared import as_iterate, batches_of, compiled_once, flat, left, lines
 
 import config
 import data
@@ -78,20 +78,6 @@ def written(cfg, path):
     fields = ", ".join(f"{k}={v!r}" for k, v in keys.items())
     path.write_text(f"from config import Config\nfrom model import ModelConfig\nconfig = Config({fields})\n")
     return str(path)
-
-
-def left(out_dir):
-    """What a run leaves, but for times: {file: bytes} of its last checkpoint, lines of its logs."""
-    folder = checkpoint.find(out_dir)
-    files = {name: open(os.path.join(folder, name), "rb").read() for name in sorted(os.listdir(folder))}
-    run = json.loads(files.pop("run.json"))
-    logs = [[{k: v for k, v in row.items() if k not in ("time", "step_time")} for row in lines(out_dir, name)]
-            for name in checkpoint.LOGS]  # fmt: skip
-    return files, {k: v for k, v in run.items() if k != "config"}, logs
-
-
-def lines(out_dir, name="metrics.jsonl"):
-    return [json.loads(line) for line in open(os.path.join(out_dir, name))]
 
 
 def leave(cfg, monkeypatch, tmp_path):
@@ -224,15 +210,6 @@ def test_micro_batches_add_up_to_the_big_batch(tiny, changes, splits):
             np.testing.assert_allclose(x, flat(whole)[name], atol=1e-6, rtol=0)
         for name, x in metrics.items():
             assert float(others[name]) == pytest.approx(float(x), rel=1e-5)
-
-
-def test_a_pair_of_half_masks_covers_every_completion_once(tiny):
-    cfg, tok, start, _ = prepare(tiny(paired=True), train.train)
-    task = train.pretrain(cfg, tok, start)
-    ((batch, _),) = batches_of(task, rl.State(3, {}, (), None, None), KEY)
-    masked = np.asarray(batch.z == cfg.model.mask_id)
-    assert masked.shape == (4, 2, 7) and np.array_equal(masked[:, 0, 3:], ~masked[:, 1, 3:])
-    assert not masked[:, :, :3].any()
 
 
 def test_the_average_of_the_weights_is_what_numpy_computes(tiny):
