@@ -465,6 +465,17 @@ def flag_of(job, name):
     return job.command.split(f"--{name}=")[1].split()[0]
 
 
+def table_of_gains(head, names, cell, results, jobs, table):
+    """Print the points gained with each of some settings, in a cell of the results {(*cell, name, seed): Result}."""
+    rows = []
+    for name in names:
+        gains = np.array([r.after - r.before for key, r in results.items() if key[:3] == (*cell, name)])
+        if len(gains):
+            n, each = flag_of(jobs[(*cell, name, 0)], "max_iters"), [f"{gain:+.1f}" for gain in gains[:, 1]]
+            rows.append([name, n, *(f"{gain:+.1f}" for gain in gains.mean(0)), ", ".join(each)])
+    table([head, "iterations", "greedy", "sampled", "sampled, each seed"], names, rows)
+
+
 def arms(options, table):
     """the sign of the advantages that learn, the number of completions scored, and the iterations, one at a time"""
     tasks, seeds, jobs = chosen(options.tasks, LADDER_TASKS, "tasks"), range(options.seeds or 3), {}
@@ -480,13 +491,7 @@ def arms(options, table):
     for task, rate in dict.fromkeys(key[:2] for key in results):
         before = next(r.before for key, r in results.items() if key[:2] == (task, rate))
         print(f"\n{task} at a rate of {rate:g}; before: {before[0]:.1f}% greedy, {before[1]:.1f}% sampled\n")
-        rows = []
-        for arm in ARMS:
-            gains = np.array([r.after - r.before for key, r in results.items() if key[:3] == (task, rate, arm)])
-            if len(gains):
-                n, each = flag_of(jobs[task, rate, arm, 0], "max_iters"), [f"{gain:+.1f}" for gain in gains[:, 1]]
-                rows.append([arm, n, *(f"{gain:+.1f}" for gain in gains.mean(0)), ", ".join(each)])
-        table(["arm", "iterations", "greedy", "sampled", "sampled, each seed"], ARMS, rows)
+        table_of_gains("arm", ARMS, (task, rate), results, jobs, table)
 
 
 def ladder(options, table):
@@ -518,13 +523,4 @@ def ladder(options, table):
         before = next(r.before for key, r in results.items() if key[:2] == (task, paper))
         print(f"\n{task}, from {paper} to ours; before: {before[0]:.1f}% greedy, {before[1]:.1f}% sampled. Reward of "
               f"rollouts at the end, as published: {rates}\n")  # fmt: skip
-        rows = []
-        for rung in RUNGS:
-            of_rung = [r for key, r in results.items() if key[:3] == (task, paper, rung)]
-            if of_rung:
-                gains = np.array([r.after - r.before for r in of_rung])
-                each = [f"{gain:+.1f}" for gain in gains[:, 1]]
-                command = jobs[task, paper, rung, 0].command
-                n = command.split("--max_iters=")[1].split()[0]
-                rows.append([rung, n, *(f"{gain:+.1f}" for gain in gains.mean(0)), ", ".join(each)])
-        table(["settings", "iterations", "greedy", "sampled", "sampled, each seed"], RUNGS, rows)
+        table_of_gains("settings", RUNGS, (task, paper), results, jobs, table)

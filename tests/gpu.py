@@ -35,7 +35,7 @@ import model
 import rl
 import sample as sampler
 import train as trainer
-from system import adapt, huggingface, kernels, memory, runs, setup, start
+from system import huggingface, kernels, memory, runs, setup, start
 from tools import plan as planner
 
 
@@ -583,33 +583,6 @@ def iteration(options):
     yield from iterations("llada_gsm8k_grpo", cfg, random_params(cfg.model, cfg.model.dtype), 2)
 
 
-# ---- SmolLM2 ---------------------------------------------------------------------------------------------------------
-
-SMOLLM2 = dict(vocab_size=49152, n_layer=30, n_head=9, n_kv_head=3, d_model=576, d_ff=1536, rope_theta=1e5,
-               tie_embeddings=True, causal=True, shift=True, eos_id=2, pad_id=2, bos_id=1, mask_id=49152)  # fmt: skip
-
-
-def smollm2(options):
-    """iterations of SmolLM2's recipes, in its shape with random weights"""
-    tiny = dict(vocab_size=512, mask_id=512, n_layer=9, n_head=2, n_kv_head=1, d_model=32, d_ff=64)
-    causal = model.ModelConfig(**SMOLLM2 | sized(options, tiny, {}))
-    for name in ("smollm2_block", "smollm2_block_grpo", "smollm2_joint", "smollm2_grpo")[: sized(options, 1, 4)]:
-        yield from attempted(name, smollm2_recipe(options, name, causal))
-        jax.clear_caches()
-
-
-def smollm2_recipe(options, name, causal):
-    """Run two iterations of a recipe that starts from this causal model."""
-    cfg, params, shape = config.read_file(f"config/{name}.py"), random_params(causal, "float32"), causal
-    if options.toy:
-        cfg = dataclasses.replace(cfg, batch_size=4, keep_completions=None, gradient_accumulation_steps=1)
-    if not cfg.model.causal:
-        params, shape = adapt.adapt(params, causal, causal.mask_id, cfg.model)
-    cfg = config.with_model(dataclasses.replace(cfg, rewards=("length",) * bool(cfg.rewards)), shape)
-    params = model.cast(params, cfg.model.dtype) if config.has_frozen_base(cfg) else params
-    yield from iterations(name, cfg, params, 2)
-
-
 # ---- all parts -------------------------------------------------------------------------------------------------------
 
 BESIDE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -619,11 +592,11 @@ SAME = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 # What each process runs, and its environment.
 PARTS = {
     "numbers": (numbers, BESIDE), "ratios": (ratios, BESIDE), "resume": (resume, BESIDE), "learn": (learn, BESIDE),
-    "smollm2": (smollm2, BESIDE), "sampling_first": (sampling, LARGE), "iteration_first": (iteration, LARGE),
+    "sampling_first": (sampling, LARGE), "iteration_first": (iteration, LARGE),
     "step": (step, {}), "sampling": (sampling, {}), "iteration": (iteration, {}), "step_torch": (step_torch, TORCH),
     "sampling_torch": (sampling_torch, TORCH), "resume_deterministic": (resume, SAME),
 }  # fmt: skip
-TOGETHER = [*PARTS][:7]
+TOGETHER = [*PARTS][:6]
 # The seconds of what runs side by side, and of what runs alone. The last one has only what the others leave.
 PHASES = ((TOGETHER, 300), (["step"], 70), (["sampling"], 60), (["iteration"], 70), (["step_torch"], 60),
           (["sampling_torch"], 40), (["resume_deterministic"], 0))  # fmt: skip

@@ -3,6 +3,8 @@ import contextlib
 import functools
 import inspect
 import itertools
+import json
+import os
 
 import jax
 import numpy as np
@@ -51,6 +53,22 @@ def advantages(table, cfg):
 def flat(tree):
     """List the arrays of a tree by path, on the host."""
     return {path: np.asarray(x) for path, x in checkpoint.leaves(tree).items()}
+
+
+def lines(out_dir, name="metrics.jsonl"):
+    """Read a log of a run."""
+    with open(os.path.join(out_dir, name)) as f:
+        return [json.loads(line) for line in f]
+
+
+def left(out_dir):
+    """Return what a run leaves, but for times: {file: bytes} of its last checkpoint, its run.json, its logs."""
+    folder = checkpoint.find(out_dir)
+    files = {name: open(os.path.join(folder, name), "rb").read() for name in sorted(os.listdir(folder))}
+    run = json.loads(files.pop("run.json"))
+    logs = [[{k: v for k, v in row.items() if "time" not in k} for row in lines(out_dir, name)]
+            for name in checkpoint.LOGS]  # fmt: skip
+    return files, {k: v for k, v in run.items() if k != "config"}, logs
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "norm", "paired", "causal_weight"))

@@ -56,31 +56,6 @@ def test_a_flag_of_another_command_is_refused(here):
             here(*words.split())
 
 
-def test_a_picture_that_cannot_be_written_is_said_before_anything_is_measured(here, monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setitem(bench.COMMANDS, "truth", lambda options: pytest.fail("it was measured"))
-    with pytest.raises(SystemExit, match="file cannot be read or written: (file exists|not a directory)"):
-        here("truth", f"--picture={tmp_path}/file/x.png")
-    with pytest.raises(SystemExit, match="expected a file whose name ends in .png"):
-        here("truth", f"--picture={tmp_path}")
-
-
-def test_what_is_measured_in_turns_is_said_before_and_printed_as_soon_as_it_is_there(capsys):
-    calls = []
-    fns = {name: lambda name=name: calls.append(name) for name in "ab"}
-    rows = ([name, len(s)] for name, s in bench.in_turns(fns, 3))
-
-    def watched():
-        for row in rows:
-            out, err = capsys.readouterr()
-            assert "| b" not in out and f"... {row[0]} (" in err and "round 3 of 3" in err
-            assert calls == ["a", "b"] * 3 + ["a", "b"][: "ab".index(row[0]) + 1]  # one of them a warm-up
-            yield row
-
-    bench.table(["", "times"], fns, watched())
-    assert "| b |          3 |" in capsys.readouterr().out and calls == ["a", "b"] * 4
-
-
 @pytest.mark.slow
 def test_train_compares_a_model_with_the_same_model():
     out, rows = started("train", "--toy")

@@ -13,12 +13,11 @@ from shared import batches_of, likelihood, logits_of, loss, noise_of, token_logp
 import config
 import data
 import diffusion
-import grpo
 import model
 import rl
 import sample
 import train
-from system import checkpoint, disk, huggingface, memory, runs
+from system import checkpoint, disk, huggingface, runs
 from system.adapt import adapt
 from system.start import prepare
 from tools import complete
@@ -164,14 +163,6 @@ def test_the_likelihood_is_on_average_the_exact_bound_of_each_text():
     assert (abs(bound.mean(0) - np.array([exact_bound(FAR, x, CFG) for x in X[:, :5]])) < bound.std(0) / 8).all()
 
 
-def test_of_a_uniform_model_the_loss_is_log_v_for_every_draw():
-    even = FAR | {"head": jnp.zeros_like(FAR["head"])}
-    hole = jnp.arange(6) >= jnp.array([[0], [3], [5]])
-    batch = data.Batch(X, hole, None)
-    for paired in (False, True):
-        close(loss(even, noise_of(KEY, batch, CFG, paired=paired), CFG)[0], np.log(4), 1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["elbo", "coupled_elbo"])
 def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
@@ -179,22 +170,6 @@ def test_estimators_with_a_number_of_masks_for_a_row_bound_each_block(method):
     views = diffusion.views(KEY, method, jnp.ones(x.shape, bool), n=2, cfg=CFG)
     logp = (views.share * token_logp(FAR, x, views, CFG)).sum(1)
     close(logp.mean(), exact_bound(FAR, X[0], CFG), 0.15)
-
-
-def test_the_ratio_of_a_sequence_is_that_of_all_blocks_at_all_levels_of_noise():
-    """EBPO, Eq. 5 of LLaDA2.1: one log-ratio for a completion, added up over its blocks and its masked copies. Ours is
-    the mean over its tokens. Here every block has a pass of its own; the estimator needs one for each copy."""
-    hole = jnp.broadcast_to(jnp.arange(6) >= 2, X.shape)
-    views = diffusion.views(KEY, "elbo", hole, n=2, cfg=CFG)
-    old = jax.tree.map(lambda w: 0.9 * w, FAR)
-    new_logp, old_logp = (token_logp(params, X, views, CFG) for params in (FAR, old))
-    ratio = grpo.ratios(new_logp, old_logp, hole, "sequence", views.share)
-    log_ratio = 0
-    for masked, weight in zip(views.masked, views.weight, strict=True):
-        gain = alone(FAR, X, masked, CFG, hole | True) - alone(old, X, masked, CFG, hole | True)
-        log_ratio += np.where(masked, weight * views.share * gain, 0).sum(1)
-    close(ratio[:, 0], np.exp(log_ratio / 4), 1e-5)
-    assert np.abs(log_ratio).min() > 0.01
 
 
 def test_trace_takes_the_same_step_of_every_block_as_one_view():
@@ -206,6 +181,7 @@ def test_trace_takes_the_same_step_of_every_block_as_one_view():
     np.testing.assert_array_equal(s, hole)
 
 
+@pytest.mark.slow
 def test_a_shifted_block_whose_other_tokens_are_drawn_at_once_needs_one_view():
     """Its first token is drawn alone, from the text before, and scored there at no cost: exactly, with weight 1."""
     x, trace, z, valid = samples(dict(cache="prefix", steps=1), 2, shift=True, block_causal=4)
@@ -341,7 +317,7 @@ def test_parts_of_a_block_tile_it():
         config.check_model(run, run.model, "here")  # and not only at the first evaluation
 
 
-@pytest.mark.parametrize("new", [3, 5, 13])
+@pytest.mark.parametrize("new", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 13))])
 def test_completions_of_any_length_are_filled_by_whole_blocks(new, tmp_path, capsys):
     tok = data.Tokenizer.bytes()
     cfg = of(block_causal=4, vocab_size=tok.vocab_size, mask_id=tok.mask_id, eos_id=tok.eos_id)
@@ -395,18 +371,6 @@ def test_a_model_is_causal_over_tokens_or_over_blocks():
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_clean_copy_is_counted_once_for_all_noisy_ones():
-    shape = lambda b: dataclasses.replace(CFG, vocab_size=64, d_model=64, block_causal=b)
-    update = lambda b, **changes: memory.estimate_flops(config.Config(model=shape(b), **changes))["update"]
-    ratio = lambda **changes: update(4, **changes) / update(None, **changes)
-    tuning = dict(objective="grpo", init_from="a", rewards=("exact",), logp_est="elbo")
-    whole = dict(max_prompt_len=0, max_new_tokens=256)
-    assert 1.5 < ratio(**whole, paired=True, batch_size=32) < 1.9 < ratio(**whole) < 2.4  # attention sees two texts
-    assert 1.25 < ratio(**whole, **tuning, logp_views=4) < 1.8
-    half = dict(max_prompt_len=128, max_new_tokens=128)  # of a copy only what is behind the prompt is computed
-    assert 0.9 < ratio(**half, paired=True, batch_size=32) < 1.2 and ratio(**half, **tuning, logp_views=4) < 1.1
 
 
 SECONDS = dict(max_prompt_len=3, max_new_tokens=5, batch_size=4, eval_size=8, log_samples=0, diffusion_steps=2,

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import config
-import grpo
 from judges import scores
 from system import collapse
 
@@ -35,7 +34,7 @@ def late(before, after):
     return lambda t: np.where(t < 0.5, before, after)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_a_healthy_run_is_left_alone(seed, noise):
     assert watched(rows(noise=noise, seed=seed)) == {}
@@ -99,7 +98,7 @@ def test_a_sign_is_told_once_and_a_run_that_goes_on_remembers():
     assert watch.told == {"reward_fell"} and not watch.see(given[-1] | {"step": 61})
 
 
-@pytest.mark.parametrize("loss", grpo.LOSSES)
+@pytest.mark.parametrize("loss", ["dapo", "wd1"])
 @pytest.mark.parametrize("sign", PLANTED)
 def test_what_is_advised_is_a_config_that_can_be_run(sign, loss):
     has_ratio = loss != "wd1"

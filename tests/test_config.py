@@ -4,7 +4,6 @@ import dataclasses
 import glob
 import os
 import re
-import subprocess
 import sys
 import typing
 
@@ -166,27 +165,18 @@ def test_the_command_for_one_card_in_a_recipes_header_fits_80_gb(name):
 WRONG = [  # what a file says, what the command line says, what must be in the answer
     ("max_iter=3", "--max_iter=3", ("'max_iter'", "did you mean 'max_iters'?")),
     ("lerning_rate=3.", "--lerning_rate=3.", ("did you mean 'learning_rate'?",)),
-    ("qqqqq=3", "--qqqqq=3", ("unknown config key 'qqqqq'", "--help")),
     ("nonsense=1", "--nonsense=1", ("unknown config key 'nonsense'; see --help=all",)),
     ("max_iters='many'", "--max_iters=many", ("max_iters", "many", "a whole number")),
-    ("max_iters=1.5", "--max_iters=1.5", ("max_iters", "1.5", "a whole number")),
     ("max_iters=True", "--max_iters=True", ("max_iters", "a whole number")),
-    ("max_iters=None", "--max_iters=None", ("max_iters", "a whole number")),
-    ("resume=1", "--resume=1", ("resume", "True or False")),
     ("resume='yes'", "--resume=yes", ("resume", "True or False")),
     ("learning_rate='x'", "--learning_rate=x", ("learning_rate", "a finite number")),
     ("learning_rate=float('nan')", "--learning_rate=nan", ("learning_rate", "a finite number")),
-    ("learning_rate=1e999", "--learning_rate=1e999", ("learning_rate", "a finite number")),
-    ("stop_at='x'", "--stop_at=x", ("stop_at", "a finite number or None")),
     ("difficulty=('a', 'b')", "--difficulty=a,b", ("difficulty", "as in 1,2")),
     ("difficulty=(1,)", "--difficulty=1", ("difficulty", "two numbers")),
     ("difficulty=(3, 1)", "--difficulty=3,1", ("difficulty", "lowest and the highest")),
     ("curriculum=(1, 2)", "--curriculum=1,2,3", ("curriculum", "((0, 1), (500, 2))")),
     ("max_iters=0", "--max_iters=0", ("max_iters=0 must be at least 1",)),
-    ("batch_size=-4", "--batch_size=-4", ("batch_size=-4 must be at least 1",)),
     ("seed=-1", "--seed=-1", ("seed=-1 must be at least 0",)),
-    ("warmup_iters=-1", "--warmup_iters=-1", ("warmup_iters=-1 must be at least 0",)),
-    ("learning_rate=0.0", "--learning_rate=0", ("learning_rate=0", "above 0")),
     ("lr_end=1.5", "--lr_end=1.5", ("lr_end=1.5", "from 0 to 1")),
     ("block_len=0", "--block_len=0", ("block_len=0 must be at least 1",)),
     ("pass_at=0.0", "--pass_at=0", ("pass_at=0", "above 0", "a completion that earns nothing would pass")),
@@ -195,7 +185,6 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("judge_from='out/j', rewards=('exact',)", "--judge_from=out/j --rewards=exact", ("judge_from='out/j'", "exact")),
     ("base=('seed=1',)", "--base.seed=1", ("base=('seed=1',)", "init_from, now None")),
     ("init_from='resume'", "--init_from=resume", ("--resume=True",)),
-    ("grad_clip=0.0", "--grad_clip=0.0", ("grad_clip=0.0", "above 0")),
     ("ema_decay=1.0", "--ema_decay=1.0", ("ema_decay=1.0", "below 1")),
     ("stop_at=30.0, rewards=('exact',)", "--stop_at=30.0 --rewards=exact", ("stop_at=30.0", "below 1")),
     ("stop_at=0.3", "--stop_at=0.3", ("stop_at=0.3 needs rewards",)),
@@ -207,28 +196,17 @@ WRONG = [  # what a file says, what the command line says, what must be in the a
     ("rewards=('exact',), reward_weights=(1.0, 2.0)", "--rewards=exact --reward_weights=1,2",
      ("reward_weights", "2 numbers for 1 rewards")),
     ("out_dir=''", "--out_dir=", ("out_dir=''",)),
-    ("init_from=''", "--init_from=", ("init_from=''",)),
     ("out_dir='out/x', init_from='./out//x/step-000001'", "--out_dir=out/x --init_from=./out//x/step-000001",
      ("init_from", "lies in out_dir='out/x'")),
-    ("lora_rank=0", "--lora_rank=0", ("lora_rank=0 must be at least 1",)),
-    ("lora_rank=8", "--lora_rank=8", ("lora_rank=8 needs init_from",)),
-    ("lora_alpha=0.0", "--lora_alpha=0", ("lora_alpha=0", "above 0")),
-    ("lora_rank=8, init_from='a', lora_targets=('q_proj',)", "--lora_rank=8 --init_from=a --lora_targets=q_proj",
-     ("lora_targets=('q_proj',)", "one or more of q, k, v, o, gate, up, down")),
-    ("lora_targets=('foo',)", "--lora_targets=foo", ("lora_targets=('foo',)", "one or more of q, k, v, o,")),
-    ("lora_rank=8, init_from='a', ref_mode='ema'", "--lora_rank=8 --init_from=a --ref_mode=ema",
-     ("ref_mode='ema'", "the reference is the base")),
     ("init_from='config/sudoky.py'", "--init_from=config/sudoky.py", ("no config file 'config/sudoky.py'", ", text,")),
     ("init_from='config/sudoku.py', out_dir='out/sudoku'", "--init_from=config/sudoku.py --out_dir=out/sudoku",
      ("init_from", "another out_dir")),
     ("model=ModelConfig(n_layers=3)", "--n_layers=3", ("'n_layers'", "did you mean 'model.n_layer'?")),
     ("model=ModelConfig(n_layer='3')", "--n_layer='3'", ("n_layer", "'3'", "expected")),
-    ("model=ModelConfig(n_layer=0)", "--n_layer=0", ("n_layer=0 must be at least 1",)),
     ("model=ModelConfig(d_model=130)", "--d_model=130", ("d_model=130", "divisible by n_head=4")),
     ("model=ModelConfig(n_kv_head=3)", "--n_kv_head=3", ("n_head=4", "divisible by n_kv_head=3")),
     ("model=ModelConfig(causal=True)", "--causal=True", ("causal=True needs shift=True",)),
     ("model=ModelConfig(dtype='float16')", "--dtype=float16", ("'float16'", "float32, bfloat16")),
-    ("model=ModelConfig(d_ff=-1)", "--d_ff=-1", ("d_ff=-1",)),
     ("model=None", "--model=None", ("model",)),
 ]  # fmt: skip
 
@@ -239,19 +217,6 @@ SEEDS = {
     "--max_completion_length=256 --per_device_train_batch_size=8 --scale_rewards=False --loss_type=dr_grpo":
         "group_size kl_beta clip_low clip_high updates_per_rollout max_prompt_len max_new_tokens "
         "batch_size adv_norm",
-    "--model_name_or_path=GSAI-ML/LLaDA-8B-Instruct --max_steps=100 --block_length=32 --remasking=low_confidence "
-    "--sync_ref_model=True --ref_model_sync_steps=64 --gradient_checkpointing=True --bf16=True --lora_r=64 "
-    "--generation_batch_size=10 --lr_scheduler_type=cosine --max_grad_norm=0.2 --logging_steps=1 --save_steps=100":
-        "init_from max_iters block_len order ref_mode ref_sync_interval remat dtype lora_rank rollout_chunk "
-        "lr_schedule grad_clip log_interval save_interval",
-    "--kl_loss_coef=0.001 --ppo_epochs=1 --loss_agg_mode=token --use_kl_in_reward=True --cliprange=0.2 --rollout_n=8 "
-    "--ppo_mini_batch_size=64 --entropy_coeff=0 --top_p=0.95":
-        "kl_beta updates_per_rollout aggregation clip_low group_size minibatch_size "
-        "entropy_coef",
-    "--reward_funcs=exact --mask_truncated_completions=True --log_completions=True --steps=16 "
-    "--importance_sampling_level=sequence --gen_length=128 --mc_num=4 --n_embd=64 --lr=1e-5":
-        "rewards log_samples diffusion_steps ratio_level max_new_tokens logp_views d_model "
-        "learning_rate",
 }  # fmt: skip
 
 
@@ -516,19 +481,12 @@ def test_no_text_of_a_value_gives_a_traceback(name, text):
 
 @given(st.lists(st.one_of(st.text(max_size=20), st.builds("--{}={}".format, st.sampled_from(sorted(KINDS)), st.text())),
                 max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_command_line_gives_a_traceback(argv):
     try:
         config.load(["config/sudoku.py", *argv])
     except ValueError as e:
         assert str(e)
-
-
-def test_keys_of_other_peoples_models_are_checked_by_type(tmp_path):
-    with pytest.raises(ValueError, match="rope_theta='1e4': expected a finite number, got str"):
-        model.ModelConfig(rope_theta="1e4")
-    with pytest.raises(ValueError, match="n_layer=2.0: expected a whole number, got float"):
-        model.ModelConfig(n_layer=2.0)
 
 
 # ---- help and main ----
@@ -577,12 +535,6 @@ def test_main_reports_a_mistake_in_one_line(tmp_path, file, monkeypatch):
         with pytest.raises(SystemExit) as e:
             train.main()
         assert re.fullmatch(r"error: .{10,700}", e.value.code), argv
-
-
-def test_a_mistake_ends_the_program_without_a_traceback(file):
-    done = subprocess.run([sys.executable, "train.py", file, "--lerning_rate=1"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr == "error: unknown config key 'lerning_rate', did you mean 'learning_rate'?\n"
 
 
 def test_a_slash_at_the_end_of_out_dir_changes_no_name(file):

@@ -197,10 +197,6 @@ def test_a_prepare_of_somebody_else_is_never_run(tmp_path):
 
 # ---- the user's own ----
 
-def test_the_last_5_percent_of_a_file_are_held_out(tmp_path):
-    path = file(tmp_path, "mine.jsonl", jsonl(ROWS))
-    assert data.load(path, "train") + data.load(path, "val") == ROWS and len(data.load(path, "val")) == 2
-
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.jsonl.gz"])
 def test_a_folder_without_val_holds_out_the_last_5_percent(tmp_path, name):
@@ -227,11 +223,6 @@ def test_a_json_file_can_be_a_list_of_prompts(tmp_path):
     for content in {"prompts": ["a", "b"]}, ["a", "b"], {"prompts": [{"prompt": "a"}, "b"]}:
         path = tmp_path / os.path.basename(file(tmp_path, "p.json", json.dumps(content)))
         assert data.read_rows(path) == [{"prompt": "a"}, {"prompt": "b"}]
-
-
-def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path):
-    path = file(tmp_path, "w.jsonl", b"\xef\xbb\xbf" + jsonl(ROWS).replace("\n", "\r\n\r\n").encode())
-    assert data.load(path, "train") == ROWS[:38]
 
 
 def test_the_tokenizer_of_a_folder_is_its_own_or_bytes(tmp_path):
@@ -276,10 +267,6 @@ def test_humaneval_rows_are_recognised_and_their_solution_passes(tmp_path):
     exec("\n".join([row["prompt"] + row["completion"], *row["tests"]]), {})
     with pytest.raises(AssertionError):
         exec("\n".join([row["prompt"] + "    return x", *row["tests"]]), {})
-
-
-def test_a_completion_to_be_scored_is_kept_beside_the_reference(tmp_path):
-    assert read(tmp_path, HUMANEVAL | {"completion": "    return 1"})["completion"] == "    return 1"
 
 
 def test_mbpp_rows_are_recognised_and_their_solution_passes(tmp_path):
@@ -562,12 +549,6 @@ def test_a_file_that_cannot_be_read_is_explained(tmp_path, name, content, messag
         data.load(file(tmp_path, name, content), "train")
 
 
-def test_a_link_to_itself_is_no_data_set(tmp_path):
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(ValueError, match="no data set .*loop"):
-        data.load(tmp_path / "loop", "train")
-
-
 # ---- arrays ----
 
 def test_prompts_end_and_completions_begin_at_prompt_len():
@@ -636,11 +617,6 @@ def test_a_mask_typed_into_a_prompt_is_text():
     template = data.chat("chatml", None, CHATTY)
     ids = data.encode([{"prompt": "a<|mask|>b", "completion": "c"}], CHATTY, 200, 9, template).batch.tokens[0]
     assert CHATTY.mask_id not in ids and "user\na<|mask|>b<|im_end|>" in CHATTY.decode(ids, specials=True)
-
-
-def test_a_prompt_may_have_text_before_and_after_it():
-    around = data.chat("llada", None, CHATTY, "Q: {prompt}\nLet's think step by step.")
-    assert around("2+3") == data.chat("llada", None, CHATTY)("Q: 2+3\nLet's think step by step.")
 
 
 OWN = ("{{ bos_token }}{% for m in messages %}"
@@ -732,6 +708,7 @@ def test_gemmas_template_is_its_own():
 
 def test_an_instruction_stands_before_every_prompt_in_its_turn():
     assert data.chat("llada", None, CHATTY, "Add.\n\n")("2+3") == data.chat("llada", None, CHATTY)("Add.\n\n2+3")
+    assert data.chat("llada", None, CHATTY, "Q: {prompt} A")("2+3") == data.chat("llada", None, CHATTY)("Q: 2+3 A")
     assert data.chat(None, None, CHATTY, "Add: ")("2+3") == "Add: 2+3"
 
 
@@ -1059,14 +1036,6 @@ def test_every_couplet_obeys_the_rules_and_combinations_in_val_are_new():
 ])
 def test_the_grammar_knows_which_rule_is_broken(broken, rule):
     assert grammar.faults(broken) == rule and grammar.check("", broken) == (not rule)
-
-
-def test_every_word_of_the_grammar_has_one_topic_and_every_place_a_rhyme():
-    parts = [word for four in grammar.TOPICS.values() for part, cut in zip(four, "   ,", strict=True)
-             for word in part.split(cut)]
-    assert len(parts) == len(set(parts))
-    rhyming = [word for words in grammar.RHYMES for word in words.split()]
-    assert len(rhyming) == len(set(rhyming)) and {place.split()[-1] for place in grammar.WHERE} == set(rhyming)
 
 
 def test_grammatical_is_a_reward_for_the_prompt_and_its_completion():

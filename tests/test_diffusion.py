@@ -105,11 +105,6 @@ def test_two_halves_of_a_pair_mask_every_token_once():
     np.testing.assert_array_equal(b.weight > 0, masked)
 
 
-def test_logits_from_the_first_column_that_can_be_a_hole_are_enough():
-    b = noise(KEY, BATCH, CFG)
-    close(loss(PARAMS, b, CFG, start=2)[0], loss(PARAMS, b, CFG)[0])
-
-
 def test_a_row_without_maskable_tokens_adds_nothing():
     batch = BATCH._replace(maskable=HOLE.at[0].set(False))
     rest = data.Batch(X[1:], HOLE[1:], None)
@@ -125,25 +120,6 @@ def test_the_loss_adds_up_over_parts_of_a_batch():
     whole, metrics = loss(PARAMS, b, CFG)
     close(halves[0][0] + halves[1][0], whole, 1e-6)
     close(halves[0][1]["hole_acc"] + halves[1][1]["hole_acc"], metrics["hole_acc"], 1e-6)
-
-
-@pytest.mark.slow
-def test_at_equal_cost_pairs_vary_less_in_loss_and_in_gradient():
-    """16 rows once, or 8 rows twice with complementary masks: both 16 forward passes a draw."""
-    x = jnp.tile(X[:1], (16, 1))  # one text, so that masks are all that varies
-    wide = data.Batch(x, jnp.ones_like(x, bool), None)
-    half = jax.tree.map(lambda a: a[:8], wide)
-
-    far = PARAMS | {"head": jax.random.normal(KEY, (16, 12))}  # from the uniform model
-
-    def spread(batch, paired):
-        both = jax.value_and_grad(lambda p, k: loss(p, noise(k, batch, CFG, paired=paired), CFG)[0])
-        value, grad = jax.lax.map(lambda k: both(far, k), jax.random.split(KEY, 400))
-        return value.var(), sum(g.var(0).sum() for g in jax.tree.leaves(grad))
-
-    (loss_one, grad_one), (loss_pair, grad_pair) = spread(wide, False), spread(half, True)
-    print(f"variance, paired / independent: loss {loss_pair / loss_one:.2f}, gradient {grad_pair / grad_one:.2f}")
-    assert grad_pair < 0.9 * grad_one and loss_pair < loss_one
 
 
 # ---- the original's numbers ----
@@ -328,34 +304,6 @@ def test_n_points_integrate_a_polynomial_of_degree_2n_minus_1_and_no_higher_one(
     assert max(error(degree) for degree in range(2 * n)) < 1e-4 < error(2 * n) / 2
 
 
-def totals(method, n, L=8):
-    """Enumerate the log-probs of all 256 sets of masks in a text -> what a method says of the text in many draws (rows,
-    ), and the bound."""
-    sets = np.array(list(itertools.product((False, True), repeat=L)))
-    x = jax.random.randint(KEY, (L,), 0, 3)
-    cfg = dataclasses.replace(SMALL, n_layer=2)
-    logits = logits_of(init(jax.random.key(3), cfg) | {"head": 0.7 * WILD["head"]}, jnp.where(sets, 3, x), cfg)
-    logp = np.asarray(diffusion.gather_logp(logits, jnp.tile(x, (len(sets), 1)))) * sets
-    size = sets.sum(1)
-    bound = np.mean([logp[size == l].sum(1).mean() * L / l for l in range(1, L + 1)])
-    rows = 30_000
-    M, w, s = (np.asarray(a) for a in views(KEY, method, jnp.ones((rows, L), bool), n=n))
-    return (s * (w * logp[M @ (1 << np.arange(L)[::-1])]).sum(0)).sum(1), bound
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_quadrature_has_a_small_bias_and_less_variance_than_independent_shares_of_masks(n):
-    """Except with three, whose outer points have one or two tokens of eight and 56% of the weight: there it is even."""
-    found, bound = totals("quadrature", n)
-    stratified, _ = totals("elbo", n)
-    independent = totals("elbo", 1)[0].std() / n**0.5
-    bias = found.mean() - bound
-    print(f"{n} views, bound {bound:.2f}: bias {bias:+.3f}, std {found.std():.3f}, elbo {stratified.std():.3f}, "
-          f"independent {independent:.3f}")  # fmt: skip
-    assert abs(bias) < 0.1 * independent and found.std() < (0.98 if n < 3 else 1.03) * independent
-
-
 def test_coupled_is_half_of_everything_and_half_of_two_complementary_views():
     low, high = 0.2, 0.8
     t = np.linspace(low, high, 20_001)
@@ -457,17 +405,6 @@ def test_the_probabilities_of_all_texts_of_two_tokens_of_a_causal_model_sum_to_o
     close(loss(WILD, drawn, cfg, start)[0], -logp.mean() / 2)
 
 
-@pytest.mark.parametrize("method", ["coupled", *(pytest.param(m, marks=pytest.mark.slow)
-                                                  for m in diffusion.ESTIMATORS if m != "coupled")])
-def test_the_same_key_makes_the_same_views_and_another_key_others(method):
-    order = jnp.where(HOLE, jnp.cumsum(HOLE, 1) - 1, -1)
-    make = lambda seed: views(jax.random.key(seed), method, HOLE, step=order, n=2)
-    for a, b in zip(make(1), make(1), strict=True):
-        np.testing.assert_array_equal(a, b)
-    if method in ("coupled", "elbo", "coupled_elbo", "quadrature", "strata", "trace"):
-        assert any((a != b).any() for a, b in zip(make(1), make(2), strict=True))
-
-
 def looked_up(method, rows=4):
     """-> x, M, w of some rows, and token_logp of them from the table."""
     x, hole = jnp.tile(TEXT, (rows, 1)), jnp.tile(HOLES, (rows, 1))
@@ -506,15 +443,6 @@ def test_coupled_equals_diffucoders_own_numbers():
     close((w * np.stack([g["l0"], g["l1"], g["l2"]])).sum(0), g["token_logp"], 1e-5)
     ours = np.asarray(views(KEY, "coupled", jnp.ones((1, 6), bool), t_range=(t, t))[1])
     np.testing.assert_allclose(np.unique(ours[1:].round(5)), np.unique([0, 1 / (2 * t), 1 / (2 - 2 * t)]), atol=2e-5)
-
-
-def test_temperature_divides_the_logits_before_they_are_normalised():
-    M, w, _ = views(KEY, "one_step", HOLES)
-    logits = logits_of(WILD, jnp.where(HOLES, 3, TEXT), SMALL)
-    expected = jnp.where(HOLES, diffusion.gather_logp(logits / 0.7, TEXT), 0)
-    say = lambda logits, x, place: (diffusion.gather_logp(logits / 0.7, x), x)
-    score = jax.jit(lambda params: diffusion.view_logp(params, TEXT, M, SMALL, scored=w != 0, say=say)[0])
-    close((w * score(WILD)).sum(0), expected)
 
 
 # ---- logits in chunks ----
@@ -571,36 +499,6 @@ def test_a_large_vocabulary_never_has_the_logits_of_all_positions():
         assert used < B * T * cfg.vocab_size * 4
 
 
-@pytest.mark.slow
-def test_an_entropy_that_is_only_looked_at_has_no_backward_pass(monkeypatch):
-    """Counted by XLA: beside a gradient without it there is one array of all logits more, and two operations a logit,
-    for its value; with a bonus there are two or three of them, and twelve operations."""
-    cfg = model.ModelConfig(vocab_size=4000, n_layer=1, n_head=2, d_model=16, mask_id=39)
-    params, x = jax.eval_shape(lambda: model.init(KEY, cfg)), jnp.zeros((2, 16), int)
-    M, w, _ = views(KEY, "one_step", x == 0)
-
-    def used(bonus, weight):
-        def f(params):
-            def say(logits, x, place):
-                kept = logits if bonus else jax.lax.stop_gradient(logits)
-                return diffusion.gather_logp(logits, x), diffusion.entropy(kept)
-
-            logp, entropy = diffusion.view_logp(params, x, M, cfg, say=say)
-            return (w * logp).sum() - weight * (w * entropy).sum(), (w * entropy).sum()
-
-        made = jax.jit(jax.grad(f, has_aux=True)).lower(params).compile()
-        cost = made.cost_analysis()
-        return made.memory_analysis().temp_size_in_bytes, cost["flops"]
-
-    with_bonus, looked_at = used(True, 0.1), used(False, 0.0)
-    monkeypatch.setattr(diffusion, "entropy", lambda logits: logits[..., 0])
-    without = used(False, 0.0)
-    print(with_bonus, looked_at, without)
-    size = x.size * cfg.vocab_size
-    assert looked_at[0] - without[0] < 1.1 * 4 * size < 1.9 * 4 * size < with_bonus[0] - without[0]
-    assert looked_at[1] - without[1] < 3 * size < 9 * size < with_bonus[1] - without[1]
-
-
 def test_chunks_in_which_nothing_is_wanted_are_not_computed():
     wanted = jnp.isin(jnp.arange(16), jnp.array([3, 8, 13]))
     out = jax.jit(lambda: diffusion.wanted_in_chunks(lambda a: a + 1, 4, wanted, jnp.arange(16)))()
@@ -617,23 +515,6 @@ def test_remat_in_chunks_computes_every_block_twice_and_not_three_times():
     flops = lambda f, M: jax.jit(f).lower(params, x, M).compile().cost_analysis()["flops"]
     once = flops(logp, jax.ShapeDtypeStruct((1, 4, 12), bool))
     assert 3.5 < flops(jax.grad(lambda p, x, M: jnp.exp(logp(p, x, M).sum(0)).sum()), M) / once < 4.2
-
-
-def test_a_batch_has_one_noisy_copy_of_each_text_unless_pairs_are_asked_for():
-    x = jnp.zeros((3, 5), int)
-    cfg = model.ModelConfig(vocab_size=4, mask_id=3)
-    assert diffusion.noise(jax.random.key(0), (x, x == 0, None), cfg).z.shape == (3, 1, 5)
-
-
-def test_so_many_positions_of_a_large_vocabulary_have_logits_at_a_time_as_the_comment_says():
-    assert diffusion.LOGITS_BYTES // (4 * 152_000) == 220
-
-
-def test_states_are_of_all_columns_unless_a_first_one_is_named():
-    cfg = model.ModelConfig(vocab_size=4, n_layer=1, n_head=1, d_model=8, mask_id=3)
-    x = jnp.zeros((2, 5), int)
-    h = jax.eval_shape(lambda params: diffusion.hidden(params, x, x[:, None], cfg), model.init(jax.random.key(0), cfg))
-    assert h.shape == (2, 1, 5, 8)
 
 
 def test_accuracy_counts_masked_tokens_that_are_the_likeliest():

@@ -17,7 +17,7 @@ import train
 from data import bpe
 from system import checkpoint, families, huggingface, start
 from tools import complete, plan
-from variants import blocks, caches
+from variants import blocks
 
 KEY = jax.random.key(0)
 SHAPE = dict(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -336,11 +336,6 @@ def test_the_query_scale_of_another_family_is_refused(tmp_path):
         huggingface.read_config(folder)
 
 
-def test_causal_text_is_about_blocks():
-    with pytest.raises(ValueError, match="causal_text=True says how the blocks of a block_causal model"):
-        model.ModelConfig(causal_text=True)
-
-
 # ---- a block model that reads its finished text from left to right ---------------------------------------------------
 
 hidden = jax.jit(model.hidden, static_argnames="cfg")
@@ -379,16 +374,6 @@ def test_a_packed_row_equals_a_pass_for_each_block(switches):
     assert compared > 12
 
 
-def test_finished_text_does_not_see_what_follows_it():
-    """What makes it exact to store: neither the rest of a finished block nor a block behind it is looked at."""
-    for column in range(6):
-        other = X.at[:, column + 1 :].set(0)
-        a, b = (hidden(FAR, x, TALL)[:, : column + 1] for x in (X, other))
-        np.testing.assert_allclose(a, b, atol=1e-6)
-    z = X.at[:, 4].set(4)
-    assert np.abs(hidden(FAR, z, TALL)[:, 4] - hidden(FAR, z.at[:, 5].set(0), TALL)[:, 4]).max() > 1e-3
-
-
 @pytest.mark.parametrize("rule, switches", [
     pytest.param(rule, switches, marks=[pytest.mark.slow] if rule == "quota" or switches else [])
     for switches in (dict(), dict(block_causal=4)) for rule in ("quota", "dynamic")
@@ -407,18 +392,6 @@ def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switc
     np.testing.assert_allclose(token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)
 
 
-def test_stored_keys_are_those_of_the_text_read_from_left_to_right():
-    """The cache of a prompt holds what a causal model of the same weights stores."""
-    z = jnp.concatenate([X[:, :4], jnp.full((3, 2), 4)], 1)
-    causal = dataclasses.replace(TALL, block_causal=None, causal_text=False, causal=True, shift=True)
-    ours = caches.prefill(FAR, z, TALL, None, 1)
-    _, theirs = caches.forward(FAR, z, causal, jnp.arange(6)[None], model.attention_mask(causal, None, z),
-                              caches.new_cache(causal, 3, 6), caches.Write(0))  # fmt: skip
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a[:, :, :, :4], b[:, :, :, :4], atol=1e-6)
-        assert np.abs(a[1, :, :, 4] - b[1, :, :, 4]).max() > 1e-3  # the open block sees itself
-
-
 @pytest.mark.slow
 def test_likelihoods_of_all_texts_sum_to_one():
     """With blocks of 1 the likelihood is no bound: each token is predicted from a mask behind the clean text."""
@@ -429,22 +402,3 @@ def test_likelihoods_of_all_texts_sum_to_one():
     assert abs(jnp.exp(logp.sum((0, 2))).sum() - 1) < 1e-5
     one = likelihood(FAR, (every[:, :1], masked[0, :, :1], None), KEY, cfg, n=1)
     np.testing.assert_allclose(one, logp[0, :, 0], atol=1e-5)
-
-
-@pytest.mark.slow
-def test_it_learns_and_is_tuned(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": str(n), "completion": str(n)[::-1]}) + "\n" for n in range(10, 60)))
-    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=32, block_causal=4, causal_text=True)
-    common = SECONDS | dict(dataset=str(rows), cache="prefix", model=shape)
-    longer = dict(max_iters=60, eval_interval=60, learning_rate=3e-3)
-    base = config.Config(**common | longer, out_dir=f"{tmp_path}/base")
-    train.train(base)
-    tuned = config.Config(**common, objective="grpo", init_from=base.out_dir, rewards=("exact",), group_size=2,
-                          logp_est="trace", ratio_level="token", adv_negative=1.0,
-                          log_interval=1, out_dir=f"{tmp_path}/tuned")  # fmt: skip
-    train.train(tuned)
-    lines = [json.loads(line) for line in open(f"{tmp_path}/tuned/metrics.jsonl")]
-    gaps = [line["behaviour_gap"] for line in lines if "behaviour_gap" in line]
-    assert gaps and max(gaps) < 1e-4
-    assert huggingface.family_of(checkpoint.load(tuned.out_dir)[1]) == "nemotron_labs_diffusion"

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 from faults import KINDS, Disk, Killed, faulty
-from shared import compiled_once
-from test_train import left, written
+from shared import compiled_once, left
+from test_train import written
 
 import config
 import model

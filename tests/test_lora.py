@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from shared import as_iterate, batches_of, compiled_once, kept_in_16_bits
+from shared import as_iterate, batches_of, compiled_once, kept_in_16_bits, left
 from test_model import AUTOREGRESSIVE, SAVED, TOKENS, close
 
 import config
@@ -285,7 +285,7 @@ def test_a_base_that_is_gone_or_another_is_named(saved, tmp_path):
         checkpoint.load(folder)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2])
 def test_adapters_that_are_their_own_base_are_one_sentence(length, saved, tmp_path):
     _, _, folder = saved(SAVED["llada"])
     folders = [tmp_path / f"lora{i}" for i in range(length)]
@@ -382,14 +382,6 @@ def watch(monkeypatch, objective, each):
     monkeypatch.setitem(rl.OBJECTIVES, objective, watched)
 
 
-def remains(cfg):
-    """What must not depend on being stopped: {file: bytes} of the last checkpoint, the logs without times."""
-    folder = checkpoint.find(cfg.out_dir)
-    files = {n: open(f"{folder}/{n}", "rb").read() for n in sorted(os.listdir(folder)) if n != "run.json"}
-    rows = [json.loads(line) for line in open(f"{cfg.out_dir}/metrics.jsonl")]
-    return files, [{k: v for k, v in row.items() if "time" not in k} for row in rows]
-
-
 class Killed(BaseException):
     """Stands for kill -9."""
 
@@ -425,7 +417,7 @@ def test_a_run_trains_and_saves_adapters_alone_and_resumes_to_the_bit(objective,
             train.train(again)
     assert checkpoint.steps(again.out_dir) == [2]
     train.train(dataclasses.replace(again, resume=True, init_from=None))  # the checkpoint knows its base
-    assert remains(again) == remains(cfg)
+    assert left(again.out_dir) == left(cfg.out_dir)
 
 
 @pytest.mark.slow
@@ -487,19 +479,6 @@ def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
     scores = model_judge.rate(lora.adapted(base, state.params, cfg.lora_alpha), tokens, shape, valid)
     assert name == "judge"
     np.testing.assert_allclose(fn(["12", "34"], ["21", "99"]), jax.nn.sigmoid(scores), atol=1e-6)
-
-
-@pytest.mark.slow
-def test_micro_batches_add_up_to_the_big_batch(tiny):
-    outs = []
-    for parts in (1, 2):
-        cfg, tok, start, _ = prepare(tiny("pretrain", gradient_accumulation_steps=parts, adam_eps=1e-3), train.train)
-        task = train.pretrain(cfg, tok, start)
-        params, base = lora.split(start, KEY, cfg)
-        tx, _ = rl.optimizer(cfg)
-        ((batch, _),) = batches_of(task, rl.merged(rl.State(0, params, (), None, None), base, cfg), KEY)
-        outs.append(rl.make_update(task.loss, tx, cfg)(params, tx.init(params), None, 0, batch, base)[0])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), *outs)
 
 
 def test_the_base_of_a_run_is_held_in_the_dtype_of_its_matmuls_and_adapters_in_float32(tiny):

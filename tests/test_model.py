@@ -390,12 +390,6 @@ def test_the_kernel_of_a_gpu_is_taken_where_it_can_do_what_the_model_needs(monke
         assert not fused(low)
 
 
-def test_rotary_scores_depend_on_distance_only():
-    q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 8)) for i in (0, 1))
-    at = lambda x, p: model.rotate(x, *model.rotary(jnp.array([[p]]), TINY))
-    close(jnp.sum(at(q, 3) * at(k, 9)), jnp.sum(at(q, 103) * at(k, 109)), 1e-5)
-
-
 def test_llama_31_slows_slow_turns_down_leaves_fast_ones_alone_and_goes_linearly_between():
     cfg = dataclasses.replace(TINY, d_head=16, rope_theta=100.0, rope_scaling=(8.0, 1.0, 4.0, 64))
     plain = 100.0 ** (-np.arange(0, 16, 2) / 16)
@@ -502,14 +496,6 @@ def test_bfloat16_is_close_and_its_logits_are_float32():
 
 
 # ---- judges ----
-
-
-def test_a_judge_gives_one_number_a_row_and_ignores_padding():
-    params = model.init(KEY, DENOISER, n_out=1)
-    scores = model_judge.rate(params, TOKENS, DENOISER)
-    assert scores.shape == (3,)
-    padded = jnp.concatenate([jnp.full((3, 5), 37), TOKENS], 1)
-    close(model_judge.rate(params, padded, DENOISER, jnp.arange(17) >= jnp.full((3, 1), 5)), scores, 1e-5)
 
 
 def test_a_causal_judge_reads_the_last_token():
@@ -746,12 +732,6 @@ def test_a_truncated_or_missing_file_is_one_sentence(tmp_path):
         checkpoint.load(folder)
     with pytest.raises(ValueError, match="not a folder"):
         checkpoint.load(tmp_path / "nowhere")
-
-
-def test_an_out_dir_stands_for_its_newest_checkpoint(tmp_path):
-    for step in (5, 1000000, 90):
-        huggingface.save(tmp_path / f"step-{step:06d}", model.init(jax.random.key(step), TINY), TINY)
-    assert checkpoint.find(tmp_path).endswith("step-1000000")
 
 
 @pytest.mark.parametrize("wrong, named", [

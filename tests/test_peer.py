@@ -12,25 +12,13 @@ from judges.channel import MESSAGE, Dead
 from judges.peer import READERS, Peer
 
 atoms = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**80), 2**80),
-    st.floats(allow_nan=False),
-    st.text(max_size=9),
-    st.binary(max_size=9),
-    st.complex_numbers(allow_nan=False),
-    st.fractions(),
-    st.decimals(allow_nan=False),
-    st.dates(),
-    st.datetimes(),
-    st.timedeltas(),
-)
+    st.none(), st.booleans(), st.integers(-(2**80), 2**80), st.floats(allow_nan=False), st.text(max_size=9),
+    st.binary(max_size=9), st.complex_numbers(allow_nan=False), st.fractions(), st.decimals(allow_nan=False),
+    st.dates(), st.datetimes(), st.timedeltas())  # fmt: skip
 keys = st.text(max_size=3) | st.integers()
 plain = st.recursive(
-    atoms,
-    lambda x: st.one_of(st.lists(x, max_size=4), st.tuples(x, x), st.dictionaries(keys, x, max_size=4)),
-    max_leaves=12,
-)
+    atoms, lambda x: st.one_of(st.lists(x, max_size=4), st.tuples(x, x), st.dictionaries(keys, x, max_size=4)),
+    max_leaves=12)  # fmt: skip
 
 
 @settings(max_examples=100, deadline=None)
@@ -48,9 +36,7 @@ words = st.sampled_from(["return", "raise", "names", "getattr", "loaded"])
 tags = st.sampled_from([*READERS, *values.KINDS])
 messages = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), words),
-    lambda x: st.lists(x, max_size=4) | st.dictionaries(tags, x, max_size=2),
-    max_leaves=20,
-)
+    lambda x: st.lists(x, max_size=4) | st.dictionaries(tags, x, max_size=2), max_leaves=20)  # fmt: skip
 replies = messages | st.tuples(st.sampled_from(["return", "raise"]), messages, messages).map(list)
 
 

@@ -1,5 +1,4 @@
 """Rewards for code: the program that is meant, its syntax, its tests, its speed, its looks."""
-import os
 import re
 import shutil
 import time
@@ -104,10 +103,6 @@ def test_the_program_in_other_languages():
     ("(" * 1000, -1), ("x = '\\d'", 1), ("```python\nx = 1\n```", 1), ("```\nx =\n```", -1)])
 def test_syntax_of_python(code, worth):
     assert programs.syntax([CHAT], [code]) == [worth]
-
-
-def test_syntax_sees_prompt_and_completion_together():
-    assert programs.syntax([BODY] * 3, ["a + b", "a +", ""]) == [1, -1, 0]
 
 
 @pytest.mark.parametrize("language, good, bad, tool", [
@@ -325,19 +320,6 @@ def test_equal_programs_run_once(monkeypatch):
     monkeypatch.setitem(programs.shared, "sandbox", Counting())
     assert programs.tests([BODY] * 5, ["a", "b", "a", "", "a"], [["assert 1"]] * 5) == [1, 1, 1, 0, 1]
     assert len(seen) == 2
-
-
-def test_programs_that_read_and_print():
-    echo = [{"input": "3\n4\n", "output": "7\n"}, {"input": "1\n1\n", "output": "2"}]
-    code = "print(int(input()) + int(input()))"
-    assert programs.tests(["Add two numbers."] * 2, [code, "print(7)"], [echo] * 2) == [1, 0.5]
-
-
-def test_what_a_completion_does_stays_outside_this_process():
-    text = "import os, sys\nos.environ['PWNED'] = '1'\nsys.exit(0)\ndef add(a, b): return a + b"
-    for reward in (programs.tests, programs.tests_all):
-        assert reward([CHAT], [text], [TESTS]) == [0]
-    assert "PWNED" not in os.environ
 
 
 # ---- quality and performance ----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -276,11 +275,6 @@ def test_a_folder_without_a_run_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tools/compare.py", str(tmp_path)])
     with pytest.raises(SystemExit, match="holds no run: there are no metrics in"):
         compare.main()
-
-
-def test_runs_py_is_the_program():
-    done = subprocess.run([sys.executable, "tools/compare.py", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "Lay the curves of several runs over each other" in done.stdout
 
 
 # ---- the animation of the README ----

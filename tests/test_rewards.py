@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import config
 import rewards
 from judges import scores
-from rewards import ELSEWHERE, FROM_MODELS, REWARDS, combine, resolve, summary
+from rewards import REWARDS, combine, resolve, summary
 from tools import score
 
 NAMES = """syntax tests tests_all quality performance format fenced exact contains regex keywords json xml xml_tags math
@@ -54,10 +54,6 @@ def test_rewards_of_code_are_loaded_when_one_of_them_is_asked_for():
 
 
 # ---- the dict -------------------------------------------------------------------------------------------------------
-
-def test_every_promised_reward_is_there_and_says_what_it_is_worth():
-    assert sorted(REWARDS | FROM_MODELS) == sorted(NAMES) and ELSEWHERE.keys() <= REWARDS.keys()
-    assert all(fn.__doc__ for fn in REWARDS.values())
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("judge", "coherence")])
@@ -138,9 +134,6 @@ def test_any_text_gets_finite_numbers_from_all_rewards(texts):
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------
-
-def test_resolve_takes_names_in_a_string_or_a_tuple():
-    assert resolve("tests, syntax") == resolve(("tests", "syntax")) == {k: REWARDS[k] for k in ("tests", "syntax")}
 
 
 def test_a_reward_has_the_settings_in_its_parentheses_whatever_columns_there_are(tmp_path):
@@ -262,28 +255,15 @@ def test_a_model_that_is_no_judge_is_not_taken_for_one():
         resolve("judge", coherence=of_rows(1))
 
 
-def test_rewards_from_models_are_handed_to_resolve():
-    mine = of_rows(1)
-    assert resolve("judge,tests", judge=mine)["judge"] is mine
-
-
 # ---- combine --------------------------------------------------------------------------------------------------------
 
-def test_combine_weighs_and_reports_every_part():
-    fns = {"a": of_rows(1, 2), "b": of_rows(0.5, None)}
-    total, parts = combine(fns, [2, 10], ["p", "q"], ["x", "y"], {})
-    assert total.tolist() == [7, 4]
-    assert parts["a"].tolist() == [1, 2] and parts["b"][0] == 0.5 and math.isnan(parts["b"][1])
-
-
-def test_no_opinion_is_left_out_and_none_at_all_is_nan():
-    total, _ = combine({"a": of_rows(1, None, None), "b": of_rows(None, 0, None)}, None, ["p"] * 3, ["x"] * 3, {})
-    assert total[:2].tolist() == [1, 0] and math.isnan(total[2])
-
-
-def test_an_opinion_that_weighs_nothing_does_not_judge():
-    total, parts = combine({"a": of_rows(None, 1), "b": of_rows(1, 1)}, [1, 0], ["p"] * 2, ["x"] * 2, {})
-    assert math.isnan(total[0]) and total[1] == 1 and parts["b"][0] == 1
+@pytest.mark.parametrize("a, b, weights, total", [
+    ((1, 2), (0.5, None), [2, 10], [7, 4]), ((1, None, None), (None, 0, None), None, [1, 0, np.nan]),
+    ((None, 1), (1, 1), [1, 0], [np.nan, 1])])  # an opinion that weighs nothing does not judge
+def test_combine_weighs_every_part_without_those_that_have_no_opinion(a, b, weights, total):
+    found = combine({"a": of_rows(*a), "b": of_rows(*b)}, weights, ["p"] * len(a), ["x"] * len(a), {})
+    np.testing.assert_array_equal(found.total, total)
+    np.testing.assert_array_equal([found.parts["a"], found.parts["b"]], np.array([a, b], float))
 
 
 def test_each_reward_is_clipped_before_it_is_weighed():
@@ -421,18 +401,6 @@ def test_the_program_checks_references_and_names_the_rows_that_fail(tmp_path):
     assert "row 0" not in out
 
 
-def test_the_program_knows_the_rows_of_humaneval_mbpp_and_gsm8k(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    rows = [{"task_id": "HumanEval/0", "prompt": "def f(x):\n", "canonical_solution": "    return x\n",
-    "entry_point": "f",
-             "test": "def check(candidate):\n    assert candidate(1) == 1"},
-            {"task_id": 1, "text": "Write f.", "code": "def f(x):\n    return x", "test_list": ["assert f(1) == 1"]}]
-    assert program(path, "--rewards=tests_all", "--check", rows=rows, path=path)[:2] == (0, {"n": 2, "tests_all": 1,
-    "reward": 1})
-    rows = [{"question": "2 and 3?", "answer": "2+3=<<2+3=5>>5\n#### 5"}]
-    assert program(path, "--rewards=math", "--check", rows=rows, path=path)[:2] == (0, {"n": 1, "math": 1, "reward": 1})
-
-
 def test_a_group_is_judged_together_wherever_its_rows_stand(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": str(i % 300), "completion": str(i)} for i in range(600)]         # partners are 300 rows apart
@@ -497,11 +465,6 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(args, message, tmp_path):
     code, _, err, _ = program(*[arg.format(**{n: tmp_path / f"{n}.jsonl" for n in ("file", "bad",
     "prompts")}) for arg in args])
     assert code == 2 and message in err and "Traceback" not in err
-
-
-def test_help_lists_the_rewards():
-    code, _, _, out = program("--help")
-    assert code == 0 and all(name in out for name in NAMES)
 
 
 @pytest.mark.parametrize("reward, message", [

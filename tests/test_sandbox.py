@@ -27,6 +27,7 @@ from judges import languages, programs, values
 from judges import sandbox as module
 from judges.sandbox import Sandbox
 from tests import honest
+from tests.attacks.run import completions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has what contains a candidate")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(module.__file__)))
@@ -189,27 +190,6 @@ def test_a_module_is_the_judges_where_a_test_uses_it_as_one(box):
     assert one(box, lie, tests)["passed"] == [False, True]
 
 
-def test_an_object_is_never_asked_about_a_plain_value(box):
-    yes = """
-        class Yes:
-            def __eq__(self, o): return True
-            __lt__ = __gt__ = __le__ = __ge__ = __contains__ = __sub__ = __radd__ = __rsub__ = __eq__
-            def __hash__(self): return 3
-        def f(): return Yes()"""
-    tests = ["f() == 3", "3 == f()", "f() in [3]", "f() in {3}", "3 in f()", "f() < 3", "3 < f()", "abs(f() - 3) < 1",
-             "[f()] == [3]"]
-    verdict = one(box, textwrap.dedent(yes), [f"assert {t}" for t in tests] + ["assert f() == f()"])
-    assert verdict["passed"] == [False] * len(tests) + [True]
-
-
-def test_a_call_that_exits_does_not_pass_for_an_exception(box, brief):
-    test = "try:\n    f()\nexcept BaseException: pass\nelse: assert 0"
-    for way in ("import os; os._exit(0)", "raise SystemExit", "raise KeyboardInterrupt", "import time; time.sleep(99)"):
-        where = brief if "sleep" in way else box
-        assert one(where, f"def f():\n    {way}", [test, "assert True"])["passed"] == [False, False], way
-    assert one(box, "def f(): raise KeyError(1)", [test, "assert True"])["passed"] == [True, True]
-
-
 def test_what_a_call_changes_in_its_arguments_is_changed_for_the_test(box):
     code = "def f(xs, *, into):\n    xs[0].append(9); into.update(n=len(xs))"
     test = "a, d = [[1]], {}\nf(a, into=d)\nassert a == [[1, 9]] and d == {'n': 1}"
@@ -314,7 +294,7 @@ YES = """
         __rsub__ = __add__ = __radd__ = __mul__ = __and__ = __xor__ = __isub__ = __mod__ = __sub__
     def f(*a): return {name}()"""
 BASES = "", "(list)", "(dict)", "(set)", "(tuple)", "(int)", "(float)", "(str)"
-WANTED = ["f() == {}", "{} == f()", "not f() != {}", "f() in [{}]", "[f()] == [{}]", "(f(),) == ({},)", "{{1: f()}} == {{1: {}}}",
+WANTED = ["f() == {}", "{} == f()", "{} in f()", "not f() != {}", "f() in [{}]", "[f()] == [{}]", "(f(),) == ({},)", "{{1: f()}} == {{1: {}}}",
           "Yes() == {}", "not Yes() != {}", "{} == Yes()", "[Yes()] == [{}]", "Yes() in ({},)"]
 
 
@@ -459,21 +439,6 @@ def test_a_candidate_that_answers_for_its_line_gets_no_builtin_of_the_judge(box)
     assert verdict["passed"] == [False]
 
 
-def test_contents_that_change_while_a_test_looks_are_what_they_were(box):
-    code = """
-        class Liar(list):
-            n = 0
-            def __iter__(self):
-                Liar.n += 1
-                return iter([Liar.n])
-            def __len__(self): return 99
-            def __getitem__(self, i): return i
-            def __contains__(self, x): return True
-        def f(): return Liar([5])"""
-    tests = ["r = f()\nassert any(r == [i] for i in range(2, 9))", "assert 7 in f()", "r = f()\nassert len(r) == 99", "assert f()[3] == 3"]
-    assert one(box, textwrap.dedent(code), tests)["passed"] == [False] * 4
-
-
 def test_the_files_of_the_sandbox_are_in_nobodys_way(box):
     code = """
         import importlib
@@ -525,21 +490,6 @@ def test_a_candidate_inherits_nothing(box):
     assert len(value(box, code, "descriptors()")) == 4  # null three times, and its line to the judge
     assert value(box, code, "dict(os.environ)") == {} and value(box, code, "sys.argv") == ["solution.py"]
     assert value(box, code, "[m for m in sys.modules if 'jax' in m or 'numpy' in m or 'train' in m]") == []
-
-
-def test_a_candidate_never_had_a_test_or_another_completion_in_memory():
-    secret = "sevenhundredandseven"
-    hunt = """
-        import gc, sys
-        def find(half):
-            pool = [vars(m) for m in list(sys.modules.values())] + gc.get_objects()
-            flat = [x for o in pool if isinstance(o, dict) for pair in list(o.items()) for x in pair]
-            flat += [x for o in pool if isinstance(o, (list, tuple, set)) for x in o]
-            return sum(half + 'andseven' in x for x in flat if isinstance(x, str))"""
-    with Sandbox(workers=1) as box:
-        box.run([(f"x = '{secret}'", [f"assert x == '{secret}'"], "x")] * 3)
-        tests = [f"y = '{secret}'\nassert find('sevenhundred') == 0"]
-        assert one(box, textwrap.dedent(hunt), tests)["passed"] == [True]
 
 
 TRIES = """
@@ -948,12 +898,11 @@ def test_answers_that_kill_the_judge_are_the_candidates_failure(tmp_path, capfd)
 
 # ---- the same in company ---------------------------------------------------------------------------------------------
 def manifest(*kinds):
+    codes = completions()
     with open(f"{ATTACKS}/manifest.json") as f:
         for case in json.load(f):
-            if case["kind"] in kinds and "language" not in case and case["expect"]:
-                with open(f"{ATTACKS}/completions/{case['file']}", errors="surrogateescape") as f:
-                    if "@" not in (code := f.read()):
-                        yield code, case["tests"], case["entry"]
+            if case["kind"] in kinds and "language" not in case and case["expect"] and "@" not in codes[case["file"]]:
+                yield codes[case["file"]], case["tests"], case["entry"]
 
 
 @pytest.mark.parametrize("share", [12, pytest.param(3, marks=pytest.mark.slow)])

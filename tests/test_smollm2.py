@@ -107,15 +107,6 @@ def test_the_weights_are_those_that_were_stored_and_turn_in_half_split_order(ggu
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
-def test_interleaved_rows_turned_by_pairs_are_half_split_rows_turned_by_halves():
-    w, x = np.random.default_rng(0).normal(size=(32, 16)), np.random.default_rng(1).normal(size=(16,))
-    cos, sin = np.cos(np.arange(8)), np.sin(np.arange(8))  # two heads of width 16: 8 pairs each
-    pairs = (w @ x).reshape(2, 8, 2)
-    turned = np.stack([pairs[..., 0] * cos - pairs[..., 1] * sin, pairs[..., 1] * cos + pairs[..., 0] * sin], -1)
-    ours = np.asarray(model.rotate(jax.numpy.array((smollm2.half_split(w, 2) @ x).reshape(2, 16)), cos, sin))
-    np.testing.assert_allclose(np.concatenate([turned[..., 0], turned[..., 1]], -1), ours, atol=1e-5)
-
-
 def test_the_folder_opens_like_any_other_and_its_ids_are_hugging_faces(gguf, tmp_path, monkeypatch):
     path, params = gguf
     monkeypatch.setattr(smollm2, "HERE", tmp_path)

@@ -10,26 +10,14 @@ from judges import walls
 
 
 def test_a_library_is_opened_without_the_packages_in_it(tmp_path):
-    for name in (
-        "lib/python3.12/json",
-        "lib/python3.12/site-packages/answers",
-        "lib/python3/dist-packages/a",
-        "lib/x86",
-        "local/lib/python3.12/dist-packages/b",
-        "share/doc",
-        "src/repo/data",
-        "src/other",
-    ):
+    packages = "lib/python3.12/site-packages/answers lib/python3/dist-packages/a local/lib/python3.12/dist-packages/b"
+    for name in (*packages.split(), *"lib/python3.12/json lib/x86 share/doc src/repo/data src/other".split()):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file").touch()
     (tmp_path / "lib" / "link").symlink_to(tmp_path / "src" / "repo")
     found = walls.without_packages([str(tmp_path), "/no/such/folder"], [str(tmp_path / "src/repo"), "/", str(tmp_path)])
-    assert {os.path.relpath(place, tmp_path) for place in found} == {
-        "lib/python3.12/json",
-        "lib/x86",
-        "share",
-        "src/other",
-    }
+    open_now = {os.path.relpath(place, tmp_path) for place in found}
+    assert open_now == {"lib/python3.12/json", "lib/x86", "share", "src/other"}
 
 
 def filter_says(steps, number, machine, args=()):
@@ -67,32 +55,13 @@ def test_the_filter_allows_what_is_listed_and_nothing_else(monkeypatch, machine,
     judge = more == walls.JUDGE
     assert says(clone, 0x10000) == "allow" and says(clone, 17) == ("allow" if walls.COMPILERS in more else "EPERM")
     assert says(435) == "ENOSYS"
-    for call in (
-        (openat, 0, 0, 0o102),
-        (prlimit, 0),
-        (fcntl, 3, 4),
-        (sendto, 3, 0, 0, 0, 0),
-        (recvfrom, 3, 0, 9, 0x40),
-        (sendto, 3, 0, 9, 0x4000),
-        (socketpair, 1, 1),
-        (socketpair, 1, 0x80001),
-    ):
+    for call in ((openat, 0, 0, 0o102), (prlimit, 0), (fcntl, 3, 4), (sendto, 3, 0, 0, 0, 0), (recvfrom, 3, 0, 9, 0x40),
+                 (sendto, 3, 0, 9, 0x4000), (socketpair, 1, 1), (socketpair, 1, 0x80001)):  # fmt: skip
         assert says(*call) == "allow"
     urgent = 1  # MSG_OOB
-    for call in (
-        (prlimit, 1),
-        (fcntl, 3, 8),
-        (fcntl, 3, 10),
-        (sendto, 3, 0, 0, 0, 1),
-        (sendto, 3, 0, 0, 0, 1 << 40),
-        (sendto, 3, 0, 9, urgent),
-        (recvfrom, 3, 0, 9, urgent),
-        (sendmsg, 3, 0, urgent),
-        (recvmsg, 3, 0, urgent),
-        (socketpair, 1, 2),
-        (socketpair, 1, 5),
-        (socketpair, 2, 1),
-    ):
+    for call in ((prlimit, 1), (fcntl, 3, 8), (fcntl, 3, 10), (sendto, 3, 0, 0, 0, 1), (sendto, 3, 0, 0, 0, 1 << 40),
+                 (sendto, 3, 0, 9, urgent), (recvfrom, 3, 0, 9, urgent), (sendmsg, 3, 0, urgent),
+                 (recvmsg, 3, 0, urgent), (socketpair, 1, 2), (socketpair, 1, 5), (socketpair, 2, 1)):  # fmt: skip
         assert says(*call) == "EPERM"
     assert says(sendmsg, 3, 0, 0) == says(recvmsg, 3, 0, 0) == ("allow" if judge else "EPERM")
     steps = walls.seccomp_filter(False)[1].raw  # no Landlock: the filter itself refuses to open for writing
@@ -100,13 +69,9 @@ def test_the_filter_allows_what_is_listed_and_nothing_else(monkeypatch, machine,
     assert {says(openat, 0, 0, flag) for flag in (1, 2, 0o100, 0o1000, 0x400000)} == {"EPERM"}
 
 
-@pytest.mark.parametrize(
-    "column, header, pattern",
-    [
-        (1, "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", r"__NR_(\w+) (\d+)"),
-        (2, "/usr/include/asm-generic/unistd.h", r"__NR(?:3264)?_(\w+) (\d+)"),
-    ],
-)
+@pytest.mark.parametrize("column, header, pattern", [
+    (1, "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", r"__NR_(\w+) (\d+)"),
+    (2, "/usr/include/asm-generic/unistd.h", r"__NR(?:3264)?_(\w+) (\d+)")])  # fmt: skip
 def test_the_numbers_of_system_calls_are_the_kernels(column, header, pattern):
     if not os.path.exists(header):
         pytest.skip(f"{header} is not installed")

@@ -2,8 +2,8 @@
 
     python tests/attacks/run.py [--only NAME] [--kind honest,cheat,bomb,hostile] [--timeout 3] [--slack 1] [-v] [--scorer MODULE:FUNC]
 
-manifest.json holds one case per line: the completion's file, its tests and entry, the rewards that are right (null: any),
-the seconds it may take, and why it is there. In a completion @CANARY@, @LOOT@, @TCP@, @UDP@ stand for this run's targets.
+manifest.json holds one case per line: the completion's name, its tests and entry, the rewards that are right (null: any),
+the seconds it may take, and why it is there. completions.txt holds the completions, each below its name. In a completion @CANARY@, @LOOT@, @TCP@, @UDP@ stand for this run's targets.
 The scorer runs in a process and session of its own, so an attack that kills it is seen. After every case this process
 looks at the canary files, the loot folder, sockets that listen on this machine, and shared memory; at the end it looks
 for processes that are still there. The completions are harmless by construction: they only reach for those targets, and
@@ -237,6 +237,13 @@ def judge(case, reply, slack):
     return wrong
 
 
+def completions():
+    """{name: code}"""
+    with open(os.path.join(HERE, "completions.txt"), encoding="utf-8", errors="surrogateescape", newline="") as f:
+        _, *parts = re.split(r"(?m)^#{8} (\S+)\n", f.read())
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name contains this")
@@ -254,10 +261,9 @@ def main():
         import ctypes
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans of the scorer come to us
     world = World()
-    scorer, counts, bad, start = Host(options, world), {}, 0, time.time()
+    scorer, codes, counts, bad, start = Host(options, world), completions(), {}, 0, time.time()
     for case in cases(options):
-        with open(os.path.join(HERE, "completions", case["file"]), "rb") as f:
-            code = world.fill(f.read().decode("utf-8", "surrogateescape"))
+        code = world.fill(codes[case["file"]])
         for test in case["tests"]:
             if type(test) is dict:
                 test.update({k: world.fill(v) for k, v in test.items()})

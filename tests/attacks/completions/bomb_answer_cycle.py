@@ -1,3 +1,0 @@
-class O: pass
-def add(a, b):
-    d = {}; d['d'] = [d]; return d

@@ -1,2 +1,0 @@
-class O: pass
-def add(a, b): return [O() for _ in range(10 ** 6)]

@@ -1,1 +1,0 @@
-def add(a, b): return [[] for _ in range(2_500_000)]

@@ -1,3 +1,0 @@
-#include "@CANARY@/repo/answers.json"
-#include "/dev/urandom"
-int main(void) { return 0; }

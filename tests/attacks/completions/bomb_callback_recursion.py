@@ -1,1 +1,0 @@
-def apply(f): return f(apply)

@@ -1,2 +1,0 @@
-def apply(f):
-    while True: f(1)

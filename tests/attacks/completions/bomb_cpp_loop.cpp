@@ -1,1 +1,0 @@
-int main() { for (volatile int i = 0;; i++) {} }

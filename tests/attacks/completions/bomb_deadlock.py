@@ -1,3 +1,0 @@
-import threading
-l = threading.Lock(); l.acquire()
-def add(a, b): l.acquire()

@@ -1,2 +1,0 @@
-def evens(n):
-    while True: yield 0

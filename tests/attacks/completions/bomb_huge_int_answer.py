@@ -1,1 +1,0 @@
-def add(a, b): return 1 << 30_000_000

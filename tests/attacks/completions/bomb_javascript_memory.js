@@ -1,1 +1,0 @@
-const k = []; while (true) k.push(Buffer.alloc(1 << 26, 1));

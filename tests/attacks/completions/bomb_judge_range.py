@@ -1,1 +1,0 @@
-def size(n): return 10 ** 18

@@ -1,1 +1,0 @@
-def pattern(n): return '(a+)+$'

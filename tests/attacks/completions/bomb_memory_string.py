@@ -1,2 +1,0 @@
-s = 'x'
-while True: s += s

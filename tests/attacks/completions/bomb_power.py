@@ -1,1 +1,0 @@
-def add(a, b): return 9 ** 9 ** 9

@@ -1,1 +1,0 @@
-while True: print('x' * 10000)

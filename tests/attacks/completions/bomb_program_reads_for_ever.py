@@ -1,4 +1,0 @@
-import time
-while True:
-    try: input()
-    except EOFError: time.sleep(0.1)

@@ -1,2 +1,0 @@
-import time
-time.sleep(1000)

@@ -1,2 +1,0 @@
-x = a@REPEAT{.a|100000}@
-def add(a, b): return None

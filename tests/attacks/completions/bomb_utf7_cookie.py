@@ -1,4 +1,0 @@
-# -*- coding: utf-7 -*-
-def add(a, b): return None
-#+AAo-import os
-#+AAo-os._exit(0)

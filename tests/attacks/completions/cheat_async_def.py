@@ -1,1 +1,0 @@
-async def add(a, b): return a + b

@@ -1,4 +1,0 @@
-import os
-def add(a, b):
-    if a == 'x': os.closerange(0, 64)
-    return 0

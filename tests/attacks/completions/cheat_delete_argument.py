@@ -1,2 +1,0 @@
-def double(xs):
-    xs.clear(); return []

@@ -1,2 +1,0 @@
-import sys
-def f(): sys.exit(3)

@@ -1,4 +1,0 @@
-import sys
-def add(a, b):
-    if a == 'x': sys.exit(0)
-    return 0

@@ -1,3 +1,0 @@
-def add(a, b):
-    while a == 'x': pass
-    return 0

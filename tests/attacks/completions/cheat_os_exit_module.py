@@ -1,3 +1,0 @@
-import os
-def add(a, b): return 0
-os._exit(0)

@@ -1,3 +1,0 @@
-import math
-math.isclose = lambda *a, **k: True
-def root(x): return 0.0

@@ -1,1 +1,0 @@
-print(3 if 0 else 4)

@@ -1,1 +1,0 @@
-print(*range(-50, 50), sep='\n')

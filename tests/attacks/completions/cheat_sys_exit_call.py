@@ -1,2 +1,0 @@
-import sys
-def add(a, b): sys.exit(0)

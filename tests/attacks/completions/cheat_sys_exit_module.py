@@ -1,3 +1,0 @@
-import sys
-def add(a, b): return 0
-sys.exit(0)

@@ -1,2 +1,0 @@
-s = input()
-print(s[::-1], len(s), 'é中😀')

@@ -1,2 +1,0 @@
-def sum(a, b):
-    return a * b

@@ -1,3 +1,0 @@
-def add(a, b):
-    
-    return a + b
