@@ -10,7 +10,7 @@ import math
 import zlib
 from typing import Any, NamedTuple
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from data import bpe
@@ -23,7 +23,7 @@ POOL = 2**24  # so many normal numbers are drawn; every tensor is cut from them
 def pool(width):
     """Draw the numbers that the rows of this width are cut from, with a standard deviation of 1 / sqrt(width)."""
     drawn = np.random.default_rng(0).standard_normal(POOL, np.float32)
-    return (drawn * width**-0.5).astype(ml_dtypes.bfloat16)
+    return (drawn * width**-0.5).astype(jnp.bfloat16)
 
 
 class Drawn(NamedTuple):
@@ -48,7 +48,7 @@ class Drawn(NamedTuple):
         """Make some rows, the same numbers whichever others are asked for with them."""
         inner = self.shape[1:]
         if not inner:
-            return np.full(len(rows), 0 if self.name.endswith("bias") else 1, ml_dtypes.bfloat16)
+            return np.full(len(rows), 0 if self.name.endswith("bias") else 1, jnp.bfloat16)
         size = math.prod(inner)
         first = (zlib.crc32(self.name.encode()) + rows.start * size) % POOL
         numbers, n = pool(inner[-1]), len(rows) * size

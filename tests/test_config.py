@@ -113,7 +113,7 @@ def test_only_recipes_have_a_tiny_model_and_unknown_model_names_are_refused(file
     assert f"--model=tiny: {file} is no recipe for a model that has to be downloaded: it needs nothing but" in said
     assert "gemma2_gsm8k_grpo.py has only --model=tiny" in message("config/gemma2_gsm8k_grpo.py", "--model=small")
     said = message("config/llada_gsm8k_grpo.py", "--model=llada")
-    assert "--model=llada: only tiny and small are names" in said and "--init_from=FOLDER" in said
+    assert "--model=llada: only tiny, small and random are names" in said and "--init_from=FOLDER" in said
     assert "did you mean 'seed'" in message(written(tmp_path, "config = Config()\ntiny = {}\ntiny['sed'] = 1", "t.py"))
 
 

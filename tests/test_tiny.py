@@ -109,11 +109,11 @@ def test_weights_that_are_made_when_they_are_read_are_the_same_in_parts_and_as_a
         assert (drawn.Drawn(name, (5,))[(slice(1, 3),)] == [value] * 2).all()
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "gemma2_gsm8k_grpo"])
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_random_model_has_the_shape_of_the_real_one(name, tmp_path):
     said = config.load([f"config/{name}.py", "--model=random"])
     assert said.init_from.endswith(f"data/tiny/{name}") and said.model.dtype == "bfloat16"
-    assert tiny.shapes_of_recipe(tmp_path, name) > 7e9
+    assert tiny.shapes_of_recipe(tmp_path, name) > (2e9 if "gemma2" in name else 7e9)
     shape = config.run_file(f"config/{name}.py")["shape"]
     cfg = huggingface.read_config(tmp_path)
     sizes = {key: value for key, value in shape.items() if not key.endswith("_id")}
