@@ -28,7 +28,7 @@ from tqdm import tqdm
 import config
 import sample
 from sample import Plan
-from system import checkpoint, huggingface, sections, sharding, terminal, unknown
+from system import checkpoint, huggingface, kernels, sections, sharding, terminal, unknown
 from tools.options import HOLES, PLAN, TRAINED, parser
 
 LONG = 4096  # tokens of a text above which there is a warning
@@ -254,13 +254,13 @@ def open_model(
 ) -> Model:
     """Load the checkpoint that `checkpoint.best` chose; `why` is printed unless the folder was asked for by name.
 
-    base_bits: see variants/quantized.py; None: as in training; 0: those of dtype"""
+    base_bits: see variants/quantized.py; None: as in training"""
     import data
 
     if why != "asked for":
         print(f"{folder}: {why}", file=sys.stderr)
     trained = checkpoint.read_run(folder).get("config", {})
-    bits = trained.get("base_bits") if base_bits is None else base_bits
+    bits = base_bits or trained.get("base_bits")
     pack = sections.section_of("base_bits")(bits).pack if bits else None
     params, cfg = checkpoint.load(folder, dtype, open_as, pack)
     tok = data.Tokenizer.load(folder, cfg.vocab_size)
@@ -290,11 +290,21 @@ def find_model(
     return checkpoint.retry_if_deleted(lambda: checkpoint.best(path), open_it)
 
 
+def as_numbers(params, cfg):
+    """Make numbers of the matrices of a run that was trained in few bits, with its adapters merged in."""
+    if not any(map(kernels.is_packed, params["blocks"].values())):
+        return params
+    from variants import quantized
+
+    return quantized.merged(params, cfg.dtype)
+
+
 def write_page(options, asked, loaded):
     """Write the page that --page asks for."""
     from tools import page
 
-    models = [loaded, *([find_model(options.beside)] if options.beside else [])]
+    beside = [find_model(options.beside)] if options.beside else []
+    models = [loaded, *(other._replace(params=as_numbers(other.params, other.cfg)) for other in beside)]
     trained = models[-1].trained
     n_new = options.max_new_tokens or trained.get("max_new_tokens", 128)
     plan = make_plan(asked.plan, 1, [([loaded.cfg.mask_id] * n_new, 1)], models[-1])
@@ -408,8 +418,9 @@ def run(options: argparse.Namespace) -> int:
 
         path = data.local_copy(data.prepare(options.folder))
         return doctor.explain(checkpoint.best(path).folder, options.open_as, options.dtype)
-    bits = 0 if options.export or options.page else options.base_bits  # these have numbers
-    loaded = find_model(options.folder, options.open_as, options.dtype, bits)
+    loaded = find_model(options.folder, options.open_as, options.dtype, options.base_bits)
+    if options.page or options.export:
+        loaded = loaded._replace(params=as_numbers(loaded.params, loaded.cfg))
     if options.page:
         write_page(options, asked, loaded)
         return 0

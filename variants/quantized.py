@@ -162,6 +162,22 @@ def packed(fetch, shape, bits, dtype) -> Int8 | Int4:
     return stack
 
 
+def merged(params: dict, dtype: str) -> dict:
+    """Make numbers of all matrices of a model, with the adapters beside them merged in."""
+    blocks = {name: x for name, x in params["blocks"].items() if not name.endswith(("_a", "_b"))}
+
+    @jax.jit
+    def numbers(w, adapters):
+        whole = w.numbers().astype(jnp.float32)
+        return (jnp.matmul(*adapters, precision="highest") + whole if adapters else whole).astype(dtype)
+
+    for name, w in blocks.items():
+        if kernels.is_packed(w):
+            beside = [params["blocks"][name + end] for end in ("_a", "_b") if name + end in params["blocks"]]
+            blocks[name] = jax.lax.map(lambda layer: numbers(*layer), (w, beside))
+    return params | {"blocks": blocks}
+
+
 def check_shape(name, shape):
     """Raise a ValueError if the matrices of this name cannot be stored in 4 bits."""
     if shape[1] % BLOCK:
