@@ -143,15 +143,6 @@ def test_aup_has_the_values_of_its_authors_own_function():
     assert bench.aup([(1, 70), (2, 72), (4, 66), (8, 40)], 80) == pytest.approx(213.10614663951935)
 
 
-def test_the_areas_of_several_runs_are_measured_against_the_best_of_all():
-    point = lambda right, fast: (0.0, 0.0, right, fast)
-    before = {"quota": [point(0.8, 1.0), point(0.78, 2.0)], "threshold": [point(0.0, 1.0)]}
-    after = {"quota": [point(0.9, 1.0)]}
-    assert [*bench.areas(before, {"before": before})] == ["156", "0", "-", "-"]
-    assert [*bench.areas(before, {"before": before, "after": after})] == ["135", "0", "-", "-"]
-    assert [*bench.areas(after, {"after": {"quota": [point(0.0, 1.0)]}})] == ["-"] * 4  # nothing is right anywhere
-
-
 def test_a_frontier_of_a_block_model_counts_the_steps_of_a_block():
     curves = bench.ways(11, False, 4)
     assert [how["steps"] for _, how in curves["quota"]] == [4, 2, 1]
@@ -164,17 +155,6 @@ def test_truth_is_a_table_of_gradients_beside_the_exact_one_and_a_picture(tmp_pa
     assert rows["trace"][1:3] == ["1.000", "0.000"] and float(rows["one_step"][2]) > 0.4
     assert rows["elbo"][0] == "3" and float(rows["elbo"][3]) > float(rows["trace"][3])
     assert (tmp_path / "truth.png").read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.slow
-def test_where_texts_end_trace_has_the_exact_gradient_only_if_all_tokens_are_scored():
-    import truth
-
-    case, labels = truth.Case(4, ends=True), ["trace", "trace, all tokens"]
-    assert truth.enumerated(case, truth.tiny.PARAMS).chance.sum() == pytest.approx(1)
-    (_, views, *up_to_end), (_, _, *everything) = truth.rows(case, labels, 1, 2)
-    assert views == 4 and everything[:2] == pytest.approx([1, 0], abs=1e-3) and everything[6] > 0.999
-    assert up_to_end[1] > 0.1
 
 
 def test_growth_is_a_table_of_what_is_measured_beside_what_is_counted_and_a_picture(tmp_path, here):

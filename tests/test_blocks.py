@@ -419,18 +419,3 @@ def test_every_estimator_tunes_it(base, changes, tmp_path):
     assert np.isfinite(total) and notes["steps_per_token"] > 0
     if cfg.logp_est == "trace":  # 4 views are all steps of a block
         assert metrics["behaviour_gap"] < 1e-5
-
-
-@pytest.mark.slow
-def test_adapt_makes_a_block_model_of_a_causal_one(base, tmp_path):
-    causal = dict(causal=True, shift=True, qk_norm=True, block_causal=None)
-    shape = model.ModelConfig(n_layer=1, n_head=2, d_model=32)
-    one = config.Config(**SECONDS | dict(cache="none", order="left"), dataset=str(base), out_dir=f"{tmp_path}/causal",
-                        model=dataclasses.replace(shape, **causal))  # fmt: skip
-    train.train(one)
-    two = config.Config(**SECONDS, dataset=str(base), out_dir=f"{tmp_path}/block", init_from=f"{tmp_path}/causal",
-                        adapt=True, model=dataclasses.replace(shape, block_causal=4))  # fmt: skip
-    train.train(two)
-    cfg = huggingface.read_config(checkpoint.find(two.out_dir))
-    assert huggingface.family_of(cfg) == "sdar" and cfg.block_causal == 4 and not cfg.shift
-    assert complete.main([two.out_dir, "--prompt=12", "--max_new_tokens=5"]) == 0

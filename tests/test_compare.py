@@ -102,25 +102,6 @@ def test_runs_are_found_again_and_show_starts_none(tmp_path):
     assert "group_size=1 " in failed.stderr and "python train.py config/sudoku_d1_grpo.py" in failed.stderr
 
 
-@pytest.mark.parametrize("file, content", [
-    ("step-000001/run.json", '{"step": 1, "fini'), ("metrics.jsonl", ""),
-    ("metrics.jsonl", '{"step": 0}\n{"step": 1, "va'),
-])  # fmt: skip
-def test_a_damaged_result_is_named_and_run_again(file, content, tmp_path, monkeypatch, capsys):
-    small_run(tmp_path, grpo_config)
-    capsys.readouterr()  # in a fresh clone, data/sudoku says that it is made
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "val/greedy": 0}\n{"step": 1, "val/greedy": 1}\n')
-    assert compare.finished(tmp_path) and not capsys.readouterr().err
-    (tmp_path / file).write_text(content)
-    started = []
-    done = types.SimpleNamespace(returncode=0)
-    monkeypatch.setattr(compare.subprocess, "run", lambda command, **_: started.append(command) or done)
-    job = compare.Job(str(tmp_path), "config/sudoku_d1_grpo.py")
-    compare.run_all([job], types.SimpleNamespace(**(vars(OPTIONS) | {"toy": True, "show": False})))
-    assert len(started) == 1 and compare.result(job) is None
-    assert f"{tmp_path}/{file}" in capsys.readouterr().err
-
-
 def test_a_result_that_is_kept_counts_as_finished_until_its_command_changes(tmp_path, monkeypatch):
     small_run(tmp_path / "a", grpo_config)
     (tmp_path / "a/metrics.jsonl").write_text(

@@ -384,11 +384,6 @@ def test_a_file_that_holds_no_rows_that_can_be_read_is_answered_in_a_sentence(na
         data.load(str(tmp_path / name), "train")
 
 
-def test_a_device_is_no_data_set():
-    with pytest.raises(ValueError, match="/dev/null is neither a file nor a folder"):
-        data.load("/dev/null", "train")
-
-
 def test_a_list_of_chat_messages_is_a_prompt(tmp_path):
     said = lambda role, text: {"role": role, "content": text}
     before = [said("system", "Add."), said("user", "1+1"), said("assistant", "2")]

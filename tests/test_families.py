@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from shared import likelihood, logits_of, token_logp, view_logp
+from shared import logits_of, token_logp
 
 import config
 import diffusion
@@ -390,15 +390,3 @@ def test_the_cache_changes_nothing_and_trace_scores_what_was_sampled(rule, switc
     of_blocks = dict(cfg=cfg, valid=valid)
     views = diffusion.views(KEY, "trace", z == 4, step=cached["step"], n=4, **of_blocks)
     np.testing.assert_allclose(token_logp(FAR, x, views, cfg, valid), cached["logp"], atol=1e-5)
-
-
-@pytest.mark.slow
-def test_likelihoods_of_all_texts_sum_to_one():
-    """With blocks of 1 the likelihood is no bound: each token is predicted from a mask behind the clean text."""
-    cfg = tall(block_causal=1)
-    every = jnp.stack(jnp.meshgrid(*[jnp.arange(4)] * 3, indexing="ij"), -1).reshape(-1, 3)
-    masked = jnp.ones((1, *every.shape), bool)
-    logp, _ = view_logp(FAR, every, masked, cfg)
-    assert abs(jnp.exp(logp.sum((0, 2))).sum() - 1) < 1e-5
-    one = likelihood(FAR, (every[:, :1], masked[0, :, :1], None), KEY, cfg, n=1)
-    np.testing.assert_allclose(one, logp[0, :, 0], atol=1e-5)

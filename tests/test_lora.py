@@ -163,24 +163,6 @@ def test_a_base_held_in_bfloat16_computes_what_one_cast_at_every_step_does(saved
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AUTOREGRESSIVE)
-def test_adapters_stand_beside_the_modules_of_transformers_with_their_sizes(name, saved):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    base, new, folder = saved(SAVED[name])
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder.parent / "base")
-    modules = {n: m for n, m in theirs.named_modules() if isinstance(m, torch.nn.Linear)}
-    tensors = safetensors.numpy.load_file(folder / "adapter_model.safetensors")
-    said = json.load(open(folder / "adapter_config.json"))
-    assert (said["peft_type"], said["r"], said["lora_alpha"], said["task_type"]) == ("LORA", 3, 5.0, "CAUSAL_LM")
-    assert said["base_model_name_or_path"] == str(folder.parent / "base")
-    beside = {n for n in modules if n.rpartition(".")[2] in said["target_modules"]}
-    assert beside == {n for n in modules if n != "lm_head"} and len(tensors) == 2 * len(beside)
-    for module in beside:
-        A, B = (tensors[f"base_model.model.{module}.lora_{x}.weight"] for x in "AB")
-        assert A.shape == (3, modules[module].in_features) and B.shape == (modules[module].out_features, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", AUTOREGRESSIVE)
 def test_adapters_open_in_peft_with_the_same_logits(name, saved):
     peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
     cfg = SAVED[name]
@@ -466,19 +448,6 @@ def test_a_checkpoint_samples_exports_starts_another_run_and_is_measured(tiny, p
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), train.train(followed)[0].params, merged)
     assert not os.path.exists(f"{checkpoint.find(followed.out_dir)}/adapter_config.json")
     assert train.train(dataclasses.replace(cfg, eval_only=True))[0].step == 4
-
-
-@pytest.mark.slow
-def test_a_judge_of_adapters_is_a_reward(tiny, place, capsys):
-    cfg = tiny("judge", max_iters=1)
-    state, _ = train.train(cfg)
-    base, shape = checkpoint.load(place / "base")
-    (name, fn), = model_judge.load(cfg.out_dir).items()
-    tok = data.Tokenizer.bytes()
-    tokens, valid = model_judge.encode(["12", "34"], ["21", "99"], tok, 64)
-    scores = model_judge.rate(lora.adapted(base, state.params, cfg.lora_alpha), tokens, shape, valid)
-    assert name == "judge"
-    np.testing.assert_allclose(fn(["12", "34"], ["21", "99"]), jax.nn.sigmoid(scores), atol=1e-6)
 
 
 def test_the_base_of_a_run_is_held_in_the_dtype_of_its_matmuls_and_adapters_in_float32(tiny):

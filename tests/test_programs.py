@@ -290,11 +290,6 @@ def test_a_loop_without_end_costs_no_test_before_it():
     programs.sandbox(timeout=5.0)
 
 
-def test_every_row_has_its_own_tests():
-    two = [["assert add(1, 2) == 3"], ["assert add(1, 2) == 2"]]
-    assert programs.tests([BODY] * 4, ["a + b", "a + b", "a * b", "a * b"], two + two) == [1, 0, 0, 1]
-
-
 def test_without_tests_there_is_no_reward_but_a_note():
     scores = programs.tests([BODY] * 3, ["a + b"] * 3, [[], None, TESTS])
     assert scores == [0, 0, 1]

@@ -139,13 +139,6 @@ def test_the_result_is_the_first_and_the_last_evaluation_in_a_line(rows, line):
     assert runs.result(config.Config(), rows) == line
 
 
-def test_a_measure_has_the_same_colour_in_every_chart(cfg):
-    rows = [{"step": 1, "reward": 1, "entropy": 2, "val/greedy_reward": 1, "val/sampled_reward": 1, "val/greedy": 1,
-             "val/sampled": 1, "val/pass@4": 1}]  # fmt: skip
-    colors = [[line.color for line in panel.lines] for panel in runs.panels(rows)]
-    assert colors == [[0, 1, 2], [1, 2, 3], [0]]  # reward, held-out rows, entropy
-
-
 def test_samples_of_the_first_the_last_and_some_evaluations_stand_beside_each_other(cfg):
     found = page_of(cfg)["evaluations"]
     assert found["steps"] == [*range(0, 101, 20)] and [len(row["cells"]) for row in found["rows"]] == [6, 6]
@@ -234,19 +227,6 @@ def test_a_run_has_the_same_colour_in_every_chart(seeds):
     assert [line["name"] for line in panels[-1]["lines"]] == ["slow_4"] and panels[-1]["title"] == "entropy"
     colors = {(line["name"], line["color"]) for panel in panels for line in panel["lines"]}
     assert colors == {("run, 4 seeds", 0), ("slow_4", 1)}
-
-
-def test_a_run_that_is_named_twice_counts_once(seeds, tmp_path, monkeypatch, capsys):
-    again = [seeds[0], f"{seeds[0]}/", os.path.relpath(seeds[0])]
-    monkeypatch.setattr(sys, "argv", ["tools/compare.py", *again, f"--out={tmp_path}/once.html"])
-    compare.main()
-    assert capsys.readouterr().out == f"{tmp_path}/once.html shows 1 run\n"
-    assert content(f"{tmp_path}/once.html")["panels"][0]["lines"][0]["name"] == "run_0"
-
-
-def test_runs_of_the_same_seed_are_not_called_seeds(seeds):
-    assert compare.name_of(["out/a_1", "out/a_2"], {"out/a_1": 1, "out/a_2": 1}) == "a, 2 runs of 1 seed"
-    assert compare.name_of(["a_1", "a_2", "a_3"], {"a_1": 1, "a_2": 1, "a_3": 2}) == "a, 3 runs of 2 seeds"
 
 
 @pytest.mark.parametrize("lacks, sentence", [

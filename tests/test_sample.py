@@ -318,18 +318,6 @@ def test_holes_of_other_rows_change_nothing_in_a_row_neither_its_blocks_nor_its_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shift", [slow(False), True])
-def test_a_window_that_begins_elsewhere_in_each_row_has_the_logits_of_the_whole(shift):
-    cfg = dataclasses.replace(TINY, shift=shift, window=3, n_layer=2)
-    params, z, start = sharp(cfg, 1), holes("01_2__01", "__01_2_0", "0_1_2___"), jnp.array([2, 0, 5])
-    whole = logits(params, z, cfg)
-    for some, at in ((z, start), (z[:1], start[:1])):
-        part = logits(params, some, cfg, None, at, 3)
-        for row, l, first in zip(whole, part, at, strict=False):
-            np.testing.assert_allclose(l, row[first:first + 3], atol=2e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("order", ["margin", "entropy", "confidence"])
 def test_without_a_prompt_a_row_gets_the_tokens_it_gets_alone(order):
     """All masks are alike then, so scores tie and rounding must not decide the order."""
@@ -733,22 +721,6 @@ def test_the_cache_of_a_causal_model_changes_nothing_between_given_tokens_and_be
     padded = jnp.pad(z, ((0, 0), (3, 0)), constant_values=4)
     y, _ = generate(params, KEY, padded, cfg, plan, valid=jnp.broadcast_to(jnp.arange(9) >= 3, padded.shape))
     np.testing.assert_array_equal(y[:, 3:], x)
-
-
-@pytest.mark.slow
-def test_a_causal_model_without_a_prompt_writes_what_its_score_says_padded_or_not():
-    cfg = dataclasses.replace(TINY, causal=True, shift=True, eos_id=None)
-    params, plan = sharp(cfg, 3), Plan(order="left", temperature=1.0)
-    z, padded = holes(*["__"] * 3000), holes(*["444__"] * 3000)
-    valid = jnp.broadcast_to(jnp.arange(5) >= 3, padded.shape)
-    x, trace = generate(params, KEY, z, cfg, plan)
-    own = jax.nn.log_softmax(logits(params, x, cfg))
-    np.testing.assert_allclose(trace["logp"], diffusion.gather_logp(own, x), atol=1e-5)
-    np.testing.assert_array_equal(generate(params, KEY, padded, cfg, plan, valid)[0][:, 3:], x)
-    texts = jnp.array(list(itertools.product(range(5), repeat=2)))
-    p = np.exp(diffusion.gather_logp(jax.nn.log_softmax(logits(params, texts, cfg)), texts).sum(1))
-    counts = np.bincount(np.asarray(x[:, 0] * 5 + x[:, 1]), minlength=25)
-    assert p.sum() == pytest.approx(1, abs=1e-5) and abs(counts / 3000 - p).max() < 0.04
 
 
 def test_a_prompt_is_read_once_for_all_its_completions_and_they_are_the_same():

@@ -258,24 +258,6 @@ def test_a_config_file_that_is_run_is_answered_with_its_command(folder):
     assert done.stderr == f"a config file is no program: python train.py {name}\n"
 
 
-@pytest.mark.slow
-def test_a_run_whose_output_nobody_reads_any_more_saves_and_ends(tmp_path):
-    rows = "".join(f'{{"prompt": "{i:02d}", "completion": "{i:02d}"}}\n' for i in range(99))
-    (tmp_path / "rows.jsonl").write_text(rows)
-    line = f"config/text.py --out_dir={tmp_path}/out --dataset={tmp_path}/rows.jsonl --n_layer=1 --d_model=16 "
-    line += "--n_head=2 "
-    line += "--max_prompt_len=3 --max_new_tokens=4 --block_len=4 --diffusion_steps=1 --eval_interval=2 --batch_size=2"
-    process = subprocess.Popen([sys.executable, "train.py", *line.split()], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)  # fmt: skip
-    while not process.stdout.readline().startswith(b"memory"):  # the last line before the first step
-        assert process.poll() is None
-    process.stdout.close()
-    process.stdout = None
-    _, err = process.communicate()
-    assert process.returncode == 141 and b"Traceback" not in err
-    assert checkpoint.steps(f"{tmp_path}/out") and b"Exception" not in err
-
-
 # ---- signals and streams, from the first line to the last ----
 
 

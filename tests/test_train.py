@@ -271,16 +271,6 @@ def test_a_checkpoint_is_a_model_with_its_tokenizer_and_holds_the_average(unbrok
     assert model.logits(params, mask, shape).shape == (1, 7, 259)
 
 
-@pytest.mark.slow
-def test_the_sampler_opens_what_a_run_has_saved(unbroken, tmp_path, capsys):
-    assert complete.main([unbroken.out_dir, "--prompt=12", "--n=2"]) in (0, None)
-    assert capsys.readouterr().out.count("---") == 1
-    out = tmp_path / "filled.jsonl"
-    what = [f"--data={unbroken.dataset}/val.jsonl", f"--out={out}", "--rewards=exact"]
-    assert complete.main([unbroken.out_dir, *what]) in (0, None)
-    assert len(out.read_text().splitlines()) == 20 and "exact" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("flag", ["--prompt=12", "--export=TMP/merged"])
 def test_a_mask_that_the_tokenizer_does_not_know_is_refused_by_the_sampler_too(
         unbroken, tmp_path, monkeypatch, capsys, flag):
