@@ -49,6 +49,9 @@ PUBLISHED = [
     # ZHZisZZ/dllm ca17675, examples/a2d/mdlm/eval.sh and examples/a2d/bd3lm/eval.sh
     Published("diffusion-mdlm", A2D, 256, GREEDY | {"rule": "dllm"}, "ZHZisZZ/dllm, examples/a2d/mdlm/eval.sh"),
     Published("diffusion-bd3lm", A2D, 256, GREEDY | {"rule": "dllm"}, "ZHZisZZ/dllm, examples/a2d/bd3lm/eval.sh"),
+    # NVIDIA's eval.sh and evaluate.py --mode dlm, read in linyewei526/Nemotron-Labs-Diffusion 5244226
+    Published("Nemotron-Labs-Diffusion", "nemotron_labs_diffusion", 512,
+              GREEDY | {"rule": "nemotron", "block_len": 8, "threshold": 0.9}, "its evaluate.py --mode=dlm: GSM8K"),
     # the card of inclusionAI/LLaDA2.0-mini-preview; the threshold is the default of its `generate`
     Published("LLaDA2.0-", "llada2_moe", 2048, GREEDY | {"rule": "dynamic", "threshold": 0.95, "steps": 32},
               "the model card"),
