@@ -1,7 +1,9 @@
-"""Samplers of other people's models, to the token and the step, and the plans their authors published numbers with.
+"""Samplers of other people's models, to the token and the step, and the plans with which they published their numbers.
 
-The texts were written by the authors' own samplers in torch, with the network of tests/fixtures/sdar under transformers'
-Qwen3 and the masks of these samplers. The mask was banned: dllm at ca17675 (its three samplers and its quota).
+The texts were written by the authors' own samplers in torch. Their network was transformers' Qwen3 with the weights of
+tests/fixtures/sdar, the masks that the samplers ask for, and logits that ban the mask token.
+dllm.json: the three samplers and the quota of ZHZisZZ/dllm at ca17675. nemotron.json: `generate` of the folder
+nvidia/Nemotron-Labs-Diffusion-8B, with and without a threshold.
 """
 import dataclasses
 import functools
@@ -13,13 +15,17 @@ import numpy as np
 import pytest
 
 import config
+import model
 import rl
 import sample
-from system import checkpoint
+from data import bpe
+from system import checkpoint, huggingface
+from tools import complete, published
+from tools import options as options_of_sample
 from variants import dllm
 
 KEY = jax.random.key(0)
-DLLM = json.load(open("tests/fixtures/dllm.json"))
+DLLM, NEMOTRON = (json.load(open(f"tests/fixtures/{name}.json")) for name in ("dllm", "nemotron"))
 CASES = [(kind, n) for kind in ("sample", "infill", "blocks") for n in range(len(DLLM[kind]))]
 QUICK = {("sample", 2), ("infill", 1), ("blocks", 5)}
 
@@ -57,6 +63,7 @@ def check(rule, cases, cfg, params, **plan):
         np.testing.assert_array_equal(x[row, n:], case["x"])
         _, order = np.unique(trace["step"][row, n:], return_inverse=True)  # passes that only store count as steps
         np.testing.assert_array_equal(order - 1, case["step"])
+    return trace
 
 
 def test_the_quota_is_dllms_to_the_last_half():
@@ -91,6 +98,82 @@ def test_what_dllm_has_no_sampler_for_is_refused(plan, switches, said):
         check("dllm", DLLM["blocks"][:1], cfg, params, **plan)
 
 
-def test_a_run_that_would_score_other_blocks_than_were_sampled_is_refused():
-    with pytest.raises(ValueError, match="counts the blocks of a block model from the prompt's end"):
-        rl.scoring_model(config.Config(rule="dllm", model=network()[0]))
+@pytest.mark.parametrize("rule, said", [("dllm", "counts the blocks of a block model from the prompt's end"),
+                                        ("nemotron", "begins blocks at the prompt's end")])  # fmt: skip
+def test_a_run_that_would_score_other_blocks_than_were_sampled_is_refused(rule, said):
+    with pytest.raises(ValueError, match=said):
+        rl.scoring_model(config.Config(rule=rule, model=network()[0]))
+
+
+@pytest.mark.parametrize("n", [pytest.param(n, marks=pytest.mark.slow) for n in range(len(NEMOTRON))])
+def test_texts_and_steps_are_those_of_nemotrons_generate(n):
+    case = NEMOTRON[n]
+    trace = check("nemotron", [case], *network(causal_text=True), threshold=case["threshold"])
+    assert trace["passes"][0] == case["nfe"]
+
+
+def test_rows_of_one_batch_take_the_first_tokens_of_their_blocks_when_they_need_them():
+    cases = [case for case in NEMOTRON if (case["block_len"], case["threshold"]) == (4, 0.5)]
+    trace = check("nemotron", cases, *network(causal_text=True), threshold=0.5)
+    assert len(cases) == 3 and trace["passes"].tolist() == [case["nfe"] for case in cases]
+
+
+def test_a_sampler_of_another_kind_of_model_and_a_cache_that_is_not_exact_are_refused():
+    with pytest.raises(ValueError, match="rule='nemotron' needs a model that is autoregressive and a denoiser"):
+        check("nemotron", NEMOTRON[:1], *network())
+    with pytest.raises(ValueError, match="cache='dual': rule='nemotron' has an exact cache of its own"):
+        check("nemotron", NEMOTRON[:1], *network(causal_text=True), cache="dual")
+
+
+# ---- --as_published --------------------------------------------------------------------------------------------------
+
+
+def folder_named(path, **switches):
+    """Write a folder of a small model with this name, with our tokenizer of bytes."""
+    tok = bpe.Tokenizer.bytes()
+    cfg = model.ModelConfig(vocab_size=tok.vocab_size, n_layer=1, n_head=2, d_model=16, mask_id=tok.mask_id,
+                            eos_id=tok.eos_id, pad_id=tok.pad_id, **switches)  # fmt: skip
+    huggingface.save(path, model.init(KEY, cfg), cfg)
+    tok.save(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("name, switches, plan", [
+    ("LLaDA-8B-Instruct", {}, dict(max_new_tokens=256, block_len=8, temperature=0.0, rule="quota")),
+    ("models--GSAI-ML--LLaDA-1.5/snapshots/6f1c0b3", {}, dict(max_new_tokens=256, block_len=16)),
+    ("Dream-v0-Instruct-7B", dict(shift=True, qkv_bias=True),
+     dict(rule="dream", order="entropy", temperature=0.1, top_p=0.9, tempered=True, steps=256)),
+    ("Nemotron-Labs-Diffusion-8B", dict(block_causal=32, causal_text=True, d_head=16),
+     dict(rule="nemotron", block_len=8, threshold=0.9)),
+    ("SDAR-8B-Chat", dict(block_causal=4, qk_norm=True), dict(rule="static", temperature=0.0, cache="prefix")),
+])  # fmt: skip
+def test_a_plan_is_known_by_the_name_of_the_folder_and_typed_flags_go_before(name, switches, plan, tmp_path):
+    loaded = complete.find_model(folder_named(tmp_path / name, **switches))
+    for typed, expected in ((), plan), (("--block_len=4", "--max_new_tokens=12"), dict(block_len=4, max_new_tokens=12)):
+        options = options_of_sample.parser().parse_args([loaded.folder, "--as_published", "--prompt=a", *typed])
+        asked = complete.as_published(options, complete.read_options(options), loaded)
+        prompts = complete.encode_rows(options, asked, loaded)
+        found = complete.make_plan(asked.plan, 1, prompts, loaded)
+        values = dataclasses.asdict(found) | {"max_new_tokens": options.max_new_tokens}
+        assert {key: values[key] for key in expected} == expected
+
+
+def test_every_published_plan_is_a_plan_of_a_known_family():
+    huggingface.plug_families()
+    for entry in published.PUBLISHED:
+        sample.Plan(**entry.plan)
+        assert {*entry.families.split()} <= {*huggingface.FAMILIES}
+
+
+def test_a_folder_of_another_name_has_no_published_plan(tmp_path, capsys):
+    assert complete.main([folder_named(tmp_path / "mine"), "--as_published", "--prompt=a"]) == 2
+    said = capsys.readouterr().err
+    assert "no plan is known for the folder 'mine'" in said and "LLaDA-8B-Instruct" in said
+
+
+def test_a_typed_command_samples_as_published(tmp_path, capsys):
+    folder = folder_named(tmp_path / "LLaDA-8B-Instruct")
+    assert complete.main([folder, "--as_published", "--prompt=a", "--max_new_tokens=8"]) == 0
+    assert "as published (ML-GSAI/LLaDA, EVAL.md: GSM8K in blocks): --temperature=0.0 --block_len=8" in (
+        capsys.readouterr().err)  # fmt: skip
+

@@ -32,6 +32,7 @@ from system import checkpoint, huggingface, kernels, sections, sharding, termina
 from tools.options import HOLES, PLAN, TRAINED, parser
 
 LONG = 4096  # tokens of a text above which there is a warning
+ANY_LENGTH = "drafts", "dllm", "nemotron"  # rules with which a block model ends a text anywhere, not only with a block
 
 # ---- texts and tokens ------------------------------------------------------------------------------------------------
 
@@ -314,8 +315,20 @@ def write_page(options, asked, loaded):
     print(f"{options.page}, {os.path.getsize(options.page) / 1e6:.1f} MB: open it in a browser")
 
 
-def encode_rows(options, rows, loaded):
-    """Put the prompts of rows into the chat template and encode them -> [(ids, start)]."""
+def as_published(options, asked, loaded):
+    """Add to a Request, and to the options, what the authors of the model set and the options do not."""
+    from tools import published
+
+    found = published.plan_of(loaded.folder, options.open_as)
+    options.max_new_tokens = options.max_new_tokens or found.max_new_tokens
+    plan = found.plan | asked.plan
+    flags = " ".join(f"--{name}={value}" for name, value in {**plan, "max_new_tokens": options.max_new_tokens}.items())
+    print(f"as published ({found.source}): {flags}", file=sys.stderr)
+    return asked._replace(plan=plan)
+
+
+def encode_rows(options, asked, loaded):
+    """Put the prompts of the rows of a Request into the chat template and encode them -> [(ids, start)]."""
     import data
 
     cfg, tok, chat = loaded.cfg, loaded.tok, {}
@@ -325,14 +338,13 @@ def encode_rows(options, rows, loaded):
     template = data.chat(chat["chat_template"], chat["system_prompt"], tok, chat["instruction"])
     n_new = options.max_new_tokens or loaded.trained.get("max_new_tokens", 128)
     default = "none" if chat["chat_template"] else "mask" if options.data or template else "auto"
-    texts = [row.get("masked") or data.prompt_text(row, template) for row in rows]
+    texts = [row.get("masked") or data.prompt_text(row, template) for row in asked.rows]
     prompts = [encode(text, tok, cfg.mask_id, options.holes or default, n_new) for text in texts]
     for text, (_, start) in zip(texts, prompts, strict=True):
         if start and loaded.trained.get("fill_in"):
             raise ValueError(f"{loaded.folder} fills in texts in place, and {text[:80]!r} has nothing to fill in: "
                              "write a _ for each token that is missing")  # fmt: skip
-    drafts = options.rule == "drafts" if options.rule else loaded.trained.get("rule") == "drafts"
-    if not hasattr(cfg, "block_causal") or drafts:
+    if not hasattr(cfg, "block_causal") or asked.plan.get("rule", loaded.trained.get("rule")) in ANY_LENGTH:
         return prompts
 
     def whole_blocks(ids, start):
@@ -421,6 +433,8 @@ def run(options: argparse.Namespace) -> int:
     loaded = find_model(options.folder, options.open_as, options.dtype, options.base_bits)
     if options.page or options.export:
         loaded = loaded._replace(params=as_numbers(loaded.params, loaded.cfg))
+    if options.as_published:
+        asked = as_published(options, asked, loaded)
     if options.page:
         write_page(options, asked, loaded)
         return 0
@@ -430,7 +444,7 @@ def run(options: argparse.Namespace) -> int:
         if needed := huggingface.code_elsewhere(loaded.cfg):
             print(f"{options.export}: {needed}", file=sys.stderr)
         return 0
-    prompts = encode_rows(options, asked.rows, loaded)
+    prompts = encode_rows(options, asked, loaded)
     plan = make_plan(asked.plan, options.n, prompts, loaded)
     todo = loaded.params, loaded.cfg, loaded.tok, plan, prompts, options.seed
     if (longest := max(len(ids) for ids, _ in prompts)) > LONG:

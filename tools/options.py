@@ -85,6 +85,8 @@ def parser() -> argparse.ArgumentParser:
     add("--base_bits", type=int, choices=(8, 4), help="matrices of the layers in 8 or 4 bits; default: as in training")
     add("--page", metavar="FILE", help="only write one HTML file in which the model runs: open it in a browser")
     add("--holes", choices=HOLES, help=holes)
+    add("--as_published", action="store_true", help="sample as the authors of the model did for their numbers, where "
+        "other flags do not say otherwise: see docs/checkpoints.md")  # fmt: skip
     add("--chat_template", help="chatml, llada, llama3, gemma, own (from its files); default: as in training")
     add("--system_prompt", help="how the template begins; default: as in training, or the template's own")
     add("--instruction", help="text before a prompt, or around {prompt}; default: as in training, or none")

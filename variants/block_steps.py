@@ -27,39 +27,43 @@ class Turn(NamedTuple):
     window: sample.Window
     stored: jax.Array  # (B,) the columns before it are in the cache for good
     extra: jax.Array  # (B,) True if this pass is not one of the block's steps
+    shift: jax.Array  # (B,) True if tokens are predicted from the column before
 
 
-def next_turn(s, stored, has_cache, cfg, plan, valid, L) -> Turn:
+def next_turn(s, stored, has_cache, cfg, plan, valid, L, begins_alone) -> Turn:
     """Find the block of L columns, or the part of a block, that each row works on.
 
     Two kinds of pass do not count as one of a block's steps. With a cache, a finished block gets one more pass, which
     stores it. In a shifted model, with or without a cache, the first token of each block but the first gets a pass of
-    its own, because it is predicted from the finished block before it; with a cache this is the pass that stores."""
+    its own, because it is predicted from the finished block before it; with a cache this is the pass that stores.
+    begins_alone: so it does in a model that is not shifted."""
     B, T = s.z.shape
     size = cfg.block_causal
     text = 0 if valid is None else jnp.argmax(valid, 1)  # where each row's text begins
     first = jnp.argmax(s.z == cfg.mask_id, 1)
+    before = cfg.shift or begins_alone
     at = first - text
     block = text + at // L * L
-    needed = text + jnp.maximum(at - cfg.shift, 0) // size * size  # the columns that must be in the cache
+    needed = text + jnp.maximum(at - before, 0) // size * size  # the columns that must be in the cache
     stored = jnp.where(s.n == 0, needed, stored)  # the prompt has been read
     behind = has_cache & (stored < needed)
-    alone = cfg.shift & (at > 0) & (at % size == 0)
+    alone = before & (at > 0) & (at % size == 0)
     extra = alone | behind
     i = jnp.where(block == s.block, s.i, 0) - extra
     w = sample.window(s.z, block, i, jnp.full(B, plan.steps), cfg, L)
     may = (w.column == first[:, None]) | ~alone[:, None]
-    return Turn(w._replace(masked=w.masked & may & ~behind[:, None]), stored, extra)
+    return Turn(w._replace(masked=w.masked & may & ~behind[:, None]), stored, extra, cfg.shift | alone)
 
 
-def block_pass(params, z, w, stored, cfg, plan, valid, cache):
-    """Compute the states (B, L, D) of the window w of z (B, T), and update the cache.
+def block_pass(params, z, turn, cfg, plan, valid, cache):
+    """Compute the states (B, L, D) of the window of a Turn of z (B, T), and update the cache.
 
-    The block that is computed is the first that is not stored for good, from column `stored` (B,) on: the one being
+    The block that is computed is the first that is not stored for good, from column turn.stored on: the one being
     filled or, once it is finished, the same one for the last time, from which a shifted model also predicts the next
     block's first token. If a block is filled in parts of L columns, the first pass of a part computes the whole block,
     and with the dual cache later ones only the part; but a shifted model computes the whole block until the part's
     first token, which it reads from the column before, is filled."""
+    w, stored = turn.window, turn.stored
     T, L = z.shape[1], w.column.shape[1]
     full = min(cfg.block_causal, T)
     start = w.column[:, 0]
@@ -77,7 +81,7 @@ def block_pass(params, z, w, stored, cfg, plan, valid, cache):
             write = caches.Write(first, low, high)
         part = first, size
         h, cache = caches.compute(params, z, cfg, valid, cache, part, write)
-        at = start[:, None] + jnp.arange(L) - cfg.shift - first[:, None]
+        at = start[:, None] + jnp.arange(L) - turn.shift[:, None] - first[:, None]
         at = at.clip(0, size - 1)
         return jax.vmap(operator.getitem)(h, at), cache
 
@@ -101,9 +105,9 @@ def behind_the_end(s, cfg, valid):
     return masked & (first_block(masked) > first_block(sample.ends_written(s, cfg)))
 
 
-def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
+def fill_in_blocks(params, keys, z, cfg, plan, valid, group, begins_alone=False):
     """Fill the masks of z (B, T), a block after the other. Of every `group` rows, which have one prompt, the first step
-    computes one."""
+    computes one. begins_alone: see next_turn; it needs a cache."""
     B, T = z.shape
     L = min(plan.block_len or T, cfg.block_causal, T)
     rule = static if plan.rule == "quota" else sample.RULES[plan.rule]  # their own way of equal shares
@@ -111,20 +115,20 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
 
     def step(state, group=1):
         s, stored, cache = state
-        turn = next_turn(s, stored, cache is not None, cfg, plan, valid, L)
-        w, stored = turn.window, turn.stored
+        turn = next_turn(s, stored, cache is not None, cfg, plan, valid, L, begins_alone)
+        w = turn.window
         if cache is None:
             h = sample.states(params, s.z, w, cfg, valid, group)
         else:
-            rows = s.z, w, stored, valid
-            (z, one, of_row, of_text), cache = caches.one_of_each_group(rows, cache, group)
-            h, cache = block_pass(params, z, one, of_row, cfg, plan, of_text, cache)
+            rows = s.z, turn, valid
+            (z, one, of_text), cache = caches.one_of_each_group(rows, cache, group)
+            h, cache = block_pass(params, z, one, cfg, plan, of_text, cache)
             cache = caches.for_all_rows(cache, group)
         chosen = sample.choose(params, keys, h, s.z, w, valid, cfg, plan, rule)
         s = sample.write(s, w, *chosen)
         if plan.early_end:
             s = sample.fill_rest(s, behind, cfg)
-        stored = jnp.where(turn.extra, stored + cfg.block_causal, stored)
+        stored = jnp.where(turn.extra, turn.stored + cfg.block_causal, turn.stored)
         return s, stored, cache
 
     def unfinished(state):

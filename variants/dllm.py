@@ -80,7 +80,7 @@ def fill_in_blocks(params, keys, z, cfg, plan, valid, group):
 
 def fill(params, keys, z, cfg, plan, valid, group):
     """Fill the masks of z (B, T) as dllm does, in a model with blocks or without."""
-    if cfg.block_causal:
+    if hasattr(cfg, "block_causal"):
         filler = block_steps.fill_in_blocks
         return prompt_blocks.fill_from_prompt(filler, params, keys, z, cfg, plan, valid, group)
     return fill_in_blocks(params, keys, z, cfg, plan, valid, group)
@@ -88,10 +88,10 @@ def fill(params, keys, z, cfg, plan, valid, group):
 
 def check(cfg, plan):
     """Raise a ValueError for a model or a plan that dllm has no sampler for."""
-    if cfg.causal or cfg.causal_text or cfg.noise != "mask":
+    if cfg.causal or hasattr(cfg, "causal_text") or hasattr(cfg, "noise"):
         raise ValueError("rule='dllm' is for models that fill in masks, with blocks or without, and this one is not: "
                          "take another rule, such as quota")
-    if cfg.block_causal:
+    if hasattr(cfg, "block_causal"):
         return block_steps.check(cfg, plan)
     if plan.cache != "none":
         raise ValueError(f"cache={plan.cache!r}: dllm's sampler has none, except for block models: leave it out, or "
@@ -100,7 +100,7 @@ def check(cfg, plan):
 
 def scored_as(cfg: model.ModelConfig) -> model.ModelConfig:
     """Return the ModelConfig that scores what was sampled, which has to see the same blocks."""
-    if cfg.block_causal:
+    if hasattr(cfg, "block_causal"):
         raise ValueError("rule='dllm' counts the blocks of a block model from the prompt's end, and training from the "
                          "text's beginning, so log-probs would be others: take rule='quota'")
     return cfg

@@ -10,18 +10,21 @@ import dataclasses
 import jax.numpy as jnp
 
 import model
+from system.sections import Section
+from variants import blocks, joint  # noqa: F401  (whose masks this one is built on)
 
 HIDDEN = 2**31 - 1  # the id of a hidden token, in no vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class Shape(Section):
     """Marks a ModelConfig whose rows have hidden tokens."""
 
 
 def see_no_hidden(i, j, z, valid, cfg, part):
     """A token sees what it would see otherwise, but no hidden ones. Those see themselves."""
-    sees = model.MASKS[model.entries(cfg).sees](i, j, z, valid, cfg, part)
+    own = dataclasses.replace(cfg, use=tuple(section for section in cfg.use if not isinstance(section, Shape)))
+    sees = model.chosen(model.MASKS, own, "all")(i, j, z, valid, own, part)
     return sees & (z != HIDDEN)[:, None] | (i == j)
 
 
