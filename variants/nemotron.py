@@ -22,7 +22,7 @@ def fill(params, keys, z, cfg, plan, valid, group):
 def check(cfg, plan):
     """Raise a ValueError if a model or a plan cannot be used with rule="nemotron"."""
     if not cfg.causal_text:
-        raise ValueError("rule='nemotron' needs a model that is autoregressive and a denoiser at once, and this one has "
+        raise ValueError("rule='nemotron' needs a model that is autoregressive and a denoiser at once, and this has "
                          "causal_text=False: take another rule, such as quota")
     if plan.cache == "dual":
         raise ValueError("cache='dual': rule='nemotron' has an exact cache of its own: leave it out")
