@@ -61,6 +61,8 @@ def check_shape(cfg, shape):
         from system import adapters  # for a run with LoRA
 
         adapters.check_targets(shape, cfg.lora_targets)
+    if cfg.objective == "grpo" and not cfg.eval_only and cfg.rule in sample.SCORED_AS:
+        sample.SCORED_AS[cfg.rule](shape)  # a ValueError if what the rule writes cannot be scored
     check_fits(cfg, shape)
 
 

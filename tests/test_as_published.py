@@ -16,10 +16,9 @@ import pytest
 
 import config
 import model
-import rl
 import sample
 from data import bpe
-from system import checkpoint, huggingface
+from system import checkpoint, huggingface, start
 from tools import complete, published
 from tools import options as options_of_sample
 from variants import dllm
@@ -60,7 +59,7 @@ def check(rule, cases, cfg, params, **plan):
     plan = sample.Plan(rule=rule, **plan)
     x, trace = sample.generate(params, KEY, jnp.array(z), cfg, plan, jnp.array(valid))
     for row, n, case in zip(range(len(cases)), before, cases, strict=True):
-        np.testing.assert_array_equal(x[row, n:], case["x"])
+        np.testing.assert_array_equal(x[row], np.pad(case["x"], (n, 0)))  # padding stays as it was
         _, order = np.unique(trace["step"][row, n:], return_inverse=True)  # passes that only store count as steps
         np.testing.assert_array_equal(order - 1, case["step"])
     return trace
@@ -101,8 +100,9 @@ def test_what_dllm_has_no_sampler_for_is_refused(plan, switches, said):
 @pytest.mark.parametrize("rule, said", [("dllm", "counts the blocks of a block model from the prompt's end"),
                                         ("nemotron", "begins blocks at the prompt's end")])  # fmt: skip
 def test_a_run_that_would_score_other_blocks_than_were_sampled_is_refused(rule, said):
+    run = config.Config(objective="grpo", init_from="x", rule=rule, logp_est="trace")
     with pytest.raises(ValueError, match=said):
-        rl.scoring_model(config.Config(rule=rule, model=network()[0]))
+        start.check_shape(run, network(causal_text=rule == "nemotron")[0])
 
 
 @pytest.mark.parametrize("n", [pytest.param(n, marks=pytest.mark.slow) for n in range(len(NEMOTRON))])

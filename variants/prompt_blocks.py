@@ -28,19 +28,30 @@ def see_no_hidden(i, j, z, valid, cfg, part):
     return sees & (z != HIDDEN)[:, None] | (i == j)
 
 
+def with_hidden(z, valid, cfg):
+    """Put hidden tokens in front of the rows z (B, T), so that the first mask of each begins a block -> z and valid
+    (B, T + block_causal - 1)."""
+    extra = cfg.block_causal - 1
+    column = jnp.arange(z.shape[1] + extra)
+    is_text = jnp.ones(z.shape, bool) if valid is None else valid
+    begin = jnp.argmax(is_text, 1)
+    first_mask = jnp.argmax(z == cfg.mask_id, 1)
+    hidden = (begin - first_mask) % cfg.block_causal
+    z = jnp.where(is_text, z, HIDDEN)
+    z = jnp.pad(z, ((0, 0), (extra, 0)), constant_values=HIDDEN)
+    return z, column >= (begin + extra - hidden)[:, None]
+
+
 def fill_from_prompt(fill, params, keys, z, cfg, plan, valid, group):
     """Fill the masks of z (B, T) as the sampler `fill` does, in blocks that are counted from each row's first mask."""
-    b, T = cfg.block_causal, z.shape[1]
-    extra = b - 1
-    valid = jnp.ones(z.shape, bool) if valid is None else valid
-    begin = jnp.argmax(valid, 1)
-    length = jnp.argmax(z == cfg.mask_id, 1) - begin
-    begin = begin - -length % b + extra
-    z = jnp.pad(jnp.where(valid, z, HIDDEN), ((0, 0), (extra, 0)), constant_values=HIDDEN)
-    valid = jnp.arange(extra + T) >= begin[:, None]
+    extra = cfg.block_causal - 1
+    longer, visible = with_hidden(z, valid, cfg)
     cfg = dataclasses.replace(cfg, use=(Shape(), *cfg.use))
-    x, trace = fill(params, keys, z, cfg, plan, valid, group)
-    return x[:, extra:], trace | {name: trace[name][:, extra:] for name in ("step", "logp")}
+    x, trace = fill(params, keys, longer, cfg, plan, visible, group)
+    for name in ("step", "logp"):
+        trace[name] = trace[name][:, extra:]
+    x = x[:, extra:]
+    return jnp.where(x == HIDDEN, z, x), trace  # padding was hidden, too
 
 
 model.MASKS["prompt_blocks"] = see_no_hidden
