@@ -23,8 +23,10 @@ class Shape(Section):
 
 def see_no_hidden(i, j, z, valid, cfg, part):
     """A token sees what it would see otherwise, but no hidden ones. Those see themselves."""
-    own = dataclasses.replace(cfg, use=tuple(section for section in cfg.use if not isinstance(section, Shape)))
-    sees = model.chosen(model.MASKS, own, "all")(i, j, z, valid, own, part)
+    others = [section for section in cfg.use if not isinstance(section, Shape)]
+    own = dataclasses.replace(cfg, use=tuple(others))
+    mask = model.chosen(model.MASKS, own, "all")
+    sees = mask(i, j, z, valid, own, part)
     return sees & (z != HIDDEN)[:, None] | (i == j)
 
 
@@ -48,9 +50,9 @@ def fill_from_prompt(fill, params, keys, z, cfg, plan, valid, group):
     longer, visible = with_hidden(z, valid, cfg)
     cfg = dataclasses.replace(cfg, use=(Shape(), *cfg.use))
     x, trace = fill(params, keys, longer, cfg, plan, visible, group)
+    x = x[:, extra:]
     for name in ("step", "logp"):
         trace[name] = trace[name][:, extra:]
-    x = x[:, extra:]
     return jnp.where(x == HIDDEN, z, x), trace  # padding was hidden, too
 
 
