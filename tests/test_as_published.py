@@ -165,6 +165,15 @@ def test_every_published_plan_is_a_plan_of_a_known_family():
         assert {*entry.families.split()} <= {*huggingface.FAMILIES}
 
 
+def test_the_page_has_every_plan_that_is_published():
+    with open("docs/checkpoints.md") as file:
+        section = file.read().split("## How did the authors sample?")[1].split("\n## ")[0]
+    for entry in published.PUBLISHED:
+        assert f"| {entry.max_new_tokens}" in section
+        for name, value in (entry.plan.items() - published.GREEDY.items()):
+            assert f"{name}={value}" in section or f"; {value}" in section
+
+
 def test_a_folder_of_another_name_has_no_published_plan(tmp_path, capsys):
     assert complete.main([folder_named(tmp_path / "mine"), "--as_published", "--prompt=a"]) == 2
     said = capsys.readouterr().err
@@ -172,8 +181,8 @@ def test_a_folder_of_another_name_has_no_published_plan(tmp_path, capsys):
 
 
 def test_a_typed_command_samples_as_published(tmp_path, capsys):
-    folder = folder_named(tmp_path / "LLaDA-8B-Instruct")
-    assert complete.main([folder, "--as_published", "--prompt=a", "--max_new_tokens=8"]) == 0
-    assert "as published (ML-GSAI/LLaDA, EVAL.md: GSM8K in blocks): --temperature=0.0 --block_len=8" in (
+    folder = folder_named(tmp_path / "Nemotron-Labs-Diffusion-8B", block_causal=32, causal_text=True, d_head=8)
+    assert complete.main([folder, "--as_published", "--prompt=a", "--max_new_tokens=11", "--threshold=0.8"]) == 0
+    assert "--temperature=0.0 --rule=nemotron --block_len=8 --threshold=0.8 --max_new_tokens=11" in (
         capsys.readouterr().err)  # fmt: skip
 

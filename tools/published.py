@@ -43,6 +43,10 @@ PUBLISHED = [
               "DreamLM/Dream-Coder, instruct/code_eval: BigCodeBench"),
     # JetAstra/SDAR c2041a8, README.md and evaluation/opencompass/configs/eval_sdar_lmdeploy.py
     Published("SDAR-", "sdar sdar_moe", 4096, GREEDY | {"rule": "static"}, "JetAstra/SDAR, README.md: static, greedy"),
+    # Gen-Verse/dLLM-RL 10b4fd1, configs/trado_eval.yaml; the probability of the token that was drawn is its confidence
+    Published("TraDo-.*Instruct", "sdar", 2000,
+              {"rule": "dynamic", "order": "sampled", "threshold": 0.9, "temperature": 1.0, "steps": 4},
+              "Gen-Verse/dLLM-RL, configs/trado_eval.yaml"),
     # NVlabs/Fast-dLLM, v2/eval_script.sh and the defaults of v2/eval.py, read in wangziyannb/Fast-dLLM dc28d18, 1aea573
     Published("Fast_dLLM_v2", "Fast_dLLM_Qwen", 2048, GREEDY | {"rule": "dynamic", "threshold": 1.0},
               "NVlabs/Fast-dLLM, v2/eval_script.sh: GSM8K"),
