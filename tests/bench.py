@@ -640,7 +640,8 @@ def curves(task, options, torch, twin, other=None):
     quick = options.quick or task == "long"  # which takes an hour otherwise
     n_rows = 4 if options.toy else 32 if quick else 512 if options.runs else 128
     params, run, arrays, score = asked(f"{task}_base", n_rows, other)
-    n, own, z, found = run.max_new_tokens, run.model.block_causal, sampler.masked_tokens(arrays, run.model), {}
+    n, own = run.max_new_tokens, getattr(run.model, "block_causal", None)
+    z, found = sampler.masked_tokens(arrays, run.model), {}
 
     def ours(how):
         plan = sampler.Plan(**{"steps": own or n, "block_len": n, "early_end": True} | how)
