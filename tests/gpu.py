@@ -181,7 +181,7 @@ def small_run(options, name, **changes):
 
 def trained(cfg):
     """Run a small run -> its last State as a list of arrays."""
-    with mock.patch.object(trainer, "evaluate", lambda run, state, best: ({}, best)):
+    with mock.patch.object(trainer, "evaluate_and_log", lambda run, state, best: ({}, best)):
         state, _ = trainer.train(cfg, reversed_digits(), even)
     return [np.asarray(x) for x in jax.tree.leaves((state.params, state.opt_state))]
 
@@ -261,7 +261,7 @@ def learn(options):
     """the first command of the README, the sudoku base and GRPO: their curves and seconds"""
     small = sized(options, dict(max_iters=2, eval_interval=2, eval_size=4, limit=64, batch_size=4), {})
     of_grpo = small | dict(rollout_chunk=None) | sized(options, dict(keep_completions=4), {})
-    begun, evaluate, name = time.perf_counter(), trainer.evaluate, ""
+    begun, evaluate, name = time.perf_counter(), trainer.evaluate_and_log, ""
 
     def noted(run, state, best):
         """Evaluate as the run does, and tell the point of the curve."""
@@ -275,7 +275,7 @@ def learn(options):
         shape = dataclasses.replace(cfg.model, **sized(options, dict(n_layer=1, d_model=16, n_head=2), {}))
         start_from = cfg.init_from and f"{options.folder}/sudoku_base"
         cfg = dataclasses.replace(cfg, out_dir=f"{options.folder}/{name}", model=shape, init_from=start_from, **changes)
-        with mock.patch.object(trainer, "evaluate", noted):
+        with mock.patch.object(trainer, "evaluate_and_log", noted):
             state, _ = trainer.train(cfg)
         yield Figure(f"{name}, seconds from the beginning", time.perf_counter() - begun, "s", f"{state.step} steps")
 
@@ -550,7 +550,7 @@ def iterations(name, cfg, params, n):
     operations = sum(memory.estimate_flops(cfg).values())
     for i in range(n):
         begun = time.perf_counter()
-        state, updates, notes = trainer.iterate(run, state)
+        state, updates, notes = trainer.advance(run, state)
         jax.block_until_ready((state.params, updates))
         seconds = time.perf_counter() - begun
         stages = {key.removeprefix("time/"): notes[key] for key in notes if key.startswith("time/")}

@@ -560,7 +560,7 @@ def test_a_run_holds_params_two_moments_and_the_reference_and_nothing_of_its_sta
         return lambda *given: (update(*given), alive.append(held() - before - size(jax.tree.leaves(given[4]))))[0]
 
     monkeypatch.setattr(rl, "make_update", counted)
-    monkeypatch.setattr(train, "evaluate", lambda run, state, best: ({"val/sampled": 0.0}, best))
+    monkeypatch.setattr(train, "evaluate_and_log", lambda run, state, best: ({"val/sampled": 0.0}, best))
     monkeypatch.setattr(runs, "ending", lambda *_: "")
     for changes in ({}, {"max_iters": 3, "resume": True}):
         gc.collect()
