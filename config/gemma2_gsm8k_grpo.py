@@ -27,7 +27,7 @@ config = replace(
 downloads = {"init_from": "google/gemma-2-2b-it of huggingface.co, 5 GB"}
 shape = dict(vocab_size=256000, n_layer=26, n_head=8, n_kv_head=4, d_model=2304, d_head=256, d_ff=9216, norm_eps=1e-6,
              window=4096, query_scale=256, attn_cap=50.0, logit_cap=30.0, mask_id=256000,
-             eos_id=107, pad_id=0)  # as in its config.json; the mask is none of its ids
+             eos_id=107, pad_id=0)  # transformers' Gemma2Config; 107 ends a turn; the mask is none of its ids
 tiny = llama_tiny | {  # what --model=tiny changes
     "init_from": "data/tiny/gemma2",
     "out_dir": "out/tiny/gemma2_gsm8k_grpo",

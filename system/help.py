@@ -64,7 +64,8 @@ def help_text(everything: bool = False) -> str:
         found.append([f"{of.module.replace('.', '/')}.py, by --use={of.variant} or any of these keys", *keys])
     lines = [
         "usage: python train.py config/NAME.py [--key=value ...]",
-        "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes",
+        "--model=tiny tries a recipe for a downloaded model on a random one, --model=small on one trained in minutes,",
+        "--model=random on a random one of the true shape",
         "--plan=8xH100 says what a run would take on such devices, which need not be there",
         "--anatomy=step.html writes one iteration of GRPO, with all its numbers, as a page",
     ]
