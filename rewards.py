@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from judges import rules
+from system.sections import used
 
 Reward = Callable[..., Any]  # prompts, completions, **columns -> one float or None per completion
 
@@ -319,6 +320,146 @@ def combine(
         total += np.nan_to_num(weight * parts[name])
         judged |= ~np.isnan(part) & (weight != 0)
     return Combined(np.where(judged, total, math.nan), parts)
+
+
+# ---- the completions of a run ----------------------------------------------------------------------------------------
+
+
+def written(tokens, completion, ends):
+    """Count the tokens that were written in each row (B,), up to and including the first end of text.
+
+    tokens (B, T); completion (B, T), True where a token was to be written. ends: the ids that end a text."""
+    completion = np.asarray(completion)
+    ends = completion & np.isin(tokens, ends)
+    to_end = ends.cumsum(1) - ends == 0
+    return (completion & to_end).sum(1)
+
+
+def written_per_pass(tokens, completion, passes, ends):
+    """Divide what `written` counts in each row by its passes (B,) -> (B,)."""
+    return written(tokens, completion, ends) / np.maximum(np.asarray(passes), 1)
+
+
+def tokens_per_pass(rollout, cfg):
+    """Divide the number of tokens of each completion of a rollout by its passes -> (B,)."""
+    return written_per_pass(rollout.tokens, rollout.completion, rollout.passes, cfg.model.ends)
+
+
+class CompletionScores(NamedTuple):
+    """B completions and their rewards; nan: no opinion."""
+
+    texts: list[str]
+    total: np.ndarray  # (B,) weighted sum of the trained rewards
+    parts: dict[str, np.ndarray]  # each reward by name (B,), and everything it logged as NAME/NOTE (B,)
+
+
+# What variants change in the values of each reward: values, cfg -> values.
+VALUES: dict[str, Callable] = {}
+
+
+def changed(cfg):
+    """Make the function that changes the values of a reward (n,) as the variants of a run do."""
+
+    def change(values):
+        for of_variant in used(VALUES, cfg).values():
+            values = of_variant(values, cfg)
+        return values
+
+    return change
+
+
+def already_scored(scores):
+    """Make a reward that returns these scores."""
+
+    def reward(completions):
+        return scores
+
+    return reward
+
+
+def score(
+    fns: dict, eval_only: dict, cfg: Any, tok: Any, rows: list[dict], ids: list, n_each: int, fast: Any = None
+) -> CompletionScores:
+    """Score `n_each` completions per row with every reward, fns and eval_only {name: fn}; eval_only weigh nothing.
+
+    ids: the token ids of each completion, those of a row one after the other.
+    fast (B,): the tokens per pass of each completion; None: not known, and an error if a reward asks for them.
+    Each process scores its share of the rows. Rewards from models run on all of them, as the model is sharded.
+    """
+    weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(eval_only)
+    repeated = [row for row in rows for _ in range(n_each)]
+    columns = as_columns(repeated) | {
+        "groups": np.repeat(np.arange(len(rows)), n_each).tolist(),
+        "token_ids": ids,
+        "max_length": [cfg.max_new_tokens] * len(repeated),
+    }
+    if fast is not None:
+        columns["tokens_per_pass"] = fast.tolist()
+    prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
+    from system import hosts  # whoever only calls rewards needs no jax
+
+    mine = hosts.my_rows(len(rows))
+    mine, fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
+    for name in fns.keys() & {"judge", "coherence"}:
+        fns |= {name: already_scored(call_reward(name, fns[name], prompts, completions, columns)[mine])}
+    columns = {name: column[mine] for name, column in columns.items()}
+    found = hosts.all_gather_objects(
+        lambda: combine(fns, weights, prompts[mine], completions[mine], columns, changed(cfg))
+    )
+    total = np.concatenate([one.total for one in found])
+    parts = {}
+    for name in dict.fromkeys(name for one in found for name in one.parts):
+        # A reward may have logged a note in some processes only.
+        pieces = [one.parts.get(name, np.zeros(len(one.total))) for one in found]
+        parts[name] = np.concatenate(pieces)
+    return CompletionScores(completions, total, parts)
+
+
+def reward_table(parts: dict[str, np.ndarray], cfg: Any, fns: dict) -> np.ndarray:
+    """Stack the trained rewards {name: (B,)} -> (R, B); one that weighs nothing has no opinion (nan)."""
+    weights = cfg.reward_weights or (1.0,) * len(fns)
+    rows = []
+    for name, weight in zip(fns, weights, strict=True):
+        rows.append(np.where(weight, parts[name], np.nan))
+    return np.stack(rows)
+
+
+def total_rewards(table, cfg) -> np.ndarray:
+    """Add up the weighted rewards of a table (R, N, G) -> (N, G), nan where no reward has an opinion."""
+    weights = np.array(cfg.reward_weights or (1.0,) * len(table))
+    weighted = weights[:, None, None] * table
+    return np.where(np.isnan(table).all(0), np.nan, np.nansum(weighted, 0))
+
+
+def advantage_settings(table, cfg) -> dict[str, Any]:
+    """Take the settings of `grpo.advantages` from a Config, for a table of rewards (R, N, G). A ValueError if they
+    divide by the mean of a group and a reward is negative."""
+    if cfg.adv_norm == "mean" and (lowest := np.nan_to_num(total_rewards(table, cfg)).min()) < 0:
+        raise ValueError(f"adv_norm='mean' divides by the mean reward of a group, so rewards must not be negative, but "
+                         f"one is {lowest:g}: take another reward, or adv_norm='group'")  # fmt: skip
+    return {
+        "weights": cfg.reward_weights or (1.0,) * len(table),
+        "baseline": cfg.adv_baseline,
+        "scale": cfg.adv_norm,
+        "eps": cfg.adv_eps,
+        "normalize": cfg.reward_norm,
+    }
+
+
+def apply_pass_at(values, cfg):
+    """Turn rewards into 1 (pass) or 0 if cfg.pass_at is set; nan, which is no opinion, stays."""
+    if cfg.pass_at is None:
+        return values
+    return np.where(np.isnan(values), np.nan, values >= changed(cfg)(np.array(cfg.pass_at)))
+
+
+def right(scored: Any, adv: Any, cfg: Any) -> np.ndarray:
+    """Tell which completions are right (B,), for nll_coef: those whose first reward reaches pass_at, whatever their
+    advantages (N, G); without pass_at, those with an advantage above 0."""
+    if cfg.pass_at is None:
+        return np.reshape(adv > 0, -1)
+    first = next(iter(scored.parts.values()))
+    return apply_pass_at(first, cfg) == 1  # nan, no opinion, is not right
 
 
 # ---- from numbers to metrics -----------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ import optax
 import config
 import diffusion
 import grpo
+import rewards
 import sample
 from config import used
 from data.texts import completion_ids
-from judges import scores
 from system import sharding
 
 # ---- the records -----------------------------------------------------------------------------------------------------
@@ -191,9 +191,9 @@ def score_rollout(rollout, rows, reward_fns, cfg, tok) -> Scored:
     """Judge the B completions of N rows, whose fields the rewards read."""
     N, G = cfg.batch_size, cfg.group_size
     ids = completion_ids(rollout.tokens, tok, cfg)
-    fast = scores.tokens_per_pass(rollout, cfg)
-    completions, _, parts = scores.score(reward_fns, {}, cfg, tok, rows, ids, G, fast)
-    values = scores.reward_table(parts, cfg, reward_fns)
+    fast = rewards.tokens_per_pass(rollout, cfg)
+    completions, _, parts = rewards.score(reward_fns, {}, cfg, tok, rows, ids, G, fast)
+    values = rewards.reward_table(parts, cfg, reward_fns)
     return Scored(rows, rollout, completions, values.reshape(-1, N, G), parts)
 
 
@@ -204,6 +204,12 @@ def once(step, draw, attempt, cfg, tok) -> Scored:
 
 
 # ---- 3. compare within groups ----------------------------------------------------------------------------------------
+
+
+def has_signal(scored: Any, cfg: Any) -> np.ndarray:
+    """True for each group (N,) whose rewards differ; others have no advantages."""
+    adv = grpo.advantages(scored.rewards, **rewards.advantage_settings(scored.rewards, cfg))
+    return np.asarray((adv != 0).any(1))
 
 
 def select_completions(found: Scored, adv, cfg) -> Chosen:

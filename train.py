@@ -6,7 +6,7 @@ where a batch comes from and in what the loss is, which a Task says. Step s deri
 seed and s, so any step can be run again alone, and a resumed run equals the unbroken one bit for bit. What wraps the
 loop (locks, resuming, checks) is in system/setup.py.
 """
-from system import terminal
+from system import rollout_log, terminal
 
 if __name__ == "__main__":
     terminal.begin()
@@ -38,7 +38,6 @@ from data.texts import (
     prompt_sampler,
     rows_of_steps,
 )
-from judges import scores
 from rl import State, Task
 from system import checkpoint, evaluation, hosts, runs, setup, sharding
 from system.start import announce
@@ -76,8 +75,8 @@ def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None)
     collect = [*config.used(rl.COLLECT, cfg).values(), rl.once][0]  # a variant's way to collect, or the plain one
     found = collect(policy.step, draw, attempt, cfg, tok)
     # 3  Compare them within each group, and choose those that learn.
-    adv = grpo.advantages(found.rewards, **scores.advantage_settings(found.rewards, cfg))
-    notes |= scores.rollout_metrics(found, adv, cfg, tok) | {"group": scores.first_group(found, adv, cfg, tok)}
+    adv = grpo.advantages(found.rewards, **rewards.advantage_settings(found.rewards, cfg))
+    notes |= rollout_log.rollout_metrics(found, adv, cfg, tok)
     if notes["skipped"]:  # all rewards of all completions are None
         return notes
     chosen = rl.select_completions(found, adv, cfg)

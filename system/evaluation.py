@@ -17,8 +17,8 @@ import grpo
 import rewards
 import sample
 from data import texts
-from judges import rules, scores
-from system import sections, sharding
+from judges import rules
+from system import chosen_rewards, sections, sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +48,13 @@ def describe_metric(cfg: Any, fns: dict, eval_only: dict) -> str:
     return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
 
 
-def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = None) -> scores.RewardFunctions:
+def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = None) -> chosen_rewards.RewardFunctions:
     """Make the rewards of a run, and say which one decides. otherwise: the rewards of a run that names none."""
-    fns, more = scores.reward_functions(cfg, tok, rows)
+    fns, more = chosen_rewards.reward_functions(cfg, tok, rows)
     fns = fns or otherwise or {}
     if fns or more:
         tqdm.write(describe_metric(cfg, fns, more))
-    return scores.RewardFunctions(fns, more)
+    return chosen_rewards.RewardFunctions(fns, more)
 
 
 def denoising_animation(x, trace, length, cfg, tok):
@@ -78,7 +78,7 @@ def rate_metrics(name, scored, n, rewards_found, cfg):
     name: greedy or sampled. Prompts on which the main reward has no opinion are left out."""
     names = [*rewards_found.trained, *rewards_found.eval_only]
     main = main_reward(*rewards_found)
-    each = scores.apply_pass_at(scored.parts[main].reshape(-1, n), cfg)
+    each = rewards.apply_pass_at(scored.parts[main].reshape(-1, n), cfg)
     each = each[~np.isnan(each).all(1)]
     of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
     metrics = {f"val/{name}": float(of_prompts.mean())}
@@ -121,21 +121,21 @@ def pass_rates(
         ids = [row for completions in zip(*columns, strict=True) for row in completions]
         fast = np.stack(
             [
-                scores.written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends)
+                rewards.written_per_pass(x, arrays.maskable, trace["passes"], cfg.model.ends)
                 for x, trace in filled
             ],
             1,
         )
-        scored = scores.score(fns, eval_only, cfg, tok, text.rows, ids, n, fast.reshape(-1))
+        scored = rewards.score(fns, eval_only, cfg, tok, text.rows, ids, n, fast.reshape(-1))
         for i, shown in enumerate(samples):
             texts_of_row = scored.texts[i * n : (i + 1) * n]
             shown[name] = texts_of_row[0] if n == 1 else texts_of_row
         if fns or eval_only:
-            metrics |= rate_metrics(name, scored, n, scores.RewardFunctions(fns, eval_only), cfg)
+            metrics |= rate_metrics(name, scored, n, chosen_rewards.RewardFunctions(fns, eval_only), cfg)
         metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         if n > 1 and fns:
-            table = scores.reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
-            settings = scores.advantage_settings(table, cfg)
+            table = rewards.reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
+            settings = rewards.advantage_settings(table, cfg)
             adv = np.asarray(grpo.advantages(table, **settings)).tolist()
             totals = scored.total.reshape(-1, n).tolist()
             for i, shown in enumerate(samples):

@@ -15,9 +15,8 @@ import data
 import sample
 from config import Config
 from data import texts
-from judges import scores
 from model import ModelConfig
-from system import checkpoint, disk, hosts, huggingface, kernels, memory, runs
+from system import checkpoint, chosen_rewards, disk, hosts, huggingface, kernels, memory, runs
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -45,7 +44,7 @@ def check(cfg):
         if cfg.rule == "renoise" and cfg.logp_est == "trace":
             raise ValueError(f"rule={cfg.rule!r} takes tokens back, so logp_est='trace' would score other steps than "
                              "were taken: use a bound, such as logp_est='coupled_elbo'")  # fmt: skip
-        scores.check_early(cfg)
+        chosen_rewards.check_early(cfg)
     if cfg.objective == "dpo":
         from variants import dpo  # a run loads only its own objective
 

@@ -48,8 +48,10 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     import train as trainer
     from data import texts
     from grpo import advantages as group_advantages
-    from judges import rules, scores
-    from system import checkpoint, kernels, memory, runs
+    from judges import rules
+    from rewards import advantage_settings, written_per_pass
+    from rewards import score as score_all
+    from system import checkpoint, chosen_rewards, kernels, memory, runs
     from system.start import find_or_train
     from variants import joint
 
@@ -551,13 +553,13 @@ def asked(recipe, n_rows, other=None):
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
     text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=not run.max_prompt_len), run)
     arrays = text.take(slice(None))
-    fns = {"words": right_words} if recipe == "long_base" else scores.reward_functions(run, tok, text.rows)[0]
+    fns = {"words": right_words} if recipe == "long_base" else chosen_rewards.reward_functions(run, tok, text.rows)[0]
 
     def score(x):
         ids = texts.completion_ids(x, tok, run)
         if not fns:
             return float("nan"), 0
-        each = scores.score(fns, {}, run, tok, text.rows, ids, 1)[1]
+        each = score_all(fns, {}, run, tok, text.rows, ids, 1)[1]
         each = each if run.pass_at is None else each >= run.pass_at
         return float(np.nanmean(each)), sum(min(len(row) + 1, run.max_new_tokens) for row in ids)
 
@@ -659,7 +661,7 @@ def curves(task, options, torch, twin, other=None):
         (x, passes, of_rows), wall, cpu = clocked(fn, 1 if quick or options.runs else some(options, 1, 1, 2))
         jax.clear_caches()  # a process may have 65,530 maps of memory, and a hundred programs have them
         accuracy, tokens = score(x)
-        fast = float(scores.written_per_pass(x, arrays.maskable, of_rows, run.model.ends).mean())
+        fast = float(written_per_pass(x, arrays.maskable, of_rows, run.model.ends).mean())
         found.setdefault(way, []).append((passes / n, tokens / wall, accuracy, fast))
         cells = f"{accuracy:.1%}", f"{passes:.3g}", f"{passes / n:.3f}", f"{tokens / wall:.0f}", f"{tokens / cpu:.0f}"
         cells += (f"{fast:.2f}",)
@@ -903,7 +905,7 @@ def beside_torch(torch, twin, run, rounds):
     r = rollout(run)
     judge = lambda: rl.score_rollout(r, text.rows, fns, run, tok)
     found = judge().rewards
-    adv = group_advantages(found, **scores.advantage_settings(found, run)).reshape(-1)
+    adv = group_advantages(found, **advantage_settings(found, run)).reshape(-1)
     chosen = rl.Chosen(r, adv, jnp.arange(len(adv)), {})
     scored = lambda: rl.minibatches(state, (key, key), chosen, run)
     batches = scored()

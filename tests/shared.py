@@ -13,8 +13,8 @@ import pytest
 import diffusion
 import grpo
 import model
+import rewards
 import rl
-from judges import scores
 from system import checkpoint, runs
 from variants import joint
 from variants import paired as pairs
@@ -47,7 +47,7 @@ def kept_in_16_bits(params):
 
 def advantages(table, cfg):
     """The advantages that an iteration gives to a table of rewards (R, N, G)."""
-    return grpo.advantages(table, **scores.advantage_settings(table, cfg))
+    return grpo.advantages(table, **rewards.advantage_settings(table, cfg))
 
 
 def flat(tree):

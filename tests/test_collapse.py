@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import config
-from judges import scores
 from system import collapse
+from system.rollout_log import repetition
 
 CFG = config.Config(learning_rate=3e-4, temperature=1.0, updates_per_rollout=4)
 
@@ -116,10 +116,10 @@ def test_metrics_that_are_missing_or_not_finite_say_nothing():
 def test_what_a_completion_repeats_is_counted():
     tokens = np.array([[1, 2, 3, 1, 2, 3, 1], [1, 2, 3, 4, 5, 6, 7], [5, 5, 5, 5, 5, 5, 5]])
     counts = np.ones_like(tokens, bool)
-    assert scores.repetition(tokens[:1], counts[:1]) == 2 / 5  # 123 231 312 123 231
-    assert scores.repetition(tokens[1:2], counts[1:2]) == 0 and scores.repetition(tokens[2:], counts[2:]) == 4 / 5
+    assert repetition(tokens[:1], counts[:1]) == 2 / 5  # 123 231 312 123 231
+    assert repetition(tokens[1:2], counts[1:2]) == 0 and repetition(tokens[2:], counts[2:]) == 4 / 5
     counts[2, 2:] = False  # no three in a row are left
-    assert scores.repetition(tokens[1:], counts[1:]) == 0
+    assert repetition(tokens[1:], counts[1:]) == 0
 
 
 @pytest.mark.parametrize("kind", alarms.HEALTHY, ids=lambda kind: kind.__name__)

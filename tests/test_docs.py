@@ -37,7 +37,7 @@ READ = [*PAGES, *LONGEST]
 CODE = "diffusion", "grpo", "model", "rewards", "rl", "sample", "train", "config"
 CODE = {name: name for name in CODE} | {
     "checkpoint": "system.checkpoint", "runs": "system.runs",
-    "data": "data", "texts": "data.texts", "scores": "judges.scores", "blocks": "variants.blocks",
+    "data": "data", "texts": "data.texts", "blocks": "variants.blocks",
     "caches": "variants.caches", "kernels": "system.kernels", "slots": "variants.slots",
     "huggingface": "system.huggingface", "memory": "system.memory"}  # fmt: skip
 

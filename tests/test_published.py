@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 import config
 import model
+import rewards
 import sample
 from data import bpe
 from data.texts import completion_ids
-from judges import scores
 from rl import loss_mask
 from system import checkpoint, disk, huggingface
 from tools import complete
@@ -350,5 +350,5 @@ def test_what_is_written_behind_any_end_is_no_part_of_an_answer():
     tokens, completion = jnp.array([[1, 2, 3, 7, 4, 8]]), jnp.array([[False, False, True, True, True, True]])
     run = config.Config(max_prompt_len=2, max_new_tokens=4, model=cfg)
     assert completion_ids(tokens, bpe.Tokenizer.bytes(), run) == [[3]]
-    assert scores.written(tokens, completion, cfg.ends).tolist() == [2]
+    assert rewards.written(tokens, completion, cfg.ends).tolist() == [2]
     assert loss_mask(tokens, completion, cfg.ends, run)[0].tolist() == [False, False, True, True, False, False]

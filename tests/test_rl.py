@@ -28,8 +28,8 @@ import sample
 import train
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
-from judges import own, scores
-from system import checkpoint, collapse, evaluation, huggingface, in_memory, runs, setup
+from judges import own
+from system import checkpoint, chosen_rewards, collapse, evaluation, huggingface, in_memory, rollout_log, runs, setup
 from system.start import prepare, with_ids
 from variants import (  # noqa: F401  (estimators)
     dynamic_sampling,
@@ -261,10 +261,10 @@ def test_a_right_completion_passes_whatever_its_advantage_or_beats_its_group_if_
     parts = {"first": np.array([1.0, 0.5, np.nan, 0.0]), "second": np.array([0.0, 9.0, 9.0, 9.0])}
     found, adv = types.SimpleNamespace(parts=parts), jnp.array([[-1.0, 2.0], [0.0, 0.5]])
     keys = types.SimpleNamespace(pass_at=None, use=())
-    assert scores.right(found, adv, keys).tolist() == [False, True, False, True]
+    assert rewards.right(found, adv, keys).tolist() == [False, True, False, True]
     for pass_at, clip, right in ((1.0, None, [True, False, False, False]), (1.0, 0.5, [True, True, False, False])):
         keys = types.SimpleNamespace(pass_at=pass_at, reward_clip=clip, use=(reward_clip.Keys(reward_clip=clip),))
-        assert scores.right(found, adv, keys).tolist() == right
+        assert rewards.right(found, adv, keys).tolist() == right
 
 
 def test_groups_that_agree_are_drawn_again_but_only_so_often(tiny, place):
@@ -319,8 +319,8 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     rollout = rl.Rollout(jnp.zeros((8, 2), int), None, holes, holes, holes, holes, jnp.ones(8))
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
-    scored = rl.Scored([], rollout, ["a"] * 8, each, {"exact": each})
-    notes = scores.rollout_metrics(scored, np.zeros((2, 4)), cfg, tok)
+    scored = rl.Scored([{"prompt": ""}] * 2, rollout, ["a"] * 8, each, {"exact": each})
+    notes = rollout_log.rollout_metrics(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
@@ -409,8 +409,7 @@ def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
     monkeypatch.setattr(rl, "roll_out", lambda params, key, *more: keys.append(key) or rollout)
     monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
     monkeypatch.setattr(dynamic_sampling, "replace_flat_groups", lambda old, new, cfg: new)
-    monkeypatch.setattr(scores, "rollout_metrics", lambda *given: {"skipped": False})
-    monkeypatch.setattr(scores, "first_group", lambda *given: "")
+    monkeypatch.setattr(rollout_log, "rollout_metrics", lambda *given: {"skipped": False})
     monkeypatch.setattr(rl, "minibatches", lambda state, both, *more: keys.extend(both) or [])
     cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), batch_size=2, group_size=2,
                         use=(dynamic_sampling.Keys(dynamic_sampling=2),))  # fmt: skip
@@ -447,7 +446,7 @@ def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place)
     each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
                      [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
     scored = rl.Scored([], None, [], each, {})
-    spread = lambda *weights: scores.has_signal(scored, tiny(rewards=both, reward_weights=weights)).tolist()
+    spread = lambda *weights: rl.has_signal(scored, tiny(rewards=both, reward_weights=weights)).tolist()
     assert spread(1.0, 1.0) == [True, True, True, False]
     assert spread(1.0, 0.0) == [True, False, True, False]
     assert spread(0.0, 1.0) == [False, True, False, False]
@@ -1240,7 +1239,7 @@ def test_a_reward_of_a_user_that_needs_a_batch_is_not_refused_for_the_first_row(
 
     fn = own.as_reward("reward 'standardized':", "standardized", standardized)
     with np.errstate(invalid="ignore"):
-        scores.try_rewards(tiny(), {"standardized": fn}, [{"prompt": "12", "completion": "21"}])
+        chosen_rewards.try_rewards(tiny(), {"standardized": fn}, [{"prompt": "12", "completion": "21"}])
 
 
 def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):

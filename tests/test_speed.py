@@ -11,8 +11,8 @@ from shared import advantages
 import config
 import data
 import model
+import rewards
 import sample
-from judges import scores
 from sample import Plan
 
 V, EOS, MASK = 6, 4, 5
@@ -82,8 +82,8 @@ def test_rows_that_take_turns_in_slots_have_the_passes_that_they_have_in_one_bat
 def test_tokens_count_up_to_the_first_end_and_given_ones_do_not():
     completion = np.array([[0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1]], bool)
     tokens = jnp.array([[0, 1, 2, 3], [0, 1, EOS, EOS], [EOS, 1, EOS, 2]])
-    np.testing.assert_array_equal(scores.written(tokens, completion, EOS), [3, 2, 2])
-    np.testing.assert_allclose(scores.written_per_pass(tokens, completion, jnp.array([2, 1, 4]), EOS), [1.5, 2, 0.5])
+    np.testing.assert_array_equal(rewards.written(tokens, completion, EOS), [3, 2, 2])
+    np.testing.assert_allclose(rewards.written_per_pass(tokens, completion, jnp.array([2, 1, 4]), EOS), [1.5, 2, 0.5])
 
 
 # ---- correct and fast ------------------------------------------------------------------------------------------------

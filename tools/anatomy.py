@@ -34,7 +34,6 @@ import rewards
 import rl
 import sample
 from data import bpe, texts
-from judges import scores
 from system import checkpoint, hosts, report, runs, settings, sharding
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
@@ -276,7 +275,7 @@ def kind_of(cfg):
 
 def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
     """Collect everything that the page shows; name: of the run."""
-    cfg, total = run.cfg, scores.total_rewards(one.found.rewards, run.cfg)
+    cfg, total = run.cfg, rewards.total_rewards(one.found.rewards, run.cfg)
     return {
         "name": name,
         "iteration": state.step + 1,

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 import config
 import grpo
+import rewards
 import rl
-from judges import scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,4 +37,4 @@ def loss(logp, entropy, weight, batch, cfg):
     return cfg.nll_coef * nll, {"nll_loss": nll}
 
 
-rl.TERMS["nll"] = rl.Term(loss, scores.right, weights)
+rl.TERMS["nll"] = rl.Term(loss, rewards.right, weights)

@@ -2,7 +2,7 @@
 import dataclasses
 
 import config
-from judges import scores
+import rewards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,4 +16,4 @@ def clip(values, cfg):
     return values.clip(-bound, bound) if bound else values
 
 
-scores.VALUES["reward_clip"] = clip
+rewards.VALUES["reward_clip"] = clip

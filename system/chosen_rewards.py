@@ -1,0 +1,127 @@
+"""
+The rewards that a config names: found, tried on the data before anything is trained, and loaded.
+"""
+
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+import rewards
+from data import texts
+
+
+class RewardFunctions(NamedTuple):
+    """The rewards of a config by name."""
+
+    trained: dict  # of cfg.rewards
+    eval_only: dict  # of cfg.eval_rewards: not in the total
+
+
+def find_rewards(cfg, rows, **from_models):
+    """Find the functions of cfg.rewards and cfg.eval_rewards; an error if one needs a column that no row has."""
+    trained = rewards.resolve(cfg.rewards, **from_models)
+    eval_only = rewards.resolve(cfg.eval_rewards, **from_models)
+    if twice := trained.keys() & eval_only.keys():
+        raise ValueError(f"{', '.join(twice)} in rewards and in eval_rewards: what is trained is evaluated anyway")
+    if any(rewards.split_settings(names[0])[0] == "passes" for names in (cfg.rewards, cfg.eval_rewards) if names):
+        raise ValueError("the reward 'passes' comes first, but the first of rewards and of eval_rewards decides which "
+                         "checkpoint is best, and what is right: name the task's reward before it")  # fmt: skip
+    columns = rewards.as_columns(rows) | {"groups": [], "token_ids": [], "max_length": [], "tokens_per_pass": []}
+    for name, fn in (trained | eval_only).items():
+        rewards.arguments(name, fn, columns)
+    return RewardFunctions(trained, eval_only)
+
+
+def not_made_yet(prompts, completions):
+    """Stand for a reward from a model that is trained or loaded later."""
+    return []
+
+
+def check_early(cfg: Any) -> None:
+    """Check before a base or a judge is trained that rewards and their columns exist, and that the rows of both splits
+    have what fill_in and hint_ratio need; a ValueError says what is missing."""
+    if not cfg.rewards:
+        raise ValueError(
+            "objective='grpo' needs rewards, for example rewards=('exact',); python rewards.py --help lists them"
+        )
+    for split in ("train", "val"):
+        rows = texts.split_rows(cfg, split)
+        found = find_rewards(cfg, rows, judge=not_made_yet, coherence=not_made_yet)
+        if split == "val":
+            try_rewards(cfg, found.trained | found.eval_only, rows)
+        bare = [row for row in rows if not row.get("completion")]
+        marked = sum("masked" in row for row in rows)
+        if cfg.fill_in and 0 < marked < len(rows):
+            raise ValueError(
+                f"{cfg.dataset}/{split}: {marked} of {len(rows)} rows say in `masked` which tokens to fill: all rows "
+                "of a split should, or none"
+            )
+        if getattr(cfg, "hint_ratio", 0) and bare and split == "train":
+            raise ValueError(
+                f"hint_ratio={cfg.hint_ratio} gives tokens of completions, and {len(bare)} rows of "
+                f"{cfg.dataset}/{split} have none: {str(bare[0])[:80]}"
+            )
+        if cfg.fill_in and bare and marked < len(rows):
+            raise ValueError(
+                f"fill_in=True masks tokens of completions, and {len(bare)} rows of {cfg.dataset}/{split} have none: "
+                f"{str(bare[0])[:80]}"
+            )
+
+
+SOLVED_BY_REFERENCE = {"exact", "contains", "math", "countdown", "sudoku", "sudoku_all", "xml_answer"}
+
+
+def try_rewards(cfg, fns, rows):
+    """Score the completion of the first row that has one with every reward that needs no model and no sandbox.
+
+    A ValueError says which reward cannot read the row: the rows may be of another task. If the row's own completion
+    earns nothing from a reward that knows the answer, that is printed."""
+    row = next((row for row in rows if row.get("completion")), None)
+    programs = {name for name, module in rewards.ELSEWHERE.items() if module == rewards.PROGRAMS}
+    later = {*rewards.FROM_MODELS, *programs}
+    given = {"groups": [0], "token_ids": [[0]], "max_length": [cfg.max_new_tokens], "tokens_per_pass": [1.0]}
+    for name, fn in fns.items() if row else ():
+        if name in later:
+            continue
+        columns = rewards.as_columns([row]) | given | {"first_reward": [0.0]}
+        what = f"prompt {row['prompt'][:60]!r}, completion {row['completion'][:60]!r}"
+        try:
+            (earned,) = rewards.call_reward(name, fn, [row["prompt"]], [row["completion"]], columns)
+        except ValueError as e:
+            needs = (fn.__doc__ or "").split(". ")[0].split("\n\n")[0]
+            meaning = f" ({' '.join(needs.split())})" if needs else ""
+            if fn not in rewards.REWARDS.values():  # a user's function may look at the whole batch
+                continue
+            raise ValueError(
+                f"{cfg.dataset}/val: the reward {name!r}{meaning} cannot score its first row, {what}: "
+                f"{e.__cause__ or e}. If these rows are of another task than the recipe's, name rewards that fit them, "
+                "for example --rewards=exact (python rewards.py --help lists them); else mend the row"
+            ) from None
+        if name in SOLVED_BY_REFERENCE and earned == 0:
+            tqdm.write(f"{cfg.dataset}/val: the reward {name!r} gives the completion of the first row 0, so perhaps no "
+                       f"answer can earn it: {what}")  # fmt: skip
+
+
+def reward_functions(cfg: Any, tok: Any, rows: list[dict]) -> RewardFunctions:
+    """Load the rewards of a config, including those from models, and start the sandbox if they run programs."""
+    names = cfg.rewards + cfg.eval_rewards
+    made = {}
+    if cfg.judge_from or "coherence" in names:
+        from judges import model_judge  # which other runs do not need
+
+        made = model_judge.rewards_of(cfg, tok, names)
+    found = find_rewards(cfg, rows, **made)
+    used = found.trained.keys() | found.eval_only.keys()
+    tested = {"tests", "tests_all", "tests_fenced", "performance"} & used
+    if tested or {"syntax", "fenced"} & used:
+        from judges import programs
+
+        box = programs.sandbox(**programs.Keys.of(cfg).settings)
+        try:  # a machine without walls is refused before the run begins
+            box.run([("", ["assert True"], "")] if tested else [])
+            unknown = programs.check(rows) if tested else {}
+        except (RuntimeError, ValueError) as e:
+            raise ValueError(f"{cfg.dataset}: {e}") from None
+        for language, count in unknown.items():
+            tqdm.write(f"{cfg.dataset}: no opinion on {count} rows in {language!r}, which tests are not run in")
+    return found

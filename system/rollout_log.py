@@ -1,0 +1,113 @@
+"""
+What is logged of an iteration: its rewards, advantages, lengths and repetitions, and the first group.
+"""
+
+import itertools
+import math
+import operator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import grpo
+import rewards
+import rl
+from data import texts
+
+
+def stats(values, *names):
+    """Compute the statistics `names`, of mean, std, min and max -> {name: float}, nan if there are no values."""
+    if not len(values):
+        return dict.fromkeys(names, math.nan)
+    return {name: float(getattr(values, name)()) for name in names}
+
+
+def repetition(tokens, counts):
+    """Return the share of 3-grams of tokens that occurred earlier in the same completion: tokens (B, T), counts (B, T)
+    True on the tokens of the completion."""
+    ids = tokens.astype(np.int64)
+    first, second, third = ids[:, :-2], ids[:, 1:-1], ids[:, 2:]
+    three = (first << 40) + (second << 20) + third
+    inside = counts[:, :-2] & counts[:, 1:-1] & counts[:, 2:]
+    unequal = -1 - np.arange(three.shape[1])  # to all others
+    three = np.where(inside, three, unequal)
+    three = np.sort(three, 1)
+    again = (three[:, 1:] == three[:, :-1]).sum()
+    return float(again / max(inside.sum(), 1))
+
+
+def length_metrics(rollout, cfg):
+    """Measure the lengths of completions, and how many end in an end of text."""
+    tokens, completion = np.asarray(rollout.tokens), np.asarray(rollout.completion)
+    length = rewards.written(tokens, completion, cfg.model.ends)
+    ends = completion & np.isin(tokens, cfg.model.ends)
+    ends = cfg.fill_in | ends.any(1)  # with fill_in the end of a text is given
+    lengths = {}
+    for how, value in stats(length, "mean", "min", "max").items():
+        lengths[f"{how}_length"] = value
+    if ends.any():
+        finished = stats(length[ends], "mean", "min", "max")
+        for how, value in finished.items():
+            lengths[f"{how}_terminated_length"] = value
+    lengths["terminated_frac"] = float(ends.mean())
+    lengths["clipped_ratio"] = float(1 - ends.mean())
+    lengths["repetition"] = repetition(tokens, np.asarray(rollout.counts))
+    metrics = {f"completions/{name}": value for name, value in lengths.items()}
+    metrics["tokens_per_pass"] = float(rewards.tokens_per_pass(rollout, cfg).mean())
+    metrics["steps_per_token"] = float(rollout.passes.mean()) / max(length.mean(), 1)
+    return metrics
+
+
+def rollout_metrics(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
+    """Summarize the rewards, advantages (N, G) and completions of an iteration for the log, and its first group."""
+    total, size = rewards.total_rewards(scored.rewards, cfg), cfg.group_size
+    known = total[~np.isnan(total)]
+    within = grpo.moments(jnp.asarray(total), 1)
+    spread = np.where(within.n > 1, within.std, np.nan)  # one completion has no spread
+    starts = range(0, len(scored.completions), size)
+    different = [len(set(scored.completions[i : i + size])) for i in starts]
+    metrics = {
+        "reward": rewards.mean(total),
+        "reward_std": rewards.mean(spread),
+    }
+    for how, value in stats(known, "std", "min", "max").items():
+        metrics[f"reward/{how}"] = value
+    metrics |= {
+        "frac_reward_zero_std": float(np.mean(~rl.has_signal(scored, cfg))),
+        "adv/mean": float(adv.mean()),
+        "adv/std": float(adv.std()),
+        "unique_completions": float(np.mean(np.array(different) / size)),
+        "skipped": float(not len(known)),
+    }
+    first = next(iter(scored.parts.values()))
+    is_rate = not ((first < 0) | (first > 1)).any()  # otherwise the mean is no rate
+    if cfg.pass_at is not None or is_rate:
+        metrics["pass_rate"] = rewards.mean(rewards.apply_pass_at(first, cfg))
+    metrics |= length_metrics(scored.rollout, cfg)
+    metrics |= rewards.summary(scored.parts)
+    return metrics | {"group": first_group(scored, adv, cfg, tok)}
+
+
+def first_group(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
+    """Show the first prompt, its completions, rewards and advantages, for rollouts.jsonl."""
+    size = cfg.group_size
+    group = {"prompt": scored.rows[0]["prompt"]}
+    if cfg.fill_in:
+        group["masked"] = masked_text(scored.rollout, cfg, tok)
+    group["completions"] = scored.completions[:size]
+    group["rewards"] = {name: part[:size].tolist() for name, part in scored.parts.items() if "/" not in name}
+    group["advantages"] = adv[0].tolist()
+    return group
+
+
+def masked_text(rollout, cfg, tok):
+    """Write the first text of a rollout with <|mask|> for each token that was to be filled."""
+    ids = texts.completion_ids(rollout.tokens[:1], tok, cfg)[0]
+    masked = np.asarray(rollout.completion[0, cfg.max_prompt_len :])
+    pairs = zip(ids, masked.tolist(), strict=False)
+    text = ""
+    for is_masked, run in itertools.groupby(pairs, operator.itemgetter(1)):
+        run_ids = [token for token, _ in run]
+        text += "<|mask|>" * len(run_ids) if is_masked else tok.decode(run_ids)
+    return text
