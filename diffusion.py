@@ -107,9 +107,7 @@ class NoisyBatch(NamedTuple):
 
     x: jax.Array  # (B, T) clean
     z: jax.Array  # (B, n, T) with masks
-    # (B, n, T) of each token's -log p in the loss, 0 where it is not masked; (B, 1 + n, T) if the text itself is in the
-    # loss, as a causal model's (variants/joint.py)
-    weight: jax.Array
+    weight: jax.Array  # (B, n, T) of each token's -log p in the loss, 0 where it is not masked
     valid: jax.Array | None  # (B, T) False on left padding
 
 
@@ -160,7 +158,7 @@ def noise(key, batch: tuple, cfg, norm="token") -> NoisyBatch:
     return NoisyBatch(x, z[:, None], w[:, None], valid)
 
 
-def states_of_rows(params, x, z, cfg, valid, start, with_text):
+def states_of_rows(params, x, z, cfg, valid, start):
     """Compute the states of noisy copies, each a row of its own."""
     B, n, T = z.shape
     if valid is not None:
@@ -177,35 +175,32 @@ def in_rows(cfg):
     return chosen(COPIES, cfg) is states_of_rows
 
 
-def hidden(params, x, z, cfg, valid=None, start=0, with_text=False):
+def hidden(params, x, z, cfg, valid=None, start=0):
     """Compute the states of noisy copies: texts x (B, T), copies z (B, n, T) -> (B, n, T - start, D), [..., i, :]
-    about token start + i. with_text: see `blocks.hidden`."""
-    return chosen(COPIES, cfg)(params, x, z, cfg, valid, start, with_text)
+    about token start + i."""
+    return chosen(COPIES, cfg)(params, x, z, cfg, valid, start)
 
 
 def loss(params: dict, batch: NoisyBatch, cfg, start: int = 0) -> tuple[jax.Array, dict]:
     """Compute the negative ELBO in nats per token, and metrics. Both add up over micro-batches.
 
     For a uniform model it is log V (V without the mask, which cannot be predicted). start: the first column that can
-    be masked; logits are computed from there on. If batch.weight also weighs the text itself (variants/joint.py), the
-    loss of its next tokens is added; metrics have the two apart."""
+    be masked; logits are computed from there on."""
     w = batch.weight[..., start:]
-    texts = w.shape[1] - batch.z.shape[1]  # 0, or 1 if the text is in the loss
-    h = hidden(params, batch.x, batch.z, cfg, batch.valid, start, texts > 0)
+    h = hidden(params, batch.x, batch.z, cfg, batch.valid, start)
     targets = jnp.broadcast_to(batch.x[:, None, start:], w.shape)
-
-    def logp_and_hit(logits, x):
-        return gather_logp(logits, x), kernels.likeliest(logits) == x
-
     logp, hit = read_logits(params, h, cfg, logp_and_hit, w > 0, (targets,))
-    weighted = w * logp
-    nelbo = -jnp.sum(weighted[:, texts:])
-    hits = w * hit
-    metrics = {"nelbo": nelbo, "hole_acc": jnp.sum(hits[:, texts:])}
-    if not texts:
-        return nelbo, metrics
-    causal = -jnp.sum(weighted[:, :texts])
-    return nelbo + causal, metrics | {"causal_loss": causal}
+    nelbo = -jnp.sum(w * logp)
+    return nelbo, {"nelbo": nelbo, "hole_acc": jnp.sum(w * hit)}
+
+
+def logp_and_hit(logits, x):
+    """Compute log p of tokens x (N,), and whether each is the likeliest."""
+    return gather_logp(logits, x), kernels.likeliest(logits) == x
+
+
+# What stands in the place of `loss` in runs that a variant changes: the same arguments, the same kind of result.
+LOSSES: dict[str, Callable] = {}
 
 
 def likelihood(params, batch: tuple, key, cfg, n=8, start=0) -> jax.Array:

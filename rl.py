@@ -403,6 +403,12 @@ def noise(cfg):
     return jax.jit(functools.partial(draw, cfg=cfg.model, norm=cfg.loss_norm))
 
 
+def denoising_loss(cfg):
+    """Make the loss of pretraining, params, batch -> scalar, metrics; that of a variant if the run uses one."""
+    loss = [*used(diffusion.LOSSES, cfg).values(), diffusion.loss][0]
+    return functools.partial(loss, cfg=cfg.model, start=cfg.max_prompt_len)
+
+
 # ---- 7. the update ---------------------------------------------------------------------------------------------------
 
 

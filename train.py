@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 import config
 import data
-import diffusion
 import grpo
 import model
 import rewards
@@ -141,10 +140,9 @@ def pretrain(cfg, tok, start) -> Task:
         rates, samples = evaluation.pass_rates(cfg, tok, fns, more, state.weights, key, asked)
         return bounds | rates, samples
 
-    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
     best_metric = "val/sampled" if cfg.rewards or cfg.eval_rewards else None
     n = len(train.rows) * config.copies(cfg)  # a text may fill several rows of a batch
-    return Task(init, iterate, loss, evaluate, n, best_metric)
+    return Task(init, iterate, rl.denoising_loss(cfg), evaluate, n, best_metric)
 
 
 rl.OBJECTIVES |= {"pretrain": pretrain, "grpo": tune}

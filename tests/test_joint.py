@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from shared import loss, noise_of
+from shared import compiled, noise_of
 
 import config
 import diffusion
@@ -29,6 +29,7 @@ VALID = jnp.arange(9) >= jnp.array([[0], [2], [5]])  # two rows are padded on th
 
 
 hidden = jax.jit(blocks.hidden, static_argnames=("cfg", "start", "with_text"))
+loss = compiled(joint.loss)
 hidden_ar = jax.jit(model.hidden, static_argnames=("cfg", "start"))
 slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
 

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 
 import config
 import data
-import diffusion
 import model
 import rl
 import sample
@@ -125,7 +124,7 @@ def variant(cfg):
 def abstract_run(cfg):
     """Describe a run by shapes alone -> its update, its State, the base of LoRA, and the State as a Task sees it."""
     tx, width = rl.optimizer(cfg)[0], 1 if cfg.objective == "judge" else None
-    loss = functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len)
+    loss = rl.denoising_loss(cfg)
     if cfg.objective == "grpo":
         loss = functools.partial(rl.policy_loss, cfg=cfg)
     if cfg.objective == "judge":

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 import config
@@ -82,6 +83,21 @@ def with_next_tokens(draw, cfg):
     return functools.partial(noise, draw=draw, causal_weight=cfg.causal_weight) if cfg.causal_weight else draw
 
 
+def loss(params: dict, batch: diffusion.NoisyBatch, cfg, start: int = 0) -> tuple[jax.Array, dict]:
+    """Compute diffusion.loss, and add the loss of the next tokens of each text if the batch weighs them; metrics have
+    the two apart. Both are read from one pass."""
+    w, n = batch.weight[..., start:], batch.z.shape[1]
+    if w.shape[1] == n:  # causal_weight=0
+        return diffusion.loss(params, batch, cfg, start)
+    h = blocks.hidden(params, batch.x, batch.z, cfg, batch.valid, start, with_text=True)
+    targets = jnp.broadcast_to(batch.x[:, None, start:], w.shape)
+    logp, hit = diffusion.read_logits(params, h, cfg, diffusion.logp_and_hit, w > 0, (targets,))
+    weighted = w * logp
+    nelbo, causal = -jnp.sum(weighted[:, 1:]), -jnp.sum(weighted[:, :1])
+    hole_acc = jnp.sum((w * hit)[:, 1:])
+    return nelbo + causal, {"nelbo": nelbo, "hole_acc": hole_acc, "causal_loss": causal}
+
+
 def noise(key, batch: tuple, cfg, norm="token", draw=diffusion.noise, causal_weight=0.0) -> diffusion.NoisyBatch:
     """Draw the masks of a batch as `draw` does, with the weights of the next tokens in front."""
     noisy = draw(key, batch, cfg, norm)
@@ -98,4 +114,5 @@ def noise(key, batch: tuple, cfg, norm="token", draw=diffusion.noise, causal_wei
 
 model.MASKS["joint"] = see_finished_text_from_left
 diffusion.DRAWS["joint"] = with_next_tokens
+diffusion.LOSSES["joint"] = loss
 diffusion.READINGS["joint"] = {"val/causal_nll": autoregressive}
