@@ -6,7 +6,7 @@ where a batch comes from and in what the loss is, which a Task says. Step s deri
 seed and s, so any step can be run again alone, and a resumed run equals the unbroken one bit for bit. What wraps the
 loop (locks, resuming, checks) is in system/setup.py.
 """
-from system import rollout_log, terminal
+from system import terminal
 
 if __name__ == "__main__":
     terminal.begin()
@@ -38,7 +38,7 @@ from data.texts import (
     rows_of_steps,
 )
 from rl import State, Task
-from system import checkpoint, evaluation, hosts, runs, setup, sharding
+from system import checkpoint, evaluation, hosts, rollout_log, runs, setup, sharding
 from system.start import announce
 
 # ---- GRPO ------------------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 Write the tables of results into README.md and docs/results.md:  python tests/tables.py
 
 results/runs.csv has a row for each metric of each measured run, recipes.csv says what a recipe does, machines.csv where
-they ran. A new row gets the `code` that `python tests/tables.py sudoku_grpo` prints for its recipe: a hash of the recipe,
-and of the tokens, losses and gradients that the code is tested to give (tests/test_frozen.py). So code may be rewritten
-as long as it computes the same. Where a row has another hash, or none, the tables say "older code".
+they ran. A new row gets the `code` that `python tests/tables.py sudoku_grpo` prints for its recipe: a hash of the
+recipe, and of the tokens, losses and gradients that the code is tested to give (tests/test_frozen.py). So code may be
+rewritten as long as it computes the same. Where a row has another hash, or none, the tables say "older code".
 """
 import csv
 import functools

@@ -27,8 +27,8 @@ SMALL = ["--n_layer=2", "--d_model=32", "--n_head=2", "--batch_size=16", "--max_
          "--eval_interval=99", "--eval_size=4", "--stop_at=None", "--warmup_iters=0", "--log_samples=0"]
 BASES = "sudoku_base", "sudoku_d1_base", "countdown_block_base", "arith_ar_base"
 REWARD = ["--rewards=length(target=9)", "--pass_at=None", "--eval_rewards="]  # what a model of three steps can earn
-GRPO = {"sudoku_grpo": "sudoku_base", "sudoku_d1_grpo": "sudoku_d1_base", "countdown_block_grpo": "countdown_block_base",
-        "arith_ar_grpo": "arith_ar_base"}  # fmt: skip
+GRPO = {"sudoku_grpo": "sudoku_base", "sudoku_d1_grpo": "sudoku_d1_base",
+        "countdown_block_grpo": "countdown_block_base", "arith_ar_grpo": "arith_ar_base"}  # fmt: skip
 
 
 def same(name, found, **close):
