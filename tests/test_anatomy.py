@@ -39,7 +39,7 @@ KINDS = {  # the model, and the keys that go with it
 }
 
 
-EACH = pytest.mark.parametrize("kind", ["denoiser", "causal", pytest.param("block", marks=pytest.mark.slow)])
+EACH = pytest.mark.parametrize("kind", ["denoiser", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("causal", "block"))])
 
 
 @pytest.fixture(scope="module", autouse=True)

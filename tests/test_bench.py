@@ -157,6 +157,7 @@ def test_truth_is_a_table_of_gradients_beside_the_exact_one_and_a_picture(tmp_pa
     assert (tmp_path / "truth.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_growth_is_a_table_of_what_is_measured_beside_what_is_counted_and_a_picture(tmp_path, here):
     out, rows = here("growth", "--toy", f"--picture={tmp_path}/growth.png")
     assert "T 8, batch 2, V 16 where no other number is given; d_model 16, n_layer 2" in out

@@ -79,6 +79,7 @@ def test_its_sampler_fills_the_cells_of_the_core_in_the_same_order(params, grids
     assert same.mean() > 0.97  # the core rounds confidences to 12 bits, so that few ties fall otherwise
 
 
+@pytest.mark.slow
 def test_its_sampler_draws_from_the_model(params, grids):
     z = jnp.tile(jnp.where(jnp.arange(16) == 5, one_file.MASK, grids[0]), (4000, 1))
     drawn = np.asarray(one_file.fill(params, KEY, z, 1.0))[:, 5]
@@ -99,6 +100,7 @@ def test_its_log_probs_of_completions_are_the_estimator_coupled_elbo(params, gri
     close(one_file.completion_logp(params, grids[:24], completion, views.masked[0]), theirs, 1e-4)
 
 
+@pytest.mark.slow
 def test_its_policy_loss_has_the_gradient_of_the_cores_loss_without_ratio(params, grids):
     completion, adv = masks_of((24, 16), 2).at[:, 3].set(True), jnp.linspace(-1, 1, 24)
     count_key, mask_key = jax.random.split(KEY)

@@ -97,7 +97,7 @@ def as_numbers(params, cfg):
     return params | {"blocks": blocks}
 
 
-@pytest.mark.parametrize("bits, far", [(8, 0.01), (4, 0.1)])
+@pytest.mark.parametrize("bits, far", [(8, 0.01), pytest.param(4, 0.1, marks=pytest.mark.slow)])
 def test_a_model_of_codes_computes_with_the_numbers_that_they_stand_for(bits, far, folder):
     params, cfg = loaded(folder, bits)
     z = jnp.array([[1, 2, cfg.mask_id, 4]])
@@ -111,7 +111,7 @@ def test_a_model_of_codes_computes_with_the_numbers_that_they_stand_for(bits, fa
     assert far / 20 < gap < 10 * far
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_gradient_of_adapters_is_that_beside_plain_numbers_and_that_of_finite_differences(bits, folder):
     params, cfg = loaded(folder, bits)
     z = jnp.array([[1, 2, cfg.mask_id, 4]])
@@ -133,6 +133,7 @@ def test_the_gradient_of_adapters_is_that_beside_plain_numbers_and_that_of_finit
     assert abs(numeric - float((ours["q_a"] * move).sum())) < 2e-3 * max(1, abs(numeric))
 
 
+@pytest.mark.slow
 def test_numbers_are_made_for_one_product_at_a_time_also_in_the_backward_pass():
     """The memory of a gradient grows by less than the numbers of a layer when a layer is added."""
     def temporaries(n_layer, bits):

@@ -1315,6 +1315,7 @@ def test_or_it_is_saved_and_says_how_to_go_on_from_its_best(tiny, planted):
     assert train.train(on)[0].step == 4
 
 
+@pytest.mark.slow
 def test_or_it_begins_again_from_its_best_with_the_key_changed(tiny, planted):
     cfg = tiny(on_collapse="restart", eval_interval=2, max_iters=5)
     state, folder = train.train(cfg)

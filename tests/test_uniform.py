@@ -255,6 +255,7 @@ def test_renoise_keeps_as_many_tokens_as_quota_but_the_most_probable_ones():
     assert renoise.renoise(last, standing, None).all()
 
 
+@pytest.mark.slow
 def test_with_renoise_all_steps_are_taken_and_given_tokens_stay():
     z = jnp.full((64, 9), MASK).at[:, 3].set(2)
     plan = Plan(rule="renoise", steps=4, temperature=1.0)
