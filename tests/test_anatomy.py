@@ -39,7 +39,8 @@ KINDS = {  # the model, and the keys that go with it
 }
 
 
-EACH = pytest.mark.parametrize("kind", ["denoiser", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("causal", "block"))])
+SLOW = (pytest.param(kind, marks=pytest.mark.slow) for kind in ("causal", "block"))
+EACH = pytest.mark.parametrize("kind", ["denoiser", *SLOW])
 
 
 @pytest.fixture(scope="module", autouse=True)
