@@ -257,7 +257,7 @@ def likelihood_masks(keys, maskable, n):
 # 1.2 ** 4. Without a ratio only the product matters. The ratio of a sequence is made from the mean of share * logp,
 # which is ESPO's definition.
 #
-# With the same key the same masks are drawn, so the current, old and reference policies are compared on equal views.
+# The current, the old and the reference policy are compared on the same views.
 
 
 class Views(NamedTuple):
@@ -372,20 +372,19 @@ def logp_and_entropy(logits, x, place):
 
 
 def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=None, say=logp_and_entropy):
-    """Compute log p of every token in every view, and the entropy there: x (B, T), masked (K, B, T) -> two (K, B, T), 0
-    before column `start`.
+    """Compute log p of every token in every noisy copy, and the entropy there: x (B, T), masked (K, B, T) -> two
+    (K, B, T), 0 before column `start`.
 
-    chunk: how many of the K * B noisy copies are computed, and kept for the gradient, at a time; a divisor (None: all).
-    scored (K, B, T): where the result is used; elsewhere it may be 0 (None: everywhere). say(logits (N, V), x (N,),
-    Place) -> a tuple of (N,): what to compute from logits, if not log p and entropy. With cfg.remat the inputs of every
-    block are kept for all copies."""
+    chunk: how many of the K * B copies are in memory at a time (None: all); it must divide K * B. For the gradient each
+    chunk is computed again. scored (K, B, T): where you use the result; elsewhere it may be 0 (None: you use all).
+    say(logits (N, V), x (N,), Place) -> a tuple of (N,): what to compute from logits, if not log p and entropy."""
     K, B, T = masked.shape
     n_copies = K * B
     chunk = chunk or n_copies
     if n_copies % chunk:
         raise ValueError(f"chunk={chunk} does not divide {K} views of {B} rows")
-    # A pack is a text and per_text of its noisy copies: more than one only where copies stand in one row behind their
-    # text (variants/blocks.py). A part is as many packs as make `chunk` copies.
+    # Copies of a model that has blocks stand in one row behind their text (variants/blocks.py), so they are computed in
+    # packs, of per_text copies of one text. Else a pack is a copy. A part is as many packs as make `chunk` copies.
     per_text = 1 if in_rows(cfg) else math.gcd(chunk, K)
     scored = jnp.ones_like(masked) if scored is None else scored
 
@@ -402,7 +401,8 @@ def view_logp(params, x, masked, cfg, valid=None, start=0, chunk=None, scored=No
     if not in_parts:
         out = of_part(parts)
     else:
-        # With remat the blocks are recomputed one by one; recomputing a whole chunk would add a fifth pass to four.
+        # With remat each layer recomputes itself already, from its inputs, which are kept for all copies. To recompute
+        # a whole chunk as well would cost one more forward pass.
         of_part = of_part if cfg.remat else jax.checkpoint(of_part)
         out = jax.lax.map(of_part, sharding.cut(parts, n_copies // chunk))
     return tuple(by_view(a) for a in out)
@@ -417,11 +417,11 @@ def part_logp(params, x, cfg, valid, start, say, recompute, part):
     text = x[row]
     clean = jnp.broadcast_to(text[:, None], masked.shape)
     z = clean if cfg.mask_id is None else jnp.where(masked, cfg.mask_id, clean)
-    is_text = None if valid is None else valid[row]
-    h = hidden(params, text, z, cfg, is_text, start)
+    not_padding = None if valid is None else valid[row]
+    h = hidden(params, text, z, cfg, not_padding, start)
 
-    def at_place(logits, x, i, k, column):
-        return say(logits, x, Place(row[i], column + start, z[i, k]))
+    def at_place(logits, token, i, k, column):
+        return say(logits, token, Place(row[i], column + start, z[i, k]))
 
     def read(params, h):
         arrays = clean[..., start:], *jnp.indices(h.shape[:-1])

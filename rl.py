@@ -6,8 +6,9 @@ The steps of reinforcement learning with GRPO. train.py puts them together: `tra
 
 After `select_completions`, M completions learn. In a Minibatch and in the loss, B is the size of one.
 
-A variant changes one of these steps, in the runs that use it, by a function of its own in COLLECT (which completions an
-iteration learns from), CREDIT (what their advantages become) or TERMS (what is added to the loss).
+A variant changes one of these steps, in the runs that use it, by a function of its own in one of the tables below:
+COLLECT (which completions an iteration learns from), CREDIT (what their advantages become), TERMS (what is added to the
+loss), and others.
 """
 
 import functools
@@ -103,7 +104,8 @@ class Minibatch(NamedTuple):
     advantage: jax.Array  # (B,)
     token_weight: jax.Array  # (B, T) of each token in the loss, see grpo.token_weights
     metric_weight: jax.Array  # (B, T) of each token in metrics that are means
-    # (B, T) under the policy that wrote the rollout; nan: the current policy; None: the loss has no ratios
+    # (B, T) under the policy that wrote the rollout; nan: the current policy wrote it; None: the loss has no ratios, or
+    # they are all 1, as there is one update per rollout
     old_logp: jax.Array | None = None
     ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
     which: jax.Array | None = None  # (B,) the number of each completion among all that were written
@@ -207,7 +209,7 @@ def once(step, draw, attempt, cfg, tok) -> Scored:
 
 
 def has_signal(scored: Any, cfg: Any) -> np.ndarray:
-    """True for each group (N,) whose rewards differ; others have no advantages."""
+    """True for each group (N,) with advantages other than 0: one whose rewards differ."""
     adv = grpo.advantages(scored.rewards, **rewards.advantage_settings(scored.rewards, cfg))
     return np.asarray((adv != 0).any(1))
 
@@ -288,7 +290,7 @@ def policy_logp(params, b: Minibatch, cfg):
 @functools.partial(jax.jit, static_argnames="cfg")
 def logp_of(params, b: Minibatch, cfg):
     """Estimate log p of every token (B, T) as `policy_logp` does, by micro-batches of the size that the gradient has:
-    in 16 bits, a product of another shape gives other numbers."""
+    in 16 bits, a matrix product of another shape rounds otherwise."""
 
     def of_part(part):
         return policy_logp(params, part, cfg)[0]
@@ -318,10 +320,11 @@ def new_minibatch(c: Chosen, views, cfg) -> Minibatch:
 def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
     """Cut M completions into the minibatches of all passes over them -> [Minibatch].
 
-    keys: for the views, and for the order. Each pass has its own order, if it has several minibatches, and its own
-    masks. A loss with ratios gets old log-probs: those of the policy that wrote the completions, by `old_logp_of` (see
-    Task) or, without it, by `logp_of`. The first minibatch is met by the policy that wrote it: its old log-probs are
-    nan, for which the loss puts its own. A loss with a KL gets those of the reference."""
+    keys: for the views, and for the order. Each pass draws new masks and, if it has several minibatches, a new order.
+    If the loss has ratios, a minibatch stores the log-probs before any update (old_logp_of: see Task; None: `logp_of`).
+    The first one is trained on before any update, so nothing is computed for it: it stores nan, where `policy_loss`
+    puts the current log-probs, and its ratios are 1. If the loss has a KL, each stores the reference's log-probs on the
+    same masks."""
     out: list = []
     M, size = len(c.advantage), config.minibatch(cfg)
     old_logp_of = old_logp_of or (lambda b: logp_of(policy.params, without_logp(b), cfg))
@@ -334,7 +337,8 @@ def minibatches(policy, keys, c: Chosen, cfg, old_logp_of=None):
             if cfg.kl_beta:
                 b = b._replace(ref_logp=logp_of(sharding.to_device(policy.reference), without_logp(b), cfg))
             if config.has_ratios(cfg):
-                # None would compile another program, so nan stands there when old_logp_of(b) runs that of the update.
+                # nan in place of None, which would make JAX compile a second program for the gradient. In 16 bits the
+                # two might round differently.
                 b = b._replace(old_logp=jnp.full(b.token_weight.shape, jnp.nan, jnp.float32))
                 b = b._replace(old_logp=old_logp_of(b)) if out else b
             out.append(b)
