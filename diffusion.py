@@ -39,8 +39,8 @@ def sample_t(key, n):
     """Draw a share of masks for each row: n (B,) tokens that may be masked -> t (B,) in (0, 1], a multiple of 1 / n,
     stratified over the batch.
 
-    `corrupt` masks exactly t * n tokens (LLaDA's likelihood rule, not one coin per token). So the bound is exact on a
-    uniform model for every draw, and every row has a mask."""
+    `corrupt` masks exactly t * n tokens (LLaDA's likelihood rule, not one coin per token). So every row has a mask, and
+    the loss of a model that finds all tokens equally likely is its bound, whatever is drawn."""
     u = strata(key, len(n))
     return random_count(u, n) / jnp.maximum(n, 1)
 

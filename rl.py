@@ -155,7 +155,8 @@ def whole(params, base, cfg):
 
 
 def merged(state, base, cfg):
-    """Make the State that a Task sees: its parameters are those of the whole model, and the base is its reference."""
+    """Make the State that a Task sees: its parameters are those of the whole model. If there is a base (LoRA), it is
+    the reference: the model without adapters."""
     if base is None:
         return state
     params, average = whole(state.params, base, cfg), whole(state.average, base, cfg)
@@ -362,7 +363,7 @@ def loss_config(cfg) -> grpo.LossConfig:
         clip_high=cfg.clip_high,
         kl_est=cfg.kl_est,
         kl_beta=cfg.kl_beta,
-        own=next((section for section in cfg.use if config.variant_of(section) == cfg.loss_type), None),
+        own=next((s for s in cfg.use if config.variant_of(s) == cfg.loss_type), None),  # of a loss in variants/
     )
 
 
@@ -472,8 +473,11 @@ def make_gradient(loss, cfg):
 
 
 def make_update(loss, tx, cfg, gradient=None):
-    """Make update(params, opt_state, average, step, batch, base) -> the first three, updated, and metrics. It is one
-    compiled program, which reuses the memory of the first three; or two if a compiled `gradient` is given."""
+    """Make update(params, opt_state, average, step, batch, base) -> the first three, updated, and metrics. It overwrites
+    the memory of the first three.
+
+    It is one compiled program. If a compiled `gradient` is given (see config.old_logp_by_gradient), it calls that, and
+    compiles only what follows."""
 
     def apply(params, opt_state, average, step, grads, metrics):
         updates, opt_state = sharding.shard(tx.update(sharding.shard(grads), opt_state, params))

@@ -55,8 +55,8 @@ def timed(notes, name):
 def iteration(policy, key, update, draw, reward_fns, cfg, tok, old_logp_of=None):
     """Run an iteration: write completions, judge and compare them, make the better ones likelier -> numbers to log.
 
-    policy: the State before the updates; the first of them may reuse its memory. update(minibatch): take a step with
-    the gradient of `rl.policy_loss`. draw: see data.texts.prompt_sampler. old_logp_of: see Task."""
+    policy: the State before the updates; the first of them overwrites it. update(minibatch): take a step with the
+    gradient of `rl.policy_loss`. draw: see data.texts.prompt_sampler. old_logp_of: see Task."""
     notes = collections.defaultdict(float)
     rollout_key, order_key = jax.random.split(key)
     view_key = jax.random.fold_in(rollout_key, 1)
