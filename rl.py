@@ -473,8 +473,8 @@ def make_gradient(loss, cfg):
 
 
 def make_update(loss, tx, cfg, gradient=None):
-    """Make update(params, opt_state, average, step, batch, base) -> the first three, updated, and metrics. It overwrites
-    the memory of the first three.
+    """Make update(params, opt_state, average, step, batch, base) -> the first three, updated, and metrics. It
+    overwrites the memory of the first three.
 
     It is one compiled program. If a compiled `gradient` is given (see config.old_logp_by_gradient), it calls that, and
     compiles only what follows."""
