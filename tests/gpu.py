@@ -35,7 +35,7 @@ import model
 import rl
 import sample as sampler
 import train as trainer
-from system import huggingface, kernels, memory, runs, setup, start
+from system import cudnn, huggingface, kernels, memory, runs, setup, start
 from tools import plan as planner
 
 
@@ -115,9 +115,9 @@ def numbers(options):
 
 
 def attention(options):
-    """Compare kernels.flash in 16 bits, forward and backward, with plain attention in float32."""
+    """Compare cudnn.attention in 16 bits, forward and backward, with plain attention in float32."""
     T, H, KV, K = sized(options, (16, 4, 2, 8), (512, 16, 4, 128))
-    flash = kernels.flash if on_gpu() else functools.partial(kernels.flash, implementation="xla")
+    flash = cudnn.attention if on_gpu() else functools.partial(cudnn.attention, implementation="xla")
     kernel = "cuDNN" if on_gpu() else "no cuDNN on a CPU: XLA in its place"
     cases = [("padding", T - 1), *((name, T) for name in MASKS)]
     for kind, length in cases[: sized(options, 3, None)]:

@@ -10,7 +10,7 @@ import pytest
 import config
 import diffusion
 import model
-from system import fit, huggingface, memory, sharding
+from system import fit, huggingface, memory, placement
 from tools import plan
 from variants import blocks, joint
 
@@ -176,7 +176,7 @@ def pretended(monkeypatch, peak):
     """A compiler that finds peak(cfg) bytes per device -> the runs that it was asked for."""
     asked = []
     monkeypatch.setattr(plan, "topology", lambda text: Described(jax.devices() * plan.parse_devices(text)[1]))
-    monkeypatch.setattr(sharding, "make", lambda sizes, devices: None)
+    monkeypatch.setattr(placement, "make", lambda sizes, devices: None)
 
     def compiled_bytes(cfg, devices):
         asked.append(cfg)
@@ -230,7 +230,7 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
           gradient_accumulation_steps=8), {})])  # fmt: skip
 def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):
     cfg = config.Config(**keys, model=model.ModelConfig(**DEEP | changes))
-    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]))
+    held, temporaries = plan.compiled_bytes(cfg, placement.make(None, jax.devices()[:1]))
     estimate, found = memory.estimate_bytes(cfg, 1)["peak"], sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate / found:.3f}")
     assert 0.85 < estimate / found < 1.15
@@ -240,7 +240,7 @@ def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):
 @pytest.mark.skipif(plan.topology("1xH100") is None, reason="needs the compiler of a GPU, and cuDNN")
 def test_a_plan_for_a_gpu_has_its_attention_without_scores():
     cfg = config.Config(**ROWS, model=model.ModelConfig(**DEEP | dict(dtype="bfloat16")))
-    devices = sharding.make(None, plan.topology("1xH100").devices)
+    devices = placement.make(None, plan.topology("1xH100").devices)
     with plan.traced_for("1xH100"):
         held, temporaries = plan.compiled_bytes(cfg, devices)
         lower, arguments = plan.programs(cfg)[0]["update"]

@@ -23,7 +23,7 @@ import diffusion
 import model
 import sample
 import train
-from system import adapters, checkpoint, disk, families, huggingface, memory, runs, sharding
+from system import adapters, checkpoint, disk, families, huggingface, memory, placement, runs, sharding
 from system.adapt import adapt
 from system.start import prepare
 from tools import complete, plan
@@ -438,7 +438,7 @@ def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_finds
     shape = model.ModelConfig(**BIG, n_layer=n_layer, remat=remat,
                               use=(moe.Shape(n_experts=16, experts_per_token=4, d_expert=128),))
     cfg = config.Config(batch_size=64, max_prompt_len=16, max_new_tokens=48, model=shape)
-    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]))
+    held, temporaries = plan.compiled_bytes(cfg, placement.make(None, jax.devices()[:1]))
     estimate, found = memory.estimate_bytes(cfg, 1), sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate['peak'] / found:.3f}")
     assert 2 / 3 < estimate["peak"] / found < 3 / 2
@@ -452,7 +452,7 @@ def test_all_matrices_of_experts_are_split_and_routers_are_whole():
     for name, want in (("expert_gate", P(None, None, "fsdp", "tensor")), ("shared_up", P(None, "fsdp", "tensor")),
                        ("expert_down", P(None, None, "tensor", "fsdp")), ("dense_down", P(None, "tensor", "fsdp")),
                        ("router", P(None, None, None)), ("router_bias", P(None, None))):  # fmt: skip
-        assert sharding.spec(name, moe.shapes(OURS)[name], sizes) == want, name
+        assert placement.spec(name, moe.shapes(OURS)[name], sizes) == want, name
 
 
 def measure(name, rows):

@@ -28,7 +28,7 @@ import model
 import rl
 import sample
 from config import Config
-from system import checkpoint, fit, huggingface, memory, sections, setup, sharding, start
+from system import checkpoint, fit, huggingface, memory, placement, sections, setup, start
 
 
 class Device(NamedTuple):
@@ -233,7 +233,7 @@ def compiled_bytes(cfg, devices):
 
     def place(tree):
         """Give every shape its sharding."""
-        where = sharding.shardings(tree, devices)
+        where = placement.shardings(tree, devices)
         return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), tree, where)
 
     def size(tree):
@@ -303,7 +303,7 @@ def compiled_plan(cfg, count, device, devices):
     limit, changes = usable(device), {}
     for attempt in range(4):
         sizes = cfg.mesh or (1, count, 1)
-        held, temporaries = compiled_bytes(dataclasses.replace(cfg, mesh=sizes), sharding.make(sizes, devices))
+        held, temporaries = compiled_bytes(dataclasses.replace(cfg, mesh=sizes), placement.make(sizes, devices))
         peak, estimate = sum(held.values()) + max(temporaries.values()), memory.estimate_bytes(cfg, count)["peak"]
         if peak <= limit or attempt == 0:
             yield from memory_lines(held, temporaries, limit)
