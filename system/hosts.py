@@ -8,9 +8,7 @@ import contextlib
 import dataclasses
 import os
 import pickle
-import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,7 +22,7 @@ from jax.experimental import multihost_utils
 
 from system import sections
 
-LOST = 30  # seconds within which `watch` finds that another process has ended, even if its machine lost power
+LOST = 30  # seconds within which watch.py finds that another process has ended, even if its machine lost power
 LEAVING = threading.Event()  # this process is about to end
 
 
@@ -96,12 +94,14 @@ def meet_by_environment():
 def meet(message, *where):
     """Meet the other processes, and watch them from then on. message: printed if they take long; where: coordinator,
     count, index, or nothing."""
-    jax.config.update("jax_enable_recoverability", True)  # `watch` finds and names a process that is lost
+    jax.config.update("jax_enable_recoverability", True)  # watch.py finds and names a process that is lost
     jax.config.update("jax_enable_preemption_service", False)  # the loop handles signals
     with waiting(message):
         jax.distributed.initialize(*where, initialization_timeout=600)
     client, host = distributed.global_state.client, distributed.global_state.coordinator_address.rpartition(":")[0]
-    threading.Thread(target=watch, args=(client, *processes(), host), daemon=True).start()
+    from system.watch import watch  # a process that is alone has none to lose
+
+    threading.Thread(target=watch, args=(client, *processes(), host, LEAVING), daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -131,45 +131,8 @@ def waiting(message: str, soon: float = 3, late: float = 120) -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def watch(client, count, index, host):
-    """Exit when another process dies, because a collective may then hang.
-
-    Process 0 holds a TCP connection to each; when the system closes one, process 0 tells the others who died. JAX's own
-    heartbeats would take longer and end this process by an abort, without a word about who died.
-    """
-    if index:
-        address = client.blocking_key_value_get("watch", 120_000).rpartition(":")
-        links = {socket.create_connection((address[0], int(address[2])), 60): "0"}
-        next(iter(links)).sendall(f"{index:8}".encode())
-    else:
-        server = socket.create_server(("", 0))
-        client.key_value_set("watch", f"{host}:{server.getsockname()[1]}")
-        accepted = (server.accept()[0] for _ in range(count - 1))
-        links = {link: link.recv(8).decode().strip() for link in accepted}
-    for link in links:  # a machine that loses power is noticed within 25 seconds
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
-    ready = select.select(list(links), [], [])[0][0]
-    lost = links[ready]
-    with contextlib.suppress(OSError):
-        lost = ready.recv(8).decode().strip() or lost
-    for link in links:
-        with contextlib.suppress(OSError):
-            link.sendall(f"{lost:8}".encode())
-    if not LEAVING.is_set():
-        LEAVING.set()
-        print(
-            f"\nerror: process {lost} of this run has ended, so this one leaves: continue all of them from the last "
-            "checkpoint with --resume=True",
-            file=sys.stderr,
-            flush=True,
-        )
-        os._exit(1)
-
-
 def wait_for_watch() -> None:
-    """After an error of the runtime, give `watch` time to find a lost process, and to leave."""
+    """After an error of the runtime, give watch.py time to find a lost process, and to leave."""
     if processes().size > 1:
         time.sleep(LOST)
 
