@@ -384,15 +384,6 @@ IDLE_IN_DPO = (
     "adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
     "clip_high kl_est"
 )
-READ_IN_PRETRAINING = {"loss_norm", "fill_in", "mask_ratio_min", "mask_ratio_max"}  # of the keys in IDLE_IN_DPO
-
-
-def keys_not_read(c: Config) -> list[str]:
-    """List the keys that a run never reads because of its objective."""
-    in_pretraining = ["logp_est", "logp_views", *set(IDLE_IN_DPO.split()) - READ_IN_PRETRAINING]
-    return {"dpo": IDLE_IN_DPO.split(), "grpo": []}.get(c.objective, in_pretraining)
-
-
 def idle(c):
     """Yield (True if wrong, message) for keys that are set and would have no effect."""
     grpo = c.objective == "grpo"
@@ -760,5 +751,3 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
     elif "shape" in defined and cfg.init_from == defined["config"].init_from:
         cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **defined["shape"]))
     return base_runs(resolve_paths(cfg))[0]
-
-
