@@ -49,7 +49,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from data import texts
     from grpo import advantages as group_advantages
     from judges import rules, scores
-    from system import checkpoint, kernels, memory, runs
+    from system import checkpoint, cost, kernels, runs
     from system.start import find_or_train
     from variants import joint
 
@@ -785,7 +785,7 @@ def growing(what, n, usual, shape):
     if views:
         run = dataclasses.replace(run, objective="grpo", init_from="x", rewards=("length",), logp_est="elbo",
                                   logp_views=n, group_size=4, max_prompt_len=T // 2, max_new_tokens=T // 2)  # fmt: skip
-    (params, step), flops, key = learner(run), memory.estimate_flops(run)["update"], jax.random.key(0)
+    (params, step), flops, key = learner(run), cost.estimate_flops(run)["update"], jax.random.key(0)
     if not views:
         z, plan = jnp.full((B, T), cfg.mask_id), sampler.Plan(steps=1, block_len=T)
         denoise = waiting(functools.partial(sampler.generate, params, key, z, cfg, plan))
@@ -820,7 +820,7 @@ def growth(options):
     print(f"""
 A step of training and a denoising pass of {told(usual)} where no other number is given; {told(shape)}.
 Views: a step of GRPO on 4 completions of each of as many prompts, half of the tokens.
-Best of several. x: times the first row of its kind; GFLOP: counted by system/memory.py; of: share of the matmul rate
+Best of several. x: times the first row of its kind; GFLOP: counted by system/cost.py; of: share of the matmul rate
 """)
     head = ["", "step, ms", "x", "GFLOP", "x", "of", "pass, ms", "x", "GFLOP", "x", "of"]
     jobs = [(what, n) for what, ns in sizes.items() for n in ns]

@@ -23,7 +23,7 @@ import diffusion
 import model
 import sample
 import train
-from system import adapters, checkpoint, disk, families, huggingface, memory, placement, runs, sharding
+from system import adapters, checkpoint, cost, disk, families, huggingface, memory, placement, runs, sharding
 from system.adapt import adapt
 from system.start import prepare
 from tools import complete, plan
@@ -422,7 +422,7 @@ BIG = dict(vocab_size=1000, n_head=8, d_model=256, mask_id=999, eos_id=0)
 def test_the_estimates_know_that_a_token_goes_through_a_few_experts():
     shape = changed(OURS, block_causal=None)
     cfg = config.Config(model=shape, batch_size=16, max_prompt_len=0, max_new_tokens=64)
-    flops, T, D, Q, KV = memory.estimate_flops(cfg)["update"], 64, 32, 64, 32
+    flops, T, D, Q, KV = cost.estimate_flops(cfg)["update"], 64, 32, 64, 32
     matrices = 3 * 2 * D * (Q + KV) + 3 * D * 48 + 2 * 3 * D * (3 + 1) * 24  # a dense layer, two of 3 + 1 experts
     assert flops == pytest.approx(3 * 16 * 2 * T * (matrices + 3 * D * 8 + D * 40 + 2 * 3 * T * Q))
     count = sum(x.size for x in jax.tree.leaves(start(OURS)))

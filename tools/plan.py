@@ -28,7 +28,7 @@ import model
 import rl
 import sample
 from config import Config
-from system import checkpoint, fit, huggingface, memory, placement, sections, setup, start
+from system import checkpoint, cost, fit, huggingface, memory, placement, sections, setup, start
 
 
 class Device(NamedTuple):
@@ -278,10 +278,10 @@ def plan(cfg: Config, text: str) -> Iterator[str]:
     (name, count), described = parse_devices(text), topology(text)
     device, version = DEVICES[name], jax.__version__
     head = f"{text}, data x fsdp x tensor = {' x '.join(map(str, cfg.mesh or (1, count, 1)))}"
-    rate, flops = count * device.flops, sum(memory.estimate_flops(cfg).values())
+    rate, flops = count * device.flops, sum(cost.estimate_flops(cfg).values())
     time = (
         f"an iteration takes at least {flops / rate:.3g} s, at {device.flops / 1e12:.0f} TFLOP/s per device; real "
-        f"runs reach half of that at best ({memory.stage_flops(cfg)})"
+        f"runs reach half of that at best ({cost.stage_flops(cfg)})"
     )
     if described:
         yield f"{head}: compiled ahead of time, by the compiler for it in jax {version}"
