@@ -2,6 +2,7 @@
 Whether a run is the one that a folder already holds: which of its keys have changed, and which of them may.
 """
 import json
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,15 +20,45 @@ FREE = ("use model.use out_dir resume eval_only init_from open_as base log_inter
 LENGTH = ["max_iters", "num_epochs", "stop_at"]
 # Keys of variants as they are in a run that does not use the variant. (Older runs recorded them.)
 OFF: dict[str, Any] = {
-       "lora_rank": None, "paired": False, "causal_weight": 0.0, "dynamic_sampling": 0, "hint_ratio": 0.0,
-       "nll_coef": 0.0, "entropy_coef": 0.0, "ref_mode": "static", "ref_sync_interval": 64,
-       "ref_sync_mix": 1.0, "difficulty": [], "curriculum": [], "factor": 1.0, "budget": 0.1, "repetition_penalty": 1.0,
-       "p_mask_prompt": 0.0, "cispo_cap": 5.0, "reward_clip": None, "model.block_causal": None,
-       "model.causal_text": False, "model.noise": "mask", "model.rope_scaling": None, "model.gemma": False}  # fmt: skip
+    "lora_rank": None,
+    "paired": False,
+    "causal_weight": 0.0,
+    "dynamic_sampling": 0,
+    "hint_ratio": 0.0,
+    "nll_coef": 0.0,
+    "entropy_coef": 0.0,
+    "ref_mode": "static",
+    "ref_sync_interval": 64,
+    "ref_sync_mix": 1.0,
+    "difficulty": [],
+    "curriculum": [],
+    "factor": 1.0,
+    "budget": 0.1,
+    "repetition_penalty": 1.0,
+    "p_mask_prompt": 0.0,
+    "cispo_cap": 5.0,
+    "reward_clip": None,
+    "model.block_causal": None,
+    "model.causal_text": False,
+    "model.noise": "mask",
+    "model.rope_scaling": None,
+    "model.gemma": False,
+}
 # Keys that runs had once, with their defaults: a run with another value cannot go on.
-GONE = {"step_baseline": 0.0, "entropy_steps": None, "draft_coef": 0.0, "kl_in_reward": False, "rollout_weight": "none",
-        "diversity_bonus": 0.0, "logp_scale": 1.0, "clip_cap": None, "mask_truncated": False,
-        "top_entropy_quantile": 1.0, "min_p": None, "random_masking": True}  # fmt: skip
+GONE = {
+    "step_baseline": 0.0,
+    "entropy_steps": None,
+    "draft_coef": 0.0,
+    "kl_in_reward": False,
+    "rollout_weight": "none",
+    "diversity_bonus": 0.0,
+    "logp_scale": 1.0,
+    "clip_cap": None,
+    "mask_truncated": False,
+    "top_entropy_quantile": 1.0,
+    "min_p": None,
+    "random_masking": True,
+}
 READ_IN_PRETRAINING = {"loss_norm", "fill_in", "mask_ratio_min", "mask_ratio_max"}  # of the keys in config.IDLE_IN_DPO
 
 
@@ -53,6 +84,13 @@ def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
     keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
     keys = [k for k in keys if not (k.startswith("model.") and now[k] == (off | default).get(k))]
     return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
+
+
+def recorded(was: dict[str, Any]) -> types.SimpleNamespace:
+    """Return the config in a run.json {key: value}, also one with keys that are gone, to be read as a Config."""
+    values = {name: config.to_tuples(value) for name, value in was.items()}
+    own = {name: values[name] for name, of in config.declared_keys().items() if of.kind == "Keys" and name in values}
+    return types.SimpleNamespace(**vars(Config()) | values | {"use": sections.with_values((), own)})
 
 
 def as_json(values: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import fnmatch
 import functools
 import itertools
 import os
+import re
+import traceback
 from collections.abc import Collection
 from typing import Any
 
@@ -44,3 +46,25 @@ def keyword(name: str, known: Collection[str], declared: dict[str, Any]) -> str:
     if f"model.{name}" in known or name in declared and declared[name].kind == "Shape":
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
     return key(name, [*known, *declared])
+
+
+def file(name: str, there: list[str]) -> str:
+    """Return the message for a config file that does not exist. there: the names of those in config/."""
+    near = difflib.get_close_matches(os.path.basename(name).removesuffix(".py"), there, 1)
+    question = f" (did you mean config/{near[0]}.py?)" if near else ""
+    return f"no config file {name!r}{question}; as config/NAME.py there are {', '.join(there)}"
+
+
+def raised(error: Exception, path: str, known: Collection[str], declared: dict[str, Any]) -> str:
+    """Return the message for an error that a config file raises, with the line of the file. known, declared: as in
+    `keyword`, for a key of ModelConfig(...) that does not exist."""
+    key = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    message = str(error)
+    if key:
+        message = keyword(key[1], known, declared)
+    elif not isinstance(error, (ValueError, ImportError, SyntaxError)):
+        message = f"{type(error).__name__}: {message}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if f.filename == path]
+    where = f", line {lines[-1]}" if lines else ""
+    return f"{path}{where}: {message}"

@@ -49,7 +49,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from data import texts
     from grpo import advantages as group_advantages
     from judges import rules, scores
-    from system import checkpoint, cost, kernels, runs
+    from system import checkpoint, cost, kernels, runs, same_run
     from system.start import find_or_train
     from variants import joint
 
@@ -420,7 +420,7 @@ def order(options):
         raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py or sudoku_d1.py")
     n, all_steps = some(options, (4, (1,)), (64, (16, 4, 1)), (None, (16, 8, 4, 2, 1)))
     orders = some(options, ORDERS, ("random", "confidence", "left"), ORDERS)
-    trained = config.recorded(run["config"])
+    trained = same_run.recorded(run["config"])
     val, start = texts.encode_split(trained, tok, "val"), trained.max_prompt_len
     val = texts.given_masks(val, trained, tok) if trained.fill_in else val
     rows, arrays = val.rows[:n], val.take(slice(n))
