@@ -4,7 +4,7 @@ Attention on an NVIDIA GPU, by cuDNN's kernel.
 import jax
 import jax.numpy as jnp
 
-from system import sharding
+from system import placement
 
 
 def attention(q, k, v, mask, scale, implementation="cudnn"):
@@ -22,7 +22,7 @@ def attention(q, k, v, mask, scale, implementation="cudnn"):
         q = even(q, 1)
         k = even(k, 1)
         v = even(v, 1)
-    q, k, v = sharding.shard_heads(q, k, v)
+    q, k, v = placement.shard_heads(q, k, v)
     out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, implementation=implementation)
     out = out[:, :S]
     return out.reshape(len(q), S, -1)

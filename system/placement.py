@@ -1,5 +1,5 @@
 """
-Where arrays lie on a mesh of many devices (sharding.py, which calls these functions while there is one).
+Where arrays lie on a mesh of many devices (sharding.py calls most of these functions, while there is one).
 """
 import functools
 import math
@@ -129,6 +129,8 @@ def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:
 
 def shard_heads(*xs: jax.Array) -> tuple[jax.Array, ...]:
     """Split q, k and v (B, T, H or KV, K) all in the same way, as a kernel needs them."""
+    if not in_use():
+        return xs
     axis = tensor_axis(*(x.shape[2] for x in xs))
     by_head = PartitionSpec(ROWS, None, axis)
     return constrain(xs, (by_head,) * len(xs))
@@ -144,6 +146,8 @@ def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down
 
     Each device takes its rows and, over `tensor`, a part of F. GSPMD would sort the tokens of all devices together.
     """
+    if not in_use():
+        return fn(*rows, gate, up, down)
     B, F = len(rows[0]), gate.shape[-1]
     over = ROWS if round_up(B) == B else None
     axis = tensor_axis(F)

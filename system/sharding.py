@@ -75,19 +75,6 @@ def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:
     return on.shard_rows(x, embedded) if on else x
 
 
-def shard_heads(*xs: jax.Array) -> tuple[jax.Array, ...]:
-    """Split q, k and v (B, T, H or KV, K) all in the same way, as a kernel needs them."""
-    on = many()
-    return on.shard_heads(*xs) if on else xs
-
-
-def split_inside(fn: Callable, rows: tuple, *weights: jax.Array) -> jax.Array:
-    """Compute fn(*rows, gate, up, down), which adds up over F: rows (B, ...), gate and up (E, D, F), down (E, F, D).
-    Each device takes its rows and, over `tensor`, a part of F."""
-    on = many()
-    return on.split_inside(fn, rows, *weights) if on else fn(*rows, *weights)
-
-
 def replicate(tree: Any) -> Any:
     """Place a tree whole on every device, inside a compiled function, so that every host can read its results."""
     on = many()
