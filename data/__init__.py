@@ -40,7 +40,6 @@ from system.terminal import quote
 __all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "tokenizer"]
 ROOT = Path(__file__).parent
 Row = dict[str, Any]
-HELD_OUT = 0.05
 SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the names of their files, GSM8K's among them
 SUFFIXES = ".jsonl", ".json", ".txt", ".parquet", ".csv", ".tsv"  # of files of rows, also with .gz
 MODELS = {"smollm2", "tiny"}  # folders whose prepare.py makes models
@@ -64,17 +63,19 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
     if dataset in MEMORY:
         return read_list(dataset, MEMORY[dataset][split], names)
     path = find(dataset)
-    if path.is_file():
-        return held_out_part(read_rows(path, names), split, path)
     prepare(path)
-    files = {name: files_of(path, name) for name in SPLITS}
+    files = {name: files_of(path, name) for name in SPLITS} if path.is_dir() else {"train": [path], "val": []}
     if not files["train"] and not (files["val"] and split == "val"):
         raise ValueError(
             f"{path} has no training rows: expected train{', train'.join(SUFFIXES)}, also with .gz; "
             f"found {', '.join(sorted(p.name for p in path.iterdir())) or 'an empty folder'}"
         )
     rows = [row for file in files[split] or files["train"] for row in read_rows(file, names)]
-    return rows if files["val"] else held_out_part(rows, split, files["train"][0])
+    if files["val"]:
+        return rows
+    from data import readers  # our data sets have rows for each split
+
+    return readers.held_out_part(rows, split, files["train"][0])
 
 
 def files_of(folder, split):
@@ -177,14 +178,6 @@ def prepare(path: Any) -> Any:
     return path
 
 
-def held_out_part(rows: list[Row], split: str, path: Any) -> list[Row]:
-    """Return the rows of a split if all are in one file: the last 5%, at least one, are val."""
-    n = max(round(HELD_OUT * len(rows)), int(len(rows) > 1))
-    if split == "val" and n == 0:
-        raise ValueError(f"{path} has a single row, so there is nothing to hold out: give a val.jsonl")
-    return rows[len(rows) - n :] if split == "val" else rows[: len(rows) - n]
-
-
 # ---- formats ---------------------------------------------------------------------------------------------------------
 
 
@@ -210,9 +203,8 @@ def read_rows(path: Path, names: dict[str, str] | None = None) -> list[Row]:
 
 def parse_rows(path, suffix, names):
     """Read the rows of a file of the kind that its suffix, one of SUFFIXES, says."""
-    if suffix in (".jsonl", ".json") and path.suffix != ".gz":
-        text = regular_file(path).read_bytes().decode("utf-8-sig")
-        return read_jsonl(path, text, names) if suffix == ".jsonl" else read_json(path, text, names)
+    if suffix == ".jsonl" and path.suffix != ".gz":
+        return read_jsonl(path, regular_file(path).read_bytes().decode("utf-8-sig"), names)
     from data import readers  # our data sets are JSON Lines
 
     raw = readers.unzip(path) if path.suffix == ".gz" else regular_file(path).read_bytes()
@@ -223,7 +215,8 @@ def parse_rows(path, suffix, names):
         return [{"prompt": "", "completion": page} for page in readers.pages(text)]
     if suffix == ".jsonl":
         return read_jsonl(path, text, names)
-    return read_json(path, text, names) if suffix == ".json" else read_list(path, readers.read_csv(path, text), names)
+    rows = readers.read_json(path, text, parse_json) if suffix == ".json" else readers.read_csv(path, text)
+    return read_list(path, rows, names)
 
 
 def unique_keys(pairs):
@@ -263,18 +256,6 @@ def read_jsonl(path, text, names):
         except ValueError as e:
             raise ValueError(f"{path}, line {number}: {e}") from e
     return rows
-
-
-def read_json(path, text, names):
-    """Read a JSON list of rows or prompts, or {"prompts": such a list}."""
-    try:
-        value = parse_json(text)
-    except ValueError as e:
-        raise ValueError(f"{path}: not JSON ({e})") from e
-    value = value["prompts"] if isinstance(value, dict) and "prompts" in value else value
-    if not isinstance(value, list):
-        raise ValueError(f'{path}: expected a list of rows, or {{"prompts": [...]}}, found {quote(value)}')
-    return read_list(path, [{"prompt": row} if isinstance(row, str) else row for row in value], names)
 
 
 def read_list(path, values, names):
