@@ -7,7 +7,6 @@ and reference log-probs) or update; a *micro-batch* is the part of a minibatch t
 """
 
 import dataclasses
-import functools
 import math
 import os
 from typing import NamedTuple
@@ -122,9 +121,8 @@ def weight_bytes(cfg):
     if config.has_frozen_base(cfg):
         from system import adapters  # other runs do not load them
 
-        shapes = adapters.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
-        trained = sum(map(math.prod, shapes.values())) + (m.d_model if cfg.objective == "judge" else 0)
-        params = frozen_bytes(cfg) + 4 * trained
+        trained = adapters.count(cfg)
+        params = adapters.base_bytes(m, config.pack_of(cfg), n, wide) + 4 * trained
     has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not Keys.of(cfg).ref_offload
     has_reference = has_reference and not config.has_frozen_base(cfg)
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
@@ -135,17 +133,6 @@ def weight_bytes(cfg):
         "reference": (wide if config.reference_stays(cfg) else 4) * n if has_reference else 0,
         "gradients": 4 * trained * (2 if has_sum else 1),
     }
-
-
-def frozen_bytes(cfg):
-    """Estimate the bytes of the base of LoRA, whose matrices may be codes of few bits."""
-    m, pack = cfg.model, config.pack_of(cfg)
-    total = bytes_per_number(m) * n_params(cfg)
-    for name, shape in model.shapes(m)["blocks"].items() if pack else ():
-        codes = jax.tree.leaves(jax.eval_shape(functools.partial(pack, name, shape, None, m.dtype)))
-        if codes:
-            total += sum(x.size * x.dtype.itemsize for x in codes) - bytes_per_number(m) * math.prod(shape)
-    return total
 
 
 class Widths(NamedTuple):

@@ -34,7 +34,7 @@ ONLY_IF_ASKED_FOR = {
     "a base that is there, resuming": ["system/same_run", "system/resume"],
     "a collapse": ["system/cures"],
     "a run that does not fit": ["system/fit", "system/cost"],
-    "several devices and processes": ["system/placement", "system/watch"],
+    "several devices and processes": ["system/placement", "system/meeting"],
     "a GPU": ["system/cudnn"],
     "sampling from some tokens": ["system/top_p"],
     "a mistake in a key or a config file": ["system/unknown"],

@@ -27,7 +27,7 @@ import model
 import rl
 import sample
 import train
-from system import checkpoint, hosts, huggingface, placement, resume, runs, sharding
+from system import checkpoint, hosts, huggingface, meeting, placement, resume, runs, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6, log_samples=0,
@@ -290,11 +290,12 @@ def test_a_waiting_process_says_so_and_ends_on_ctrl_c_or_if_nobody_comes(
         time.sleep(0.2 if times["soon"] == 0 else 0)
         raise RuntimeError("nobody, before any JAX")
 
-    handler, patient, left = signal.getsignal(signal.SIGINT), hosts.waiting, []
+    handler, patient, left = signal.getsignal(signal.SIGINT), meeting.waiting, []
     monkeypatch.setattr(os, "_exit", left.append)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(hosts, "waiting", lambda words: patient(words, **times))
+    monkeypatch.setattr(hosts, "is_in_job", lambda: True)
+    monkeypatch.setattr(meeting, "waiting", lambda words: patient(words, **times))
     for times in (dict(soon=60, late=90), dict(soon=0, late=0.1)):
         with contextlib.suppress(ValueError):
             hosts.join(*given)
