@@ -3,6 +3,7 @@ How chats are written for models that were taught a format: the templates of dat
 
 A writer takes turns [(role, text), ...], the last by the user, and returns the text that asks for an answer.
 """
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -29,14 +30,8 @@ def headers(first, turns):
     return f"{first}{''.join(written)}<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-def llada(turns):
-    """Write turns as LLaDA-Instruct reads them."""
-    return headers("<|startoftext|>", turns)
-
-
-def llama3(turns):
-    """Write turns as Llama-3-Instruct reads them."""
-    return headers("<|begin_of_text|>", turns)
+llada = functools.partial(headers, "<|startoftext|>")  # LLaDA-Instruct
+llama3 = functools.partial(headers, "<|begin_of_text|>")  # Llama-3-Instruct
 
 
 def gemma(turns):
@@ -57,9 +52,7 @@ def own(tok: Tokenizer, names: list[str]) -> Callable[..., str]:
     return template.writer(tok, names)
 
 
-def template(
-    name: str | None, write: Callable, system: str | None, tok: Tokenizer, instruction: str | None
-) -> Callable[..., str]:
+def template(name, write, system, tok, instruction):
     """Make what data.chat returns. write: the writer of this name."""
     lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write([("user", "")]))) - tok.specials.keys()
     if lacking and name != "own":

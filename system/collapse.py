@@ -263,8 +263,9 @@ class Watch:
                 self.told.add(name)
                 from system import cures  # a run that is well needs none
 
-                change = cures.change(sign.cure, self.cfg, len({*seen.rewards}) == 1)
-                found.append(Collapse(name, self.since[name], what, change))
+                # Where all rewards are equal no step was too large.
+                cure = "more_variety" if sign.cure == "lower_rate" and len({*seen.rewards}) == 1 else sign.cure
+                found.append(Collapse(name, self.since[name], what, getattr(cures, cure)(self.cfg)))
         return found
 
 

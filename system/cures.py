@@ -32,15 +32,6 @@ def stay_closer(cfg: Any) -> dict:
     return {"kl_beta": 3 * cfg.kl_beta or 0.02}
 
 
-CURES = {"lower_rate": lower_rate, "more_variety": more_variety, "fewer_updates": fewer_updates,
-         "stay_closer": stay_closer}  # fmt: skip
-
-
-def change(cure: str, cfg: Any, all_equal: bool) -> dict:
-    """Propose the cure of this name -> {key: value}. all_equal: all rewards are, so that no step was too large."""
-    return CURES["more_variety" if cure == "lower_rate" and all_equal else cure](cfg)
-
-
 # ---- how it ends -----------------------------------------------------------------------------------------------------
 
 

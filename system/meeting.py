@@ -18,7 +18,7 @@ from jax._src import distributed
 LEAVING = threading.Event()  # this process is about to end
 
 
-def join(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> None:
+def join(coordinator, count, index):
     """Do what hosts.join says, of a process that is not alone."""
     if coordinator is None and count is None and index is None:
         meet_by_environment()

@@ -92,7 +92,7 @@ def constrain(tree, where):
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, where)
 
 
-def shard(tree: Any) -> Any:
+def shard(tree):
     """Split parameters, moments or gradients over the mesh."""
     return constrain(tree, specs(tree))
 
@@ -116,7 +116,7 @@ def split_gradient(_, grads):
 gather_over_fsdp.defvjp(gathered_weights, split_gradient)
 
 
-def shard_rows(x: jax.Array, embedded: bool = False) -> jax.Array:
+def shard_rows(x, embedded):
     """Split activations x (B, ...) by rows.
 
     embedded: x comes from a table whose columns are split over fsdp. It then takes one exchange over fsdp, which GSPMD
@@ -163,7 +163,7 @@ def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down
     return split(*rows, gate, up, down)
 
 
-def replicate(tree: Any) -> Any:
+def replicate(tree):
     """Place a tree whole on every device, inside a compiled function, so that every host can read its results."""
 
     def everywhere(x):
@@ -172,25 +172,25 @@ def replicate(tree: Any) -> Any:
     return jax.tree.map(everywhere, tree)
 
 
-def round_up(n: int) -> int:
+def round_up(n):
     """Round n rows up to a multiple of the devices over which rows are split."""
     parts = math.prod(in_use()[axis] for axis in ROWS)
     return -(-n // parts) * parts
 
 
-def make_array(name: str | None, sides: tuple[int, ...], fetch: Callable) -> jax.Array:
+def make_array(name, sides, fetch):
     """Make an array of this name and shape; fetch(slices) returns the part of it that a device needs."""
     where = NamedSharding(jax.sharding.get_mesh(), spec(name, sides, in_use()))
     return jax.make_array_from_callback(sides, where, fetch)
 
 
-def to_host(tree: Any) -> Any:
+def to_host(tree):
     """Move a tree of arrays to the memory of the hosts, to each the parts of its devices."""
     where = shardings(tree, jax.sharding.get_mesh())
     return jax.device_put(tree, jax.tree.map(lambda x: x.with_memory_kind("pinned_host"), where))
 
 
-def to_device(tree: Any) -> Any:
+def to_device(tree):
     """Move the result of `to_host` back to the devices."""
     where = shardings(tree, jax.sharding.get_mesh())
     return jax.device_put(tree, where)
