@@ -449,7 +449,9 @@ def parse(name: str, text: str, kind: Any) -> Any:
     for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
         if settings.fits(value, kind):
             return value
-    raise ValueError(f"--{name}={text}: expected {settings.describe(kind)}")
+    from system import unknown
+
+    raise ValueError(f"--{name}={text}: expected {unknown.expected(kind)}")
 
 
 def possible_values(text, kinds):

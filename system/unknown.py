@@ -1,5 +1,6 @@
 """
-What to say about a name that is none of ours: the key of another program, or one that is misspelt.
+What to say about a name that is none of ours, the key of another program or one that is misspelt, about a value of
+another type, and about a config file that fails.
 """
 import difflib
 import fnmatch
@@ -8,6 +9,8 @@ import itertools
 import os
 import re
 import traceback
+import types
+import typing
 from collections.abc import Collection
 from typing import Any
 
@@ -68,3 +71,18 @@ def raised(error: Exception, path: str, known: Collection[str], declared: dict[s
     lines = [f.lineno for f in frames if f.filename == path]
     where = f", line {lines[-1]}" if lines else ""
     return f"{path}{where}: {message}"
+
+
+NAMES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
+EXAMPLES = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}  # of tuples
+
+
+def expected(kind: Any) -> str:
+    """Describe an annotation in words."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(expected(k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        pairs = "((0, 1), (500, 2))"
+        shell, file = EXAMPLES.get(typing.get_args(kind)[0], (pairs, pairs))
+        return f"a tuple, as in {shell} on the command line or {file} in a file"
+    return NAMES.get(kind, getattr(kind, "__name__", str(kind)))
