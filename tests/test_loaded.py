@@ -30,6 +30,7 @@ ONLY_IF_ASKED_FOR = {
     "other people's tokenizers, chats and rows": ["data/foreign", "data/template", "data/known", "data/readers"],
     "learning a tokenizer, making rows": ["data/learn", "data/making"],
     "chats": ["data/chats"],
+    "merges": ["data/pairs"],
     "downloads": ["data/hub", "system/recipe"],
     "a base that is there, resuming": ["system/same_run", "system/resume"],
     "a collapse": ["system/cures"],
