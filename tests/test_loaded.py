@@ -56,4 +56,4 @@ def test_the_first_recipe_loads_only_what_it_uses(tmp_path):
         assert set(names) <= FILES.keys(), f"{what}: these files were renamed"
         assert not set(names) & loaded.keys(), what
     assert len(loaded) <= 29
-    assert sum(amount(path).tokens for path in loaded.values()) <= 71_200
+    assert sum(amount(path).tokens for path in loaded.values()) <= 64_900
