@@ -197,7 +197,9 @@ def filtered(logits, plan):
     if plan.temperature:
         logits = logits / plan.temperature
     if plan.top_p is not None and plan.top_p < 1:
-        logits = jnp.where(kernels.nucleus(logits, plan.top_p), logits, model.NEVER)
+        from system.top_p import nucleus  # the first recipe samples from all tokens
+
+        logits = jnp.where(nucleus(logits, plan.top_p), logits, model.NEVER)
     if plan.top_k is not None:
         k = min(plan.top_k, logits.shape[-1])
         top, _ = jax.lax.top_k(logits, k)

@@ -13,14 +13,12 @@ try it on a model that our own pretraining makes in minutes.
 import ast
 import contextlib
 import dataclasses
-import difflib
 import functools
 import itertools
 import math
 import os
 import re
 import runpy
-import traceback
 import types
 import typing
 import warnings
@@ -384,15 +382,6 @@ IDLE_IN_DPO = (
     "adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
     "clip_high kl_est"
 )
-READ_IN_PRETRAINING = {"loss_norm", "fill_in", "mask_ratio_min", "mask_ratio_max"}  # of the keys in IDLE_IN_DPO
-
-
-def keys_not_read(c: Config) -> list[str]:
-    """List the keys that a run never reads because of its objective."""
-    in_pretraining = ["logp_est", "logp_views", *set(IDLE_IN_DPO.split()) - READ_IN_PRETRAINING]
-    return {"dpo": IDLE_IN_DPO.split(), "grpo": []}.get(c.objective, in_pretraining)
-
-
 def idle(c):
     """Yield (True if wrong, message) for keys that are set and would have no effect."""
     grpo = c.objective == "grpo"
@@ -460,7 +449,9 @@ def parse(name: str, text: str, kind: Any) -> Any:
     for value in possible_values(text, typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)):
         if settings.fits(value, kind):
             return value
-    raise ValueError(f"--{name}={text}: expected {settings.describe(kind)}")
+    from system import unknown
+
+    raise ValueError(f"--{name}={text}: expected {unknown.expected(kind)}")
 
 
 def possible_values(text, kinds):
@@ -505,13 +496,6 @@ def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
             continue
         out |= flatten(value, f"{prefix}{f.name}.") if dataclasses.is_dataclass(value) else {prefix + f.name: value}
     return out
-
-
-def recorded(was: dict[str, Any]) -> types.SimpleNamespace:
-    """Return the config in a run.json {key: value}, also one with keys that are gone, to be read as a Config."""
-    values = {name: to_tuples(value) for name, value in was.items()}
-    own = {name: values[name] for name, of in declared_keys().items() if of.kind == "Keys" and name in values}
-    return types.SimpleNamespace(**vars(Config()) | values | {"use": with_values((), own)})
 
 
 def refuse_unknown(names, known):
@@ -620,9 +604,9 @@ def find_file(name):
         return path
     here = os.path.dirname(os.path.abspath(__file__))
     there = sorted(f[:-3] for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
-    near = difflib.get_close_matches(os.path.basename(name).removesuffix(".py"), there, 1)
-    question = f" (did you mean config/{near[0]}.py?)" if near else ""
-    raise ValueError(f"no config file {name!r}{question}; as config/NAME.py there are {', '.join(there)}")
+    from system import unknown
+
+    raise ValueError(unknown.file(name, there))
 
 
 def run_file(name: str) -> dict[str, Any]:
@@ -633,15 +617,9 @@ def run_file(name: str) -> dict[str, Any]:
         if "tiny" in defined:
             dataclasses.replace(defined["config"], **defined["tiny"])
     except Exception as e:  # whatever the file raises becomes one line, with the place in the file
-        key = re.search(r"unexpected keyword argument '(\w+)'", str(e))  # from ModelConfig(...)
-        message = str(e)
-        if key:
-            from system import unknown
+        from system import unknown
 
-            message = unknown.keyword(key[1], flatten(Config()), declared_keys())
-        kind = "" if key or isinstance(e, (ValueError, ImportError, SyntaxError)) else f"{type(e).__name__}: "
-        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == path]
-        raise ValueError(f"{path}{f', line {lines[-1]}' if lines else ''}: {kind}{message}") from None
+        raise ValueError(unknown.raised(e, path, flatten(Config()), declared_keys())) from None
     cfg = defined.get("config")
     if not isinstance(cfg, Config):
         raise ValueError(f"{path} defines no `config = Config(...)`, but config = {cfg!r}")
@@ -682,22 +660,6 @@ def resolve_paths(cfg: Config) -> Config:
     for name in ("init_from", "judge_from", "ref_from", "dataset"):
         changes[name] = getattr(cfg, name) and resolve_path(getattr(cfg, name))
     return dataclasses.replace(cfg, **changes)
-
-
-def recipe_size(file, defined, size):
-    """Return the config of a recipe for --model=tiny, small or random. A random model has the shape of the real one."""
-    if size not in ("tiny", "small", "random"):
-        raise ValueError(f"--model={size}: only tiny, small and random are names; to start from another model, write "
-                         "--init_from=FOLDER")  # fmt: skip
-    if size == "random" and "shape" in defined:
-        name = os.path.basename(file).removesuffix(".py")
-        dtype = {"model": dataclasses.replace(defined["tiny"]["model"], dtype="bfloat16", remat=True)}
-        changes = defined["tiny"] | dtype | {"init_from": f"data/tiny/{name}", "out_dir": f"out/random/{name}"}
-        return dataclasses.replace(defined["config"], **changes)
-    if size not in defined:
-        why = "is no recipe for a model that has to be downloaded: it needs nothing but its own command"
-        raise ValueError(f"--model={size}: {file} {'has only --model=tiny' if 'tiny' in defined else why}")
-    return dataclasses.replace(defined["config"], **defined[size])
 
 
 def check_downloads(file, defined, cfg):
@@ -754,11 +716,14 @@ def load(argv: list[str], for_plan: bool = False) -> Config:
         raise ValueError("usage: python train.py config/NAME.py [--key=value ...], with one config file, got "
                          + (" and ".join(map(repr, files)) or "none"))  # fmt: skip
     defined, size = run_file(files[0]), args.pop("model", None)
-    cfg = override(defined["config"] if size is None else recipe_size(files[0], defined, size), args)
+    cfg = defined["config"]
+    if size is not None:
+        from system import recipe
+
+        cfg = recipe.of_size(files[0], defined, size)
+    cfg = override(cfg, args)
     if not for_plan:
         check_downloads(files[0], defined, cfg)
     elif "shape" in defined and cfg.init_from == defined["config"].init_from:
         cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **defined["shape"]))
     return base_runs(resolve_paths(cfg))[0]
-
-

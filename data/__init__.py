@@ -21,7 +21,6 @@ import collections
 import contextlib
 import difflib
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -35,13 +34,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.bpe import Tokenizer, regular_file, write_whole
+from data.bpe import Tokenizer, regular_file
 from system.terminal import quote
 
-__all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "packaged", "save", "tokenizer"]
+__all__ = ["Tokenizer", "batch_indices", "chat", "encode", "load", "tokenizer"]
 ROOT = Path(__file__).parent
 Row = dict[str, Any]
-HELD_OUT = 0.05
 SPLITS = {"train": ("train",), "val": ("val", "validation", "test")}  # the names of their files, GSM8K's among them
 SUFFIXES = ".jsonl", ".json", ".txt", ".parquet", ".csv", ".tsv"  # of files of rows, also with .gz
 MODELS = {"smollm2", "tiny"}  # folders whose prepare.py makes models
@@ -65,17 +63,19 @@ def load(dataset: str, split: str, names: dict[str, str] | None = None) -> list[
     if dataset in MEMORY:
         return read_list(dataset, MEMORY[dataset][split], names)
     path = find(dataset)
-    if path.is_file():
-        return held_out_part(read_rows(path, names), split, path)
     prepare(path)
-    files = {name: files_of(path, name) for name in SPLITS}
+    files = {name: files_of(path, name) for name in SPLITS} if path.is_dir() else {"train": [path], "val": []}
     if not files["train"] and not (files["val"] and split == "val"):
         raise ValueError(
             f"{path} has no training rows: expected train{', train'.join(SUFFIXES)}, also with .gz; "
             f"found {', '.join(sorted(p.name for p in path.iterdir())) or 'an empty folder'}"
         )
     rows = [row for file in files[split] or files["train"] for row in read_rows(file, names)]
-    return rows if files["val"] else held_out_part(rows, split, files["train"][0])
+    if files["val"]:
+        return rows
+    from data import readers  # our data sets have rows for each split
+
+    return readers.held_out_part(rows, split, files["train"][0])
 
 
 def files_of(folder, split):
@@ -107,7 +107,12 @@ def find(dataset: str) -> Path:
     if path and Path(path).exists():
         if not (Path(path).is_file() or Path(path).is_dir()):
             raise ValueError(f"{path} is neither a file nor a folder, so it has no rows")
-        return folder_with_rows(Path(path)) if path != ours else Path(path)
+        if path == ours:
+            return Path(path)
+        from data import hub
+
+        folder = Path(path)
+        return hub.part_with_rows(folder, [p for p in (folder, *folder.glob("*/")) if files_of(p, "train")])
     close = difflib.get_close_matches(str(dataset), names, 1)
     raise ValueError(
         f"no data set {str(dataset)!r}: "
@@ -119,38 +124,14 @@ def find(dataset: str) -> Path:
 @functools.cache
 def local_copy(name: Any, kind: str = "model") -> Any:
     """Download a model or data set ORG/NAME of huggingface.co -> its folder; a path of this machine stays as it is."""
-    org, repo, under = (*str(name).split("/"), "", "")[:3]
+    org = str(name).partition("/")[0]
     # A path whose first part is here is mistyped, or the folder of a run that is still to come.
     is_local = org == "out" or Path(org).exists() or (ROOT.parent / org).exists()
     if is_local or not re.fullmatch(r"[\w.-]*\w/[\w.-]+(/[\w.-]+)?", str(name)):
         return name
-    try:
-        import huggingface_hub
+    from data import hub
 
-        files = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.tiktoken"]
-        if kind == "dataset":
-            files = [f"{under}*{suffix}{gz}" for suffix in SUFFIXES for gz in ("", ".gz")]
-        copy = huggingface_hub.snapshot_download(f"{org}/{repo}", repo_type=kind, allow_patterns=files)
-        return os.path.join(copy, under)
-    except ImportError:
-        why = "that needs the package huggingface_hub: pip install huggingface_hub"
-    except Exception as e:  # the network, a licence to be accepted, an unknown name
-        why = (str(e).strip() or type(e).__name__).splitlines()[0]
-    raise ValueError(f"{name!r} is nothing here, and as a {kind} of huggingface.co it cannot be had: {why}")
-
-
-def folder_with_rows(folder):
-    """Find the folder with rows in a data set of huggingface.co; if there are several, main or default."""
-    with_rows = [p for p in (folder, *sorted(folder.glob("*/"))) if files_of(p, "train")]
-    if len(with_rows) < 2:
-        return with_rows[0] if with_rows else folder
-    chosen = [p for p in with_rows if p.name in (folder.name, "main", "default")]
-    if len(chosen) != 1:
-        raise ValueError(
-            f"{folder} has several parts: add one to the name, as in ORG/NAME/{with_rows[-1].name}; there "
-            f"are {', '.join(p.name for p in with_rows)}"
-        )
-    return chosen[0]
+    return hub.download(str(name), kind, SUFFIXES)
 
 
 def cache_folder() -> str:
@@ -197,38 +178,6 @@ def prepare(path: Any) -> Any:
     return path
 
 
-def save(folder: Any, splits: dict[str, list[Row]], ranks: dict[bytes, int] | None = None) -> None:
-    """Write {"train": rows, "val": rows} and the ranks of a tokenizer for prepare.py: whole files, train last."""
-    folder = Path(folder)
-    if ranks:
-        from data.learn import ranks_text  # prepare.py has loaded it to learn them
-
-        write_whole(folder / "tokenizer.tiktoken", ranks_text(ranks))
-    for split in sorted(splits, key="train".__eq__):
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split])
-        write_whole(folder / f"{split}.jsonl", "".join(lines))
-    print(f"{folder}: " + ", ".join(f"{len(rows)} {split}" for split, rows in splits.items()), file=sys.stderr)
-
-
-def packaged(name: str, file: str) -> list[Row]:
-    """Read the rows of a file in a Python package (its name on PyPI) for prepare.py, without importing the package."""
-    spec = importlib.util.find_spec(name.replace("-", "_"))
-    if not spec or not spec.submodule_search_locations:
-        raise SystemExit(
-            f"these rows are in the Python package {name}, which is not installed: "
-            f"{sys.executable} -m pip install --no-deps {name}"
-        )
-    return read_rows(Path(spec.submodule_search_locations[0]) / file)
-
-
-def held_out_part(rows: list[Row], split: str, path: Any) -> list[Row]:
-    """Return the rows of a split if all are in one file: the last 5%, at least one, are val."""
-    n = max(round(HELD_OUT * len(rows)), int(len(rows) > 1))
-    if split == "val" and n == 0:
-        raise ValueError(f"{path} has a single row, so there is nothing to hold out: give a val.jsonl")
-    return rows[len(rows) - n :] if split == "val" else rows[: len(rows) - n]
-
-
 # ---- formats ---------------------------------------------------------------------------------------------------------
 
 
@@ -254,9 +203,8 @@ def read_rows(path: Path, names: dict[str, str] | None = None) -> list[Row]:
 
 def parse_rows(path, suffix, names):
     """Read the rows of a file of the kind that its suffix, one of SUFFIXES, says."""
-    if suffix in (".jsonl", ".json") and path.suffix != ".gz":
-        text = regular_file(path).read_bytes().decode("utf-8-sig")
-        return read_jsonl(path, text, names) if suffix == ".jsonl" else read_json(path, text, names)
+    if suffix == ".jsonl" and path.suffix != ".gz":
+        return read_jsonl(path, regular_file(path).read_bytes().decode("utf-8-sig"), names)
     from data import readers  # our data sets are JSON Lines
 
     raw = readers.unzip(path) if path.suffix == ".gz" else regular_file(path).read_bytes()
@@ -267,7 +215,8 @@ def parse_rows(path, suffix, names):
         return [{"prompt": "", "completion": page} for page in readers.pages(text)]
     if suffix == ".jsonl":
         return read_jsonl(path, text, names)
-    return read_json(path, text, names) if suffix == ".json" else read_list(path, readers.read_csv(path, text), names)
+    rows = readers.read_json(path, text, parse_json) if suffix == ".json" else readers.read_csv(path, text)
+    return read_list(path, rows, names)
 
 
 def unique_keys(pairs):
@@ -307,18 +256,6 @@ def read_jsonl(path, text, names):
         except ValueError as e:
             raise ValueError(f"{path}, line {number}: {e}") from e
     return rows
-
-
-def read_json(path, text, names):
-    """Read a JSON list of rows or prompts, or {"prompts": such a list}."""
-    try:
-        value = parse_json(text)
-    except ValueError as e:
-        raise ValueError(f"{path}: not JSON ({e})") from e
-    value = value["prompts"] if isinstance(value, dict) and "prompts" in value else value
-    if not isinstance(value, list):
-        raise ValueError(f'{path}: expected a list of rows, or {{"prompts": [...]}}, found {quote(value)}')
-    return read_list(path, [{"prompt": row} if isinstance(row, str) else row for row in value], names)
 
 
 def read_list(path, values, names):
@@ -409,53 +346,9 @@ COLUMNS: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(TEXTS, (is
 
 # ---- chat ------------------------------------------------------------------------------------------------------------
 
-# A writer takes turns [(role, text), ...], the last by the user, and returns the text that asks for an answer.
-
-
-def plain(turns):
-    """Write the last turn alone, for a base model."""
-    return turns[-1][1]
-
-
-def chatml(turns):
-    """Write turns as Qwen2, Dream, DiffuCoder and SmolLM2 were taught to read them, up to the model's answer."""
-    first = [] if turns[0][0] == "system" else [("system", "You are a helpful assistant.")]
-    written = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in [*first, *turns])
-    return f"{written}<|im_start|>assistant\n"
-
-
-def headers(first, turns):
-    """Write turns with a header each, without a default system prompt, after the token `first` (LLaDA, Llama 3)."""
-    written = [f"<|start_header_id|>{role}<|end_header_id|>\n\n{text.strip()}<|eot_id|>" for role, text in turns]
-    return f"{first}{''.join(written)}<|start_header_id|>assistant<|end_header_id|>\n\n"
-
-
-def gemma(turns):
-    """Write turns as Gemma 2 reads them. It has no system role: a system prompt stands before the first question."""
-    if turns[0][0] == "system":
-        turns = [(turns[1][0], f"{turns[0][1]}\n\n{turns[1][1]}"), *turns[2:]]
-    written = [
-        f"<start_of_turn>{'model' if role == 'assistant' else role}\n{text.strip()}<end_of_turn>\n"
-        for role, text in turns
-    ]
-    return f"<bos>{''.join(written)}<start_of_turn>model\n"
-
-
-def own_template(tok):
-    """Return a writer of turns that runs the Jinja template in the tokenizer's files."""
-    from data import template  # a program of its own
-
-    return template.writer(tok, [name for name in CHAT if name])
-
-
-CHAT: dict[str | None, Callable] = {
-    None: plain,
-    "chatml": chatml,
-    "llada": functools.partial(headers, "<|startoftext|>"),  # LLaDA-Instruct
-    "llama3": functools.partial(headers, "<|begin_of_text|>"),  # Llama-3-Instruct
-    "gemma": gemma,
-    "own": own_template,
-}
+# Formats of prompts: the names of their functions in chats.py.
+CHAT: dict[str | None, str] = {None: "plain", "chatml": "chatml", "llada": "llada", "llama3": "llama3",
+                               "gemma": "gemma", "own": "own"}  # fmt: skip
 
 
 def chat(
@@ -471,34 +364,19 @@ def chat(
         return None
     if name not in CHAT:
         raise ValueError(f"chat_template={name!r}: one of {', '.join(filter(None, CHAT))}, or None for a base model")
-    write = own_template(tok) if name == "own" else CHAT[name]
-    lacking = set(re.findall(r"<\|\w+\|>|<\w+>", write([("user", "")]))) - tok.specials.keys()
-    if lacking and name != "own":
-        raise ValueError(
-            f"chat_template={name!r} writes {', '.join(sorted(lacking))}, which this tokenizer does not "
-            "have as special tokens: this model was taught another template, or none (None)"
-        )
-    form = instruction or ""
-    form = form if "{prompt}" in form else form + "{prompt}"
+    from data import chats  # a puzzle is its own prompt
 
-    def template(prompt, turns=()):
-        if turns and name is None:
-            return prompt_text({"prompt": prompt, "messages_before": turns})
-        first = [] if system is None or turns and turns[0]["role"] == "system" else [("system", system)]
-        before = [(turn["role"], turn["content"]) for turn in turns]
-        return write([*first, *before, ("user", form.replace("{prompt}", prompt))])
-
-    return template
+    write = chats.own(tok, [*filter(None, CHAT)]) if name == "own" else getattr(chats, CHAT[name])
+    return chats.template(name, write, system, tok, instruction)
 
 
 def prompt_text(row: Row, template: Callable[..., str] | None = None) -> str:
     """Write the text that a model is prompted with. template: from `chat`."""
     turns = row["messages_before"] if "messages_before" in row else ()
     if turns and not template:
-        raise ValueError(
-            f"a row has messages before its prompt, the first is {quote(turns[0])}: how they are written "
-            "is up to the model, so set chat_template"
-        )
+        from data import chats
+
+        chats.refuse(turns)
     return template(row["prompt"], turns) if template else row["prompt"]
 
 

@@ -9,7 +9,6 @@ runs them. Those of other people are in foreign.py, which loads when a folder ha
 import builtins
 import contextlib
 import importlib
-import itertools
 import json
 import operator
 import os
@@ -157,33 +156,19 @@ class Tokenizer:
             {"id": i, "content": text} | FLAGS | {"special": text not in self.visible}
             for text, i in self.specials.items()
         ]
-        spec = byte_level_spec(self.vocab, merges_of(self.vocab), added, OWN_PATTERN, nfc=True)
+        merges: list = []
+        if self.bos or max(map(len, self.vocab)) > 1:
+            from data import pairs  # single bytes have none
+
+            merges = pairs.merges_of(self.vocab)
+        spec = byte_level_spec(self.vocab, merges, added, OWN_PATTERN, nfc=True)
         spec["model"]["ignore_merges"] = True  # a piece that is a token stays whole, as in tiktoken
-        return spec | {"post_processor": bos_processor(self.bos, self.bos_ids)}
+        if self.bos:
+            spec["post_processor"] = pairs.bos_processor(self.bos, self.bos_ids)
+        return spec
 
 
 # ---- our tokenizer.json ----------------------------------------------------------------------------------------------
-
-
-def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """List the merges that make the tokens, in the order of their ranks; a token that two others do not make has none.
-
-    ranks {token: rank}: the 256 bytes among them
-    """
-    merges = (split_token(token, ranks) for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1)
-    return [tuple(parts) for parts in merges if len(parts) == 2]
-
-
-def split_token(token, ranks):
-    """Split a token by BPE with tokens of lower rank: into the two that were merged, or more if no merge makes it."""
-    parts = [bytes([b]) for b in token]
-    while len(parts) > 2:
-        found = [ranks.get(a + b, ranks[token]) for a, b in itertools.pairwise(parts)]
-        i = min(range(len(found)), key=found.__getitem__)
-        if found[i] >= ranks[token]:
-            break
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
-    return parts
 
 
 def characters_of_bytes():
@@ -242,21 +227,6 @@ def byte_level_spec(
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": model,
-    }
-
-
-def bos_processor(bos: tuple[str, ...], ids: list[int]) -> dict[str, Any] | None:
-    """Make the post-processor of a tokenizer.json that writes these special tokens before every text."""
-    if not bos:
-        return None
-    first = [{"SpecialToken": {"id": text, "type_id": 0}} for text in bos]
-    a, b = ({"Sequence": {"id": name, "type_id": n}} for n, name in enumerate("AB"))
-    tokens = {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in zip(bos, ids, strict=True)}
-    return {
-        "type": "TemplateProcessing",
-        "single": [*first, a],
-        "pair": [*first, a, *first, b],
-        "special_tokens": tokens,
     }
 
 
@@ -328,5 +298,3 @@ def read_json(file: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{file} holds a {type(found).__name__}, expected an object such as {{...}}")
     return found
-
-

@@ -1,14 +1,17 @@
 """
-Read files of rows other than .jsonl and .json: Parquet, tables, plain text, and .gz of any. A reader returns a list of
-rows in any format.
+Read files of rows other than .jsonl: JSON, Parquet, tables, plain text, and .gz of any. A reader returns a list of rows
+in any format.
 """
 
 import csv
 import gzip
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from data.bpe import regular_file
+from system.terminal import quote
 
 MAX_RATIO = 200  # gzip makes no real text smaller by more than this factor
 
@@ -54,6 +57,18 @@ def read_csv(path: Path, text: str) -> list:
     return values
 
 
+def read_json(path: Path, text: str, parse: Callable[[str], Any]) -> list:
+    """Read a JSON list of rows or prompts, or {"prompts": such a list}. parse: data.parse_json."""
+    try:
+        value = parse(text)
+    except ValueError as e:
+        raise ValueError(f"{path}: not JSON ({e})") from e
+    value = value["prompts"] if isinstance(value, dict) and "prompts" in value else value
+    if not isinstance(value, list):
+        raise ValueError(f'{path}: expected a list of rows, or {{"prompts": [...]}}, found {quote(value)}')
+    return [{"prompt": row} if isinstance(row, str) else row for row in value]
+
+
 PAGE = 2000  # characters: long enough that few windows end with their page
 
 
@@ -71,3 +86,14 @@ def pages(text: str) -> list[str]:
     if rest.strip() or not out:
         return [*out, rest] if rest.strip() else []
     return [*out[:-1], out[-1] + rest]
+
+
+HELD_OUT = 0.05
+
+
+def held_out_part(rows: list, split: str, path: Any) -> list:
+    """Return the rows of a split if all are in one file: the last 5%, at least one, are val."""
+    n = max(round(HELD_OUT * len(rows)), int(len(rows) > 1))
+    if split == "val" and n == 0:
+        raise ValueError(f"{path} has a single row, so there is nothing to hold out: give a val.jsonl")
+    return rows[len(rows) - n :] if split == "val" else rows[: len(rows) - n]

@@ -3,10 +3,12 @@ Read and write adapters (LoRA) as PEFT folders.
 """
 
 import functools
+import math
 import os
 from collections.abc import Callable, Collection
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,6 +36,22 @@ def adapter_shapes(cfg: model.ModelConfig, targets: Collection[str], rank: int) 
         shapes[name + "_a"] = n_layer, n_in, rank
         shapes[name + "_b"] = n_layer, rank, n_out
     return shapes
+
+
+def count(cfg: Any) -> int:
+    """Count the parameters that a run with this Config trains beside its frozen base."""
+    shapes = adapter_shapes(cfg.model, cfg.lora_targets, cfg.lora_rank)
+    return sum(map(math.prod, shapes.values())) + (cfg.model.d_model if cfg.objective == "judge" else 0)
+
+
+def base_bytes(m: model.ModelConfig, pack: Any, n: int, wide: int) -> int:
+    """Estimate the bytes of a frozen base: n parameters of `wide` bytes, but what `pack` makes codes of few bits of."""
+    total = wide * n
+    for name, shape in model.shapes(m)["blocks"].items() if pack else ():
+        codes = jax.tree.leaves(jax.eval_shape(functools.partial(pack, name, shape, None, m.dtype)))
+        if codes:
+            total += sum(x.size * x.dtype.itemsize for x in codes) - wide * math.prod(shape)
+    return total
 
 
 def adaptable(cfg: model.ModelConfig) -> list[str]:

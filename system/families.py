@@ -7,6 +7,8 @@ A family that differs from another in names only is one entry.
 
 import functools
 
+import model
+from system import huggingface
 from system.huggingface import FAMILIES, TOKEN_KEYS, Family
 
 # Our tensor -> theirs, without .weight or .bias; {} is the layer. They store (out, in), we compute (in, out). If
@@ -196,3 +198,22 @@ FAMILIES |= {
         "huggingface.co/inclusionAI/LLaDA2.0-mini",
     ),
 }
+
+
+def family_of(cfg: model.ModelConfig) -> str:
+    """Find the name of the first family whose folders can hold this configuration."""
+    of_kind = {name: family for name, family in huggingface.FAMILIES.items() if huggingface.is_of_kind(family, cfg)}
+    for name, family in of_kind.items():
+        if huggingface.can_hold(family, cfg):
+            return name
+    switches = (
+        "causal", "block_causal", "causal_text", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
+        "attn_cap", "logit_cap", "rope_scaling", "d_head", "rotary_share", "n_experts", "routing", "norm_routing",
+        "n_shared", "noise",
+    )  # fmt: skip
+    raise ValueError(
+        "no Hugging Face family has these switches together: "
+        + ", ".join(f"{field}={getattr(cfg, field, None)}" for field in switches)
+        + "; there are "
+        + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
+    )

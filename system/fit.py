@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import config
 from config import Config
-from system import memory
+from system import cost, memory
 
 
 class Fit(NamedTuple):
@@ -64,8 +64,9 @@ def flags(changes):
 
 
 def describe(cfg: Config, limit: float | None = None, n_devices: int | None = None) -> list[str]:
-    """Return the lines that a run begins with: what it needs and, if that is too much, which keys to change."""
-    lines, limit = [memory.summary(cfg, limit, n_devices)], limit or memory.device_memory()
+    """Return what a run needs in memory and computes and, if that is too much, which keys to change, each a line."""
+    lines = [f"{memory.summary(cfg, limit, n_devices)}; {cost.summary(cfg)}"]
+    limit = limit or memory.device_memory()
     if memory.estimate_bytes(cfg, n_devices)["peak"] > limit:
         fit = make_fit(cfg, limit, n_devices)
         would = "no key of this config helps"

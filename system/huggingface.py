@@ -12,6 +12,7 @@ import importlib
 import itertools
 import operator
 import os
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,9 +102,9 @@ ADAPTER_CONFIG = "adapter_config.json"  # a folder that has it holds adapters (a
 JUDGE_HEAD = "score.weight"  # (1, D), as in transformers' ...ForSequenceClassification
 
 
-def plug_families() -> None:
-    """Let the other families add themselves to FAMILIES."""
-    importlib.import_module("system.families")
+def plug_families() -> types.ModuleType:
+    """Let the other families add themselves to FAMILIES -> the module that has them."""
+    return importlib.import_module("system.families")
 
 
 def is_of_kind(family: Family, cfg: model.ModelConfig) -> bool:
@@ -129,22 +130,7 @@ def family_of(cfg: model.ModelConfig) -> str:
     first = next(iter(FAMILIES))
     if can_hold(FAMILIES[first], cfg):
         return first
-    plug_families()
-    of_kind = {name: family for name, family in FAMILIES.items() if is_of_kind(family, cfg)}
-    for name, family in of_kind.items():
-        if can_hold(family, cfg):
-            return name
-    switches = (
-        "causal", "block_causal", "causal_text", "shift", "qkv_bias", "qk_norm", "gemma", "window", "query_scale",
-        "attn_cap", "logit_cap", "rope_scaling", "d_head", "rotary_share", "n_experts", "routing", "norm_routing",
-        "n_shared", "noise",
-    )  # fmt: skip
-    raise ValueError(
-        "no Hugging Face family has these switches together: "
-        + ", ".join(f"{field}={getattr(cfg, field, None)}" for field in switches)
-        + "; there are "
-        + "; ".join(f"{name}: {' '.join(family.fields) or 'none'}" for name, family in of_kind.items())
-    )
+    return plug_families().family_of(cfg)
 
 
 def tensor_names(cfg: model.ModelConfig, kind: str | None = None) -> dict[str, str]:

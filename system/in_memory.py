@@ -14,6 +14,7 @@ from typing import Any
 
 import data
 import rewards
+from data import readers
 from judges import own
 
 
@@ -67,7 +68,7 @@ def as_splits(rows):
         raise ValueError(f"rows: a single row, {data.quote(splits['train'][0])}, leaves none to evaluate: give "
                          "two or more, or {'train': rows, 'val': rows}, which may be the same")  # fmt: skip
     if not splits["val"]:
-        splits = {split: data.held_out_part(splits["train"], split, "the list of rows") for split in splits}
+        splits = {split: readers.held_out_part(splits["train"], split, "the list of rows") for split in splits}
     return splits
 
 

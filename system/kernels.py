@@ -141,7 +141,9 @@ def attention(q, k, v, mask, scale, cap=None):
     B, S, _, K = q.shape
     # cuDNN's kernel would copy the keys for a single query, and cannot be split over rows that do not divide.
     if fused(q.dtype, K, cap) and S > 1 and sharding.round_up(B) == B:
-        return flash(q, k, v, mask, scale)
+        from system import cudnn  # for a GPU
+
+        return cudnn.attention(q, k, v, mask, scale)
     return plain_attention(q, k, v, mask, scale, cap)
 
 
@@ -172,60 +174,8 @@ def plain_attention(q, k, v, mask, scale, cap=None):
     return out.reshape(B, S, H * K)
 
 
-def packed_attention(q, k, v, mask, scale, cap, T):
-    """Compute `attention` of packed rows [text | copy 1 | copy 2 | ...] (variants/blocks.py) without the scores between
-    one copy and another: 1.26 and 1.45 times as fast with 2 and 4 copies of texts of 256 tokens.
-
-    T: columns of the text. mask (B or 1, queries, T + C): that of a row with one copy of C columns, which serves all
-    copies. q (and the mask) may lack the first columns of the text, whose results are then left out."""
-    B, S = k.shape[:2]
-    C = mask.shape[2] - T
-    copies = (S - T) // C
-    missing = S - q.shape[1]
-
-    def as_rows(a):
-        """Make each copy a row."""
-        a = a[:, -copies * C :]
-        return a.reshape(B * copies, C, *a.shape[2:])
-
-    def behind_text(a):
-        """Make each copy a row, behind its text."""
-        text = jnp.repeat(a[:, :T], copies, 0)
-        return jnp.concatenate([text, as_rows(a)], 1)
-
-    of_copies = mask[:, -C:]
-    if len(of_copies) > 1:
-        of_copies = jnp.repeat(of_copies, copies, 0)
-    out = attention(as_rows(q), behind_text(k), behind_text(v), of_copies, scale, cap)
-    out = out.reshape(B, copies * C, -1)
-    if missing >= T:
-        return out
-    q = q[:, : T - missing]
-    k, v = k[:, :T], v[:, :T]
-    text = attention(q, k, v, mask[:, :-C, :T], scale, cap)
-    return jnp.concatenate([text, out], 1)
-
-
-def flash(q, k, v, mask, scale, implementation="cudnn"):
-    """Compute `attention` by cuDNN's kernel, which never holds all scores (2 GB for 4,096 tokens and 32 heads)."""
-    S = q.shape[1]
-
-    def even(a, *axes):
-        """Pad these axes of a (four in all) to even lengths."""
-        sides = [(0, a.shape[i] % 2 * (i in axes)) for i in range(4)]
-        return jnp.pad(a, sides)
-
-    if mask is not None:  # with a mask, its gradient needs even lengths
-        mask = jnp.broadcast_to(mask[:, None], (len(mask), 1, S, k.shape[1]))
-        mask = even(mask, 2, 3)
-        q, k, v = (even(a, 1) for a in (q, k, v))
-    q, k, v = sharding.shard_heads(q, k, v)
-    out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, implementation=implementation)
-    return out[:, :S].reshape(len(q), S, -1)
-
-
 def fused(dtype, head_size, cap):
-    """True if `flash` can compute attention with this dtype, head width and cap here: 16 bits, no cap, an NVIDIA GPU
+    """True if cudnn.py can compute attention with this dtype, head width and cap here: 16 bits, no cap, an NVIDIA GPU
     since Ampere."""
     fits = head_size % 8 == 0 and head_size <= 128
     if dtype != "bfloat16" or cap is not None or not fits:
@@ -234,49 +184,6 @@ def fused(dtype, head_size, cap):
         return False
     version = getattr(jax.devices()[0], "compute_capability", "8.0")  # 7.5 of a T4, gfx942 of AMD's; a plan has a CPU
     return version[0].isdigit() and float(version) >= 8
-
-
-# ---- the cache -------------------------------------------------------------------------------------------------------
-
-
-def bits(x):
-    """View bfloat16 as uint16. XLA's CPU converts a whole array of bfloat16 to float32 and back to slice it or to
-    update a part, in a loop once per layer."""
-    if x.dtype != jnp.bfloat16:
-        return x
-    return jax.lax.bitcast_convert_type(x, jnp.uint16)
-
-
-def numbers(x):
-    """Undo `bits`."""
-    if x.dtype != jnp.uint16:
-        return x
-    return jax.lax.bitcast_convert_type(x, jnp.bfloat16)
-
-
-def store(cache, new, layer, write):
-    """Put new (B, S, KV, K) into a layer of cache (L, B, KV, T, K), in the columns that write (caches.Write) names.
-
-    The cache lies as `attention` multiplies it: to transpose it takes a quarter of a step with texts of 470 tokens."""
-    dtype = jnp.bfloat16 if cache.dtype == jnp.uint16 else cache.dtype  # uint16: see `bits`
-    new = bits(new.astype(dtype))
-    if jnp.ndim(write.first) == 0 and write.high is None:
-        new = new.swapaxes(1, 2)[None]
-        return jax.lax.dynamic_update_slice(cache, new, (layer, 0, 0, write.first, 0))
-    B, S = new.shape[:2]
-    T = cache.shape[3]
-    high = T if write.high is None else write.high
-    first, low, high = (jnp.reshape(x, (-1, 1)) for x in (write.first, write.low, high))
-    at = first + jnp.arange(S)
-    outside = (at < low) | (at >= high)
-    at = jnp.where(outside, T, at)  # beyond the end: dropped
-    row = jnp.arange(B)[:, None]
-    return cache.at[layer, row, :, at].set(new, mode="drop")
-
-
-def stored(cache, layer):
-    """Return the keys or values (B, T, KV, K) of a layer from a cache (L, B, KV, T, K)."""
-    return numbers(cache[layer]).swapaxes(1, 2)
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
@@ -462,29 +369,6 @@ def draw_rows(keys, logits):
     token = stretch * parts.shape[-1] + token
     token = jnp.where(possible, token, likeliest(logits)[:, None])
     return token[:, 0]
-
-
-def nucleus(logits, top_p):
-    """True (..., V) for the tokens that top-p sampling keeps: the likeliest ones, until their probabilities sum to more
-    than top_p. The token that crosses top_p is kept.
-
-    The least probability that is kept is found bit by bit (floats above 0 are ordered as their bits are): a sort of the
-    vocabulary takes 10 times as long."""
-    p = jax.nn.softmax(jax.lax.stop_gradient(logits))
-    order = jax.lax.bitcast_convert_type(p, jnp.int32)
-
-    def halve(_, ends):
-        low, high = ends  # (..., 1): `high` is kept, `low - 1` is not
-        middle = low + (high - low) // 2
-        total = jnp.where(order > middle, p, 0).sum(-1, keepdims=True)
-        enough = total <= top_p
-        low = jnp.where(enough, low, middle + 1)
-        high = jnp.where(enough, middle, high)
-        return low, high
-
-    one = jnp.full((*logits.shape[:-1], 1), 0x3F800000)  # the bits of 1.0
-    _, least = jax.lax.fori_loop(0, 30, halve, (0 * one, one))
-    return order >= least
 
 
 def wanted_in_chunks(fn, n, wanted, *trees):

@@ -1,14 +1,12 @@
 """
-Estimate what a run needs, before anything is allocated: bytes and FLOPs from its config alone, in milliseconds.
-
-FLOPs are always estimated: XLA's cost_analysis() counts the body of a loop once, however often the loop runs.
+Estimate the bytes that a run needs, before anything is allocated, from its config alone, in milliseconds. (cost.py
+estimates its FLOPs.)
 
 Terms: a *row* is one text in a forward pass; a *noisy copy* is a text with masks; a *stage* is rollout, scoring (old
 and reference log-probs) or update; a *micro-batch* is the part of a minibatch that takes one backward pass.
 """
 
 import dataclasses
-import functools
 import math
 import os
 from typing import NamedTuple
@@ -25,7 +23,6 @@ from system import kernels, sections, sharding
 @dataclasses.dataclass(frozen=True)
 class Keys(sections.Section):
     ref_offload: bool = sections.key(False, "keep the reference in host memory while it is not used")
-
 
 
 class Rows(NamedTuple):  # on all devices together
@@ -124,9 +121,8 @@ def weight_bytes(cfg):
     if config.has_frozen_base(cfg):
         from system import adapters  # other runs do not load them
 
-        shapes = adapters.adapter_shapes(m, cfg.lora_targets, cfg.lora_rank)
-        trained = sum(map(math.prod, shapes.values())) + (m.d_model if cfg.objective == "judge" else 0)
-        params = frozen_bytes(cfg) + 4 * trained
+        trained = adapters.count(cfg)
+        params = adapters.base_bytes(m, config.pack_of(cfg), n, wide) + 4 * trained
     has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not Keys.of(cfg).ref_offload
     has_reference = has_reference and not config.has_frozen_base(cfg)
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
@@ -137,17 +133,6 @@ def weight_bytes(cfg):
         "reference": (wide if config.reference_stays(cfg) else 4) * n if has_reference else 0,
         "gradients": 4 * trained * (2 if has_sum else 1),
     }
-
-
-def frozen_bytes(cfg):
-    """Estimate the bytes of the base of LoRA, whose matrices may be codes of few bits."""
-    m, pack = cfg.model, config.pack_of(cfg)
-    total = bytes_per_number(m) * n_params(cfg)
-    for name, shape in model.shapes(m)["blocks"].items() if pack else ():
-        codes = jax.tree.leaves(jax.eval_shape(functools.partial(pack, name, shape, None, m.dtype)))
-        if codes:
-            total += sum(x.size * x.dtype.itemsize for x in codes) - bytes_per_number(m) * math.prod(shape)
-    return total
 
 
 class Widths(NamedTuple):
@@ -220,74 +205,6 @@ def work_bytes(cfg, row_parts, tensor, wide):
     }
 
 
-# ---- FLOPs -----------------------------------------------------------------------------------------------------------
-
-
-def pass_flops(cfg, rows, scored, width, keys, last=None):
-    """Estimate the FLOPs of a forward pass over `width` columns of each row, whose queries see `keys` columns.
-
-    2 per weight of a matrix and column, 4 per key, query and head column. The head reads `scored` columns. A model of a
-    few blocks computes its last block for `last` columns only (None: for all), except for their keys and values.
-    """
-    m = cfg.model
-    Q, KV, D = m.n_head * m.head_dim, m.kv_heads * m.head_dim, m.d_model
-    queries = (m.n_layer - 1) * width + (width if last is None or m.n_layer > model.UNROLLED else last)
-    head = 0 if cfg.objective == "judge" else 2 * scored * D * m.vocab_size
-    mlp = 6 * D * mlp_widths(m).used + 2 * D * getattr(m, "n_experts", 0)
-    return rows * (queries * (4 * D * Q + mlp + 4 * keys * Q) + m.n_layer * width * 4 * D * KV + head)
-
-
-def estimate_flops(cfg: Config) -> dict[str, float]:
-    """Estimate the FLOPs of an iteration by stage, on all devices."""
-    rows, forward = count_rows(cfg), scoring_flops(cfg)
-    update = (4 if rows.recomputed else 3) * forward  # a backward pass takes two forward passes
-    if cfg.objective != "grpo":
-        return {"rollout": 0, "scoring": forward if cfg.objective == "dpo" else 0, "update": update}
-    first = 1 / config.updates_per_iter(cfg)  # the first minibatch needs no old log-probs
-    old = 3 if config.old_logp_by_gradient(cfg) else 1  # a whole gradient, for its log-probs
-    scorings = bool(cfg.kl_beta) + (cfg.ratio_level != "none") * (1 - first) * old
-    return {"rollout": rollout_flops(cfg), "scoring": scorings * forward, "update": update}
-
-
-def scoring_flops(cfg):
-    """Estimate the FLOPs of the forward pass of all updates of an iteration."""
-    T, new, rows = cfg.max_prompt_len + cfg.max_new_tokens, cfg.max_new_tokens, count_rows(cfg).scored
-    columns = copy_columns(cfg)
-    if not columns:
-        return pass_flops(cfg, rows, new, T, T, T if cfg.objective == "judge" else new)
-    copies = rows / rows_per_copy(cfg)
-    # A shifted model reads the first token of each block from the clean text.
-    next_tokens = getattr(cfg, "causal_weight", 0)  # variants/joint.py
-    text = new if cfg.model.shift or next_tokens else 0
-    return pass_flops(cfg, copies, new, columns, T + columns, new) + pass_flops(
-        cfg, copies / copies_per_text(cfg), text if next_tokens else 0, T, T, text
-    )
-
-
-def rollout_flops(cfg):
-    """Estimate the FLOPs of a rollout."""
-    m, new = cfg.model, cfg.max_new_tokens
-    T = cfg.max_prompt_len + new
-    rows = cfg.batch_size * cfg.group_size
-    steps = cfg.rollout_steps or cfg.diffusion_steps
-    if m.causal:  # the cache holds the rest: every token is read once
-        return pass_flops(cfg, rows, new, T, T)
-    if cfg.rule == "drafts":  # two passes per block, of which half is accepted
-        b = min(m.block_causal, new)
-        return pass_flops(cfg, cfg.batch_size, 0, T, T) + 4 * new / (b + 1) * pass_flops(cfg, rows, b, b, T)
-    if hasattr(m, "block_causal") and cfg.cache != "none":  # each prompt once, and one more pass per block, to cache it
-        b = m.block_causal
-        passes = (min(steps, b) + 1) * -(-new // b)
-        return pass_flops(cfg, cfg.batch_size, 0, T, T) + passes * pass_flops(cfg, rows, b, b, T, b)
-    block = cfg.block_len or new
-    shared = 1 / math.gcd(config.rollout_rows(cfg), cfg.group_size)  # rows of a group share their first step
-    whole = steps if cfg.cache == "none" else min(-(-new // block), steps)  # passes over all columns: one per block
-    width = block if cfg.cache == "dual" else (new + block) // 2  # of the other passes, on average
-    return (whole - 1 + shared) * pass_flops(cfg, rows, block, T, T, block) + (steps - whole) * pass_flops(
-        cfg, rows, block, width, T, block
-    )
-
-
 # ---- the line that every run begins with -----------------------------------------------------------------------------
 
 
@@ -305,21 +222,11 @@ def amount(x: float, unit: str = "B") -> str:
     return f"{x / 1000**power:.{0 if power == 0 else 1}f} {' kMGTP'[power].strip()}{unit}"
 
 
-def stage_flops(cfg):
-    """Format the FLOPs of every stage."""
-    return ", ".join(f"{stage} {amount(x, 'FLOP')}" for stage, x in estimate_flops(cfg).items() if x)
-
-
 def summary(cfg: Config, limit: float | None = None, n_devices: int | None = None) -> str:
-    """Return the line that a run begins with: the bytes and FLOPs that it needs, of `limit` bytes per device."""
-    parts, flops = estimate_bytes(cfg, n_devices), estimate_flops(cfg)
-    limit = limit or device_memory()
+    """Return the line that a run begins with: the bytes that it needs, of `limit` bytes per device."""
+    parts, limit = estimate_bytes(cfg, n_devices), limit or device_memory()
     peak = parts.pop("peak")
     rollout = parts.pop("rollout")
     listed = " + ".join(f"{name} {amount(x)}" for name, x in parts.items() if x)
     before = f" (rollout {amount(rollout)}, before them)" if rollout else ""
-    stages = f" ({stage_flops(cfg)})" if flops["rollout"] else ""
-    return (
-        f"memory: {listed}{before}, at most {amount(peak)} of {amount(limit)}; "
-        f"{amount(sum(flops.values()), 'FLOP')} per step{stages}"
-    )
+    return f"memory: {listed}{before}, at most {amount(peak)} of {amount(limit)}"

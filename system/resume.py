@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from system import checkpoint, disk, sharding
+from system import checkpoint, disk, placement, sharding
 
 
 class Piece(NamedTuple):
@@ -35,7 +35,7 @@ def restore(folder: str, state: Any) -> tuple[Any, dict[str, Any]]:
 
     def leaf(path, x):
         fetch = functools.partial(assemble, saved[jax.tree_util.keystr(path)], x.shape)
-        return sharding.make_array(sharding.leaf_name(path), x.shape, fetch)
+        return sharding.make_array(placement.leaf_name(path), x.shape, fetch)
 
     return jax.tree_util.tree_map_with_path(leaf, state)._replace(step=run["step"]), run
 

@@ -132,58 +132,6 @@ def disk_errors_explained(out_dir):
         raise ValueError(f"{os.strerror(e.errno or 0)} at {file}: {advice}") from None
 
 
-# Keys that may change on resume, and when a base run is trained no further: they do not affect what is computed, or
-# only for how long. Changing another key would make it another run.
-FREE = ("use model.use out_dir resume eval_only init_from open_as base log_interval eval_interval save_interval "
-        "keep_checkpoints on_collapse log_samples wandb_log wandb_project wandb_run_name wandb_entity "
-        "reward_timeout reward_workers sandbox_unsafe rollout_chunk logp_chunk ref_offload mesh coordinator "
-        "processes process_id model.dtype model.remat").split()  # fmt: skip
-LENGTH = ["max_iters", "num_epochs", "stop_at"]
-# Keys of variants as they are in a run that does not use the variant. (Older runs recorded them.)
-OFF: dict[str, Any] = {
-       "lora_rank": None, "paired": False, "causal_weight": 0.0, "dynamic_sampling": 0, "hint_ratio": 0.0,
-       "nll_coef": 0.0, "entropy_coef": 0.0, "ref_mode": "static", "ref_sync_interval": 64,
-       "ref_sync_mix": 1.0, "difficulty": [], "curriculum": [], "factor": 1.0, "budget": 0.1, "repetition_penalty": 1.0,
-       "p_mask_prompt": 0.0, "cispo_cap": 5.0, "reward_clip": None, "model.block_causal": None,
-       "model.causal_text": False, "model.noise": "mask", "model.rope_scaling": None, "model.gemma": False}  # fmt: skip
-
-
-def changed_keys(cfg: Config, was: dict[str, Any], free: list[str]) -> str:
-    """Describe the keys of cfg that differ from `was`, the config in a run.json; "" if none does.
-
-    free: keys that may differ. A key of the model counts only where cfg sets it.
-    """
-    now, default = (json.loads(json.dumps(config.flatten(c))) for c in (cfg, Config()))
-    for key in ("judge_from", "ref_from"):
-        if (now[key] or "").endswith(".py"):
-            now[key] = config.read_file(now[key]).out_dir
-    if cfg.num_epochs:
-        free = [*free, "max_iters"]  # it was computed from num_epochs, and will be
-    names = {*now["use"]} ^ {*was.get("use", now["use"])}
-    declared = config.declared_keys()
-    known = {of.variant for key, of in declared.items() if key in OFF or key in FREE or is_outside_variants(of)}
-    if unlike := sorted(names - known):
-        return f"use of {', '.join(unlike)}"
-    free = [*free, *config.keys_not_read(cfg)]
-    off = settings_off(now | was) | OFF
-    now, was = off | now, off | was
-    keys = [k for k in now if k in was and now[k] != was[k] and k not in free]
-    keys = [k for k in keys if not (k.startswith("model.") and now[k] == (off | default).get(k))]
-    return ", ".join(f"{k}={now[k]!r} (it was {was[k]!r})" for k in keys)
-
-
-def settings_off(keys: Iterable[str]) -> dict[str, Any]:
-    """Return the defaults of those keys that a file outside variants/ declares, as JSON has them."""
-    declared = config.declared_keys()
-    found = [key for key in keys if key in declared and is_outside_variants(declared[key])]
-    return json.loads(json.dumps({key: sections.section_of(key).__dataclass_fields__[key].default for key in found}))
-
-
-def is_outside_variants(declared: sections.Declared) -> bool:
-    """True if a key belongs to no variant, so that every run has it."""
-    return not declared.module.startswith("variants.")
-
-
 def move_aside(out_dir: str) -> bool:
     """Rename the folder of an earlier run to out_dir.1 (or .2, ...); return True if there was one."""
     if not checkpoint.steps(out_dir) and not read_lines(os.path.join(out_dir, checkpoint.LOGS[0])):
@@ -508,9 +456,6 @@ def write(run: Any, state: Any, last: dict[str, Any], seconds: float, logged: bo
     return found
 
 
-RESTARTS = 3  # most times that on_collapse=restart begins anew
-
-
 def ends_at_collapse(cfg: Config) -> bool:
     """True if a run that shows a sign of collapse is to end."""
     return collapse.Keys.of(cfg).on_collapse != "warn"
@@ -526,24 +471,10 @@ class Collapsed(ValueError):
 
 def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collapse.Collapse]) -> Collapsed:
     """Save a run that collapses -> the error to raise."""
-    cfg = run.cfg
-    checkpoint.save_run(cfg, state, run.tok, best, finished=False)
-    step = best["step"] if best else 0
-    start = checkpoint.checkpoint_folder(cfg.out_dir, step) if step else cfg.init_from
-    change = signs[0].change if signs else {}  # only the first process knows it
-    keys = {"init_from": start, "out_dir": f"{cfg.out_dir}_again"} | change
-    # The KL keeps its reference, the policy this run began with. (With lora_rank that is the base of the adapters.)
-    stays = config.reference_stays(cfg) and not config.has_frozen_base(cfg)
-    if keys.get("kl_beta", cfg.kl_beta) and stays:
-        keys["ref_from"] = cfg.ref_from or cfg.init_from
-    typed = " ".join(f"--{key}={config.as_typed(value)}" for key, value in keys.items())
-    text = f"step {state.step}: {'; '.join(map(collapse.message, signs))}. Saved {cfg.out_dir}/step-{state.step:06d}. "
-    text += f"To go on from the best checkpoint: {typed}"
-    too_often = cfg.out_dir.endswith(RESTARTS * "_again")
-    if collapse.Keys.of(cfg).on_collapse == "stop" or too_often or hosts.processes().size > 1:
-        return Collapsed(text, None)
-    left = cfg.max_iters - step  # also with num_epochs, which would count the epochs anew
-    return Collapsed(text, dataclasses.replace(cfg, max_iters=left, num_epochs=None, resume=False, **keys))
+    from system import cures
+
+    said = "; ".join(map(collapse.message, signs))
+    return Collapsed(*cures.leave(run, state, best, signs, said, collapse.Keys.of(run.cfg).on_collapse == "stop"))
 
 
 class StopRequested:

@@ -16,7 +16,7 @@ import sample
 from config import Config
 from data import texts
 from model import ModelConfig
-from system import checkpoint, chosen_rewards, disk, hosts, huggingface, kernels, memory, runs
+from system import checkpoint, chosen_rewards, disk, hosts, huggingface, kernels, memory
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -113,9 +113,10 @@ def find_or_train(path: str, train: Callable, base: Config | None = None) -> str
     if not run.get("finished"):
         print(f"this run starts from {path}, which has not been run to its end: that first, into {base.out_dir}")
         train(dataclasses.replace(base, resume=bool(steps)))
-    elif other := runs.changed_keys(base, run["config"], runs.FREE):
-        raise ValueError(f"{base.out_dir} was trained with other keys than {path} has now: {other}. Move it away to "
-                         f"train it anew; to take it as it is, name {base.out_dir} in place of {path}")  # fmt: skip
+    else:
+        from system import same_run
+
+        same_run.check_base(path, base, run["config"])
     return base.out_dir
 
 
@@ -134,7 +135,9 @@ def find_checkpoint(cfg):
     if was is None:  # somebody else's model: it can be evaluated, and `restore` refuses to resume it
         return cfg, folder
     if cfg.resume:
-        check_same_run(cfg, was, folder)
+        from system import same_run
+
+        same_run.check(cfg, was, folder)
     base = config.base_run(cfg)
     start = base.out_dir if base else cfg.init_from
     if start and not config.is_inside(was["init_from"] or "", start):
@@ -146,25 +149,6 @@ def find_checkpoint(cfg):
         start = adapters.read_adapters(folder)[0]
     family = {"open_as": was["open_as"]} if was.get("open_as") else {}
     return dataclasses.replace(cfg, init_from=start, base=(), **family), folder
-
-
-# Keys that runs had once, with their defaults: a run with another value cannot go on.
-GONE = {"step_baseline": 0.0, "entropy_steps": None, "draft_coef": 0.0, "kl_in_reward": False, "rollout_weight": "none",
-        "diversity_bonus": 0.0, "logp_scale": 1.0, "clip_cap": None, "mask_truncated": False,
-        "top_entropy_quantile": 1.0, "min_p": None, "random_masking": True}  # fmt: skip
-
-
-def check_same_run(cfg, was, folder):
-    """Refuse to resume a run if a key that must stay has changed; was: the config in its run.json."""
-    if data.IN_MEMORY in was["dataset"] and cfg.dataset not in data.MEMORY:
-        raise ValueError(f"{cfg.out_dir} was trained from Python, on {was['dataset']}: they are in no file, so go on "
-                         "from there, with train(Config(..., resume=True), rows=THE SAME ROWS)")  # fmt: skip
-    if gone := [f"{key}={was[key]!r}" for key, default in GONE.items() if was.get(key, default) != default]:
-        raise ValueError(f"{cfg.out_dir} was run with {', '.join(gone)}, which is not there any more (docs/tried.md): "
-                         "commit 90d4e12 can continue it; its model opens as init_from")  # fmt: skip
-    if other := runs.changed_keys(cfg, was, runs.FREE + runs.LENGTH):
-        raise ValueError(f"--resume=True continues the run in {cfg.out_dir}, and this would be another: {other}. Leave "
-                         f"these as they were, or start anew: --init_from={folder} --out_dir=ANOTHER")  # fmt: skip
 
 
 # ---- its model -------------------------------------------------------------------------------------------------------

@@ -1,11 +1,16 @@
 """
-What to say about a name that is none of ours: the key of another program, or one that is misspelt.
+What to say about a name that is none of ours, the key of another program or one that is misspelt, about a value of
+another type, and about a config file that fails.
 """
 import difflib
 import fnmatch
 import functools
 import itertools
 import os
+import re
+import traceback
+import types
+import typing
 from collections.abc import Collection
 from typing import Any
 
@@ -44,3 +49,40 @@ def keyword(name: str, known: Collection[str], declared: dict[str, Any]) -> str:
     if f"model.{name}" in known or name in declared and declared[name].kind == "Shape":
         return f"{name} is a key of the model: model=ModelConfig({name}=...), or model=replace(base.model, {name}=...)"
     return key(name, [*known, *declared])
+
+
+def file(name: str, there: list[str]) -> str:
+    """Return the message for a config file that does not exist. there: the names of those in config/."""
+    near = difflib.get_close_matches(os.path.basename(name).removesuffix(".py"), there, 1)
+    question = f" (did you mean config/{near[0]}.py?)" if near else ""
+    return f"no config file {name!r}{question}; as config/NAME.py there are {', '.join(there)}"
+
+
+def raised(error: Exception, path: str, known: Collection[str], declared: dict[str, Any]) -> str:
+    """Return the message for an error that a config file raises, with the line of the file. known, declared: as in
+    `keyword`, for a key of ModelConfig(...) that does not exist."""
+    key = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    message = str(error)
+    if key:
+        message = keyword(key[1], known, declared)
+    elif not isinstance(error, (ValueError, ImportError, SyntaxError)):
+        message = f"{type(error).__name__}: {message}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if f.filename == path]
+    where = f", line {lines[-1]}" if lines else ""
+    return f"{path}{where}: {message}"
+
+
+NAMES = {int: "a whole number", float: "a finite number", bool: "True or False", str: "text", type(None): "None"}
+EXAMPLES = {str: ("a,b", "('a', 'b')"), float: ("1,2", "(1, 2)"), int: ("1,8,1", "(1, 8, 1)")}  # of tuples
+
+
+def expected(kind: Any) -> str:
+    """Describe an annotation in words."""
+    if isinstance(kind, types.UnionType):
+        return " or ".join(expected(k) for k in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        pairs = "((0, 1), (500, 2))"
+        shell, file = EXAMPLES.get(typing.get_args(kind)[0], (pairs, pairs))
+        return f"a tuple, as in {shell} on the command line or {file} in a file"
+    return NAMES.get(kind, getattr(kind, "__name__", str(kind)))

@@ -51,7 +51,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from judges import rules
     from rewards import advantage_settings, written_per_pass
     from rewards import score as score_all
-    from system import checkpoint, chosen_rewards, kernels, memory, runs
+    from system import checkpoint, chosen_rewards, cost, kernels, runs, same_run
     from system.start import find_or_train
     from variants import joint
 
@@ -422,7 +422,7 @@ def order(options):
         raise ValueError(f"{folder} is not a run of train.py: give the out_dir of config/sudoku.py or sudoku_d1.py")
     n, all_steps = some(options, (4, (1,)), (64, (16, 4, 1)), (None, (16, 8, 4, 2, 1)))
     orders = some(options, ORDERS, ("random", "confidence", "left"), ORDERS)
-    trained = config.recorded(run["config"])
+    trained = same_run.recorded(run["config"])
     val, start = texts.encode_split(trained, tok, "val"), trained.max_prompt_len
     val = texts.given_masks(val, trained, tok) if trained.fill_in else val
     rows, arrays = val.rows[:n], val.take(slice(n))
@@ -787,7 +787,7 @@ def growing(what, n, usual, shape):
     if views:
         run = dataclasses.replace(run, objective="grpo", init_from="x", rewards=("length",), logp_est="elbo",
                                   logp_views=n, group_size=4, max_prompt_len=T // 2, max_new_tokens=T // 2)  # fmt: skip
-    (params, step), flops, key = learner(run), memory.estimate_flops(run)["update"], jax.random.key(0)
+    (params, step), flops, key = learner(run), cost.estimate_flops(run)["update"], jax.random.key(0)
     if not views:
         z, plan = jnp.full((B, T), cfg.mask_id), sampler.Plan(steps=1, block_len=T)
         denoise = waiting(functools.partial(sampler.generate, params, key, z, cfg, plan))
@@ -822,7 +822,7 @@ def growth(options):
     print(f"""
 A step of training and a denoising pass of {told(usual)} where no other number is given; {told(shape)}.
 Views: a step of GRPO on 4 completions of each of as many prompts, half of the tokens.
-Best of several. x: times the first row of its kind; GFLOP: counted by system/memory.py; of: share of the matmul rate
+Best of several. x: times the first row of its kind; GFLOP: counted by system/cost.py; of: share of the matmul rate
 """)
     head = ["", "step, ms", "x", "GFLOP", "x", "of", "pass, ms", "x", "GFLOP", "x", "of"]
     jobs = [(what, n) for what, ns in sizes.items() for n in ns]

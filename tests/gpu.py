@@ -35,7 +35,7 @@ import model
 import rl
 import sample as sampler
 import train as trainer
-from system import huggingface, kernels, memory, runs, setup, start
+from system import cost, cudnn, huggingface, kernels, memory, runs, setup, start
 from tools import plan as planner
 
 
@@ -115,9 +115,9 @@ def numbers(options):
 
 
 def attention(options):
-    """Compare kernels.flash in 16 bits, forward and backward, with plain attention in float32."""
+    """Compare cudnn.attention in 16 bits, forward and backward, with plain attention in float32."""
     T, H, KV, K = sized(options, (16, 4, 2, 8), (512, 16, 4, 128))
-    flash = kernels.flash if on_gpu() else functools.partial(kernels.flash, implementation="xla")
+    flash = cudnn.attention if on_gpu() else functools.partial(cudnn.attention, implementation="xla")
     kernel = "cuDNN" if on_gpu() else "no cuDNN on a CPU: XLA in its place"
     cases = [("padding", T - 1), *((name, T) for name in MASKS)]
     for kind, length in cases[: sized(options, 3, None)]:
@@ -297,7 +297,7 @@ def billion(options):
 def step_flops(run):
     """Count the operations that a step needs: logits of half of the tokens, those that are masked on average."""
     T = run.max_new_tokens
-    return 3 * memory.pass_flops(run, run.batch_size, T / 2, T, T)
+    return 3 * cost.pass_flops(run, run.batch_size, T / 2, T, T)
 
 
 def product_rate(product, wait, n, dtype):
@@ -547,7 +547,7 @@ def iterations(name, cfg, params, n):
     """Run n iterations of a Config from these parameters -> a Figure of each, by stage; the first one compiles."""
     run, state = begun_run(cfg, params)
     del params
-    operations = sum(memory.estimate_flops(cfg).values())
+    operations = sum(cost.estimate_flops(cfg).values())
     for i in range(n):
         begun = time.perf_counter()
         state, updates, notes = trainer.advance(run, state)
@@ -576,10 +576,10 @@ def llada_config(options):
 def iteration(options):
     """an iteration of config/llada_gsm8k_grpo.py with LoRA: one prompt, random weights; seconds by stage, memory"""
     cfg = llada_config(options)
-    parts, flops = memory.estimate_bytes(cfg, 1), memory.estimate_flops(cfg)
+    parts, flops = memory.estimate_bytes(cfg, 1), cost.estimate_flops(cfg)
     yield Figure("llada_gsm8k_grpo, estimated as by --plan", parts["peak"] / 1e9, "GB",
                  f"at least {sum(flops.values()) / planner.DEVICES['H100'].flops:.3g} s on an H100 "
-                 f"({memory.stage_flops(cfg)})")  # fmt: skip
+                 f"({cost.stage_flops(cfg)})")  # fmt: skip
     yield from iterations("llada_gsm8k_grpo", cfg, random_params(cfg.model, cfg.model.dtype), 2)
 
 

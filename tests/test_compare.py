@@ -11,7 +11,7 @@ from test_bench import small_run
 
 import config
 from config.sudoku_d1_grpo import config as grpo_config
-from system import checkpoint, runs
+from system import checkpoint, same_run
 
 OPTIONS = types.SimpleNamespace(
     tasks=None, bases="30", methods=None, seeds=1, signs="positive", out="out/x", flags="", toy=False, show=True,
@@ -64,10 +64,10 @@ def test_a_ladder_goes_from_a_papers_settings_to_ours_and_each_rung_changes_only
     loaded = []
     for rung in compare.RUNGS:
         job = compare.ladder_job(task, paper, rung, 1e-4, 0, OPTIONS)
-        loaded.append(runs.OFF | config.flatten(config.load(job.command.split())))
+        loaded.append(same_run.OFF | config.flatten(config.load(job.command.split())))
     keys = [key for of_rung in compare.RUNGS.values() for key in of_rung.split()]
-    theirs = runs.OFF | config.flatten(config.load([f"config/{compare.PAPERS[paper]}.py", "--model=small"]))
-    ours = runs.OFF | config.flatten(config.read_file(f"config/{task}_grpo.py")) | (
+    theirs = same_run.OFF | config.flatten(config.load([f"config/{compare.PAPERS[paper]}.py", "--model=small"]))
+    ours = same_run.OFF | config.flatten(config.read_file(f"config/{task}_grpo.py")) | (
         {"learning_rate": 3e-4} if task == "sudoku" else {}
     )
     assert {key: loaded[0][key] for key in keys} == {key: theirs[key] for key in keys}

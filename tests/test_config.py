@@ -20,7 +20,7 @@ import model
 import rewards
 import sample
 import train
-from system import help, memory, runs
+from system import help, memory, runs, same_run
 from variants import blocks, curriculum, gemma, joint
 
 RUNS = sorted(set(glob.glob("config/*.py")) - {"config/__init__.py"})
@@ -545,4 +545,4 @@ def test_a_model_takes_the_keys_of_its_variants_as_its_own():
     ({"noise": "uniform"}, {}, "model.noise='uniform' (it was 'mask')"),
 ])  # fmt: skip
 def test_a_run_of_older_code_has_the_fields_of_variants_that_it_does_not_use(now, was, changed):
-    assert runs.changed_keys(config.Config(model=model.ModelConfig(**now)), was, []) == changed
+    assert same_run.changed_keys(config.Config(model=model.ModelConfig(**now)), was, []) == changed

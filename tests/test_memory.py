@@ -1,4 +1,4 @@
-"""system/memory.py, tools/plan.py: estimates against XLA's own account, and plans for devices that are not here."""
+"""system/memory.py and cost.py, tools/plan.py: estimates against XLA's own account, and plans for other devices."""
 import dataclasses
 import math
 import re
@@ -10,7 +10,7 @@ import pytest
 import config
 import diffusion
 import model
-from system import fit, huggingface, memory, sharding
+from system import cost, fit, huggingface, memory, placement
 from tools import plan
 from variants import blocks, joint
 
@@ -30,7 +30,7 @@ def array(cfg, kind):
 
 
 def test_a_training_step_takes_three_forward_passes_of_two_flops_per_weight_and_token():
-    flops = memory.estimate_flops(dataclasses.replace(SMALL, max_prompt_len=0, max_new_tokens=64))
+    flops = cost.estimate_flops(dataclasses.replace(SMALL, max_prompt_len=0, max_new_tokens=64))
     L, D, F, T, V = 4, 64, SMALL.model.ff, 64, 259
     assert flops["update"] == 3 * 16 * (2 * T * (L * (4 * D * D + 3 * D * F) + D * V) + 4 * L * T * T * D)
 
@@ -39,14 +39,14 @@ def test_a_causal_rollout_costs_one_pass_and_a_denoisers_one_per_step_of_which_a
     deep = dataclasses.replace(SMALL.model, n_layer=model.UNROLLED + 1)
     cfg = dataclasses.replace(SMALL, **TUNING, diffusion_steps=8, model=deep)
     causal = dataclasses.replace(cfg, model=dataclasses.replace(deep, causal=True, shift=True))
-    flops, causal_flops = memory.estimate_flops(cfg)["rollout"], memory.estimate_flops(causal)["rollout"]
+    flops, causal_flops = cost.estimate_flops(cfg)["rollout"], cost.estimate_flops(causal)["rollout"]
     assert flops == (7 + 1 / cfg.group_size) * causal_flops > 0
 
 
 def test_a_block_cache_costs_memory_and_saves_flops_a_dual_one_most():
     cfg = dataclasses.replace(SMALL, **TUNING, diffusion_steps=8, block_len=SMALL.max_new_tokens // 4)
     runs = [dataclasses.replace(cfg, cache=cache) for cache in ("none", "prefix", "dual")]
-    none, prefix, dual = (memory.estimate_flops(run)["rollout"] for run in runs)
+    none, prefix, dual = (cost.estimate_flops(run)["rollout"] for run in runs)
     assert none > prefix > dual > none / 3
     none, prefix, dual = (memory.estimate_bytes(run)["rollout"] for run in runs)
     assert dual == prefix > none
@@ -59,7 +59,7 @@ def test_the_estimated_flops_of_a_forward_pass_are_those_that_xla_counts(n_layer
     first, z = cfg.max_prompt_len, array(cfg, int)
     passes = jax.jit(lambda params, z: model.logits(params, z, cfg.model, start=first))
     counted = passes.lower(shapes_of(cfg), z).compile().cost_analysis()["flops"]
-    estimate = memory.estimate_flops(cfg)["scoring"] / config.n_views(cfg)
+    estimate = cost.estimate_flops(cfg)["scoring"] / config.n_views(cfg)
     print(f"estimate / XLA: {estimate / counted:.3f}")
     assert 0.9 < estimate / counted < 1.01  # norms, softmax and rotary count as nothing
 
@@ -73,7 +73,7 @@ def test_the_estimated_flops_of_noisy_copies_and_their_text_are_those_that_xla_c
     read = lambda params, x, z: blocks.hidden(params, x, z, cfg.model, start=cfg.max_prompt_len)
     passes = jax.jit(lambda params, x, z: model.readout(params, read(params, x, z), cfg.model))
     counted = passes.lower(shapes_of(cfg), x, z).compile().cost_analysis()["flops"]
-    estimate = memory.estimate_flops(cfg)["scoring"]
+    estimate = cost.estimate_flops(cfg)["scoring"]
     print(f"estimate / XLA: {estimate / counted:.3f}")
     assert 0.9 < estimate / counted < 1.01
 
@@ -86,7 +86,7 @@ def test_the_estimated_flops_of_both_losses_in_one_pass_are_those_that_xla_count
     batch = diffusion.NoisyBatch(x, z, w, None)
     loss = jax.jit(lambda params, batch: joint.loss(params, batch, cfg.model, cfg.max_prompt_len)[0])
     counted = loss.lower(shapes_of(cfg), batch).compile().cost_analysis()["flops"]
-    estimate = memory.scoring_flops(cfg)
+    estimate = cost.scoring_flops(cfg)
     print(f"estimate / XLA: {estimate / counted:.3f}")
     assert 0.9 < estimate / counted < 1.01
 
@@ -96,8 +96,8 @@ def test_drafts_are_in_the_estimate():
     drafts = dict(rule="drafts", order="left", logp_est="exact")
     cfg = dataclasses.replace(SMALL, **TUNING | drafts, model=shape)
     own = dataclasses.replace(SMALL, **TUNING | dict(order="left", logp_est="exact", model=joint.autoregressive(shape)))
-    assert memory.scoring_flops(cfg) == memory.scoring_flops(own)
-    assert memory.rollout_flops(cfg) > memory.rollout_flops(own)
+    assert cost.scoring_flops(cfg) == cost.scoring_flops(own)
+    assert cost.rollout_flops(cfg) > cost.rollout_flops(own)
 
 
 @pytest.mark.parametrize("changes, part, more", [
@@ -176,7 +176,7 @@ def pretended(monkeypatch, peak):
     """A compiler that finds peak(cfg) bytes per device -> the runs that it was asked for."""
     asked = []
     monkeypatch.setattr(plan, "topology", lambda text: Described(jax.devices() * plan.parse_devices(text)[1]))
-    monkeypatch.setattr(sharding, "make", lambda sizes, devices: None)
+    monkeypatch.setattr(placement, "make", lambda sizes, devices: None)
 
     def compiled_bytes(cfg, devices):
         asked.append(cfg)
@@ -230,7 +230,7 @@ DEEP = dict(vocab_size=1000, n_layer=9, n_head=8, d_model=256, mask_id=999, eos_
           gradient_accumulation_steps=8), {})])  # fmt: skip
 def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):
     cfg = config.Config(**keys, model=model.ModelConfig(**DEEP | changes))
-    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]))
+    held, temporaries = plan.compiled_bytes(cfg, placement.make(None, jax.devices()[:1]))
     estimate, found = memory.estimate_bytes(cfg, 1)["peak"], sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate / found:.3f}")
     assert 0.85 < estimate / found < 1.15
@@ -240,7 +240,7 @@ def test_the_estimate_is_within_15_percent_of_what_xla_finds(keys, changes):
 @pytest.mark.skipif(plan.topology("1xH100") is None, reason="needs the compiler of a GPU, and cuDNN")
 def test_a_plan_for_a_gpu_has_its_attention_without_scores():
     cfg = config.Config(**ROWS, model=model.ModelConfig(**DEEP | dict(dtype="bfloat16")))
-    devices = sharding.make(None, plan.topology("1xH100").devices)
+    devices = placement.make(None, plan.topology("1xH100").devices)
     with plan.traced_for("1xH100"):
         held, temporaries = plan.compiled_bytes(cfg, devices)
         lower, arguments = plan.programs(cfg)[0]["update"]

@@ -1,4 +1,4 @@
-"""system/sharding.py: 8 devices compute what one computes; system/hosts.py: several processes work together."""
+"""system/placement.py: 8 devices compute what one computes; system/hosts.py: several processes work together."""
 import contextlib
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ import model
 import rl
 import sample
 import train
-from system import checkpoint, hosts, huggingface, resume, runs, sharding
+from system import checkpoint, hosts, huggingface, placement, resume, runs, sharding
 
 SHAPE = model.ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=32, d_ff=64)
 RUN = dict(max_prompt_len=3, max_new_tokens=4, max_iters=8, batch_size=8, eval_interval=4, eval_size=6, log_samples=0,
@@ -140,10 +140,10 @@ def test_every_matrix_is_split_and_an_axis_that_does_not_divide_its_side_moves_t
         ("q", (3, 5, 7), P(None, None, None)), ("norm", (8,), P(None)), ("q_bias", (3, 6), P(None, "tensor")),
         ("o_a", (3, 6, 5), P(None, "tensor", None)), ("o_b", (3, 5, 8), P(None, None, "fsdp")), (None, (), P()),
     ):  # fmt: skip
-        assert sharding.spec(name, sides, sizes) == want, name
+        assert placement.spec(name, sides, sizes) == want, name
     table = model.shapes(SHAPE)
     split = {name for name in table["blocks"] if "norm" not in name} | {"embed", "head"}
-    assert split <= sharding.SIDES.keys()
+    assert split <= placement.SIDES.keys()
 
 
 def test_a_mesh_with_the_wrong_number_of_devices_is_refused():
@@ -294,6 +294,7 @@ def test_a_waiting_process_says_so_and_ends_on_ctrl_c_or_if_nobody_comes(
     monkeypatch.setattr(os, "_exit", left.append)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(hosts, "is_in_job", lambda: True)
     monkeypatch.setattr(hosts, "waiting", lambda words: patient(words, **times))
     for times in (dict(soon=60, late=90), dict(soon=0, late=0.1)):
         with contextlib.suppress(ValueError):

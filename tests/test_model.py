@@ -17,7 +17,7 @@ from shared import logits_of
 import model
 import sample
 from judges import model_judge
-from system import checkpoint, huggingface, kernels, sharding
+from system import checkpoint, cudnn, huggingface, kernels, sharding
 from system.adapt import adapt
 from tools import plan
 from variants import blocks, caches, rope
@@ -347,7 +347,7 @@ def test_attention_and_its_gradient_are_those_of_the_kernel_of_a_gpu(name, T):
     q, k, v = heads = [jax.random.normal(jax.random.key(i), (2, T, n, 8)) for i, n in enumerate((4, 2, 2))]
     both = lambda f: jax.jit(lambda *heads: (out := f(*heads, SEEN[name](T), 5**-0.5), jax.vjp(
         lambda *heads: f(*heads, SEEN[name](T), 5**-0.5), *heads)[1](jnp.sin(out))))(*heads)  # fmt: skip
-    flash = functools.partial(kernels.flash, implementation="xla")
+    flash = functools.partial(cudnn.attention, implementation="xla")
     jax.tree.map(lambda a, b: close(a, b, 1e-5), both(flash), both(kernels.plain_attention))
 
 
@@ -362,8 +362,8 @@ def test_a_model_on_a_gpu_is_the_model_on_a_cpu(cfg, monkeypatch):
     single = lambda z: model.hidden(params, z, cfg, valid, 2, 7)
     read = lambda: jax.jit(lambda z: (packed if hasattr(cfg, "block_causal") else single)(z))(z)
     here, used = read(), []
-    flash = functools.partial(kernels.flash, implementation="xla")
-    monkeypatch.setattr(kernels, "flash", lambda *args: used.append(args) or flash(*args))
+    flash = functools.partial(cudnn.attention, implementation="xla")
+    monkeypatch.setattr(cudnn, "attention", lambda *args: used.append(args) or flash(*args))
     monkeypatch.setattr(kernels, "fused", lambda *settings: True)
     close(read(), here, 1e-5)
     # A packed row takes two calls, its text and its copies; in the last block only the copies are computed.

@@ -23,7 +23,7 @@ import diffusion
 import model
 import sample
 import train
-from system import adapters, checkpoint, disk, families, huggingface, memory, runs, sharding
+from system import adapters, checkpoint, cost, disk, families, huggingface, memory, placement, runs, sharding
 from system.adapt import adapt
 from system.start import prepare
 from tools import complete, plan
@@ -422,7 +422,7 @@ BIG = dict(vocab_size=1000, n_head=8, d_model=256, mask_id=999, eos_id=0)
 def test_the_estimates_know_that_a_token_goes_through_a_few_experts():
     shape = changed(OURS, block_causal=None)
     cfg = config.Config(model=shape, batch_size=16, max_prompt_len=0, max_new_tokens=64)
-    flops, T, D, Q, KV = memory.estimate_flops(cfg)["update"], 64, 32, 64, 32
+    flops, T, D, Q, KV = cost.estimate_flops(cfg)["update"], 64, 32, 64, 32
     matrices = 3 * 2 * D * (Q + KV) + 3 * D * 48 + 2 * 3 * D * (3 + 1) * 24  # a dense layer, two of 3 + 1 experts
     assert flops == pytest.approx(3 * 16 * 2 * T * (matrices + 3 * D * 8 + D * 40 + 2 * 3 * T * Q))
     count = sum(x.size for x in jax.tree.leaves(start(OURS)))
@@ -438,7 +438,7 @@ def test_memory_is_estimated_within_a_factor_of_one_and_a_half_of_what_xla_finds
     shape = model.ModelConfig(**BIG, n_layer=n_layer, remat=remat,
                               use=(moe.Shape(n_experts=16, experts_per_token=4, d_expert=128),))
     cfg = config.Config(batch_size=64, max_prompt_len=16, max_new_tokens=48, model=shape)
-    held, temporaries = plan.compiled_bytes(cfg, sharding.make(None, jax.devices()[:1]))
+    held, temporaries = plan.compiled_bytes(cfg, placement.make(None, jax.devices()[:1]))
     estimate, found = memory.estimate_bytes(cfg, 1), sum(held.values()) + max(temporaries.values())
     print(f"estimate / compiled: {estimate['peak'] / found:.3f}")
     assert 2 / 3 < estimate["peak"] / found < 3 / 2
@@ -452,7 +452,7 @@ def test_all_matrices_of_experts_are_split_and_routers_are_whole():
     for name, want in (("expert_gate", P(None, None, "fsdp", "tensor")), ("shared_up", P(None, "fsdp", "tensor")),
                        ("expert_down", P(None, None, "tensor", "fsdp")), ("dense_down", P(None, "tensor", "fsdp")),
                        ("router", P(None, None, None)), ("router_bias", P(None, None))):  # fmt: skip
-        assert sharding.spec(name, moe.shapes(OURS)[name], sizes) == want, name
+        assert placement.spec(name, moe.shapes(OURS)[name], sizes) == want, name
 
 
 def measure(name, rows):

@@ -11,7 +11,7 @@ import config
 import data
 import model
 import train
-from system import checkpoint, huggingface, kernels, memory
+from system import adapters, checkpoint, huggingface, kernels, memory
 from tools import complete
 from variants import lora, quantized
 
@@ -203,4 +203,6 @@ def test_the_estimate_counts_the_bytes_of_codes(folder):
     for bits in BITS:
         params, shape = loaded(folder, bits)
         cfg = config.Config(**RUN | dict(init_from=f"{folder}/base", base_bits=bits), model=shape)
-        assert memory.frozen_bytes(cfg) == sum(x.nbytes for x in jax.tree.leaves(params))
+        n, wide = memory.n_params(cfg), memory.bytes_per_number(shape)
+        found = adapters.base_bytes(shape, config.pack_of(cfg), n, wide)
+        assert found == sum(x.nbytes for x in jax.tree.leaves(params))

@@ -25,8 +25,7 @@ from shared import flat, left
 import config
 import data
 import model
-from system import checkpoint, disk, huggingface, resume, runs
-from system.start import check_same_run
+from system import checkpoint, disk, huggingface, resume, runs, same_run
 
 TOK = data.Tokenizer.bytes()
 SHAPE = model.ModelConfig(n_layer=1, n_head=1, d_model=4, d_ff=4, mask_id=TOK.mask_id, eos_id=TOK.eos_id)
@@ -480,4 +479,4 @@ def test_a_run_json_that_somebody_changed_is_named(text, tmp_path):
 def test_a_run_with_a_key_that_is_gone_is_not_continued_as_another():
     was = {"dataset": "sudoku", "step_baseline": 0.5, "kl_in_reward": False, "min_p": None}
     with pytest.raises(ValueError, match=r"was run with step_baseline=0.5, which is not there any more"):
-        check_same_run(config.Config(), was, "out/x/step-000001")
+        same_run.check(config.Config(), was, "out/x/step-000001")

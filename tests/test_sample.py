@@ -21,6 +21,7 @@ import model
 import sample
 from sample import Plan, generate, row_keys
 from system import checkpoint, huggingface, kernels, sharding, terminal
+from system.top_p import nucleus
 from tools import complete
 from variants import caches, dream, dynamic, renoise, repetition_penalty, static  # noqa: F401
 from variants import entropy as entropy_rule
@@ -281,7 +282,7 @@ def test_what_top_p_keeps_is_what_a_sort_keeps(V, top_p, seed):
     before = np.cumsum(p, -1) - p
     if np.abs(before - top_p).min() > 1e-6:  # else a last bit decides
         least = np.where(before <= top_p, ranked, np.inf).min(-1, keepdims=True)
-        np.testing.assert_array_equal(jax.jit(kernels.nucleus)(l, top_p), l >= least)
+        np.testing.assert_array_equal(jax.jit(nucleus)(l, top_p), l >= least)
 
 
 def test_top_k_leaves_k_tokens_and_top_p_those_that_reach_it():

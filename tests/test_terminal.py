@@ -21,7 +21,7 @@ import data
 import model
 import rl
 import train
-from system import checkpoint, hosts, memory, runs, terminal, unknown
+from system import checkpoint, hosts, memory, runs, same_run, terminal, unknown
 from tools import complete, score
 
 WRONG = [  # a command line, and what must be in the one sentence that answers it. TMP is a folder with a FILE in it
@@ -83,7 +83,7 @@ def test_every_key_that_a_table_names_is_there():
     assert named - known <= of_others and {sign for _, sign, _ in table} == {"=", "-"}
     assert not [name for name in known for theirs, *_ in table if fnmatch.fnmatchcase(name, theirs)]
     assert len({theirs for theirs, *_ in table}) == len(table)
-    assert {key.removeprefix("model.") for key in runs.FREE + runs.LENGTH} <= known
+    assert {key.removeprefix("model.") for key in same_run.FREE + same_run.LENGTH} <= known
 
 
 def test_other_keys_follow_where_that_is_what_was_meant():

@@ -19,7 +19,7 @@ import train
 from data import texts
 from data.tiny import prepare as tiny
 from judges import formats
-from system import checkpoint, disk, drawn, huggingface, runs
+from system import checkpoint, disk, drawn, huggingface, runs, same_run
 from variants import curriculum
 
 RECIPES = {"diffucoder_grpo": "Dream", "llada_gsm8k_grpo": "llada", "dream_countdown_grpo": "Dream",
@@ -209,6 +209,6 @@ def test_small_changes_the_task_and_the_sizes_and_nothing_of_how_a_recipe_learns
         group_size updates_per_rollout adv_baseline adv_norm adv_negative ratio_level loss_type clip_low clip_high
         kl_beta kl_est ref_mode ref_sync_interval ref_sync_mix lr_schedule weight_decay beta1 beta2 grad_clip
         seed""".split()
-    of = lambda cfg: {key: getattr(cfg, key, runs.OFF.get(key)) for key in kept}
+    of = lambda cfg: {key: getattr(cfg, key, same_run.OFF.get(key)) for key in kept}
     assert of(small) == of(recipe)
     assert config.base_run(small).dataset == "countdown" and small.model == config.base_run(small).model

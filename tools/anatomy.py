@@ -34,7 +34,7 @@ import rewards
 import rl
 import sample
 from data import bpe, texts
-from system import checkpoint, hosts, report, runs, settings, sharding
+from system import checkpoint, hosts, report, runs, same_run, settings, sharding
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
@@ -347,7 +347,7 @@ def linked(cfg: config.Config, place: str) -> config.Config:
     found = checkpoint.find(out_dir)
     run = checkpoint.read_run(found)
     was = run.get("config", {})
-    if other := runs.changed_keys(cfg, was, runs.FREE + runs.LENGTH):
+    if other := same_run.changed_keys(cfg, was, same_run.FREE + same_run.LENGTH):
         raise ValueError(f"--anatomy shows an iteration of the run in {out_dir}, and this would be another: {other}. "
                          "Leave these as they were, or name another --out_dir")  # fmt: skip
     start = was.get("init_from", cfg.init_from)

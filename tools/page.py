@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import config
 import data
 import model
 from data import bpe, texts
 from sample import Plan
-from system import report
+from system import report, same_run
 from variants import entropy, factor
 
 LARGEST = 5_000_000  # parameters
@@ -186,7 +185,7 @@ def pack_tokens(one):
 def pack_rows(one, rows):
     """Collect up to HELD_OUT rows to pick in the page (None: those of the run's evaluations) -> {"rows", "exact": only
     their answers are right, "sudoku": the reward is one, "longest": tokens in training}."""
-    run = config.recorded(one.trained)
+    run = same_run.recorded(one.trained)
     reward = [*run.eval_rewards, *run.rewards, ""][0] if one.trained else ""
     if rows is None:
         rows = held_out_rows(one, run) if one.trained else []

@@ -27,7 +27,7 @@ import model
 import rl
 import sample
 from config import Config
-from system import checkpoint, fit, huggingface, memory, sections, setup, sharding, start
+from system import checkpoint, cost, fit, huggingface, memory, placement, sections, setup, start
 
 
 class Device(NamedTuple):
@@ -232,7 +232,7 @@ def compiled_bytes(cfg, devices):
 
     def place(tree):
         """Give every shape its sharding."""
-        where = sharding.shardings(tree, devices)
+        where = placement.shardings(tree, devices)
         return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), tree, where)
 
     def size(tree):
@@ -277,10 +277,10 @@ def plan(cfg: Config, text: str) -> Iterator[str]:
     (name, count), described = parse_devices(text), topology(text)
     device, version = DEVICES[name], jax.__version__
     head = f"{text}, data x fsdp x tensor = {' x '.join(map(str, cfg.mesh or (1, count, 1)))}"
-    rate, flops = count * device.flops, sum(memory.estimate_flops(cfg).values())
+    rate, flops = count * device.flops, sum(cost.estimate_flops(cfg).values())
     time = (
         f"an iteration takes at least {flops / rate:.3g} s, at {device.flops / 1e12:.0f} TFLOP/s per device; real "
-        f"runs reach half of that at best ({memory.stage_flops(cfg)})"
+        f"runs reach half of that at best ({cost.stage_flops(cfg)})"
     )
     if described:
         yield f"{head}: compiled ahead of time, by the compiler for it in jax {version}"
@@ -302,7 +302,7 @@ def compiled_plan(cfg, count, device, devices):
     limit, changes = usable(device), {}
     for attempt in range(4):
         sizes = cfg.mesh or (1, count, 1)
-        held, temporaries = compiled_bytes(dataclasses.replace(cfg, mesh=sizes), sharding.make(sizes, devices))
+        held, temporaries = compiled_bytes(dataclasses.replace(cfg, mesh=sizes), placement.make(sizes, devices))
         peak, estimate = sum(held.values()) + max(temporaries.values()), memory.estimate_bytes(cfg, count)["peak"]
         if peak <= limit or attempt == 0:
             yield from memory_lines(held, temporaries, limit)

@@ -3,7 +3,7 @@ Block diffusion (BD3-LM, SDAR, Fast-dLLM v2): a model that fills one block of a 
 clean text before it.
 
 To score all blocks in one pass, noisy copies of a text are put after the text itself in one long row, and a mask says
-who sees whom. The mask is that of a row with one copy; `kernels.packed_attention` applies it to each of them:
+who sees whom. The mask is that of a row with one copy; `attention_of_copies` applies it to each of them:
 
     [ clean text | noisy copy 1 | noisy copy 2 | ... ]    a copy's block sees itself, and the clean blocks before it
 
@@ -126,6 +126,40 @@ def packed_mask(cfg, valid, T, first):
     return model.network(cfg).scores(far, column[:, None] - column, cfg)
 
 
+def attention_of_copies(q, k, v, mask, scale, cap, T):
+    """Compute `kernels.attention` of packed rows [text | copy 1 | copy 2 | ...] without the scores between one copy and
+    another: 1.26 and 1.45 times as fast with 2 and 4 copies of texts of 256 tokens.
+
+    T: columns of the text. mask (B or 1, queries, T + C): that of a row with one copy of C columns, which serves all
+    copies. q (and the mask) may lack the first columns of the text, whose results are then left out."""
+    B, S = k.shape[:2]
+    C = mask.shape[2] - T
+    copies = (S - T) // C
+    missing = S - q.shape[1]
+
+    def as_rows(a):
+        """Make each copy a row."""
+        a = a[:, -copies * C :]
+        return a.reshape(B * copies, C, *a.shape[2:])
+
+    def behind_text(a):
+        """Make each copy a row, behind its text."""
+        text = jnp.repeat(a[:, :T], copies, 0)
+        return jnp.concatenate([text, as_rows(a)], 1)
+
+    of_copies = mask[:, -C:]
+    if len(of_copies) > 1:
+        of_copies = jnp.repeat(of_copies, copies, 0)
+    out = kernels.attention(as_rows(q), behind_text(k), behind_text(v), of_copies, scale, cap)
+    out = out.reshape(B, copies * C, -1)
+    if missing >= T:
+        return out
+    q = q[:, : T - missing]
+    k, v = k[:, :T], v[:, :T]
+    text = kernels.attention(q, k, v, mask[:, :-C, :T], scale, cap)
+    return jnp.concatenate([text, out], 1)
+
+
 def packed_attention(T, q, k, v, scores, part):
     """Compute model.attention of packed rows, whose text has T columns: the mask of a row with one copy serves all."""
     mask, *others = scores
@@ -133,7 +167,7 @@ def packed_attention(T, q, k, v, scores, part):
         first, n = part  # it reaches to the end of the row
         not_in_mask = k.shape[1] - mask.shape[1]  # columns of copies 2, 3, ...: they see what copy 1 sees
         mask = model.columns(mask, (first, n - not_in_mask))
-    return kernels.packed_attention(q, k, v, mask, *others, T)
+    return attention_of_copies(q, k, v, mask, *others, T)
 
 
 def hidden(params, clean, noisy, cfg, valid=None, start=0, with_text=False):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 import model
 import sample
-from system import kernels, sharding
+from system import sharding
 from variants.causal import moved_right
 
 
@@ -28,7 +28,47 @@ class Write(NamedTuple):
 def new_cache(cfg, B, T):
     """Make an empty cache for B rows of T columns -> [keys, values], each (layers, B, KV heads, T, head_dim)."""
     shape = cfg.n_layer, B, cfg.kv_heads, T, cfg.head_dim
-    return [kernels.bits(jnp.zeros(shape, cfg.dtype)) for _ in "kv"]
+    return [bits(jnp.zeros(shape, cfg.dtype)) for _ in "kv"]
+
+
+def bits(x):
+    """View bfloat16 as uint16. XLA's CPU converts a whole array of bfloat16 to float32 and back to slice it or to
+    update a part, in a loop once per layer."""
+    if x.dtype != jnp.bfloat16:
+        return x
+    return jax.lax.bitcast_convert_type(x, jnp.uint16)
+
+
+def numbers(x):
+    """Undo `bits`."""
+    if x.dtype != jnp.uint16:
+        return x
+    return jax.lax.bitcast_convert_type(x, jnp.bfloat16)
+
+
+def store(cache, new, layer, write):
+    """Put new (B, S, KV, K) into a layer of cache (L, B, KV, T, K), in the columns that write (a Write) names.
+
+    The cache lies as `attention` multiplies it: to transpose it takes a quarter of a step with texts of 470 tokens."""
+    dtype = jnp.bfloat16 if cache.dtype == jnp.uint16 else cache.dtype  # uint16: see `bits`
+    new = bits(new.astype(dtype))
+    if jnp.ndim(write.first) == 0 and write.high is None:
+        new = new.swapaxes(1, 2)[None]
+        return jax.lax.dynamic_update_slice(cache, new, (layer, 0, 0, write.first, 0))
+    B, S = new.shape[:2]
+    T = cache.shape[3]
+    high = T if write.high is None else write.high
+    first, low, high = (jnp.reshape(x, (-1, 1)) for x in (write.first, write.low, high))
+    at = first + jnp.arange(S)
+    outside = (at < low) | (at >= high)
+    at = jnp.where(outside, T, at)  # beyond the end: dropped
+    row = jnp.arange(B)[:, None]
+    return cache.at[layer, row, :, at].set(new, mode="drop")
+
+
+def stored(cache, layer):
+    """Return the keys or values (B, T, KV, K) of a layer from a cache (L, B, KV, T, K)."""
+    return numbers(cache[layer]).swapaxes(1, 2)
 
 
 def compute(params, z, cfg, valid, cache, part, write, wanted=None):
@@ -55,16 +95,16 @@ def forward(params, tokens, cfg, positions, mask, cache, write, part=None):
 
         def attend(q, k, v):
             nonlocal cache
-            cache = [kernels.store(old, new, i, write) for old, new in zip(cache, (k, v), strict=True)]
-            k, v = (kernels.stored(a, i) for a in cache)
+            cache = [store(old, new, i, write) for old, new in zip(cache, (k, v), strict=True)]
+            k, v = (stored(a, i) for a in cache)
             return model.attention(q, k, v, mask(i), part)
 
-        w = jax.tree.map(kernels.numbers, sharding.gather_weights(w))
+        w = jax.tree.map(numbers, sharding.gather_weights(w))
         x = model.block(x, w, cfg, rotation, attend, part)
         return (sharding.shard_rows(x), cache), None
 
     carry = model.embed(params, tokens, cfg), cache
-    weights = jax.tree.map(kernels.bits, params["blocks"])
+    weights = jax.tree.map(bits, params["blocks"])
     x, cache = model.run_layers(layer, carry, weights, cfg, part)
     return model.rms_norm(model.wanted_columns(x, part), params["norm"], cfg.norm_eps), cache
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 import model
-from system import kernels, sharding
+from system import kernels, placement, sharding
 from system.sections import Section
 
 ROUTINGS = "softmax", "sigmoid"
@@ -94,7 +94,7 @@ def mixture(h, w, cfg):
     """Send each token through its experts, and through the shared ones: h (B, S, D) -> (B, S, D)."""
     expert, weight = route(h, w, cfg)
     matrices = (w[f"expert_{name}"] for name in ("gate", "up", "down"))
-    out = sharding.split_inside(weighted_sum, (h.astype(cfg.dtype), expert, weight), *matrices)
+    out = placement.split_inside(weighted_sum, (h.astype(cfg.dtype), expert, weight), *matrices)
     out = out.astype(h.dtype)
     if cfg.n_shared:
         inner = jax.nn.silu(kernels.matmul(h, w["shared_gate"])) * kernels.matmul(h, w["shared_up"])

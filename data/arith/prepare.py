@@ -73,11 +73,11 @@ def totals(rng, n):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    import data
+    from data import making
     parser = argparse.ArgumentParser(description="Makes data/arith, or with a name a folder in it.")
     parser.add_argument("part", nargs="?", choices=["totals"])
     here, rng = Path(__file__).parent, random.Random(0)
     if part := parser.parse_args().part:
-        data.save(here / part, {split: [*totals(rng, n)] for split, n in (("val", VAL_ROWS), ("train", ROWS))})
+        making.save(here / part, {split: [*totals(rng, n)] for split, n in (("val", VAL_ROWS), ("train", ROWS))})
     else:
-        data.save(here, build())
+        making.save(here, build())

@@ -186,10 +186,10 @@ def tokenizer(splits):
 
 def main():
     splits = build()
-    data.save(Path(__file__).parent, splits, tokenizer(splits).vocab)
+    making.save(Path(__file__).parent, splits, tokenizer(splits).vocab)
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    import data
+    from data import making
     main()

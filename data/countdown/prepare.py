@@ -205,10 +205,10 @@ def main():
     if asked.part in (FEW, ASKED):
         made, asked.out = split_by_answers(made)[asked.part], here / asked.part
     ranks = {bytes([b]): b for b in range(256)} | {str(n).encode(): 246 + n for n in range(10, 100)}
-    data.save(asked.out or here, made, ranks)
+    making.save(asked.out or here, made, ranks)
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    import data
+    from data import making
     main()

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 def main():
     try:
-        data.save(HERE, {split: data.load("openai/gsm8k", split) for split in ("train", "val")})
+        making.save(HERE, {split: data.load("openai/gsm8k", split) for split in ("train", "val")})
     except ValueError as e:
         raise SystemExit(f"{e}\nOr put train.jsonl and test.jsonl of github.com/openai/grade-school-math (they are in "
                          f"grade_school_math/data) into {HERE}") from None
@@ -25,4 +25,5 @@ def main():
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import data
+    from data import making
     main()

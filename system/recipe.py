@@ -1,0 +1,24 @@
+"""
+The sizes of a recipe for a model that has to be downloaded (config/__init__.py): it can be tried without.
+"""
+import dataclasses
+import os
+from typing import Any
+
+
+def of_size(file: str, defined: dict[str, Any], size: str) -> Any:
+    """Return the config of a recipe for --model=tiny, small or random. A random model has the shape of the real one.
+
+    file: the path of the recipe, defined: what it defines"""
+    if size not in ("tiny", "small", "random"):
+        raise ValueError(f"--model={size}: only tiny, small and random are names; to start from another model, write "
+                         "--init_from=FOLDER")  # fmt: skip
+    if size == "random" and "shape" in defined:
+        name = os.path.basename(file).removesuffix(".py")
+        dtype = {"model": dataclasses.replace(defined["tiny"]["model"], dtype="bfloat16", remat=True)}
+        changes = defined["tiny"] | dtype | {"init_from": f"data/tiny/{name}", "out_dir": f"out/random/{name}"}
+        return dataclasses.replace(defined["config"], **changes)
+    if size not in defined:
+        why = "is no recipe for a model that has to be downloaded: it needs nothing but its own command"
+        raise ValueError(f"--model={size}: {file} {'has only --model=tiny' if 'tiny' in defined else why}")
+    return dataclasses.replace(defined["config"], **defined[size])
