@@ -107,7 +107,9 @@ class NoisyBatch(NamedTuple):
 
     x: jax.Array  # (B, T) clean
     z: jax.Array  # (B, n, T) with masks
-    weight: jax.Array  # (B, n, T) of each token's -log p in the loss, 0 where it is not masked
+    # (B, n, T) of each token's -log p in the loss, 0 where it is not masked; a variant with a loss of its own may put
+    # weights of the text itself in front
+    weight: jax.Array
     valid: jax.Array | None  # (B, T) False on left padding
 
 
@@ -199,8 +201,9 @@ def logp_and_hit(logits, x):
     return gather_logp(logits, x), kernels.likeliest(logits) == x
 
 
-# What stands in the place of `loss` in runs that a variant changes: the same arguments, the same kind of result.
-LOSSES: dict[str, Callable] = {}
+# What variants change in the loss of pretraining, as DRAWS change its noise: a loss, the Config of the run -> another,
+# with the arguments of `loss`, and a result that adds up over micro-batches as its does.
+TRAINING_LOSSES: dict[str, Callable] = {}
 
 
 def likelihood(params, batch: tuple, key, cfg, n=8, start=0) -> jax.Array:

@@ -13,6 +13,8 @@ rewards but the first, `first_reward` says what the first one returned. A comple
 chat, completion[0]["content"] (judges/own.py). Values that a reward passes to log_metric, and numbers that it passes to
 log_extra, become metrics: rewards/FN/NAME.
 
+At the end are the numbers of a run: `score` judges its completions, and others make tables and rates of that.
+
     python rewards.py out/code_grpo/samples.jsonl --rewards=tests,syntax --reward_weights=1,0.5 --out=scored.jsonl
     python rewards.py samples.jsonl --rewards="my_rewards.py:politeness,length(target=40)"
     python rewards.py code --rewards=tests --check      do the reference solutions of a data set score 1.0?
@@ -386,6 +388,8 @@ def score(
     fast (B,): the tokens per pass of each completion; None: not known, and an error if a reward asks for them.
     Each process scores its share of the rows. Rewards from models run on all of them, as the model is sharded.
     """
+    from system import hosts  # whoever only calls rewards needs no jax
+
     weights = (cfg.reward_weights or (1.0,) * len(fns)) + (0.0,) * len(eval_only)
     repeated = [row for row in rows for _ in range(n_each)]
     columns = as_columns(repeated) | {
@@ -396,8 +400,6 @@ def score(
     if fast is not None:
         columns["tokens_per_pass"] = fast.tolist()
     prompts, completions = [row["prompt"] for row in repeated], [tok.decode(row) for row in ids]
-    from system import hosts  # whoever only calls rewards needs no jax
-
     mine = hosts.my_rows(len(rows))
     mine, fns = slice(mine.start * n_each, mine.stop * n_each), fns | eval_only
     for name in fns.keys() & {"judge", "coherence"}:
@@ -457,7 +459,7 @@ def right(scored: Any, adv: Any, cfg: Any) -> np.ndarray:
     """Tell which completions are right (B,), for nll_coef: those whose first reward reaches pass_at, whatever their
     advantages (N, G); without pass_at, those with an advantage above 0."""
     if cfg.pass_at is None:
-        return np.reshape(adv > 0, -1)
+        return np.asarray(adv > 0).reshape(-1)
     first = next(iter(scored.parts.values()))
     return apply_pass_at(first, cfg) == 1  # nan, no opinion, is not right
 

@@ -409,8 +409,10 @@ def noise(cfg):
 
 
 def denoising_loss(cfg):
-    """Make the loss of pretraining, params, batch -> scalar, metrics; that of a variant if the run uses one."""
-    loss = [*used(diffusion.LOSSES, cfg).values(), diffusion.loss][0]
+    """Make the loss of pretraining, params, batch -> scalar, metrics, with what the variants of a run change."""
+    loss = diffusion.loss
+    for change in used(diffusion.TRAINING_LOSSES, cfg).values():
+        loss = change(loss, cfg)
     return functools.partial(loss, cfg=cfg.model, start=cfg.max_prompt_len)
 
 

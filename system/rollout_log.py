@@ -59,7 +59,7 @@ def length_metrics(rollout, cfg):
     return metrics
 
 
-def rollout_metrics(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
+def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
     """Summarize the rewards, advantages (N, G) and completions of an iteration for the log, and its first group."""
     total, size = rewards.total_rewards(scored.rewards, cfg), cfg.group_size
     known = total[~np.isnan(total)]

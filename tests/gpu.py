@@ -534,7 +534,7 @@ def begun_run(cfg, params):
         return update(noise(key, text.take(slice(None)))) or {}
 
     loss = (functools.partial(rl.policy_loss, cfg=cfg) if cfg.objective == "grpo" else
-            functools.partial(diffusion.loss, cfg=cfg.model, start=cfg.max_prompt_len))  # fmt: skip
+            rl.denoising_loss(cfg))  # fmt: skip
     task = rl.Task(None, iterate, loss, None, len(text.rows), None)
     trained, base = rl.split(params, key, cfg)
     state = setup.new_state(trained, cfg, tx)

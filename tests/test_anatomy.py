@@ -39,7 +39,7 @@ KINDS = {  # the model, and the keys that go with it
 }
 
 
-SLOW = (pytest.param(kind, marks=pytest.mark.slow) for kind in ("causal", "block"))
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("causal", "block")]
 EACH = pytest.mark.parametrize("kind", ["denoiser", *SLOW])
 
 

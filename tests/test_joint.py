@@ -12,6 +12,7 @@ from shared import compiled, noise_of
 import config
 import diffusion
 import model
+import rl
 import sample
 import train
 from system import checkpoint, huggingface
@@ -29,7 +30,7 @@ VALID = jnp.arange(9) >= jnp.array([[0], [2], [5]])  # two rows are padded on th
 
 
 hidden = jax.jit(blocks.hidden, static_argnames=("cfg", "start", "with_text"))
-loss = compiled(joint.loss)
+loss, both = compiled(diffusion.loss), compiled(joint.loss_of_both)
 hidden_ar = jax.jit(model.hidden, static_argnames=("cfg", "start"))
 slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
 
@@ -69,12 +70,19 @@ def test_a_copy_sees_its_own_block_both_ways_and_the_text_before_it():
 def test_the_loss_is_that_of_the_denoiser_and_that_of_the_autoregressive_model(paired):
     maskable = VALID & (jnp.arange(9) >= 6)
     batch = X, maskable, VALID
-    total, metrics = loss(FAR, noise_of(KEY, batch, CFG, paired=paired, causal_weight=0.7), CFG)
+    total, metrics = both(FAR, noise_of(KEY, batch, CFG, paired=paired, causal_weight=0.7), CFG)
     denoising, _ = loss(FAR, noise_of(KEY, batch, CFG, paired=paired), CFG)
     causal, _ = loss(FAR, diffusion.noise(KEY, batch, AR), AR)
     close([total, metrics["nelbo"], metrics["causal_loss"]], [denoising + 0.7 * causal, denoising, 0.7 * causal])
     same = noise_of(KEY, batch, CFG, paired=paired)
     assert same.weight.shape == (3, 1 + paired, 9), "without a causal_weight there is one loss"
+
+
+def test_a_run_has_the_loss_of_both_if_it_weighs_next_tokens():
+    cfg = config.load(["config/countdown_joint_base.py"])
+    assert rl.denoising_loss(cfg).func is joint.loss_of_both
+    without = config.load(["config/countdown_joint_base.py", "--causal_weight=0"])
+    assert rl.denoising_loss(without).func is diffusion.loss
 
 
 def test_a_text_without_a_prompt_has_no_loss_on_its_first_token():

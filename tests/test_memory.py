@@ -84,7 +84,7 @@ def test_the_estimated_flops_of_both_losses_in_one_pass_are_those_that_xla_count
     x = jax.ShapeDtypeStruct((8, 64), int)
     z, w = (jax.ShapeDtypeStruct((8, n, 64), dtype) for n, dtype in ((2, int), (3, float)))
     batch = diffusion.NoisyBatch(x, z, w, None)
-    loss = jax.jit(lambda params, batch: joint.loss(params, batch, cfg.model, cfg.max_prompt_len)[0])
+    loss = jax.jit(lambda params, batch: joint.loss_of_both(params, batch, cfg.model, cfg.max_prompt_len)[0])
     counted = loss.lower(shapes_of(cfg), batch).compile().cost_analysis()["flops"]
     estimate = cost.scoring_flops(cfg)
     print(f"estimate / XLA: {estimate / counted:.3f}")

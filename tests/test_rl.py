@@ -320,7 +320,7 @@ def test_a_group_that_nobody_judged_does_not_narrow_the_spread_within_groups():
     each = np.array([[[0.0, 1.0, 0.0, 1.0], [np.nan] * 4]])
     cfg, tok = config.Config(rewards=("exact",), group_size=4), data.Tokenizer.bytes()
     scored = rl.Scored([{"prompt": ""}] * 2, rollout, ["a"] * 8, each, {"exact": each})
-    notes = rollout_log.rollout_metrics(scored, np.zeros((2, 4)), cfg, tok)
+    notes = rollout_log.describe(scored, np.zeros((2, 4)), cfg, tok)
     assert notes["reward_std"] == pytest.approx(each[0, 0].std(ddof=1))
 
 
@@ -409,7 +409,7 @@ def test_every_random_choice_of_an_iteration_has_a_key_of_its_own(monkeypatch):
     monkeypatch.setattr(rl, "roll_out", lambda params, key, *more: keys.append(key) or rollout)
     monkeypatch.setattr(rl, "score_rollout", lambda *given: scored)
     monkeypatch.setattr(dynamic_sampling, "replace_flat_groups", lambda old, new, cfg: new)
-    monkeypatch.setattr(rollout_log, "rollout_metrics", lambda *given: {"skipped": False})
+    monkeypatch.setattr(rollout_log, "describe", lambda *given: {"skipped": False})
     monkeypatch.setattr(rl, "minibatches", lambda state, both, *more: keys.extend(both) or [])
     cfg = config.Config(objective="grpo", init_from="x", rewards=("exact",), batch_size=2, group_size=2,
                         use=(dynamic_sampling.Keys(dynamic_sampling=2),))  # fmt: skip

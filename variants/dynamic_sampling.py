@@ -77,7 +77,7 @@ def replace_flat_groups(old, new, cfg):
 
 def all_wrong(found: Any, cfg: Any) -> np.ndarray:
     """True for each group (N,) of a Scored that has no right completion (see pass_at), and whose rewards are equal."""
-    right = np.asarray(rewards.right(found, None, cfg)).reshape(-1, cfg.group_size)
+    right = rewards.right(found, None, cfg).reshape(-1, cfg.group_size)
     return ~right.any(1) & ~rl.has_signal(found, cfg)
 
 

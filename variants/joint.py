@@ -83,12 +83,17 @@ def with_next_tokens(draw, cfg):
     return functools.partial(noise, draw=draw, causal_weight=cfg.causal_weight) if cfg.causal_weight else draw
 
 
-def loss(params: dict, batch: diffusion.NoisyBatch, cfg, start: int = 0) -> tuple[jax.Array, dict]:
-    """Compute diffusion.loss, and add the loss of the next tokens of each text if the batch weighs them; metrics have
-    the two apart. Both are read from one pass."""
-    w, n = batch.weight[..., start:], batch.z.shape[1]
-    if w.shape[1] == n:  # causal_weight=0
-        return diffusion.loss(params, batch, cfg, start)
+def and_next_tokens(loss, cfg):
+    """Make a loss that is also that of next tokens, if it has a weight. loss: of the copies alone, so it is not called.
+    cfg: the Config of a run."""
+    return loss_of_both if cfg.causal_weight else loss
+
+
+def loss_of_both(params: dict, batch: diffusion.NoisyBatch, cfg, start: int = 0) -> tuple[jax.Array, dict]:
+    """Compute diffusion.loss, and add the loss of the next tokens of each text, which batch.weight[:, 0] weighs.
+
+    Metrics have the two apart. Both are read from one pass."""
+    w = batch.weight[..., start:]
     h = blocks.hidden(params, batch.x, batch.z, cfg, batch.valid, start, with_text=True)
     targets = jnp.broadcast_to(batch.x[:, None, start:], w.shape)
     logp, hit = diffusion.read_logits(params, h, cfg, diffusion.logp_and_hit, w > 0, (targets,))
@@ -114,5 +119,5 @@ def noise(key, batch: tuple, cfg, norm="token", draw=diffusion.noise, causal_wei
 
 model.MASKS["joint"] = see_finished_text_from_left
 diffusion.DRAWS["joint"] = with_next_tokens
-diffusion.LOSSES["joint"] = loss
+diffusion.TRAINING_LOSSES["joint"] = and_next_tokens
 diffusion.READINGS["joint"] = {"val/causal_nll": autoregressive}
