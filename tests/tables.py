@@ -88,6 +88,10 @@ def table(short):
             first = [dict([next(iter(metrics.items()))]) for metrics in batches if recipe["readme"]]
             batches = sorted(first, key=lambda metrics: len([*metrics.values()][0]))[-1:]
         new = [cells(recipe, metrics) for metrics in batches]
+        last = len(batches[-1:] and [*batches[-1].values()][0])
+        if batches and not new[-1][-1]:  # older ones with no more seeds say nothing that the last does not
+            new = [line for line, metrics in zip(new, batches, strict=True)
+                   if line is new[-1] or len([*metrics.values()][0]) > last]  # fmt: skip
         lines += [line if line is new[0] else ["", "", *line[2:]] for line in new]
     return "\n".join(f"|{'|'.join(line)}|" for line in lines)
 
