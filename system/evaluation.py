@@ -18,7 +18,7 @@ import rewards
 import sample
 from data import texts
 from judges import rules
-from system import chosen_rewards, sections, sharding
+from system import run_rewards, sections, sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +48,13 @@ def describe_metric(cfg: Any, fns: dict, eval_only: dict) -> str:
     return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
 
 
-def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = None) -> chosen_rewards.RewardFunctions:
+def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = None) -> run_rewards.RewardFunctions:
     """Make the rewards of a run, and say which one decides. otherwise: the rewards of a run that names none."""
-    fns, more = chosen_rewards.reward_functions(cfg, tok, rows)
+    fns, more = run_rewards.reward_functions(cfg, tok, rows)
     fns = fns or otherwise or {}
     if fns or more:
         tqdm.write(describe_metric(cfg, fns, more))
-    return chosen_rewards.RewardFunctions(fns, more)
+    return run_rewards.RewardFunctions(fns, more)
 
 
 def denoising_animation(x, trace, length, cfg, tok):
@@ -131,7 +131,7 @@ def pass_rates(
             texts_of_row = scored.texts[i * n : (i + 1) * n]
             shown[name] = texts_of_row[0] if n == 1 else texts_of_row
         if fns or eval_only:
-            metrics |= rate_metrics(name, scored, n, chosen_rewards.RewardFunctions(fns, eval_only), cfg)
+            metrics |= rate_metrics(name, scored, n, run_rewards.RewardFunctions(fns, eval_only), cfg)
         metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         if n > 1 and fns:
             table = rewards.reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)

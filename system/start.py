@@ -16,7 +16,7 @@ import sample
 from config import Config
 from data import texts
 from model import ModelConfig
-from system import checkpoint, chosen_rewards, disk, hosts, huggingface, kernels, memory
+from system import checkpoint, disk, hosts, huggingface, kernels, memory, run_rewards
 
 # ---- what a run starts from ------------------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ def check(cfg):
         if cfg.rule == "renoise" and cfg.logp_est == "trace":
             raise ValueError(f"rule={cfg.rule!r} takes tokens back, so logp_est='trace' would score other steps than "
                              "were taken: use a bound, such as logp_est='coupled_elbo'")  # fmt: skip
-        chosen_rewards.check_early(cfg)
+        run_rewards.check_early(cfg)
     if cfg.objective == "dpo":
         from variants import dpo  # a run loads only its own objective
 

@@ -51,7 +51,7 @@ if __name__ != "__main__" or "rewards" not in sys.argv:
     from judges import rules
     from rewards import advantage_settings, written_per_pass
     from rewards import score as score_all
-    from system import checkpoint, chosen_rewards, cost, kernels, runs, same_run
+    from system import checkpoint, cost, kernels, run_rewards, runs, same_run
     from system.start import find_or_train
     from variants import joint
 
@@ -553,7 +553,7 @@ def asked(recipe, n_rows, other=None):
     run, tok = dataclasses.replace(run, model=shape), data.Tokenizer.load(folder, shape.vocab_size)
     text = texts.eval_subset(texts.encode_split(run, tok, "val", with_completions=not run.max_prompt_len), run)
     arrays = text.take(slice(None))
-    fns = {"words": right_words} if recipe == "long_base" else chosen_rewards.reward_functions(run, tok, text.rows)[0]
+    fns = {"words": right_words} if recipe == "long_base" else run_rewards.reward_functions(run, tok, text.rows)[0]
 
     def score(x):
         ids = texts.completion_ids(x, tok, run)

@@ -148,7 +148,7 @@ def test_every_result_says_what_was_run():
         assert float(r["after"].rstrip("%")) >= 0 and r["metric"]
 
 
-def test_the_hash_of_a_result_changes_with_its_code_and_not_with_prose(tmp_path):
+def test_the_hash_of_a_result_changes_with_its_recipe_and_the_frozen_numbers_and_not_with_prose(tmp_path, monkeypatch):
     def bare(text):
         tables.bare.cache_clear()
         (tmp_path / "a.py").write_text(text)
@@ -157,6 +157,12 @@ def test_the_hash_of_a_result_changes_with_its_code_and_not_with_prose(tmp_path)
     code = 'x = [\n    "a",\n    "b"]\ndef f():\n    return "c"\n'
     prose = '"""Two\nlines."""\n\nx = [\n    "a",  # why\n    "b"]\ndef f():\n    # also\n    "Say."\n    return "c"\n'
     assert bare(prose) == bare(code) != bare(code.replace('"b"', '"d"'))
+    tables.bare.cache_clear()
+    record, hashes = json.load(open(tables.NUMBERS)), [tables.code("sudoku_grpo"), tables.code("code_grpo")]
+    monkeypatch.setattr(tables, "NUMBERS", str(tmp_path / "numbers.json"))
+    for changed, differ in (("rows arith_ar_grpo", [False, True]), ("steps sudoku_base", [True, True])):
+        (tmp_path / "numbers.json").write_text(json.dumps(record | {changed: 0}))
+        assert [tables.code(name) != was for name, was in zip(("sudoku_grpo", "code_grpo"), hashes, strict=True)] == differ
 
 
 # ---- docs/adding.md: every example runs ------------------------------------------------------------------------------

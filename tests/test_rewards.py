@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import config
 import rewards
 from rewards import REWARDS, combine, resolve, summary
-from system import chosen_rewards
+from system import run_rewards
 from tools import score
 
 NAMES = """syntax tests tests_all quality performance format fenced exact contains regex keywords json xml xml_tags math
@@ -476,10 +476,14 @@ def test_rows_of_another_task_are_refused_before_anything_is_trained(tmp_path, r
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     cfg = config.Config(objective="grpo", init_from="x", dataset=str(tmp_path), rewards=tuple(reward.split(",")))
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
-        chosen_rewards.check_early(cfg)
+        run_rewards.check_early(cfg)
 
 
 def test_a_file_without_its_function_is_answered_with_the_functions_in_it(tmp_path):
     (tmp_path / "my.py").write_text("import nothing_like_it\ndef polite(completion): return 1.0\n")
     with pytest.raises(ValueError, match=r"it has polite: --rewards=.*my.py:polite"):
         resolve(f"{tmp_path}/my.py")
+
+
+def test_rewards_alone_need_no_jax():
+    subprocess.run([sys.executable, "-c", "import rewards, sys; assert 'jax' not in sys.modules"], check=True)

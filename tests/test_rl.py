@@ -29,7 +29,7 @@ import train
 from data import texts
 from data.texts import completion_ids, encode_split, split_rows
 from judges import own
-from system import checkpoint, chosen_rewards, collapse, evaluation, huggingface, in_memory, rollout_log, runs, setup
+from system import checkpoint, collapse, evaluation, huggingface, in_memory, rollout_log, run_rewards, runs, setup
 from system.start import prepare, with_ids
 from variants import (  # noqa: F401  (estimators)
     dynamic_sampling,
@@ -1239,7 +1239,7 @@ def test_a_reward_of_a_user_that_needs_a_batch_is_not_refused_for_the_first_row(
 
     fn = own.as_reward("reward 'standardized':", "standardized", standardized)
     with np.errstate(invalid="ignore"):
-        chosen_rewards.try_rewards(tiny(), {"standardized": fn}, [{"prompt": "12", "completion": "21"}])
+        run_rewards.try_rewards(tiny(), {"standardized": fn}, [{"prompt": "12", "completion": "21"}])
 
 
 def test_outside_of_the_main_thread_a_run_leaves_signals_alone(tiny):
