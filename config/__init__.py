@@ -128,8 +128,8 @@ class Config(settings.Sections, metaclass=Flat):
                                section="sampling: for rollouts (whose log-probs grpo filters alike) and evaluations")
     order: str = key("confidence", "which masks to fill first: random, confidence, margin, entropy, left, sampled")
     rule: str = key("quota", "how many to fill per step: quota, dream, threshold, factor, entropy, dynamic, static; "
-                     "renoise: also takes tokens back; drafts: as the causal model of the same weights would write "
-                     "(variants/drafts.py)", table=True)
+                     "dllm, nemotron: as these samplers do; renoise: also takes tokens back; drafts: as the causal "
+                     "model of the same weights would write", table=True)
     block_len: int | None = key(None, "fill blocks of this length from left to right; None: one block", POSITIVE_INT)
     cache: str = key("none", "reuse keys and values outside the block: none, prefix (left), dual (both sides)")
     threshold: float = key(0.9, "rule=threshold: fill all masks that are at least this probable, and the best one")
