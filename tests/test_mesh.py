@@ -294,7 +294,6 @@ def test_a_waiting_process_says_so_and_ends_on_ctrl_c_or_if_nobody_comes(
     monkeypatch.setattr(os, "_exit", left.append)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(hosts, "is_in_job", lambda: True)
     monkeypatch.setattr(hosts, "waiting", lambda words: patient(words, **times))
     for times in (dict(soon=60, late=90), dict(soon=0, late=0.1)):
         with contextlib.suppress(ValueError):
