@@ -201,8 +201,8 @@ def logp_and_hit(logits, x):
     return gather_logp(logits, x), kernels.likeliest(logits) == x
 
 
-# What variants change in the loss of pretraining, as DRAWS change its noise: a loss, the Config of the run -> another,
-# with the arguments of `loss`, and a result that adds up over micro-batches as its does.
+# What variants change in the loss of pretraining: a loss, the Config of the run -> another loss. Both are called as
+# `loss` is, and return what it returns.
 TRAINING_LOSSES: dict[str, Callable] = {}
 
 

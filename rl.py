@@ -104,8 +104,8 @@ class Minibatch(NamedTuple):
     advantage: jax.Array  # (B,)
     token_weight: jax.Array  # (B, T) of each token in the loss, see grpo.token_weights
     metric_weight: jax.Array  # (B, T) of each token in metrics that are means
-    # (B, T) under the policy that wrote the rollout; nan: the current policy wrote it; None: the loss has no ratios, or
-    # they are all 1, as there is one update per rollout
+    # (B, T) under the policy that wrote the rollout. nan: no update came before, so that is the current policy. None:
+    # the loss has no ratios, or only ratios of 1, as there is one update per rollout.
     old_logp: jax.Array | None = None
     ref_logp: jax.Array | None = None  # (B, T) under the reference; None: the loss has no KL
     which: jax.Array | None = None  # (B,) the number of each completion among all that were written
@@ -207,12 +207,6 @@ def once(step, draw, attempt, cfg, tok) -> Scored:
 
 
 # ---- 3. compare within groups ----------------------------------------------------------------------------------------
-
-
-def has_signal(scored: Any, cfg: Any) -> np.ndarray:
-    """True for each group (N,) with advantages other than 0: one whose rewards differ."""
-    adv = grpo.advantages(scored.rewards, **rewards.advantage_settings(scored.rewards, cfg))
-    return np.asarray((adv != 0).any(1))
 
 
 def select_completions(found: Scored, adv, cfg) -> Chosen:

@@ -382,6 +382,8 @@ IDLE_IN_DPO = (
     "adv_baseline adv_norm adv_eps adv_negative reward_norm ratio_level loss_type aggregation clip_low "
     "clip_high kl_est"
 )
+
+
 def idle(c):
     """Yield (True if wrong, message) for keys that are set and would have no effect."""
     grpo = c.objective == "grpo"

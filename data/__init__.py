@@ -346,9 +346,22 @@ COLUMNS: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(TEXTS, (is
 
 # ---- chat ------------------------------------------------------------------------------------------------------------
 
-# Formats of prompts: the names of their functions in chats.py.
-CHAT: dict[str | None, str] = {None: "plain", "chatml": "chatml", "llada": "llada", "llama3": "llama3",
-                               "gemma": "gemma", "own": "own"}  # fmt: skip
+
+def writer(name):
+    """Make the writer of turns that has this name in chats.py, which is loaded when it writes."""
+
+    def write(turns):
+        from data import chats  # a puzzle is its own prompt
+
+        return getattr(chats, name)(turns)
+
+    return write
+
+
+# A writer takes turns [(role, text), ...], the last by the user, and returns the text that asks for an answer. That of
+# "own" is the tokenizer's.
+CHAT: dict[str | None, Any] = {name: writer(name or "plain") for name in (None, "chatml", "llada", "llama3", "gemma")}
+CHAT["own"] = None
 
 
 def chat(
@@ -364,9 +377,9 @@ def chat(
         return None
     if name not in CHAT:
         raise ValueError(f"chat_template={name!r}: one of {', '.join(filter(None, CHAT))}, or None for a base model")
-    from data import chats  # a puzzle is its own prompt
+    from data import chats
 
-    write = chats.own(tok, [*filter(None, CHAT)]) if name == "own" else getattr(chats, CHAT[name])
+    write = CHAT[name] or chats.own(tok, [*filter(None, CHAT)])
     return chats.template(name, write, system, tok, instruction)
 
 

@@ -156,16 +156,14 @@ class Tokenizer:
             {"id": i, "content": text} | FLAGS | {"special": text not in self.visible}
             for text, i in self.specials.items()
         ]
-        merges: list = []
+        pairs, before_text = [], None  # of a tokenizer of single bytes
         if self.bos or max(map(len, self.vocab)) > 1:
-            from data import pairs  # single bytes have none
+            from data import byte_merges
 
-            merges = pairs.merges_of(self.vocab)
-        spec = byte_level_spec(self.vocab, merges, added, OWN_PATTERN, nfc=True)
+            pairs, before_text = byte_merges.merges_of(self.vocab), byte_merges.bos_processor(self.bos, self.bos_ids)
+        spec = byte_level_spec(self.vocab, pairs, added, OWN_PATTERN, nfc=True)
         spec["model"]["ignore_merges"] = True  # a piece that is a token stays whole, as in tiktoken
-        if self.bos:
-            spec["post_processor"] = pairs.bos_processor(self.bos, self.bos_ids)
-        return spec
+        return spec | {"post_processor": before_text}
 
 
 # ---- our tokenizer.json ----------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """
-How chats are written for models that were taught a format: the templates of data.CHAT.
-
-A writer takes turns [(role, text), ...], the last by the user, and returns the text that asks for an answer.
+How chats are written for models that were taught a format: the writers of data.CHAT, which says what one is.
 """
 import functools
 import re

@@ -197,23 +197,46 @@ def held_out_fell(seen: Seen) -> str:
             f"{now['val/sampled']:.3g}, while the reward is {seen.curves['reward'].last:.3g}")  # fmt: skip
 
 
+# ---- what to change --------------------------------------------------------------------------------------------------
+
+
+def lower_rate(cfg: Any) -> dict:
+    """Propose smaller steps -> {key: value}."""
+    return {"learning_rate": cfg.learning_rate / 3}
+
+
+def more_variety(cfg: Any) -> dict:
+    """Propose to draw completions that differ more -> {key: value}."""
+    return {"temperature": round(cfg.temperature + 0.3, 2) if cfg.temperature else 1.0}
+
+
+def fewer_updates(cfg: Any) -> dict:
+    """Propose to use each completion for half as many updates; if it is one, smaller steps -> {key: value}."""
+    return {"updates_per_rollout": cfg.updates_per_rollout // 2} if cfg.updates_per_rollout > 1 else lower_rate(cfg)
+
+
+def stay_closer(cfg: Any) -> dict:
+    """Propose to stay closer to the reference -> {key: value}."""
+    return {"kl_beta": 3 * cfg.kl_beta or 0.02}
+
+
 class Sign(NamedTuple):
     metrics: str  # names of the metrics whose curves it needs
     holds: Callable  # Seen -> a sentence about what is wrong, or ""
-    cure: str  # the function of cures.py that says what to change
+    cure: Callable  # Config -> {key: value}
 
 
 SIGNS = {
-    "reward_fell": Sign("reward", reward_fell, "lower_rate"),
-    "no_signal": Sign("frac_reward_zero_std", no_signal, "more_variety"),
-    "sure_without_reason": Sign("entropy reward", sure_without_reason, "lower_rate"),
-    "falls_apart": Sign("entropy reward", falls_apart, "lower_rate"),
-    "far_from_old_policy": Sign("approx_kl", far_from_old_policy, "fewer_updates"),
-    "far_from_reference": Sign("kl", far_from_reference, "stay_closer"),
-    "repeats": Sign("completions/repetition", repeats, "stay_closer"),
-    "never_ends": Sign("completions/clipped_ratio", never_ends, "stay_closer"),
-    "says_nothing": Sign("completions/mean_length", says_nothing, "stay_closer"),
-    "held_out_fell": Sign("reward", held_out_fell, "stay_closer"),
+    "reward_fell": Sign("reward", reward_fell, lower_rate),
+    "no_signal": Sign("frac_reward_zero_std", no_signal, more_variety),
+    "sure_without_reason": Sign("entropy reward", sure_without_reason, lower_rate),
+    "falls_apart": Sign("entropy reward", falls_apart, lower_rate),
+    "far_from_old_policy": Sign("approx_kl", far_from_old_policy, fewer_updates),
+    "far_from_reference": Sign("kl", far_from_reference, stay_closer),
+    "repeats": Sign("completions/repetition", repeats, stay_closer),
+    "never_ends": Sign("completions/clipped_ratio", never_ends, stay_closer),
+    "says_nothing": Sign("completions/mean_length", says_nothing, stay_closer),
+    "held_out_fell": Sign("reward", held_out_fell, stay_closer),
 }
 METRICS = {name for sign in SIGNS.values() for name in sign.metrics.split()} | {"pass_rate"}
 
@@ -261,11 +284,9 @@ class Watch:
             self.held[name] = self.held.get(name, 0) + 1
             if self.held[name] == PATIENCE and name not in self.told:
                 self.told.add(name)
-                from system import cures  # a run that is well needs none
-
                 # Where all rewards are equal no step was too large.
-                cure = "more_variety" if sign.cure == "lower_rate" and len({*seen.rewards}) == 1 else sign.cure
-                found.append(Collapse(name, self.since[name], what, getattr(cures, cure)(self.cfg)))
+                cure = more_variety if sign.cure is lower_rate and len({*seen.rewards}) == 1 else sign.cure
+                found.append(Collapse(name, self.since[name], what, cure(self.cfg)))
         return found
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 import grpo
 import rewards
-import rl
 from data import texts
 
 
@@ -74,7 +73,7 @@ def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
     for how, value in stats(known, "std", "min", "max").items():
         metrics[f"reward/{how}"] = value
     metrics |= {
-        "frac_reward_zero_std": float(np.mean(~rl.has_signal(scored, cfg))),
+        "frac_reward_zero_std": float((adv == 0).all(1).mean()),
         "adv/mean": float(adv.mean()),
         "adv/std": float(adv.std()),
         "unique_completions": float(np.mean(np.array(different) / size)),

@@ -471,10 +471,9 @@ class Collapsed(ValueError):
 
 def leave_collapsed(run: Any, state: Any, best: dict | None, signs: list[collapse.Collapse]) -> Collapsed:
     """Save a run that collapses -> the error to raise."""
-    from system import cures
+    from system import restart  # a run that is well needs none
 
-    said = "; ".join(map(collapse.message, signs))
-    return Collapsed(*cures.leave(run, state, best, signs, said, collapse.Keys.of(run.cfg).on_collapse == "stop"))
+    return Collapsed(*restart.leave(run, state, best, signs))
 
 
 class StopRequested:

@@ -75,8 +75,14 @@ def cells(recipe, metrics):
     return [f"`{recipe['recipe']}`", recipe["task"], before, "; ".join(after), minutes, where, some[0]["date"], age]
 
 
+def seeds(metrics):
+    """Count the runs of a batch {metric: rows}."""
+    return len(next(iter(metrics.values())))
+
+
 def table(short):
-    """Make the table of all runs or, for the README, of some recipes: the last runs with the most seeds, one metric."""
+    """Make the table of the runs of all recipes or, for the README, of some: the last runs with the most seeds, one
+    metric. Older runs are left out if the last are of the code as it is, and have as many seeds."""
     lines = [["recipe", "task", "before", "after", "minutes", "machine", "date", ""], ["---"] * 8]
     for recipe in rows("recipes"):
         found = {}
@@ -86,12 +92,10 @@ def table(short):
         batches = [*found.values()]
         if short:
             first = [dict([next(iter(metrics.items()))]) for metrics in batches if recipe["readme"]]
-            batches = sorted(first, key=lambda metrics: len([*metrics.values()][0]))[-1:]
+            batches = sorted(first, key=seeds)[-1:]
+        if batches and not cells(recipe, batches[-1])[-1]:
+            batches = [metrics for metrics in batches[:-1] if seeds(metrics) > seeds(batches[-1])] + batches[-1:]
         new = [cells(recipe, metrics) for metrics in batches]
-        last = len(batches[-1:] and [*batches[-1].values()][0])
-        if batches and not new[-1][-1]:  # older ones with no more seeds say nothing that the last does not
-            new = [line for line, metrics in zip(new, batches, strict=True)
-                   if line is new[-1] or len([*metrics.values()][0]) > last]  # fmt: skip
         lines += [line if line is new[0] else ["", "", *line[2:]] for line in new]
     return "\n".join(f"|{'|'.join(line)}|" for line in lines)
 

@@ -250,6 +250,11 @@ def test_a_new_line_in_a_dict_of_functions_is_a_new_value_of_its_key(offers, key
     assert re.search(rf"--{key}=.*: {', '.join(map(str, offers))}$", text, re.M)
 
 
+def test_a_function_that_writes_chats_is_a_new_template(monkeypatch):
+    monkeypatch.setitem(data.CHAT, "mine", lambda turns: f"<{turns[-1][1]}>")
+    assert data.chat("mine", None, data.Tokenizer.bytes(), "Say ")("a") == "<Say a>"
+
+
 def test_the_number_of_views_is_that_of_the_estimator(monkeypatch):
     cfg = config.Config(objective="grpo", init_from="a", logp_est="coupled_elbo", logp_views=3)
     assert config.n_views(cfg) == 6 and config.n_views(dataclasses.replace(cfg, logp_est="coupled")) == 3

@@ -446,7 +446,7 @@ def test_a_group_teaches_if_what_is_weighed_and_added_differs_in_it(tiny, place)
     each = np.array([[[1, 1, 0], [1, 1, 1], [1, 1, nan], [nan, nan, nan]],
                      [[0, 0, 0], [0, 1, 0], [0, 0, 0], [nan, nan, nan]]])  # fmt: skip
     scored = rl.Scored([], None, [], each, {})
-    spread = lambda *weights: rl.has_signal(scored, tiny(rewards=both, reward_weights=weights)).tolist()
+    spread = lambda *weights: dynamic_sampling.has_signal(scored, tiny(rewards=both, reward_weights=weights)).tolist()
     assert spread(1.0, 1.0) == [True, True, True, False]
     assert spread(1.0, 0.0) == [True, False, True, False]
     assert spread(0.0, 1.0) == [False, True, False, False]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import bpe, foreign, learn, pairs
+from data import bpe, byte_merges, foreign, learn
 from data.bpe import Tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -325,7 +325,7 @@ def test_a_tiktoken_file_is_read_anew_every_time(tmp_path):
 def cut_with(pattern, nfc=True):
     """-> TRAINED as somebody else's tokenizer, which cuts texts with this pattern (None: GPT-2's)."""
     added = TRAINED.content()["added_tokens"]
-    spec = bpe.byte_level_spec(TRAINED.vocab, pairs.merges_of(TRAINED.vocab), added, pattern, nfc)
+    spec = bpe.byte_level_spec(TRAINED.vocab, byte_merges.merges_of(TRAINED.vocab), added, pattern, nfc)
     return foreign.Foreign(TRAINED.vocab, TRAINED.specials, TRAINED.roles, spec)
 
 
@@ -535,7 +535,7 @@ def test_the_tokens_before_every_text_are_written_as_the_package_writes_them():
     engine.post_processor = tokenizers.processors.TemplateProcessing(
         single=["<s>", "<t>", "$A"], pair=["<s>", "<t>", "$A", "<s>", "<t>", "$B:1"],
         special_tokens=[("<s>", 1), ("<t>", 2)])  # fmt: skip
-    assert pairs.bos_processor(("<s>", "<t>"), [1, 2]) == json.loads(engine.to_str())["post_processor"]
+    assert byte_merges.bos_processor(("<s>", "<t>"), [1, 2]) == json.loads(engine.to_str())["post_processor"]
 
 
 @pytest.mark.parametrize("tok", [BYTES, TRAINED], ids=["bytes", "trained"])

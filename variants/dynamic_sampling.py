@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import config
+import grpo
 import rewards
 import rl
 from data.texts import EncodedRows
@@ -51,17 +52,23 @@ def collect(step: int, draw: Callable, attempt: Callable, cfg: Any, tok: Any) ->
     signal -> Scored."""
     found = attempt(0, draw(step))
     for n in range(1, 1 + cfg.dynamic_sampling):
-        if rl.has_signal(found, cfg).all():
+        if has_signal(found, cfg).all():
             break
         found = replace_flat_groups(found, attempt(n, redraw(draw, found, step, n, cfg, tok)), cfg)
     return found
+
+
+def has_signal(scored: Any, cfg: Any) -> np.ndarray:
+    """True for each group (N,) with advantages other than 0: one whose rewards differ."""
+    adv = grpo.advantages(scored.rewards, **rewards.advantage_settings(scored.rewards, cfg))
+    return np.asarray((adv != 0).any(1))
 
 
 def replace_flat_groups(old, new, cfg):
     """Replace groups of `old` whose rewards are all equal by groups of `new` whose rewards differ, as far as there are
     such -> N groups again."""
     _, N, G = old.rewards.shape
-    flat, good = np.flatnonzero(~rl.has_signal(old, cfg)), np.flatnonzero(rl.has_signal(new, cfg))
+    flat, good = np.flatnonzero(~has_signal(old, cfg)), np.flatnonzero(has_signal(new, cfg))
     pick = np.arange(N)
     pick[flat[: len(good)]] = N + good[: len(flat)]
     flat = (pick[:, None] * G + np.arange(G)).reshape(-1)
@@ -78,7 +85,7 @@ def replace_flat_groups(old, new, cfg):
 def all_wrong(found: Any, cfg: Any) -> np.ndarray:
     """True for each group (N,) of a Scored that has no right completion (see pass_at), and whose rewards are equal."""
     right = rewards.right(found, None, cfg).reshape(-1, cfg.group_size)
-    return ~right.any(1) & ~rl.has_signal(found, cfg)
+    return ~right.any(1) & ~has_signal(found, cfg)
 
 
 def give(tokens: np.ndarray, answers: list[list[int]], ratio: float, start: int, rng: Any) -> EncodedRows:

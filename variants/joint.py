@@ -84,8 +84,8 @@ def with_next_tokens(draw, cfg):
 
 
 def and_next_tokens(loss, cfg):
-    """Make a loss that is also that of next tokens, if it has a weight. loss: of the copies alone, so it is not called.
-    cfg: the Config of a run."""
+    """Return the loss of a run: that of masked and of next tokens if next tokens have a weight, else `loss`. cfg: the
+    Config of the run."""
     return loss_of_both if cfg.causal_weight else loss
 
 

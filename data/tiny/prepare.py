@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import data
 import model
-from data import bpe, foreign, learn, pairs
+from data import bpe, byte_merges, foreign, learn
 from system import disk, drawn, huggingface
 from variants import moe
 
@@ -126,7 +126,7 @@ def tokenizer(name):
     roles = {"mask": bpe.SPECIALS["mask"], "pad": roles["eos"]} | roles
     ids = {text: len(vocab) + i for i, text in enumerate(dict.fromkeys((*specials, roles["mask"])))}
     added = [{"id": i, "content": text} | bpe.FLAGS for text, i in ids.items()]
-    spec = bpe.byte_level_spec(vocab, pairs.merges_of(vocab), added, pattern, nfc=name != "llama")
+    spec = bpe.byte_level_spec(vocab, byte_merges.merges_of(vocab), added, pattern, nfc=name != "llama")
     return foreign.Foreign(vocab, ids, roles, spec)
 
 
@@ -149,11 +149,11 @@ def sentencepiece(merges, specials, roles):
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
             "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
                               "invert": False},
-            "post_processor": pairs.bos_processor(["<bos>"], [vocab["<bos>"]]),
+            "post_processor": byte_merges.bos_processor(["<bos>"], [vocab["<bos>"]]),
             "decoder": {"type": "Sequence", "decoders": [*fallback, {"type": "Fuse"}]},
             "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
                       "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
-                      "vocab": vocab, "merges": [list(map(read, pair)) for pair in pairs.merges_of(ranks)]}})
+                      "vocab": vocab, "merges": [list(map(read, pair)) for pair in byte_merges.merges_of(ranks)]}})
 
 
 def write_tokenizer(folder, tok, name):

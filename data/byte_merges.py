@@ -1,5 +1,6 @@
 """
-What a tokenizer.json says that one of single bytes need not say: merges, and tokens before every text.
+What a tokenizer.json says of a tokenizer that has more than single bytes: its merges, and the special tokens that it
+writes before every text.
 """
 import itertools
 from typing import Any
@@ -28,8 +29,10 @@ def split_token(token, ranks):
     return parts
 
 
-def bos_processor(bos: tuple[str, ...], ids: list[int]) -> dict[str, Any]:
-    """Make the post-processor of a tokenizer.json that writes these special tokens before every text."""
+def bos_processor(bos: tuple[str, ...], ids: list[int]) -> dict[str, Any] | None:
+    """Make the post-processor of a tokenizer.json that writes these special tokens before every text; None for none."""
+    if not bos:
+        return None
     first = [{"SpecialToken": {"id": text, "type_id": 0}} for text in bos]
     a, b = ({"Sequence": {"id": name, "type_id": n}} for n, name in enumerate("AB"))
     tokens = {}
