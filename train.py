@@ -9,7 +9,9 @@ loop (locks, resuming, checks) is in system/setup.py.
 from system import terminal
 
 if __name__ == "__main__":
-    terminal.begin()
+    terminal.launch_by_flag(
+        {"-h": "system.help", "--help": "system.help", "--plan": "tools.plan", "--anatomy": "tools.anatomy"}
+    )
 
 import collections
 import contextlib
@@ -281,33 +283,10 @@ def train(cfg, rows=None, rewards=None):
 
 
 def main():
-    if asked := {"-h", "--help", "--help=all"} & {*sys.argv}:
-        from system import help
-
-        print(help.help_text("--help=all" in asked))
-        return
-    try:
-        if flags := [word for word in sys.argv[1:] if word.startswith(("--plan=", "--anatomy="))]:
-            flag, _, value = flags[-1].partition("=")
-            others = [word for word in sys.argv[1:] if not word.startswith(f"{flag}=")]
-            from tools import anatomy, plan  # which import this program's stages
-
-            if flag == "--plan":
-                return plan.plan_ahead(others, value)
-            return anatomy.write(others, value, functools.partial(setup.setup, train=train), advance)
+    with terminal.errors_explained(hosts.wait_for_watch):
         cfg = config.load(sys.argv[1:])
         runs.prepare_process(cfg)
         train(cfg)
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as e:
-        raise SystemExit(f"error: {terminal.explain(e)}") from None
-    except RuntimeError as e:
-        if "RESOURCE_EXHAUSTED" not in str(e):
-            hosts.wait_for_watch()
-            raise
-        raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
-                         f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip
 
 
 if __name__ == "__main__":

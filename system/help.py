@@ -7,6 +7,7 @@ import glob
 import inspect
 import os
 import re
+import sys
 import textwrap
 
 import config
@@ -74,6 +75,11 @@ def help_text(everything: bool = False) -> str:
     if not everything:
         lines += ["", f"these are the {len(FIRST)} keys of a first run; --help=all prints them all"]
     return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the help that the command line asks for."""
+    print(help_text("--help=all" in sys.argv))
 
 
 def help_line(name, default, meaning):

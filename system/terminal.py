@@ -36,6 +36,24 @@ def launch(program: str, help_of: str | None = None) -> None:
     run(importlib.import_module(program).main)
 
 
+def launch_by_flag(programs: dict[str, str]) -> None:
+    """Launch the first program whose flag is on the command line, with or without "=VALUE"; begin() if there is none.
+
+    programs: {flag: the program's name}."""
+    given = [word.partition("=")[0] for word in sys.argv[1:]]
+    for flag, program in programs.items():
+        if flag in given:
+            launch(program)
+    begin()
+
+
+def value_and_others(flag: str) -> tuple[str, list[str]]:
+    """Take a flag from the command line -> its value (of several the last), and the other words."""
+    words = [word.partition("=") for word in sys.argv[1:]]
+    values = [value for name, _, value in words if name == flag]
+    return values[-1], ["".join(word) for word in words if word[0] != flag]
+
+
 def reopen() -> None:
     """Open the standard streams that were closed (`>&-`): as /dev/null, stderr as a copy of stdout.
 
@@ -147,6 +165,24 @@ def explain(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename} cannot be read or written: {error.strerror[0].lower()}{error.strerror[1:]}"
     return str(error)
+
+
+@contextlib.contextmanager
+def errors_explained(before_traceback: Callable = lambda: None) -> Iterator[None]:
+    """End the program with a sentence if the body raises a ValueError, meets an error of the disk, or finds no memory
+    left on the device. before_traceback() is called before any other RuntimeError goes on."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as e:
+        raise SystemExit(f"error: {explain(e)}") from None
+    except RuntimeError as e:
+        if "RESOURCE_EXHAUSTED" not in str(e):
+            before_traceback()
+            raise
+        raise SystemExit("error: the device has no memory left: a smaller batch_size, rollout_chunk or logp_chunk, or "
+                         f"more gradient_accumulation_steps ({str(e).splitlines()[0][:200]})") from None  # fmt: skip
 
 
 def silence(stream: Any) -> None:

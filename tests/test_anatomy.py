@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import re
+import runpy
 import shutil
 
 import jax
@@ -17,11 +18,10 @@ import data
 import diffusion
 import model
 import train
-from system import checkpoint, huggingface, setup
+from system import checkpoint, huggingface
 from tools import anatomy
 
 TOK = data.Tokenizer.bytes()
-SETUP = functools.partial(setup.setup, train=train.train)
 SHAPE = model.ModelConfig(vocab_size=259, n_layer=1, n_head=2, d_model=16, mask_id=TOK.mask_id, eos_id=TOK.eos_id,
                           pad_id=TOK.pad_id)  # fmt: skip
 REWARDS = """
@@ -84,7 +84,7 @@ def content_of(path):
 
 
 def write(path, argv):
-    anatomy.write(argv, str(path), SETUP, train.advance)
+    anatomy.write(argv, str(path))
     return content_of(path)
 
 
@@ -243,16 +243,16 @@ def test_what_cannot_work_is_refused(flag, changes, message, pages, place):
     else:
         argv = arguments(place, "causal", **{"out_dir": out} | changes)
     with pytest.raises(ValueError, match=re.escape(message)):
-        anatomy.write(argv, str(place / flag), SETUP, train.advance)
+        anatomy.write(argv, str(place / flag))
 
 
 def test_the_flag_is_one_of_train_py(monkeypatch, place):
     called = []
     monkeypatch.setattr(anatomy, "write", lambda *given: called.append(given))
-    monkeypatch.setattr("sys.argv", ["train.py", "recipe", "--anatomy=a.html", "--seed=1"])
-    train.main()
-    (found,) = called
-    assert found[:2] == (["recipe", "--seed=1"], "a.html") and found[3] is train.advance
+    monkeypatch.setattr("sys.argv", ["train.py", "recipe", "--anatomy=b.html", "--anatomy=a.html", "--seed=1"])
+    with pytest.raises(SystemExit) as e:
+        runpy.run_path("train.py", run_name="__main__")
+    assert called == [(["recipe", "--seed=1"], "a.html")] and not e.value.code
 
 
 # ---- what one sees ----

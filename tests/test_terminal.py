@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import resource
+import runpy
 import signal
 import subprocess
 import sys
@@ -138,7 +139,7 @@ def test_a_device_that_is_not_there_is_said_in_one_sentence(monkeypatch, capsys)
 def test_an_old_python_reads_the_programs_and_says_which_one_is_needed(monkeypatch):
     for program in ("system/terminal.py", "train.py", "sample.py", "rewards.py", "tools/compare.py"):
         first = ast.parse(open(program).read(), feature_version=(3, 8)).body[1:3]
-        begins = [call for call in ("terminal.begin()", "terminal.launch(") for n in first if call in ast.unparse(n)]
+        begins = [call for call in ("terminal.begin()", "terminal.launch") for n in first if call in ast.unparse(n)]
         assert program == "system/terminal.py" or begins
     assert all(isinstance(kind, str) for kind in terminal.guarded.__annotations__.values())  # which it need not know
     monkeypatch.setattr(sys, "version_info", (3, 10, 13))
@@ -328,6 +329,17 @@ def test_what_a_terminal_cannot_show_is_escaped(encoding, shown, tmp_path, monke
         monkeypatch.setattr(sys, "stdout", stream)
         terminal.run(lambda: print("é 😀"))
     assert e.value.code is None and (tmp_path / "out").read_text(encoding=encoding) == shown + "\n"
+
+
+@pytest.mark.parametrize("flag, said", [
+    ("--plan=9", "error: --plan=9: expected "), ("--plan", "error: --plan=: expected "),
+    ("--anatomy=.", "error: --anatomy=. is there already"), ("--anatomy", "error: --anatomy="),
+])  # fmt: skip
+def test_a_program_that_a_flag_of_train_launches_says_what_is_wrong_in_one_sentence(flag, said, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "config/sudoku.py", flag])
+    with pytest.raises(SystemExit) as e:
+        runpy.run_path("train.py", run_name="__main__")
+    assert e.value.code.startswith(said) and "\n" not in e.value.code
 
 
 @pytest.mark.parametrize("name", ["anatomy", "complete", "doctor", "page", "plan"])

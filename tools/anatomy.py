@@ -19,7 +19,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +33,9 @@ import grpo
 import rewards
 import rl
 import sample
+import train
 from data import bpe, texts
-from system import checkpoint, hosts, report, runs, same_run, settings, sharding
+from system import checkpoint, hosts, report, runs, same_run, settings, setup, sharding, terminal
 
 PROMPTS, UPDATES = 6, 4  # on the page: prompts, and updates of each completion
 ROOT = Path(__file__).parent.parent
@@ -123,8 +124,8 @@ class Iteration(NamedTuple):
     notes: dict  # numbers that the run logs of an iteration
 
 
-def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
-    """Run the iteration that follows a State, and record it. iterate: train.advance."""
+def record_iteration(run: Any, state: Any) -> Iteration:
+    """Run the iteration that follows a State, and record it."""
     made: list[Update] = []
 
     def update(params, opt_state, average, step, batch, base=None):
@@ -137,7 +138,7 @@ def record_iteration(run: Any, state: Any, iterate: Callable) -> Iteration:
         return out
 
     with recorded(rl, "score_rollout", "select_completions") as calls:
-        *_, notes = iterate(run._replace(update=update), state)
+        *_, notes = train.advance(run._replace(update=update), state)
     if not made:
         raise ValueError(f"no reward has an opinion on any completion of step {state.step + 1}: there is no update")
     found, adv, _ = calls["select_completions"][0].args
@@ -362,19 +363,26 @@ def linked(cfg: config.Config, place: str) -> config.Config:
     return dataclasses.replace(cfg, init_from=start, base=())
 
 
-def write(argv: list[str], path: str, setup: Callable, iterate: Callable) -> None:
-    """Run one iteration of the config in argv, and write its page; setup, iterate: of train.py."""
+def main() -> None:
+    """Read the command line of train.py, and write the page."""
+    with terminal.errors_explained(hosts.wait_for_watch):
+        path, others = terminal.value_and_others("--anatomy")
+        write(others, path)
+
+
+def write(argv: list[str], path: str) -> None:
+    """Run one iteration of the config in argv, and write its page."""
     cfg = config.resolve_paths(config.load(argv))
     check(path, cfg)
     runs.prepare_process(cfg)
     name = model_name(cfg.out_dir).split("/")[0]
     with sharding.use(cfg.mesh), contextlib.ExitStack() as claims, tempfile.TemporaryDirectory() as place:
         try:
-            run, state, *_ = setup(linked(cfg, place), claims)
+            run, state, *_ = setup.setup(linked(cfg, place), claims, train.train)
         except ValueError as e:
             raise ValueError(str(e).replace(place, cfg.out_dir)) from None
         start = f"its checkpoint step-{state.step:06d}" if state.step else model_name(run.cfg.init_from)
         print(f"iteration {state.step + 1} of {name}, from {start}: 10 to 60 s, as it is compiled")
-        content = plain(pack(run, state, record_iteration(run, state, iterate), name) | {"start": start})
+        content = plain(pack(run, state, record_iteration(run, state), name) | {"start": start})
     bpe.write_whole(path, report.fill_template(Path(__file__).with_suffix(".html"), name, content))
     print(f"{path} shows it: open it in a browser")

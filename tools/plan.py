@@ -27,7 +27,7 @@ import model
 import rl
 import sample
 from config import Config
-from system import checkpoint, cost, fit, huggingface, memory, placement, sections, setup, start
+from system import checkpoint, cost, fit, huggingface, memory, placement, sections, setup, start, terminal
 
 
 class Device(NamedTuple):
@@ -320,6 +320,13 @@ def compiled_plan(cfg, count, device, devices):
         cfg, changes = smaller.cfg, changes | smaller.changes
         yield f"{memory.amount(peak)} of {memory.amount(limit)}: does not fit; next {fit.flags(changes)}"
     yield "nothing that was tried fits: it needs more devices, larger ones, or a smaller model"
+
+
+def main() -> None:
+    """Read the command line of train.py, and print the plan."""
+    with terminal.errors_explained():
+        devices, others = terminal.value_and_others("--plan")
+        plan_ahead(others, devices)
 
 
 def plan_ahead(argv: list[str], devices: str) -> None:
