@@ -670,6 +670,20 @@ def test_the_enumerated_paths_are_those_of_the_sampler():
     assert len(set(rows)) > 9
 
 
+def test_the_mean_of_one_opinion_is_that_opinion_and_none_has_no_spread():
+    mean, std, n = grpo.moments(jnp.array([[3.0, np.nan], [np.nan, np.nan], [3.0, 5.0]]), 1)
+    close(mean[:, 0], [3, 0, 4])
+    close(std[:, 0], [0, 0, np.sqrt(2)])
+    assert n[:, 0].tolist() == [1, 0, 2]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_ratio_ends_at_e_to_the_20(level):
+    far = jnp.array([[30.0], [20.0], [19.5], [-19.5], [-20.0], [-30.0]])
+    ratio = grpo.ratios(far, jnp.zeros((6, 1)), jnp.ones((6, 1), bool), level)
+    close(jnp.log(ratio[:, 0]), [20, 20, 19.5, -19.5, -20, -20])
+
+
 def test_a_value_on_a_bound_is_not_limited():
     gradient = jax.vmap(jax.grad(grpo.clamp), (0, None, None))
     close(gradient(jnp.array([0.4, 0.5, 1.0, 1.5, 1.6]), 0.5, 1.5), [0, 1, 1, 1, 0])
