@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -217,6 +218,19 @@ def test_seeds_of_a_recipe_are_one_curve_with_a_band_and_others_are_apart(seeds,
     assert both["y"] == [2.5, 12.5]  # of 0, 1, 4, 9 the lowest and the highest are left out
     assert 0 <= both["low"][0] < 2.5 < both["high"][0] <= 9 and slow["steps"] == [0, 10, 20] and not slow["low"]
     assert panels["held-out rows"][1]["low"] == pytest.approx([0.4] * 3)
+
+
+def test_runs_of_one_name_in_two_folders_are_two_curves_and_one_that_recorded_older_keys_is_of_their_recipe(seeds):
+    """A run recorded keys that are gone, and those of variants that it did not use."""
+    run = json.load(open(f"{seeds[0]}/step-000020/run.json"))
+    run["config"] = dict(reversed(run["config"].items())) | {"clip_cap": None, "lora_rank": None, "paired": False}
+    runs.disk.write_json(f"{seeds[0]}/step-000020/run.json", run)
+    other = os.path.dirname(seeds[0]) + "/other"
+    shutil.copytree(seeds[-1], f"{other}/run_0")
+    apart = [f"run_0 in {os.path.dirname(seeds[0])}", f"run_0 in {other}"]
+    for given, wanted in [(seeds[:2], ["run, 2 seeds"]), ([seeds[0], f"{other}/run_0"], apart)]:
+        page = json.loads(re.search(r'application/json">(.*?)</script>', compare.compare(given), re.S)[1])
+        assert [line["name"] for line in page["panels"][0]["lines"]] == wanted
 
 
 def test_a_run_has_the_same_colour_in_every_chart(seeds):

@@ -20,10 +20,11 @@ import os
 
 import numpy as np
 
-from system import checkpoint, disk, runs, terminal
+from system import checkpoint, disk, runs, same_run, terminal
 from system import report as pages
 
-APART = "seed", "out_dir", "init_from", "base"  # keys that may differ between seeds of one recipe
+# Keys that may differ between seeds of one recipe. (`use` names the files of settings that are recorded, too.)
+APART = "seed", "out_dir", "init_from", "base", "use", "model.use"
 DRAWS = 2000  # of the bootstrap
 
 
@@ -61,12 +62,13 @@ def compare(folders: list[str]) -> str:
     found = {folder: read(folder) for folder in folders}
     groups: dict = {}
     for folder, (cfg, _) in found.items():
-        recipe = [item for item in cfg.items() if item[0] not in APART]
-        groups.setdefault(str(recipe), []).append(folder)
+        groups.setdefault(recipe_of(cfg), []).append(folder)
     seed_of = {folder: cfg.get("seed") for folder, (cfg, _) in found.items()}
+    names = [name_of(group, seed_of) for group in groups.values()]
     logs = {}
-    for group in groups.values():
-        logs[name_of(group, seed_of)] = [found[folder][1] for folder in group]
+    for name, group in zip(names, groups.values(), strict=True):
+        where = f" in {os.path.dirname(group[0])}" if names.count(name) > 1 else ""
+        logs[name + where] = [found[folder][1] for folder in group]
     panels = []
     for curves in runs.pictures([row for _, rows in found.values() for row in rows]):
         for metric in curves.names:
@@ -79,6 +81,12 @@ def compare(folders: list[str]) -> str:
                 panels.append(pages.Panel(title, curves.unit, lines))
     about = ["A band is the 95% interval of the interquartile mean over seeds; of one run, its standard error."]
     return pages.page(" and ".join(logs), about, panels, several=True)
+
+
+def recipe_of(cfg: dict) -> str:
+    """Write down what tells recipes apart. A key that only runs of another age record counts as in a run without it."""
+    absent = same_run.OFF | same_run.GONE
+    return str(sorted(item for item in cfg.items() if item[0] not in APART and item not in absent.items()))
 
 
 def name_of(group: list[str], seed_of: dict) -> str:
