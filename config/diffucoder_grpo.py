@@ -7,7 +7,7 @@ is the fraction of their tests that a single fenced block passes.
     python train.py config/diffucoder_grpo.py --model=small   countdown, on a base trained first: does it learn?
     python train.py config/diffucoder_grpo.py --lora_rank=128 --lora_alpha=64 --ref_mode=static --ref_offload=False
 
-The first trains all parameters, as the paper does. By the estimate that every run prints it needs 171 GB on one
+The first trains all parameters, as the paper does. By the estimate that every run prints it needs 172 GB on one
 device, more than a card of 80 GB has; 8 cards are enough, at 25 GB each (--plan=8xH100). The last trains a LoRA of
 d1's rank and needs 26 GB.
 
