@@ -274,6 +274,12 @@ def pack_of(cfg: Config) -> Callable | None:
     return next((section.pack for section in cfg.use if section.pack), None)
 
 
+def has_reference(cfg: Config) -> bool:
+    """True if the State of a run has a reference: grpo or dpo with a kl_beta. With LoRA the base is used instead."""
+    compares = cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0
+    return compares and not has_frozen_base(cfg) and not cfg.eval_only
+
+
 def reference_stays(cfg: Config) -> bool:
     """True if the reference of the KL is the same throughout the run."""
     return not any(section.moves_reference for section in cfg.use)

@@ -123,8 +123,7 @@ def weight_bytes(cfg):
 
         trained = adapters.count(cfg)
         params = adapters.base_bytes(m, config.pack_of(cfg), n, wide) + 4 * trained
-    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not Keys.of(cfg).ref_offload
-    has_reference = has_reference and not config.has_frozen_base(cfg)
+    has_reference = config.has_reference(cfg) and not Keys.of(cfg).ref_offload
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
     return {
         "params": params,

@@ -208,12 +208,6 @@ def reference_dtype(cfg: Config) -> str:
     return cfg.model.dtype if config.reference_stays(cfg) else "float32"
 
 
-def has_reference(cfg: Config) -> bool:
-    """True if the State of a run has a reference: grpo or dpo with a kl_beta. With LoRA the base is used instead."""
-    compares = cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0
-    return compares and not config.has_frozen_base(cfg) and not cfg.eval_only
-
-
 def load_reference(cfg: Config) -> dict:
     """Return the parameters of the model in ref_from, which must have the policy's shape."""
     params, shape = checkpoint.load(str(cfg.ref_from), reference_dtype(cfg), checkpoint.Keys.of(cfg).open_as)
