@@ -45,7 +45,7 @@ from system.sections import (
     Flat,
     Section,
     at_least,
-    check_value,
+    check_fields,
     declared_keys,
     key,
     used,
@@ -192,15 +192,13 @@ class Config(settings.Sections, metaclass=Flat):
         return super().__new__(cls)
 
     def __post_init__(self):
-        settings.check_types(self)
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
+        check_fields(self)
         named = [getattr(self, name) for name in tables()]
         use = sorted(with_sections(self.use, named), key=variant_of)  # so that equal runs are equal
         object.__setattr__(self, "use", tuple(use))
-        for field in dataclasses.fields(self):
-            check_value(field, getattr(self, field.name))
         settings.check(self, between_keys, *(section.between_keys for section in self.use))
 
 

@@ -317,9 +317,9 @@ def read_ends(folder, named):
 
     named: the eos_token_id of config.json, one or a list; those of generation_config.json follow"""
     more = bpe.read_json(Path(folder, "generation_config.json")).get("eos_token_id")
-    lists = [ids if isinstance(ids, list) else [ids] for ids in (named, more)]
+    lists = (ids if isinstance(ids, list) else [ids] for ids in (named, more))
     ends = []
-    for i in [i for ids in lists for i in ids]:
+    for i in itertools.chain(*lists):
         if i is not None and i not in ends:
             ends.append(i)
     return {"eos_id": ends[0] if ends else None, "end_ids": tuple(ends[1:])}
@@ -341,7 +341,7 @@ def fit_tokenizer(folder: str, cfg: model.ModelConfig, tok: Tokenizer) -> model.
         from system import foreign
 
         foreign.say_mask(folder)
-    if not cfg.causal and tok.mask_id != cfg.mask_id:
+    elif tok.mask_id != cfg.mask_id:
         raise ValueError(
             f"{folder}: config.json says that the mask is id {cfg.mask_id}, and the tokenizer that "
             f"it is id {tok.mask_id}: one of the files belongs to another model"
@@ -459,8 +459,9 @@ def check_names(problem, there, expected):
     """Raise ValueError, with some of the names, unless the tensors that are there are the expected ones."""
     if there == expected:
         return
-    lists = []
-    for names in (sorted(expected - there), sorted(there - expected)):
+
+    def some(names):
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        lists.append(", ".join(names[:4]) + more or "none")
-    raise ValueError(f"{problem}: missing tensors: {lists[0]}; unknown tensors: {lists[1]}")
+        return ", ".join(sorted(names)[:4]) + more or "none"
+
+    raise ValueError(f"{problem}: missing tensors: {some(expected - there)}; unknown tensors: {some(there - expected)}")

@@ -55,15 +55,11 @@ def copies_per_text(cfg):
     return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else config.copies(cfg)
 
 
-def is_scored_exactly(cfg):
-    """True if what drafts wrote is scored by a causal pass."""
-    return cfg.objective == "grpo" and cfg.rule == "drafts"
-
-
 def copy_columns(cfg):
     """Count the columns computed per noisy copy of a block model, next to the clean text. 0: not a block model."""
     block = getattr(cfg.model, "block_causal", None)
-    if not block or cfg.objective == "judge" or is_scored_exactly(cfg):
+    by_a_causal_pass = cfg.objective == "grpo" and cfg.rule == "drafts"
+    if not block or cfg.objective == "judge" or by_a_causal_pass:
         return 0
     return cfg.max_new_tokens + min(block - 1 + cfg.model.shift, cfg.max_prompt_len)
 

@@ -79,14 +79,20 @@ def check_value(field, value):
         raise ValueError(f"{field.name}={value!r} must be {check.expected}")
 
 
+def check_fields(cfg: Any) -> None:
+    """Raise a ValueError if a field of a dataclass of keys has not its annotated type, or a value that its declaration
+    does not allow."""
+    settings.check_types(cfg)
+    for field in dataclasses.fields(cfg):
+        check_value(field, getattr(cfg, field.name))
+
+
 @dataclasses.dataclass(frozen=True)
 class Section:
     """The keys of a file, declared in its class Keys."""
 
     def __post_init__(self):
-        settings.check_types(self)
-        for field in dataclasses.fields(self):
-            check_value(field, getattr(self, field.name))
+        check_fields(self)
 
     @classmethod
     def of(cls, cfg: Any) -> Self:
