@@ -145,7 +145,7 @@ def load_merged(
             f"adapters that are their own base: {' -> '.join([*above, found])}; write the folder of the "
             f"model that they were trained on into {os.path.join(folder, ADAPTER_CONFIG)}"
         )
-    if os.path.exists(os.path.join(base, ADAPTER_CONFIG)):
+    if huggingface.has_adapters(base):
         params, cfg = load_merged(base, dtype, find_base, open_as, None, above)
         if pack:
             raise ValueError(f"{folder}: the base of these adapters, {base}, is adapters itself, which cannot be "

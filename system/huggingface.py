@@ -138,6 +138,11 @@ def tensor_names(cfg: model.ModelConfig, kind: str | None = None) -> dict[str, s
     return FAMILIES[kind or family_of(cfg)].tensors
 
 
+def has_adapters(folder: str) -> bool:
+    """True if a folder holds adapters, not a whole model."""
+    return os.path.exists(os.path.join(folder, ADAPTER_CONFIG))
+
+
 class Place(NamedTuple):
     """A tensor in a file, and where its values are in our params."""
 
