@@ -443,9 +443,8 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
         return stored or sharding.make_array(path[-1], shape, fetch)
 
     places_of, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=is_shape)
-    read = {}
-    for path, shape in reversed(places_of):  # the blocks last: beside them there is no room for two embeddings
-        read[path] = leaf(path, shape)
+    # The blocks last: beside them there is no room for two embeddings.
+    read = {path: leaf(path, shape) for path, shape in reversed(places_of)}
     return jax.tree.unflatten(tree, [read[path] for path, _ in places_of])
 
 

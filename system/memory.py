@@ -155,8 +155,8 @@ def expert_bytes(m, T, wide):
 def gathered_bytes(cfg):
     """Estimate the bytes of the gathered weights: the largest block or the head, and as many for the one before it."""
     m = cfg.model
-    Q, KV = m.n_head * m.head_dim, m.kv_heads * m.head_dim
-    block = 2 * m.d_model * (Q + KV) + 3 * m.d_model * mlp_widths(m).stored
+    heads = (m.n_head + m.kv_heads) * m.head_dim
+    block = m.d_model * (2 * heads + 3 * mlp_widths(m).stored)
     head = 0 if cfg.objective == "judge" else m.d_model * m.vocab_size
     return 2 * bytes_per_number(m) * max(block, head)
 
