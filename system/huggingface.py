@@ -442,7 +442,7 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
         stored = pack and path[0] == "blocks" and pack(path[-1], shape, matrix, dtype)
         return stored or sharding.make_array(path[-1], shape, fetch)
 
-    places_of, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=is_shape)
+    places_of, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
     # The blocks last: beside them there is no room for two embeddings.
     read = {path: leaf(path, shape) for path, shape in reversed(places_of)}
     return jax.tree.unflatten(tree, [read[path] for path, _ in places_of])
@@ -452,11 +452,6 @@ def read_part(x, first, places):
     """Read a part of the tensor x in a file; places: a range for each side, that of the rows counted from `first`."""
     rows, *others = places
     return np.asarray(x[(slice(first + rows.start, first + rows.stop), *(slice(r.start, r.stop) for r in others))])
-
-
-def is_shape(x):
-    """True if x is a shape, a leaf of a tree of shapes."""
-    return isinstance(x, tuple)
 
 
 def check_names(problem, there, expected):

@@ -300,10 +300,7 @@ def seconds_since(path: str) -> float:
         return float("inf")
 
 
-@functools.cache
-def say_once(text: str) -> None:
-    """Print a line, unless this process has printed it already."""
-    tqdm.write(text)
+say_once = functools.cache(tqdm.write)  # prints a line, unless this process has printed it already
 
 
 def draw(out_dir: str) -> None:

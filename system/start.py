@@ -31,8 +31,10 @@ class Prepared(NamedTuple):
 def prepare(cfg: Config, train: Callable) -> Prepared:
     """Find and open the model that a run starts from, and refuse what cannot work. train(cfg): trains a base first, if
     there is none."""
-    if hosts.processes().size > 1:
-        hosts.first_then_rest(f"the data of {cfg.out_dir}", lambda: texts.split_rows(cfg, "val"))
+    n, rank = hosts.processes()
+    if n > 1 and not rank:
+        texts.split_rows(cfg, "val")  # makes the files of the data set, which the others then find
+    hosts.barrier(f"the data of {cfg.out_dir}")
     check(cfg)
     return checkpoint.retry_if_deleted(lambda: find_sources(cfg, train), open_sources)
 
