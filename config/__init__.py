@@ -562,7 +562,7 @@ def variants_named(args, kind):
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
     known = flatten(Config()) | {"model": None} | declared_keys()
-    known |= {f"model.{name}": None for name, found in declared_keys().items() if found.kind == "Shape"}
+    known |= {f"model.{name}": found for name, found in declared_keys().items() if found.kind == "Shape"}
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
