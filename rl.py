@@ -40,7 +40,7 @@ class State(NamedTuple):
     params: dict  # the trained parameters; with LoRA, the adapters
     opt_state: tuple
     average: dict | None  # moving average of the parameters, if ema_decay is set
-    reference: dict | None  # the model that grpo and dpo compare the policy with, see start.has_reference
+    reference: dict | None  # the model that grpo and dpo compare the policy with, see config.has_reference
 
     @property
     def weights(self):

@@ -14,6 +14,7 @@ import ast
 import contextlib
 import dataclasses
 import functools
+import glob
 import itertools
 import math
 import os
@@ -44,12 +45,11 @@ from system.sections import (
     Flat,
     Section,
     at_least,
-    check_value,
+    check_fields,
     declared_keys,
     key,
     used,
     with_sections,
-    with_values,
     within,
 )
 from system.settings import variant_of
@@ -192,20 +192,19 @@ class Config(settings.Sections, metaclass=Flat):
         return super().__new__(cls)
 
     def __post_init__(self):
-        settings.check_types(self)
         if self.kl_est == "k1":
             raise ValueError("kl_est='k1' in the loss has a gradient that is 0 on average: it would penalize nothing. "
                              "Use k2, whose gradient is that of the reverse KL, or k3")
-        tables = [field for field in dataclasses.fields(self) if field.metadata.get("table")]
-        named = [name for field in tables for name in sections.as_tuple(getattr(self, field.name)) if name is not None]
+        check_fields(self)
+        named = [getattr(self, name) for name in tables()]
         use = sorted(with_sections(self.use, named), key=variant_of)  # so that equal runs are equal
         object.__setattr__(self, "use", tuple(use))
-        for field in dataclasses.fields(self):
-            check_value(field, getattr(self, field.name))
-        of_variants = itertools.chain(*(section.between_keys(self) for section in self.use))
-        for wrong, message in itertools.chain(between_keys(self), of_variants):
-            if wrong:
-                raise ValueError(message)
+        settings.check(self, between_keys, *(section.between_keys for section in self.use))
+
+
+def tables() -> list[str]:
+    """List the keys that name an entry of a table, to which files of variants/ may add."""
+    return [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
 
 
 # ---- what follows from the keys --------------------------------------------------------------------------------------
@@ -214,7 +213,8 @@ class Config(settings.Sections, metaclass=Flat):
 def n_views(cfg: Config) -> int:
     """Return the number of masked copies per completion that grpo scores.
 
-    Every estimator returns n * a + b copies for logp_views=n, so its shapes for 1 and 2 tell any number.
+    Every estimator returns n * a + b copies for logp_views=n, so its shapes for 1 and 2 tell any number, also one that
+    no machine could compute.
     """
     one, two = views_for_1_and_2(cfg.logp_est)
     return one + (cfg.logp_views - 1) * (two - one)
@@ -227,8 +227,7 @@ def views_for_1_and_2(estimator):
 
     def count(n):
         """Trace the estimator. Nothing is computed: no device may be used before the processes have met."""
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        views = jax.eval_shape(lambda key: diffusion.views(key, estimator, completion, step=step, n=n), key)
+        views = jax.eval_shape(lambda: diffusion.views(jax.random.key(0), estimator, completion, step=step, n=n))
         return views.masked.shape[0]
 
     return count(1), count(2)
@@ -271,6 +270,12 @@ def has_frozen_base(cfg: Config) -> bool:
 def pack_of(cfg: Config) -> Callable | None:
     """Return what stores the matrices of a frozen base in another form while they are read, see Section.pack."""
     return next((section.pack for section in cfg.use if section.pack), None)
+
+
+def has_reference(cfg: Config) -> bool:
+    """True if the State of a run has a reference: grpo or dpo with a kl_beta. With LoRA the base is used instead."""
+    compares = cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0
+    return compares and not has_frozen_base(cfg) and not cfg.eval_only
 
 
 def reference_stays(cfg: Config) -> bool:
@@ -495,8 +500,10 @@ def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
             out[prefix + "use"] = tuple(map(variant_of, value))
             for section in value:
                 out |= flatten(section, prefix)
-            continue
-        out |= flatten(value, f"{prefix}{f.name}.") if dataclasses.is_dataclass(value) else {prefix + f.name: value}
+        elif dataclasses.is_dataclass(value):
+            out |= flatten(value, f"{prefix}{f.name}.")
+        else:
+            out[prefix + f.name] = value
     return out
 
 
@@ -515,11 +522,8 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
     Keys of the model need no prefix: n_layer is model.n_layer. Keys that begin with base. are for the config file in
     init_from; if they are keys of the model, they also hold for the run that starts from it.
     """
-    args = dict(args)
-    of_run: dict[str, Any] = {}
-    of_model: dict[str, Any] = {}
-    of_run["use"] = with_sections(cfg.use, variants_named(args, "Keys"), "Keys")
-    of_model["use"] = with_sections(cfg.model.use, variants_named(args, "Shape"), "Shape")
+    of_run: dict[str, Any] = {"use": with_sections(cfg.use, variants_named(args, "Keys"))}
+    of_model: dict[str, Any] = {"use": with_sections(cfg.model.use, variants_named(args, "Shape"), "Shape")}
     args = {name: text for name, text in args.items() if name not in ("use", "model.use")}
     known = flatten(cfg)
     for prefix_of, use in (("", of_run["use"]), ("model.", of_model["use"])):
@@ -536,14 +540,11 @@ def override(cfg: Config, args: dict[str, str], prefix: str = "") -> Config:
         if name.startswith("base."):
             continue
         leaf = name.removeprefix("model.")
-        values = of_run if leaf == name and name in known else of_model
-        owners = [cfg, *of_run["use"]] if values is of_run else [cfg.model, *of_model["use"]]
-        owner = next(o for o in owners if leaf in o.__dataclass_fields__)
+        values, of = (of_run, cfg) if leaf == name and name in known else (of_model, cfg.model)
+        owner = next(o for o in (of, *values["use"]) if leaf in o.__dataclass_fields__)
         if leaf in values:
             raise ValueError(f"--{leaf} is given twice")
         values[leaf] = parse(typed[name], text, typing.get_type_hints(type(owner))[leaf])
-    of_shape = {name: of_model.pop(name) for name in declared_keys() if name in of_model}
-    of_model["use"] = with_values(of_model["use"], of_shape, "Shape")
     return dataclasses.replace(cfg, **of_run, model=dataclasses.replace(cfg.model, **of_model))
 
 
@@ -552,8 +553,7 @@ def variants_named(args, kind):
     this kind, see sections.Declared. (A key of the model after base. is one of the run's model, too.)"""
     typed = [part for use in ("use", "model.use") for part in terminal.parts(args.get(use, "")) if part]
     named = sections.named_by_use(typed)
-    tables = [field.name for field in dataclasses.fields(Config) if field.metadata.get("table")]
-    named += [part for name in tables if name in args for part in terminal.parts(args[name])]
+    named += [args[name] for name in tables() if name in args]
     prefix = "base." if kind == "Shape" else ""
     declared = [declared_keys().get(name.removeprefix("model.").removeprefix(prefix)) for name in args]
     return named + [found.variant for found in declared if found and found.kind == kind]
@@ -562,21 +562,20 @@ def variants_named(args, kind):
 def parse_arguments(argv):
     """Sort the words of a command line into config files and {key: text}."""
     known = flatten(Config()) | {"model": None} | declared_keys()
-    known |= {f"model.{name}": None for name, found in declared_keys().items() if found.kind == "Shape"}
+    known |= {f"model.{name}": found for name, found in declared_keys().items() if found.kind == "Shape"}
     files, args, misspelt, words = [], {}, [], list(argv)
     while words:
         word = words.pop(0)
         name, equals, text = word[2:].partition("=")
-        if word[:2] != "--" and (word[:1] == "-" or "=" in word and not word.endswith(".py")):
-            raise ValueError(f"{word}: write it as --{word.lstrip('-')}")
         if not word.startswith("--"):
+            if word.startswith("-") or "=" in word and not word.endswith(".py"):
+                raise ValueError(f"{word}: write it as --{word.lstrip('-')}")
             files.append(word)
             continue
-        if not equals and name in ("resume", "eval_only") and (not words or words[0][:2] == "--" or ".py" in words[0]):
-            args[name] = "True"
-            continue
-        if not equals:
-            has_value = bool(words) and words[0][:2] != "--" and not words[0].endswith(".py")
+        has_value = bool(words) and words[0][:2] != "--" and not words[0].endswith(".py")
+        if not equals and not has_value and name in ("resume", "eval_only"):
+            text = "True"
+        elif not equals:
             value = "True" if type(default_of(name, known)) is bool else words[0] if has_value else "value"
             del words[:has_value]
             misspelt.append(f"{word}: write it as {word}={value}")
@@ -604,8 +603,7 @@ def find_file(name):
     paths = (resolve_path(path) for path in (name, f"{name}.py", f"config/{name}.py"))
     if path := next(filter(os.path.isfile, paths), None):
         return path
-    here = os.path.dirname(os.path.abspath(__file__))
-    there = sorted(f[:-3] for f in os.listdir(here) if f.endswith(".py") and f != "__init__.py")
+    there = sorted(f[:-3] for f in glob.glob("[!_]*.py", root_dir=os.path.dirname(__file__)))
     from system import unknown
 
     raise ValueError(unknown.file(name, there))
@@ -644,7 +642,7 @@ def resolve_path(path: str) -> str:
         return os.path.exists(path) or os.path.exists(os.path.join(os.path.dirname(path), "prepare.py"))
 
     path = os.path.expanduser(path)
-    ours = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
+    ours = os.path.join(sections.ROOT, path)
     return ours if not exists(path) and exists(ours) else path
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import model
 from system import disk, huggingface, kernels
@@ -100,8 +99,7 @@ def adapter_files(params: Any, cfg: model.ModelConfig, base: str, alpha: float) 
     if names["head"].rpartition(".")[2] in theirs["target_modules"]:  # LLaDA's head and its down matrices: ff_out
         theirs["exclude_modules"] = [names["head"]]
     places = huggingface.by_name(adapter_places(cfg, ranks, n_out))
-    tensors = [huggingface.to_store(params, name, parts) for name, parts in places]
-    tensors = [tensor._replace(fetch=functools.partial(np.asarray, tensor.fetch())) for tensor in tensors]
+    tensors = [huggingface.to_store(params, name, parts).fetched() for name, parts in places]
     return {ADAPTER_CONFIG: theirs, "adapter_model.safetensors": tensors}
 
 
@@ -147,7 +145,7 @@ def load_merged(
             f"adapters that are their own base: {' -> '.join([*above, found])}; write the folder of the "
             f"model that they were trained on into {os.path.join(folder, ADAPTER_CONFIG)}"
         )
-    if os.path.exists(os.path.join(base, ADAPTER_CONFIG)):
+    if huggingface.has_adapters(base):
         params, cfg = load_merged(base, dtype, find_base, open_as, None, above)
         if pack:
             raise ValueError(f"{folder}: the base of these adapters, {base}, is adapters itself, which cannot be "

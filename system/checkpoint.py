@@ -75,7 +75,7 @@ def find(path: str) -> str:
             f"{path!r} is not a folder: give the out_dir of a run or a folder with config.json in it"
             + (makes_it if os.path.isfile(config.resolve_path(f"config/{name}.py")) else "")
         )
-    if any(os.path.exists(os.path.join(path, name)) for name in ("config.json", huggingface.ADAPTER_CONFIG)):
+    if os.path.exists(os.path.join(path, "config.json")) or huggingface.has_adapters(path):
         return path
     if not steps(path):
         raise ValueError(f"{path!r} holds no model: neither a config.json nor a checkpoint step-... of a run")
@@ -117,7 +117,7 @@ def load(
     """Load a model's folder, or the newest checkpoint in a run's out_dir -> params, ModelConfig (`load_folder`)."""
     folder = find(path)
     kind = family_to_open(folder, open_as)
-    if not os.path.exists(os.path.join(folder, huggingface.ADAPTER_CONFIG)):
+    if not huggingface.has_adapters(folder):
         return huggingface.load_folder(folder, dtype, kind, pack)
     from system import adapters  # a folder without them needs none of it
 
@@ -132,8 +132,7 @@ def family_to_open(folder: str, open_as: str | None) -> str | None:
     run = read_run(folder)
     if not run:
         return open_as
-    has_adapters = os.path.exists(os.path.join(folder, huggingface.ADAPTER_CONFIG))
-    return run.get("config", {}).get("open_as") or open_as if has_adapters else None
+    return run.get("config", {}).get("open_as") or open_as if huggingface.has_adapters(folder) else None
 
 
 def read_run(folder: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 Notice while it happens that a run of GRPO collapses, and say which key to change.
 
 A sign of collapse is one function and one line in SIGNS. It looks at the metrics of the iterations so far, as means
-over WINDOW of them, and compares the last of these means with the first or with the best one. The reward is compared
+over WINDOW of them, and compares the last of these means with the first one. The reward is compared with its best,
 over longer windows as well, because a small fall, or one of a rare success, takes long to be told from chance. A sign
 that holds for PATIENCE iterations is told once, with the iteration at which it began.
 """
@@ -35,7 +35,6 @@ class Curve(NamedTuple):
 
     first: float
     last: float
-    best: float  # the highest
     noise: float  # the standard error of one such mean
 
     def has_risen(self) -> bool:
@@ -59,7 +58,7 @@ def curve_of(values: list[float]) -> Curve | None:
     if len(known) < 2 * WINDOW:
         return None
     means = np.convolve(known, np.ones(WINDOW) / WINDOW, "valid")
-    return Curve(means[0], means[-1], means.max(), np.sqrt(wobble(known) / WINDOW))
+    return Curve(means[0], means[-1], np.sqrt(wobble(known) / WINDOW))
 
 
 def finite(values):

@@ -27,6 +27,10 @@ class Stored(NamedTuple):
     like: Any  # has its shape and dtype
     fetch: Callable[[], Any]  # returns its values; called once, when it is written
 
+    def fetched(self) -> "Stored":
+        """Fetch the values now, to be written later."""
+        return self._replace(fetch=functools.partial(np.asarray, self.fetch()))
+
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
@@ -105,8 +109,7 @@ def split_into_files(stem: str, tensors: list[Stored]) -> dict[str, Any]:
     mine: dict[str, Any] = {}
     for tensor, number, name in zip(tensors, numbers, names, strict=True):
         if n > 1:
-            x = tensor.fetch()  # every process takes part in every gather
-            tensor = tensor._replace(fetch=functools.partial(np.asarray, x))
+            tensor = tensor.fetched()  # every process takes part in every gather
         if number % n == me:
             mine.setdefault(name, []).append(tensor)
     index = {

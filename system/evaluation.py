@@ -3,7 +3,6 @@ Evaluate a policy: sample completions of held-out prompts and score them, and bo
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -27,11 +26,9 @@ class Keys(sections.Section):
                                             sections.POSITIVE_INT)  # fmt: skip
 
 
-def distinct_ngrams(completions, n=3):
-    """Return the fraction of n-grams of words in all completions that are different: near 0 if all are alike."""
-    grams = []
-    for text in completions:
-        grams += rules.ngrams(text, n)
+def distinct_ngrams(completions):
+    """Return the fraction of 3-grams of words in all completions that are different: near 0 if all are alike."""
+    grams = [gram for text in completions for gram in rules.ngrams(text, 3)]
     return len(set(grams)) / max(len(grams), 1)
 
 
@@ -40,28 +37,25 @@ def main_reward(fns, eval_only):
     return next(iter(eval_only or fns), None)
 
 
-def describe_metric(cfg: Any, fns: dict, eval_only: dict) -> str:
-    """Explain the metrics val/greedy and val/sampled in one line."""
-    name = main_reward(fns, eval_only)
-    if cfg.pass_at is None:
-        return f"val/greedy, val/sampled: the mean of {name}; with pass_at=1.0 the share of completions that earn 1"
-    return f"val/greedy, val/sampled: the share of completions that earn {cfg.pass_at:g} or more from {name}"
-
-
-def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = None) -> run_rewards.RewardFunctions:
-    """Make the rewards of a run, and say which one decides. otherwise: the rewards of a run that names none."""
+def reward_functions(cfg: Any, tok: Any, rows: list, otherwise: dict | None = None) -> tuple[dict, dict]:
+    """Make the rewards of a run, those to train on and those for evaluations only, and say which one decides.
+    otherwise: the rewards of a run that names none to train on."""
     fns, more = run_rewards.reward_functions(cfg, tok, rows)
     fns = fns or otherwise or {}
-    if fns or more:
-        tqdm.write(describe_metric(cfg, fns, more))
-    return run_rewards.RewardFunctions(fns, more)
+    if name := main_reward(fns, more):
+        what = f"the mean of {name}; with pass_at=1.0 the share of completions that earn 1"
+        if cfg.pass_at is not None:
+            what = f"the share of completions that earn {cfg.pass_at:g} or more from {name}"
+        tqdm.write(f"val/greedy, val/sampled: {what}")
+    return fns, more
 
 
 def denoising_animation(x, trace, length, cfg, tok):
     """List [text of a token, step, probability] for the first row of tokens x (B, T), up to and including its end.
 
     trace: step and logp (B, T) of the same; length: tokens of the completion before its end."""
-    first = (0, slice(cfg.max_prompt_len, cfg.max_prompt_len + length + 1))
+    start = cfg.max_prompt_len
+    first = 0, slice(start, start + length + 1)
     ids = np.asarray(x[first]).tolist()
     steps = np.asarray(trace["step"][first]).tolist()
     logp = np.asarray(trace["logp"][first])
@@ -72,19 +66,21 @@ def denoising_animation(x, trace, length, cfg, tok):
     return tokens
 
 
-def rate_metrics(name, scored, n, rewards_found, cfg):
+def rate_metrics(name, scored, n, fns, eval_only, cfg):
     """Average the main reward of n completions per prompt as val/`name`, with other metrics -> {metric: value}.
 
     name: greedy or sampled. Prompts on which the main reward has no opinion are left out."""
-    names = [*rewards_found.trained, *rewards_found.eval_only]
-    main = main_reward(*rewards_found)
+    names = [*fns, *eval_only]
+    main = main_reward(fns, eval_only)
     each = rewards.apply_pass_at(scored.parts[main].reshape(-1, n), cfg)
-    each = each[~np.isnan(each).all(1)]
+    has_opinion = ~np.isnan(each).all(1)
+    each = each[has_opinion]
     of_prompts = np.nanmean(each, 1) if len(each) else np.array([np.nan])
     metrics = {f"val/{name}": float(of_prompts.mean())}
     if len(each) > 1:
-        metrics[f"val/{name}_se"] = float(of_prompts.std(ddof=1) / len(each) ** 0.5)  # the standard error
-    if rewards_found.trained:
+        standard_error = of_prompts.std(ddof=1) / len(each) ** 0.5
+        metrics[f"val/{name}_se"] = float(standard_error)
+    if fns:
         metrics[f"val/{name}_reward"] = rewards.mean(scored.total)
     if len(names) > 1:
         metrics |= {f"val/{name}/{part}": rewards.mean(scored.parts[part]) for part in names}
@@ -131,7 +127,7 @@ def pass_rates(
             texts_of_row = scored.texts[i * n : (i + 1) * n]
             shown[name] = texts_of_row[0] if n == 1 else texts_of_row
         if fns or eval_only:
-            metrics |= rate_metrics(name, scored, n, run_rewards.RewardFunctions(fns, eval_only), cfg)
+            metrics |= rate_metrics(name, scored, n, fns, eval_only, cfg)
         metrics[f"val/{name}/tokens_per_pass"] = float(np.mean(fast))
         if n > 1 and fns:
             table = rewards.reward_table(scored.parts, cfg, fns).reshape(len(fns), -1, n)
@@ -154,10 +150,7 @@ def scoring_columns(row):
     return {"reference": row["completion"], "answer": row["completion"]} | columns
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "start"))
-def likelihood(params, batch, key, cfg, start):
-    """Compute `diffusion.likelihood`, compiled."""
-    return diffusion.likelihood(params, batch, key, cfg, start=start)
+likelihood = jax.jit(diffusion.likelihood, static_argnames=("cfg", "start"))
 
 
 def likelihoods(params: Any, held_out: texts.EncodedRows, shape: Any, cfg: Any):
@@ -166,7 +159,7 @@ def likelihoods(params: Any, held_out: texts.EncodedRows, shape: Any, cfg: Any):
     The masks of row i depend only on i, so models and texts are compared under the same ones."""
 
     def some(batch, keys):
-        return likelihood(params, batch, keys, shape, cfg.max_prompt_len)
+        return likelihood(params, batch, keys, shape, start=cfg.max_prompt_len)
 
     keys = sample.row_keys(jax.random.key(0), len(held_out.rows))
     arrays = held_out.take(slice(None))

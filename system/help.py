@@ -8,7 +8,6 @@ import inspect
 import os
 import re
 import sys
-import textwrap
 
 import config
 from model import ModelConfig
@@ -23,7 +22,7 @@ FIRST = ("objective out_dir init_from resume seed max_iters eval_interval eval_s
 def comments(cls: type) -> dict[str, str]:
     """Read the comments beside the fields of a dataclass, each on one line, from its source; {} if there is none."""
     try:
-        source = textwrap.dedent(inspect.getsource(cls))
+        source = inspect.getsource(cls)
     except (OSError, TypeError):
         return {}
     return dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.M))

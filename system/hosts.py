@@ -197,18 +197,6 @@ def barrier(name: str) -> None:
         client.wait_at_barrier(name, 600_000)
 
 
-def first_then_rest(name: str, make: Callable[[], Any]) -> Any:
-    """Return make() of this process: first process 0 calls it, then the others, which find the files that it made.
-
-    name: of the barrier in between; no other barrier may have it."""
-    if processes().rank:
-        barrier(name)
-        return make()
-    made = make()
-    barrier(name)
-    return made
-
-
 def local_shards(x: Any) -> dict[str, np.ndarray]:
     """Return the parts of an array that this process has to write -> {where it is, a range per side as in "0:4,8:16":
     part}. The place of a whole array, which process 0 writes, is ""; the others write nothing of it."""

@@ -138,6 +138,11 @@ def tensor_names(cfg: model.ModelConfig, kind: str | None = None) -> dict[str, s
     return FAMILIES[kind or family_of(cfg)].tensors
 
 
+def has_adapters(folder: str) -> bool:
+    """True if a folder holds adapters, not a whole model."""
+    return os.path.exists(os.path.join(folder, ADAPTER_CONFIG))
+
+
 class Place(NamedTuple):
     """A tensor in a file, and where its values are in our params."""
 
@@ -317,9 +322,9 @@ def read_ends(folder, named):
 
     named: the eos_token_id of config.json, one or a list; those of generation_config.json follow"""
     more = bpe.read_json(Path(folder, "generation_config.json")).get("eos_token_id")
-    lists = [ids if isinstance(ids, list) else [ids] for ids in (named, more)]
+    lists = (ids if isinstance(ids, list) else [ids] for ids in (named, more))
     ends = []
-    for i in [i for ids in lists for i in ids]:
+    for i in itertools.chain(*lists):
         if i is not None and i not in ends:
             ends.append(i)
     return {"eos_id": ends[0] if ends else None, "end_ids": tuple(ends[1:])}
@@ -341,7 +346,7 @@ def fit_tokenizer(folder: str, cfg: model.ModelConfig, tok: Tokenizer) -> model.
         from system import foreign
 
         foreign.say_mask(folder)
-    if not cfg.causal and tok.mask_id != cfg.mask_id:
+    elif tok.mask_id != cfg.mask_id:
         raise ValueError(
             f"{folder}: config.json says that the mask is id {cfg.mask_id}, and the tokenizer that "
             f"it is id {tok.mask_id}: one of the files belongs to another model"
@@ -437,10 +442,9 @@ def load_tensors(folder, files, places, shapes, dtype, described, pack=None):
         stored = pack and path[0] == "blocks" and pack(path[-1], shape, matrix, dtype)
         return stored or sharding.make_array(path[-1], shape, fetch)
 
-    places_of, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=is_shape)
-    read = {}
-    for path, shape in reversed(places_of):  # the blocks last: beside them there is no room for two embeddings
-        read[path] = leaf(path, shape)
+    places_of, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+    # The blocks last: beside them there is no room for two embeddings.
+    read = {path: leaf(path, shape) for path, shape in reversed(places_of)}
     return jax.tree.unflatten(tree, [read[path] for path, _ in places_of])
 
 
@@ -450,17 +454,13 @@ def read_part(x, first, places):
     return np.asarray(x[(slice(first + rows.start, first + rows.stop), *(slice(r.start, r.stop) for r in others))])
 
 
-def is_shape(x):
-    """True if x is a shape, a leaf of a tree of shapes."""
-    return isinstance(x, tuple)
-
-
 def check_names(problem, there, expected):
     """Raise ValueError, with some of the names, unless the tensors that are there are the expected ones."""
     if there == expected:
         return
-    lists = []
-    for names in (sorted(expected - there), sorted(there - expected)):
+
+    def some(names):
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        lists.append(", ".join(names[:4]) + more or "none")
-    raise ValueError(f"{problem}: missing tensors: {lists[0]}; unknown tensors: {lists[1]}")
+        return ", ".join(sorted(names)[:4]) + more or "none"
+
+    raise ValueError(f"{problem}: missing tensors: {some(expected - there)}; unknown tensors: {some(there - expected)}")

@@ -55,15 +55,11 @@ def copies_per_text(cfg):
     return config.n_views(cfg) if cfg.objective in ("grpo", "dpo") else config.copies(cfg)
 
 
-def is_scored_exactly(cfg):
-    """True if what drafts wrote is scored by a causal pass."""
-    return cfg.objective == "grpo" and cfg.rule == "drafts"
-
-
 def copy_columns(cfg):
     """Count the columns computed per noisy copy of a block model, next to the clean text. 0: not a block model."""
     block = getattr(cfg.model, "block_causal", None)
-    if not block or cfg.objective == "judge" or is_scored_exactly(cfg):
+    by_a_causal_pass = cfg.objective == "grpo" and cfg.rule == "drafts"
+    if not block or cfg.objective == "judge" or by_a_causal_pass:
         return 0
     return cfg.max_new_tokens + min(block - 1 + cfg.model.shift, cfg.max_prompt_len)
 
@@ -123,8 +119,7 @@ def weight_bytes(cfg):
 
         trained = adapters.count(cfg)
         params = adapters.base_bytes(m, config.pack_of(cfg), n, wide) + 4 * trained
-    has_reference = cfg.objective in ("grpo", "dpo") and cfg.kl_beta and not Keys.of(cfg).ref_offload
-    has_reference = has_reference and not config.has_frozen_base(cfg)
+    has_reference = config.has_reference(cfg) and not Keys.of(cfg).ref_offload
     has_sum = cfg.gradient_accumulation_steps > 1 or cfg.logp_chunk  # the sum of the parts so far, and the next part
     return {
         "params": params,
@@ -160,8 +155,8 @@ def expert_bytes(m, T, wide):
 def gathered_bytes(cfg):
     """Estimate the bytes of the gathered weights: the largest block or the head, and as many for the one before it."""
     m = cfg.model
-    Q, KV = m.n_head * m.head_dim, m.kv_heads * m.head_dim
-    block = 2 * m.d_model * (Q + KV) + 3 * m.d_model * mlp_widths(m).stored
+    heads = (m.n_head + m.kv_heads) * m.head_dim
+    block = m.d_model * (2 * heads + 3 * mlp_widths(m).stored)
     head = 0 if cfg.objective == "judge" else m.d_model * m.vocab_size
     return 2 * bytes_per_number(m) * max(block, head)
 

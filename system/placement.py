@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.lax import with_sharding_constraint as constrain  # a tree of arrays, PartitionSpecs of them all or one of each
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXES = "data", "fsdp", "tensor"
@@ -19,12 +20,11 @@ READS_D: Sides = ("fsdp", "tensor")  # a matrix (D, ...)
 WRITES_D: Sides = ("tensor", "fsdp")  # a matrix (..., D)
 SIDES: dict[str, Sides] = dict.fromkeys("q k v gate up head".split(), READS_D)
 SIDES |= dict.fromkeys("o down embed".split(), WRITES_D)
-ADAPTERS: dict[str, Sides] = {}
-for _name, (_first, _last) in SIDES.items():
-    ADAPTERS |= {f"{_name}_a": (_first, None), f"{_name}_b": (None, _last)}  # (I, rank), (rank, O)
+for _name, (_first, _last) in [*SIDES.items()]:
+    SIDES |= {f"{_name}_a": (_first, None), f"{_name}_b": (None, _last)}  # adapters (I, rank), (rank, O)
 for _name in ("gate", "up", "down"):
     SIDES |= {f"{kind}_{_name}": SIDES[_name] for kind in ("expert", "shared", "dense")}
-SIDES |= ADAPTERS | {f"{name}_bias": (None, "tensor") for name in "qkv"}
+SIDES |= {f"{name}_bias": (None, "tensor") for name in "qkv"}
 
 
 def make(sizes: tuple[int, int, int] | None, devices: list) -> Mesh:
@@ -87,11 +87,6 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 # ---- placement, inside and outside of compiled functions -------------------------------------------------------------
 
 
-def constrain(tree, where):
-    """Place a tree as the tree of PartitionSpecs `where` says."""
-    return jax.tree.map(jax.lax.with_sharding_constraint, tree, where)
-
-
 def shard(tree):
     """Split parameters, moments or gradients over the mesh."""
     return constrain(tree, specs(tree))
@@ -132,8 +127,7 @@ def shard_heads(*xs: jax.Array) -> tuple[jax.Array, ...]:
     if not in_use():
         return xs
     axis = tensor_axis(*(x.shape[2] for x in xs))
-    by_head = PartitionSpec(ROWS, None, axis)
-    return constrain(xs, (by_head,) * len(xs))
+    return constrain(xs, PartitionSpec(ROWS, None, axis))
 
 
 def tensor_axis(*sides):
@@ -165,11 +159,7 @@ def split_inside(fn: Callable, rows: tuple, gate: jax.Array, up: jax.Array, down
 
 def replicate(tree):
     """Place a tree whole on every device, inside a compiled function, so that every host can read its results."""
-
-    def everywhere(x):
-        return constrain(x, PartitionSpec())
-
-    return jax.tree.map(everywhere, tree)
+    return constrain(tree, PartitionSpec())
 
 
 def round_up(n):

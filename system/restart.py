@@ -6,7 +6,7 @@ from typing import Any
 
 import config
 from config import Config
-from system import checkpoint, collapse, hosts
+from system import checkpoint, collapse, fit, hosts
 
 RESTARTS = 3  # most times that on_collapse=restart begins anew
 
@@ -24,10 +24,9 @@ def leave(run: Any, state: Any, best: dict | None, signs: list[collapse.Collapse
     stays = config.reference_stays(cfg) and not config.has_frozen_base(cfg)
     if keys.get("kl_beta", cfg.kl_beta) and stays:
         keys["ref_from"] = cfg.ref_from or cfg.init_from
-    typed = " ".join(f"--{key}={config.as_typed(value)}" for key, value in keys.items())
     said = "; ".join(map(collapse.message, signs))
     text = f"step {state.step}: {said}. Saved {cfg.out_dir}/step-{state.step:06d}. "
-    text += f"To go on from the best checkpoint: {typed}"
+    text += f"To go on from the best checkpoint: {fit.flags(keys)}"
     too_often = cfg.out_dir.endswith(RESTARTS * "_again")
     if collapse.Keys.of(cfg).on_collapse == "stop" or too_often or hosts.processes().size > 1:
         return text, None

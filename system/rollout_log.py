@@ -15,18 +15,24 @@ import rewards
 from data import texts
 
 
-def stats(values, *names):
-    """Compute the statistics `names`, of mean, std, min and max -> {name: float}, nan if there are no values."""
-    if not len(values):
-        return dict.fromkeys(names, math.nan)
-    return {name: float(getattr(values, name)()) for name in names}
+def stats(values, metric, *names):
+    """Compute the statistics `names`, of mean, std, min and max -> {metric: float}, nan if there are no values.
+
+    metric: what each is called, with {} for its name"""
+    found = {}
+    for name in names:
+        value = getattr(values, name)() if len(values) else math.nan
+        found[metric.format(name)] = float(value)
+    return found
 
 
 def repetition(tokens, counts):
     """Return the share of 3-grams of tokens that occurred earlier in the same completion: tokens (B, T), counts (B, T)
     True on the tokens of the completion."""
     ids = tokens.astype(np.int64)
-    first, second, third = ids[:, :-2], ids[:, 1:-1], ids[:, 2:]
+    first = ids[:, :-2]
+    second = ids[:, 1:-1]
+    third = ids[:, 2:]
     three = (first << 40) + (second << 20) + third
     inside = counts[:, :-2] & counts[:, 1:-1] & counts[:, 2:]
     unequal = -1 - np.arange(three.shape[1])  # to all others
@@ -42,13 +48,9 @@ def length_metrics(rollout, cfg):
     length = rewards.written(tokens, completion, cfg.model.ends)
     ends = completion & np.isin(tokens, cfg.model.ends)
     ends = cfg.fill_in | ends.any(1)  # with fill_in the end of a text is given
-    lengths = {}
-    for how, value in stats(length, "mean", "min", "max").items():
-        lengths[f"{how}_length"] = value
+    lengths = stats(length, "{}_length", "mean", "min", "max")
     if ends.any():
-        finished = stats(length[ends], "mean", "min", "max")
-        for how, value in finished.items():
-            lengths[f"{how}_terminated_length"] = value
+        lengths |= stats(length[ends], "{}_terminated_length", "mean", "min", "max")
     lengths["terminated_frac"] = float(ends.mean())
     lengths["clipped_ratio"] = float(1 - ends.mean())
     lengths["repetition"] = repetition(tokens, np.asarray(rollout.counts))
@@ -60,7 +62,8 @@ def length_metrics(rollout, cfg):
 
 def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
     """Summarize the rewards, advantages (N, G) and completions of an iteration for the log, and its first group."""
-    total, size = rewards.total_rewards(scored.rewards, cfg), cfg.group_size
+    size = cfg.group_size
+    total = rewards.total_rewards(scored.rewards, cfg)
     known = total[~np.isnan(total)]
     within = grpo.moments(jnp.asarray(total), 1)
     spread = np.where(within.n > 1, within.std, np.nan)  # one completion has no spread
@@ -69,10 +72,7 @@ def describe(scored: Any, adv: Any, cfg: Any, tok: Any) -> dict[str, Any]:
     metrics = {
         "reward": rewards.mean(total),
         "reward_std": rewards.mean(spread),
-    }
-    for how, value in stats(known, "std", "min", "max").items():
-        metrics[f"reward/{how}"] = value
-    metrics |= {
+        **stats(known, "reward/{}", "std", "min", "max"),
         "frac_reward_zero_std": float((adv == 0).all(1).mean()),
         "adv/mean": float(adv.mean()),
         "adv/std": float(adv.std()),

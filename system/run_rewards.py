@@ -79,19 +79,20 @@ def try_rewards(cfg, fns, rows):
     row = next((row for row in rows if row.get("completion")), None)
     programs = {name for name, module in rewards.ELSEWHERE.items() if module == rewards.PROGRAMS}
     later = {*rewards.FROM_MODELS, *programs}
-    given = {"groups": [0], "token_ids": [[0]], "max_length": [cfg.max_new_tokens], "tokens_per_pass": [1.0]}
+    given = {"groups": [0], "token_ids": [[0]], "max_length": [cfg.max_new_tokens], "tokens_per_pass": [1.0],
+             "first_reward": [0.0]}  # fmt: skip
     for name, fn in fns.items() if row else ():
         if name in later:
             continue
-        columns = rewards.as_columns([row]) | given | {"first_reward": [0.0]}
+        columns = rewards.as_columns([row]) | given
         what = f"prompt {row['prompt'][:60]!r}, completion {row['completion'][:60]!r}"
         try:
             (earned,) = rewards.call_reward(name, fn, [row["prompt"]], [row["completion"]], columns)
         except ValueError as e:
-            needs = (fn.__doc__ or "").split(". ")[0].split("\n\n")[0]
-            meaning = f" ({' '.join(needs.split())})" if needs else ""
             if fn not in rewards.REWARDS.values():  # a user's function may look at the whole batch
                 continue
+            needs = (fn.__doc__ or "").split(". ")[0].split("\n\n")[0]
+            meaning = f" ({' '.join(needs.split())})" if needs else ""
             raise ValueError(
                 f"{cfg.dataset}/val: the reward {name!r}{meaning} cannot score its first row, {what}: "
                 f"{e.__cause__ or e}. If these rows are of another task than the recipe's, name rewards that fit them, "

@@ -300,10 +300,7 @@ def seconds_since(path: str) -> float:
         return float("inf")
 
 
-@functools.cache
-def say_once(text: str) -> None:
-    """Print a line, unless this process has printed it already."""
-    tqdm.write(text)
+say_once = functools.cache(tqdm.write)  # prints a line, unless this process has printed it already
 
 
 def draw(out_dir: str) -> None:
@@ -378,15 +375,19 @@ def first_and_last(cfg, rows):
     """Read the first and the last evaluation -> their rows (none if there is no evaluation), and {metric: their two
     values}, as texts. Rates of passing are in percent; without any, the metric is val/nelbo."""
     keys = dict.fromkeys(key for row in rows for key in row)
-    names = [key for key in keys if re.fullmatch("val/(greedy|sampled|pass@.*|pair_acc)", key)]
-    rated = [row for row in rows if (names or ["val/nelbo"])[0] in row]
-    in_range = names and all(row.get(k) is None or 0 <= row[k] <= 1 for row in rated for k in names)
+    rates = [key for key in keys if re.fullmatch("val/(greedy|sampled|pass@.*|pair_acc)", key)]
+    names = rates or ["val/nelbo"]
+    rated = [row for row in rows if names[0] in row]
+    in_range = rates and all(row.get(k) is None or 0 <= row[k] <= 1 for row in rated for k in rates)
     passes = cfg.pass_at is not None or all("pass_rate" in row for row in rows if "reward" in row)
-    form, ends = ".1%" if in_range and passes else ".3f", [*rated[:1], *rated[-1:]]
-    values = {name: [row.get(name) for row in ends] for name in names or ["val/nelbo"] if rated}
-    return ends, {
-        name: ["no opinion" if x is None else format(x, form) for x in both] for name, both in values.items()
-    }
+    ends = [*rated[:1], *rated[-1:]]
+
+    def text(x):
+        if x is None:
+            return "no opinion"
+        return format(x, ".1%" if in_range and passes else ".3f")
+
+    return ends, {name: [text(row.get(name)) for row in ends] for name in names if ends}
 
 
 def result(cfg: Config, rows: list[dict]) -> str:

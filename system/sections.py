@@ -79,14 +79,20 @@ def check_value(field, value):
         raise ValueError(f"{field.name}={value!r} must be {check.expected}")
 
 
+def check_fields(cfg: Any) -> None:
+    """Raise a ValueError if a field of a dataclass of keys has not its annotated type, or a value that its declaration
+    does not allow."""
+    settings.check_types(cfg)
+    for field in dataclasses.fields(cfg):
+        check_value(field, getattr(cfg, field.name))
+
+
 @dataclasses.dataclass(frozen=True)
 class Section:
     """The keys of a file, declared in its class Keys."""
 
     def __post_init__(self):
-        settings.check_types(self)
-        for field in dataclasses.fields(self):
-            check_value(field, getattr(self, field.name))
+        check_fields(self)
 
     @classmethod
     def of(cls, cfg: Any) -> Self:
@@ -240,11 +246,6 @@ def named_by_use(names: Iterable[str]) -> list[str]:
     return names
 
 
-def as_tuple(value: Any) -> tuple:
-    """Return a tuple as it is, and another value as a tuple of one."""
-    return value if isinstance(value, tuple) else (value,)
-
-
 class Flat(type):
     """The class of settings that take the keys of sections as they take their own, and put them into `use`."""
 
@@ -254,9 +255,10 @@ class Flat(type):
         if twice := cls.__dataclass_fields__.keys() & declared_keys().keys():
             raise ValueError(f"{declared_keys()[min(twice)].module}: there is a key {min(twice)} elsewhere: rename it")
         declared = [name for name, found in declared_keys().items() if found.kind == cls.kind and name in keys]
-        names = [name for name in as_tuple(keys.get("use", ())) if isinstance(name, str)]
-        use = tuple(section for section in as_tuple(keys.get("use", ())) if not isinstance(section, str))
-        use = with_sections(use, named_by_use(names), cls.kind)
+        given = keys.get("use", ())
+        given = given if isinstance(given, tuple) else (given,)
+        names = named_by_use(name for name in given if isinstance(name, str))
+        use = with_sections(tuple(section for section in given if not isinstance(section, str)), names, cls.kind)
         keys["use"] = with_values(use, {name: keys.pop(name) for name in declared}, cls.kind)
         return super().__call__(*args, **keys)
 

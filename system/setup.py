@@ -51,7 +51,7 @@ def new_state(params, cfg, tx, reference=True):
 
     moments = () if cfg.eval_only else tx.init(params)
     average = copy("float32") if cfg.ema_decay is not None else None
-    own = reference and start.has_reference(cfg)
+    own = reference and config.has_reference(cfg)
     return rl.State(0, params, moments, average, copy(start.reference_dtype(cfg)) if own else None)
 
 
@@ -90,7 +90,7 @@ def setup(cfg, claims, train):
     tx, rate = rl.optimizer(cfg)
     params, base = sharding.shard(rl.split(task.init(jax.random.fold_in(key, 0)), jax.random.fold_in(key, 3), cfg))
     run, resuming = checkpoint.read_run(resumed) if resumed else {}, resumed and not cfg.eval_only
-    other = start.load_reference(cfg) if start.has_reference(cfg) and cfg.ref_from and not resuming else None
+    other = start.load_reference(cfg) if config.has_reference(cfg) and cfg.ref_from and not resuming else None
 
     def create(params):
         rest = jax.jit(lambda params: sharding.shard(new_state(params, cfg, tx, not other)[2:]))(params)
@@ -106,7 +106,7 @@ def setup(cfg, claims, train):
         state, run = resume.restore(resumed, state)
     elif resumed:
         state = state._replace(step=checkpoint.step_in_name(resumed))
-    if memory.Keys.of(cfg).ref_offload and start.has_reference(cfg):
+    if memory.Keys.of(cfg).ref_offload and config.has_reference(cfg):
         state = state._replace(reference=sharding.to_host(state.reference))
     best = run["best"] if resuming else None
     passed = run.get("finished") and best and cfg.stop_at is not None and best["score"] > cfg.stop_at
@@ -131,5 +131,3 @@ def save_and_explain(run, state, best, where, error):
     checkpoint.save_run(run.cfg, state, run.tok, best, finished=False)
     return ValueError(f"{where}: {error}. Saved {run.cfg.out_dir}/step-{state.step:06d}; mend it and continue with "
                       "--resume=True")  # fmt: skip
-
-

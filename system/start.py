@@ -31,8 +31,10 @@ class Prepared(NamedTuple):
 def prepare(cfg: Config, train: Callable) -> Prepared:
     """Find and open the model that a run starts from, and refuse what cannot work. train(cfg): trains a base first, if
     there is none."""
-    if hosts.processes().size > 1:
-        hosts.first_then_rest(f"the data of {cfg.out_dir}", lambda: texts.split_rows(cfg, "val"))
+    n, rank = hosts.processes()
+    if n > 1 and not rank:
+        texts.split_rows(cfg, "val")  # makes the files of the data set, which the others then find
+    hosts.barrier(f"the data of {cfg.out_dir}")
     check(cfg)
     return checkpoint.retry_if_deleted(lambda: find_sources(cfg, train), open_sources)
 
@@ -206,12 +208,6 @@ def with_ids(shape: ModelConfig, tok: data.Tokenizer) -> ModelConfig:
 def reference_dtype(cfg: Config) -> str:
     """Return the dtype of the reference: the model's; float32 if it moves, as 16 bits would lose its small steps."""
     return cfg.model.dtype if config.reference_stays(cfg) else "float32"
-
-
-def has_reference(cfg: Config) -> bool:
-    """True if the State of a run has a reference: grpo or dpo with a kl_beta. With LoRA the base is used instead."""
-    compares = cfg.objective in ("grpo", "dpo") and cfg.kl_beta > 0
-    return compares and not config.has_frozen_base(cfg) and not cfg.eval_only
 
 
 def load_reference(cfg: Config) -> dict:

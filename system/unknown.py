@@ -12,16 +12,17 @@ import traceback
 import types
 import typing
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
-FILE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "config", "elsewhere.txt")
+FILE = Path(__file__).parents[1] / "config/elsewhere.txt"
 
 
 @functools.cache
 def foreign_keys():
     """Read config/elsewhere.txt: [[key of another program, "=" or "-", our key or why there is none], ...]."""
-    with open(FILE) as file:
-        return [line.split(maxsplit=2) for line in file.read().splitlines() if line.strip() and line[0] != "#"]
+    lines = FILE.read_text().splitlines()
+    return [line.split(maxsplit=2) for line in lines if line.strip() and line[0] != "#"]
 
 
 def value(name: str, value: object, choices: Collection) -> str:

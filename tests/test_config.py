@@ -343,6 +343,7 @@ def test_exactly_one_config_file_is_required(file):
 @pytest.mark.parametrize("words, cure", [("--n_layer 3", "--n_layer=3"), ("--lr_end -1e-3", "--lr_end=-1e-3"),
                                          ("-max_iters=3", "--max_iters=3"), ("max_iters=3", "--max_iters=3"),
                                          ("--tempered", "--tempered=True"),
+                                         ("--model.causal_text", "--model.causal_text=True"),
                                          ("--seed --resume=True", "--seed=value")])
 def test_a_value_without_an_equals_sign_is_reported_with_the_right_spelling(file, words, cure):
     for argv in ([file, *words.split()], [*words.split(), file]):

@@ -23,7 +23,7 @@ import diffusion
 import model
 import sample
 import train
-from system import adapters, checkpoint, cost, disk, families, huggingface, memory, placement, runs, sharding
+from system import adapters, checkpoint, cost, disk, families, huggingface, memory, placement, runs, sections, sharding
 from system.adapt import adapt
 from system.start import prepare
 from tools import complete, plan
@@ -41,7 +41,7 @@ SIGMOID = dict(routing="sigmoid", norm_routing=True, routing_scale=2.5, expert_g
 def changed(cfg, **values):
     """A copy with these values, of the ModelConfig or of its experts."""
     own = {name: values.pop(name) for name in [*values] if name in model.ModelConfig.__dataclass_fields__}
-    return dataclasses.replace(cfg, **own, use=config.with_values(cfg.use, values, "Shape"))
+    return dataclasses.replace(cfg, **own, use=sections.with_values(cfg.use, values, "Shape"))
 
 
 QWEN3 = changed(SMALL, causal=True, shift=True, d_head=16, norm_routing=True, mask_id=40)

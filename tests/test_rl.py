@@ -1144,8 +1144,8 @@ def test_the_gradient_of_a_sample_of_steps_is_that_of_all_of_them_on_average(lev
 def test_held_out_texts_are_scored_no_more_at_a_time_than_a_step_has(place, tmp_path, monkeypatch, objective, size,
                                                                      changes):  # fmt: skip
     sizes, whole, score = set(), evaluation.likelihood, judge.rate
-    monkeypatch.setattr(evaluation, "likelihood", lambda params, batch, *rest: (
-        sizes.add(len(batch.tokens)) or whole(params, batch, *rest)))  # fmt: skip
+    monkeypatch.setattr(evaluation, "likelihood", lambda params, batch, *rest, **more: (
+        sizes.add(len(batch.tokens)) or whole(params, batch, *rest, **more)))  # fmt: skip
     monkeypatch.setattr(judge, "rate", functools.wraps(score)(lambda params, tokens, *rest, **more: (
         sizes.add(len(tokens)) or score(params, tokens, *rest, **more))))  # fmt: skip
     cfg = config.Config(**SECONDS | dict(eval_size=7, objective=objective) | changes, dataset=str(place),
