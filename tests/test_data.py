@@ -29,6 +29,7 @@ from data.sudoku import prepare as sudoku
 from data.sudoku_grid import prepare as sudoku_grid
 from data.text import prepare as text
 from data.words import prepare as words
+from judges import rules
 from rewards import REWARDS
 from variants import curriculum
 
@@ -803,22 +804,22 @@ def test_sudoku_is_split_by_solution_grid():
 def test_every_sudoku_has_exactly_one_solution():
     levels = collections.Counter()
     for row in random.Random(0).sample(build("sudoku", 20)["train"], 300) + build("sudoku", 20)["val"][:100]:
-        found = list(sudoku.solutions([int(c) for c in row["prompt"].rstrip(":").replace(".", "0")], 4))
+        found = list(rules.solutions([int(c) for c in row["prompt"].rstrip(":").replace(".", "0")]))
         assert ["".join(map(str, grid)) for grid in found] == [row["completion"]]
         assert row["difficulty"] == row["prompt"].count(".") and len(row["prompt"]) == 17
         levels[row["difficulty"]] += 1
     assert sorted(levels) == list(range(4, 13))
 
 
-def test_sudoku_check_wants_a_whole_grid_that_keeps_the_given_cells():
+def test_sudoku_all_wants_a_whole_grid_that_keeps_the_given_cells():
     row = build("sudoku", 20)["val"][0]
     prompt, grid = row["prompt"], row["completion"]
-    assert sudoku.check(**row)
+    assert rules.sudoku_all(grid, prompt)
     other = grid.translate(str.maketrans("1234", "2341"))  # a valid grid, but not of this puzzle
-    assert sudoku.check("." * 16 + ":", other)
+    assert rules.sudoku_all(other, "." * 16 + ":")
     for wrong in other, grid[:-1], grid + "1", grid[:-1] + "5", "", "1" * 16, grid.replace("1", "١"), "1234" * 4:
-        assert not sudoku.check(prompt, wrong)
-    assert not sudoku.check("." * 16 + ":", "1234" * 4)
+        assert not rules.sudoku_all(wrong, prompt)
+    assert not rules.sudoku_all("1234" * 4, "." * 16 + ":")
 
 
 def test_a_grid_to_be_filled_in_place_has_a_mask_for_each_empty_cell_and_is_judged():
@@ -837,8 +838,8 @@ def test_9x9_sudoku_has_one_solution_and_a_technique():
     assert not {row["completion"] for row in rows} & {row["completion"] for row in splits["val"]}
     for row in [max(rows, key=lambda row: row["difficulty"]), *rows[:8]]:
         cells = [int(c) for c in row["prompt"].rstrip(":").replace(".", "0")]
-        assert ["".join(map(str, grid)) for grid in sudoku.solutions(cells, 9)] == [row["completion"]]
-        assert sudoku.check(**row) and row["technique"] in ("naked", "hidden", "search")
+        assert ["".join(map(str, grid)) for grid in rules.solutions(cells)] == [row["completion"]]
+        assert rules.sudoku_all(row["completion"], row["prompt"]) and row["technique"] in ("naked", "hidden", "search")
         assert row["difficulty"] == cells.count(0)
     assert sudoku.technique([0] + [int(c) for c in rows[0]["completion"][1:]]) == "naked"
     assert sudoku.technique([0] * 81) == "search"
