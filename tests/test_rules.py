@@ -146,6 +146,7 @@ def test_math_knows_the_answers_of_gsm8k():
     ("79-44+15,", 1), ("44-15=29=29,79-29=50", 0.1), ("79-44+15=", 0.1), ("79/0", 0.1), ("<answer>none</answer>", 0.1),
     ("79-44+15 I am sure", 0), ("", 0), ("none", 0), ("9**9**9", 0.1), ("79//44", 0.1), ("<answer></answer>", 0),
     (",", 0),
+    ("44/0=15,79-29=50", 0.1), ("44-44=0,79-29=50", 0.1), ("9**9=387420489,1+1=2", 0.1), ("44-15=29," * 100_000, 0),
     ("79-(44-15", 0), ("__import__('os')", 0), ("79-44+15 if 1 else 2", 0), ("(79,44)", 0)])
 def test_countdown_wants_every_number_once_every_equation_true_and_the_target(text, worth):
     assert formats.countdown(text, [79, 44, 15], 50) == worth

@@ -4,7 +4,8 @@ two of the numbers that are left and puts back the result, until only the target
 
     {"prompt": "5,3,7=26:", "completion": "7*3=21,21+5=26", "numbers": [5, 3, 7], "target": 26, "difficulty": 1}
 
-The rule is strict (`check`): every number is used exactly once, every equation is true, the last one has the target.
+The rule is that of the reward `countdown`: every number is used exactly once, every equation is true, the last one has
+the target.
 
     difficulty                 1*        2         3        4         5         6         7
     numbers              3 to 20    3 to 9   3 to 20  3 to 99    4 to 9   4 to 20   4 to 99
@@ -44,6 +45,10 @@ import re
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from data import making
+from judges import formats
+
 # Numbers, their largest, the * and / allowed in the plainest solution; for difficulty 1, 2, ...
 TIERS = (3, 20, 0), (3, 9, 2), (3, 20, 2), (3, 99, 2), (4, 9, 3), (4, 20, 3), (4, 99, 3)
 COMPLETE = 2  # this many tiers are complete; the others have PAIRS pairs (set of numbers, target), PER_SET per set
@@ -52,27 +57,6 @@ VAL = 0.05
 ANSWERED = 600  # puzzles of `few`
 LARGE, PAIRS_OF_ANSWERS, FEW, ASKED = "hundred", "pairs", "few", "asked"  # folders beside this file
 TARGET, RESULT = 99, 999  # the largest: so rows are short
-NUMBER = r"(-?(?:0|[1-9][0-9]{0,8}))"  # 9 digits at most: their product costs nothing
-STEP = re.compile(rf"{NUMBER}([+\-*/]){NUMBER}={NUMBER}")
-
-
-def check(prompt, completion, numbers, target, **_):
-    """True if the completion reaches the target by the strict rule. It is parsed, never evaluated."""
-    left, steps = list(numbers), completion.split(",")
-    if len(steps) != len(left) - 1:
-        return False
-    for step in map(STEP.fullmatch, steps):
-        if step is None:
-            return False
-        a, b, c = (int(step[i]) for i in (1, 3, 4))
-        for n in (a, b):
-            if n not in left:
-                return False
-            left.remove(n)
-        left.append(c)
-        if not {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b != 0 and a == b * c}[step[2]]:
-            return False
-    return left == [target]
 
 
 @functools.lru_cache(maxsize=200_000)
@@ -124,7 +108,7 @@ def spoiled(rng, right):
         number = rng.choice(re.findall(r"\d+", right["completion"]))
         other = str(max(int(number) + rng.choice((-10, -2, -1, 1, 2, 10)), 0))
         wrong = re.sub(rf"\b{number}\b", other, right["completion"])
-        if not check("", wrong, right["numbers"], right["target"]):
+        if formats.countdown(wrong, right["numbers"], right["target"]) < 1:
             return wrong
 
 
@@ -209,6 +193,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from data import making
     main()
