@@ -283,7 +283,7 @@ def pack(run: Any, state: Any, one: Iteration, name: str) -> dict[str, Any]:
         "kind": kind_of(cfg),
         "keys": {key: value for key, value in config.flatten(cfg).items() if key not in PATHS},
         "functions": describe_functions(cfg, one.reward_fns),
-        "reward_weights": cfg.reward_weights or (1.0,) * len(cfg.rewards),
+        "reward_weights": rewards.weights_of(cfg, cfg.rewards),
         "columns": one.found.rollout.tokens.shape[1],
         "passes": one.found.rollout.passes.mean(),
         "advantages": one.advantages,

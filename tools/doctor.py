@@ -220,15 +220,6 @@ def search(reader: Reader, stated: ModelConfig, masks: list[int]) -> ModelConfig
 # ---- what is said ----------------------------------------------------------------------------------------------------
 
 
-def describe_attention(cfg: ModelConfig) -> str:
-    """Say who sees whom."""
-    if cfg.causal:
-        return "causal"
-    if block_of(cfg) is None:
-        return "bidirectional"
-    return f"blocks of {block_of(cfg)}" + (", finished text causal" if hasattr(cfg, "causal_text") else "")
-
-
 def value(cfg: ModelConfig, field: str, tok: Any) -> str:
     """Say what a reading has in one of FIELDS."""
     if field == "mask_id":
@@ -237,7 +228,9 @@ def value(cfg: ModelConfig, field: str, tok: Any) -> str:
         return "none" if cfg.causal else f"{word}, id {cfg.mask_id}"
     if field == "shift":
         return "yes" if cfg.shift else "no"
-    return describe_attention(cfg)
+    if cfg.causal or block_of(cfg) is None:
+        return "causal" if cfg.causal else "bidirectional"
+    return f"blocks of {block_of(cfg)}" + (", finished text causal" if hasattr(cfg, "causal_text") else "")
 
 
 def sources(folder: str, cfg: ModelConfig, kind: str, asked: str | None) -> dict[str, str]:
@@ -245,11 +238,10 @@ def sources(folder: str, cfg: ModelConfig, kind: str, asked: str | None) -> dict
     theirs = disk.read_json(os.path.join(folder, "config.json"))
     family = huggingface.FAMILIES[kind]
     block_key = family.keys.get("block_causal", "")
-    found = {"family": "--open_as" if asked else "config.json: model_type", "shift": f"family {kind}"}
-    found["mask_id"] = "config.json: mask_token_id" if theirs.get("mask_token_id") is not None else "the tokenizer"
-    if cfg.causal:
-        found["mask_id"] = f"family {kind}"
-    found["attention"] = f"family {kind}"
+    found = dict.fromkeys(FIELDS, f"family {kind}")
+    found["family"] = "--open_as" if asked else "config.json: model_type"
+    if not cfg.causal:
+        found["mask_id"] = "the tokenizer" if theirs.get("mask_token_id") is None else "config.json: mask_token_id"
     if block_of(cfg) and theirs.get(block_key) is not None:
         found["attention"] = f"config.json: {block_key}"
     elif block_of(cfg) and block_of(cfg) != family.fields.get("block_causal"):
